@@ -1,0 +1,118 @@
+"""The plain records that travel through the house: a case, its evidence, its figures, its verdict. No torch."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Mode(StrEnum):
+    """What of a workload is run: outputs only, outputs and every gradient, or a training loop."""
+
+    FORWARD = "forward"
+    BACKWARD = "backward"
+    TRAIN = "train"
+
+
+class Verdict(StrEnum):
+    """What was found out about a case."""
+
+    PASS = "pass"  # noqa: S105 - a verdict, not a password
+    FAIL = "fail"
+    ERROR = "error"
+    CRASH = "crash"
+    HANG = "hang"
+    DEVICE_LOST = "device-lost"
+    UNSUPPORTED = "unsupported"
+    UNAVAILABLE = "unavailable"
+    XFAIL = "xfail"
+    XPASS = "xpass"
+    WAIVED = "waived"
+
+    @property
+    def executed(self) -> bool:
+        """Whether the technique was run at all."""
+        return self not in {Verdict.UNSUPPORTED, Verdict.UNAVAILABLE}
+
+    @property
+    def green(self) -> bool:
+        """Whether a run may be called successful with this verdict in it."""
+        return self in {Verdict.PASS, Verdict.XFAIL, Verdict.WAIVED, Verdict.UNSUPPORTED, Verdict.UNAVAILABLE}
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One cell of the matrix: technique x workload x device x dtype x mode.
+
+    Attributes:
+        technique: Name of a technique's variant, such as ``compile-static``.
+        workload: Name of a workload, such as ``mlp``.
+        device: Name of a device, such as ``cpu`` or ``xla``.
+        dtype: Storage dtype of parameters and inputs, as torch spells it without its prefix: ``float32``.
+        mode: What of the workload is run.
+        level: The lowest level (1 smoke, 2 standard, 3 full, 4 soak) at which the case runs.
+    """
+
+    technique: str
+    workload: str
+    device: str
+    dtype: str
+    mode: Mode
+    level: int
+
+    @property
+    def id(self) -> str:
+        """The stable name of the case, the same on every machine."""
+        return f"{self.technique}/{self.workload}/{self.device}/{self.dtype}/{self.mode}"
+
+    @property
+    def seed(self) -> int:
+        """Seed of the parameters and inputs: of the workload alone, so that all techniques share one oracle."""
+        return stable_seed(self.workload)
+
+
+def stable_seed(name: str) -> int:
+    """A 31-bit seed that depends on `name` alone, on every machine and Python (``hash`` does not)."""
+    return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=4).digest()) >> 1
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """One observation that shows whether a technique really ran.
+
+    Attributes:
+        claim: What should be seen, such as ``compiled regions entered >= 1``.
+        observed: What was seen: a number or a short text.
+        engaged: Whether the observation supports the claim.
+    """
+
+    claim: str
+    observed: int | float | str
+    engaged: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """One tensor of a candidate seen through one view.
+
+    Attributes:
+        path: Name of the tensor in the result, such as ``out[1]['hidden']`` or ``grad:fc1.weight``.
+        view: Name of the view, such as ``row``.
+        measured: The candidate's error in this view (dimensionless, unless the view says otherwise).
+        allowed: The budget; a gating view fails when ``measured > allowed``.
+        where: Index of the worst place, such as ``[3, :]``; empty where the view has none.
+        gates: Whether this view may fail a case by itself.
+    """
+
+    path: str
+    view: str
+    measured: float
+    allowed: float
+    where: str
+    gates: bool
+
+    @property
+    def within(self) -> bool:
+        """Whether the figure is inside its budget; NaN never is."""
+        return self.measured <= self.allowed

@@ -1,0 +1,161 @@
+"""What every device knows about itself. Importable without torch: nox and the probe's parent read it."""
+
+from __future__ import annotations
+
+import os
+from abc import ABC, abstractmethod
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from accelcheck.capability import SUPPORTED, Capability
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    import torch
+
+
+@dataclass(frozen=True, slots=True)
+class Fingerprint:
+    """What identifies a device for baselines and reports. Plain text and numbers, so that it travels as JSON.
+
+    Attributes:
+        device: The device's name.
+        chip: The processor's name, such as ``NVIDIA H200`` or a CPU's model name.
+        count: How many of them this process may use.
+        memory: Bytes of device memory of one chip; 0 where the device does not say.
+        driver: Driver version; empty where there is none.
+        runtime: Runtime and its version, such as ``CUDA 13.0``, ``HIP 7.2``, ``PJRT CPU``.
+        versions: Version by package name: torch and the libraries that change results.
+        environment: The variables set here that change behaviour, by name.
+    """
+
+    device: str
+    chip: str
+    count: int
+    memory: int = 0
+    driver: str = ""
+    runtime: str = ""
+    versions: Mapping[str, str] = field(default_factory=dict)
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+    def as_json(self) -> dict[str, Any]:
+        """The record as JSON-ready values."""
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """What the probe found out about one device: whether it runs here, and what it is.
+
+    Attributes:
+        device: The device's name.
+        capability: ``ok``, or why the device cannot be used.
+        fingerprint: Present when it can be used.
+    """
+
+    device: str
+    capability: Capability
+    fingerprint: Fingerprint | None = None
+
+    @property
+    def present(self) -> bool:
+        """Whether cases can run on it."""
+        return self.capability.ok
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """Device memory in bytes, or the reason why it is not known (never a 0 that means unknown)."""
+
+    allocated: int | None
+    peak: int | None
+    reason: str = ""
+
+
+class Device(ABC):
+    """A backend under test. One file a device; `accelcheck.devices` finds it by its `DEVICES`.
+
+    The methods fall in three groups. `detect` reads the host alone and imports nothing. `fingerprint` runs in the
+    probe's child process. Everything else runs in the process that executes cases, where torch is imported.
+    """
+
+    name: ClassVar[str]
+    """The word for it on the command line."""
+    type: str
+    """Its `torch.device` type; a ROCm build's is ``cuda``."""
+    dtypes: frozenset[str] = frozenset({"float32"})
+    """Storage dtypes it declares to compute in. Declared and failing is a failure, never a skip."""
+    features: frozenset[str] = frozenset()
+    """What it declares besides: ``float64``, ``strided`` (tensors have strides), ``inductor``, ``cuda-graphs``,
+    ``autocast-bfloat16``, ``autocast-float16``, ``memory-statistics``, ``quantized-engine`` (torch.ao's int8 kernels)."""
+    variables: ClassVar[tuple[str, ...]] = ()
+    """Environment variables that change its results or its speed; those set are part of the fingerprint."""
+
+    def detect(self) -> Capability:
+        """Whether the hardware and the packages are here, from the host alone: nothing imported, nothing taken."""
+        return SUPPORTED
+
+    @abstractmethod
+    def fingerprint(self) -> Fingerprint:
+        """What it is. Called in a child process; raises what the backend raises when it cannot be used."""
+
+    def usable(self) -> Capability:
+        """Called in the child after the imports: whether this torch build can use it, without taking the hardware."""
+        return SUPPORTED
+
+    def open(self) -> None:
+        """Import what the device needs, once, before its first case in a process."""
+        return
+
+    @abstractmethod
+    def torch_device(self) -> torch.device:
+        """The device to put tensors on."""
+
+    @abstractmethod
+    def synchronize(self) -> None:
+        """Return when all work handed to the device is done; on a lazy device, hand it over first."""
+
+    def seed(self, seed: int) -> None:
+        """Seed every generator that a case may draw from."""
+        import torch
+
+        torch.manual_seed(seed)
+
+    def memory(self) -> Memory:
+        """Memory held by tensors now, and the peak since `reset_memory`."""
+        return Memory(None, None, f"{self.name} offers no memory statistics")
+
+    def reset_memory(self) -> None:
+        """Begin a new peak."""
+        return
+
+    @contextmanager
+    def strict_float32(self) -> Iterator[None]:
+        """Within it, FP32 means FP32: TF32, bf16 and reduced-precision reductions are off. Restores what it found."""
+        from accelcheck.devices.strict import strict_matmul
+
+        with strict_matmul():
+            yield
+
+    def float32_error(self) -> float:
+        """Relative error of an FP32 matmul that TF32 and bf16 cannot do exactly: the number that shows strictness.
+
+        0 for true FP32; 2**-11 or so for TF32, 2**-9 for bf16. See `accelcheck.devices.strict`.
+        """
+        from accelcheck.devices.strict import matmul_error
+
+        return matmul_error(self.torch_device())
+
+    def fallbacks(self) -> Mapping[str, int]:
+        """Operators that the backend silently ran on the CPU since `reset_fallbacks`, by name; empty if none are known."""
+        return {}
+
+    def reset_fallbacks(self) -> None:
+        """Begin a new count."""
+        return
+
+    def environment(self) -> dict[str, str]:
+        """The variables of `variables` that are set."""
+        return {name: os.environ[name] for name in self.variables if name in os.environ}

@@ -1,0 +1,103 @@
+"""A technique: one acceleration variant, what it promises, where it runs, how it is applied, what shows that it ran."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from accelcheck.capability import SUPPORTED, Capability, Code, unsupported
+from accelcheck.case import Evidence, Mode
+from accelcheck.techniques.observe import OperatorLog
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from torch import nn
+
+    from accelcheck.devices.base import Device
+    from accelcheck.techniques.observe import Log
+    from accelcheck.workloads.base import Program, Result, Workload
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a technique produced on the device, and the proof that it was the technique that did."""
+
+    result: Result
+    evidence: Sequence[Evidence]
+
+
+class Technique:
+    """One acceleration variant. One file a family; each lists its `TECHNIQUES`.
+
+    A subclass overrides `prepare` (change the program: wrap the call, set a context, recast inputs), `evidence`
+    (what shows that it engaged) and, where the defaults do not fit, the rest. One instance serves all cases and keeps
+    no state between them.
+    """
+
+    name: str
+    """Its word on the command line and in case ids."""
+    family: str
+    """The family that tables group it under."""
+    promise: str
+    """One sentence: what it promises."""
+    source: str
+    """Where that promise is made: an address."""
+    level: int = 1
+    """1 cheap, 2 slow, 3 very slow (long compilation): added to the workload's level, less one."""
+    dtypes: Sequence[str] = ("float32",)
+    """Storage dtypes of parameters and inputs that it is tried with."""
+    modes: frozenset[Mode] = frozenset(Mode)
+    requires: frozenset[str] = frozenset()
+    """Traits that a workload must have for the pair to mean anything."""
+    excludes: frozenset[str] = frozenset()
+    """Traits that a workload must not have, where the technique does not promise to handle them."""
+    warmups: int = 0
+    """Runs before the judged one, each with other inputs, so that what is judged is the steady state and no cache of
+    results can serve it. With `resizing` each has other sizes too."""
+    resizing: bool = False
+    keeps_strides: bool = True
+    """Whether outputs have the strides that eager gives them."""
+    watch: ClassVar[type[Log]] = OperatorLog
+    """How the judged run is observed: `OperatorLog` (every dispatched operator) or `ProfilerLog` (for compiled code)."""
+
+    def capability(self, device: Device) -> Capability:
+        """Whether it exists on `device`: from declared features and installed packages, without running anything slow."""
+        del device
+        return SUPPORTED
+
+    def accepts(self, workload: Workload) -> bool:
+        """Whether the pair means anything. By default: modes overlap, required traits there, excluded ones not."""
+        return self.requires <= workload.traits and not self.excludes & workload.traits
+
+    def precision(self, dtype: str) -> str:
+        """Arithmetic precision it promises for a storage dtype: a key of `accelcheck.verify.precision.UNIT_ROUNDOFF`."""
+        return dtype
+
+    def emulate(self, module: nn.Module) -> nn.Module:
+        """The module that the FP64 oracle runs: itself, or (quantization) one that emulates the scheme."""
+        return module
+
+    @property
+    def oracle(self) -> str:
+        """Name of the oracle: techniques with the same name share it. Override together with `emulate`."""
+        return "float64"
+
+    def prepare(self, program: Program, mode: Mode, device: Device) -> None:
+        """Change the program in place so that its next run uses the technique."""
+        raise NotImplementedError(f"{type(self).__name__}.prepare: apply the technique to the program")
+
+    def evidence(self, program: Program, log: Log, mode: Mode, device: Device) -> Iterable[Evidence]:
+        """What was seen of the judged run that shows whether the technique engaged; at least one observation."""
+        raise NotImplementedError(f"{type(self).__name__}.evidence: say what shows that the technique ran")
+
+    def finish(self) -> None:
+        """Undo global effects after a case, also after a failed one: reset compiler caches and the like."""
+        return
+
+    def needs(self, device: Device, *features: str) -> Capability:
+        """`SUPPORTED` if the device declares all `features`, else unsupported with the first that is missing."""
+        for feature in features:
+            if feature not in device.features:
+                return unsupported(Code.NO_FEATURE, f"{device.name} does not declare {feature}")
+        return SUPPORTED

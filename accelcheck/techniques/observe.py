@@ -1,0 +1,131 @@
+"""How a run is watched: every operator that is dispatched, or what the profiler saw of compiled code."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol, Self
+
+import torch
+from torch import Tensor
+from torch.profiler import ProfilerActivity, profile
+from torch.utils._python_dispatch import TorchDispatchMode
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+    from types import TracebackType
+
+
+class Log(Protocol):
+    """A context manager that watches a run, and counts afterwards what it saw."""
+
+    def __init__(self, device_type: str) -> None: ...
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+    def count(self, pattern: str) -> int:
+        """How many operators or events have a name that the regular expression matches as a whole."""
+        ...
+
+    def names(self) -> Counter[str]:
+        """Count by name."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Operator:
+    """One dispatched operator: `aten::mm`, with what can be told from its tensors without reading them."""
+
+    name: str
+    inputs: tuple[tuple[torch.dtype, bool, str], ...]
+    """Of each tensor argument: dtype, whether it is contiguous, device type."""
+    outputs: tuple[tuple[torch.dtype, bool, str], ...]
+
+    def takes(self, dtype: torch.dtype) -> bool:
+        """Whether a tensor argument has that dtype."""
+        return any(seen == dtype for seen, _, _ in self.inputs)
+
+
+class OperatorLog(TorchDispatchMode):
+    """Logs every operator that reaches the backend: below autograd and autocast, so dtypes are those really used.
+
+    Operators in compiled code do not pass here; use `ProfilerLog` for it.
+    """
+
+    def __init__(self, device_type: str) -> None:
+        super().__init__()
+        self.device_type = device_type
+        self.operators: list[Operator] = []
+
+    def __torch_dispatch__(
+        self, func: Any, types: Iterable[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        out = func(*args, **(kwargs or {}))
+        name = func.name().rpartition(".")[0] if func._overloadname != "default" else func.name()  # noqa: SLF001 - OpOverload offers no public overload name
+        seen_in = (*args, *(kwargs or {}).values())
+        self.operators.append(Operator(name, _facts(seen_in), _facts((out,))))
+        return out
+
+    def count(self, pattern: str) -> int:
+        return sum(1 for operator in self.operators if re.fullmatch(pattern, operator.name))
+
+    def names(self) -> Counter[str]:
+        return Counter(operator.name for operator in self.operators)
+
+    def having(self, test: Callable[[Operator], bool]) -> int:
+        """How many operators pass a test."""
+        return sum(1 for operator in self.operators if test(operator))
+
+    def strays(self) -> Counter[str]:
+        """Operators that computed a floating-point tensor somewhere else than on the device under test."""
+        return Counter(
+            operator.name
+            for operator in self.operators
+            if any(device != self.device_type and dtype.is_floating_point for dtype, _, device in operator.outputs)
+            and any(device == self.device_type for _, _, device in operator.inputs)
+        )
+
+
+class ProfilerLog:
+    """What torch.profiler saw: compiled regions entered, operators and device kernels launched, by name."""
+
+    def __init__(self, device_type: str) -> None:
+        activities = [ProfilerActivity.CPU]
+        if device_type == "cuda":
+            activities.append(ProfilerActivity.CUDA)
+        self._profile = profile(activities=activities)
+        self._names: Counter[str] | None = None
+
+    def __enter__(self) -> Self:
+        self._profile.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._profile.__exit__(kind, error, trace)
+
+    def count(self, pattern: str) -> int:
+        return sum(number for name, number in self.names().items() if re.fullmatch(pattern, name))
+
+    def names(self) -> Counter[str]:
+        if self._names is None:
+            self._names = Counter({event.key: event.count for event in self._profile.key_averages()})
+        return self._names
+
+
+def _facts(values: Iterable[Any]) -> tuple[tuple[torch.dtype, bool, str], ...]:
+    return tuple((tensor.dtype, tensor.is_contiguous(), tensor.device.type) for tensor in _tensors(values))
+
+
+def _tensors(values: Iterable[Any]) -> Iterator[Tensor]:
+    for value in values:
+        if isinstance(value, Tensor):
+            yield value
+        elif isinstance(value, (tuple, list)):
+            yield from _tensors(value)

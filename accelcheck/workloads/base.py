@@ -1,0 +1,257 @@
+"""A workload: a module with a deterministic maker of parameters and inputs, and how it is run in each mode."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from accelcheck.case import Mode
+
+Result = dict[str, Tensor]
+"""What a run produced, by path: ``out``, ``out[1]['hidden']``, ``grad:input[0]``, ``grad:fc1.weight``,
+``buffer:bn.running_mean``, ``loss[2]``, ``parameter:fc1.weight``."""
+
+OptimizerMaker = Callable[[Sequence[nn.Parameter]], torch.optim.Optimizer]
+Loss = Callable[[Any, Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A workload made concrete: on the CPU, in FP32 (integer and bool inputs keep their dtype).
+
+    Attributes:
+        module: The model or function. Stateless functions are modules without parameters.
+        inputs: Positional arguments of the module; tensors or plain numbers.
+        target: What `loss` compares the output with; for training.
+        loss: Scalar loss of the module's output and `target`; for training.
+        optimizer: Makes the optimizer from the parameters; for training.
+        steps: Number of optimizer steps of a training run.
+    """
+
+    module: nn.Module
+    inputs: tuple[Any, ...]
+    target: Tensor | None = None
+    loss: Loss | None = None
+    optimizer: OptimizerMaker | None = None
+    steps: int = 4
+
+
+@dataclass(frozen=True)
+class Workload:
+    """A model or function that techniques are applied to. One file a family; each lists its `WORKLOADS`.
+
+    Attributes:
+        name: Its word on the command line and in case ids.
+        summary: One sentence: what it is and which shapes it stresses.
+        make: ``make(generator, extent)`` gives the problem. All randomness comes from the CPU generator. Parameters
+            depend on the generator alone; `extent` is added to the sizes that may vary between calls (batch, length),
+            0 being the nominal size, for workloads with the trait ``resizable``.
+        level: 1 smoke, 2 standard, 3 full: the level at which a cheap technique runs it.
+        modes: The modes that make sense for it.
+        traits: What techniques ask for: ``matmul``, ``linear`` (has nn.Linear), ``conv`` (NCHW convolution), ``attention``
+            (calls scaled_dot_product_attention), ``inplace`` (submodules with an ``inplace`` attribute), ``blocks``
+            (a ``blocks`` ModuleList whose members can be checkpointed), ``resizable``, ``branching`` (Python control
+            flow on data), ``batchnorm``, ``exact`` (no rounding at all: indexing, copies), ``scriptable``, ``training``.
+    """
+
+    name: str
+    summary: str
+    make: Callable[[torch.Generator, int], Problem]
+    level: int = 1
+    modes: frozenset[Mode] = frozenset({Mode.FORWARD, Mode.BACKWARD})
+    traits: frozenset[str] = frozenset()
+
+    def problem(self, seed: int, extent: int = 0) -> Problem:
+        """The problem of this seed: bitwise the same on every machine with the same torch.
+
+        Parameters are drawn under a forked global generator too, since `torch.nn` modules initialise from it.
+        """
+        generator = torch.Generator().manual_seed(seed)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            return self.make(generator, extent)
+
+
+@dataclass
+class Program:
+    """A problem on a device, ready to run; techniques change its parts.
+
+    Attributes:
+        module: On the device. Its parameters are those that gradients are taken of.
+        inputs: On the device; float tensors get gradients in backward mode.
+        target, loss, optimizer, steps: As in `Problem`, on the device.
+        seed: Seed of the output gradients of backward mode.
+        call: What is called in place of `module`: a compiled, scripted or wrapped one. Defaults to `module`.
+        around: Context of every forward pass (loss included): autocast, a forced SDPA backend. A fresh one each time.
+        scaler: Scales the loss in backward and train modes when set.
+        synchronize: Called after every optimizer step and at the end: materialises lazy devices.
+        update: Context of every optimizer step.
+    """
+
+    module: nn.Module
+    inputs: tuple[Any, ...]
+    target: Tensor | None = None
+    loss: Loss | None = None
+    optimizer: OptimizerMaker | None = None
+    steps: int = 4
+    seed: int = 0
+    call: Callable[..., Any] | None = None
+    around: Callable[[], AbstractContextManager[Any]] = contextlib.nullcontext
+    scaler: torch.amp.GradScaler | None = None
+    synchronize: Callable[[], None] = lambda: None
+    update: Callable[[], AbstractContextManager[Any]] = contextlib.nullcontext
+    extras: dict[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def of(
+        cls,
+        problem: Problem,
+        *,
+        device: torch.device | str = "cpu",
+        dtype: torch.dtype = torch.float32,
+        seed: int = 0,
+        synchronize: Callable[[], None] = lambda: None,
+    ) -> Program:
+        """Move a problem to a device and cast its floating-point parameters, buffers, inputs and target to `dtype`.
+
+        The problem is consumed: its module is moved, not copied.
+        """
+        return cls(
+            module=problem.module.to(device=device, dtype=dtype),
+            inputs=tuple(to(value, device, dtype) for value in problem.inputs),
+            target=None if problem.target is None else to(problem.target, device, dtype),
+            loss=problem.loss,
+            optimizer=problem.optimizer,
+            steps=problem.steps,
+            seed=seed,
+            synchronize=synchronize,
+        )
+
+    def run(self, mode: Mode) -> Result:
+        """Run once in a mode. Gradients are cleared before; parameters change in train mode only.
+
+        Raises:
+            ValueError: The problem lacks a loss, target or optimizer for train mode.
+        """
+        if mode is Mode.FORWARD:
+            result = self._forward()
+        elif mode is Mode.BACKWARD:
+            result = self._backward()
+        else:
+            result = self._train()
+        self.synchronize()
+        return {path: tensor.detach() for path, tensor in result.items()}
+
+    def _called(self) -> Any:
+        call = self.module if self.call is None else self.call
+        with self.around():
+            return call(*self.inputs)
+
+    def _forward(self) -> Result:
+        self.module.eval()
+        with torch.no_grad():
+            return dict(flatten(self._called()))
+
+    def _backward(self) -> Result:
+        self.module.train()
+        self.module.zero_grad(set_to_none=True)
+        self.inputs = tuple(leaf(value) for value in self.inputs)
+        result = dict(flatten(self._called()))
+        # Integer outputs carry no gradient; the gradient of a path depends on its name alone.
+        roots = {path: out for path, out in result.items() if out.requires_grad}
+        cotangents = [self._cotangent(path, out) for path, out in roots.items()]
+        factor = 1.0
+        outs = list(roots.values())
+        if self.scaler is not None:
+            outs = [self.scaler.scale(out) for out in outs]
+            factor = float(self.scaler.get_scale())
+        torch.autograd.backward(outs, cotangents)
+        for index, value in enumerate(self.inputs):
+            if isinstance(value, Tensor) and value.grad is not None:
+                result[f"grad:input[{index}]"] = value.grad / factor
+        for name, parameter in self.module.named_parameters():
+            if parameter.grad is not None:
+                result[f"grad:{name}"] = parameter.grad / factor
+        return result | self._buffers()
+
+    def _cotangent(self, path: str, out: Tensor) -> Tensor:
+        from accelcheck.case import stable_seed
+
+        generator = torch.Generator().manual_seed(self.seed ^ stable_seed(path))
+        return torch.randn(out.shape, generator=generator, dtype=torch.float32).to(device=out.device, dtype=out.dtype)
+
+    def _train(self) -> Result:
+        if self.loss is None or self.target is None or self.optimizer is None:
+            raise ValueError("train mode needs a loss, a target and an optimizer: give the Problem all three")
+        self.module.train()
+        call = self.module if self.call is None else self.call
+        optimizer = self.optimizer(list(self.module.parameters()))
+        result: Result = {}
+        for step in range(self.steps):
+            optimizer.zero_grad(set_to_none=True)
+            with self.around():
+                loss = self.loss(call(*self.inputs), self.target)
+            result[f"loss[{step}]"] = loss.detach().clone()
+            if self.scaler is None:
+                loss.backward()  # type: ignore[no-untyped-call]  # torch annotates Tensor.backward only in part
+                with self.update():
+                    optimizer.step()
+            else:
+                self.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]  # as above
+                with self.update():
+                    self.scaler.step(optimizer)
+                    self.scaler.update()
+            self.synchronize()
+        result |= {f"parameter:{name}": parameter for name, parameter in self.module.named_parameters()}
+        return result | self._buffers()
+
+    def _buffers(self) -> Result:
+        # A side effect of the forward pass is part of the result: batch-norm statistics, for one.
+        return {f"buffer:{name}": buffer.clone() for name, buffer in self.module.named_buffers()}
+
+
+def leaf(value: Any) -> Any:
+    """A floating-point tensor as a leaf that collects a fresh gradient, sharing storage and strides; else `value`."""
+    if isinstance(value, Tensor) and value.is_floating_point():
+        return value.detach().requires_grad_()
+    return value
+
+
+def to(value: Any, device: torch.device | str, dtype: torch.dtype) -> Any:
+    """A tensor on `device`, in `dtype` when it is floating-point; anything else as it is.
+
+    Strides survive: what is transposed, sliced or expanded on the CPU is so on the device, by way of its base.
+    """
+    if not isinstance(value, Tensor):
+        return value
+    target = dtype if value.is_floating_point() else value.dtype
+    if value.is_contiguous():
+        return value.to(device=device, dtype=target)
+    # `Tensor.to` densifies sliced and expanded tensors: move the storage behind them, then take the same view of it.
+    storage_size = value.untyped_storage().nbytes() // value.element_size()
+    base = value.as_strided((storage_size,), (1,), 0).to(device=device, dtype=target)
+    return base.as_strided(value.shape, value.stride(), value.storage_offset())
+
+
+def flatten(value: Any, path: str = "out") -> Iterator[tuple[str, Tensor]]:
+    """Every tensor of nested tuples, lists and mappings, with its path.
+
+    Raises:
+        TypeError: Something else than a tensor was found, named by its path.
+    """
+    if isinstance(value, Tensor):
+        yield path, value
+    elif isinstance(value, Mapping):
+        for key in value:
+            yield from flatten(value[key], f"{path}[{key!r}]")
+    elif isinstance(value, (tuple, list)):
+        for index, item in enumerate(value):
+            yield from flatten(item, f"{path}[{index}]")
+    else:
+        raise TypeError(f"{path}: expected a tensor, or tuples, lists and mappings of them; got {type(value).__name__}")
