@@ -8,7 +8,8 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from accelcheck.capability import SUPPORTED, Capability
+from accelcheck.capability import SUPPORTED, Capability, Code
+from accelcheck.case import Verdict
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -64,6 +65,50 @@ class Status:
         """Whether cases can run on it."""
         return self.capability.ok
 
+    def as_json(self) -> dict[str, Any]:
+        """The record as JSON-ready values; `status_from_json` reads it back."""
+        return asdict(self)
+
+
+def status_from_json(data: Any) -> Status:
+    """A status from parsed JSON, read by schema.
+
+    Raises:
+        ValueError: A field is absent, of another type or not a legal word; the message names it.
+    """
+    capability = _field(data, "capability", dict)
+    verdict = _field(capability, "verdict", str, type(None))
+    fingerprint = _field(data, "fingerprint", dict, type(None))
+    return Status(
+        _field(data, "device", str),
+        Capability(
+            Code(_field(capability, "code", str)),
+            _field(capability, "reason", str),
+            _field(capability, "action", str),
+            None if verdict is None else Verdict(verdict),
+        ),
+        None if fingerprint is None else _fingerprint(fingerprint),
+    )
+
+
+def _fingerprint(data: Any) -> Fingerprint:
+    texts = {name: _field(data, name, str) for name in ("device", "chip", "driver", "runtime")}
+    numbers = {name: _field(data, name, int) for name in ("count", "memory")}
+    tables = {name: _field(data, name, dict) for name in ("versions", "environment")}
+    for name, table in tables.items():
+        if not all(isinstance(word, str) for pair in table.items() for word in pair):
+            raise ValueError(f"status field {name!r}: expected text by text, got {table!r}")
+    return Fingerprint(**texts, **numbers, **tables)
+
+
+def _field(data: Any, name: str, *types: type) -> Any:
+    if not isinstance(data, dict):
+        raise ValueError(f"status: expected an object with the field {name!r}, got {type(data).__name__}")  # noqa: TRY004 - to callers, malformed data is one kind of error
+    if name not in data or not isinstance(data[name], types):
+        got = type(data[name]).__name__ if name in data else "nothing"
+        raise ValueError(f"status field {name!r}: expected {' or '.join(kind.__name__ for kind in types)}, got {got}")
+    return data[name]
+
 
 @dataclass(frozen=True, slots=True)
 class Memory:
@@ -81,7 +126,7 @@ class Device(ABC):
     probe's child process. Everything else runs in the process that executes cases, where torch is imported.
     """
 
-    name: ClassVar[str]
+    name: str
     """The word for it on the command line."""
     type: str
     """Its `torch.device` type; a ROCm build's is ``cuda``."""
@@ -89,7 +134,8 @@ class Device(ABC):
     """Storage dtypes it declares to compute in. Declared and failing is a failure, never a skip."""
     features: frozenset[str] = frozenset()
     """What it declares besides: ``float64``, ``strided`` (tensors have strides), ``inductor``, ``cuda-graphs``,
-    ``autocast-bfloat16``, ``autocast-float16``, ``memory-statistics``, ``quantized-engine`` (torch.ao's int8 kernels)."""
+    ``autocast-bfloat16``, ``autocast-float16``, ``memory-statistics``, ``quantized-engine`` (torch.ao's int8 kernels),
+    ``lazy`` (operators are queued until `synchronize`)."""
     variables: ClassVar[tuple[str, ...]] = ()
     """Environment variables that change its results or its speed; those set are part of the fingerprint."""
 
@@ -142,7 +188,7 @@ class Device(ABC):
     def float32_error(self) -> float:
         """Relative error of an FP32 matmul that TF32 and bf16 cannot do exactly: the number that shows strictness.
 
-        0 for true FP32; 2**-11 or so for TF32, 2**-9 for bf16. See `accelcheck.devices.strict`.
+        0 for true FP32; 2**-11 for TF32, 2**-8.2 for bf16. See `accelcheck.devices.strict`.
         """
         from accelcheck.devices.strict import matmul_error
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from accelcheck.capability import SUPPORTED, Capability, Code, unsupported
 from accelcheck.case import Evidence, Mode
@@ -16,15 +15,15 @@ if TYPE_CHECKING:
 
     from accelcheck.devices.base import Device
     from accelcheck.techniques.observe import Log
-    from accelcheck.workloads.base import Program, Result, Workload
+    from accelcheck.workloads.base import Program, Workload
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """What a technique produced on the device, and the proof that it was the technique that did."""
+class Unsupported(Exception):  # noqa: N818 - an answer about the case, not an error of anyone
+    """Only the run itself could tell that the technique does not exist for these inputs; carries the answer."""
 
-    result: Result
-    evidence: Sequence[Evidence]
+    def __init__(self, capability: Capability) -> None:
+        super().__init__(str(capability))
+        self.capability = capability
 
 
 class Technique:
@@ -74,8 +73,14 @@ class Technique:
         """Arithmetic precision it promises for a storage dtype: a key of `accelcheck.verify.precision.UNIT_ROUNDOFF`."""
         return dtype
 
-    def emulate(self, module: nn.Module) -> nn.Module:
-        """The module that the FP64 oracle runs: itself, or (quantization) one that emulates the scheme."""
+    def emulate(self, module: nn.Module, inputs: tuple[Any, ...]) -> nn.Module:
+        """The module that the FP64 oracle runs: itself, or (quantization) one that emulates the scheme.
+
+        Args:
+            module: The workload's module, FP64 on the CPU. To be copied, not changed.
+            inputs: The judged run's inputs, FP64 on the CPU: static quantization calibrates on them.
+        """
+        del inputs
         return module
 
     @property

@@ -17,6 +17,13 @@ if TYPE_CHECKING:
     from types import TracebackType
 
 
+CONTRACTION = (
+    r"aten::(mm|addmm|bmm|baddbmm|addbmm|mv|addmv|dot|convolution|convolution_overrideable|_cudnn_rnn|mkldnn_rnn_layer"
+    r"|_scaled_dot_product_(flash|efficient|cudnn)_attention|_scaled_dot_product_flash_attention_for_cpu)"
+)
+"""Pattern of the operators that sum products, those that matrix units and autocast are made for; no backward ones."""
+
+
 class Log(Protocol):
     """A context manager that watches a run, and counts afterwards what it saw."""
 
@@ -45,6 +52,9 @@ class Operator:
     inputs: tuple[tuple[torch.dtype, bool, str], ...]
     """Of each tensor argument: dtype, whether it is contiguous, device type."""
     outputs: tuple[tuple[torch.dtype, bool, str], ...]
+    formats_in: tuple[str, ...] = ()
+    """Of each tensor argument, its `memory_format`."""
+    formats_out: tuple[str, ...] = ()
 
     def takes(self, dtype: torch.dtype) -> bool:
         """Whether a tensor argument has that dtype."""
@@ -66,9 +76,9 @@ class OperatorLog(TorchDispatchMode):
         self, func: Any, types: Iterable[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         out = func(*args, **(kwargs or {}))
-        name = func.name().rpartition(".")[0] if func._overloadname != "default" else func.name()  # noqa: SLF001 - OpOverload offers no public overload name
+        name = func.name().partition(".")[0]  # "aten::add.Tensor" and "aten::mm" both lose their overload
         seen_in = (*args, *(kwargs or {}).values())
-        self.operators.append(Operator(name, _facts(seen_in), _facts((out,))))
+        self.operators.append(Operator(name, _facts(seen_in), _facts((out,)), _formats(seen_in), _formats((out,))))
         return out
 
     def count(self, pattern: str) -> int:
@@ -117,6 +127,31 @@ class ProfilerLog:
         if self._names is None:
             self._names = Counter({event.key: event.count for event in self._profile.key_averages()})
         return self._names
+
+
+def operators(log: Log) -> OperatorLog:
+    """The log as one of operators.
+
+    Raises:
+        TypeError: It is another kind: the technique's `watch` does not fit its `evidence`.
+    """
+    if not isinstance(log, OperatorLog):
+        raise TypeError(
+            f"expected an OperatorLog, got {type(log).__name__}: set `watch = OperatorLog` in the technique"
+        )
+    return log
+
+
+def memory_format(tensor: Tensor) -> str:
+    """``channels_last``, ``contiguous``, ``both`` (where sizes of 1 make them one), or ``strided`` for neither."""
+    dense = tensor.is_contiguous()
+    if tensor.dim() == 4 and tensor.is_contiguous(memory_format=torch.channels_last):
+        return "both" if dense else "channels_last"
+    return "contiguous" if dense else "strided"
+
+
+def _formats(values: Iterable[Any]) -> tuple[str, ...]:
+    return tuple(memory_format(tensor) for tensor in _tensors(values))
 
 
 def _facts(values: Iterable[Any]) -> tuple[tuple[torch.dtype, bool, str], ...]:

@@ -66,6 +66,8 @@ class Workload:
     level: int = 1
     modes: frozenset[Mode] = frozenset({Mode.FORWARD, Mode.BACKWARD})
     traits: frozenset[str] = frozenset()
+    dtypes: frozenset[str] = frozenset({"float32", "bfloat16", "float16"})
+    """Storage dtypes in which eager itself still solves the problem."""
 
     def problem(self, seed: int, extent: int = 0) -> Problem:
         """The problem of this seed: bitwise the same on every machine with the same torch.

@@ -1,0 +1,72 @@
+"""The processor, through torch's own kernels: always there, and the reference of all other devices."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+from accelcheck.devices import hardware
+from accelcheck.devices.base import Device, Fingerprint
+from accelcheck.devices.packages import requires_torch, versions
+
+if TYPE_CHECKING:
+    import torch
+
+    from accelcheck.capability import Capability
+
+
+class Cpu(Device):
+    """``cpu``."""
+
+    name = "cpu"
+    type = "cpu"
+    dtypes = frozenset({"float32", "float64", "bfloat16", "float16"})
+    features = frozenset(
+        {"float64", "strided", "inductor", "autocast-bfloat16", "autocast-float16", "quantized-engine"}
+    )
+    variables: ClassVar[tuple[str, ...]] = (
+        "ATEN_CPU_CAPABILITY",
+        "DNNL_DEFAULT_FPMATH_MODE",
+        "DNNL_MAX_CPU_ISA",
+        "GOMP_CPU_AFFINITY",
+        "KMP_AFFINITY",
+        "KMP_BLOCKTIME",
+        "LRU_CACHE_CAPACITY",
+        "MKL_CBWR",
+        "MKL_DEBUG_CPU_TYPE",
+        "MKL_DYNAMIC",
+        "MKL_ENABLE_INSTRUCTIONS",
+        "MKL_NUM_THREADS",
+        "OMP_NUM_THREADS",
+        "OMP_PROC_BIND",
+        "OMP_SCHEDULE",
+        "ONEDNN_DEFAULT_FPMATH_MODE",
+        "ONEDNN_MAX_CPU_ISA",
+        "TORCH_MKLDNN_MATMUL_MIN_DIM",
+    )
+
+    def detect(self) -> Capability:
+        return requires_torch()
+
+    def fingerprint(self) -> Fingerprint:
+        import torch
+
+        return Fingerprint(
+            device=self.name,
+            chip=hardware.cpu().name,
+            count=hardware.usable_cores(),
+            runtime=f"ATen {torch.backends.cpu.get_cpu_capability()}",
+            versions=versions("torch", "numpy"),
+            environment=self.environment(),
+        )
+
+    def torch_device(self) -> torch.device:
+        import torch
+
+        return torch.device("cpu")
+
+    def synchronize(self) -> None:
+        # Operators return when they are done.
+        return
+
+
+DEVICES: tuple[Device, ...] = (Cpu(),)

@@ -1,0 +1,157 @@
+"""NVIDIA GPUs, and what they share with AMD's: to torch both are of type ``cuda``."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, ClassVar
+
+from accelcheck.capability import SUPPORTED, Capability, Code, unavailable
+from accelcheck.devices import hardware
+from accelcheck.devices.base import Device, Fingerprint, Memory
+from accelcheck.devices.packages import requires_torch, versions
+from accelcheck.devices.pinning import chips
+
+if TYPE_CHECKING:
+    import torch
+
+_BF16_SINCE = (8, 0)  # compute capability from which bf16 is not emulated
+
+
+class CudaLike(Device):
+    """A GPU behind ``torch.cuda``."""
+
+    type = "cuda"
+    dtypes = frozenset({"float32", "float64", "bfloat16", "float16"})
+    features = frozenset(
+        {
+            "float64",
+            "strided",
+            "inductor",
+            "cuda-graphs",
+            "autocast-bfloat16",
+            "autocast-float16",
+            "memory-statistics",
+        }
+    )
+    masks: ClassVar[tuple[str, ...]] = ()
+    """The variables that hide GPUs from a process."""
+
+    def hardware(self) -> hardware.Hardware:
+        """What the host shows."""
+        raise NotImplementedError(f"{type(self).__name__}.hardware: say which GPUs the host shows")
+
+    def detect(self) -> Capability:
+        found = self.hardware().capability
+        if not found.ok:
+            return found
+        for mask in self.masks:
+            if mask in os.environ and not chips(os.environ[mask]):
+                return unavailable(
+                    Code.NO_HARDWARE,
+                    f"{mask}={os.environ[mask]!r} hides every GPU",
+                    f"unset {mask} or name a GPU in it",
+                )
+        return requires_torch()
+
+    def offered(self) -> Capability:
+        """Whether the driver offers a GPU to this process; makes no context when NVML is asked."""
+        import torch
+
+        if torch.cuda.is_available():
+            return SUPPORTED
+        return unavailable(
+            Code.NO_HARDWARE,
+            f"torch {torch.__version__} is built for it, but torch.cuda.is_available() is False",
+            "check the driver's version against the build, and that this user may open the device",
+        )
+
+    def torch_device(self) -> torch.device:
+        import torch
+
+        return torch.device("cuda", torch.cuda.current_device())
+
+    def synchronize(self) -> None:
+        import torch
+
+        torch.cuda.synchronize()
+
+    def seed(self, seed: int) -> None:
+        import torch
+
+        torch.manual_seed(seed)
+        torch.cuda.manual_seed_all(seed)
+
+    def memory(self) -> Memory:
+        import torch
+
+        return Memory(torch.cuda.memory_allocated(), torch.cuda.max_memory_allocated())
+
+    def reset_memory(self) -> None:
+        import torch
+
+        torch.cuda.reset_peak_memory_stats()
+
+
+class Cuda(CudaLike):
+    """``cuda``: NVIDIA GPUs."""
+
+    name = "cuda"
+    masks: ClassVar[tuple[str, ...]] = ("CUDA_VISIBLE_DEVICES",)
+    variables: ClassVar[tuple[str, ...]] = (
+        "CUBLASLT_WORKSPACE_SIZE",
+        "CUBLAS_WORKSPACE_CONFIG",
+        "CUDA_DEVICE_MAX_CONNECTIONS",
+        "CUDA_DEVICE_ORDER",
+        "CUDA_LAUNCH_BLOCKING",
+        "CUDA_MODULE_LOADING",
+        "CUDA_VISIBLE_DEVICES",
+        "CUDNN_CONV_WSCAP_DBG",
+        "NVIDIA_TF32_OVERRIDE",
+        "PYTORCH_ALLOC_CONF",
+        "PYTORCH_CUDA_ALLOC_CONF",
+        "PYTORCH_NO_CUDA_MEMORY_CACHING",
+        "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE",
+        "TORCH_BLAS_PREFER_CUBLASLT",
+        "TORCH_CUDNN_V8_API_DISABLED",
+    )
+
+    def hardware(self) -> hardware.Hardware:
+        return hardware.nvidia()
+
+    def usable(self) -> Capability:
+        import torch
+
+        if torch.version.cuda is None:
+            return unavailable(
+                Code.WRONG_BUILD,
+                f"torch {torch.__version__} is built without CUDA, and this machine has an NVIDIA GPU",
+                "install a CUDA build of torch: https://pytorch.org/get-started/locally",
+            )
+        return self.offered()
+
+    def open(self) -> None:
+        import torch
+
+        # An older GPU emulates bf16: it is not what the device computes in.
+        if torch.cuda.is_available() and torch.cuda.get_device_capability() < _BF16_SINCE:
+            self.dtypes -= {"bfloat16"}
+            self.features -= {"autocast-bfloat16"}
+
+    def fingerprint(self) -> Fingerprint:
+        import torch
+
+        properties = torch.cuda.get_device_properties(torch.cuda.current_device())
+        cudnn: int | None = torch.backends.cudnn.version()  # type: ignore[no-untyped-call]  # torch does not annotate it
+        return Fingerprint(
+            device=self.name,
+            chip=properties.name,
+            count=torch.cuda.device_count(),
+            memory=properties.total_memory,
+            driver=self.hardware().driver,
+            runtime=f"CUDA {torch.version.cuda}",
+            versions=versions("torch", "triton", "numpy") | ({"cudnn": str(cudnn)} if cudnn else {}),
+            environment=self.environment(),
+        )
+
+
+DEVICES: tuple[Device, ...] = (Cuda(),)

@@ -1,0 +1,214 @@
+"""Any other accelerator that torch knows: in-tree (``xpu``, ``mps``, ``mtia``) or out-of-tree as PrivateUse1 (``npu``)."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from accelcheck.capability import SUPPORTED, Capability, Code, unavailable
+from accelcheck.devices.base import Device, Fingerprint, Memory
+from accelcheck.devices.packages import AUTOLOAD, backends, load_backend, package_of, requires_torch, versions
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from importlib.metadata import EntryPoint
+
+    import torch
+
+_UNNAMED = "privateuseone"  # what PrivateUse1 is called until a backend gives it a name
+_TRIAL = 1 << 20  # bytes
+
+# What torch itself documents of its in-tree accelerators; a stranger declares nothing that its module does not say.
+_FEATURES = {
+    "xpu": frozenset({"strided", "inductor", "autocast-bfloat16", "autocast-float16"}),
+    "mps": frozenset({"strided", "autocast-bfloat16", "autocast-float16"}),
+}
+_DTYPES = {
+    "xpu": frozenset({"float32", "bfloat16", "float16"}),
+    "mps": frozenset({"float32", "float16"}),
+}
+_VARIABLES = {
+    "npu": ("ASCEND_LAUNCH_BLOCKING", "ASCEND_RT_VISIBLE_DEVICES", "HCCL_DETERMINISTIC", "TASK_QUEUE_ENABLE"),
+    "xpu": ("ONEAPI_DEVICE_SELECTOR", "SYCL_DEVICE_FILTER", "ZE_AFFINITY_MASK", "ZE_FLAT_DEVICE_HIERARCHY"),
+    "mps": ("PYTORCH_ENABLE_MPS_FALLBACK", "PYTORCH_MPS_FAST_MATH", "PYTORCH_MPS_PREFER_METAL"),
+}
+
+
+class Generic(Device):
+    """A device by its torch type alone; what it can do is asked of torch and of its module ``torch.<type>``.
+
+    Until `open`, it declares what is known of the type without asking.
+    """
+
+    variables: ClassVar[tuple[str, ...]] = ("PYTORCH_ALLOC_CONF",)
+
+    def __init__(self, type_name: str) -> None:
+        self.name = type_name
+        self.type = type_name
+        self.dtypes = _DTYPES.get(type_name, frozenset({"float32"}))
+        self.features = _FEATURES.get(type_name, frozenset())
+        self._wait: Callable[[], object] = self._read_back
+        self._statistics: str | None = "not asked: the device is not open"
+
+    def detect(self) -> Capability:
+        return requires_torch()
+
+    def usable(self) -> Capability:
+        if self.type not in found_types():
+            return unavailable(
+                Code.NO_PACKAGE,
+                f"no installed package gives torch a device of type {self.type}",
+                "install the vendor's torch extension, and see that `import torch` loads it",
+            )
+        module = self._module()
+        if hasattr(module, "is_available") and not module.is_available():
+            return unavailable(
+                Code.NO_HARDWARE, f"torch.{self.type}.is_available() is False", "check the vendor's driver"
+            )
+        return SUPPORTED
+
+    def open(self) -> None:
+        import torch
+
+        if self.type not in found_types():
+            self._load()
+        module = self._module()
+        if _says(module, "is_bf16_supported"):
+            self.dtypes |= {"bfloat16"}
+        # Every out-of-tree backend with autocast has to give this function: torch.amp asks it.
+        for dtype in getattr(module, "get_amp_supported_dtype", list)():
+            if dtype in {torch.bfloat16, torch.float16}:
+                self.features |= {f"autocast-{str(dtype).removeprefix('torch.')}"}
+        self._wait = self._waiter()
+        self._statistics = self._trial()
+        if self._statistics is None:
+            self.features |= {"memory-statistics"}
+
+    def fingerprint(self) -> Fingerprint:
+        module = self._module()
+        properties = _ask(module, "get_device_properties", 0)
+        provider = self._provider()
+        distribution = provider.dist if provider is not None else None
+        return Fingerprint(
+            device=self.name,
+            chip=str(_ask(module, "get_device_name", 0) or getattr(properties, "name", "") or self.type),
+            count=int(_ask(module, "device_count") or 1),
+            memory=int(getattr(properties, "total_memory", 0)),
+            runtime=f"{distribution.name} {distribution.version}" if distribution is not None else f"torch.{self.type}",
+            versions=versions("torch", "numpy", *([distribution.name] if distribution is not None else [])),
+            environment=self.environment(),
+        )
+
+    def torch_device(self) -> torch.device:
+        import torch
+
+        return torch.device(self.type, int(_ask(self._module(), "current_device") or 0))
+
+    def synchronize(self) -> None:
+        self._wait()
+
+    def seed(self, seed: int) -> None:
+        import torch
+
+        torch.manual_seed(seed)
+        module = self._module()
+        if hasattr(module, "manual_seed_all"):
+            module.manual_seed_all(seed)
+
+    def memory(self) -> Memory:
+        import torch
+
+        if self._statistics is not None:
+            return Memory(None, None, self._statistics)
+        return Memory(torch.accelerator.memory_allocated(), torch.accelerator.max_memory_allocated())
+
+    def reset_memory(self) -> None:
+        import torch
+
+        if self._statistics is None:
+            torch.accelerator.reset_peak_memory_stats()
+
+    def environment(self) -> dict[str, str]:
+        names = (*self.variables, *_VARIABLES.get(self.type, ()))
+        return {name: os.environ[name] for name in names if name in os.environ}
+
+    def _module(self) -> Any:
+        import torch
+
+        return torch.get_device_module(self.type)
+
+    def _provider(self) -> EntryPoint | None:
+        """The installed backend that provides the type, where names tell."""
+        return next((entry for entry in backends() if self.type in {*package_of(entry).split("_"), entry.name}), None)
+
+    def _load(self) -> None:
+        """Load its backend where autoloading is off, which leaves out one that is broken."""
+        if os.environ.get(AUTOLOAD) != "0":
+            return
+        provider = self._provider()
+        load_backend(backends() if provider is None else [provider])
+
+    def _waiter(self) -> Callable[[], object]:
+        """What waits for the device: torch's own call, else the module's, else reading a value back."""
+        import torch
+
+        candidates = [torch.accelerator.synchronize] if _current() == self.type else []
+        module = self._module()
+        if hasattr(module, "synchronize"):
+            candidates.append(module.synchronize)
+        for candidate in candidates:
+            try:
+                candidate()
+            except (RuntimeError, NotImplementedError):  # a backend without streams has nothing to wait for
+                continue
+            return candidate
+        return self._read_back
+
+    def _read_back(self) -> object:
+        import torch
+
+        return torch.zeros(1, device=self.torch_device()).cpu()
+
+    def _trial(self) -> str | None:
+        """Why torch.accelerator's memory statistics cannot be believed; ``None`` when they follow an allocation."""
+        import torch
+
+        if _current() != self.type:
+            return f"torch.accelerator serves {_current() or 'no device'}, not {self.type}"
+        try:
+            before = torch.accelerator.memory_allocated()
+            held = torch.empty(_TRIAL, dtype=torch.uint8, device=self.torch_device())
+            grown = torch.accelerator.memory_allocated() - before
+            del held
+        except (RuntimeError, NotImplementedError) as error:
+            return f"{self.type} offers no memory statistics: {str(error).splitlines()[0]}"
+        if grown < _TRIAL:
+            return f"{self.type}'s memory statistics did not follow an allocation of {_TRIAL} bytes: {grown}"
+        return None
+
+
+def found_types() -> tuple[str, ...]:
+    """Types of the accelerators that torch has in this process: the one it was built for, and PrivateUse1 if named."""
+    import torch
+
+    private = torch._C._get_privateuse1_backend_name()  # noqa: SLF001 - torch has no public way to ask
+    named = private if private != _UNNAMED and hasattr(torch, private) else None
+    # In this order, each once.
+    return tuple(dict.fromkeys(kind for kind in (_current(), named) if kind is not None and kind != _UNNAMED))
+
+
+def _current() -> str | None:
+    """Type of the accelerator that `torch.accelerator` serves; a CUDA build says ``cuda`` without a GPU, too."""
+    import torch
+
+    device = torch.accelerator.current_accelerator()
+    return None if device is None else device.type
+
+
+def _ask(module: Any, function: str, *args: Any) -> Any:
+    """What a function of a device module answers; ``None`` where the module does not have it."""
+    return getattr(module, function)(*args) if hasattr(module, function) else None
+
+
+def _says(module: Any, question: str) -> bool:
+    return bool(_ask(module, question))

@@ -1,0 +1,185 @@
+"""What the host shows of its hardware, without taking it. Standard library only: nox reads this from a bare Python.
+
+Every function takes the root of the file system, so that ``/proc``, ``/sys`` and ``/dev`` can be those of a test.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from accelcheck.capability import SUPPORTED, Capability, Code, unavailable
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+ROOT = Path("/")
+_NVIDIA, _AMD, _GOOGLE = "0x10de", "0x1002", "0x1ae0"
+_DISPLAY, _ACCELERATOR = "0x03", "0x12"  # PCI base classes; AMD Instinct boards are processing accelerators
+
+# Google's vendor id is also that of its network and disk adapters: only these device ids are TPUs.
+# Source: torch_xla/_internal/tpu.py and torch_tpu/_internal/utils/hardware.py.
+_TPU_CHIPS = {
+    "0x0027": "TPU v2/v3",
+    "0x0056": "TPU",
+    "0x005e": "TPU v4",
+    "0x0062": "TPU v5p",
+    "0x0063": "TPU v5e",
+    "0x006f": "TPU v6e",
+    "0x0076": "TPU v7",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Hardware:
+    """Accelerators of one vendor on this host.
+
+    Attributes:
+        count: How many were seen.
+        names: Their names, one each, as far as the host tells; else empty.
+        driver: Version of the kernel driver; empty where the host does not tell.
+        capability: ``ok`` when a driver offers them to this process, else why not.
+    """
+
+    count: int
+    names: tuple[str, ...]
+    driver: str
+    capability: Capability
+
+
+@dataclass(frozen=True, slots=True)
+class Cpu:
+    """The processor: its model name, and how many logical ones the host has."""
+
+    name: str
+    cores: int
+
+
+def nvidia(root: Path = ROOT) -> Hardware:
+    """NVIDIA GPUs: by the driver's ``/proc`` entries, its device nodes, WSL's adapter, or the PCI bus."""
+    names = tuple(_nvidia_names(root))
+    nodes = [node for node in _children(root / "dev") if re.fullmatch(r"nvidia\d+", node.name)]
+    boards = [board for board in _pci(root, _NVIDIA) if board.is_class(_DISPLAY) and board.driver != "vfio-pci"]
+    driver = _match(r"Kernel Module.*?\s(\d+\.\d[\d.]*)", _read(root / "proc/driver/nvidia/version"))
+    # In a container the nodes are those passed in, while /proc and PCI show the whole host.
+    count = len(nodes) or len(names)
+    if not count and (root / "dev/dxg").exists() and any((root / "usr/lib/wsl/lib").glob("libcuda.so*")):
+        count = 1
+    if count:
+        return Hardware(count, names if len(names) == count else (), driver, SUPPORTED)
+    if boards:
+        capability = unavailable(
+            Code.NO_HARDWARE,
+            f"PCI shows {len(boards)} NVIDIA GPU(s), but neither /dev/nvidia0 nor /proc/driver/nvidia is there",
+            "load the NVIDIA driver, or pass the GPUs into the container (--gpus all)",
+        )
+    else:
+        capability = unavailable(Code.NO_HARDWARE, "no NVIDIA GPU found", "run on a machine with an NVIDIA GPU")
+    return Hardware(len(boards), (), driver, capability)
+
+
+def amd(root: Path = ROOT) -> Hardware:
+    """AMD GPUs: by ROCm's compute driver (``/dev/kfd`` and its topology), else the PCI bus."""
+    names = tuple(_amd_names(root))
+    driver = _read(root / "sys/module/amdgpu/version").strip()
+    if (root / "dev/kfd").exists() and names:
+        return Hardware(len(names), names, driver, SUPPORTED)
+    if (root / "dev/dxg").exists() and (root / "opt/rocm").exists():
+        return Hardware(1, (), driver, SUPPORTED)
+    boards = [board for board in _pci(root, _AMD) if board.is_class(_DISPLAY, _ACCELERATOR)]
+    if boards:
+        reason = f"PCI shows {len(boards)} AMD GPU(s), but /dev/kfd offers none for compute"
+        action = "load amdgpu, or pass the GPUs into the container (--device=/dev/kfd --device=/dev/dri)"
+    else:
+        reason, action = "no AMD GPU found", "run on a machine with an AMD GPU"
+    return Hardware(len(boards), (), driver, unavailable(Code.NO_HARDWARE, reason, action))
+
+
+def tpu(root: Path = ROOT) -> Hardware:
+    """Google TPU chips: by their PCI ids, else by ``/dev/accel0`` and up. ``/dev/vfio`` alone shows nothing."""
+    names = tuple(
+        _TPU_CHIPS.get(board.device, f"TPU {board.device}")
+        for board in _pci(root, _GOOGLE)
+        if board.device in _TPU_CHIPS or board.is_class(_ACCELERATOR)
+    )
+    if names:
+        return Hardware(len(names), names, "", SUPPORTED)
+    nodes = [node for node in _children(root / "dev") if re.fullmatch(r"accel\d+", node.name)]
+    if nodes:
+        return Hardware(len(nodes), (), "", SUPPORTED)
+    missing = unavailable(Code.NO_HARDWARE, "no TPU chip on the PCI bus (vendor 0x1ae0)", "run on a Cloud TPU VM")
+    return Hardware(0, (), "", missing)
+
+
+def cpu(root: Path = ROOT) -> Cpu:
+    """The processor's model name and the number of logical processors, from ``/proc/cpuinfo`` where it tells."""
+    text = _read(root / "proc/cpuinfo")
+    name = _match(r"(?m)^(?:model name|cpu model|Processor|cpu)\s*:\s*(.+)$", text)
+    cores = len(re.findall(r"(?m)^processor\s*:", text))
+    return Cpu(name or platform.processor() or platform.machine() or "unknown CPU", cores or os.cpu_count() or 1)
+
+
+def usable_cores() -> int:
+    """How many logical processors this process may run on."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+@dataclass(frozen=True, slots=True)
+class _Board:
+    device: str
+    kind: str
+    driver: str
+
+    def is_class(self, *bases: str) -> bool:
+        return self.kind.startswith(bases)
+
+
+def _pci(root: Path, vendor: str) -> Iterator[_Board]:
+    for path in _children(root / "sys/bus/pci/devices"):
+        if _read(path / "vendor").strip() == vendor:
+            link = path / "driver"
+            driver = link.readlink().name if link.is_symlink() else ""
+            yield _Board(_read(path / "device").strip(), _read(path / "class").strip(), driver)
+
+
+def _nvidia_names(root: Path) -> Iterator[str]:
+    for path in _children(root / "proc/driver/nvidia/gpus"):
+        yield _match(r"(?m)^Model:\s*(.+)$", _read(path / "information")) or "NVIDIA GPU"
+
+
+def _amd_names(root: Path) -> Iterator[str]:
+    for path in _children(root / "sys/class/kfd/kfd/topology/nodes"):
+        # Of a GPU that a container may not use, the properties are there but cannot be read.
+        properties = dict(line.split(maxsplit=1) for line in _read(path / "properties").splitlines() if " " in line)
+        if int(properties.get("simd_count", "0")) > 0:
+            yield _gfx(int(properties.get("gfx_target_version", "0")))
+
+
+def _gfx(version: int) -> str:
+    # 90402 is gfx942, 90010 is gfx90a, 110001 is gfx1101.
+    if not version:
+        return "AMD GPU"
+    return f"gfx{version // 10000}{version // 100 % 100:x}{version % 100:x}"
+
+
+def _children(path: Path) -> list[Path]:
+    try:
+        return sorted(path.iterdir())
+    except OSError:
+        return []
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(errors="replace")
+    except OSError:
+        return ""
+
+
+def _match(pattern: str, text: str) -> str:
+    found = re.search(pattern, text)
+    return found.group(1).strip() if found else ""

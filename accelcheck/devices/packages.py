@@ -1,0 +1,74 @@
+"""What is installed, and how torch's out-of-tree backends are loaded. Nothing is imported to find that out."""
+
+from __future__ import annotations
+
+import importlib.util
+from importlib import metadata
+from typing import TYPE_CHECKING
+
+from accelcheck.capability import SUPPORTED, Capability, Code, unavailable
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+AUTOLOAD = "TORCH_DEVICE_BACKEND_AUTOLOAD"
+"""Set to 0, it keeps `import torch` from loading the installed out-of-tree backends."""
+_GROUP = "torch.backends"
+
+
+def installed(package: str) -> bool:
+    """Whether a top-level package can be imported, as far as finding it tells."""
+    try:
+        return importlib.util.find_spec(package) is not None
+    except ValueError:  # it is imported already, by something that gave it no spec
+        return True
+
+
+def requires(package: str, action: str) -> Capability:
+    """`SUPPORTED` if a top-level package is installed, else unavailable with what to do."""
+    if installed(package):
+        return SUPPORTED
+    return unavailable(Code.NO_PACKAGE, f"the package {package} is not installed", action)
+
+
+def requires_torch() -> Capability:
+    """As `requires`, for torch."""
+    return requires("torch", "pip install torch")
+
+
+def version(distribution: str) -> str:
+    """The version of an installed distribution; empty when it is not installed."""
+    try:
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return ""
+
+
+def versions(*distributions: str) -> dict[str, str]:
+    """Version by name, of those that are installed."""
+    return {name: found for name in distributions if (found := version(name))}
+
+
+def release(text: str) -> tuple[int, int]:
+    """The first two numbers of a version: (2, 13) of ``2.13.0+cpu``; (0, 0) if there are not two."""
+    parts = text.partition("+")[0].split(".")
+    try:
+        return int(parts[0]), int(parts[1])
+    except (IndexError, ValueError):
+        return 0, 0
+
+
+def backends() -> tuple[metadata.EntryPoint, ...]:
+    """The out-of-tree backends that `import torch` loads, as entry points, sorted by name."""
+    return tuple(sorted(metadata.entry_points(group=_GROUP), key=lambda entry: entry.name))
+
+
+def package_of(entry: metadata.EntryPoint) -> str:
+    """The top-level package that an entry point is in."""
+    return entry.module.partition(".")[0]
+
+
+def load_backend(entries: Iterable[metadata.EntryPoint]) -> None:
+    """Load out-of-tree backends as `import torch` would: for processes in which that is turned off."""
+    for entry in entries:
+        entry.load()()

@@ -1,0 +1,74 @@
+"""One chip to one pytest-xdist worker, by the vendor's own mask, chosen among what the caller lets us see. No torch.
+
+The mask must be set before the runtime starts, so this is called before torch is imported.
+Sources: CUDA programming guide (CUDA_VISIBLE_DEVICES), ROCm "GPU isolation techniques", torch_xla's
+``_internal/tpu.py``, Ascend CANN and Level Zero documentation.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from typing import TYPE_CHECKING
+
+from accelcheck.devices import hardware
+
+if TYPE_CHECKING:
+    from collections.abc import MutableMapping
+
+_TPU_MASK = "TPU_VISIBLE_CHIPS"
+_ONE_TPU = {"TPU_CHIPS_PER_PROCESS_BOUNDS": "1,1,1", "TPU_PROCESS_BOUNDS": "1,1,1"}
+_OTHERS = {"cuda": "CUDA_VISIBLE_DEVICES", "npu": "ASCEND_RT_VISIBLE_DEVICES", "xpu": "ZE_AFFINITY_MASK"}
+
+
+def pin(device_name: str, worker: str, environ: MutableMapping[str, str], count: int | None) -> dict[str, str]:
+    """Let a worker see one chip; workers beyond the number of chips share them, in turn.
+
+    Args:
+        device_name: The device's name.
+        worker: The worker's name, ``gw0`` and up; any other (``master``) is left alone.
+        environ: Where to set the mask. A mask that is there is indexed into, and an empty one (or ``-1``) is kept.
+        count: How many chips the device has, for when there is no mask; ``None`` or 0 pins nothing then.
+
+    Returns:
+        The variables that were set.
+    """
+    number = re.fullmatch(r"gw(\d+)", worker)
+    variable = _mask(device_name, environ)
+    if number is None or variable is None:
+        return {}
+    mask = environ.get(variable)
+    visible = [str(index) for index in range(count or 0)] if mask is None else chips(mask)
+    if not visible:
+        return {}
+    chosen = {variable: visible[int(number.group(1)) % len(visible)]}
+    if variable == _TPU_MASK:
+        chosen |= _ONE_TPU
+    environ.update(chosen)
+    return chosen
+
+
+def chips(mask: str) -> list[str]:
+    """The ids in a mask: numbers, UUIDs or MIG names. As in CUDA, an invalid id ends the list."""
+    visible: list[str] = []
+    for word in (word.strip() for word in mask.split(",")):
+        if not word or word.startswith("-"):
+            break
+        visible.append(word)
+    return visible
+
+
+def _mask(device: str, environ: MutableMapping[str, str]) -> str | None:
+    if device == "rocm":
+        # HIP's mask counts within ROCR's, so the innermost one that the caller has set is the one to narrow.
+        # HIP reads CUDA_VISIBLE_DEVICES as its own when that is not set.
+        inner = (name for name in ("HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES") if name in environ)
+        return next(inner, "ROCR_VISIBLE_DEVICES" if sys.platform == "linux" else "HIP_VISIBLE_DEVICES")
+    if device == "tpu" or (device == "xla" and _on_tpu(environ)):
+        return _TPU_MASK
+    return _OTHERS.get(device)
+
+
+def _on_tpu(environ: MutableMapping[str, str]) -> bool:
+    client = environ.get("PJRT_DEVICE")
+    return client == "TPU" if client else hardware.tpu().count > 0

@@ -1,0 +1,73 @@
+"""AMD GPUs through a ROCm build of torch."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from accelcheck.capability import Capability, Code, unavailable
+from accelcheck.devices import hardware
+from accelcheck.devices.base import Device, Fingerprint
+from accelcheck.devices.cuda import CudaLike
+from accelcheck.devices.packages import versions
+
+
+class Rocm(CudaLike):
+    """``rocm``: AMD GPUs."""
+
+    name = "rocm"
+    masks: ClassVar[tuple[str, ...]] = ("ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES")
+    variables: ClassVar[tuple[str, ...]] = (
+        "CUDA_VISIBLE_DEVICES",
+        "GPU_DEVICE_ORDINAL",
+        "HIPBLASLT_ALLOW_TF32",
+        "HIP_LAUNCH_BLOCKING",
+        "HIP_VISIBLE_DEVICES",
+        "HSA_CU_MASK",
+        "HSA_OVERRIDE_GFX_VERSION",
+        "HSA_XNACK",
+        "MIOPEN_DEBUG_CONVOLUTION_ATTRIB_FP16_ALT_IMPL",
+        "MIOPEN_FIND_ENFORCE",
+        "MIOPEN_FIND_MODE",
+        "PYTORCH_ALLOC_CONF",
+        "PYTORCH_HIP_ALLOC_CONF",
+        "PYTORCH_TUNABLEOP_ENABLED",
+        "ROCBLAS_INTERNAL_FP16_ALT_IMPL",
+        "ROCR_VISIBLE_DEVICES",
+        "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE",
+        "TORCH_BLAS_PREFER_HIPBLASLT",
+        "TORCH_ROCM_FA_PREFER_CK",
+    )
+
+    def hardware(self) -> hardware.Hardware:
+        return hardware.amd()
+
+    def usable(self) -> Capability:
+        import torch
+
+        if torch.version.hip is None:
+            return unavailable(
+                Code.WRONG_BUILD,
+                f"torch {torch.__version__} is built without ROCm, and this machine has an AMD GPU",
+                "install a ROCm build of torch: https://pytorch.org/get-started/locally",
+            )
+        return self.offered()
+
+    def fingerprint(self) -> Fingerprint:
+        import torch
+
+        properties = torch.cuda.get_device_properties(torch.cuda.current_device())
+        # The marketing name can be empty in a container; the architecture never is.
+        words = (properties.name, getattr(properties, "gcnArchName", ""))
+        return Fingerprint(
+            device=self.name,
+            chip=" ".join(word for word in words if word),
+            count=torch.cuda.device_count(),
+            memory=properties.total_memory,
+            driver=self.hardware().driver,
+            runtime=f"HIP {torch.version.hip}",
+            versions=versions("torch", "triton", "pytorch-triton-rocm", "triton-rocm", "numpy"),
+            environment=self.environment(),
+        )
+
+
+DEVICES: tuple[Device, ...] = (Rocm(),)

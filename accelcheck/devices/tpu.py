@@ -1,0 +1,132 @@
+"""Google TPUs through torch_tpu: an out-of-tree backend that is a torch device named ``tpu``."""
+
+from __future__ import annotations
+
+import sys
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from accelcheck.capability import SUPPORTED, Capability, Code, unavailable
+from accelcheck.devices import hardware
+from accelcheck.devices.base import Device, Fingerprint
+from accelcheck.devices.packages import (
+    backends,
+    load_backend,
+    package_of,
+    release,
+    requires,
+    requires_torch,
+    version,
+    versions,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    import torch
+
+_PYTHON = (3, 12)
+_TORCH = ((2, 11), (2, 15))  # torch_tpu 0.2.0's own requirement, both ends included
+
+
+class Tpu(Device):
+    """``tpu``. Its features are those that torch_tpu documents; nothing is declared that is not."""
+
+    name = "tpu"
+    type = "tpu"
+    dtypes = frozenset({"float32", "bfloat16"})
+    features = frozenset({"autocast-bfloat16"})
+    package: ClassVar[str] = "torch_tpu"
+    variables: ClassVar[tuple[str, ...]] = (
+        "LIBTPU_INIT_ARGS",
+        "TPU_CHIPS_PER_PROCESS_BOUNDS",
+        "TPU_LIBRARY_PATH",
+        "TPU_PROCESS_BOUNDS",
+        "TPU_VISIBLE_CHIPS",
+        "XLA_FLAGS",
+    )
+
+    def detect(self) -> Capability:
+        found = hardware.tpu().capability
+        if not found.ok:
+            return found
+        if sys.version_info < _PYTHON:
+            running = f"{sys.version_info.major}.{sys.version_info.minor}"
+            return unavailable(
+                Code.NO_PACKAGE, f"torch_tpu needs Python >= 3.12, this is {running}", "use a newer Python"
+            )
+        needed = requires_torch()
+        if needed.ok:
+            needed = requires(self.package, 'pip install "accelcheck[tpu]"')
+        if needed.ok and not _TORCH[0] <= release(version("torch")) <= _TORCH[1]:
+            return unavailable(
+                Code.WRONG_BUILD,
+                f"torch_tpu needs torch 2.11 to 2.15, and torch {version('torch')} is installed",
+                'pip install "torch>=2.11,<2.16"',
+            )
+        return needed
+
+    def open(self) -> None:
+        import torch
+
+        if not hasattr(torch, self.type):  # `import torch` loads it, unless that is turned off
+            load_backend(entry for entry in backends() if package_of(entry) == self.package)
+
+    def usable(self) -> Capability:
+        import torch
+
+        if hasattr(torch, self.type):
+            return SUPPORTED
+        return unavailable(
+            Code.PROBE_FAILED,
+            "torch_tpu was loaded and registered no device",
+            "see torch_tpu's messages on standard error",
+        )
+
+    def fingerprint(self) -> Fingerprint:
+        chips = hardware.tpu()
+        return Fingerprint(
+            device=self.name,
+            chip=chips.names[0] if chips.names else "TPU",
+            count=chips.count,
+            memory=_memory(),
+            runtime="TorchTPU",
+            versions=versions("torch", "torch-tpu", "libtpu", "numpy"),
+            environment=self.environment(),
+        )
+
+    def torch_device(self) -> torch.device:
+        import torch
+
+        return torch.device(self.type, 0)
+
+    def synchronize(self) -> None:
+        import torch
+
+        torch.accelerator.synchronize()
+
+    @contextmanager
+    def strict_float32(self) -> Iterator[None]:
+        import torch
+
+        with super().strict_float32():
+            # torch_tpu replaces this pair of functions by its own, which keep a state beside torch's.
+            found = torch.get_float32_matmul_precision()
+            torch.set_float32_matmul_precision("highest")
+            try:
+                yield
+            finally:
+                torch.set_float32_matmul_precision(found)
+
+
+def _memory() -> int:
+    import torch
+
+    module: Any = torch.get_device_module("tpu")
+    try:
+        return int(module.get_device_properties(0).total_memory)
+    except (AttributeError, RuntimeError):  # an unknown chip
+        return 0
+
+
+DEVICES: tuple[Device, ...] = (Tpu(),)

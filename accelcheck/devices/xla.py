@@ -1,0 +1,168 @@
+"""XLA devices through torch_xla: TPUs, and any processor through PJRT's CPU client."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from contextlib import contextmanager
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from accelcheck.capability import SUPPORTED, Capability, Code, unavailable
+from accelcheck.devices import hardware
+from accelcheck.devices.base import Device, Fingerprint, Memory
+from accelcheck.devices.packages import installed, release, requires, requires_torch, version, versions
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    import torch
+
+_CLIENT = "PJRT_DEVICE"
+_READ = "aten::_local_scalar_dense"  # `Tensor.item()`: the host asks for the value, nothing is computed there
+
+
+class Xla(Device):
+    """``xla``.
+
+    Without ``PJRT_DEVICE``, a machine with neither TPU nor Neuron runs on PJRT's CPU client, as torch_xla itself
+    decides; `open` then sets the variable, so that child processes and the fingerprint say so.
+    """
+
+    name = "xla"
+    type = "xla"
+    dtypes = frozenset({"float32", "float64", "bfloat16", "float16"})
+    features = frozenset({"float64", "autocast-bfloat16", "lazy"})
+    variables: ClassVar[tuple[str, ...]] = (
+        "CPU_NUM_DEVICES",
+        "LIBTPU_INIT_ARGS",
+        "PJRT_DEVICE",
+        "TPU_CHIPS_PER_PROCESS_BOUNDS",
+        "TPU_LIBRARY_PATH",
+        "TPU_PROCESS_BOUNDS",
+        "TPU_VISIBLE_CHIPS",
+        "XLA_DISABLE_FUNCTIONALIZATION",
+        "XLA_DOWNCAST_BF16",
+        "XLA_DOWNCAST_FP16",
+        "XLA_FLAGS",
+        "XLA_PERSISTENT_CACHE_PATH",
+        "XLA_USE_BF16",
+        "XLA_USE_EAGER_DEBUG_MODE",
+        "XLA_USE_FP16",
+        "XLA_USE_SPMD",
+    )
+
+    def __init__(self) -> None:
+        self._counted: Counter[str] = Counter()
+
+    def detect(self) -> Capability:
+        needed = requires_torch()
+        if needed.ok:
+            needed = requires("torch_xla", 'pip install "accelcheck[xla]" (torch_xla 2.9 pairs with torch 2.9)')
+        return self._matched() if needed.ok else needed
+
+    def _matched(self) -> Capability:
+        ours, theirs = version("torch-xla"), version("torch")
+        # Its extension module is bound to the C++ symbols of one torch release.
+        if ours and theirs and release(ours) != release(theirs):
+            wanted = ".".join(map(str, release(ours)))
+            return unavailable(
+                Code.WRONG_BUILD,
+                f"torch_xla {ours} is built for torch {wanted}, and torch {theirs} is installed",
+                f'pip install "torch=={wanted}.*"',
+            )
+        client = os.environ.get(_CLIENT, "")
+        chips = hardware.tpu()
+        if client == "TPU" and not chips.capability.ok:
+            return unavailable(Code.NO_HARDWARE, f"{_CLIENT}=TPU, but {chips.capability.reason}", f"set {_CLIENT}=CPU")
+        if not client and chips.count and not (installed("libtpu") or "TPU_LIBRARY_PATH" in os.environ):
+            return unavailable(
+                Code.NO_PACKAGE,
+                f"this machine has {chips.count} TPU chip(s), but libtpu is not installed",
+                f'pip install "torch_xla[tpu]", or set {_CLIENT}=CPU',
+            )
+        return SUPPORTED
+
+    def open(self) -> None:
+        if _CLIENT not in os.environ and not hardware.tpu().count and not installed("libneuronxla"):
+            os.environ[_CLIENT] = "CPU"
+        import_module("torch_xla")
+
+    @property
+    def client(self) -> str:
+        """The PJRT client in use: ``CPU``, ``TPU``, ``NEURON``."""
+        return str(import_module("torch_xla.runtime").device_type())
+
+    def fingerprint(self) -> Fingerprint:
+        chips = hardware.tpu()
+        if self.client == "TPU":
+            # The runtime takes the chips to count them; the PCI bus tells without.
+            chip, count = chips.names[0] if chips.names else "TPU", chips.count
+        else:
+            chip = hardware.cpu().name if self.client == "CPU" else self.client
+            count = int(import_module("torch_xla.runtime").addressable_runtime_device_count())
+        return Fingerprint(
+            device=self.name,
+            chip=chip,
+            count=count,
+            runtime=f"PJRT {self.client}",
+            versions=versions("torch", "torch-xla", "libtpu", "numpy"),
+            environment=self.environment(),
+        )
+
+    def torch_device(self) -> torch.device:
+        device: torch.device = import_module("torch_xla").device()
+        return device
+
+    def synchronize(self) -> None:
+        import_module("torch_xla").sync()
+        import_module("torch_xla.core.xla_model").wait_device_ops()
+
+    def seed(self, seed: int) -> None:
+        import torch
+
+        torch.manual_seed(seed)
+        import_module("torch_xla").manual_seed(seed)  # torch.manual_seed does not reach XLA's generator
+
+    def memory(self) -> Memory:
+        try:
+            info: Mapping[str, int] = import_module("torch_xla.core.xla_model").get_memory_info(self.torch_device())
+            held = int(info["bytes_used"])
+        except (RuntimeError, KeyError) as error:
+            return Memory(None, None, f"torch_xla has no memory statistics on PJRT {self.client}: {error}")
+        return Memory(held, None, "torch_xla cannot begin a new peak")
+
+    @contextmanager
+    def strict_float32(self) -> Iterator[None]:
+        with super().strict_float32():
+            if self.client == "CPU":
+                yield  # it multiplies FP32 in FP32 at every setting
+                return
+            precision: Any = import_module("torch_xla.backends")
+            found = precision.get_mat_mul_precision()
+            if found == "highest":
+                yield
+                return
+            precision.set_mat_mul_precision("highest")
+            try:
+                yield
+            finally:
+                precision.set_mat_mul_precision(found)
+
+    def fallbacks(self) -> Mapping[str, int]:
+        # torch_xla counts an operator under `aten::` when it hands it to the CPU, and under `xla::` when it lowers it.
+        now = _cpu_counters()
+        return {name: count - self._counted[name] for name, count in now.items() if count > self._counted[name]}
+
+    def reset_fallbacks(self) -> None:
+        # Its counters are everybody's: remembered, not cleared.
+        self._counted = _cpu_counters()
+
+
+def _cpu_counters() -> Counter[str]:
+    metrics: Any = import_module("torch_xla.debug.metrics")
+    names = (name for name in metrics.counter_names() if name.startswith("aten::") and name != _READ)
+    return Counter({name: int(metrics.counter_value(name)) for name in names})
+
+
+DEVICES: tuple[Device, ...] = (Xla(),)

@@ -1,0 +1,173 @@
+"""pytest's hooks, thin. Importing this costs every pytest run of everyone who has accelcheck installed: no torch here."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from accelcheck import options
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator
+
+    from accelcheck.case import Case
+    from accelcheck.controller import Controller
+    from accelcheck.journal import Record
+    from accelcheck.matrix import Matrix
+    from accelcheck.qualify.execute import Bench
+    from accelcheck.setup import Setup
+
+_SETUP = pytest.StashKey["Setup"]()
+_MATRIX = pytest.StashKey["Matrix"]()
+_RECORD = pytest.StashKey["Record"]()
+
+NOT_ASKED = "not-asked"
+NO_CASE = "no-case"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Declare the options and their ini twins."""
+    options.add(parser)
+
+
+def pytest_addhooks(pluginmanager: pytest.PytestPluginManager) -> None:
+    """Declare the hooks by which others register devices, techniques and workloads."""
+    from accelcheck import hookspecs
+
+    pluginmanager.add_hookspecs(hookspecs)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Find out what was asked for and what is here: on the controller by probing, on a worker by being told."""
+    config.addinivalue_line(
+        "markers", "accel(*modes): parametrize `accel_case` with the selected cases of these modes (default: all modes)"
+    )
+    worker = getattr(config, "workerinput", None)
+    if worker is not None:
+        if "accelcheck" in worker:
+            from accelcheck.setup import Setup
+
+            setup = Setup.from_json(worker["accelcheck"])
+            setup.apply(os.environ, worker["workerid"], worker["workercount"])
+            config.stash[_SETUP] = setup
+    elif options.requested(config) and not config.option.help:
+        config.pluginmanager.register(_controller(config), "accelcheck-controller")
+
+
+def _controller(config: pytest.Config) -> Controller:
+    from accelcheck.controller import Controller
+    from accelcheck.journal import JournalError
+    from accelcheck.qualify.ledger import LedgerError
+    from accelcheck.registry import DuplicateNameError, UnknownNameError
+    from accelcheck.setup import AbsentDeviceError, Setup
+
+    try:
+        setup = Setup.find(config)
+        setup.apply(os.environ, "", 1)
+        config.stash[_SETUP] = setup
+        config.add_cleanup(lambda: shutil.rmtree(setup.folder, ignore_errors=True))
+        if setup.selection.techniques or setup.selection.workloads or setup.selection.cases:
+            _matrix(config).check(setup.selection)  # names need the registry, and that needs torch: only when given
+        return Controller(config, setup)
+    except (AbsentDeviceError, DuplicateNameError, JournalError, LedgerError, UnknownNameError) as error:
+        raise pytest.UsageError(f"accelcheck: {error}") from error
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    """xdist: tell a worker what the controller found out."""
+    setup = node.config.stash.get(_SETUP, None)
+    if setup is not None:
+        node.workerinput["accelcheck"] = setup.as_json()
+
+
+def _matrix(config: pytest.Config) -> Matrix:
+    if _MATRIX not in config.stash:
+        from accelcheck.matrix import Matrix
+
+        config.stash[_MATRIX] = Matrix.load(
+            [technique for group in config.hook.pytest_accel_techniques() for technique in group],
+            [workload for group in config.hook.pytest_accel_workloads() for workload in group],
+        )
+    return config.stash[_MATRIX]
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Give a test that takes `accel_case` the selected cases."""
+    if "accel_case" not in metafunc.fixturenames:
+        return
+    setup = metafunc.config.stash.get(_SETUP, None)
+    if setup is None:
+        _parametrize_nothing(metafunc, NOT_ASKED, "accelcheck was not asked for: give --accel-device=auto")
+        return
+    from accelcheck.case import Mode
+
+    marker = metafunc.definition.get_closest_marker("accel")
+    modes = [Mode(mode) for mode in marker.args] if marker is not None and marker.args else list(Mode)
+    cases = _matrix(metafunc.config).cases(setup.selection, modes)
+    if cases:
+        metafunc.parametrize("accel_case", cases, ids=[case.id for case in cases])
+    else:
+        _parametrize_nothing(metafunc, NO_CASE, "no case of this kind matches the selection")
+
+
+def _parametrize_nothing(metafunc: pytest.Metafunc, name: str, reason: str) -> None:
+    metafunc.parametrize("accel_case", [pytest.param(None, marks=pytest.mark.skip(reason=reason), id=name)])
+
+
+@pytest.fixture(scope="session")
+def accel_bench(request: pytest.FixtureRequest) -> Bench:
+    """Everything that cases run with, one a process."""
+    from accelcheck.qualify.execute import Bench
+    from accelcheck.qualify.ledger import Ledger, shipped
+    from accelcheck.verify.oracle import Store
+
+    setup = request.config.stash[_SETUP]
+    ledgers = [path for device in setup.selection.devices for path in shipped(device)]
+    return Bench(
+        matrix=_matrix(request.config),
+        devices=setup.devices(request.config),
+        statuses=setup.statuses,
+        store=Store(setup.folder),
+        ledger=Ledger.load((*ledgers, *setup.ledgers)),
+    )
+
+
+@pytest.fixture
+def accel_check(request: pytest.FixtureRequest, accel_bench: Bench) -> Callable[[Case], Record]:
+    """Run a case, keep its record, and pass, skip or fail the test by its verdict."""
+    from accelcheck.case import Verdict
+    from accelcheck.report.message import explain
+
+    def check(case: Case) -> Record:
+        record = accel_bench.run(case)
+        request.node.stash[_RECORD] = record
+        request.node.user_properties += [
+            ("accelcheck.case", case.id),
+            ("accelcheck.verdict", str(record.verdict)),
+            *([("accelcheck.code", record.code)] if record.code else []),
+            *((f"accelcheck.evidence.{e.claim}", str(e.observed)) for e in record.evidence),
+            *((f"accelcheck.view.{f.view}", f"{f.measured:.6g} of {f.allowed:.6g} at {f.path}") for f in record.figures),
+        ]
+        if not record.verdict.executed:
+            pytest.skip(record.reason)
+        if record.verdict is Verdict.XFAIL:
+            pytest.xfail(record.reason)
+        if not record.verdict.green:
+            pytest.fail(explain(record), pytrace=False)
+        return record
+
+    return check
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Send the record to the controller with the report."""
+    report = yield
+    record = item.stash.get(_RECORD, None)
+    if record is not None and report.when == "call":
+        report.accelcheck = record.as_json()
+    return report

@@ -1,0 +1,121 @@
+"""The ledger: what a device is known to get wrong, each entry with a reason, a link, an owner and an expiry. No torch."""
+
+from __future__ import annotations
+
+import datetime
+import fnmatch
+import re
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from accelcheck.case import Verdict
+
+SCHEMA = 1
+FOLDER = Path(__file__).parent / "ledgers"
+"""The ledgers that come with accelcheck, one a device: ``xla.toml``."""
+
+_FIELDS = {"cases", "verdict", "match", "reason", "link", "owner", "expires"}
+
+
+class LedgerError(ValueError):
+    """A ledger is not what it should be; the message names the file, the entry and the field."""
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One expectation.
+
+    Attributes:
+        cases: Case ids or globs, matched against whole ids.
+        verdict: ``fail`` or ``error``: what is expected to happen.
+        match: Regular expression that the failure's text must contain; another failure is not expected.
+        reason: What a maintainer needs to know to act on it.
+        link: Where it is reported or documented.
+        owner: Who can mend it.
+        expires: From this day on the entry counts no more, and its cases fail again.
+    """
+
+    cases: tuple[str, ...]
+    verdict: Verdict
+    match: str
+    reason: str
+    link: str
+    owner: str
+    expires: datetime.date
+
+    def covers(self, case_id: str, today: datetime.date) -> bool:
+        """Whether the entry speaks of this case, today."""
+        return today < self.expires and any(fnmatch.fnmatchcase(case_id, pattern) for pattern in self.cases)
+
+    def foresaw(self, verdict: Verdict, text: str) -> bool:
+        """Whether what happened is what was expected."""
+        return verdict is self.verdict and re.search(self.match, text) is not None
+
+
+@dataclass(frozen=True, slots=True)
+class Ledger:
+    """All entries that apply to a run."""
+
+    entries: tuple[Entry, ...] = ()
+
+    @classmethod
+    def load(cls, paths: tuple[Path, ...]) -> Ledger:
+        """Read ledgers.
+
+        Raises:
+            LedgerError: A file cannot be read or an entry is wrong.
+        """
+        return cls(tuple(entry for path in paths for entry in _entries(path)))
+
+    def entry(self, case_id: str, today: datetime.date | None = None) -> Entry | None:
+        """The first entry that covers a case today."""
+        day = today or datetime.datetime.now(tz=datetime.UTC).date()
+        return next((entry for entry in self.entries if entry.covers(case_id, day)), None)
+
+
+def shipped(device: str) -> tuple[Path, ...]:
+    """The ledger that comes with accelcheck for a device, if there is one."""
+    path = FOLDER / f"{device}.toml"
+    return (path,) if path.exists() else ()
+
+
+def _entries(path: Path) -> list[Entry]:
+    try:
+        data = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise LedgerError(f"the ledger {path} cannot be read: {error.strerror or error}") from error
+    except tomllib.TOMLDecodeError as error:
+        raise LedgerError(f"the ledger {path} is not TOML: {error}") from error
+    if data.get("schema") != SCHEMA:
+        raise LedgerError(f"{path}: field 'schema' is {data.get('schema')!r}; this accelcheck reads {SCHEMA}")
+    return [_entry(f"{path}: entry {number}", raw) for number, raw in enumerate(data.get("entry", []), start=1)]
+
+
+def _entry(where: str, raw: dict[str, Any]) -> Entry:
+    if raw.keys() != _FIELDS:
+        wrong = sorted(raw.keys() ^ _FIELDS)
+        raise LedgerError(f"{where}: fields {', '.join(sorted(_FIELDS))} are expected, each once; wrong: {', '.join(wrong)}")
+    if raw["verdict"] not in {"fail", "error"}:
+        raise LedgerError(f"{where}: field 'verdict' is {raw['verdict']!r}; legal values: fail, error")
+    if not isinstance(raw["expires"], datetime.date) or isinstance(raw["expires"], datetime.datetime):
+        raise LedgerError(f"{where}: field 'expires' is {raw['expires']!r}; expected a date such as 2027-06-30")
+    if not isinstance(raw["cases"], list) or not raw["cases"]:
+        raise LedgerError(f"{where}: field 'cases' is {raw['cases']!r}; expected a list of case ids or globs")
+    try:
+        re.compile(raw["match"])
+    except (re.error, TypeError) as error:
+        raise LedgerError(f"{where}: field 'match' is not a regular expression: {error}") from error
+    for name in ("reason", "link", "owner"):
+        if not isinstance(raw[name], str) or not raw[name].strip():
+            raise LedgerError(f"{where}: field {name!r} is empty; an expectation without one cannot be acted on")
+    return Entry(
+        cases=tuple(raw["cases"]),
+        verdict=Verdict(raw["verdict"]),
+        match=raw["match"],
+        reason=raw["reason"].strip(),
+        link=raw["link"].strip(),
+        owner=raw["owner"].strip(),
+        expires=raw["expires"],
+    )

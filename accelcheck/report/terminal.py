@@ -1,0 +1,115 @@
+"""The terminal: which devices are here, the matrix technique x device, counts per verdict, the slowest cases. No torch."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from accelcheck.case import Verdict
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+    from pathlib import Path
+
+    import pytest
+
+    from accelcheck.devices.base import Fingerprint
+    from accelcheck.journal import Record
+    from accelcheck.setup import Setup
+
+SLOWEST = 5
+_BAD_FIRST = (
+    Verdict.DEVICE_LOST,
+    Verdict.CRASH,
+    Verdict.HANG,
+    Verdict.ERROR,
+    Verdict.FAIL,
+    Verdict.XPASS,
+    Verdict.XFAIL,
+    Verdict.WAIVED,
+    Verdict.PASS,
+    Verdict.UNSUPPORTED,
+    Verdict.UNAVAILABLE,
+)
+
+
+def header(setup: Setup) -> list[str]:
+    """One line for what was asked, one a device."""
+    lines = [f"accelcheck: level {setup.selection.level}, devices asked for: {', '.join(setup.selection.devices) or 'none'}"]
+    for name, status in setup.statuses.items():
+        found = status.fingerprint
+        lines.append(f"  {name}: {_identity(found) if found is not None else status.capability}")
+    return lines
+
+
+def counts(records: Iterable[Record]) -> dict[str, int]:
+    """How many of each verdict, the worst first."""
+    tally = Counter(record.verdict for record in records)
+    return {str(verdict): tally[verdict] for verdict in _BAD_FIRST if tally[verdict]}
+
+
+def summary(
+    reporter: pytest.TerminalReporter, setup: Setup, records: Mapping[str, Record], journal: Path | None
+) -> None:
+    """Write the whole summary."""
+    reporter.section("accelcheck")
+    for line in matrix(list(records.values()), setup.selection.devices):
+        reporter.write_line(line)
+    refused = Counter((r.case.device, r.reason) for r in records.values() if not r.verdict.executed)
+    if refused:
+        reporter.write_line("")
+        reporter.write_line("not run:")
+        for (device, reason), number in sorted(refused.items()):
+            reporter.write_line(f"  {device}: {number} x {reason}")
+    expected = Counter(
+        (r.case.device, r.reason.partition("\n")[0]) for r in records.values() if r.verdict is Verdict.XFAIL
+    )
+    if expected:
+        reporter.write_line("")
+        reporter.write_line("expected to fail (ledger):")
+        for (device, reason), number in sorted(expected.items()):
+            reporter.write_line(f"  {device}: {number} x {reason}")
+    slow = sorted(records.values(), key=lambda record: -sum(record.seconds.values()))[:SLOWEST]
+    if slow and slow[0].verdict.executed:
+        reporter.write_line("")
+        reporter.write_line("slowest cases:")
+        for record in (r for r in slow if r.verdict.executed):
+            phases = ", ".join(f"{phase} {value:.1f}" for phase, value in record.seconds.items() if value >= 0.05)
+            reporter.write_line(f"  {sum(record.seconds.values()):6.1f} s  {record.case.id}  ({phases})")
+    reporter.write_line("")
+    executed = sum(record.verdict.executed for record in records.values())
+    totals = ", ".join(f"{number} {verdict}" for verdict, number in counts(records.values()).items()) or "no cases"
+    compared = sum(record.compared for record in records.values())
+    reporter.write_line(f"{executed} cases executed, {compared} elements compared with the oracle: {totals}")
+    if journal is not None:
+        reporter.write_line(f"journal: {journal}")
+
+
+def matrix(records: list[Record], devices: tuple[str, ...]) -> list[str]:
+    """A row a technique, a column a device, in each cell the counts per verdict."""
+    cells: dict[tuple[str, str], list[Record]] = {}
+    for record in records:
+        cells.setdefault((record.case.technique, record.case.device), []).append(record)
+    techniques = sorted({technique for technique, _ in cells})
+    texts = {key: _cell(group) for key, group in cells.items()}
+    first = max([len("technique"), *(len(name) for name in techniques)])
+    widths = {d: max([len(d), *(len(t) for (_, device), t in texts.items() if device == d)]) for d in devices}
+    lines = ["  ".join([f"{'technique':<{first}}", *(f"{d:<{widths[d]}}" for d in devices)]).rstrip()]
+    for technique in techniques:
+        row = [f"{texts.get((technique, d), '-'):<{widths[d]}}" for d in devices]
+        lines.append("  ".join([f"{technique:<{first}}", *row]).rstrip())
+    return lines
+
+
+def _cell(records: list[Record]) -> str:
+    codes = {record.code for record in records}
+    if len(codes) == 1 and (code := codes.pop()):
+        return f"{records[0].verdict} [{code}]"
+    return ", ".join(f"{number} {verdict}" for verdict, number in counts(records).items())
+
+
+def _identity(fingerprint: Fingerprint) -> str:
+    versions = ", ".join(f"{name} {version}" for name, version in sorted(fingerprint.versions.items()))
+    facts = [f"{fingerprint.count} x {fingerprint.chip}", fingerprint.runtime, fingerprint.driver, versions]
+    facts += [f"{name}={value}" for name, value in sorted(fingerprint.environment.items())]
+    return "; ".join(fact for fact in facts if fact)

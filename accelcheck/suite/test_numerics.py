@@ -1,0 +1,35 @@
+"""Is it right? Every selected case, judged by the FP64 oracle."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from accelcheck.case import Mode
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from accelcheck.case import Case
+    from accelcheck.journal import Record
+
+    Check = Callable[[Case], Record]
+
+
+@pytest.mark.accel(Mode.FORWARD)
+def test_equivalence(accel_case: Case, accel_check: Check) -> None:
+    """The outputs."""
+    accel_check(accel_case)
+
+
+@pytest.mark.accel(Mode.BACKWARD)
+def test_gradients(accel_case: Case, accel_check: Check) -> None:
+    """The outputs in training mode, every gradient, and every buffer."""
+    accel_check(accel_case)
+
+
+@pytest.mark.accel(Mode.TRAIN)
+def test_training(accel_case: Case, accel_check: Check) -> None:
+    """Losses, final parameters and buffers of a short training."""
+    accel_check(accel_case)

@@ -1,0 +1,1 @@
+"""The acceleration techniques, one file a family, each with its `TECHNIQUES`."""

@@ -1,0 +1,138 @@
+"""Activation checkpointing: blocks forget what they computed, and compute it again in the backward pass."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from accelcheck.capability import SUPPORTED, Capability, Code, unsupported
+from accelcheck.case import Evidence, Mode
+from accelcheck.techniques.base import Technique
+from accelcheck.techniques.observe import CONTRACTION, OperatorLog
+from accelcheck.workloads.base import flatten, leaf
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from accelcheck.devices.base import Device
+    from accelcheck.techniques.observe import Log
+    from accelcheck.workloads.base import Program
+
+_COUNTS = "block calls and forwards"
+_PLAIN = "contractions of one plain pass"
+
+
+class Checkpoint(Technique):
+    """Every member of the module's ``blocks`` runs under a checkpoint function."""
+
+    family = "checkpoint"
+    modes = frozenset({Mode.BACKWARD, Mode.TRAIN})
+    requires = frozenset({"blocks"})
+
+    def __init__(self, name: str, source: str, promise: str) -> None:
+        self.name = name
+        self.source = source
+        self.promise = promise
+
+    def checkpointing(self) -> Callable[..., Any]:
+        """``checkpoint(function, *args)``, with the variant's options bound."""
+        raise NotImplementedError(f"{type(self).__name__}.checkpointing: give the checkpoint function")
+
+    def prepare(self, program: Program, mode: Mode, device: Device) -> None:
+        blocks = program.module.blocks
+        if not isinstance(blocks, nn.ModuleList):
+            raise TypeError(f"trait `blocks` promises a ModuleList; {type(program.module).__name__}.blocks is none")
+        program.extras[_PLAIN] = _contractions(program, mode, device)
+        counts: Counter[str] = Counter()
+        program.extras[_COUNTS] = counts
+        save = self.checkpointing()
+        for block in blocks:
+            # On the instance: wrapping the module instead would rename its parameters, by which gradients are found.
+            block.forward = _checkpointed(block.forward, save, counts)
+
+    def evidence(self, program: Program, log: Log, mode: Mode, device: Device) -> Iterable[Evidence]:
+        del device
+        counts: Counter[str] = program.extras[_COUNTS]
+        calls, forwards = counts["calls"], counts["forwards"]
+        yield Evidence(
+            f"forwards of blocks = {2 * calls}, twice their calls", forwards, engaged=forwards == 2 * calls > 0
+        )
+        plain: int = program.extras[_PLAIN] * (program.steps if mode is Mode.TRAIN else 1)
+        if plain:
+            seen = log.count(CONTRACTION)
+            yield Evidence(f"contractions > {plain}, the plain run's", seen, engaged=seen > plain)
+
+
+class TorchCheckpoint(Checkpoint):
+    """``torch.utils.checkpoint``, in one of its two implementations."""
+
+    def __init__(self, name: str, promise: str, *, reentrant: bool) -> None:
+        super().__init__(name, "https://docs.pytorch.org/docs/stable/checkpoint.html", promise)
+        self.reentrant = reentrant
+
+    def checkpointing(self) -> Callable[..., Any]:
+        return functools.partial(checkpoint, use_reentrant=self.reentrant)
+
+
+class XlaCheckpoint(Checkpoint):
+    """``torch_xla.utils.checkpoint``: barriers keep the compiler from merging the two computations."""
+
+    def capability(self, device: Device) -> Capability:
+        if device.type != "xla":
+            return unsupported(Code.NO_BACKEND, f"torch_xla.utils.checkpoint is for xla tensors, not {device.type}")
+        return SUPPORTED
+
+    def checkpointing(self) -> Callable[..., Any]:
+        function: Callable[..., Any] = importlib.import_module("torch_xla.utils.checkpoint").checkpoint
+        return function
+
+
+def _checkpointed(
+    forward: Callable[..., Any], save: Callable[..., Any], counts: Counter[str]
+) -> Callable[[Tensor], Any]:
+    def inner(value: Tensor) -> Any:
+        counts["forwards"] += 1
+        return forward(value)
+
+    def outer(value: Tensor) -> Any:
+        counts["calls"] += 1
+        return save(inner, value)
+
+    return outer
+
+
+def _contractions(program: Program, mode: Mode, device: Device) -> int:
+    """Contractions of one pass forward and back, plain. In eval mode: no statistics move, nothing random is drawn."""
+    training = program.module.training
+    program.module.eval()
+    inputs = program.inputs
+    if mode is Mode.BACKWARD:
+        inputs = tuple(leaf(value) for value in inputs)
+    log = OperatorLog(device.type)
+    with log:
+        outs = [out for _, out in flatten(program.module(*inputs)) if out.requires_grad]
+        torch.autograd.backward(outs, [torch.ones_like(out) for out in outs])
+    program.module.zero_grad(set_to_none=True)
+    program.module.train(training)
+    return log.count(CONTRACTION)
+
+
+TECHNIQUES: tuple[Technique, ...] = (
+    TorchCheckpoint(
+        "checkpoint-reentrant", "Recomputing in the backward pass gives the gradients of storing.", reentrant=True
+    ),
+    TorchCheckpoint(
+        "checkpoint-non-reentrant", "Recomputing in saved-tensor hooks gives the gradients of storing.", reentrant=False
+    ),
+    XlaCheckpoint(
+        "checkpoint-xla",
+        "https://docs.pytorch.org/xla/release/r2.9/index.html",
+        "Recomputing behind optimization barriers gives the gradients of storing.",
+    ),
+)

@@ -1,0 +1,46 @@
+"""Eager execution: nothing is accelerated. It checks the reference that the device itself gives."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from accelcheck.case import Evidence, Mode
+from accelcheck.techniques.base import Technique
+from accelcheck.techniques.observe import operators
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from accelcheck.devices.base import Device
+    from accelcheck.techniques.observe import Log
+    from accelcheck.workloads.base import Program
+
+
+class Eager(Technique):
+    """The program as it is. Cases run in strict FP32 unless their technique says otherwise, so this one does."""
+
+    name = "eager"
+    family = "eager"
+    promise = "Plain operators give what the dtype's arithmetic allows."
+    source = "https://docs.pytorch.org/docs/stable/notes/numerical_accuracy.html"
+    dtypes = ("float32", "bfloat16", "float16")
+
+    def prepare(self, program: Program, mode: Mode, device: Device) -> None:
+        del program, mode, device
+
+    def evidence(self, program: Program, log: Log, mode: Mode, device: Device) -> Iterable[Evidence]:
+        del program, mode
+        seen = operators(log)
+        here = seen.having(lambda operator: any(at == device.type for _, _, at in operator.outputs))
+        strays = seen.strays()
+        return (
+            Evidence(f"operators computed on {device.type} >= 1", here, engaged=here >= 1),
+            Evidence(
+                "operators computed elsewhere = 0",
+                ", ".join(f"{name} x{count}" for name, count in sorted(strays.items())) or 0,
+                engaged=not strays,
+            ),
+        )
+
+
+TECHNIQUES: tuple[Technique, ...] = (Eager(),)

@@ -1,0 +1,244 @@
+"""int8 quantization in FP64, from the documented formulas: what a correct int8 implementation computes.
+
+Integers are decided in FP32, as the schemes prescribe (scales are FP32 numbers, a value x becomes round(x * (1 / s)) with
+ties to even); everything after the decision is FP64. A correct candidate then differs by FP32 rounding alone, and by rare
+moves of one quantum where a value lies within rounding error of a tie: see `Quantizer.flips`.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.nn.functional as F  # noqa: N812 - torch's own convention
+from torch import Tensor, nn
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch.utils.hooks import RemovableHandle
+
+EPSILON = torch.finfo(torch.float32).eps
+"""Smallest scale of torch.ao's observers and of torchao's Int8Tensor."""
+
+SMALL_SCALE = 6.1e-5
+"""Smallest scale of a dynamic activation: the smallest normal FP16 number (ATen/native/quantized/cpu/QuantUtils.h)."""
+
+REACH = 2.0**-12
+"""Distance to a tie, in quanta, within which a correct implementation may decide either way: positions of up to 2**7
+quanta, times 2**5 FP32 unit roundoffs (2**-24) of relative error in activations that went through a few layers."""
+
+Scale = tuple[Tensor, int]
+"""FP32 scale, broadcastable to what is quantized, and the zero point."""
+
+
+def symmetric_scale(x: Tensor, dim: int | None = -1) -> Tensor:
+    """Scale of a symmetric int8 range: max|x| / 127.5, FP32.
+
+    The rule of torch.ao's MinMaxObserver and PerChannelMinMaxObserver (``per_tensor_symmetric``, ``per_channel_symmetric``,
+    qint8) and of torchao's ``choose_qparams_affine`` (``MappingType.SYMMETRIC``, int8).
+
+    Args:
+        x: FP32, any shape.
+        dim: Each slice along it has its own scale (that dimension becomes 1); None for one scale.
+    """
+    largest = x.abs().amax() if dim is None else x.abs().amax(dim, keepdim=True)
+    return (largest / 127.5).clamp(min=EPSILON)
+
+
+def per_token(x: Tensor) -> Scale:
+    """The rule of torchao's dynamic activation: a symmetric scale for each row along the last dimension."""
+    return symmetric_scale(x), 0
+
+
+@dataclass(frozen=True)
+class DynamicRange:
+    """ATen's ``ChooseQuantizationParams`` for a quint8 activation: one affine scale from the tensor's own range.
+
+    Attributes:
+        steps: 127 with ``reduce_range`` (fbgemm, x86, oneDNN: two products of 7 by 8 bits fit 16 bits), 255 without.
+    """
+
+    steps: int
+
+    def __call__(self, x: Tensor) -> Scale:
+        low = min(float(x.amin()), 0.0)
+        high = max(float(x.amax()), 0.0)
+        scale = (high - low) / self.steps
+        if scale < 2.0**-149 or math.isinf(float(1 / torch.tensor(scale, dtype=torch.float32))):
+            scale = 0.1
+        if scale < SMALL_SCALE:
+            factor = SMALL_SCALE / scale
+            low, high, scale = low * factor, high * factor, SMALL_SCALE
+        # Of the two ends that determine the zero point, the one whose terms are smaller.
+        from_low, from_high = -low / scale, self.steps - high / scale
+        zero = from_low if -abs(low / scale) < self.steps - abs(high / scale) else from_high
+        return torch.tensor(scale, dtype=torch.float32), round(min(max(zero, 0.0), float(self.steps)))
+
+
+@dataclass(frozen=True)
+class FixedRange:
+    """torch.ao's MinMaxObserver (``per_tensor_affine``, quint8, ``quant_min=0``): one affine scale, from calibration.
+
+    Attributes:
+        low: Smallest value seen.
+        high: Largest value seen.
+        steps: ``quant_max``.
+    """
+
+    low: float
+    high: float
+    steps: int
+
+    def __call__(self, x: Tensor) -> Scale:
+        del x
+        if self.low > self.high:  # nothing was seen: the observer's defaults
+            return torch.tensor(1.0), 0
+        low = torch.tensor(min(self.low, 0.0), dtype=torch.float32)
+        high = torch.tensor(max(self.high, 0.0), dtype=torch.float32)
+        scale = ((high - low) / float(self.steps)).clamp(min=EPSILON)
+        return scale, int((-torch.round(low / scale)).clamp(0, self.steps))
+
+
+class Quantizer(nn.Module):
+    """Activations to integers and back: FP64 in, FP64 out, of the same shape.
+
+    `flips` makes a run one of those that a correct implementation may give. With a relative FP32 error e in x, a value
+    whose position p = x / s lies within |p| e of n + 1/2 may be rounded either way. So, when a generator is set, every
+    element nearer than `REACH` to a tie goes to either side with probability 1/2. Such elements are rare (one in
+    1 / (2 REACH) = 2048), so a few sampled runs may show none where the candidate has one; one randomly chosen element
+    therefore always moves by one quantum.
+
+    Args:
+        rule: Gives scale and zero point of an FP32 tensor.
+        low: Smallest integer.
+        high: Largest integer.
+    """
+
+    def __init__(self, rule: Callable[[Tensor], Scale], low: int, high: int) -> None:
+        super().__init__()
+        self.rule = rule
+        self.low = low
+        self.high = high
+        self.flips: torch.Generator | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.numel() == 0:
+            return x
+        single = x.float()
+        scale, zero = self.rule(single)
+        position = single * (1.0 / scale)
+        integer = torch.round(position)
+        if self.flips is not None:
+            integer = self._flipped(position, integer, self.flips)
+        return ((integer + zero).clamp(self.low, self.high) - zero).double() * scale.double()
+
+    def _flipped(self, position: Tensor, integer: Tensor, generator: torch.Generator) -> Tensor:
+        beyond = position - integer
+        other = torch.where(beyond < 0, integer - 1, integer + 1)
+        moved = (0.5 - beyond.abs() < REACH) & (torch.rand(position.shape, generator=generator) < 0.5)
+        moved.view(-1)[int(torch.randint(position.numel(), (), generator=generator))] = True
+        return torch.where(moved, other, integer)
+
+
+class EmulatedLinear(nn.Module):
+    """A linear layer on quantized operands, in FP64.
+
+    Args:
+        linear: The FP64 original.
+        dim: As `symmetric_scale`'s, of the weight: -1 for a scale per output channel, None for one.
+        before: Quantizes the input; None to leave it.
+        after: Quantizes the output; None to leave it.
+        integer_bias: Whether the bias is rounded to int32 with the product of the two scales; `before` has then a scale
+            that does not depend on its input.
+    """
+
+    weight: Tensor
+    bias: Tensor | None
+
+    def __init__(
+        self,
+        linear: nn.Linear,
+        *,
+        dim: int | None = -1,
+        before: Quantizer | None = None,
+        after: Quantizer | None = None,
+        integer_bias: bool = False,
+    ) -> None:
+        super().__init__()
+        original = linear.weight.detach().float()
+        scale = symmetric_scale(original, dim)
+        integer = torch.round(original * (1.0 / scale)).clamp(-128, 127)
+        self.register_buffer("weight", integer.double() * scale.double())
+        bias = None if linear.bias is None else linear.bias.detach().double()
+        if integer_bias and bias is not None and before is not None:
+            step = before.rule(original)[0].double() * scale.double().flatten()
+            bias = torch.round(bias / step) * step
+        self.register_buffer("bias", bias)
+        self.before = nn.Identity() if before is None else before
+        self.after = nn.Identity() if after is None else after
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.after(F.linear(self.before(x), self.weight, self.bias))
+        return out
+
+
+@dataclass
+class Seen:
+    """Smallest and largest input and output of a layer, as MinMaxObserver keeps them."""
+
+    low_in: float = math.inf
+    high_in: float = -math.inf
+    low_out: float = math.inf
+    high_out: float = -math.inf
+
+    def __call__(self, module: nn.Module, inputs: tuple[Any, ...], out: Tensor) -> None:
+        """A forward hook."""
+        del module
+        self.low_in = min(self.low_in, float(inputs[0].amin()))
+        self.high_in = max(self.high_in, float(inputs[0].amax()))
+        self.low_out = min(self.low_out, float(out.amin()))
+        self.high_out = max(self.high_out, float(out.amax()))
+
+
+def is_linear(module: nn.Module) -> bool:
+    """Whether quantization converts it: `nn.Linear` itself. Subclasses (attention's output projection) are left alone."""
+    return type(module) is nn.Linear
+
+
+def calibrate(module: nn.Module, inputs: tuple[Any, ...]) -> dict[nn.Module, Seen]:
+    """Run once without quantization; the ranges seen by each linear layer."""
+    seen = {layer: Seen() for layer in module.modules() if is_linear(layer)}
+    hooks: list[RemovableHandle] = [layer.register_forward_hook(watcher) for layer, watcher in seen.items()]
+    try:
+        with torch.no_grad():
+            module(*inputs)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return seen
+
+
+def replaced(module: nn.Module, make: Callable[[nn.Linear], nn.Module]) -> nn.Module:
+    """The module with each linear layer replaced in place; a layer used twice by one replacement. The root may be one."""
+    made: dict[nn.Module, nn.Module] = {}
+
+    def replacement(layer: nn.Module) -> nn.Module:
+        if not isinstance(layer, nn.Linear) or not is_linear(layer):
+            return layer
+        if layer not in made:
+            made[layer] = make(layer)
+        return made[layer]
+
+    for parent in list(module.modules()):
+        for name, child in list(parent.named_children()):
+            setattr(parent, name, replacement(child))
+    return replacement(module)
+
+
+def twin(module: nn.Module) -> nn.Module:
+    """A copy in evaluation mode that shares nothing with the original."""
+    return copy.deepcopy(module).eval()

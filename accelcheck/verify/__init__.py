@@ -1,0 +1,1 @@
+"""How a verdict is reached: oracle, views, budgets, metadata. Pure functions of tensors; nothing here knows pytest."""

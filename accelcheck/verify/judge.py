@@ -1,0 +1,129 @@
+"""Metadata first, then the NaN/Inf pattern, then the values: what is wrong with a candidate, named by its path."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from accelcheck.case import Figure
+from accelcheck.verify.views import GATES, VIEWS, Pair
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from torch import Tensor
+
+    from accelcheck.verify.oracle import Reference
+    from accelcheck.workloads.base import Result
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """One thing that is wrong: where, what was expected, what came."""
+
+    path: str
+    what: str
+    expected: str
+    got: str
+
+    def __str__(self) -> str:
+        return f"{self.path}: {self.what}: expected {self.expected}, got {self.got}"
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """Faults found (none: the candidate is right), all figures, and how many elements were compared."""
+
+    faults: tuple[Fault, ...]
+    figures: tuple[Figure, ...]
+    compared: int
+
+
+@dataclass(frozen=True, slots=True)
+class Contract:
+    """What of the metadata a candidate owes.
+
+    Attributes:
+        device_type: `torch.device` type that every tensor must be on.
+        strides: Whether outputs owe eager's strides.
+        dtypes: Dtypes besides eager's own that outputs and losses may have (autocast's).
+    """
+
+    device_type: str
+    strides: bool = True
+    dtypes: frozenset[str] = frozenset()
+
+
+def check_metadata(result: Result, reference: Reference, contract: Contract) -> Iterator[Fault]:
+    """Structure, device, dtype, shape and strides, on the device: before anything is moved or read."""
+    for path in sorted(reference.truth.keys() - result.keys()):
+        yield Fault(path, "missing", "a tensor", "nothing")
+    for path in sorted(result.keys() - reference.truth.keys()):
+        yield Fault(path, "unexpected", "nothing", f"a tensor of shape {tuple(result[path].shape)}")
+    for path in sorted(result.keys() & reference.truth.keys()):
+        tensor, layout = result[path], reference.layouts[path]
+        if tensor.device.type != contract.device_type:
+            yield Fault(path, "device", contract.device_type, tensor.device.type)
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        lenient = path.startswith(("out", "loss"))
+        if dtype != layout.dtype and not (lenient and dtype in contract.dtypes):
+            yield Fault(path, "dtype", layout.dtype, dtype)
+        if tuple(tensor.shape) != layout.shape:
+            yield Fault(path, "shape", str(layout.shape), str(tuple(tensor.shape)))
+        elif contract.strides and path.startswith("out") and not _same_strides(tensor, layout.stride):
+            yield Fault(path, "strides", str(layout.stride), str(tensor.stride()))
+
+
+def judge(result: Result, reference: Reference) -> Judgement:
+    """Values, of a result whose metadata is right, on the CPU.
+
+    Work per tensor is that of each view, on an FP64 copy of it.
+    """
+    faults: list[Fault] = []
+    figures: list[Figure] = []
+    compared = 0
+    for path in sorted(reference.truth):
+        candidate, truth = result[path], reference.truth[path]
+        compared += truth.numel()
+        if not truth.is_floating_point():
+            if not torch.equal(candidate, truth.to(candidate.dtype)):
+                place = (candidate != truth).nonzero()[0].tolist()
+                faults.append(Fault(path, "integer values", "equal everywhere", f"a difference at {place}"))
+            continue
+        pattern = _pattern_fault(path, candidate, truth)
+        if pattern is not None:
+            faults.append(pattern)
+            continue
+        pair = Pair.of(candidate, truth, reference.unit)
+        for name, view in VIEWS.items():
+            reading = view(pair)
+            figure = Figure(path, name, reading.value, reference.budgets[path][name], reading.where, name in GATES)
+            figures.append(figure)
+            if figure.gates and not figure.within:
+                place = f" at {figure.where}" if figure.where else ""
+                faults.append(
+                    Fault(path, f"view {name}{place}", f"at most {figure.allowed:.3e}", f"{figure.measured:.3e}")
+                )
+    return Judgement(tuple(faults), tuple(figures), compared)
+
+
+def _pattern_fault(path: str, candidate: Tensor, truth: Tensor) -> Fault | None:
+    """NaN, +Inf and -Inf must stand where the oracle has them and nowhere else: NaN is never a wildcard."""
+    kinds: dict[str, Callable[[Tensor], Tensor]] = {"NaN": torch.isnan, "+Inf": torch.isposinf, "-Inf": torch.isneginf}
+    for kind, where in kinds.items():
+        expected, got = where(truth), where(candidate)
+        differing = (expected != got).nonzero()
+        if len(differing):
+            place = differing[0].tolist()
+            return Fault(path, f"{kind} pattern, first difference at {place}", f"{int(expected.sum())} of them", f"{int(got.sum())}")
+    return None
+
+
+def _same_strides(tensor: Tensor, stride: tuple[int, ...]) -> bool:
+    """Equal where it matters: strides of dimensions of size 1, and of empty tensors, mean nothing."""
+    return tensor.numel() == 0 or all(
+        size == 1 or own == expected
+        for size, own, expected in zip(tensor.shape, tensor.stride(), stride, strict=True)
+    )

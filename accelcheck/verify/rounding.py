@@ -1,0 +1,188 @@
+"""What a correct implementation of a precision may get: the FP64 oracle, run with random rounding errors.
+
+Monte Carlo arithmetic (D. S. Parker, UCLA CSD-970002, 1997): every operator's result is multiplied by 1 + e with e drawn
+uniformly from the rounding error that the precision allows. The spread of the final results is then what any correct
+implementation may show, with the conditioning of this very workload and these very inputs in it, forward and backward.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from accelcheck.verify.precision import ACCUMULATOR, SMALLEST_SUBNORMAL, UNIT_ROUNDOFF
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+EXACT = frozenset(
+    """
+    _to_copy alias_copy abs amax amin aminmax cat clamp clamp_max clamp_min clone constant_pad_nd contiguous copy copy_
+    detach diagonal_copy embedding expand_copy eye fill fill_ flip fmax fmin gather hardtanh hardtanh_backward index index_put
+    index_put_ index_select isnan leaky_relu masked_fill masked_fill_ masked_scatter masked_select max max_pool2d_with_indices
+    maximum min minimum neg neg_ new_empty_strided new_zeros permute_copy put relu relu_ repeat repeat_interleave roll
+    scatter scatter_ select_backward select_scatter sign slice_backward slice_scatter sort split_copy stack
+    take threshold threshold_backward topk tril triu unfold where zero zero_ unsqueeze_copy view_copy as_strided_scatter
+    native_dropout_backward lift_fresh lift_fresh_copy empty_like zeros_like ones_like full_like new_full new_ones new_empty
+    _unsafe_index _reshape_copy _unsafe_view resize_ set_ _local_scalar_dense
+    """.split()
+)
+"""Operators that only move, select, compare or negate: they cannot round, in any precision."""
+
+INEXACT_ULPS = 2.0
+"""Error in units in the last place granted to fused and transcendental operators, where basic arithmetic and contractions
+get the half unit of correct rounding. The CUDA C++ Programming Guide's table of FP32 functions lists 1 to 2 for exp, log,
+erf, tanh, rsqrt and their like; SLEEF, behind PyTorch's CPU vectors, promises 1.0."""
+
+CORRECTLY_ROUNDED = frozenset(
+    """
+    add add_ sub sub_ rsub mul mul_ div div_ sqrt sqrt_ square lerp lerp_ addcmul addcmul_ addcdiv addcdiv_ sum mean
+    mm addmm bmm baddbmm convolution convolution_backward dot mv cumsum reciprocal index_add index_add_ scatter_add
+    embedding_dense_backward nll_loss_forward nll_loss_backward mse_loss mse_loss_backward avg_pool2d
+    avg_pool2d_backward linear
+    """.split()
+)
+
+CONTRACTIONS = frozenset({"mm", "addmm", "bmm", "baddbmm", "convolution", "convolution_backward", "dot", "mv", "linear"})
+"""Operators whose operands are rounded to the arithmetic precision before they are multiplied."""
+
+
+class Rounding(TorchDispatchMode):
+    """Within it, FP64 operators return what an implementation in `precision` might.
+
+    Args:
+        precision: A key of `UNIT_ROUNDOFF`: what results are rounded to.
+        storage: A key of `UNIT_ROUNDOFF`: what tensors are stored in. Where it is finer than `precision` (autocast,
+            TF32), the operands of contractions are rounded too, and so are those results only that come from them or
+            from operators that autocast may run in the lower precision.
+        generator: A CPU generator, the only source of randomness.
+    """
+
+    def __init__(self, precision: str, storage: str, generator: torch.Generator) -> None:
+        super().__init__()
+        self.precision = precision
+        self.storage = storage
+        self.generator = generator
+
+    @contextlib.contextmanager
+    def at(self, precision: str) -> Iterator[None]:
+        """Another precision for a while: the optimizer's step runs in the storage dtype under autocast too."""
+        before, self.precision = self.precision, precision
+        try:
+            yield
+        finally:
+            self.precision = before
+
+    def __torch_dispatch__(
+        self, func: Any, types: Iterable[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        name = func.name().partition(".")[0].rpartition("::")[2]
+        exact = name in EXACT and not _accumulates(name, args, kwargs)
+        if func.is_view or exact or not _floats((args, tuple(kwargs.values()))):
+            return func(*args, **kwargs)
+        unit = UNIT_ROUNDOFF[self.precision]
+        if name in CONTRACTIONS and unit > UNIT_ROUNDOFF[self.storage]:
+            args = tuple(self._rounded(a, unit) if _is_float(a) else a for a in args)
+        lengths = _reduction_lengths(name, args)
+        out = func(*args, **kwargs)
+        rounded = unit if name in CORRECTLY_ROUNDED else 2 * INEXACT_ULPS * unit
+        if self.precision == "tf32":
+            # Only products see TF32: everything else, accumulation and results included, is FP32.
+            rounded = UNIT_ROUNDOFF["float32"] * rounded / unit
+        results = _written(func, args, kwargs) if func._schema.is_mutable else _floats((out,))  # noqa: SLF001 - OpOverload has no public schema
+        for position, tensor in enumerate([*results, *_unannounced(name, args)]):
+            self._perturb_(tensor, rounded, lengths[min(position, len(lengths) - 1)])
+        return out
+
+    def _perturb_(self, tensor: Tensor, unit: float, length: int) -> None:
+        if tensor.numel() == 0:
+            return
+        # Summing K terms errs by about sqrt(K) u in the accumulator's precision, relative to the result's root mean square
+        # (Higham and Mary, SIAM J. Sci. Comput. 41(5), 2019). Sequential sums of random terms show 0.3 of that; terms that
+        # repeat, as the gradient of a mean does, round the same way each time and show more than 1.
+        accumulated = UNIT_ROUNDOFF["float64" if self.precision == "float64" else ACCUMULATOR] * math.sqrt(length)
+        finite = torch.where(torch.isfinite(tensor), tensor, 0.0)
+        size = float(finite.square().mean().sqrt()) * accumulated * math.sqrt(3.0) if length > 1 else 0.0
+        size += SMALLEST_SUBNORMAL[self.precision] / 2
+        tensor.add_(finite * self._uniform(tensor) * unit + self._uniform(tensor) * size)
+
+    def _rounded(self, tensor: Tensor, unit: float) -> Tensor:
+        return tensor * (1 + unit * self._uniform(tensor))
+
+    def _uniform(self, like: Tensor) -> Tensor:
+        return torch.rand(like.shape, generator=self.generator, dtype=like.dtype).mul_(2).sub_(1)
+
+
+def _is_float(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.is_floating_point()
+
+
+def _floats(values: Iterable[Any]) -> list[Tensor]:
+    found: list[Tensor] = []
+    for value in values:
+        if isinstance(value, (tuple, list)):
+            found += _floats(value)
+        elif _is_float(value):
+            found.append(value)
+    return found
+
+
+def _written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:
+    written: list[Any] = []
+    for position, argument in enumerate(func._schema.arguments):  # noqa: SLF001 - OpOverload has no public schema
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            written.append(args[position] if position < len(args) else kwargs.get(argument.name))
+    return _floats(written)
+
+
+def _unannounced(name: str, args: tuple[Any, ...]) -> list[Tensor]:
+    """What an operator writes without saying so in its schema: batch norm's running statistics, when it trains."""
+    if name == "native_batch_norm" and args[5]:
+        return _floats(args[3:5])
+    return []
+
+
+def _accumulates(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether an otherwise exact operator adds: `index_put` with `accumulate`."""
+    return name in {"index_put", "index_put_"} and bool(kwargs.get("accumulate", len(args) > 3 and args[3]))
+
+
+def _reduction_lengths(name: str, args: tuple[Any, ...]) -> tuple[int, ...]:
+    """How many terms are summed for each element, by output."""
+    floats = _floats(args)
+    if name in {"mm", "bmm", "mv", "dot"}:
+        return (max(1, floats[0].shape[-1]),)
+    if name in {"addmm", "baddbmm"}:
+        return (max(1, floats[1].shape[-1]),)
+    if name == "convolution":
+        weight = floats[1]
+        return (max(1, weight[0].numel()),)
+    if name == "convolution_backward":
+        grad, _, weight = floats[:3]
+        over_input = weight.numel() // max(1, weight.shape[1])
+        over_weight = grad.numel() // max(1, grad.shape[1])
+        return (max(1, over_input), max(1, over_weight), max(1, over_weight))
+    if name in {"add", "sub", "mul", "div"} or not floats:
+        return (1,)
+    if name in _REDUCTIONS:
+        # Over all but what is kept: the longest reduction this operator can do to its first operand.
+        first = floats[0]
+        return (max(1, first.numel() // (first.shape[1] if "batch_norm" in name and first.dim() > 1 else 1)),)
+    if "softmax" in name or "layer_norm" in name or name in {"cumsum", "logsumexp"}:
+        return (max(1, floats[0].shape[-1] if floats[0].dim() else 1),)
+    return (1,)
+
+
+_REDUCTIONS = frozenset(
+    """
+    sum mean var var_mean std native_batch_norm native_batch_norm_backward _native_batch_norm_legit batch_norm_backward
+    native_group_norm native_group_norm_backward linalg_vector_norm norm index_add index_put index_put_ scatter_add
+    embedding_dense_backward mse_loss nll_loss_forward _native_batch_norm_legit_no_training
+    """.split()
+)

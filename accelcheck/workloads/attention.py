@@ -1,0 +1,136 @@
+"""Scaled dot-product attention: causal, masked, ragged, cross, past a tile, and with projections."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from accelcheck.workloads.base import Problem, Workload
+from accelcheck.workloads.draw import initialise, integers, lengths, normal
+
+
+class Attention(nn.Module):
+    """Attention of ``q (B, H, Sq, D)`` over ``k, v (B, H, Sk, D)``; causal counts from the top left, as torch says."""
+
+    __constants__ = ("causal",)
+
+    def __init__(self, *, causal: bool = False) -> None:
+        super().__init__()
+        self.causal = causal
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return functional.scaled_dot_product_attention(q, k, v, is_causal=self.causal)
+
+
+class MaskedAttention(nn.Module):
+    """Attention with a mask broadcastable to ``(B, H, Sq, Sk)``: bool, true where a key is seen."""
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+        return functional.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+
+
+class RaggedAttention(nn.Module):
+    """Attention over the first ``lengths (B,)`` keys of each sequence of a padded batch."""
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, lengths: Tensor) -> Tensor:
+        seen = torch.arange(k.size(2), device=k.device) < lengths.unsqueeze(-1)
+        return functional.scaled_dot_product_attention(q, k, v, attn_mask=seen[:, None, None, :])
+
+
+class MultiHeadAttention(nn.Module):
+    """Self-attention with projections, ``(B, S, width)`` to the same.
+
+    The packed projection has no bias: softmax cancels that of the keys, and its gradient would be rounding noise.
+    """
+
+    __constants__ = ("causal", "heads")
+
+    def __init__(self, width: int, heads: int, *, causal: bool = False) -> None:
+        super().__init__()
+        self.heads = heads
+        self.causal = causal
+        self.qkv = nn.Linear(width, 3 * width, bias=False)
+        self.out = nn.Linear(width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        batch, length, width = x.size(0), x.size(1), x.size(2)
+        # (B, S, 3 * width) -> (3, B, H, S, D): query, key and value are strided views, as in real models.
+        packed = self.qkv(x).view(batch, length, 3, self.heads, width // self.heads).permute(2, 0, 3, 1, 4)
+        seen = functional.scaled_dot_product_attention(packed[0], packed[1], packed[2], is_causal=self.causal)
+        out: Tensor = self.out(seen.transpose(1, 2).reshape(batch, length, width))
+        return out
+
+
+def _qkv(generator: torch.Generator, queries: int, keys: int, depth: int) -> tuple[Tensor, Tensor, Tensor]:
+    q = normal(generator, 2, 2, queries, depth)
+    return q, normal(generator, 2, 2, keys, depth), normal(generator, 2, 2, keys, depth)
+
+
+def _plain(generator: torch.Generator, extent: int, *, causal: bool) -> Problem:
+    return Problem(Attention(causal=causal), _qkv(generator, 48 + extent, 48 + extent, 16))
+
+
+def _past_tile(generator: torch.Generator, extent: int) -> Problem:
+    del extent  # the size is the point
+    return Problem(Attention(causal=True), _qkv(generator, 65, 65, 32))
+
+
+def _cross(generator: torch.Generator, extent: int, *, causal: bool) -> Problem:
+    return Problem(Attention(causal=causal), _qkv(generator, 24 + extent, 40 + extent, 32))
+
+
+def _masked(generator: torch.Generator, extent: int) -> Problem:
+    length = 40 + extent
+    inputs = _qkv(generator, length, length, 16)
+    # Each query sees itself, so that no row is masked as a whole, and about two thirds of the rest.
+    mask = (integers(generator, 0, 3, 2, 1, length, length) > 0) | torch.eye(length, dtype=torch.bool)
+    return Problem(MaskedAttention(), (*inputs, mask))
+
+
+def _ragged(generator: torch.Generator, extent: int) -> Problem:
+    length = 40 + extent
+    inputs = tuple(normal(generator, 4, 2, length, 16) for _ in range(3))
+    # Two keys at least: over one, softmax is constant, and the key's gradient would be rounding noise.
+    return Problem(RaggedAttention(), (*inputs, lengths(generator, 4, 2, length)))
+
+
+def _multi_head(generator: torch.Generator, extent: int) -> Problem:
+    module = MultiHeadAttention(64, 4, causal=True)
+    initialise(module, generator)
+    return Problem(module, (normal(generator, 2, 32 + extent, 64),))
+
+
+_FIXED = frozenset({"attention", "matmul", "scriptable"})
+_TRAITS = _FIXED | {"resizable"}
+
+WORKLOADS = (
+    Workload("attention-causal", "Causal self-attention.", partial(_plain, causal=True), 1, traits=_TRAITS),
+    Workload(
+        "attention", "Attention in which every query sees every key.", partial(_plain, causal=False), 2, traits=_TRAITS
+    ),
+    Workload(
+        "attention-65",
+        "Causal, one more than a tile of 64: a leak or a stale row in the tail.",
+        _past_tile,
+        2,
+        traits=_FIXED,
+    ),
+    Workload("attention-mask", "A boolean mask, another for each sequence.", _masked, 2, traits=_TRAITS),
+    Workload(
+        "attention-ragged", "Padded sequences with a tensor of lengths, one of them 2.", _ragged, 2, traits=_TRAITS
+    ),
+    Workload("attention-cross", "Fewer queries than keys.", partial(_cross, causal=False), 2, traits=_TRAITS),
+    Workload(
+        "attention-cross-causal",
+        "Fewer queries than keys, causal from the top left: bottom-right alignment shows.",
+        partial(_cross, causal=True),
+        3,
+        traits=_TRAITS,
+    ),
+    Workload(
+        "multi-head-attention", "Causal self-attention with projections.", _multi_head, 2, traits=_TRAITS | {"linear"}
+    ),
+)

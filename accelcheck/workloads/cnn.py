@@ -1,0 +1,160 @@
+"""Convolutional networks with batch normalisation, convolutions alone, and residual blocks."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from accelcheck.case import Mode
+from accelcheck.workloads.base import Problem, Workload
+from accelcheck.workloads.draw import BATCH_NORM_NOISE, initialise, integers, normal, separated
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+class ConvBnRelu(nn.Module):
+    """3x3 convolution, batch norm, ReLU. No bias: batch norm cancels it, and its gradient would be rounding noise."""
+
+    def __init__(self, into: int, out: int, stride: int = 1) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(into, out, 3, stride=stride, padding=1, bias=False)
+        self.bn = nn.BatchNorm2d(out)
+        self.relu = nn.ReLU()
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.relu(self.bn(self.conv(x)))
+        return out
+
+
+class ResidualBlock(nn.Module):
+    """``relu(bn2(conv2(relu(bn1(conv1(x))))) + x)``: the basic block of ResNet, ``(N, C, H, W)`` to the same."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(channels, channels, 3, padding=1, bias=False)
+        self.bn1 = nn.BatchNorm2d(channels)
+        self.relu1 = nn.ReLU()
+        self.conv2 = nn.Conv2d(channels, channels, 3, padding=1, bias=False)
+        self.bn2 = nn.BatchNorm2d(channels)
+        self.relu2 = nn.ReLU()
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.relu1(self.bn1(self.conv1(x)))
+        out: Tensor = self.relu2(self.bn2(self.conv2(y)) + x)
+        return out
+
+
+class Cnn(nn.Module):
+    """Two `ConvBnRelu`, the second strided, the mean over the image, and a linear head."""
+
+    def __init__(self, channels: int = 16, classes: int = 10) -> None:
+        super().__init__()
+        self.stem = ConvBnRelu(3, channels)
+        self.down = ConvBnRelu(channels, 2 * channels, stride=2)
+        self.head = nn.Linear(2 * channels, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.down(self.stem(x))
+        out: Tensor = self.head(x.mean((2, 3)))
+        return out
+
+
+class ResidualCnn(nn.Module):
+    """A strided stem, two `ResidualBlock` in `blocks`, the mean over the image, and a linear head."""
+
+    def __init__(self, channels: int = 16, classes: int = 10) -> None:
+        super().__init__()
+        self.stem = ConvBnRelu(3, channels, stride=2)
+        self.blocks = nn.ModuleList([ResidualBlock(channels) for _ in range(2)])
+        self.head = nn.Linear(channels, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stem(x)
+        for block in self.blocks:
+            x = block(x)
+        out: Tensor = self.head(x.mean((2, 3)))
+        return out
+
+
+def _images(
+    generator: torch.Generator,
+    extent: int,
+    *,
+    make: Callable[[], nn.Module],
+    batch: int = 6,
+    image: tuple[int, int, int] = (3, 16, 16),
+) -> Problem:
+    module = make()
+    initialise(module, generator, relu=True, noise=BATCH_NORM_NOISE)
+    return Problem(module, (separated(generator, batch + extent, *image, noise=BATCH_NORM_NOISE),))
+
+
+def _conv(generator: torch.Generator, extent: int, *, make: Callable[[], nn.Conv2d]) -> Problem:
+    module = make()
+    initialise(module, generator)
+    return Problem(module, (normal(generator, 4 + extent, module.in_channels, 17, 15),))
+
+
+def _train(generator: torch.Generator, extent: int) -> Problem:
+    module = Cnn()
+    initialise(module, generator, relu=True, noise=BATCH_NORM_NOISE)
+    batch = 8 + extent
+    return Problem(
+        module,
+        (separated(generator, batch, 3, 16, 16, noise=BATCH_NORM_NOISE),),
+        target=integers(generator, 0, 10, batch),
+        loss=functional.cross_entropy,
+        optimizer=partial(torch.optim.SGD, lr=0.02, momentum=0.9),
+        steps=4,
+    )
+
+
+_CONV = frozenset({"conv", "scriptable", "resizable"})
+_CNN = _CONV | {"matmul", "linear", "batchnorm", "inplace"}
+
+WORKLOADS = (
+    Workload(
+        "cnn", "Convolutions with batch norm, one strided, and a head.", partial(_images, make=Cnn), 1, traits=_CNN
+    ),
+    Workload(
+        "conv-strided",
+        "A convolution with bias, stride 2 and padding on an image of odd sizes.",
+        partial(_conv, make=partial(nn.Conv2d, 8, 16, 3, stride=2, padding=1)),
+        2,
+        traits=_CONV,
+    ),
+    Workload(
+        "conv-depthwise",
+        "A dilated convolution of one group a channel, with bias.",
+        partial(_conv, make=partial(nn.Conv2d, 16, 16, 3, padding=2, dilation=2, groups=16)),
+        3,
+        traits=_CONV,
+    ),
+    Workload(
+        "residual-block",
+        "Convolution, batch norm and ReLU twice, with a skip connection.",
+        partial(_images, make=partial(ResidualBlock, 16), image=(16, 12, 12)),
+        2,
+        traits=_CONV | {"batchnorm", "inplace"},
+    ),
+    Workload(
+        "cnn-blocks",
+        "A strided stem and two residual blocks.",
+        partial(_images, make=ResidualCnn),
+        2,
+        traits=_CNN | {"blocks"},
+    ),
+    Workload(
+        "train-cnn",
+        "Four steps of SGD with momentum on cross entropy, with batch norm.",
+        _train,
+        2,
+        frozenset({Mode.TRAIN}),
+        _CNN | {"training"},
+    ),
+)

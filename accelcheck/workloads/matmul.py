@@ -1,0 +1,116 @@
+"""Matrix product, bias and ReLU: nominal, edge sizes around a tile, empty, and inputs with every kind of strides."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from accelcheck.workloads.base import Problem, Workload
+from accelcheck.workloads.draw import normal, plant, separated
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+class MatmulBiasRelu(nn.Module):
+    """``relu(x @ weight + bias)`` of ``x (..., K)``, with ``weight (K, N)``: not transposed as in `nn.Linear`."""
+
+    def __init__(self, inner: int, columns: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(inner, columns))
+        self.bias = nn.Parameter(torch.empty(columns))
+
+    def draw(self, generator: torch.Generator) -> None:
+        """Draw the parameters."""
+        with torch.no_grad():
+            plant(self.weight.t(), generator)
+            self.bias.copy_(0.1 * normal(generator, len(self.bias)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.relu(x @ self.weight + self.bias)
+
+
+class MatmulBiasReluTotal(MatmulBiasRelu):
+    """The same, and the sum over rows plus the bias: not empty, and not zero, where there are no rows."""
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]  # one output more, on purpose
+        y = torch.relu(x @ self.weight + self.bias)
+        return y, y.sum(0) + self.bias
+
+
+def _transposed(generator: torch.Generator, rows: int, inner: int) -> Tensor:
+    return separated(generator, inner, rows).t()
+
+
+def _sliced(generator: torch.Generator, rows: int, inner: int) -> Tensor:
+    # Every third row of a wider matrix, from its column 3 on: an offset, and rows that are far apart.
+    return separated(generator, 3 * rows, inner + 8)[::3, 3 : 3 + inner]
+
+
+def _expanded(generator: torch.Generator, rows: int, inner: int) -> Tensor:
+    # A batch of three that is one matrix in memory: its gradient must not be.
+    return separated(generator, rows, inner).expand(3, rows, inner)
+
+
+def _problem(
+    generator: torch.Generator,
+    extent: int,
+    *,
+    sizes: tuple[int, int, int] = (64, 96, 80),
+    draw: Callable[[torch.Generator, int, int], Tensor] = separated,
+    resizable: bool = True,
+    kind: type[MatmulBiasRelu] = MatmulBiasRelu,
+) -> Problem:
+    rows, inner, columns = sizes
+    module = kind(inner, columns)
+    module.draw(generator)
+    return Problem(module, (draw(generator, rows + extent if resizable else rows, inner),))
+
+
+_fixed = partial(_problem, resizable=False)
+_TRAITS = frozenset({"matmul", "scriptable"})
+_RESIZABLE = _TRAITS | {"resizable"}
+
+WORKLOADS = (
+    Workload("matmul", "Matrix product, bias and ReLU, 64x96x80.", _problem, 1, traits=_RESIZABLE),
+    Workload(
+        "matmul-127",
+        "One less than a tile in every size: a stale or masked tail shows.",
+        partial(_fixed, sizes=(127,) * 3),
+        2,
+        traits=_TRAITS,
+    ),
+    Workload(
+        "matmul-129",
+        "One more than a tile in every size: a last tile of one row.",
+        partial(_fixed, sizes=(129,) * 3),
+        2,
+        traits=_TRAITS,
+    ),
+    Workload("matmul-one", "One row, inner size 1.", partial(_fixed, sizes=(1, 1, 80)), 2, traits=_TRAITS),
+    Workload(
+        "matmul-empty",
+        "No rows: an empty output, a sum over nothing, and a weight gradient of zeros.",
+        partial(_fixed, sizes=(0, 96, 80), kind=MatmulBiasReluTotal),
+        2,
+        traits=_TRAITS,
+    ),
+    Workload("matmul-transposed", "A column-major input.", partial(_problem, draw=_transposed), 2, traits=_RESIZABLE),
+    Workload(
+        "matmul-sliced",
+        "An input with an offset and row stride 312.",
+        partial(_problem, draw=_sliced),
+        2,
+        traits=_RESIZABLE,
+    ),
+    Workload(
+        "matmul-expanded",
+        "An input with stride 0: a batch of one matrix.",
+        partial(_problem, draw=_expanded),
+        2,
+        traits=_RESIZABLE,
+    ),
+)

@@ -1,0 +1,57 @@
+"""Embedding, layer norm and GELU: reductions along the last dimension, and a transcendental function."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from accelcheck.workloads.base import Problem, Workload
+from accelcheck.workloads.draw import initialise, integers, normal
+
+
+class EmbeddingNormGelu(nn.Module):
+    """``gelu(norm(embedding(tokens)))``: tokens ``(B, S)`` to ``(B, S, width)``."""
+
+    def __init__(self, vocabulary: int = 60, width: int = 48) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(vocabulary, width)
+        self.norm = nn.LayerNorm(width)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return functional.gelu(self.norm(self.embedding(tokens)))
+
+
+class Gelu(nn.Module):
+    """The exact GELU, by erf and not by tanh."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return functional.gelu(x)
+
+
+def _embedding(generator: torch.Generator, extent: int) -> Problem:
+    module = EmbeddingNormGelu()
+    initialise(module, generator)
+    return Problem(module, (integers(generator, 0, 60, 4, 24 + extent),))
+
+
+def _narrow(generator: torch.Generator, extent: int) -> Problem:
+    module = nn.LayerNorm(4)
+    initialise(module, generator)
+    # A variance of 1e-4 against an eps of 1e-5, over four values: a wrong eps, or N - 1 for N, shows.
+    return Problem(module, (0.01 * normal(generator, 64 + extent, 4),))
+
+
+def _gelu(generator: torch.Generator, extent: int) -> Problem:
+    rows = 32 + extent
+    grid = torch.linspace(-4.0, 4.0, rows * 64).reshape(rows, 64)
+    return Problem(Gelu(), (grid + 0.001 * normal(generator, rows, 64),))
+
+
+_TRAITS = frozenset({"scriptable", "resizable"})
+
+WORKLOADS = (
+    Workload("embedding-norm-gelu", "Embedding with repeated tokens, layer norm, GELU.", _embedding, 2, traits=_TRAITS),
+    Workload("layer-norm-narrow", "Layer norm over four values of low variance.", _narrow, 2, traits=_TRAITS),
+    Workload("gelu", "GELU on a dense grid of [-4, 4]: the tanh approximation shows.", _gelu, 2, traits=_TRAITS),
+)

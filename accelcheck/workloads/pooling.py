@@ -1,0 +1,66 @@
+"""Mean and maximum over padded sequences of different lengths."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from accelcheck.workloads.base import Problem, Workload
+from accelcheck.workloads.draw import initialise, lengths, normal, orders
+
+
+def valid(x: Tensor, lengths: Tensor) -> Tensor:
+    """Where ``x (B, S, F)`` is not padding: bool, ``(B, S, 1)``."""
+    return (torch.arange(x.size(1), device=x.device) < lengths.unsqueeze(-1)).unsqueeze(-1)
+
+
+class MeanPool(nn.Module):
+    """The mean of ``tanh(linear(x))`` over the first ``lengths (B,)`` steps: ``(B, S, features)`` to ``(B, width)``."""
+
+    def __init__(self, features: int = 24, width: int = 32) -> None:
+        super().__init__()
+        self.linear = nn.Linear(features, width)
+
+    def forward(self, x: Tensor, lengths: Tensor) -> Tensor:
+        hidden = torch.tanh(self.linear(x))
+        total = hidden.masked_fill(~valid(x, lengths), 0.0).sum(1)
+        return total / lengths.unsqueeze(-1)
+
+
+class MaxPool(nn.Module):
+    """A linear layer of the maximum over the first ``lengths (B,)`` steps: ``(B, S, features)`` to ``(B, width)``."""
+
+    def __init__(self, features: int = 24, width: int = 32) -> None:
+        super().__init__()
+        self.linear = nn.Linear(features, width)
+
+    def forward(self, x: Tensor, lengths: Tensor) -> Tensor:
+        out: Tensor = self.linear(x.masked_fill(~valid(x, lengths), float("-inf")).amax(1))
+        return out
+
+
+def _mean(generator: torch.Generator, extent: int) -> Problem:
+    module = MeanPool()
+    initialise(module, generator)
+    steps = 12 + extent
+    return Problem(module, (normal(generator, 6, steps, 24), lengths(generator, 6, 1, steps)))
+
+
+def _max(generator: torch.Generator, extent: int) -> Problem:
+    module = MaxPool()
+    initialise(module, generator)
+    steps = 12 + extent
+    # A grid in another order for each sequence and feature, so that no two steps tie, in bfloat16 either.
+    grid = 0.25 * (orders(generator, 6, 24, steps).mT - steps / 2)
+    x = grid + 0.05 * torch.rand(6, steps, 24, generator=generator)
+    held = lengths(generator, 6, 1, steps)
+    # Padding is larger than all else: where it leaks, it wins.
+    return Problem(module, (torch.where(valid(x, held), x, x + 8.0), held))
+
+
+_TRAITS = frozenset({"matmul", "linear", "scriptable", "resizable"})
+
+WORKLOADS = (
+    Workload("mean-pool", "The mean over padded sequences with a tensor of lengths.", _mean, 2, traits=_TRAITS),
+    Workload("max-pool", "The maximum over padded sequences with a tensor of lengths.", _max, 2, traits=_TRAITS),
+)

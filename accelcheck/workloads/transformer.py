@@ -1,0 +1,113 @@
+"""Pre-norm transformer encoders: one block, several, and a small language model that is trained."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from accelcheck.case import Mode
+from accelcheck.workloads.attention import MultiHeadAttention
+from accelcheck.workloads.base import Problem, Workload
+from accelcheck.workloads.draw import initialise, integers, normal
+
+VOCABULARY = 50
+
+
+class EncoderBlock(nn.Module):
+    """``x + attention(norm1(x))``, then ``x + fc2(gelu(fc1(norm2(x))))``; ``(B, S, width)`` to the same."""
+
+    def __init__(self, width: int, heads: int, hidden: int) -> None:
+        super().__init__()
+        self.norm1 = nn.LayerNorm(width)
+        self.attention = MultiHeadAttention(width, heads)
+        self.norm2 = nn.LayerNorm(width)
+        self.fc1 = nn.Linear(width, hidden)
+        self.fc2 = nn.Linear(hidden, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.attention(self.norm1(x))
+        out: Tensor = x + self.fc2(functional.gelu(self.fc1(self.norm2(x))))
+        return out
+
+
+class Encoder(nn.Module):
+    """Three `EncoderBlock` in `blocks` and a last norm; ``(B, S, width)`` to the same."""
+
+    def __init__(self, width: int = 32, heads: int = 2, depth: int = 3) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList([EncoderBlock(width, heads, 2 * width) for _ in range(depth)])
+        self.norm = nn.LayerNorm(width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            x = block(x)
+        out: Tensor = self.norm(x)
+        return out
+
+
+class Tagger(nn.Module):
+    """Token and position embeddings, two `EncoderBlock` in `blocks`, a norm and a head: logits ``(B, vocabulary, S)``."""
+
+    def __init__(self, width: int = 32, heads: int = 2, longest: int = 64) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(VOCABULARY, width)
+        self.positions = nn.Parameter(torch.empty(longest, width))
+        self.blocks = nn.ModuleList([EncoderBlock(width, heads, 2 * width) for _ in range(2)])
+        self.norm = nn.LayerNorm(width)
+        self.head = nn.Linear(width, VOCABULARY)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.tokens(tokens) + self.positions[: tokens.size(1)]
+        for block in self.blocks:
+            x = block(x)
+        out: Tensor = self.head(self.norm(x)).transpose(1, 2)  # classes second, as cross_entropy wants them
+        return out
+
+
+def _block(generator: torch.Generator, extent: int) -> Problem:
+    module = EncoderBlock(64, 4, 128)
+    initialise(module, generator)
+    return Problem(module, (normal(generator, 2, 24 + extent, 64),))
+
+
+def _blocks(generator: torch.Generator, extent: int) -> Problem:
+    module = Encoder()
+    initialise(module, generator)
+    return Problem(module, (normal(generator, 2, 20 + extent, 32),))
+
+
+def _train(generator: torch.Generator, extent: int) -> Problem:
+    module = Tagger()
+    initialise(module, generator)
+    shape = (4, 16 + extent)
+    return Problem(
+        module,
+        (integers(generator, 0, VOCABULARY, *shape),),
+        target=integers(generator, 0, VOCABULARY, *shape),
+        loss=functional.cross_entropy,
+        # AdamW's first step is lr * g / (|g| + eps): with the usual eps of 1e-8, the rounding of a gradient near 0
+        # would decide its sign and move the parameter by a whole lr.
+        optimizer=partial(torch.optim.AdamW, lr=1e-3, eps=1e-3),
+        steps=4,
+    )
+
+
+_TRAITS = frozenset({"attention", "matmul", "linear", "scriptable", "resizable"})
+
+WORKLOADS = (
+    Workload(
+        "transformer-block", "One pre-norm encoder block: attention, layer norm, GELU.", _block, 2, traits=_TRAITS
+    ),
+    Workload("transformer-blocks", "Three encoder blocks and a norm.", _blocks, 2, traits=_TRAITS | {"blocks"}),
+    Workload(
+        "train-transformer",
+        "Four steps of AdamW on the cross entropy of tokens.",
+        _train,
+        2,
+        frozenset({Mode.TRAIN}),
+        _TRAITS | {"blocks", "training"},
+    ),
+)

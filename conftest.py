@@ -1,0 +1,3 @@
+"""Fixtures of accelcheck's own tests."""
+
+pytest_plugins = ["pytester"]

@@ -1,0 +1,174 @@
+"""One session a backend, and three for accelcheck itself. ``nox -s cpu`` is where to start; ``nox -l`` lists all.
+
+A backend whose hardware is absent is skipped before anything is installed, with the reason. Arguments after ``--`` go to
+pytest. Variables:
+
+* ``ACCELCHECK_LEVEL``: level of the suite, 1 to 4; 2 unless said.
+* ``ACCELCHECK_WORKERS``: pytest-xdist workers; unless said, one a core on the CPU and for XLA there, else one a chip.
+* ``ACCELCHECK_INDEX``: address of a wheel index for the torch pin of this session, such as a vendor's. When it does not
+  answer within a few seconds, the default index serves.
+
+``nox --no-venv -s rocm`` runs in the environment at hand and installs nothing: for vendors' containers.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+import nox
+
+sys.path.insert(0, str(Path(__file__).parent))  # nox runs without accelcheck installed; these modules need no torch
+
+from accelcheck.capability import SUPPORTED, Capability, unavailable  # noqa: E402 - needs the path above
+from accelcheck.capability import Code  # noqa: E402 - as above
+from accelcheck.devices import hardware  # noqa: E402 - as above
+
+PINS = {
+    "cpu": ("torch==2.13.0",),
+    "cuda": ("torch==2.15.0",),
+    "rocm": ("torch==2.12.0",),
+    "xla": ("torch==2.9.0", "torch_xla==2.9.0"),
+    "tpu": ("torch==2.15.0", "torch-tpu==0.2.0"),
+}
+"""What each session installs: the one place where torch is pinned."""
+EXTRAS = {"cpu": "[torchao]", "cuda": "[torchao]", "rocm": "[torchao]", "xla": "", "tpu": ""}
+INDEX_TIMEOUT = 5.0
+"""Seconds that a wheel index has to answer."""
+
+nox.needs_version = ">=2025.2"
+nox.options.sessions = ["cpu"]
+nox.options.reuse_venv = "yes"  # torch_xla alone is 7 GB
+nox.options.error_on_missing_interpreters = True
+
+
+def _rocm() -> Capability:
+    found = hardware.amd().capability
+    if found.ok and "ACCELCHECK_INDEX" not in os.environ and not _no_venv():
+        return unavailable(
+            Code.WRONG_BUILD,
+            "the default index has no ROCm build of torch",
+            "set ACCELCHECK_INDEX to the ROCm wheel index that pytorch.org names for your driver, "
+            "or use --no-venv in an environment that has one",
+        )
+    return found
+
+
+def _no_venv() -> bool:
+    return "--no-venv" in sys.argv
+
+
+ABSENT = {
+    "cpu": SUPPORTED,
+    "cuda": hardware.nvidia().capability,
+    "rocm": _rocm(),
+    "xla": SUPPORTED,  # PJRT has a CPU client: a real XLA device on any machine
+    "tpu": hardware.tpu().capability,
+}
+
+
+def _venv(device: str) -> str:
+    """No environment is made for a session that will be skipped."""
+    return "virtualenv" if ABSENT[device].ok else "none"
+
+
+def _index(session: nox.Session) -> list[str]:
+    """Arguments for pip that name the wheel index asked for, if it answers."""
+    address = os.environ.get("ACCELCHECK_INDEX")
+    if not address:
+        return []
+    try:
+        with urllib.request.urlopen(address, timeout=INDEX_TIMEOUT):  # noqa: S310 - the caller's own index
+            pass
+    except urllib.error.HTTPError:
+        pass  # it answers; pip asks for other pages than its root
+    except (OSError, ValueError) as error:
+        session.warn(f"ACCELCHECK_INDEX={address} does not answer ({error}); the default index serves instead")
+        return []
+    return ["--index-url", address]
+
+
+def _workers(device: str) -> str:
+    if "ACCELCHECK_WORKERS" in os.environ:
+        return os.environ["ACCELCHECK_WORKERS"]
+    counts = {"cuda": hardware.nvidia().count, "rocm": hardware.amd().count, "tpu": hardware.tpu().count}
+    chips = counts.get(device, hardware.tpu().count if device == "xla" else 0)
+    return str(chips or hardware.usable_cores())
+
+
+def _suite(session: nox.Session, device: str) -> None:
+    if not ABSENT[device].ok:
+        session.skip(f"{device}: {ABSENT[device]}")
+    if not isinstance(session.virtualenv, nox.virtualenv.PassthroughEnv):
+        session.install(*PINS[device], *_index(session))
+        session.install("-e", f".{EXTRAS[device]}")
+    session.run(
+        "pytest",
+        "--pyargs",
+        "accelcheck.suite",
+        f"--accel-device={device}",
+        f"--accel-level={os.environ.get('ACCELCHECK_LEVEL', '2')}",
+        "--accel-require",
+        "-n",
+        _workers(device),
+        "-q",
+        *session.posargs,
+        env={"PJRT_DEVICE": "CPU"} if device == "xla" and "PJRT_DEVICE" not in os.environ and not hardware.tpu().count else {},
+    )
+
+
+@nox.session(venv_backend=_venv("cpu"))
+def cpu(session: nox.Session) -> None:
+    """The matrix on this machine's CPU."""
+    _suite(session, "cpu")
+
+
+@nox.session(venv_backend=_venv("cuda"))
+def cuda(session: nox.Session) -> None:
+    """The matrix on NVIDIA GPUs."""
+    _suite(session, "cuda")
+
+
+@nox.session(venv_backend=_venv("rocm"))
+def rocm(session: nox.Session) -> None:
+    """The matrix on AMD GPUs. Needs ACCELCHECK_INDEX."""
+    _suite(session, "rocm")
+
+
+@nox.session(venv_backend=_venv("xla"))
+def xla(session: nox.Session) -> None:
+    """The matrix on torch_xla: on a TPU, or on PJRT's CPU client."""
+    _suite(session, "xla")
+
+
+@nox.session(venv_backend=_venv("tpu"))
+def tpu(session: nox.Session) -> None:
+    """The matrix on torch_tpu."""
+    _suite(session, "tpu")
+
+
+@nox.session
+def tests(session: nox.Session) -> None:
+    """accelcheck's own tests."""
+    session.install(*PINS["cpu"], *_index(session))
+    session.install("-e", ".[torchao]", *nox.project.dependency_groups(nox.project.load_toml(), "tests"))
+    session.run("pytest", "tests", "-n", _workers("cpu"), "-q", *session.posargs)
+
+
+@nox.session
+def lint(session: nox.Session) -> None:
+    """Ruff: rules and formatting."""
+    session.install(*nox.project.dependency_groups(nox.project.load_toml(), "lint"))
+    session.run("ruff", "check", *session.posargs)
+    session.run("ruff", "format", "--check")
+
+
+@nox.session
+def typecheck(session: nox.Session) -> None:
+    """Mypy, strict."""
+    session.install(*PINS["cpu"], *_index(session))
+    session.install("-e", ".", *nox.project.dependency_groups(nox.project.load_toml(), "typecheck"))
+    session.run("mypy", *session.posargs)
