@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import json
 import platform
 import sys
 import threading
@@ -18,7 +19,6 @@ from accelcheck.options import value
 from accelcheck.report import terminal
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
     from pathlib import Path
 
     from accelcheck.setup import Setup
@@ -75,9 +75,9 @@ class Controller:
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Take a record over from a report; make one when the process died or the case was never reached."""
         name = report.nodeid.partition("[")[2].removesuffix("]")
-        data: Mapping[str, Any] | None = getattr(report, "accelcheck", None)
+        data: str | None = getattr(report, "accelcheck", None)
         if data is not None:
-            record = Record.from_json(data)
+            record = Record.from_json(json.loads(data))
         else:
             self.asked = self.asked or name == "no-case"
             case = self._case(name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 from typing import TYPE_CHECKING, Any
@@ -50,7 +51,7 @@ def pytest_configure(config: pytest.Config) -> None:
         if "accelcheck" in worker:
             from accelcheck.setup import Setup
 
-            setup = Setup.from_json(worker["accelcheck"])
+            setup = Setup.from_json(json.loads(worker["accelcheck"]))
             setup.apply(os.environ, worker["workerid"], worker["workercount"])
             config.stash[_SETUP] = setup
     elif options.requested(config) and not config.option.help:
@@ -81,7 +82,7 @@ def pytest_configure_node(node: Any) -> None:
     """xdist: tell a worker what the controller found out."""
     setup = node.config.stash.get(_SETUP, None)
     if setup is not None:
-        node.workerinput["accelcheck"] = setup.as_json()
+        node.workerinput["accelcheck"] = json.dumps(setup.as_json())  # execnet takes plain types only
 
 
 def _matrix(config: pytest.Config) -> Matrix:
@@ -126,13 +127,12 @@ def accel_bench(request: pytest.FixtureRequest) -> Bench:
     from accelcheck.verify.oracle import Store
 
     setup = request.config.stash[_SETUP]
-    ledgers = [path for device in setup.selection.devices for path in shipped(device)]
     return Bench(
         matrix=_matrix(request.config),
         devices=setup.devices(request.config),
         statuses=setup.statuses,
         store=Store(setup.folder),
-        ledger=Ledger.load((*ledgers, *setup.ledgers)),
+        ledger=Ledger.load((*shipped(setup.selection.devices), *setup.ledgers)),
     )
 
 
@@ -169,5 +169,5 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
     report = yield
     record = item.stash.get(_RECORD, None)
     if record is not None and report.when == "call":
-        report.accelcheck = record.as_json()
+        report.accelcheck = json.dumps(record.as_json())  # execnet takes plain types only
     return report

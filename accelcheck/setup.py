@@ -56,7 +56,7 @@ class Setup:
         ledgers = tuple(Path(path) for path in options.value(config, "ledger") or ())
         Ledger.load(ledgers)
         options.selection(config, ())  # wrong values are answered before the devices are asked
-        statuses, host = probe(timeout=options.seconds(config), others=_hooked(config))
+        statuses, host = probe(None, options.seconds(config), _hooked(config))
         words = options.value(config, "device") or ("auto",)
         chosen = options.chosen_devices(words, statuses, statuses)
         selection = options.selection(config, chosen)
@@ -68,11 +68,9 @@ class Setup:
 
     def as_json(self) -> dict[str, Any]:
         """For a worker's input."""
-        from accelcheck.devices.probe import status_to_json
-
         return {
             "selection": asdict(self.selection),
-            "statuses": [status_to_json(status) for status in self.statuses.values()],
+            "statuses": [status.as_json() for status in self.statuses.values()],
             "autoload": self.autoload,
             "folder": str(self.folder),
             "ledgers": [str(path) for path in self.ledgers],
@@ -81,7 +79,7 @@ class Setup:
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Self:
         """Read what the controller sent."""
-        from accelcheck.devices.probe import status_from_json
+        from accelcheck.devices.base import status_from_json
 
         words = data["selection"]
         statuses = [status_from_json(status) for status in data["statuses"]]

@@ -25,7 +25,7 @@ from accelcheck import registry
 from accelcheck.capability import Capability, Code, unavailable
 from accelcheck.devices import hardware
 from accelcheck.devices.base import Device, Status, status_from_json
-from accelcheck.devices.packages import AUTOLOAD, backends
+from accelcheck.devices.packages import AUTOLOAD, backends, installed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -37,6 +37,8 @@ _OTHERS = "*"
 """In a child's list of names: every accelerator that torch has and no file here is for."""
 _LOAD = "load:"
 """In a child's list of names, before that of an out-of-tree backend: load it."""
+_AT = "@"
+"""Between the name of another package's device and its ``module:Class``."""
 _TICK = 0.02
 # The child sees the parent's import path, whatever put accelcheck and a vendor's device on it.
 _CHILD = (
@@ -91,17 +93,13 @@ def probe(
     """
     known = dict(registry.index("device", [*builtin().values(), *extra]))
     wanted = list(dict.fromkeys(known if names is None else names))
-    statuses: dict[str, Status] = {}
-    pending: list[str] = []
-    for name in wanted:
-        capability = _detect(known[name]) if name in known else None
-        if capability is None or not capability.ok:
-            if capability is not None:
-                statuses[name] = Status(name, capability)
-        else:
-            pending.append(name)
+    detected = {name: _detect(known[name]) for name in wanted if name in known}
+    statuses = {name: Status(name, capability) for name, capability in detected.items() if not capability.ok}
     strangers = [name for name in wanted if name not in known]
-    jobs = _jobs(pending, others=names is None or bool(strangers))
+    jobs = _jobs(
+        [name for name, capability in detected.items() if capability.ok],
+        others=installed("torch") and (names is None or bool(strangers)),
+    )
     specs = {device.name: _spec(device) for device in extra}
     results, broken, autoload = _ask(jobs, specs, timeout)
     found: dict[str, Status] = {}
@@ -235,22 +233,25 @@ def _ask(
     if not stuck or not entries or environ.get(AUTOLOAD) == "0":
         return first, {}, True
     environ[AUTOLOAD] = "0"
-    tries = run(environ, [[f"{_LOAD}{name}"] for name in entries])
-    if not any(child.imported for child in tries):
-        return first, {}, True  # torch itself is broken, the backends are not to blame
-    broken = {
-        name: status.capability.reason
-        for name, child in zip(entries, tries, strict=True)
-        for status in child.statuses.values()
-    }
-    if not broken and stuck[0].failure is not None:
-        # Each loads alone: it is what they do to each other, and all that is known is what `import torch` said.
-        broken = dict.fromkeys(entries, stuck[0].failure.reason)
+    said = stuck[0].failure.reason if stuck[0].failure is not None else "import torch did not end"
+    broken: dict[str, str] = {}
+    if len(entries) > 1:
+        tries = run(environ, [[f"{_LOAD}{name}"] for name in entries])
+        broken = {
+            name: status.capability.reason
+            for name, child in zip(entries, tries, strict=True)
+            for status in child.statuses.values()
+        }
+    # If each loads alone, it is what they do to each other, and all that is known is what `import torch` said.
+    broken = broken or dict.fromkeys(entries, said)
     loads = [f"{_LOAD}{name}" for name in entries if name not in broken]
-    again = [
-        [word for name in child.names for word in ([*loads, name] if name == _OTHERS else [name])] for child in stuck
-    ]
-    return [*(child for child in first if child.imported), *run(environ, again)], broken, False
+    again = run(
+        environ,
+        [[word for name in child.names for word in ([*loads, name] if name == _OTHERS else [name])] for child in stuck],
+    )
+    if not any(child.imported for child in again):
+        return first, {}, True  # torch itself is broken, the backends are not to blame
+    return [*(child for child in first if child.imported), *again], broken, False
 
 
 def _run(children: list[_Child]) -> list[_Child]:
@@ -333,7 +334,7 @@ def _absent(name: str, broken: Mapping[str, str], results: Sequence[_Child]) -> 
 
 def _spec(device: Device) -> str:
     kind = type(device)
-    return f"{kind.__module__}:{kind.__qualname__}"
+    return f"{device.name}{_AT}{kind.__module__}:{kind.__qualname__}"
 
 
 # In the child.
@@ -364,8 +365,10 @@ def _answer(names: Sequence[str]) -> None:
         elif name.startswith(_LOAD):
             _answer_backend(name)
         else:
-            _say(stage=f"open {name}")
-            _say(status=_status(name, partial(_find, name, known)).as_json())
+            device, _, spec = name.partition(_AT)
+            _say(stage=f"open {device}")
+            make = partial(_foreign, spec) if spec else partial(known.__getitem__, device)
+            _say(status=_status(device, make).as_json())
     _say(stage="done")
 
 
@@ -394,7 +397,6 @@ def _status(name: str, make: Callable[[], Device]) -> Status:
     """Open a device, ask whether it is usable, and take its fingerprint."""
     try:
         device = make()
-        name = device.name
         device.open()
     except Exception as error:  # noqa: BLE001 - a backend may raise anything
         traceback.print_exc()
@@ -407,11 +409,9 @@ def _status(name: str, make: Callable[[], Device]) -> Status:
         return Status(name, unavailable(Code.PROBE_FAILED, _last_line(error)))
 
 
-def _find(word: str, known: Mapping[str, Device]) -> Device:
-    """A device of this package by name, or of another one by ``module:Class``."""
-    if word in known:
-        return known[word]
-    module, _, path = word.partition(":")
+def _foreign(spec: str) -> Device:
+    """A device of another package, from ``module:Class``."""
+    module, _, path = spec.partition(":")
     thing: Any = importlib.import_module(module)
     for part in path.split("."):
         thing = getattr(thing, part)

@@ -15,6 +15,7 @@ from torch import Tensor
 from accelcheck.capability import Capability, Code, unsupported
 from accelcheck.case import Case, Evidence, Figure, Mode, Verdict
 from accelcheck.journal import Record
+from accelcheck.qualify.ledger import foreseen
 from accelcheck.techniques.base import Unsupported
 from accelcheck.verify.judge import Contract, check_metadata, judge
 from accelcheck.workloads.base import Program, to
@@ -103,15 +104,17 @@ class Bench:
 
     def _expect(self, record: Record) -> Record:
         """Hold a verdict against the ledger."""
-        entry = self.ledger.entry(record.case.id)
-        if entry is None or not record.verdict.executed:
+        entries = self.ledger.covering(record.case.id)
+        if not entries or not record.verdict.executed:
             return record
-        if entry.foresaw(record.verdict, f"{record.reason}\n{record.traceback}"):
-            return replace(record, verdict=Verdict.XFAIL, reason=f"{entry.reason} ({entry.link})\n{record.reason}")
         if record.verdict is Verdict.PASS:
-            reason = f"passes, but the ledger expects {entry.verdict}: {entry.reason}; remove the entry"
-            return replace(record, verdict=Verdict.XPASS, reason=reason)
-        return record
+            reason = "\n".join(f"the ledger expects {e.verdict}: {e.reason}" for e in entries)
+            return replace(record, verdict=Verdict.XPASS, reason=f"passes: remove the entry from the ledger\n{reason}")
+        causes = foreseen(entries, record.verdict, record.reason.splitlines())
+        if not causes:
+            return record
+        reasons = "; ".join(f"{entry.reason} ({entry.link})" for entry in causes)
+        return replace(record, verdict=Verdict.XFAIL, reason=f"{reasons}\n{record.reason}")
 
 
 class _Clock:

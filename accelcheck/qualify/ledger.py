@@ -14,7 +14,7 @@ from accelcheck.case import Verdict
 
 SCHEMA = 1
 FOLDER = Path(__file__).parent / "ledgers"
-"""The ledgers that come with accelcheck, one a device: ``xla.toml``."""
+"""The ledgers that come with accelcheck: ``all.toml`` for what fails everywhere, and one a device, such as ``xla.toml``."""
 
 _FIELDS = {"cases", "verdict", "match", "reason", "link", "owner", "expires"}
 
@@ -30,7 +30,7 @@ class Entry:
     Attributes:
         cases: Case ids or globs, matched against whole ids.
         verdict: ``fail`` or ``error``: what is expected to happen.
-        match: Regular expression that the failure's text must contain; another failure is not expected.
+        match: Regular expression that a line of the failure must contain; a line that no entry matches is not expected.
         reason: What a maintainer needs to know to act on it.
         link: Where it is reported or documented.
         owner: Who can mend it.
@@ -49,10 +49,6 @@ class Entry:
         """Whether the entry speaks of this case, today."""
         return today < self.expires and any(fnmatch.fnmatchcase(case_id, pattern) for pattern in self.cases)
 
-    def foresaw(self, verdict: Verdict, text: str) -> bool:
-        """Whether what happened is what was expected."""
-        return verdict is self.verdict and re.search(self.match, text) is not None
-
 
 @dataclass(frozen=True, slots=True)
 class Ledger:
@@ -69,16 +65,28 @@ class Ledger:
         """
         return cls(tuple(entry for path in paths for entry in _entries(path)))
 
-    def entry(self, case_id: str, today: datetime.date | None = None) -> Entry | None:
-        """The first entry that covers a case today."""
+    def covering(self, case_id: str, today: datetime.date | None = None) -> tuple[Entry, ...]:
+        """The entries that speak of a case today."""
         day = today or datetime.datetime.now(tz=datetime.UTC).date()
-        return next((entry for entry in self.entries if entry.covers(case_id, day)), None)
+        return tuple(entry for entry in self.entries if entry.covers(case_id, day))
 
 
-def shipped(device: str) -> tuple[Path, ...]:
-    """The ledger that comes with accelcheck for a device, if there is one."""
-    path = FOLDER / f"{device}.toml"
-    return (path,) if path.exists() else ()
+def foreseen(entries: tuple[Entry, ...], verdict: Verdict, lines: list[str]) -> tuple[Entry, ...]:
+    """The entries that explain a failure, if together they explain every line of it; else none.
+
+    A known failure must not hide a new one beside it in the same case.
+    """
+    relevant = [entry for entry in entries if entry.verdict is verdict]
+    explained = [[entry for entry in relevant if re.search(entry.match, line)] for line in lines]
+    if not lines or not all(explained):
+        return ()
+    return tuple(dict.fromkeys(entry for group in explained for entry in group))
+
+
+def shipped(devices: tuple[str, ...]) -> tuple[Path, ...]:
+    """The ledgers that come with accelcheck for these devices: what fails on all of them, and on each."""
+    paths = (FOLDER / f"{name}.toml" for name in ("all", *devices))
+    return tuple(path for path in paths if path.exists())
 
 
 def _entries(path: Path) -> list[Entry]:

@@ -34,9 +34,10 @@ _TWELVE_BITS = 1024.5
 @contextmanager
 def matmul_mode(word: str) -> Iterator[None]:
     """Within it, ``torch.set_float32_matmul_precision(word)`` holds and every other mode is off; then all is as found."""
-    with strict_matmul(), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch 2.9 deprecates in favour of switches that it does not mix with
-        torch.set_float32_matmul_precision(word)
+    with strict_matmul():
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch 2.9 recommends switches that say nothing of "medium"
+            torch.set_float32_matmul_precision(word)
         yield
 
 

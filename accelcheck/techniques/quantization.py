@@ -358,6 +358,8 @@ def deprecations_silenced() -> Iterator[None]:
         warnings.filterwarnings("ignore", category=DeprecationWarning)
         warnings.filterwarnings("ignore", category=FutureWarning)
         warnings.filterwarnings("ignore", message=".*reduce_range.*", category=UserWarning)
+        # torch 2.13 deprecates the quantized dtypes as well (pytorch#184982).
+        warnings.filterwarnings("ignore", message=".*quantized tensor creation functions.*", category=UserWarning)
         yield
 
 

@@ -71,7 +71,10 @@ _CYCLE = (Sine, Scale, Swish, AddSquare, Add)
 
 
 class Chain(nn.Module):
-    """`length` statements in a row on ``x`` and ``y`` (broadcastable to ``x``). Values stay below 4 in size."""
+    """`length` statements in a row on ``x`` and ``y`` (broadcastable to ``x``).
+
+    With ``y`` of [0.5, 1.5], a sine in every cycle keeps the result below 5 in size.
+    """
 
     def __init__(self, length: int) -> None:
         super().__init__()
@@ -85,7 +88,7 @@ class Chain(nn.Module):
 
 def _problem(generator: torch.Generator, extent: int, *, length: int, scalar: bool = False) -> Problem:
     x = normal(generator, 48 + extent, 64)
-    # Away from 0, and from each other in sign: sums with y do not cancel, whatever the statement.
+    # y lies in [0.5, 1.5]: large enough to matter in every statement, small enough to bound the chain.
     y = normal(generator) if scalar else normal(generator, 48 + extent, 64)
     return Problem(Chain(length), (x, 0.5 + torch.sigmoid(y)))
 

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 
-class MatmulBiasRelu(nn.Module):
-    """``relu(x @ weight + bias)`` of ``x (..., K)``, with ``weight (K, N)``: not transposed as in `nn.Linear`."""
+class Affine(nn.Module):
+    """Holds ``weight (K, N)``, not transposed as in `nn.Linear`, and ``bias (N,)``."""
 
     def __init__(self, inner: int, columns: int) -> None:
         super().__init__()
@@ -29,16 +29,20 @@ class MatmulBiasRelu(nn.Module):
             plant(self.weight.t(), generator)
             self.bias.copy_(0.1 * normal(generator, len(self.bias)))
 
+
+class MatmulBiasRelu(Affine):
+    """``relu(x @ weight + bias)``: ``x (..., K)`` to ``(..., N)``."""
+
     def forward(self, x: Tensor) -> Tensor:
         return torch.relu(x @ self.weight + self.bias)
 
 
-class MatmulBiasReluTotal(MatmulBiasRelu):
-    """The same, and the sum over rows plus the bias: not empty, and not zero, where there are no rows."""
+class MatmulBiasReluTotal(Affine):
+    """The same, and its sum over rows plus the bias: ``(N,)``, neither empty nor zero where there are no rows."""
 
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]  # one output more, on purpose
-        y = torch.relu(x @ self.weight + self.bias)
-        return y, y.sum(0) + self.bias
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        out = torch.relu(x @ self.weight + self.bias)
+        return out, out.sum(0) + self.bias
 
 
 def _transposed(generator: torch.Generator, rows: int, inner: int) -> Tensor:
@@ -62,7 +66,7 @@ def _problem(
     sizes: tuple[int, int, int] = (64, 96, 80),
     draw: Callable[[torch.Generator, int, int], Tensor] = separated,
     resizable: bool = True,
-    kind: type[MatmulBiasRelu] = MatmulBiasRelu,
+    kind: type[Affine] = MatmulBiasRelu,
 ) -> Problem:
     rows, inner, columns = sizes
     module = kind(inner, columns)

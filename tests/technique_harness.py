@@ -1,0 +1,147 @@
+"""Runs a technique on a small problem as the engine does, on a device that a test can shape. No test by itself."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from accelcheck.case import Evidence, Mode
+from accelcheck.devices.base import Device, Fingerprint
+from accelcheck.techniques.observe import Operator, OperatorLog
+from accelcheck.workloads.base import Problem, Program, Workload
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from accelcheck.techniques.base import Technique
+    from accelcheck.techniques.observe import Log
+    from accelcheck.workloads.base import Result
+
+
+class StubDevice(Device):
+    """The CPU, under a type, features and a matmul error of a test's choice."""
+
+    name = "stub"
+
+    def __init__(
+        self,
+        kind: str = "cpu",
+        features: Sequence[str] = ("strided", "autocast-bfloat16", "autocast-float16"),
+        error: Callable[[], float] | None = None,
+    ) -> None:
+        self.type = kind
+        self.features = frozenset(features)
+        self._error = error
+
+    def fingerprint(self) -> Fingerprint:
+        return Fingerprint(self.name, "stub", 1)
+
+    def torch_device(self) -> torch.device:
+        return torch.device("cpu")
+
+    def synchronize(self) -> None:
+        return
+
+    def float32_error(self) -> float:
+        return super().float32_error() if self._error is None else self._error()
+
+
+@dataclass(frozen=True)
+class Ran:
+    result: Result
+    evidence: tuple[Evidence, ...]
+    program: Program
+    log: Log
+
+    @property
+    def engaged(self) -> bool:
+        return bool(self.evidence) and all(one.engaged for one in self.evidence)
+
+    def missing(self) -> list[str]:
+        return [f"{one.claim}: {one.observed}" for one in self.evidence if not one.engaged]
+
+
+def run(
+    technique: Technique,
+    problem: Problem,
+    mode: Mode = Mode.FORWARD,
+    device: Device | None = None,
+    dtype: torch.dtype = torch.float32,
+) -> Ran:
+    """Prepare, run, ask for evidence, finish: the engine's way."""
+    place = StubDevice() if device is None else device
+    try:
+        with place.strict_float32():
+            program = Program.of(problem, dtype=dtype)
+            technique.prepare(program, mode, place)
+            with technique.watch(place.type) as log:
+                result = program.run(mode)
+            evidence = tuple(technique.evidence(program, log, mode, place))
+    finally:
+        technique.finish()
+    return Ran(result, evidence, program, log)
+
+
+def plain(problem: Problem, mode: Mode = Mode.FORWARD, dtype: torch.dtype = torch.float32) -> Result:
+    """What the same problem gives without any technique."""
+    return Program.of(problem, dtype=dtype).run(mode)
+
+
+def differences(one: Result, other: Result, tolerance: float = 1e-5) -> list[str]:
+    """Paths that only one has, or whose values differ by more than `tolerance`, relative to the largest value."""
+    unlike = sorted(one.keys() ^ other.keys())
+    for path in sorted(one.keys() & other.keys()):
+        a, b = one[path].double(), other[path].double()
+        if a.shape != b.shape or not bool(((a - b).abs() <= tolerance * max(1.0, float(b.abs().max()))).all()):
+            unlike.append(path)
+    return unlike
+
+
+def named(techniques: Sequence[Technique], name: str) -> Technique:
+    """The technique of a family that has this name."""
+    return next(technique for technique in techniques if technique.name == name)
+
+
+def workload(*traits: str, modes: frozenset[Mode] = frozenset(Mode)) -> Workload:
+    """A workload that is only asked for its traits."""
+
+    def make(generator: torch.Generator, extent: int) -> Problem:
+        raise AssertionError("only its traits are asked for")
+
+    return Workload("stub", "A stub.", make, modes=modes, traits=frozenset(traits))
+
+
+def seen(device_type: str, *operators: str) -> OperatorLog:
+    """A log in which these operators were dispatched, as on a device that is not here."""
+    log = OperatorLog(device_type)
+    fact = ((torch.float32, True, device_type),)
+    log.operators += [Operator(name, fact, fact) for name in operators]
+    return log
+
+
+def mlp(seed: int = 0) -> Problem:
+    """Two linear layers with a ReLU between; everything that training needs."""
+    torch.manual_seed(seed)
+    module = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 4))
+    return trained(module, torch.randn(8, 16), torch.randn(8, 4))
+
+
+def trained(module: nn.Module, value: Tensor, target: Tensor) -> Problem:
+    """A problem of one input with a mean squared loss and three steps of SGD."""
+    return Problem(
+        module,
+        (value,),
+        target=target,
+        loss=squared,
+        optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.01),
+        steps=3,
+    )
+
+
+def squared(out: Any, target: Tensor) -> Tensor:
+    """Mean squared error in FP32, whatever the output's dtype."""
+    loss: Tensor = (out.float() - target).square().mean()
+    return loss

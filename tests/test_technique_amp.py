@@ -1,0 +1,99 @@
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+from technique_harness import StubDevice, differences, mlp, named, plain, run, trained, workload
+from torch import Tensor, nn
+from torch.nn import functional
+
+from accelcheck.capability import Code
+from accelcheck.case import Mode
+from accelcheck.techniques.amp import INITIAL_SCALE, TECHNIQUES
+from accelcheck.workloads.base import Problem
+
+if TYPE_CHECKING:
+    from accelcheck.techniques.base import Technique
+
+AUTOCAST = [technique for technique in TECHNIQUES if technique.name.startswith("amp")]
+SCALED = named(TECHNIQUES, "grad-scaler-fp16")
+TOLERANCE = {"bfloat16": 0.05, "float16": 0.01}
+
+
+@pytest.mark.parametrize("technique", TECHNIQUES, ids=lambda technique: technique.name)
+@pytest.mark.parametrize("mode", list(Mode))
+def test_half_contractions_are_seen_and_values_hold(technique: Technique, mode: Mode) -> None:
+    if mode not in technique.modes:
+        pytest.skip("no gradients to scale")
+    ran = run(technique, mlp(), mode)
+    assert ran.engaged, ran.missing()
+    assert not differences(ran.result, plain(mlp(), mode), TOLERANCE[technique.precision("float32")])
+
+
+def test_outputs_are_half_and_gradients_are_not() -> None:
+    ran = run(named(TECHNIQUES, "amp-bf16"), mlp(), Mode.BACKWARD)
+    assert ran.result["out"].dtype is torch.bfloat16
+    assert ran.result["grad:0.weight"].dtype is torch.float32
+
+
+def test_a_contraction_kept_in_float32_is_seen() -> None:
+    class Opted(nn.Linear):
+        def forward(self, input: Tensor) -> Tensor:  # noqa: A002 - the name that nn.Linear gives it
+            with torch.autocast("cpu", enabled=False):
+                return super().forward(input.float())
+
+    problem = Problem(nn.Sequential(nn.Linear(8, 8), Opted(8, 8)), (torch.randn(4, 8),))
+    ran = run(named(TECHNIQUES, "amp-bf16"), problem)
+    assert ran.missing() == ["contractions that took float32 <= 0: 1"]
+
+
+def test_without_autocast_nothing_engages() -> None:
+    class Off(nn.Linear):
+        def forward(self, input: Tensor) -> Tensor:  # noqa: A002 - as above
+            with torch.autocast("cpu", enabled=False):
+                return super().forward(input)
+
+    ran = run(named(TECHNIQUES, "amp-fp16"), Problem(Off(8, 8), (torch.randn(4, 8),)))
+    assert not ran.evidence[0].engaged
+
+
+@pytest.mark.parametrize("mode", [Mode.FORWARD, Mode.BACKWARD])
+def test_attention_by_matmul_may_compute_in_float32(mode: Mode) -> None:
+    class Attention(nn.Module):
+        def forward(self, q: Tensor) -> Tensor:
+            # Three dimensions: the fused CPU kernel wants four, so torch takes the math path.
+            return functional.scaled_dot_product_attention(q, q, q)
+
+    problem = Problem(nn.Sequential(nn.Linear(8, 8), Attention()), (torch.randn(2, 4, 8),))
+    ran = run(named(TECHNIQUES, "amp-bf16"), problem, mode)
+    assert ran.engaged, ran.missing()
+
+
+def test_the_scale_survives_and_every_step_is_checked() -> None:
+    ran = run(SCALED, mlp(), Mode.TRAIN)
+    observed = {one.claim: one.observed for one in ran.evidence}
+    assert observed["losses scaled >= 3"] == 3
+    assert observed[f"scale after = {INITIAL_SCALE:g} (no step skipped)"] == INITIAL_SCALE
+    assert observed["checks for infinite gradients >= 3"] == 3
+
+
+def test_a_skipped_step_is_seen() -> None:
+    torch.manual_seed(0)
+    problem = trained(nn.Linear(8, 8), 1e3 * torch.randn(64, 8), 1e4 * torch.randn(64, 8))
+    ran = run(SCALED, problem, Mode.TRAIN)
+    assert any("no step skipped" in line for line in ran.missing())
+
+
+def test_an_overflow_without_a_step_is_seen() -> None:
+    problem = Problem(nn.Linear(8, 8), (torch.full((2048, 8), 30.0),))
+    ran = run(SCALED, problem, Mode.BACKWARD)
+    assert any("overflowed" in line for line in ran.missing())
+
+
+@pytest.mark.parametrize("technique", AUTOCAST, ids=lambda technique: technique.name)
+def test_it_asks_for_the_feature_and_a_contraction(technique: Technique) -> None:
+    assert technique.capability(StubDevice()).ok
+    assert technique.capability(StubDevice(features=())).code is Code.NO_FEATURE
+    assert technique.accepts(workload("linear"))
+    assert not technique.accepts(workload("inplace"))

@@ -1,0 +1,81 @@
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from technique_harness import StubDevice, differences, named, plain, run, trained, workload
+from torch import Tensor, nn
+
+from accelcheck.capability import Code
+from accelcheck.case import Mode
+from accelcheck.techniques.checkpoint import TECHNIQUES
+
+if TYPE_CHECKING:
+    from accelcheck.workloads.base import Problem
+
+TORCH = [technique for technique in TECHNIQUES if technique.name != "checkpoint-xla"]
+XLA = named(TECHNIQUES, "checkpoint-xla")
+
+
+class Stack(nn.Module):
+    def __init__(self, norm: bool = False) -> None:
+        super().__init__()
+        self.first = nn.Linear(8, 8)
+        self.blocks = nn.ModuleList(
+            nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8) if norm else nn.Tanh()) for _ in range(3)
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+
+def stack(norm: bool = False) -> Problem:
+    torch.manual_seed(0)
+    return trained(Stack(norm), torch.randn(6, 8), torch.randn(6, 8))
+
+
+@pytest.mark.parametrize("technique", TORCH, ids=lambda technique: technique.name)
+@pytest.mark.parametrize("mode", [Mode.BACKWARD, Mode.TRAIN])
+def test_blocks_are_computed_twice_with_the_same_result(technique: Any, mode: Mode) -> None:
+    ran = run(technique, stack(), mode)
+    assert ran.engaged, ran.missing()
+    assert ran.evidence[0].observed == 6 * (3 if mode is Mode.TRAIN else 1)
+    assert not differences(ran.result, plain(stack(), mode), 0.0)
+
+
+@pytest.mark.parametrize("technique", TORCH, ids=lambda technique: technique.name)
+def test_batch_norm_statistics_move_twice(technique: Any) -> None:
+    """What torch does: a side effect of a block happens again when it is recomputed. The engine's verdict is `fail`."""
+    ran = run(technique, stack(norm=True), Mode.BACKWARD)
+    assert ran.engaged, ran.missing()
+    different = differences(ran.result, plain(stack(norm=True), Mode.BACKWARD))
+    assert different
+    assert all(path.startswith("buffer:blocks.") for path in different)
+    assert ran.result["buffer:blocks.0.1.num_batches_tracked"].item() == 2
+
+
+def test_a_run_that_stores_is_seen() -> None:
+    class Storing(type(named(TECHNIQUES, "checkpoint-reentrant"))):  # type: ignore[misc]  # a class all the same
+        def checkpointing(self) -> Any:
+            return lambda function, *args: function(*args)
+
+    ran = run(Storing("checkpoint-none", "", reentrant=True), stack(), Mode.BACKWARD)
+    assert [one.engaged for one in ran.evidence] == [False, False]
+
+
+def test_the_trait_must_be_true() -> None:
+    with pytest.raises(AttributeError, match="blocks"):
+        run(TORCH[0], trained(nn.Linear(8, 8), torch.randn(6, 8), torch.randn(6, 8)), Mode.BACKWARD)
+
+
+def test_where_it_runs() -> None:
+    assert XLA.capability(StubDevice("cpu")).code is Code.NO_BACKEND
+    assert XLA.capability(StubDevice("xla")).ok
+    # torch.utils.checkpoint fails on xla: that is for the ledger to know, and not hidden here.
+    assert all(technique.capability(StubDevice("xla")).ok for technique in TORCH)
+    assert all(Mode.FORWARD not in technique.modes for technique in TECHNIQUES)
+    assert not XLA.accepts(workload("linear"))

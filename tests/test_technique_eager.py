@@ -1,0 +1,37 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from technique_harness import StubDevice, mlp, plain, run, seen
+
+from accelcheck.case import Mode
+from accelcheck.techniques.eager import TECHNIQUES
+from accelcheck.techniques.observe import Operator
+from accelcheck.workloads.base import Program
+
+(EAGER,) = TECHNIQUES
+
+
+@pytest.mark.parametrize("mode", list(Mode))
+@pytest.mark.parametrize("dtype", EAGER.dtypes)
+def test_it_changes_nothing_and_shows_its_operators(mode: Mode, dtype: str) -> None:
+    stored: torch.dtype = getattr(torch, dtype)
+    ran = run(EAGER, mlp(), mode, dtype=stored)
+    assert ran.engaged, ran.missing()
+    other = plain(mlp(), mode, dtype=stored)
+    assert ran.result.keys() == other.keys()
+    assert all(torch.equal(ran.result[path], other[path]) for path in other)
+
+
+def test_a_run_without_operators_is_no_evidence() -> None:
+    first, _ = EAGER.evidence(Program.of(mlp()), seen("cpu"), Mode.FORWARD, StubDevice())
+    assert not first.engaged
+
+
+def test_an_operator_computed_elsewhere_is_named() -> None:
+    log = seen("cuda", "aten::mm")
+    log.operators.append(Operator("aten::topk", ((torch.float32, True, "cuda"),), ((torch.float32, True, "cpu"),)))
+    first, second = EAGER.evidence(Program.of(mlp()), log, Mode.FORWARD, StubDevice("cuda"))
+    assert first.engaged
+    assert not second.engaged
+    assert second.observed == "aten::topk x1"

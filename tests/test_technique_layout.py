@@ -1,0 +1,101 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from technique_harness import StubDevice, differences, named, plain, run, trained, workload
+from torch import Tensor, nn
+
+from accelcheck.capability import Code
+from accelcheck.case import Mode
+from accelcheck.techniques.base import Unsupported
+from accelcheck.techniques.layout import TECHNIQUES
+from accelcheck.techniques.observe import memory_format
+from accelcheck.workloads.base import Problem
+
+CHANNELS_LAST = named(TECHNIQUES, "channels-last")
+CONTIGUOUS = named(TECHNIQUES, "contiguous")
+
+
+def convolutions() -> Problem:
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 4, 3, stride=2))
+    return trained(module, torch.randn(2, 3, 11, 9), torch.randn(2, 4, 4, 3))
+
+
+@pytest.mark.parametrize("mode", list(Mode))
+def test_channels_last_reaches_the_convolutions(mode: Mode) -> None:
+    ran = run(CHANNELS_LAST, convolutions(), mode)
+    assert ran.engaged, ran.missing()
+    assert not differences(ran.result, plain(convolutions(), mode))
+
+
+def test_channels_last_outputs() -> None:
+    ran = run(CHANNELS_LAST, convolutions())
+    assert memory_format(ran.result["out"]) == "channels_last"
+
+
+def test_a_convolution_that_loses_the_format_is_seen() -> None:
+    class Undoing(nn.Conv2d):
+        def forward(self, input: Tensor) -> Tensor:  # noqa: A002 - the name that nn.Conv2d gives it
+            return nn.functional.conv2d(input.contiguous(), self.weight.contiguous(), self.bias)
+
+    ran = run(CHANNELS_LAST, Problem(Undoing(3, 8, 3), (torch.randn(2, 3, 8, 8),)))
+    assert [one.engaged for one in ran.evidence] == [False, False]
+
+
+class Turned(nn.Module):
+    """A linear layer on a transposed tensor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(6, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.linear(x.transpose(-1, -2))
+        return out
+
+
+@pytest.mark.parametrize("mode", [Mode.FORWARD, Mode.BACKWARD])
+def test_contiguous_between_modules(mode: Mode) -> None:
+    def problem() -> Problem:
+        torch.manual_seed(0)
+        return Problem(Turned(), (torch.randn(3, 6, 5),))
+
+    ran = run(CONTIGUOUS, problem(), mode)
+    assert ran.engaged, ran.missing()
+    assert ran.evidence[0].observed == 1
+    assert not differences(ran.result, plain(problem(), mode))
+
+
+def test_contiguous_inputs() -> None:
+    problem = Problem(nn.ReLU(), (torch.randn(4, 3).t(),))
+    ran = run(CONTIGUOUS, problem)
+    assert ran.engaged
+    assert ran.result["out"].is_contiguous()
+    assert torch.equal(ran.result["out"], problem.inputs[0].relu())
+
+
+def test_nothing_to_make_contiguous_is_no_effect() -> None:
+    with pytest.raises(Unsupported) as caught:
+        run(CONTIGUOUS, Problem(nn.ReLU(), (torch.randn(3, 4),)))
+    assert caught.value.capability.code is Code.NO_EFFECT
+
+
+def test_strides_are_needed() -> None:
+    assert all(technique.capability(StubDevice(features=())).code is Code.NO_FEATURE for technique in TECHNIQUES)
+    assert all(technique.capability(StubDevice()).ok for technique in TECHNIQUES)
+    assert not CHANNELS_LAST.accepts(workload("linear"))
+
+
+@pytest.mark.parametrize(
+    ("tensor", "expected"),
+    [
+        (torch.empty(2, 3, 4, 5), "contiguous"),
+        (torch.empty(2, 3, 4, 5).contiguous(memory_format=torch.channels_last), "channels_last"),
+        (torch.empty(2, 1, 4, 5), "both"),
+        (torch.empty(2, 3, 4, 5).transpose(0, 3), "strided"),
+        (torch.empty(4, 5), "contiguous"),
+    ],
+)
+def test_memory_format(tensor: Tensor, expected: str) -> None:
+    assert memory_format(tensor) == expected

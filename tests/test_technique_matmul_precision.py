@@ -1,0 +1,108 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from technique_harness import StubDevice, mlp, named, run, workload
+
+from accelcheck.capability import Code
+from accelcheck.case import Mode
+from accelcheck.devices.strict import read_state
+from accelcheck.techniques.matmul_precision import (
+    TECHNIQUES,
+    ConvolutionPrecision,
+    MatmulPrecision,
+    convolution_error,
+    convolution_mode,
+    matmul_mode,
+)
+
+MATMUL = [technique for technique in TECHNIQUES if isinstance(technique, MatmulPrecision)]
+
+
+def obeying() -> StubDevice:
+    """A device whose matmul errs as TF32 does, whenever the mode allows it."""
+    return StubDevice(error=lambda: 0.0 if torch.get_float32_matmul_precision() == "highest" else 2.0**-11)
+
+
+@pytest.mark.parametrize("technique", MATMUL, ids=lambda technique: technique.name)
+@pytest.mark.parametrize("mode", list(Mode))
+def test_the_mode_holds_in_the_whole_run_and_no_longer(technique: MatmulPrecision, mode: Mode) -> None:
+    words: set[str] = set()
+    problem = mlp()
+    problem.module.register_forward_hook(lambda *_: words.add(torch.get_float32_matmul_precision()))
+    problem.module.register_full_backward_pre_hook(lambda *_: words.add(torch.get_float32_matmul_precision()))
+    before = read_state()
+    ran = run(technique, problem, mode, obeying())
+    assert ran.engaged, ran.missing()
+    assert words == {technique.word}
+    assert read_state() == before
+
+
+@pytest.mark.parametrize("technique", MATMUL, ids=lambda technique: technique.name)
+def test_capability_is_what_is_measured(technique: MatmulPrecision) -> None:
+    assert technique.capability(obeying()).ok
+    answer = technique.capability(StubDevice(error=lambda: 0.0))
+    assert answer.code is Code.NO_EFFECT
+    assert "relative error 0 with it" in answer.reason
+    # Inexact with and without the mode: it is not the mode that does it.
+    assert technique.capability(StubDevice(error=lambda: 2.0**-9)).code is Code.NO_EFFECT
+
+
+def test_a_failed_run_leaves_the_mode() -> None:
+    problem = mlp()
+
+    def fail(*_: object) -> None:
+        raise RuntimeError("planted")
+
+    problem.module.register_forward_hook(fail)
+    before = read_state()
+    with pytest.raises(RuntimeError, match="planted"):
+        run(named(TECHNIQUES, "matmul-tf32"), problem, device=obeying())
+    assert read_state() == before
+
+
+def test_without_an_effect_the_evidence_says_so() -> None:
+    ran = run(named(TECHNIQUES, "matmul-bf16"), mlp(), device=StubDevice(error=lambda: 0.0))
+    assert [one.engaged for one in ran.evidence] == [True, False]
+
+
+def test_states_that_torch_cannot_read_are_kept() -> None:
+    before = read_state()
+    torch.backends.cuda.matmul.fp32_precision = "tf32"
+    try:
+        mixed = read_state()
+        with pytest.raises(RuntimeError):
+            torch.get_float32_matmul_precision()
+        with matmul_mode("medium"):
+            assert torch.get_float32_matmul_precision() == "medium"
+        with convolution_mode("tf32"):
+            assert torch.backends.cudnn.conv.fp32_precision == "tf32"  # type: ignore[attr-defined]  # set at import
+        assert read_state() == mixed
+    finally:
+        torch.backends.cuda.matmul.fp32_precision = before.rows[2]
+    assert read_state() == before
+
+
+def test_convolution_in_float32_is_exact() -> None:
+    with convolution_mode("ieee"):
+        assert convolution_error(torch.device("cpu")) == 0
+
+
+def test_convolution_error_shows_tf32(monkeypatch: pytest.MonkeyPatch) -> None:
+    original = torch.nn.functional.conv2d
+
+    def rounded(given: torch.Tensor, weight: torch.Tensor, padding: int) -> torch.Tensor:
+        return original(given.round(), weight, padding=padding)  # 1024.5 to 11 significant bits
+
+    monkeypatch.setattr(torch.nn.functional, "conv2d", rounded)
+    assert convolution_error(torch.device("cpu")) == pytest.approx(2.0**-11, rel=1e-2)
+
+
+def test_precisions_and_workloads() -> None:
+    assert [technique.precision("float32") for technique in TECHNIQUES] == ["tf32", "bfloat16", "tf32"]
+    convolution = named(TECHNIQUES, "conv-tf32")
+    assert isinstance(convolution, ConvolutionPrecision)
+    assert convolution.accepts(workload("conv"))
+    assert not convolution.accepts(workload("linear"))
+    assert all(technique.accepts(workload("attention")) for technique in MATMUL)
+    assert not any(technique.accepts(workload("conv")) for technique in MATMUL)

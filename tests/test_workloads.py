@@ -1,0 +1,456 @@
+"""Workloads keep their word: reproducible, of the traits they claim, right in every precision, without ambiguity."""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+import math
+import re
+from typing import TYPE_CHECKING, Any, cast
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from accelcheck.case import Mode, stable_seed
+from accelcheck.registry import discover, index
+from accelcheck.techniques.observe import OperatorLog
+from accelcheck.workloads.base import Problem, Program, Result, Workload
+from accelcheck.workloads.draw import lengths, orders, separated, signs
+from accelcheck.workloads.dynamic import DynamicDepth
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+TRAITS = frozenset(re.findall(r"``([a-z]+)``", inspect.getdoc(Workload).partition("traits:")[2]))  # type: ignore[union-attr]  # it has a docstring
+NAMES = index("workload", cast("list[Workload]", discover("accelcheck.workloads", "WORKLOADS")))
+RUNS = [(name, mode) for name in NAMES for mode in sorted(NAMES[name].modes)]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread() -> Iterator[None]:
+    """Tensors this small are slower on several threads, far slower on a busy machine."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def having(*traits: str) -> list[str]:
+    """Names of the workloads that have all of the traits."""
+    found = [name for name, workload in NAMES.items() if workload.traits >= set(traits)]
+    assert found, f"no workload has the traits {traits}"
+    return found
+
+
+def tensors(problem: Problem) -> dict[str, Tensor]:
+    """All that a problem consists of."""
+    inputs = {f"input[{i}]": value for i, value in enumerate(problem.inputs) if isinstance(value, Tensor)}
+    target = {} if problem.target is None else {"target": problem.target}
+    return dict(problem.module.state_dict()) | inputs | target
+
+
+def same(left: Mapping[str, Tensor], right: Mapping[str, Tensor]) -> bool:
+    """Whether both hold the same tensors, bit for bit."""
+    return left.keys() == right.keys() and all(
+        left[key].dtype == right[key].dtype and torch.equal(left[key], right[key]) for key in left
+    )
+
+
+def program(name: str, dtype: torch.dtype = torch.float32) -> Program:
+    seed = stable_seed(name)
+    return Program.of(NAMES[name].problem(seed), dtype=dtype, seed=seed)
+
+
+def widened(name: str, dtype: torch.dtype) -> Program:
+    """FP64 arithmetic on the numbers that `dtype` holds: the truth for a run in `dtype`."""
+    made = program(name, dtype)
+    made.module.double()
+    made.inputs = tuple(
+        value.double() if isinstance(value, Tensor) and value.is_floating_point() else value for value in made.inputs
+    )
+    return made
+
+
+def errors(candidate: Result, truth: Result) -> dict[str, float]:
+    """Relative Frobenius error of each tensor; infinite where the keys or shapes differ."""
+    assert candidate.keys() == truth.keys()
+    found = {}
+    for key, expected in truth.items():
+        got = candidate[key]
+        assert got.shape == expected.shape, key
+        gap = float((got.double() - expected.double()).norm())
+        size = float(expected.double().norm())
+        found[key] = gap / size if size else (math.inf if gap else 0.0)
+    return found
+
+
+def modules(name: str, kind: type[nn.Module]) -> list[nn.Module]:
+    return [module for module in NAMES[name].problem(0).module.modules() if isinstance(module, kind)]
+
+
+# The whole set
+
+
+def test_the_smoke_level_is_small_and_covers_the_families() -> None:
+    smoke = {name for name, workload in NAMES.items() if workload.level == 1}
+    assert smoke == {"attention-causal", "cnn", "elementwise-5", "matmul", "mlp", "mlp-blocks", "train-mlp"}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_workload_is_well_formed(name: str) -> None:
+    workload = NAMES[name]
+    assert re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", name)
+    assert workload.level in {1, 2, 3}
+    assert workload.traits <= TRAITS
+    assert workload.modes == ({Mode.TRAIN} if "training" in workload.traits else {Mode.FORWARD, Mode.BACKWARD})
+    assert workload.summary.endswith(".")
+
+
+# Determinism
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_seed_gives_one_problem_whatever_was_drawn_before(name: str) -> None:
+    first = tensors(NAMES[name].problem(7))
+    torch.rand(5)
+    state = torch.random.get_rng_state()
+    assert same(first, tensors(NAMES[name].problem(7)))
+    assert torch.equal(state, torch.random.get_rng_state()), "the global generator was moved"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_another_seed_gives_other_parameters_and_inputs(name: str) -> None:
+    one, other = NAMES[name].problem(7), NAMES[name].problem(8)
+    # An empty tensor is the same for all seeds.
+    floats = [value for value in one.inputs if value.is_floating_point() and value.numel()]
+    for mine, others in zip(floats, [v for v in other.inputs if v.is_floating_point() and v.numel()], strict=True):
+        assert not torch.equal(mine, others)
+    for path, parameter in one.module.named_parameters():
+        assert not torch.equal(parameter, other.module.get_parameter(path)), path
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_parameters_and_inputs_share_no_numbers(name: str) -> None:
+    # The global generator and the problem's have one seed: drawing from both would make a weight of the input's numbers.
+    problem = NAMES[name].problem(3)
+    held = [p.detach().flatten() for p in problem.module.parameters()]
+    held += [v.flatten() for v in problem.inputs if v.is_floating_point() and v.numel()]
+    for i, left in enumerate(held):
+        for right in held[:i]:
+            count = min(len(left), len(right), 64)
+            if count >= 24:
+                correlation = torch.corrcoef(torch.stack([left[:count], right[:count]]))[0, 1]
+                assert abs(float(correlation)) < 0.999
+
+
+# Sizes
+
+
+@pytest.mark.parametrize("extent", [-3, 5])
+@pytest.mark.parametrize("name", NAMES)
+def test_extent_changes_the_inputs_sizes_alone(name: str, extent: int) -> None:
+    workload = NAMES[name]
+    nominal, other = workload.problem(7), workload.problem(7, extent)
+    assert same(dict(nominal.module.state_dict()), dict(other.module.state_dict()))
+    shapes = [tuple(value.shape) for value in nominal.inputs], [tuple(value.shape) for value in other.inputs]
+    if "resizable" in workload.traits:
+        assert shapes[0] != shapes[1]
+        mode = min(workload.modes)
+        result = Program.of(other).run(mode)
+        assert all(bool(tensor.isfinite().all()) for tensor in result.values())
+    else:
+        assert same(tensors(nominal), tensors(other))
+
+
+def strides(name: str, extent: int) -> tuple[int, ...]:
+    (x,) = Program.of(NAMES[name].problem(1, extent), dtype=torch.float64).inputs
+    leaf = x.detach().requires_grad_()
+    assert leaf.stride() == x.stride()
+    return tuple(x.stride())
+
+
+@pytest.mark.parametrize("extent", [0, 3])
+def test_strides_survive_the_move_to_the_device(extent: int) -> None:
+    assert strides("matmul-transposed", extent) == (1, 64 + extent)
+    assert strides("matmul-sliced", extent) == (3 * (96 + 8), 1)
+    assert strides("matmul-expanded", extent) == (0, 96, 1)
+    (x,) = Program.of(NAMES["matmul-sliced"].problem(1), dtype=torch.bfloat16).inputs
+    assert x.storage_offset() == 3
+    assert torch.equal(x, NAMES["matmul-sliced"].problem(1).inputs[0].bfloat16())
+
+
+def test_edges_are_where_they_should_be() -> None:
+    assert NAMES["matmul-one"].problem(0).inputs[0].shape == (1, 1)
+    assert NAMES["matmul-empty"].problem(0).inputs[0].shape == (0, 96)
+    result = program("matmul-empty").run(Mode.BACKWARD)
+    assert result["out[0]"].shape == (0, 80)
+    assert bool((result["out[1]"] != 0).all())
+    assert torch.equal(result["grad:weight"], torch.zeros(96, 80))
+    assert {tuple(value.shape[-2:]) for value in NAMES["attention-65"].problem(0).inputs} == {(65, 32)}
+    assert program("elementwise-scalar").inputs[1].shape == ()
+
+
+# Precision
+
+
+@pytest.mark.parametrize(("name", "mode"), RUNS)
+def test_float32_is_close_to_float64(name: str, mode: Mode) -> None:
+    result = program(name).run(mode)
+    assert result
+    assert sum(tensor.numel() for tensor in result.values()) > 0
+    found = errors(result, program(name, torch.float64).run(mode))
+    # Some ten to thirty roundings of 6e-8 each, without cancellation; batch norm's backward cancels (see draw.py).
+    limit = 5e-6 if "batchnorm" in NAMES[name].traits else 1e-6
+    assert not {key: error for key, error in found.items() if not error <= limit}
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize(("name", "mode"), RUNS)
+def test_half_precision_runs_and_nothing_flips(name: str, mode: Mode, dtype: torch.dtype) -> None:
+    result = program(name, dtype).run(mode)
+    assert {tensor.dtype for tensor in result.values() if tensor.is_floating_point()} == {dtype}
+    found = errors(result, widened(name, dtype).run(mode))
+    # A flipped ReLU, gate or maximum changes whole rows. Where batch norm follows convolutions a few do flip, and in
+    # FP16 the squared gradients that AdamW keeps are subnormal.
+    loose = "batchnorm" in NAMES[name].traits or (name == "train-transformer" and dtype is torch.float16)
+    limit = 0.25 if loose else 0.06 if dtype is torch.bfloat16 else 0.008
+    assert not {key: error for key, error in found.items() if not error <= limit}
+
+
+@pytest.mark.parametrize(
+    "name", ["matmul", "mlp", "matmul-129", "matmul-sliced", "matmul-expanded", "matmul-transposed"]
+)
+def test_no_preactivation_is_near_zero(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Tensor] = []
+    plain = torch.relu
+
+    def spy(x: Tensor) -> Tensor:
+        seen.append(x)
+        return plain(x)
+
+    made = program(name)
+    monkeypatch.setattr(torch, "relu", spy)
+    for layer in made.module.modules():
+        if isinstance(layer, nn.ReLU):
+            layer.register_forward_pre_hook(lambda _, args: seen.append(args[0]))
+    made.run(Mode.FORWARD)
+    assert seen
+    for x in seen:
+        # bfloat16 rounds a sum of size |x| by |x| / 256 or so.
+        assert float(x.abs().min()) > float(x.square().mean().sqrt()) / 100
+        assert 0.4 < float((x > 0).float().mean()) < 0.6
+
+
+# Traits
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_structural_traits_are_neither_false_nor_missing(name: str) -> None:
+    traits = NAMES[name].traits
+    assert ("linear" in traits) == bool(modules(name, nn.Linear))
+    assert ("conv" in traits) == bool(modules(name, nn.Conv2d))
+    assert ("batchnorm" in traits) == bool(modules(name, nn.BatchNorm2d))
+    assert ("inplace" in traits) == any(hasattr(module, "inplace") for module in modules(name, nn.Module))
+    problem = NAMES[name].problem(0)
+    assert ("blocks" in traits) == hasattr(problem.module, "blocks")
+    assert ("training" in traits) == (None not in (problem.loss, problem.target, problem.optimizer))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_operators_agree_with_the_traits(name: str) -> None:
+    traits = NAMES[name].traits
+    with OperatorLog("cpu") as log:
+        program(name).run(min(NAMES[name].modes))
+    assert ("attention" in traits) == bool(log.count(r"aten::_?scaled_dot_product_.*"))
+    assert ("conv" in traits) == bool(log.count(r"aten::(mkldnn_)?_?convolution.*|aten::.*conv.*"))
+    if "matmul" in traits:
+        assert log.count(r"aten::(mm|addmm|bmm|baddbmm|linear)") or "attention" in traits
+
+
+@pytest.mark.parametrize("name", having("inplace"))
+def test_in_place_gives_the_same_and_spares_the_inputs(name: str) -> None:
+    mode = Mode.TRAIN if "training" in NAMES[name].traits else Mode.BACKWARD
+    expected = program(name).run(mode)
+    made = program(name)
+    before = [value.clone() for value in made.inputs]
+    for module in made.module.modules():
+        if hasattr(module, "inplace"):
+            assert not module.inplace
+            setattr(module, "inplace", True)  # noqa: B010 - nn.Module declares attributes as Tensor | Module
+    with OperatorLog("cpu") as log:
+        result = made.run(mode)
+    assert log.count(r"aten::(sin|mul|add|addcmul|silu|relu|clamp_min)_")
+    assert same(result, expected)
+    assert all(torch.equal(left, right) for left, right in zip(before, made.inputs, strict=True))
+
+
+@pytest.mark.parametrize("name", having("blocks"))
+def test_blocks_are_applied_in_sequence_on_one_tensor(name: str) -> None:
+    made = program(name)
+    blocks = made.module.blocks
+    assert isinstance(blocks, nn.ModuleList)
+    assert len(blocks) >= 2
+    calls: list[tuple[int, Any, Any]] = []
+    for position, block in enumerate(blocks):
+        block.register_forward_hook(lambda _, args, out, position=position: calls.append((position, args, out)))
+    made.module.train()
+    made.module(*made.inputs)
+    assert [position for position, _, _ in calls] == list(range(len(blocks)))
+    for _, args, out in calls:
+        assert len(args) == 1
+        assert args[0].shape == out.shape
+    for (_, _, out), (_, args, _) in itertools.pairwise(calls):
+        assert args[0] is out
+
+
+@pytest.mark.parametrize("name", having("blocks"))
+def test_blocks_may_have_their_forward_replaced(name: str) -> None:
+    mode = max(NAMES[name].modes - {Mode.FORWARD})
+    made = program(name)
+    entered: list[int] = []
+    for block in made.module.blocks:  # type: ignore[union-attr]  # a ModuleList, as tested above
+
+        def counted(x: Tensor, plain: Any = block.forward) -> Tensor:
+            entered.append(1)
+            out: Tensor = plain(x)
+            return out
+
+        block.forward = counted
+    result = made.run(mode)
+    assert same(result, program(name).run(mode))
+    assert entered
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning", "ignore:.*torch.jit.*:FutureWarning")
+@pytest.mark.parametrize("name", having("scriptable"))
+def test_scripted_gives_the_same(name: str) -> None:
+    for mode in NAMES[name].modes:
+        made = program(name, torch.float64)
+        made.module.train(mode is not Mode.FORWARD)  # a scripted module keeps the mode that it was scripted in
+        made.call = torch.jit.script(made.module)
+        found = errors(made.run(mode), program(name, torch.float64).run(mode))
+        # Its fuser and its autodiff may reorder sums.
+        assert max(found.values()) <= 1e-12
+
+
+def test_all_are_scriptable() -> None:
+    assert having("scriptable") == list(NAMES)
+
+
+@pytest.mark.parametrize("name", having("exact"))
+@pytest.mark.parametrize("mode", [Mode.FORWARD, Mode.BACKWARD])
+def test_exact_means_bitwise(name: str, mode: Mode) -> None:
+    low, high = program(name).run(mode), program(name, torch.float64).run(mode)
+    assert low.keys() == high.keys()
+    for key, tensor in low.items():
+        assert torch.equal(tensor.double(), high[key]), key
+
+
+def test_repeated_indices_round_in_the_backward_pass() -> None:
+    low, high = (program("gather-repeated", dtype).run(Mode.BACKWARD) for dtype in (torch.float32, torch.float64))
+    assert torch.equal(low["out"].double(), high["out"])
+    assert not torch.equal(low["grad:input[0]"].double(), high["grad:input[0]"])
+
+
+@pytest.mark.parametrize("name", having("branching"))
+def test_branching_takes_several_depths(name: str) -> None:
+    def matmuls(seed: int) -> int:
+        with OperatorLog("cpu") as log:
+            Program.of(NAMES[name].problem(seed)).run(Mode.FORWARD)
+        count: int = log.count(r"aten::addmm")
+        return count
+
+    assert {matmuls(seed) for seed in range(12)} == {2, 3, 4, 5}
+
+
+def test_chains_are_bounded() -> None:
+    for seed in range(5):
+        assert float(Program.of(NAMES["elementwise-30"].problem(seed)).run(Mode.FORWARD)["out"].abs().max()) < 5
+
+
+def test_the_gates_of_the_dynamic_network_are_far_from_zero() -> None:
+    problem = NAMES["dynamic-depth"].problem(4)
+    assert isinstance(problem.module, DynamicDepth)
+    assert float(problem.inputs[0][:, 0].abs().min()) >= 1.0
+
+
+# Masks and padding
+
+
+def test_no_row_of_the_mask_is_empty_and_none_of_the_masks_is_full() -> None:
+    for seed in range(5):
+        mask = NAMES["attention-mask"].problem(seed).inputs[3]
+        assert mask.dtype == torch.bool
+        assert bool(mask.any(-1).all())
+        assert not bool(mask.all())
+
+
+@pytest.mark.parametrize(
+    ("name", "padded", "dim"),
+    [("attention-ragged", 1, 2), ("attention-ragged", 2, 2), ("mean-pool", 0, 1), ("max-pool", 0, 1)],
+)
+def test_padding_is_not_seen(name: str, padded: int, dim: int) -> None:
+    made = program(name)
+    expected = made.run(Mode.FORWARD)
+    value, held = made.inputs[padded], made.inputs[-1]
+    assert int(held[0]) == value.shape[dim], "one sequence is full"
+    for sample, length in enumerate(held.tolist()):
+        tail = value[sample].narrow(dim - 1, length, value.shape[dim] - length)
+        tail.add_(100.0)
+    assert errors(made.run(Mode.FORWARD), expected) == pytest.approx({"out": 0.0}, abs=1e-6)
+    assert float(program(name).run(Mode.BACKWARD)[f"grad:input[{padded}]"].abs().sum()) > 0
+
+
+@pytest.mark.parametrize("name", ["mean-pool", "max-pool"])
+def test_pooling_is_that_of_each_sequence_alone(name: str) -> None:
+    made = program(name, torch.float64)
+    x, held = made.inputs
+    linear = made.module.linear
+    assert isinstance(linear, nn.Linear)
+    alone = [
+        linear(steps[:length].amax(0)) if name == "max-pool" else torch.tanh(linear(steps[:length])).mean(0)
+        for steps, length in zip(x, held.tolist(), strict=True)
+    ]
+    torch.testing.assert_close(made.run(Mode.FORWARD)["out"], torch.stack(alone).detach())
+
+
+@pytest.mark.parametrize("name", ["attention-causal", "attention-65", "attention-cross-causal"])
+def test_the_future_is_not_seen(name: str) -> None:
+    made = program(name)
+    expected = made.run(Mode.FORWARD)["out"]
+    queries = expected.shape[2]
+    made.inputs[2][:, :, 7:].add_(100.0)
+    changed = made.run(Mode.FORWARD)["out"]
+    torch.testing.assert_close(changed[:, :, :7], expected[:, :, :7])
+    assert bool(((changed - expected).abs().amax(-1)[:, :, 7:queries] > 1e-3).all())
+
+
+# Training
+
+
+@pytest.mark.parametrize("name", having("training"))
+def test_training_moves_every_parameter_and_lowers_the_loss(name: str) -> None:
+    made = program(name)
+    before = {path: parameter.detach().clone() for path, parameter in made.module.named_parameters()}
+    result = made.run(Mode.TRAIN)
+    losses = [float(result[f"loss[{step}]"]) for step in range(made.steps)]
+    assert losses[-1] < losses[0]
+    for path, old in before.items():
+        assert not torch.equal(old, result[f"parameter:{path}"]), path
+
+
+# What they are drawn with
+
+
+def test_drawing() -> None:
+    generator = torch.Generator().manual_seed(0)
+    assert signs(5).tolist() == [1.0, -1.0, 1.0, -1.0, 1.0]
+    drawn = lengths(generator, 50, 2, 9)
+    assert int(drawn[0]) == 9
+    assert int(drawn[-1]) == 2
+    assert set(drawn.tolist()) == set(range(2, 10))
+    assert bool((orders(generator, 4, 30).sort().values == torch.arange(30)).all())
+    images = separated(generator, 4, 3, 5, 5, noise=0.0)
+    assert images.shape == (4, 3, 5, 5)
+    assert bool((images[1, 0] == -1).all())

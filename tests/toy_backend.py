@@ -1,0 +1,98 @@
+"""An out-of-tree accelerator written in Python: a real PrivateUse1 device named ``toy`` that computes on the CPU.
+
+Loaded as an entry point of the group ``torch.backends`` would be, by `load`. Needs torch >= 2.10.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+from torch.utils import backend_registration
+
+
+class Module:
+    """What becomes ``torch.toy``."""
+
+    seeds: ClassVar[list[int]] = []
+
+    def is_initialized(self) -> bool:
+        return True
+
+    def is_available(self) -> bool:
+        return True
+
+    def _is_in_bad_fork(self) -> bool:
+        return False
+
+    def current_device(self) -> int:
+        return 0
+
+    def device_count(self) -> int:
+        return 1
+
+    def manual_seed_all(self, seed: int) -> None:
+        self.seeds.append(seed)
+
+    def get_device_name(self, index: int) -> str:
+        return f"Toy {index}"
+
+    def is_bf16_supported(self) -> bool:
+        return True
+
+    def get_amp_supported_dtype(self) -> list[torch.dtype]:
+        return [torch.bfloat16]
+
+
+class Toy(Tensor):
+    """A tensor of the device; its values are in a CPU tensor."""
+
+    raw: Tensor
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]  # as torch's own subclasses do
+
+    @staticmethod
+    def __new__(cls: type[Toy], raw: Tensor) -> Toy:  # noqa: PYI034 - a static method has no Self to return
+        out: Any = torch._C._acc.create_empty_tensor(tuple(raw.shape), raw.dtype)
+        out.__class__ = cls
+        toy: Toy = out
+        return toy
+
+    def __init__(self, raw: Tensor) -> None:
+        self.raw = raw
+
+
+def _inside(value: Any) -> Any:
+    if isinstance(value, torch.device) and value.type == "toy":
+        return torch.device("cpu")
+    return value.raw if isinstance(value, Toy) else value
+
+
+def _call(operator: Any, *args: Any, **kwargs: Any) -> Any:
+    out = operator(*pytree.tree_map(_inside, args), **pytree.tree_map(_inside, kwargs))
+    return pytree.tree_map(lambda value: Toy(value) if isinstance(value, Tensor) else value, out)
+
+
+def _empty(size: list[int], *args: Any, dtype: torch.dtype | None = None, **kwargs: Any) -> Tensor:
+    return Toy(torch.empty(size, dtype=dtype))
+
+
+def _copy(source: Tensor, target: Tensor, non_blocking: bool = False) -> Tensor:
+    _inside(target).copy_(_inside(source))
+    return target
+
+
+_LIBRARIES: list[Any] = []  # an implementation lives as long as its library
+
+
+def load() -> None:
+    """Register the device."""
+    backend_registration._setup_privateuseone_for_python_backend("toy", backend_module=Module())
+    make: Any = torch.library.Library  # torch does not annotate it
+    every, aten = make("_", "IMPL"), make("aten", "IMPL")
+    every.fallback(_call, "PrivateUse1")
+    aten.impl("empty.memory_format", _empty, "PrivateUse1")
+    aten.impl("empty_strided", _empty, "PrivateUse1")
+    aten.impl("_copy_from", _copy, "PrivateUse1")
+    _LIBRARIES.extend((every, aten))
