@@ -47,6 +47,18 @@ CALIBRATED_STEPS = 127
 AO_PACKAGE = "pip install 'accelcheck[torchao]'"
 
 
+class Holder(nn.Module):
+    """Holds a module: conversions replace children alone, and the module may be a linear layer itself."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+        self.eval()
+
+    def forward(self, *inputs: Any) -> Any:
+        return self.module(*inputs)
+
+
 class Int8(Technique):
     """What all int8 variants share: they quantize a copy of the module, and promise FP32 around the integers."""
 
@@ -62,7 +74,7 @@ class Int8(Technique):
 
     @abstractmethod
     def quantized(self, module: nn.Module, inputs: tuple[Any, ...]) -> nn.Module:
-        """The module, quantized. It is a copy within a container, so that the root may be a linear layer itself."""
+        """The module, quantized: `module` is a `Holder` of a copy, and may be changed."""
 
     @abstractmethod
     def emulate(self, module: nn.Module, inputs: tuple[Any, ...]) -> nn.Module:
@@ -77,7 +89,7 @@ class Int8(Technique):
         """Quantize from the parameters as they are. Static variants calibrate on `program.inputs`: the judged ones."""
         del mode, device
         with deprecations_silenced():
-            program.call = self.quantized(nn.Sequential(twin(program.module)), program.inputs)
+            program.call = self.quantized(Holder(twin(program.module)), program.inputs)
 
 
 class Engine(Int8):

@@ -11,6 +11,7 @@ import contextlib
 import math
 from typing import TYPE_CHECKING, Any
 
+import numpy
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -90,6 +91,7 @@ class Rounding(TorchDispatchMode):
         if name in CONTRACTIONS and unit > UNIT_ROUNDOFF[self.storage]:
             args = tuple(self._rounded(a, unit) if _is_float(a) else a for a in args)
         lengths = _reduction_lengths(name, args)
+        sequential = _sequential_errors(name, args, kwargs) if self.precision != "float64" else {}
         out = func(*args, **kwargs)
         rounded = unit if name in CORRECTLY_ROUNDED else 2 * INEXACT_ULPS * unit
         if self.precision == "tf32":
@@ -98,14 +100,16 @@ class Rounding(TorchDispatchMode):
         results = _written(func, args, kwargs) if func._schema.is_mutable else _floats((out,))  # noqa: SLF001 - OpOverload has no public schema
         for position, tensor in enumerate([*results, *_unannounced(name, args)]):
             self._perturb_(tensor, rounded, lengths[min(position, len(lengths) - 1)])
+            if position in sequential:
+                tensor.add_(sequential[position].reshape(tensor.shape))
         return out
 
     def _perturb_(self, tensor: Tensor, unit: float, length: int) -> None:
         if tensor.numel() == 0:
             return
         # Summing K terms errs by about sqrt(K) u in the accumulator's precision, relative to the result's root mean square
-        # (Higham and Mary, SIAM J. Sci. Comput. 41(5), 2019). Sequential sums of random terms show 0.3 of that; terms that
-        # repeat, as the gradient of a mean does, round the same way each time and show more than 1.
+        # (Higham and Mary, SIAM J. Sci. Comput. 41(5), 2019). Sequential sums of random terms show 0.3 of that. For terms
+        # that are not random see `_sequential_errors`.
         accumulated = UNIT_ROUNDOFF["float64" if self.precision == "float64" else ACCUMULATOR] * math.sqrt(length)
         finite = torch.where(torch.isfinite(tensor), tensor, 0.0)
         size = float(finite.square().mean().sqrt()) * accumulated * math.sqrt(3.0) if length > 1 else 0.0
@@ -151,6 +155,42 @@ def _unannounced(name: str, args: tuple[Any, ...]) -> list[Tensor]:
 def _accumulates(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     """Whether an otherwise exact operator adds: `index_put` with `accumulate`."""
     return name in {"index_put", "index_put_"} and bool(kwargs.get("accumulate", len(args) > 3 and args[3]))
+
+
+def _sequential_errors(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[int, Tensor]:
+    """What summing one term after the other in the accumulator's precision really does to these terms, by output.
+
+    Terms that repeat, as the gradient of a mean does, round the same way each time: the error grows with K, not with its
+    square root, and no statistical model of K shows it. Sequential sums are as correct as any other order.
+    """
+    if name == "sum" and len(args) > 1 and args[1]:
+        return {0: _sequential_error(args[0], args[1], keep=bool(args[2]) if len(args) > 2 else False)}
+    if name == "convolution_backward":
+        grad = args[0]
+        return {2: _sequential_error(grad, [d for d in range(grad.dim()) if d != 1])} if args[-1][2] else {}
+    if name == "native_batch_norm_backward" and args[0].dim() > 1:
+        grad = args[0]
+        over = [d for d in range(grad.dim()) if d != 1]
+        found = {2: _sequential_error(grad, over)}
+        if (args[7] if len(args) > 7 else kwargs["train"]) and _is_float(args[5]):
+            shape = [1, -1, *[1] * (grad.dim() - 2)]
+            normal = (args[1] - args[5].reshape(shape)) * args[6].reshape(shape)
+            found[1] = _sequential_error(grad * normal, over)
+        return found
+    return {}
+
+
+def _sequential_error(terms: Tensor, over: list[int], *, keep: bool = False) -> Tensor:
+    dims = sorted(d % max(1, terms.dim()) for d in over)
+    kept = [d for d in range(terms.dim()) if d not in dims]
+    rows = terms.detach().permute(*kept, *dims).reshape([terms.shape[d] for d in kept] + [-1])
+    if rows.shape[-1] == 0 or rows.numel() == 0:
+        return torch.zeros(rows.shape[:-1], dtype=terms.dtype)
+    # NumPy, since torch.cumsum on the CPU adds up float32 in float64.
+    single = rows.to(getattr(torch, ACCUMULATOR)).numpy()
+    total = torch.from_numpy(numpy.add.accumulate(single, axis=-1)[..., -1].copy())
+    error = total.to(terms.dtype) - torch.from_numpy(single).to(terms.dtype).sum(-1)
+    return error.reshape([1 if d in dims else n for d, n in enumerate(terms.shape)]) if keep else error
 
 
 def _reduction_lengths(name: str, args: tuple[Any, ...]) -> tuple[int, ...]:

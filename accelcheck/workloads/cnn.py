@@ -64,6 +64,16 @@ class Cnn(nn.Module):
         return out
 
 
+class FrozenCnn(Cnn):
+    """A `Cnn` whose batch norm stays in evaluation mode while the rest trains: how pretrained backbones are fine-tuned."""
+
+    def train(self, mode: bool = True) -> FrozenCnn:  # noqa: FBT001, FBT002 - the signature of nn.Module.train
+        super().train(mode)
+        self.stem.bn.eval()
+        self.down.bn.eval()
+        return self
+
+
 class ResidualCnn(nn.Module):
     """A strided stem, two `ResidualBlock` in `blocks`, the mean over the image, and a linear head."""
 
@@ -120,6 +130,13 @@ _CNN = _CONV | {"matmul", "linear", "batchnorm", "inplace"}
 WORKLOADS = (
     Workload(
         "cnn", "Convolutions with batch norm, one strided, and a head.", partial(_images, make=Cnn), 1, traits=_CNN
+    ),
+    Workload(
+        "cnn-frozen-norm",
+        "The same network with batch norm frozen in evaluation mode, forward and backward.",
+        partial(_images, make=FrozenCnn),
+        2,
+        traits=_CNN,
     ),
     Workload(
         "conv-strided",

@@ -109,5 +109,7 @@ WORKLOADS = (
         2,
         frozenset({Mode.TRAIN}),
         _TRAITS | {"blocks", "training"},
+        # In pure FP16 AdamW's second moments are subnormal: eager itself ends elsewhere (head.bias errs 5 %).
+        frozenset({"float32", "bfloat16"}),
     ),
 )
