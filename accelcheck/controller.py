@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-import datetime
+import datetime as dt
+import io
 import json
+import os
 import platform
 import sys
 import threading
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 import pytest
 
 import accelcheck
 from accelcheck.case import Case, Mode, Verdict
-from accelcheck.journal import Journal, Record
+from accelcheck.journal import Journal, JournalError, Record
 from accelcheck.options import value
 from accelcheck.report import terminal
 
@@ -36,17 +38,23 @@ class Controller:
         self.records: dict[str, Record] = {}
         self.asked = False
         self.started = time.monotonic()
-        self.progress = Progress(config)
         path = value(config, "journal")
-        self.journal = Journal(config.invocation_params.dir / path) if path else None
-        if self.journal is not None:
-            self.journal.header(self._facts())
+        self.journal = self._begin(config.invocation_params.dir / path) if path else None
+        self.progress = Progress(_terminal(config))
+
+    def _begin(self, path: Path) -> Journal:
+        journal = Journal(path)
+        try:
+            journal.header(self._facts())
+        except OSError as error:  # opening a file on a full disk works, writing to it does not
+            raise JournalError(f"the journal {path} cannot be written: {error.strerror or error}") from error
+        return journal
 
     def _facts(self) -> dict[str, Any]:
         selection = self.setup.selection
         return {
             "accelcheck": accelcheck.__version__,
-            "started": datetime.datetime.now(tz=datetime.UTC).isoformat(timespec="seconds"),
+            "started": dt.datetime.now(tz=dt.UTC).isoformat(timespec="seconds"),
             "python": platform.python_version(),
             "platform": platform.platform(),
             "level": selection.level,
@@ -74,7 +82,7 @@ class Controller:
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Take a record over from a report; make one when the process died or the case was never reached."""
-        name = report.nodeid.partition("[")[2].removesuffix("]")
+        name = _bracketed(report.nodeid)
         data: str | None = getattr(report, "accelcheck", None)
         if data is not None:
             record = Record.from_json(json.loads(data))
@@ -121,11 +129,17 @@ class Controller:
         return self.journal.path if self.journal is not None else None
 
 
+def _bracketed(nodeid: str) -> str:
+    """What stands between the brackets of a test's name; brackets in folder names are not meant."""
+    return nodeid.rpartition("::")[2].partition("[")[2].rpartition("]")[0]
+
+
 class Progress:
     """Names cases that run long, while they run: a compilation of minutes otherwise looks like a hang."""
 
-    def __init__(self, config: pytest.Config) -> None:
-        self._config = config
+    def __init__(self, out: TextIO) -> None:
+        self._out = out
+        self._alone = False  # whether our line is the last one there: the reporter's dots end without a newline
         self._running: dict[str, float] = {}
         self._lock = threading.Lock()
         self._stopped = threading.Event()
@@ -135,6 +149,7 @@ class Progress:
         """Watch a test."""
         with self._lock:
             self._running[nodeid] = time.monotonic()
+            self._alone = False
         if self._thread is None:
             self._thread = threading.Thread(target=self._watch, name="accelcheck-progress", daemon=True)
             self._thread.start()
@@ -143,6 +158,7 @@ class Progress:
         """Watch it no longer."""
         with self._lock:
             self._running.pop(nodeid, None)
+            self._alone = False
 
     def stop(self) -> None:
         """End watching."""
@@ -155,11 +171,19 @@ class Progress:
             now = time.monotonic()
             with self._lock:
                 late = [(name, now - start) for name, start in self._running.items() if now - start >= PATIENCE]
-            reporter = self._config.pluginmanager.get_plugin("terminalreporter")
             for name, seconds in late:
-                line = f"accelcheck: {name.partition('[')[2].removesuffix(']') or name}: running for {seconds:.0f} s"
-                if reporter is not None:
-                    reporter.ensure_newline()
-                    reporter.write_line(line)
-                else:
-                    print(line, file=sys.stderr)  # noqa: T201 - no terminal reporter (-p no:terminal): stderr is what is left
+                start = "" if self._alone else "\n"
+                self._alone = True
+                self._out.write(f"{start}accelcheck: {_bracketed(name) or name}: running for {seconds:.0f} s\n")
+            self._out.flush()
+
+
+def _terminal(config: pytest.Config) -> TextIO:
+    """Standard output as it is now: while a case runs in this process, pytest captures what is written to the usual one."""
+    try:
+        descriptor = os.dup(sys.stdout.fileno())
+    except (io.UnsupportedOperation, OSError):  # not a file: a notebook's, or a test's
+        return sys.stdout
+    out = os.fdopen(descriptor, "w", encoding="utf-8", errors="replace")
+    config.add_cleanup(out.close)
+    return out

@@ -44,7 +44,7 @@ CORRECTLY_ROUNDED = frozenset(
     """
     add add_ sub sub_ rsub mul mul_ div div_ sqrt sqrt_ square lerp lerp_ addcmul addcmul_ addcdiv addcdiv_ sum mean
     mm addmm bmm baddbmm convolution convolution_backward dot mv cumsum reciprocal index_add index_add_ scatter_add
-    embedding_dense_backward nll_loss_forward nll_loss_backward mse_loss mse_loss_backward avg_pool2d
+    embedding_dense_backward nll_loss_forward nll_loss_backward nll_loss2d_forward nll_loss2d_backward mse_loss mse_loss_backward avg_pool2d
     avg_pool2d_backward linear
     """.split()
 )
@@ -90,31 +90,38 @@ class Rounding(TorchDispatchMode):
         unit = UNIT_ROUNDOFF[self.precision]
         if name in CONTRACTIONS and unit > UNIT_ROUNDOFF[self.storage]:
             args = tuple(self._rounded(a, unit) if _is_float(a) else a for a in args)
-        lengths = _reduction_lengths(name, args)
+        hits = _hits(func, name, args)
         sequential = _sequential_errors(name, args, kwargs) if self.precision != "float64" else {}
         out = func(*args, **kwargs)
         rounded = unit if name in CORRECTLY_ROUNDED else 2 * INEXACT_ULPS * unit
         if self.precision == "tf32":
             # Only products see TF32: everything else, accumulation and results included, is FP32.
             rounded = UNIT_ROUNDOFF["float32"] * rounded / unit
-        results = _written(func, args, kwargs) if func._schema.is_mutable else _floats((out,))  # noqa: SLF001 - OpOverload has no public schema
+        results = _written(func, args, kwargs) if func._schema.is_mutable else _outputs(out)  # noqa: SLF001 - OpOverload has no public schema
+        lengths = _reduction_lengths(name, args, results) if hits is None else (hits,)
         for position, tensor in enumerate([*results, *_unannounced(name, args)]):
+            if tensor is None:
+                continue
             self._perturb_(tensor, rounded, lengths[min(position, len(lengths) - 1)])
             if position in sequential:
                 tensor.add_(sequential[position].reshape(tensor.shape))
         return out
 
-    def _perturb_(self, tensor: Tensor, unit: float, length: int) -> None:
+    def _perturb_(self, tensor: Tensor, unit: float, length: int | Tensor) -> None:
         if tensor.numel() == 0:
             return
         # Summing K terms errs by about sqrt(K) u in the accumulator's precision, relative to the result's root mean square
         # (Higham and Mary, SIAM J. Sci. Comput. 41(5), 2019). Sequential sums of random terms show 0.3 of that. For terms
         # that are not random see `_sequential_errors`.
-        accumulated = UNIT_ROUNDOFF["float64" if self.precision == "float64" else ACCUMULATOR] * math.sqrt(length)
+        terms = torch.as_tensor(length, dtype=tensor.dtype)
+        accumulated = UNIT_ROUNDOFF["float64" if self.precision == "float64" else ACCUMULATOR] * terms.sqrt()
         finite = torch.where(torch.isfinite(tensor), tensor, 0.0)
-        size = float(finite.square().mean().sqrt()) * accumulated * math.sqrt(3.0) if length > 1 else 0.0
-        size += SMALLEST_SUBNORMAL[self.precision] / 2
-        tensor.add_(finite * self._uniform(tensor) * unit + self._uniform(tensor) * size)
+        size = torch.where(terms > 1, finite.square().mean().sqrt() * accumulated * math.sqrt(3.0), 0.0)
+        # Underflow moves a number by half the spacing at most, and never past 0: what is smaller becomes 0, or stays where
+        # it was held in a wider register. So 0 stays 0, and squares do not turn negative.
+        half, chance = SMALLEST_SUBNORMAL[self.precision] / 2, self._uniform(tensor)
+        underflow = torch.where(finite.abs() < half, torch.where(chance > 0, -finite, 0.0), half * chance)
+        tensor.add_(finite * self._uniform(tensor) * unit + self._uniform(tensor) * size + underflow)
 
     def _rounded(self, tensor: Tensor, unit: float) -> Tensor:
         return tensor * (1 + unit * self._uniform(tensor))
@@ -137,12 +144,17 @@ def _floats(values: Iterable[Any]) -> list[Tensor]:
     return found
 
 
-def _written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:
+def _outputs(out: Any) -> list[Tensor | None]:
+    """Outputs in their places; None for those that were not asked for or are no floating-point tensors."""
+    return [value if _is_float(value) else None for value in (out if isinstance(out, (tuple, list)) else (out,))]
+
+
+def _written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor | None]:
     written: list[Any] = []
     for position, argument in enumerate(func._schema.arguments):  # noqa: SLF001 - OpOverload has no public schema
         if argument.alias_info is not None and argument.alias_info.is_write:
             written.append(args[position] if position < len(args) else kwargs.get(argument.name))
-    return _floats(written)
+    return [*_floats(written)]
 
 
 def _unannounced(name: str, args: tuple[Any, ...]) -> list[Tensor]:
@@ -193,36 +205,78 @@ def _sequential_error(terms: Tensor, over: list[int], *, keep: bool = False) -> 
     return error.reshape([1 if d in dims else n for d, n in enumerate(terms.shape)]) if keep else error
 
 
-def _reduction_lengths(name: str, args: tuple[Any, ...]) -> tuple[int, ...]:
-    """How many terms are summed for each element, by output."""
+def _reduction_lengths(name: str, args: tuple[Any, ...], results: list[Tensor | None]) -> tuple[int, ...]:
+    """How many terms are summed for each element, by output; the last number holds for all further ones."""
     floats = _floats(args)
-    if name in {"mm", "bmm", "mv", "dot"}:
-        return (max(1, floats[0].shape[-1]),)
+    if not floats or not results or results[0] is None:
+        lengths = _contracted(name, floats, args)
+    elif "norm" in name and name.startswith(("native_", "_native_")):
+        lengths = _normalised(name, floats, args)
+    elif name in {"nll_loss_forward", "nll_loss2d_forward"}:
+        lengths = (args[1].numel() // max(1, results[0].numel()),)
+    elif name in _REDUCTIONS:
+        lengths = (floats[0].numel() // max(1, results[0].numel()),)
+    elif "softmax" in name and floats[0].dim():
+        lengths = (floats[0].shape[args[2] if "backward" in name else args[1]],)
+    elif name in {"cumsum", "logsumexp"} and floats[0].dim():
+        lengths = (floats[0].shape[-1],)
+    else:
+        lengths = _contracted(name, floats, args)
+    return tuple(max(1, length) for length in lengths)
+
+
+def _contracted(name: str, floats: list[Tensor], args: tuple[Any, ...]) -> tuple[int, ...]:
+    if name in {"mm", "bmm", "mv", "dot", "linear"}:
+        return (floats[0].shape[-1],)
     if name in {"addmm", "baddbmm"}:
-        return (max(1, floats[1].shape[-1]),)
+        return (floats[1].shape[-1],)
     if name == "convolution":
-        weight = floats[1]
-        return (max(1, weight[0].numel()),)
+        return (floats[1][0].numel(),)
     if name == "convolution_backward":
-        grad, _, weight = floats[:3]
-        over_input = weight.numel() // max(1, weight.shape[1])
+        grad, weight, groups = floats[0], floats[2], args[9]
         over_weight = grad.numel() // max(1, grad.shape[1])
-        return (max(1, over_input), max(1, over_weight), max(1, over_weight))
-    if name in {"add", "sub", "mul", "div"} or not floats:
-        return (1,)
-    if name in _REDUCTIONS:
-        # Over all but what is kept: the longest reduction this operator can do to its first operand.
-        first = floats[0]
-        return (max(1, first.numel() // (first.shape[1] if "batch_norm" in name and first.dim() > 1 else 1)),)
-    if "softmax" in name or "layer_norm" in name or name in {"cumsum", "logsumexp"}:
-        return (max(1, floats[0].shape[-1] if floats[0].dim() else 1),)
+        return (weight.numel() // max(1, weight.shape[1] * groups), over_weight, over_weight)
     return (1,)
 
 
-_REDUCTIONS = frozenset(
+def _normalised(name: str, floats: list[Tensor], args: tuple[Any, ...]) -> tuple[int, ...]:
+    first, backward = floats[0], name.endswith("backward")
+    if "batch_norm" in name:
+        # Without statistics of the batch each element stands alone; the gradients of weight and bias never do.
+        over = first.numel() // max(1, first.shape[1])
+        return (over if _trains(name, args) else 1, over, over)
+    if "layer_norm" in name:
+        normal = math.prod(args[2 if backward else 1])
+        rows = first.numel() // max(1, normal)
+        return (normal, rows if backward else normal)
+    group = first[0].numel() // max(1, args[8 if backward else 6]) if len(first) else 1
+    return (group, first.numel() // max(1, first.shape[1]) if backward else group)
+
+
+def _trains(name: str, args: tuple[Any, ...]) -> bool:
+    """Whether batch norm takes the statistics of the batch."""
+    if name.endswith("backward"):
+        return bool(args[7])
+    return name != "_native_batch_norm_legit_no_training" and bool(args[5])
+
+
+def _hits(func: Any, name: str, args: tuple[Any, ...]) -> Tensor | None:
+    """How many terms each element gets from an operator that scatters and adds: what it makes of zeros and ones."""
+    if name not in _SCATTERS:
+        return None
+    filled = [torch.ones_like(value) if _is_float(value) else value for value in args]
+    if name == "embedding_dense_backward":
+        filled[4] = False  # scaled by frequency, every count would be 1
+    else:
+        filled[0] = torch.zeros_like(args[0])
+    counts: Tensor = func(*filled)
+    return counts
+
+
+_REDUCTIONS = frozenset("sum mean var var_mean std linalg_vector_norm norm mse_loss".split())
+_SCATTERS = frozenset(
     """
-    sum mean var var_mean std native_batch_norm native_batch_norm_backward _native_batch_norm_legit batch_norm_backward
-    native_group_norm native_group_norm_backward linalg_vector_norm norm index_add index_put index_put_ scatter_add
-    embedding_dense_backward mse_loss nll_loss_forward _native_batch_norm_legit_no_training
+    index_add index_add_ scatter_add scatter_add_ index_put index_put_ _index_put_impl_ _unsafe_index_put
+    embedding_dense_backward
     """.split()
 )

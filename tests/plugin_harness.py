@@ -1,0 +1,293 @@
+"""Runs pytest with accelcheck inside a test: on a probe that answers at once, with techniques that are right or wrong on
+purpose. No test by itself.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import textwrap
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from accelcheck.capability import SUPPORTED, Capability, Code, unavailable
+from accelcheck.case import Evidence, Mode, Verdict
+from accelcheck.devices.base import Fingerprint, Status
+from accelcheck.devices.probe import HostFacts
+from accelcheck.journal import Record, read
+from accelcheck.matrix import Matrix
+from accelcheck.techniques.base import Technique
+from accelcheck.workloads.base import Problem, Program, Workload
+
+if TYPE_CHECKING:
+    import pytest
+
+    from accelcheck.devices.base import Device
+    from accelcheck.techniques.observe import Log
+
+# A run inside this process forgets the modules that it imported; torch's cannot be imported twice.
+Matrix.load()
+
+FOLDER = Path(__file__).parent
+PATIENT = 240.0
+"""Seconds that a run in a process of its own may take on a busy machine."""
+JOURNAL = "journal.jsonl"
+CONFTEST = """
+def pytest_accel_techniques():
+    import plugin_harness
+    return plugin_harness.techniques()
+
+def pytest_accel_workloads():
+    import plugin_harness
+    return plugin_harness.workloads()
+"""
+PRESENT = Status("cpu", SUPPORTED, Fingerprint("cpu", "Toy processor", 2, runtime="ATen", versions={"torch": "2"}))
+ABSENT = {
+    "cuda": unavailable(Code.NO_HARDWARE, "no NVIDIA GPU found", "run on a machine with one"),
+    "rocm": unavailable(Code.NO_HARDWARE, "no AMD GPU found"),
+    "tpu": unavailable(Code.NO_HARDWARE, "no TPU chip found"),
+    "xla": unavailable(Code.NO_PACKAGE, "the package torch_xla is not installed"),
+}
+Act = Callable[[Program], None]
+
+
+class Toy(Technique):
+    """Runs the module and sees it run; `act` says what it does besides.
+
+    Args:
+        name: Its word.
+        act: Called with the program in `prepare`.
+        engaged: What its evidence says; ``None`` gives no evidence.
+    """
+
+    family = "toy"
+    promise = "None."
+    source = "https://example.org/toy"
+    dtypes = ("float32", "bfloat16")
+    modes = frozenset({Mode.FORWARD})
+    requires = frozenset({"toy"})
+
+    def __init__(self, name: str, act: Act | None = None, *, engaged: bool | None = True) -> None:
+        self.name = name
+        self._act = act
+        self._engaged = engaged
+
+    def prepare(self, program: Program, mode: Mode, device: Device) -> None:
+        if self._act is not None:
+            self._act(program)
+
+    def evidence(self, program: Program, log: Log, mode: Mode, device: Device) -> Iterable[Evidence]:
+        if self._engaged is not None:
+            seen = log.count("aten::addmm")
+            yield Evidence("aten::addmm dispatched >= 1", seen, engaged=seen >= 1 and self._engaged)
+
+
+def techniques() -> list[Technique]:
+    """``toy`` is right; the others are wrong, each in one way."""
+    return [
+        Toy("toy"),
+        Toy("toy-too"),
+        Toy("toy-idle", engaged=False),
+        Toy("toy-mute", engaged=None),
+        Toy("toy-value", after(lambda out: out * 1.5)),
+        Toy("toy-nan", after(lambda out: out.index_fill(0, torch.tensor([2]), float("nan")))),
+        Toy("toy-dtype", after(lambda out: out.bfloat16())),
+        Toy("toy-strides", after(lambda out: out.t().contiguous().t())),
+        Toy("toy-shape", after(lambda out: out[:2])),
+        Toy("toy-device", after(lambda out: out.to("meta"))),
+        Toy("toy-input", spoil_input),
+        Toy("toy-parameter", spoil_parameter),
+        Toy("toy-two", after(lambda out: out * 1.5), engaged=False),
+        Toy("toy-prepare", raises),
+        Toy("toy-run", after(_no_kernel)),
+        Toy("toy-abort", lambda program: os.abort()),
+        Toy("toy-slow", lambda program: time.sleep(3)),
+    ]
+
+
+def workloads() -> list[Workload]:
+    """``tiny`` and ``small`` are at level 1, ``later`` at level 2; ``broken`` cannot be made."""
+    traits, modes, dtypes = frozenset({"toy"}), frozenset({Mode.FORWARD}), frozenset({"float32", "bfloat16"})
+    return [
+        Workload("tiny", "A linear layer.", linear, 1, modes, traits, dtypes),
+        Workload("small", "A linear layer.", linear, 1, modes, traits, dtypes),
+        Workload("later", "A linear layer.", linear, 2, modes, traits, dtypes),
+        Workload("broken", "Nothing.", broken, 1, modes, traits, dtypes),
+    ]
+
+
+def linear(generator: torch.Generator, extent: int) -> Problem:
+    """5 rows of 4 to 5 rows of 3."""
+    return Problem(nn.Linear(4, 3), (torch.randn(5, 4, generator=generator),))
+
+
+def broken(generator: torch.Generator, extent: int) -> Problem:
+    raise LookupError("no such layer")
+
+
+def raises(program: Program) -> None:
+    raise LookupError("no such pass")
+
+
+def _no_kernel(out: Tensor) -> Tensor:
+    raise NotImplementedError("no such kernel")
+
+
+def after(change: Callable[[Tensor], Tensor]) -> Act:
+    """Give another output than the module's."""
+
+    def act(program: Program) -> None:
+        program.call = lambda value: change(program.module(value))
+
+    return act
+
+
+def spoil_input(program: Program) -> None:
+    def call(value: Tensor) -> Any:
+        out = program.module(value)
+        value.add_(1)
+        return out
+
+    program.call = call
+
+
+def spoil_parameter(program: Program) -> None:
+    def call(value: Tensor) -> Any:
+        out = program.module(value)
+        next(program.module.parameters()).add_(1)
+        return out
+
+    program.call = call
+
+
+@dataclass(frozen=True)
+class Ran:
+    """One run: exit status, what it printed, and its journal."""
+
+    ret: int
+    out: str
+    err: str
+    header: dict[str, Any]
+    records: list[Record]
+    raw: list[dict[str, Any]]
+    """The journal's lines."""
+
+    @property
+    def verdicts(self) -> dict[str, str]:
+        """By case id."""
+        return {record.case.id: str(record.verdict) for record in self.records}
+
+    def record(self, technique: str, workload: str = "tiny") -> Record:
+        """The one record of a pair."""
+        (found,) = (r for r in self.records if (r.case.technique, r.case.workload) == (technique, workload))
+        return found
+
+    @property
+    def cases(self) -> list[dict[str, Any]]:
+        """The journal's lines about cases, sorted by id."""
+        return sorted((line for line in self.raw if line["kind"] == "case"), key=lambda line: str(line["case"]["id"]))
+
+    def lines(self, pattern: str) -> list[str]:
+        """The printed lines that match a regular expression as a whole."""
+        return [line for line in self.out.splitlines() if re.fullmatch(pattern, line)]
+
+
+class Suite:
+    """Runs accelcheck's suite, or tests of one's own, in a fresh folder; keeps a journal of every run."""
+
+    def __init__(self, pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.pytester = pytester
+        self._monkeypatch = monkeypatch
+        self.probed = 0
+        pytester.makeconftest(CONFTEST)
+        path = os.pathsep.join([str(FOLDER), *filter(None, [os.environ.get("PYTHONPATH")])])
+        monkeypatch.setenv("PYTHONPATH", path)
+        # None of the caller's settings, and nothing of the run that this test is part of.
+        for name in ("PJRT_DEVICE", "TORCH_DEVICE_BACKEND_AUTOLOAD", "PYTEST_XDIST_WORKER", "PYTEST_PLUGINS"):
+            monkeypatch.delenv(name, raising=False)
+        self.answer()
+
+    def answer(self, **found: Capability) -> None:
+        """What the probe says in runs inside this process: the CPU is there, `found` devices are as given."""
+
+        def probe(
+            names: Iterable[str] | None, timeout: float = 0, extra: Iterable[Device] = ()
+        ) -> tuple[dict[str, Status], HostFacts]:
+            self.probed += 1
+            self.timeout = timeout
+            capabilities = ABSENT | {device.name: SUPPORTED for device in extra} | found
+            others = (Status(name, capability) for name, capability in capabilities.items())
+            return {s.device: s for s in sorted((PRESENT, *others), key=lambda s: s.device)}, HostFacts("toy", 2)
+
+        self._monkeypatch.setattr("accelcheck.devices.probe.probe", probe)
+
+    @property
+    def path(self) -> Path:
+        """Where the runs take place."""
+        return self.pytester.path
+
+    def ini(self, **values: str) -> None:
+        """Write an ini file."""
+        lines = (f"{name} = {value}" for name, value in values.items())
+        self.pytester.makeini("\n".join(["[pytest]", *lines]))
+
+    def ledger(self, name: str = "ledger.toml", **fields: Any) -> Path:
+        """Write a ledger of one entry; `fields` replace those of one that expects ``toy-value`` to fail."""
+        entry = {
+            "cases": ["toy-value/tiny/*"],
+            "verdict": "fail",
+            "match": "^out: view ",
+            "reason": "its factor is 1.5",
+            "link": "https://example.org/1",
+            "owner": "toys",
+            "expires": "2999-01-01",
+        } | fields
+        texts = (f"{key} = {value if key == 'expires' else json.dumps(value)}" for key, value in entry.items())
+        path = self.path / name
+        path.write_text("\n".join(["schema = 1", "[[entry]]", *texts]))
+        return path
+
+    def run(self, *arguments: str) -> Ran:
+        """The suite, inside this process: fast, and the probe is the stub."""
+        return self._ran(self.pytester.runpytest_inprocess(*self._words(arguments)))
+
+    def run_apart(self, *arguments: str) -> Ran:
+        """The suite, in a process of its own: everything is real."""
+        return self._ran(self.pytester.runpytest_subprocess(*self._words(arguments), timeout=PATIENT))
+
+    def reproduce(self, ran: Ran) -> Ran:
+        """Run the command that a failure gave, in a process of its own."""
+        (command,) = {line.split("reproduce: ")[1] for line in ran.out.splitlines() if "reproduce: " in line}
+        program, *arguments = shlex.split(command)
+        assert program == "pytest"
+        words = (*arguments, f"--accel-journal={JOURNAL}")
+        return self._ran(self.pytester.runpytest_subprocess(*words, timeout=PATIENT))
+
+    def _words(self, arguments: tuple[str, ...]) -> list[str]:
+        (self.path / JOURNAL).unlink(missing_ok=True)
+        journal = [] if any(word.startswith("--accel-journal") for word in arguments) else [f"--accel-journal={JOURNAL}"]
+        return ["--pyargs", "accelcheck.suite", *journal, *arguments]
+
+    def _ran(self, result: pytest.RunResult) -> Ran:
+        path = self.path / JOURNAL
+        header, records = read(path) if path.is_file() else ({}, [])
+        raw = [json.loads(line) for line in path.read_text().splitlines()] if path.is_file() else []
+        return Ran(int(result.ret), result.stdout.str(), result.stderr.str(), header, records, raw)
+
+
+def only(*names: str, workload: str = "tiny", device: str = "cpu") -> list[str]:
+    """Arguments that select these techniques on one workload."""
+    words = (f"--accel-technique={name}" for name in names)
+    return [f"--accel-device={device}", *words, f"--accel-workload={workload}"]
+
+
+def dedent(text: str) -> str:
+    return textwrap.dedent(text).strip() + "\n"
