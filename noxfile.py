@@ -23,9 +23,13 @@ import nox
 
 sys.path.insert(0, str(Path(__file__).parent))  # nox runs without accelcheck installed; these modules need no torch
 
-from accelcheck.capability import SUPPORTED, Capability, unavailable  # noqa: E402 - needs the path above
-from accelcheck.capability import Code  # noqa: E402 - as above
-from accelcheck.devices import hardware  # noqa: E402 - as above
+from accelcheck.capability import (
+    SUPPORTED,
+    Capability,
+    Code,
+    unavailable,
+)
+from accelcheck.devices import hardware
 
 PINS = {
     "cpu": ("torch==2.13.0",),
@@ -116,7 +120,9 @@ def _suite(session: nox.Session, device: str) -> None:
         _workers(device),
         "-q",
         *session.posargs,
-        env={"PJRT_DEVICE": "CPU"} if device == "xla" and "PJRT_DEVICE" not in os.environ and not hardware.tpu().count else {},
+        env={"PJRT_DEVICE": "CPU"}
+        if device == "xla" and "PJRT_DEVICE" not in os.environ and not hardware.tpu().count
+        else {},
     )
 
 
@@ -152,7 +158,7 @@ def tpu(session: nox.Session) -> None:
 
 @nox.session
 def tests(session: nox.Session) -> None:
-    """accelcheck's own tests."""
+    """Accelcheck's own tests."""
     session.install(*PINS["cpu"], *_index(session))
     session.install("-e", ".[torchao]", *nox.project.dependency_groups(nox.project.load_toml(), "tests"))
     session.run("pytest", "tests", "-n", _workers("cpu"), "-q", *session.posargs)

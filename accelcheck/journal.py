@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
-from typing import Any, Self, TextIO
+from typing import TYPE_CHECKING, Any, Self, TextIO
 
 from accelcheck.case import Case, Evidence, Figure, Mode, Verdict
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 SCHEMA = 1
 """Version of the record layout; a reader refuses another one."""
@@ -78,7 +80,7 @@ class Record:
                 code=str(data["code"]),
                 reason=str(data["reason"]),
                 evidence=tuple(
-                    Evidence(str(e["claim"]), _observed(e["observed"]), bool(e["engaged"])) for e in data["evidence"]
+                    Evidence(str(e["claim"]), _observed(e["observed"]), _flag(e, "engaged")) for e in data["evidence"]
                 ),
                 figures=tuple(
                     Figure(
@@ -87,16 +89,16 @@ class Record:
                         measured=float(f["measured"]),
                         allowed=float(f["allowed"]),
                         where=str(f["where"]),
-                        gates=bool(f["gates"]),
+                        gates=_flag(f, "gates"),
                     )
                     for f in data["figures"]
                 ),
-                compared=int(data["compared"]),
+                compared=_count(data, "compared"),
                 eager_excess=float(data["eager_excess"]),
                 seconds={str(phase): float(value) for phase, value in data["seconds"].items()},
                 traceback=str(data["traceback"]),
             )
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
             raise JournalError(f"not a case record: {type(error).__name__}: {error}") from error
 
 
@@ -143,24 +145,19 @@ def read(path: Path) -> tuple[dict[str, Any], list[Record]]:
     """The header and all case records of a journal.
 
     Raises:
-        JournalError: A line is not JSON, of another schema, or lacks a field; the message names file and line. The last
-            line may be cut short: it is what a killed run leaves, and is left out.
+        JournalError: The file cannot be read, or a line is not JSON, of another schema, or lacks a field; the message names
+            file and line. The last line may be cut short: it is what a killed run leaves, and is left out.
     """
     header: dict[str, Any] = {}
     records: list[Record] = []
-    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
-    for number, line in enumerate(lines, start=1):
-        try:
-            data = json.loads(line)
-        except json.JSONDecodeError as error:
-            if number == len(lines) and not line.endswith("\n"):
-                break
-            raise JournalError(f"{path}:{number}: not JSON: {error}") from error
+    for number, data in _parsed(path):
         kind = data.get("kind") if isinstance(data, dict) else None
         if kind == "run":
             if data.get("schema") != SCHEMA:
                 raise JournalError(f"{path}:{number}: schema {data.get('schema')!r}; this accelcheck reads {SCHEMA}")
             header = data
+        elif not header:
+            raise JournalError(f"{path}:{number}: field 'kind' is {kind!r}; the first line must be the header, a run")
         elif kind == "case":
             try:
                 records.append(Record.from_json(data))
@@ -171,10 +168,48 @@ def read(path: Path) -> tuple[dict[str, Any], list[Record]]:
     return header, records
 
 
+def _parsed(path: Path) -> Iterator[tuple[int, Any]]:
+    """Line numbers and what the lines hold, without a last one that was cut short."""
+    try:
+        # What is written is ASCII; other bytes are replaced, and then refused as the JSON that they are not.
+        lines = path.read_text(encoding="ascii", errors="replace").splitlines(keepends=True)
+    except OSError as error:
+        raise JournalError(f"the journal {path} cannot be read: {error.strerror or error}") from error
+    for number, line in enumerate(lines, start=1):
+        try:
+            data = json.loads(line)
+        except (json.JSONDecodeError, RecursionError) as error:
+            if number == len(lines) and not line.endswith("\n"):
+                return
+            raise JournalError(f"{path}:{number}: not JSON: {error}") from error
+        yield number, data
+
+
+def _flag(data: Mapping[str, Any], name: str) -> bool:
+    # Not `bool()`: any text is true, "false" as well.
+    value = data[name]
+    if isinstance(value, bool):
+        return value
+    raise TypeError(f"field {name!r} is {value!r}; expected true or false")
+
+
+def _count(data: Mapping[str, Any], name: str) -> int:
+    number = int(data[name])
+    if number < 0:
+        raise ValueError(f"field {name!r} is {number}; expected 0 or more")
+    return number
+
+
 def _observed(value: Any) -> int | float | str:
+    if value in _NON_FINITE:
+        return float(value)
     if isinstance(value, (int, float, str)):
         return value
     raise TypeError(f"field 'observed' is {type(value).__name__}; expected a number or a text")
+
+
+_NON_FINITE = ("inf", "-inf", "nan")
+"""What `_finite` writes for the numbers that JSON lacks."""
 
 
 def _finite(value: Any) -> Any:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
@@ -11,6 +10,8 @@ from accelcheck.case import Case, Mode
 from accelcheck.registry import discover, index, unknown
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
     from accelcheck.devices.base import Device
     from accelcheck.techniques.base import Technique
     from accelcheck.workloads.base import Workload
@@ -100,7 +101,8 @@ class Matrix:
 def level(technique: Technique, workload: Workload, dtype: str) -> int:
     """When a case runs: costs add. A slow technique, a large workload and a further dtype each wait one level more."""
     further = int(dtype != technique.dtypes[0])
-    return min(max(LEVELS), technique.level + workload.level - 1 + further)
+    cost = technique.level + workload.level - 1 + further - int(workload.name in technique.early)
+    return min(max(LEVELS), max(min(LEVELS), cost))
 
 
 def devices(found: Iterable[Device] = ()) -> Mapping[str, Device]:

@@ -57,7 +57,9 @@ def add(parser: pytest.Parser) -> None:
             group.addoption(flag, dest=option.dest, action="store_true", default=None, help=option.help)
         else:
             action = "append" if option.repeatable else "store"
-            group.addoption(flag, dest=option.dest, action=action, metavar=option.metavar, default=None, help=option.help)
+            group.addoption(
+                flag, dest=option.dest, action=action, metavar=option.metavar, default=None, help=option.help
+            )
         kind: Any = "bool" if option.flag else "args" if option.repeatable else "string"
         parser.addini(option.dest, option.help, type=kind, default=None)
 

@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from accelcheck.qualify.execute import Bench
     from accelcheck.setup import Setup
 
-_SETUP = pytest.StashKey["Setup"]()
-_MATRIX = pytest.StashKey["Matrix"]()
-_RECORD = pytest.StashKey["Record"]()
+_SETUP: pytest.StashKey[Setup] = pytest.StashKey()
+_MATRIX: pytest.StashKey[Matrix] = pytest.StashKey()
+_RECORD: pytest.StashKey[Record] = pytest.StashKey()
 
 NOT_ASKED = "not-asked"
 NO_CASE = "no-case"
@@ -49,31 +49,30 @@ def pytest_configure(config: pytest.Config) -> None:
     worker = getattr(config, "workerinput", None)
     if worker is not None:
         if "accelcheck" in worker:
-            from accelcheck.setup import Setup
+            from accelcheck import setup
 
-            setup = Setup.from_json(json.loads(worker["accelcheck"]))
-            setup.apply(os.environ, worker["workerid"], worker["workercount"])
-            config.stash[_SETUP] = setup
+            run = setup.Setup.from_json(json.loads(worker["accelcheck"]))
+            run.apply(os.environ, worker["workerid"], worker["workercount"])
+            config.stash[_SETUP] = run
     elif options.requested(config) and not config.option.help:
         config.pluginmanager.register(_controller(config), "accelcheck-controller")
 
 
 def _controller(config: pytest.Config) -> Controller:
-    from accelcheck.controller import Controller
+    from accelcheck import controller, setup
     from accelcheck.journal import JournalError
     from accelcheck.qualify.ledger import LedgerError
     from accelcheck.registry import DuplicateNameError, UnknownNameError
-    from accelcheck.setup import AbsentDeviceError, Setup
 
     try:
-        setup = Setup.find(config)
-        setup.apply(os.environ, "", 1)
-        config.stash[_SETUP] = setup
-        config.add_cleanup(lambda: shutil.rmtree(setup.folder, ignore_errors=True))
-        if setup.selection.techniques or setup.selection.workloads or setup.selection.cases:
-            _matrix(config).check(setup.selection)  # names need the registry, and that needs torch: only when given
-        return Controller(config, setup)
-    except (AbsentDeviceError, DuplicateNameError, JournalError, LedgerError, UnknownNameError) as error:
+        run = setup.Setup.find(config)
+        run.apply(os.environ, "", 1)
+        config.stash[_SETUP] = run
+        config.add_cleanup(lambda: shutil.rmtree(run.folder, ignore_errors=True))
+        if run.selection.techniques or run.selection.workloads or run.selection.cases:
+            _matrix(config).check(run.selection)  # names need the registry, and that needs torch: only when given
+        return controller.Controller(config, run)
+    except (setup.AbsentDeviceError, DuplicateNameError, JournalError, LedgerError, UnknownNameError) as error:
         raise pytest.UsageError(f"accelcheck: {error}") from error
 
 
@@ -150,7 +149,10 @@ def accel_check(request: pytest.FixtureRequest, accel_bench: Bench) -> Callable[
             ("accelcheck.verdict", str(record.verdict)),
             *([("accelcheck.code", record.code)] if record.code else []),
             *((f"accelcheck.evidence.{e.claim}", str(e.observed)) for e in record.evidence),
-            *((f"accelcheck.view.{f.view}", f"{f.measured:.6g} of {f.allowed:.6g} at {f.path}") for f in record.figures),
+            *(
+                (f"accelcheck.view.{f.view}", f"{f.measured:.6g} of {f.allowed:.6g} at {f.path}")
+                for f in record.figures
+            ),
         ]
         if not record.verdict.executed:
             pytest.skip(record.reason)
@@ -169,5 +171,6 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
     report = yield
     record = item.stash.get(_RECORD, None)
     if record is not None and report.when == "call":
-        report.accelcheck = json.dumps(record.as_json())  # execnet takes plain types only
+        # A plain text, since that is what execnet takes; on the report, since only it travels as the run goes.
+        setattr(report, "accelcheck", json.dumps(record.as_json()))  # noqa: B010 - TestReport has no such attribute of its own
     return report

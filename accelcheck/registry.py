@@ -5,9 +5,11 @@ from __future__ import annotations
 import difflib
 import importlib
 import pkgutil
-from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
 
 
 class _Named(Protocol):
@@ -26,9 +28,9 @@ class UnknownNameError(ValueError):
     """A name that nothing is registered under; the message gives the legal ones and the nearest."""
 
 
-def discover(package: str, attribute: str) -> list[_Named]:
+def discover(package: str, attribute: str) -> list[Any]:
     """All members of `attribute` (``DEVICES``, ``TECHNIQUES``, ``WORKLOADS``) of the modules of `package`."""
-    found: list[_Named] = []
+    found: list[Any] = []
     root = importlib.import_module(package)
     for module in sorted(info.name for info in pkgutil.iter_modules(root.__path__)):
         found += getattr(importlib.import_module(f"{package}.{module}"), attribute, ())

@@ -84,7 +84,14 @@ class Setup:
         words = data["selection"]
         statuses = [status_from_json(status) for status in data["statuses"]]
         return cls(
-            selection=Selection(**{k: tuple(v) if isinstance(v, (list, tuple)) else v for k, v in words.items()}),
+            selection=Selection(
+                devices=tuple(words["devices"]),
+                techniques=tuple(words["techniques"]),
+                workloads=tuple(words["workloads"]),
+                dtypes=tuple(words["dtypes"]),
+                cases=tuple(words["cases"]),
+                level=int(words["level"]),
+            ),
             statuses={status.device: status for status in statuses},
             autoload=bool(data["autoload"]),
             folder=Path(data["folder"]),

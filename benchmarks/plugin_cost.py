@@ -79,8 +79,10 @@ def main() -> None:
         folder = Path(name)
         (folder / "test_empty.py").write_text("def test_nothing(): pass\n")
         plain, plugin = pairs(["test_empty.py"], ["-p", "accelcheck.plugin", "test_empty.py"], folder, options.rounds)
-        print(f"start: {plain * 1e3:.0f} ms without, {plugin * 1e3:.0f} ms with the plugin: "
-              f"ratio {plugin / plain:.3f}, {1e3 * (plugin - plain):+.0f} ms (limit 30 ms)")
+        print(
+            f"start: {plain * 1e3:.0f} ms without, {plugin * 1e3:.0f} ms with the plugin: "
+            f"ratio {plugin / plain:.3f}, {1e3 * (plugin - plain):+.0f} ms (limit 30 ms)"
+        )
 
         counts = (1, options.cases)
         for number in counts:
@@ -95,7 +97,9 @@ def main() -> None:
         collect = ["--collect-only", "-q", "-q"]
         accel = ["-p", "accelcheck.plugin", "--accel-device=cpu", "--accel-workload=zz"]
         few, many = (
-            pairs([*collect, f"plain{number}"], [*accel, *collect, f"ours{number}"], folder, max(3, options.rounds // 3))
+            pairs(
+                [*collect, f"plain{number}"], [*accel, *collect, f"ours{number}"], folder, max(3, options.rounds // 3)
+            )
             for number in counts
         )
         fixed, plain, cases = few[1] - few[0], many[0] - few[0], many[1] - few[1]

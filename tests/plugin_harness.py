@@ -4,11 +4,11 @@ purpose. No test by itself.
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import re
 import shlex
-import textwrap
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -33,14 +33,18 @@ if TYPE_CHECKING:
     from accelcheck.devices.base import Device
     from accelcheck.techniques.observe import Log
 
-# A run inside this process forgets the modules that it imported; torch's cannot be imported twice.
+# pytester forgets what a run inside this process imported, and torch's modules cannot be imported twice: import them now.
 Matrix.load()
+importlib.import_module("torch._dynamo")
 
 FOLDER = Path(__file__).parent
 PATIENT = 240.0
 """Seconds that a run in a process of its own may take on a busy machine."""
 JOURNAL = "journal.jsonl"
-CONFTEST = """
+CONFTEST = f"""
+import sys
+sys.path.append({str(FOLDER)!r})
+
 def pytest_accel_techniques():
     import plugin_harness
     return plugin_harness.techniques()
@@ -208,8 +212,6 @@ class Suite:
         self._monkeypatch = monkeypatch
         self.probed = 0
         pytester.makeconftest(CONFTEST)
-        path = os.pathsep.join([str(FOLDER), *filter(None, [os.environ.get("PYTHONPATH")])])
-        monkeypatch.setenv("PYTHONPATH", path)
         # None of the caller's settings, and nothing of the run that this test is part of.
         for name in ("PJRT_DEVICE", "TORCH_DEVICE_BACKEND_AUTOLOAD", "PYTEST_XDIST_WORKER", "PYTEST_PLUGINS"):
             monkeypatch.delenv(name, raising=False)
@@ -257,7 +259,11 @@ class Suite:
 
     def run(self, *arguments: str) -> Ran:
         """The suite, inside this process: fast, and the probe is the stub."""
-        return self._ran(self.pytester.runpytest_inprocess(*self._words(arguments)))
+        return self._ran(self.inside(*self._words(arguments)))
+
+    def inside(self, *words: str) -> pytest.RunResult:
+        """pytest, inside this process."""
+        return self.pytester.runpytest_inprocess(*words)
 
     def run_apart(self, *arguments: str) -> Ran:
         """The suite, in a process of its own: everything is real."""
@@ -287,7 +293,3 @@ def only(*names: str, workload: str = "tiny", device: str = "cpu") -> list[str]:
     """Arguments that select these techniques on one workload."""
     words = (f"--accel-technique={name}" for name in names)
     return [f"--accel-device={device}", *words, f"--accel-workload={workload}"]
-
-
-def dedent(text: str) -> str:
-    return textwrap.dedent(text).strip() + "\n"

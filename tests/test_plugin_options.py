@@ -49,7 +49,7 @@ def parts(ran: Ran, index: int) -> set[str]:
 
 
 def test_every_option_has_an_ini_twin(suite: Suite) -> None:
-    done = suite.pytester.runpytest_inprocess("--help")
+    done = suite.inside("--help")
     text = done.stdout.str()
     assert {option.name for option in OPTIONS} == {
         *("device", "technique", "workload", "dtype", "case", "level"),
@@ -152,7 +152,7 @@ def test_journal_keeps_a_line_a_case(suite: Suite, place: str) -> None:
         suite.ini(accel_journal=f"folder/{JOURNAL}")
     else:
         words.append(f"--accel-journal=folder/{JOURNAL}")
-    done = suite.pytester.runpytest_inprocess(*words)
+    done = suite.inside(*words)
     written = suite.path / "folder" / JOURNAL
     assert done.ret == 0
     assert len(written.read_text().splitlines()) == 4
@@ -184,6 +184,6 @@ def test_the_command_line_replaces_the_ini_file(suite: Suite) -> None:
 def test_any_ini_value_asks_for_accelcheck(suite: Suite) -> None:
     suite.ini(accel_device="cpu")
     suite.pytester.makepyfile("def test_nothing(): pass")
-    done = suite.pytester.runpytest_inprocess()
+    done = suite.inside()
     done.stdout.fnmatch_lines(["accelcheck: level 1, devices asked for: cpu"])
     assert (done.ret, suite.probed) == (0, 1)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +20,8 @@ from accelcheck.verify.judge import Contract, check_metadata, judge
 from accelcheck.workloads.base import Program, to
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
     from accelcheck.devices.base import Device, Status
     from accelcheck.matrix import Matrix
     from accelcheck.qualify.ledger import Ledger
@@ -208,7 +209,7 @@ class _State:
         return [
             f"parameter:{name}: mutated: expected it bitwise unchanged"
             for name, tensor in self._tensors.items()
-            if not torch.equal(tensor.detach().cpu(), self._before[name])
+            if not _unchanged(tensor.detach().cpu(), self._before[name])
         ]
 
 
@@ -220,8 +221,14 @@ def _mutations(program: Program, before: Sequence[Any]) -> list[str]:
     return [
         f"input[{index}]: mutated: expected it bitwise unchanged"
         for index, (value, was) in enumerate(zip(program.inputs, before, strict=True))
-        if isinstance(value, Tensor) and not torch.equal(value.detach().cpu(), was)
+        if isinstance(value, Tensor) and not _unchanged(value.detach().cpu(), was)
     ]
+
+
+def _unchanged(value: Tensor, was: Tensor) -> bool:
+    """Equal everywhere, NaN where NaN was: `torch.equal` finds no NaN equal to itself."""
+    both_nan = value.isnan() & was.isnan() if value.is_floating_point() else torch.zeros((), dtype=torch.bool)
+    return bool(((value == was) | both_nan).all())
 
 
 def _poison(reference: Reference, device: Device) -> None:
@@ -245,9 +252,7 @@ def _on_device(log: Log, fallbacks: Mapping[str, int], device: Device) -> Eviden
     return Evidence(f"no operator left {device.name} for the CPU", listed or "none did", not strays)
 
 
-def _faults(
-    result: Result, reference: Reference, contract: Contract
-) -> tuple[list[str], tuple[Figure, ...], int]:
+def _faults(result: Result, reference: Reference, contract: Contract) -> tuple[list[str], tuple[Figure, ...], int]:
     wrong = [str(fault) for fault in check_metadata(result, reference, contract)]
     if wrong:
         return wrong, (), 0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import datetime
+import datetime as dt
 import fnmatch
 import re
 import tomllib
@@ -43,9 +43,9 @@ class Entry:
     reason: str
     link: str
     owner: str
-    expires: datetime.date
+    expires: dt.date
 
-    def covers(self, case_id: str, today: datetime.date) -> bool:
+    def covers(self, case_id: str, today: dt.date) -> bool:
         """Whether the entry speaks of this case, today."""
         return today < self.expires and any(fnmatch.fnmatchcase(case_id, pattern) for pattern in self.cases)
 
@@ -65,9 +65,9 @@ class Ledger:
         """
         return cls(tuple(entry for path in paths for entry in _entries(path)))
 
-    def covering(self, case_id: str, today: datetime.date | None = None) -> tuple[Entry, ...]:
+    def covering(self, case_id: str, today: dt.date | None = None) -> tuple[Entry, ...]:
         """The entries that speak of a case today."""
-        day = today or datetime.datetime.now(tz=datetime.UTC).date()
+        day = today or dt.datetime.now(tz=dt.UTC).date()
         return tuple(entry for entry in self.entries if entry.covers(case_id, day))
 
 
@@ -94,27 +94,39 @@ def _entries(path: Path) -> list[Entry]:
         data = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise LedgerError(f"the ledger {path} cannot be read: {error.strerror or error}") from error
-    except tomllib.TOMLDecodeError as error:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise LedgerError(f"the ledger {path} is not TOML: {error}") from error
     if data.get("schema") != SCHEMA:
         raise LedgerError(f"{path}: field 'schema' is {data.get('schema')!r}; this accelcheck reads {SCHEMA}")
-    return [_entry(f"{path}: entry {number}", raw) for number, raw in enumerate(data.get("entry", []), start=1)]
+    if unknown := sorted(data.keys() - {"schema", "entry"}):
+        raise LedgerError(f"{path}: unknown field {', '.join(map(repr, unknown))}; entries are written as [[entry]]")
+    entries = data.get("entry", [])
+    if not isinstance(entries, list) or not all(isinstance(raw, dict) for raw in entries):
+        raise LedgerError(f"{path}: field 'entry' is {entries!r}; entries are written as [[entry]]")
+    return [_entry(f"{path}: entry {number}", raw) for number, raw in enumerate(entries, start=1)]
 
 
 def _entry(where: str, raw: dict[str, Any]) -> Entry:
     if raw.keys() != _FIELDS:
         wrong = sorted(raw.keys() ^ _FIELDS)
-        raise LedgerError(f"{where}: fields {', '.join(sorted(_FIELDS))} are expected, each once; wrong: {', '.join(wrong)}")
-    if raw["verdict"] not in {"fail", "error"}:
+        raise LedgerError(
+            f"{where}: fields {', '.join(sorted(_FIELDS))} are expected, each once; wrong: {', '.join(wrong)}"
+        )
+    if raw["verdict"] not in ("fail", "error"):  # no set: what came may not be hashable
         raise LedgerError(f"{where}: field 'verdict' is {raw['verdict']!r}; legal values: fail, error")
-    if not isinstance(raw["expires"], datetime.date) or isinstance(raw["expires"], datetime.datetime):
+    if not isinstance(raw["expires"], dt.date) or isinstance(raw["expires"], dt.datetime):
         raise LedgerError(f"{where}: field 'expires' is {raw['expires']!r}; expected a date such as 2027-06-30")
-    if not isinstance(raw["cases"], list) or not raw["cases"]:
+    globs = raw["cases"]
+    if not isinstance(globs, list) or not globs or not all(isinstance(glob, str) and glob for glob in globs):
         raise LedgerError(f"{where}: field 'cases' is {raw['cases']!r}; expected a list of case ids or globs")
     try:
         re.compile(raw["match"])
     except (re.error, TypeError) as error:
         raise LedgerError(f"{where}: field 'match' is not a regular expression: {error}") from error
+    if re.search(raw["match"], ""):
+        raise LedgerError(
+            f"{where}: field 'match' is {raw['match']!r}, which every line contains; expected what is said of this failure"
+        )
     for name in ("reason", "link", "owner"):
         if not isinstance(raw[name], str) or not raw[name].strip():
             raise LedgerError(f"{where}: field {name!r} is empty; an expectation without one cannot be acted on")

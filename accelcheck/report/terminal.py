@@ -35,7 +35,9 @@ _BAD_FIRST = (
 
 def header(setup: Setup) -> list[str]:
     """One line for what was asked, one a device."""
-    lines = [f"accelcheck: level {setup.selection.level}, devices asked for: {', '.join(setup.selection.devices) or 'none'}"]
+    lines = [
+        f"accelcheck: level {setup.selection.level}, devices asked for: {', '.join(setup.selection.devices) or 'none'}"
+    ]
     for name, status in setup.statuses.items():
         found = status.fingerprint
         lines.append(f"  {name}: {_identity(found) if found is not None else status.capability}")

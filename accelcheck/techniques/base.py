@@ -44,6 +44,8 @@ class Technique:
     """Where that promise is made: an address."""
     level: int = 1
     """1 cheap, 2 slow, 3 very slow (long compilation): added to the workload's level, less one."""
+    early: frozenset[str] = frozenset()
+    """Workloads that a slow technique runs one level before its cost says: a few, so that smoke runs see it too."""
     dtypes: Sequence[str] = ("float32",)
     """Storage dtypes of parameters and inputs that it is tried with."""
     modes: frozenset[Mode] = frozenset(Mode)

@@ -6,6 +6,7 @@ import importlib
 import importlib.util
 import os
 import shutil
+from contextlib import ExitStack
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -146,14 +147,24 @@ class MaxAutotune(Compiled):
 
     What it tunes depends on the device. On a CPU that is little: its C++ templates need constant weights (freezing), so
     of plain modules only batched products are tuned, or, in torch 2.9, library calls against each other. Where nothing
-    was timed the answer is `no-effect`, never a pass.
+    was timed the answer is `no-effect`, never a pass. Timings kept from an earlier compilation would look like none, so
+    inductor's caches are empty at the start of each case. On a GPU the mode captures graphs too.
     """
+
+    warmups = CAPTURE_WARMUPS
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._held = ExitStack()
 
     def accepts(self, workload: Workload) -> bool:
         """Contractions alone are tuned."""
         return super().accepts(workload) and bool({"matmul", "linear", "conv", "attention"} & workload.traits)
 
     def prepare(self, program: Program, mode: Mode, device: Device) -> None:
+        from torch._inductor.utils import fresh_inductor_cache
+
+        self._held.enter_context(fresh_inductor_cache())
         super().prepare(program, mode, device)
         if "cuda-graphs" in device.features:
             program.around = mark_step(program.around)
@@ -172,6 +183,10 @@ class MaxAutotune(Compiled):
         yield Evidence("contractions whose kernels were timed >= 1", tuned, engaged=tuned >= 1)
         own = _counters()["inductor"]["cpp_templated_kernel_counter"]
         yield Evidence("of them won by a C++ template (any number)", own, engaged=True)
+
+    def finish(self) -> None:
+        super().finish()
+        self._held.close()
 
 
 class OpenXla(Compiled):
@@ -196,7 +211,7 @@ class OpenXla(Compiled):
 
 
 def default_backend() -> str:
-    """What ``torch.compile`` takes where no backend is given; settable since torch 2.10 or so, inductor before."""
+    """What ``torch.compile`` takes where no backend is given; inductor, in versions where it cannot be set."""
     getter = getattr(torch.compiler, "get_default_backend", None)
     backend = "inductor" if getter is None else getter()
     return backend if isinstance(backend, str) else str(getattr(backend, "__name__", backend))

@@ -27,9 +27,12 @@ EPSILON = torch.finfo(torch.float32).eps
 SMALL_SCALE = 6.1e-5
 """Smallest scale of a dynamic activation: the smallest normal FP16 number (ATen/native/quantized/cpu/QuantUtils.h)."""
 
-REACH = 2.0**-12
-"""Distance to a tie, in quanta, within which a correct implementation may decide either way: positions of up to 2**7
-quanta, times 2**5 FP32 unit roundoffs (2**-24) of relative error in activations that went through a few layers."""
+RELATIVE = 2.0**-20
+"""Relative error granted to FP32 activations and to the ranges taken from them: 2**4 unit roundoffs of 2**-24, for
+values that went through a few layers."""
+
+REACH = 2.0**7 * RELATIVE
+"""Distance to a tie, in quanta, within which a correct implementation may decide either way: positions are up to 2**7."""
 
 Scale = tuple[Tensor, int]
 """FP32 scale, broadcastable to what is quantized, and the zero point."""
@@ -79,38 +82,38 @@ class DynamicRange:
         return torch.tensor(scale, dtype=torch.float32), round(min(max(zero, 0.0), float(self.steps)))
 
 
-@dataclass(frozen=True)
 class FixedRange:
     """torch.ao's MinMaxObserver (``per_tensor_affine``, quint8, ``quant_min=0``): one affine scale, from calibration.
 
-    Attributes:
+    Args:
         low: Smallest value seen.
-        high: Largest value seen.
+        high: Largest value seen; less than `low` when nothing was.
         steps: ``quant_max``.
     """
 
-    low: float
-    high: float
-    steps: int
+    def __init__(self, low: float, high: float, steps: int) -> None:
+        # Once, not in each run: what calibration found does not depend on how a run rounds.
+        self.scale, self.zero = torch.tensor(1.0), 0  # the observer's defaults, when it saw nothing
+        if low <= high:
+            least = torch.tensor(min(low, 0.0), dtype=torch.float32)
+            largest = torch.tensor(max(high, 0.0), dtype=torch.float32)
+            self.scale = ((largest - least) / float(steps)).clamp(min=EPSILON)
+            self.zero = min(max(-round(float(least / self.scale)), 0), steps)
 
     def __call__(self, x: Tensor) -> Scale:
         del x
-        if self.low > self.high:  # nothing was seen: the observer's defaults
-            return torch.tensor(1.0), 0
-        low = torch.tensor(min(self.low, 0.0), dtype=torch.float32)
-        high = torch.tensor(max(self.high, 0.0), dtype=torch.float32)
-        scale = ((high - low) / float(self.steps)).clamp(min=EPSILON)
-        return scale, int((-torch.round(low / scale)).clamp(0, self.steps))
+        return self.scale, self.zero
 
 
 class Quantizer(nn.Module):
     """Activations to integers and back: FP64 in, FP64 out, of the same shape.
 
     `flips` makes a run one of those that a correct implementation may give. With a relative FP32 error e in x, a value
-    whose position p = x / s lies within |p| e of n + 1/2 may be rounded either way. So, when a generator is set, every
-    element nearer than `REACH` to a tie goes to either side with probability 1/2. Such elements are rare (one in
-    1 / (2 REACH) = 2048), so a few sampled runs may show none where the candidate has one; one randomly chosen element
-    therefore always moves by one quantum.
+    whose position p = x / s lies within |p| e of n + 1/2 may be rounded either way, one quantum apart; a value further
+    from a tie may not. So, when a generator is set, every element nearer than `REACH` to a tie goes to either side with
+    probability 1/2. Of evenly spread values that is one in 1 / (2 REACH) = 4096; of a symmetric range with as many steps
+    as integers it includes each row's largest, whose position is 127.5 by construction. Six such runs leave a given
+    element where it was in 1 of 64 cases. The scale, a common factor, moves by up to `RELATIVE`.
 
     Args:
         rule: Gives scale and zero point of an FP32 tensor.
@@ -130,6 +133,8 @@ class Quantizer(nn.Module):
             return x
         single = x.float()
         scale, zero = self.rule(single)
+        if self.flips is not None:
+            scale = scale * (1 + RELATIVE * (2 * torch.rand((), generator=self.flips) - 1))
         position = single * (1.0 / scale)
         integer = torch.round(position)
         if self.flips is not None:
@@ -139,8 +144,8 @@ class Quantizer(nn.Module):
     def _flipped(self, position: Tensor, integer: Tensor, generator: torch.Generator) -> Tensor:
         beyond = position - integer
         other = torch.where(beyond < 0, integer - 1, integer + 1)
-        moved = (0.5 - beyond.abs() < REACH) & (torch.rand(position.shape, generator=generator) < 0.5)
-        moved.view(-1)[int(torch.randint(position.numel(), (), generator=generator))] = True
+        torn = 0.5 - beyond.abs() < REACH
+        moved = torn & (torch.rand(position.shape, generator=generator) < 0.5)
         return torch.where(moved, other, integer)
 
 

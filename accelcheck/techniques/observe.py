@@ -61,14 +61,14 @@ class Operator:
         return any(seen == dtype for seen, _, _ in self.inputs)
 
 
-class OperatorLog(TorchDispatchMode):
+class OperatorLog(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves __init_subclass__ untyped
     """Logs every operator that reaches the backend: below autograd and autocast, so dtypes are those really used.
 
     Operators in compiled code do not pass here; use `ProfilerLog` for it.
     """
 
     def __init__(self, device_type: str) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]  # untyped in torch
         self.device_type = device_type
         self.operators: list[Operator] = []
 
@@ -112,13 +112,13 @@ class ProfilerLog:
         self._names: Counter[str] | None = None
 
     def __enter__(self) -> Self:
-        self._profile.__enter__()
+        self._profile.__enter__()  # type: ignore[no-untyped-call]  # untyped in torch
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._profile.__exit__(kind, error, trace)
+        self._profile.__exit__(kind, error, trace)  # type: ignore[no-untyped-call]  # untyped in torch
 
     def count(self, pattern: str) -> int:
         return sum(number for name, number in self.names().items() if re.fullmatch(pattern, name))

@@ -89,8 +89,9 @@ def judge(result: Result, reference: Reference) -> Judgement:
         compared += truth.numel()
         if not truth.is_floating_point():
             if not torch.equal(candidate, truth.to(candidate.dtype)):
-                place = (candidate != truth).nonzero()[0].tolist()
-                faults.append(Fault(path, "integer values", "equal everywhere", f"a difference at {place}"))
+                where = tuple((candidate != truth).nonzero()[0].tolist())
+                index = f"[{', '.join(str(number) for number in where)}]" if where else ""
+                faults.append(Fault(f"{path}{index}", "value", str(truth[where].item()), str(candidate[where].item())))
             continue
         pattern = _pattern_fault(path, candidate, truth)
         if pattern is not None:
@@ -117,13 +118,17 @@ def _pattern_fault(path: str, candidate: Tensor, truth: Tensor) -> Fault | None:
         differing = (expected != got).nonzero()
         if len(differing):
             place = differing[0].tolist()
-            return Fault(path, f"{kind} pattern, first difference at {place}", f"{int(expected.sum())} of them", f"{int(got.sum())}")
+            return Fault(
+                path,
+                f"{kind} pattern, first difference at {place}",
+                f"{int(expected.sum())} of them",
+                f"{int(got.sum())}",
+            )
     return None
 
 
 def _same_strides(tensor: Tensor, stride: tuple[int, ...]) -> bool:
     """Equal where it matters: strides of dimensions of size 1, and of empty tensors, mean nothing."""
     return tensor.numel() == 0 or all(
-        size == 1 or own == expected
-        for size, own, expected in zip(tensor.shape, tensor.stride(), stride, strict=True)
+        size == 1 or own == expected for size, own, expected in zip(tensor.shape, tensor.stride(), stride, strict=True)
     )

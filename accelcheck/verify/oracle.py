@@ -6,7 +6,6 @@ import contextlib
 import hashlib
 import math
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -22,6 +21,7 @@ from accelcheck.workloads.base import Program, Result
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
+    from pathlib import Path
 
     from accelcheck.case import Case
     from accelcheck.techniques.base import Technique
@@ -113,21 +113,28 @@ def compute(workload: Workload, technique: Technique, seed: int, dtype: str, mod
     unit = UNIT_ROUNDOFF[precision]
     storage: torch.dtype = getattr(torch, dtype)
 
-    with _pure_math():
+    with _blamed(f"{workload.name}: the FP64 oracle"), _pure_math():
         truth = _exactly(workload, technique, seed, storage).run(mode)
-        samples = [_sample(workload, technique, seed, dtype, precision, mode, index) for index in range(SAMPLES)]
     if not truth or not sum(tensor.numel() for tensor in truth.values()):
         raise OracleError(f"{workload.name}: the oracle produced no elements to compare; its outputs: {sorted(truth)}")
     if overflown := [path for path, tensor in truth.items() if bool(tensor.isnan().any())]:
         raise OracleError(f"{workload.name}: the FP64 oracle is NaN at {', '.join(overflown)}")
 
-    eager = Program.of(workload.problem(seed), dtype=storage, seed=seed).run(mode)
-    layouts = {path: Layout(str(t.dtype).removeprefix("torch."), tuple(t.shape), t.stride()) for path, t in eager.items()}
+    with _blamed(f"{workload.name}: the oracle with rounding errors"), _pure_math():
+        samples = [_sample(workload, technique, seed, dtype, precision, mode, index) for index in range(SAMPLES)]
+    with _blamed(f"{workload.name}: eager {dtype} on the CPU"):
+        eager = Program.of(workload.problem(seed), dtype=storage, seed=seed).run(mode)
+    for who, result in [(f"eager {dtype} on the CPU", eager), *(("a rounding sample", sample) for sample in samples)]:
+        if differing := _unlike(truth, result):
+            raise OracleError(f"{workload.name}: the FP64 oracle and {who} disagree: {differing}")
+    layouts = {
+        path: Layout(str(t.dtype).removeprefix("torch."), tuple(t.shape), t.stride()) for path, t in eager.items()
+    }
     peers = samples
     excess = 0.0
     if technique.oracle == "float64":
         peer = eager if precision == dtype else _eager_at(workload, seed, precision, mode)
-        if peer is not None:
+        if peer is not None and not _unlike(truth, peer):  # eager wholly in half precision may overflow: samples alone
             excess = _excess(truth, peer, samples, unit)
             if not excess <= TRUST:
                 raise OracleError(
@@ -156,7 +163,7 @@ def _sample(
     program = _exactly(workload, technique, seed, getattr(torch, dtype))
     for module in program.module.modules():
         if hasattr(module, "flips"):
-            module.flips = generator
+            setattr(module, "flips", generator)  # noqa: B010 - nn.Module types its attributes as tensors and modules
     rounding = Rounding(precision, dtype, generator)
     program.update = lambda: rounding.at(dtype)
     with rounding:
@@ -183,8 +190,11 @@ def _budgets(path: str, truth: Tensor, peers: list[Result], unit: float) -> dict
     for name, view in VIEWS.items():
         shown = max(view(pair).value for pair in pairs)
         budgets[name] = max(SLACK * shown, floor(name, truth.numel(), unit))
-        if math.isnan(budgets[name]):
-            raise OracleError(f"{path}: the budget of view {name} is NaN; a budget is a number >= 0")
+        if not math.isfinite(budgets[name]):
+            raise OracleError(
+                f"{path}: the budget of view {name} is {budgets[name]}, so anything would pass: the oracle is 0 where "
+                "rounding errs. Change the workload so that this tensor is not made of rounding errors alone"
+            )
     return budgets
 
 
@@ -197,6 +207,28 @@ def _excess(truth: Result, eager: Result, samples: list[Result], unit: float) ->
         # Half a unit of the result's own rounding is explained whatever the samples show.
         worst = max(worst, own / max(explained, unit))
     return worst
+
+
+def _unlike(truth: Result, other: Result) -> str:
+    """The first difference in paths, shapes, or where NaN and infinities stand; empty if there is none."""
+    if truth.keys() != other.keys():
+        return f"only one has {', '.join(sorted(truth.keys() ^ other.keys()))}"
+    for path, tensor in truth.items():
+        if tensor.shape != other[path].shape:
+            return f"{path} has the shapes {tuple(tensor.shape)} and {tuple(other[path].shape)}"
+        for kind in (torch.isnan, torch.isposinf, torch.isneginf):
+            if not torch.equal(kind(tensor), kind(other[path])):
+                return f"{path}: {kind.__name__} holds for {int(kind(tensor).sum())} and {int(kind(other[path]).sum())} elements"
+    return ""
+
+
+@contextlib.contextmanager
+def _blamed(who: str) -> Iterator[None]:
+    """Whatever a workload raises is an answer about the oracle."""
+    try:
+        yield
+    except Exception as error:
+        raise OracleError(f"{who} raised {type(error).__name__}: {error}") from error
 
 
 @contextlib.contextmanager

@@ -11,7 +11,7 @@ import contextlib
 import math
 from typing import TYPE_CHECKING, Any
 
-import numpy
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -22,16 +22,101 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
 EXACT = frozenset(
-    """
-    _to_copy alias_copy abs amax amin aminmax cat clamp clamp_max clamp_min clone constant_pad_nd contiguous copy copy_
-    detach diagonal_copy embedding expand_copy eye fill fill_ flip fmax fmin gather hardtanh hardtanh_backward index index_put
-    index_put_ index_select isnan leaky_relu masked_fill masked_fill_ masked_scatter masked_select max max_pool2d_with_indices
-    maximum min minimum neg neg_ new_empty_strided new_zeros permute_copy put relu relu_ repeat repeat_interleave roll
-    scatter scatter_ select_backward select_scatter sign slice_backward slice_scatter sort split_copy stack
-    take threshold threshold_backward topk tril triu unfold where zero zero_ unsqueeze_copy view_copy as_strided_scatter
-    native_dropout_backward lift_fresh lift_fresh_copy empty_like zeros_like ones_like full_like new_full new_ones new_empty
-    _unsafe_index _reshape_copy _unsafe_view resize_ set_ _local_scalar_dense
-    """.split()
+    [
+        "_to_copy",
+        "alias_copy",
+        "abs",
+        "amax",
+        "amin",
+        "aminmax",
+        "cat",
+        "clamp",
+        "clamp_max",
+        "clamp_min",
+        "clone",
+        "constant_pad_nd",
+        "contiguous",
+        "copy",
+        "copy_",
+        "detach",
+        "diagonal_copy",
+        "embedding",
+        "expand_copy",
+        "eye",
+        "fill",
+        "fill_",
+        "flip",
+        "fmax",
+        "fmin",
+        "gather",
+        "hardtanh",
+        "hardtanh_backward",
+        "index",
+        "index_put",
+        "index_put_",
+        "index_select",
+        "isnan",
+        "leaky_relu",
+        "masked_fill",
+        "masked_fill_",
+        "masked_scatter",
+        "masked_select",
+        "max",
+        "max_pool2d_with_indices",
+        "maximum",
+        "min",
+        "minimum",
+        "neg",
+        "neg_",
+        "new_empty_strided",
+        "new_zeros",
+        "permute_copy",
+        "put",
+        "relu",
+        "relu_",
+        "repeat",
+        "repeat_interleave",
+        "roll",
+        "scatter",
+        "scatter_",
+        "select_backward",
+        "select_scatter",
+        "sign",
+        "slice_backward",
+        "slice_scatter",
+        "sort",
+        "split_copy",
+        "stack",
+        "take",
+        "threshold",
+        "threshold_backward",
+        "topk",
+        "tril",
+        "triu",
+        "unfold",
+        "where",
+        "zero",
+        "zero_",
+        "unsqueeze_copy",
+        "view_copy",
+        "as_strided_scatter",
+        "native_dropout_backward",
+        "lift_fresh",
+        "lift_fresh_copy",
+        "empty_like",
+        "zeros_like",
+        "ones_like",
+        "full_like",
+        "new_full",
+        "new_ones",
+        "new_empty",
+        "_unsafe_index",
+        "_reshape_copy",
+        "_unsafe_view",
+        "resize_",
+        "set_",
+        "_local_scalar_dense",
+    ]
 )
 """Operators that only move, select, compare or negate: they cannot round, in any precision."""
 
@@ -41,19 +126,60 @@ get the half unit of correct rounding. The CUDA C++ Programming Guide's table of
 erf, tanh, rsqrt and their like; SLEEF, behind PyTorch's CPU vectors, promises 1.0."""
 
 CORRECTLY_ROUNDED = frozenset(
-    """
-    add add_ sub sub_ rsub mul mul_ div div_ sqrt sqrt_ square lerp lerp_ addcmul addcmul_ addcdiv addcdiv_ sum mean
-    mm addmm bmm baddbmm convolution convolution_backward dot mv cumsum reciprocal index_add index_add_ scatter_add
-    embedding_dense_backward nll_loss_forward nll_loss_backward nll_loss2d_forward nll_loss2d_backward mse_loss mse_loss_backward avg_pool2d
-    avg_pool2d_backward linear
-    """.split()
+    [
+        "add",
+        "add_",
+        "sub",
+        "sub_",
+        "rsub",
+        "mul",
+        "mul_",
+        "div",
+        "div_",
+        "sqrt",
+        "sqrt_",
+        "square",
+        "lerp",
+        "lerp_",
+        "addcmul",
+        "addcmul_",
+        "addcdiv",
+        "addcdiv_",
+        "sum",
+        "mean",
+        "mm",
+        "addmm",
+        "bmm",
+        "baddbmm",
+        "convolution",
+        "convolution_backward",
+        "dot",
+        "mv",
+        "cumsum",
+        "reciprocal",
+        "index_add",
+        "index_add_",
+        "scatter_add",
+        "embedding_dense_backward",
+        "nll_loss_forward",
+        "nll_loss_backward",
+        "nll_loss2d_forward",
+        "nll_loss2d_backward",
+        "mse_loss",
+        "mse_loss_backward",
+        "avg_pool2d",
+        "avg_pool2d_backward",
+        "linear",
+    ]
 )
 
-CONTRACTIONS = frozenset({"mm", "addmm", "bmm", "baddbmm", "convolution", "convolution_backward", "dot", "mv", "linear"})
+CONTRACTIONS = frozenset(
+    {"mm", "addmm", "bmm", "baddbmm", "convolution", "convolution_backward", "dot", "mv", "linear"}
+)
 """Operators whose operands are rounded to the arithmetic precision before they are multiplied."""
 
 
-class Rounding(TorchDispatchMode):
+class Rounding(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves __init_subclass__ untyped
     """Within it, FP64 operators return what an implementation in `precision` might.
 
     Args:
@@ -65,7 +191,7 @@ class Rounding(TorchDispatchMode):
     """
 
     def __init__(self, precision: str, storage: str, generator: torch.Generator) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]  # untyped in torch
         self.precision = precision
         self.storage = storage
         self.generator = generator
@@ -200,7 +326,7 @@ def _sequential_error(terms: Tensor, over: list[int], *, keep: bool = False) -> 
         return torch.zeros(rows.shape[:-1], dtype=terms.dtype)
     # NumPy, since torch.cumsum on the CPU adds up float32 in float64.
     single = rows.to(getattr(torch, ACCUMULATOR)).numpy()
-    total = torch.from_numpy(numpy.add.accumulate(single, axis=-1)[..., -1].copy())
+    total = torch.from_numpy(np.add.accumulate(single, axis=-1)[..., -1].copy())
     error = total.to(terms.dtype) - torch.from_numpy(single).to(terms.dtype).sum(-1)
     return error.reshape([1 if d in dims else n for d, n in enumerate(terms.shape)]) if keep else error
 
@@ -273,10 +399,17 @@ def _hits(func: Any, name: str, args: tuple[Any, ...]) -> Tensor | None:
     return counts
 
 
-_REDUCTIONS = frozenset("sum mean var var_mean std linalg_vector_norm norm mse_loss".split())
+_REDUCTIONS = frozenset(["sum", "mean", "var", "var_mean", "std", "linalg_vector_norm", "norm", "mse_loss"])
 _SCATTERS = frozenset(
-    """
-    index_add index_add_ scatter_add scatter_add_ index_put index_put_ _index_put_impl_ _unsafe_index_put
-    embedding_dense_backward
-    """.split()
+    [
+        "index_add",
+        "index_add_",
+        "scatter_add",
+        "scatter_add_",
+        "index_put",
+        "index_put_",
+        "_index_put_impl_",
+        "_unsafe_index_put",
+        "embedding_dense_backward",
+    ]
 )

@@ -18,7 +18,6 @@ operands as large as the other rows'.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING
@@ -26,6 +25,8 @@ from typing import TYPE_CHECKING
 import torch
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
     from torch import Tensor
 
 
@@ -61,7 +62,7 @@ class Pair:
 
 
 def ratio(error: float, size: float) -> float:
-    """error / size, where no error is 0 whatever the size, and an error against nothing is infinite."""
+    """Error / size, where no error is 0 whatever the size, and an error against nothing is infinite."""
     if error == 0.0:
         return 0.0
     return error / size if size > 0.0 else math.inf
@@ -74,7 +75,9 @@ def row(pair: Pair) -> Reading:
 
 def column(pair: Pair) -> Reading:
     """The worst column's relative error."""
-    return _worst(_matrix(pair.error), _matrix(pair.oracle), 0, lambda index: f"[..., {index}]" if pair.error.dim() else "")
+    return _worst(
+        _matrix(pair.error), _matrix(pair.oracle), 0, lambda index: f"[..., {index}]" if pair.error.dim() else ""
+    )
 
 
 def whole(pair: Pair) -> Reading:
@@ -128,6 +131,8 @@ def floor(view: str, numel: int, unit: float) -> float:
 
 
 def _matrix(tensor: Tensor) -> Tensor:
+    if tensor.numel() == 0:
+        return tensor.reshape(0, 0)  # -1 is ambiguous where a size is 0
     return tensor.reshape(-1, tensor.shape[-1]) if tensor.dim() > 1 else tensor.reshape(1, -1)
 
 

@@ -1,0 +1,324 @@
+"""noxfile.py: its sessions, its pins, its wheel index, and that absent hardware costs nothing."""
+
+from __future__ import annotations
+
+import http.server
+import importlib.util
+import json
+import os
+import re
+import socket
+import subprocess
+import sys
+import threading
+import time
+import tomllib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from packaging.requirements import Requirement
+
+from accelcheck.capability import SUPPORTED, Code
+from accelcheck.devices import hardware
+
+nox = pytest.importorskip("nox", reason="nox is not installed: pip install --group tests")
+
+ROOT = Path(__file__).parents[1]
+BACKENDS = ["cpu", "cuda", "rocm", "xla", "tpu"]
+PIP, INDEX = "--index-url", "ACCELCHECK_INDEX"
+
+
+@pytest.fixture
+def noxfile(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The module, executed anew, in an environment without any of its variables."""
+    monkeypatch.setattr(sys, "path", sys.path.copy())
+    for name in ("ACCELCHECK_INDEX", "ACCELCHECK_LEVEL", "ACCELCHECK_WORKERS", "PJRT_DEVICE"):
+        monkeypatch.delenv(name, raising=False)
+    spec = importlib.util.spec_from_file_location("noxfile_under_test", ROOT / "noxfile.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+class Skipped(Exception):
+    """What a session raises to skip itself."""
+
+
+class Session:
+    """A nox session that writes down what it is told to do."""
+
+    posargs = ("--exitfirst",)
+
+    def __init__(self, environment: Any = None) -> None:
+        self.virtualenv = environment
+        self.installed: list[str] = []
+        self.ran: list[str] = []
+        self.env: dict[str, str] = {}
+        self.warned: list[str] = []
+
+    def install(self, *words: str) -> None:
+        self.installed += words
+
+    def run(self, *words: str, env: dict[str, str] | None = None) -> None:
+        self.ran += words
+        self.env |= env or {}
+
+    def warn(self, text: str) -> None:
+        self.warned.append(text)
+
+    def skip(self, reason: str) -> None:
+        raise Skipped(reason)
+
+
+def run_nox(*words: str) -> subprocess.CompletedProcess[str]:
+    environ = {name: value for name, value in os.environ.items() if not name.startswith(("ACCELCHECK_", "NOX"))}
+    return subprocess.run(
+        [sys.executable, "-m", "nox", "--noxfile", str(ROOT / "noxfile.py"), *words],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+        env=environ | {"NO_COLOR": "1"},
+    )
+
+
+def test_every_session_is_listed_with_what_it_does() -> None:
+    done = run_nox("--list", "--json")
+    assert done.returncode == 0, done.stderr
+    sessions = {one["session"]: one["description"] for one in json.loads(done.stdout)}
+    assert sorted(sessions) == sorted([*BACKENDS, "tests", "lint", "typecheck"])
+    assert all(sessions.values())
+    shown = run_nox("--list").stdout
+    assert "* cpu -> " in shown
+    assert all(f"- {name} -> " in shown for name in sessions if name != "cpu")
+
+
+def test_torch_is_pinned_for_each_backend_and_nowhere_else(noxfile: Any) -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    supported = next(r for r in map(Requirement, project["project"]["dependencies"]) if r.name == "torch").specifier
+    assert sorted(noxfile.PINS) == sorted(noxfile.EXTRAS) == sorted(BACKENDS)
+    for requirements in noxfile.PINS.values():
+        torch, *others = map(Requirement, requirements)
+        assert torch.name == "torch"
+        for pin in (torch, *others):
+            (exact,) = pin.specifier
+            assert exact.operator == "=="
+        (exact,) = torch.specifier
+        assert supported.contains(exact.version)
+    # torch_xla is bound to the C++ symbols of one torch release.
+    torch, xla = map(Requirement, noxfile.PINS["xla"])
+    assert str(torch.specifier) == str(xla.specifier)
+    pins = [r for requirements in noxfile.PINS.values() for r in requirements if r.startswith("torch==")]
+    assert len(re.findall(r"torch==", (ROOT / "noxfile.py").read_text())) == len(pins)
+    assert "torch==" not in (ROOT / "pyproject.toml").read_text()
+
+
+# The wheel index.
+
+
+@contextmanager
+def silent() -> Iterator[str]:
+    """An address that takes connections and never answers."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        yield f"http://127.0.0.1:{listening.getsockname()[1]}/simple/"
+
+
+@contextmanager
+def refusing() -> Iterator[str]:
+    """An address where nobody listens."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))  # held, so that nobody else can listen there
+        yield f"http://127.0.0.1:{taken.getsockname()[1]}/simple/"
+
+
+@contextmanager
+def rude() -> Iterator[str]:
+    """An address that answers in another language than HTTP."""
+
+    def serve() -> None:
+        peer, _ = listening.accept()
+        with peer:
+            peer.recv(1024)
+            peer.sendall(b"SSH-2.0-OpenSSH_9.2\r\n")
+
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        thread = threading.Thread(target=serve)
+        thread.start()
+        yield f"http://127.0.0.1:{listening.getsockname()[1]}/simple/"
+        thread.join()
+
+
+@contextmanager
+def nonsense() -> Iterator[str]:
+    """No address at all."""
+    yield "not an address"
+
+
+@contextmanager
+def answering(status: int) -> Iterator[str]:
+    """An index that answers."""
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(status)
+            self.end_headers()
+
+        def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the base class calls it so
+            return
+
+    with http.server.HTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}/simple/"
+        server.shutdown()
+        thread.join()
+
+
+@pytest.fixture(autouse=True)
+def no_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A proxy would answer for the addresses of these tests."""
+    monkeypatch.setenv("no_proxy", "*")
+
+
+def test_the_default_index_serves_unless_another_is_named(noxfile: Any) -> None:
+    session = Session()
+    assert noxfile._index(session) == []
+    assert not session.warned
+
+
+@pytest.mark.parametrize("place", [refusing, silent, rude, nonsense])
+def test_an_index_that_does_not_answer_is_passed_by_within_seconds(
+    noxfile: Any, monkeypatch: pytest.MonkeyPatch, place: Any
+) -> None:
+    assert noxfile.INDEX_TIMEOUT <= 10
+    monkeypatch.setattr(noxfile, "INDEX_TIMEOUT", 1.0)
+    session = Session()
+    with place() as address:
+        monkeypatch.setenv(INDEX, address)
+        begun = time.monotonic()
+        assert noxfile._index(session) == []
+    assert time.monotonic() - begun < 5
+    (warning,) = session.warned
+    assert address in warning
+    assert "the default index serves instead" in warning
+
+
+@pytest.mark.parametrize("status", [200, 403, 404])
+def test_an_index_that_answers_is_used(noxfile: Any, monkeypatch: pytest.MonkeyPatch, status: int) -> None:
+    session = Session()
+    with answering(status) as address:
+        monkeypatch.setenv(INDEX, address)
+        assert noxfile._index(session) == [PIP, address]
+    assert not session.warned
+
+
+def test_credentials_in_the_address_reach_pip_and_no_log(noxfile: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    session = Session()
+    with answering(401) as address:
+        secret = address.replace("http://", "http://me:hush@")
+        monkeypatch.setenv(INDEX, secret)
+        assert noxfile._index(session) == [PIP, secret]
+    with refusing() as address:
+        monkeypatch.setenv(INDEX, address.replace("http://", "http://me:hush@"))
+        assert noxfile._index(session) == []
+    assert "hush" not in session.warned[0]
+
+
+# Absent hardware.
+
+
+@pytest.mark.skipif(
+    hardware.nvidia().capability.ok or hardware.amd().capability.ok or hardware.tpu().capability.ok,
+    reason="this machine has an accelerator",
+)
+def test_absent_hardware_skips_before_anything_is_installed() -> None:
+    begun = time.monotonic()
+    done = run_nox("-s", "cuda", "rocm", "tpu")
+    assert time.monotonic() - begun < 10
+    assert done.returncode == 0
+    for name, reason in (("cuda", "no NVIDIA GPU found"), ("rocm", "no AMD GPU found"), ("tpu", "no TPU chip")):
+        (line,) = re.findall(rf"\* {name}: skipped \((.*)\)", done.stderr)
+        assert line.startswith(f"{name}: unavailable [no-hardware] {reason}")
+    for word in ("install", "Creating virtual environment"):
+        assert word not in done.stderr
+
+
+def test_rocm_without_an_index_says_what_to_set(noxfile: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hardware, "amd", lambda: hardware.Hardware(2, (), "", SUPPORTED))
+    found = noxfile._rocm()
+    assert found.code is Code.WRONG_BUILD
+    assert INDEX in found.action
+    monkeypatch.setenv(INDEX, "https://example.org/rocm")
+    assert noxfile._rocm().ok
+    monkeypatch.delenv(INDEX)
+    monkeypatch.setattr(sys, "argv", ["nox", "--no-venv", "-s", "rocm"])
+    assert noxfile._rocm().ok
+
+
+# What a session runs.
+
+
+def test_a_session_installs_its_pin_and_runs_the_suite_on_its_device(noxfile: Any) -> None:
+    session = Session()
+    noxfile._suite(session, "cpu")
+    assert session.installed == [*noxfile.PINS["cpu"], "-e", ".[torchao]"]
+    assert session.ran[:3] == ["pytest", "--pyargs", "accelcheck.suite"]
+    assert {"--accel-device=cpu", "--accel-level=2", "--accel-require"} <= set(session.ran)
+    assert session.ran[-1] == "--exitfirst"
+    assert session.env == {}
+
+
+def test_the_environment_at_hand_is_left_as_it_is(noxfile: Any) -> None:
+    session = Session(nox.virtualenv.PassthroughEnv())
+    noxfile._suite(session, "cpu")
+    assert session.installed == []
+    assert session.ran
+
+
+def test_level_and_workers_come_from_the_environment(noxfile: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ACCELCHECK_LEVEL", "3")
+    monkeypatch.setenv("ACCELCHECK_WORKERS", "7")
+    session = Session()
+    noxfile._suite(session, "cpu")
+    assert "--accel-level=3" in session.ran
+    assert session.ran[session.ran.index("-n") + 1] == "7"
+
+
+def test_one_worker_a_chip_or_a_core(noxfile: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    none = hardware.Hardware(0, (), "", SUPPORTED)
+    for maker in ("nvidia", "amd", "tpu"):
+        monkeypatch.setattr(hardware, maker, lambda: none)
+    monkeypatch.setattr(hardware, "nvidia", lambda: hardware.Hardware(4, (), "", SUPPORTED))
+    monkeypatch.setattr(hardware, "usable_cores", lambda: 6)
+    assert [noxfile._workers(name) for name in ("cuda", "cpu", "xla")] == ["4", "6", "6"]
+    monkeypatch.setattr(hardware, "tpu", lambda: hardware.Hardware(8, (), "", SUPPORTED))
+    assert [noxfile._workers(name) for name in ("xla", "tpu")] == ["8", "8"]
+
+
+def test_xla_uses_the_processor_where_there_is_no_tpu(noxfile: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def chips(count: int) -> None:
+        monkeypatch.setattr(hardware, "tpu", lambda: hardware.Hardware(count, (), "", SUPPORTED))
+
+    chips(0)
+    session = Session()
+    noxfile._suite(session, "xla")
+    assert session.env == {"PJRT_DEVICE": "CPU"}
+    chips(4)
+    session = Session()
+    noxfile._suite(session, "xla")
+    assert session.env == {}
+
+
+def test_a_session_without_its_hardware_installs_nothing(noxfile: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    absent = hardware.nvidia(Path("/nonexistent")).capability
+    monkeypatch.setitem(noxfile.ABSENT, "cuda", absent)
+    session = Session()
+    with pytest.raises(Skipped, match="cuda: unavailable .no-hardware. no NVIDIA GPU found"):
+        noxfile._suite(session, "cuda")
+    assert not session.installed
+    assert noxfile._venv("cuda") == "none"

@@ -1,0 +1,281 @@
+"""What a person, a backend, a plugin or a file can get wrong, and how the run answers."""
+
+from __future__ import annotations
+
+import shlex
+import textwrap
+from pathlib import Path
+
+import pytest
+from plugin_harness import Ran, Suite, only
+
+USAGE, NOTHING_RAN, FAILED, OK = (
+    int(code)
+    for code in (
+        pytest.ExitCode.USAGE_ERROR,
+        pytest.ExitCode.NO_TESTS_COLLECTED,
+        pytest.ExitCode.TESTS_FAILED,
+        pytest.ExitCode.OK,
+    )
+)
+
+
+@pytest.fixture
+def suite(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Suite:
+    return Suite(pytester, monkeypatch)
+
+
+def refused(ran: Ran) -> str:
+    """The one error line of a run that ended before anything was collected."""
+    assert ran.ret == USAGE
+    assert "collected" not in ran.out
+    assert "Traceback" not in ran.out + ran.err
+    assert not ran.raw
+    (line,) = [line for line in ran.err.splitlines() if line.startswith("ERROR: accelcheck: ")]
+    return line
+
+
+@pytest.mark.parametrize(
+    ("option", "word", "nearest", "legal"),
+    [
+        ("device", "cdua", "cuda", "auto, all, cpu, cuda, rocm, tpu, xla"),
+        ("technique", "toy-vlaue", "toy-value", "amp-"),
+        ("workload", "tinny", "tiny", "small"),
+        ("dtype", "bfloat61", "bfloat16", "float32, bfloat16, float16"),
+    ],
+)
+@pytest.mark.parametrize("twin", [False, True], ids=["command line", "ini file"])
+def test_an_unknown_name_is_answered_with_the_legal_ones_and_the_nearest(
+    suite: Suite, option: str, word: str, nearest: str, legal: str, twin: bool
+) -> None:
+    if twin:
+        suite.ini(**{f"accel_{option}": word})
+    line = refused(suite.run(*([] if twin else [f"--accel-{option}={word}"])))
+    assert f"unknown {option} '{word}'. Did you mean '{nearest}'? Legal values: " in line
+    assert legal in line.split("Legal values: ")[1]
+    assert nearest in line.split("Legal values: ")[1]
+
+
+def test_a_word_with_no_near_name_is_answered_with_the_legal_ones_alone(suite: Suite) -> None:
+    line = refused(suite.run("--accel-device=qqqqqq"))
+    assert "unknown device 'qqqqqq'. Legal values: auto, all, cpu" in line
+
+
+def test_a_glob_that_matches_nothing_is_an_unknown_name(suite: Suite) -> None:
+    assert "unknown technique 'nonsuch-*'" in refused(suite.run("--accel-technique=nonsuch-*"))
+
+
+@pytest.mark.parametrize("word", ["5", "0", "-1", "two", "1.5", ""])
+def test_an_unknown_level_is_answered_with_the_legal_ones(suite: Suite, word: str) -> None:
+    line = refused(suite.run(f"--accel-level={word}"))
+    assert f"unknown level {word!r}." in line
+    assert line.endswith("Legal values: 1, 2, 3, 4.")
+
+
+@pytest.mark.parametrize("word", ["0", "-3", "soon", "inf", "nan"])
+def test_a_probe_timeout_that_is_no_time_is_refused(suite: Suite, word: str) -> None:
+    line = refused(suite.run(f"--accel-probe-timeout={word}"))
+    assert f"unknown probe timeout {word!r}." in line
+    assert "a positive number of seconds" in line
+
+
+def test_an_unknown_case_is_answered_with_the_nearest(suite: Suite) -> None:
+    line = refused(suite.run("--accel-device=cpu", "--accel-case=toy/tinny/cpu/float32/forward"))
+    assert "unknown case 'toy/tinny/cpu/float32/forward'" in line
+    assert "Expected technique/workload/device/dtype/mode; nearest: toy/tiny/cpu/float32/forward" in line
+
+
+def test_a_case_of_a_device_that_was_not_asked_for_is_unknown(suite: Suite) -> None:
+    line = refused(suite.run("--accel-device=cpu", "--accel-case=toy/tiny/xla/float32/forward"))
+    assert "nearest: toy/tiny/cpu/float32/forward" in line
+
+
+def test_wrong_words_are_answered_before_the_devices_are_asked(suite: Suite) -> None:
+    for words in (["--accel-level=9"], ["--accel-dtype=float8"], ["--accel-probe-timeout=0"], ["--accel-ledger=none"]):
+        refused(suite.run(*words))
+    assert suite.probed == 0
+
+
+def test_an_option_that_does_not_exist_is_refused(suite: Suite) -> None:
+    ran = suite.run("--accel-devices=cpu")
+    assert ran.ret == USAGE
+    assert "--accel-devices" in ran.err
+
+
+@pytest.mark.parametrize("workers", ["0", "2"])
+def test_an_absent_device_skips_its_cases_and_a_run_of_nothing_is_not_green(suite: Suite, workers: str) -> None:
+    ran = suite.run(*only("toy", "eager", device="xla"), "-n", workers, "-rs")
+    assert ran.ret == NOTHING_RAN
+    assert set(ran.verdicts.values()) == {"unavailable"}
+    assert len(ran.verdicts) == 2
+    assert all(record.code == "no-package" for record in ran.records)
+    assert ran.lines(r"SKIPPED \[.\] .*unavailable \[no-package\] the package torch_xla is not installed")
+    assert ran.lines(r"  xla: 2 x unavailable \[no-package\] the package torch_xla is not installed")
+    assert ran.lines("0 cases executed, 0 elements compared with the oracle: 2 unavailable")
+    assert ran.raw[-1] == {"exit": NOTHING_RAN, "kind": "end", "verdicts": {"unavailable": 2}}
+
+
+def test_an_absent_device_beside_one_that_is_here_only_skips(suite: Suite) -> None:
+    ran = suite.run(*only("toy"), "--accel-device=tpu")
+    assert ran.ret == OK
+    assert ran.verdicts == {"toy/tiny/cpu/float32/forward": "pass", "toy/tiny/tpu/float32/forward": "unavailable"}
+
+
+def test_a_selection_without_any_case_is_not_green(suite: Suite) -> None:
+    ran = suite.run("--accel-device=cpu", "--accel-technique=toy", "--accel-workload=mlp")
+    assert ran.ret == NOTHING_RAN
+    assert ran.lines("0 cases executed, 0 elements compared with the oracle: no cases")
+    assert "no case of this kind matches the selection" in suite.run(*only("toy", workload="mlp"), "-rs").out
+
+
+def test_a_required_device_that_is_absent_ends_the_run_before_collection(suite: Suite) -> None:
+    line = refused(suite.run(*only("toy", device="all"), "--accel-require"))
+    for name, reason in (("xla", "no-package"), ("cuda", "no-hardware"), ("rocm", "no-hardware"), ("tpu", "no-hardware")):
+        assert f"{name}: unavailable [{reason}]" in line
+    assert "--accel-require: a device that was asked for is absent" in line
+
+
+@pytest.mark.parametrize(
+    ("code", "timeout", "words"),
+    [
+        ("raise ImportError('undefined symbol: _ZN5torch')", "120", ["import-failed", "undefined symbol: _ZN5torch"]),
+        ("import time; time.sleep(600)", "15", ["probe-timeout", "no answer within 15 s, during: open xla"]),
+    ],
+    ids=["raises", "hangs"],
+)
+def test_a_backend_that_breaks_does_not_stop_the_others(
+    suite: Suite, monkeypatch: pytest.MonkeyPatch, code: str, timeout: str, words: list[str]
+) -> None:
+    (suite.path / "fake").mkdir()
+    (suite.path / "fake" / "torch_xla.py").write_text(code)
+    # Whatever real torch_xla is installed, believe that this one fits.
+    (suite.path / "fit.py").write_text("import accelcheck.devices.xla as xla\nxla.version = lambda name: ''\n")
+    monkeypatch.setenv("PYTHONPATH", str(suite.path / "fake"), prepend=":")
+    monkeypatch.setenv("PYTHONPATH", str(suite.path), prepend=":")
+    ran = suite.run_apart("-p", "fit", *only("toy"), "--accel-device=xla", f"--accel-probe-timeout={timeout}")
+    assert ran.ret == OK, ran.out
+    assert ran.verdicts == {"toy/tiny/cpu/float32/forward": "pass", "toy/tiny/xla/float32/forward": "unavailable"}
+    (line,) = ran.lines("  xla: unavailable.*")
+    assert all(word in line for word in words), line
+    assert ran.lines("  cpu: .*torch .*")
+
+
+@pytest.mark.parametrize("place", ["file.txt/journal.jsonl", "folder", "/dev/full"])
+def test_a_journal_that_cannot_be_written_is_an_error_before_the_first_case(suite: Suite, place: str) -> None:
+    if place == "/dev/full" and not Path(place).exists():
+        pytest.skip("no device here that is always full")
+    (suite.path / "file.txt").write_text("in the way")
+    (suite.path / "folder").mkdir()
+    marker = suite.pytester.makepyfile(
+        "def test_first(accel_case, accel_check): open('ran', 'w').close(); accel_check(accel_case)"
+    )
+    ran = suite.run(str(marker), *only("toy"), f"--accel-journal={place}")
+    line = refused(ran)
+    assert f"the journal {suite.path / place} cannot be written: " in line
+    assert not (suite.path / "ran").exists()
+
+
+def test_a_workload_that_cannot_be_made_is_the_error_of_its_cases_alone(suite: Suite) -> None:
+    ran = suite.run(*only("toy", workload="broken"), "--accel-workload=tiny", "--accel-workload=small")
+    assert ran.ret == FAILED
+    assert ran.verdicts == {
+        "toy/broken/cpu/float32/forward": "error",
+        "toy/small/cpu/float32/forward": "pass",
+        "toy/tiny/cpu/float32/forward": "pass",
+    }
+    record = ran.record("toy", "broken")
+    assert "LookupError: no such layer" in record.reason
+    assert "in broken" in record.traceback
+    assert "LookupError: no such layer" in ran.out
+
+
+@pytest.mark.parametrize(
+    ("technique", "error", "place"),
+    [
+        ("toy-prepare", "LookupError: no such pass", "in raises"),
+        ("toy-run", "NotImplementedError: no such kernel", "in _no_kernel"),
+    ],
+)
+def test_a_technique_that_raises_is_the_error_of_its_cases_alone(
+    suite: Suite, technique: str, error: str, place: str
+) -> None:
+    ran = suite.run(*only(technique, "toy"))
+    assert ran.ret == FAILED
+    assert ran.record("toy").verdict == "pass"
+    record = ran.record(technique)
+    assert (record.verdict, record.reason) == ("error", error)
+    assert record.traceback.startswith("Traceback (most recent call last)")
+    assert place in record.traceback
+    assert place in ran.out
+    assert f"reproduce: pytest --pyargs accelcheck.suite --accel-device=cpu --accel-case={record.case.id}" in ran.out
+
+
+def test_two_things_of_one_name_are_refused(suite: Suite) -> None:
+    suite.pytester.makeconftest("""
+        from plugin_harness import Toy, workloads
+        def pytest_accel_techniques(): return [Toy("toy"), Toy("toy")]
+        def pytest_accel_workloads(): return workloads()
+    """)
+    line = refused(suite.run(*only("toy")))
+    assert "two techniques are named 'toy'" in line
+    assert "plugin_harness" in line
+
+
+ENTRY = """
+schema = 1
+[[entry]]
+cases = ["toy/*"]
+verdict = "fail"
+match = "^out"
+reason = "known"
+link = "https://example.org/1"
+owner = "toys"
+expires = 2999-01-01
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("schema = ", "is not TOML"),
+        (ENTRY.replace("schema = 1", "schema = 7"), "field 'schema' is 7; this accelcheck reads 1"),
+        (ENTRY.replace("owner =", "ownr ="), "entry 1: fields"),
+        (ENTRY.replace('"fail"', '"sad"'), "entry 1: field 'verdict' is 'sad'; legal values: fail, error"),
+        (ENTRY.replace("2999-01-01", '"soon"'), "entry 1: field 'expires' is 'soon'; expected a date"),
+        (ENTRY.replace('"^out"', '"("'), "entry 1: field 'match' is not a regular expression"),
+        (ENTRY.replace('"known"', '" "'), "entry 1: field 'reason' is empty"),
+        (ENTRY.replace('["toy/*"]', "[]"), "entry 1: field 'cases' is []"),
+        (None, "cannot be read: No such file or directory"),
+    ],
+    ids=["toml", "schema", "fields", "verdict", "expires", "match", "reason", "cases", "absent"],
+)
+def test_a_broken_ledger_is_refused(suite: Suite, text: str | None, message: str) -> None:
+    path = suite.path / "ledger.toml"
+    if text is not None:
+        path.write_text(text)
+    line = refused(suite.run(*only("toy"), f"--accel-ledger={path}"))
+    assert str(path) in line
+    assert message in line
+
+
+def test_reproduce_commands_survive_a_shell(suite: Suite) -> None:
+    ran = suite.run(*only("toy-value"))
+    (line,) = ran.lines("  reproduce: .*")
+    assert shlex.split(line.split("reproduce: ")[1]) == [
+        "pytest",
+        "--pyargs",
+        "accelcheck.suite",
+        "--accel-device=cpu",
+        "--accel-case=toy-value/tiny/cpu/float32/forward",
+    ]
+
+
+def test_an_unknown_mode_in_a_mark_names_the_test(suite: Suite) -> None:
+    test = suite.pytester.makepyfile(textwrap.dedent("""
+        import pytest
+        @pytest.mark.accel("sideways")
+        def test_mine(accel_case): pass
+    """))
+    done = suite.inside(str(test), "--accel-device=cpu")
+    assert done.ret == pytest.ExitCode.INTERRUPTED
+    done.stdout.fnmatch_lines(["*'sideways'*"])
