@@ -13,22 +13,19 @@ pytest. Variables:
 
 from __future__ import annotations
 
+import http.client
 import os
 import sys
 import urllib.error
 import urllib.request
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import nox
 
 sys.path.insert(0, str(Path(__file__).parent))  # nox runs without accelcheck installed; these modules need no torch
 
-from accelcheck.capability import (
-    SUPPORTED,
-    Capability,
-    Code,
-    unavailable,
-)
+from accelcheck.capability import SUPPORTED, Capability, Code, unavailable
 from accelcheck.devices import hardware
 
 PINS = {
@@ -84,13 +81,16 @@ def _index(session: nox.Session) -> list[str]:
     address = os.environ.get("ACCELCHECK_INDEX")
     if not address:
         return []
+    parts = urlsplit(address)
+    # Without the credentials that pip may find in it: urllib does not take them, and they do not belong into a log.
+    bare = parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
     try:
-        with urllib.request.urlopen(address, timeout=INDEX_TIMEOUT):  # noqa: S310 - the caller's own index
+        with urllib.request.urlopen(bare, timeout=INDEX_TIMEOUT):  # noqa: S310 - the caller's own index
             pass
     except urllib.error.HTTPError:
         pass  # it answers; pip asks for other pages than its root
-    except (OSError, ValueError) as error:
-        session.warn(f"ACCELCHECK_INDEX={address} does not answer ({error}); the default index serves instead")
+    except (OSError, ValueError, http.client.HTTPException) as error:
+        session.warn(f"ACCELCHECK_INDEX={bare} does not answer ({error}); the default index serves instead")
         return []
     return ["--index-url", address]
 

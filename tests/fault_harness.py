@@ -22,7 +22,7 @@ from accelcheck.techniques.base import Technique
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
-    from torch import Tensor, nn
+    from torch import Tensor
 
     from accelcheck.devices.base import Device
     from accelcheck.journal import Record
@@ -115,6 +115,11 @@ def faults(record: Record) -> dict[str, set[str]]:
     return found
 
 
+def nothing(program: Program) -> None:
+    """Leave the program as it is."""
+    del program
+
+
 def calling(function: Callable[..., Any]) -> Change:
     """``function(module, *inputs)`` in place of ``module(*inputs)``; differentiable, so gradients follow."""
 
@@ -152,26 +157,26 @@ def editing(edit: Callable[[Result], None]) -> Change:
     return change
 
 
-def within(mode: Callable[[], TorchDispatchMode]) -> Change:
+def within(dispatch: Callable[[], TorchDispatchMode]) -> Change:
     """The whole run, backward pass included, under a dispatch mode: faults below autograd, as kernels have them."""
 
     def change(program: Program) -> None:
         plain = program.run
 
-        def run(kind: Mode) -> Result:
-            with mode():
-                return plain(kind)
+        def run(mode: Mode) -> Result:
+            with dispatch():
+                return plain(mode)
 
         program.run = run  # type: ignore[method-assign]  # on this instance alone
 
     return change
 
 
-class Kernels(TorchDispatchMode):
+class Kernels(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch annotates the mode only in part
     """Calls ``kernel(func, *args, **kwargs)`` for the operators it has one for."""
 
     def __init__(self, kernels: Mapping[str, Callable[..., Any]]) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]  # as above
         self.kernels = kernels
 
     def __torch_dispatch__(
@@ -190,15 +195,16 @@ def kernels(**by_name: Callable[..., Any]) -> Change:
 def products(product: Product) -> Change:
     """Another kernel under every matrix product: ``(..., M, K) @ (..., K, N)``, forward and backward."""
 
+    def mm(func: Any, a: Tensor, b: Tensor) -> Tensor:
+        del func
+        return product(a, b).to(a.dtype)
+
     def addmm(func: Any, bias: Tensor, a: Tensor, b: Tensor) -> Tensor:
+        del func
         # A correct kernel adds the bias in its accumulator: once, before the result is rounded to the storage dtype.
         return (product(a, b).to(accumulator(a)) + bias.to(accumulator(a))).to(a.dtype)
 
-    return kernels(
-        mm=lambda func, a, b: product(a, b).to(a.dtype),
-        bmm=lambda func, a, b: product(a, b).to(a.dtype),
-        addmm=addmm,
-    )
+    return kernels(mm=mm, bmm=mm, addmm=addmm)
 
 
 def accumulator(tensor: Tensor) -> torch.dtype:
@@ -218,8 +224,3 @@ def truncated_to(bits: int, tensor: Tensor) -> Tensor:
     """FP32 towards zero to `bits` significant bits."""
     drop = 24 - bits
     return (tensor.contiguous().view(torch.int32) >> drop << drop).view(torch.float32)
-
-
-def sizes(module: nn.Module) -> list[tuple[int, ...]]:
-    """Shapes of a module's parameters."""
-    return [tuple(parameter.shape) for parameter in module.parameters()]

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from accelcheck.capability import SUPPORTED, Capability, Code, unavailable
-from accelcheck.case import Evidence, Mode, Verdict
+from accelcheck.case import Evidence, Mode
 from accelcheck.devices.base import Fingerprint, Status
 from accelcheck.devices.probe import HostFacts
 from accelcheck.journal import Record, read
@@ -85,10 +85,12 @@ class Toy(Technique):
         self._engaged = engaged
 
     def prepare(self, program: Program, mode: Mode, device: Device) -> None:
+        del mode, device
         if self._act is not None:
             self._act(program)
 
     def evidence(self, program: Program, log: Log, mode: Mode, device: Device) -> Iterable[Evidence]:
+        del program, mode, device
         if self._engaged is not None:
             seen = log.count("aten::addmm")
             yield Evidence("aten::addmm dispatched >= 1", seen, engaged=seen >= 1 and self._engaged)
@@ -112,8 +114,8 @@ def techniques() -> list[Technique]:
         Toy("toy-two", after(lambda out: out * 1.5), engaged=False),
         Toy("toy-prepare", raises),
         Toy("toy-run", after(_no_kernel)),
-        Toy("toy-abort", lambda program: os.abort()),
-        Toy("toy-slow", lambda program: time.sleep(3)),
+        Toy("toy-abort", aborts),
+        Toy("toy-slow", sleeps),
     ]
 
 
@@ -139,6 +141,14 @@ def broken(generator: torch.Generator, extent: int) -> Problem:
 
 def raises(program: Program) -> None:
     raise LookupError("no such pass")
+
+
+def aborts(program: Program) -> None:
+    os.abort()
+
+
+def sleeps(program: Program) -> None:
+    time.sleep(3)
 
 
 def _no_kernel(out: Tensor) -> Tensor:
@@ -279,8 +289,8 @@ class Suite:
 
     def _words(self, arguments: tuple[str, ...]) -> list[str]:
         (self.path / JOURNAL).unlink(missing_ok=True)
-        journal = [] if any(word.startswith("--accel-journal") for word in arguments) else [f"--accel-journal={JOURNAL}"]
-        return ["--pyargs", "accelcheck.suite", *journal, *arguments]
+        # The last of two says where: a test may name another one.
+        return ["--pyargs", "accelcheck.suite", f"--accel-journal={JOURNAL}", *arguments]
 
     def _ran(self, result: pytest.RunResult) -> Ran:
         path = self.path / JOURNAL

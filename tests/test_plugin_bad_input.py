@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-import textwrap
 from pathlib import Path
 
 import pytest
@@ -130,8 +129,8 @@ def test_a_selection_without_any_case_is_not_green(suite: Suite) -> None:
 
 def test_a_required_device_that_is_absent_ends_the_run_before_collection(suite: Suite) -> None:
     line = refused(suite.run(*only("toy", device="all"), "--accel-require"))
-    for name, reason in (("xla", "no-package"), ("cuda", "no-hardware"), ("rocm", "no-hardware"), ("tpu", "no-hardware")):
-        assert f"{name}: unavailable [{reason}]" in line
+    reasons = {"xla": "no-package", "cuda": "no-hardware", "rocm": "no-hardware", "tpu": "no-hardware"}
+    assert all(f"{name}: unavailable [{reason}]" in line for name, reason in reasons.items())
     assert "--accel-require: a device that was asked for is absent" in line
 
 
@@ -271,11 +270,11 @@ def test_reproduce_commands_survive_a_shell(suite: Suite) -> None:
 
 
 def test_an_unknown_mode_in_a_mark_names_the_test(suite: Suite) -> None:
-    test = suite.pytester.makepyfile(textwrap.dedent("""
+    test = suite.pytester.makepyfile("""
         import pytest
         @pytest.mark.accel("sideways")
         def test_mine(accel_case): pass
-    """))
+    """)
     done = suite.inside(str(test), "--accel-device=cpu")
     assert done.ret == pytest.ExitCode.INTERRUPTED
     done.stdout.fnmatch_lines(["*'sideways'*"])

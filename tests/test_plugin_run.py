@@ -5,7 +5,6 @@ from __future__ import annotations
 import subprocess
 import sys
 import tempfile
-import textwrap
 import xml.etree.ElementTree as ET
 from typing import Any
 
@@ -189,19 +188,17 @@ def test_brackets_in_folder_names_do_not_hide_the_case() -> None:
 
 
 def test_a_test_of_ones_own_takes_the_selected_cases_of_its_modes(suite: Suite) -> None:
-    test = suite.pytester.makepyfile(
-        textwrap.dedent("""
-            import pytest
-            @pytest.mark.accel("forward")
-            def test_forward(accel_case, accel_check):
-                assert accel_check(accel_case).verdict == "pass"
-            def test_all(accel_case):
-                pass
-            @pytest.mark.accel("train")
-            def test_train(accel_case):
-                raise AssertionError
-        """)
-    )
+    test = suite.pytester.makepyfile("""
+        import pytest
+        @pytest.mark.accel("forward")
+        def test_forward(accel_case, accel_check):
+            assert accel_check(accel_case).verdict == "pass"
+        def test_all(accel_case):
+            pass
+        @pytest.mark.accel("train")
+        def test_train(accel_case):
+            raise AssertionError
+    """)
     done = suite.inside("--strict-markers", "-v", str(test), *only("toy", workload="tiny"))
     done.assert_outcomes(passed=2, skipped=1)
     done.stdout.fnmatch_lines_random(

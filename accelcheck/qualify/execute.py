@@ -111,7 +111,9 @@ class Bench:
         if record.verdict is Verdict.PASS:
             reason = "\n".join(f"the ledger expects {e.verdict}: {e.reason}" for e in entries)
             return replace(record, verdict=Verdict.XPASS, reason=f"passes: remove the entry from the ledger\n{reason}")
-        causes = foreseen(entries, record.verdict, record.reason.splitlines())
+        # Every fault of a `fail` has a line of its own; what follows the first line of an exception's text is detail.
+        lines = record.reason.splitlines()
+        causes = foreseen(entries, record.verdict, lines if record.verdict is Verdict.FAIL else lines[:1])
         if not causes:
             return record
         reasons = "; ".join(f"{entry.reason} ({entry.link})" for entry in causes)

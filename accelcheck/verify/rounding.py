@@ -219,7 +219,7 @@ class Rounding(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch lea
         hits = _hits(func, name, args)
         sequential = _sequential_errors(name, args, kwargs) if self.precision != "float64" else {}
         out = func(*args, **kwargs)
-        rounded = unit if name in CORRECTLY_ROUNDED else 2 * INEXACT_ULPS * unit
+        rounded = unit if name in CORRECTLY_ROUNDED or name in _SCATTERS else 2 * INEXACT_ULPS * unit
         if self.precision == "tf32":
             # Only products see TF32: everything else, accumulation and results included, is FP32.
             rounded = UNIT_ROUNDOFF["float32"] * rounded / unit
@@ -243,11 +243,12 @@ class Rounding(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch lea
         accumulated = UNIT_ROUNDOFF["float64" if self.precision == "float64" else ACCUMULATOR] * terms.sqrt()
         finite = torch.where(torch.isfinite(tensor), tensor, 0.0)
         size = torch.where(terms > 1, finite.square().mean().sqrt() * accumulated * math.sqrt(3.0), 0.0)
-        # Underflow moves a number by half the spacing at most, and never past 0: what is smaller becomes 0, or stays where
-        # it was held in a wider register. So 0 stays 0, and squares do not turn negative.
+        # Near 0 the spacing stays, and rounding never passes 0: what is below half of it becomes 0, or stays where it was
+        # held in a wider register. So 0 stays 0, and squares do not turn negative.
         half, chance = SMALLEST_SUBNORMAL[self.precision] / 2, self._uniform(tensor)
-        underflow = torch.where(finite.abs() < half, torch.where(chance > 0, -finite, 0.0), half * chance)
-        tensor.add_(finite * self._uniform(tensor) * unit + self._uniform(tensor) * size + underflow)
+        flushed = torch.where(chance > 0, -finite, 0.0)
+        rounded = torch.where(finite.abs() < half, flushed, chance * (finite.abs() * unit).clamp(min=half))
+        tensor.add_(rounded + self._uniform(tensor) * size)
 
     def _rounded(self, tensor: Tensor, unit: float) -> Tensor:
         return tensor * (1 + unit * self._uniform(tensor))

@@ -1,0 +1,199 @@
+"""Metadata first, then where NaN and infinities stand, then values; every fault is named by its path."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from accelcheck.verify.judge import Contract, check_metadata, judge
+from accelcheck.verify.oracle import Layout, Reference
+from accelcheck.verify.views import VIEWS
+
+UNIT = 2.0**-24
+DEEP = "out[1]['hidden']"
+CPU = Contract("cpu")
+
+
+def values() -> Tensor:
+    return torch.arange(1.0, 13.0).reshape(3, 4)
+
+
+def layout(tensor: Tensor) -> Layout:
+    return Layout(str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), tensor.stride())
+
+
+def reference(tensors: dict[str, Tensor] | None = None, budget: float = 1e-6) -> Reference:
+    """Of these tensors, or of one whose path has brackets; one budget for all."""
+    tensors = {DEEP: values()} if tensors is None else tensors
+    return Reference(
+        truth={path: t.double() if t.is_floating_point() else t for path, t in tensors.items()},
+        layouts={path: layout(tensor) for path, tensor in tensors.items()},
+        budgets={path: dict.fromkeys(VIEWS, budget) for path in tensors},
+        unit=UNIT,
+        eager_excess=0.0,
+    )
+
+
+def metadata(result: dict[str, Tensor], against: Reference | None = None, contract: Contract = CPU) -> list[str]:
+    return [str(fault) for fault in check_metadata(result, reference() if against is None else against, contract)]
+
+
+def test_the_right_metadata_have_no_fault() -> None:
+    assert metadata({DEEP: values()}) == []
+
+
+def test_a_missing_tensor_is_named() -> None:
+    assert metadata({}) == [f"{DEEP}: missing: expected a tensor, got nothing"]
+
+
+def test_a_tensor_too_many_is_named() -> None:
+    assert metadata({DEEP: values(), "out[2]": values()}) == [
+        "out[2]: unexpected: expected nothing, got a tensor of shape (3, 4)"
+    ]
+
+
+def test_another_device_is_named() -> None:
+    assert metadata({DEEP: values().to("meta")}) == [f"{DEEP}: device: expected cpu, got meta"]
+
+
+def test_another_dtype_is_named() -> None:
+    assert metadata({DEEP: values().double()}) == [f"{DEEP}: dtype: expected float32, got float64"]
+
+
+@pytest.mark.parametrize("shape", [(4, 3), (12,), (3, 4, 1), (1, 3, 4)])
+def test_another_shape_is_named(shape: tuple[int, ...]) -> None:
+    assert metadata({DEEP: values().reshape(shape)}) == [f"{DEEP}: shape: expected (3, 4), got {shape}"]
+
+
+def test_other_strides_are_named_where_they_are_owed() -> None:
+    turned = values().t().contiguous().t()
+    assert metadata({DEEP: turned}) == [f"{DEEP}: strides: expected (4, 1), got (1, 3)"]
+    assert metadata({DEEP: turned}, contract=Contract("cpu", strides=False)) == []
+
+
+def test_gradients_owe_no_strides() -> None:
+    path = "grad:weight"
+    assert metadata({path: values().t().contiguous().t()}, reference({path: values()})) == []
+
+
+def test_strides_of_size_one_and_of_nothing_mean_nothing() -> None:
+    single, nothing = torch.empty(1, 4), torch.empty(0, 4)
+    assert metadata({"out": single.as_strided((1, 4), (77, 1))}, reference({"out": single})) == []
+    assert metadata({"out": nothing.as_strided((0, 4), (1, 9))}, reference({"out": nothing})) == []
+
+
+@pytest.mark.parametrize(
+    ("path", "lenient"), [("out", True), ("loss[0]", True), ("grad:w", False), ("parameter:w", False)]
+)
+def test_only_outputs_and_losses_may_have_the_dtype_of_autocast(path: str, lenient: bool) -> None:
+    contract = Contract("cpu", dtypes=frozenset({"bfloat16"}))
+    assert (metadata({path: values().bfloat16()}, reference({path: values()}), contract) == []) is lenient
+
+
+def test_every_fault_is_told_in_one_go() -> None:
+    told = metadata({"out": values().double()[:2], "more": values()}, reference({"out": values(), "lost": values()}))
+    assert [line.split(":")[0] for line in told] == ["lost", "more", "out", "out"]
+
+
+def faults(candidate: Tensor, truth: Tensor, budget: float = 1e-6) -> list[str]:
+    return [str(fault) for fault in judge({DEEP: candidate}, reference({DEEP: truth}, budget)).faults]
+
+
+def test_equal_values_pass_and_are_counted() -> None:
+    judgement = judge({DEEP: values()}, reference())
+    assert judgement.faults == ()
+    assert judgement.compared == 12
+    assert {figure.view for figure in judgement.figures} == VIEWS.keys()
+
+
+def test_a_value_that_differs_is_told_by_path_view_and_place() -> None:
+    wrong = values()
+    wrong[1, 2] += 0.5
+    told = faults(wrong, values())
+    assert any(line.startswith(f"{DEEP}: view row at [1, :]: expected at most 1.000e-06, got ") for line in told)
+    assert any(line.startswith(f"{DEEP}: view column at [..., 2]: ") for line in told)
+
+
+@pytest.mark.parametrize("kind", [math.nan, math.inf, -math.inf])
+def test_a_value_that_is_not_finite_is_a_fault_with_its_place(kind: float) -> None:
+    wrong = values()
+    wrong[2, 1] = kind
+    (told,) = faults(wrong, values(), budget=1e9)
+    assert told.startswith(f"{DEEP}: ")
+    assert "pattern, first difference at [2, 1]: expected 0 of them, got 1" in told
+
+
+@pytest.mark.parametrize("kind", [math.nan, math.inf, -math.inf])
+def test_what_the_oracle_has_must_be_there(kind: float) -> None:
+    truth = values()
+    truth[0, 0] = kind
+    assert faults(truth.clone(), truth) == []
+    (told,) = faults(values(), truth, budget=1e9)
+    assert "first difference at [0, 0]: expected 1 of them, got 0" in told
+
+
+def test_nan_in_the_oracle_is_no_wildcard() -> None:
+    truth = values()
+    truth[0, 0] = math.nan
+    moved = values()
+    moved[0, 1] = math.nan
+    assert faults(moved, truth, budget=1e9)
+    wrong = truth.clone()
+    wrong[1, 1] = 100.0
+    assert faults(wrong, truth)
+
+
+def test_one_infinity_is_not_the_other_nor_nan() -> None:
+    truth = values()
+    truth[0, 0] = math.inf
+    for kind in (-math.inf, math.nan):
+        wrong = values()
+        wrong[0, 0] = kind
+        assert faults(wrong, truth, budget=1e9)
+
+
+@pytest.mark.parametrize("kind", [math.nan, math.inf])
+def test_a_result_of_nothing_finite_fails(kind: float) -> None:
+    assert faults(torch.full((3, 4), kind), values(), budget=1e9)
+
+
+def test_an_infinite_budget_is_the_only_one_that_passes_anything() -> None:
+    assert faults(values() * 2, values(), budget=math.inf) == []
+    assert faults(values() * 2, values(), budget=math.nan)
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.bool, torch.uint8])
+def test_integers_must_be_equal(dtype: torch.dtype) -> None:
+    truth = (values() % 2).to(dtype)
+    assert faults(truth.clone(), truth, budget=1e9) == []
+    wrong = truth.clone()
+    wrong[2, 3] = not bool(wrong[2, 3])
+    expected, got = truth[2, 3].item(), wrong[2, 3].item()
+    assert faults(wrong, truth, budget=1e9) == [f"{DEEP}[2, 3]: value: expected {expected}, got {got}"]
+
+
+def test_a_scalar_integer_that_differs_is_told() -> None:
+    assert faults(torch.tensor(3), torch.tensor(4)) == [f"{DEEP}: value: expected 4, got 3"]
+
+
+@pytest.mark.parametrize("shape", [(), (0,), (3, 0), (0, 3), (5,)])
+def test_every_shape_is_judged(shape: tuple[int, ...]) -> None:
+    judgement = judge({DEEP: torch.ones(shape)}, reference({DEEP: torch.ones(shape)}))
+    assert judgement.faults == ()
+    assert judgement.compared == math.prod(shape)
+
+
+def test_a_figure_that_does_not_gate_fails_nothing() -> None:
+    shifted = reference(budget=1e9)
+    shifted.budgets[DEEP]["bias"] = 0.0  # type: ignore[index]  # a dict, as it was made above
+    judgement = judge({DEEP: values() + 1e-3}, shifted)
+    assert judgement.faults == ()
+    (bias,) = (figure for figure in judgement.figures if figure.view == "bias")
+    assert not bias.within
+
+
+def test_negative_zero_is_zero() -> None:
+    assert faults(torch.full((2, 2), -0.0), torch.zeros(2, 2), budget=0.0) == []

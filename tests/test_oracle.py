@@ -1,0 +1,254 @@
+"""The oracle: computed once for all processes, trusted only when eager agrees, and never able to pass anything."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from fault_harness import Planted, built_in, case, nothing, seeded
+from torch import Tensor, nn
+
+from accelcheck.case import Mode
+from accelcheck.verify import oracle
+from accelcheck.verify.oracle import OracleError, Store, compute
+from accelcheck.workloads.base import Problem, Workload
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+TESTS = Path(__file__).parent
+PLAIN = Planted(nothing)
+
+
+class Calls(nn.Module):
+    """A function as a module."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, *inputs: Any) -> Any:
+        return self.function(*inputs)
+
+
+def made(function: Callable[[Tensor], Any]) -> Workload:
+    """A workload of a function of one 8x8 tensor."""
+    return Workload(
+        "made", "Made.", lambda generator, _: Problem(Calls(function), (torch.randn(8, 8, generator=generator),))
+    )
+
+
+def computed(function: Callable[[Tensor], Any], dtype: str = "float32") -> oracle.Reference:
+    return compute(made(function), PLAIN, 1, dtype, Mode.FORWARD)
+
+
+def exact(x: Tensor) -> bool:
+    """Whether the oracle is asking, and not eager."""
+    return x.dtype == torch.float64
+
+
+WORKER = """
+import sys
+from dataclasses import replace
+from pathlib import Path
+import torch
+from fault_harness import Planted, case, nothing, seeded
+from accelcheck.verify import oracle
+
+torch.set_num_threads(1)
+folder, log = map(Path, sys.argv[1:])
+plain = oracle.compute
+
+def counted(*arguments):
+    with log.open("a") as file:
+        file.write("computed\\n")
+    return plain(*arguments)
+
+oracle.compute = counted
+print("ready", flush=True)
+sys.stdin.readline()
+workload = seeded("mlp")
+reference = oracle.Store(folder).get(case(workload), Planted(nothing), workload)
+print(sum(float(tensor.sum()) for tensor in reference.truth.values()).hex(), sorted(reference.budgets["out"].items()))
+"""
+
+
+def test_two_processes_compute_a_reference_once(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    command = [sys.executable, "-c", WORKER, str(tmp_path / "store"), str(log)]
+    (tmp_path / "store").mkdir()
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(TESTS), str(TESTS.parent)])}
+    workers = [
+        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment)
+        for _ in range(2)
+    ]
+    for worker in workers:  # both have imported torch before either asks, so that they race
+        assert worker.stdout is not None
+        assert worker.stdout.readline() == "ready\n"
+    for worker in workers:
+        assert worker.stdin is not None
+        worker.stdin.write("go\n")
+        worker.stdin.flush()
+    answers = [worker.communicate(timeout=60)[0] for worker in workers]
+    assert [worker.returncode for worker in workers] == [0, 0]
+    assert answers[0] == answers[1] != ""
+    assert log.read_text(encoding="utf-8") == "computed\n"
+
+
+def test_a_store_remembers_what_it_read(tmp_path: Path) -> None:
+    store, workload = Store(tmp_path), seeded("mlp")
+    assert store.get(case(workload), PLAIN, workload) is store.get(case(workload), PLAIN, workload)
+
+
+def test_a_stored_reference_is_what_was_computed(tmp_path: Path) -> None:
+    workload = seeded("cnn")
+    one = case(workload, Mode.BACKWARD)
+    fresh = compute(workload, PLAIN, one.seed, one.dtype, one.mode)
+    stored = Store(tmp_path).get(one, PLAIN, workload)
+    assert stored.truth.keys() == fresh.truth.keys()
+    assert all(torch.equal(stored.truth[path], fresh.truth[path]) for path in fresh.truth)
+    assert (stored.layouts, stored.unit, stored.eager_excess) == (fresh.layouts, fresh.unit, fresh.eager_excess)
+    assert stored.budgets == fresh.budgets
+
+
+class Bomb:
+    """Makes a folder when it is unpickled."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[Any, tuple[str]]:
+        return (os.mkdir, (str(self.path),))
+
+
+def test_references_are_read_without_running_what_is_in_them(tmp_path: Path) -> None:
+    workload, trace = seeded("mlp"), tmp_path / "ran"
+    Store(tmp_path).get(case(workload), PLAIN, workload)
+    (path,) = tmp_path.glob("*.pt")
+    torch.save(Bomb(trace), path)
+    with pytest.raises(pickle.UnpicklingError, match=r"[Ww]eights"):
+        Store(tmp_path).get(case(workload), PLAIN, workload)
+    assert not trace.exists()
+
+
+def test_a_failed_computation_leaves_nothing_behind_and_is_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, workload = Store(tmp_path), seeded("mlp")
+    with monkeypatch.context() as patch:
+        patch.setattr(oracle, "compute", lambda *_: (_ for _ in ()).throw(OracleError("not now")))
+        with pytest.raises(OracleError, match="not now"):
+            store.get(case(workload), PLAIN, workload)
+    assert not list(tmp_path.glob("*.pt"))
+    assert store.get(case(workload), PLAIN, workload).truth
+
+
+def fails(x: Tensor) -> Tensor:
+    raise ArithmeticError("no such thing")
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        (fails, "made: the FP64 oracle raised ArithmeticError: no such thing"),
+        (lambda x: x if exact(x) else fails(x), "eager float32 on the CPU raised ArithmeticError"),
+        (lambda x: x * float("nan"), "made: the FP64 oracle is NaN at out"),
+        (lambda x: (x, {"a": x / 0 * 0}), r"NaN at out\[1\]\['a'\]"),
+        (lambda x: x[:0], "no elements to compare"),
+        (lambda _: (), "no elements to compare"),
+        (lambda x: x if exact(x) else x * 1.01, r"eager float32 on the CPU errs .* times more than rounding explains"),
+        (lambda x: x if exact(x) else x * float("nan"), "disagree: out: isnan holds for 0 and 64 elements"),
+        (lambda x: x if exact(x) else x / 0, "disagree: out: isposinf holds"),
+        (lambda x: x if exact(x) else x[:4], r"disagree: out has the shapes \(8, 8\) and \(4, 8\)"),
+        (lambda x: x if exact(x) else (x, x), r"disagree: only one has out, out\[0\], out\[1\]"),
+        (lambda x: (x.argmax(-1) if exact(x) else x.argmin(-1), x), "eager float32 on the CPU errs"),
+        (lambda x: (x * 1.1).sin() - (x * 1.1).sin(), r"out: the budget of view .* is inf, so anything would pass"),
+        (lambda _: "text", "expected a tensor"),
+    ],
+)
+def test_an_oracle_that_cannot_be_trusted_is_an_error(function: Callable[[Tensor], Any], message: str) -> None:
+    with pytest.raises(OracleError, match=message):
+        computed(function)
+
+
+def test_an_oracle_may_be_infinite_where_eager_is() -> None:
+    reference = computed(lambda x: torch.where(x > 0, float("inf"), x * 2))
+    assert bool(reference.truth["out"].isinf().any())
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_no_budget_of_a_gate_is_infinite_or_absurd(dtype: str) -> None:
+    # A relative error of 1 is what a tensor of zeros has.
+    for name in ("matmul", "matmul-empty", "mlp", "attention-65", "layer-norm-narrow"):
+        for mode in (Mode.FORWARD, Mode.BACKWARD):
+            reference = compute(built_in()[name], PLAIN, 7, dtype, mode)
+            for path, budgets in reference.budgets.items():
+                assert budgets["global"] < 0.5, (name, path)
+                assert budgets["gain"] < 0.5, (name, path)
+
+
+def test_budgets_are_deterministic() -> None:
+    torch.manual_seed(1)
+    one = compute(built_in()["cnn"], PLAIN, 3, "float32", Mode.BACKWARD)
+    torch.manual_seed(2)
+    two = compute(built_in()["cnn"], PLAIN, 3, "float32", Mode.BACKWARD)
+    assert one.budgets == two.budgets
+
+
+def test_truth_is_of_the_stored_numbers() -> None:
+    # What a dtype cannot hold is not the candidate's error.
+    truth = computed(lambda x: x, "bfloat16").truth["out"]
+    assert truth.dtype == torch.float64
+    assert torch.equal(truth, truth.bfloat16().double())
+
+
+class Emulating(Planted):
+    """Has an oracle of its own, that a factor shows."""
+
+    def __init__(self, name: str, factor: float) -> None:
+        super().__init__(nothing)
+        self.factor = factor
+        self._oracle = name
+
+    @property
+    def oracle(self) -> str:
+        return self._oracle
+
+    def emulate(self, module: nn.Module, inputs: tuple[Any, ...]) -> nn.Module:
+        del inputs
+        return Calls(lambda *values: module(*values) * self.factor)
+
+
+def test_oracles_are_kept_apart_by_name(tmp_path: Path) -> None:
+    store, workload = Store(tmp_path), seeded("mlp")
+    plain, half, third = (
+        store.get(case(workload), technique, workload).truth["out"]
+        for technique in (PLAIN, Emulating("halved", 0.5), Emulating("thirds", 1 / 3))
+    )
+    assert torch.allclose(half, plain * 0.5, rtol=1e-12)
+    assert torch.allclose(third, plain / 3, rtol=1e-12)
+    assert len(list(tmp_path.glob("*.pt"))) == 3
+
+
+def test_techniques_of_one_oracle_share_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store, workload, count = Store(tmp_path), seeded("mlp"), []
+    plain = oracle.compute
+    monkeypatch.setattr(oracle, "compute", lambda *given: count.append(1) or plain(*given))  # type: ignore[func-returns-value]  # counts, then computes
+    for technique in (Planted(nothing), Planted(nothing, warmups=1)):
+        store.get(case(workload), technique, workload)
+    assert len(count) == 1
+
+
+@pytest.mark.parametrize(
+    ("mode", "dtype"), [(Mode.BACKWARD, "float32"), (Mode.FORWARD, "bfloat16"), (Mode.FORWARD, "float16")]
+)
+def test_another_mode_or_dtype_has_another_reference(mode: Mode, dtype: str, tmp_path: Path) -> None:
+    store, workload = Store(tmp_path), seeded("mlp")
+    assert store.get(case(workload), PLAIN, workload) is not store.get(case(workload, mode, dtype), PLAIN, workload)
+    assert len(list(tmp_path.glob("*.pt"))) == 2

@@ -1,0 +1,321 @@
+"""The rounding samples explain what eager really does, and touch nothing that cannot round."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from fault_harness import built_in, rounded_to
+from torch import Tensor, nn
+from torch.nn import functional
+
+from accelcheck.case import Mode
+from accelcheck.verify import rounding
+from accelcheck.verify.precision import SMALLEST_SUBNORMAL, UNIT_ROUNDOFF
+from accelcheck.verify.rounding import EXACT, Rounding
+from accelcheck.workloads.base import Program
+
+SAMPLES = 6
+
+
+def generator(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def normal(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(shape, generator=generator(seed), dtype=torch.float64)
+
+
+def sampled(function: Callable[..., Tensor], *inputs: Tensor, precision: str = "float32", seed: int = 0) -> Tensor:
+    storage = "float32" if precision == "tf32" else precision
+    with torch.no_grad(), Rounding(precision, storage, generator(seed)):
+        return function(*(value.clone() for value in inputs))
+
+
+def chain(x: Tensor) -> Tensor:
+    for _ in range(6):
+        x = functional.silu(x.sin() * 1.7) + 0.5
+    return x
+
+
+def summed(terms: Tensor, dim: int) -> Tensor:
+    """A sum of one term after the other in FP32: as correct as eager's blocks, and the order that errs most."""
+    first, *others = terms.float().unbind(dim)
+    for term in others:
+        first = first + term
+    return first
+
+
+def sequential_softmax(x: Tensor) -> Tensor:
+    weights = (x - x.amax(-1, keepdim=True)).exp()
+    return weights / summed(weights, -1)[:, None]
+
+
+def sequential_norm(x: Tensor) -> Tensor:
+    centered = x - (summed(x, -1) / x.shape[-1])[:, None]
+    return centered / (summed(centered.square(), -1) / x.shape[-1] + 1e-5).sqrt()[:, None]
+
+
+Function = Callable[..., Tensor]
+
+OPERATIONS: dict[str, tuple[Function, tuple[tuple[int, ...], ...]]] = {
+    "matmul": (torch.mm, ((64, 96), (96, 80))),
+    "sum": (lambda x: x.sum(0), ((96, 80),)),
+    "mean": (lambda x: (x + 3).mean(-1), ((96, 80),)),
+    "convolution": (lambda x, w: functional.conv2d(x, w, padding=1), ((2, 8, 9, 9), (16, 8, 3, 3))),
+    "batch-norm": (
+        lambda x, mean, scale: functional.batch_norm(x, mean, scale.abs() + 0.5, scale, mean),
+        ((4, 8, 9, 9), (8,), (8,)),
+    ),
+    "softmax": (lambda x: x.softmax(-1), ((32, 50),)),
+    "layer-norm": (lambda x: functional.layer_norm(x, (48,)), ((32, 48),)),
+    "chain": (chain, ((48, 64),)),
+}
+SEQUENTIAL: dict[str, Function] = {
+    "sum": lambda x: summed(x, 0),
+    "mean": lambda x: summed(x + 3, -1) / x.shape[-1],
+    "softmax": sequential_softmax,
+    "layer-norm": sequential_norm,
+}
+GRANTED_MORE = {"batch-norm", "softmax", "layer-norm", "chain"}
+"""Operators that are granted two units in the last place, and in half precision compute in FP32 and round once: 0.14 to
+0.21 of what the samples show."""
+
+
+def error(candidate: Tensor, exact: Tensor) -> float:
+    return float((candidate.detach().double() - exact.detach()).norm() / exact.detach().norm())
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_samples_bracket_the_real_error(name: str, precision: str) -> None:
+    function, shapes = OPERATIONS[name]
+    dtype: torch.dtype = getattr(torch, precision)
+    stored = [normal(*shape, seed=index).to(dtype) for index, shape in enumerate(shapes)]
+    exact = function(*(value.double() for value in stored))
+    own = error(function(*stored), exact)
+    if precision == "float32" and name in SEQUENTIAL:
+        own = max(own, error(SEQUENTIAL[name](*stored), exact))
+    explained = max(
+        error(sampled(function, *(value.double() for value in stored), precision=precision, seed=seed), exact)
+        for seed in range(SAMPLES)
+    )
+    least = 0.1 if precision != "float32" and name in GRANTED_MORE else 0.2
+    assert least <= own / explained <= 8
+
+
+@pytest.mark.parametrize("length", [16, 96, 512])
+def test_samples_bracket_a_tf32_matmul(length: int) -> None:
+    a, b = (normal(*shape).float() for shape in ((64, length), (length, 80)))
+    exact = a.double() @ b.double()
+    own = error(rounded_to(11, a).double() @ rounded_to(11, b).double(), exact)
+    explained = max(
+        error(sampled(torch.mm, a.double(), b.double(), precision="tf32", seed=seed), exact) for seed in range(SAMPLES)
+    )
+    assert 0.2 <= own / explained <= 8
+
+
+def test_tf32_rounds_nothing_but_products() -> None:
+    x = normal(64, 64)
+    assert 0 < error(sampled(chain, x, precision="tf32"), chain(x)) < 100 * UNIT_ROUNDOFF["float32"]
+
+
+@pytest.mark.parametrize("listed", ["EXACT", "CORRECTLY_ROUNDED", "CONTRACTIONS", "_REDUCTIONS", "_SCATTERS"])
+def test_every_listed_operator_exists(listed: str) -> None:
+    names: frozenset[str] = getattr(rounding, listed)
+    assert names
+    assert not {name for name in names if not hasattr(torch.ops.aten, name)}
+
+
+def test_no_operator_is_both_exact_and_rounded_but_those_that_may_add() -> None:
+    assert not EXACT & rounding.CORRECTLY_ROUNDED
+    assert {"index_put", "index_put_"} == rounding._SCATTERS & EXACT
+
+
+UNROUNDED: dict[str, Callable[[Tensor], Tensor]] = {
+    "relu": torch.relu,
+    "neg": torch.neg,
+    "clone": torch.clone,
+    "flip": lambda x: x.flip(0),
+    "roll": lambda x: x.roll(1, 0),
+    "cat": lambda x: torch.cat([x, x]),
+    "stack": lambda x: torch.stack([x, x]),
+    "where": lambda x: torch.where(x > 0, x, 0.0),
+    "sort": lambda x: x.sort(-1).values,
+    "topk": lambda x: x.topk(3).values,
+    "amax": lambda x: x.amax(-1),
+    "gather": lambda x: x.gather(1, torch.arange(8).expand(8, 8)),
+    "index-select": lambda x: x.index_select(0, torch.tensor([3, 3, 1])),
+    "indexing": lambda x: x[torch.tensor([3, 1]), torch.tensor([0, 7])],
+    "assignment": lambda x: x.clone().index_put_((torch.tensor([1, 2]),), torch.zeros(8).to(x)),
+    "max-pool": lambda x: functional.max_pool2d(x[None, None], 2),
+    "pad": lambda x: functional.pad(x, (1, 1)),
+    "clamp": lambda x: x.clamp(-1, 1),
+    "tril": torch.tril,
+    "repeat": lambda x: x.repeat(2, 1),
+}
+
+
+@pytest.mark.parametrize("name", UNROUNDED)
+def test_what_only_moves_or_selects_stays_exact(name: str) -> None:
+    x = normal(8, 8)
+    assert torch.equal(sampled(UNROUNDED[name], x, precision="bfloat16"), UNROUNDED[name](x))
+
+
+def test_views_are_left_alone_and_stay_views() -> None:
+    x = normal(4, 6)
+    with Rounding("bfloat16", "bfloat16", generator()):
+        view = x.t()[1:].reshape(-1, 2)[..., 0].unsqueeze(0)
+        transposed = x.t()
+    assert torch.equal(view, x.t()[1:].reshape(-1, 2)[..., 0].unsqueeze(0))
+    assert transposed.data_ptr() == x.data_ptr()
+
+
+def test_an_operator_in_place_rounds_what_it_writes_and_nothing_it_reads() -> None:
+    x, y = normal(8, 8), normal(8, 8, seed=1)
+    written, read = x.clone(), y.clone()
+    with Rounding("bfloat16", "bfloat16", generator()):
+        returned = written.add_(read)
+    assert returned is written
+    assert torch.equal(read, y)
+    assert 0 < error(written, x + y) < 2 * UNIT_ROUNDOFF["bfloat16"]
+
+
+def test_an_output_argument_is_rounded() -> None:
+    x, y, out = normal(8, 8), normal(8, 8, seed=1), torch.empty(8, 8, dtype=torch.float64)
+    with Rounding("bfloat16", "bfloat16", generator()):
+        torch.mul(x, y, out=out)
+    assert 0 < error(out, x * y) < 2 * UNIT_ROUNDOFF["bfloat16"]
+
+
+def test_integers_and_booleans_are_untouched() -> None:
+    x = torch.arange(12).reshape(3, 4)
+    with Rounding("bfloat16", "bfloat16", generator()):
+        total, more, index = x.sum(0), x + 1, normal(5).argsort()
+    assert torch.equal(total, x.sum(0))
+    assert torch.equal(more, x + 1)
+    assert torch.equal(index, normal(5).argsort())
+
+
+def test_autograd_passes_through() -> None:
+    x, weight = normal(8, 16).requires_grad_(), normal(16, 4, seed=1).requires_grad_()
+    with Rounding("float32", "float32", generator()):
+        torch.tanh(x @ weight).sum().backward()  # type: ignore[no-untyped-call]  # torch annotates it only in part
+    assert x.grad is not None
+    assert weight.grad is not None
+    exact = torch.autograd.grad(torch.tanh(x @ weight).sum(), (x, weight))
+    for mine, true in zip((x.grad, weight.grad), exact, strict=True):
+        assert 0 < error(mine, true) < 1e-4
+
+
+def test_the_same_seed_gives_bitwise_the_same_sample_and_another_another() -> None:
+    x, y = normal(16, 16), normal(16, 16, seed=1)
+    one, same, other = (sampled(lambda a, b: chain(a @ b), x, y, seed=seed) for seed in (3, 3, 4))
+    assert torch.equal(one, same)
+    assert not torch.equal(one, other)
+
+
+def test_the_global_generator_is_not_drawn_from() -> None:
+    torch.manual_seed(5)
+    before = torch.get_rng_state()
+    sampled(chain, normal(8, 8))
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_running_statistics_of_batch_norm_are_perturbed() -> None:
+    plain, sample = nn.BatchNorm2d(4).double(), nn.BatchNorm2d(4).double()
+    x = normal(3, 4, 5, 5) + 1
+    plain(x)
+    with Rounding("float32", "float32", generator()):
+        sample(x)
+    for name in ("running_mean", "running_var"):
+        assert 0 < error(getattr(sample, name), getattr(plain, name)) < 1e-5
+    assert torch.equal(sample.num_batches_tracked, plain.num_batches_tracked)  # type: ignore[arg-type]  # Tensor, not None
+
+
+def test_running_statistics_stay_in_evaluation_mode() -> None:
+    norm = nn.BatchNorm2d(4).double().eval()
+    x = normal(3, 4, 5, 5)
+    with torch.no_grad(), Rounding("float32", "float32", generator()):
+        out = norm(x)
+    assert torch.equal(norm.running_mean, torch.zeros(4).double())  # type: ignore[arg-type]  # as above
+    # Every element stands alone: no sum over the batch, no error of one.
+    assert error(out, norm(x)) < 8 * UNIT_ROUNDOFF["float32"]
+
+
+def scatter(source: Tensor, index: Tensor) -> dict[str, Tensor]:
+    zeros = torch.zeros(6, source.shape[1], dtype=source.dtype)
+    return {
+        "index_add": zeros.index_add(0, index, source),
+        "scatter_add": zeros.scatter_add(0, index[:, None].expand_as(source), source),
+        "index_put": zeros.index_put((index,), source, accumulate=True),
+    }
+
+
+def test_a_scattered_sum_errs_by_the_terms_that_meet() -> None:
+    source = normal(6, 40)
+    apart, together = torch.arange(6), torch.zeros(6, dtype=torch.long)
+    for name, exact in scatter(source, apart).items():
+        with Rounding("float32", "float32", generator()):
+            alone = scatter(source, apart)[name]
+            met = scatter(source, together)[name]
+        assert error(alone, exact) <= UNIT_ROUNDOFF["float32"], name
+        assert error(met, scatter(source, together)[name]) > UNIT_ROUNDOFF["float32"], name
+
+
+def test_a_sum_over_one_dimension_errs_by_the_length_of_that_one() -> None:
+    x = normal(4, 4000)
+    few = max(error(sampled(lambda t: t.sum(0), x, seed=seed), x.sum(0)) for seed in range(SAMPLES))
+    assert few < 8 * UNIT_ROUNDOFF["float32"]
+
+
+def test_zero_stays_zero() -> None:
+    empty = torch.zeros(16, 0, dtype=torch.float64), torch.zeros(0, 8, dtype=torch.float64)
+    assert torch.equal(sampled(torch.mm, *empty, precision="float16"), torch.zeros(16, 8).double())
+
+
+def test_underflow_never_turns_a_square_negative() -> None:
+    tiny = normal(4096) * SMALLEST_SUBNORMAL["float16"] ** 0.5 / 8
+    assert bool((sampled(torch.square, tiny, precision="float16") >= 0).all())
+
+
+def test_infinities_stay_and_become_no_nan() -> None:
+    x = torch.tensor([float("inf"), -float("inf"), 1.0], dtype=torch.float64)
+    out = sampled(lambda t: t * 2, x)
+    assert out[:2].tolist() == [float("inf"), -float("inf")]
+    assert bool(out[2].isfinite())
+
+
+def test_half_precision_is_noisier_by_the_ratio_of_the_units() -> None:
+    x, y = normal(64, 64), normal(64, 64, seed=1)
+    fine, coarse = (error(sampled(torch.mul, x, y, precision=name), x * y) for name in ("float32", "bfloat16"))
+    assert coarse / fine == pytest.approx(UNIT_ROUNDOFF["bfloat16"] / UNIT_ROUNDOFF["float32"], rel=0.1)
+
+
+def test_operands_are_rounded_where_storage_is_finer_than_arithmetic() -> None:
+    x, y = normal(64, 96), normal(96, 64, seed=1)
+    exact = x @ y
+    stored = error(sampled(torch.mm, x, y, precision="bfloat16"), exact)
+    with torch.no_grad(), Rounding("bfloat16", "float32", generator()):
+        cast = error(torch.mm(x, y), exact)
+    assert cast > 1.2 * stored
+
+
+def test_another_precision_for_a_while() -> None:
+    mode = Rounding("bfloat16", "float32", generator())
+    x = normal(64, 64)
+    with torch.no_grad(), mode:
+        with mode.at("float32"):
+            fine = x * 1.1
+        coarse = x * 1.1
+    assert error(fine, x * 1.1) < 2 * UNIT_ROUNDOFF["float32"] < error(coarse, x * 1.1)
+
+
+def test_workloads_are_sampled_without_nan() -> None:
+    # AdamW takes the root of squares that underflow in float16.
+    program = Program.of(built_in()["train-transformer"].problem(1), dtype=torch.float64, seed=1)
+    program.steps = 2
+    with Rounding("float16", "float16", generator()):
+        result = program.run(Mode.TRAIN)
+    assert not [path for path, tensor in result.items() if bool(tensor.isnan().any())]

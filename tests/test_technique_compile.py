@@ -1,0 +1,240 @@
+"""torch.compile: results of eager, and evidence that tells compiled from eager, one graph from many, and which backend."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from technique_harness import StubDevice, squared
+from torch import Tensor, nn
+
+from accelcheck.capability import Code
+from accelcheck.case import Mode, Verdict
+from accelcheck.registry import index
+from accelcheck.techniques.base import Unsupported
+from accelcheck.techniques.compile import TECHNIQUES, Compiled, Dynamic, MaxAutotune, graphs, resolved_backend
+from accelcheck.workloads.base import Problem, Program
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from accelcheck.case import Evidence
+    from accelcheck.devices.base import Device
+    from accelcheck.techniques.base import Technique
+    from accelcheck.workloads.base import Result
+
+BY_NAME = index("technique", TECHNIQUES)
+
+needs_compiler = pytest.mark.skipif(
+    shutil.which(os.environ.get("CXX", "g++")) is None, reason="inductor needs a C++ compiler"
+)
+
+
+class Branching(nn.Module):
+    """Branches on its data: a graph break."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(12, 12)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        return x.relu() if x.sum() > 0 else x.tanh()
+
+
+def small(rows: int = 5, seed: int = 0) -> Problem:
+    torch.manual_seed(seed)
+    return Problem(
+        nn.Sequential(nn.Linear(12, 8), nn.ReLU(), nn.Linear(8, 3)),
+        (torch.randn(rows, 12),),
+        target=torch.randn(rows, 3),
+        loss=squared,
+        optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1),
+    )
+
+
+def judged(
+    technique: Technique, mode: Mode, problem: Problem | None = None, device: Device | None = None
+) -> tuple[Result, list[Evidence]]:
+    """What the engine does: prepare, warm up with other inputs (and sizes), restore, run, ask for evidence."""
+    device = device or StubDevice(features=("inductor",))
+    program = Program.of(problem or small())
+    before = {name: t.detach().clone() for name, t in program.module.state_dict().items()}
+    technique.prepare(program, mode, device)
+    kept = program.inputs, program.target
+    for number in range(1, technique.warmups + 1):
+        rows = len(kept[0][0]) + (number if technique.resizing else 0)
+        program.inputs = (torch.randn(rows, 12),)
+        program.target = torch.randn(rows, 3)
+        program.run(mode)
+    program.inputs, program.target = kept
+    with torch.no_grad():
+        for name, tensor in program.module.state_dict().items():
+            tensor.copy_(before[name])
+    with technique.watch(device.type) as log:
+        result = program.run(mode)
+    return result, list(technique.evidence(program, log, mode, device))
+
+
+def missing(evidence: list[Evidence]) -> list[str]:
+    return [item.claim for item in evidence if not item.engaged]
+
+
+@pytest.fixture(autouse=True)
+def finished() -> Iterator[None]:
+    yield
+    for technique in TECHNIQUES:
+        technique.finish()
+
+
+@pytest.mark.parametrize("mode", list(Mode))
+@pytest.mark.parametrize(
+    "name",
+    [
+        "compile-aot-eager",
+        pytest.param("compile-static", marks=needs_compiler),
+        pytest.param("compile-dynamic", marks=needs_compiler),
+    ],
+)
+def test_gives_eagers_result_with_evidence(name: str, mode: Mode) -> None:
+    expected = Program.of(small()).run(mode)
+    result, evidence = judged(BY_NAME[name], mode)
+    assert not missing(evidence)
+    assert result.keys() == expected.keys()
+    for path, tensor in expected.items():
+        torch.testing.assert_close(result[path], tensor, rtol=1e-5, atol=1e-6, msg=lambda m, p=path: f"{p}: {m}")
+
+
+@needs_compiler
+def test_inductors_backward_graph_is_asked_for() -> None:
+    _, evidence = judged(BY_NAME["compile-static"], Mode.BACKWARD)
+    seen = {item.claim: item.observed for item in evidence}
+    assert seen["inductor graphs called >= 2"] == 2
+    assert seen["compiled backward graphs called >= 1"] == 1
+    assert seen["backend is inductor"] == "inductor"
+
+
+def test_eager_in_place_of_compiled_shows() -> None:
+    technique = BY_NAME["compile-aot-eager"]
+    program = Program.of(small())
+    technique.prepare(program, Mode.FORWARD, StubDevice(features=()))
+    program.call = program.module
+    with technique.watch("cpu") as log:
+        program.run(Mode.FORWARD)
+    claims = missing(list(technique.evidence(program, log, Mode.FORWARD, StubDevice(features=()))))
+    assert "backend is aot_eager" in claims
+    assert "compiled regions entered >= 1" in claims
+    assert "graphs compiled >= 1" in claims
+
+
+def test_a_region_that_runs_eagerly_shows() -> None:
+    technique = Compiled("x", "", level=1, arguments={"backend": "eager"})
+    _, evidence = judged(technique, Mode.FORWARD)
+    assert missing(evidence) == ["AOTAutograd graphs called >= 1"]
+
+
+def test_graph_breaks_are_counted_and_allowed() -> None:
+    torch.manual_seed(0)
+    _, evidence = judged(BY_NAME["compile-aot-eager"], Mode.BACKWARD, Problem(Branching(), (torch.randn(5, 12),)))
+    assert not missing(evidence)
+    seen = {item.claim: item.observed for item in evidence}
+    assert int(seen["graph breaks (any number)"]) >= 1
+    assert int(seen["compiled regions entered >= 1"]) >= 2
+
+
+def test_recompilations_show() -> None:
+    specialised = Dynamic("x", "", level=1, arguments={"backend": "aot_eager", "dynamic": False})
+    _, evidence = judged(specialised, Mode.FORWARD)
+    assert missing(evidence) == ["recompilations over 3 sizes = 0", "graphs compiled over 3 sizes = 1"]
+    seen = {item.claim: item.observed for item in evidence}
+    assert seen["recompilations over 3 sizes = 0"] == 2
+
+
+def test_the_default_backend_is_the_one_that_is_set() -> None:
+    setter: Any = getattr(torch.compiler, "set_default_backend", None)
+    if setter is None:
+        pytest.skip("this torch has a fixed default backend")
+    setter("aot_eager")
+    try:
+        # No code generator is asked of the device where the default is another backend.
+        assert BY_NAME["compile-static"].capability(StubDevice(features=())).ok
+        _, evidence = judged(BY_NAME["compile-static"], Mode.FORWARD, device=StubDevice(features=()))
+        assert not missing(evidence)
+        assert {item.claim: item.observed for item in evidence}["backend is aot_eager"] == "aot_eager"
+    finally:
+        setter(None)
+
+
+def test_resolved_backend_of_what_is_not_compiled() -> None:
+    assert resolved_backend(nn.Linear(1, 1)) == "unknown"
+    assert resolved_backend(torch.compile(nn.Linear(1, 1), mode="max-autotune")) == "inductor"
+
+
+def test_replays_are_asked_of_the_graph_techniques() -> None:
+    # A CPU that claims CUDA graphs: the backend skips them, and that shows.
+    _, evidence = judged(BY_NAME["compile-cudagraphs"], Mode.FORWARD, device=StubDevice(features=("cuda-graphs",)))
+    assert missing(evidence) == ["captured graphs replayed >= 1"]
+
+
+@needs_compiler
+def test_max_autotune_times_batched_products_on_the_cpu() -> None:
+    class Batched(nn.Module):
+        def forward(self, a: Tensor, b: Tensor) -> Tensor:
+            return torch.bmm(a, b)
+
+    technique = BY_NAME["compile-max-autotune"]
+    for _ in range(2):  # the second time from no cache either
+        program = Program.of(Problem(Batched(), (torch.randn(4, 32, 32), torch.randn(4, 32, 32))))
+        expected = torch.bmm(*program.inputs)
+        technique.prepare(program, Mode.FORWARD, StubDevice(features=("inductor",)))
+        program.run(Mode.FORWARD)
+        with technique.watch("cpu") as log:
+            result = program.run(Mode.FORWARD)
+        evidence = list(technique.evidence(program, log, Mode.FORWARD, StubDevice(features=("inductor",))))
+        technique.finish()
+        assert not missing(evidence)
+        torch.testing.assert_close(result["out"], expected)
+
+
+def test_max_autotune_with_nothing_to_time_has_no_effect() -> None:
+    technique = MaxAutotune("x", "", level=3, arguments={"backend": "aot_eager"})
+    with pytest.raises(Unsupported) as raised:
+        judged(technique, Mode.FORWARD)
+    technique.finish()
+    assert raised.value.capability.code is Code.NO_EFFECT
+
+
+def test_finish_forgets() -> None:
+    technique = BY_NAME["compile-aot-eager"]
+    judged(technique, Mode.FORWARD)
+    assert graphs() == 1
+    technique.finish()
+    assert graphs() == 0
+
+
+def test_capabilities(monkeypatch: pytest.MonkeyPatch) -> None:
+    xla = BY_NAME["compile-static"].capability(StubDevice("xla", ()))
+    assert (xla.code, xla.verdict) == (Code.NO_BACKEND, Verdict.UNSUPPORTED)
+    assert "KeyError: 'xla'" in xla.reason
+    assert BY_NAME["compile-aot-eager"].capability(StubDevice("xla", ())).ok
+    assert BY_NAME["compile-openxla"].capability(StubDevice("xla", ())).ok
+    assert BY_NAME["compile-openxla"].capability(StubDevice(features=())).code is Code.NO_BACKEND
+    for name in ("compile-reduce-overhead", "compile-cudagraphs"):
+        assert BY_NAME[name].capability(StubDevice(features=("inductor",))).code is Code.NO_FEATURE
+    monkeypatch.setattr(shutil, "which", lambda _: None)
+    absent = BY_NAME["compile-static"].capability(StubDevice(features=("inductor",)))
+    assert (absent.code, absent.verdict) == (Code.NO_PACKAGE, Verdict.UNAVAILABLE)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
+    assert BY_NAME["compile-static"].capability(StubDevice("cuda", ("inductor",))).code is Code.NO_PACKAGE
+
+
+def test_max_autotune_is_for_contractions() -> None:
+    from accelcheck.workloads.base import Workload
+
+    technique = BY_NAME["compile-max-autotune"]
+    assert technique.accepts(Workload("a", "", lambda _, __: small(), traits=frozenset({"linear"})))
+    assert not technique.accepts(Workload("b", "", lambda _, __: small(), traits=frozenset({"exact"})))

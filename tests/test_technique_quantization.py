@@ -1,0 +1,349 @@
+"""int8: the emulation is what the kernels compute, faults stand out from it, and the evidence tells int8 from FP32."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import importlib.util
+import itertools
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from technique_harness import StubDevice
+from torch import Tensor, nn
+
+from accelcheck.capability import Code
+from accelcheck.case import Evidence, Mode, Verdict
+from accelcheck.techniques import emulation
+from accelcheck.techniques.emulation import DynamicRange, EmulatedLinear, FixedRange, Quantizer, replaced, twin
+from accelcheck.techniques.quantization import TECHNIQUES, Dynamic, Int8, Static, TorchAODynamic, torchao_capability
+from accelcheck.workloads.base import Problem, Program
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+ROUNDING = 1e-6
+"""Relative error that FP32 rounding explains in the small modules here."""
+
+
+class Residual(nn.Module):
+    """Uses one layer twice, has one without bias, and gives two outputs of different ranks."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.twice = nn.Linear(size, size)
+        self.plain = nn.Linear(size, 2 * size, bias=False)
+        self.norm = nn.LayerNorm(size)
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        hidden = self.norm(x + self.twice(torch.tanh(self.twice(x))))
+        return {"hidden": hidden, "wide": self.plain(hidden).mean(-1)}
+
+
+def mlp(*sizes: int) -> nn.Sequential:
+    layers: list[nn.Module] = []
+    for before, after in itertools.pairwise(sizes):
+        layers += [nn.Linear(before, after), nn.ReLU()]
+    return nn.Sequential(*layers[:-1])
+
+
+MODULES: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
+    "mlp": (lambda: mlp(64, 96, 10), (32, 64)),
+    "odd": (lambda: mlp(33, 50, 17, 7), (5, 33)),
+    "residual": (lambda: Residual(24), (3, 6, 24)),
+    "linear": (lambda: nn.Linear(20, 5), (3, 20)),
+}
+
+
+def program(make: Callable[[], nn.Module], shape: tuple[int, ...], seed: int) -> Program:
+    torch.manual_seed(seed)
+    return Program.of(Problem(make(), (torch.randn(shape),)))
+
+
+def exactly(original: Program) -> Program:
+    """The same program in FP64."""
+    inputs = tuple(value.double() for value in original.inputs)
+    return Program(module=twin(original.module).double(), inputs=inputs)
+
+
+def error(result: dict[str, Tensor], truth: dict[str, Tensor]) -> float:
+    """Largest relative error of the outputs."""
+    return max(float((result[path].double() - truth[path]).norm() / truth[path].norm()) for path in truth)
+
+
+def flipped(emulated: Program, seed: int) -> dict[str, Tensor]:
+    quantizers = [module for module in emulated.module.modules() if isinstance(module, Quantizer)]
+    for quantizer in quantizers:
+        quantizer.flips = torch.Generator().manual_seed(seed)
+    result = emulated.run(Mode.FORWARD)
+    for quantizer in quantizers:
+        quantizer.flips = None
+    return result
+
+
+@pytest.fixture(params=TECHNIQUES, ids=lambda technique: technique.name)
+def technique(request: pytest.FixtureRequest) -> Iterator[Int8]:
+    found: Int8 = request.param
+    capability = found.capability(StubDevice(features=("quantized-engine",)))
+    if not capability.ok:
+        pytest.skip(str(capability))
+    yield found
+    found.finish()
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_candidate_is_what_the_emulation_says(technique: Int8, name: str) -> None:
+    device = StubDevice(features=("quantized-engine",))
+    close = 0
+    for seed in range(4):
+        original = program(*MODULES[name], seed)
+        exact = exactly(original)
+        plain = exact.run(Mode.FORWARD)
+        emulated = Program(module=technique.emulate(exact.module, exact.inputs), inputs=exact.inputs)
+        truth = emulated.run(Mode.FORWARD)
+        budget = 2 * max(error(flipped(emulated, index), truth) for index in range(6)) + ROUNDING
+        technique.prepare(original, Mode.FORWARD, device)
+        with technique.watch("cpu") as log:
+            result = original.run(Mode.FORWARD)
+        evidence = list(technique.evidence(original, log, Mode.FORWARD, device))
+        technique.finish()
+        assert evidence
+        assert all(item.engaged for item in evidence), [item for item in evidence if not item.engaged]
+        assert error(result, truth) <= budget
+        close += error(result, truth) <= ROUNDING
+        assert error(result, plain) > 1e-3, "int8 must show against FP64"
+    # In torchao's scheme each row's largest negative value is at a tie; elsewhere ties are rare.
+    assert close >= (0 if isinstance(technique, TorchAODynamic) else 3)
+
+
+def _off_by_one(x: Tensor, scale: Tensor, zero: int) -> Tensor:
+    return (torch.round(x / scale) + zero).clamp(0, 255) - (zero + 1)
+
+
+def _truncated(x: Tensor, scale: Tensor, zero: int) -> Tensor:
+    return (torch.trunc(x / scale) + zero).clamp(0, 255) - zero
+
+
+def _reduced(x: Tensor, scale: Tensor, zero: int) -> Tensor:
+    return 2 * torch.round(x / (2 * scale)).clamp(-zero, 255 - zero)
+
+
+@pytest.mark.parametrize("fault", [_off_by_one, _truncated, _reduced], ids=lambda fault: fault.__name__[1:])
+@pytest.mark.parametrize("kind", [Dynamic, Static])
+def test_quantizer_fault_stands_out(
+    kind: type[Dynamic | Static], fault: Callable[[Tensor, Tensor, int], Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    technique = kind("x86")
+
+    def faulty(self: Quantizer, x: Tensor) -> Tensor:
+        scale, zero = self.rule(x.float())
+        return fault(x.float(), scale, zero).double() * scale.double()
+
+    def broken(exact: Program) -> nn.Module:
+        module = technique.emulate(exact.module, exact.inputs)
+        monkeypatch.setattr(Quantizer, "forward", faulty)
+        return module
+
+    assert _excess(technique, broken, monkeypatch) > 1000
+
+
+@pytest.mark.parametrize("kind", [Static, TorchAODynamic])
+def test_scale_on_the_wrong_axis_stands_out(kind: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    technique = kind()
+    right = emulation.symmetric_scale
+
+    def broken(exact: Program) -> nn.Module:
+        monkeypatch.setattr(emulation, "symmetric_scale", lambda x, dim=-1: right(x, None if dim is None else 0))
+        module: nn.Module = technique.emulate(exact.module, exact.inputs)
+        monkeypatch.setattr(emulation, "symmetric_scale", right)
+        return module
+
+    # One layer, so that the ties of the per-token scheme do not spread.
+    assert _excess(technique, broken, monkeypatch, sizes=(64, 32)) > (1000 if kind is Static else 1)
+
+
+def _excess(
+    technique: Int8,
+    broken: Callable[[Program], nn.Module],
+    monkeypatch: pytest.MonkeyPatch,
+    sizes: tuple[int, ...] = (64, 96, 10),
+) -> float:
+    """Error of a faulty implementation over what six flipped runs of the right one show: the best of eight seeds."""
+    ratios = []
+    for seed in range(8):
+        exact = exactly(program(lambda: mlp(*sizes), (32, 64), seed))
+        emulated = Program(module=technique.emulate(exact.module, exact.inputs), inputs=exact.inputs)
+        truth = emulated.run(Mode.FORWARD)
+        budget = 2 * max(error(flipped(emulated, index), truth) for index in range(6)) + ROUNDING
+        wrong = Program(module=broken(exact), inputs=exact.inputs).run(Mode.FORWARD)
+        monkeypatch.undo()
+        ratios.append(error(wrong, truth) / budget)
+    return max(ratios)
+
+
+@pytest.mark.parametrize("steps", [127, 255])
+@pytest.mark.parametrize("shift", [0.0, 3.0, -3.0, 100.0])
+def test_dynamic_range_is_that_of_torch(steps: int, shift: float) -> None:
+    for seed in range(20):
+        x = torch.randn(37, generator=torch.Generator().manual_seed(seed)) + shift
+        scale, zero = torch._choose_qparams_per_tensor(x, reduce_range=steps == 127)
+        ours, ours_zero = DynamicRange(steps)(x)
+        assert float(ours) == pytest.approx(scale, rel=2**-23)
+        assert ours_zero == zero
+
+
+@pytest.mark.parametrize("x", [torch.zeros(4), torch.tensor([1e-7, -1e-7]), torch.tensor([0.0, 1e-6])])
+def test_dynamic_range_of_almost_nothing_is_that_of_torch(x: Tensor) -> None:
+    scale, zero = torch._choose_qparams_per_tensor(x, reduce_range=True)
+    ours, ours_zero = DynamicRange(127)(x)
+    assert float(ours) == pytest.approx(scale, rel=2**-23)
+    assert ours_zero == zero
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
+def test_fixed_range_and_symmetric_scale_are_those_of_the_observers() -> None:
+    from torch.ao.quantization import default_observer, default_per_channel_weight_observer, default_weight_observer
+
+    for seed in range(20):
+        x = torch.randn(6, 9, generator=torch.Generator().manual_seed(seed)) + (seed - 10) / 2
+        observer = default_observer()
+        observer(x)
+        scale, zero = observer.calculate_qparams()
+        ours, ours_zero = FixedRange(float(x.min()), float(x.max()), 127)(x)
+        assert (float(ours), ours_zero) == (float(scale), int(zero))
+        for maker, dim in ((default_weight_observer, None), (default_per_channel_weight_observer, -1)):
+            observer = maker()
+            observer(x)
+            assert torch.equal(emulation.symmetric_scale(x, dim).flatten(), observer.calculate_qparams()[0].flatten())
+
+
+def test_range_of_nothing_seen_is_the_observers_default() -> None:
+    scale, zero = FixedRange(float("inf"), float("-inf"), 127)(torch.zeros(1))
+    assert (float(scale), zero) == (1.0, 0)
+
+
+def test_flips_move_torn_elements_by_one_quantum_and_no_others() -> None:
+    quantizer = Quantizer(lambda _: (torch.tensor(1.0), 0), -128, 127)
+    x = torch.tensor([0.5, -3.5, 2.25, 7.0, 126.5]).double().repeat(200, 1)
+    plain = quantizer(x)
+    quantizer.flips = torch.Generator().manual_seed(0)
+    moved = (quantizer(x) - plain).round()
+    assert moved.abs().max() == 1
+    assert [60 < int(count) < 140 for count in moved.ne(0).sum(0)] == [True, True, False, False, True]
+    assert moved[:, 2:4].eq(0).all()
+
+
+def test_flips_move_the_scale_by_rounding_alone() -> None:
+    quantizer = Quantizer(FixedRange(-1.0, 2.0, 127), 0, 255)
+    x = torch.linspace(-1, 2, 50).double()
+    plain = quantizer(x)
+    quantizer.flips = torch.Generator().manual_seed(0)
+    moved = [float((quantizer(x)[plain != 0] / plain[plain != 0] - 1).abs().max()) for _ in range(20)]
+    assert max(moved) <= 2 * emulation.RELATIVE
+    assert max(moved) > emulation.RELATIVE / 4
+
+
+def test_quantizer_leaves_an_empty_tensor() -> None:
+    assert Quantizer(DynamicRange(127), 0, 255)(torch.zeros(0, 4).double()).shape == (0, 4)
+
+
+def test_replaced_shares_a_shared_layer_and_leaves_subclasses() -> None:
+    class Special(nn.Linear):
+        pass
+
+    shared = nn.Linear(3, 3)
+    module = nn.Sequential(shared, nn.Sequential(shared, Special(3, 3))).double()
+    out = replaced(twin(module), EmulatedLinear)
+    assert isinstance(out, nn.Sequential)
+    inner = out[1]
+    assert isinstance(inner, nn.Sequential)
+    assert out[0] is inner[0]
+    assert isinstance(out[0], EmulatedLinear)
+    assert isinstance(inner[1], Special)
+    assert module[0] is shared, "the original is left alone"
+
+
+def test_weights_are_quantized_by_value_not_by_reference() -> None:
+    module = nn.Linear(8, 4).double()
+    emulated = Dynamic("x86").emulate(module, ())
+    with torch.no_grad():
+        module.weight.zero_()
+    assert float(emulated(torch.ones(1, 8).double()).abs().sum()) > 0
+
+
+def test_plain_program_gives_no_evidence() -> None:
+    technique = Dynamic()
+    device = StubDevice(features=("quantized-engine",))
+    original = program(*MODULES["mlp"], 0)
+    original.call = original.module
+    with technique.watch("cpu") as log:
+        original.run(Mode.FORWARD)
+    seen = list(technique.evidence(original, log, Mode.FORWARD, device))
+    assert {item.claim for item in seen if not item.engaged} >= {
+        "linear layers converted = 2 >= 1",
+        "linear layers left in floating point = 0",
+        "quantized::linear_dynamic events >= 2",
+        "dtype of the weights is torch.qint8",
+        "bytes of the weights fall",
+    }
+
+
+def test_bytes_of_the_weights_are_a_quarter() -> None:
+    technique = Dynamic()
+    device = StubDevice(features=("quantized-engine",))
+    if not technique.capability(device).ok:
+        pytest.skip("no engine")
+    original = program(*MODULES["mlp"], 0)
+    technique.prepare(original, Mode.FORWARD, device)
+    with technique.watch("cpu") as log:
+        original.run(Mode.FORWARD)
+    [seen] = [e for e in technique.evidence(original, log, Mode.FORWARD, device) if "bytes" in e.claim]
+    technique.finish()
+    before = 4 * (64 * 96 + 96 * 10)
+    assert seen == Evidence("bytes of the weights fall", f"{before} -> {before // 4}", engaged=True)
+
+
+def test_finish_restores_the_engine() -> None:
+    before = torch.backends.quantized.engine
+    technique = Static("onednn" if before != "onednn" else "fbgemm")
+    if not technique.capability(StubDevice(features=("quantized-engine",))).ok:
+        pytest.skip("no such engine")
+    technique.prepare(program(*MODULES["linear"], 0), Mode.FORWARD, StubDevice(features=("quantized-engine",)))
+    assert torch.backends.quantized.engine == technique.engine
+    technique.finish()
+    assert torch.backends.quantized.engine == before
+
+
+def test_capability_without_the_feature_and_without_the_engine() -> None:
+    assert Dynamic().capability(StubDevice(features=())).code is Code.NO_FEATURE
+    absent = Dynamic("nonesuch").capability(StubDevice(features=("quantized-engine",)))
+    assert (absent.code, absent.verdict) == (Code.NO_BACKEND, Verdict.UNSUPPORTED)
+
+
+def test_torchao_absent_or_unimportable(monkeypatch: pytest.MonkeyPatch) -> None:
+    torchao_capability.cache_clear()
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
+    absent = TorchAODynamic().capability(StubDevice(features=()))
+    assert (absent.code, absent.verdict) == (Code.NO_PACKAGE, Verdict.UNAVAILABLE)
+    assert absent.action == "pip install 'accelcheck[torchao]'"
+
+    def failing(name: str) -> None:
+        raise ImportError(f"{name}: cannot import name 'ScalingType'")
+
+    torchao_capability.cache_clear()
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _: object())
+    monkeypatch.setattr(importlib.metadata, "version", lambda _: "0.18.0")
+    monkeypatch.setattr(importlib, "import_module", failing)
+    broken = TorchAODynamic().capability(StubDevice(features=()))
+    assert (broken.code, broken.verdict) == (Code.WRONG_VERSION, Verdict.UNAVAILABLE)
+    assert "ScalingType" in broken.reason
+    monkeypatch.undo()
+    torchao_capability.cache_clear()
+
+
+def test_oracles_are_one_a_scheme() -> None:
+    assert len({technique.name for technique in TECHNIQUES}) == len(TECHNIQUES)
+    assert Dynamic("x86").oracle == Dynamic("fbgemm").oracle != Dynamic("qnnpack").oracle
+    assert Static("x86").oracle != Static("qnnpack").oracle
+    assert "float64" not in {technique.oracle for technique in TECHNIQUES}

@@ -1,0 +1,169 @@
+"""TorchScript: results of eager, gradients on the original's parameters, and evidence that the interpreter ran."""
+
+from __future__ import annotations
+
+import copy
+import sys
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from technique_harness import StubDevice
+from torch import Tensor, nn
+
+from accelcheck.capability import Code
+from accelcheck.case import Mode, Verdict
+from accelcheck.techniques.torchscript import TECHNIQUES, Frozen, Script, Trace, attributes
+from accelcheck.workloads.base import Problem, Program
+
+if TYPE_CHECKING:
+    from accelcheck.case import Evidence
+    from accelcheck.techniques.torchscript import TorchScript
+    from accelcheck.workloads.base import Result
+
+pytestmark = pytest.mark.skipif(sys.version_info >= (3, 14), reason="TorchScript does not support this Python")
+
+
+class Small(nn.Module):
+    """Linear, batch norm (its buffers change in training), and a dict of outputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(6, 8)
+        self.norm = nn.BatchNorm1d(8)
+        self.last = nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        hidden = torch.relu(self.norm(self.first(x)))
+        return {"hidden": hidden, "out": self.last(hidden)}
+
+
+class Scaled(nn.Module):
+    """Takes a plain number besides tensors."""
+
+    def forward(self, x: Tensor, factor: float, y: Tensor) -> Tensor:
+        return x * factor + y
+
+
+def distance(out: Any, target: Tensor) -> Tensor:
+    loss: Tensor = (out["out"] - target).square().mean()
+    return loss
+
+
+def small(seed: int = 0) -> Problem:
+    torch.manual_seed(seed)
+    return Problem(
+        Small(),
+        (torch.randn(5, 6),),
+        target=torch.randn(5, 3),
+        loss=distance,
+        optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1),
+    )
+
+
+def judged(technique: TorchScript, mode: Mode, problem: Problem) -> tuple[Result, list[Evidence], Program]:
+    """What the engine does: prepare, warm up with other inputs, restore, run, ask for evidence."""
+    program = Program.of(problem)
+    before = {name: t.detach().clone() for name, t in program.module.state_dict().items()}
+    technique.prepare(program, mode, StubDevice())
+    kept = program.inputs
+    for _ in range(technique.warmups):
+        program.inputs = tuple(torch.randn_like(v) if isinstance(v, Tensor) else v for v in kept)
+        program.run(mode)
+    program.inputs = kept
+    with torch.no_grad():
+        for name, tensor in program.module.state_dict().items():
+            tensor.copy_(before[name])
+    with technique.watch("cpu") as log:
+        result = program.run(mode)
+    evidence = list(technique.evidence(program, log, mode, StubDevice()))
+    technique.finish()
+    return result, evidence, program
+
+
+PAIRS = [(technique, mode) for technique in TECHNIQUES for mode in sorted(technique.modes)]
+
+
+@pytest.mark.parametrize(("technique", "mode"), PAIRS, ids=lambda x: getattr(x, "name", str(x)))
+def test_gives_eagers_result_with_evidence(technique: TorchScript, mode: Mode) -> None:
+    expected = Program.of(small()).run(mode)
+    result, evidence, _ = judged(technique, mode, small())
+    assert all(item.engaged for item in evidence), [item for item in evidence if not item.engaged]
+    assert result.keys() == expected.keys()
+    for path, tensor in expected.items():
+        torch.testing.assert_close(result[path], tensor, rtol=1e-5, atol=1e-6, msg=lambda m, p=path: f"{p}: {m}")
+
+
+@pytest.mark.parametrize("technique", [Script(), Trace()], ids=lambda technique: technique.name)
+def test_gradients_land_on_the_programs_parameters(technique: TorchScript) -> None:
+    result, _, program = judged(technique, Mode.BACKWARD, small())
+    names = {f"grad:{name}" for name, _ in program.module.named_parameters()}
+    assert names <= result.keys()
+    assert all(float(result[name].abs().sum()) > 0 for name in names - {"grad:first.bias"})
+
+
+def test_a_tracing_run_leaves_the_buffers_alone() -> None:
+    program = Program.of(small())
+    before = copy.deepcopy(program.module.state_dict())
+    Trace().prepare(program, Mode.BACKWARD, StubDevice())
+    assert all(torch.equal(before[name], tensor) for name, tensor in program.module.state_dict().items())
+
+
+def test_trace_takes_plain_numbers_as_constants() -> None:
+    problem = Problem(Scaled(), (torch.ones(2), 3.0, torch.ones(2)))
+    result, evidence, _ = judged(Trace(), Mode.FORWARD, problem)
+    assert torch.equal(result["out"], torch.full((2,), 4.0))
+    assert all(item.engaged for item in evidence)
+
+
+def test_python_in_place_of_the_script_shows() -> None:
+    technique = Script()
+    program = Program.of(small())
+    technique.prepare(program, Mode.FORWARD, StubDevice())
+    program.call = program.module
+    with technique.watch("cpu") as log:
+        program.run(Mode.FORWARD)
+    claims = {item.claim: item for item in technique.evidence(program, log, Mode.FORWARD, StubDevice())}
+    assert not claims["the call is a ScriptModule"].engaged
+    assert claims["Python forwards entered = 0"].observed == "BatchNorm1d, Linear, Small"
+    assert not claims["calls of the interpreter >= 1"].engaged
+
+
+def test_script_made_in_the_other_mode_shows() -> None:
+    technique = Script()
+    program = Program.of(small())
+    technique.prepare(program, Mode.BACKWARD, StubDevice())
+    assert isinstance(program.call, torch.jit.ScriptModule)
+    program.call.eval()
+    with technique.watch("cpu") as log:
+        program.run(Mode.BACKWARD)
+    [flag] = [
+        e for e in technique.evidence(program, log, Mode.BACKWARD, StubDevice()) if e.claim.startswith("training flag")
+    ]
+    assert (flag.observed, flag.engaged) == ("False", False)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+def test_an_unfrozen_graph_reads_its_parameters() -> None:
+    class Unfrozen(Frozen):
+        def scripted(self, program: Program) -> Any:
+            return torch.jit.script(program.module)
+
+    _, evidence, program = judged(Unfrozen(), Mode.FORWARD, small())
+    [left] = [item for item in evidence if "prim::GetAttr" in item.claim]
+    assert not left.engaged
+    assert isinstance(program.call, torch.jit.ScriptModule)
+    assert {"weight", "bias", "running_mean", "running_var"} <= set(attributes(program.call))
+
+
+def test_capability_ends_with_python_3_14(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert Script().capability(StubDevice()).ok
+    monkeypatch.setattr(sys, "version_info", (3, 14, 0))
+    answer = Script().capability(StubDevice())
+    monkeypatch.undo()
+    assert (answer.code, answer.verdict) == (Code.WRONG_VERSION, Verdict.UNSUPPORTED)
+
+
+def test_deprecation_is_not_shown(recwarn: pytest.WarningsRecorder) -> None:
+    Script().prepare(Program.of(small()), Mode.FORWARD, StubDevice())
+    assert not [w for w in recwarn if issubclass(w.category, (DeprecationWarning, FutureWarning))]
