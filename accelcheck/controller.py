@@ -17,7 +17,7 @@ import pytest
 import accelcheck
 from accelcheck.case import Case, Mode, Verdict
 from accelcheck.journal import Journal, JournalError, Record
-from accelcheck.options import value
+from accelcheck.options import paths
 from accelcheck.report import terminal
 
 if TYPE_CHECKING:
@@ -38,8 +38,8 @@ class Controller:
         self.records: dict[str, Record] = {}
         self.asked = False
         self.started = time.monotonic()
-        path = value(config, "journal")
-        self.journal = self._begin(config.invocation_params.dir / path) if path else None
+        given = paths(config, "journal")
+        self.journal = self._begin(given[0]) if given else None
         self.progress = Progress(_terminal(config))
 
     def _begin(self, path: Path) -> Journal:

@@ -10,6 +10,7 @@ from accelcheck.registry import unknown
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
+    from pathlib import Path
 
     import pytest
 
@@ -69,6 +70,17 @@ def value(config: pytest.Config, name: str) -> Any:
     dest = f"accel_{name}"
     given = config.getoption(dest)
     return given if given is not None else (config.getini(dest) or None)
+
+
+def paths(config: pytest.Config, name: str) -> tuple[Path, ...]:
+    """The files given for an option: relative to where pytest was started, or to the ini file that names them."""
+    given = value(config, name) or ()
+    words = [given] if isinstance(given, str) else given
+    if config.getoption(f"accel_{name}") is not None:
+        folder = config.invocation_params.dir
+    else:
+        folder = config.inipath.parent if config.inipath is not None else config.rootpath
+    return tuple(folder / word for word in words)
 
 
 def requested(config: pytest.Config) -> bool:

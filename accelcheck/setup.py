@@ -53,7 +53,7 @@ class Setup:
         from accelcheck.devices.probe import probe
         from accelcheck.qualify.ledger import Ledger
 
-        ledgers = tuple(Path(path) for path in options.value(config, "ledger") or ())
+        ledgers = options.paths(config, "ledger")
         Ledger.load(ledgers)
         options.selection(config, ())  # wrong values are answered before the devices are asked
         statuses, host = probe(None, options.seconds(config), _hooked(config))

@@ -137,8 +137,8 @@ def test_a_required_device_that_is_absent_ends_the_run_before_collection(suite: 
 @pytest.mark.parametrize(
     ("code", "timeout", "words"),
     [
-        ("raise ImportError('undefined symbol: _ZN5torch')", "120", ["import-failed", "undefined symbol: _ZN5torch"]),
-        ("import time; time.sleep(600)", "15", ["probe-timeout", "no answer within 15 s, during: open xla"]),
+        ("raise ImportError('undefined symbol: _ZN5torch')", "60", ["import-failed", "undefined symbol: _ZN5torch"]),
+        ("import time; time.sleep(600)", "20", ["probe-timeout", "no answer within 20 s, during: open xla"]),
     ],
     ids=["raises", "hangs"],
 )

@@ -167,6 +167,29 @@ def test_ledger_is_repeatable(suite: Suite, place: str) -> None:
     assert ran.ret == 0
 
 
+def test_files_named_in_the_ini_file_are_relative_to_it(suite: Suite, monkeypatch: pytest.MonkeyPatch) -> None:
+    suite.ledger()
+    suite.ini(accel_ledger="ledger.toml", accel_journal=f"folder/{JOURNAL}")
+    (suite.path / "below").mkdir()
+    monkeypatch.chdir(suite.path / "below")
+    done = suite.inside("--pyargs", "accelcheck.suite", *only("toy-value"))
+    assert done.ret == 0
+    done.stdout.fnmatch_lines(["toy-value *1 xfail", f"journal: {suite.path / 'folder' / JOURNAL}"])
+
+
+def test_files_named_on_the_command_line_are_relative_to_where_pytest_starts(
+    suite: Suite, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    suite.ini()
+    (suite.path / "below").mkdir()
+    monkeypatch.chdir(suite.path / "below")
+    suite.ledger("below/ledger.toml")
+    words = [*only("toy-value"), "--accel-ledger=ledger.toml", f"--accel-journal={JOURNAL}"]
+    done = suite.inside("--pyargs", "accelcheck.suite", *words)
+    assert done.ret == 0
+    done.stdout.fnmatch_lines(["toy-value *1 xfail", f"journal: {suite.path / 'below' / JOURNAL}"])
+
+
 def test_probe_timeout_reaches_the_probe(suite: Suite, place: str) -> None:
     give(suite, place, *only("toy"), probe_timeout="7.5")
     assert suite.timeout == 7.5

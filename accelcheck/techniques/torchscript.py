@@ -175,9 +175,11 @@ def script_of(call: Any) -> torch.jit.ScriptModule | None:
 
 
 def execution_plans(script: torch.jit.ScriptModule) -> int:
-    """Number of optimised plans that the executor of ``forward`` holds: 0 before it ran."""
-    state = script.get_debug_state()
-    return len(state.execution_plans)
+    """Number of optimised plans that the executor of ``forward`` holds: 0 before its profiling runs are over."""
+    try:
+        return len(script.get_debug_state().execution_plans)
+    except RuntimeError:  # the profiling executor asserts that a plan exists before it shows any
+        return 0
 
 
 def shared_parameters(module: nn.Module, script: torch.jit.ScriptModule) -> int:
