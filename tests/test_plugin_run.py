@@ -245,7 +245,8 @@ def test_a_worker_that_dies_is_the_crash_of_its_case_and_the_others_go_on(suite:
     assert ran.raw[-1]["verdicts"] == {"crash": 1, "pass": 2}
 
 
-def test_what_was_learned_survives_a_crash_without_workers(suite: Suite) -> None:
+def test_what_was_learned_survives_a_crash_without_workers(suite: Suite, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TMPDIR", str(suite.path))  # nobody is left to remove the folder of the run
     words = [*only("toy", "toy-abort"), f"--accel-journal={JOURNAL}", "-p", "no:randomly"]
     done = suite.pytester.runpytest_subprocess("--pyargs", "accelcheck.suite", *words, timeout=PATIENT)
     assert done.ret < 0
