@@ -93,7 +93,7 @@ def test_hardware_needs_only_the_standard_library() -> None:
     assert done.stdout.split()[0].isdigit()
 
 
-@pytest.mark.parametrize("device", builtin().values(), ids=str)
+@pytest.mark.parametrize("device", builtin().values(), ids=lambda device: device.name)
 def test_declarations_are_legal(device: Device) -> None:
     assert device.features <= FEATURES
     assert "float32" in device.dtypes

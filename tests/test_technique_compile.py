@@ -116,6 +116,17 @@ def test_inductors_backward_graph_is_asked_for() -> None:
     assert seen["backend is inductor"] == "inductor"
 
 
+@needs_compiler
+def test_a_backward_pass_without_kernels_is_no_fault() -> None:
+    class Shift(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x + 1
+
+    _, evidence = judged(BY_NAME["compile-static"], Mode.BACKWARD, Problem(Shift(), (torch.randn(5, 12),)))
+    assert not missing(evidence)
+    assert {item.claim: item.observed for item in evidence}["inductor graphs called >= 1"] == 1
+
+
 def test_eager_in_place_of_compiled_shows() -> None:
     technique = BY_NAME["compile-aot-eager"]
     program = Program.of(small())

@@ -77,6 +77,7 @@ EXACT = frozenset(
         "repeat",
         "repeat_interleave",
         "roll",
+        "round",
         "scatter",
         "scatter_",
         "select_backward",
