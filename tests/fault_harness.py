@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
@@ -20,7 +21,7 @@ from accelcheck.registry import discover
 from accelcheck.techniques.base import Technique
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from torch import Tensor
 
@@ -113,6 +114,17 @@ def faults(record: Record) -> dict[str, set[str]]:
             path, what, *_ = line.split(": ")
             found.setdefault(path, set()).add(what.partition(" at ")[0].partition(", first")[0])
     return found
+
+
+@contextlib.contextmanager
+def one_thread() -> Iterator[None]:
+    """Within it torch uses one thread: operators are tiny, and threads of several workers would wait for each other."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def nothing(program: Program) -> None:

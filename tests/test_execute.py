@@ -25,6 +25,7 @@ from fault_harness import (
     faults,
     kernels,
     nothing,
+    one_thread,
     products,
     replacing,
     rounded_to,
@@ -45,7 +46,7 @@ from accelcheck.verify.oracle import Store
 from accelcheck.workloads.base import Problem, Workload
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
     from pathlib import Path
 
     from fault_harness import Change
@@ -56,6 +57,12 @@ if TYPE_CHECKING:
     from accelcheck.workloads.base import Program, Result
 
 SEEDS = (0, 1, 2)
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    with one_thread():
+        yield
 
 
 @pytest.fixture(scope="session")
@@ -595,6 +602,26 @@ def test_a_nan_among_the_inputs_is_no_mutation(tmp_path: Path) -> None:
     assert record.verdict is Verdict.PASS, record.reason
     record = verdict_of(Store(tmp_path), Planted(calling(lambda module, x: module(x.nan_to_num_()))), workload)
     assert faults(record).keys() == {"input[0]"}
+
+
+def test_memory_is_poisoned_between_the_last_warm_up_and_the_run(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    happened: list[Any] = []
+    plain = torch.full
+
+    def full(size: Any, value: Any, **more: Any) -> Tensor:
+        happened.append((tuple(size), str(value), more["dtype"]))
+        return plain(size, value, **more)
+
+    def call(module: Any, *inputs: Any) -> Any:
+        happened.append("call")
+        return module(*inputs)
+
+    workload = seeded("mlp")
+    expected = store.get(case(workload, BACKWARD), Planted(nothing), workload).layouts.values()
+    monkeypatch.setattr(torch, "full", full)
+    record = verdict_of(store, Planted(calling(call), warmups=1), workload, BACKWARD)
+    assert record.verdict is Verdict.PASS, record.reason
+    assert happened == ["call", *((layout.shape, "nan", torch.float32) for layout in expected), "call"]
 
 
 @pytest.mark.parametrize("number", SEEDS)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from fault_harness import Planted, built_in, case, nothing, seeded
+from fault_harness import Planted, built_in, case, nothing, one_thread, seeded
 from torch import Tensor, nn
 
 from accelcheck.case import Mode
@@ -20,10 +20,16 @@ from accelcheck.verify.oracle import OracleError, Store, compute
 from accelcheck.workloads.base import Problem, Workload
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
 TESTS = Path(__file__).parent
 PLAIN = Planted(nothing)
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    with one_thread():
+        yield
 
 
 class Calls(nn.Module):

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
-from fault_harness import built_in, rounded_to
+from fault_harness import built_in, one_thread, rounded_to
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -17,6 +17,12 @@ from accelcheck.verify.rounding import EXACT, Rounding
 from accelcheck.workloads.base import Program
 
 SAMPLES = 6
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    with one_thread():
+        yield
 
 
 def generator(seed: int = 0) -> torch.Generator:
