@@ -4,22 +4,27 @@ from __future__ import annotations
 
 import copy
 import sys
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+from fault_harness import built_in, verdict_of
 from technique_harness import StubDevice, differences
 from torch import Tensor, nn
 
 from accelcheck.capability import Code
 from accelcheck.case import Mode, Verdict
 from accelcheck.techniques.torchscript import TECHNIQUES, Frozen, Script, Trace, attributes
+from accelcheck.verify.oracle import Store
 from accelcheck.workloads.base import Problem, Program
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from accelcheck.case import Evidence
     from accelcheck.techniques.torchscript import TorchScript
-    from accelcheck.workloads.base import Result
+    from accelcheck.workloads.base import Result, Workload
 
 pytestmark = pytest.mark.skipif(sys.version_info >= (3, 14), reason="TorchScript does not support this Python")
 
@@ -165,3 +170,25 @@ def test_capability_ends_with_python_3_14(monkeypatch: pytest.MonkeyPatch) -> No
 def test_deprecation_is_not_shown(recwarn: pytest.WarningsRecorder) -> None:
     Script().prepare(Program.of(small()), Mode.FORWARD, StubDevice())
     assert not [w for w in recwarn if issubclass(w.category, (DeprecationWarning, FutureWarning))]
+
+
+def of_its_own_class(workload: Workload) -> Workload:
+    """The same workload, with a module of a class that no script was made of yet."""
+    kind = type("Own", (type(workload.problem(0).module),), {})
+
+    def make(generator: torch.Generator, extent: int) -> Problem:
+        problem = workload.make(generator, extent)
+        problem.module.__class__ = kind
+        return problem
+
+    return replace(workload, make=make)
+
+
+def test_figures_do_not_depend_on_the_cases_before(tmp_path: Path) -> None:
+    store, workload = Store(tmp_path), built_in()["elementwise-5"]
+    alone = verdict_of(store, Script(), of_its_own_class(workload), Mode.BACKWARD)
+    shared = of_its_own_class(workload)
+    verdict_of(store, Script(), shared, Mode.FORWARD)
+    after = verdict_of(store, Script(), shared, Mode.BACKWARD)
+    assert alone.verdict is after.verdict is Verdict.PASS
+    assert after.figures == alone.figures

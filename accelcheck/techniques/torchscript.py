@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+from torch.jit import _recursive as recursive
 
 from accelcheck.capability import SUPPORTED, Capability, Code, unsupported
 from accelcheck.case import Evidence, Mode
@@ -79,6 +80,11 @@ class TorchScript(Technique):
             shared = shared_parameters(program.module, script)
             total = len(list(program.module.parameters()))
             yield Evidence(f"parameters shared with the original = {total}", shared, engaged=shared == total)
+
+    def finish(self) -> None:
+        # Scripts of one class share their compiled methods, and with them what the profiling executor learnt in earlier
+        # cases: without a fresh store a case's plan, and its last bits, would depend on which cases ran before it.
+        recursive.concrete_type_store = recursive.ConcreteTypeStore()
 
 
 class Script(TorchScript):
