@@ -722,3 +722,25 @@ def test_a_record_survives_the_journal(store: Store) -> None:
     record = verdict_of(store, Planted(GAIN), seeded("mlp"))
     back = Record.from_json(json.loads(json.dumps(record.as_json(), allow_nan=False)))
     assert replace(back, seconds={}) == replace(record, seconds={})
+
+
+def test_a_long_error_is_cut_and_an_expected_one_keeps_no_traceback(store: Store) -> None:
+    def complain(program: Program) -> None:
+        del program
+        try:
+            {}["cause"]
+        except KeyError as error:
+            raise ValueError("\n".join(["first", *(str(number) for number in range(1000))])) from error
+
+    workload = seeded("mlp")
+    place = bench(store, Planted(complain), workload)
+    record = place.run(case(workload))
+    assert record.verdict is Verdict.ERROR
+    assert record.reason.splitlines()[0] == "ValueError: first"
+    assert record.reason.splitlines()[-1] == f"({1001 - execute.LINES} more lines)"
+    assert "complain" in record.traceback
+    assert record.traceback.index("KeyError: 'cause'") < record.traceback.index("ValueError: first")
+    assert len(record.traceback.splitlines()) < 100
+    expected = Entry(("*",), Verdict.ERROR, "first", "known", "link", "owner", dt.date(2999, 1, 1))
+    known = replace(place, ledger=Ledger((expected,))).run(case(workload))
+    assert (known.verdict, known.traceback) == (Verdict.XFAIL, "")

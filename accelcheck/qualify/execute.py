@@ -35,6 +35,10 @@ FLOAT32_LIMIT = 4 * 2.0**-24
 expected; TF32 errs 2**-11. A few units are left to devices that multiply in split halves."""
 
 
+LINES = 20
+"""Lines that are kept of an exception's text."""
+
+
 @dataclass
 class Bench:
     """What cases are run with: everything known, and what of it is here.
@@ -62,9 +66,7 @@ class Bench:
         except Unsupported as answer:
             record = _refused(case, answer.capability)
         except Exception as error:  # noqa: BLE001 - a workload, technique or backend may raise anything: it is this case's error
-            record = Record(
-                case, Verdict.ERROR, reason=f"{type(error).__name__}: {error}", traceback=traceback.format_exc()
-            )
+            record = Record(case, Verdict.ERROR, reason=_brief(error), traceback=_traceback(error))
         return self._expect(replace(record, seconds=clock.seconds))
 
     def _run(self, case: Case, clock: _Clock) -> Record:
@@ -117,7 +119,21 @@ class Bench:
         if not causes:
             return record
         reasons = "; ".join(f"{entry.reason} ({entry.link})" for entry in causes)
-        return replace(record, verdict=Verdict.XFAIL, reason=f"{reasons}\n{record.reason}")
+        return replace(record, verdict=Verdict.XFAIL, reason=f"{reasons}\n{record.reason}", traceback="")
+
+
+def _brief(error: BaseException) -> str:
+    """Type and text of an exception, the first lines of it: some libraries print whole tensors."""
+    lines = f"{type(error).__name__}: {error}".splitlines()
+    more = len(lines) - LINES
+    return "\n".join([*lines[:LINES], f"({more} more lines)"] if more > 0 else lines)
+
+
+def _traceback(error: BaseException) -> str:
+    """Frames and text of an exception and of those that led to it, the first one first."""
+    before = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+    led = f"{_traceback(before)}which led to\n" if before is not None else ""
+    return f"{led}{''.join(traceback.format_tb(error.__traceback__))}{_brief(error)}\n"
 
 
 class _Clock:
