@@ -133,7 +133,8 @@ def _traceback(error: BaseException) -> str:
     """Frames and text of an exception and of those that led to it, the first one first."""
     before = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
     led = f"{_traceback(before)}which led to\n" if before is not None else ""
-    return f"{led}{''.join(traceback.format_tb(error.__traceback__))}{_brief(error)}\n"
+    frames = "".join(traceback.format_tb(error.__traceback__))
+    return f"{led}Traceback (most recent call last):\n{frames}{_brief(error)}\n"
 
 
 class _Clock:
