@@ -48,7 +48,7 @@ nox.options.error_on_missing_interpreters = True
 
 def _rocm() -> Capability:
     found = hardware.amd().capability
-    if found.ok and "ACCELCHECK_INDEX" not in os.environ and not _no_venv():
+    if found.ok and not os.environ.get("ACCELCHECK_INDEX") and not _no_venv():
         return unavailable(
             Code.WRONG_BUILD,
             "the default index has no ROCm build of torch",
@@ -118,6 +118,7 @@ def _suite(session: nox.Session, device: str) -> None:
         "--accel-require",
         "-n",
         _workers(device),
+        "--max-worker-restart=1000",  # a worker that dies takes its own case along, and no other
         "-q",
         *session.posargs,
         env={"PJRT_DEVICE": "CPU"}

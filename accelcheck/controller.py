@@ -83,6 +83,8 @@ class Controller:
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Take a record over from a report; make one when the process died or the case was never reached."""
         name = _bracketed(report.nodeid)
+        if report.when not in {"setup", "call", "teardown"}:
+            self.progress.end(report.nodeid)  # xdist never says that a test finished whose worker died
         data: str | None = getattr(report, "accelcheck", None)
         if data is not None:
             record = Record.from_json(json.loads(data))

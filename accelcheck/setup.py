@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import tempfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -114,6 +113,7 @@ class Setup:
             worker: xdist's name of it, such as ``gw1``; empty without workers.
             workers: How many there are; 1 without.
         """
+        from accelcheck.devices import hardware
         from accelcheck.devices.pinning import pin
 
         if not self.autoload:
@@ -121,7 +121,7 @@ class Setup:
         if not worker:
             return
         # Workers share the cores: more threads than cores only slow each other down.
-        environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // workers)))
+        environ.setdefault("OMP_NUM_THREADS", str(max(1, hardware.usable_cores() // workers)))
         environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
         for name in self.selection.devices:
             fingerprint = self.statuses[name].fingerprint

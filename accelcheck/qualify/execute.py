@@ -176,7 +176,7 @@ def _verify(
                 *technique.evidence(program, log, case.mode, device),
                 _on_device(log, fallbacks, device),
             )
-            dtypes = frozenset({technique.precision(case.dtype)})
+            dtypes = frozenset({technique.precision(case.dtype)} - {case.dtype})
             contract = Contract(device.type, technique.keeps_strides and "strided" in device.features, dtypes)
             faults, figures, compared = _faults(result, reference, contract)
             faults += _mutations(program, inputs)
