@@ -197,3 +197,11 @@ def test_a_figure_that_does_not_gate_fails_nothing() -> None:
 
 def test_negative_zero_is_zero() -> None:
     assert faults(torch.full((2, 2), -0.0), torch.zeros(2, 2), budget=0.0) == []
+
+
+def test_an_integer_output_owes_its_dtype_whatever_floats_may_have() -> None:
+    truth = {"out": torch.tensor([1, 2])}
+    reference = Reference(truth, {"out": Layout("int64", (2,), (1,))}, {"out": {}}, 2.0**-24, 0.0)
+    contract = Contract("cpu", dtypes=frozenset({"float32"}))
+    (fault,) = check_metadata({"out": torch.tensor([1.0, 2.0])}, reference, contract)
+    assert str(fault) == "out: dtype: expected int64, got float32"
