@@ -275,6 +275,11 @@ def test_an_expected_failure_is_xfail_with_its_reason(suite: Suite) -> None:
     assert ran.lines(r"  cpu: 1 x its factor is 1\.5 \(https://example\.org/1\)")
 
 
+def test_an_expected_failure_fails_under_runxfail(suite: Suite) -> None:
+    ran = suite.run(*only("toy-value"), f"--accel-ledger={suite.ledger()}", "--runxfail")
+    assert ran.ret == pytest.ExitCode.TESTS_FAILED
+
+
 def test_an_expected_error_is_xfail(suite: Suite) -> None:
     path = suite.ledger(cases=["toy-prepare/*"], verdict="error", match="^LookupError: no such pass")
     assert suite.run(*only("toy-prepare"), f"--accel-ledger={path}").record("toy-prepare").verdict == "xfail"
