@@ -8,11 +8,22 @@ from enum import StrEnum
 
 
 class Mode(StrEnum):
-    """What of a workload is run: outputs only, outputs and every gradient, or a training loop."""
+    """What of a workload is run, and so what is checked of it."""
 
     FORWARD = "forward"
+    """Outputs."""
     BACKWARD = "backward"
+    """Outputs in training mode, every gradient, every buffer."""
     TRAIN = "train"
+    """Losses, parameters and buffers of a few optimizer steps, each owed exactly but for rounding."""
+    TRAJECTORY = "trajectory"
+    """Losses, gradient norms and parameters of a long training, against the spread that seeds alone cause; its resumption."""
+    RANDOM = "random"
+    """The statistics of operations that draw random numbers."""
+    ACCURACY = "accuracy"
+    """The task accuracy of a trained model on held-out samples."""
+    LEARNING = "learning"
+    """The task accuracy that training reaches."""
 
 
 class Verdict(StrEnum):

@@ -105,7 +105,11 @@ def named(techniques: Sequence[Technique], name: str) -> Technique:
     return next(technique for technique in techniques if technique.name == name)
 
 
-def workload(*traits: str, modes: frozenset[Mode] = frozenset(Mode)) -> Workload:
+MODES = (Mode.FORWARD, Mode.BACKWARD, Mode.TRAIN)
+"""Those that a program runs in."""
+
+
+def workload(*traits: str, modes: frozenset[Mode] = frozenset(MODES)) -> Workload:
     """A workload that is only asked for its traits."""
 
     def make(generator: torch.Generator, extent: int) -> Problem:

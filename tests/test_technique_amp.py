@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 import torch
-from technique_harness import StubDevice, differences, mlp, named, plain, run, trained, workload
+from technique_harness import MODES, StubDevice, differences, mlp, named, plain, run, trained, workload
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -22,7 +22,7 @@ TOLERANCE = {"bfloat16": 0.05, "float16": 0.01}
 
 
 @pytest.mark.parametrize("technique", TECHNIQUES, ids=lambda technique: technique.name)
-@pytest.mark.parametrize("mode", list(Mode))
+@pytest.mark.parametrize("mode", MODES)
 def test_half_contractions_are_seen_and_values_hold(technique: Technique, mode: Mode) -> None:
     if mode not in technique.modes:
         pytest.skip("no gradients to scale")

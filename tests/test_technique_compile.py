@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from technique_harness import StubDevice, differences, squared
+from technique_harness import MODES, StubDevice, differences, squared
 from torch import Tensor, nn
 
 from accelcheck.capability import Code
@@ -91,7 +91,7 @@ def finished() -> Iterator[None]:
         technique.finish()
 
 
-@pytest.mark.parametrize("mode", list(Mode))
+@pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize(
     "name",
     [

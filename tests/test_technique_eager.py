@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from technique_harness import StubDevice, mlp, plain, run, seen
+from technique_harness import MODES, StubDevice, mlp, plain, run, seen
 
 from accelcheck.case import Mode
 from accelcheck.techniques.eager import TECHNIQUES
@@ -12,7 +12,7 @@ from accelcheck.workloads.base import Program
 (EAGER,) = TECHNIQUES
 
 
-@pytest.mark.parametrize("mode", list(Mode))
+@pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("dtype", EAGER.dtypes)
 def test_it_changes_nothing_and_shows_its_operators(mode: Mode, dtype: str) -> None:
     stored: torch.dtype = getattr(torch, dtype)

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from technique_harness import StubDevice, differences, plain, run, trained
+from technique_harness import MODES, StubDevice, differences, plain, run, trained
 from torch import Tensor, nn
 
 from accelcheck.case import Mode
@@ -18,7 +18,7 @@ def activations() -> Problem:
     return trained(module, torch.randn(6, 8), torch.randn(6, 8))
 
 
-@pytest.mark.parametrize("mode", list(Mode))
+@pytest.mark.parametrize("mode", MODES)
 def test_activations_overwrite_their_inputs(mode: Mode) -> None:
     ran = run(INPLACE, activations(), mode)
     assert ran.engaged, ran.missing()

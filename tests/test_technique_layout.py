@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from technique_harness import StubDevice, differences, named, plain, run, trained, workload
+from technique_harness import MODES, StubDevice, differences, named, plain, run, trained, workload
 from torch import Tensor, nn
 
 from accelcheck.capability import Code
@@ -22,7 +22,7 @@ def convolutions() -> Problem:
     return trained(module, torch.randn(2, 3, 11, 9), torch.randn(2, 4, 4, 3))
 
 
-@pytest.mark.parametrize("mode", list(Mode))
+@pytest.mark.parametrize("mode", MODES)
 def test_channels_last_reaches_the_convolutions(mode: Mode) -> None:
     ran = run(CHANNELS_LAST, convolutions(), mode)
     assert ran.engaged, ran.missing()

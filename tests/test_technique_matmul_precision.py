@@ -1,11 +1,12 @@
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pytest
 import torch
-from technique_harness import StubDevice, mlp, named, run, workload
+from technique_harness import MODES, StubDevice, mlp, named, run, workload
 
 from accelcheck.capability import Code
-from accelcheck.case import Mode
 from accelcheck.devices.strict import read_state
 from accelcheck.techniques.matmul_precision import (
     TECHNIQUES,
@@ -16,6 +17,9 @@ from accelcheck.techniques.matmul_precision import (
     matmul_mode,
 )
 
+if TYPE_CHECKING:
+    from accelcheck.case import Mode
+
 MATMUL = [technique for technique in TECHNIQUES if isinstance(technique, MatmulPrecision)]
 
 
@@ -25,7 +29,7 @@ def obeying() -> StubDevice:
 
 
 @pytest.mark.parametrize("technique", MATMUL, ids=lambda technique: technique.name)
-@pytest.mark.parametrize("mode", list(Mode))
+@pytest.mark.parametrize("mode", MODES)
 def test_the_mode_holds_in_the_whole_run_and_no_longer(technique: MatmulPrecision, mode: Mode) -> None:
     words: set[str] = set()
     problem = mlp()

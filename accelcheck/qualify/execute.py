@@ -2,38 +2,40 @@
 
 from __future__ import annotations
 
-import contextlib
-import time
 import traceback
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
-
-import torch
-from torch import Tensor
+from types import MappingProxyType
+from typing import TYPE_CHECKING
 
 from accelcheck.capability import Capability, Code, unsupported
-from accelcheck.case import Case, Evidence, Figure, Mode, Verdict
+from accelcheck.case import Case, Figure, Mode, Verdict
 from accelcheck.journal import Record
+from accelcheck.qualify import numerics
 from accelcheck.qualify.ledger import foreseen
+from accelcheck.qualify.trial import Clock, Finding, Trial
 from accelcheck.techniques.base import Unsupported
-from accelcheck.verify.judge import Contract, check_metadata, judge
-from accelcheck.workloads.base import Program, to
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from accelcheck.devices.base import Device, Status
     from accelcheck.matrix import Matrix
     from accelcheck.qualify.ledger import Ledger
     from accelcheck.techniques.base import Technique
-    from accelcheck.techniques.observe import Log
-    from accelcheck.verify.oracle import Reference, Store
-    from accelcheck.workloads.base import Result, Workload
+    from accelcheck.verify.oracle import Store
+
+CHECKS: Mapping[Mode, Callable[[Trial], Finding]] = MappingProxyType(
+    {
+        Mode.FORWARD: numerics.verify,
+        Mode.BACKWARD: numerics.verify,
+        Mode.TRAIN: numerics.verify,
+    }
+)
+"""What finds the verdict of a case, by its mode."""
 
 FLOAT32_LIMIT = 4 * 2.0**-24
 """Most that the strictness probe may err where FP32 was asked for. Its products and sums are exact in FP32, so 0 is
 expected; TF32 errs 2**-11. A few units are left to devices that multiply in split halves."""
-
 
 LINES = 20
 """Lines that are kept of an exception's text."""
@@ -60,7 +62,7 @@ class Bench:
 
     def run(self, case: Case) -> Record:
         """Find the verdict of one case. Whatever goes wrong in it becomes its record; nothing is raised for it."""
-        clock = _Clock()
+        clock = Clock()
         try:
             record = self._run(case, clock)
         except Unsupported as answer:
@@ -69,17 +71,15 @@ class Bench:
             record = Record(case, Verdict.ERROR, reason=_brief(error), traceback=_traceback(error))
         return self._expect(replace(record, seconds=clock.seconds))
 
-    def _run(self, case: Case, clock: _Clock) -> Record:
+    def _run(self, case: Case, clock: Clock) -> Record:
         technique = self.matrix.techniques[case.technique]
-        workload = self.matrix.workloads[case.workload]
         device = self.devices[case.device]
         capability = self._capability(case, technique, device)
         if not capability.ok:
             return _refused(case, capability)
-        with clock("oracle"):
-            reference = self.store.get(case, technique, workload)
+        trial = Trial(case, technique, self.matrix.workloads[case.workload], device, self.store, clock)
         try:
-            return _verify(case, technique, workload, device, reference, clock)
+            return _record(case, CHECKS[case.mode](trial))
         finally:
             technique.finish()
 
@@ -137,162 +137,13 @@ def _traceback(error: BaseException) -> str:
     return f"{led}Traceback (most recent call last):\n{frames}{_brief(error)}\n"
 
 
-class _Clock:
-    """Wall time by phase."""
-
-    def __init__(self) -> None:
-        self.seconds: dict[str, float] = {}
-
-    @contextlib.contextmanager
-    def __call__(self, phase: str) -> Iterator[None]:
-        start = time.perf_counter()
-        try:
-            yield
-        finally:
-            self.seconds[phase] = self.seconds.get(phase, 0.0) + time.perf_counter() - start
-
-
-def _verify(
-    case: Case, technique: Technique, workload: Workload, device: Device, reference: Reference, clock: _Clock
-) -> Record:
-    with device.strict_float32():
-        with clock("prepare"):
-            program = _program(case, workload, device)
-            state = _State(program)
-            technique.prepare(program, case.mode, device)
-            _warm_up(case, technique, workload, device, program)
-            state.restore()
-            device.synchronize()
-            inputs = [_snapshot(value) for value in program.inputs]
-        with clock("run"):
-            _poison(reference, device)
-            device.seed(case.seed)
-            device.reset_fallbacks()
-            with technique.watch(device.type) as log:
-                result = program.run(case.mode)
-            fallbacks = device.fallbacks()
-        with clock("judge"):
-            evidence = (
-                *technique.evidence(program, log, case.mode, device),
-                _on_device(log, fallbacks, device),
-            )
-            dtypes = frozenset({technique.precision(case.dtype)} - {case.dtype})
-            contract = Contract(device.type, technique.keeps_strides and "strided" in device.features, dtypes)
-            faults, figures, compared = _faults(result, reference, contract)
-            faults += _mutations(program, inputs)
-            if case.mode is not Mode.TRAIN:
-                faults += state.mutations()
-    return _record(case, reference, evidence, faults, figures, compared)
-
-
-def _program(case: Case, workload: Workload, device: Device) -> Program:
-    return Program.of(
-        workload.problem(case.seed),
-        device=device.torch_device(),
-        dtype=getattr(torch, case.dtype),
-        seed=case.seed,
-        synchronize=device.synchronize,
-    )
-
-
-def _warm_up(case: Case, technique: Technique, workload: Workload, device: Device, program: Program) -> None:
-    """Run with other inputs, so that what is judged is the steady state and no cache of results can serve it."""
-    judged = program.inputs, program.target, program.scaler
-    for number in range(1, technique.warmups + 1):
-        extent = number if technique.resizing and "resizable" in workload.traits else 0
-        other = workload.problem(case.seed + number, extent)
-        dtype = getattr(torch, case.dtype)
-        program.inputs = tuple(to(value, device.torch_device(), dtype) for value in other.inputs)
-        program.target = None if other.target is None else to(other.target, device.torch_device(), dtype)
-        program.run(case.mode)
-    program.inputs, program.target, program.scaler = judged
-
-
-class _State:
-    """Parameters and buffers as they were, to restore them between runs and to see that nothing changed them."""
-
-    def __init__(self, program: Program) -> None:
-        self._tensors = dict(program.module.named_parameters())
-        self._buffers = dict(program.module.named_buffers())
-        self._before = {name: _snapshot(t) for name, t in (self._tensors | self._buffers).items()}
-
-    def restore(self) -> None:
-        """Put the values back, in place, so that what was compiled for these tensors stays valid."""
-        with torch.no_grad():
-            for name, tensor in (self._tensors | self._buffers).items():
-                if not torch.equal(tensor.detach().cpu(), self._before[name]):
-                    tensor.copy_(self._before[name].to(tensor.device))
-
-    def mutations(self) -> list[str]:
-        """Parameters that a forward or backward pass changed. Buffers are part of the result, and judged there."""
-        return [
-            f"parameter:{name}: mutated: expected it bitwise unchanged"
-            for name, tensor in self._tensors.items()
-            if not _unchanged(tensor.detach().cpu(), self._before[name])
-        ]
-
-
-def _snapshot(value: Any) -> Any:
-    return value.detach().clone().cpu() if isinstance(value, Tensor) else value
-
-
-def _mutations(program: Program, before: Sequence[Any]) -> list[str]:
-    return [
-        f"input[{index}]: mutated: expected it bitwise unchanged"
-        for index, (value, was) in enumerate(zip(program.inputs, before, strict=True))
-        if isinstance(value, Tensor) and not _unchanged(value.detach().cpu(), was)
-    ]
-
-
-def _unchanged(value: Tensor, was: Tensor) -> bool:
-    """Equal everywhere, NaN where NaN was: `torch.equal` finds no NaN equal to itself."""
-    both_nan = value.isnan() & was.isnan() if value.is_floating_point() else torch.zeros((), dtype=torch.bool)
-    return bool(((value == was) | both_nan).all())
-
-
-def _poison(reference: Reference, device: Device) -> None:
-    """Fill memory of the sizes that the outputs will take with NaN and free it, so that stale or unwritten rows show."""
-    poisoned = [
-        torch.full(layout.shape, float("nan"), dtype=getattr(torch, layout.dtype), device=device.torch_device())
-        for layout in reference.layouts.values()
-        if getattr(torch, layout.dtype).is_floating_point
-    ]
-    device.synchronize()
-    del poisoned
-
-
-def _on_device(log: Log, fallbacks: Mapping[str, int], device: Device) -> Evidence:
-    """Work that silently went to the CPU is a failure, whatever its result."""
-    strays = dict(fallbacks)
-    find: Callable[[], Mapping[str, int]] | None = getattr(log, "strays", None)
-    if find is not None:
-        strays |= find()
-    listed = ", ".join(f"{name} x{count}" for name, count in sorted(strays.items()))
-    return Evidence(f"no operator left {device.name} for the CPU", listed or "none did", not strays)
-
-
-def _faults(result: Result, reference: Reference, contract: Contract) -> tuple[list[str], tuple[Figure, ...], int]:
-    wrong = [str(fault) for fault in check_metadata(result, reference, contract)]
-    if wrong:
-        return wrong, (), 0
-    judgement = judge({path: tensor.cpu() for path, tensor in result.items()}, reference)
-    return [str(fault) for fault in judgement.faults], judgement.figures, judgement.compared
-
-
-def _record(
-    case: Case,
-    reference: Reference,
-    evidence: Sequence[Evidence],
-    faults: Sequence[str],
-    figures: Sequence[Figure],
-    compared: int,
-) -> Record:
-    absent = [f"not engaged: {e.claim}: observed {e.observed}" for e in evidence if not e.engaged]
-    if faults or absent:
-        verdict, reason = Verdict.FAIL, "\n".join([*absent, *faults])
-    elif len(evidence) < 2:  # the one that the engine adds is about the device, not about the technique
+def _record(case: Case, found: Finding) -> Record:
+    absent = [f"not engaged: {e.claim}: observed {e.observed}" for e in found.evidence if not e.engaged]
+    if found.faults or absent:
+        verdict, reason = Verdict.FAIL, "\n".join([*absent, *found.faults])
+    elif len(found.evidence) < 2:  # the one that the engine adds is about the device, not about the technique
         verdict, reason = Verdict.ERROR, f"{case.technique} gave no evidence that it ran: a verdict needs some"
-    elif compared == 0:
+    elif found.compared == 0:
         verdict, reason = Verdict.ERROR, "no element was compared: a pass needs at least one"
     else:
         verdict, reason = Verdict.PASS, ""
@@ -300,10 +151,10 @@ def _record(
         case=case,
         verdict=verdict,
         reason=reason,
-        evidence=tuple(evidence),
-        figures=_telling(figures),
-        compared=compared,
-        eager_excess=reference.eager_excess,
+        evidence=tuple(found.evidence),
+        figures=_telling(found.figures),
+        compared=found.compared,
+        eager_excess=found.eager_excess,
     )
 
 

@@ -139,14 +139,17 @@ class Program:
         """Run once in a mode. Gradients are cleared before; parameters change in train mode only.
 
         Raises:
-            ValueError: The problem lacks a loss, target or optimizer for train mode.
+            ValueError: The problem lacks a loss, target or optimizer for train mode, or the mode is none of forward,
+                backward and train.
         """
         if mode is Mode.FORWARD:
             result = self._forward()
         elif mode is Mode.BACKWARD:
             result = self._backward()
-        else:
+        elif mode is Mode.TRAIN:
             result = self._train()
+        else:
+            raise ValueError(f"a program runs forward, backward or train, not {mode}")
         self.synchronize()
         return {path: tensor.detach() for path, tensor in result.items()}
 
