@@ -36,7 +36,13 @@ PINS = {
     "tpu": ("torch==2.15.0", "torch-tpu==0.2.0"),
 }
 """What each session installs: the one place where torch is pinned."""
-EXTRAS = {"cpu": "[torchao]", "cuda": "[torchao]", "rocm": "[torchao]", "xla": "", "tpu": ""}
+EXTRAS = {
+    "cpu": "[accuracy,torchao]",
+    "cuda": "[accuracy,torchao]",
+    "rocm": "[accuracy,torchao]",
+    "xla": "[accuracy]",
+    "tpu": "[accuracy]",
+}
 INDEX_TIMEOUT = 5.0
 """Seconds that a wheel index has to answer."""
 
@@ -161,7 +167,7 @@ def tpu(session: nox.Session) -> None:
 def tests(session: nox.Session) -> None:
     """Accelcheck's own tests."""
     session.install(*PINS["cpu"], *_index(session))
-    session.install("-e", ".[torchao]", *nox.project.dependency_groups(nox.project.load_toml(), "tests"))
+    session.install("-e", ".[accuracy,torchao]", *nox.project.dependency_groups(nox.project.load_toml(), "tests"))
     session.run("pytest", "tests", "-n", _workers("cpu"), "-q", *session.posargs)
 
 

@@ -1,15 +1,14 @@
-"""Plants faults, and correct variants, in the suite's own workloads, and has the engine judge them. No test by itself."""
+"""Has the engine judge the suite's own workloads with something planted in them. No test by itself."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 import torch
 from technique_harness import StubDevice
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from accelcheck.capability import SUPPORTED
 from accelcheck.case import Case, Evidence, Mode, Verdict
@@ -21,18 +20,14 @@ from accelcheck.registry import discover
 from accelcheck.techniques.base import Technique
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
-
-    from torch import Tensor
+    from collections.abc import Iterable, Iterator, Mapping
 
     from accelcheck.devices.base import Device
+    from accelcheck.faults.base import Change
     from accelcheck.journal import Record
     from accelcheck.techniques.observe import Log
     from accelcheck.verify.oracle import Store
-    from accelcheck.workloads.base import Program, Result, Workload
-
-    Change = Callable[[Program], None]
-    Product = Callable[[Tensor, Tensor], Tensor]
+    from accelcheck.workloads.base import Program, Workload
 
 FORWARD, BACKWARD, TRAIN = Mode.FORWARD, Mode.BACKWARD, Mode.TRAIN
 
@@ -48,7 +43,10 @@ class Bed(StubDevice):
 
 
 class Planted(Technique):
-    """Changes the program as a faulty, or another correct, implementation would."""
+    """Changes the program as a faulty, or another correct, implementation would.
+
+    Where `accelcheck.faults.base.Planted` leaves a technique as it is, this one is what a test makes of it.
+    """
 
     name = "planted"
     family = "planted"
@@ -125,114 +123,3 @@ def one_thread() -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
-
-
-def nothing(program: Program) -> None:
-    """Leave the program as it is."""
-    del program
-
-
-def calling(function: Callable[..., Any]) -> Change:
-    """``function(module, *inputs)`` in place of ``module(*inputs)``; differentiable, so gradients follow."""
-
-    def change(program: Program) -> None:
-        program.call = functools.partial(function, program.module)
-
-    return change
-
-
-def replacing(**changes: Callable[[Tensor], Tensor]) -> Change:
-    """Of the result, each tensor whose path begins with a word (``out``, ``grad``) goes through a function."""
-
-    def edit(result: Result) -> None:
-        for path, tensor in result.items():
-            for start, function in changes.items():
-                if path.startswith(start):
-                    result[path] = function(tensor)
-
-    return editing(edit)
-
-
-def editing(edit: Callable[[Result], None]) -> Change:
-    """The result, after each run, as `edit` leaves it."""
-
-    def change(program: Program) -> None:
-        plain = program.run
-
-        def run(mode: Mode) -> Result:
-            result = plain(mode)
-            edit(result)
-            return result
-
-        program.run = run  # type: ignore[method-assign]  # on this instance alone
-
-    return change
-
-
-def within(dispatch: Callable[[], TorchDispatchMode]) -> Change:
-    """The whole run, backward pass included, under a dispatch mode: faults below autograd, as kernels have them."""
-
-    def change(program: Program) -> None:
-        plain = program.run
-
-        def run(mode: Mode) -> Result:
-            with dispatch():
-                return plain(mode)
-
-        program.run = run  # type: ignore[method-assign]  # on this instance alone
-
-    return change
-
-
-class Kernels(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch annotates the mode only in part
-    """Calls ``kernel(func, *args, **kwargs)`` for the operators it has one for."""
-
-    def __init__(self, kernels: Mapping[str, Callable[..., Any]]) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]  # as above
-        self.kernels = kernels
-
-    def __torch_dispatch__(
-        self, func: Any, types: Iterable[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        name = func.name().partition(".")[0].removeprefix("aten::")
-        kernel = self.kernels.get(name)
-        return func(*args, **(kwargs or {})) if kernel is None else kernel(func, *args, **(kwargs or {}))
-
-
-def kernels(**by_name: Callable[..., Any]) -> Change:
-    """Other kernels, by operator."""
-    return within(lambda: Kernels(by_name))
-
-
-def products(product: Product) -> Change:
-    """Another kernel under every matrix product: ``(..., M, K) @ (..., K, N)``, forward and backward."""
-
-    def mm(func: Any, a: Tensor, b: Tensor) -> Tensor:
-        del func
-        return product(a, b).to(a.dtype)
-
-    def addmm(func: Any, bias: Tensor, a: Tensor, b: Tensor) -> Tensor:
-        del func
-        # A correct kernel adds the bias in its accumulator: once, before the result is rounded to the storage dtype.
-        return (product(a, b).to(accumulator(a)) + bias.to(accumulator(a))).to(a.dtype)
-
-    return kernels(mm=mm, bmm=mm, addmm=addmm)
-
-
-def accumulator(tensor: Tensor) -> torch.dtype:
-    """What correct kernels add in."""
-    return torch.float64 if tensor.dtype == torch.float64 else torch.float32
-
-
-def rounded_to(bits: int, tensor: Tensor) -> Tensor:
-    """FP32 to the nearest number of `bits` significant bits, ties to even; gradients do not pass."""
-    drop = 24 - bits
-    raw = tensor.contiguous().view(torch.int32)
-    even = (raw >> drop) & 1
-    return ((raw + (1 << (drop - 1)) - 1 + even) >> drop << drop).view(torch.float32)
-
-
-def truncated_to(bits: int, tensor: Tensor) -> Tensor:
-    """FP32 towards zero to `bits` significant bits."""
-    drop = 24 - bits
-    return (tensor.contiguous().view(torch.int32) >> drop << drop).view(torch.float32)

@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from accelcheck.verify.judge import Contract, check_metadata, judge
+from accelcheck.verify.judge import Contract, check_metadata, judge, judge_together
 from accelcheck.verify.oracle import Layout, Reference
-from accelcheck.verify.views import VIEWS
+from accelcheck.verify.views import SIGNED, VIEWS, Reading
 
 UNIT = 2.0**-24
 DEEP = "out[1]['hidden']"
@@ -28,11 +28,14 @@ def layout(tensor: Tensor) -> Layout:
 def reference(tensors: dict[str, Tensor] | None = None, budget: float = 1e-6) -> Reference:
     """Of these tensors, or of one whose path has brackets; one budget for all."""
     tensors = {DEEP: values()} if tensors is None else tensors
+    judged = [path for path, tensor in tensors.items() if tensor.is_floating_point() and tensor.numel()]
     return Reference(
         truth={path: t.double() if t.is_floating_point() else t for path, t in tensors.items()},
         layouts={path: layout(tensor) for path, tensor in tensors.items()},
-        budgets={path: dict.fromkeys(VIEWS, budget) for path in tensors},
+        budgets={path: dict.fromkeys(VIEWS, budget) for path in judged},
+        leanings={path: dict.fromkeys(SIGNED, (0.0,)) for path in judged},
         unit=UNIT,
+        spacing=0.0,
         eager_excess=0.0,
     )
 
@@ -106,7 +109,8 @@ def test_equal_values_pass_and_are_counted() -> None:
     judgement = judge({DEEP: values()}, reference())
     assert judgement.faults == ()
     assert judgement.compared == 12
-    assert {figure.view for figure in judgement.figures} == VIEWS.keys()
+    assert [figure.view for figure in judgement.figures] == list(VIEWS)
+    assert judgement.readings.keys() == {DEEP}
 
 
 def test_a_value_that_differs_is_told_by_path_view_and_place() -> None:
@@ -115,6 +119,15 @@ def test_a_value_that_differs_is_told_by_path_view_and_place() -> None:
     told = faults(wrong, values())
     assert any(line.startswith(f"{DEEP}: view row at [1, :]: expected at most 1.000e-06, got ") for line in told)
     assert any(line.startswith(f"{DEEP}: view column at [..., 2]: ") for line in told)
+    assert any(line.startswith(f"{DEEP}: view element: ") for line in told)
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_signed_views_are_held_against_their_budget_by_size(sign: int) -> None:
+    judgement = judge({DEEP: values() * (1 + sign * 1e-3)}, reference())
+    (gain,) = (figure for figure in judgement.figures if figure.view == "gain")
+    assert gain.measured == pytest.approx(1e-3, rel=1e-3)
+    assert judgement.readings[DEEP]["gain"] == pytest.approx(sign * 1e-3, rel=1e-3)
 
 
 @pytest.mark.parametrize("kind", [math.nan, math.inf, -math.inf])
@@ -200,8 +213,85 @@ def test_negative_zero_is_zero() -> None:
 
 
 def test_an_integer_output_owes_its_dtype_whatever_floats_may_have() -> None:
-    truth = {"out": torch.tensor([1, 2])}
-    reference = Reference(truth, {"out": Layout("int64", (2,), (1,))}, {"out": {}}, 2.0**-24, 0.0)
     contract = Contract("cpu", dtypes=frozenset({"float32"}))
-    (fault,) = check_metadata({"out": torch.tensor([1.0, 2.0])}, reference, contract)
+    (fault,) = check_metadata({"out": torch.tensor([1.0, 2.0])}, reference({"out": torch.tensor([1, 2])}), contract)
     assert str(fault) == "out: dtype: expected int64, got float32"
+
+
+def test_a_pattern_that_differs_gives_no_reading() -> None:
+    truth = values()
+    truth[0, 0] = math.nan
+    assert judge({DEEP: truth.clone()}, reference({DEEP: truth})).readings.keys() == {DEEP}
+    assert judge({DEEP: values()}, reference({DEEP: truth})).readings == {}
+
+
+# All draws together
+
+
+def signed(gain: float = 0.0, bias: float = 0.0) -> Reading:
+    """A reading with nothing but a direction."""
+    return Reading(tuple({"gain": gain, "bias": bias}.get(view, 0.0) for view in VIEWS), (0, 0, 0), 0.0, finite=True)
+
+
+Drawn = tuple[dict[str, Reading], Reference]
+
+
+def drawn(gain: float = 0.0, bias: float = 0.0, *samples: float, unit: float = UNIT) -> Drawn:
+    """A draw with its reading at `out`, and the gains of its rounding samples; their biases are 0."""
+    leanings = {"out": {"gain": samples or (0.0,), "bias": (0.0,)}}
+    against = Reference({}, {}, {}, leanings, unit, 0.0, 0.0)
+    return {"out": signed(gain, bias)}, against
+
+
+def together(draws: list[Drawn]) -> list[str]:
+    return [str(fault) for fault in judge_together(draws).faults]
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_the_same_direction_in_every_draw_is_a_fault(sign: int) -> None:
+    # The mean of 2, 3, 4 and 3 millionths, against 2**-22.
+    assert together([drawn(sign * n * 1e-6) for n in (2, 3, 4, 3)]) == [
+        "out: view gain in all draws: expected at most 2.384e-07, got 3.000e-06"
+    ]
+    assert together([drawn(0.0, sign * 2.5)] * 3) == [
+        "out: view bias in all draws: expected at most 2.000e+00, got 2.500e+00"
+    ]
+
+
+@pytest.mark.parametrize("other", [-1e-9, 0.0])
+def test_directions_that_differ_are_no_fault_however_large_their_mean(other: float) -> None:
+    draws = [drawn(gain) for gain in (1e-3, 1e-3, 1e-3, other)]
+    assert together(draws) == []
+    assert {figure.view: figure.measured for figure in judge_together(draws).figures} == {
+        "gain in all draws": 0.0,
+        "bias in all draws": 0.0,
+    }
+
+
+@pytest.mark.parametrize("count", [0, 1, 2])
+def test_fewer_than_three_draws_say_nothing(count: int) -> None:
+    judgement = judge_together([drawn(1.0, 1000.0)] * count)
+    assert (judgement.faults, judgement.figures) == ((), ())
+
+
+def test_the_budget_is_twice_the_largest_mean_of_the_samples() -> None:
+    # The first samples of all draws lean by 2e-6 on average, the second by 3e-6 the other way, however large each is.
+    samples = ((4e-6, -9e-6), (1e-6, -9e-6), (1e-6, 9e-6))
+    assert together([drawn(5.9e-6, 0.0, *pair) for pair in samples]) == []
+    (told,) = together([drawn(6.1e-6, 0.0, *pair) for pair in samples])
+    assert told == "out: view gain in all draws: expected at most 6.000e-06, got 6.100e-06"
+
+
+def test_the_common_floor_of_half_precision_is_that_of_float32() -> None:
+    unit = 2.0**-8
+    assert together([drawn(2.0**-22, 2.0**-15, unit=unit)] * 3) == []
+    assert [line.split(":")[1] for line in together([drawn(1.1 * 2.0**-22, 1.1 * 2.0**-15, unit=unit)] * 3)] == [
+        " view bias in all draws",
+        " view gain in all draws",
+    ]
+
+
+def test_a_path_that_one_draw_has_no_reading_of_is_left_out() -> None:
+    draws = [drawn(1e-3) for _ in range(4)]
+    draws[2] = ({}, draws[2][1])
+    assert together(draws) == []

@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from fault_harness import Planted, nothing
+from fault_harness import Planted
 
 from accelcheck import matrix
 from accelcheck.case import Mode
+from accelcheck.faults.plant import nothing
 from accelcheck.matrix import DTYPES, LEVELS, Matrix, Selection, level
 from accelcheck.registry import DuplicateNameError, UnknownNameError, index
 from accelcheck.workloads.base import Problem, Workload

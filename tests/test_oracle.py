@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import math
 import os
 import pickle
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from fault_harness import Planted, built_in, case, nothing, one_thread, seeded
+from fault_harness import Planted, built_in, case, one_thread, seeded
 from torch import Tensor, nn
 
 from accelcheck.case import Mode
+from accelcheck.faults.plant import nothing
 from accelcheck.verify import oracle
 from accelcheck.verify.oracle import OracleError, Store, compute
-from accelcheck.workloads.base import Problem, Workload
+from accelcheck.workloads.base import Problem, Program, Workload
+from accelcheck.workloads.probes import Draw
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -64,7 +68,8 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 import torch
-from fault_harness import Planted, case, nothing, seeded
+from fault_harness import Planted, case, seeded
+from accelcheck.faults.plant import nothing
 from accelcheck.verify import oracle
 
 torch.set_num_threads(1)
@@ -120,7 +125,7 @@ def test_a_stored_reference_is_what_was_computed(tmp_path: Path) -> None:
     assert stored.truth.keys() == fresh.truth.keys()
     assert all(torch.equal(stored.truth[path], fresh.truth[path]) for path in fresh.truth)
     assert (stored.layouts, stored.unit, stored.eager_excess) == (fresh.layouts, fresh.unit, fresh.eager_excess)
-    assert stored.budgets == fresh.budgets
+    assert (stored.budgets, stored.leanings, stored.spacing) == (fresh.budgets, fresh.leanings, fresh.spacing)
 
 
 class Bomb:
@@ -162,9 +167,9 @@ def fails(x: Tensor) -> Tensor:
 @pytest.mark.parametrize(
     ("function", "message"),
     [
-        (fails, "made: the FP64 oracle raised ArithmeticError: no such thing"),
+        (fails, r"made \(draw 0\): the FP64 oracle raised ArithmeticError: no such thing"),
         (lambda x: x if exact(x) else fails(x), "eager float32 on the CPU raised ArithmeticError"),
-        (lambda x: x * float("nan"), "made: the FP64 oracle is NaN at out"),
+        (lambda x: x * float("nan"), r"made \(draw 0\): the FP64 oracle is NaN at out"),
         (lambda x: (x, {"a": x / 0 * 0}), r"NaN at out\[1\]\['a'\]"),
         (lambda x: x[:0], "no elements to compare"),
         (lambda _: (), "no elements to compare"),
@@ -173,7 +178,7 @@ def fails(x: Tensor) -> Tensor:
         (lambda x: x if exact(x) else x / 0, "disagree: out: isposinf holds"),
         (lambda x: x if exact(x) else x[:4], r"disagree: out has the shapes \(8, 8\) and \(4, 8\)"),
         (lambda x: x if exact(x) else (x, x), r"disagree: only one has out, out\[0\], out\[1\]"),
-        (lambda x: (x.argmax(-1) if exact(x) else x.argmin(-1), x), "eager float32 on the CPU errs"),
+        (lambda x: (x.argmax(-1) if exact(x) else x.argmin(-1), x), r"disagree: out\[0\]: 8 of 8 integers differ"),
         (lambda x: (x * 1.1).sin() - (x * 1.1).sin(), r"out: the budget of view .* is inf, so anything would pass"),
         (lambda _: "text", "expected a tensor"),
     ],
@@ -195,8 +200,115 @@ def test_no_budget_of_a_gate_is_infinite_or_absurd(dtype: str) -> None:
         for mode in (Mode.FORWARD, Mode.BACKWARD):
             reference = compute(built_in()[name], PLAIN, 7, dtype, mode)
             for path, budgets in reference.budgets.items():
-                assert budgets["global"] < 0.5, (name, path)
+                assert budgets["row"] < 0.7, (name, path)
                 assert budgets["gain"] < 0.5, (name, path)
+
+
+def test_integers_that_rounding_decides_cannot_be_judged() -> None:
+    # Beyond one half or not, by less than bfloat16's unit: correct implementations give either.
+    with pytest.raises(OracleError, match=r"disagree: out: \d+ of 64 integers differ"):
+        computed(lambda x: x * 0 + 0.5 + 1e-4 * x.sign() > 0.5, "bfloat16")
+
+
+def test_a_draw_has_a_reference_of_its_own(tmp_path: Path) -> None:
+    store, workload = Store(tmp_path), seeded("mlp")
+    one = case(workload)
+    found = [store.get(one, PLAIN, workload, draw) for draw in (Draw(), Draw(1), Draw(0, "zeros"))]
+    assert not torch.equal(found[0].truth["out"], found[1].truth["out"])
+    assert len(list(tmp_path.glob("*.pt"))) == 3
+    # Of a probe half as many samples, and eager, in the signed views.
+    assert [len(reference.leanings["out"]["gain"]) for reference in found] == [oracle.SAMPLES + 1] * 2 + [
+        oracle.PROBE_SAMPLES + 1
+    ]
+
+
+def test_the_oracle_of_a_draw_is_what_its_parameters_and_inputs_give(tmp_path: Path) -> None:
+    workload = seeded("mlp")
+    one = case(workload)
+    problem = Draw(2).problem(workload, one.seed, "float32")
+    program = Program.of(problem, dtype=torch.float64)
+    assert torch.equal(
+        program.run(Mode.FORWARD)["out"], Store(tmp_path).get(one, PLAIN, workload, Draw(2)).truth["out"]
+    )
+
+
+def test_where_nan_comes_in_eager_is_no_judge_of_the_oracle() -> None:
+    # As a kernel that takes NaN for 0 does.
+    workload = made(lambda x: 2 * x if exact(x) else 2 * x.nan_to_num())
+    reference = compute(workload, PLAIN, 1, "float32", Mode.FORWARD, Draw(0, "nan[0]"))
+    assert int(reference.truth["out"].isnan().sum()) == 1
+    assert all(math.isfinite(budget) for budget in reference.budgets["out"].values())
+
+
+class Once(Planted):
+    """Has no gradients of gradients."""
+
+    differentiates_twice = False
+
+
+def test_second_derivatives_are_in_the_oracle_of_those_that_have_them(tmp_path: Path) -> None:
+    store, workload = Store(tmp_path), seeded("custom-function")
+    one = case(workload, Mode.BACKWARD)
+    twice, once = (store.get(one, technique, workload).truth.keys() for technique in (PLAIN, Once(nothing)))
+    assert {path for path in twice if path.startswith("grad2:")} == twice - once != set()
+
+
+class Halved(torch.autograd.Function):
+    """Squares; its gradient is half of what it should be."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return x.square()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        (x,) = ctx.saved_tensors
+        return grads[0] * x
+
+
+def test_a_custom_function_with_a_wrong_backward_is_no_oracle() -> None:
+    # Eager makes the same mistake: only finite differences show it.
+    workload = made(Halved.apply)
+    assert compute(workload, PLAIN, 1, "float32", Mode.BACKWARD).truth
+    custom = replace(workload, traits=frozenset({"custom-function"}))
+    with pytest.raises(OracleError, match=r"made \(draw 0\): the FP64 oracle raised GradcheckError"):
+        compute(custom, PLAIN, 1, "float32", Mode.BACKWARD)
+
+
+class Doubled(torch.autograd.Function):
+    """Twice its input; its gradient is taken to be 3."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.factor = 3
+        return 2 * x
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        return ctx.factor * grads[0]
+
+
+class SquaredOnce(torch.autograd.Function):
+    """Squares with a right gradient, whose own gradient is wrong."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return x.square()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        (x,) = ctx.saved_tensors
+        return grads[0] * Doubled.apply(x)  # type: ignore[no-untyped-call]  # untyped in torch
+
+
+def test_a_custom_function_with_a_wrong_second_backward_is_no_oracle() -> None:
+    once = replace(made(SquaredOnce.apply), traits=frozenset({"custom-function"}))
+    assert compute(once, PLAIN, 1, "float32", Mode.BACKWARD).truth
+    twice = replace(once, traits=once.traits | {"twice-differentiable"})
+    with pytest.raises(OracleError, match="GradcheckError"):
+        compute(twice, PLAIN, 1, "float32", Mode.BACKWARD)
 
 
 def test_budgets_are_deterministic() -> None:

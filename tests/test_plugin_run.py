@@ -123,7 +123,8 @@ def test_the_matrix_counts_verdicts_and_names_the_slowest_cases(suite: Suite) ->
     slow = ran.lines(r" +\d+\.\d s  toy.*/cpu/float32/forward  \(.*\)")
     assert 1 <= len(slow) <= 5
     compared = sum(record.compared for record in ran.records)
-    assert compared == 4 * 15
+    # 5 x 3 outputs: four draws of what passes, three of what fails everywhere, in every view.
+    assert compared == 2 * (4 + 3) * 15
     assert ran.lines(
         f"9 cases executed, {compared} elements compared with the oracle: 5 error, 2 fail, 2 pass, 9 unavailable"
     )
@@ -153,7 +154,7 @@ def test_junit_has_the_properties_of_each_case(suite: Suite) -> None:
     passed = properties("toy/tiny/cpu/float32/forward")
     assert (passed["case"], passed["verdict"]) == ("toy/tiny/cpu/float32/forward", "pass")
     assert passed["evidence.aten::addmm dispatched >= 1"] == "1"
-    assert passed["view.global"].endswith(" at out")
+    assert passed["view.row"].endswith(" at out")
     assert properties("toy-value/tiny/cpu/float32/forward")["verdict"] == "fail"
     absent = properties("toy/tiny/xla/float32/forward")
     assert (absent["verdict"], absent["code"]) == ("unavailable", "no-package")
@@ -346,9 +347,9 @@ def test_a_wrong_value_shows_measured_and_allowed_and_its_command_shows_it_again
     record = ran.record("toy-value")
     beyond = [figure for figure in record.figures if figure.gates and not figure.within]
     assert {figure.path for figure in beyond} == {"out"}
-    assert [f for f in beyond if f.view == "global" and 0.1 < f.measured < 1 and f.allowed < 1e-4]
-    assert ran.lines(r"  out: view global: expected at most \d\.\d{3}e-\d\d, got \d\.\d{3}e-\d\d")
-    assert ran.lines("  global .*  out  <-- beyond")
+    assert [f for f in beyond if f.view == "row" and 0.1 < f.measured < 1 and f.allowed < 1e-4]
+    assert ran.lines(r"  out: view row at .*: expected at most \d\.\d{3}e-\d\d, got \d\.\d{3}e-\d\d")
+    assert ran.lines("  row .*  out .*  <-- beyond")
     again = suite.reproduce(ran)
     assert again.ret == FAILED
     assert again.verdicts == ran.verdicts

@@ -6,11 +6,12 @@ from collections.abc import Callable, Iterator
 
 import pytest
 import torch
-from fault_harness import built_in, one_thread, rounded_to
+from fault_harness import built_in, one_thread
 from torch import Tensor, nn
 from torch.nn import functional
 
 from accelcheck.case import Mode
+from accelcheck.faults.plant import rounded_to
 from accelcheck.verify import rounding
 from accelcheck.verify.precision import SMALLEST_SUBNORMAL, UNIT_ROUNDOFF
 from accelcheck.verify.rounding import EXACT, Rounding

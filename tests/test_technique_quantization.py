@@ -225,13 +225,22 @@ def test_range_of_nothing_seen_is_the_observers_default() -> None:
 
 def test_flips_move_torn_elements_by_one_quantum_and_no_others() -> None:
     quantizer = Quantizer(lambda _: (torch.tensor(1.0), 0), -128, 127)
-    x = torch.tensor([0.5, -3.5, 2.25, 7.0, 126.5]).double().repeat(200, 1)
+    whole = torch.arange(-100.0, 100.0).double()
+    x = torch.stack([whole + 0.5, whole + 0.25, whole])
     plain = quantizer(x)
     quantizer.flips = torch.Generator().manual_seed(0)
     moved = (quantizer(x) - plain).round()
-    assert moved.abs().max() == 1
-    assert [60 < int(count) < 140 for count in moved.ne(0).sum(0)] == [True, True, False, False, True]
-    assert moved[:, 2:4].eq(0).all()
+    assert moved[0].abs().max() == 1
+    assert 60 < int(moved[0].ne(0).sum()) < 140
+    assert moved[1:].eq(0).all()
+
+
+def test_flips_move_equal_elements_together() -> None:
+    quantizer = Quantizer(lambda _: (torch.tensor(1.0), 0), -128, 127)
+    quantizer.flips = torch.Generator().manual_seed(0)
+    found = quantizer((torch.arange(-100.0, 100.0).double() + 0.5).repeat(3, 1))
+    assert torch.equal(found[0], found[1])
+    assert torch.equal(found[0], found[2])
 
 
 def test_flips_move_the_scale_by_rounding_alone() -> None:

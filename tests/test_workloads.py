@@ -22,8 +22,17 @@ from accelcheck.workloads.dynamic import DynamicDepth
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-TRAITS = frozenset(re.findall(r"``([a-z]+)``", inspect.getdoc(Workload).partition("traits:")[2]))  # type: ignore[union-attr]  # it has a docstring
-NAMES = index("workload", cast("list[Workload]", discover("accelcheck.workloads", "WORKLOADS")))
+TRAITS = frozenset(re.findall(r"``([a-z-]+)``", inspect.getdoc(Workload).partition("traits:")[2]))  # type: ignore[union-attr]  # it has a docstring
+EXACT = frozenset({Mode.FORWARD, Mode.BACKWARD, Mode.TRAIN})
+"""Modes in which values are owed; the workloads of other checks are tested with them."""
+NAMES = index(
+    "workload",
+    [
+        workload
+        for workload in cast("list[Workload]", discover("accelcheck.workloads", "WORKLOADS"))
+        if workload.modes <= EXACT
+    ],
+)
 RUNS = [(name, mode) for name in NAMES for mode in sorted(NAMES[name].modes)]
 
 
@@ -103,7 +112,9 @@ def test_a_workload_is_well_formed(name: str) -> None:
     assert re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", name)
     assert workload.level in {1, 2, 3}
     assert workload.traits <= TRAITS
-    assert workload.modes == ({Mode.TRAIN} if "training" in workload.traits else {Mode.FORWARD, Mode.BACKWARD})
+    # The gradient of a view of 2**32 elements would be written out; what is large looks at places, the same backward.
+    gradients = set() if name in {"far-elements", "elementwise-large"} else {Mode.BACKWARD}
+    assert workload.modes == ({Mode.TRAIN} if "training" in workload.traits else {Mode.FORWARD} | gradients)
     assert workload.summary.endswith(".")
 
 
@@ -334,12 +345,12 @@ def test_scripted_gives_the_same(name: str) -> None:
         assert max(found.values()) <= 1e-12
 
 
-def test_all_are_scriptable() -> None:
-    assert having("scriptable") == list(NAMES)
+def test_all_are_scriptable_but_custom_functions() -> None:
+    # torch.jit.script compiles no autograd.Function.
+    assert having("scriptable") == [name for name in NAMES if name not in having("custom-function")]
 
 
-@pytest.mark.parametrize("name", having("exact"))
-@pytest.mark.parametrize("mode", [Mode.FORWARD, Mode.BACKWARD])
+@pytest.mark.parametrize(("name", "mode"), [(name, mode) for name, mode in RUNS if "exact" in NAMES[name].traits])
 def test_exact_means_bitwise(name: str, mode: Mode) -> None:
     low, high = program(name).run(mode), program(name, torch.float64).run(mode)
     assert low.keys() == high.keys()
@@ -348,7 +359,8 @@ def test_exact_means_bitwise(name: str, mode: Mode) -> None:
 
 
 def test_repeated_indices_round_in_the_backward_pass() -> None:
-    low, high = (program("gather-repeated", dtype).run(Mode.BACKWARD) for dtype in (torch.float32, torch.float64))
+    # Output gradients are multiples of 1/64: their sums fit FP32, and not bfloat16.
+    low, high = (made("gather-repeated", torch.bfloat16).run(Mode.BACKWARD) for made in (program, widened))
     assert torch.equal(low["out"].double(), high["out"])
     assert not torch.equal(low["grad:input[0]"].double(), high["grad:input[0]"])
 

@@ -135,7 +135,7 @@ class Device(ABC):
     features: frozenset[str] = frozenset()
     """What it declares besides: ``float64``, ``strided`` (tensors have strides), ``inductor``, ``cuda-graphs``,
     ``autocast-bfloat16``, ``autocast-float16``, ``memory-statistics``, ``quantized-engine`` (torch.ao's int8 kernels),
-    ``lazy`` (operators are queued until `synchronize`)."""
+    ``lazy`` (operators are queued until `synchronize`), ``deterministic`` (the same run gives the same bits)."""
     variables: ClassVar[tuple[str, ...]] = ()
     """Environment variables that change its results or its speed; those set are part of the fingerprint."""
 

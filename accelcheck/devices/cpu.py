@@ -21,7 +21,7 @@ class Cpu(Device):
     type = "cpu"
     dtypes = frozenset({"float32", "float64", "bfloat16", "float16"})
     features = frozenset(
-        {"float64", "strided", "inductor", "autocast-bfloat16", "autocast-float16", "quantized-engine"}
+        {"float64", "strided", "inductor", "autocast-bfloat16", "autocast-float16", "quantized-engine", "deterministic"}
     )
     variables: ClassVar[tuple[str, ...]] = (
         "ATEN_CPU_CAPABILITY",

@@ -32,7 +32,7 @@ class Xla(Device):
     name = "xla"
     type = "xla"
     dtypes = frozenset({"float32", "float64", "bfloat16", "float16"})
-    features = frozenset({"float64", "autocast-bfloat16", "lazy"})
+    features = frozenset({"float64", "autocast-bfloat16", "lazy", "deterministic"})
     variables: ClassVar[tuple[str, ...]] = (
         "CPU_NUM_DEVICES",
         "LIBTPU_INIT_ARGS",

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from accelcheck.capability import Capability, Code, unsupported
 from accelcheck.case import Case, Figure, Mode, Verdict
 from accelcheck.journal import Record
-from accelcheck.qualify import numerics
+from accelcheck.qualify import accuracy, numerics, randomness, trajectory
 from accelcheck.qualify.ledger import foreseen
 from accelcheck.qualify.trial import Clock, Finding, Trial
 from accelcheck.techniques.base import Unsupported
@@ -29,6 +29,10 @@ CHECKS: Mapping[Mode, Callable[[Trial], Finding]] = MappingProxyType(
         Mode.FORWARD: numerics.verify,
         Mode.BACKWARD: numerics.verify,
         Mode.TRAIN: numerics.verify,
+        Mode.TRAJECTORY: trajectory.verify,
+        Mode.RANDOM: randomness.verify,
+        Mode.ACCURACY: accuracy.verify,
+        Mode.LEARNING: accuracy.verify,
     }
 )
 """What finds the verdict of a case, by its mode."""
@@ -69,7 +73,7 @@ class Bench:
             record = _refused(case, answer.capability)
         except Exception as error:  # noqa: BLE001 - a workload, technique or backend may raise anything: it is this case's error
             record = Record(case, Verdict.ERROR, reason=_brief(error), traceback=_traceback(error))
-        return self._expect(replace(record, seconds=clock.seconds))
+        return self.expect(replace(record, seconds=clock.seconds))
 
     def _run(self, case: Case, clock: Clock) -> Record:
         technique = self.matrix.techniques[case.technique]
@@ -90,7 +94,8 @@ class Bench:
         self._open(device)
         if case.dtype not in device.dtypes:
             return unsupported(Code.NO_DTYPE, f"{device.name} does not declare {case.dtype}")
-        return technique.capability(device)
+        needed = technique.needs(device, *sorted(self.matrix.workloads[case.workload].features))
+        return technique.capability(device) if needed.ok else needed
 
     def _open(self, device: Device) -> None:
         """Open a device once a process, and see by a number that its FP32 is FP32."""
@@ -105,7 +110,7 @@ class Bench:
                 f"that forces TF32 or bf16: {device.environment() or 'none of the known ones is set'}"
             )
 
-    def _expect(self, record: Record) -> Record:
+    def expect(self, record: Record) -> Record:
         """Hold a verdict against the ledger."""
         entries = self.ledger.covering(record.case.id)
         if not entries or not record.verdict.executed:

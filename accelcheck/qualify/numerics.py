@@ -1,4 +1,4 @@
-"""The check of values: outputs, gradients and short trainings against the oracle."""
+"""The check of values: outputs, gradients and short trainings against the oracle, over several draws of the inputs."""
 
 from __future__ import annotations
 
@@ -7,57 +7,204 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from accelcheck.case import Mode
+from accelcheck.case import Figure, Mode
 from accelcheck.qualify.trial import Finding, State, on_device, snapshot, unchanged, warm_up
-from accelcheck.verify.judge import Contract, check_metadata, judge
+from accelcheck.verify.determinism import apart
+from accelcheck.verify.judge import Contract, check_metadata, judge, judge_together
+from accelcheck.workloads.base import Program
+from accelcheck.workloads.probes import Draw, Probe, draws
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
-    from accelcheck.case import Figure
+    from accelcheck.case import Evidence
     from accelcheck.devices.base import Device
     from accelcheck.qualify.trial import Trial
     from accelcheck.verify.oracle import Reference
-    from accelcheck.workloads.base import Program, Result
+    from accelcheck.verify.views import Reading
+    from accelcheck.workloads.base import Result
+
+MOST_FAULTS = 10
+"""Draws are judged until so many faults are found: the first ones say what is wrong."""
 
 
 def verify(trial: Trial) -> Finding:
-    """Judge one run by the oracle of its inputs.
+    """Judge every draw by its oracle, the random ones together too, and a rerun by the first run.
 
     Raises:
-        OracleError: The oracle cannot be had or trusted.
+        OracleError: The oracle of a draw cannot be had or trusted.
     """
-    case, technique, device, clock = trial.case, trial.technique, trial.device, trial.clock
-    with clock("oracle"):
-        reference = trial.store.get(case, technique, trial.workload)
-    with device.strict_float32():
+    with trial.device.strict_float32():
+        return _Run(trial).finding()
+
+
+class _Run:
+    """The draws of one case, one after the other, in one prepared program wherever that is possible."""
+
+    def __init__(self, trial: Trial) -> None:
+        self.trial = trial
+        technique, device, case = trial.technique, trial.device, trial.case
+        dtypes = frozenset({technique.precision(case.dtype)} - {case.dtype})
+        self.contract = Contract(device.type, technique.keeps_strides and "strided" in device.features, dtypes)
+        self.evidence: list[Evidence] = []
+        self.faults: list[str] = []
+        self.figures: list[Figure] = []
+        self.alike: dict[str, list[tuple[Mapping[str, Reading], Reference]]] = {}
+        self.compared = 0
+        self.excess = 0.0
+        self.program = self._prepared(Draw())
+
+    def finding(self) -> Finding:
+        """Go through the draws."""
+        trial = self.trial
+        for draw in draws(trial.workload, trial.case.mode, self._admitted):
+            self._judge(draw)
+            if len(self.faults) > MOST_FAULTS:
+                break
+        for probe, readings in self.alike.items():
+            together = judge_together(readings)
+            self.faults += [_labelled(str(fault), Draw(0, probe)) for fault in together.faults]
+            self.figures += together.figures
+        return Finding(self.evidence, self.faults, self.figures, self.compared, self.excess)
+
+    def _admitted(self, probe: Probe) -> bool:
+        technique = self.trial.technique
+        if probe.reshapes and (technique.level > 1 or "lazy" in self.trial.device.features):
+            return False  # another shape would be compiled anew
+        return technique.admits(probe)
+
+    def _judge(self, draw: Draw) -> None:
+        trial = self.trial
+        case, device, clock = trial.case, trial.device, trial.clock
+        first = draw == Draw()
+        with clock("oracle"):
+            reference = trial.store.get(case, trial.technique, trial.workload, draw)
         with clock("prepare"):
-            program = trial.program(case.seed)
-            state = State(program)
-            technique.prepare(program, case.mode, device)
-            warm_up(trial, program)
-            state.restore()
-            device.synchronize()
-            inputs = [snapshot(value) for value in program.inputs]
+            if not first and trial.technique.bakes:
+                trial.technique.finish()
+                self.program = self._prepared(draw)
+            if not first:
+                _refill(self.program, self._drawn(draw), self._dense(draw))
+            # Gradients that come from a transposition are strided: values owe nothing to that.
+            self.program.strided_cotangents = "strided" in device.features and draw.number % 2 == 1
+            state = State(self.program)
+            inputs = [snapshot(value) for value in self.program.inputs]
         with clock("run"):
             _poison(reference, device)
             device.seed(case.seed)
             device.reset_fallbacks()
-            with technique.watch(device.type) as log:
-                result = program.run(case.mode)
-            fallbacks = device.fallbacks()
+            if first:
+                with trial.technique.watch(device.type) as log:
+                    result = self.program.run(case.mode)
+                evidence = trial.technique.evidence(self.program, log, case.mode, device)
+                self.evidence = [*evidence, on_device(log, device.fallbacks(), device)]
+            else:
+                result = self.program.run(case.mode)
         with clock("judge"):
-            evidence = (
-                *technique.evidence(program, log, case.mode, device),
-                on_device(log, fallbacks, device),
-            )
-            dtypes = frozenset({technique.precision(case.dtype)} - {case.dtype})
-            contract = Contract(device.type, technique.keeps_strides and "strided" in device.features, dtypes)
-            faults, figures, compared = _faults(result, reference, contract)
-            faults += _mutations(program, inputs)
+            result = self._values(result, reference, draw)
+            changed = _mutations(self.program, inputs)
             if case.mode is not Mode.TRAIN:
-                faults += state.mutations()
-    return Finding(evidence, faults, figures, compared, reference.eager_excess)
+                changed += state.mutations()
+            self.faults += [_labelled(line, draw) for line in changed]
+            self.excess = max(self.excess, reference.eager_excess)
+        if first and result:
+            with clock("rerun"):
+                self._rerun(result, state)
+        state.restore()
+
+    def _values(self, result: Result, reference: Reference, draw: Draw) -> Result:
+        """Judge; what was judged is returned, on the CPU: nothing where the metadata is wrong."""
+        wrong = [_labelled(str(fault), draw) for fault in check_metadata(result, reference, self.contract)]
+        if wrong:
+            self.faults += wrong
+            return {}
+        result = {path: tensor.cpu() for path, tensor in result.items()}
+        judgement = judge(result, reference)
+        self.faults += [_labelled(str(fault), draw) for fault in judgement.faults]
+        self.figures += judgement.figures
+        self.compared += judgement.compared
+        self.alike.setdefault(draw.probe, []).append((judgement.readings, reference))
+        return result
+
+    def _rerun(self, result: Result, state: State) -> None:
+        """The same again: bitwise where the device declares it, and how far apart where it does not."""
+        trial = self.trial
+        kept = {path: tensor.clone() for path, tensor in result.items()}
+        state.restore()
+        trial.device.seed(trial.case.seed)
+        with trial.technique.watch(trial.device.type):  # as the first run was: XLA rounds otherwise where none watches
+            again = {path: tensor.cpu() for path, tensor in self.program.run(trial.case.mode).items()}
+        deterministic = "deterministic" in trial.device.features
+        for path, distance in apart(kept, again).items():
+            allowed = 0.0 if deterministic else float("inf")
+            self.figures.append(Figure(path, "rerun", distance, allowed, "", gates=deterministic))
+            if deterministic and distance:
+                self.faults.append(f"{path}: rerun: expected the same bits, got {distance:.3g} relative difference")
+
+    def _drawn(self, draw: Draw) -> Program:
+        trial = self.trial
+        program = Program.of(
+            draw.problem(trial.workload, trial.case.seed, trial.case.dtype),
+            device=trial.device.torch_device(),
+            dtype=getattr(torch, trial.case.dtype),
+            seed=draw.seed(trial.case.seed),
+            synchronize=trial.device.synchronize,
+        )
+        program.twice = trial.technique.differentiates_twice and "twice-differentiable" in trial.workload.traits
+        return program
+
+    def _dense(self, draw: Draw) -> list[bool]:
+        """Which inputs are contiguous where they are made: a device without strides calls every tensor so."""
+        inputs = draw.problem(self.trial.workload, self.trial.case.seed, self.trial.case.dtype).inputs
+        return [isinstance(value, Tensor) and value.is_contiguous() for value in inputs]
+
+    def _prepared(self, draw: Draw) -> Program:
+        """A program with the technique applied, warmed up, its state as drawn; a probe's inputs come later."""
+        trial = self.trial
+        with trial.clock("prepare"):
+            program = self._drawn(draw)
+            if draw.probe:
+                program.inputs = self._drawn(draw.plain).inputs
+            state = State(program)
+            trial.technique.prepare(program, trial.case.mode, trial.device)
+            warm_up(trial, program)
+            state.restore()
+            trial.device.synchronize()
+        return program
+
+
+@torch.no_grad()
+def _refill(program: Program, other: Program, dense: Sequence[bool]) -> None:
+    """Take over the parameters, buffers, inputs and target of another program of the same workload.
+
+    In place where the inputs are `dense`: what was compiled stays valid, and what was kept by address shows.
+    """
+    for name, tensor in [*program.module.named_parameters(), *program.module.named_buffers()]:
+        tensor.copy_(
+            other.module.get_parameter(name)
+            if isinstance(tensor, torch.nn.Parameter)
+            else other.module.get_buffer(name)
+        )
+    program.inputs = tuple(
+        _renewed(own, new, whole) for own, new, whole in zip(program.inputs, other.inputs, dense, strict=True)
+    )
+    program.target = other.target
+    program.seed = other.seed
+
+
+def _renewed(own: Any, new: Any, dense: bool) -> Any:  # noqa: FBT001 - one of three facts about an input
+    if not dense or not isinstance(own, Tensor) or own.shape != new.shape:
+        return new
+    own.detach().copy_(new)
+    return own
+
+
+def _labelled(line: str, draw: Draw) -> str:
+    """A fault's line with the draw that showed it; the case's own draw goes without saying."""
+    if draw == Draw():
+        return line
+    path, what, rest = line.split(": ", 2)
+    return f"{path}: {what} [{draw}]: {rest}"
 
 
 def _mutations(program: Program, before: Sequence[Any]) -> list[str]:
@@ -77,11 +224,3 @@ def _poison(reference: Reference, device: Device) -> None:
     ]
     device.synchronize()
     del poisoned
-
-
-def _faults(result: Result, reference: Reference, contract: Contract) -> tuple[list[str], tuple[Figure, ...], int]:
-    wrong = [str(fault) for fault in check_metadata(result, reference, contract)]
-    if wrong:
-        return wrong, (), 0
-    judgement = judge({path: tensor.cpu() for path, tensor in result.items()}, reference)
-    return [str(fault) for fault in judgement.faults], judgement.figures, judgement.compared

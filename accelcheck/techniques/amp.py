@@ -39,7 +39,7 @@ class Autocast(Technique):
         self.dtype = dtype
         if dtype == torch.float16:
             # Without a scaler small FP16 gradients underflow: training in it is `grad-scaler-fp16`'s promise alone.
-            self.modes = frozenset({Mode.FORWARD, Mode.BACKWARD})
+            self.modes = frozenset({Mode.FORWARD, Mode.BACKWARD, Mode.RANDOM, Mode.ACCURACY})
         self.half = str(dtype).removeprefix("torch.")
         self.promise = f"Contractions take {self.half} operands, reductions and parameters stay float32."
 
@@ -77,7 +77,7 @@ class ScaledAutocast(Autocast):
 
     def __init__(self, name: str, dtype: torch.dtype) -> None:
         super().__init__(name, dtype)
-        self.modes = frozenset({Mode.BACKWARD, Mode.TRAIN})
+        self.modes = frozenset({Mode.BACKWARD, Mode.TRAIN, Mode.TRAJECTORY, Mode.RANDOM, Mode.LEARNING})
         self.promise = "A scaled loss keeps small gradients representable; steps equal those without it."
 
     def prepare(self, program: Program, mode: Mode, device: Device) -> None:
@@ -89,7 +89,7 @@ class ScaledAutocast(Autocast):
         scaler = program.scaler
         if not isinstance(scaler, _CountingScaler):
             raise TypeError(f"the program's scaler was replaced after prepare: {type(scaler).__name__}")
-        steps = program.steps if mode is Mode.TRAIN else 1
+        steps = program.steps if mode in {Mode.TRAIN, Mode.TRAJECTORY} else 1
         # A scaler that torch disables (no such device) warns, and passes losses through.
         scaled = scaler.scaled if scaler.is_enabled() else 0
         yield Evidence(f"losses scaled >= {steps}", scaled, engaged=scaled >= steps)

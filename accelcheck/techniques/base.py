@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from accelcheck.devices.base import Device
     from accelcheck.techniques.observe import Log
     from accelcheck.workloads.base import Program, Workload
+    from accelcheck.workloads.probes import Probe
 
 
 class Unsupported(Exception):  # noqa: N818 - an answer about the case, not an error of anyone
@@ -49,6 +50,9 @@ class Technique:
     dtypes: Sequence[str] = ("float32",)
     """Storage dtypes of parameters and inputs that it is tried with."""
     modes: frozenset[Mode] = frozenset(Mode)
+    accuracy_limit: float = 0.01
+    """Most task accuracy that it may cost, as a part of all samples: the upper confidence bound of the drop stays within.
+    MLPerf's 99 % of the reference, unless it promises something else."""
     requires: frozenset[str] = frozenset()
     """Traits that a workload must have for the pair to mean anything."""
     excludes: frozenset[str] = frozenset()
@@ -59,6 +63,11 @@ class Technique:
     resizing: bool = False
     keeps_strides: bool = True
     """Whether outputs have the strides that eager gives them."""
+    differentiates_twice: bool = True
+    """Whether gradients of gradients exist under it."""
+    bakes: bool = False
+    """Whether `prepare` copies parameters or calibrates: other parameters then need another preparation. Without it, what is
+    prepared must follow when parameters change in place."""
     watch: ClassVar[type[Log]] = OperatorLog
     """How the judged run is observed: `OperatorLog` (every dispatched operator) or `ProfilerLog` (for compiled code)."""
 
@@ -70,6 +79,11 @@ class Technique:
     def accepts(self, workload: Workload) -> bool:
         """Whether the pair means anything. By default: modes overlap, required traits there, excluded ones not."""
         return self.requires <= workload.traits and not self.excludes & workload.traits
+
+    def admits(self, probe: Probe) -> bool:
+        """Whether a structured input of the workload means something under it. By default: all do."""
+        del probe
+        return True
 
     def precision(self, dtype: str) -> str:
         """Arithmetic precision it promises for a storage dtype: a key of `accelcheck.verify.precision.UNIT_ROUNDOFF`."""

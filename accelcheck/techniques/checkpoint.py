@@ -32,7 +32,7 @@ class Checkpoint(Technique):
     """Every member of the module's ``blocks`` runs under a checkpoint function."""
 
     family = "checkpoint"
-    modes = frozenset({Mode.BACKWARD, Mode.TRAIN})
+    modes = frozenset({Mode.BACKWARD, Mode.TRAIN, Mode.TRAJECTORY, Mode.RANDOM, Mode.LEARNING})
     requires = frozenset({"blocks"})
 
     def __init__(self, name: str, source: str, promise: str) -> None:
@@ -63,7 +63,7 @@ class Checkpoint(Technique):
         yield Evidence(
             f"forwards of blocks = {2 * calls}, twice their calls", forwards, engaged=forwards == 2 * calls > 0
         )
-        plain: int = program.extras[_PLAIN] * (program.steps if mode is Mode.TRAIN else 1)
+        plain: int = program.extras[_PLAIN] * (program.steps if mode in {Mode.TRAIN, Mode.TRAJECTORY} else 1)
         if plain:
             seen = log.count(CONTRACTION)
             yield Evidence(f"contractions > {plain}, the plain run's", seen, engaged=seen > plain)

@@ -55,6 +55,7 @@ class Compiled(Technique):
     source = "https://docs.pytorch.org/docs/stable/generated/torch.compile.html"
     watch = ProfilerLog
     warmups = 1
+    differentiates_twice = False  # AOTAutograd raises: "does not currently support double backward"
 
     def __init__(
         self,

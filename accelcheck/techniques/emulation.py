@@ -16,6 +16,8 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own convention
 from torch import Tensor, nn
 
+from accelcheck.workloads.draw import by_value
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -111,7 +113,7 @@ class Quantizer(nn.Module):
     `flips` makes a run one of those that a correct implementation may give. With a relative FP32 error e in x, a value
     whose position p = x / s lies within |p| e of n + 1/2 may be rounded either way, one quantum apart; a value further
     from a tie may not. So, when a generator is set, every element nearer than `REACH` to a tie goes to either side with
-    probability 1/2. Of evenly spread values that is one in 1 / (2 REACH) = 4096; of a symmetric range with as many steps
+    probability 1/2, equal ones to the same. Of evenly spread values that is one in 1 / (2 REACH) = 4096; of a symmetric range with as many steps
     as integers it includes each row's largest, whose position is 127.5 by construction. Six such runs leave a given
     element where it was in 1 of 64 cases. The scale, a common factor, moves by up to `RELATIVE`.
 
@@ -138,14 +140,14 @@ class Quantizer(nn.Module):
         position = single * (1.0 / scale)
         integer = torch.round(position)
         if self.flips is not None:
-            integer = self._flipped(position, integer, self.flips)
+            integer = self._flipped(single, position, integer, self.flips)
         return ((integer + zero).clamp(self.low, self.high) - zero).double() * scale.double()
 
-    def _flipped(self, position: Tensor, integer: Tensor, generator: torch.Generator) -> Tensor:
+    def _flipped(self, x: Tensor, position: Tensor, integer: Tensor, generator: torch.Generator) -> Tensor:
         beyond = position - integer
         other = torch.where(beyond < 0, integer - 1, integer + 1)
         torn = 0.5 - beyond.abs() < REACH
-        moved = torn & (torch.rand(position.shape, generator=generator) < 0.5)
+        moved = torn & (by_value(generator, x) < 0.5)
         return torch.where(moved, other, integer)
 
 

@@ -55,7 +55,7 @@ class Inplace(Technique):
             module.register_forward_hook(same)
 
     def evidence(self, program: Program, log: Log, mode: Mode, device: Device) -> Iterable[Evidence]:
-        passes = program.steps if mode is Mode.TRAIN else 1
+        passes = program.steps if mode in {Mode.TRAIN, Mode.TRAJECTORY} else 1
         gained: Counter[str] = program.extras[_GAINED]
         seen = log.names()
         if "strided" in device.features:

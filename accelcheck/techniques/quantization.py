@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from accelcheck.devices.base import Device
     from accelcheck.techniques.observe import Log
     from accelcheck.workloads.base import Program
+    from accelcheck.workloads.probes import Probe
 
 ENGINES = ("x86", "fbgemm", "onednn", "qnnpack")
 """The int8 engines that torch has; which of them a build and a processor have, torch.backends.quantized says."""
@@ -63,10 +64,15 @@ class Int8(Technique):
     """What all int8 variants share: they quantize a copy of the module, and promise FP32 around the integers."""
 
     family = "quantization"
-    modes = frozenset({Mode.FORWARD})
+    modes = frozenset({Mode.FORWARD, Mode.ACCURACY})
     requires = frozenset({"linear"})
     # An error of the size of a quantum takes another branch: no emulation can follow it.
     excludes = frozenset({"branching"})
+    bakes = True
+
+    def admits(self, probe: Probe) -> bool:
+        """An integer grid has no NaN, no infinity and no subnormal numbers, and no room beyond its calibration."""
+        return probe.name in {"zeros", "ones", "one-hot", "powers", "channels", "slice"}
 
     def precision(self, dtype: str) -> str:
         """That of the arithmetic around the integers: the oracle's emulation carries the quantization."""

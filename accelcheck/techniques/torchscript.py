@@ -122,9 +122,10 @@ class Frozen(TorchScript):
     """Scripted, in evaluation mode, parameters turned into constants of the graph."""
 
     name = "jit-freeze"
+    bakes = True
     promise = "A frozen graph, with parameters as constants that may be folded, computes what Python computes."
     requires = frozenset({"scriptable"})
-    modes = frozenset({Mode.FORWARD})
+    modes = frozenset({Mode.FORWARD, Mode.ACCURACY})
 
     def scripted(self, program: Program) -> Any:
         return torch.jit.freeze(torch.jit.script(program.module))

@@ -58,6 +58,8 @@ class Viewed(Technique):
     family = "views"
     source = "https://docs.pytorch.org/docs/stable/tensor_view.html"
     keeps_strides = False
+    # A trajectory's mini-batches are gathered from the inputs: none would be a view.
+    modes = frozenset(Mode) - {Mode.TRAJECTORY}
     dtypes = ("float32", "bfloat16", "float16")
 
     def __init__(self, name: str, promise: str, strides: Callable[[Sequence[int]], Strides], *, dense: bool) -> None:

@@ -8,15 +8,20 @@ from typing import TYPE_CHECKING
 import torch
 
 from accelcheck.case import Figure
-from accelcheck.verify.views import GATES, VIEWS, Pair
+from accelcheck.verify.precision import SLACK
+from accelcheck.verify.views import GATES, SIGNED, VIEWS, Reading, common_floor
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from torch import Tensor
 
     from accelcheck.verify.oracle import Reference
     from accelcheck.workloads.base import Result
+
+
+LEAST_DRAWS = 3
+"""Fewer point the same way by chance too often: 1 of 4 times for two draws, given that both are beyond their budget."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,10 +39,11 @@ class Fault:
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """Faults found (none: the candidate is right), all figures, and how many elements were compared."""
+    """Faults found (none: the candidate is right), all figures, readings by path, and how many elements were compared."""
 
     faults: tuple[Fault, ...]
     figures: tuple[Figure, ...]
+    readings: Mapping[str, Reading]
     compared: int
 
 
@@ -77,12 +83,10 @@ def check_metadata(result: Result, reference: Reference, contract: Contract) -> 
 
 
 def judge(result: Result, reference: Reference) -> Judgement:
-    """Values, of a result whose metadata is right, on the CPU.
-
-    Work per tensor is that of each view, on an FP64 copy of it.
-    """
+    """Values, of a result whose metadata is right, on the CPU."""
     faults: list[Fault] = []
     figures: list[Figure] = []
+    readings: dict[str, Reading] = {}
     compared = 0
     for path in sorted(reference.truth):
         candidate, truth = result[path], reference.truth[path]
@@ -93,21 +97,58 @@ def judge(result: Result, reference: Reference) -> Judgement:
                 index = f"[{', '.join(str(number) for number in where)}]" if where else ""
                 faults.append(Fault(f"{path}{index}", "value", str(truth[where].item()), str(candidate[where].item())))
             continue
-        pattern = _pattern_fault(path, candidate, truth)
-        if pattern is not None:
+        stick = reference.sticks.get(path)
+        if stick is None:  # no elements
+            continue
+        reading = stick.read(candidate)
+        if not reading.finite and (pattern := _pattern_fault(path, candidate, truth)) is not None:
             faults.append(pattern)
             continue
-        pair = Pair.of(candidate, truth, reference.unit)
-        for name, view in VIEWS.items():
-            reading = view(pair)
-            figure = Figure(path, name, reading.value, reference.budgets[path][name], reading.where, name in GATES)
+        readings[path] = reading
+        budgets = reference.budgets[path]
+        seen = [
+            Figure(path, view, abs(value), budgets[view], stick.where(view, reading), view in GATES)
+            for view, value in zip(VIEWS, reading.values, strict=True)
+        ]
+        figures += seen
+        faults += [beyond(figure) for figure in seen if not figure.within and figure.gates]
+    return Judgement(tuple(faults), tuple(figures), readings, compared)
+
+
+def judge_together(draws: Sequence[tuple[Mapping[str, Reading], Reference]]) -> Judgement:
+    """What leans one way in every draw, in the signed views: a mean that none of the rounding samples has.
+
+    A fault needs the same direction in all draws, which have other parameters, inputs and scales, and a mean beyond
+    `SLACK` times the largest of the samples' means. Draws without a reading of a path are left out; fewer than three say
+    nothing.
+
+    Args:
+        draws: Readings of the random draws and their references.
+    """
+    faults: list[Fault] = []
+    figures: list[Figure] = []
+    if len(draws) < LEAST_DRAWS:
+        return Judgement((), (), {}, 0)
+    for path in sorted(set.intersection(*(set(readings) for readings, _ in draws))):
+        for view in sorted(SIGNED):
+            signed = [readings[path][view] for readings, _ in draws]
+            # The n-th samples of all draws make one more run of a correct implementation.
+            runs = zip(*(reference.leanings[path][view] for _, reference in draws), strict=False)
+            spread = max((abs(sum(run)) / len(run) for run in runs), default=0.0)
+            allowed = max(SLACK * spread, common_floor(view, draws[0][1].unit))
+            together = min(signed) > 0 or max(signed) < 0
+            mean = abs(sum(signed)) / len(signed)
+            figure = Figure(path, f"{view} in all draws", mean if together else 0.0, allowed, "", gates=True)
             figures.append(figure)
-            if figure.gates and not figure.within:
-                place = f" at {figure.where}" if figure.where else ""
-                faults.append(
-                    Fault(path, f"view {name}{place}", f"at most {figure.allowed:.3e}", f"{figure.measured:.3e}")
-                )
-    return Judgement(tuple(faults), tuple(figures), compared)
+            if not figure.within:
+                faults.append(beyond(figure))
+    return Judgement(tuple(faults), tuple(figures), {}, 0)
+
+
+def beyond(figure: Figure) -> Fault:
+    """The fault of a figure that is beyond its budget."""
+    place = f" at {figure.where}" if figure.where else ""
+    return Fault(figure.path, f"view {figure.view}{place}", f"at most {figure.allowed:.3e}", f"{figure.measured:.3e}")
 
 
 def _pattern_fault(path: str, candidate: Tensor, truth: Tensor) -> Fault | None:

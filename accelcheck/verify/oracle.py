@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -14,10 +15,12 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from accelcheck.case import Mode
-from accelcheck.verify.precision import UNIT_ROUNDOFF
+from accelcheck.verify import gradients
+from accelcheck.verify.precision import SLACK, SMALLEST_SUBNORMAL, UNIT_ROUNDOFF
 from accelcheck.verify.rounding import Rounding
-from accelcheck.verify.views import VIEWS, Pair, floor
+from accelcheck.verify.views import SIGNED, VIEWS, Reading, Yardstick, floor
 from accelcheck.workloads.base import Program, Result
+from accelcheck.workloads.probes import Draw
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -29,13 +32,16 @@ if TYPE_CHECKING:
 
 SAMPLES = 6
 """Runs of the oracle with random rounding errors. The largest of 6 is exceeded by a seventh in 1 of 7 cases, by a factor
-of 2 practically never: see `SLACK`."""
-SLACK = 2.0
-"""A candidate may err twice as much as eager or the rounding samples do: the factor of FlashAttention's tests."""
+of 2 practically never: see `accelcheck.verify.precision.SLACK`."""
+PROBE_SAMPLES = 3
+"""The same for structured inputs: what they show is orders of magnitude or nothing."""
 TRUST = 4.0
 """Eager may err this many times more than the rounding samples before the oracle, or eager, is taken to be wrong. Over all
 built-in workloads, dtypes and modes on the CPU the largest ratio is 1.5, the median 0.3; a library that sums in another order
 may show more, a wrong oracle shows orders of magnitude. `eager_excess` in the journal has it for each case."""
+
+
+FIRST = Draw()
 
 
 class OracleError(RuntimeError):
@@ -58,8 +64,10 @@ class Reference:
     Attributes:
         truth: The FP64 oracle's result by path.
         layouts: Metadata of FP32 (or storage dtype) eager on the CPU, by path.
-        budgets: Allowed error by path and view, in the view's unit.
+        budgets: Allowed error by path and view, in the view's unit; none for paths without elements or of integers.
+        leanings: What eager and the rounding samples show in the signed views, by path and view.
         unit: Unit roundoff of the arithmetic precision.
+        spacing: Distance of its numbers around 0.
         eager_excess: Largest ratio of eager's own error to the rounding samples', over paths, global view: shows that
             the samples explain eager.
     """
@@ -67,8 +75,15 @@ class Reference:
     truth: Result
     layouts: Mapping[str, Layout]
     budgets: Mapping[str, Mapping[str, float]]
+    leanings: Mapping[str, Mapping[str, tuple[float, ...]]]
     unit: float
+    spacing: float
     eager_excess: float
+
+    @functools.cached_property
+    def sticks(self) -> Mapping[str, Yardstick]:
+        """What candidates are measured with, by path: of all that has a budget."""
+        return {path: Yardstick(self.truth[path], self.unit, self.spacing) for path in self.budgets}
 
 
 class Store:
@@ -82,20 +97,22 @@ class Store:
         self.folder = folder
         self._memory: dict[str, Reference] = {}
 
-    def get(self, case: Case, technique: Technique, workload: Workload) -> Reference:
-        """The reference of a case.
+    def get(self, case: Case, technique: Technique, workload: Workload, draw: Draw = FIRST) -> Reference:
+        """The reference of a case and a draw of its inputs.
 
         Raises:
             OracleError: The oracle failed, is not finite where it should be, or disagrees with eager.
         """
         precision = technique.precision(case.dtype)
-        key = f"{case.workload}/{case.seed}/{case.dtype}/{case.mode}/{precision}/{technique.oracle}"
+        key = f"{case.workload}/{case.seed}/{case.dtype}/{case.mode}/{precision}/{technique.oracle}/{draw}"
+        if technique.differentiates_twice:
+            key += "/twice"
         if key not in self._memory:
             path = self.folder / f"{hashlib.blake2b(key.encode(), digest_size=12).hexdigest()}.pt"
             # A slow oracle holds the lock: another worker waits for it rather than computing the same.
             with FileLock(f"{path}.lock"):
                 if not path.exists():
-                    reference = compute(workload, technique, case.seed, case.dtype, case.mode)
+                    reference = compute(workload, technique, case.seed, case.dtype, case.mode, draw)
                     partial = path.with_suffix(".partial")
                     torch.save(_plain(reference), partial)
                     partial.replace(path)
@@ -103,119 +120,175 @@ class Store:
         return self._memory[key]
 
 
-def compute(workload: Workload, technique: Technique, seed: int, dtype: str, mode: Mode) -> Reference:
+def compute(
+    workload: Workload, technique: Technique, seed: int, dtype: str, mode: Mode, draw: Draw = FIRST
+) -> Reference:
     """The oracle, eager, the rounding samples, and the budgets that follow.
 
     Raises:
         OracleError: As `Store.get`.
     """
+    source = _Source(workload, technique, seed, dtype, mode, draw)
     precision = technique.precision(dtype)
-    unit = UNIT_ROUNDOFF[precision]
-    storage: torch.dtype = getattr(torch, dtype)
+    unit, spacing = UNIT_ROUNDOFF[precision], SMALLEST_SUBNORMAL[precision]
 
-    with _blamed(f"{workload.name}: the FP64 oracle"), _pure_math():
-        truth = _exactly(workload, technique, seed, storage).run(mode)
+    with _blamed(f"{source}: the FP64 oracle"), _pure_math():
+        oracle = _Oracle(source.exactly(), mode)
+        truth = oracle.run()
+        if mode is Mode.BACKWARD and draw == FIRST and "custom-function" in workload.traits:
+            gradients.check(source.exactly(), twice="twice-differentiable" in workload.traits)
     if not truth or not sum(tensor.numel() for tensor in truth.values()):
-        raise OracleError(f"{workload.name}: the oracle produced no elements to compare; its outputs: {sorted(truth)}")
-    if overflown := [path for path, tensor in truth.items() if bool(tensor.isnan().any())]:
-        raise OracleError(f"{workload.name}: the FP64 oracle is NaN at {', '.join(overflown)}")
+        raise OracleError(f"{source}: the oracle produced no elements to compare; its outputs: {sorted(truth)}")
+    overflown = [path for path, tensor in truth.items() if bool(tensor.isnan().any())]
+    if overflown and not draw.special:
+        raise OracleError(f"{source}: the FP64 oracle is NaN at {', '.join(overflown)}")
 
-    with _blamed(f"{workload.name}: the oracle with rounding errors"), _pure_math():
-        samples = [_sample(workload, technique, seed, dtype, precision, mode, index) for index in range(SAMPLES)]
-    with _blamed(f"{workload.name}: eager {dtype} on the CPU"):
-        eager = Program.of(workload.problem(seed), dtype=storage, seed=seed).run(mode)
-    for who, result in [(f"eager {dtype} on the CPU", eager), *(("a rounding sample", sample) for sample in samples)]:
+    with _blamed(f"{source}: the oracle with rounding errors"), _pure_math():
+        first = (draw.seed(seed) + 1) * SAMPLES
+        count = PROBE_SAMPLES if draw.probe else SAMPLES
+        samples = [oracle.sample(first + index, precision, dtype) for index in range(count)]
+    with _blamed(f"{source}: eager {dtype} on the CPU"):
+        eager = source.eager(dtype)
+    # Where NaN and infinities come in, eager is under test like any other: its own kernels lose them at times.
+    peers = [] if draw.special else [(f"eager {dtype} on the CPU", eager)]
+    for who, result in [*peers, *(("a rounding sample", sample) for sample in samples)]:
         if differing := _unlike(truth, result):
-            raise OracleError(f"{workload.name}: the FP64 oracle and {who} disagree: {differing}")
+            raise OracleError(f"{source}: the FP64 oracle and {who} disagree: {differing}")
     layouts = {
         path: Layout(str(t.dtype).removeprefix("torch."), tuple(t.shape), t.stride()) for path, t in eager.items()
     }
-    peers = samples
+    judged = {path: Yardstick(t, unit, spacing) for path, t in truth.items() if t.is_floating_point() and t.numel()}
+    readings = {path: [stick.read(sample[path]) for sample in samples] for path, stick in judged.items()}
     excess = 0.0
     if technique.oracle == "float64":
-        peer = eager if precision == dtype else _eager_at(workload, seed, precision, mode)
-        if peer is not None and not _unlike(truth, peer):  # eager wholly in half precision may overflow: samples alone
-            excess = _excess(truth, peer, samples, unit)
+        peer = eager if precision == dtype else source.eager_wholly(precision)
+        # Eager wholly in half precision may overflow: samples alone then.
+        if peer is not None and (draw.special or not _unlike(truth, peer)):
+            own = {path: stick.read(peer[path]) for path, stick in judged.items()}
+            excess = _excess(own, readings, unit)
             if not excess <= TRUST:
                 raise OracleError(
-                    f"{workload.name}: eager {precision} on the CPU errs {excess:.3g} times more than rounding explains "
+                    f"{source}: eager {precision} on the CPU errs {excess:.3g} times more than rounding explains "
                     f"(limit {TRUST:g}): the oracle or eager is wrong, so nothing can be judged by them"
                 )
-            peers = [*samples, peer]
-    budgets = {path: _budgets(path, truth[path], peers, unit) for path in truth}
-    return Reference(truth, layouts, budgets, unit, excess)
+            for path, reading in own.items():
+                readings[path].append(reading)
+    budgets = {path: _budgets(f"{source}: {path}", peers, unit) for path, peers in readings.items()}
+    leanings = {path: {view: tuple(r[view] for r in peers) for view in SIGNED} for path, peers in readings.items()}
+    return Reference(truth, layouts, budgets, leanings, unit, spacing, excess)
 
 
-def _exactly(workload: Workload, technique: Technique, seed: int, storage: torch.dtype) -> Program:
-    """The program in FP64, from parameters and inputs as the storage dtype rounds them."""
-    program = Program.of(workload.problem(seed), dtype=storage, seed=seed)
+@dataclass(frozen=True)
+class _Source:
+    """Makes the program of a draw, afresh for each run."""
+
+    workload: Workload
+    technique: Technique
+    seed: int
+    dtype: str
+    mode: Mode
+    draw: Draw
+
+    def __str__(self) -> str:
+        return f"{self.workload.name} ({self.draw})"
+
+    def program(self, dtype: str) -> Program:
+        """Wholly in a dtype."""
+        problem = self.draw.problem(self.workload, self.seed, self.dtype)
+        program = Program.of(problem, dtype=getattr(torch, dtype), seed=self.draw.seed(self.seed))
+        program.twice = self.technique.differentiates_twice and "twice-differentiable" in self.workload.traits
+        return program
+
+    def exactly(self) -> Program:
+        """In FP64, from parameters and inputs as the storage dtype rounds them."""
+        program = _widened(self.program(self.dtype))
+        if self.technique.oracle != "float64":
+            # Static quantization calibrates on random inputs, whatever it is then asked.
+            plain = _widened(replace(self, draw=self.draw.plain).program(self.dtype)) if self.draw.probe else program
+            program.module = self.technique.emulate(program.module, plain.inputs)
+        return program
+
+    def eager(self, dtype: str) -> Result:
+        """Eager on the CPU, wholly in a dtype."""
+        return self.program(dtype).run(self.mode)
+
+    def eager_wholly(self, precision: str) -> Result | None:
+        """Eager wholly in the arithmetic precision, where torch has it as a dtype and the workload runs in it.
+
+        Not for training: parameters kept in half precision lose updates that autocast's FP32 parameters do not.
+        """
+        if getattr(torch, precision, None) is None or self.mode is Mode.TRAIN:
+            return None
+        try:
+            return self.eager(precision)
+        except (NotImplementedError, RuntimeError):  # an operator without a CPU kernel in this dtype: samples alone
+            return None
+
+
+class _Oracle:
+    """An FP64 program that is run several times from the same state, exactly and with rounding errors."""
+
+    def __init__(self, program: Program, mode: Mode) -> None:
+        self._program = program
+        self._mode = mode
+        self._state = {name: value.clone() for name, value in program.module.state_dict().items()}
+
+    def run(self) -> Result:
+        """Once, from the first state; what comes back shares no memory with it."""
+        self._program.module.load_state_dict(self._state)
+        return {path: tensor.clone() for path, tensor in self._program.run(self._mode).items()}
+
+    def sample(self, seed: int, precision: str, dtype: str) -> Result:
+        """With random rounding errors of the arithmetic precision; `dtype` is the storage's."""
+        generator = torch.Generator().manual_seed(seed)
+        for module in self._program.module.modules():
+            if hasattr(module, "flips"):
+                setattr(module, "flips", generator)  # noqa: B010 - nn.Module types its attributes as tensors and modules
+        rounding = Rounding(precision, dtype, generator)
+        self._program.update = lambda: rounding.at(dtype)
+        self._program.module.load_state_dict(self._state)
+        with rounding:
+            return {path: tensor.clone() for path, tensor in self._program.run(self._mode).items()}
+
+
+def _widened(program: Program) -> Program:
     program.module.double()
     program.inputs = tuple(_double(value) for value in program.inputs)
     program.target = _double(program.target)
-    program.module = technique.emulate(program.module, program.inputs)
     return program
 
 
-def _sample(
-    workload: Workload, technique: Technique, seed: int, dtype: str, precision: str, mode: Mode, index: int
-) -> Result:
-    generator = torch.Generator().manual_seed((seed + 1) * SAMPLES + index)
-    program = _exactly(workload, technique, seed, getattr(torch, dtype))
-    for module in program.module.modules():
-        if hasattr(module, "flips"):
-            setattr(module, "flips", generator)  # noqa: B010 - nn.Module types its attributes as tensors and modules
-    rounding = Rounding(precision, dtype, generator)
-    program.update = lambda: rounding.at(dtype)
-    with rounding:
-        return program.run(mode)
-
-
-def _eager_at(workload: Workload, seed: int, precision: str, mode: Mode) -> Result | None:
-    """Eager wholly in the arithmetic precision, where torch has it as a dtype and the workload runs in it.
-
-    Not for training: parameters kept in half precision lose updates that autocast's FP32 parameters do not.
-    """
-    dtype = getattr(torch, precision, None)
-    if dtype is None or mode is Mode.TRAIN:
-        return None
-    try:
-        return Program.of(workload.problem(seed), dtype=dtype, seed=seed).run(mode)
-    except (NotImplementedError, RuntimeError):  # an operator without a CPU kernel in this dtype: samples alone then
-        return None
-
-
-def _budgets(path: str, truth: Tensor, peers: list[Result], unit: float) -> dict[str, float]:
+def _budgets(who: str, peers: list[Reading], unit: float) -> dict[str, float]:
     budgets: dict[str, float] = {}
-    pairs = [Pair.of(peer[path], truth, unit) for peer in peers]
-    for name, view in VIEWS.items():
-        shown = max(view(pair).value for pair in pairs)
-        budgets[name] = max(SLACK * shown, floor(name, truth.numel(), unit))
-        if not math.isfinite(budgets[name]):
+    for view in VIEWS:
+        budgets[view] = max(SLACK * max(abs(peer[view]) for peer in peers), floor(view, unit))
+        if not math.isfinite(budgets[view]):
             raise OracleError(
-                f"{path}: the budget of view {name} is {budgets[name]}, so anything would pass: the oracle is 0 where "
+                f"{who}: the budget of view {view} is {budgets[view]}, so anything would pass: the oracle is 0 where "
                 "rounding errs. Change the workload so that this tensor is not made of rounding errors alone"
             )
     return budgets
 
 
-def _excess(truth: Result, eager: Result, samples: list[Result], unit: float) -> float:
-    worst = 0.0
-    whole = VIEWS["global"]
-    for path, tensor in truth.items():
-        own = whole(Pair.of(eager[path], tensor, unit)).value
-        explained = max(whole(Pair.of(sample[path], tensor, unit)).value for sample in samples)
-        # Half a unit of the result's own rounding is explained whatever the samples show.
-        worst = max(worst, own / max(explained, unit))
-    return worst
+def _excess(own: Mapping[str, Reading], samples: Mapping[str, list[Reading]], unit: float) -> float:
+    # Half a unit of the result's own rounding is explained whatever the samples show.
+    return max(
+        (reading.relative / max(unit, *(s.relative for s in samples[path])) for path, reading in own.items()),
+        default=0.0,
+    )
 
 
 def _unlike(truth: Result, other: Result) -> str:
-    """The first difference in paths, shapes, or where NaN and infinities stand; empty if there is none."""
+    """The first difference in paths, shapes, integers, or where NaN and infinities stand; empty if there is none."""
     if truth.keys() != other.keys():
         return f"only one has {', '.join(sorted(truth.keys() ^ other.keys()))}"
     for path, tensor in truth.items():
         if tensor.shape != other[path].shape:
             return f"{path} has the shapes {tuple(tensor.shape)} and {tuple(other[path].shape)}"
+        if not tensor.is_floating_point():
+            if differing := int((tensor != other[path]).sum()):
+                return f"{path}: {differing} of {tensor.numel()} integers differ"
+            continue
         for kind in (torch.isnan, torch.isposinf, torch.isneginf):
             if not torch.equal(kind(tensor), kind(other[path])):
                 return f"{path}: {kind.__name__} holds for {int(kind(tensor).sum())} and {int(kind(other[path]).sum())} elements"
@@ -247,7 +320,9 @@ def _plain(reference: Reference) -> dict[str, Any]:
         "truth": reference.truth,
         "layouts": {path: (x.dtype, x.shape, x.stride) for path, x in reference.layouts.items()},
         "budgets": {path: dict(views) for path, views in reference.budgets.items()},
+        "leanings": {path: dict(views) for path, views in reference.leanings.items()},
         "unit": reference.unit,
+        "spacing": reference.spacing,
         "eager_excess": reference.eager_excess,
     }
 
@@ -257,6 +332,8 @@ def _reference(plain: dict[str, Any]) -> Reference:
         truth=plain["truth"],
         layouts={path: Layout(*values) for path, values in plain["layouts"].items()},
         budgets=plain["budgets"],
+        leanings=plain["leanings"],
         unit=plain["unit"],
+        spacing=plain["spacing"],
         eager_excess=plain["eager_excess"],
     )

@@ -35,3 +35,11 @@ SMALLEST_SUBNORMAL: Mapping[str, float] = MappingProxyType(
 
 ACCUMULATOR = "float32"
 """What correct kernels of every precision here accumulate in (float64 accumulates in itself)."""
+
+INEXACT_ULPS = 2.0
+"""Error in units in the last place granted to fused and transcendental operators, where basic arithmetic and contractions
+get the half unit of correct rounding. The CUDA C++ Programming Guide's table of FP32 functions lists 1 to 2 for exp, log,
+erf, tanh, rsqrt and their like; SLEEF, behind PyTorch's CPU vectors, promises 1.0."""
+
+SLACK = 2.0
+"""A candidate may err twice as much as eager or the rounding samples do: the factor of FlashAttention's tests."""

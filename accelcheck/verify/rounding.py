@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from accelcheck.verify.precision import ACCUMULATOR, SMALLEST_SUBNORMAL, UNIT_ROUNDOFF
+from accelcheck.verify.precision import ACCUMULATOR, INEXACT_ULPS, SMALLEST_SUBNORMAL, UNIT_ROUNDOFF
+from accelcheck.workloads.draw import by_value
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -121,11 +122,6 @@ EXACT = frozenset(
 )
 """Operators that only move, select, compare or negate: they cannot round, in any precision."""
 
-INEXACT_ULPS = 2.0
-"""Error in units in the last place granted to fused and transcendental operators, where basic arithmetic and contractions
-get the half unit of correct rounding. The CUDA C++ Programming Guide's table of FP32 functions lists 1 to 2 for exp, log,
-erf, tanh, rsqrt and their like; SLEEF, behind PyTorch's CPU vectors, promises 1.0."""
-
 CORRECTLY_ROUNDED = frozenset(
     [
         "add",
@@ -217,6 +213,10 @@ class Rounding(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch lea
         unit = UNIT_ROUNDOFF[self.precision]
         if name in CONTRACTIONS and unit > UNIT_ROUNDOFF[self.storage]:
             args = tuple(self._rounded(a, unit) if _is_float(a) else a for a in args)
+        if name in _COMPOSED and self.precision != "float64":
+            # What they compute first errs in the accumulator's precision, and what follows magnifies that: the mean that
+            # is subtracted by mean / deviation, the exponential in a tail by its argument.
+            args = (self._rounded(args[0], INEXACT_ULPS * UNIT_ROUNDOFF[ACCUMULATOR]), *args[1:])
         hits = _hits(func, name, args)
         sequential = _sequential_errors(name, args, kwargs) if self.precision != "float64" else {}
         out = func(*args, **kwargs)
@@ -237,25 +237,35 @@ class Rounding(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch lea
     def _perturb_(self, tensor: Tensor, unit: float, length: int | Tensor) -> None:
         if tensor.numel() == 0:
             return
+        # Near 0 the spacing stays, and rounding never passes 0: what is below half of it becomes 0, or stays where it was
+        # held in a wider register. So 0 stays 0, and squares do not turn negative.
+        half, chance = SMALLEST_SUBNORMAL[self.precision] / 2, self._uniform(tensor)
+        sizes = tensor.abs()
+        flushed = torch.where(chance > 0, tensor.neg(), 0.0)
+        change = torch.where(sizes < half, flushed, (sizes * unit).clamp_(min=half).mul_(chance))
+        if isinstance(length, Tensor) or length > 1:
+            change += self._accumulated(tensor, length)
+        if not math.isfinite(float(change.sum())):
+            change = torch.where(torch.isfinite(change), change, 0.0)  # of NaN and infinities
+        tensor.add_(change)
+
+    def _accumulated(self, tensor: Tensor, length: int | Tensor) -> Tensor:
         # Summing K terms errs by about sqrt(K) u in the accumulator's precision, relative to the result's root mean square
         # (Higham and Mary, SIAM J. Sci. Comput. 41(5), 2019). Sequential sums of random terms show 0.3 of that. For terms
         # that are not random see `_sequential_errors`.
         terms = torch.as_tensor(length, dtype=tensor.dtype)
-        accumulated = UNIT_ROUNDOFF["float64" if self.precision == "float64" else ACCUMULATOR] * terms.sqrt()
-        finite = torch.where(torch.isfinite(tensor), tensor, 0.0)
-        size = torch.where(terms > 1, finite.square().mean().sqrt() * accumulated * math.sqrt(3.0), 0.0)
-        # Near 0 the spacing stays, and rounding never passes 0: what is below half of it becomes 0, or stays where it was
-        # held in a wider register. So 0 stays 0, and squares do not turn negative.
-        half, chance = SMALLEST_SUBNORMAL[self.precision] / 2, self._uniform(tensor)
-        flushed = torch.where(chance > 0, -finite, 0.0)
-        rounded = torch.where(finite.abs() < half, flushed, chance * (finite.abs() * unit).clamp(min=half))
-        tensor.add_(rounded + self._uniform(tensor) * size)
+        unit = UNIT_ROUNDOFF["float64" if self.precision == "float64" else ACCUMULATOR] * terms.sqrt()
+        square = tensor.square().mean()
+        if not math.isfinite(float(square)):
+            square = torch.where(torch.isfinite(tensor), tensor, 0.0).square().mean()
+        size = torch.where(terms > 1, square.sqrt() * unit * math.sqrt(3.0), 0.0)
+        return self._uniform(tensor) * size
 
     def _rounded(self, tensor: Tensor, unit: float) -> Tensor:
         return tensor * (1 + unit * self._uniform(tensor))
 
-    def _uniform(self, like: Tensor) -> Tensor:
-        return torch.rand(like.shape, generator=self.generator, dtype=like.dtype).mul_(2).sub_(1)
+    def _uniform(self, tensor: Tensor) -> Tensor:
+        return by_value(self.generator, tensor).mul_(2).sub_(1)
 
 
 def _is_float(value: Any) -> bool:
@@ -401,6 +411,18 @@ def _hits(func: Any, name: str, args: tuple[Any, ...]) -> Tensor | None:
     return counts
 
 
+_COMPOSED = frozenset(
+    [
+        "native_layer_norm",
+        "native_group_norm",
+        "native_batch_norm",
+        "_native_batch_norm_legit",
+        "gelu",
+        "silu",
+        "_softmax",
+        "_log_softmax",
+    ]
+)
 _REDUCTIONS = frozenset(["sum", "mean", "var", "var_mean", "std", "linalg_vector_norm", "norm", "mse_loss"])
 _SCATTERS = frozenset(
     [

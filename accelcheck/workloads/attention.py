@@ -90,6 +90,21 @@ def _masked(generator: torch.Generator, extent: int) -> Problem:
     return Problem(MaskedAttention(), (*inputs, mask))
 
 
+def _lower_right(generator: torch.Generator, extent: int) -> Problem:
+    queries, keys = 24 + extent, 40 + extent
+    # The last query sees the last key, as one that is decoded after others does.
+    mask = torch.ones(queries, keys, dtype=torch.bool).tril(keys - queries)
+    return Problem(MaskedAttention(), (*_qkv(generator, queries, keys, 16), mask))
+
+
+def _empty_row(generator: torch.Generator, extent: int) -> Problem:
+    length = 24 + extent
+    inputs = _qkv(generator, length, length, 16)
+    mask = torch.ones(length, length, dtype=torch.bool).tril()
+    mask[5] = False
+    return Problem(MaskedAttention(), (*inputs, mask))
+
+
 def _ragged(generator: torch.Generator, extent: int) -> Problem:
     length = 40 + extent
     inputs = tuple(normal(generator, 4, 2, length, 16) for _ in range(3))
@@ -106,10 +121,24 @@ def _multi_head(generator: torch.Generator, extent: int) -> Problem:
 _FIXED = frozenset({"attention", "matmul", "scriptable"})
 _TRAITS = _FIXED | {"resizable"}
 
+_PROBES = frozenset({"zeros", "one-hot-values", "sharp", "nan[0]"})
+
 WORKLOADS = (
-    Workload("attention-causal", "Causal self-attention.", partial(_plain, causal=True), 1, traits=_TRAITS),
     Workload(
-        "attention", "Attention in which every query sees every key.", partial(_plain, causal=False), 2, traits=_TRAITS
+        "attention-causal",
+        "Causal self-attention.",
+        partial(_plain, causal=True),
+        1,
+        traits=_TRAITS,
+        probes=_PROBES | {"future", "slice"},
+    ),
+    Workload(
+        "attention",
+        "Attention in which every query sees every key.",
+        partial(_plain, causal=False),
+        2,
+        traits=_TRAITS,
+        probes=_PROBES | {"slice"},
     ),
     Workload(
         "attention-65",
@@ -117,16 +146,42 @@ WORKLOADS = (
         _past_tile,
         2,
         traits=_FIXED,
+        probes=_PROBES | {"future"},
     ),
-    Workload("attention-mask", "A boolean mask, another for each sequence.", _masked, 2, traits=_TRAITS),
     Workload(
-        "attention-ragged", "Padded sequences with a tensor of lengths, one of them 2.", _ragged, 2, traits=_TRAITS
+        "attention-mask", "A boolean mask, another for each sequence.", _masked, 2, traits=_TRAITS, probes=_PROBES
     ),
-    Workload("attention-cross", "Fewer queries than keys.", partial(_cross, causal=False), 2, traits=_TRAITS),
+    Workload(
+        "attention-ragged",
+        "Padded sequences with a tensor of lengths, one of them 2.",
+        _ragged,
+        2,
+        traits=_TRAITS,
+        probes=_PROBES,
+    ),
+    Workload(
+        "attention-cross", "Fewer queries than keys.", partial(_cross, causal=False), 2, traits=_TRAITS, probes=_PROBES
+    ),
     Workload(
         "attention-cross-causal",
         "Fewer queries than keys, causal from the top left: bottom-right alignment shows.",
         partial(_cross, causal=True),
+        3,
+        traits=_TRAITS,
+        probes=_PROBES,
+    ),
+    Workload(
+        "attention-cross-right",
+        "Fewer queries than keys, causal from the bottom right by a mask: top-left alignment shows.",
+        _lower_right,
+        3,
+        traits=_TRAITS,
+        probes=_PROBES | {"future"},
+    ),
+    Workload(
+        "attention-empty-row",
+        "A query that sees no key: its output and its gradient are zeros.",
+        _empty_row,
         3,
         traits=_TRAITS,
     ),

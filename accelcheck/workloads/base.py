@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from accelcheck.case import Mode
+from accelcheck.workloads.trainer import Recipe, Trainer
 
 Result = dict[str, Tensor]
 """What a run produced, by path: ``out``, ``out[1]['hidden']``, ``grad:input[0]``, ``grad:fc1.weight``,
@@ -32,6 +33,7 @@ class Problem:
         loss: Scalar loss of the module's output and `target`; for training.
         optimizer: Makes the optimizer from the parameters; for training.
         steps: Number of optimizer steps of a training run.
+        recipe: How it is trained in trajectory mode; inputs and target are then a data set, one sample a row.
     """
 
     module: nn.Module
@@ -40,6 +42,27 @@ class Problem:
     loss: Loss | None = None
     optimizer: OptimizerMaker | None = None
     steps: int = 4
+    recipe: Recipe | None = None
+
+
+@dataclass(frozen=True)
+class Dropout:
+    """One dropout of a workload, and where its mask shows.
+
+    Of an output and of a gradient, each element must be what it is without dropout (the module in evaluation mode), and
+    clearly not 0, times 0 or ``1 / (1 - rate)``: from both, the mask can be read.
+
+    Attributes:
+        output: Path of the output, such as ``out[1]``.
+        gradient: Path of the gradient, such as ``grad:input[0]``.
+        rate: Probability that an element is dropped.
+        transposed: Whether the gradient has the last two dimensions of the output swapped.
+    """
+
+    output: str
+    gradient: str
+    rate: float
+    transposed: bool = False
 
 
 @dataclass(frozen=True)
@@ -57,7 +80,8 @@ class Workload:
         traits: What techniques ask for: ``matmul``, ``linear`` (has nn.Linear), ``conv`` (NCHW convolution), ``attention``
             (calls scaled_dot_product_attention), ``inplace`` (submodules with an ``inplace`` attribute), ``blocks``
             (a ``blocks`` ModuleList whose members can be checkpointed), ``resizable``, ``branching`` (Python control
-            flow on data), ``batchnorm``, ``exact`` (no rounding at all: indexing, copies), ``scriptable``, ``training``.
+            flow on data), ``batchnorm``, ``exact`` (no rounding at all: indexing, copies), ``custom-function`` (has one: gradients are checked by finite differences),
+            ``twice-differentiable`` (its gradients are differentiated too), ``scriptable``, ``training``.
     """
 
     name: str
@@ -68,6 +92,12 @@ class Workload:
     traits: frozenset[str] = frozenset()
     dtypes: frozenset[str] = frozenset({"float32", "bfloat16", "float16"})
     """Storage dtypes in which eager itself still solves the problem."""
+    features: frozenset[str] = frozenset()
+    """What a device must declare for it to exist there: see `accelcheck.devices.base.Device.features`."""
+    probes: frozenset[str] = frozenset()
+    """Structured inputs that mean something for it besides random ones: names of `accelcheck.workloads.probes.PROBES`."""
+    dropouts: tuple[Dropout, ...] = ()
+    """Its random operations; at least one where the modes have ``random``."""
 
     def problem(self, seed: int, extent: int = 0) -> Problem:
         """The problem of this seed: bitwise the same on every machine with the same torch.
@@ -94,6 +124,11 @@ class Program:
         scaler: Scales the loss in backward and train modes when set.
         synchronize: Called after every optimizer step and at the end: materialises lazy devices.
         update: Context of every optimizer step.
+        strided_cotangents: Whether the output gradients of backward mode lie in memory with their dimensions reversed.
+        twice: Whether backward mode differentiates the gradients too.
+        backpropagate: Given the number of a training step (0 begins a training), gives the parameters their gradients and
+            returns the loss; in train mode, in place of one pass over the whole batch.
+        trainer: Trains it in trajectory mode; each of its parts can be replaced. None without a recipe.
     """
 
     module: nn.Module
@@ -108,6 +143,10 @@ class Program:
     scaler: torch.amp.GradScaler | None = None
     synchronize: Callable[[], None] = lambda: None
     update: Callable[[], AbstractContextManager[Any]] = contextlib.nullcontext
+    backpropagate: Callable[[int], Tensor] | None = None
+    trainer: Trainer | None = None
+    strided_cotangents: bool = False
+    twice: bool = False
     extras: dict[str, Any] = field(default_factory=dict)
 
     @classmethod
@@ -133,14 +172,15 @@ class Program:
             steps=problem.steps,
             seed=seed,
             synchronize=synchronize,
+            trainer=None if problem.recipe is None else Trainer(problem.recipe),
         )
 
     def run(self, mode: Mode) -> Result:
-        """Run once in a mode. Gradients are cleared before; parameters change in train mode only.
+        """Run once in a mode. Gradients are cleared before; parameters change in train and trajectory mode only.
 
         Raises:
-            ValueError: The problem lacks a loss, target or optimizer for train mode, or the mode is none of forward,
-                backward and train.
+            ValueError: The problem lacks a loss, target or optimizer for train mode, or a recipe for trajectory mode, or
+                the mode is none of forward, backward, train and trajectory.
         """
         if mode is Mode.FORWARD:
             result = self._forward()
@@ -148,8 +188,11 @@ class Program:
             result = self._backward()
         elif mode is Mode.TRAIN:
             result = self._train()
+        elif mode is Mode.TRAJECTORY and self.trainer is not None:
+            result = self.trainer.train(self)
         else:
-            raise ValueError(f"a program runs forward, backward or train, not {mode}")
+            needs = "; the problem has no recipe" if mode is Mode.TRAJECTORY else ""
+            raise ValueError(f"a program runs forward, backward, train or trajectory, not {mode}{needs}")
         self.synchronize()
         return {path: tensor.detach() for path, tensor in result.items()}
 
@@ -165,6 +208,10 @@ class Program:
 
     def _backward(self) -> Result:
         self.module.train()
+        return self.gradients()
+
+    def gradients(self) -> Result:
+        """Outputs, gradients and buffers, with the module in the mode (training or evaluation) that it is in."""
         self.module.zero_grad(set_to_none=True)
         self.inputs = tuple(leaf(value) for value in self.inputs)
         result = dict(flatten(self._called()))
@@ -183,42 +230,81 @@ class Program:
         for name, parameter in self.module.named_parameters():
             if parameter.grad is not None:
                 result[f"grad:{name}"] = parameter.grad / factor
+        if self.twice:
+            result |= self._second()
         return result | self._buffers()
+
+    def _second(self) -> Result:
+        """Gradients of the gradients, each contracted with a direction of its own."""
+        outs = {path: out for path, out in flatten(self._called()) if out.requires_grad}
+        leaves = {f"input[{i}]": v for i, v in enumerate(self.inputs) if isinstance(v, Tensor) and v.requires_grad}
+        leaves |= {name: parameter for name, parameter in self.module.named_parameters() if parameter.requires_grad}
+        cotangents = [self._cotangent(path, out) for path, out in outs.items()]
+        first = torch.autograd.grad(
+            list(outs.values()), list(leaves.values()), cotangents, create_graph=True, allow_unused=True
+        )
+        found = {name: g for name, g in zip(leaves, first, strict=True) if g is not None and g.requires_grad}
+        directions = [self._cotangent(f"grad:{name}", gradient) for name, gradient in found.items()]
+        second = torch.autograd.grad(list(found.values()), list(leaves.values()), directions, allow_unused=True)
+        return {f"grad2:{name}": g for name, g in zip(leaves, second, strict=True) if g is not None}
 
     def _cotangent(self, path: str, out: Tensor) -> Tensor:
         from accelcheck.case import stable_seed
 
         generator = torch.Generator().manual_seed(self.seed ^ stable_seed(path))
-        return torch.randn(out.shape, generator=generator, dtype=torch.float32).to(device=out.device, dtype=out.dtype)
+        drawn = torch.randn(out.shape, generator=generator, dtype=torch.float32)
+        # Multiples of 1/64 below 4 are the same numbers in every dtype: the oracle and a half-precision run see one gradient.
+        drawn = (64 * drawn).round().clamp(-255, 255).div(64).to(device=out.device, dtype=out.dtype)
+        return _reversed(drawn) if self.strided_cotangents else drawn
 
     def _train(self) -> Result:
         if self.loss is None or self.target is None or self.optimizer is None:
             raise ValueError("train mode needs a loss, a target and an optimizer: give the Problem all three")
         self.module.train()
-        call = self.module if self.call is None else self.call
         optimizer = self.optimizer(list(self.module.parameters()))
+        backpropagate = self._backpropagate if self.backpropagate is None else self.backpropagate
         result: Result = {}
         for step in range(self.steps):
             optimizer.zero_grad(set_to_none=True)
-            with self.around():
-                loss = self.loss(call(*self.inputs), self.target)
-            result[f"loss[{step}]"] = loss.detach().clone()
-            if self.scaler is None:
-                loss.backward()  # type: ignore[no-untyped-call]  # torch annotates Tensor.backward only in part
-                with self.update():
+            result[f"loss[{step}]"] = backpropagate(step).detach().clone()
+            with self.update():
+                if self.scaler is None:
                     optimizer.step()
-            else:
-                self.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]  # as above
-                with self.update():
+                else:
                     self.scaler.step(optimizer)
                     self.scaler.update()
             self.synchronize()
         result |= {f"parameter:{name}": parameter for name, parameter in self.module.named_parameters()}
         return result | self._buffers()
 
+    def training_loss(self, inputs: tuple[Any, ...], target: Tensor | None) -> Tensor:
+        """The loss of one forward pass over these inputs, as train mode computes it.
+
+        Raises:
+            ValueError: The problem has no loss, or no target is given.
+        """
+        if self.loss is None or target is None:
+            raise ValueError("a training loss needs a loss and a target: give the Problem both")
+        call = self.module if self.call is None else self.call
+        with self.around():
+            return self.loss(call(*inputs), target)
+
+    def _backpropagate(self, step: int) -> Tensor:
+        del step
+        loss = self.training_loss(self.inputs, self.target)
+        scaled = loss if self.scaler is None else self.scaler.scale(loss)
+        scaled.backward()  # type: ignore[no-untyped-call]  # torch annotates Tensor.backward only in part
+        return loss
+
     def _buffers(self) -> Result:
         # A side effect of the forward pass is part of the result: batch-norm statistics, for one.
         return {f"buffer:{name}": buffer.clone() for name, buffer in self.module.named_buffers()}
+
+
+def _reversed(tensor: Tensor) -> Tensor:
+    """The same values with the first dimension as the fastest in memory."""
+    order = tuple(reversed(range(tensor.dim())))
+    return tensor.permute(order).contiguous().permute(order)
 
 
 def leaf(value: Any) -> Any:

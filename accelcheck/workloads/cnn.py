@@ -127,9 +127,16 @@ def _train(generator: torch.Generator, extent: int) -> Problem:
 _CONV = frozenset({"conv", "scriptable", "resizable"})
 _CNN = _CONV | {"matmul", "linear", "batchnorm", "inplace"}
 
+_PROBES = frozenset({"zeros", "ones", "one-hot", "powers", "nan[0]"})
+
 WORKLOADS = (
     Workload(
-        "cnn", "Convolutions with batch norm, one strided, and a head.", partial(_images, make=Cnn), 1, traits=_CNN
+        "cnn",
+        "Convolutions with batch norm, one strided, and a head.",
+        partial(_images, make=Cnn),
+        1,
+        traits=_CNN,
+        probes=_PROBES,
     ),
     Workload(
         "cnn-frozen-norm",
@@ -137,6 +144,7 @@ WORKLOADS = (
         partial(_images, make=FrozenCnn),
         2,
         traits=_CNN,
+        probes=_PROBES,
     ),
     Workload(
         "conv-strided",
@@ -144,6 +152,15 @@ WORKLOADS = (
         partial(_conv, make=partial(nn.Conv2d, 8, 16, 3, stride=2, padding=1)),
         2,
         traits=_CONV,
+        probes=_PROBES,
+    ),
+    Workload(
+        "conv-replicated",
+        "A convolution padded with the values at the edge.",
+        partial(_conv, make=partial(nn.Conv2d, 4, 8, 3, padding=1, bias=False, padding_mode="replicate")),
+        3,
+        traits=_CONV,
+        probes=_PROBES,
     ),
     Workload(
         "conv-depthwise",
@@ -151,6 +168,7 @@ WORKLOADS = (
         partial(_conv, make=partial(nn.Conv2d, 16, 16, 3, padding=2, dilation=2, groups=16)),
         3,
         traits=_CONV,
+        probes=_PROBES,
     ),
     Workload(
         "residual-block",
@@ -158,6 +176,7 @@ WORKLOADS = (
         partial(_images, make=partial(ResidualBlock, 16), image=(16, 12, 12)),
         2,
         traits=_CONV | {"batchnorm", "inplace"},
+        probes=_PROBES,
     ),
     Workload(
         "cnn-blocks",

@@ -36,6 +36,17 @@ def integers(generator: torch.Generator, low: int, high: int, *shape: int) -> Te
     return torch.randint(low, high, shape, generator=generator)
 
 
+def by_value(generator: torch.Generator, tensor: Tensor) -> Tensor:
+    """Numbers of [0, 1), FP64, as if random, but the same wherever `tensor` has the same value: low bits of it times one.
+
+    What is equal rounds equally: inputs that repeat (ones, the pixels of an empty image) have errors that do not average
+    out, and independent random errors would not show it. Values that differ in their 27th bit get other numbers.
+    """
+    factor = 2.0**26 * (1.0 + torch.rand((), generator=generator, dtype=torch.float64))
+    mantissa, _ = torch.frexp(tensor)
+    return mantissa.to(torch.float64).mul_(factor).frac_().abs_().nan_to_num_()
+
+
 def orders(generator: torch.Generator, *shape: int) -> Tensor:
     """Independent permutations along the last dimension, int64: no two indices of a row are the same."""
     return torch.rand(shape, generator=generator).argsort(dim=-1)

@@ -8,8 +8,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from accelcheck.case import Mode
 from accelcheck.workloads.base import Problem, Workload
-from accelcheck.workloads.draw import normal
+from accelcheck.workloads.draw import initialise, normal
 
 
 class Shift(nn.Module):
@@ -86,6 +87,60 @@ class Chain(nn.Module):
         return x
 
 
+class Times(nn.Module):
+    """``x * y``."""
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        return x * y
+
+
+class Weigh(nn.Module):
+    """``x * weight (32,)``: nothing is added, so that the smallest numbers stay what they are."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(32))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.weight
+
+
+class Bound(nn.Module):
+    """``clamp(max(x, y), -1, 1)`` and ``relu(x)``: selections alone."""
+
+    def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        return torch.maximum(x, y).clamp(-1.0, 1.0), torch.relu(x)
+
+
+class Overlap(nn.Module):
+    """Each column plus the one before it: done in place, reads and writes would overlap."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.cat([x[:, :1], x[:, 1:] + x[:, :-1]], dim=1)
+
+
+def _weigh(generator: torch.Generator, extent: int) -> Problem:
+    module = Weigh()
+    initialise(module, generator)
+    return Problem(module, (normal(generator, 24 + extent, 32),))
+
+
+def _large(generator: torch.Generator, extent: int) -> Problem:
+    return Problem(Times(), (normal(generator, 256 + extent, 256), normal(generator, 256 + extent, 256)))
+
+
+def _bound(generator: torch.Generator, extent: int) -> Problem:
+    return Problem(Bound(), (normal(generator, 24 + extent, 32), normal(generator, 24 + extent, 32)))
+
+
+def _broadcast(generator: torch.Generator, extent: int) -> Problem:
+    return Problem(Times(), (normal(generator, 24 + extent, 32), normal(generator, 1, 32)))
+
+
+def _overlap(generator: torch.Generator, extent: int) -> Problem:
+    return Problem(Overlap(), (normal(generator, 24 + extent, 32),))
+
+
 def _problem(generator: torch.Generator, extent: int, *, length: int, scalar: bool = False) -> Problem:
     x = normal(generator, 48 + extent, 64)
     # y lies in [0.5, 1.5]: large enough to matter in every statement, small enough to bound the chain.
@@ -95,6 +150,8 @@ def _problem(generator: torch.Generator, extent: int, *, length: int, scalar: bo
 
 _TRAITS = frozenset({"scriptable", "resizable"})
 
+_PROBES = frozenset({"nan[0]", "inf[0]", "-inf[0]", "nan[1]", "zeros", "slice"})
+
 WORKLOADS = (
     Workload(
         "elementwise-1",
@@ -102,6 +159,7 @@ WORKLOADS = (
         partial(_problem, length=1),
         2,
         traits=_TRAITS,
+        probes=_PROBES,
     ),
     Workload(
         "elementwise-5",
@@ -109,6 +167,7 @@ WORKLOADS = (
         partial(_problem, length=5),
         1,
         traits=_TRAITS | {"inplace"},
+        probes=_PROBES,
     ),
     Workload(
         "elementwise-30",
@@ -123,5 +182,32 @@ WORKLOADS = (
         partial(_problem, length=5, scalar=True),
         2,
         traits=_TRAITS | {"inplace"},
+        probes=frozenset({"nan[0]", "zeros"}),
     ),
+    Workload(
+        "elementwise-large",
+        "A product of 256 x 256: one row, column or tile is less than 1 % of it.",
+        _large,
+        3,
+        frozenset({Mode.FORWARD}),
+        _TRAITS,
+    ),
+    Workload(
+        "elementwise-product",
+        "A product alone: what happens to the smallest numbers shows.",
+        _weigh,
+        3,
+        traits=_TRAITS,
+        probes=_PROBES - {"nan[1]"} | {"tiny", "scaled"},
+    ),
+    Workload("elementwise-broadcast", "A matrix times a row, whose gradient is a sum.", _broadcast, 2, traits=_TRAITS),
+    Workload(
+        "elementwise-bound",
+        "Maximum, clamp and ReLU, which must let NaN pass.",
+        _bound,
+        3,
+        traits=_TRAITS | {"exact"},
+        probes=_PROBES | {"inf[1]", "-inf[1]"},
+    ),
+    Workload("elementwise-overlap", "Columns that are added to their neighbours.", _overlap, 2, traits=_TRAITS),
 )

@@ -1,4 +1,4 @@
-"""Slicing and indexing. Nothing is computed, so the result is exact, unless gradients of repeated indices add up."""
+"""Slicing and indexing. Nothing is computed, so the result is exact, unless repeated indices add up."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
+from accelcheck.case import Mode
 from accelcheck.workloads.base import Problem, Workload
 from accelcheck.workloads.draw import integers, normal, orders
 
@@ -40,6 +41,33 @@ class Gather(nn.Module):
         return torch.gather(x, 1, index)
 
 
+class IndexAdd(nn.Module):
+    """Rows of ``source (R, C)`` added to those rows of ``x`` that an index names, most of them many times."""
+
+    def forward(self, x: Tensor, index: Tensor, source: Tensor) -> Tensor:
+        return torch.index_add(x, 0, index, source)
+
+
+class FarElements(nn.Module):
+    """Elements of a matrix of 2**32, whose rows are all windows of ``x (2**17 - 1,)``: it takes no memory."""
+
+    def forward(self, x: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
+        return x.unfold(0, 65536, 1)[rows, columns]  # TorchScript takes 2**16 for a float
+
+
+def _index_add(generator: torch.Generator, extent: int) -> Problem:
+    rows = 192 + extent
+    index = integers(generator, 0, 12, rows)
+    return Problem(IndexAdd(), (normal(generator, 12, 8), index, normal(generator, rows, 8)))
+
+
+def _far(generator: torch.Generator, extent: int) -> Problem:
+    del extent  # the size is the point
+    rows, columns = (integers(generator, 2**15, 2**16, 24) for _ in range(2))
+    rows[0] = columns[0] = 2**16 - 1
+    return Problem(FarElements(), (normal(generator, 2**17 - 1), rows, columns))
+
+
 def _slicing(generator: torch.Generator, extent: int) -> Problem:
     return Problem(Slicing(), (normal(generator, 20 + extent, 30),))
 
@@ -65,16 +93,59 @@ def _gather(generator: torch.Generator, extent: int, *, repeated: bool) -> Probl
 _TRAITS = frozenset({"scriptable", "resizable"})
 _EXACT = _TRAITS | {"exact"}
 
+_PROBES = frozenset({"nan[0]", "inf[0]", "-inf[0]", "one-hot", "scaled"})
+
 WORKLOADS = (
-    Workload("slicing", "Basic slices with steps and negative bounds, concatenated.", _slicing, 2, traits=_EXACT),
-    Workload("advanced-indexing", "Two index tensors that broadcast; no element twice.", _advanced, 2, traits=_EXACT),
-    Workload("index-select", "Some columns in another order.", _select, 2, traits=_EXACT),
-    Workload("gather", "Other elements of each row; none twice.", partial(_gather, repeated=False), 2, traits=_EXACT),
+    Workload(
+        "slicing",
+        "Basic slices with steps and negative bounds, concatenated.",
+        _slicing,
+        2,
+        traits=_EXACT,
+        probes=_PROBES,
+    ),
+    Workload(
+        "advanced-indexing",
+        "Two index tensors that broadcast; no element twice.",
+        _advanced,
+        2,
+        traits=_EXACT,
+        probes=_PROBES,
+    ),
+    Workload("index-select", "Some columns in another order.", _select, 2, traits=_EXACT, probes=_PROBES),
+    Workload(
+        "gather",
+        "Other elements of each row; none twice.",
+        partial(_gather, repeated=False),
+        2,
+        traits=_EXACT,
+        probes=_PROBES,
+    ),
+    Workload(
+        "far-elements",
+        "The last elements of a view of 2**32: indices do not fit into 31 bits.",
+        _far,
+        3,
+        frozenset({Mode.FORWARD}),  # torch would write the view's gradient out: 16 GiB
+        frozenset({"scriptable", "exact"}),
+        features=frozenset({"strided"}),
+    ),
+    Workload(
+        "index-add",
+        "Many rows added to few: updates meet.",
+        _index_add,
+        2,
+        traits=_TRAITS,
+        # Atomic additions round half precision once an update: nothing owes more.
+        dtypes=frozenset({"float32"}),
+        probes=frozenset({"ones", "scaled"}),
+    ),
     Workload(
         "gather-repeated",
         "Elements taken several times, whose gradients add up.",
         partial(_gather, repeated=True),
         2,
         traits=_TRAITS,
+        probes=_PROBES,
     ),
 )

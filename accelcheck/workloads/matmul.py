@@ -45,6 +45,38 @@ class MatmulBiasReluTotal(Affine):
         return out, out.sum(0) + self.bias
 
 
+class Product(nn.Module):
+    """``x @ weight``, summed over rows if so told: ``(rows, K)`` to ``(rows, N)`` or ``(N,)``."""
+
+    __constants__ = ("total",)
+
+    def __init__(self, inner: int, columns: int, *, total: bool = False) -> None:
+        super().__init__()
+        self.total = total
+        self.weight = nn.Parameter(torch.empty(inner, columns))
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = x @ self.weight
+        return out.sum(0) if self.total else out
+
+
+def _long(generator: torch.Generator, extent: int) -> Problem:
+    module = Product(4097, 8)
+    with torch.no_grad():
+        module.weight.copy_(1.0 + 0.05 * normal(generator, 4097, 8))
+    x = 1.0 + 0.05 * normal(generator, 4 + extent, 4097)
+    x[:, 0] = 2048.0  # in FP16, 2048 + 1 is 2048
+    return Problem(module, (x,))
+
+
+def _total(generator: torch.Generator, extent: int) -> Problem:
+    module = Product(8, 8, total=True)
+    with torch.no_grad():
+        module.weight.copy_(0.125 + 0.01 * normal(generator, 8, 8))
+    # 4096 terms of about 1: FP16 would stop counting at 2048.
+    return Problem(module, (1.0 + 0.05 * normal(generator, 4096 + extent, 8),))
+
+
 def _transposed(generator: torch.Generator, rows: int, inner: int) -> Tensor:
     return separated(generator, inner, rows).t()
 
@@ -78,14 +110,21 @@ _fixed = partial(_problem, resizable=False)
 _TRAITS = frozenset({"matmul", "scriptable"})
 _RESIZABLE = _TRAITS | {"resizable"}
 
+_PROBES = frozenset(
+    {"zeros", "ones", "one-hot", "powers", "channels", "midpoints", "cancel", "nan[0]", "inf[0]", "-inf[0]"}
+)
+
 WORKLOADS = (
-    Workload("matmul", "Matrix product, bias and ReLU, 64x96x80.", _problem, 1, traits=_RESIZABLE),
+    Workload(
+        "matmul", "Matrix product, bias and ReLU, 64x96x80.", _problem, 1, traits=_RESIZABLE, probes=_PROBES | {"slice"}
+    ),
     Workload(
         "matmul-127",
         "One less than a tile in every size: a stale or masked tail shows.",
         partial(_fixed, sizes=(127,) * 3),
         2,
         traits=_TRAITS,
+        probes=_PROBES,
     ),
     Workload(
         "matmul-129",
@@ -93,8 +132,16 @@ WORKLOADS = (
         partial(_fixed, sizes=(129,) * 3),
         2,
         traits=_TRAITS,
+        probes=_PROBES,
     ),
-    Workload("matmul-one", "One row, inner size 1.", partial(_fixed, sizes=(1, 1, 80)), 2, traits=_TRAITS),
+    Workload(
+        "matmul-one",
+        "One row, inner size 1.",
+        partial(_fixed, sizes=(1, 1, 80)),
+        2,
+        traits=_TRAITS,
+        probes=_PROBES,
+    ),
     Workload(
         "matmul-empty",
         "No rows: an empty output, a sum over nothing, and a weight gradient of zeros.",
@@ -102,13 +149,38 @@ WORKLOADS = (
         2,
         traits=_TRAITS,
     ),
-    Workload("matmul-transposed", "A column-major input.", partial(_problem, draw=_transposed), 2, traits=_RESIZABLE),
+    Workload(
+        "matmul-long",
+        "4096 terms of about 1 after one of 2048.",
+        _long,
+        3,
+        traits=_RESIZABLE,
+        probes=frozenset({"cancel"}),
+    ),
+    Workload(
+        "matmul-total",
+        "The sum over 4096 rows of a matrix product, each about 1: what autocast must add in float32.",
+        _total,
+        3,
+        traits=_RESIZABLE,
+        # PJRT's CPU client adds half precision in half precision.
+        dtypes=frozenset({"float32"}),
+    ),
+    Workload(
+        "matmul-transposed",
+        "A column-major input.",
+        partial(_problem, draw=_transposed),
+        2,
+        traits=_RESIZABLE,
+        probes=_PROBES | {"slice"},
+    ),
     Workload(
         "matmul-sliced",
         "An input with an offset and row stride 312.",
         partial(_problem, draw=_sliced),
         2,
         traits=_RESIZABLE,
+        probes=_PROBES | {"slice"},
     ),
     Workload(
         "matmul-expanded",
@@ -116,5 +188,6 @@ WORKLOADS = (
         partial(_problem, draw=_expanded),
         2,
         traits=_RESIZABLE,
+        probes=_PROBES,
     ),
 )

@@ -88,14 +88,24 @@ def _train(generator: torch.Generator, extent: int) -> Problem:
 
 _TRAITS = frozenset({"matmul", "linear", "scriptable", "resizable"})
 
+_PROBES = frozenset({"zeros", "one-hot", "powers", "channels", "midpoints", "nan[0]", "slice"})
+
 WORKLOADS = (
-    Workload("mlp", "Three linear layers with ReLU.", _mlp, 1, traits=_TRAITS | {"inplace"}),
+    Workload(
+        "mlp",
+        "Three linear layers with ReLU.",
+        _mlp,
+        1,
+        traits=_TRAITS | {"inplace"},
+        probes=_PROBES | {"ones", "inf[0]", "-inf[0]"},
+    ),
     Workload(
         "mlp-blocks",
         "Three residual blocks of layer norm, linear, GELU, linear.",
         _blocks,
         1,
         traits=_TRAITS | {"blocks"},
+        probes=_PROBES | {"huge"},
     ),
     Workload(
         "train-mlp",

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from accelcheck.case import Mode
 from accelcheck.workloads.base import Problem, Workload
 from accelcheck.workloads.draw import initialise, integers, normal
 
@@ -42,6 +43,18 @@ def _narrow(generator: torch.Generator, extent: int) -> Problem:
     return Problem(module, (0.01 * normal(generator, 64 + extent, 4),))
 
 
+def _large(generator: torch.Generator, extent: int) -> Problem:
+    module = nn.LayerNorm(24)
+    initialise(module, generator)
+    # Squares are beyond FP16's range.
+    return Problem(module, (1e4 * normal(generator, 16 + extent, 24),))
+
+
+def _softmax(generator: torch.Generator, extent: int) -> Problem:
+    # exp(200) overflows where the maximum is not subtracted first.
+    return Problem(nn.Softmax(-1), (200.0 + normal(generator, 16 + extent, 24),))
+
+
 def _gelu(generator: torch.Generator, extent: int) -> Problem:
     rows = 32 + extent
     grid = torch.linspace(-4.0, 4.0, rows * 64).reshape(rows, 64)
@@ -50,8 +63,42 @@ def _gelu(generator: torch.Generator, extent: int) -> Problem:
 
 _TRAITS = frozenset({"scriptable", "resizable"})
 
+_PROBES = frozenset({"nan[0]", "zeros", "slice"})
+
 WORKLOADS = (
     Workload("embedding-norm-gelu", "Embedding with repeated tokens, layer norm, GELU.", _embedding, 2, traits=_TRAITS),
-    Workload("layer-norm-narrow", "Layer norm over four values of low variance.", _narrow, 2, traits=_TRAITS),
-    Workload("gelu", "GELU on a dense grid of [-4, 4]: the tanh approximation shows.", _gelu, 2, traits=_TRAITS),
+    Workload(
+        "layer-norm-narrow",
+        "Layer norm over four values of low variance.",
+        _narrow,
+        2,
+        traits=_TRAITS,
+        probes=_PROBES | {"huge", "inf[0]"},
+    ),
+    Workload("layer-norm-large", "Layer norm of numbers of about 1e4.", _large, 3, traits=_TRAITS, probes=_PROBES),
+    Workload(
+        "softmax",
+        "Softmax of 24 scores of about 200.",
+        _softmax,
+        3,
+        traits=_TRAITS,
+        probes=_PROBES | {"ones", "inf[0]", "-inf[0]"},
+    ),
+    Workload(
+        "gelu",
+        "GELU on a dense grid of [-4, 4]: the tanh approximation shows.",
+        _gelu,
+        2,
+        traits=_TRAITS,
+        probes=_PROBES | {"huge"},
+    ),
+    Workload(
+        "gelu-infinity",
+        "GELU of an infinity, which it must let pass.",
+        _gelu,
+        2,
+        frozenset({Mode.FORWARD}),
+        _TRAITS,
+        probes=frozenset({"inf[0]"}),
+    ),
 )

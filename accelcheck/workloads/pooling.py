@@ -1,9 +1,10 @@
-"""Mean and maximum over padded sequences of different lengths."""
+"""Mean and maximum over padded sequences of different lengths, and the mean over windows of an image."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from accelcheck.workloads.base import Problem, Workload
 from accelcheck.workloads.draw import initialise, lengths, normal, orders
@@ -39,6 +40,18 @@ class MaxPool(nn.Module):
         return out
 
 
+class AveragePool(nn.Module):
+    """The mean over 3x3 windows, two apart, of what is no padding: ``(N, C, H, W)``."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return functional.avg_pool2d(x, 3, stride=2, padding=1, count_include_pad=False)
+
+
+def _average(generator: torch.Generator, extent: int) -> Problem:
+    # Far from 0, so that padding taken for values shows.
+    return Problem(AveragePool(), (1.0 + 0.25 * normal(generator, 2, 4, 9 + extent, 11),))
+
+
 def _mean(generator: torch.Generator, extent: int) -> Problem:
     module = MeanPool()
     initialise(module, generator)
@@ -60,7 +73,33 @@ def _max(generator: torch.Generator, extent: int) -> Problem:
 
 _TRAITS = frozenset({"matmul", "linear", "scriptable", "resizable"})
 
+_PROBES = frozenset({"nan[0]", "zeros", "ones"})
+
 WORKLOADS = (
-    Workload("mean-pool", "The mean over padded sequences with a tensor of lengths.", _mean, 2, traits=_TRAITS),
-    Workload("max-pool", "The maximum over padded sequences with a tensor of lengths.", _max, 2, traits=_TRAITS),
+    Workload(
+        "mean-pool",
+        "The mean over padded sequences with a tensor of lengths.",
+        _mean,
+        2,
+        traits=_TRAITS,
+        probes=_PROBES,
+    ),
+    Workload(
+        "average-pool",
+        "The mean over windows that reach beyond the edge, of what is inside.",
+        _average,
+        3,
+        traits=_TRAITS - {"matmul", "linear"},
+        # PJRT's CPU client adds half precision in half precision.
+        dtypes=frozenset({"float32"}),
+        probes=_PROBES | {"scaled"},
+    ),
+    Workload(
+        "max-pool",
+        "The maximum over padded sequences with a tensor of lengths.",
+        _max,
+        2,
+        traits=_TRAITS,
+        probes=_PROBES,
+    ),
 )

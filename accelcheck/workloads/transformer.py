@@ -99,7 +99,12 @@ _TRAITS = frozenset({"attention", "matmul", "linear", "scriptable", "resizable"}
 
 WORKLOADS = (
     Workload(
-        "transformer-block", "One pre-norm encoder block: attention, layer norm, GELU.", _block, 2, traits=_TRAITS
+        "transformer-block",
+        "One pre-norm encoder block: attention, layer norm, GELU.",
+        _block,
+        2,
+        traits=_TRAITS,
+        probes=frozenset({"slice"}),
     ),
     Workload("transformer-blocks", "Three encoder blocks and a norm.", _blocks, 2, traits=_TRAITS | {"blocks"}),
     Workload(

@@ -1,0 +1,299 @@
+"""Plants every fault and every correct variant in the matrix, and counts what the verdicts make of them."""
+
+from __future__ import annotations
+
+import functools
+import multiprocessing
+import os
+from collections import Counter
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from accelcheck.capability import SUPPORTED
+from accelcheck.case import Case, Verdict
+from accelcheck.devices.base import Status
+from accelcheck.faults.base import Fault, Planted, Variant
+from accelcheck.faults.plant import nothing
+from accelcheck.matrix import Matrix, devices
+from accelcheck.qualify.execute import Bench
+from accelcheck.qualify.ledger import Ledger, shipped
+from accelcheck.registry import discover, index
+from accelcheck.techniques.base import Technique
+from accelcheck.verify.oracle import Store
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from accelcheck.case import Mode
+    from accelcheck.devices.base import Device
+    from accelcheck.journal import Record
+    from accelcheck.workloads.base import Workload
+
+
+DEVICE_FAILS = "device-fails"
+"""Code of rows that were not attempted because the device gets their workload wrong without any plant."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One line of the kill table: a plant at one strength, in one workload, mode and dtype.
+
+    Attributes:
+        plant: Name of the fault or variant.
+        strength: Of a fault; 1 where it has no degrees.
+        workload, mode, dtype: Where.
+        correct: Whether it is a correct variant.
+        hidden: Why a fault may be missed here; empty where it must be caught.
+    """
+
+    plant: str
+    strength: float
+    workload: str
+    mode: Mode
+    dtype: str
+    correct: bool = False
+    hidden: str = ""
+
+    def __str__(self) -> str:
+        degree = f" {self.strength:g}" if self.strength != 1.0 else ""
+        return f"{self.plant}{degree} in {self.workload}/{self.dtype}/{self.mode}"
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of a row with one seed.
+
+    Attributes:
+        verdict: The engine's.
+        views: The views and other checks that found something wrong.
+        reason: The engine's reason.
+        code: Why it was not run.
+        compared: Elements compared.
+        seconds: Wall time by phase.
+    """
+
+    row: Row
+    seed: int
+    verdict: Verdict
+    views: tuple[str, ...]
+    reason: str
+    code: str = ""
+    compared: int = 0
+    seconds: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def ran(self) -> bool:
+        """Whether it was planted at all."""
+        return self.verdict.executed
+
+    @property
+    def caught(self) -> bool:
+        """Whether the verdict says that something is wrong with the result; an `error` says nothing about it."""
+        return self.verdict is Verdict.FAIL
+
+    @property
+    def good(self) -> bool:
+        """Whether the verdict is what it must be: `fail` for a fault, unless it is hidden, `pass` for a variant."""
+        if not self.ran:
+            return True
+        if self.row.correct:
+            return self.verdict is Verdict.PASS
+        return self.caught or (bool(self.row.hidden) and self.verdict is Verdict.PASS)
+
+
+@functools.cache
+def faults() -> Mapping[str, Fault]:
+    """The catalogue, by name."""
+    return index("fault", discover("accelcheck.faults", "FAULTS"))
+
+
+@functools.cache
+def variants() -> Mapping[str, Variant]:
+    """The correct variants, by name."""
+    return index("variant", discover("accelcheck.faults", "VARIANTS"))
+
+
+def rows() -> list[Row]:
+    """Every line of the kill table, ordered by workload, so that those that share oracles stand together."""
+    found = [
+        Row(f.name, strength, cell.workload, cell.mode, dtype, hidden=f.hidden.get((dtype, strength), ""))
+        for f in faults().values()
+        for cell in f.cells
+        for dtype in cell.dtypes
+        for strength in f.strengths
+    ]
+    found += [
+        Row(v.name, 1.0, cell.workload, cell.mode, dtype, correct=True)
+        for v in variants().values()
+        for cell in v.cells
+        for dtype in cell.dtypes
+    ]
+    return sorted(found, key=lambda row: (row.workload, row.mode, row.dtype, row.plant, -row.strength))
+
+
+def attempt(row: Row, seed: int, device: Device, matrix: Matrix, store: Store) -> Outcome:
+    """Plant, run, judge.
+
+    Args:
+        row: What is planted, and where.
+        seed: Number of the seed: workloads of other numbers have other parameters and inputs.
+        device: Present here.
+        matrix: Of the built-in techniques and workloads.
+        store: Of references.
+    """
+    there = _plant(row).exists(device)
+    if not there.ok:
+        return Outcome(row, seed, there.verdict or Verdict.UNSUPPORTED, (), str(there), str(there.code))
+    return _outcome(row, seed, _record(planted(row, matrix), row, seed, device, matrix, store))
+
+
+def attempts(rows: Sequence[Row], seed: int, device: Device, matrix: Matrix, store: Store) -> list[Outcome]:
+    """Attempt rows of one workload, mode and dtype, after each of their techniques without a plant.
+
+    Where a technique fails without one, and the device's ledger says so, nothing can be told of a plant: its rows are not
+    attempted. Where the ledger does not say so, the plain run is a false alarm, as that of any correct variant is.
+    """
+    found: list[Outcome] = []
+    fails: dict[str, str] = {}
+    for row in rows:
+        technique = _base(row, matrix)
+        if technique.name not in fails:
+            plain = _plain(technique, row, seed, device, matrix, store)
+            fails[technique.name] = "" if plain.ran else plain.reason
+            found.append(plain)
+        if fails[technique.name] and _plant(row).exists(device).ok:
+            found.append(Outcome(row, seed, Verdict.UNSUPPORTED, (), fails[technique.name], DEVICE_FAILS))
+        else:
+            found.append(attempt(row, seed, device, matrix, store))
+    return found
+
+
+def _plain(technique: Technique, row: Row, seed: int, device: Device, matrix: Matrix, store: Store) -> Outcome:
+    plain = replace(row, plant=f"{technique.name}, nothing planted", strength=1.0, correct=True, hidden="")
+    record = _record(Planted(technique, nothing), row, seed, device, matrix, store)
+    case = replace(record.case, workload=row.workload)
+    known = _bench({}, {}, device, store, Ledger.load(shipped((device.name,)))).expect(replace(record, case=case))
+    if known.verdict is Verdict.XFAIL:
+        reason = f"{case.id} fails by itself: {known.reason.splitlines()[0]}"
+        return Outcome(plain, seed, Verdict.UNSUPPORTED, (), reason, DEVICE_FAILS)
+    return _outcome(plain, seed, record)
+
+
+def _record(technique: Technique, row: Row, seed: int, device: Device, matrix: Matrix, store: Store) -> Record:
+    workload = seeded(matrix.workloads[row.workload], seed)
+    bench = _bench({technique.name: technique}, {workload.name: workload}, device, store, Ledger())
+    return bench.run(Case(technique.name, workload.name, device.name, row.dtype, row.mode, 1))
+
+
+def _bench(
+    techniques: Mapping[str, Technique],
+    workloads: Mapping[str, Workload],
+    device: Device,
+    store: Store,
+    ledger: Ledger,
+) -> Bench:
+    return Bench(
+        matrix=Matrix(techniques, workloads),
+        devices={device.name: device},
+        statuses={device.name: Status(device.name, SUPPORTED)},
+        store=store,
+        ledger=ledger,
+    )
+
+
+def _outcome(row: Row, seed: int, record: Record) -> Outcome:
+    return Outcome(
+        row, seed, record.verdict, caught_by(record), record.reason, record.code, record.compared, record.seconds
+    )
+
+
+def planted(row: Row, matrix: Matrix) -> Planted:
+    """The technique of a row, with its plant in it."""
+    plant = _plant(row)
+    return Planted(_base(row, matrix), plant.plant() if isinstance(plant, Variant) else plant.plant(row.strength))
+
+
+def _base(row: Row, matrix: Matrix) -> Technique:
+    technique = _plant(row).technique
+    return technique if isinstance(technique, Technique) else matrix.techniques[technique]
+
+
+def _plant(row: Row) -> Fault | Variant:
+    return variants()[row.plant] if row.correct else faults()[row.plant]
+
+
+def seeded(workload: Workload, number: int) -> Workload:
+    """The same workload with other numbers: a case's seed comes from the workload's name."""
+    return replace(workload, name=f"{workload.name}+{number}") if number else workload
+
+
+def caught_by(record: Record) -> tuple[str, ...]:
+    """What found something wrong: views and other checks, each once, the most frequent first."""
+    found: Counter[str] = Counter()
+    if record.verdict is Verdict.FAIL:
+        for line in record.reason.splitlines():
+            path, _, rest = line.partition(": ")
+            what = rest.partition(": ")[0].partition(" at ")[0].partition(" [")[0].partition(",")[0]
+            found["evidence" if path == "not engaged" else what.removeprefix("view ")] += 1
+    return tuple(name for name, _ in found.most_common())
+
+
+def run(
+    device: str, chosen: Sequence[Row], seeds: int, jobs: int, environ: Mapping[str, str], folder: Path
+) -> Iterator[list[Outcome]]:
+    """Attempt every row with every seed, in processes of their own; what is done comes in groups, in any order.
+
+    Args:
+        device: Name of a built-in device, present here.
+        chosen: Rows.
+        seeds: How many seeds, from 0.
+        jobs: Processes.
+        environ: Variables to set in them before torch is imported.
+        folder: For the references that they share; private to this run.
+
+    Raises:
+        RuntimeError: A process died.
+    """
+    groups: dict[tuple[str, Mode, str], list[Row]] = {}
+    for row in chosen:
+        groups.setdefault((row.workload, row.mode, row.dtype), []).append(row)
+    # The large groups first, so that no process ends long after the others.
+    ordered = sorted(groups.values(), key=len, reverse=True)
+    tasks = [(device, group, seed, str(folder)) for group in ordered for seed in range(seeds)]
+    context = multiprocessing.get_context("spawn")  # torch's threads and a backend's client do not survive a fork
+    with ProcessPoolExecutor(jobs, mp_context=context, initializer=_begin, initargs=(dict(environ),)) as pool:
+        waiting = [pool.submit(_attempts, *task) for task in tasks]
+        try:
+            for done in as_completed(waiting):
+                yield done.result()
+        except BrokenProcessPool as error:
+            raise RuntimeError(
+                "a process of the selftest died: run it again with --jobs=1 and --fault to find the plant that kills it"
+            ) from error
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _begin(environ: dict[str, str]) -> None:
+    os.environ.update(environ)
+    import torch
+
+    torch.set_num_threads(1)
+
+
+@functools.cache
+def _matrix() -> Matrix:
+    return Matrix.load()
+
+
+@functools.cache
+def _device(name: str) -> Device:
+    return devices()[name]
+
+
+def _attempts(device: str, group: list[Row], seed: int, folder: str) -> list[Outcome]:
+    store = Store(Path(folder))
+    return attempts(group, seed, _device(device), _matrix(), store)

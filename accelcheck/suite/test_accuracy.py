@@ -1,0 +1,29 @@
+"""Does the accuracy hold? Trained models on held-out samples, and what training reaches, against FP32 eager."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from accelcheck.case import Mode
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from accelcheck.case import Case
+    from accelcheck.journal import Record
+
+    Check = Callable[[Case], Record]
+
+
+@pytest.mark.accel(Mode.ACCURACY)
+def test_accuracy(accel_case: Case, accel_check: Check) -> None:
+    """A trained model keeps its accuracy under the technique."""
+    accel_check(accel_case)
+
+
+@pytest.mark.accel(Mode.LEARNING)
+def test_learning(accel_case: Case, accel_check: Check) -> None:
+    """Training with the technique reaches the accuracy of training without."""
+    accel_check(accel_case)

@@ -1,0 +1,23 @@
+"""Is it random? Masks of dropout: their rate, independence and scale, seeds, the gradient's mask, evaluation mode."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from accelcheck.case import Mode
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from accelcheck.case import Case
+    from accelcheck.journal import Record
+
+    Check = Callable[[Case], Record]
+
+
+@pytest.mark.accel(Mode.RANDOM)
+def test_randomness(accel_case: Case, accel_check: Check) -> None:
+    """Random operations."""
+    accel_check(accel_case)

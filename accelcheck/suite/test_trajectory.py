@@ -1,0 +1,21 @@
+"""Does a long training go where it should? Every selected case, judged by what rounding and seeds alone cause."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from accelcheck.case import Mode
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from accelcheck.case import Case
+    from accelcheck.journal import Record
+
+
+@pytest.mark.accel(Mode.TRAJECTORY)
+def test_trajectory(accel_case: Case, accel_check: Callable[[Case], Record]) -> None:
+    """Losses, gradient norms and parameters of a long training, its resumption, and its gradient scaler."""
+    accel_check(accel_case)

@@ -1,0 +1,130 @@
+"""The trainings that a candidate's is compared with: FP64, FP64 with rounding errors, FP32 eager, other seeds."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from accelcheck.case import Mode
+from accelcheck.verify.cache import once
+from accelcheck.verify.oracle import TRUST, OracleError
+from accelcheck.verify.precision import SLACK
+from accelcheck.verify.rounding import Rounding
+from accelcheck.verify.trajectory import SEEDS, Course, chart, judge, used
+from accelcheck.workloads.base import Program
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from accelcheck.case import Case
+    from accelcheck.techniques.base import Technique
+    from accelcheck.workloads.base import Result, Workload
+
+SAMPLES = 4
+"""Trainings with rounding errors. Each step's number is compared with those of 9 steps (`trajectory.REACH`), each tensor
+has many elements: four are enough for either, and a training costs more than a pass."""
+
+
+def course(folder: Path, case: Case, technique: Technique, workload: Workload) -> tuple[Course, float]:
+    """The course of a case, computed once for all processes of a run; and how much more eager errs than the samples.
+
+    Args:
+        folder: Private to the run and trusted.
+        case: In trajectory mode.
+        technique: Gives precision and oracle.
+        workload: Has a recipe.
+
+    Raises:
+        OracleError: A training failed or lost its way, or eager does not agree with FP64.
+    """
+    precision = technique.precision(case.dtype)
+    key = f"{case.workload}/{case.seed}/{case.dtype}/{case.mode}/{precision}/{technique.oracle}"
+    plain = once(folder, key, lambda: _plain(*_compute(workload, technique, case, precision)))
+    late = {kind: (pair[0], pair[1]) for kind, pair in plain["late"].items()}
+    return Course(plain["truth"], plain["start"], plain["allowed"], plain["horizons"], late), plain["eager_excess"]
+
+
+def _compute(workload: Workload, technique: Technique, case: Case, precision: str) -> tuple[Course, float]:
+    exact = _exactly(workload, technique, case)
+    start = {name: parameter.detach().clone() for name, parameter in exact.module.named_parameters()}
+    with sdpa_kernel(SDPBackend.MATH):  # nothing fused stands between the roundings
+        truth = _trained(f"{workload.name}: FP64", exact, case.seed)
+        samples = [_sample(workload, technique, case, precision, index) for index in range(SAMPLES)]
+    seeds = [
+        _trained(f"{workload.name}: eager", _other(workload, case, number), case.seed + number)
+        for number in range(SEEDS)
+    ]
+    try:
+        found = chart(truth, start, samples, seeds)
+    except ValueError as error:
+        raise OracleError(f"{workload.name}: {error}") from error
+    if technique.oracle != "float64" or precision != case.dtype:
+        return found, 0.0
+    judgement = judge(seeds[0], found)
+    by_step = [figure for figure in judgement.figures if figure.path in found.allowed]
+    excess = max((SLACK * used(figure) for figure in by_step), default=math.inf)
+    if not excess <= TRUST:
+        raise OracleError(
+            f"{workload.name}: eager on the CPU is {excess:.3g} times further from FP64 than rounding explains (limit "
+            f"{TRUST:g}): {'; '.join(judgement.faults)}"
+        )
+    return found, excess
+
+
+def _exactly(workload: Workload, technique: Technique, case: Case) -> Program:
+    """In FP64, from parameters and data as the storage dtype rounds them."""
+    program = Program.of(workload.problem(case.seed), dtype=getattr(torch, case.dtype), seed=case.seed)
+    program.module.double()
+    program.inputs = tuple(_double(value) for value in program.inputs)
+    program.target = _double(program.target)
+    program.module = technique.emulate(program.module, program.inputs)
+    return program
+
+
+def _sample(workload: Workload, technique: Technique, case: Case, precision: str, index: int) -> Result:
+    rounding = Rounding(precision, case.dtype, torch.Generator().manual_seed((case.seed + 1) * SAMPLES + index))
+    program = _exactly(workload, technique, case)
+    program.update = lambda: rounding.at(case.dtype)
+    with rounding:
+        return _trained(f"{workload.name}: FP64 with rounding errors", program, case.seed)
+
+
+def _other(workload: Workload, case: Case, number: int) -> Program:
+    """Eager from another seed, 0 being the case's own: other parameters and order, the same data."""
+    dtype: torch.dtype = getattr(torch, case.dtype)
+    own = Program.of(workload.problem(case.seed), dtype=dtype, seed=case.seed)
+    if number:
+        own.module = workload.problem(case.seed + number).module.to(dtype)
+        own.seed = case.seed + number
+    return own
+
+
+def _trained(who: str, program: Program, seed: int) -> Result:
+    try:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            result = program.run(Mode.TRAJECTORY)
+    except Exception as error:
+        raise OracleError(f"{who}: the training raised {type(error).__name__}: {error}") from error
+    if lost := [path for path, tensor in result.items() if not bool(tensor.isfinite().all())]:
+        raise OracleError(f"{who}: the training is not finite at {lost[0]}")
+    return result
+
+
+def _double(value: Any) -> Any:
+    return value.double() if isinstance(value, Tensor) and value.is_floating_point() else value
+
+
+def _plain(found: Course, excess: float) -> dict[str, Any]:
+    return {
+        "truth": found.truth,
+        "start": found.start,
+        "allowed": dict(found.allowed),
+        "horizons": dict(found.horizons),
+        "late": {kind: list(pair) for kind, pair in found.late.items()},
+        "eager_excess": excess,
+    }

@@ -1,0 +1,77 @@
+"""What FP32 eager on the CPU learns of a task: trained once, shared by all techniques and processes of a run."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from filelock import FileLock
+from torch import Tensor, nn
+
+from accelcheck.case import Mode
+from accelcheck.workloads.base import Program
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from accelcheck.workloads.task import Task
+
+
+@dataclass(frozen=True)
+class Learned:
+    """A trained model and its examination.
+
+    Attributes:
+        state: Parameters and buffers, FP32 on the CPU, as `nn.Module.state_dict` names them.
+        logits: Of the fold's samples, ``(n, classes)`` FP32 on the CPU.
+        right: Whether the largest logit is that of the sample's class, ``(n,)`` bool.
+    """
+
+    state: Mapping[str, Tensor]
+    logits: Tensor
+    right: Tensor
+
+
+def learned(folder: Path, task: Task, seed: int, fold: int) -> Learned:
+    """The model of a seed, trained without a fold and examined on it; from the folder if it is there already.
+
+    Args:
+        folder: As `accelcheck.verify.oracle.Store`'s: private to the run, and trusted.
+        task: What is learnt.
+        seed: Of the initial parameters.
+        fold: The part that is held out.
+    """
+    key = f"learned/{task.name}/{seed}/{fold}"
+    path = folder / f"{hashlib.blake2b(key.encode(), digest_size=12).hexdigest()}.pt"
+    # Whoever trains holds the lock: another worker waits for it rather than training the same.
+    with FileLock(f"{path}.lock"):
+        if not path.exists():
+            found = _learn(task, seed, fold)
+            partial = path.with_suffix(".partial")
+            torch.save({"state": dict(found.state), "logits": found.logits, "right": found.right}, partial)
+            partial.replace(path)
+        return Learned(**torch.load(path, weights_only=True))
+
+
+def examine(module: nn.Module, inputs: Tensor) -> Tensor:
+    """Logits of a module in evaluation mode, ``(n, classes)``."""
+    module.eval()
+    with torch.no_grad():
+        logits: Tensor = module(inputs)
+    return logits
+
+
+def correct(logits: Tensor, target: Tensor) -> Tensor:
+    """Whether each sample is classified right, ``(n,)`` bool; never where a logit is NaN, which `argmax` would choose."""
+    return (logits.argmax(1) == target) & ~logits.isnan().any(1)
+
+
+def _learn(task: Task, seed: int, fold: int) -> Learned:
+    lesson = task.lesson(seed, fold)
+    program = Program.of(lesson.training, seed=seed)
+    program.run(Mode.TRAIN)
+    logits = examine(program.module, lesson.inputs)
+    return Learned(program.module.state_dict(), logits, correct(logits, lesson.target))

@@ -1,0 +1,231 @@
+"""Is a long training right? Step by step while rounding alone explains the distance, by statistics once chaos has taken over.
+
+Two trainings that differ by a rounding error drift apart; how fast depends on the problem (by a constant factor a step where
+it is chaotic, as Lyapunov exponents have it; not at all where descent contracts). So the allowance is measured, not
+assumed: the FP64 training is repeated with random rounding errors (`accelcheck.verify.rounding`), and
+
+    allowed(t) = SLACK * max over samples, and for numbers over steps within REACH of t, of distance(t)
+
+The distance of a number (loss, gradient norm) is relative; that of a parameter is relative to how far it has moved from
+where it began, |c - o| / |o - start|, so that lost or doubled updates show long before they are a part of the parameter.
+
+Where the allowance reaches what other seeds do (numbers), or the whole movement (parameters), rounding has become
+unpredictable: from that step on, the horizon, nothing is owed step by step. What is owed with or without chaos is the
+statistics: the mean over the last LATE steps lies in the prediction interval of one more training,
+
+    |mean - mean over seeds| <= t * s * sqrt(1 + 1 / M)
+
+with s the standard deviation over M trainings of other initialisation and order (G. J. Hahn, JASA 64, 1969). Convergence
+tests with fixed tolerances (Liger-Kernel: 32 steps, loss within 2e-5 in FP32, 5e-2 in bfloat16) are this with the numbers
+of one model typed in.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from accelcheck.case import Figure
+from accelcheck.verify.precision import SLACK
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator, Mapping, Sequence
+
+    from torch import Tensor
+
+    from accelcheck.workloads.base import Result
+
+REACH = 4
+"""Steps to either side that a number's allowance looks at. At one step few samples may agree by chance: with 4 of them and
+9 steps the largest of 36 is taken, which one more exceeds twofold practically never."""
+LATE = 10
+"""Steps at the end whose mean is judged by the seeds."""
+SEEDS = 9
+"""Trainings that the prediction interval is made of."""
+QUANTILE = 5.041
+"""Of Student's t with SEEDS - 1 = 8 degrees of freedom: 99.9 % of trainings are within, on both sides together."""
+
+NUMBERS = ("loss", "norm")
+_PATH = re.compile(r"(?:(?P<number>loss|norm)\[(?P<at>\d+)\]|parameter:(?P<name>.+)@(?P<after>\d+))")
+
+
+@dataclass(frozen=True)
+class Course:
+    """What a training is judged by.
+
+    Attributes:
+        truth: The FP64 training, by path as `accelcheck.workloads.trainer.Trainer.train` gives them.
+        start: Parameters before it, by name.
+        allowed: Allowed distance, by path.
+        horizons: Of ``loss``, ``norm`` and ``parameter``, the first step at which nothing is owed step by step.
+        late: Centre and half width of the prediction interval, of ``loss`` and ``norm``.
+    """
+
+    truth: Result
+    start: Result
+    allowed: Mapping[str, float]
+    horizons: Mapping[str, int]
+    late: Mapping[str, tuple[float, float]]
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """What is wrong (nothing: the training is right), the worst step of each quantity, and how many elements were compared."""
+
+    faults: tuple[str, ...]
+    figures: tuple[Figure, ...]
+    compared: int
+
+
+def quantity(path: str) -> str:
+    """``loss``, ``norm`` or ``parameter``.
+
+    Raises:
+        ValueError: The path is none of a training's.
+    """
+    return _parsed(path)["number"] or "parameter"
+
+
+def step(path: str) -> int:
+    """The step that a path is of: a parameter after n steps is of step n - 1, the last that changed it."""
+    parsed = _parsed(path)
+    return int(parsed["at"]) if parsed["at"] else int(parsed["after"]) - 1
+
+
+def distance(path: str, value: Tensor, course_truth: Result, start: Result) -> float:
+    """How far a value is from the truth, relative to the truth, or to the movement of a parameter. NaN if it is."""
+    truth = course_truth[path].double()
+    error = float((value.double() - truth).norm())
+    name = _parsed(path)["name"]
+    size = float(truth.norm() if name is None else (truth - start[name].double()).norm())
+    if math.isnan(error):
+        return math.nan
+    return error / size if size > 0.0 else (math.inf if error else 0.0)
+
+
+def chart(truth: Result, start: Result, samples: Sequence[Result], seeds: Sequence[Result]) -> Course:
+    """The course that follows from a truth, its repetitions with rounding errors, and trainings from other seeds.
+
+    Args:
+        truth: The FP64 training.
+        start: Parameters before it, by name.
+        samples: The same training with rounding errors.
+        seeds: SEEDS trainings with other initialisations and orders; their numbers are looked at.
+
+    Raises:
+        ValueError: There are too few samples or seeds, or rounding is unpredictable from the first step on.
+    """
+    if not samples or len(seeds) != SEEDS:
+        raise ValueError(f"expected samples and {SEEDS} seeds, got {len(samples)} and {len(seeds)}")
+    apart = {path: max(distance(path, sample[path], truth, start) for sample in samples) for path in truth}
+    allowed = {path: SLACK * _widest(path, apart) for path in truth}
+    horizons = {kind: _horizon(kind, truth, allowed, seeds) for kind in (*NUMBERS, "parameter")}
+    if early := [kind for kind, at in horizons.items() if at == 0]:
+        raise ValueError(f"{', '.join(early)}: rounding errors decide from the first step on; nothing could be judged")
+    late = {kind: _interval([_late(result, kind) for result in seeds]) for kind in NUMBERS}
+    return Course(truth, start, allowed, horizons, late)
+
+
+def judge(result: Result, course: Course, paths: Collection[str] | None = None) -> Judgement:
+    """A training, on the CPU, by its course.
+
+    Args:
+        result: The candidate's.
+        course: Its course.
+        paths: Those to compare; all, and the statistics, if None.
+    """
+    wanted = [path for path in course.truth if paths is None or path in paths]
+    faults = list(_malformed(result, course, wanted))
+    if faults:
+        return Judgement(tuple(faults), (), 0)
+    worst: dict[str, Figure] = {}
+    compared = 0
+    for path in wanted:
+        kind = quantity(path)
+        if step(path) >= course.horizons[kind]:
+            continue
+        compared += result[path].numel()
+        figure = _figure(path, kind, distance(path, result[path], course.truth, course.start), course.allowed[path])
+        if kind not in worst or used(figure) > used(worst[kind]):
+            worst[kind] = figure
+    figures = [*worst.values(), *(_statistics(result, course) if paths is None else ())]
+    faults = [
+        f"{figure.path}: {figure.view} of the training: expected at most {figure.allowed:.3e}, got {figure.measured:.3e}"
+        for figure in figures
+        if not figure.within
+    ]
+    return Judgement(tuple(faults), tuple(figures), compared)
+
+
+def used(figure: Figure) -> float:
+    """Part of the allowance that was used; infinite for NaN, and for any distance where none is allowed."""
+    if math.isnan(figure.measured):
+        return math.inf
+    if figure.allowed > 0.0:
+        return figure.measured / figure.allowed
+    return math.inf if figure.measured else 0.0
+
+
+def _statistics(result: Result, course: Course) -> Iterator[Figure]:
+    steps = 1 + max(step(path) for path in result)
+    for kind, (centre, half) in course.late.items():
+        place = f"{kind}[{max(0, steps - LATE)}:{steps}]"
+        yield _figure(place, f"mean {kind}", abs(_late(result, kind) - centre), half)
+
+
+def _figure(path: str, view: str, measured: float, allowed: float) -> Figure:
+    return Figure(path=path, view=view, measured=measured, allowed=allowed, where="", gates=True)
+
+
+def _malformed(result: Result, course: Course, wanted: Sequence[str]) -> Iterator[str]:
+    """Paths and shapes first, then what is not finite: of each quantity the first step, from which the rest follows."""
+    whole = len(wanted) == len(course.truth)
+    for path in sorted((set(wanted) - result.keys()) | ((result.keys() - course.truth.keys()) if whole else set())):
+        yield f"{path}: {'missing' if path in course.truth else 'unexpected'} in the training's result"
+    lost: set[str] = set()
+    for path in (path for path in wanted if path in result):
+        if result[path].shape != course.truth[path].shape:
+            yield f"{path}: shape: expected {tuple(course.truth[path].shape)}, got {tuple(result[path].shape)}"
+        elif quantity(path) not in lost and not bool(result[path].isfinite().all()):
+            lost.add(quantity(path))
+            yield f"{path}: not finite: expected numbers, got {int((~result[path].isfinite()).sum())} that are none"
+
+
+def _widest(path: str, apart: Mapping[str, float]) -> float:
+    kind, at = quantity(path), step(path)
+    if kind == "parameter":
+        return apart[path]  # of many elements: their norm is no accident
+    return max(apart.get(f"{kind}[{near}]", 0.0) for near in range(at - REACH, at + REACH + 1))
+
+
+def _horizon(kind: str, truth: Result, allowed: Mapping[str, float], seeds: Sequence[Result]) -> int:
+    """The first step whose allowance is not below the seeds' spread, or the whole movement; else the number of steps."""
+    mine = [path for path in truth if quantity(path) == kind]
+    for path in sorted(mine, key=step):
+        limit = 1.0
+        if kind in NUMBERS:
+            limit = _interval([float(seed[path]) for seed in seeds])[1] / abs(float(truth[path]))
+        if not allowed[path] < limit:
+            return step(path)
+    return 1 + max(step(path) for path in mine)
+
+
+def _interval(values: Sequence[float]) -> tuple[float, float]:
+    """Centre and half width of what one more value may be."""
+    mean = sum(values) / len(values)
+    deviation = math.sqrt(sum((value - mean) ** 2 for value in values) / (len(values) - 1))
+    return mean, QUANTILE * deviation * math.sqrt(1 + 1 / len(values))
+
+
+def _late(result: Result, kind: str) -> float:
+    values = [float(result[path]) for path in sorted((p for p in result if quantity(p) == kind), key=step)]
+    return sum(values[-LATE:]) / len(values[-LATE:])
+
+
+def _parsed(path: str) -> re.Match[str]:
+    parsed = _PATH.fullmatch(path)
+    if parsed is None:
+        raise ValueError(f"{path!r} is no path of a training: expected loss[i], norm[i] or parameter:name@n")
+    return parsed

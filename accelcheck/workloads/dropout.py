@@ -1,0 +1,152 @@
+"""Dropout: alone, in blocks, and inside attention. Values are far from 0, so that masks can be read off them."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from accelcheck.case import Mode
+from accelcheck.workloads.base import Dropout, Problem, Workload
+from accelcheck.workloads.draw import initialise, normal
+
+RATE = 0.1
+"""Of most models. Not 0.5, where a mask and its complement, and a scale of 1 / p and one of 1 / (1 - p), are alike."""
+ATTENTION_RATE = 0.25
+"""A multiple of 1 / 256: fused kernels compare one random byte with the rate, and so round others (0.1 becomes 0.1016)."""
+BLOCKS = 3
+ROWS, FEATURES = 256, 512
+"""Of a mask of the blocks: 131072 draws tell a rate of 0.09 or 0.11 from 0.1 by 12 standard deviations."""
+
+
+class Alone(nn.Module):
+    """Dropout of any shape. No `nn.Dropout`: in place, which that offers, it would overwrite what it is checked against."""
+
+    __constants__ = ("rate",)
+
+    def __init__(self, rate: float) -> None:
+        super().__init__()
+        self.rate = rate
+
+    def forward(self, x: Tensor) -> Tensor:
+        return functional.dropout(x, self.rate, self.training)
+
+
+class Block(nn.Module):
+    """``dropout(fc(x) + shift)``: ``(rows, 16)`` to ``(rows, features)``.
+
+    The shift has the shape of the output: its gradient is that of what goes into the dropout, and shows the mask.
+    """
+
+    def __init__(self, rows: int, width: int, features: int) -> None:
+        super().__init__()
+        self.fc = nn.Linear(width, features, bias=False)
+        self.shift = nn.Parameter(torch.empty(rows, features))
+        self.dropout = Alone(RATE)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.dropout(self.fc(x) + self.shift)
+        return out
+
+
+class Branches(nn.Module):
+    """Each member of `blocks` on the same input; a list of their outputs. In a chain, masks would lie upon each other."""
+
+    def __init__(self, count: int, rows: int, width: int, features: int) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList([Block(rows, width, features) for _ in range(count)])
+
+    def forward(self, x: Tensor) -> list[Tensor]:
+        outs: list[Tensor] = []
+        for block in self.blocks:
+            outs.append(block(x))  # noqa: PERF401 - TorchScript unrolls loops over modules, not comprehensions
+        return outs
+
+
+class AttentionDropout(nn.Module):
+    """Attention of ``q, k (B, H, S, D)`` over diagonal values ``v (B, H, S, S)``: the output is the dropped weights.
+
+    Queries are projected, so that there is a product that autocast acts upon (the math path upcasts its own), and cast
+    back, since attention takes one dtype and autocast does not reach it on every device.
+
+    Gradients come from the diagonal of each head's output alone. Then ``grad_v[j, i]`` is the dropped weight of query i
+    and key j, times the i-th gradient: as elementwise as the output, and transposed.
+    """
+
+    __constants__ = ("rate",)
+
+    def __init__(self, depth: int, rate: float) -> None:
+        super().__init__()
+        self.query = nn.Linear(depth, depth, bias=False)
+        self.rate = rate
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        rate = self.rate if self.training else 0.0
+        out = functional.scaled_dot_product_attention(self.query(q).to(v.dtype), k, v, dropout_p=rate)
+        # A copy: inductor loses the gradient of a view beside a detached alias (github.com/pytorch/pytorch/pull/195357).
+        return out.detach(), out.diagonal(dim1=-2, dim2=-1).clone()
+
+
+def _clear(generator: torch.Generator, *shape: int) -> Tensor:
+    """Numbers of either sign with magnitudes in [1, 2)."""
+    return (1.0 + torch.rand(shape, generator=generator)).copysign(normal(generator, *shape))
+
+
+def _alone(generator: torch.Generator, extent: int) -> Problem:
+    return Problem(Alone(RATE), (_clear(generator, 512 + extent, 512),))
+
+
+def _blocks(generator: torch.Generator, extent: int) -> Problem:
+    del extent  # the shifts have the size of the outputs
+    width = 16
+    module = Branches(BLOCKS, ROWS, width, FEATURES)
+    with torch.no_grad():
+        for name, parameter in module.named_parameters():
+            if name.endswith("shift"):
+                parameter.copy_(_clear(generator, *parameter.shape))
+            else:
+                # Products have a standard deviation of 1 / 16, the largest of them is 0.3: none cancels a shift.
+                parameter.copy_(normal(generator, *parameter.shape) / (16 * width**0.5))
+    return Problem(module, (normal(generator, ROWS, width),))
+
+
+def _attention(generator: torch.Generator, extent: int) -> Problem:
+    length, depth = 128 + extent, 32
+    module = AttentionDropout(depth, ATTENTION_RATE)
+    initialise(module, generator)
+    # Scores have a standard deviation of 1 / 4: weights are within e**1.2 of 1 / S, none is small.
+    q, k = 0.25 * normal(generator, 4, 4, length, depth), normal(generator, 4, 4, length, depth)
+    return Problem(module, (q, k, torch.diag_embed(_clear(generator, 4, 4, length))))
+
+
+_RANDOM = frozenset({Mode.RANDOM})
+
+WORKLOADS = (
+    Workload(
+        "dropout",
+        "Dropout alone, of 262144 elements.",
+        _alone,
+        1,
+        _RANDOM,
+        frozenset({"scriptable", "resizable"}),
+        dropouts=(Dropout("out", "grad:input[0]", RATE),),
+    ),
+    Workload(
+        "dropout-blocks",
+        "Three blocks of a linear layer and dropout.",
+        _blocks,
+        2,
+        _RANDOM,
+        frozenset({"blocks", "linear", "matmul", "scriptable"}),
+        dropouts=tuple(Dropout(f"out[{i}]", f"grad:blocks.{i}.shift", RATE) for i in range(BLOCKS)),
+    ),
+    Workload(
+        "attention-dropout",
+        "Attention with dropout of its weights.",
+        _attention,
+        2,
+        _RANDOM,
+        frozenset({"attention", "linear", "matmul", "scriptable", "resizable"}),
+        dropouts=(Dropout("out[0]", "grad:input[2]", ATTENTION_RATE, transposed=True),),
+    ),
+)

@@ -1,0 +1,293 @@
+"""Draws: the random inputs and the structured ones (probes) that a case is judged by."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from accelcheck.case import Mode
+from accelcheck.registry import unknown
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from accelcheck.workloads.base import Problem, Workload
+
+SCALES = (1.0, 0.75, 0.875, 0.625)
+"""Factors of the random inputs, by draw: a constant that was rounded once leans one way at one scale, not at all. None is
+above 1: workloads choose their range so that nothing overflows and every function is well conditioned."""
+DRAWS = len(SCALES)
+_STRIDE = 7919
+"""Between the seeds of draws: a prime, so that draws do not meet the seeds of warm-ups."""
+
+
+@dataclass(frozen=True, slots=True)
+class Draw:
+    """One set of parameters and inputs of a case.
+
+    Attributes:
+        number: Of the random parameters and inputs; 0 is the case's own.
+        probe: Name of the probe that the inputs then become; empty: random inputs.
+    """
+
+    number: int = 0
+    probe: str = ""
+
+    def __str__(self) -> str:
+        return " ".join(filter(None, (self.probe, f"draw {self.number}" if self.number or not self.probe else "")))
+
+    @property
+    def plain(self) -> Draw:
+        """The same parameters with their random inputs."""
+        return Draw(self.number)
+
+    @property
+    def special(self) -> bool:
+        """Whether an input has a NaN or an infinite element."""
+        return self.probe.startswith(("nan", "inf", "-inf"))
+
+    def seed(self, seed: int) -> int:
+        """Seed of the problem, from that of the case."""
+        return seed + _STRIDE * self.number
+
+    def problem(self, workload: Workload, seed: int, dtype: str) -> Problem:
+        """The problem: on the CPU, in FP32, bitwise the same wherever it is made.
+
+        Args:
+            workload: What of.
+            seed: The case's.
+            dtype: Storage dtype: it decides what is subnormal.
+        """
+        problem = workload.problem(self.seed(seed))
+        if self.probe:
+            return PROBES[self.probe].apply(problem, getattr(torch, dtype))
+        scale = SCALES[self.number % len(SCALES)]
+        return problem if scale == 1.0 else _changed(problem, lambda x: x * scale)
+
+
+@dataclass(frozen=True)
+class Probe:
+    """A structured input. Workloads name those that mean something for them.
+
+    Attributes:
+        name: Its word.
+        summary: What it shows.
+        apply: ``apply(problem, dtype)`` gives the problem with other inputs (or parameters); may change it in place.
+        modes: In which it is used; in backward mode no value may then lie on a kink.
+        reshapes: Whether inputs get another shape: what is compiled for one shape is compiled again.
+        repeated: Whether it is used with all random parameters and inputs, to see what leans one way in all of them.
+    """
+
+    name: str
+    summary: str
+    apply: Callable[[Problem, torch.dtype], Problem]
+    modes: frozenset[Mode] = frozenset({Mode.FORWARD})
+    reshapes: bool = False
+    repeated: bool = False
+
+
+def draws(workload: Workload, mode: Mode, admitted: Callable[[Probe], bool]) -> list[Draw]:
+    """All draws of a case: the case's own, the probes with its parameters, then further parameters and inputs.
+
+    Raises:
+        UnknownNameError: The workload names a probe that does not exist.
+    """
+    if mode not in {Mode.FORWARD, Mode.BACKWARD, Mode.TRAIN}:
+        return [Draw()]
+    for name in workload.probes - PROBES.keys():
+        raise unknown("probe", name, sorted(PROBES))
+    probes = [PROBES[name] for name in sorted(workload.probes)]
+    probes = [probe for probe in probes if mode in probe.modes and admitted(probe)]
+    found = [Draw(), *(Draw(0, probe.name) for probe in probes)]
+    for number in range(1, DRAWS):
+        found += [Draw(number), *(Draw(number, probe.name) for probe in probes if probe.repeated)]
+    return found
+
+
+def _changed(problem: Problem, change: Callable[[Tensor], Tensor], *only: int) -> Problem:
+    """Other floating-point inputs: all, or those of some positions. Strides stay where a factor or a sum makes them."""
+
+    def one(index: int, value: Any) -> Any:
+        if not isinstance(value, Tensor) or not value.is_floating_point() or (only and index not in only):
+            return value
+        return _refilled(value, change(value))
+
+    return replace(problem, inputs=tuple(one(index, value) for index, value in enumerate(problem.inputs)))
+
+
+def _refilled(value: Tensor, content: Tensor) -> Tensor:
+    """`content` in the strides of `value`: where elements share memory (an expanded input), the last one written stays."""
+    if content.stride() == value.stride() or content.shape != value.shape:
+        return content
+    size = value.untyped_storage().nbytes() // value.element_size()
+    base = value.as_strided((size,), (1,), 0).clone()
+    view = base.as_strided(value.shape, value.stride(), value.storage_offset())
+    expanded = [0 if stride == 0 else slice(None) for stride in value.stride()]
+    view[tuple(expanded)] = content[tuple(expanded)]
+    return view
+
+
+def _zeros(problem: Problem, dtype: torch.dtype) -> Problem:
+    del dtype
+    return _changed(problem, torch.zeros_like)
+
+
+def _ones(problem: Problem, dtype: torch.dtype) -> Problem:
+    del dtype
+    return _changed(problem, torch.ones_like)
+
+
+def _hot(x: Tensor) -> Tensor:
+    """Row r has its one 1 at position r, modulo the width."""
+    rows = x.numel() // max(1, x.shape[-1])
+    hot = torch.zeros(rows, x.shape[-1])
+    hot[torch.arange(rows), torch.arange(rows) % x.shape[-1]] = 1.0
+    return hot.reshape(x.shape)
+
+
+def _one_hot(problem: Problem, dtype: torch.dtype) -> Problem:
+    del dtype
+    return _changed(problem, _hot)
+
+
+def _one_hot_values(problem: Problem, dtype: torch.dtype) -> Problem:
+    del dtype
+    return _changed(problem, _hot, 2)
+
+
+def _powers(problem: Problem, dtype: torch.dtype) -> Problem:
+    del dtype
+    return _changed(problem, lambda x: x * _exponents(x.shape[-1]))
+
+
+def _exponents(count: int) -> Tensor:
+    return 2.0 ** (torch.arange(count) % 9 - 4)
+
+
+def _channels(problem: Problem, dtype: torch.dtype) -> Problem:
+    """Parameters, not inputs: every output channel another power of two."""
+    del dtype
+    with torch.no_grad():
+        for parameter in problem.module.parameters():
+            if parameter.dim() > 1:
+                scales = _exponents(parameter.shape[0])
+                parameter.mul_(scales.reshape(-1, *[1] * (parameter.dim() - 1)))
+    return problem
+
+
+def _midpoints(problem: Problem, dtype: torch.dtype) -> Problem:
+    """Halfway between two neighbours of bfloat16 in even rows, of float16 in odd ones; all bits fit FP32."""
+    del dtype
+
+    def change(x: Tensor) -> Tensor:
+        rows = torch.arange(x.numel() // max(1, x.shape[-1])).reshape(*x.shape[:-1], 1)
+        odd = 2 * (torch.arange(x.numel()).reshape(x.shape) % 128) + 1
+        return torch.where(x < 0, -1.0, 1.0) * (1.0 + odd * torch.where(rows % 2 == 0, 2.0**-8, 2.0**-11))
+
+    return _changed(problem, change)
+
+
+def _cancel(problem: Problem, dtype: torch.dtype) -> Problem:
+    """A large number among ones: what is added in half precision loses the ones."""
+    del dtype
+
+    def change(x: Tensor) -> Tensor:
+        x = torch.ones_like(x)
+        x[..., 0] = 2048.0
+        return x
+
+    return _changed(problem, change)
+
+
+def _tiny(problem: Problem, dtype: torch.dtype) -> Problem:
+    """Half of the smallest normal number: results are subnormal, or 0 where they are flushed."""
+    return _changed(problem, lambda x: torch.where(x < 0, -0.5, 0.5) * torch.finfo(dtype).tiny * (1.0 + x.abs() / 8))
+
+
+def _huge(problem: Problem, dtype: torch.dtype) -> Problem:
+    """Around 1e4: squares overflow float16."""
+    del dtype
+    return _changed(problem, lambda x: 8e3 * torch.where(x < 0, -1.0, 1.0) + 1e3 * x / x.abs().max())
+
+
+def _scaled(problem: Problem, dtype: torch.dtype) -> Problem:
+    """1024 times the inputs: a homogeneous workload answers with 1024 times the outputs, every rounding the same."""
+    del dtype
+    return _changed(problem, lambda x: 1024 * x)
+
+
+def _future(problem: Problem, dtype: torch.dtype) -> Problem:
+    """The last key and value dwarf all others: who sees them too early shows it, whatever the weights."""
+    del dtype
+
+    def change(x: Tensor) -> Tensor:
+        x = x.clone()
+        x[..., -1, :] *= 16.0
+        return x
+
+    return _changed(problem, change, 1, 2)
+
+
+def _sharp(problem: Problem, dtype: torch.dtype) -> Problem:
+    """Queries eight times as long: weights near 0 and 1, where an error of the scores shows most."""
+    del dtype
+    return _changed(problem, lambda x: 8 * x, 0)
+
+
+def _slice(problem: Problem, dtype: torch.dtype) -> Problem:
+    """All samples but the first: each gives what it gives in the whole batch."""
+    del dtype
+    return replace(problem, inputs=tuple(v[1:].clone() if isinstance(v, Tensor) else v for v in problem.inputs))
+
+
+def _special(number: float, operand: int) -> Callable[[Problem, torch.dtype], Problem]:
+    def apply(problem: Problem, dtype: torch.dtype) -> Problem:
+        del dtype
+
+        def change(x: Tensor) -> Tensor:
+            # Of elements that share memory the first decides.
+            place = tuple(0 if stride == 0 else size // 2 for size, stride in zip(x.shape, x.stride(), strict=True))
+            x = x.clone()
+            x[place] = number
+            return x
+
+        return _changed(problem, change, operand)
+
+    return apply
+
+
+BOTH = frozenset({Mode.FORWARD, Mode.BACKWARD})
+
+PROBES = {
+    probe.name: probe
+    for probe in (
+        Probe("zeros", "What is left is the bias; the zero of an integer grid is 0.", _zeros),
+        Probe("ones", "Padding and counts.", _ones),
+        Probe("one-hot", "Each row picks one weight: indices, strides and tails.", _one_hot),
+        Probe("one-hot-values", "Attention whose output is its weights.", _one_hot_values, repeated=True),
+        Probe("powers", "Features of other sizes: absolute tolerances and shared scales.", _powers),
+        Probe("channels", "Output channels of other sizes: scales along the wrong axis.", _channels),
+        Probe("midpoints", "Ties of half precision: truncation for rounding to nearest.", _midpoints),
+        Probe("cancel", "One large number among ones: accumulation in half precision.", _cancel),
+        Probe("tiny", "Subnormal numbers, forward and backward: flushing to zero.", _tiny, BOTH),
+        Probe("huge", "Inputs near 1e4: squares that overflow.", _huge),
+        Probe("scaled", "1024 times the inputs: saturation, clipping.", _scaled),
+        Probe("future", "A last key and value that nobody earlier may see.", _future, BOTH),
+        Probe("sharp", "Attention to few keys: the scale of the scores.", _sharp),
+        Probe(
+            "slice",
+            "A part of the batch alone: samples that depend on each other, stale shapes.",
+            _slice,
+            reshapes=True,
+        ),
+        *(
+            Probe(f"{word}[{operand}]", f"One {word} in an operand: swallowed or spread.", _special(number, operand))
+            for word, number in (("nan", float("nan")), ("inf", float("inf")), ("-inf", float("-inf")))
+            for operand in range(3)
+        ),
+    )
+}
+"""All probes, by name."""

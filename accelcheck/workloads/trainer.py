@@ -1,0 +1,254 @@
+"""A long training made of parts that can be replaced: loader, accumulation, clipping, schedule, and all their state."""
+
+from __future__ import annotations
+
+import io
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from torch.optim.lr_scheduler import LRScheduler
+
+    from accelcheck.workloads.base import Program, Result
+
+Inputs = tuple[Any, ...]
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How a problem is trained for long. Its inputs and target are then a data set, one sample a row.
+
+    Attributes:
+        batches: Mini-batches that the data set is divided into; a remainder of rows waits for the next epoch.
+        schedule: Makes the schedule of the learning rate from the optimizer; stepped once an optimizer step.
+        clip: Largest gradient norm that a step is taken with.
+        accumulation: Mini-batches whose gradients are averaged for one step.
+        augment: What is done to the inputs of a mini-batch, on the device. It draws from torch's CPU generator, so that
+            all devices see the same.
+    """
+
+    batches: int
+    schedule: Callable[[torch.optim.Optimizer], LRScheduler]
+    clip: float
+    accumulation: int = 1
+    augment: Callable[[Inputs], Inputs] = lambda inputs: inputs
+
+
+class Loader:
+    """Shuffled mini-batches of row numbers without end, in another order each epoch; its position can be saved."""
+
+    def __init__(self, rows: int, batches: int, seed: int) -> None:
+        self.rows = rows
+        self.size = rows // batches
+        self.generator = torch.Generator().manual_seed(seed)
+        self.order = torch.empty(0, dtype=torch.int64)
+        self.position = 0
+
+    def draw(self) -> Tensor:
+        """Row numbers of the next mini-batch, ``(rows // batches,)`` int64 on the CPU."""
+        if self.position + self.size > len(self.order):
+            self.order, self.position = torch.randperm(self.rows, generator=self.generator), 0
+        self.position += self.size
+        return self.order[self.position - self.size : self.position]
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where it stands."""
+        return {"generator": self.generator.get_state(), "order": self.order, "position": self.position}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from where another one stood."""
+        self.generator.set_state(state["generator"])
+        self.order, self.position = state["order"], state["position"]
+
+
+@dataclass
+class Parts:
+    """What a training holds besides the program: made by `Trainer.parts`, saved and restored with it.
+
+    Attributes:
+        optimizer, schedule, loader: As their names say.
+        generator: State of torch's CPU generator when they were made, or after the last run with them.
+    """
+
+    optimizer: torch.optim.Optimizer
+    schedule: LRScheduler
+    loader: Loader
+    generator: Tensor = field(default_factory=torch.random.get_rng_state)
+
+
+def milestone(step: int) -> bool:
+    """Whether parameters are recorded after so many steps: powers of two, and multiples of ten."""
+    return step & (step - 1) == 0 or step % 10 == 0
+
+
+class Trainer:
+    """Trains a program by a recipe. A run starts from the program as it is, or from a saved state, and leaves one.
+
+    Attributes:
+        recipe: As `Recipe`.
+        start: What to go on from: what `save` gave after an earlier run, or None for the beginning.
+        scales: The scaler's scale after each step of the last run, by step; empty without a scaler.
+        step: Number of the step that is being taken, counted from the beginning of the training.
+        records: Whether parameters are recorded after so many steps.
+    """
+
+    def __init__(self, recipe: Recipe) -> None:
+        self.recipe = recipe
+        self.start: bytes | None = None
+        self._parts: Parts | None = None
+        self.scales: dict[int, float] = {}
+        self.step = 0
+        self.records: Callable[[int], bool] = milestone
+
+    def train(self, program: Program) -> Result:
+        """Take `program.steps` steps.
+
+        Returns:
+            ``loss[i]`` and ``norm[i]`` (of the gradient before clipping) of step i, 0-D; ``parameter:name@n`` after n
+            steps, where `records` wants them.
+
+        Raises:
+            ValueError: The program lacks a loss, a target or an optimizer.
+        """
+        if program.loss is None or program.target is None or program.optimizer is None:
+            raise ValueError("trajectory mode needs a loss, a target and an optimizer: give the Problem all three")
+        program.module.train()
+        parts = self.parts(program)
+        self.step = 0
+        if self.start is not None:
+            self.restore(program, parts, self.start)
+        self.scales = {}
+        result: Result = {}
+        for _ in range(program.steps):
+            result[f"loss[{self.step}]"], result[f"norm[{self.step}]"] = self.take(program, parts)
+            program.synchronize()
+            if program.scaler is not None:
+                self.scales[self.step] = float(program.scaler.get_scale())
+            self.step += 1
+            if self.records(self.step):
+                for name, parameter in program.module.named_parameters():
+                    result[f"parameter:{name}@{self.step}"] = parameter.detach().clone()
+                program.synchronize()  # or a lazy device would compile the copies into the next step
+        parts.generator = torch.random.get_rng_state()
+        self._parts = parts
+        return result
+
+    def parts(self, program: Program) -> Parts:
+        """Fresh ones."""
+        if program.optimizer is None:
+            raise ValueError("a training needs an optimizer: give the Problem one")
+        optimizer = program.optimizer(list(program.module.parameters()))
+        loader = Loader(len(program.inputs[0]), self.recipe.batches, program.seed)
+        return Parts(optimizer, self.recipe.schedule(optimizer), loader)
+
+    def take(self, program: Program, parts: Parts) -> tuple[Tensor, Tensor]:
+        """One optimizer step. Gives the loss, averaged over its mini-batches, and the gradient's norm before clipping."""
+        parts.optimizer.zero_grad(set_to_none=True)
+        losses = []
+        for _ in range(self.recipe.accumulation):
+            loss = self.share(self.loss(program, parts))
+            losses.append(loss.detach())
+            scaled: Tensor = loss if program.scaler is None else program.scaler.scale(loss)
+            scaled.backward()  # type: ignore[no-untyped-call]  # torch annotates Tensor.backward only in part
+        with program.update():
+            self.unscale(program, parts)
+            norm = self.clip(program)
+            self.update(program, parts)
+        return torch.stack(losses).sum(), norm
+
+    def unscale(self, program: Program, parts: Parts) -> None:
+        """Take the scale out of the gradients, where there is a scaler."""
+        if program.scaler is not None:
+            program.scaler.unscale_(parts.optimizer)
+
+    def update(self, program: Program, parts: Parts) -> None:
+        """Step optimizer, or let the scaler decide whether to; then scale and schedule."""
+        if program.scaler is None:
+            parts.optimizer.step()
+        else:
+            program.scaler.step(parts.optimizer)
+            program.scaler.update()
+        parts.schedule.step()
+
+    def loss(self, program: Program, parts: Parts) -> Tensor:
+        """Of the next mini-batch."""
+        call = program.module if program.call is None else program.call
+        inputs, target = self.batch(program, parts.loader)
+        with program.around():
+            loss: Tensor = program.loss(call(*inputs), target)  # type: ignore[misc]  # `train` saw that it is there
+        return loss
+
+    def batch(self, program: Program, loader: Loader) -> tuple[Inputs, Tensor]:
+        """Inputs, augmented, and target of the next mini-batch. Inputs that are no tensors are the same for all."""
+        rows = loader.draw()
+        inputs = tuple(_rows(value, rows) for value in program.inputs)
+        return self.recipe.augment(inputs), _rows(program.target, rows)
+
+    def share(self, loss: Tensor) -> Tensor:
+        """What a mini-batch adds to the loss of its step."""
+        return loss / self.recipe.accumulation
+
+    def clip(self, program: Program) -> Tensor:
+        """Scale gradients down to the largest norm; gives the norm before, 0-D."""
+        return torch.nn.utils.clip_grad_norm_(program.module.parameters(), self.recipe.clip).detach()
+
+    def state(self, program: Program, parts: Parts) -> dict[str, Any]:
+        """All that the next step depends on: tensors, numbers, text, and containers of them."""
+        return {
+            "module": program.module.state_dict(),
+            "optimizer": parts.optimizer.state_dict(),
+            "schedule": parts.schedule.state_dict(),
+            "loader": parts.loader.state_dict(),
+            "scaler": None if program.scaler is None else program.scaler.state_dict(),
+            "generator": parts.generator,
+            "step": self.step,
+        }
+
+    def load(self, program: Program, parts: Parts, state: Mapping[str, Any]) -> None:
+        """Put a `state` in place. Parameters keep their storage, so that what was compiled for them stays valid."""
+        program.module.load_state_dict(state["module"])
+        parts.optimizer.load_state_dict(state["optimizer"])
+        parts.schedule.load_state_dict(state["schedule"])
+        parts.loader.load_state_dict(state["loader"])
+        if program.scaler is not None:
+            program.scaler.load_state_dict(state["scaler"])
+        torch.random.set_rng_state(state["generator"])
+        self.step = state["step"]
+
+    def save(self, program: Program) -> bytes:
+        """The state after the last run, as ``torch.save`` writes it, on the CPU: nothing in it is shared with the living.
+
+        To be called before the program is changed: a run itself copies nothing from the device.
+
+        Raises:
+            ValueError: There was no run.
+        """
+        if self._parts is None:
+            raise ValueError("there is nothing to save: train first")
+        file = io.BytesIO()
+        torch.save(_on_host(self.state(program, self._parts)), file)
+        return file.getvalue()
+
+    def restore(self, program: Program, parts: Parts, saved: bytes) -> None:
+        """Load what `save` gave."""
+        self.load(program, parts, torch.load(io.BytesIO(saved), weights_only=True))
+        program.synchronize()
+
+
+def _rows(value: Any, rows: Tensor) -> Any:
+    return value.index_select(0, rows.to(value.device)) if isinstance(value, Tensor) else value
+
+
+def _on_host(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return value.detach().cpu()
+    if isinstance(value, dict):
+        return {key: _on_host(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return type(value)(_on_host(item) for item in value)
+    return value

@@ -1,0 +1,114 @@
+"""Long trainings: mini-batches in shuffled order, gradients accumulated and clipped, a schedule, noise on the inputs."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.optim.lr_scheduler import CosineAnnealingLR
+
+from accelcheck.case import Mode
+from accelcheck.workloads.base import Problem, Workload
+from accelcheck.workloads.draw import initialise, integers, normal
+from accelcheck.workloads.trainer import Inputs, Recipe
+from accelcheck.workloads.transformer import VOCABULARY, Tagger
+
+STEPS = 50
+BATCHES = 8
+CLASSES = 10
+DROPPED = 0.25
+"""Part of the inputs that is dropped, as `torch.nn.Dropout` does, but drawn on the CPU: each device drops the same."""
+
+
+class Perceptron(nn.Module):
+    """Linear, then two blocks of SiLU and linear. Smooth: no rounding decides whether a unit passes its gradient.
+
+    The first layer is no block: reentrant checkpoints need an input that requires a gradient.
+    """
+
+    def __init__(self, features: int = 24, hidden: int = 32) -> None:
+        super().__init__()
+        self.stem = nn.Linear(features, hidden)
+        self.blocks = nn.ModuleList([nn.Sequential(nn.SiLU(), nn.Linear(hidden, out)) for out in (hidden, CLASSES)])
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stem(x)
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+
+def drop(inputs: Inputs) -> Inputs:
+    """Drop elements of floating-point inputs, and scale up what stays."""
+    return tuple(_dropped(value) for value in inputs)
+
+
+def _dropped(value: Any) -> Any:
+    if not isinstance(value, Tensor) or not value.is_floating_point():
+        return value
+    kept = torch.rand(value.shape) >= DROPPED
+    return value * kept.to(value.device) / (1.0 - DROPPED)
+
+
+def _mlp(generator: torch.Generator, extent: int) -> Problem:
+    module = Perceptron()
+    initialise(module, generator)
+    rows, features = BATCHES * (16 + extent), 24
+    x = normal(generator, rows, features)
+    # Classes that can be learnt from a sample, most of the time.
+    target = (x @ normal(generator, features, CLASSES) + normal(generator, rows, CLASSES)).argmax(1)
+    return Problem(
+        module,
+        (x,),
+        target=target,
+        loss=functional.cross_entropy,
+        optimizer=partial(torch.optim.SGD, lr=0.2, momentum=0.9, weight_decay=1e-2),
+        steps=STEPS,
+        # Gradients are 0.3 to 2 long: some are clipped, some are not.
+        recipe=Recipe(BATCHES, partial(CosineAnnealingLR, T_max=STEPS), clip=0.9, accumulation=2, augment=drop),
+    )
+
+
+def _transformer(generator: torch.Generator, extent: int) -> Problem:
+    module = Tagger(width=16)
+    initialise(module, generator)
+    shape = (BATCHES * 4, 12 + extent)
+    tokens = integers(generator, 0, VOCABULARY, *shape)
+    return Problem(
+        module,
+        (tokens,),
+        target=tokens.roll(1, 1) // 5,
+        loss=functional.cross_entropy,
+        # As in train-transformer: a small eps would let the rounding of a gradient near 0 decide its sign.
+        optimizer=partial(torch.optim.AdamW, lr=1e-2, eps=1e-3, weight_decay=0.1),
+        steps=STEPS,
+        recipe=Recipe(BATCHES, partial(CosineAnnealingLR, T_max=STEPS), clip=1.0),
+    )
+
+
+_TRAITS = frozenset({"matmul", "linear", "scriptable", "resizable", "blocks", "training"})
+
+WORKLOADS = (
+    Workload(
+        "trajectory-mlp",
+        "Fifty steps of SGD with momentum and decay, accumulated, clipped, scheduled, with dropped inputs.",
+        _mlp,
+        1,
+        frozenset({Mode.TRAJECTORY}),
+        _TRAITS | {"inplace"},
+        # In pure half precision updates smaller than a parameter's spacing are lost: eager itself ends elsewhere.
+        frozenset({"float32"}),
+    ),
+    Workload(
+        "trajectory-transformer",
+        "Fifty steps of AdamW on tokens to be found by attention, clipped and scheduled.",
+        _transformer,
+        2,
+        frozenset({Mode.TRAJECTORY}),
+        _TRAITS | {"attention"},
+        frozenset({"float32"}),
+    ),
+)

@@ -1,0 +1,367 @@
+"""How often decision rules catch a fault, and how often they fail a correct kernel: others' rules and ours, in one run.
+
+    python benchmarks/verdict_rules.py
+    python benchmarks/verdict_rules.py --faults all --seeds 3
+
+Plants faults and correct kernels of `accelcheck.faults` in eager and int8 programs on the CPU and prints a Markdown table. A
+trial is one plant in one workload and storage dtype with one seed: its own parameters and inputs. Every rule of others
+judges the output of the case's own random inputs, by the reference that its authors use:
+
+- eager in the storage dtype for `assert_close`, KernelBench, BackendBench, aiter and dynamo;
+- a wider computation from the same rounded parameters and inputs (FP32 for half precision, FP64 for FP32) for FlashAttention's
+  rule, rows and columns, SQNR and cosine.
+
+dynamo's `same` is the one of the torch that is installed, with the options of its benchmarks: a tolerance of 1e-4 for FP32 and
+bfloat16 and 1e-3 for float16 (torchbench), of 1e-3 (huggingface and timm, inference), and `--cosine`, which replaces both
+the tolerance and the comparison with FP64.
+
+accelcheck's verdict is the engine's, as it is in a run of the suite: further random inputs, structured inputs (probes), a
+rerun, mutations and evidence are part of it. The line "first draw alone" is its judgement of the very tensors that the others
+get, and of nothing else. The int8 kernel is correct by its own scheme, which accelcheck's oracle emulates; other rules have no
+such reference, so the last column leaves it out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import multiprocessing
+import os
+import sys
+import tempfile
+import time
+from collections import Counter
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from torch._dynamo.utils import same
+
+from accelcheck.case import Case, Mode, Verdict
+from accelcheck.matrix import Matrix, devices
+from accelcheck.qualify import selftest
+from accelcheck.qualify.trial import State, Trial, warm_up
+from accelcheck.verify.judge import Contract, check_metadata, judge
+from accelcheck.verify.oracle import Store
+from accelcheck.workloads.base import Program, to
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from torch import Tensor
+
+    from accelcheck.qualify.selftest import Row
+    from accelcheck.workloads.base import Result
+
+FAULTS = frozenset(
+    {
+        ("causal-leak", 1.0, "attention-65"),
+        ("mask-off-by-one", 1.0, "attention-causal"),
+        ("length-off-by-one", 1.0, "attention-ragged"),
+        ("causal-from-bottom-right", 1.0, "attention-cross-causal"),
+        ("masked-row-mean", 1.0, "attention-empty-row"),
+        ("softmax-scale", 0.01, "attention-causal"),
+        ("stale-last-row", 1.0, "matmul-129"),
+        ("last-k-dropped", 1.0, "matmul"),
+        ("float16-accumulation", 1.0, "matmul-long"),
+        ("bfloat16-accumulation", 1.0, "matmul-long"),
+        ("tf32-for-float32", 1.0, "matmul"),
+        ("tf32-convolution", 1.0, "conv-strided"),
+        ("truncated-products", 1.0, "matmul"),
+        ("truncated-elementwise", 1.0, "elementwise-product"),
+        ("norm-over-n-minus-1", 1.0, "layer-norm-narrow"),
+        ("tanh-gelu", 1.0, "gelu"),
+        ("conv-bias-dropped", 1.0, "conv-strided"),
+        ("padding-of-zeros", 1.0, "conv-replicated"),
+        ("gain", 0.01, "mlp"),
+    }
+)
+"""19 faults by name, strength and workload, in every dtype that the catalogue has them in and does not document as hidden.
+All of them change the output of random inputs, so that rules are compared and not inputs."""
+INT8 = "correct-int8-anywhere-7"
+CORRECT = frozenset(
+    {
+        (INT8, 1.0, "mlp"),
+        ("sum-backwards", 1.0, "matmul"),
+        ("sum-matrix-unit", 1.0, "matmul"),
+        ("attention-online-16", 1.0, "attention-65"),
+        ("sum-split-k", 1.0, "matmul"),
+    }
+)
+"""Five correct kernels: int8, another order of summation, half precision accumulated in FP32, online softmax, split K."""
+OURS, FIRST_DRAW = "**accelcheck**", "accelcheck, first draw alone"
+
+
+@dataclass(frozen=True)
+class Output:
+    """One tensor of an output, and what rules compare it with.
+
+    Attributes:
+        got: The candidate's.
+        eager: Of the storage dtype.
+        wide: FP32 for half precision, FP64 for FP32.
+        exact: FP64.
+    """
+
+    got: Tensor
+    eager: Tensor
+    wide: Tensor
+    exact: Tensor
+
+
+@dataclass(frozen=True)
+class Trialled:
+    """What the rules made of one trial: which of them failed it, and what the engine said."""
+
+    row: Row
+    seed: int
+    failing: frozenset[str]
+    verdict: Verdict
+    reason: str
+    unchanged: bool
+
+
+def close(x: Output, fp32: float, half: float, *, equal_nan: bool = False) -> bool:
+    """`torch.allclose` to eager, with equal rtol and atol."""
+    limit = fp32 if x.eager.dtype == torch.float32 else half
+    return torch.allclose(x.got.float(), x.eager.float(), rtol=limit, atol=limit, equal_nan=equal_nan)
+
+
+def assert_close(x: Output) -> bool:
+    """Defaults of `torch.testing`."""
+    try:
+        torch.testing.assert_close(x.got, x.eager)
+    except AssertionError:
+        return False
+    return True
+
+
+def flash_attention(x: Output) -> bool:
+    """``max|out - ref| <= 2 max|eager - ref|``."""
+    return bool(_far(x.got, x.wide).max() <= 2 * _far(x.eager, x.wide).max())
+
+
+def rows_and_columns(x: Output) -> bool:
+    """Worst row and worst column by relative Frobenius norm, each at most twice eager's."""
+    reference = x.wide.double().reshape(-1, x.wide.shape[-1] if x.wide.dim() else 1)
+
+    def worst(tensor: Tensor, dim: int) -> Tensor:
+        error = (tensor.double().reshape(reference.shape) - reference).norm(dim=dim)
+        return torch.where(error == 0, error, error / reference.norm(dim=dim)).max()
+
+    return all(bool(worst(x.got, dim) <= 2 * worst(x.eager, dim)) for dim in (0, 1))
+
+
+def few_mismatches(x: Output) -> bool:
+    """At most 5 % of the elements beyond rtol 1e-2 and atol 1e-2."""
+    near = torch.isclose(x.got.float(), x.eager.float(), rtol=1e-2, atol=1e-2)
+    return float((~near).float().mean()) <= 0.05
+
+
+def sqnr(x: Output) -> bool:
+    """``20 log10(|ref| / |ref - out|) >= 25 dB``."""
+    noise, signal = _far(x.got, x.wide).norm(), x.wide.double().norm()
+    return bool(20 * torch.log10(signal / noise) >= 25)
+
+
+def cosine(x: Output) -> bool:
+    """Cosine of the angle to the reference at least 0.99."""
+    return bool(torch.cosine_similarity(x.got.double().flatten(), x.wide.double().flatten(), dim=0) >= 0.99)
+
+
+def dynamo(x: Output, fp32: float, half: float, *, angle: bool = False) -> bool:
+    """`same` as `benchmarks/dynamo` calls it: NaN equals NaN unless the run is in FP32."""
+    tolerance = half if x.eager.dtype == torch.float16 else fp32
+    return bool(
+        same(
+            x.eager,
+            x.got,
+            x.exact,
+            cos_similarity=angle,
+            tol=tolerance,
+            equal_nan=x.eager.dtype != torch.float32,
+            log_error=lambda *_: None,
+        )
+    )
+
+
+def _far(tensor: Tensor, reference: Tensor) -> Tensor:
+    return (tensor.double() - reference.double()).abs()
+
+
+RULES: Mapping[str, Callable[[Output], bool]] = {
+    "`torch.testing.assert_close` defaults": assert_close,
+    "FlashAttention: max-abs at most 2 x eager's": flash_attention,
+    "KernelBench: allclose, 1e-4 FP32, 1e-2 half": lambda x: close(x, 1e-4, 1e-2),
+    "BackendBench: allclose, 1e-2, NaN equal": lambda x: close(x, 1e-2, 1e-2, equal_nan=True),
+    "worst row or column at most 2 x eager's": rows_and_columns,
+    "dynamo `same()`, tolerance 1e-4, float16 1e-3": lambda x: dynamo(x, 1e-4, 1e-3),
+    "dynamo `same()`, tolerance 1e-3": lambda x: dynamo(x, 1e-3, 1e-3),
+    "dynamo `same()`, cosine": lambda x: dynamo(x, 1e-4, 1e-3, angle=True),
+    "aiter: 5 % of the elements may mismatch": few_mismatches,
+    "SQNR at least 25 dB": sqnr,
+    "cosine at least 0.99": cosine,
+}
+
+
+def passes(rule: Callable[[Output], bool], outputs: list[Output]) -> bool:
+    """Whether a rule passes all tensors. What it cannot compare, because of a shape or a device, it does not pass."""
+    try:
+        return all(rule(output) for output in outputs)
+    except (AssertionError, NotImplementedError, RuntimeError):
+        return False
+
+
+def candidate(trial: Trial) -> Result:
+    """The result of the case's own draw, warmed up as the engine does."""
+    program = trial.program(trial.case.seed)
+    state = State(program)
+    trial.technique.prepare(program, trial.case.mode, trial.device)
+    try:
+        warm_up(trial, program)
+        state.restore()
+        trial.device.seed(trial.case.seed)
+        return program.run(trial.case.mode)
+    finally:
+        trial.technique.finish()
+
+
+def reference(trial: Trial, wider: torch.dtype | None = None) -> Result:
+    """Eager's result: in the storage dtype, or in a wider one from what the storage dtype holds."""
+    program: Program = trial.program(trial.case.seed)
+    if wider is not None:
+        program.module.to(wider)
+        program.inputs = tuple(to(value, "cpu", wider) for value in program.inputs)
+    trial.device.seed(trial.case.seed)
+    return program.run(trial.case.mode)
+
+
+def attempt(row: Row, seed: int, matrix: Matrix, store: Store) -> Trialled | None:
+    """Judge one trial by all rules; None where the plant does not exist on the CPU."""
+    device = devices()["cpu"]
+    outcome = selftest.attempt(row, seed, device, matrix, store)
+    if not outcome.ran:
+        return None
+    technique, workload = selftest.planted(row, matrix), selftest.seeded(matrix.workloads[row.workload], seed)
+    case = Case(technique.name, workload.name, device.name, row.dtype, row.mode, 1)
+    trial = Trial(case, technique, workload, device, store)
+    with device.strict_float32():
+        got = candidate(trial)
+        eager = reference(trial)
+        exact = reference(trial, torch.float64)
+        wide = exact if row.dtype == "float32" else reference(trial, torch.float32)
+    failing = set()
+    if got.keys() == eager.keys() and all(got[path].shape == eager[path].shape for path in eager):
+        outputs = [Output(got[path], eager[path], wide[path], exact[path]) for path in eager]
+        failing |= {name for name, rule in RULES.items() if not passes(rule, outputs)}
+    else:
+        failing |= set(RULES)
+    if outcome.caught or (row.correct and not outcome.good):
+        failing.add(OURS)
+    if ours_alone(trial, got):
+        failing.add(FIRST_DRAW)
+    unchanged = got.keys() == eager.keys() and all(torch.equal(got[path], eager[path]) for path in eager)
+    return Trialled(row, seed, frozenset(failing), outcome.verdict, outcome.reason, unchanged)
+
+
+def ours_alone(trial: Trial, got: Result) -> bool:
+    """Whether accelcheck's judgement of these tensors alone is that they are wrong."""
+    case, technique, device = trial.case, trial.technique, trial.device
+    expected = trial.store.get(case, technique, trial.workload)
+    dtypes = frozenset({technique.precision(case.dtype)} - {case.dtype})
+    contract = Contract(device.type, technique.keeps_strides and "strided" in device.features, dtypes)
+    return any(check_metadata(got, expected, contract)) or bool(judge(got, expected).faults)
+
+
+def group(rows: list[Row], seed: int, folder: str) -> list[Trialled]:
+    """Rows of one workload and dtype with one seed: they share oracles."""
+    torch.set_num_threads(1)
+    logging.getLogger("torch._dynamo").setLevel(logging.ERROR)  # it warns of every cosine that is too small
+    matrix, store = Matrix.load(), Store(Path(folder))
+    return [done for row in rows if (done := attempt(row, seed, matrix, store)) is not None]
+
+
+def chosen(which: str) -> list[Row]:
+    """Rows of the kill table: the 24 of this page, or all of forward mode that must be caught."""
+    forward = [row for row in selftest.rows() if row.mode is Mode.FORWARD and not row.hidden]
+    if which == "all":
+        return forward
+    found = [row for row in forward if (row.plant, row.strength, row.workload) in FAULTS | CORRECT]
+    if missing := (FAULTS | CORRECT) - {(row.plant, row.strength, row.workload) for row in found}:
+        raise SystemExit(f"the catalogue of faults no longer has {sorted(missing)}: choose others")
+    return found
+
+
+def table(trials: list[Trialled]) -> str:
+    """Markdown: most faults caught first, then fewest correct kernels failed."""
+    faults = [trial for trial in trials if not trial.row.correct]
+    correct = [trial for trial in trials if trial.row.correct]
+    no_int8 = [trial for trial in correct if "int8" not in trial.row.plant]
+
+    def share(name: str, among: list[Trialled]) -> float:
+        return sum(name in trial.failing for trial in among) / max(1, len(among))
+
+    names = sorted([OURS, FIRST_DRAW, *RULES], key=lambda name: (-share(name, faults), share(name, correct)))
+    lines = ["| rule | faults caught | correct kernels failed | the same without int8 |", "|---|---:|---:|---:|"]
+    lines += [
+        f"| {name} | {share(name, faults):.1%} | {share(name, correct):.1%} | {share(name, no_int8):.1%} |"
+        for name in names
+    ]
+    return "\n".join(lines)
+
+
+def wrong(trials: list[Trialled], name: str) -> list[str]:
+    """Every row that a rule misses, or fails although it is correct, with the seeds."""
+    seeds: dict[str, list[int]] = {}
+    for trial in trials:
+        if trial.row.correct == (name in trial.failing):
+            kind = "fails" if trial.row.correct else "misses"
+            seeds.setdefault(f"{kind} {trial.row}", []).append(trial.seed)
+    return [f"{line}: seeds {', '.join(map(str, sorted(found)))}" for line, found in sorted(seeds.items())]
+
+
+def main() -> int:
+    """Run and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--faults", choices=("page", "all"), default="page", help="the 19 and 5 of the page, or all")
+    parser.add_argument("--seeds", type=int, default=12, help="seeds of parameters and inputs (default 12)")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes (default: one a processor)")
+    parser.add_argument("--missed", action="store_true", help="list what every rule misses or fails, not ours alone")
+    options = parser.parse_args()
+    start = time.perf_counter()
+    groups: dict[tuple[str, str], list[Row]] = {}
+    for row in chosen(options.faults):
+        groups.setdefault((row.workload, row.dtype), []).append(row)
+    trials: list[Trialled] = []
+    context = multiprocessing.get_context("spawn")  # torch's threads do not survive a fork
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        ProcessPoolExecutor(options.jobs, mp_context=context) as pool,
+    ):
+        ordered = sorted(groups.values(), key=len, reverse=True)  # so that no process ends long after the others
+        waiting = [pool.submit(group, rows, seed, folder) for rows in ordered for seed in range(options.seeds)]
+        for done in as_completed(waiting):
+            trials += done.result()
+    plants = Counter(correct for _, correct in {(trial.row.plant, trial.row.correct) for trial in trials})
+    of_faults = sum(not trial.row.correct for trial in trials)
+    print(
+        f"{plants[False]} faults and {plants[True]} correct kernels, {options.seeds} seeds, each in its dtypes: "
+        f"{of_faults} and {len(trials) - of_faults} trials; torch {torch.__version__} on the CPU, "
+        f"{time.perf_counter() - start:.0f} s with {options.jobs} processes\n"
+    )
+    print(table(trials))
+    same_bits = Counter(str(trial.row) for trial in trials if trial.unchanged and not trial.row.correct)
+    if same_bits:
+        print("\nThe first draw has eager's own bits, so no rule can see anything in it:")
+        print("\n".join(f"- {row}: {count} of {options.seeds} seeds" for row, count in sorted(same_bits.items())))
+    for name in [OURS, FIRST_DRAW, *RULES] if options.missed else [OURS]:
+        found = wrong(trials, name)
+        print(f"\n{name}: {'nothing missed, nothing failed that is correct' if not found else ''}")
+        print("\n".join(f"- {line}" for line in found))
+    return int(bool(wrong(trials, OURS)))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,174 @@
+"""What the full verdict of one tensor costs, against `torch.testing.assert_close`: time, and memory beyond the inputs.
+
+    python benchmarks/verdict_speed.py
+    python benchmarks/verdict_speed.py --exponents 10 20 --threads 1
+
+The verdict is `accelcheck.verify.judge.judge` of a result of one FP32 tensor against a reference that is at hand, as every
+technique after the first finds it: all views, their budgets, all figures. Both compare a tensor with another that differs by
+rounding. They run in turn in one process (verdict, assert_close, assert_close, verdict), so that a machine that speeds up
+or slows down does so for both; each block gives one ratio of means. Printed are the medians of the blocks, the median
+ratio, and its 95 % interval by order statistics, which assumes nothing about how times are distributed.
+
+Memory is the peak of the running sum of the profiler's `[memory]` events, which count torch's allocations to the byte, or
+tracemalloc's peak, which has NumPy's: the larger of the two. The limit is 64 MiB whatever the size.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import os
+import statistics
+import sys
+import time
+import tracemalloc
+from typing import TYPE_CHECKING
+
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+from accelcheck.verify.judge import judge
+from accelcheck.verify.oracle import Layout, Reference
+from accelcheck.verify.precision import SMALLEST_SUBNORMAL, UNIT_ROUNDOFF
+from accelcheck.verify.views import SIGNED, VIEWS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch import Tensor
+
+WIDTH = 1024
+"""Columns of a tensor: a usual hidden size. The smallest is a square of 32."""
+LIMIT = 64 * 2**20
+"""Bytes that a verdict may take beyond what it compares."""
+BLOCK = 0.04
+"""Seconds of a block, at least: thousands of the resolution of any clock."""
+PATH = "out"
+
+
+def reference(exponent: int) -> tuple[Tensor, Reference]:
+    """A candidate of ``2**exponent`` elements that is the truth rounded to FP32, and what it is judged by."""
+    columns = min(WIDTH, 2 ** (exponent // 2))
+    generator = torch.Generator().manual_seed(exponent)
+    truth = torch.randn(2**exponent // columns, columns, generator=generator).double()
+    for rows in torch.split(truth, 2**16 // columns):  # errs by up to a unit; in parts, to fit into a small memory
+        rows.mul_(1 + UNIT_ROUNDOFF["float32"] * (torch.rand(rows.shape, generator=generator) - 0.5))
+    candidate = truth.float()
+    made = Reference(
+        truth={PATH: truth},
+        layouts={PATH: Layout("float32", tuple(truth.shape), truth.stride())},
+        budgets={PATH: dict.fromkeys(VIEWS, 4.0)},
+        leanings={PATH: dict.fromkeys(SIGNED, (0.0,))},
+        unit=UNIT_ROUNDOFF["float32"],
+        spacing=SMALLEST_SUBNORMAL["float32"],
+        eager_excess=0.0,
+    )
+    return candidate, made
+
+
+def seconds(call: Callable[[], object], times: int) -> float:
+    """Of one call."""
+    start = time.perf_counter()
+    for _ in range(times):
+        call()
+    return (time.perf_counter() - start) / times
+
+
+def blocks(ours: Callable[[], object], theirs: Callable[[], object], count: int) -> list[tuple[float, float]]:
+    """Seconds of either side, block by block: A B B A."""
+    ours()
+    theirs()
+    each = max(seconds(ours, 1), seconds(theirs, 1))
+    times = max(1, round(BLOCK / 4 / each))
+    found = []
+    for _ in range(count):
+        first, other, again, last = (seconds(call, times) for call in (ours, theirs, theirs, ours))
+        found.append(((first + last) / 2, (other + again) / 2))
+    return found
+
+
+def interval(values: list[float], confidence: float = 0.95) -> tuple[float, float]:
+    """Of the median, by order statistics; the whole range where there are too few values."""
+    ordered, count = sorted(values), len(values)
+    outside, rank = 0.0, 0
+    while rank < count // 2:  # values below the rank-th that a median of B(count, 1/2) may have
+        outside += math.comb(count, rank) / 2**count
+        if outside > (1 - confidence) / 2:
+            break
+        rank += 1
+    low = max(0, rank - 1)
+    return ordered[low], ordered[count - 1 - low]
+
+
+def peak(call: Callable[[], object]) -> int:
+    """Most bytes that a call holds at once, its inputs aside."""
+    call()
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as log:
+        _ = torch.ones(1)  # seen, or the profiler records nothing: small tensors go through NumPy alone
+        call()
+    held = most = 0
+    # The raw events: `log.events()` has given most of them to the operators that they fell into.
+    found = log.profiler.kineto_results.events() if log.profiler is not None else []
+    for event in sorted((e for e in found if e.name() == "[memory]"), key=lambda e: e.start_ns()):
+        held += event.nbytes()
+        most = max(most, held)
+    if not most:
+        raise SystemExit("the profiler saw no memory event: this torch records them in another way")
+    tracemalloc.start()
+    try:
+        call()
+        return max(most, tracemalloc.get_traced_memory()[1])
+    finally:
+        tracemalloc.stop()
+
+
+def human(value: float) -> str:
+    """Seconds, readable."""
+    return f"{value * 1e6:.0f} us" if value < 1e-3 else f"{value * 1e3:.2f} ms"
+
+
+def main() -> int:
+    """Measure and print; 1 where a limit is not kept."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--exponents", type=int, nargs="+", default=[10, 16, 20, 24], help="sizes to time, powers of 2")
+    parser.add_argument("--memory", type=int, nargs="*", default=[10, 16, 20, 24, 26], help="sizes to weigh")
+    parser.add_argument("--threads", type=int, nargs="+", default=None, help="default: 1 and all")
+    parser.add_argument("--blocks", type=int, default=31, help="blocks a size (default 31)")
+    options = parser.parse_args()
+    threads = options.threads or sorted({1, torch.get_num_threads()})
+    load = f", load {os.getloadavg()[0]:.1f}" if hasattr(os, "getloadavg") else ""
+    print(f"torch {torch.__version__}, {os.cpu_count()} processors{load}\n")
+    print("| elements | threads | verdict | assert_close | ratio | 95 % interval |\n|---:|---:|---:|---:|---:|---:|")
+    good = True
+    for exponent in options.exponents:
+        candidate, expected = reference(exponent)
+        eager = expected.truth[PATH].float()
+        result = {PATH: candidate}
+        for number in threads:
+            torch.set_num_threads(number)
+            found = blocks(
+                lambda: judge(result, expected),  # noqa: B023 - called before the loop goes on
+                lambda: torch.testing.assert_close(candidate, eager),  # noqa: B023 - as above
+                options.blocks,
+            )
+            ratios = [ours / theirs for ours, theirs in found]
+            low, high = interval(ratios)
+            good &= low <= 1.0
+            ours, theirs = (statistics.median(times) for times in zip(*found, strict=True))
+            print(
+                f"| 2^{exponent} | {number} | {human(ours)} | {human(theirs)} | {statistics.median(ratios):.2f} "
+                f"| {low:.2f} to {high:.2f} |",
+                flush=True,
+            )
+    print("\n| elements | memory beyond the inputs |\n|---:|---:|")
+    for exponent in options.memory:
+        candidate, expected = reference(exponent)
+        result = {PATH: candidate}
+        most = peak(lambda: judge(result, expected))  # noqa: B023 - as above
+        good &= most <= LIMIT
+        print(f"| 2^{exponent} | {most / 2**20:.2f} MiB |", flush=True)
+    return int(not good)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,449 @@
+"""The selftest: what it plants, what it makes of the verdicts, what it prints and how it exits."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+from fault_harness import FORWARD, one_thread
+
+from accelcheck import cli
+from accelcheck.capability import SUPPORTED, Capability, Code, unavailable, unsupported
+from accelcheck.case import Case, Mode, Verdict
+from accelcheck.devices.base import Status
+from accelcheck.devices.probe import HostFacts
+from accelcheck.faults.base import Cell, Fault, Planted, Variant
+from accelcheck.faults.plant import nothing, replacing, scaled
+from accelcheck.journal import Record
+from accelcheck.matrix import Matrix, devices
+from accelcheck.qualify import selftest
+from accelcheck.qualify.selftest import Outcome, Row, attempt, caught_by, rows, seeded
+from accelcheck.report import selftest as report
+from accelcheck.verify.oracle import Store
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+    from pathlib import Path
+
+    from accelcheck.devices.base import Device
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    with one_thread():
+        yield
+
+
+@pytest.fixture(scope="session")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
+    return Store(tmp_path_factory.mktemp("references"))
+
+
+@functools.cache
+def matrix() -> Matrix:
+    return Matrix.load()
+
+
+@functools.cache
+def cpu() -> Device:
+    return devices()["cpu"]
+
+
+def attempted(row: Row, store: Store, seed: int = 0) -> Outcome:
+    return attempt(row, seed, cpu(), matrix(), store)
+
+
+# What is planted
+
+
+def test_rows_are_unique_and_sorted_so_that_those_that_share_references_follow_each_other() -> None:
+    found = rows()
+    assert len(set(found)) == len(found)
+    groups = [(row.workload, row.mode, row.dtype) for row in found]
+    assert groups == sorted(groups)
+    assert rows() == found
+
+
+def test_rows_name_what_there_is() -> None:
+    for row in rows():
+        assert row.plant in (selftest.variants() if row.correct else selftest.faults())
+        workload = matrix().workloads[row.workload]
+        assert row.mode in workload.modes, row
+        assert not (row.correct and row.hidden), row
+
+
+def test_every_fault_and_every_variant_has_a_row_that_must_be_right() -> None:
+    assert {row.plant for row in rows() if row.correct} == selftest.variants().keys()
+    assert {row.plant for row in rows() if not row.correct and not row.hidden} == selftest.faults().keys()
+
+
+def test_every_number_of_the_list_has_a_fault() -> None:
+    assert {fault.number for fault in selftest.faults().values()} - {0} == set(range(1, 44))
+
+
+FAULTS = (
+    "causal-leak",
+    "cached-at-address",
+    "double-backward-wrong",
+    "gain",
+    "gradients-swapped",
+    "input-mutated",
+    "last-k-dropped",
+    "mask-off-by-one",
+    "momentum-ignored",
+    "nan-swallowed-by-relu",
+    "norm-over-n-minus-1",
+    "row-never-written",
+    "stale-weights",
+    "tf32-for-float32",
+)
+VARIANTS = ("attention-online-16", "epilogue-fused", "nan-payload", "negative-zero", "norm-welford", "sum-tree")
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_fault_is_caught_where_it_is_weakest(name: str, store: Store) -> None:
+    row = min((row for row in rows() if row.plant == name and not row.hidden), key=lambda row: row.strength)
+    outcome = attempted(row, store)
+    assert outcome.caught, outcome
+    assert outcome.views
+    assert outcome.good
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_a_correct_variant_passes(name: str, store: Store) -> None:
+    row = next(row for row in rows() if row.plant == name and row.correct)
+    outcome = attempted(row, store)
+    assert outcome.verdict is Verdict.PASS, outcome.reason
+    assert outcome.compared > 0
+    assert outcome.views == ()
+
+
+# One attempt
+
+
+CELL = Cell("matmul", dtypes=("float32",))
+LOUD = Fault("loud", "One percent too much.", (CELL,), lambda strength: replacing(out=scaled(1 + strength)), (0.01,))
+SILENT = Fault("silent", "Nothing is wrong.", (CELL,), lambda _: nothing)
+HARMLESS = Variant("harmless", "Eager.", (CELL,), lambda: nothing)
+ALARMING = Variant("alarming", "Wrong, in truth.", (CELL,), lambda: replacing(out=scaled(1.01)))
+
+
+def nowhere(device: Device) -> Capability:
+    return unsupported(Code.NO_FEATURE, f"{device.name} has no such unit")
+
+
+FOREIGN = replace(LOUD, name="foreign", exists=nowhere)
+BURIED = replace(
+    SILENT,
+    name="buried",
+    strengths=(0.5, 0.1),
+    hidden={("float32", 0.1): "less than rounding"},
+    plant=lambda _: nothing,
+)
+
+
+@pytest.fixture
+def catalogue(monkeypatch: pytest.MonkeyPatch) -> None:
+    planted = {fault.name: fault for fault in (LOUD, SILENT, FOREIGN, BURIED)}
+    correct = {variant.name: variant for variant in (HARMLESS, ALARMING)}
+    monkeypatch.setattr(selftest, "faults", lambda: planted)
+    monkeypatch.setattr(selftest, "variants", lambda: correct)
+
+
+def row(plant: str, *, strength: float = 1.0, correct: bool = False, hidden: str = "", dtype: str = "float32") -> Row:
+    return Row(plant, strength, "matmul", FORWARD, dtype, correct, hidden)
+
+
+@pytest.mark.usefixtures("catalogue")
+def test_rows_carry_strengths_and_what_hides_them() -> None:
+    assert [one for one in rows() if one.plant in {"loud", "buried", "harmless"}] == [
+        row("buried", strength=0.5),
+        row("buried", strength=0.1, hidden="less than rounding"),
+        row("harmless", correct=True),
+        row("loud", strength=0.01),
+    ]
+    assert str(row("loud", strength=0.01)) == "loud 0.01 in matmul/float32/forward"
+    assert str(row("harmless")) == "harmless in matmul/float32/forward"
+
+
+@pytest.mark.usefixtures("catalogue")
+@pytest.mark.parametrize(
+    ("name", "correct", "verdict", "good"),
+    [
+        ("loud", False, Verdict.FAIL, True),
+        ("silent", False, Verdict.PASS, False),
+        ("harmless", True, Verdict.PASS, True),
+        ("alarming", True, Verdict.FAIL, False),
+    ],
+)
+def test_an_attempt_is_good_when_the_verdict_is_what_the_plant_deserves(
+    name: str, correct: bool, verdict: Verdict, good: bool, store: Store
+) -> None:
+    outcome = attempted(row(name, strength=0.01 if name == "loud" else 1.0, correct=correct), store)
+    assert (outcome.verdict, outcome.good) == (verdict, good), outcome.reason
+    assert ("gain" in outcome.views) is (verdict is Verdict.FAIL)
+
+
+@pytest.mark.usefixtures("catalogue")
+def test_what_is_hidden_gates_nothing_when_it_passes(store: Store) -> None:
+    hidden = attempted(row("buried", strength=0.1, hidden="less than rounding"), store)
+    assert hidden.verdict is Verdict.PASS
+    assert hidden.good
+    assert not attempted(row("buried", strength=0.5), store).good
+
+
+def test_an_error_is_never_good() -> None:
+    for one in (row("x"), row("x", hidden="so"), row("x", correct=True)):
+        outcome = Outcome(one, 0, Verdict.ERROR, (), "broke")
+        assert not outcome.good
+        assert not outcome.caught
+
+
+@pytest.mark.usefixtures("catalogue")
+def test_a_plant_that_makes_no_sense_on_a_device_is_refused_with_its_reason(store: Store) -> None:
+    outcome = attempted(row("foreign", strength=0.01), store)
+    assert (outcome.verdict, outcome.code) == (Verdict.UNSUPPORTED, "no-feature")
+    assert "cpu has no such unit" in outcome.reason
+    assert not outcome.ran
+    assert outcome.good
+    assert report.refused([outcome, replace(outcome, seed=1)]) == [f"foreign: {outcome.reason}"]
+
+
+@pytest.mark.usefixtures("catalogue")
+def test_another_seed_is_another_case(store: Store) -> None:
+    one, other = (attempted(row("loud", strength=0.01), store, seed) for seed in (0, 1))
+    assert one.caught
+    assert other.caught
+    assert one.reason != other.reason
+    matmul = matrix().workloads["matmul"]
+    assert seeded(matmul, 0) is matmul
+    assert seeded(matmul, 3).name == "matmul+3"
+
+
+def test_what_is_planted_is_judged_as_its_technique_is() -> None:
+    for technique in matrix().techniques.values():
+        planted = Planted(technique, nothing)
+        for dtype in technique.dtypes:
+            assert planted.precision(dtype) == technique.precision(dtype)
+        assert planted.watch is technique.watch
+        assert (planted.oracle, planted.keeps_strides, planted.bakes) == (
+            technique.oracle,
+            technique.keeps_strides,
+            technique.bakes,
+        )
+        assert planted.differentiates_twice == technique.differentiates_twice
+        assert planted.warmups == max(1, technique.warmups)
+
+
+LINES = """\
+out: view row at [1, 2, :]: expected at most 1.000e-06, got 2.000e-06
+out[1]['hidden']: view row at [1, 2, :] [draw 2]: expected at most 1.000e-06, got 2.000e-06
+out: view column at [..., 3] [zeros]: expected at most 1.000e-06, got 2.000e-06
+out: view gain in all draws: expected at most 1.000e-06, got 2.000e-06
+out: NaN pattern, first difference at [0, 1] [nan[0]]: expected 1 of them, got 0
+input[0]: mutated [draw 1]: expected it bitwise unchanged
+grad2:input[0]: view element: expected at most 1.000e-06, got 2.000e-06
+out: rerun: expected the same bits, got 0.1 relative difference
+out: dtype [slice]: expected float32, got float16
+not engaged: graphs compiled >= 1: observed 0"""
+
+
+def test_what_caught_a_fault_is_read_from_the_lines_the_most_frequent_first() -> None:
+    case = Case("eager", "matmul", "cpu", "float32", Mode.FORWARD, 1)
+    found = caught_by(Record(case, Verdict.FAIL, reason=LINES))
+    assert found[0] == "row"
+    assert set(found) == {
+        "row",
+        "column",
+        "gain in all draws",
+        "NaN pattern",
+        "mutated",
+        "element",
+        "rerun",
+        "dtype",
+        "evidence",
+    }
+    assert len(found) == len(set(found))
+
+
+@pytest.mark.parametrize("verdict", [Verdict.PASS, Verdict.ERROR, Verdict.UNSUPPORTED])
+def test_only_a_failure_was_caught_by_something(verdict: Verdict) -> None:
+    case = Case("eager", "matmul", "cpu", "float32", Mode.FORWARD, 1)
+    assert caught_by(Record(case, verdict, code="no-feature" if not verdict.executed else "", reason=LINES)) == ()
+
+
+# The report
+
+
+def outcome(
+    plant: str,
+    seed: int = 0,
+    *views: str,
+    verdict: Verdict = Verdict.FAIL,
+    reason: str = "",
+    seconds: float = 1.0,
+    **more: bool | str | float,
+) -> Outcome:
+    one = replace(row(plant), **more)  # type: ignore[arg-type]  # the fields of a row, each of its type
+    return Outcome(one, seed, verdict, views, reason, seconds={"run": seconds})
+
+
+SEEN = [
+    outcome("gain", 0, "gain", "row", strength=0.5),
+    outcome("gain", 1, "gain", strength=0.5),
+    outcome("gain", 0, "gain", strength=0.25),
+    outcome("gain", 1, verdict=Verdict.PASS, strength=0.25),
+    outcome("leak", 0, "row"),
+    outcome("faint", 0, verdict=Verdict.PASS, hidden="less than rounding"),
+    outcome("tree", 0, verdict=Verdict.PASS, correct=True),
+    outcome("tree", 1, "tail", correct=True, reason="out: view tail: expected 1, got 2\nmore"),
+    outcome("stream", 0, verdict=Verdict.UNSUPPORTED, reason="no streams"),
+]
+
+
+def test_the_table_has_a_line_for_each_fault_and_strength_the_strongest_first() -> None:
+    _, *lines = report.table(SEEN)
+    assert [line.split() for line in lines] == [
+        ["faint", "float32", "0/1", "hidden:", "less", "than", "rounding"],
+        ["gain", "0.5", "float32", "2/2", "gain", "2,", "row", "1"],
+        ["gain", "0.25", "float32", "1/2", "gain", "1"],
+        ["leak", "float32", "1/1", "row", "1"],
+    ]
+
+
+def test_a_view_tells_what_it_alone_sees_in_every_seed() -> None:
+    _, *lines = report.alone(SEEN)
+    assert [line.split() for line in lines] == [
+        ["gain", "3", "gain", "0.5", "in", "matmul/float32/forward"],
+        ["row", "2", "leak", "in", "matmul/float32/forward"],
+    ]
+
+
+def test_wrong_verdicts_are_listed_by_row_with_their_seeds() -> None:
+    assert report.wrong(SEEN) == [
+        "survived: gain 0.25 in matmul/float32/forward: pass with seeds 1",
+        "false alarm: tree in matmul/float32/forward: fail with seeds 1: out: view tail: expected 1, got 2",
+    ]
+
+
+def test_of_many_wrong_verdicts_the_first_are_listed_and_the_rest_counted() -> None:
+    many = [outcome(f"plant-{n:02}", 0, verdict=Verdict.PASS) for n in range(9)]
+    assert [line.partition(" in ")[0] for line in report.wrong(many, most=2)] == [
+        "survived: plant-00",
+        "survived: plant-01",
+        "and 7 more",
+    ]
+
+
+def test_counts_are_of_what_is_owed() -> None:
+    assert report.counts(SEEN) == (
+        "3 faults: 4 of 5 verdicts caught them (1 more are below their documented detectability); "
+        "1 correct variants: 1 false alarms in 2 verdicts"
+    )
+
+
+def test_a_hidden_row_that_is_an_error_is_no_survivor_of_what_is_owed() -> None:
+    broken = outcome("faint", 1, verdict=Verdict.ERROR, hidden="less than rounding")
+    assert not broken.good
+    assert report.counts([*SEEN, broken]).startswith("3 faults: 4 of 5 verdicts caught them (2 more")
+
+
+def test_the_slowest_plants_come_first() -> None:
+    lines = report.slowest([outcome("slow", 0, seconds=3.0), outcome("slow", 1, seconds=5.0), outcome("fast", 0)])
+    assert [line.split()[:2] for line in lines] == [["4.00", "slow"], ["1.00", "fast"]]
+
+
+def test_the_whole_report_has_only_parts_with_something_in_them() -> None:
+    lines = report.whole(SEEN[4:5], "cpu")
+    assert "Faults" in lines
+    assert "Wrong verdicts" not in lines
+    assert "Not planted on cpu" not in lines
+    assert "Not planted on cpu" in report.whole(SEEN, "cpu")
+    assert lines[-1] == report.counts(SEEN[4:5])
+
+
+# The command
+
+
+@pytest.fixture
+def present(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The CPU is here; everything else is not asked for."""
+    facts = HostFacts.__new__(HostFacts)
+    monkeypatch.setattr(cli, "probe", lambda names: ({name: Status(name, SUPPORTED) for name in names}, facts))
+
+
+@pytest.fixture
+def inline(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows are attempted in this process, which knows the planted catalogue."""
+
+    def run(
+        device: str, chosen: Sequence[Row], seeds: int, jobs: int, environ: Mapping[str, str], folder: Path
+    ) -> Iterator[list[Outcome]]:
+        own = Store(folder)
+        for seed in range(seeds):
+            yield [attempted(one, own, seed) for one in chosen]
+
+    monkeypatch.setattr(selftest, "run", run)
+
+
+def test_an_unknown_device_is_answered_with_the_legal_ones(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["selftest", "--device=cdua"]) == 4
+    told = capsys.readouterr().err
+    assert told.startswith("accelcheck: unknown device 'cdua'. Did you mean 'cuda'? Legal values: cpu, ")
+
+
+@pytest.mark.usefixtures("present")
+def test_an_unknown_fault_is_answered_with_the_legal_ones(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["selftest", "--fault=causal-lek"]) == 4
+    told = capsys.readouterr().err
+    assert "unknown fault 'causal-lek'. Did you mean 'causal-leak'?" in told
+    assert all(name in told for name in ("gain", "tanh-gelu", "negative-zero"))
+
+
+def test_a_device_that_is_absent_has_nothing_to_plant_on(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    absent = {"cuda": Status("cuda", unavailable(Code.NO_HARDWARE, "no NVIDIA GPU found"))}
+    monkeypatch.setattr(cli, "probe", lambda _: (absent, None))
+    assert cli.main(["selftest", "--device=cuda"]) == 5
+    assert "no NVIDIA GPU found" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("option", ["--seeds", "--jobs"])
+@pytest.mark.parametrize("number", ["0", "-1", "many"])
+def test_a_number_below_one_is_refused(option: str, number: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as left:
+        cli.main(["selftest", f"{option}={number}"])
+    assert left.value.code == 2
+    assert option in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("present")
+def test_one_fault_and_one_variant_in_a_process_of_their_own(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["selftest", "--seeds=1", "--jobs=1", "--fault=conv-bias-dropped", "--fault=negative-zero"]
+    assert cli.main(arguments) == 0
+    told = capsys.readouterr().out
+    chosen = [one for one in rows() if one.plant in {"conv-bias-dropped", "negative-zero"}]
+    owed = sum(not one.correct for one in chosen)
+    assert f"{len(chosen)} rows x 1 seeds on cpu, 1 processes" in told
+    assert f"1 faults: {owed} of {owed} verdicts caught them; 2 correct variants: 0 false alarms in " in told
+
+
+@pytest.mark.usefixtures("present", "inline", "catalogue")
+@pytest.mark.parametrize(
+    ("plants", "code", "line"),
+    [
+        (("loud", "harmless"), 0, "1 faults: 2 of 2 verdicts caught them; 1 correct variants: 0 false alarms in 2"),
+        (("silent",), 1, "survived: silent in matmul/float32/forward: pass with seeds 0, 1"),
+        (("alarming",), 1, "false alarm: alarming in matmul/float32/forward: fail with seeds 0, 1: out: view "),
+        (("buried",), 1, "survived: buried 0.5 in matmul/float32/forward: pass with seeds 0, 1"),
+        (("foreign",), 5, "foreign: "),
+    ],
+)
+def test_the_exit_code_says_whether_verdicts_are_right(
+    plants: tuple[str, ...], code: int, line: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["selftest", "--seeds=2", *(f"--fault={plant}" for plant in plants)]) == code
+    assert line in capsys.readouterr().out
