@@ -1,4 +1,4 @@
-"""One session a backend, and three for accelcheck itself. ``nox -s cpu`` is where to start; ``nox -l`` lists all.
+"""One session a backend, and four for accelcheck itself. ``nox -s cpu`` is where to start; ``nox -l`` lists all.
 
 A backend whose hardware is absent is skipped before anything is installed, with the reason. Arguments after ``--`` go to
 pytest. Variables:
@@ -169,6 +169,14 @@ def tests(session: nox.Session) -> None:
     session.install(*PINS["cpu"], *_index(session))
     session.install("-e", ".[accuracy,torchao]", *nox.project.dependency_groups(nox.project.load_toml(), "tests"))
     session.run("pytest", "tests", "-n", _workers("cpu"), "-q", *session.posargs)
+
+
+@nox.session
+def selftest(session: nox.Session) -> None:
+    """Every planted fault caught, no correct variant failed: `accelcheck selftest` on the CPU."""
+    session.install(*PINS["cpu"], *_index(session))
+    session.install("-e", f".{EXTRAS['cpu']}")
+    session.run("accelcheck", "selftest", *session.posargs)
 
 
 @nox.session

@@ -99,7 +99,7 @@ def test_every_session_is_listed_with_what_it_does() -> None:
     done = run_nox("--list")
     assert done.returncode == 0, done.stderr
     sessions = re.findall(r"^([*-]) (\w+) -> \S.*$", done.stdout, re.MULTILINE)
-    assert sorted(name for _, name in sessions) == sorted([*BACKENDS, "tests", "lint", "typecheck"])
+    assert sorted(name for _, name in sessions) == sorted([*BACKENDS, "tests", "selftest", "lint", "typecheck"])
     assert [name for selected, name in sessions if selected == "*"] == ["cpu"]
 
 

@@ -30,6 +30,10 @@ PAIR_LIMIT = 2.0**15
 """A 16-bit register holds from minus this to one less: where x86's ``pmaddubsw`` adds two products of 8 by 8 bits."""
 
 
+def _nothing_pends() -> None:
+    """For a device that computes when it is asked."""
+
+
 class Int8Linear(nn.Module):
     """A linear layer on integers that FP32 holds exactly: sums of up to 512 products of 8 by 8 bits are below 2**24.
 
@@ -41,6 +45,10 @@ class Int8Linear(nn.Module):
         low: Smallest integer of an input.
         high: Largest integer of an input.
         dim: As `symmetric_scale`'s, of the weight.
+
+    Attributes:
+        settle: Computes what pends, before `rule` reads numbers of the input. A lazy device would otherwise compute the
+            input again, with all layers before it, for each number that is read, each in a graph of its own.
     """
 
     def __init__(
@@ -52,15 +60,17 @@ class Int8Linear(nn.Module):
         self.low = low
         self.high = high
         self.dim = dim
+        self.settle: Callable[[], None] = _nothing_pends
 
     def forward(self, x: Tensor) -> Tensor:
         weight, scale = self.packed()
         if self.rule is None:
             out = x @ self.dequantized(weight, scale).t()
         else:
+            self.settle()
             step, point = self.rule(x)
-            # A tensor, not a constant of the code: XLA would compile for every zero point anew.
-            step, zero = step.to(x.device), torch.tensor(float(point)).to(x.device)
+            # A vector: of a scalar that is 0 or 1, torch_xla makes a constant of the graph, and compiles anew for others.
+            step, zero = step.to(x.device), torch.tensor([float(point)]).to(x.device)
             integer = (torch.round(x * (1.0 / step)) + zero).clamp(self.low, self.high)
             out = self.product(integer, zero, weight) * step * self.channels(scale)
         return out if self.linear.bias is None else out + self.linear.bias
@@ -153,11 +163,14 @@ class Int8Anywhere(Technique):
         return self.scheme.oracle
 
     def prepare(self, program: Program, mode: Mode, device: Device) -> None:
-        del mode, device
+        del mode
         # The copy shares parameters and buffers with the original: what is changed there is changed here.
         shared = {id(tensor): tensor for tensor in (*program.module.parameters(), *program.module.buffers())}
         copied = copy.deepcopy(program.module, shared)
         program.call = replaced(copied, self.make)
+        for layer in program.call.modules():
+            if isinstance(layer, Int8Linear) and "lazy" in device.features:
+                layer.settle = device.synchronize
 
     def evidence(self, program: Program, log: Log, mode: Mode, device: Device) -> Iterable[Evidence]:
         del log, mode, device

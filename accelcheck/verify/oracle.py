@@ -262,10 +262,11 @@ def _budgets(who: str, peers: list[Reading], unit: float) -> dict[str, float]:
     budgets: dict[str, float] = {}
     for view in VIEWS:
         budgets[view] = max(SLACK * max(abs(peer[view]) for peer in peers), floor(view, unit))
-        if not math.isfinite(budgets[view]):
+        if not 0.0 <= budgets[view] < math.inf:
             raise OracleError(
-                f"{who}: the budget of view {view} is {budgets[view]}, so anything would pass: the oracle is 0 where "
-                "rounding errs. Change the workload so that this tensor is not made of rounding errors alone"
+                f"{who}: the budget of view {view} is {budgets[view]}; legal are finite numbers from 0. Infinite, anything "
+                "would pass: the oracle is 0 where rounding errs. Change the workload so that this tensor is not made of "
+                "rounding errors alone"
             )
     return budgets
 

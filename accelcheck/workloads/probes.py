@@ -275,7 +275,7 @@ PROBES = {
         Probe("tiny", "Subnormal numbers, forward and backward: flushing to zero.", _tiny, BOTH),
         Probe("huge", "Inputs near 1e4: squares that overflow.", _huge),
         Probe("scaled", "1024 times the inputs: saturation, clipping.", _scaled),
-        Probe("future", "A last key and value that nobody earlier may see.", _future, BOTH),
+        Probe("future", "A last key and value that nobody earlier may see.", _future),
         Probe("sharp", "Attention to few keys: the scale of the scores.", _sharp),
         Probe(
             "slice",
