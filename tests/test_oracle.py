@@ -179,7 +179,10 @@ def fails(x: Tensor) -> Tensor:
         (lambda x: x if exact(x) else x[:4], r"disagree: out has the shapes \(8, 8\) and \(4, 8\)"),
         (lambda x: x if exact(x) else (x, x), r"disagree: only one has out, out\[0\], out\[1\]"),
         (lambda x: (x.argmax(-1) if exact(x) else x.argmin(-1), x), r"disagree: out\[0\]: 8 of 8 integers differ"),
-        (lambda x: (x * 1.1).sin() - (x * 1.1).sin(), r"out: the budget of view .* is inf; legal are finite numbers from 0"),
+        (
+            lambda x: (x * 1.1).sin() - (x * 1.1).sin(),
+            r"out: the budget of view .* is inf; legal are finite numbers from 0",
+        ),
         (lambda _: "text", "expected a tensor"),
     ],
 )

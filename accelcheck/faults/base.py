@@ -107,7 +107,7 @@ class Planted(Technique):
         # A cache is a fault that shows in a second run only, so there is one at least.
         self.warmups, self.resizing = max(1, base.warmups), base.resizing
         self.keeps_strides, self.bakes, self.level = base.keeps_strides, base.bakes, base.level
-        self.differentiates_twice = base.differentiates_twice
+        self.differentiates_twice, self.accuracy_limit = base.differentiates_twice, base.accuracy_limit
 
     @property
     def watch(self) -> type[Log]:  # type: ignore[override]  # a class attribute of each technique, and so of its base

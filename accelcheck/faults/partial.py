@@ -85,7 +85,7 @@ FAULTS = (
         "One element has a flipped bit.",
         (Cell("matmul-129", dtypes=BFLOAT16),),
         lambda share: replacing(out=partial(upset, share)),
-        strengths=(0.25, 0.03),
+        strengths=(0.25, 0.04),
     ),
     Fault(
         "rounded-down",

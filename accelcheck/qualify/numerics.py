@@ -11,8 +11,9 @@ from accelcheck.case import Figure, Mode
 from accelcheck.qualify.trial import Finding, State, on_device, snapshot, unchanged, warm_up
 from accelcheck.verify.determinism import apart
 from accelcheck.verify.judge import Contract, check_metadata, judge, judge_together
+from accelcheck.verify.oracle import FIRST, twice
 from accelcheck.workloads.base import Program
-from accelcheck.workloads.probes import Draw, Probe, draws
+from accelcheck.workloads.probes import PROBES, Draw, Probe, draws
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -52,14 +53,21 @@ class _Run:
         self.alike: dict[str, list[tuple[Mapping[str, Reading], Reference]]] = {}
         self.compared = 0
         self.excess = 0.0
-        self.program = self._prepared(Draw())
+        self.program = self._prepared(FIRST)
+        self.parameters = FIRST.parameters
 
     def finding(self) -> Finding:
         """Go through the draws."""
         trial = self.trial
         for draw in draws(trial.workload, trial.case.mode, self._admitted):
-            self._judge(draw)
-            if len(self.faults) > MOST_FAULTS:
+            try:
+                self._judge(draw)
+            except Exception as error:
+                if not self.faults:
+                    raise
+                self.faults.append(f"run: raised [{draw}]: expected a result, got {type(error).__name__}: {error}")
+                break
+            if len(self.faults) >= MOST_FAULTS:
                 break
         for probe, readings in self.alike.items():
             together = judge_together(readings)
@@ -76,15 +84,17 @@ class _Run:
     def _judge(self, draw: Draw) -> None:
         trial = self.trial
         case, device, clock = trial.case, trial.device, trial.clock
-        first = draw == Draw()
+        first = draw == FIRST
         with clock("oracle"):
             reference = trial.store.get(case, trial.technique, trial.workload, draw)
         with clock("prepare"):
-            if not first and trial.technique.bakes:
+            if trial.technique.bakes and draw.parameters != self.parameters:
                 trial.technique.finish()
                 self.program = self._prepared(draw)
+            self.parameters = draw.parameters
+            kept = self.program.inputs
             if not first:
-                _refill(self.program, self._drawn(draw), self._dense(draw))
+                _refill(self.program, self._drawn(draw), self._dense(draw), strided="strided" in device.features)
             # Gradients that come from a transposition are strided: values owe nothing to that.
             self.program.strided_cotangents = "strided" in device.features and draw.number % 2 == 1
             state = State(self.program)
@@ -100,6 +110,10 @@ class _Run:
                 self.evidence = [*evidence, on_device(log, device.fallbacks(), device)]
             else:
                 result = self.program.run(case.mode)
+                strays = device.fallbacks()
+                if strays:
+                    seen = ", ".join(f"{name} x{count}" for name, count in sorted(strays.items()))
+                    self.faults.append(f"not engaged: no operator left {device.name} for the CPU: observed {seen}")
         with clock("judge"):
             result = self._values(result, reference, draw)
             changed = _mutations(self.program, inputs)
@@ -111,6 +125,8 @@ class _Run:
             with clock("rerun"):
                 self._rerun(result, state)
         state.restore()
+        if draw.probe and PROBES[draw.probe].reshapes:
+            self.program.inputs = kept
 
     def _values(self, result: Result, reference: Reference, draw: Draw) -> Result:
         """Judge; what was judged is returned, on the CPU: nothing where the metadata is wrong."""
@@ -150,7 +166,7 @@ class _Run:
             seed=draw.seed(trial.case.seed),
             synchronize=trial.device.synchronize,
         )
-        program.twice = trial.technique.differentiates_twice and "twice-differentiable" in trial.workload.traits
+        program.twice = twice(trial.technique, trial.workload, trial.case.mode)
         return program
 
     def _dense(self, draw: Draw) -> list[bool]:
@@ -174,10 +190,11 @@ class _Run:
 
 
 @torch.no_grad()
-def _refill(program: Program, other: Program, dense: Sequence[bool]) -> None:
+def _refill(program: Program, other: Program, dense: Sequence[bool], *, strided: bool) -> None:
     """Take over the parameters, buffers, inputs and target of another program of the same workload.
 
-    In place where the inputs are `dense`: what was compiled stays valid, and what was kept by address shows.
+    In place, in the strides that the technique gave them: what was compiled stays valid, and what was kept by address
+    shows. Not where elements share memory, and on a device without strides only what is `dense` where it was made.
     """
     for name, tensor in [*program.module.named_parameters(), *program.module.named_buffers()]:
         tensor.copy_(
@@ -186,14 +203,15 @@ def _refill(program: Program, other: Program, dense: Sequence[bool]) -> None:
             else other.module.get_buffer(name)
         )
     program.inputs = tuple(
-        _renewed(own, new, whole) for own, new, whole in zip(program.inputs, other.inputs, dense, strict=True)
+        _renewed(own, new) if whole or (strided and isinstance(own, Tensor) and 0 not in own.stride()) else new
+        for own, new, whole in zip(program.inputs, other.inputs, dense, strict=True)
     )
     program.target = other.target
     program.seed = other.seed
 
 
-def _renewed(own: Any, new: Any, dense: bool) -> Any:  # noqa: FBT001 - one of three facts about an input
-    if not dense or not isinstance(own, Tensor) or own.shape != new.shape:
+def _renewed(own: Any, new: Any) -> Any:
+    if not isinstance(own, Tensor) or own.shape != new.shape:
         return new
     own.detach().copy_(new)
     return own
@@ -201,7 +219,7 @@ def _renewed(own: Any, new: Any, dense: bool) -> Any:  # noqa: FBT001 - one of t
 
 def _labelled(line: str, draw: Draw) -> str:
     """A fault's line with the draw that showed it; the case's own draw goes without saying."""
-    if draw == Draw():
+    if draw == FIRST:
         return line
     path, what, rest = line.split(": ", 2)
     return f"{path}: {what} [{draw}]: {rest}"

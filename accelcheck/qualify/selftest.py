@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from accelcheck.workloads.base import Workload
 
 
+PLAIN = ", nothing planted"
+"""After a technique's name: what stands in a row in place of a plant's."""
 DEVICE_FAILS = "device-fails"
 """Code of rows that were not attempted because the device gets their workload wrong without any plant."""
 
@@ -157,22 +159,22 @@ def attempts(rows: Sequence[Row], seed: int, device: Device, matrix: Matrix, sto
     attempted. Where the ledger does not say so, the plain run is a false alarm, as that of any correct variant is.
     """
     found: list[Outcome] = []
-    fails: dict[str, str] = {}
+    plains: dict[str, Outcome] = {}
     for row in rows:
-        technique = _base(row, matrix)
-        if technique.name not in fails:
-            plain = _plain(technique, row, seed, device, matrix, store)
-            fails[technique.name] = "" if plain.ran else plain.reason
-            found.append(plain)
-        if fails[technique.name] and _plant(row).exists(device).ok:
-            found.append(Outcome(row, seed, Verdict.UNSUPPORTED, (), fails[technique.name], DEVICE_FAILS))
-        else:
+        if not _plant(row).exists(device).ok:
             found.append(attempt(row, seed, device, matrix, store))
+            continue
+        technique = _base(row, matrix)
+        if technique.name not in plains:
+            plains[technique.name] = _plain(technique, row, seed, device, matrix, store)
+            found.append(plains[technique.name])
+        plain = plains[technique.name]
+        found.append(attempt(row, seed, device, matrix, store) if plain.ran else replace(plain, row=row))
     return found
 
 
 def _plain(technique: Technique, row: Row, seed: int, device: Device, matrix: Matrix, store: Store) -> Outcome:
-    plain = replace(row, plant=f"{technique.name}, nothing planted", strength=1.0, correct=True, hidden="")
+    plain = replace(row, plant=f"{technique.name}{PLAIN}", strength=1.0, correct=True, hidden="")
     record = _record(Planted(technique, nothing), row, seed, device, matrix, store)
     case = replace(record.case, workload=row.workload)
     known = _bench({}, {}, device, store, Ledger.load(shipped((device.name,)))).expect(replace(record, case=case))

@@ -119,8 +119,8 @@ def judge_together(draws: Sequence[tuple[Mapping[str, Reading], Reference]]) -> 
     """What leans one way in every draw, in the signed views: a mean that none of the rounding samples has.
 
     A fault needs the same direction in all draws, which have other parameters, inputs and scales, and a mean beyond
-    `SLACK` times the largest of the samples' means. Draws without a reading of a path are left out; fewer than three say
-    nothing.
+    `SLACK` times the largest of the samples' means. A path that one draw has no reading of is left out; fewer than
+    three draws say nothing.
 
     Args:
         draws: Readings of the random draws and their references.

@@ -42,6 +42,7 @@ may show more, a wrong oracle shows orders of magnitude. `eager_excess` in the j
 
 
 FIRST = Draw()
+"""The case's own parameters and inputs."""
 
 
 class OracleError(RuntimeError):
@@ -68,7 +69,7 @@ class Reference:
         leanings: What eager and the rounding samples show in the signed views, by path and view.
         unit: Unit roundoff of the arithmetic precision.
         spacing: Distance of its numbers around 0.
-        eager_excess: Largest ratio of eager's own error to the rounding samples', over paths, global view: shows that
+        eager_excess: Largest ratio of eager's own error to the rounding samples', over paths, all elements together: shows that
             the samples explain eager.
     """
 
@@ -84,6 +85,11 @@ class Reference:
     def sticks(self) -> Mapping[str, Yardstick]:
         """What candidates are measured with, by path: of all that has a budget."""
         return {path: Yardstick(self.truth[path], self.unit, self.spacing) for path in self.budgets}
+
+
+def twice(technique: Technique, workload: Workload, mode: Mode) -> bool:
+    """Whether gradients of gradients are part of the result."""
+    return mode is Mode.BACKWARD and technique.differentiates_twice and "twice-differentiable" in workload.traits
 
 
 class Store:
@@ -105,7 +111,7 @@ class Store:
         """
         precision = technique.precision(case.dtype)
         key = f"{case.workload}/{case.seed}/{case.dtype}/{case.mode}/{precision}/{technique.oracle}/{draw}"
-        if technique.differentiates_twice:
+        if twice(technique, workload, case.mode):
             key += "/twice"
         if key not in self._memory:
             path = self.folder / f"{hashlib.blake2b(key.encode(), digest_size=12).hexdigest()}.pt"
@@ -196,7 +202,7 @@ class _Source:
         """Wholly in a dtype."""
         problem = self.draw.problem(self.workload, self.seed, self.dtype)
         program = Program.of(problem, dtype=getattr(torch, dtype), seed=self.draw.seed(self.seed))
-        program.twice = self.technique.differentiates_twice and "twice-differentiable" in self.workload.traits
+        program.twice = twice(self.technique, self.workload, self.mode)
         return program
 
     def exactly(self) -> Program:

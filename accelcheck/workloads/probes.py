@@ -45,6 +45,11 @@ class Draw:
         return Draw(self.number)
 
     @property
+    def parameters(self) -> tuple[int, bool]:
+        """What tells its parameters from another draw's: the number, and whether a probe changes them."""
+        return self.number, self.probe == "channels"
+
+    @property
     def special(self) -> bool:
         """Whether an input has a NaN or an infinite element."""
         return self.probe.startswith(("nan", "inf", "-inf"))
@@ -90,21 +95,20 @@ class Probe:
 
 
 def draws(workload: Workload, mode: Mode, admitted: Callable[[Probe], bool]) -> list[Draw]:
-    """All draws of a case: the case's own, the probes with its parameters, then further parameters and inputs.
+    """All draws of a case: the case's own, further parameters and inputs, then the probes with its own parameters.
 
     Raises:
         UnknownNameError: The workload names a probe that does not exist.
     """
-    if mode not in {Mode.FORWARD, Mode.BACKWARD, Mode.TRAIN}:
-        return [Draw()]
     for name in workload.probes - PROBES.keys():
         raise unknown("probe", name, sorted(PROBES))
     probes = [PROBES[name] for name in sorted(workload.probes)]
     probes = [probe for probe in probes if mode in probe.modes and admitted(probe)]
-    found = [Draw(), *(Draw(0, probe.name) for probe in probes)]
+    found = [Draw()]
     for number in range(1, DRAWS):
         found += [Draw(number), *(Draw(number, probe.name) for probe in probes if probe.repeated)]
-    return found
+    # Those that give inputs another shape come last: compiled code that cannot follow is not asked to.
+    return [*found, *(Draw(0, probe.name) for probe in sorted(probes, key=lambda probe: probe.reshapes))]
 
 
 def _changed(problem: Problem, change: Callable[[Tensor], Tensor], *only: int) -> Problem:
