@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import functools
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -19,8 +20,10 @@ from accelcheck.faults.plant import nothing, replacing, scaled
 from accelcheck.journal import Record
 from accelcheck.matrix import Matrix, devices
 from accelcheck.qualify import selftest
+from accelcheck.qualify.ledger import Entry, Ledger
 from accelcheck.qualify.selftest import Outcome, Row, attempt, caught_by, rows, seeded
 from accelcheck.report import selftest as report
+from accelcheck.techniques.eager import Eager
 from accelcheck.verify.oracle import Store
 
 if TYPE_CHECKING:
@@ -28,6 +31,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from accelcheck.devices.base import Device
+    from accelcheck.workloads.base import Program
 
 
 @pytest.fixture(autouse=True)
@@ -447,3 +451,44 @@ def test_the_exit_code_says_whether_verdicts_are_right(
 ) -> None:
     assert cli.main(["selftest", "--seeds=2", *(f"--fault={plant}" for plant in plants)]) == code
     assert line in capsys.readouterr().out
+
+
+def test_nothing_is_planted_where_a_device_is_wrong_with_some_seeds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entry = Entry(("*/matmul/*",), Verdict.FAIL, ".", "half the time", "link", "owner", dt.date(9999, 1, 1))
+    monkeypatch.setattr(selftest, "unsteady", lambda _: Ledger((entry,)))
+    chosen = [one for one in rows() if one.workload == "matmul" and one.dtype == "float32"][:3]
+    found = selftest.attempts(chosen, 0, cpu(), matrix(), Store(tmp_path))
+    assert len(found) == 4
+    assert {(one.ran, one.code) for one in found} == {(False, selftest.DEVICE_FAILS)}
+    assert found[0].reason == "float32: with some seeds cpu fails by itself: half the time"
+
+
+class Doubling(Eager):
+    """Wrong without any plant."""
+
+    name = "doubling"
+
+    def prepare(self, program: Program, mode: Mode, device: Device) -> None:
+        super().prepare(program, mode, device)
+        replacing(out=scaled(2.0))(program)
+
+
+def test_what_a_device_gets_wrong_by_itself_is_left_out_and_anything_else_is_a_false_alarm(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broken = Variant("broken", "None.", (Cell("matmul"),), lambda: nothing, technique=Doubling())
+    monkeypatch.setattr(selftest, "variants", lambda: {"broken": broken})
+    one = Row("broken", 1.0, "matmul", Mode.FORWARD, "float32", correct=True)
+    plain, _ = selftest.attempts([one], 0, cpu(), matrix(), Store(tmp_path))
+    assert plain.ran
+    assert not plain.good
+    ledger = tmp_path / "cpu.toml"
+    ledger.write_text(
+        'schema = 1\n[[entry]]\ncases = ["doubling/matmul/cpu/float32/forward"]\nverdict = "fail"\nmatch = "out: view"\n'
+        'reason = "known"\nlink = "x"\nowner = "x"\nexpires = 9999-01-01\n'
+    )
+    monkeypatch.setattr(selftest, "shipped", lambda _: (ledger,))
+    found = selftest.attempts([one], 0, cpu(), matrix(), Store(tmp_path))
+    assert [(o.ran, o.code) for o in found] == [(False, selftest.DEVICE_FAILS)] * 2

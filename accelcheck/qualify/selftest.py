@@ -19,7 +19,7 @@ from accelcheck.faults.base import Fault, Planted, Variant
 from accelcheck.faults.plant import nothing
 from accelcheck.matrix import Matrix, devices
 from accelcheck.qualify.execute import Bench
-from accelcheck.qualify.ledger import Ledger, shipped
+from accelcheck.qualify.ledger import Ledger, shipped, unsteady
 from accelcheck.registry import discover, index
 from accelcheck.techniques.base import Technique
 from accelcheck.verify.oracle import Store
@@ -156,7 +156,8 @@ def attempts(rows: Sequence[Row], seed: int, device: Device, matrix: Matrix, sto
     """Attempt rows of one workload, mode and dtype, after each of their techniques without a plant.
 
     Where a technique fails without one, and the device's ledger says so, nothing can be told of a plant: its rows are not
-    attempted. Where the ledger does not say so, the plain run is a false alarm, as that of any correct variant is.
+    attempted, nor are those that the device gets wrong with some seeds. Where no ledger says so, the plain run is a false
+    alarm, as that of any correct variant is.
     """
     found: list[Outcome] = []
     plains: dict[str, Outcome] = {}
@@ -166,11 +167,23 @@ def attempts(rows: Sequence[Row], seed: int, device: Device, matrix: Matrix, sto
             continue
         technique = _base(row, matrix)
         if technique.name not in plains:
-            plains[technique.name] = _plain(technique, row, seed, device, matrix, store)
+            plains[technique.name] = _unsteady(technique, row, seed, device) or _plain(
+                technique, row, seed, device, matrix, store
+            )
             found.append(plains[technique.name])
         plain = plains[technique.name]
         found.append(attempt(row, seed, device, matrix, store) if plain.ran else replace(plain, row=row))
     return found
+
+
+def _unsteady(technique: Technique, row: Row, seed: int, device: Device) -> Outcome | None:
+    case = Case(technique.name, row.workload, device.name, row.dtype, row.mode, 1)
+    entries = unsteady(device.name).covering(case.id)
+    if not entries:
+        return None
+    plain = replace(row, plant=f"{technique.name}{PLAIN}", strength=1.0, correct=True, hidden="")
+    reason = f"{row.dtype}: with some seeds {device.name} fails by itself: {entries[0].reason}"
+    return Outcome(plain, seed, Verdict.UNSUPPORTED, (), reason, DEVICE_FAILS)
 
 
 def _plain(technique: Technique, row: Row, seed: int, device: Device, matrix: Matrix, store: Store) -> Outcome:
