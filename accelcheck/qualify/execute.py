@@ -94,8 +94,7 @@ class Bench:
         self._open(device)
         if case.dtype not in device.dtypes:
             return unsupported(Code.NO_DTYPE, f"{device.name} does not declare {case.dtype}")
-        needed = technique.needs(device, *sorted(self.matrix.workloads[case.workload].features))
-        return technique.capability(device) if needed.ok else needed
+        return technique.answer(device, *sorted(self.matrix.workloads[case.workload].features))
 
     def _open(self, device: Device) -> None:
         """Open a device once a process, and see by a number that its FP32 is FP32."""

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from accelcheck.capability import SUPPORTED, Capability, Code, unsupported
+from accelcheck.capability import SUPPORTED, Capability, Code, unavailable, unsupported
 from accelcheck.case import Evidence, Mode
+from accelcheck.devices.packages import installed
 from accelcheck.techniques.observe import OperatorLog
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from torch import nn
 
@@ -68,12 +70,27 @@ class Technique:
     bakes: bool = False
     """Whether `prepare` copies parameters or calibrates: other parameters then need another preparation. Without it, what is
     prepared must follow when parameters change in place."""
+    packages: Mapping[str, str] = MappingProxyType({})
+    """Packages that it needs besides torch, by import name: the command that installs each."""
     watch: ClassVar[type[Log]] = OperatorLog
     """How the judged run is observed: `OperatorLog` (every dispatched operator) or `ProfilerLog` (for compiled code)."""
 
     def capability(self, device: Device) -> Capability:
-        """Whether it exists on `device`: from declared features and installed packages, without running anything slow."""
+        """Whether it exists on `device`: from declared features, without running anything slow. Packages are asked after."""
         del device
+        return SUPPORTED
+
+    def answer(self, device: Device, *features: str) -> Capability:
+        """Whether it runs on `device` for a workload that needs `features` of it: the one question that all ask.
+
+        What does not exist there at all is said first, what is only absent here after it.
+        """
+        for found in (self.needs(device, *features), self.capability(device)):
+            if not found.ok:
+                return found
+        for package, command in self.packages.items():
+            if not installed(package):
+                return unavailable(Code.NO_PACKAGE, f"{package} is not installed", command)
         return SUPPORTED
 
     def accepts(self, workload: Workload) -> bool:

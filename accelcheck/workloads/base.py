@@ -129,6 +129,7 @@ class Program:
         backpropagate: Given the number of a training step (0 begins a training), gives the parameters their gradients and
             returns the loss; in train mode, in place of one pass over the whole batch.
         trainer: Trains it in trajectory mode; each of its parts can be replaced. None without a recipe.
+        elsewhere: Runs the program in a mode in this one's place: in other processes. What it gives is on the device.
     """
 
     module: nn.Module
@@ -145,6 +146,7 @@ class Program:
     update: Callable[[], AbstractContextManager[Any]] = contextlib.nullcontext
     backpropagate: Callable[[int], Tensor] | None = None
     trainer: Trainer | None = None
+    elsewhere: Callable[[Program, Mode], Result] | None = None
     strided_cotangents: bool = False
     twice: bool = False
     extras: dict[str, Any] = field(default_factory=dict)
@@ -182,7 +184,9 @@ class Program:
             ValueError: The problem lacks a loss, target or optimizer for train mode, or a recipe for trajectory mode, or
                 the mode is none of forward, backward, train and trajectory.
         """
-        if mode is Mode.FORWARD:
+        if self.elsewhere is not None:
+            result = self.elsewhere(self, mode)
+        elif mode is Mode.FORWARD:
             result = self._forward()
         elif mode is Mode.BACKWARD:
             result = self._backward()
