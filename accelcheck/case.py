@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -127,3 +128,11 @@ class Figure:
     def within(self) -> bool:
         """Whether the figure is inside its budget; NaN never is."""
         return self.measured <= self.allowed
+
+    @property
+    def used(self) -> float:
+        """Part of the budget that was used; infinite for NaN, and where an exact result was owed and not given."""
+        if self.measured == 0.0:
+            return 0.0
+        known = self.allowed > 0.0 and not math.isnan(self.measured)
+        return self.measured / self.allowed if known else math.inf

@@ -188,6 +188,38 @@ def test_a_nan_among_the_inputs_is_no_mutation(tmp_path: Path) -> None:
     assert faults(record).keys() == {"input[0]"}
 
 
+def test_a_negative_zero_for_zero_is_a_mutation(tmp_path: Path) -> None:
+    workload = made(lambda x: x * 2, 8, 8, fill=0.0)
+    record = verdict_of(Store(tmp_path), Planted(calling(lambda module, x: module(x.detach().neg_()))), workload)
+    assert faults(record)["input[0]"]
+
+
+class FewSamples(Store):
+    """Budgets of few samples, a thousand times too tight; careful ones are right."""
+
+    careful = 0
+
+    def get(self, *args: Any, careful: bool = False, **more: Any) -> Any:
+        self.careful += careful
+        found = super().get(*args, careful=careful, **more)
+        tight = {path: {v: b / 1000 for v, b in views.items()} for path, views in found.budgets.items()}
+        return found if careful else replace(found, budgets=tight)
+
+
+def test_more_samples_are_asked_before_a_result_close_to_its_budget_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    workload = seeded("mlp")
+    monkeypatch.setattr("accelcheck.verify.judge.CLOSE", math.inf)
+    store = FewSamples(tmp_path)
+    assert verdict_of(store, Planted(nothing), workload, BACKWARD).verdict is Verdict.PASS
+    assert store.careful >= DRAWS
+    monkeypatch.setattr("accelcheck.verify.judge.CLOSE", 1.0)
+    store = FewSamples(tmp_path)
+    assert verdict_of(store, Planted(nothing), workload, BACKWARD).verdict is Verdict.FAIL
+    assert store.careful == 0
+
+
 def test_memory_is_poisoned_before_every_draw_and_not_for_the_rerun(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -295,3 +295,18 @@ def test_a_path_that_one_draw_has_no_reading_of_is_left_out() -> None:
     draws = [drawn(1e-3) for _ in range(4)]
     draws[2] = ({}, draws[2][1])
     assert together(draws) == []
+
+
+@pytest.mark.parametrize(("factor", "close"), [(0.5, False), (1.5, True), (3.9, True), (4.1, False)])
+def test_a_judgement_is_close_where_all_views_are_beyond_their_budget_by_little(factor: float, *, close: bool) -> None:
+    budget = 1e-3
+    against = reference(budget=1e9)
+    plain = against.budgets[DEEP]
+    one = Reference(**{**vars(against), "budgets": {DEEP: {**plain, "gain": budget}}})
+    assert judge({DEEP: values() * (1 + factor * budget)}, one).close is close
+
+
+def test_what_is_wrong_besides_a_view_is_never_close() -> None:
+    against = reference({DEEP: values(), "out[0]": torch.arange(3)}, budget=1e9)
+    assert not judge({DEEP: values(), "out[0]": torch.arange(1, 4)}, against).close
+    assert not judge({DEEP: values() * math.nan, "out[0]": torch.arange(3)}, against).close

@@ -76,10 +76,10 @@ torch.set_num_threads(1)
 folder, log = map(Path, sys.argv[1:])
 plain = oracle.compute
 
-def counted(*arguments):
+def counted(*arguments, **more):
     with log.open("a") as file:
         file.write("computed\\n")
-    return plain(*arguments)
+    return plain(*arguments, **more)
 
 oracle.compute = counted
 print("ready", flush=True)
@@ -153,11 +153,60 @@ def test_a_failed_computation_leaves_nothing_behind_and_is_tried_again(
 ) -> None:
     store, workload = Store(tmp_path), seeded("mlp")
     with monkeypatch.context() as patch:
-        patch.setattr(oracle, "compute", lambda *_: (_ for _ in ()).throw(OracleError("not now")))
+        patch.setattr(oracle, "compute", lambda *_, **__: (_ for _ in ()).throw(OracleError("not now")))
         with pytest.raises(OracleError, match="not now"):
             store.get(case(workload), PLAIN, workload)
     assert not list(tmp_path.glob("*.pt"))
     assert store.get(case(workload), PLAIN, workload).truth
+
+
+def test_a_careful_reference_has_more_samples_and_budgets_no_tighter(tmp_path: Path) -> None:
+    store, workload = Store(tmp_path), seeded("mlp")
+    plain, careful = (store.get(case(workload), PLAIN, workload, careful=careful) for careful in (False, True))
+    assert len(plain.leanings["out"]["gain"]) == oracle.SAMPLES + 1  # and eager
+    assert len(careful.leanings["out"]["gain"]) == oracle.CAREFUL + 1
+    assert all(careful.budgets["out"][view] >= budget for view, budget in plain.budgets["out"].items())
+
+
+def test_a_process_keeps_the_references_that_it_used_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(oracle, "REMEMBERED", 2)
+    store, workload = Store(tmp_path), seeded("mlp")
+    first, second = (store.get(case(workload), PLAIN, workload, Draw(number)) for number in (0, 1))
+    assert store.get(case(workload), PLAIN, workload, Draw(0)) is first
+    store.get(case(workload), PLAIN, workload, Draw(2))
+    assert store.get(case(workload), PLAIN, workload, Draw(0)) is first
+    again = store.get(case(workload), PLAIN, workload, Draw(1))
+    assert again is not second
+    assert again.budgets == second.budgets
+
+
+class Half(Planted):
+    """Computes in bfloat16."""
+
+    def precision(self, dtype: str) -> str:
+        del dtype
+        return "bfloat16"
+
+
+@pytest.mark.parametrize(
+    ("said", "samples_alone"),
+    [
+        ("\"erfinv\" not implemented for 'Half'", True),
+        ("expected m1 and m2 to have the same dtype", True),
+        ("boom", False),
+    ],
+)
+def test_eager_in_the_precision_may_lack_a_kernel_and_nothing_else(said: str, *, samples_alone: bool) -> None:
+    def function(x: Tensor) -> Tensor:
+        if x.dtype == torch.bfloat16:
+            raise RuntimeError(said)
+        return x * 2
+
+    if samples_alone:
+        assert compute(made(function), Half(nothing), 1, "float32", Mode.FORWARD).eager_excess == 0.0
+    else:
+        with pytest.raises(OracleError, match="eager bfloat16 on the CPU raised RuntimeError: boom"):
+            compute(made(function), Half(nothing), 1, "float32", Mode.FORWARD)
 
 
 def fails(x: Tensor) -> Tensor:
@@ -360,7 +409,7 @@ def test_oracles_are_kept_apart_by_name(tmp_path: Path) -> None:
 def test_techniques_of_one_oracle_share_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store, workload, count = Store(tmp_path), seeded("mlp"), []
     plain = oracle.compute
-    monkeypatch.setattr(oracle, "compute", lambda *given: count.append(1) or plain(*given))  # type: ignore[func-returns-value]  # counts, then computes
+    monkeypatch.setattr(oracle, "compute", lambda *given, **more: count.append(1) or plain(*given, **more))  # type: ignore[func-returns-value]  # counts, then computes
     for technique in (Planted(nothing), Planted(nothing, warmups=1)):
         store.get(case(workload), technique, workload)
     assert len(count) == 1

@@ -27,7 +27,7 @@ from accelcheck.techniques.eager import Eager
 from accelcheck.verify.oracle import Store
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
     from accelcheck.devices.base import Device
@@ -344,8 +344,22 @@ def test_of_many_wrong_verdicts_the_first_are_listed_and_the_rest_counted() -> N
 def test_counts_are_of_what_is_owed() -> None:
     assert report.counts(SEEN) == (
         "3 faults: 4 of 5 verdicts caught them (1 more are below their documented detectability); "
-        "1 correct variants: 1 false alarms in 2 verdicts"
+        "1 correct variants: 1 false alarms in 2 verdicts (0 of them of techniques with nothing planted)"
     )
+
+
+def test_what_got_no_verdict_is_neither_caught_nor_a_false_alarm() -> None:
+    plain = f"eager{selftest.PLAIN}"
+    told = [
+        outcome("gain", 0, verdict=Verdict.ERROR, reason="OracleError: no"),
+        outcome(plain, 0, verdict=Verdict.CRASH, correct=True),
+        outcome(plain, 1, verdict=Verdict.PASS, correct=True),
+    ]
+    assert report.counts(told) == (
+        "1 faults: 0 of 1 verdicts caught them; 0 correct variants: 0 false alarms in 2 verdicts "
+        "(2 of them of techniques with nothing planted); 2 without a verdict"
+    )
+    assert report.wrong(told)[1] == "no verdict: gain in matmul/float32/forward: error with seeds 0: OracleError: no"
 
 
 def test_a_hidden_row_that_is_an_error_is_no_survivor_of_what_is_owed() -> None:
@@ -382,9 +396,7 @@ def present(monkeypatch: pytest.MonkeyPatch) -> None:
 def inline(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows are attempted in this process, which knows the planted catalogue."""
 
-    def run(
-        device: str, chosen: Sequence[Row], seeds: int, jobs: int, environ: Mapping[str, str], folder: Path
-    ) -> Iterator[list[Outcome]]:
+    def run(device: str, chosen: Sequence[Row], seeds: int, jobs: int, folder: Path) -> Iterator[list[Outcome]]:
         own = Store(folder)
         for seed in range(seeds):
             yield [attempted(one, own, seed) for one in chosen]
@@ -432,7 +444,7 @@ def test_one_fault_and_one_variant_in_a_process_of_their_own(capsys: pytest.Capt
     chosen = [one for one in rows() if one.plant in {"conv-bias-dropped", "negative-zero"}]
     owed = sum(not one.correct for one in chosen)
     assert f"{len(chosen)} rows x 1 seeds on cpu, 1 processes" in told
-    assert f"1 faults: {owed} of {owed} verdicts caught them; 2 correct variants: 0 false alarms in " in told
+    assert f"1 faults: {owed} of {owed} verdicts caught them; 1 correct variants: 0 false alarms in " in told
 
 
 @pytest.mark.usefixtures("present", "inline", "catalogue")
@@ -451,6 +463,21 @@ def test_the_exit_code_says_whether_verdicts_are_right(
 ) -> None:
     assert cli.main(["selftest", "--seeds=2", *(f"--fault={plant}" for plant in plants)]) == code
     assert line in capsys.readouterr().out
+
+
+@pytest.mark.usefixtures("present", "catalogue")
+def test_what_was_done_before_a_process_died_is_told(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def run(device: str, chosen: Sequence[Row], seeds: int, jobs: int, folder: Path) -> Iterator[list[Outcome]]:
+        yield [attempted(chosen[0], Store(folder), 0)]
+        raise selftest.DiedError("a process of the selftest died")
+
+    monkeypatch.setattr(selftest, "run", run)
+    assert cli.main(["selftest", "--seeds=2", "--fault=loud"]) == 1
+    told = capsys.readouterr()
+    assert "1 faults: 1 of 1 verdicts caught them" in told.out
+    assert told.err == "accelcheck: a process of the selftest died\n"
 
 
 def test_nothing_is_planted_where_a_device_is_wrong_with_some_seeds(

@@ -108,6 +108,7 @@ class Planted(Technique):
         self.warmups, self.resizing = max(1, base.warmups), base.resizing
         self.keeps_strides, self.bakes, self.level = base.keeps_strides, base.bakes, base.level
         self.differentiates_twice, self.accuracy_limit = base.differentiates_twice, base.accuracy_limit
+        self.packages = base.packages
 
     @property
     def watch(self) -> type[Log]:  # type: ignore[override]  # a class attribute of each technique, and so of its base

@@ -16,7 +16,7 @@ from accelcheck.verify.accuracy import CONFIDENCE, Pairs, fewest, learning_bound
 from accelcheck.verify.judge import Fault
 from accelcheck.verify.learned import correct, examine, learned
 from accelcheck.verify.oracle import OracleError
-from accelcheck.workloads.base import Problem, Program, to
+from accelcheck.workloads.base import Problem
 from accelcheck.workloads.task import Task
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from accelcheck.case import Evidence
     from accelcheck.qualify.trial import Trial
     from accelcheck.verify.learned import Learned
-    from accelcheck.workloads.base import Result
+    from accelcheck.workloads.base import Program, Result
     from accelcheck.workloads.task import Lesson
 
 
@@ -117,7 +117,7 @@ def _classified(trial: Trial, task: Task, fold: int, references: Mapping[int, Le
             module.load_state_dict(reference.state)
             # Static quantization calibrates on what it is given: samples of the training, and no target.
             known, _ = _some(lesson, len(lesson.inputs))
-            program = _program(trial, Problem(module, (known,)), seed)
+            program = trial.place(Problem(module, (known,)), seed)
             trial.technique.prepare(program, Mode.FORWARD, trial.device)
             _warm_up(trial, program, Mode.FORWARD, lesson)
             # Into the tensor that was prepared: it keeps its strides, and what remembers results by address shows.
@@ -141,7 +141,7 @@ def _trained(trial: Trial, task: Task, fold: int, references: Mapping[int, Learn
     lessons = {seed: task.lesson(seed, fold) for seed in references}
     with trial.clock("prepare"):
         seed, lesson = next(iter(lessons.items()))
-        program = _program(trial, task.lesson(seed, fold).training, seed)
+        program = trial.place(task.lesson(seed, fold).training, seed)
         trial.technique.prepare(program, Mode.TRAIN, device)
         _warm_up(trial, program, Mode.TRAIN, lesson)
         device.reset_fallbacks()
@@ -162,23 +162,16 @@ def _trained(trial: Trial, task: Task, fold: int, references: Mapping[int, Learn
         yield Sitting(pairs, number, evidence, ())
 
 
-def _program(trial: Trial, problem: Problem, seed: int) -> Program:
-    dtype = getattr(torch, trial.case.dtype)
-    device = trial.device
-    return Program.of(problem, device=device.torch_device(), dtype=dtype, seed=seed, synchronize=device.synchronize)
-
-
 def _warm_up(trial: Trial, program: Program, mode: Mode, lesson: Lesson) -> None:
     """As `accelcheck.qualify.trial.warm_up`, with other samples of the training, and a single step where it trains."""
     technique, traits = trial.technique, trial.workload.traits
-    place, dtype = trial.device.torch_device(), getattr(torch, trial.case.dtype)
     judged = program.inputs, program.target, program.steps
     program.steps = 1
     for number in range(1, technique.warmups + 1):
         extent = number if technique.resizing and "resizable" in traits else 0
         inputs, target = _some(lesson, len(judged[0][0]) + extent, number)
-        program.inputs = (to(inputs, place, dtype),)
-        program.target = None if judged[1] is None else to(target, place, dtype)
+        program.inputs = (trial.placed(inputs),)
+        program.target = None if judged[1] is None else trial.placed(target)
         program.run(mode)
     program.inputs, program.target, program.steps = judged
     trial.device.synchronize()

@@ -166,17 +166,10 @@ def _telling(figures: Sequence[Figure]) -> tuple[Figure, ...]:
     """Of every view the figure closest to its budget, and all beyond theirs."""
     closest: dict[str, Figure] = {}
     for figure in figures:
-        if figure.view not in closest or _used(figure) > _used(closest[figure.view]):
+        if figure.view not in closest or figure.used > closest[figure.view].used:
             closest[figure.view] = figure
     beyond = [f for f in figures if f.gates and not f.within]
     return tuple(dict.fromkeys([*closest.values(), *beyond]))
-
-
-def _used(figure: Figure) -> float:
-    """Part of the budget that was used; infinite where an exact result was owed and not given."""
-    if figure.measured == 0.0:
-        return 0.0
-    return figure.measured / figure.allowed if figure.allowed > 0.0 else float("inf")
 
 
 def _refused(case: Case, capability: Capability) -> Record:

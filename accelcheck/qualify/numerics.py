@@ -8,11 +8,10 @@ import torch
 from torch import Tensor
 
 from accelcheck.case import Figure, Mode
-from accelcheck.qualify.trial import Finding, State, on_device, snapshot, unchanged, warm_up
+from accelcheck.qualify.trial import Finding, State, mutations, on_device, snapshot, warm_up
 from accelcheck.verify.determinism import apart
 from accelcheck.verify.judge import Contract, check_metadata, judge, judge_together
 from accelcheck.verify.oracle import FIRST, twice
-from accelcheck.workloads.base import Program
 from accelcheck.workloads.probes import PROBES, Draw, Probe, draws
 
 if TYPE_CHECKING:
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
     from accelcheck.qualify.trial import Trial
     from accelcheck.verify.oracle import Reference
     from accelcheck.verify.views import Reading
-    from accelcheck.workloads.base import Result
+    from accelcheck.workloads.base import Problem, Program, Result
 
 MOST_FAULTS = 10
 """Draws are judged until so many faults are found: the first ones say what is wrong."""
@@ -94,7 +93,11 @@ class _Run:
             self.parameters = draw.parameters
             kept = self.program.inputs
             if not first:
-                _refill(self.program, self._drawn(draw), self._dense(draw), strided="strided" in device.features)
+                problem = self._problem(draw)
+                # Asked where they are made: a device without strides calls every tensor contiguous.
+                dense = [isinstance(value, Tensor) and value.is_contiguous() for value in problem.inputs]
+                strided = "strided" in device.features
+                _refill(self.program, self._placed(draw, problem), dense, strided=strided)
             # Gradients that come from a transposition are strided: values owe nothing to that.
             self.program.strided_cotangents = "strided" in device.features and draw.number % 2 == 1
             state = State(self.program)
@@ -110,13 +113,11 @@ class _Run:
                 self.evidence = [*evidence, on_device(log, device.fallbacks(), device)]
             else:
                 result = self.program.run(case.mode)
-                strays = device.fallbacks()
-                if strays:
-                    seen = ", ".join(f"{name} x{count}" for name, count in sorted(strays.items()))
-                    self.faults.append(f"not engaged: no operator left {device.name} for the CPU: observed {seen}")
+                stayed = on_device(None, device.fallbacks(), device)
+                self.evidence += [] if stayed.engaged else [stayed]
         with clock("judge"):
             result = self._values(result, reference, draw)
-            changed = _mutations(self.program, inputs)
+            changed = mutations(self.program.inputs, inputs)
             if case.mode is not Mode.TRAIN:
                 changed += state.mutations()
             self.faults += [_labelled(line, draw) for line in changed]
@@ -136,6 +137,11 @@ class _Run:
             return {}
         result = {path: tensor.cpu() for path, tensor in result.items()}
         judgement = judge(result, reference)
+        if judgement.close:
+            trial = self.trial
+            with trial.clock("oracle"):
+                reference = trial.store.get(trial.case, trial.technique, trial.workload, draw, careful=True)
+            judgement = judge(result, reference)
         self.faults += [_labelled(str(fault), draw) for fault in judgement.faults]
         self.figures += judgement.figures
         self.compared += judgement.compared
@@ -157,30 +163,21 @@ class _Run:
             if deterministic and distance:
                 self.faults.append(f"{path}: rerun: expected the same bits, got {distance:.3g} relative difference")
 
-    def _drawn(self, draw: Draw) -> Program:
-        trial = self.trial
-        program = Program.of(
-            draw.problem(trial.workload, trial.case.seed, trial.case.dtype),
-            device=trial.device.torch_device(),
-            dtype=getattr(torch, trial.case.dtype),
-            seed=draw.seed(trial.case.seed),
-            synchronize=trial.device.synchronize,
-        )
-        program.twice = twice(trial.technique, trial.workload, trial.case.mode)
+    def _placed(self, draw: Draw, problem: Problem) -> Program:
+        program = self.trial.place(problem, draw.seed(self.trial.case.seed))
+        program.twice = twice(self.trial.technique, self.trial.workload, self.trial.case.mode)
         return program
 
-    def _dense(self, draw: Draw) -> list[bool]:
-        """Which inputs are contiguous where they are made: a device without strides calls every tensor so."""
-        inputs = draw.problem(self.trial.workload, self.trial.case.seed, self.trial.case.dtype).inputs
-        return [isinstance(value, Tensor) and value.is_contiguous() for value in inputs]
+    def _problem(self, draw: Draw) -> Problem:
+        return draw.problem(self.trial.workload, self.trial.case.seed, self.trial.case.dtype)
 
     def _prepared(self, draw: Draw) -> Program:
         """A program with the technique applied, warmed up, its state as drawn; a probe's inputs come later."""
         trial = self.trial
         with trial.clock("prepare"):
-            program = self._drawn(draw)
+            program = self._placed(draw, self._problem(draw))
             if draw.probe:
-                program.inputs = self._drawn(draw.plain).inputs
+                program.inputs = self._placed(draw.plain, self._problem(draw.plain)).inputs
             state = State(program)
             trial.technique.prepare(program, trial.case.mode, trial.device)
             warm_up(trial, program)
@@ -223,14 +220,6 @@ def _labelled(line: str, draw: Draw) -> str:
         return line
     path, what, rest = line.split(": ", 2)
     return f"{path}: {what} [{draw}]: {rest}"
-
-
-def _mutations(program: Program, before: Sequence[Any]) -> list[str]:
-    return [
-        f"input[{index}]: mutated: expected it bitwise unchanged"
-        for index, (value, was) in enumerate(zip(program.inputs, before, strict=True))
-        if isinstance(value, Tensor) and not unchanged(value.detach().cpu(), was)
-    ]
 
 
 def _poison(reference: Reference, device: Device) -> None:

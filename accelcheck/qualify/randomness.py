@@ -12,6 +12,7 @@ from torch import Tensor
 from accelcheck.case import Mode
 from accelcheck.qualify.trial import Finding, on_device, snapshot, warm_up
 from accelcheck.verify import randomness
+from accelcheck.verify.judge import beyond
 from accelcheck.verify.precision import UNIT_ROUNDOFF
 from accelcheck.verify.randomness import Mask
 from accelcheck.workloads.base import Program
@@ -99,7 +100,7 @@ def verify(trial: Trial) -> Finding:
             for path in dict.fromkeys(dropout.output for dropout in dropouts)
         ]
     compared = sum(result[dropout.output].numel() for result in runs.values() for dropout in dropouts)
-    return Finding(evidence, [_fault(figure) for figure in figures if not figure.within], figures, compared)
+    return Finding(evidence, [str(beyond(figure)) for figure in figures if not figure.within], figures, compared)
 
 
 def _prepared(trial: Trial, mode: Mode) -> Program:
@@ -121,12 +122,7 @@ def _expected(trial: Trial) -> Mapping[str, Undropped]:
     precision = trial.technique.precision(case.dtype)
     # TF32 has the significand of float16.
     eager = _evaluating(trial, getattr(torch, "float16" if precision == "tf32" else precision)).gradients()
-    exact = _evaluating(trial, getattr(torch, case.dtype))
-    exact.module.double()
-    exact.inputs = tuple(
-        value.double() if isinstance(value, Tensor) and value.is_floating_point() else value for value in exact.inputs
-    )
-    truth = exact.gradients()
+    truth = _evaluating(trial, getattr(torch, case.dtype)).widened().gradients()
     found: dict[str, Undropped] = {}
     for dropout in workload.dropouts:
         if absent := {dropout.output, dropout.gradient} - truth.keys():
@@ -206,8 +202,3 @@ def _statistics(runs: Mapping[str, Result], dropouts: Sequence[Dropout]) -> Iter
         yield statistic(mask, alarm)
     for one, other in pairs:
         yield randomness.likeness(one, other, alarm)
-
-
-def _fault(figure: Figure) -> str:
-    place = f" at {figure.where}" if figure.where else ""
-    return f"{figure.path}: view {figure.view}{place}: expected at most {figure.allowed:.3e}, got {figure.measured:.3e}"

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import copy
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from accelcheck.case import Evidence, Mode
-from accelcheck.qualify.trial import Finding, State, on_device, snapshot, unchanged, warm_up
+from accelcheck.qualify.trial import Finding, State, mutations, on_device, snapshot, warm_up
 from accelcheck.verify import ensemble
 from accelcheck.verify.trajectory import judge, quantity, step
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator
 
     from accelcheck.qualify.trial import Trial
     from accelcheck.verify.trajectory import Course
@@ -145,7 +145,7 @@ def verify(trial: Trial) -> Finding:
             with clock("scaler"):
                 faults += _rule(bed)
                 faults += _indifference(bed, course)
-        faults += _changed(bed.program, data)
+        faults += mutations(bed.program.inputs, data)
     return Finding(evidence, faults, judgement.figures, judgement.compared, excess)
 
 
@@ -156,14 +156,6 @@ def _misplaced(result: Result, program: Program, device_type: str) -> Iterator[s
         if tensor.device.type != device_type or tensor.dtype != stored:
             yield f"{path}: metadata: expected {stored} on {device_type}, got {tensor.dtype} on {tensor.device.type}"
             return  # one of them says it: all steps are alike
-
-
-def _changed(program: Program, before: Sequence[Any]) -> list[str]:
-    return [
-        f"input[{index}]: mutated: expected the data set bitwise unchanged"
-        for index, (value, was) in enumerate(zip(program.inputs, before, strict=True))
-        if isinstance(value, Tensor) and not unchanged(value.detach().cpu(), was)
-    ]
 
 
 def _resume(bed: Bed, result: Result, course: Course) -> tuple[list[str], Evidence]:

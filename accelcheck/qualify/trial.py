@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from accelcheck.techniques.base import Technique
     from accelcheck.techniques.observe import Log
     from accelcheck.verify.oracle import Store
-    from accelcheck.workloads.base import Workload
+    from accelcheck.workloads.base import Problem, Workload
 
 
 class Clock:
@@ -51,15 +51,23 @@ class Trial:
     store: Store
     clock: Clock = field(default_factory=Clock)
 
-    def program(self, seed: int, extent: int = 0) -> Program:
-        """The workload's problem of a seed, on the device, in the case's dtype; the technique is not applied."""
+    def place(self, problem: Problem, seed: int) -> Program:
+        """A problem on the device, in the case's dtype; the technique is not applied."""
         return Program.of(
-            self.workload.problem(seed, extent),
+            problem,
             device=self.device.torch_device(),
             dtype=getattr(torch, self.case.dtype),
             seed=seed,
             synchronize=self.device.synchronize,
         )
+
+    def program(self, seed: int) -> Program:
+        """`place` of the workload's own problem of a seed."""
+        return self.place(self.workload.problem(seed), seed)
+
+    def placed(self, value: Any) -> Any:
+        """An input or target on the device, in the case's dtype where it is floating-point."""
+        return to(value, self.device.torch_device(), getattr(torch, self.case.dtype))
 
 
 @dataclass(frozen=True)
@@ -83,14 +91,13 @@ class Finding:
 
 def warm_up(trial: Trial, program: Program) -> None:
     """Run with other inputs, so that what is judged is the steady state and no cache of results can serve it."""
-    technique, device = trial.technique, trial.device
+    technique = trial.technique
     judged = program.inputs, program.target, program.scaler
     for number in range(1, technique.warmups + 1):
         extent = number if technique.resizing and "resizable" in trial.workload.traits else 0
         other = trial.workload.problem(trial.case.seed + number, extent)
-        dtype = getattr(torch, trial.case.dtype)
-        program.inputs = tuple(to(value, device.torch_device(), dtype) for value in other.inputs)
-        program.target = None if other.target is None else to(other.target, device.torch_device(), dtype)
+        program.inputs = tuple(trial.placed(value) for value in other.inputs)
+        program.target = trial.placed(other.target)
         program.run(trial.case.mode)
     program.inputs, program.target, program.scaler = judged
 
@@ -107,7 +114,7 @@ class State:
         """Put the values back, in place, so that what was compiled for these tensors stays valid."""
         with torch.no_grad():
             for name, tensor in (self._tensors | self._buffers).items():
-                if not torch.equal(tensor.detach().cpu(), self._before[name]):
+                if not unchanged(tensor.detach().cpu(), self._before[name]):
                     tensor.copy_(self._before[name].to(tensor.device))
 
     def mutations(self) -> list[str]:
@@ -124,14 +131,29 @@ def snapshot(value: Any) -> Any:
     return value.detach().clone().cpu() if isinstance(value, Tensor) else value
 
 
+_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+"""Integers of so many bytes."""
+
+
 def unchanged(value: Tensor, was: Tensor) -> bool:
-    """Equal everywhere, NaN where NaN was: `torch.equal` finds no NaN equal to itself."""
-    both_nan = value.isnan() & was.isnan() if value.is_floating_point() else torch.zeros((), dtype=torch.bool)
-    return bool(((value == was) | both_nan).all())
+    """Bit for bit: by value NaN would differ from itself, and -0 not from 0."""
+    if value.is_complex():
+        value, was = torch.view_as_real(value), torch.view_as_real(was)
+    bits = _BITS[value.element_size()]
+    return torch.equal(value.view(bits), was.view(bits))
 
 
-def on_device(log: Log, fallbacks: Mapping[str, int], device: Device) -> Evidence:
-    """Work that silently went to the CPU is a failure, whatever its result."""
+def mutations(inputs: Sequence[Any], before: Sequence[Any]) -> list[str]:
+    """Inputs that a run changed, given what `snapshot` kept of them."""
+    return [
+        f"input[{index}]: mutated: expected it bitwise unchanged"
+        for index, (value, was) in enumerate(zip(inputs, before, strict=True))
+        if isinstance(value, Tensor) and not unchanged(value.detach().cpu(), was)
+    ]
+
+
+def on_device(log: Log | None, fallbacks: Mapping[str, int], device: Device) -> Evidence:
+    """Work that silently went to the CPU is a failure, whatever its result; `log` is None where nothing watched."""
     strays = dict(fallbacks)
     find: Callable[[], Mapping[str, int]] | None = getattr(log, "strays", None)
     if find is not None:

@@ -6,7 +6,6 @@ import math
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from accelcheck.case import Mode
@@ -14,7 +13,7 @@ from accelcheck.verify.cache import once
 from accelcheck.verify.oracle import TRUST, OracleError
 from accelcheck.verify.precision import SLACK
 from accelcheck.verify.rounding import Rounding
-from accelcheck.verify.trajectory import SEEDS, Course, chart, judge, used
+from accelcheck.verify.trajectory import SEEDS, Course, chart, judge
 from accelcheck.workloads.base import Program
 
 if TYPE_CHECKING:
@@ -66,7 +65,7 @@ def _compute(workload: Workload, technique: Technique, case: Case, precision: st
         return found, 0.0
     judgement = judge(seeds[0], found)
     by_step = [figure for figure in judgement.figures if figure.path in found.allowed]
-    excess = max((SLACK * used(figure) for figure in by_step), default=math.inf)
+    excess = max((SLACK * figure.used for figure in by_step), default=math.inf)
     if not excess <= TRUST:
         raise OracleError(
             f"{workload.name}: eager on the CPU is {excess:.3g} times further from FP64 than rounding explains (limit "
@@ -77,10 +76,7 @@ def _compute(workload: Workload, technique: Technique, case: Case, precision: st
 
 def _exactly(workload: Workload, technique: Technique, case: Case) -> Program:
     """In FP64, from parameters and data as the storage dtype rounds them."""
-    program = Program.of(workload.problem(case.seed), dtype=getattr(torch, case.dtype), seed=case.seed)
-    program.module.double()
-    program.inputs = tuple(_double(value) for value in program.inputs)
-    program.target = _double(program.target)
+    program = Program.of(workload.problem(case.seed), dtype=getattr(torch, case.dtype), seed=case.seed).widened()
     program.module = technique.emulate(program.module, program.inputs)
     return program
 
@@ -113,10 +109,6 @@ def _trained(who: str, program: Program, seed: int) -> Result:
     if lost := [path for path, tensor in result.items() if not bool(tensor.isfinite().all())]:
         raise OracleError(f"{who}: the training is not finite at {lost[0]}")
     return result
-
-
-def _double(value: Any) -> Any:
-    return value.double() if isinstance(value, Tensor) and value.is_floating_point() else value
 
 
 def _plain(found: Course, excess: float) -> dict[str, Any]:

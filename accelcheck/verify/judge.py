@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from accelcheck.workloads.base import Result
 
 
+CLOSE = 4.0
+"""Beyond a budget by no more than this, the few samples that gave it may be to blame: more of them are asked first."""
 LEAST_DRAWS = 3
 """Fewer point the same way by chance too often: 1 of 4 times for two draws, given that both are beyond their budget."""
 
@@ -45,6 +47,12 @@ class Judgement:
     figures: tuple[Figure, ...]
     readings: Mapping[str, Reading]
     compared: int
+
+    @property
+    def close(self) -> bool:
+        """Whether all that is wrong are views beyond their budgets by at most `CLOSE`."""
+        beyond = [figure for figure in self.figures if figure.gates and not figure.within]
+        return 0 < len(beyond) == len(self.faults) and all(figure.used <= CLOSE for figure in beyond)
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
-from filelock import FileLock
 from torch import Tensor, nn
 
 from accelcheck.case import Mode
+from accelcheck.verify.cache import once
 from accelcheck.workloads.base import Program
 
 if TYPE_CHECKING:
@@ -44,16 +43,7 @@ def learned(folder: Path, task: Task, seed: int, fold: int) -> Learned:
         seed: Of the initial parameters.
         fold: The part that is held out.
     """
-    key = f"learned/{task.name}/{seed}/{fold}"
-    path = folder / f"{hashlib.blake2b(key.encode(), digest_size=12).hexdigest()}.pt"
-    # Whoever trains holds the lock: another worker waits for it rather than training the same.
-    with FileLock(f"{path}.lock"):
-        if not path.exists():
-            found = _learn(task, seed, fold)
-            partial = path.with_suffix(".partial")
-            torch.save({"state": dict(found.state), "logits": found.logits, "right": found.right}, partial)
-            partial.replace(path)
-        return Learned(**torch.load(path, weights_only=True))
+    return Learned(**once(folder, f"learned/{task.name}/{seed}/{fold}", lambda: vars(_learn(task, seed, fold))))
 
 
 def examine(module: nn.Module, inputs: Tensor) -> Tensor:

@@ -148,7 +148,7 @@ def judge(result: Result, course: Course, paths: Collection[str] | None = None) 
             continue
         compared += result[path].numel()
         figure = _figure(path, kind, distance(path, result[path], course.truth, course.start), course.allowed[path])
-        if kind not in worst or used(figure) > used(worst[kind]):
+        if kind not in worst or figure.used > worst[kind].used:
             worst[kind] = figure
     figures = [*worst.values(), *(_statistics(result, course) if paths is None else ())]
     faults = [
@@ -157,15 +157,6 @@ def judge(result: Result, course: Course, paths: Collection[str] | None = None) 
         if not figure.within
     ]
     return Judgement(tuple(faults), tuple(figures), compared)
-
-
-def used(figure: Figure) -> float:
-    """Part of the allowance that was used; infinite for NaN, and for any distance where none is allowed."""
-    if math.isnan(figure.measured):
-        return math.inf
-    if figure.allowed > 0.0:
-        return figure.measured / figure.allowed
-    return math.inf if figure.measured else 0.0
 
 
 def _statistics(result: Result, course: Course) -> Iterator[Figure]:

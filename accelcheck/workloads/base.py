@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -176,6 +176,13 @@ class Program:
             synchronize=synchronize,
             trainer=None if problem.recipe is None else Trainer(problem.recipe),
         )
+
+    def widened(self) -> Self:
+        """This program, which is on the CPU, in FP64; its numbers stay as the present dtype has rounded them."""
+        self.module.double()
+        self.inputs = tuple(to(value, "cpu", torch.float64) for value in self.inputs)
+        self.target = to(self.target, "cpu", torch.float64)
+        return self
 
     def run(self, mode: Mode) -> Result:
         """Run once in a mode. Gradients are cleared before; parameters change in train and trajectory mode only.
