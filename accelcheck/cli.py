@@ -53,9 +53,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except UnknownNameError as error:
         print(f"accelcheck: {error}", file=sys.stderr)
         return USAGE
-    except RuntimeError as error:  # a process that died
-        print(f"accelcheck: {error}", file=sys.stderr)
-        return RED
 
 
 def _positive(text: str) -> int:
@@ -70,26 +67,34 @@ def _selftest(given: argparse.Namespace) -> int:
     if refusal is not None:
         print(f"accelcheck: {given.device}: {refusal}", file=sys.stderr)
         return NOTHING
+    os.environ |= {"OMP_NUM_THREADS": "1", "TORCHINDUCTOR_COMPILE_THREADS": "1"}  # read when torch is imported
     from accelcheck.qualify import selftest
 
     rows = _chosen(selftest.rows(), given.fault)
     on_host = given.device in {"cpu", "xla"} and not hardware.tpu().count
     jobs = given.jobs or (hardware.usable_cores() if on_host else 1)
     print(f"{len(rows)} rows x {given.seeds} seeds on {given.device}, {jobs} processes", flush=True)
-    environ = {"OMP_NUM_THREADS": "1", "TORCHINDUCTOR_COMPILE_THREADS": "1"}
     outcomes: list[selftest.Outcome] = []
+    died = ""
     started = spoken = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="accelcheck-") as folder:
-        for group in selftest.run(given.device, rows, given.seeds, jobs, environ, Path(folder)):
-            outcomes += group
-            if time.monotonic() - spoken > PATIENCE:
-                spoken = time.monotonic()
-                print(f"  {len(outcomes)} of {len(rows) * given.seeds} verdicts, {spoken - started:.0f} s", flush=True)
+        try:
+            for group in selftest.run(given.device, rows, given.seeds, jobs, Path(folder)):
+                outcomes += group
+                if time.monotonic() - spoken > PATIENCE:
+                    spoken = time.monotonic()
+                    done = sum(not outcome.plain for outcome in outcomes)
+                    print(f"  {done} of {len(rows) * given.seeds} verdicts, {spoken - started:.0f} s", flush=True)
+        except selftest.DiedError as error:
+            died = str(error)
     outcomes.sort(key=lambda outcome: (str(outcome.row), outcome.seed))
     for line in report.whole(outcomes, given.device):
         print(line)
     print(f"{time.monotonic() - started:.0f} s")
-    if not any(outcome.ran and not outcome.row.plant.endswith(selftest.PLAIN) for outcome in outcomes):
+    if died:
+        print(f"accelcheck: {died}", file=sys.stderr)
+        return RED
+    if not any(outcome.ran and not outcome.plain for outcome in outcomes):
         return NOTHING
     return GREEN if all(outcome.good for outcome in outcomes) else RED
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import multiprocessing
-import os
 from collections import Counter
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
@@ -37,6 +36,10 @@ PLAIN = ", nothing planted"
 """After a technique's name: what stands in a row in place of a plant's."""
 DEVICE_FAILS = "device-fails"
 """Code of rows that were not attempted because the device gets their workload wrong without any plant."""
+
+
+class DiedError(RuntimeError):
+    """A process of the selftest ended before its work did."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +93,16 @@ class Outcome:
     def ran(self) -> bool:
         """Whether it was planted at all."""
         return self.verdict.executed
+
+    @property
+    def plain(self) -> bool:
+        """Whether it is a technique with nothing planted."""
+        return self.row.plant.endswith(PLAIN)
+
+    @property
+    def judged(self) -> bool:
+        """Whether there is a verdict about the result: an `error` is none."""
+        return self.verdict in {Verdict.PASS, Verdict.FAIL}
 
     @property
     def caught(self) -> bool:
@@ -256,21 +269,20 @@ def caught_by(record: Record) -> tuple[str, ...]:
     return tuple(name for name, _ in found.most_common())
 
 
-def run(
-    device: str, chosen: Sequence[Row], seeds: int, jobs: int, environ: Mapping[str, str], folder: Path
-) -> Iterator[list[Outcome]]:
+def run(device: str, chosen: Sequence[Row], seeds: int, jobs: int, folder: Path) -> Iterator[list[Outcome]]:
     """Attempt every row with every seed, in processes of their own; what is done comes in groups, in any order.
+
+    They have the variables of this one: what torch reads when it is imported is to be set here.
 
     Args:
         device: Name of a built-in device, present here.
         chosen: Rows.
         seeds: How many seeds, from 0.
         jobs: Processes.
-        environ: Variables to set in them before torch is imported.
         folder: For the references that they share; private to this run.
 
     Raises:
-        RuntimeError: A process died.
+        DiedError: A process died; what was done before has been given.
     """
     groups: dict[tuple[str, Mode, str], list[Row]] = {}
     for row in chosen:
@@ -279,24 +291,17 @@ def run(
     ordered = sorted(groups.values(), key=len, reverse=True)
     tasks = [(device, group, seed, str(folder)) for group in ordered for seed in range(seeds)]
     context = multiprocessing.get_context("spawn")  # torch's threads and a backend's client do not survive a fork
-    with ProcessPoolExecutor(jobs, mp_context=context, initializer=_begin, initargs=(dict(environ),)) as pool:
+    with ProcessPoolExecutor(jobs, mp_context=context) as pool:
         waiting = [pool.submit(_attempts, *task) for task in tasks]
         try:
             for done in as_completed(waiting):
                 yield done.result()
         except BrokenProcessPool as error:
-            raise RuntimeError(
+            raise DiedError(
                 "a process of the selftest died: run it again with --jobs=1 and --fault to find the plant that kills it"
             ) from error
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
-
-
-def _begin(environ: dict[str, str]) -> None:
-    os.environ.update(environ)
-    import torch
-
-    torch.set_num_threads(1)
 
 
 @functools.cache

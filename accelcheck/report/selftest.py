@@ -107,6 +107,7 @@ def wrong(outcomes: Iterable[Outcome], most: int = 40) -> list[str]:
     lines = []
     for name, group in sorted(rows.items()):
         kind = "false alarm" if group[0].row.correct else "survived"
+        kind = kind if any(outcome.judged for outcome in group) else "no verdict"
         seeds = ", ".join(str(outcome.seed) for outcome in sorted(group, key=lambda o: o.seed))
         first = next((line for outcome in group for line in outcome.reason.splitlines()[:1]), "")
         lines.append(f"{kind}: {name}: {group[0].verdict} with seeds {seeds}{': ' + first if first else ''}")
@@ -115,17 +116,20 @@ def wrong(outcomes: Iterable[Outcome], most: int = 40) -> list[str]:
 
 
 def counts(outcomes: Sequence[Outcome]) -> str:
-    """One line: faults, verdicts, survivors, false alarms."""
+    """One line: faults caught, false alarms, and what got no verdict at all, which is neither."""
     ran = [outcome for outcome in outcomes if outcome.ran]
     faulty = [outcome for outcome in ran if not outcome.row.correct]
     owed = [outcome for outcome in faulty if not outcome.row.hidden]
     correct = [outcome for outcome in ran if outcome.row.correct]
-    survived = sum(not outcome.good for outcome in owed)
-    alarms = sum(not outcome.good for outcome in correct)
     names = len({outcome.row.plant for outcome in faulty})
     hidden = len(faulty) - len(owed)
+    plain = sum(outcome.plain for outcome in correct)
+    silent = sum(not outcome.judged for outcome in ran)
     return (
-        f"{names} faults: {len(owed) - survived} of {len(owed)} verdicts caught them"
+        f"{names} faults: {sum(outcome.caught for outcome in owed)} of {len(owed)} verdicts caught them"
         f"{f' ({hidden} more are below their documented detectability)' if hidden else ''}; "
-        f"{len({outcome.row.plant for outcome in correct})} correct variants: {alarms} false alarms in {len(correct)} verdicts"
+        f"{len({outcome.row.plant for outcome in correct if not outcome.plain})} correct variants: "
+        f"{sum(outcome.judged and not outcome.good for outcome in correct)} false alarms in {len(correct)} verdicts "
+        f"({plain} of them of techniques with nothing planted)"
+        f"{f'; {silent} without a verdict' if silent else ''}"
     )
