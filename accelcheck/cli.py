@@ -47,9 +47,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
     selftest.add_argument(
         "--jobs", type=_positive, default=None, help="processes (one a core; one on a single accelerator)"
     )
+    selftest.set_defaults(run=_selftest)
+    listing = commands.add_parser(
+        "list",
+        help="every technique, and whether it runs on each device",
+        description="Prints the capability table: every technique by family, each device's answer, and the reasons. Nothing is run.",
+    )
+    listing.add_argument("--device", action="append", default=[], help="devices to ask; repeatable (all)")
+    listing.add_argument(
+        "--technique", action="append", default=[], metavar="GLOB", help="techniques by name; repeatable (all)"
+    )
+    listing.add_argument(
+        "--markdown", action="store_true", help="as docs/techniques.md, which is the same on every machine"
+    )
+    listing.set_defaults(run=_list)
     given = parser.parse_args(arguments)
     try:
-        return _selftest(given)
+        return int(given.run(given))
     except UnknownNameError as error:
         print(f"accelcheck: {error}", file=sys.stderr)
         return USAGE
@@ -97,6 +111,27 @@ def _selftest(given: argparse.Namespace) -> int:
     if not any(outcome.ran and not outcome.plain for outcome in outcomes):
         return NOTHING
     return GREEN if all(outcome.good for outcome in outcomes) else RED
+
+
+def _list(given: argparse.Namespace) -> int:
+    from accelcheck import table
+    from accelcheck.report import table as shown
+
+    places = table.columns(given.device)
+    known = matrix.Matrix.load()
+    known.check(matrix.Selection((), techniques=tuple(given.technique)))
+    rows = [
+        row
+        for row in table.rows(known, places)
+        if not given.technique or any(fnmatch.fnmatchcase(row.name, glob) for glob in given.technique)
+    ]
+    if given.markdown:
+        lines = shown.markdown(rows, known.workloads.values())
+    else:
+        statuses, _ = probe([name for name in places if name != table.GENERIC])
+        lines = shown.text(rows, statuses)
+    print("\n".join(lines))
+    return GREEN
 
 
 def _refusal(device: str) -> str | None:

@@ -8,10 +8,12 @@ from technique_harness import MODES, StubDevice, mlp, named, run, workload
 
 from accelcheck.capability import Code
 from accelcheck.devices.strict import read_state
+from accelcheck.techniques.base import Unsupported
 from accelcheck.techniques.matmul_precision import (
     TECHNIQUES,
     ConvolutionPrecision,
     MatmulPrecision,
+    ReducedPrecision,
     convolution_error,
     convolution_mode,
     matmul_mode,
@@ -43,13 +45,22 @@ def test_the_mode_holds_in_the_whole_run_and_no_longer(technique: MatmulPrecisio
 
 
 @pytest.mark.parametrize("technique", MATMUL, ids=lambda technique: technique.name)
-def test_capability_is_what_is_measured(technique: MatmulPrecision) -> None:
-    assert technique.capability(obeying()).ok
-    answer = technique.capability(StubDevice(error=lambda: 0.0))
+def test_whether_it_runs_is_measured(technique: MatmulPrecision) -> None:
+    assert technique.measured(obeying()).ok
+    answer = technique.measured(StubDevice(error=lambda: 0.0))
     assert answer.code is Code.NO_EFFECT
     assert "relative error 0 with it" in answer.reason
     # Inexact with and without the mode: it is not the mode that does it.
-    assert technique.capability(StubDevice(error=lambda: 2.0**-9)).code is Code.NO_EFFECT
+    assert technique.measured(StubDevice(error=lambda: 2.0**-9)).code is Code.NO_EFFECT
+
+
+@pytest.mark.parametrize("technique", TECHNIQUES, ids=lambda technique: technique.name)
+def test_a_device_that_reads_another_setting_is_not_asked(technique: ReducedPrecision) -> None:
+    def asked() -> float:
+        raise AssertionError("asked")
+
+    assert technique.capability(StubDevice("xla", error=asked)).code is Code.NO_BACKEND
+    assert technique.capability(StubDevice("cuda", error=asked)).ok
 
 
 def test_a_failed_run_leaves_the_mode() -> None:
@@ -65,9 +76,9 @@ def test_a_failed_run_leaves_the_mode() -> None:
     assert read_state() == before
 
 
-def test_without_an_effect_the_evidence_says_so() -> None:
-    ran = run(named(TECHNIQUES, "matmul-bf16"), mlp(), device=StubDevice(error=lambda: 0.0))
-    assert [one.engaged for one in ran.evidence] == [True, False]
+def test_without_an_effect_it_is_unsupported() -> None:
+    with pytest.raises(Unsupported, match="changes nothing on stub"):
+        run(named(TECHNIQUES, "matmul-bf16"), mlp(), device=StubDevice(error=lambda: 0.0))
 
 
 def test_states_that_torch_cannot_read_are_kept() -> None:

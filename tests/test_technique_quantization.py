@@ -327,7 +327,7 @@ def test_finish_restores_the_engine() -> None:
 def test_capability_without_the_feature_and_without_the_engine() -> None:
     assert Dynamic().capability(StubDevice(features=())).code is Code.NO_FEATURE
     absent = Dynamic("nonesuch").capability(StubDevice(features=("quantized-engine",)))
-    assert (absent.code, absent.verdict) == (Code.NO_BACKEND, Verdict.UNSUPPORTED)
+    assert (absent.code, absent.verdict) == (Code.WRONG_BUILD, Verdict.UNAVAILABLE)
 
 
 def test_torchao_absent_or_unimportable(monkeypatch: pytest.MonkeyPatch) -> None:

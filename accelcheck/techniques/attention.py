@@ -58,11 +58,11 @@ class ForcedAttention(Technique):
         """
         if self._operator(device) is None:
             return unsupported(Code.NO_BACKEND, f"torch has no {self.backend.name} kernel for {device.type} tensors")
-        if device.type == "cuda":
-            if self.backend is SDPBackend.FLASH_ATTENTION and not torch.backends.cuda.is_flash_attention_available():
-                return unavailable(Code.WRONG_BUILD, "this torch was built without flash attention")
-            if self.backend is SDPBackend.CUDNN_ATTENTION and torch.version.hip is not None:
-                return unsupported(Code.NO_BACKEND, "ROCm has no cuDNN")
+        if self.backend is SDPBackend.CUDNN_ATTENTION and device.name == "rocm":
+            return unsupported(Code.NO_BACKEND, "ROCm has no cuDNN")
+        flash = device.type == "cuda" and self.backend is SDPBackend.FLASH_ATTENTION
+        if flash and not torch.backends.cuda.is_flash_attention_available():
+            return unavailable(Code.WRONG_BUILD, "this torch was built without flash attention")
         return SUPPORTED
 
     def prepare(self, program: Program, mode: Mode, device: Device) -> None:

@@ -85,7 +85,9 @@ class XlaCheckpoint(Checkpoint):
 
     def capability(self, device: Device) -> Capability:
         if device.type != "xla":
-            return unsupported(Code.NO_BACKEND, f"torch_xla.utils.checkpoint is for xla tensors, not {device.type}")
+            return unsupported(
+                Code.NO_BACKEND, f"torch_xla.utils.checkpoint is for xla tensors, not those of {device.name}"
+            )
         return SUPPORTED
 
     def checkpointing(self) -> Callable[..., Any]:

@@ -202,7 +202,7 @@ class OpenXla(Compiled):
 
     def capability(self, device: Device) -> Capability:
         if device.type != "xla":
-            return unsupported(Code.NO_BACKEND, f"backend openxla compiles for xla, not for {device.type}")
+            return unsupported(Code.NO_BACKEND, f"backend openxla compiles for xla, not for {device.name}")
         return SUPPORTED
 
     def prepare(self, program: Program, mode: Mode, device: Device) -> None:

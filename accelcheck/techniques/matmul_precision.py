@@ -16,7 +16,7 @@ import torch
 from accelcheck.capability import SUPPORTED, Capability, Code, unsupported
 from accelcheck.case import Evidence, Mode
 from accelcheck.devices.strict import strict_matmul
-from accelcheck.techniques.base import Technique
+from accelcheck.techniques.base import Technique, Unsupported
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -93,8 +93,8 @@ class ReducedPrecision(Technique):
     def accepts(self, workload: Workload) -> bool:
         return super().accepts(workload) and bool(self.works_on & workload.traits)
 
-    def capability(self, device: Device) -> Capability:
-        """By measurement; strict FP32 around it, so that the error is this mode's and not the device's default."""
+    def measured(self, device: Device) -> Capability:
+        """Whether the mode changes anything here; strict FP32 around it, so that the error is not the device's default."""
         with device.strict_float32():
             strict = self.error(device)
             with self.mode():
@@ -108,7 +108,10 @@ class ReducedPrecision(Technique):
         )
 
     def prepare(self, program: Program, mode: Mode, device: Device) -> None:
-        del mode, device
+        del mode
+        found = self.measured(device)
+        if not found.ok:
+            raise Unsupported(found)
         plain = program.run
         extras = program.extras
 
@@ -144,6 +147,14 @@ class MatmulPrecision(ReducedPrecision):
     def setting(self) -> str:
         return f'torch.set_float32_matmul_precision("{self.word}")'
 
+    def capability(self, device: Device) -> Capability:
+        """Where torch's setting is read at all; what it does there is measured when a case runs."""
+        if device.type == "xla":
+            return unsupported(
+                Code.NO_BACKEND, "torch_xla reads a setting of its own: torch_xla.backends.set_mat_mul_precision"
+            )
+        return SUPPORTED
+
     def precision(self, dtype: str) -> str:
         del dtype
         return self._precision
@@ -170,6 +181,12 @@ class ConvolutionPrecision(ReducedPrecision):
     works_on = frozenset({"conv"})
     setting = 'torch.backends.cudnn.conv.fp32_precision = "tf32"'
     wanted = "tf32"
+
+    def capability(self, device: Device) -> Capability:
+        """It is a setting of cuDNN."""
+        if device.type != "cuda":
+            return unsupported(Code.NO_BACKEND, f"a setting of cuDNN, which {device.name} does not use")
+        return SUPPORTED
 
     def precision(self, dtype: str) -> str:
         del dtype

@@ -132,8 +132,8 @@ class Engine(Int8):
             return unsupported(Code.WRONG_VERSION, f"torch {torch.__version__} has no torch.ao.quantization")
         supported = torch.backends.quantized.supported_engines
         if self.engine not in supported or self.engine == "none":
-            return unsupported(
-                Code.NO_BACKEND, f"engine {self.engine!r} is not among this torch's: {', '.join(sorted(supported))}"
+            return unavailable(
+                Code.WRONG_BUILD, f"engine {self.engine!r} is not among this torch's: {', '.join(sorted(supported))}"
             )
         return SUPPORTED
 
