@@ -112,7 +112,16 @@ def draws(workload: Workload, mode: Mode, admitted: Callable[[Probe], bool]) -> 
 
 
 def _changed(problem: Problem, change: Callable[[Tensor], Tensor], *only: int) -> Problem:
-    """Other floating-point inputs: all, or those of some positions. Strides stay where a factor or a sum makes them."""
+    """Other floating-point inputs: all, or those of some positions. Strides stay where a factor or a sum makes them.
+
+    Raises:
+        ValueError: There is no such input: what is asked of it would show nothing.
+    """
+    floating = {i for i, v in enumerate(problem.inputs) if isinstance(v, Tensor) and v.is_floating_point()}
+    if not set(only) <= floating:
+        raise ValueError(
+            f"a probe changes input {', '.join(map(str, only))}; floating-point inputs of the workload: {sorted(floating)}"
+        )
 
     def one(index: int, value: Any) -> Any:
         if not isinstance(value, Tensor) or not value.is_floating_point() or (only and index not in only):

@@ -1,0 +1,376 @@
+"""The check of values goes through draws and probes as it says."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from fault_harness import BACKWARD, FORWARD, TRAIN, Bed, Planted, bench, built_in, case, faults, one_thread, verdict_of
+from torch import Tensor, nn
+
+from accelcheck.case import Mode, Verdict
+from accelcheck.faults.plant import calling, nothing, replacing
+from accelcheck.verify.determinism import apart
+from accelcheck.verify.oracle import Store
+from accelcheck.workloads import probes
+from accelcheck.workloads.base import Problem, Program, Workload
+from accelcheck.workloads.probes import DRAWS, PROBES, Draw
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from accelcheck.devices.base import Device
+    from accelcheck.faults.base import Change
+    from accelcheck.journal import Record
+    from accelcheck.workloads.probes import Probe
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    with one_thread():
+        yield
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store(tmp_path)
+
+
+def every(probe: Probe) -> bool:
+    del probe
+    return True
+
+
+def layout(value: Any) -> Any:
+    return (value.dtype, value.shape, value.stride()) if isinstance(value, Tensor) else value
+
+
+def of(*inputs: Tensor, module: nn.Module | None = None) -> Problem:
+    return Problem(nn.Identity() if module is None else module, inputs)
+
+
+def applied(name: str, *inputs: Tensor, dtype: torch.dtype = torch.float32) -> list[Tensor]:
+    return list(PROBES[name].apply(of(*inputs), dtype).inputs)
+
+
+def watching(happened: list[Any], look: Callable[[nn.Module, Tensor], Any]) -> Change:
+    def call(module: Any, x: Tensor) -> Any:
+        happened.append(look(module, x))
+        return module(x)
+
+    return calling(call)
+
+
+def addresses(module: nn.Module, x: Tensor) -> tuple[int, ...]:
+    return x.data_ptr(), *(p.data_ptr() for p in module.parameters()), *(b.data_ptr() for b in module.buffers())
+
+
+def passed(record: Record) -> bool:
+    assert record.verdict is Verdict.PASS, record.reason
+    return True
+
+
+SMALL = replace(built_in()["matmul"], name="matmul-probed", probes=frozenset({"nan[0]", "ones", "zeros"}))
+
+
+def test_parameters_and_inputs_are_refilled_where_they_are(store: Store) -> None:
+    happened: list[Any] = []
+    assert passed(verdict_of(store, Planted(watching(happened, addresses)), SMALL))
+    # The case's own, its rerun, three probes and three other draws: all at one place.
+    assert len(happened) == 2 + 3 + 3
+    assert len(set(happened)) == 1
+
+
+def test_every_draw_has_its_own_values(store: Store) -> None:
+    happened: list[Any] = []
+    look = watching(happened, lambda module, x: (float(x.nansum()), float(module.get_parameter("weight").sum())))
+    assert passed(verdict_of(store, Planted(look), SMALL))
+    assert len({value for value, _ in happened}) == 7  # the rerun's are the first ones
+    assert len({weight for _, weight in happened}) == DRAWS  # probes have the first ones
+
+
+def test_state_is_restored_between_draws(store: Store) -> None:
+    happened: list[Any] = []
+    workload = replace(built_in()["train-mlp"], name="train-mlp-probed")
+
+    def change(program: Program) -> None:
+        plain = program.run
+
+        def run(mode: Mode) -> Any:
+            happened.append([parameter.detach().clone() for parameter in program.module.parameters()])
+            return plain(mode)
+
+        program.run = run  # type: ignore[method-assign]  # on this instance alone
+
+    record = verdict_of(store, Planted(change), workload, TRAIN)
+    assert passed(record)
+    expected = [Draw(number).problem(workload, record.case.seed, "float32").module for number in (0, 0, 1, 2, 3)]
+    assert len(happened) == len(expected)
+    for seen, module in zip(happened, expected, strict=True):
+        assert all(torch.equal(a, b) for a, b in zip(seen, module.parameters(), strict=True))
+
+
+def baked(program: Program) -> None:
+    """Weights as they are now, and the input as it comes."""
+    weights = [parameter.detach().clone() for parameter in program.module.parameters()]
+
+    def call(module: Any, x: Tensor) -> Any:
+        kept = [parameter.detach().clone() for parameter in module.parameters()]
+        for parameter, weight in zip(module.parameters(), weights, strict=True):
+            parameter.data.copy_(weight)
+        out = module(x)
+        for parameter, weight in zip(module.parameters(), kept, strict=True):
+            parameter.data.copy_(weight)
+        return out
+
+    calling(call)(program)
+
+
+def by_address(program: Program) -> None:
+    """What it found at an address once, it finds there always."""
+    known: dict[int, Tensor] = {}
+
+    def call(module: Any, x: Tensor) -> Any:
+        if x.data_ptr() not in known:
+            known[x.data_ptr()] = module(x)
+        return known[x.data_ptr()].clone()
+
+    calling(call)(program)
+
+
+PLAIN_DRAWS = replace(SMALL, name="matmul-unprobed", probes=frozenset())
+
+
+@pytest.mark.parametrize("change", [baked, by_address])
+def test_what_does_not_follow_parameters_and_inputs_fails_from_the_second_draw_on(change: Change, store: Store) -> None:
+    record = verdict_of(store, Planted(change), PLAIN_DRAWS)
+    assert record.verdict is Verdict.FAIL
+    lines = [line for line in record.reason.splitlines() if "in all draws" not in line]
+    assert all(any(f"[draw {number}]" in line for number in (1, 2, 3)) for line in lines), record.reason
+    assert any("[draw 1]" in line for line in lines)
+
+
+class Baking(Planted):
+    """Copies parameters when it prepares, and says so."""
+
+    bakes = True
+
+    def __init__(self, change: Change) -> None:
+        super().__init__(change)
+        self.prepared = self.finished = 0
+
+    def prepare(self, program: Program, mode: Mode, device: Device) -> None:
+        self.prepared += 1
+        super().prepare(program, mode, device)
+
+    def finish(self) -> None:
+        self.finished += 1
+
+
+def test_what_bakes_is_prepared_anew_for_other_parameters_alone(store: Store) -> None:
+    technique = Baking(baked)
+    assert passed(verdict_of(store, technique, SMALL))
+    assert technique.prepared == technique.finished == DRAWS + 1  # and for the case's own again
+
+
+class Featured(Bed):
+    """The CPU with other features."""
+
+    def __init__(self, *features: str) -> None:
+        super().__init__()
+        self.features = frozenset({"strided", *features})
+
+
+def unsteady(program: Program) -> None:
+    """Every call another result, the first the right one, all within rounding."""
+    calls: list[int] = []
+
+    def call(module: Any, x: Tensor) -> Any:
+        calls.append(1)
+        out = module(x)
+        return out * (1 + 2.0**-23) if len(calls) == 2 else out
+
+    calling(call)(program)
+
+
+def test_a_rerun_that_differs_fails_where_the_device_says_that_it_does_not(store: Store) -> None:
+    workload = replace(PLAIN_DRAWS, name="matmul-rerun")
+    record = bench(store, Planted(unsteady), workload, Featured("deterministic")).run(case(workload))
+    assert faults(record) == {"out": {"rerun"}}
+    assert "out: rerun: expected the same bits, got " in record.reason
+
+
+def test_a_rerun_that_differs_is_recorded_where_the_device_promises_nothing(store: Store) -> None:
+    workload = replace(PLAIN_DRAWS, name="matmul-rerun")
+    record = bench(store, Planted(unsteady), workload, Featured()).run(case(workload))
+    assert passed(record)
+    (figure,) = (figure for figure in record.figures if figure.view == "rerun")
+    assert 0 < figure.measured < 1e-6
+    assert not figure.gates
+
+
+def test_output_gradients_are_strided_in_odd_draws(store: Store) -> None:
+    seen: list[bool] = []
+
+    def call(module: Any, x: Tensor) -> Any:
+        out = module(x)
+        out.register_hook(lambda gradient: seen.append(gradient.is_contiguous()))
+        return out
+
+    workload = replace(PLAIN_DRAWS, name="matmul-strided")
+    assert passed(verdict_of(store, Planted(calling(call)), workload, BACKWARD))
+    assert seen == [True, True, False, True, False]  # the second is the rerun
+
+
+class SquareWithSecond(torch.autograd.Function):
+    """Squares; the gradient of its gradient is right only if `factor` is 2."""
+
+    factor = 2.0
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, factor: float) -> Tensor:
+        ctx.save_for_backward(x)
+        ctx.factor = factor
+        return x.square()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        (x,) = ctx.saved_tensors
+        # The value 2x, with the derivative that `factor` says.
+        return grads[0] * (ctx.factor * x + (2.0 - ctx.factor) * x.detach()), None
+
+
+class Squares(nn.Module):
+    def forward(self, x: Tensor) -> Any:
+        return SquareWithSecond.apply(x, 2.0)  # type: ignore[no-untyped-call]  # untyped in torch
+
+
+def _squares(generator: torch.Generator, extent: int) -> Problem:
+    del extent
+    return Problem(Squares(), (1.0 + torch.rand(8, 8, generator=generator),))
+
+
+SQUARES = Workload("squares", "Squares.", _squares, traits=frozenset({"custom-function", "twice-differentiable"}))
+
+
+def wrong_twice(module: Any, x: Tensor) -> Any:
+    del module
+    return SquareWithSecond.apply(x, 2.2)  # type: ignore[no-untyped-call]  # untyped in torch
+
+
+class Once(Planted):
+    """Has no gradients of gradients."""
+
+    differentiates_twice = False
+
+
+def test_a_wrong_second_derivative_fails_and_nothing_else_does(store: Store) -> None:
+    assert passed(verdict_of(store, Planted(nothing), SQUARES, BACKWARD))
+    record = verdict_of(store, Planted(calling(wrong_twice)), SQUARES, BACKWARD)
+    assert faults(record).keys() == {"grad2:input[0]"}
+
+
+def test_a_technique_without_second_derivatives_is_not_asked_for_them(store: Store) -> None:
+    assert passed(verdict_of(store, Once(calling(wrong_twice)), SQUARES, BACKWARD))
+
+
+def test_an_oracle_whose_gradients_are_wrong_is_an_error_of_the_case(store: Store) -> None:
+    class Wrong(nn.Module):
+        def forward(self, x: Tensor) -> Any:
+            return wrong_twice(self, x)
+
+    def make(generator: torch.Generator, extent: int) -> Problem:
+        return of(torch.rand(4, 4, generator=generator), module=Wrong())
+
+    workload = replace(SQUARES, name="wrong", make=make)
+    record = verdict_of(store, Planted(nothing), workload, BACKWARD)
+    assert record.verdict is Verdict.ERROR
+    assert "the FP64 oracle raised GradcheckError" in record.reason
+
+
+def test_nan_probes_are_judged_by_pattern(store: Store) -> None:
+    record = verdict_of(store, Planted(calling(lambda module, x: module(x.nan_to_num()))), SMALL)
+    assert faults(record) == {"out": {"NaN pattern"}}
+    assert "[nan[0]]: expected " in record.reason
+
+
+@pytest.mark.parametrize("probe", ["zeros", "ones"])
+def test_what_only_a_probe_shows_is_told_with_its_name(probe: str, store: Store) -> None:
+    number = float(probe == "ones")
+
+    def special(module: Any, x: Tensor) -> Any:
+        return module(x) + 0.5 * float((x == number).all())
+
+    record = verdict_of(store, Planted(calling(special)), SMALL)
+    assert record.verdict is Verdict.FAIL
+    assert all(f" [{probe}]: " in line for line in record.reason.splitlines())
+
+
+def test_a_technique_is_not_given_the_probes_that_it_does_not_admit(store: Store) -> None:
+    class Choosy(Planted):
+        def admits(self, probe: Probe) -> bool:
+            return probe.name == "ones"
+
+    happened: list[Any] = []
+    look = watching(happened, lambda _, x: (bool(x.isnan().any()), bool((x == 0).all()), bool((x == 1).all())))
+    assert passed(verdict_of(store, Choosy(look), SMALL))
+    assert [sum(kind) for kind in zip(*happened, strict=True)] == [0, 0, 1]
+
+
+@pytest.mark.parametrize(
+    ("level", "features", "shapes"), [(1, (), 2), (2, (), 1), (1, ("lazy",), 1)], ids=["cheap", "slow", "lazy"]
+)
+def test_another_shape_is_spared_where_it_would_be_compiled_anew(
+    level: int, features: tuple[str, ...], shapes: int, store: Store
+) -> None:
+    happened: list[Any] = []
+    technique = Planted(watching(happened, lambda _, x: tuple(x.shape)))
+    technique.level = level
+    workload = replace(SMALL, name="matmul-sliced-probe", probes=frozenset({"slice"}))
+    assert passed(bench(store, technique, workload, Featured(*features)).run(case(workload)))
+    assert len(set(happened)) == shapes
+
+
+def test_one_direction_in_all_draws_fails_though_no_draw_is_beyond_its_budget(store: Store) -> None:
+    workload = replace(built_in()["matmul"], name="matmul-leaning", probes=frozenset())
+    # Half a unit of bfloat16 in one direction always: one rounding in any direction is granted.
+    record = verdict_of(
+        store,
+        Planted(replacing(out=lambda out: (out.float() * (1 + 2.0**-8)).to(out.dtype))),
+        workload,
+        FORWARD,
+        "bfloat16",
+    )
+    assert record.verdict is Verdict.FAIL
+    assert "out: view gain in all draws: expected at most " in record.reason
+
+
+def test_most_faults_are_not_gone_on_with(store: Store) -> None:
+    happened: list[Any] = []
+
+    def call(module: Any, x: Tensor) -> Any:
+        happened.append(1)
+        return -module(x)
+
+    assert verdict_of(store, Planted(calling(call)), PLAIN_DRAWS).verdict is Verdict.FAIL
+    # Each draw shows ten faults or fewer: after 20 no more are drawn; the first is run twice.
+    assert len(happened) < 1 + DRAWS
+
+
+def test_distances_between_two_runs() -> None:
+    nan = torch.tensor([math.nan, 3.0, 4.0])
+    assert apart({"a": nan}, {"a": nan.clone()}) == {"a": 0.0}
+    assert apart({"a": nan}, {"a": torch.tensor([math.nan, 3.0, 4.5])}) == {"a": pytest.approx(0.1)}
+    assert apart({"a": nan}, {"a": torch.tensor([0.0, 3.0, 4.0])}) == {"a": math.inf}
+    assert apart({"a": torch.tensor([0.0])}, {"a": torch.tensor([-0.0])}) == {"a": 0.0}
+    assert apart({"a": nan}, {"a": nan.double()}) == {"a": math.inf}
+    assert apart({"a": nan}, {"b": nan}) == {"a": math.inf, "b": math.inf}
+
+
+def test_warm_ups_meet_no_draw() -> None:
+    # Seeds of warm-ups are the case's and the next few; those of draws are far from them and from each other.
+    assert all(Draw(number).seed(0) >= probes._STRIDE for number in range(1, DRAWS))
