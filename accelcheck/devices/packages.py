@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 from importlib import metadata
+from importlib.machinery import PathFinder
 from typing import TYPE_CHECKING
 
 from accelcheck.capability import SUPPORTED, Capability, Code, unavailable
@@ -16,12 +17,18 @@ AUTOLOAD = "TORCH_DEVICE_BACKEND_AUTOLOAD"
 _GROUP = "torch.backends"
 
 
-def installed(package: str) -> bool:
-    """Whether a top-level package can be imported, as far as finding it tells."""
+def installed(module: str) -> bool:
+    """Whether a module can be imported, as far as finding it tells. The packages that a dotted name is in stay unimported."""
+    top, *below = module.split(".")
     try:
-        return importlib.util.find_spec(package) is not None
+        spec = importlib.util.find_spec(top)
     except ValueError:  # it is imported already, by something that gave it no spec
         return True
+    for name in below:
+        if spec is None or spec.submodule_search_locations is None:
+            return False
+        spec = PathFinder.find_spec(f"{spec.name}.{name}", list(spec.submodule_search_locations))
+    return spec is not None
 
 
 def requires(package: str, action: str) -> Capability:

@@ -12,6 +12,7 @@ from accelcheck.capability import SUPPORTED, Code, unsupported
 from accelcheck.case import Mode
 from accelcheck.faults.base import Cell, Fault
 from accelcheck.faults.plant import kernels, wrapping
+from accelcheck.techniques.streams import GIVE
 
 if TYPE_CHECKING:
     from accelcheck.capability import Capability
@@ -82,6 +83,31 @@ def streamed(strength: float) -> Change:
     return wrapping(call)
 
 
+class Unordered:
+    """A tensor that a consumer is given at once: it exports, as ``stream=-1`` has it, without ordering any streams."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self._tensor = tensor
+
+    def __dlpack__(self, *, stream: Any = None, **options: Any) -> Any:
+        del stream
+        return self._tensor.__dlpack__(stream=-1, **options)
+
+    def __dlpack_device__(self) -> Any:
+        return self._tensor.__dlpack_device__()
+
+
+def unordered(strength: float) -> Change:
+    """CuPy is given tensors without order between the stream that writes them and the one that it copies on."""
+    del strength
+
+    def change(program: Program) -> None:
+        give = program.extras[GIVE]
+        program.extras[GIVE] = lambda tensor: give(Unordered(tensor))
+
+    return change
+
+
 def unsynced(strength: float) -> Change:
     """The host reads its mirror of the result before the device was synchronised: it holds the run before."""
     del strength
@@ -145,6 +171,15 @@ FAULTS = (
         streamed,
         strengths=(1e7,),
         number=40,
+        exists=on_streams,
+    ),
+    Fault(
+        "dlpack-unordered",
+        "A tensor is exported to a library on another stream, which nobody has wait for its producer.",
+        (Cell("mlp", dtypes=("float32", "float16")), Cell("mlp", Mode.BACKWARD, ("float32", "float16"))),
+        unordered,
+        number=40,
+        technique="cupy-stream",
         exists=on_streams,
     ),
     Fault(

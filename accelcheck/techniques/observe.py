@@ -92,11 +92,15 @@ class OperatorLog(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch 
         return sum(1 for operator in self.operators if test(operator))
 
     def strays(self) -> Counter[str]:
-        """Operators that computed a floating-point tensor somewhere else than on the device under test."""
+        """Operators that computed a floating-point tensor somewhere else than on the device under test.
+
+        A meta tensor has no data to compute: jagged tensors carry one.
+        """
+        here = {self.device_type, "meta"}
         return Counter(
             operator.name
             for operator in self.operators
-            if any(device != self.device_type and dtype.is_floating_point for dtype, _, device in operator.outputs)
+            if any(device not in here and dtype.is_floating_point for dtype, _, device in operator.outputs)
             and any(device == self.device_type for _, _, device in operator.inputs)
         )
 

@@ -81,7 +81,9 @@ class Workload:
             (calls scaled_dot_product_attention), ``inplace`` (submodules with an ``inplace`` attribute), ``blocks``
             (a ``blocks`` ModuleList whose members can be checkpointed), ``resizable``, ``branching`` (Python control
             flow on data), ``batchnorm``, ``exact`` (no rounding at all: indexing, copies), ``custom-function`` (has one: gradients are checked by finite differences),
-            ``twice-differentiable`` (its gradients are differentiated too), ``scriptable``, ``training``.
+            ``twice-differentiable`` (its gradients are differentiated too), ``packed`` (its module is a
+            `accelcheck.workloads.packed.Packed`), ``variable-length`` (a packed one of sequences that differ in length),
+            ``scriptable``, ``training``.
     """
 
     name: str
@@ -129,7 +131,8 @@ class Program:
         backpropagate: Given the number of a training step (0 begins a training), gives the parameters their gradients and
             returns the loss; in train mode, in place of one pass over the whole batch.
         trainer: Trains it in trajectory mode; each of its parts can be replaced. None without a recipe.
-        elsewhere: Runs the program in a mode in this one's place: in other processes. What it gives is on the device.
+        elsewhere: Runs the program in a mode in this one's place: in other processes, or in a context that spans forward and
+            backward. What it gives is on the device.
     """
 
     module: nn.Module

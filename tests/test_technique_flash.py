@@ -1,0 +1,383 @@
+from __future__ import annotations
+
+import copy
+import inspect
+import sys
+from functools import partial
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from fault_harness import one_thread, seeded, verdict_of
+from technique_harness import StubDevice, differences, named, plain, run, seen, workload
+from torch import Tensor
+from torch.nn import functional
+
+from accelcheck.capability import SUPPORTED, Capability, Code
+from accelcheck.case import Mode, Verdict
+from accelcheck.devices.packages import installed as found_module
+from accelcheck.techniques import flash
+from accelcheck.techniques.base import Unsupported
+from accelcheck.techniques.flash import FLASH_2, FLASH_3, FLASH_4, TECHNIQUES, FlashAttention, Package
+from accelcheck.techniques.jagged import Jagged
+from accelcheck.verify.oracle import Store
+from accelcheck.workloads.attention import Attention, MaskedAttention
+from accelcheck.workloads.base import Problem, Program
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+    from pathlib import Path
+
+    from accelcheck.devices.base import Device
+
+TWO, VARLEN = named(TECHNIQUES, "flash-attn-2"), named(TECHNIQUES, "flash-attn-2-varlen")
+THREE, FOUR = named(TECHNIQUES, "flash-attn-3"), named(TECHNIQUES, "flash-attn-4")
+ALL = pytest.mark.parametrize("technique", TECHNIQUES, ids=lambda technique: technique.name)
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    with one_thread():
+        yield
+
+
+def here(technique: Any) -> FlashAttention:
+    """The technique as on a device that has it."""
+
+    def capability(device: Device) -> Capability:
+        return SUPPORTED
+
+    found: FlashAttention = copy.copy(technique)
+    found.capability = capability  # type: ignore[method-assign]  # of this copy alone
+    return found
+
+
+def visible(queries: int, keys: int, causal: bool, window: tuple[int | None, int | None]) -> Tensor:
+    """As the packages document it: causal masks and windows are counted from the last key."""
+    left, right = (None if end is None or end < 0 else end for end in window)
+    right = 0 if causal else right
+    place = torch.arange(keys) - torch.arange(queries).unsqueeze(-1) - (keys - queries)
+    every = torch.ones(queries, keys, dtype=torch.bool)
+    return (every if right is None else place <= right) & (every if left is None else place >= -left)
+
+
+SIGNATURES = {
+    FLASH_2: {
+        "flash_attn_func": "q, k, v, dropout_p=0.0, softmax_scale=None, causal=False, window_size=(-1, -1), softcap=0.0, "
+        "alibi_slopes=None, deterministic=False, return_attn_probs=False",
+        "flash_attn_qkvpacked_func": "qkv, dropout_p=0.0, softmax_scale=None, causal=False, window_size=(-1, -1), softcap=0.0, "
+        "alibi_slopes=None, deterministic=False, return_attn_probs=False",
+        "flash_attn_varlen_func": "q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, dropout_p=0.0, "
+        "softmax_scale=None, causal=False, window_size=(-1, -1), softcap=0.0, alibi_slopes=None, deterministic=False, "
+        "return_attn_probs=False, block_table=None",
+        "flash_attn_varlen_qkvpacked_func": "qkv, cu_seqlens, max_seqlen, dropout_p=0.0, softmax_scale=None, causal=False, "
+        "window_size=(-1, -1), softcap=0.0, alibi_slopes=None, deterministic=False, return_attn_probs=False",
+    },
+    FLASH_3: {
+        "flash_attn_func": "q, k, v, softmax_scale=None, causal=False, qv=None, q_descale=None, k_descale=None, v_descale=None, "
+        "window_size=(-1, -1), attention_chunk=0, softcap=0.0, num_splits=1, pack_gqa=None, deterministic=False, sm_margin=0, "
+        "return_attn_probs=False",
+        "flash_attn_qkvpacked_func": "qkv, softmax_scale=None, causal=False, q_descale=None, k_descale=None, v_descale=None, "
+        "window_size=(-1, -1), attention_chunk=0, softcap=0.0, deterministic=False, num_heads_q=None, sm_margin=0, "
+        "return_attn_probs=False",
+        "flash_attn_varlen_func": "q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, seqused_q=None, "
+        "seqused_k=None, softmax_scale=None, causal=False, qv=None, q_descale=None, k_descale=None, v_descale=None, "
+        "window_size=(-1, -1), attention_chunk=0, softcap=0.0, num_splits=1, pack_gqa=None, deterministic=False, sm_margin=0, "
+        "return_attn_probs=False",
+    },
+    FLASH_4: {
+        "flash_attn_func": "q, k, v, qv=None, gather_kv_indices=None, softmax_scale=None, causal=False, "
+        "window_size=(None, None), learnable_sink=None, softcap=0.0, num_splits=1, pack_gqa=None, deterministic=False",
+        "flash_attn_varlen_func": "q, k, v, qv=None, cu_seqlens_q=None, cu_seqlens_k=None, max_seqlen_q=None, "
+        "max_seqlen_k=None, min_seqlen_k=None, seqused_q=None, seqused_k=None, gather_kv_indices=None, page_table=None, "
+        "softmax_scale=None, causal=False, window_size=(None, None), learnable_sink=None, softcap=0.0, num_splits=1, "
+        "pack_gqa=None, deterministic=False",
+    },
+}
+"""Of flash-attn 2.8.3, of the hopper folder of its repository, and of flash-attn-4 4.0.0b36."""
+
+
+class Stub(ModuleType):
+    """One of the packages, in plain torch, with its signatures; refuses what it refuses on a GPU."""
+
+    def __init__(self, package: Package, mask: Callable[..., Tensor]) -> None:
+        super().__init__(package.module)
+        self.package = package
+        self.mask = mask
+        self.called: list[str] = []
+        self.dropout = 0.0
+        for name, text in SIGNATURES[package].items():
+            setattr(self, name, partial(self.answer, name, inspect.signature(eval(f"lambda {text}: None"))))
+
+    def answer(self, name: str, signature: inspect.Signature, *tensors: Any, **options: Any) -> Any:
+        bound = signature.bind(*tensors, **options)
+        bound.apply_defaults()
+        given = bound.arguments
+        self.called.append(name)
+        self.dropout = given.get("dropout_p", 0.0)
+        variable = "varlen" in name
+        q, k, v = given["qkv"].unbind(-3) if "qkv" in given else (given["q"], given["k"], given["v"])
+        if variable:
+            every = "cu_seqlens" in given
+            names = ("cu_seqlens",) * 2 if every else ("cu_seqlens_q", "cu_seqlens_k")
+            bounds = ("max_seqlen",) * 2 if every else ("max_seqlen_q", "max_seqlen_k")
+            ends, longest = [given[word] for word in names], [given[word] for word in bounds]
+            out = self.each((q, k, v), ends, longest, given)
+        else:
+            out = self.one(q, k, v, given)
+        return (out, None) if self.package is FLASH_4 else out
+
+    def one(self, q: Tensor, k: Tensor, v: Tensor, given: dict[str, Any]) -> Tensor:
+        """Of ``(B, S, H, D)``, in float32 as the kernels accumulate."""
+        for part in (q, k, v):
+            assert part.dim() == 4
+            assert part.dtype in {torch.float16, torch.bfloat16}, "FlashAttention only support fp16 and bf16 data type"
+            assert part.stride(-1) == 1, "Input tensor must have contiguous last dimension"
+            assert part.size(-1) % 8 == 0
+        assert q.size(-1) == k.size(-1) == v.size(-1)
+        unbounded = None if self.package is FLASH_4 else -1
+        assert all(end == unbounded or end >= 0 for end in given["window_size"])
+        seen = self.mask(q.size(1), k.size(1), given["causal"], given["window_size"])
+        query, key, value = (part.transpose(1, 2).float() for part in (q, k, v))
+        scale = given["softmax_scale"]
+        scores = (query @ key.mT) * (q.size(-1) ** -0.5 if scale is None else scale)
+        weights = functional.dropout(scores.masked_fill(~seen, float("-inf")).softmax(-1), self.dropout)
+        return (weights @ value).transpose(1, 2).to(q.dtype)
+
+    def each(
+        self, parts: Sequence[Tensor], ends: Sequence[Tensor], longest: Sequence[int], given: dict[str, Any]
+    ) -> Tensor:
+        """Of ``(tokens, H, D)``."""
+        for offsets, most in zip(ends, longest, strict=True):
+            assert offsets.dtype == torch.int32
+            assert int(offsets[0]) == 0
+            assert int(offsets.diff().max()) <= most
+        assert [int(offsets[-1]) for offsets in ends] == [parts[0].size(0), parts[1].size(0)]
+        edges = [[*zip(offsets[:-1].tolist(), offsets[1:].tolist(), strict=True)] for offsets in ends]
+        q, k, v = parts
+        return torch.cat(
+            [
+                self.one(q[a:b].unsqueeze(0), k[c:d].unsqueeze(0), v[c:d].unsqueeze(0), given)[0]
+                for (a, b), (c, d) in zip(*edges, strict=True)
+            ]
+        )
+
+
+@pytest.fixture
+def installed(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Stub]:
+    """Puts a stub of a technique's package where it is imported from."""
+
+    def install(technique: Any, mask: Callable[..., Tensor] = visible) -> Stub:
+        stub = Stub(technique.package, mask)
+        top, *_ = technique.package.module.split(".")
+        for name in (top, technique.package.module, technique.package.needs):
+            if name is not None:
+                monkeypatch.setitem(sys.modules, name, ModuleType(name))
+        monkeypatch.setitem(sys.modules, technique.package.module, stub)
+        return stub
+
+    return install
+
+
+def problem(queries: int = 9, keys: int = 9, mask: Tensor | None = None, causal: bool = False) -> Problem:
+    torch.manual_seed(0)
+    q, k, v = torch.randn(2, 2, queries, 16), torch.randn(2, 2, keys, 16), torch.randn(2, 2, keys, 16)
+    return (
+        Problem(MaskedAttention(), (q, k, v, mask))
+        if mask is not None
+        else Problem(Attention(causal=causal), (q, k, v))
+    )
+
+
+@ALL
+@pytest.mark.parametrize("sizes", [(9, 9), (5, 12), (12, 5)])
+@pytest.mark.parametrize("causal", [False, True])
+def test_a_call_of_torchs_attention(technique: Any, installed: Any, sizes: tuple[int, int], causal: bool) -> None:
+    stub = installed(technique)
+    ran = run(technique, problem(*sizes, causal=causal), Mode.BACKWARD, dtype=torch.float16)
+    assert ran.engaged, ran.missing()
+    assert stub.called == ["flash_attn_varlen_func" if technique is VARLEN else "flash_attn_func"]
+    assert not differences(ran.result, plain(problem(*sizes, causal=causal), Mode.BACKWARD, torch.float16), 4e-3)
+
+
+@ALL
+def test_a_mask_that_is_causal_from_the_bottom_right(technique: Any, installed: Any) -> None:
+    installed(technique)
+    mask = torch.ones(5, 12, dtype=torch.bool).tril(7)
+    ran = run(technique, problem(5, 12, mask), dtype=torch.bfloat16)
+    assert not differences(ran.result, plain(problem(5, 12, mask), dtype=torch.bfloat16), 2e-2)
+
+
+@ALL
+def test_other_masks_are_answered(technique: Any, installed: Any) -> None:
+    installed(technique)
+    for mask in (torch.ones(5, 12, dtype=torch.bool).tril(6), torch.zeros(5, 12)):
+        with pytest.raises(Unsupported, match="no masks but causal ones") as caught:
+            run(technique, problem(5, 12, mask), dtype=torch.float16)
+        assert caught.value.capability.code is Code.NO_FEATURE
+
+
+@ALL
+@pytest.mark.parametrize("name", ["attention-packed", "attention-varlen", "attention-varlen-causal"])
+def test_packed_tensors(technique: Any, installed: Any, name: str) -> None:
+    place = seeded(name)
+    if not technique.accepts(place):
+        assert technique is TWO
+        assert name != "attention-packed"
+        return
+    stub = installed(technique)
+    ran = run(technique, place.problem(1), Mode.BACKWARD, dtype=torch.float16)
+    assert ran.engaged, ran.missing()
+    packed = {TWO: "flash_attn_qkvpacked_func", VARLEN: "flash_attn_varlen_qkvpacked_func", FOUR: "flash_attn_func"}
+    expected = packed.get(technique, "flash_attn_qkvpacked_func")
+    if name != "attention-packed" and technique in {THREE, FOUR}:
+        expected = "flash_attn_varlen_func"
+    assert stub.called == [expected]
+    assert not differences(ran.result, plain(place.problem(1), Mode.BACKWARD, torch.float16), 4e-3)
+
+
+def test_dropout_is_handed_on_and_depths_are_made_equal(installed: Any) -> None:
+    stub = installed(TWO)
+    place = seeded("attention-dropout")
+    assert Mode.RANDOM in TWO.modes
+    assert Mode.RANDOM not in THREE.modes | FOUR.modes
+    made = Program.of(place.problem(1), dtype=torch.float16)
+    TWO.prepare(made, Mode.FORWARD, StubDevice())
+    out = made.run(Mode.FORWARD)["out[0]"]
+    assert stub.dropout == 0.0
+    assert not differences({"out": out}, {"out": plain(place.problem(1), dtype=torch.float16)["out[0]"]}, 4e-3)
+    made.run(Mode.BACKWARD)
+    assert stub.dropout == 0.25
+    with pytest.raises(Unsupported, match="no dropout"):
+        run(THREE, place.problem(1), Mode.BACKWARD, dtype=torch.float16)
+
+
+def test_the_statistics_of_dropout_are_judged(tmp_path: Any, installed: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    installed(TWO)
+    store, place = Store(tmp_path), seeded("attention-dropout")
+    record = verdict_of(store, here(TWO), place, Mode.RANDOM, "float16")
+    assert record.verdict is Verdict.PASS, record.reason
+    plainly = functional.dropout
+    monkeypatch.setattr(functional, "dropout", lambda weights, rate: plainly(weights, 0.9 * rate))
+    assert verdict_of(store, here(TWO), place, Mode.RANDOM, "float16").verdict is Verdict.FAIL
+
+
+def test_a_device_that_never_calls_the_package_gives_no_evidence(installed: Any) -> None:
+    installed(TWO)
+    assert run(TWO, Problem(torch.nn.ReLU(), (torch.randn(3),))).missing() == [
+        "calls of flash_attn.flash_attn_interface >= 1: 0"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("forward", "backward"),
+    [
+        ("void flash::flash_fwd_kernel<Flash_fwd_kernel_traits<64>>", "void flash::flash_bwd_dq_dk_dv_loop_seqk_parallel_kernel<T>"),
+        ("void cutlass::device_kernel<flash::FlashAttnFwdSm90<T>>", "void cutlass::device_kernel<flash::FlashAttnBwdSm90<T>>"),
+        ("kernel_cutlass_kernel_flash_attncuteflash_fwdFlashAttentionForwardSm90_object", "kernel_cutlass_kernel_FlashAttentionBackwardSm90_object"),
+        ("void ck_tile::kentry<2, ck_tile::FmhaFwdKernel<T>>", "void ck_tile::kentry<2, ck_tile::FmhaBwdDQDKDVKernel<T>>"),
+    ],
+)  # fmt: skip
+def test_kernels_on_a_gpu_are_evidence(forward: str, backward: str) -> None:
+    program = Program.of(problem())
+    program.extras["attention calls"] = 1
+
+    def engaged(mode: Mode, *names: str) -> bool:
+        return all(e.engaged for e in TWO.evidence(program, seen("cuda", *names), mode, StubDevice("cuda")))
+
+    assert engaged(Mode.FORWARD, forward)
+    assert engaged(Mode.BACKWARD, forward, backward)
+    assert not engaged(Mode.BACKWARD, forward)
+    assert not engaged(Mode.FORWARD, backward)
+    assert not engaged(Mode.FORWARD, forward, "aten::_scaled_dot_product_flash_attention")
+    assert not engaged(Mode.FORWARD, "void pytorch_flash::flash_fwd_kernel<T>", "flash_attn::_flash_attn_forward")
+
+
+def test_where_it_exists(monkeypatch: pytest.MonkeyPatch) -> None:
+    for technique in TECHNIQUES:
+        for kind in ("cpu", "xla", "tpu", "vendor"):
+            assert technique.answer(StubDevice(kind)).code is Code.NO_BACKEND
+    device = StubDevice("cuda")
+    monkeypatch.setattr(flash, "version", lambda _: "")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (8, 0))
+    assert [t.capability(device).code for t in (TWO, VARLEN, THREE, FOUR)] == [Code.OK] * 2 + [Code.NO_FEATURE] * 2
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
+    for technique in TECHNIQUES:
+        absent = technique.answer(device)
+        assert (absent.verdict, absent.code) == (Verdict.UNAVAILABLE, Code.NO_PACKAGE)
+        assert "pip install" in absent.action
+    monkeypatch.setattr(flash, "version", lambda _: "2.0.9")
+    assert TWO.capability(device).code is Code.WRONG_VERSION
+    monkeypatch.setattr(flash, "version", lambda _: "2.8.3.post2")
+    assert TWO.capability(device).ok
+    monkeypatch.setattr(torch.version, "hip", "7.2")
+    assert [t.capability(device).code for t in (TWO, THREE)] == [Code.OK, Code.NO_BACKEND]
+
+
+def test_a_module_inside_a_package_is_found_without_importing_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "shared" / "inner").mkdir(parents=True)  # as flash_attn is where flash-attn-4 alone is installed
+    (tmp_path / "shared" / "inner" / "__init__.py").write_text("raise AssertionError")
+    (tmp_path / "plain").mkdir()
+    (tmp_path / "plain" / "__init__.py").write_text("raise AssertionError")
+    (tmp_path / "plain" / "inner.py").write_text("raise AssertionError")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert found_module("shared.inner")
+    assert found_module("plain.inner")
+    assert not found_module("plain.inner.deeper")
+    assert not found_module("shared.other")
+    assert not found_module("absent.inner")
+    assert not {"plain", "shared"} & sys.modules.keys()
+
+
+def test_what_it_is_for() -> None:
+    assert not TWO.accepts(workload("linear"))
+    assert not TWO.accepts(workload("attention", "variable-length"))
+    assert VARLEN.accepts(workload("attention", "variable-length"))
+    assert {dtype for technique in TECHNIQUES for dtype in technique.dtypes} == {"bfloat16", "float16"}
+
+
+def test_jagged_rows_come_back_to_their_places() -> None:
+    padded = torch.arange(24.0).reshape(2, 4, 3)
+    jagged = Jagged.of(padded, torch.tensor([4, 1]))
+    assert jagged.rows.shape == (5, 3)
+    assert jagged.offsets.tolist() == [0, 4, 5]
+    assert jagged.longest == 4
+    back = jagged.padded(jagged.rows)
+    assert torch.equal(back[0], padded[0])
+    assert torch.equal(back[1, 0], padded[1, 0])
+    assert not back[1, 1:].any()
+
+
+# Planted: fault 3, masks of the other alignment
+
+
+def top_left(queries: int, keys: int, causal: bool, window: Any) -> Tensor:
+    every = torch.ones(queries, keys, dtype=torch.bool)
+    return every.tril() if causal else visible(queries, keys, causal, window)
+
+
+@pytest.mark.parametrize("name", ["attention-cross-causal", "attention-cross-right"])
+def test_the_right_alignment_passes(tmp_path: Any, installed: Any, name: str) -> None:
+    installed(TWO)
+    record = verdict_of(Store(tmp_path), here(TWO), seeded(name), dtype="bfloat16")
+    assert record.verdict is Verdict.PASS, record.reason
+
+
+def test_a_package_that_aligns_causal_masks_otherwise_is_caught(tmp_path: Any, installed: Any) -> None:
+    installed(TWO, top_left)
+    record = verdict_of(Store(tmp_path), here(TWO), seeded("attention-cross-right"), dtype="bfloat16")
+    assert record.verdict is Verdict.FAIL
+    assert "out: view" in record.reason
+
+
+def test_an_adapter_that_forgets_the_alignment_is_caught(
+    tmp_path: Any, installed: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    installed(TWO)
+    monkeypatch.setattr(flash, "min", lambda sizes: sizes[1], raising=False)
+    record = verdict_of(Store(tmp_path), here(TWO), seeded("attention-cross-causal"), dtype="bfloat16")
+    assert record.verdict is Verdict.FAIL
+    assert "out: view" in record.reason
