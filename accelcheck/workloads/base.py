@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -83,7 +84,10 @@ class Workload:
             flow on data), ``batchnorm``, ``exact`` (no rounding at all: indexing, copies), ``custom-function`` (has one: gradients are checked by finite differences),
             ``twice-differentiable`` (its gradients are differentiated too), ``packed`` (its module is a
             `accelcheck.workloads.packed.Packed`), ``variable-length`` (a packed one of sequences that differ in length),
-            ``scriptable``, ``training``.
+            ``scriptable``, ``training``, ``constants`` (has expressions that no input goes into), ``stream`` (calls its
+            ``net`` for one input after the other), ``activations`` (its memory is mostly activations), ``views`` (all
+            outputs are views of the first input), ``index-tensors`` (in brackets), ``index-operators`` (calls
+            torch.index_select or torch.gather).
     """
 
     name: str
@@ -130,6 +134,8 @@ class Program:
         twice: Whether backward mode differentiates the gradients too.
         backpropagate: Given the number of a training step (0 begins a training), gives the parameters their gradients and
             returns the loss; in train mode, in place of one pass over the whole batch.
+        advance: Given the optimizer and the number of a training step, takes the step and returns the loss; in train mode,
+            in place of `backpropagate` and `update`. Gradients are cleared before.
         trainer: Trains it in trajectory mode; each of its parts can be replaced. None without a recipe.
         elsewhere: Runs the program in a mode in this one's place: in other processes, or in a context that spans forward and
             backward. What it gives is on the device.
@@ -148,6 +154,7 @@ class Program:
     synchronize: Callable[[], None] = lambda: None
     update: Callable[[], AbstractContextManager[Any]] = contextlib.nullcontext
     backpropagate: Callable[[int], Tensor] | None = None
+    advance: Callable[[torch.optim.Optimizer, int], Tensor] | None = None
     trainer: Trainer | None = None
     elsewhere: Callable[[Program, Mode], Result] | None = None
     strided_cotangents: bool = False
@@ -186,6 +193,19 @@ class Program:
         self.inputs = tuple(to(value, "cpu", torch.float64) for value in self.inputs)
         self.target = to(self.target, "cpu", torch.float64)
         return self
+
+    def problem(self) -> Problem:
+        """The problem that it is now: a copy on the CPU, in the dtypes that it has. See `of` for the way back."""
+        host = torch.device("cpu")
+        return Problem(
+            copy.deepcopy(self.module).to(host),
+            tuple(value.detach().to(host) if isinstance(value, Tensor) else value for value in self.inputs),
+            target=None if self.target is None else self.target.to(host),
+            loss=self.loss,
+            optimizer=self.optimizer,
+            steps=self.steps,
+            recipe=None if self.trainer is None else self.trainer.recipe,
+        )
 
     def run(self, mode: Mode) -> Result:
         """Run once in a mode. Gradients are cleared before; parameters change in train and trajectory mode only.
@@ -231,7 +251,7 @@ class Program:
         result = dict(flatten(self._called()))
         # Integer outputs carry no gradient; the gradient of a path depends on its name alone.
         roots = {path: out for path, out in result.items() if out.requires_grad}
-        cotangents = [self._cotangent(path, out) for path, out in roots.items()]
+        cotangents = [self.cotangent(path, out) for path, out in roots.items()]
         factor = 1.0
         outs = list(roots.values())
         if self.scaler is not None:
@@ -253,16 +273,18 @@ class Program:
         outs = {path: out for path, out in flatten(self._called()) if out.requires_grad}
         leaves = {f"input[{i}]": v for i, v in enumerate(self.inputs) if isinstance(v, Tensor) and v.requires_grad}
         leaves |= {name: parameter for name, parameter in self.module.named_parameters() if parameter.requires_grad}
-        cotangents = [self._cotangent(path, out) for path, out in outs.items()]
+        cotangents = [self.cotangent(path, out) for path, out in outs.items()]
         first = torch.autograd.grad(
             list(outs.values()), list(leaves.values()), cotangents, create_graph=True, allow_unused=True
         )
         found = {name: g for name, g in zip(leaves, first, strict=True) if g is not None and g.requires_grad}
-        directions = [self._cotangent(f"grad:{name}", gradient) for name, gradient in found.items()]
-        second = torch.autograd.grad(list(found.values()), list(leaves.values()), directions, allow_unused=True)
-        return {f"grad2:{name}": g for name, g in zip(leaves, second, strict=True) if g is not None}
+        directions = [self.cotangent(f"grad:{name}", gradient) for name, gradient in found.items()]
+        # Where nothing depends on a leaf, some implementations know it and others compute zeros: all give zeros.
+        second = torch.autograd.grad(list(found.values()), list(leaves.values()), directions, materialize_grads=True)
+        return {f"grad2:{name}": gradient for name, gradient in zip(leaves, second, strict=True)}
 
-    def _cotangent(self, path: str, out: Tensor) -> Tensor:
+    def cotangent(self, path: str, out: Tensor) -> Tensor:
+        """The output gradient of a path, of the shape, dtype and device of `out`: it depends on path and seed alone."""
         from accelcheck.case import stable_seed
 
         generator = torch.Generator().manual_seed(self.seed ^ stable_seed(path))
@@ -272,22 +294,42 @@ class Program:
         return _reversed(drawn) if self.strided_cotangents else drawn
 
     def _train(self) -> Result:
+        optimizer = self.begin()
+        return self.trained([self.take(optimizer, step) for step in range(self.steps)])
+
+    def begin(self) -> torch.optim.Optimizer:
+        """Begin a training of train mode: a fresh optimizer of the module, put in training mode.
+
+        Raises:
+            ValueError: The problem lacks a loss, a target or an optimizer.
+        """
         if self.loss is None or self.target is None or self.optimizer is None:
             raise ValueError("train mode needs a loss, a target and an optimizer: give the Problem all three")
         self.module.train()
-        optimizer = self.optimizer(list(self.module.parameters()))
+        return self.optimizer(list(self.module.parameters()))
+
+    def take(self, optimizer: torch.optim.Optimizer, step: int) -> Tensor:
+        """One step of train mode, with its number; gives its loss, 0-D."""
+        optimizer.zero_grad(set_to_none=True)
+        advance = self._advance if self.advance is None else self.advance
+        loss = advance(optimizer, step)
+        self.synchronize()
+        return loss
+
+    def _advance(self, optimizer: torch.optim.Optimizer, step: int) -> Tensor:
         backpropagate = self._backpropagate if self.backpropagate is None else self.backpropagate
-        result: Result = {}
-        for step in range(self.steps):
-            optimizer.zero_grad(set_to_none=True)
-            result[f"loss[{step}]"] = backpropagate(step).detach().clone()
-            with self.update():
-                if self.scaler is None:
-                    optimizer.step()
-                else:
-                    self.scaler.step(optimizer)
-                    self.scaler.update()
-            self.synchronize()
+        loss = backpropagate(step).detach().clone()
+        with self.update():
+            if self.scaler is None:
+                optimizer.step()
+            else:
+                self.scaler.step(optimizer)
+                self.scaler.update()
+        return loss
+
+    def trained(self, losses: Sequence[Tensor]) -> Result:
+        """What train mode gives after steps of these losses."""
+        result: Result = {f"loss[{step}]": loss for step, loss in enumerate(losses)}
         result |= {f"parameter:{name}": parameter for name, parameter in self.module.named_parameters()}
         return result | self._buffers()
 
