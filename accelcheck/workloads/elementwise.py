@@ -174,7 +174,7 @@ WORKLOADS = (
         "Thirty mixed element-wise statements: deep fusion.",
         partial(_problem, length=30),
         2,
-        traits=_TRAITS | {"inplace"},
+        traits=_TRAITS | {"inplace", "activations"},
     ),
     Workload(
         "elementwise-scalar",

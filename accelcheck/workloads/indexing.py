@@ -92,6 +92,7 @@ def _gather(generator: torch.Generator, extent: int, *, repeated: bool) -> Probl
 
 _TRAITS = frozenset({"scriptable", "resizable"})
 _EXACT = _TRAITS | {"exact"}
+_BRACKETS, _OPERATORS = frozenset({"index-tensors"}), frozenset({"index-operators"})
 
 _PROBES = frozenset({"nan[0]", "inf[0]", "-inf[0]", "one-hot", "scaled"})
 
@@ -109,16 +110,16 @@ WORKLOADS = (
         "Two index tensors that broadcast; no element twice.",
         _advanced,
         2,
-        traits=_EXACT,
+        traits=_EXACT | _BRACKETS,
         probes=_PROBES,
     ),
-    Workload("index-select", "Some columns in another order.", _select, 2, traits=_EXACT, probes=_PROBES),
+    Workload("index-select", "Some columns in another order.", _select, 2, traits=_EXACT | _OPERATORS, probes=_PROBES),
     Workload(
         "gather",
         "Other elements of each row; none twice.",
         partial(_gather, repeated=False),
         2,
-        traits=_EXACT,
+        traits=_EXACT | _OPERATORS,
         probes=_PROBES,
     ),
     Workload(
@@ -127,7 +128,7 @@ WORKLOADS = (
         _far,
         3,
         frozenset({Mode.FORWARD}),  # torch would write the view's gradient out: 16 GiB
-        frozenset({"scriptable", "exact"}),
+        frozenset({"scriptable", "exact"}) | _BRACKETS,
         features=frozenset({"strided"}),
     ),
     Workload(
@@ -145,7 +146,7 @@ WORKLOADS = (
         "Elements taken several times, whose gradients add up.",
         partial(_gather, repeated=True),
         2,
-        traits=_TRAITS,
+        traits=_TRAITS | _OPERATORS,
         probes=_PROBES,
     ),
 )

@@ -1,0 +1,1 @@
+"""What a run takes: figures of memory. Above devices, below techniques."""

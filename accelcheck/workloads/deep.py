@@ -1,0 +1,98 @@
+"""Deep networks whose memory is activations: what keeps fewer of them shows."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from accelcheck.case import Mode
+from accelcheck.workloads.base import Problem, Workload
+from accelcheck.workloads.draw import initialise, integers, normal
+
+DEPTH = 8
+BATCH = 128
+WIDTH = 32
+HIDDEN = 96
+CLASSES = 10
+
+
+class Affine(nn.Module):
+    """``x @ weight.T + bias``, as `nn.Linear` is, which quantization would look for."""
+
+    def __init__(self, into: int, out: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(out, into))
+        self.bias = nn.Parameter(torch.empty(out))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return functional.linear(x, self.weight, self.bias)
+
+
+class WideBlock(nn.Module):
+    """``x + down(silu(up(x)))``, three times as wide within; ``(batch, width)`` to the same."""
+
+    def __init__(self, width: int, hidden: int) -> None:
+        super().__init__()
+        self.up = Affine(width, hidden)
+        self.act = nn.SiLU()
+        self.down = Affine(hidden, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = x + self.down(self.act(self.up(x)))
+        return out
+
+
+class Deep(nn.Module):
+    """A stem, `DEPTH` `WideBlock` in `blocks`, and a head. A block keeps 7 times the bytes of its output."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = Affine(WIDTH, WIDTH)
+        self.blocks = nn.ModuleList([WideBlock(WIDTH, HIDDEN) for _ in range(DEPTH)])
+        self.head = Affine(WIDTH, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stem(x)
+        for block in self.blocks:
+            x = block(x)
+        out: Tensor = self.head(x)
+        return out
+
+
+def _deep(generator: torch.Generator, extent: int) -> Problem:
+    del extent  # one size: compilers of dynamic shapes have other workloads
+    module = Deep()
+    initialise(module, generator)
+    return Problem(module, (normal(generator, BATCH, WIDTH),))
+
+
+def _train(generator: torch.Generator, extent: int) -> Problem:
+    problem = _deep(generator, extent)
+    return Problem(
+        problem.module,
+        problem.inputs,
+        target=integers(generator, 0, CLASSES, BATCH),
+        loss=functional.cross_entropy,
+        optimizer=partial(torch.optim.SGD, lr=0.02),
+        steps=2,
+    )
+
+
+# No product is announced, nor are there linear layers: autocast and quantization have other workloads.
+_TRAITS = frozenset({"blocks", "activations", "inplace", "scriptable"})
+
+WORKLOADS = (
+    Workload("deep-blocks", "Eight wide residual blocks.", _deep, 3, traits=_TRAITS),
+    Workload(
+        "train-deep-blocks",
+        "Two steps of SGD on eight wide residual blocks.",
+        _train,
+        3,
+        frozenset({Mode.TRAIN}),
+        _TRAITS | {"training"},
+        frozenset({"float32"}),
+    ),
+)

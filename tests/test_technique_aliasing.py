@@ -1,0 +1,207 @@
+"""Views that share memory, and indexing operators that copy: storage, writes, and the number of copies."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from fault_harness import built_in, one_thread
+from technique_harness import StubDevice, differences, named, plain, run, workload
+from torch import Tensor, nn
+
+from accelcheck.capability import Code
+from accelcheck.case import Mode
+from accelcheck.techniques import aliasing, indexing
+from accelcheck.techniques.aliasing import MARK, CopyLog
+from accelcheck.techniques.base import Unsupported
+from accelcheck.workloads.base import Problem
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from accelcheck.techniques.base import Technique
+
+(SHARED,) = aliasing.TECHNIQUES
+SELECT = named(indexing.TECHNIQUES, "index-select")
+ADVANCED = named(indexing.TECHNIQUES, "index-advanced")
+INDEXED = [
+    ("advanced-indexing", SELECT),
+    ("gather", ADVANCED),
+    ("gather-repeated", ADVANCED),
+    ("index-select", ADVANCED),
+]
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    with one_thread():
+        yield
+
+
+class Call(nn.Module):
+    """A function as a module."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, *inputs: Any) -> Any:
+        return self.function(*inputs)
+
+
+def of(function: Callable[..., Any], *inputs: Tensor) -> Problem:
+    return Problem(Call(function), inputs or (torch.arange(12.0).view(3, 4),))
+
+
+# Views
+
+
+def test_views_lie_in_the_inputs_storage_and_show_what_is_written() -> None:
+    ran = run(SHARED, built_in()["shared-views"].problem(0))
+    assert ran.engaged, ran.missing()
+    assert ran.evidence[0].observed == 7
+    # Elements of the views of (6, 8, 10), each.
+    sizes = [5 * 8 * 5, 480, 4 * 6 * 8, 60, 6 * 8 * 3, 6 * 8, 2 * 80]
+    assert ran.evidence[2].observed == str(sizes)
+    assert not differences(ran.result, plain(built_in()["shared-views"].problem(0)), 0.0)
+
+
+def test_looking_changes_neither_inputs_nor_outputs() -> None:
+    ran = run(SHARED, of(lambda x: x.t()))
+    assert torch.equal(ran.program.inputs[0], torch.arange(12.0).view(3, 4))
+    assert torch.equal(ran.result["out"], torch.arange(12.0).view(3, 4).t())
+
+
+@pytest.mark.parametrize(
+    ("function", "missing"),
+    [
+        (lambda x: [x.t(), x[1:].clone()], 3),
+        (lambda x: x.t().contiguous(), 3),
+        (lambda x: x.reshape(-1).index_select(0, torch.arange(12)), 3),
+        (lambda x: (x.clone(), x.t())[1], 1),  # a view, after a copy for nothing
+    ],
+)
+def test_copies_are_seen(function: Callable[[Tensor], Any], missing: int) -> None:
+    assert len(run(SHARED, of(function)).missing()) == missing
+
+
+def test_without_strides_writes_must_be_seen_all_the_same() -> None:
+    stub = StubDevice(features=())
+    ran = run(SHARED, of(lambda x: [x.t(), x[1:]]), device=stub)
+    assert [one.engaged for one in ran.evidence] == [True]
+    assert [one.engaged for one in run(SHARED, of(lambda x: x.t().clone()), device=stub).evidence] == [False]
+
+
+def test_writes_reach_only_what_they_are_written_to() -> None:
+    x = torch.arange(12.0).view(3, 4)
+    problem = of(lambda x: [x[1], x[:, 1:3]], x.clone())
+    ran = run(SHARED, problem)
+    assert ran.evidence[2].observed == "[4, 6]"
+    assert MARK not in x
+
+
+def test_copies_are_told_by_storage_and_where_there_is_none_by_schema() -> None:
+    x = torch.randn(3, 4)
+
+    with CopyLog("cpu") as log:
+        x[1:].t().clone().mul_(2).add(1)
+        torch.cat([x, x])
+        x.to("meta")
+    assert log.copied() == {"aten::clone": 1, "aten::add": 1, "aten::cat": 1, "aten::_to_copy": 1}
+    assert log.copied("aten::c.*") == {"aten::clone": 1, "aten::cat": 1}
+    y = x.to("meta")  # all of its storages have the address 0
+    with CopyLog("meta") as log:
+        y[1:].t().clone().mul_(2).add(1)
+    assert log.copied() == {"aten::clone": 1, "aten::add": 1}
+
+
+# Indexing
+
+
+@pytest.mark.parametrize("mode", [Mode.FORWARD, Mode.BACKWARD])
+@pytest.mark.parametrize(("name", "technique"), INDEXED)
+def test_the_other_operator_gives_the_same(name: str, technique: Any, mode: Mode) -> None:
+    ran = run(technique, built_in()[name].problem(0), mode)
+    assert ran.engaged, ran.missing()
+    # Gradients of elements that are taken several times add up in another order.
+    assert not differences(ran.result, plain(built_in()[name].problem(0), mode), 1e-6)
+    assert torch.equal(ran.result["out"], plain(built_in()[name].problem(0))["out"])
+
+
+def test_rows_and_columns_by_two_selections_are_two_copies() -> None:
+    ran = run(SELECT, built_in()["advanced-indexing"].problem(0))
+    assert ran.evidence[0].claim == "aten::index dispatched = 0, of 1 in the plain module"
+    assert (ran.evidence[1].claim, ran.evidence[1].observed) == (
+        "copies by aten::(index_select|gather) = 2, its calls",
+        2,
+    )
+
+
+KEYS = [
+    (lambda x, i: x[i], 1),
+    (lambda x, i: x[:, i], 1),
+    (lambda x, i: x[i, i], 2),
+    (lambda x, i: x[i.unsqueeze(-1), i], 2),
+    (lambda x, i: x[1:][i], 1),
+]
+
+
+@pytest.mark.parametrize(("function", "copies"), KEYS)
+def test_keys_have_their_form_in_selections(function: Callable[..., Tensor], copies: int) -> None:
+    inputs = torch.randn(5, 6), torch.tensor([3, 0, 2, 2])
+    ran = run(SELECT, of(function, *inputs))
+    assert ran.engaged, ran.missing()
+    assert ran.evidence[1].observed == copies
+    assert torch.equal(ran.result["out"], function(*inputs))
+
+
+@pytest.mark.parametrize("function", [lambda x, i: x[i, 1], lambda x, i: x[i.view(2, 2)], lambda x, i: x[None, i]])
+def test_other_keys_are_refused_by_shape(function: Callable[..., Tensor]) -> None:
+    with pytest.raises(Unsupported, match="are not put together to the key") as refusal:
+        run(SELECT, of(function, torch.randn(5, 6), torch.tensor([3, 0, 2, 2])))
+    assert refusal.value.capability.code is Code.NO_FEATURE
+
+
+@pytest.mark.parametrize("dim", [0, 1, 2, -1])
+def test_gather_and_index_select_along_any_dimension(dim: int) -> None:
+    x = torch.randn(4, 5, 6)
+    index = torch.randint(0, 4, (3, 2, 4))
+    for function, by in ((torch.gather, index), (torch.index_select, index[0, 0])):
+        ran = run(ADVANCED, of(lambda x, i, function=function: function(x, dim, i), x, by))
+        assert ran.engaged, ran.missing()
+        assert torch.equal(ran.result["out"], function(x, dim, by))
+
+
+def selecting(functions: dict[Any, Callable[..., Tensor]]) -> Technique:
+    return indexing.Indexing("other", "", "", "index-tensors", indexing.BRACKETS, indexing.SELECTIONS, functions)
+
+
+def test_what_is_not_replaced_is_seen() -> None:
+    ran = run(selecting({}), built_in()["advanced-indexing"].problem(0))
+    assert [one.engaged for one in ran.evidence] == [False, False, True]
+
+
+def test_a_selection_that_is_a_view_is_seen() -> None:
+    ran = run(
+        selecting({torch.Tensor.__getitem__: lambda x, _: x[1:]}),
+        of(lambda x, i: x[i], torch.randn(3, 4), torch.tensor([1, 2])),
+    )
+    assert [one.engaged for one in ran.evidence] == [True, False, False]
+
+
+def test_traits_say_which_workloads_are_meant() -> None:
+    assert SELECT.accepts(workload("index-tensors"))
+    assert ADVANCED.accepts(workload("index-operators"))
+    assert SHARED.accepts(workload("views"))
+    assert not any(technique.accepts(workload("exact")) for technique in (SELECT, ADVANCED, SHARED))
+    found = {name: {t for t in ("index-tensors", "index-operators") if t in w.traits} for name, w in built_in().items()}
+    assert {name for name, traits in found.items() if traits == {"index-tensors"}} == {
+        "advanced-indexing",
+        "far-elements",
+    }
+    assert {name for name, traits in found.items() if traits == {"index-operators"}} == {
+        "gather",
+        "gather-repeated",
+        "index-select",
+    }

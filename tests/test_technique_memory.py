@@ -1,0 +1,317 @@
+"""What lowers the peak of memory: segments under checkpoints, activations in place, activations that wait on the host."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from fault_harness import one_thread, verdict_of
+from technique_harness import StubDevice, differences, named, plain, run, trained, workload
+from torch import Tensor, nn
+from torch.autograd.graph import save_on_cpu, saved_tensors_hooks
+from torch.nn import functional
+
+from accelcheck.capability import Code
+from accelcheck.case import Mode, Verdict
+from accelcheck.devices.base import Memory
+from accelcheck.techniques import checkpoint_segments, inplace_memory, offload
+from accelcheck.techniques.checkpoint_segments import SEGMENTS, TorchSegments
+from accelcheck.techniques.host import page_locked
+from accelcheck.techniques.inplace import Inplace
+from accelcheck.techniques.offload import Counted, Offload
+from accelcheck.verify.oracle import Store
+from accelcheck.workloads.base import Problem, Workload
+from accelcheck.workloads.deep import WORKLOADS, WideBlock
+from accelcheck.workloads.draw import initialise, normal
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+    from pathlib import Path
+
+    from accelcheck.devices.base import Device
+    from accelcheck.techniques.offload import Tally
+
+SEGMENTED = named(checkpoint_segments.TECHNIQUES, "checkpoint-segments")
+XLA_SEGMENTED = named(checkpoint_segments.TECHNIQUES, "checkpoint-segments-xla")
+(INPLACE,) = inplace_memory.TECHNIQUES
+OFFLOAD = named(offload.TECHNIQUES, "offload-cpu")
+PINNED = named(offload.TECHNIQUES, "offload-cpu-pinned")
+MODES = (Mode.BACKWARD, Mode.TRAIN)
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    with one_thread():
+        yield
+
+
+class Stack(nn.Module):
+    def __init__(self, depth: int) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList([WideBlock(16, 64) for _ in range(depth)])
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+
+def stack(depth: int = 9) -> Problem:
+    module = Stack(depth)
+    generator = torch.Generator().manual_seed(0)
+    initialise(module, generator)
+    return trained(module, normal(generator, 64, 16), normal(generator, 64, 16))
+
+
+def make(generator: torch.Generator, extent: int) -> Problem:
+    module = Stack(4)
+    initialise(module, generator)
+    return Problem(module, (normal(generator, 96 + extent, 16),))
+
+
+SMALL = Workload("small-stack", "Four blocks.", make, traits=frozenset({"blocks", "activations", "inplace"}))
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store(tmp_path)
+
+
+# Checkpoints
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_segments_are_computed_again_but_the_last_and_lower_the_peak(mode: Mode) -> None:
+    ran = run(SEGMENTED, stack(), mode)
+    assert ran.engaged, ran.missing()
+    # Nine blocks: three segments of two, and a last one of three.
+    steps = 3 if mode is Mode.TRAIN else 1
+    assert ran.evidence[0].observed == " ".join(map(str, [2 * steps] * 6 + [steps] * 3))
+    assert "peak memory" in ran.evidence[1].claim
+    assert not differences(ran.result, plain(stack(), mode), 0.0)
+
+
+def test_a_measured_run_leaves_no_trace() -> None:
+    """Parameters, gradients and generator are as if nobody had measured: before the run and after it."""
+    torch.manual_seed(1)
+    ran = run(SEGMENTED, stack(), Mode.TRAIN)
+    after = torch.rand(3)
+    torch.manual_seed(1)
+    expected = plain(stack(), Mode.TRAIN)
+    assert torch.equal(after, torch.rand(3))
+    for name, parameter in ran.program.module.named_parameters():
+        assert torch.equal(parameter, expected[f"parameter:{name}"])
+        assert parameter.grad is None
+
+
+def test_the_suites_deep_blocks_need_less_than_half_the_memory() -> None:
+    deep = next(workload for workload in WORKLOADS if workload.name == "deep-blocks")
+    measured = run(SEGMENTED, deep.problem(0), Mode.BACKWARD).evidence[1]
+    assert isinstance(measured.observed, int)
+    assert 0 < measured.observed < 0.5 * int(measured.claim.split(" < ")[1].split(",")[0])
+
+
+class Storing(TorchSegments):
+    """Takes the segments, and stores them."""
+
+    def chain(self, blocks: Sequence[Callable[[Tensor], Any]], x: Tensor) -> Any:
+        for block in blocks:
+            x = block(x)
+        return x
+
+
+class Drifting(TorchSegments):
+    """When a block is computed again, its input is 1 % off."""
+
+    def chain(self, blocks: Sequence[Callable[[Tensor], Any]], x: Tensor) -> Any:
+        def drifting(block: Callable[[Tensor], Any]) -> Callable[[Tensor], Any]:
+            calls: list[int] = []
+
+            def call(value: Tensor) -> Any:
+                calls.append(1)
+                return block(value if len(calls) == 1 else value * 1.01)
+
+            return call
+
+        return super().chain([drifting(block) for block in blocks], x)
+
+
+def test_segments_that_are_stored_are_seen_by_both() -> None:
+    ran = run(Storing(SEGMENTED.name, "", ""), stack(), Mode.BACKWARD)
+    assert [one.engaged for one in ran.evidence] == [False, False]
+
+
+def test_recomputing_with_other_inputs_fails(store: Store) -> None:
+    assert verdict_of(store, SEGMENTED, SMALL, Mode.BACKWARD).verdict is Verdict.PASS
+    record = verdict_of(store, Drifting(SEGMENTED.name, "", ""), SMALL, Mode.BACKWARD)
+    assert record.verdict is Verdict.FAIL
+    assert "grad:input[0]: view row" in record.reason
+    assert "not engaged" not in record.reason
+
+
+def test_without_statistics_the_reason_stands_in_place_of_a_peak() -> None:
+    ran = run(SEGMENTED, stack(), Mode.BACKWARD, StubDevice("fancy"))
+    assert ran.engaged
+    (forwards,) = ran.evidence
+    assert forwards.claim.endswith("(no peak: stub offers no memory statistics)")
+
+
+def test_too_few_blocks_are_an_error() -> None:
+    with pytest.raises(TypeError, match=f"ModuleList of {SEGMENTS} or more"):
+        run(SEGMENTED, stack(SEGMENTS - 1), Mode.BACKWARD)
+
+
+def test_where_segments_run() -> None:
+    assert XLA_SEGMENTED.capability(StubDevice("cpu")).code is Code.NO_BACKEND
+    assert XLA_SEGMENTED.capability(StubDevice("xla")).ok
+    # torch.utils.checkpoint fails on xla: that is for the ledger to know, and not hidden here.
+    assert SEGMENTED.capability(StubDevice("xla")).ok
+
+
+# In place
+
+
+def test_the_bytes_saved_are_those_of_one_activation() -> None:
+    ran = run(INPLACE, stack())
+    assert ran.engaged, ran.missing()
+    x, hidden = 64 * 16 * 4, 64 * 64 * 4
+    saved = ran.evidence[-1]
+    # Plain, a block's input, what goes into its activation and what comes out; in place, the input, the activation, and
+    # what is made of it.
+    assert f"peak of {x + 2 * hidden} " in saved.claim
+    assert saved.observed == (x + 2 * hidden) - (2 * x + hidden)
+    assert not differences(ran.result, plain(stack()), 0.0)
+
+
+def test_a_module_that_copies_saves_nothing() -> None:
+    class Copying(nn.SiLU):
+        def forward(self, input: Tensor) -> Tensor:  # noqa: A002 - the name that nn.SiLU gives it
+            return input.copy_(functional.silu(input)) if self.inplace else functional.silu(input)
+
+    def copying() -> Problem:
+        problem = stack()
+        for block in problem.module.blocks:  # type: ignore[union-attr]  # a ModuleList
+            block.act = Copying()
+        return problem
+
+    assert run(Inplace(), copying()).engaged
+    assert run(INPLACE, copying()).missing() == [f"bytes saved of the plain run's peak of {4 * 64 * 144} >= 1: 0"]
+
+
+def test_in_place_needs_memory_that_can_be_measured() -> None:
+    assert INPLACE.capability(StubDevice()).ok
+    answer = INPLACE.capability(StubDevice("fancy"))
+    assert (answer.code, answer.reason) == (Code.NO_FEATURE, "stub offers no memory statistics")
+
+
+# Offload
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("technique", [OFFLOAD, PINNED], ids=lambda technique: technique.name)
+def test_what_is_saved_goes_to_the_host_and_comes_back(technique: Offload, mode: Mode) -> None:
+    ran = run(technique, stack(3), mode)
+    assert ran.engaged, ran.missing()
+    assert not differences(ran.result, plain(stack(3), mode), 0.0)
+    observed = {one.claim: one.observed for one in ran.evidence}
+    saved, steps = 0, 3 if mode is Mode.TRAIN else 1
+    # A block saves the input of `up`, the input and the result of the activation; weights are saved where their product's
+    # input requires a gradient: not for the first in training.
+    rows, width, hidden, weight = 64, 16, 64, 16 * 64
+    for block in range(3):
+        first = block == 0 and mode is Mode.TRAIN
+        saved += 4 * (rows * width + 2 * rows * hidden + (1 if first else 2) * weight)
+    if mode is Mode.TRAIN:
+        saved += 4 * rows * width  # what the loss squares
+    assert observed["bytes saved in host memory >= 1"] == steps * saved
+    count = next(one.observed for one in ran.evidence if "came back" in one.claim)
+    copied = 0 if technique is OFFLOAD else count
+    assert observed[f"saved in memory of their own = {copied}"] == copied
+
+
+class Halving(Counted):
+    """What is saved loses half its bits, and comes back in the right dtype."""
+
+    def __init__(self, tally: Tally, **options: Any) -> None:
+        super().__init__(tally, **options)
+        pack, unpack = self.pack_hook, self.unpack_hook
+        self.pack_hook = lambda tensor: pack(tensor.bfloat16())
+        self.unpack_hook = lambda packed: unpack(packed).float()
+
+
+class Lossy(Offload):
+    def saving(self, tally: Tally, device: Device) -> Any:
+        del device
+        return Halving(tally)
+
+
+def test_an_offload_that_loses_bits_fails(store: Store) -> None:
+    assert verdict_of(store, OFFLOAD, SMALL, Mode.BACKWARD).verdict is Verdict.PASS
+    record = verdict_of(store, Lossy(OFFLOAD.name, "", pinned=False), SMALL, Mode.BACKWARD)
+    assert record.verdict is Verdict.FAIL
+    assert "grad:input[0]: view row" in record.reason
+
+
+def test_an_offload_that_loses_the_dtype_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    def init(self: Any, pin_memory: bool = False, device_type: str = "cuda") -> None:
+        saved_tensors_hooks.__init__(
+            self, lambda tensor: (tensor.device, tensor.bfloat16()), lambda packed: packed[1].to(packed[0]).float()
+        )
+
+    monkeypatch.setattr(save_on_cpu, "__init__", init)
+    ran = run(OFFLOAD, stack(3), Mode.BACKWARD)
+    missing = [claim.partition(" = ")[0] for claim in ran.missing()]
+    assert "saved or come back in another dtype, shape or place" in missing
+
+
+def test_an_offload_that_keeps_all_where_it_is_is_seen() -> None:
+    class Idle(Offload):
+        def saving(self, tally: Tally, device: Device) -> Any:
+            del tally, device
+            return contextlib.nullcontext()
+
+    assert (
+        "bytes saved in host memory >= 1: 0" in run(Idle("idle", "", pinned=False), stack(3), Mode.BACKWARD).missing()
+    )
+
+
+class Counting(StubDevice):
+    """A device with statistics, which says that each measured run takes less than the one before."""
+
+    def __init__(self, step: int) -> None:
+        super().__init__("fancy")
+        self.step, self.top = step, 1000
+
+    def memory(self) -> Memory:
+        return Memory(0, self.top)
+
+    def reset_memory(self) -> None:
+        self.top += self.step
+
+
+@pytest.mark.parametrize("step", [-10, 0, 10])
+def test_elsewhere_the_peak_must_be_lower(step: int) -> None:
+    ran = run(OFFLOAD, stack(3), Mode.BACKWARD, Counting(step))
+    measured = ran.evidence[-1]
+    assert measured.claim == f"peak memory of a run, in bytes, < {1000 + step}, the plain run's"
+    assert measured.observed == 1000 + 2 * step
+    assert measured.engaged is (step < 0)
+
+
+def test_who_can_pin_host_memory() -> None:
+    assert page_locked(StubDevice("cpu")).code is Code.NO_EFFECT
+    assert page_locked(StubDevice("xla")).code is Code.NO_FEATURE
+    assert page_locked(StubDevice("cuda")).ok  # a ROCm build's type too
+    answer = page_locked(StubDevice("fancy"))
+    if not torch.accelerator.is_available():
+        assert answer.code is Code.NO_FEATURE
+        assert "torch pins no memory for stub: " in answer.reason
+
+
+def test_every_answer_names_the_workloads_it_is_for() -> None:
+    for technique in (SEGMENTED, XLA_SEGMENTED, INPLACE, OFFLOAD, PINNED):
+        assert technique.accepts(SMALL)
+        assert not technique.accepts(workload("blocks", "inplace"))
+        assert Mode.TRAJECTORY not in technique.modes
