@@ -35,6 +35,8 @@ INDUCTOR_GRAPH = r"## Call CompiledFxGraph .*"
 GRAPH_LAUNCH = r"(cuda|hip)GraphLaunch"
 """Replays of a captured CUDA or HIP graph."""
 
+_XLA_RUNS = "cached graph runs"
+
 CAPTURE_WARMUPS = 3
 """CUDA graph trees run once eagerly, once to capture; the third run and later ones replay."""
 
@@ -88,16 +90,7 @@ class Compiled(Technique):
         wanted = self.arguments.get("backend") or default_backend()
         used = resolved_backend(program.call)
         yield Evidence(f"backend is {wanted}", self._described(used), engaged=used == wanted)
-        yield _at_least(log, "compiled regions entered", REGION, 1)
-        yield _at_least(log, "AOTAutograd graphs called", AOT_GRAPH, 1)
-        backward = mode is not Mode.FORWARD
-        if backward:
-            yield _at_least(log, "compiled backward graphs called", BACKWARD_GRAPH, 1)
-        if used == "inductor":
-            # A backward pass that only hands gradients on (of an addition) has no kernels: inductor makes no graph of it.
-            least = 2 if backward and inductor_graphs() >= 2 else 1
-            yield _at_least(log, "inductor graphs called", INDUCTOR_GRAPH, least)
-        yield Evidence("graphs compiled >= 1", graphs(), engaged=graphs() >= 1)
+        yield from compiled(log, mode, used)
         # fullgraph=False promises no single graph: a number to read, not to judge.
         yield Evidence("graph breaks (any number)", graph_breaks(), engaged=True)
 
@@ -145,7 +138,7 @@ class CudaGraphs(Compiled):
 
     def evidence(self, program: Program, log: Log, mode: Mode, device: Device) -> Iterable[Evidence]:
         yield from super().evidence(program, log, mode, device)
-        yield _at_least(log, "captured graphs replayed", GRAPH_LAUNCH, 1)
+        yield at_least(log, "captured graphs replayed", GRAPH_LAUNCH, 1)
 
 
 class MaxAutotune(Compiled):
@@ -207,13 +200,25 @@ class OpenXla(Compiled):
 
     def prepare(self, program: Program, mode: Mode, device: Device) -> None:
         super().prepare(program, mode, device)
-        program.extras["cached graph runs"] = _cached_graph_runs()
+        count_xla_runs(program)
 
     def evidence(self, program: Program, log: Log, mode: Mode, device: Device) -> Iterable[Evidence]:
         yield from super().evidence(program, log, mode, device)
-        runs = _cached_graph_runs() - int(program.extras["cached graph runs"])
-        least = self.warmups + 1
-        yield Evidence(f"runs of a cached XLA graph over {least} runs >= {least}", runs, engaged=runs >= least)
+        yield xla_ran(program, self.warmups + 1)
+
+
+def compiled(log: Log, mode: Mode, backend: str) -> Iterable[Evidence]:
+    """What shows that a backend's graphs were made by way of AOTAutograd, and ran."""
+    yield at_least(log, "compiled regions entered", REGION, 1)
+    yield at_least(log, "AOTAutograd graphs called", AOT_GRAPH, 1)
+    backward = mode is not Mode.FORWARD
+    if backward:
+        yield at_least(log, "compiled backward graphs called", BACKWARD_GRAPH, 1)
+    if backend == "inductor":
+        # A backward pass that only hands gradients on (of an addition) has no kernels: inductor makes no graph of it.
+        least = 2 if backward and inductor_graphs() >= 2 else 1
+        yield at_least(log, "inductor graphs called", INDUCTOR_GRAPH, least)
+    yield Evidence("graphs compiled >= 1", graphs(), engaged=graphs() >= 1)
 
 
 def default_backend() -> str:
@@ -281,7 +286,7 @@ def graph_breaks() -> int:
 
     Neither is complete: a branch on data resumes without a reason counted, and what follows may hold no tensor code.
     """
-    resumed = sum(1 for metric in _compilations() if str(metric.co_name).startswith("torch_dynamo_resume_in"))
+    resumed = sum(1 for metric in compilations() if str(metric.co_name).startswith("torch_dynamo_resume_in"))
     return max(resumed, int(sum(_counters()["graph_break"].values())))
 
 
@@ -290,8 +295,19 @@ def recompilations() -> int:
 
     A compilation's id is frame/attempt, as in the profiler's region names: the first attempt is 0.
     """
-    ids = {str(metric.compile_id) for metric in _compilations() if metric.compile_id is not None}
+    ids = {str(metric.compile_id) for metric in compilations() if metric.compile_id is not None}
     return sum(1 for name in ids if name.rpartition("/")[2].partition("_")[0] != "0")
+
+
+def count_xla_runs(program: Program) -> None:
+    """Begin to count runs of graphs that ``openxla`` compiled, warm-ups included."""
+    program.extras[_XLA_RUNS] = _cached_graph_runs()
+
+
+def xla_ran(program: Program, runs: int, graphs: int = 1) -> Evidence:
+    """That XLA ran `graphs` of its graphs, or more, in each of so many runs since `count_xla_runs`."""
+    seen, least = _cached_graph_runs() - int(program.extras[_XLA_RUNS]), runs * graphs
+    return Evidence(f"runs of a cached XLA graph over {runs} runs >= {least}", seen, engaged=seen >= least)
 
 
 def mark_step(around: Any) -> Any:
@@ -310,7 +326,8 @@ def _counters() -> Any:
     return counters
 
 
-def _compilations() -> list[Any]:
+def compilations() -> list[Any]:
+    """Dynamo's record of each compilation since `forget`, those that failed included."""
     from torch._dynamo.utils import get_compilation_metrics
 
     return list(get_compilation_metrics())
@@ -322,7 +339,8 @@ def _cached_graph_runs() -> int:
     return 0 if data is None else int(data[0])
 
 
-def _at_least(log: Log, what: str, pattern: str, least: int) -> Evidence:
+def at_least(log: Log, what: str, pattern: str, least: int) -> Evidence:
+    """That events of a pattern were seen so many times or more."""
     seen = log.count(pattern)
     return Evidence(f"{what} >= {least}", seen, engaged=seen >= least)
 

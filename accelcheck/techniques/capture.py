@@ -1,0 +1,130 @@
+"""A Dynamo backend of a user's own: it captures each graph, prints it, and runs it or hands it to another backend."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.profiler import record_function
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from torch import fx
+
+    Runnable = Callable[..., Any]
+
+CALL = "captured {stage} graph"
+"""Name of the profiler's event of each call of a captured graph."""
+
+
+@dataclass(frozen=True)
+class Node:
+    """One operation of a graph: its name in the printed code, what it calls, and the dtype of what it gives, if a tensor."""
+
+    name: str
+    target: str
+    dtype: torch.dtype | None
+
+
+@dataclass(frozen=True)
+class Captured:
+    """What is kept of a graph, since backends change or free the graph itself.
+
+    Attributes:
+        stage: ``dynamo``, or AOTAutograd's ``forward`` or ``backward``.
+        text: The readable code that was printed.
+        nodes: Operations in order; neither placeholders nor the output.
+        fed: Whether there was an example input for each placeholder.
+    """
+
+    stage: str
+    text: str
+    nodes: tuple[Node, ...]
+    fed: bool
+
+    @property
+    def readable(self) -> bool:
+        """Whether the text names every operation."""
+        return bool(self.text) and all(node.name in self.text for node in self.nodes)
+
+
+class Capture:
+    """The backend.
+
+    Args:
+        differentiates: Whether graphs go through AOTAutograd, whose forward and backward graphs are captured too and run.
+            Without it Dynamo's own graphs are run.
+        inner: Name of a backend that gets Dynamo's graphs in place of all that.
+
+    Attributes:
+        graphs: What was captured, in order.
+    """
+
+    def __init__(self, *, differentiates: bool = False, inner: str | None = None) -> None:
+        self.differentiates = differentiates
+        self.inner = inner
+        self.graphs: list[Captured] = []
+        self.__name__ = "capture" if inner is None else f"capture, then {inner}"
+
+    def __call__(self, graph: fx.GraphModule, inputs: Sequence[Tensor]) -> Runnable:
+        from torch._dynamo import lookup_backend
+        from torch._dynamo.backends.common import aot_autograd
+
+        self.keep("dynamo", graph, inputs)
+        if self.inner is not None:
+            backend: Runnable = lookup_backend(self.inner)
+        elif self.differentiates:
+            backend = aot_autograd(fw_compiler=self.compiler("forward"), bw_compiler=self.compiler("backward"))
+        else:
+            return self.running("dynamo", graph)
+        made: Runnable = backend(graph, inputs)
+        return made
+
+    def compiler(self, stage: str) -> Runnable:
+        """What AOTAutograd is given to compile the graphs of a stage with."""
+        from functorch.compile import make_boxed_func  # type: ignore[import-untyped]  # torch leaves it untyped
+
+        def compile_graph(graph: fx.GraphModule, inputs: Sequence[Tensor]) -> Runnable:
+            self.keep(stage, graph, inputs)
+            boxed: Runnable = make_boxed_func(self.running(stage, graph))
+            return boxed
+
+        return compile_graph
+
+    def running(self, stage: str, graph: fx.GraphModule) -> Runnable:
+        """What runs a captured graph, and lets the profiler see it."""
+        name = CALL.format(stage=stage)
+
+        def run(*args: Any) -> Any:
+            with record_function(name):
+                return graph.forward(*args)
+
+        return run
+
+    def keep(self, stage: str, graph: fx.GraphModule, inputs: Sequence[Tensor]) -> None:
+        """Print a graph, and remember it."""
+        calls = [node for node in graph.graph.nodes if node.op.startswith("call_")]
+        nodes = tuple(Node(node.name, called(node), _dtype(node)) for node in calls)
+        placeholders = len(graph.graph.find_nodes(op="placeholder"))
+        text = graph.print_readable(print_output=False)
+        self.graphs.append(Captured(stage, text, nodes, placeholders == len(inputs)))
+
+    def of(self, stage: str) -> list[Captured]:
+        """The graphs of a stage."""
+        return [graph for graph in self.graphs if graph.stage == stage]
+
+
+def called(node: fx.Node) -> str:
+    """The word for what a node calls: ``linear``, ``_enter_autocast``, ``addmm.default``."""
+    if isinstance(node.target, str):
+        return node.target
+    return str(getattr(node.target, "__name__", node.target))
+
+
+def _dtype(node: fx.Node) -> torch.dtype | None:
+    # Dynamo keeps an example under one name, AOTAutograd under another.
+    value = node.meta.get("example_value", node.meta.get("val"))
+    return value.dtype if isinstance(value, Tensor) else None

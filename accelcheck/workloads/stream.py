@@ -1,0 +1,147 @@
+"""Networks that are called again and again: with other sizes, dtypes and ranks, and with data that branches."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from accelcheck.workloads.base import Problem, Workload
+from accelcheck.workloads.draw import initialise, integers, normal
+from accelcheck.workloads.norm import EmbeddingNormGelu
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+GAIN = 1.0
+"""A global that `Centred` reads at every call."""
+
+LENGTHS = (12, 17, 12, 24, 12, 9, 17, 24, 12)
+"""Of a stream: each new one comes between two that were there before."""
+LONG = 14
+"""Longer inputs go another way, where sizes branch."""
+
+
+class Stream(nn.Module):
+    """Calls `net` for one input after the other: ``(x, y, ...)`` to ``(net(x), net(y), ...)``."""
+
+    def __init__(self, net: nn.Module) -> None:
+        super().__init__()
+        self.net = net
+
+    def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
+        return tuple(self.net(x) for x in inputs)
+
+
+class Centred(nn.Module):
+    """A layer, less the mean of its rows, and a head: ``(n, 8)`` to ``(n, 4)``. The size goes into the result.
+
+    Args:
+        limit: Rows are squared first where there are more; without it, no size makes a difference of kind.
+    """
+
+    def __init__(self, limit: int | None = None) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(6, 8))
+        self.bias = nn.Parameter(torch.empty(6))
+        self.head = nn.Parameter(torch.empty(4, 6))
+        self.scale = 1.0
+        self.limit = limit
+
+    @property
+    def paths(self) -> int:
+        """Ways through it that a size may choose."""
+        return 1 if self.limit is None else 2
+
+    def forward(self, x: Tensor) -> Tensor:
+        size = x.size(0)
+        rows = torch.tanh(functional.linear(x, self.weight, self.bias))
+        if self.limit is not None and size > self.limit:
+            rows = rows * rows
+        # The size is a factor, and no shape: a kernel that kept an older one runs, and errs.
+        out = functional.linear(rows - rows.sum(0) / size, self.head)
+        return out * (self.scale * GAIN)
+
+
+class Signed(nn.Module):
+    """A layer, then SiLU where the inputs sum to more than 0, else tanh: ``(n, 8)`` to ``(n, 6)``."""
+
+    paths = 2
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(6, 8))
+        self.bias = nn.Parameter(torch.empty(6))
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = functional.linear(x, self.weight, self.bias)
+        if x.sum() > 0:
+            return functional.silu(rows)
+        return torch.tanh(rows)
+
+
+def _lengths(generator: torch.Generator, extent: int, *, limit: int | None) -> Problem:
+    del extent
+    module = Stream(Centred(limit))
+    initialise(module, generator)
+    return Problem(module, tuple(normal(generator, length, 8) for length in LENGTHS))
+
+
+def _tokens(generator: torch.Generator, extent: int) -> Problem:
+    del extent
+    module = Stream(EmbeddingNormGelu(width=16))
+    initialise(module, generator)
+    kinds: Sequence[tuple[torch.dtype, tuple[int, ...]]] = (
+        (torch.int64, (4, 12)),
+        (torch.int32, (4, 12)),
+        (torch.int64, (12,)),
+        (torch.int64, (4, 15)),
+        (torch.int64, (4, 12)),
+        (torch.int32, (4, 12)),
+    )
+    return Problem(module, tuple(integers(generator, 0, 60, *shape).to(dtype) for dtype, shape in kinds))
+
+
+def _signs(generator: torch.Generator, extent: int) -> Problem:
+    del extent
+    module = Stream(Signed())
+    initialise(module, generator)
+    # All elements of an input are near 1, or near -1: no rounding moves their sum across 0.
+    return Problem(module, tuple(sign + 0.2 * normal(generator, 10, 8) for sign in (1.0, -1.0, 1.0, -1.0)))
+
+
+_TRAITS = frozenset({"stream"})
+
+WORKLOADS = (
+    Workload(
+        "stream-lengths",
+        "A layer and the mean of its rows, called nine times with four lengths.",
+        partial(_lengths, limit=None),
+        3,
+        traits=_TRAITS,
+    ),
+    Workload(
+        "stream-sides",
+        "The same with a branch on the length.",
+        partial(_lengths, limit=LONG),
+        3,
+        traits=_TRAITS,
+    ),
+    Workload(
+        "stream-tokens",
+        "An embedding called with another dtype, another rank, another length, and with known ones again.",
+        _tokens,
+        3,
+        traits=_TRAITS,
+    ),
+    Workload(
+        "stream-signs",
+        "A branch on the sum of the input, called four times, each side twice.",
+        _signs,
+        3,
+        traits=_TRAITS | {"branching"},
+    ),
+)

@@ -1,0 +1,262 @@
+"""A whole training step in one compiled function, and autocast inside what is compiled: evidence, and faults found out."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from fault_harness import BACKWARD, FORWARD, TRAIN, Bed, bench, built_in, case, faults, one_thread
+from technique_harness import StubDevice, differences, mlp, plain, workload
+from torch import Tensor
+
+from accelcheck.capability import Code
+from accelcheck.case import Verdict
+from accelcheck.faults.base import Planted
+from accelcheck.techniques.compile import forget
+from accelcheck.techniques.compile_training import CompiledAutocast, Halved, TrainingStep
+from accelcheck.techniques.regions import backend_for, compiler_capability, entered
+from accelcheck.verify.oracle import Store
+from accelcheck.workloads.base import Program
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from accelcheck.case import Evidence, Mode
+    from accelcheck.journal import Record
+    from accelcheck.techniques.base import Technique
+    from accelcheck.workloads.base import Result
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    with one_thread():
+        yield
+    forget()
+
+
+@pytest.fixture(scope="session")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
+    return Store(tmp_path_factory.mktemp("references"))
+
+
+def judged(store: Store, technique: Technique, name: str, mode: Mode) -> Record:
+    """The engine's record, on a device without a code generator: aot_eager compiles."""
+    workload = built_in()[name]
+    return bench(store, technique, workload, Bed()).run(case(workload, mode, technique=technique.name))
+
+
+def evidence(
+    technique: Technique, mode: Mode, change: Callable[[Program], None] = lambda _: None
+) -> tuple[Result, dict[str, Evidence]]:
+    """The result of an MLP, and what is seen of it by claim, after a change to the prepared program."""
+    program = Program.of(mlp())
+    technique.prepare(program, mode, StubDevice())
+    try:
+        change(program)
+        with technique.watch("cpu") as log:
+            result = program.run(mode)
+        return result, {item.claim: item for item in technique.evidence(program, log, mode, StubDevice())}
+    finally:
+        technique.finish()
+
+
+def missing(found: dict[str, Evidence]) -> list[str]:
+    return [claim for claim, item in found.items() if not item.engaged]
+
+
+# A training step
+
+
+def test_a_compiled_training_step_passes(store: Store) -> None:
+    assert TrainingStep().accepts(built_in()["train-mlp"])
+    record = judged(store, TrainingStep(), "train-mlp", TRAIN)
+    assert record.verdict is Verdict.PASS, record.reason
+    seen = {item.claim: item.observed for item in record.evidence}
+    for what in ("forward passes and losses", "backward passes", "optimizer steps"):
+        assert seen[f"compiled {what} run = 4, one a step"] == 4
+
+
+def test_each_part_of_the_step_that_runs_eagerly_shows() -> None:
+    def no_optimizer(program: Program) -> None:
+        steps = program.advance
+
+        def advance(optimizer: torch.optim.Optimizer, number: int) -> Tensor:
+            kept = optimizer.step
+            setattr(optimizer, "step", lambda: None)  # noqa: B010 - mypy lets no method be assigned to
+            loss = steps(optimizer, number)  # type: ignore[misc]  # the technique has set it
+            setattr(optimizer, "step", kept)  # noqa: B010 - as above
+            optimizer.step()
+            return loss
+
+        program.advance = advance
+
+    def nothing_compiled(program: Program) -> None:
+        program.advance = None
+
+    result, found = evidence(TrainingStep(), TRAIN, no_optimizer)
+    assert not differences(result, plain(mlp(), TRAIN), 1e-6)
+    assert missing(found) == ["compiled optimizer steps run = 3, one a step", "graphs compiled >= 3"]
+    _, found = evidence(TrainingStep(), TRAIN, nothing_compiled)
+    assert len(missing(found)) == 4
+
+
+def test_a_backward_pass_that_compiled_autograd_does_not_see_shows() -> None:
+    def without(program: Program) -> None:
+        def training_step(optimizer: torch.optim.Optimizer) -> Tensor:
+            loss = program.training_loss(program.inputs, program.target)
+            loss.backward()  # type: ignore[no-untyped-call]  # untyped in torch
+            optimizer.step()
+            return loss
+
+        with torch._dynamo.config.patch(compiled_autograd=False):
+            step = torch.compile(training_step, backend="aot_eager")
+        program.advance = lambda optimizer, _: step(optimizer).detach()
+
+    _, found = evidence(TrainingStep(), TRAIN, without)
+    assert missing(found) == ["compiled backward passes run = 3, one a step", "graphs compiled >= 3"]
+
+
+def test_every_training_is_compiled_however_many_there_are() -> None:
+    """Each makes an optimizer, whose step is compiled twice: the fifth would reach torch's own limit."""
+    technique, program = TrainingStep(), Program.of(mlp())
+    technique.prepare(program, TRAIN, StubDevice())
+    try:
+        for _ in range(5):
+            program.run(TRAIN)
+        with technique.watch("cpu") as log:
+            program.run(TRAIN)
+        assert not missing({item.claim: item for item in technique.evidence(program, log, TRAIN, StubDevice())})
+        assert entered(log).total() == 9
+    finally:
+        technique.finish()
+
+
+def test_a_step_that_keeps_old_weights_is_found_out(store: Store) -> None:
+    """Fault 27: the compiled forward pass sees the parameters of the first step."""
+
+    def stale(program: Program) -> None:
+        module = program.module
+        kept: dict[str, Tensor] = {}
+
+        def call(*inputs: Any) -> Any:
+            if not kept:
+                kept.update({name: p.detach().clone() for name, p in module.named_parameters()})
+            # The old value, and the gradient of the new one.
+            old = {name: p + (kept[name] - p).detach() for name, p in module.named_parameters()}
+            return torch.func.functional_call(module, old, inputs)
+
+        program.call = call
+
+    found = faults(judged(store, Planted(TrainingStep(), stale), "train-mlp", TRAIN))
+    assert {"loss[1]", "loss[2]", "loss[3]", "parameter:fc1.weight"} <= set(found)
+
+
+def test_a_program_takes_the_step_that_it_is_given() -> None:
+    program, taken = Program.of(mlp()), []
+
+    def advance(optimizer: torch.optim.Optimizer, number: int) -> Tensor:
+        assert all(parameter.grad is None for parameter in program.module.parameters())
+        taken.append((type(optimizer).__name__, number))
+        return torch.tensor(float(number))
+
+    program.advance = advance
+    result = program.run(TRAIN)
+    assert taken == [("SGD", 0), ("SGD", 1), ("SGD", 2)]
+    assert float(result["loss[2]"]) == 2.0
+
+
+def test_settings_end_with_the_case() -> None:
+    config = torch._dynamo.config
+    before = (config.compiled_autograd, config.recompile_limit, config.fail_on_recompile_limit_hit)
+    evidence(TrainingStep(), TRAIN)
+    assert (config.compiled_autograd, config.recompile_limit, config.fail_on_recompile_limit_hit) == before
+
+
+# Autocast
+
+
+@pytest.mark.parametrize("mode", [FORWARD, BACKWARD])
+def test_autocast_inside_the_compiled_region_passes(store: Store, mode: Mode) -> None:
+    assert CompiledAutocast().accepts(built_in()["mlp"])
+    record = judged(store, CompiledAutocast(), "mlp", mode)
+    assert record.verdict is Verdict.PASS, record.reason
+    seen = {item.claim: item.observed for item in record.evidence}
+    assert seen["autocast regions captured >= 1"] == 1
+    assert seen["captured contractions in bfloat16 >= 1"] == 3
+
+
+def test_autocast_that_is_not_captured_shows() -> None:
+    def without(program: Program) -> None:
+        program.call = torch.compile(program.module, backend=program.extras["capture"])
+
+    def outside(program: Program) -> None:
+        without(program)
+        program.around = lambda: torch.autocast("cpu", dtype=torch.bfloat16)
+
+    def twice(program: Program) -> None:
+        program.call = torch.compile(
+            Halved(Disabled(program.module), "cpu"), backend=program.extras["capture"], dynamic=False
+        )
+
+    _, found = evidence(CompiledAutocast(), FORWARD, without)
+    contractions = "captured contractions in bfloat16 >= 1"
+    assert missing(found) == [
+        "autocast regions captured >= 1",
+        contractions,
+        "captured contractions in float32 = 0",
+    ]
+    _, found = evidence(CompiledAutocast(), FORWARD, outside)
+    assert missing(found) == ["autocast regions captured >= 1"]
+    _, found = evidence(CompiledAutocast(), FORWARD, twice)
+    assert missing(found) == [contractions, "captured contractions in float32 = 0"]
+
+
+class Disabled(torch.nn.Module):
+    """Switches autocast off again."""
+
+    def __init__(self, inner: torch.nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x: Tensor) -> Any:
+        with torch.autocast("cpu", enabled=False):
+            return self.inner(x)
+
+
+def test_parameters_of_another_dtype_show() -> None:
+    technique, program = CompiledAutocast(), Program.of(mlp())
+    technique.prepare(program, FORWARD, StubDevice())
+    with technique.watch("cpu") as log:
+        program.run(FORWARD)
+    program.module.bfloat16()
+    found = {item.claim: item for item in technique.evidence(program, log, FORWARD, StubDevice())}
+    technique.finish()
+    assert missing(found) == ["parameters are float32"]
+
+
+# Which compiler
+
+
+def test_the_compiler_of_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert backend_for(StubDevice("xla", ())) == "openxla"
+    assert backend_for(StubDevice("cuda", ("inductor",))) == "inductor"
+    assert backend_for(StubDevice("npu", ())) == "aot_eager"
+    monkeypatch.setattr("accelcheck.techniques.regions.default_backend", lambda: "npu_graphs")
+    assert backend_for(StubDevice("npu", ())) == "npu_graphs"
+    assert compiler_capability(StubDevice("npu", ())).ok
+
+
+def test_what_inductor_lacks_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("accelcheck.techniques.compile.shutil.which", lambda _: None)
+    device = StubDevice(features=("inductor", "autocast-bfloat16"))
+    for technique in (TrainingStep(), CompiledAutocast()):
+        assert technique.capability(device).code is Code.NO_PACKAGE
+        assert technique.capability(StubDevice("xla", ("autocast-bfloat16",))).ok
+    assert CompiledAutocast().capability(StubDevice("xla", ())).code is Code.NO_FEATURE
+
+
+def test_what_they_are_for() -> None:
+    assert TrainingStep().accepts(workload("training"))
+    assert not TrainingStep().accepts(workload("linear"))
+    assert not CompiledAutocast().accepts(workload("linear"))
