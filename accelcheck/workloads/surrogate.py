@@ -1,0 +1,58 @@
+"""A function whose gradient is not its derivative, as quantization-aware training has it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from accelcheck.workloads.base import Problem, Workload
+from accelcheck.workloads.draw import integers, normal
+
+
+class Rounding(torch.autograd.Function):
+    """The nearest integer; its gradient is that of the identity (a straight-through estimator), not 0."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        del ctx
+        return x.round()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Tensor:
+        del ctx
+        (grad,) = grads
+        out: Tensor = grad
+        return out
+
+
+class Rounded(nn.Module):
+    """``round(x weight)``: ``x (N, F)``, a weight for each feature. Not scriptable: TorchScript knows no custom functions."""
+
+    def __init__(self, features: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(features))
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = Rounding.apply(x * self.weight)  # type: ignore[no-untyped-call]  # untyped in torch
+        return out
+
+
+def _rounded(generator: torch.Generator, extent: int) -> Problem:
+    module = Rounded(12)
+    with torch.no_grad():
+        module.weight.copy_(2.0 ** integers(generator, -1, 2, 12))
+    # Products are below 0.4 in size: far from a tie, so that nothing but the gradient depends on rounding errors.
+    return Problem(module, (0.2 * torch.tanh(normal(generator, 16 + extent, 12)),))
+
+
+WORKLOADS = (
+    Workload(
+        "straight-through",
+        "Rounding with the gradient of the identity: what differentiates the operators in its place gives zeros.",
+        _rounded,
+        3,
+        traits=frozenset({"resizable"}),
+    ),
+)

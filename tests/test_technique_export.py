@@ -1,0 +1,210 @@
+"""torch.export: what is exported computes and trains as the module, by way of a file too, and defects of each kind show."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, cast
+
+import pytest
+import torch
+from fault_harness import BACKWARD, FORWARD, bench, built_in, case, faults, one_thread, seeded, verdict_of
+from technique_harness import MODES, Ran, StubDevice, differences, mlp, named, plain, run
+from torch import Tensor, nn
+
+from accelcheck.case import Mode, Verdict
+from accelcheck.techniques.eager import TECHNIQUES as EAGER
+from accelcheck.techniques.export import TECHNIQUES, Dynamic, Export, Exported, Saved
+from accelcheck.verify.oracle import Store
+from accelcheck.workloads.base import Problem, Program
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from accelcheck.techniques.base import Technique
+
+EXPORT, DYNAMIC = (cast("Export", named(TECHNIQUES, name)) for name in ("export", "export-dynamic"))
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    with one_thread():
+        yield
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store(tmp_path)
+
+
+class Normed(nn.Module):
+    """Has buffers that training moves, and a mode that decides what is traced."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(16, 8)
+        self.norm = nn.BatchNorm1d(8)
+        self.drop = nn.Dropout(0.5)
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        hidden = self.norm(self.linear(x))
+        return {"hidden": hidden, "dropped": self.drop(hidden) * 0 + hidden.tanh()}
+
+
+def normed() -> Problem:
+    torch.manual_seed(0)
+    return Problem(Normed(), (torch.randn(6, 16),))
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_an_exported_program_is_the_module(mode: Mode) -> None:
+    ran = run(EXPORT, mlp(), mode)
+    assert ran.engaged, ran.missing()
+    assert not differences(ran.result, plain(mlp(), mode))
+
+
+@pytest.mark.parametrize("technique", [EXPORT, DYNAMIC], ids=lambda technique: technique.name)
+@pytest.mark.parametrize("mode", [FORWARD, BACKWARD])
+def test_buffers_structures_and_the_training_flag_survive(technique: Technique, mode: Mode) -> None:
+    ran = run(technique, normed(), mode)
+    assert {line.partition(":")[0] for line in ran.missing()} <= {"sizes served by one program >= 3"}
+    assert not differences(ran.result, plain(normed(), mode))
+
+
+def resized(technique: Technique, mode: Mode, *rows: int) -> Ran:
+    """As the engine does: warm-ups of other sizes, then the judged size, the last."""
+    program = Program.of(mlp())
+    technique.prepare(program, mode, StubDevice())
+    for number in rows:
+        torch.manual_seed(number)
+        program.inputs = (torch.randn(number, 16),)
+        result = program.run(mode)
+    with technique.watch("cpu") as log:
+        evidence = tuple(technique.evidence(program, log, mode, StubDevice()))
+    technique.finish()
+    return Ran(result, evidence, program, log)
+
+
+@pytest.mark.parametrize("mode", [FORWARD, BACKWARD])
+def test_one_loaded_program_serves_every_size(mode: Mode) -> None:
+    ran = resized(DYNAMIC, mode, 9, 5, 8)
+    assert ran.engaged, ran.missing()
+    module = mlp().module
+    torch.manual_seed(8)
+    assert not differences(ran.result, plain(Problem(module, (torch.randn(8, 16),)), mode))
+    saved = ran.program.call
+    assert isinstance(saved, Saved)
+    assert saved.sizes == {(torch.Size((rows, 16)),) for rows in (9, 5, 8)}
+    assert saved.dynamic == 1
+
+
+def test_sizes_that_were_not_served_show() -> None:
+    assert resized(DYNAMIC, FORWARD, 8, 8, 8).missing() == ["sizes served by one program >= 3: 1"]
+
+
+def test_a_program_for_fixed_sizes_refuses_others() -> None:
+    with pytest.raises((AssertionError, RuntimeError)):
+        resized(EXPORT, FORWARD, 8, 5)
+
+
+def test_later_changes_of_the_parameters_are_seen() -> None:
+    for technique in (EXPORT, DYNAMIC):
+        program = run(technique, mlp()).program
+        with torch.no_grad():
+            for parameter in program.module.parameters():
+                parameter.mul_(1.5)
+            expected = program.module(*program.inputs)
+        torch.testing.assert_close(program.run(FORWARD)["out"], expected, rtol=0.0, atol=0.0)
+
+
+def test_python_that_runs_nevertheless_shows() -> None:
+    class Eager(Export):
+        def exported(self, program: Program) -> Exported:
+            made = super().exported(program)
+            assert isinstance(made, Exported)
+            made.run = program.module
+            return made
+
+    missing = run(Eager(), mlp()).missing()
+    assert missing == ["Python forwards entered = 0: Linear, ReLU, Sequential"]
+
+
+def test_a_call_that_was_replaced_shows() -> None:
+    class Replaced(Export):
+        def exported(self, program: Program) -> Any:
+            return program.module
+
+    assert run(Replaced(), mlp()).missing() == ["the call is an exported program: Sequential"]
+
+
+def test_weights_that_are_lost_in_the_file_show(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As torch.export.save does with tensors of torch_xla: it writes no bytes, and zeros are read back."""
+    load = torch.export.load
+
+    def zeros(file: Any) -> torch.export.ExportedProgram:
+        program = load(file)
+        for tensor in program.state_dict.values():
+            tensor.data.zero_()
+        return program
+
+    monkeypatch.setattr(torch.export, "load", zeros)
+    names = "0.weight, 0.bias, 2.weight, 2.bias"
+    assert resized(DYNAMIC, FORWARD, 9, 5, 8).missing() == [f"weights read back with other bits = 0: {names}"]
+
+
+def test_control_flow_on_data_is_not_promised() -> None:
+    branching = built_in()["dynamic-depth"]
+    assert not any(technique.accepts(branching) for technique in TECHNIQUES)
+    assert all(technique.accepts(built_in()["mlp"]) for technique in TECHNIQUES)
+    assert not DYNAMIC.accepts(built_in()["slicing"])
+
+
+class BiasDropped(Export):
+    """A graph pass that takes the bias of every linear layer away."""
+
+    def exported(self, program: Program) -> Exported:
+        exported = torch.export.export(program.module, program.inputs)
+        for node in exported.graph.nodes:
+            if node.target is torch.ops.aten.linear.default:
+                node.args = node.args[:2]
+        return Exported(exported, program.module)
+
+
+class StaleWeights(Dynamic):
+    """The loaded program keeps the weights that it was saved with."""
+
+    def exported(self, program: Program) -> Saved:
+        class Stale(Saved):
+            def _loaded(self, inputs: tuple[Any, ...]) -> Exported:
+                loaded = super()._loaded(inputs)
+                own = {name: tensor.clone() for name, tensor in loaded.graph.state_dict().items()}
+                loaded.graph.load_state_dict(own, assign=True)
+                return loaded
+
+        return Stale(program.module)
+
+
+@pytest.mark.parametrize(
+    ("technique", "found"),
+    [
+        (EXPORT, set()),
+        (DYNAMIC, set()),
+        (BiasDropped(), {"out"}),
+        (StaleWeights(), {"not engaged", "out"}),
+    ],
+    ids=["healthy", "healthy-dynamic", "bias-dropped", "stale-weights"],
+)
+def test_the_engine_tells_planted_faults_from_healthy_programs(
+    store: Store, technique: Export, found: set[str]
+) -> None:
+    record = verdict_of(store, technique, seeded("mlp"), FORWARD)
+    assert record.verdict is (Verdict.FAIL if found else Verdict.PASS), record.reason
+    assert faults(record).keys() == found
+
+
+def test_the_engine_finds_the_gradient_that_export_drops(store: Store) -> None:
+    """torch.export traces through a custom function: what it differentiates later are the operators within."""
+    workload = seeded("straight-through")
+    assert verdict_of(store, named(EAGER, "eager"), workload, BACKWARD).verdict is Verdict.PASS
+    record = bench(store, EXPORT, workload).run(case(workload, BACKWARD, technique="export"))
+    assert record.verdict is Verdict.FAIL
+    assert faults(record).keys() == {"grad:input[0]", "grad:weight"}

@@ -1,0 +1,245 @@
+"""ONNX Runtime: what a session says of itself, where it exists, and, where its packages are, that it computes the module."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+from importlib.machinery import ModuleSpec
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, cast
+
+import pytest
+import torch
+from fault_harness import FORWARD, faults, one_thread, seeded, verdict_of
+from technique_harness import StubDevice, differences, mlp, plain, run
+from torch import Tensor, nn
+
+from accelcheck.capability import Code
+from accelcheck.case import Verdict
+from accelcheck.techniques import onnx
+from accelcheck.techniques.onnx import PROVIDERS, TECHNIQUES, OnnxRuntime, Session, providers_of
+from accelcheck.verify.oracle import Store
+from accelcheck.workloads.base import Problem, Program
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+    from types import ModuleType
+
+    from accelcheck.devices.base import Device
+
+(ONNX,) = TECHNIQUES
+needs_packages = pytest.mark.skipif(
+    not all(importlib.util.find_spec(package) for package in ONNX.packages), reason=str(ONNX.packages)
+)
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    with one_thread():
+        yield
+
+
+class Two(nn.Module):
+    """Takes integers, booleans and a number; gives a dictionary."""
+
+    def forward(self, x: Tensor, index: Tensor, mask: Tensor) -> dict[str, Tensor]:
+        return {"picked": x[index], "masked": torch.where(mask, x, 0.0)}
+
+
+def two() -> Problem:
+    torch.manual_seed(0)
+    # A transposed input: sessions read dense memory.
+    x = torch.randn(5, 6).t()
+    return Problem(Two(), (x, torch.tensor([3, 1]), torch.rand(6, 5) > 0.5))
+
+
+@needs_packages
+def test_a_session_computes_the_module() -> None:
+    ran = run(ONNX, mlp())
+    assert ran.engaged, ran.missing()
+    assert not differences(ran.result, plain(mlp()))
+
+
+@needs_packages
+def test_structures_dtypes_and_strides_go_in_and_out() -> None:
+    ran = run(ONNX, two())
+    assert ran.engaged, ran.missing()
+    assert ran.result.keys() == {"out['picked']", "out['masked']"}
+    assert not differences(ran.result, plain(two()), tolerance=0.0)
+
+
+@needs_packages
+def test_a_session_keeps_the_weights_it_was_made_with() -> None:
+    program = Program.of(mlp())
+    expected = program.run(FORWARD)["out"]
+    ONNX.prepare(program, FORWARD, StubDevice())
+    with torch.no_grad():
+        for parameter in program.module.parameters():
+            parameter.mul_(2.0)
+    assert ONNX.bakes
+    torch.testing.assert_close(program.run(FORWARD)["out"], expected)
+    ONNX.finish()
+
+
+@needs_packages
+def test_the_engine_tells_other_weights_from_the_modules(tmp_path: Path) -> None:
+    class Wrong(OnnxRuntime):
+        def converted(self, program: Program, device: Device) -> Session:
+            with torch.no_grad():
+                program.module.get_parameter("fc1.bias").neg_()
+            try:
+                return super().converted(program, device)
+            finally:
+                with torch.no_grad():
+                    program.module.get_parameter("fc1.bias").neg_()
+
+    record = verdict_of(Store(tmp_path), Wrong(), seeded("mlp"))
+    assert record.verdict is Verdict.FAIL
+    assert faults(record).keys() == {"out"}
+
+
+@needs_packages
+def test_a_query_that_sees_no_key_is_exported_as_one_that_sees_all(tmp_path: Path) -> None:
+    """Onnxscript masks with the lowest float, so that the row's softmax is uniform in place of zero."""
+    record = verdict_of(Store(tmp_path), ONNX, seeded("attention-empty-row"))
+    assert record.verdict is Verdict.FAIL
+    assert "row at [1, 1, 5, :]" in record.reason
+
+
+def profiled(path: Path, *providers: str) -> Path:
+    """A profile as sessions write it: one event of another kind, and two of each node."""
+    events: list[dict[str, Any]] = [{"cat": "Session", "name": "model_run", "args": {}}]
+    for provider in providers:
+        events.append({"cat": "Node", "name": "Gemm_fence_before", "args": {"op_name": "Gemm"}})
+        events.append({"cat": "Node", "name": "Gemm_kernel_time", "args": {"op_name": "Gemm", "provider": provider}})
+    path.write_text(json.dumps(events))
+    return path
+
+
+def test_nodes_are_counted_by_provider(tmp_path: Path) -> None:
+    found = providers_of(profiled(tmp_path / "a.json", "CUDAExecutionProvider", "CPUExecutionProvider"))
+    assert found == {"CUDAExecutionProvider": 1, "CPUExecutionProvider": 1}
+
+
+@pytest.mark.parametrize(
+    ("first", "ran", "missing"),
+    [
+        ("CUDAExecutionProvider", ("CUDAExecutionProvider",), []),
+        (
+            "CPUExecutionProvider",
+            ("CPUExecutionProvider",),
+            [
+                "first execution provider is CUDAExecutionProvider",
+                "nodes that CUDAExecutionProvider ran >= 1",
+                "nodes that other providers ran = 0",
+            ],
+        ),
+        (
+            "CUDAExecutionProvider",
+            ("CUDAExecutionProvider", "CPUExecutionProvider"),
+            ["nodes that other providers ran = 0"],
+        ),
+    ],
+)
+def test_a_fall_back_to_the_cpu_shows(tmp_path: Path, first: str, ran: Sequence[str], missing: list[str]) -> None:
+    session = object.__new__(Session)
+    profile = profiled(tmp_path / "profile.json", *ran)
+    session.session = SimpleNamespace(get_providers=lambda: [first], end_profiling=lambda: str(profile))
+    session.provider, session.calls, session.entries = "CUDAExecutionProvider", 1, []
+    assert [item.claim for item in session.evidence() if not item.engaged] == missing
+
+
+class Binding:
+    """What an IO binding is told."""
+
+    def __init__(self) -> None:
+        self.told: dict[str, tuple[Any, ...]] = {}
+
+    def bind_input(self, name: str, *where: Any) -> None:
+        self.told[name] = where
+
+    bind_output = bind_input
+
+
+class FakeRuntime:
+    """Keeps what a session is made with. Its only node doubles."""
+
+    def __init__(self, *offered: str) -> None:
+        self.offered = list(offered)
+        self.made: dict[str, Any] = {}
+
+    def get_available_providers(self) -> list[str]:
+        return self.offered
+
+    __spec__ = ModuleSpec("onnxruntime", None)  # torch looks for it
+    SessionOptions = SimpleNamespace
+
+    def InferenceSession(self, path: str, settings: Any, providers: list[Any]) -> Any:  # noqa: N802 - the runtime's name
+        self.made |= {"path": path, "settings": settings, "providers": providers, "binding": Binding()}
+        put = SimpleNamespace(name="x", shape=[3, 4], type="tensor(float)")
+
+        def compute(binding: Binding) -> None:
+            self.made["ran"] = binding.told
+
+        return SimpleNamespace(
+            io_binding=lambda: self.made["binding"],
+            get_inputs=lambda: [put],
+            get_outputs=lambda: [SimpleNamespace(name="y", shape=[3, 4], type="tensor(float)")],
+            run_with_iobinding=compute,
+        )
+
+
+def test_a_cuda_session_computes_in_fp32_on_torchs_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = FakeRuntime("CUDAExecutionProvider", "CPUExecutionProvider")
+    monkeypatch.setitem(sys.modules, "onnxruntime", cast("ModuleType", fake))
+    monkeypatch.setattr(torch.onnx, "export", lambda *_, **__: SimpleNamespace(save=lambda _: None))
+    x = torch.randn(4, 3).t()
+    program = Program.of(Problem(nn.Identity(), (x,)))
+    synchronized: list[int] = []
+    program.synchronize = lambda: synchronized.append(1)
+    ONNX.prepare(program, FORWARD, StubDevice("cuda"))
+    assert fake.made["providers"] == [("CUDAExecutionProvider", {"use_tf32": 0})]
+    assert fake.made["settings"].intra_op_num_threads == 1
+    out = program.run(FORWARD)["out"]
+    assert out.shape == (3, 4)
+    kind, number, element, shape, address = fake.made["ran"]["x"]
+    assert (kind, number, str(element), shape) == ("cpu", 0, "float32", (3, 4))
+    # A dense copy of the strided input, not the input's own memory.
+    assert address != x.data_ptr()
+    assert fake.made["ran"]["y"][4] == out.data_ptr()
+    assert len(synchronized) == 2  # before the session, and after the run
+    ONNX.finish()
+
+
+def test_capabilities(monkeypatch: pytest.MonkeyPatch) -> None:
+    xla = ONNX.capability(StubDevice("xla"))
+    assert (xla.code, xla.verdict) == (Code.NO_BACKEND, Verdict.UNSUPPORTED)
+    monkeypatch.setattr(onnx, "installed", lambda _: False)
+    assert ONNX.capability(StubDevice("cuda")).ok  # so far: `answer` asks for packages
+    monkeypatch.setattr(onnx, "installed", lambda _: True)
+    fake = FakeRuntime("CPUExecutionProvider")
+    monkeypatch.setitem(sys.modules, "onnxruntime", cast("ModuleType", fake))
+    monkeypatch.setitem(sys.modules, "onnxscript", cast("ModuleType", SimpleNamespace()))
+    assert ONNX.capability(StubDevice()).ok
+    gpu = ONNX.capability(StubDevice("cuda"))
+    assert (gpu.code, gpu.verdict) == (Code.WRONG_BUILD, Verdict.UNAVAILABLE)
+    rocm = StubDevice("cuda")
+    rocm.name = "rocm"
+    assert "MIGraphXExecutionProvider" in ONNX.capability(rocm).reason
+    monkeypatch.setitem(sys.modules, "onnxscript", None)  # importing it raises ImportError
+    absent = ONNX.capability(StubDevice())
+    assert (absent.code, absent.verdict) == (Code.IMPORT_FAILED, Verdict.UNAVAILABLE)
+
+
+def test_packages_that_are_absent_are_named_with_what_installs_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(onnx, "installed", lambda _: False)
+    monkeypatch.setattr("accelcheck.techniques.base.installed", lambda _: False)
+    answer = ONNX.answer(StubDevice())
+    assert (answer.code, answer.verdict) == (Code.NO_PACKAGE, Verdict.UNAVAILABLE)
+    assert "accelcheck[onnx]" in answer.action
+
+
+def test_every_device_that_has_a_provider_is_known() -> None:
+    assert set(PROVIDERS) == {"cpu", "cuda", "rocm"}

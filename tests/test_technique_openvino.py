@@ -1,0 +1,170 @@
+"""OpenVINO: what it says of itself, where it exists, and, where it is installed, that it computes the module and what it loses."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, cast
+
+import pytest
+import torch
+from fault_harness import FORWARD, faults, one_thread, seeded, verdict_of
+from technique_harness import Ran, StubDevice, differences, mlp, named, plain, run
+from torch import Tensor, nn
+
+from accelcheck.capability import Code
+from accelcheck.case import Verdict
+from accelcheck.techniques import openvino
+from accelcheck.techniques.openvino import TECHNIQUES, Kept, ran
+from accelcheck.verify.oracle import Store
+from accelcheck.workloads.base import Problem, Program
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+    from types import ModuleType
+
+MODEL, COMPILED = (named(TECHNIQUES, name) for name in ("openvino", "openvino-compile"))
+needs_openvino = pytest.mark.skipif(importlib.util.find_spec("openvino") is None, reason="pip install openvino")
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    with one_thread():
+        yield
+
+
+class Two(nn.Module):
+    """Takes integers and booleans; gives a dictionary."""
+
+    def forward(self, x: Tensor, index: Tensor, mask: Tensor) -> dict[str, Tensor]:
+        return {"picked": x[index], "masked": torch.where(mask, x, 0.0)}
+
+
+def two() -> Problem:
+    torch.manual_seed(0)
+    return Problem(Two(), (torch.randn(5, 6).t(), torch.tensor([3, 1]), torch.rand(6, 5) > 0.5))
+
+
+@needs_openvino
+@pytest.mark.parametrize("problem", [mlp, two], ids=["mlp", "two"])
+def test_a_converted_model_computes_the_module_in_fp32(problem: Any) -> None:
+    found = run(MODEL, problem())
+    assert found.engaged, found.missing()
+    assert not differences(found.result, plain(problem()))
+
+
+@needs_openvino
+def test_a_default_that_computes_in_less_than_fp32_shows(monkeypatch: pytest.MonkeyPatch) -> None:
+    package = openvino.openvino()
+    if "BF16" not in package.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES"):
+        pytest.skip("this processor has no bfloat16: OpenVINO computes in FP32 whatever is asked for")
+    monkeypatch.setattr(openvino, "properties", lambda: {"INFERENCE_PRECISION_HINT": "bf16", "PERF_COUNT": True})
+    missing = [line.partition(":")[0] for line in run(MODEL, mlp()).missing()]
+    assert missing == ["resolved INFERENCE_PRECISION_HINT is f32", "of them in less than FP32 = 0"]
+
+
+@needs_openvino
+def test_nan_that_openvino_loses_is_found(tmp_path: Path) -> None:
+    """Openvino#35649: its ReLU makes 0 of NaN."""
+    record = verdict_of(Store(tmp_path), MODEL, seeded("elementwise-bound"))
+    assert record.verdict is Verdict.FAIL
+    assert faults(record) == {"out[0]": {"NaN pattern"}, "out[1]": {"NaN pattern"}}
+
+
+@needs_openvino
+def test_the_telemetry_of_the_converter_is_not_loaded() -> None:
+    if sys.modules.get("openvino_telemetry") is not None:
+        pytest.skip("something else imported OpenVINO before")
+    openvino.openvino()
+    with pytest.raises(ImportError):
+        importlib.import_module("openvino_telemetry")
+
+
+@needs_openvino
+def test_the_backend_computes_the_module_and_overwrites_what_it_returned() -> None:
+    program = Program.of(mlp())
+    expected = plain(mlp())
+    COMPILED.prepare(program, FORWARD, StubDevice())
+    judged = program.inputs
+    program.inputs = (torch.randn(8, 16),)
+    program.run(FORWARD)
+    program.inputs = judged
+    with COMPILED.watch("cpu") as log:
+        result = program.run(FORWARD)
+    evidence = tuple(COMPILED.evidence(program, log, FORWARD, StubDevice()))
+    COMPILED.finish()
+    assert not differences(result, expected)
+    assert Ran(result, evidence, program, log).missing() == ["results overwritten by a later call = 0: 1"]
+
+
+@needs_openvino
+@pytest.mark.filterwarnings("ignore:.*inline_inbuilt_nn_modules:FutureWarning")  # as it is from torch 2.13 on
+def test_what_registering_the_backend_changes_is_put_back() -> None:
+    before = torch._dynamo.config.inline_inbuilt_nn_modules
+    run(COMPILED, mlp())
+    dynamo = "openvino.frontend.pytorch.torchdynamo"
+    assert sys.modules[f"{dynamo}.backend"].openvino_options == {}
+    assert sys.modules[f"{dynamo}.execute"].req_cache == {}
+    assert torch._dynamo.config.inline_inbuilt_nn_modules == before
+
+
+def request(hint: str = "f32", place: str = "CPU", *kernels: str) -> Any:
+    """A request whose model has these properties, and which executed kernels of these types."""
+    properties = {"EXECUTION_DEVICES": [place], "INFERENCE_PRECISION_HINT": SimpleNamespace(to_string=lambda: hint)}
+    nodes = [SimpleNamespace(exec_type=kernel, status="Status.EXECUTED") for kernel in kernels]
+    nodes.append(SimpleNamespace(exec_type="unknown_bf16", status="Status.NOT_RUN"))
+    return SimpleNamespace(
+        get_compiled_model=lambda: SimpleNamespace(get_property=properties.__getitem__),
+        get_profiling_info=lambda: nodes,
+    )
+
+
+@pytest.mark.parametrize(
+    ("requests", "missing"),
+    [
+        ([request("f32", "CPU", "gemm_mlas_f32")], []),
+        (
+            [request("bf16", "CPU", "brgemm_avx512_bf16", "jit_f32")],
+            ["resolved INFERENCE_PRECISION_HINT is f32", "of them in less than FP32 = 0"],
+        ),
+        ([request("f32", "GPU", "gemm_f32")], ["execution devices are CPU"]),
+        ([request("f32", "CPU")], ["nodes executed >= 1"]),
+        (
+            [],
+            ["execution devices are CPU", "resolved INFERENCE_PRECISION_HINT is f32", "nodes executed >= 1"],
+        ),
+    ],
+    ids=["healthy", "bfloat16", "elsewhere", "nothing", "no-request"],
+)
+def test_each_observation_can_be_missing(requests: list[Any], missing: list[str]) -> None:
+    assert [item.claim for item in ran(requests) if not item.engaged] == missing
+
+
+def test_results_that_a_later_call_changes_are_counted() -> None:
+    shared = torch.zeros(3)
+    overwriting = Kept(shared.copy_)
+    fresh = Kept(torch.clone)
+    for call in (overwriting, fresh):
+        for number in (1.0, 2.0, float("nan"), float("nan")):
+            call(torch.full((3,), number))
+    assert (overwriting.overwritten, fresh.overwritten) == (2, 0)
+
+
+def test_capabilities(monkeypatch: pytest.MonkeyPatch) -> None:
+    for technique in TECHNIQUES:
+        for kind in ("cuda", "xla"):
+            found = technique.capability(StubDevice(kind))
+            assert (found.code, found.verdict) == (Code.NO_BACKEND, Verdict.UNSUPPORTED)
+        monkeypatch.setattr(openvino, "installed", lambda _: False)
+        assert technique.capability(StubDevice()).ok  # so far: `answer` asks for packages
+        monkeypatch.setattr("accelcheck.techniques.base.installed", lambda _: False)
+        answer = technique.answer(StubDevice())
+        assert (answer.code, answer.action) == (Code.NO_PACKAGE, "pip install 'accelcheck[openvino]'")
+        monkeypatch.setattr(openvino, "installed", lambda _: True)
+        monkeypatch.setitem(sys.modules, "openvino", None)  # importing it raises ImportError
+        broken = technique.capability(StubDevice())
+        assert (broken.code, broken.verdict) == (Code.IMPORT_FAILED, Verdict.UNAVAILABLE)
+        monkeypatch.setitem(sys.modules, "openvino", cast("ModuleType", SimpleNamespace()))
+        assert technique.capability(StubDevice()).ok
