@@ -15,13 +15,16 @@ from torch import Tensor, nn
 
 from accelcheck.capability import Code
 from accelcheck.case import Evidence, Mode, Verdict
-from accelcheck.techniques import emulation
+from accelcheck.techniques import emulation, quantization, torchao
 from accelcheck.techniques.emulation import DynamicRange, EmulatedLinear, FixedRange, Quantizer, replaced, twin
-from accelcheck.techniques.quantization import TECHNIQUES, Dynamic, Int8, Static, TorchAODynamic, torchao_capability
+from accelcheck.techniques.quantization import Dynamic, Quantized, Static
+from accelcheck.techniques.torchao import TorchAODynamic, torchao_capability
 from accelcheck.workloads.base import Problem, Program
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+
+TECHNIQUES = (*quantization.TECHNIQUES, *(one for one in torchao.TECHNIQUES if one.name.startswith("int8")))
 
 ROUNDING = 1e-6
 """Relative error that FP32 rounding explains in the small modules here."""
@@ -83,8 +86,8 @@ def flipped(emulated: Program, seed: int) -> dict[str, Tensor]:
 
 
 @pytest.fixture(params=TECHNIQUES, ids=lambda technique: technique.name)
-def technique(request: pytest.FixtureRequest) -> Iterator[Int8]:
-    found: Int8 = request.param
+def technique(request: pytest.FixtureRequest) -> Iterator[Quantized]:
+    found: Quantized = request.param
     capability = found.capability(StubDevice(features=("quantized-engine",)))
     if not capability.ok:
         pytest.skip(str(capability))
@@ -93,7 +96,7 @@ def technique(request: pytest.FixtureRequest) -> Iterator[Int8]:
 
 
 @pytest.mark.parametrize("name", MODULES)
-def test_candidate_is_what_the_emulation_says(technique: Int8, name: str) -> None:
+def test_candidate_is_what_the_emulation_says(technique: Quantized, name: str) -> None:
     device = StubDevice(features=("quantized-engine",))
     close = 0
     for seed in range(4):
@@ -164,7 +167,7 @@ def test_scale_on_the_wrong_axis_stands_out(kind: Any, monkeypatch: pytest.Monke
 
 
 def _excess(
-    technique: Int8,
+    technique: Quantized,
     broken: Callable[[Program], nn.Module],
     monkeypatch: pytest.MonkeyPatch,
     sizes: tuple[int, ...] = (64, 96, 10),
@@ -294,7 +297,7 @@ def test_plain_program_gives_no_evidence() -> None:
         "linear layers left in floating point = 0",
         "quantized::linear_dynamic events >= 2",
         "dtype of the weights is torch.qint8",
-        "bytes of the weights fall",
+        "bytes of the weights fall from FP32's by half or more",
     }
 
 
@@ -307,10 +310,12 @@ def test_bytes_of_the_weights_are_a_quarter() -> None:
     technique.prepare(original, Mode.FORWARD, device)
     with technique.watch("cpu") as log:
         original.run(Mode.FORWARD)
-    [seen] = [e for e in technique.evidence(original, log, Mode.FORWARD, device) if "bytes" in e.claim]
+    [seen] = [e for e in technique.evidence(original, log, Mode.FORWARD, device) if "bytes of the weights" in e.claim]
     technique.finish()
     before = 4 * (64 * 96 + 96 * 10)
-    assert seen == Evidence("bytes of the weights fall", f"{before} -> {before // 4}", engaged=True)
+    assert seen == Evidence(
+        "bytes of the weights fall from FP32's by half or more", f"{before} -> {before // 4}", engaged=True
+    )
 
 
 def test_finish_restores_the_engine() -> None:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from accelcheck.devices.base import Device
     from accelcheck.techniques.observe import Log
-    from accelcheck.workloads.base import Program, Workload
+    from accelcheck.workloads.base import OptimizerMaker, Program, Workload
     from accelcheck.workloads.probes import Probe
 
 Change: TypeAlias = "Callable[[Program], None]"
@@ -129,6 +129,9 @@ class Planted(Technique):
 
     def emulate(self, module: nn.Module, inputs: tuple[Any, ...]) -> nn.Module:
         return self.base.emulate(module, inputs)
+
+    def emulate_optimizer(self, make: OptimizerMaker) -> OptimizerMaker:
+        return self.base.emulate_optimizer(make)
 
     @property
     def oracle(self) -> str:

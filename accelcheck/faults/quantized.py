@@ -14,7 +14,8 @@ from accelcheck.faults.base import Cell, Fault, Variant
 from accelcheck.faults.plant import nothing
 from accelcheck.techniques.base import Technique
 from accelcheck.techniques.emulation import DynamicRange, is_linear, per_token, replaced, symmetric_scale
-from accelcheck.techniques.quantization import Dynamic, Int8, TorchAODynamic, TorchAOWeightOnly, count
+from accelcheck.techniques.quantization import Dynamic, Quantized, count
+from accelcheck.techniques.torchao import TorchAODynamic, TorchAOWeightOnly
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -145,9 +146,9 @@ class Int8Anywhere(Technique):
     promise = "Linear layers multiply int8 operands; results are FP32."
     source = "https://docs.pytorch.org/docs/stable/quantization.html"
     modes = frozenset({Mode.FORWARD})
-    requires, excludes = Int8.requires, Int8.excludes
+    requires, excludes = Quantized.requires, Quantized.excludes
 
-    def __init__(self, name: str, scheme: Int8, make: Callable[[nn.Linear], nn.Module]) -> None:
+    def __init__(self, name: str, scheme: Quantized, make: Callable[[nn.Linear], nn.Module]) -> None:
         self.name = name
         self.scheme = scheme
         self.make = make

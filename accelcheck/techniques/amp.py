@@ -61,9 +61,9 @@ class Autocast(Technique):
     def evidence(self, program: Program, log: Log, mode: Mode, device: Device) -> Iterable[Evidence]:
         del device
         seen = operators(log)
-        halves = _contractions(seen, self.dtype)
-        full = _contractions(seen, torch.float32)
-        excused = _math_attention(seen, mode)
+        halves = contractions(seen, self.dtype)
+        full = contractions(seen, torch.float32)
+        excused = math_attention(seen, mode)
         kept = {str(parameter.dtype).removeprefix("torch.") for parameter in program.module.parameters()}
         yield Evidence(f"contractions that took {self.half} >= 1", halves, engaged=halves >= 1)
         yield Evidence(f"contractions that took float32 <= {excused}", full, engaged=full <= excused)
@@ -116,11 +116,12 @@ class _CountingScaler(torch.amp.GradScaler):
         return super().scale(outputs)
 
 
-def _contractions(log: OperatorLog, dtype: torch.dtype) -> int:
+def contractions(log: OperatorLog, dtype: torch.dtype) -> int:
+    """How many contractions took a tensor of that dtype."""
     return log.having(lambda operator: re.fullmatch(CONTRACTION, operator.name) is not None and operator.takes(dtype))
 
 
-def _math_attention(log: OperatorLog, mode: Mode) -> int:
+def math_attention(log: OperatorLog, mode: Mode) -> int:
     """Contractions that may take float32: attention's math path takes half inputs, and computes in float32 by itself.
 
     It multiplies twice going forward and four times going back; only it dispatches ``_safe_softmax``.

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from accelcheck.devices.base import Device
     from accelcheck.techniques.observe import Log
-    from accelcheck.workloads.base import Program, Workload
+    from accelcheck.workloads.base import OptimizerMaker, Program, Workload
     from accelcheck.workloads.probes import Probe
 
 
@@ -116,9 +116,16 @@ class Technique:
         del inputs
         return module
 
+    def emulate_optimizer(self, make: OptimizerMaker) -> OptimizerMaker:
+        """What makes the optimizer of the FP64 oracle's training: itself, or one that emulates what the technique does.
+
+        An attribute ``flips`` of it is set in runs with rounding errors, as those of emulating modules are.
+        """
+        return make
+
     @property
     def oracle(self) -> str:
-        """Name of the oracle: techniques with the same name share it. Override together with `emulate`."""
+        """Name of the oracle: techniques with the same name share it. Override together with `emulate` and the like."""
         return "float64"
 
     def prepare(self, program: Program, mode: Mode, device: Device) -> None:

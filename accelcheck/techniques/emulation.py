@@ -54,6 +54,34 @@ def symmetric_scale(x: Tensor, dim: int | None = -1) -> Tensor:
     return (largest / 127.5).clamp(min=EPSILON)
 
 
+def rounded(position: Tensor, value: Tensor, flips: torch.Generator | None, reach: float = REACH) -> Tensor:
+    """Positions to the nearest integers, ties to even; with `flips`, as one of the correct implementations rounds.
+
+    Args:
+        position: Any shape.
+        value: What the positions are of, of their shape: equal values go to the same side.
+        flips: A CPU generator: every element nearer than `reach` to a tie goes to either side with probability 1/2.
+        reach: In quanta.
+    """
+    integer = torch.round(position)
+    if flips is None:
+        return integer
+    beyond = position - integer
+    other = torch.where(beyond < 0, integer - 1, integer + 1)
+    torn = 0.5 - beyond.abs() < reach
+    return torch.where(torn & (by_value(flips, value) < 0.5), other, integer)
+
+
+def nearest(x: Tensor, dtype: torch.dtype, flips: torch.Generator | None = None) -> Tensor:
+    """Numbers of any floating-point dtype to the nearest of another one, within its range; `flips` as in `rounded`."""
+    limits = torch.finfo(dtype)
+    _, exponent = torch.frexp(x)
+    # Neighbours are eps 2**(exponent - 1) apart, but not closer than subnormal numbers are.
+    unit = torch.ldexp(torch.ones_like(x), exponent - 1).clamp(min=limits.smallest_normal) * limits.eps
+    reach = RELATIVE / limits.eps * 2  # positions are up to 2 / eps
+    return (rounded(x / unit, x, flips, reach) * unit).clamp(limits.min, limits.max)
+
+
 def per_token(x: Tensor) -> Scale:
     """The rule of torchao's dynamic activation: a symmetric scale for each row along the last dimension."""
     return symmetric_scale(x), 0
@@ -137,34 +165,48 @@ class Quantizer(nn.Module):
         scale, zero = self.rule(single)
         if self.flips is not None:
             scale = scale * (1 + RELATIVE * (2 * torch.rand((), generator=self.flips) - 1))
-        position = single * (1.0 / scale)
-        integer = torch.round(position)
-        if self.flips is not None:
-            integer = self._flipped(single, position, integer, self.flips)
+        integer = rounded(single * (1.0 / scale), single, self.flips)
         return ((integer + zero).clamp(self.low, self.high) - zero).double() * scale.double()
 
-    def _flipped(self, x: Tensor, position: Tensor, integer: Tensor, generator: torch.Generator) -> Tensor:
-        beyond = position - integer
-        other = torch.where(beyond < 0, integer - 1, integer + 1)
-        torn = 0.5 - beyond.abs() < REACH
-        moved = torn & (by_value(generator, x) < 0.5)
-        return torch.where(moved, other, integer)
 
-
-class EmulatedLinear(nn.Module):
-    """A linear layer on quantized operands, in FP64.
+class Dequantized(nn.Module):
+    """A linear layer in FP64, whose weight went onto a grid and back.
 
     Args:
-        linear: The FP64 original.
-        dim: As `symmetric_scale`'s, of the weight: -1 for a scale per output channel, None for one.
+        linear: The FP64 original, whose bias is used.
+        weight: ``(N, K)``, dequantized; any floating-point dtype.
         before: Quantizes the input; None to leave it.
         after: Quantizes the output; None to leave it.
-        integer_bias: Whether the bias is rounded to int32 with the product of the two scales; `before` has then a scale
-            that does not depend on its input.
     """
 
     weight: Tensor
     bias: Tensor | None
+
+    def __init__(
+        self, linear: nn.Linear, weight: Tensor, before: nn.Module | None = None, after: nn.Module | None = None
+    ) -> None:
+        super().__init__()
+        self.register_buffer("weight", weight.double())
+        self.register_buffer("bias", None if linear.bias is None else linear.bias.detach().double())
+        self.before = nn.Identity() if before is None else before
+        self.after = nn.Identity() if after is None else after
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.after(F.linear(self.before(x), self.weight, self.bias))
+        return out
+
+
+class EmulatedLinear(Dequantized):
+    """A linear layer on int8 operands, in FP64.
+
+    Args:
+        linear: The FP64 original.
+        dim: As `symmetric_scale`'s, of the weight: -1 for a scale per output channel, None for one.
+        before: As in `Dequantized`.
+        after: As in `Dequantized`.
+        integer_bias: Whether the bias is rounded to int32 with the product of the two scales; `before` has then a scale
+            that does not depend on its input.
+    """
 
     def __init__(
         self,
@@ -175,22 +217,13 @@ class EmulatedLinear(nn.Module):
         after: Quantizer | None = None,
         integer_bias: bool = False,
     ) -> None:
-        super().__init__()
         original = linear.weight.detach().float()
         scale = symmetric_scale(original, dim)
         integer = torch.round(original * (1.0 / scale)).clamp(-128, 127)
-        self.register_buffer("weight", integer.double() * scale.double())
-        bias = None if linear.bias is None else linear.bias.detach().double()
-        if integer_bias and bias is not None and before is not None:
+        super().__init__(linear, integer.double() * scale.double(), before, after)
+        if integer_bias and self.bias is not None and before is not None:
             step = before.rule(original)[0].double() * scale.double().flatten()
-            bias = torch.round(bias / step) * step
-        self.register_buffer("bias", bias)
-        self.before = nn.Identity() if before is None else before
-        self.after = nn.Identity() if after is None else after
-
-    def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.after(F.linear(self.before(x), self.weight, self.bias))
-        return out
+            self.bias = torch.round(self.bias / step) * step
 
 
 @dataclass

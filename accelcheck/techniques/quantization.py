@@ -1,15 +1,11 @@
-"""int8 quantization of linear layers: torch.ao.quantization (dynamic and static) and torchao. Forward only."""
+"""Quantization of linear layers, forward only: what all variants share, and int8 by torch.ao.quantization."""
 
 from __future__ import annotations
 
-import importlib
-import importlib.metadata
 import importlib.util
 import warnings
 from abc import abstractmethod
 from contextlib import ExitStack, contextmanager
-from dataclasses import fields
-from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -25,18 +21,18 @@ from accelcheck.techniques.emulation import (
     Quantizer,
     calibrate,
     is_linear,
-    per_token,
     replaced,
     twin,
 )
+from accelcheck.techniques.footprint import smaller_file
 from accelcheck.techniques.observe import ProfilerLog, operators
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
     from accelcheck.devices.base import Device
-    from accelcheck.techniques.observe import Log
-    from accelcheck.workloads.base import Program
+    from accelcheck.techniques.observe import Log, Operator
+    from accelcheck.workloads.base import Program, Workload
     from accelcheck.workloads.probes import Probe
 
 ENGINES = ("x86", "fbgemm", "onednn", "qnnpack")
@@ -44,8 +40,6 @@ ENGINES = ("x86", "fbgemm", "onednn", "qnnpack")
 
 CALIBRATED_STEPS = 127
 """``quant_max`` of torch.ao's default activation observer: 7 bits, which no engine saturates on."""
-
-AO_PACKAGE = "pip install 'accelcheck[torchao]'"
 
 
 class Holder(nn.Module):
@@ -60,8 +54,8 @@ class Holder(nn.Module):
         return self.module(*inputs)
 
 
-class Int8(Technique):
-    """What all int8 variants share: they quantize a copy of the module, and promise FP32 around the integers."""
+class Quantized(Technique):
+    """What all variants share: they quantize a copy of the module, and promise the storage dtype around the grid."""
 
     family = "quantization"
     modes = frozenset({Mode.FORWARD, Mode.ACCURACY})
@@ -71,11 +65,11 @@ class Int8(Technique):
     bakes = True
 
     def admits(self, probe: Probe) -> bool:
-        """An integer grid has no NaN, no infinity and no subnormal numbers, and no room beyond its calibration."""
+        """A grid has no NaN, no infinity and no subnormal numbers, and no room beyond its calibration."""
         return probe.name in {"zeros", "ones", "one-hot", "powers", "channels", "slice"}
 
     def precision(self, dtype: str) -> str:
-        """That of the arithmetic around the integers: the oracle's emulation carries the quantization."""
+        """That of the arithmetic around the grid: the oracle's emulation carries the quantization."""
         return dtype
 
     @abstractmethod
@@ -98,7 +92,59 @@ class Int8(Technique):
             program.call = self.quantized(Holder(twin(program.module)), program.inputs)
 
 
-class Engine(Int8):
+class Replacing(Quantized):
+    """A variant with layers of its own in place of linear ones. They hold their quantized weight as ``weight``.
+
+    Attributes:
+        workloads: Those that it is tried on, by name.
+        layer: Type of the layers.
+        stored: Dtype of their weights.
+        action: What the judged run does with a weight once, in words for evidence.
+    """
+
+    workloads: frozenset[str]
+    layer: type[nn.Module]
+    stored: torch.dtype
+    action: str
+
+    @abstractmethod
+    def make(self, linear: nn.Linear) -> nn.Module:
+        """A layer in place of a linear one, whose bias it uses."""
+
+    @abstractmethod
+    def exactly(self, linear: nn.Linear) -> nn.Module:
+        """What that layer computes, in FP64."""
+
+    @abstractmethod
+    def taken(self, operator: Operator) -> bool:
+        """Whether an operator of the judged run is what `action` says."""
+
+    def accepts(self, workload: Workload) -> bool:
+        return super().accepts(workload) and workload.name in self.workloads
+
+    def quantized(self, module: nn.Module, inputs: tuple[Any, ...]) -> nn.Module:
+        del inputs
+        return replaced(module, self.make)
+
+    def emulate(self, module: nn.Module, inputs: tuple[Any, ...]) -> nn.Module:
+        del inputs
+        return replaced(twin(module), self.exactly)
+
+    def evidence(self, program: Program, log: Log, mode: Mode, device: Device) -> Iterable[Evidence]:
+        del mode, device
+        wanted = count(program.module, is_linear)
+        layers = [layer for layer in modules(program.call) if isinstance(layer, self.layer)]
+        left = count(called(program.call), is_linear)
+        runs = operators(log).having(self.taken)
+        held = sum(buffer.nbytes for layer in layers for buffer in layer.buffers())
+        yield Evidence(f"linear layers converted = {wanted} >= 1", len(layers), engaged=len(layers) == wanted >= 1)
+        yield Evidence("linear layers left as they were = 0", left, engaged=left == 0)
+        yield Evidence(f"{self.action} >= {wanted}", runs, engaged=runs >= wanted >= 1)
+        yield stored_as(str(self.stored), (layer.get_buffer("weight").dtype for layer in layers))
+        yield from sizes(program.module, called(program.call), held)
+
+
+class Engine(Quantized):
     """A variant of torch.ao.quantization, on one of its engines.
 
     Args:
@@ -147,8 +193,8 @@ class Engine(Int8):
     def evidence(self, program: Program, log: Log, mode: Mode, device: Device) -> Iterable[Evidence]:
         del mode, device
         wanted = count(program.module, is_linear)
-        layers = [layer for layer in _modules(program.call) if isinstance(layer, self.converted)]
-        left = count(_module(program.call), is_linear)
+        layers = [layer for layer in modules(program.call) if isinstance(layer, self.converted)]
+        left = count(called(program.call), is_linear)
         runs = log.count(self.event)
         active = torch.backends.quantized.engine
         weights: list[torch.Tensor] = [layer.weight() for layer in layers]  # type: ignore[operator]  # a method there
@@ -156,8 +202,8 @@ class Engine(Int8):
         yield Evidence("linear layers left in floating point = 0", left, engaged=left == 0)
         yield Evidence(f"{self.event} events >= {wanted}", runs, engaged=runs >= wanted >= 1)
         yield Evidence(f"engine is {self.engine}", active, engaged=active == self.engine)
-        yield _dtypes("torch.qint8", (weight.dtype for weight in weights))
-        yield _bytes(program, sum(weight.int_repr().nbytes for weight in weights))
+        yield stored_as("torch.qint8", (weight.dtype for weight in weights))
+        yield from sizes(program.module, called(program.call), sum(weight.int_repr().nbytes for weight in weights))
 
 
 class Dynamic(Engine):
@@ -258,101 +304,6 @@ class Static(Engine):
         return replaced(copied, make)
 
 
-class TorchAO(Int8):
-    """torchao's ``quantize_`` with an int8 configuration, version 2 (weights are `Int8Tensor`s), one scale a channel."""
-
-    source = "https://docs.pytorch.org/ao/stable/api_reference/api_ref_quantization.html"
-    config: str
-    """Name of the configuration in torchao.quantization."""
-
-    def capability(self, device: Device) -> Capability:
-        del device
-        return torchao_capability()
-
-    def quantized(self, module: nn.Module, inputs: tuple[Any, ...]) -> nn.Module:
-        del inputs
-        torchao = importlib.import_module("torchao.quantization")
-        # Left alone, `quantize_` changes inductor's configuration for the rest of the process.
-        torchao.quantize_(module, getattr(torchao, self.config)(set_inductor_config=False))
-        return module
-
-    def evidence(self, program: Program, log: Log, mode: Mode, device: Device) -> Iterable[Evidence]:
-        del mode, device
-        wanted = count(program.module, is_linear)
-        weights = [
-            layer.weight for layer in _modules(program.call) if isinstance(layer, nn.Linear) and is_linear(layer)
-        ]
-        kinds = [type(weight.data).__name__ for weight in weights]
-        tensors = [weight for weight, kind in zip(weights, kinds, strict=True) if kind == "Int8Tensor"]
-        integers: list[torch.Tensor] = [weight.qdata for weight in tensors]  # type: ignore[attr-defined]  # Int8Tensor's own
-        yield Evidence(
-            f"linear layers with an Int8Tensor weight = {wanted} >= 1",
-            len(tensors),
-            engaged=len(tensors) == wanted >= 1,
-        )
-        yield _dtypes("torch.int8", (integer.dtype for integer in integers))
-        yield _bytes(program, sum(integer.nbytes for integer in integers))
-        yield self._ran(log, wanted)
-
-    @abstractmethod
-    def _ran(self, log: Log, wanted: int) -> Evidence:
-        """What the judged run shows: `wanted` layers should have computed with int8."""
-
-
-class TorchAODynamic(TorchAO):
-    """Both operands int8: activations with a scale a token, computed as they come."""
-
-    name = "int8-torchao-dynamic"
-    promise = "Linear layers multiply int8 activations (a scale a token) with int8 weights (a scale a channel)."
-    config = "Int8DynamicActivationInt8WeightConfig"
-    oracle = "int8-token-channel"
-
-    def emulate(self, module: nn.Module, inputs: tuple[Any, ...]) -> nn.Module:
-        del inputs
-        return replaced(
-            twin(module), lambda linear: EmulatedLinear(linear, before=Quantizer(per_token, low=-128, high=127))
-        )
-
-    def _ran(self, log: Log, wanted: int) -> Evidence:
-        runs = operators(log).having(lambda op: op.name == "aten::_int_mm" and op.takes(torch.int8))
-        return Evidence(f"int8 matrix products (aten::_int_mm) >= {wanted}", runs, engaged=runs >= wanted >= 1)
-
-
-class TorchAOWeightOnly(TorchAO):
-    """Weights int8, activations as they are."""
-
-    name = "int8-torchao-weight-only"
-    promise = "Linear layers keep int8 weights (a scale a channel); activations stay in floating point."
-    config = "Int8WeightOnlyConfig"
-    oracle = "int8-weight-channel"
-
-    def emulate(self, module: nn.Module, inputs: tuple[Any, ...]) -> nn.Module:
-        del inputs
-        return replaced(twin(module), EmulatedLinear)
-
-    def _ran(self, log: Log, wanted: int) -> Evidence:
-        runs = operators(log).having(lambda op: op.name == "aten::_to_copy" and op.takes(torch.int8))
-        return Evidence(f"int8 weights widened for a product >= {wanted}", runs, engaged=runs >= wanted >= 1)
-
-
-@cache
-def torchao_capability() -> Capability:
-    """Whether torchao is here, imports with this torch, and has the int8 scheme that the oracle emulates."""
-    if importlib.util.find_spec("torchao") is None:
-        return unavailable(Code.NO_PACKAGE, "torchao is not installed", AO_PACKAGE)
-    pair = f"torchao {importlib.metadata.version('torchao')} with torch {torch.__version__}"
-    try:
-        quantization = importlib.import_module("torchao.quantization")
-    except (ImportError, AttributeError, RuntimeError) as error:
-        return unavailable(Code.WRONG_VERSION, f"{pair} does not import: {error}", "install versions that pair")
-    for name in (TorchAODynamic.config, TorchAOWeightOnly.config):
-        config = getattr(quantization, name, None)
-        versions = [] if config is None else [field.default for field in fields(config) if field.name == "version"]
-        if versions != [2]:
-            return unavailable(Code.WRONG_VERSION, f"{pair}: {name} is not of version 2", AO_PACKAGE)
-    return SUPPORTED
-
-
 def count(module: nn.Module, test: Callable[[nn.Module], bool]) -> int:
     """How many places in a module hold a submodule that passes a test; one that is used twice counts twice."""
     return sum(1 for _, part in module.named_modules(remove_duplicate=False) if test(part))
@@ -381,29 +332,47 @@ def deprecations_silenced() -> Iterator[None]:
         yield
 
 
-def _module(call: Any) -> nn.Module:
+def called(call: Any) -> nn.Module:
+    """A program's call as the quantized module that it must be.
+
+    Raises:
+        TypeError: It is something else.
+    """
     if not isinstance(call, nn.Module):
         raise TypeError(f"expected the quantized module as the program's call, got {type(call).__name__}")
     return call
 
 
-def _modules(call: Any) -> Iterable[nn.Module]:
-    return (part for _, part in _module(call).named_modules(remove_duplicate=False))
+def modules(call: Any) -> Iterable[nn.Module]:
+    """All places of the quantized module that hold a submodule."""
+    return (part for _, part in called(call).named_modules(remove_duplicate=False))
 
 
-def _dtypes(wanted: str, dtypes: Iterable[torch.dtype]) -> Evidence:
-    seen = sorted({str(dtype) for dtype in dtypes})
+def stored_as(wanted: str, found: Iterable[torch.dtype]) -> Evidence:
+    """Whether weights have one dtype, given as its text."""
+    seen = sorted({str(dtype) for dtype in found})
     return Evidence(f"dtype of the weights is {wanted}", ", ".join(seen) or "no weights", engaged=seen == [wanted])
 
 
-def _bytes(program: Program, after: int) -> Evidence:
-    parts = program.module.named_modules(remove_duplicate=False)
-    before = sum(part.weight.nbytes for _, part in parts if isinstance(part, nn.Linear) and is_linear(part))
-    return Evidence("bytes of the weights fall", f"{before} -> {after}", engaged=0 < after < before)
+def sizes(
+    plain: nn.Module, quantized: nn.Module, after: int, converted: Callable[[nn.Module], bool] = is_linear
+) -> Iterator[Evidence]:
+    """In memory, and in a file, against FP32.
+
+    Args:
+        plain: The module as it was.
+        quantized: What became of it.
+        after: Bytes of the quantized weights.
+        converted: Tells the layers of `plain` whose weights these are.
+    """
+    parts = plain.named_modules(remove_duplicate=False)
+    before = sum(4 * part.weight.numel() for _, part in parts if isinstance(part, nn.Linear) and converted(part))
+    yield Evidence(
+        "bytes of the weights fall from FP32's by half or more", f"{before} -> {after}", engaged=0 < after <= before / 2
+    )
+    yield smaller_file(plain, quantized, before)
 
 
-TECHNIQUES: tuple[Technique, ...] = (
-    *(variant(engine) for variant in (Dynamic, Static) for engine in (None, *ENGINES)),
-    TorchAODynamic(),
-    TorchAOWeightOnly(),
+TECHNIQUES: tuple[Technique, ...] = tuple(
+    variant(engine) for variant in (Dynamic, Static) for engine in (None, *ENGINES)
 )

@@ -228,6 +228,8 @@ class _Source:
             # Static quantization calibrates on random inputs, whatever it is then asked.
             plain = replace(self, draw=self.draw.plain).program(self.dtype).widened() if self.draw.probe else program
             program.module = self.technique.emulate(program.module, plain.inputs)
+            if program.optimizer is not None:
+                program.optimizer = self.technique.emulate_optimizer(program.optimizer)
         return program
 
     def eager(self, dtype: str) -> Result:
@@ -267,9 +269,9 @@ class _Oracle:
     def sample(self, seed: int, precision: str, dtype: str) -> Result:
         """With random rounding errors of the arithmetic precision; `dtype` is the storage's."""
         generator = torch.Generator().manual_seed(seed)
-        for module in self._program.module.modules():
-            if hasattr(module, "flips"):
-                setattr(module, "flips", generator)  # noqa: B010 - nn.Module types its attributes as tensors and modules
+        for part in (*self._program.module.modules(), self._program.optimizer):
+            if hasattr(part, "flips"):
+                setattr(part, "flips", generator)  # noqa: B010 - nn.Module types its attributes as tensors and modules
         rounding = Rounding(precision, dtype, generator)
         self._program.update = lambda: rounding.at(dtype)
         self._program.module.load_state_dict(self._state)

@@ -1,0 +1,322 @@
+"""float8: the emulation is what the kernels compute, faults stand out from it, and the evidence tells it from FP32."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from fault_harness import Bed, one_thread, seeded, verdict_of
+from technique_harness import StubDevice, named, run
+from torch import Tensor, nn
+
+from accelcheck.capability import Code
+from accelcheck.case import Mode, Verdict
+from accelcheck.devices.packages import installed
+from accelcheck.faults.base import Planted
+from accelcheck.faults.plant import nothing, truncated_to
+from accelcheck.techniques import float8, torchao
+from accelcheck.techniques.base import Unsupported
+from accelcheck.techniques.emulation import nearest, twin
+from accelcheck.techniques.float8 import TECHNIQUES, Float8Linear, ScaledProduct, WidenedLinear, quantize
+from accelcheck.verify.oracle import Store
+from accelcheck.workloads.base import Problem, Program
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from accelcheck.faults.base import Change
+    from accelcheck.techniques.quantization import Quantized
+
+E4M3, E5M2, FNUZ = torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz
+SCALED: Any = named(TECHNIQUES, "float8-scaled-mm")
+ROWWISE: Any = named(TECHNIQUES, "float8-scaled-mm-rowwise")
+WEIGHTS: Any = named(TECHNIQUES, "float8-weight-only")
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    with one_thread():
+        yield
+
+
+@pytest.fixture(scope="session")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
+    return Store(tmp_path_factory.mktemp("references"))
+
+
+def needs(technique: Quantized) -> None:
+    """Skip where this torch's CPU kernels, or the packages here, lack it."""
+    answer = technique.answer(Bed())
+    if not answer.ok:
+        pytest.skip(str(answer))
+
+
+def odd(*, bias: bool = True) -> Problem:
+    """Sizes that are no multiples of a tile, three dimensions, an activation between."""
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Linear(77, 90, bias=bias), nn.Tanh(), nn.Linear(90, 47, bias=bias))
+    return Problem(module, (torch.randn(3, 5, 77),))
+
+
+# The grid
+
+
+@pytest.mark.parametrize("dtype", [E4M3, E5M2, FNUZ, torch.bfloat16, torch.float16])
+def test_nearest_is_the_cast(dtype: torch.dtype) -> None:
+    limits = torch.finfo(dtype)
+    drawn = torch.randn(20_000, generator=torch.Generator().manual_seed(0))
+    grid = (torch.arange(256, dtype=torch.uint8)).view(E4M3).float()
+    ties = grid[grid.isfinite()] * (1 + 2.0**-4)
+    x = torch.cat([drawn, ties, 2.0 ** torch.arange(-30.0, 8.0), torch.zeros(1)]).clamp(limits.min, limits.max)
+    assert torch.equal(nearest(x, dtype), x.to(dtype).float())
+    wide = x.double()
+    assert torch.equal(nearest(wide, dtype), wide.float().to(dtype).double())
+
+
+def test_flips_move_ties_to_a_neighbour_and_nothing_else() -> None:
+    # Halfway between numbers of four significant bits, over eleven powers of two.
+    ties = torch.cat([(torch.arange(8.0, 16.0) + 0.5) * 2.0**power for power in range(-8, 3)]).double()
+    flipped = nearest(ties, E4M3, torch.Generator().manual_seed(0))
+    spacing = 2.0 ** (torch.log2(ties).floor() - 3)
+    assert torch.equal((flipped - ties).abs(), spacing / 2)
+    assert 20 < int((flipped > ties).sum()) < 68
+    clear = torch.tensor([1.0, 1.05, 1.07, -300.0, 2.0**-9]).double()
+    assert torch.equal(nearest(clear, E4M3, torch.Generator().manual_seed(0)), nearest(clear, E4M3))
+
+
+def test_a_tensor_of_zeros_has_a_scale() -> None:
+    elements, scale = quantize(torch.zeros(4, 4), E4M3, rows=True)
+    assert float(scale.min()) > 0
+    assert float(elements.float().abs().sum()) == 0.0
+
+
+# Candidate and emulation
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("technique", TECHNIQUES, ids=lambda technique: technique.name)
+def test_candidate_is_what_the_emulation_says(technique: Any, bias: bool) -> None:
+    needs(technique)
+    ran = run(technique, odd(bias=bias))
+    assert ran.engaged, ran.missing()
+    original = odd(bias=bias)
+    exact, inputs = twin(original.module).double(), (original.inputs[0].double(),)
+    truth = technique.emulate(exact, inputs)(*inputs)
+    error = float((ran.result["out"].double() - truth).norm() / truth.norm())
+    assert error < 1e-6
+    assert ran.result["out"].is_contiguous()
+    assert float((truth - exact(*inputs)).norm() / truth.norm()) > 1e-3, "float8 must show against FP64"
+
+
+def test_a_row_of_large_numbers_leaves_the_other_rows_alone() -> None:
+    torch.manual_seed(0)
+    layer = nn.Linear(32, 16)
+    x = torch.randn(4, 32)
+    x[0] *= 1e6
+    needs(ROWWISE)
+    apart = [
+        float((Float8Linear(layer, E4M3, rows=rows)(x) - layer(x))[1:].norm() / layer(x)[1:].norm())
+        for rows in (True, False)
+    ]
+    assert apart[0] < 0.1 < apart[1]
+
+
+# Faults, through the engine
+
+
+def every_layer(edit: Any) -> Change:
+    def change(program: Program) -> None:
+        assert isinstance(program.call, nn.Module)
+        for layer in program.call.modules():
+            if isinstance(layer, (Float8Linear, WidenedLinear)):
+                edit(layer)
+
+    return change
+
+
+def doubled_scale(layer: Any) -> None:
+    layer.scale.mul_(1.01)
+
+
+def wrong_axis(layer: Any) -> None:
+    """Scales of the output channels along the inputs: a weight ``(N, K)`` times ``(1, K)``."""
+    places = torch.arange(layer.weight.shape[1]) % len(layer.scale)
+    layer.scale = layer.scale.flatten()[places].unsqueeze(0)
+
+
+def truncated_inputs(layer: Any) -> None:
+    """Elements are cut to four significant bits, not rounded: they then hold in float8 as they are."""
+    forward = layer.forward
+
+    def cut(x: Tensor) -> Tensor:
+        _, scale = quantize(x.reshape(-1, x.shape[-1]), E4M3, rows=layer.rows)
+        out: Tensor = forward((truncated_to(4, x.float() / scale.max()) * scale.max()).to(x.dtype))
+        return out
+
+    layer.forward = cut
+
+
+def other_format(layer: Any) -> None:
+    """Three significant bits where four were promised."""
+    layer.weight = layer.weight.float().to(E5M2).float().to(E4M3)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    "edit", [doubled_scale, truncated_inputs, other_format, None], ids=lambda edit: edit.__name__ if edit else "healthy"
+)
+def test_faults_of_scaled_products_are_caught(edit: Any, dtype: str, store: Store) -> None:
+    needs(SCALED)
+    change = nothing if edit is None else every_layer(edit)
+    record = verdict_of(store, Planted(SCALED, change), seeded("mlp-blocks"), dtype=dtype)
+    assert record.verdict is (Verdict.PASS if edit is None else Verdict.FAIL), record.reason
+    assert "not engaged" not in record.reason
+
+
+@pytest.mark.parametrize("edit", [wrong_axis, other_format, doubled_scale], ids=lambda edit: edit.__name__)
+def test_faults_of_float8_weights_are_caught(edit: Any, store: Store) -> None:
+    record = verdict_of(store, Planted(WEIGHTS, every_layer(edit)), seeded("mlp"))
+    assert record.verdict is Verdict.FAIL
+    assert "out: view" in record.reason
+
+
+# Evidence
+
+
+@pytest.mark.parametrize("technique", TECHNIQUES, ids=lambda technique: technique.name)
+def test_a_module_that_nobody_converted_is_seen(technique: Any) -> None:
+    program = Program.of(odd())
+    program.call = twin(program.module)
+    with technique.watch("cpu") as log:
+        program.run(Mode.FORWARD)
+    seen = list(technique.evidence(program, log, Mode.FORWARD, StubDevice()))
+    assert sum(not one.engaged for one in seen) >= 4
+
+
+def test_products_of_anything_but_float8_are_not_counted() -> None:
+    needs(SCALED)
+    program = Program.of(odd())
+    SCALED.prepare(program, Mode.FORWARD, Bed())
+    with SCALED.watch("cpu") as log:
+        torch.randn(4, 4) @ torch.randn(4, 4)
+    seen = {one.claim: one for one in SCALED.evidence(program, log, Mode.FORWARD, Bed())}
+    assert not seen["float8_e4m3fn products (aten::_scaled_mm) >= 2"].engaged
+
+
+def test_bytes_fall_to_a_quarter_and_are_told() -> None:
+    problem = Problem(nn.Linear(64, 32), (torch.randn(4, 64),))
+    ran = run(WEIGHTS, problem)
+    claims = {one.claim.partition(" fall")[0]: str(one.observed) for one in ran.evidence if "fall" in one.claim}
+    weights, scales, bias = 64 * 32, 4 * 32, 4 * 32
+    assert claims["bytes of the weights"] == f"{4 * weights} -> {weights + scales}"
+    assert claims["bytes of elements in a file"].startswith(f"{4 * weights + bias} -> {weights + scales + bias} (whole")
+
+
+# Capability
+
+
+class Handing(StubDevice):
+    """Hands what it lacks to the CPU."""
+
+    def fallbacks(self) -> Mapping[str, int]:
+        return {"aten::_scaled_mm": 1}
+
+
+def test_a_device_is_asked_by_trial() -> None:
+    needs(SCALED)
+    assert SCALED.capability(StubDevice()).ok
+    handing = SCALED.capability(Handing())
+    assert (handing.code, handing.reason) == (Code.NO_FEATURE, "stub hands aten::_scaled_mm to the CPU")
+    assert WEIGHTS.capability(Handing()).code is Code.NO_FEATURE
+
+
+def test_a_device_that_raises_is_answered_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*given: Any, **more: Any) -> Tensor:
+        raise RuntimeError("no float8 here\nand a long trace")
+
+    monkeypatch.setattr(torch, "_scaled_mm", refuse)
+    answer = SCALED.capability(StubDevice())
+    assert answer.code is Code.NO_FEATURE
+    assert answer.reason.endswith("no float8 here")
+
+
+def test_a_device_that_multiplies_wrongly_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "_scaled_mm", lambda a, b, **_: torch.zeros(a.shape[0], b.shape[1]))
+    with pytest.raises(RuntimeError, match="expected 16, got"):
+        SCALED.capability(StubDevice())
+
+
+def test_a_gpu_without_float8_units_is_unavailable(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*given: Any, **more: Any) -> Tensor:
+        raise RuntimeError("needs 8.9")
+
+    monkeypatch.setattr(torch, "_scaled_mm", refuse)
+    monkeypatch.setattr(torch.version, "hip", None)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (8, 0))
+    answer = SCALED.capability(StubDevice("cuda"))
+    assert (answer.code, answer.verdict) == (Code.NO_HARDWARE, Verdict.UNAVAILABLE)
+
+
+def test_a_dtype_of_outputs_that_the_kernel_lacks_is_said_when_it_is_met(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = torch._scaled_mm
+
+    def picky(*given: Any, **more: Any) -> Tensor:
+        if more["out_dtype"] is torch.float32:
+            raise RuntimeError("only bfloat16 outputs")
+        return plain(*given, **more)
+
+    needs(SCALED)
+    monkeypatch.setattr(torch, "_scaled_mm", picky)
+    assert SCALED.capability(StubDevice()).ok
+    with pytest.raises(Unsupported, match="only bfloat16 outputs"):
+        SCALED.prepare(Program.of(odd()), Mode.FORWARD, StubDevice())
+    SCALED.prepare(Program.of(odd(), dtype=torch.bfloat16), Mode.FORWARD, StubDevice())
+
+
+def test_oracles_tell_formats_and_scales_apart() -> None:
+    made: list[Quantized] = [*TECHNIQUES, *torchao.TECHNIQUES]  # type: ignore[list-item]  # all of these are
+    oracles = [technique.oracle for technique in made if not technique.name.endswith("weight-only")]
+    assert len(set(oracles)) == len(oracles)
+    assert ScaledProduct("other", E5M2, rows=False).oracle not in oracles
+
+
+# torchao
+
+
+AO = {technique.name: technique for technique in torchao.TECHNIQUES}
+
+
+def test_torchaos_dynamic_float8_is_for_gpus_and_is_what_the_emulation_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    technique: Any = AO["float8-torchao-dynamic"]
+    assert technique.capability(StubDevice()).code is Code.NO_FEATURE
+    if not installed("torchao"):
+        pytest.skip("torchao is not installed")
+    # Its check of the hardware lifted, it runs on the CPU's kernels.
+    api = importlib.import_module("torchao.quantization.quant_api")
+    monkeypatch.setattr(api, "_check_hardware_support", lambda _: None)
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Linear(32, 48), nn.Tanh(), nn.Linear(48, 10))
+    x = torch.randn(6, 32)
+    ran = run(technique, Problem(twin(module), (x,)))
+    assert ran.engaged, ran.missing()
+    assert ran.evidence[0].claim == "linear layers with a weight of type Float8Tensor = 1 >= 1"
+    with torch.no_grad():
+        truth = technique.emulate(twin(module).double(), ())(x.double())
+    assert float((ran.result["out"].double() - truth).norm() / truth.norm()) < 1e-6
+
+
+def test_torchaos_weights_are_those_of_the_plain_variant() -> None:
+    technique: Any = AO["float8-torchao-weight-only"]
+    needs(technique)
+    assert technique.oracle == WEIGHTS.oracle
+    one, other = run(technique, odd()), run(WEIGHTS, odd())
+    assert one.engaged, one.missing()
+    torch.testing.assert_close(one.result["out"], other.result["out"])
+
+
+def test_float8_keeps_to_a_few_workloads() -> None:
+    assert {"mlp", "digits-mlp"} <= float8.WORKLOADS
+    assert all(technique.accepts(seeded("mlp")) for technique in TECHNIQUES)
+    assert not any(technique.accepts(seeded("matmul")) for technique in TECHNIQUES)

@@ -1,0 +1,205 @@
+"""Optimizer states in bfloat16: what is kept between steps, what the oracle does, and the faults that stand out from it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from fault_harness import one_thread, seeded, verdict_of
+from technique_harness import StubDevice, mlp, plain, run, workload
+from torch import Tensor, nn
+
+from accelcheck.capability import Code
+from accelcheck.case import Mode, Verdict
+from accelcheck.faults.base import Planted
+from accelcheck.faults.plant import nothing, rounded_to, truncated_to
+from accelcheck.techniques.emulation import nearest
+from accelcheck.techniques.optimizer_state import TECHNIQUES, HalfStates, KeptStates, RoundedStates
+from accelcheck.verify import oracle
+from accelcheck.verify.oracle import Store
+from accelcheck.workloads.base import Problem, Program
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from accelcheck.faults.base import Change
+
+(TECHNIQUE,) = TECHNIQUES
+DEVICE = StubDevice()
+DEVICE.dtypes = frozenset({"float32", "bfloat16"})
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    with one_thread():
+        yield
+
+
+@pytest.fixture(scope="session")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
+    return Store(tmp_path_factory.mktemp("references"))
+
+
+def problem(make: Callable[[Any], torch.optim.Optimizer]) -> Problem:
+    made = mlp()
+    return Problem(made.module, made.inputs, target=made.target, loss=made.loss, optimizer=make, steps=3)
+
+
+def momentum(parameters: Any) -> torch.optim.Optimizer:
+    return torch.optim.SGD(parameters, lr=0.05, momentum=0.9)
+
+
+def adam(parameters: Any) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(parameters, lr=0.01, eps=1e-3)
+
+
+@pytest.mark.parametrize(("make", "states"), [(momentum, 4), (adam, 8)])
+def test_states_are_half_between_steps_and_parameters_are_not(make: Any, states: int) -> None:
+    ran = run(TECHNIQUE, problem(make), Mode.TRAIN)
+    assert ran.engaged, ran.missing()
+    claims = {one.claim: one.observed for one in ran.evidence}
+    assert claims["optimizer states >= 4"] == states
+    made = ran.program.extras["optimizer whose states are kept"].made
+    kept = [value for state in made.state.values() for name, value in state.items() if name != "step"]
+    assert {value.dtype for value in kept} == {torch.bfloat16}
+    exact = plain(problem(make), Mode.TRAIN)
+    apart = max(float((ran.result[path] - exact[path]).abs().max()) for path in exact)
+    assert 0.0 < apart < 1e-3
+
+
+def test_the_number_of_steps_is_left_alone() -> None:
+    ran = run(TECHNIQUE, problem(adam), Mode.TRAIN)
+    made = ran.program.extras["optimizer whose states are kept"].made
+    assert {float(state["step"]) for state in made.state.values()} == {3.0}
+
+
+def test_an_optimizer_without_states_is_seen() -> None:
+    ran = run(TECHNIQUE, problem(lambda parameters: torch.optim.SGD(parameters, lr=0.05)), Mode.TRAIN)
+    assert "optimizer states >= 4: 0" in ran.missing()
+
+
+def test_states_that_stay_wide_are_seen() -> None:
+    program = Program.of(problem(momentum))
+    TECHNIQUE.prepare(program, Mode.TRAIN, DEVICE)
+    assert isinstance(program.optimizer, KeptStates)
+    program.optimizer.narrow = lambda state: state
+    with TECHNIQUE.watch("cpu") as log:
+        program.run(Mode.TRAIN)
+    missing = [one.claim for one in TECHNIQUE.evidence(program, log, Mode.TRAIN, DEVICE) if not one.engaged]
+    assert missing == [
+        "states are bfloat16",
+        "bytes of states are half of FP32's",
+        "states widened before a step >= 8",
+    ]
+
+
+def test_the_oracle_rounds_as_a_cast_does_and_flips_at_ties() -> None:
+    drawn = torch.randn(32, generator=torch.Generator().manual_seed(0))
+
+    def one(make: Any) -> Tensor:
+        parameter = nn.Parameter(torch.zeros(64, dtype=torch.float64))
+        parameter.grad = torch.cat([1.0 + 2.0**-8 * torch.arange(32), drawn]).double()
+        optimizer = make([parameter])
+        optimizer.step()
+        found: Tensor = optimizer.state[parameter]["momentum_buffer"]
+        return found
+
+    rounded = RoundedStates(momentum, torch.bfloat16)
+    exact = one(momentum)
+    assert torch.equal(one(rounded), exact.bfloat16().double())
+    rounded.flips = torch.Generator().manual_seed(0)
+    flipped = one(rounded)
+    moved = flipped != nearest(exact, torch.bfloat16)
+    assert 2 <= int(moved[1:32:2].sum()) <= 14, "every other one of the first lies at a tie"
+    assert not bool(moved[0:32:2].any())
+    assert not bool(moved[32:].any())
+
+
+# Faults, through the engine
+
+
+def narrowing(narrow: Callable[[Tensor], Tensor]) -> Change:
+    def change(program: Program) -> None:
+        assert isinstance(program.optimizer, KeptStates)
+        program.optimizer.narrow = narrow
+
+    return change
+
+
+def uncorrected(program: Program) -> None:
+    """Moments are taken as if a hundred thousand steps had been made: nothing corrects their bias towards 0."""
+    assert isinstance(program.optimizer, KeptStates)
+    make = program.optimizer.make
+
+    def later(parameters: Any) -> torch.optim.Optimizer:
+        optimizer = make(parameters)
+
+        def ahead(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+            for state in optimizer.state.values():
+                state["step"] += 1e5 * (state["step"] < 1e5)
+
+        optimizer.register_step_pre_hook(ahead)
+        return optimizer
+
+    program.optimizer.make = later
+
+
+FAULTS: dict[str, tuple[Change, str]] = {
+    "four bits": (narrowing(lambda state: rounded_to(4, state.float()).bfloat16()), "train-mlp"),
+    "seven bits": (narrowing(lambda state: rounded_to(7, state.float()).bfloat16()), "train-mlp"),
+    "truncated": (narrowing(lambda state: truncated_to(8, state.float()).bfloat16()), "train-mlp"),
+    "no bias correction": (uncorrected, "train-transformer"),
+}
+
+
+@pytest.mark.parametrize(("change", "name"), FAULTS.values(), ids=FAULTS)
+def test_faults_of_states_are_caught_by_values(change: Change, name: str, store: Store) -> None:
+    record = verdict_of(store, Planted(TECHNIQUE, change), seeded(name), Mode.TRAIN)
+    assert record.verdict is Verdict.FAIL, record.reason
+    assert "parameter:" in record.reason
+    assert "not engaged" not in record.reason
+
+
+@pytest.mark.parametrize("number", [0, 1, 2])
+def test_the_technique_itself_passes(number: int, store: Store) -> None:
+    record = verdict_of(store, Planted(TECHNIQUE, nothing), seeded("train-mlp", number), Mode.TRAIN)
+    assert record.verdict is Verdict.PASS, record.reason + record.traceback
+
+
+def test_the_oracle_flips_in_runs_with_rounding_errors_alone() -> None:
+    seen: list[bool] = []
+
+    class Watching(RoundedStates):
+        def __call__(self, parameters: Any) -> torch.optim.Optimizer:
+            seen.append(self.flips is not None)
+            return super().__call__(parameters)
+
+    class Watched(HalfStates):
+        def emulate_optimizer(self, make: Any) -> Any:
+            return Watching(make, self.dtype)
+
+    reference = oracle.compute(seeded("train-mlp"), Watched(), 0, "float32", Mode.TRAIN)
+    assert seen == [False] + [True] * oracle.SAMPLES
+    assert reference.budgets
+
+
+def test_states_kept_wide_are_told_from_half_ones(store: Store) -> None:
+    """Not only the evidence: the oracle is that of rounded states, and exact ones are further from it than rounding."""
+    record = verdict_of(store, Planted(TECHNIQUE, narrowing(lambda state: state)), seeded("train-mlp"), Mode.TRAIN)
+    assert "parameter:" in record.reason
+
+
+def test_it_asks_for_the_dtype_and_for_a_training() -> None:
+    assert TECHNIQUE.capability(DEVICE).ok
+    narrow = StubDevice()
+    narrow.dtypes = frozenset({"float32"})
+    assert HalfStates().capability(narrow).code is Code.NO_DTYPE
+    assert not TECHNIQUE.accepts(workload("linear"))
+    assert TECHNIQUE.accepts(seeded("train-transformer"))
+
+
+def test_a_program_without_an_optimizer_is_an_error_that_says_so() -> None:
+    program = Program.of(Problem(nn.Linear(2, 2), (torch.zeros(1, 2),)))
+    with pytest.raises(TypeError, match="expected a program with an optimizer"):
+        TECHNIQUE.prepare(program, Mode.TRAIN, DEVICE)

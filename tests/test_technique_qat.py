@@ -1,0 +1,213 @@
+"""QAT: the emulation is what torchao trains with, the round trip holds, and faults of either are caught."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from fault_harness import Bed, one_thread, seeded, verdict_of
+from technique_harness import StubDevice, differences, mlp, run
+from torch import Tensor, nn
+
+from accelcheck.case import Mode, Verdict
+from accelcheck.devices.packages import installed
+from accelcheck.faults.base import Planted
+from accelcheck.faults.plant import nothing
+from accelcheck.techniques import qat
+from accelcheck.techniques.emulation import replaced, twin
+from accelcheck.techniques.qat import TECHNIQUES, FakeQuantized, FakeQuantizer
+from accelcheck.verify.oracle import Store
+from accelcheck.workloads.base import Program
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from accelcheck.faults.base import Change
+
+(TECHNIQUE,) = TECHNIQUES
+without_torchao = pytest.mark.skipif(not installed("torchao"), reason="torchao is not installed")
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    with one_thread():
+        yield
+
+
+@pytest.fixture(scope="session")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
+    return Store(tmp_path_factory.mktemp("references"))
+
+
+# The emulation
+
+
+def test_activations_go_to_their_own_grid_by_rows() -> None:
+    x = torch.tensor([[-1.0, 0.0, 0.3, 3.0], [0.0, 0.0, 0.0, 1e-3]]).double()
+    out = FakeQuantizer(symmetric=False)(x)
+    assert torch.equal(out[:, 1], torch.zeros(2).double()), "0 stays 0"
+    assert float((out - x).abs()[0].max()) <= 4 / 255 / 2 + 1e-6
+    assert float((out - x).abs()[1].max()) <= 1e-3 / 255 / 2 + 1e-9
+
+
+def test_gradients_pass_but_for_what_is_clipped() -> None:
+    # The largest of a symmetric row is at 127.5, and goes to 128: beyond what eight bits hold.
+    x = torch.tensor([[127.5, 63.0, -31.0]], dtype=torch.float64, requires_grad=True)
+    quantizer = FakeQuantizer(symmetric=True)
+    quantizer(x).sum().backward()
+    assert x.grad is not None
+    assert x.grad.tolist() == [[0.0, 1.0, 1.0]]
+
+
+def test_flips_move_a_gradient_in_and_out_of_the_range() -> None:
+    quantizer = FakeQuantizer(symmetric=True)
+    quantizer.flips = torch.Generator().manual_seed(0)
+    seen = set()
+    for _ in range(20):
+        x = torch.tensor([[127.5, 63.0, -31.0]], dtype=torch.float64, requires_grad=True)
+        quantizer(x).sum().backward()
+        assert x.grad is not None
+        seen.add(float(x.grad[0, 0]))
+    assert seen == {0.0, 1.0}
+
+
+@without_torchao
+def test_the_emulation_is_what_torchao_trains_with() -> None:
+    mode = Mode.BACKWARD
+    ran = run(TECHNIQUE, mlp(), mode)
+    assert ran.engaged, ran.missing()
+    program = Program.of(mlp())
+    emulated = replaced(twin(program.module).double(), FakeQuantized).train()
+    exact = Program(
+        module=emulated,
+        inputs=tuple(value.double() for value in program.inputs),
+        seed=program.seed,
+    ).run(mode)
+    assert not differences(ran.result, exact, 1e-4)
+    plain = Program.of(mlp()).run(mode)
+    assert differences(plain, exact, 1e-4)
+
+
+# Round trip and evidence
+
+
+@without_torchao
+def test_conversion_keeps_what_training_saw() -> None:
+    ran = run(TECHNIQUE, mlp(), Mode.TRAIN)
+    observed = {one.claim: one.observed for one in ran.evidence}
+    assert observed["fake-quantized linear layers = 2 >= 1"] == 2
+    assert observed["layers converted to int8 weights = 2"] == 2
+    assert observed["elements of weights that conversion changed = 0"] == 0
+    assert 0.0 <= float(observed["outputs of converted layers apart, of what the order of sums explains <= 1"]) <= 1.0
+
+
+@without_torchao
+def test_the_model_is_left_in_the_mode_that_it_was_in() -> None:
+    ran = run(TECHNIQUE, mlp(), Mode.TRAIN)
+    assert ran.program.module.training
+    kind = importlib.import_module("torchao.quantization.qat.linear").FakeQuantizedLinear
+    assert sum(isinstance(part, kind) for part in ran.program.module.modules()) == 2, "converted is a copy"
+
+
+@without_torchao
+def test_a_conversion_to_another_scheme_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = qat._quantize
+
+    def other(module: nn.Module, step: str) -> None:
+        right(module, step)
+        if step == "convert":
+            for part in module.modules():
+                if type(part) is nn.Linear:
+                    with torch.no_grad():
+                        part.weight.scale.mul_(1.01)  # type: ignore[attr-defined]  # torchao's own
+
+    monkeypatch.setattr(qat, "_quantize", other)
+    missing = run(TECHNIQUE, mlp(), Mode.BACKWARD).missing()
+    assert len(missing) == 2
+    assert missing[0].startswith("elements of weights that conversion changed = 0")
+
+
+@without_torchao
+def test_a_model_that_nobody_prepared_is_seen() -> None:
+    program = Program.of(mlp())
+    program.extras["linear layers"] = 2
+    with TECHNIQUE.watch("cpu") as log:
+        program.run(Mode.BACKWARD)
+    seen = list(TECHNIQUE.evidence(program, log, Mode.BACKWARD, StubDevice()))
+    assert sum(not one.engaged for one in seen) >= 4
+
+
+# Faults, through the engine
+
+
+def every_layer(edit: Callable[[Any], None]) -> Change:
+    def change(program: Program) -> None:
+        for layer in program.module.modules():
+            if type(layer).__name__ == "FakeQuantizedLinear":
+                edit(layer)
+
+    return change
+
+
+def zero_off(layer: Any) -> None:
+    """Activations are dequantized with a zero point that is one too large."""
+    quantizer = layer.activation_fake_quantizer
+    forward = quantizer.forward
+    quantizer.forward = lambda x: forward(x) - quantizer.scale.reshape(*x.shape[:-1], 1)
+
+
+def no_gradient(layer: Any) -> None:
+    """Rounding passes no gradient: weights that quantization sees never learn."""
+    forward = layer.weight_fake_quantizer.forward
+    layer.weight_fake_quantizer.forward = lambda x: forward(x).detach() + 0 * x
+
+
+def wrong_axis(layer: Any) -> None:
+    """Weights have a scale an input channel."""
+
+    def forward(x: Tensor) -> Tensor:
+        scale = x.detach().abs().amax(0, keepdim=True) / 127.5
+        return x + (torch.round(x / scale).clamp(-128, 127) * scale - x).detach()
+
+    layer.weight_fake_quantizer.forward = forward
+
+
+def four_bits(layer: Any) -> None:
+    def forward(x: Tensor) -> Tensor:
+        scale = x.detach().abs().amax(1, keepdim=True) / 7.5
+        return x + (torch.round(x / scale).clamp(-8, 7) * scale - x).detach()
+
+    layer.weight_fake_quantizer.forward = forward
+
+
+def unquantized_inputs(layer: Any) -> None:
+    layer.activation_fake_quantizer.enabled = False
+
+
+@without_torchao
+@pytest.mark.parametrize(
+    ("edit", "named"),
+    [
+        (zero_off, "view"),
+        (no_gradient, "grad:"),
+        (four_bits, "view"),
+        (wrong_axis, "conversion changed"),
+        (unquantized_inputs, "operands rounded"),
+        (None, ""),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+def test_faults_of_fake_quantization_are_caught(edit: Any, named: str, store: Store) -> None:
+    change = nothing if edit is None else every_layer(edit)
+    record = verdict_of(store, Planted(TECHNIQUE, change), seeded("mlp-blocks"), Mode.BACKWARD)
+    assert record.verdict is (Verdict.PASS if edit is None else Verdict.FAIL), record.reason + record.traceback
+    assert named in record.reason
+
+
+def test_it_asks_for_torchao() -> None:
+    answer = TECHNIQUE.answer(Bed())
+    assert answer.ok or "torchao" in answer.reason
+    assert TECHNIQUE.accepts(seeded("train-mlp"))
+    assert not TECHNIQUE.accepts(seeded("matmul"))
