@@ -2,22 +2,34 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
+from accelcheck.case import Mode
 from accelcheck.workloads.base import Problem, Workload
-from accelcheck.workloads.draw import normal
+from accelcheck.workloads.draw import initialise, integers, normal
 
 
 class GatedFunction(torch.autograd.Function):
-    """``x sigmoid(slope gate)``: ``x`` and ``gate`` of one shape, ``slope`` 0-d; differentiable twice."""
+    """``x sigmoid(slope gate)``: ``x`` and ``gate`` of one shape, ``slope`` 0-d; differentiable twice.
+
+    In the form that `torch.func` asks for.
+    """
+
+    generate_vmap_rule = True
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, gate: Tensor, slope: Tensor) -> Tensor:
-        ctx.save_for_backward(x, gate, slope)
+    def forward(x: Tensor, gate: Tensor, slope: Tensor) -> Tensor:
         return x * torch.sigmoid(slope * gate)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        del output
+        ctx.save_for_backward(*inputs)
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> tuple[Tensor, Tensor, Tensor]:
@@ -40,6 +52,81 @@ class Gated(nn.Module):
         return out
 
 
+def _swish_projection(device_type: str) -> Any:
+    """``swish(x) weight^T`` with ``swish(x) = x sigmoid(beta x)``, as one function that saves ``x`` alone.
+
+    ``x`` (..., in), ``weight`` (out, in), ``beta`` (in,); differentiable twice. Without autocast's decorators a
+    half-precision gradient would meet saved FP32 operands; they want to know a device type.
+
+    Swish: P. Ramachandran, B. Zoph, Q. V. Le, arXiv:1710.05941.
+    """
+
+    class SwishProjection(torch.autograd.Function):
+        @staticmethod
+        @torch.amp.custom_fwd(device_type=device_type)  # type: ignore[untyped-decorator]  # untyped in torch
+        def forward(ctx: Any, x: Tensor, weight: Tensor, beta: Tensor) -> Tensor:
+            ctx.save_for_backward(x, weight, beta)
+            return functional.linear(x * torch.sigmoid(beta * x), weight)
+
+        @staticmethod
+        @torch.amp.custom_bwd(device_type=device_type)  # type: ignore[untyped-decorator]  # untyped in torch
+        def backward(ctx: Any, *grads: Any) -> tuple[Tensor, Tensor, Tensor]:
+            (grad,) = grads
+            x, weight, beta = ctx.saved_tensors
+            open_ = torch.sigmoid(beta * x)
+            through = grad @ weight
+            inner = through * x * open_ * (1 - open_)
+            of_weight = grad.flatten(0, -2).t() @ (x * open_).flatten(0, -2)
+            return through * open_ + inner * beta, of_weight, (inner * x).flatten(0, -2).sum(0)
+
+    return SwishProjection
+
+
+# Made beforehand where they can be: a compiler that meets a class definition breaks its graph there.
+_PROJECTIONS = {device_type: _swish_projection(device_type) for device_type in ("cpu", "cuda", "xla")}
+
+
+def swish_projection(device_type: str) -> Any:
+    """The function of `_swish_projection` for tensors of a device type."""
+    if device_type not in _PROJECTIONS:
+        _PROJECTIONS[device_type] = _swish_projection(device_type)
+    return _PROJECTIONS[device_type]
+
+
+class SwishBlock(nn.Module):
+    """``x + swish(fc(x)) weight^T`` with learned betas, through `swish_projection`; ``(..., width)`` to the same."""
+
+    def __init__(self, width: int, hidden: int) -> None:
+        super().__init__()
+        self.fc = nn.Linear(width, hidden)
+        self.weight = nn.Parameter(torch.empty(width, hidden))
+        self.beta = nn.Parameter(torch.empty(hidden))
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = x + swish_projection(x.device.type).apply(self.fc(x), self.weight, self.beta)
+        return out
+
+
+class SwishNetwork(nn.Module):
+    """A linear stem, two `SwishBlock` in `blocks`, and a head: ``(B, features)`` to ``(B, classes)``.
+
+    The stem is no block: reentrant checkpoints need an input that requires a gradient, in training too.
+    """
+
+    def __init__(self, features: int = 24, width: int = 32, hidden: int = 48, classes: int = 10) -> None:
+        super().__init__()
+        self.stem = nn.Linear(features, width)
+        self.blocks = nn.ModuleList([SwishBlock(width, hidden) for _ in range(2)])
+        self.head = nn.Linear(width, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stem(x)
+        for block in self.blocks:
+            x = block(x)
+        out: Tensor = self.head(x)
+        return out
+
+
 def _gated(generator: torch.Generator, extent: int) -> Problem:
     module = Gated()
     with torch.no_grad():
@@ -47,12 +134,55 @@ def _gated(generator: torch.Generator, extent: int) -> Problem:
     return Problem(module, (normal(generator, 16 + extent, 12), normal(generator, 16 + extent, 12)))
 
 
+def _network(generator: torch.Generator) -> SwishNetwork:
+    module = SwishNetwork()
+    initialise(module, generator)
+    with torch.no_grad():
+        for block in module.blocks:
+            block.get_parameter("beta").add_(1.5)
+    return module
+
+
+def _swish(generator: torch.Generator, extent: int) -> Problem:
+    return Problem(_network(generator), (normal(generator, 16 + extent, 24),))
+
+
+def _train(generator: torch.Generator, extent: int) -> Problem:
+    batch = 16 + extent
+    return Problem(
+        _network(generator),
+        (normal(generator, batch, 24),),
+        target=integers(generator, 0, 10, batch),
+        loss=functional.cross_entropy,
+        optimizer=partial(torch.optim.SGD, lr=0.02, momentum=0.9),
+        steps=4,
+    )
+
+
+_TRAITS = frozenset({"resizable", "custom-function"})
+_NETWORK = _TRAITS | {"matmul", "linear", "blocks"}
+
 WORKLOADS = (
     Workload(
         "custom-function",
         "A custom autograd function of two inputs of one shape and a parameter, which are told apart by gradients.",
         _gated,
         2,
-        traits=frozenset({"resizable", "custom-function", "twice-differentiable"}),
+        traits=_TRAITS | {"twice-differentiable"},
+    ),
+    Workload(
+        "custom-swish",
+        "Two blocks of a linear layer and a custom function: SiLU with learned slopes, and a projection.",
+        _swish,
+        2,
+        traits=_NETWORK | {"twice-differentiable"},
+    ),
+    Workload(
+        "train-custom",
+        "Four steps of SGD with momentum through custom functions.",
+        _train,
+        2,
+        frozenset({Mode.TRAIN}),
+        _NETWORK | {"training"},
     ),
 )

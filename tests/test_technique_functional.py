@@ -1,0 +1,224 @@
+from __future__ import annotations
+
+import copy
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from fault_harness import BACKWARD, Planted, faults, one_thread, seeded, verdict_of
+from technique_harness import differences, mlp, named, plain, run, trained
+from torch import Tensor, nn
+
+from accelcheck.case import Mode, Verdict
+from accelcheck.faults.base import Planted as PlantedAfter
+from accelcheck.faults.plant import calling
+from accelcheck.registry import discover
+from accelcheck.techniques.functional import DIFFERENTIABLE, SAMPLEWISE, SMALL, TECHNIQUES, Function, Mapped
+from accelcheck.verify.oracle import Store
+from accelcheck.workloads.base import Problem, Program
+from accelcheck.workloads.custom import GatedFunction
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+VMAP, GRAD = named(TECHNIQUES, "func-vmap"), named(TECHNIQUES, "func-grad")
+JACOBIANS = [named(TECHNIQUES, "func-jacrev"), named(TECHNIQUES, "func-jacfwd")]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def threads() -> Iterator[None]:
+    with one_thread():
+        yield
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store(tmp_path)
+
+
+def small() -> Problem:
+    torch.manual_seed(0)
+    return trained(nn.Sequential(nn.Linear(3, 4), nn.Tanh()), torch.randn(5, 3), torch.randn(5, 4))
+
+
+# Mapped over samples
+
+
+@pytest.mark.parametrize("mode", [Mode.FORWARD, Mode.BACKWARD])
+def test_samples_give_what_the_batch_gives(mode: Mode) -> None:
+    ran = run(VMAP, mlp(), mode)
+    assert ran.engaged, ran.missing()
+    assert [one.observed for one in ran.evidence] == [1, 1]
+    assert not differences(ran.result, plain(mlp(), mode))
+
+
+def test_samples_that_know_of_each_other_are_told_from_those_that_do_not() -> None:
+    class Centred(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x - x.mean(0)
+
+    def problem() -> Problem:
+        return Problem(Centred(), (torch.arange(6.0).reshape(3, 2),))
+
+    assert differences(run(VMAP, problem()).result, plain(problem())) == ["out"]
+
+
+def test_a_loop_over_samples_is_no_map() -> None:
+    class Looped(Mapped):
+        def prepare(self, program: Program, mode: Mode, device: Any) -> None:
+            super().prepare(program, mode, device)
+            seen, module = program.extras["what the module was given under a transform"], program.module
+
+            def call(x: Tensor) -> Tensor:
+                seen["batches"] += 1
+                outs = []
+                for row in x:
+                    seen["calls"] += 1
+                    seen["inputs"] += 1
+                    outs.append(module(row.unsqueeze(0)))
+                return torch.cat(outs)
+
+            program.call = call
+
+    ran = run(Looped("func-loop", ""), mlp())
+    assert [one.engaged for one in ran.evidence] == [False, False]
+    assert not differences(ran.result, plain(mlp()))
+
+
+def test_what_is_no_batch_is_given_whole(store: Store) -> None:
+    """A 0-d operand, and one of a single row: their gradients are summed over the samples."""
+    for name in ("elementwise-scalar", "elementwise-broadcast"):
+        record = verdict_of(store, VMAP, seeded(name), BACKWARD)
+        assert record.verdict is Verdict.PASS, record.reason
+
+
+# Differentiated
+
+
+@pytest.mark.parametrize("mode", [Mode.BACKWARD, Mode.TRAIN])
+def test_gradients_of_a_function_are_those_of_the_tape(mode: Mode) -> None:
+    ran = run(GRAD, mlp(), mode)
+    assert ran.engaged, ran.missing()
+    assert ran.evidence[0].observed == (3 if mode is Mode.TRAIN else 1)
+    assert not differences(ran.result, plain(mlp(), mode))
+
+
+@pytest.mark.parametrize("technique", JACOBIANS, ids=lambda technique: technique.name)
+def test_the_jacobian_makes_up_the_gradient(technique: Any) -> None:
+    ran = run(technique, small(), Mode.BACKWARD)
+    assert ran.engaged, ran.missing()
+    assert not differences(ran.result, plain(small(), Mode.BACKWARD))
+
+
+def test_forward_derivatives_are_told_from_reverse_ones() -> None:
+    forward = named(TECHNIQUES, "func-jacfwd")
+    wrong = copy.copy(named(TECHNIQUES, "func-jacrev"))
+    wrong.tracks = forward.tracks  # type: ignore[attr-defined]  # of both, on this copy alone
+    ran = run(wrong, small(), Mode.BACKWARD)
+    assert [one.engaged for one in ran.evidence] == [True, False, True, True]
+
+
+@pytest.mark.parametrize("mode", [Mode.BACKWARD, Mode.TRAIN])
+def test_the_tape_in_place_of_a_transform_is_seen(mode: Mode) -> None:
+    class Taped(type(GRAD)):  # type: ignore[misc]  # a class all the same
+        def prepare(self, program: Program, mode: Mode, device: Any) -> None:
+            super().prepare(program, mode, device)
+            program.elsewhere = program.backpropagate = None
+
+    ran = run(Taped("func-none", ""), mlp(), mode)
+    assert [one.engaged for one in ran.evidence[:2]] == [False, False]
+    if mode is Mode.BACKWARD:
+        assert ran.evidence[-1].claim == "gradients that the tape left in parameters = 0"
+        assert ran.evidence[-1].observed == 4
+
+
+def test_integer_outputs_are_passed_on() -> None:
+    class Ranked(nn.Module):
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+            return x.sin(), x.argmax(1)
+
+    def problem() -> Problem:
+        return Problem(Ranked(), (torch.arange(6.0).reshape(3, 2),))
+
+    for technique in (GRAD, *JACOBIANS):
+        result = run(technique, problem(), Mode.BACKWARD).result
+        assert not differences(result, plain(problem(), Mode.BACKWARD))
+        assert result["out[1]"].dtype == torch.int64
+
+
+def test_a_parameter_that_a_call_left_replaced_is_put_back_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = small()
+    own = dict(problem.module.named_parameters())
+    functional_call = torch.func.functional_call
+
+    def careless(module: Any, parameters: Any, inputs: Any) -> Any:
+        out = functional_call(module, parameters, inputs)
+        problem.module[0].weight = nn.Parameter(torch.zeros(4, 3))  # type: ignore[index]  # it is a Sequential
+        return out
+
+    monkeypatch.setattr(torch.func, "functional_call", careless)
+    ran = run(GRAD, problem, Mode.BACKWARD)
+    assert ran.missing() == ["parameters left replaced by a call = 0: 1"]
+    assert all(parameter is own[name] for name, parameter in ran.program.module.named_parameters())
+
+
+def test_functions_need_the_loss_that_training_needs() -> None:
+    problem = Problem(nn.Linear(2, 2), (torch.ones(1, 2),))
+    function = Function(Program.of(problem), lambda _: True)
+    with pytest.raises(ValueError, match="needs a loss and a target"):
+        function.backpropagate(0)
+
+
+# Which workloads
+
+
+def test_every_named_workload_exists_and_is_accepted() -> None:
+    known = {workload.name: workload for workload in discover("accelcheck.workloads", "WORKLOADS")}
+    for technique, names in zip(TECHNIQUES, (SAMPLEWISE, DIFFERENTIABLE, SMALL, SMALL), strict=True):
+        assert {name for name, workload in known.items() if technique.accepts(workload)} == names
+        levels = {known[name].level for name in names}
+        assert min(levels) <= 2 <= max(levels)
+
+
+def test_the_output_gradients_are_those_of_the_plain_run() -> None:
+    program = Program.of(mlp(), seed=3)
+    out = torch.zeros(8, 4)
+    assert torch.equal(program.cotangent("out", out), Program.of(mlp(), seed=3).cotangent("out", out))
+    assert not torch.equal(program.cotangent("out", out), program.cotangent("out[1]", out))
+
+
+# Fault 38: a custom function's gradients swapped
+
+
+class Swapped(GatedFunction):
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> tuple[Tensor, Tensor, Tensor]:
+        x, gate, slope = GatedFunction.backward(ctx, *grads)
+        return gate, x, slope
+
+
+def swapped(module: Any, x: Tensor, gate: Tensor) -> Tensor:
+    out: Tensor = Swapped.apply(x, gate, module.slope)  # type: ignore[no-untyped-call]  # untyped in torch
+    return out
+
+
+def mapped(module: Any, x: Tensor, gate: Tensor) -> Tensor:
+    out: Tensor = torch.func.vmap(lambda *row: swapped(module, *row))(x, gate)
+    return out
+
+
+def test_swapped_gradients_are_caught_under_a_transform(store: Store) -> None:
+    workload = seeded("custom-function")
+    healthy = verdict_of(store, GRAD, workload, BACKWARD)
+    assert healthy.verdict is Verdict.PASS, healthy.reason
+    record = verdict_of(store, PlantedAfter(GRAD, calling(swapped)), workload, BACKWARD)
+    assert record.verdict is Verdict.FAIL
+    assert all(evidence.engaged for evidence in record.evidence)
+    assert faults(record).keys() == {"grad:input[0]", "grad:input[1]"}
+
+
+def test_swapped_gradients_are_caught_mapped_or_not(store: Store) -> None:
+    for function in (swapped, mapped):
+        record = verdict_of(store, Planted(calling(function)), seeded("custom-function"), BACKWARD)
+        assert {"grad:input[0]", "grad:input[1]"} <= faults(record).keys()

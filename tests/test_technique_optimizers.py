@@ -1,0 +1,197 @@
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from fault_harness import TRAIN, faults, one_thread, seeded, verdict_of
+from technique_harness import StubDevice, differences, mlp, named, plain, run, squared, workload
+
+from accelcheck.capability import Code
+from accelcheck.case import Mode, Verdict
+from accelcheck.faults.base import Planted
+from accelcheck.faults.training import without_option
+from accelcheck.registry import discover
+from accelcheck.techniques.base import Unsupported
+from accelcheck.techniques.observe import ProfilerLog
+from accelcheck.techniques.optimizers import TECHNIQUES, OptimizerStep
+from accelcheck.verify.oracle import Store
+from accelcheck.workloads.base import Problem, Program
+from accelcheck.workloads.optimizers import SIZES, Bank
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+FOREACH, FUSED = named(TECHNIQUES, "optimizer-foreach"), named(TECHNIQUES, "optimizer-fused")
+CAPTURABLE, COMPILED = named(TECHNIQUES, "optimizer-capturable"), named(TECHNIQUES, "optimizer-compiled")
+SGD = partial(torch.optim.SGD, lr=0.01, momentum=0.9)
+ADAMW = partial(torch.optim.AdamW, lr=0.01, eps=1e-3)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def threads() -> Iterator[None]:
+    with one_thread():
+        yield
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store(tmp_path)
+
+
+def training(optimizer: Any) -> Problem:
+    problem = mlp()
+    return Problem(problem.module, problem.inputs, problem.target, squared, optimizer, steps=3)
+
+
+@pytest.mark.parametrize("optimizer", [SGD, ADAMW], ids=["sgd", "adamw"])
+@pytest.mark.parametrize("technique", [FOREACH, FUSED], ids=lambda technique: technique.name)
+def test_a_step_is_that_of_the_loop(technique: Any, optimizer: Any) -> None:
+    ran = run(technique, training(optimizer), Mode.TRAIN)
+    assert ran.engaged, ran.missing()
+    assert not differences(ran.result, plain(training(optimizer), Mode.TRAIN))
+
+
+def test_a_compiled_step_is_that_of_the_loop() -> None:
+    ran = run(COMPILED, training(SGD), Mode.TRAIN)
+    assert ran.engaged, ran.missing()
+    assert not differences(ran.result, plain(training(SGD), Mode.TRAIN))
+
+
+@pytest.mark.parametrize("technique", [FOREACH, FUSED, COMPILED], ids=lambda technique: technique.name)
+def test_the_plain_loop_is_seen(technique: Any) -> None:
+    class Plain(type(technique)):  # type: ignore[misc]  # a class all the same
+        def changed(self, optimizer: torch.optim.Optimizer, device: Any) -> torch.optim.Optimizer:
+            del device
+            return optimizer
+
+    ran = run(Plain("optimizer-plain", ""), training(SGD), Mode.TRAIN)
+    assert not ran.evidence[0].engaged
+    assert ran.evidence[0].observed == 0
+
+
+def test_clipping_is_no_step() -> None:
+    """In a trajectory gradients are clipped; only what changes parameters counts."""
+
+    class Clipped(type(FOREACH)):  # type: ignore[misc]  # a class all the same
+        def changed(self, optimizer: torch.optim.Optimizer, device: Any) -> torch.optim.Optimizer:
+            del device
+
+            def step() -> None:
+                torch.nn.utils.clip_grad_norm_(optimizer.param_groups[0]["params"], 1e-3, foreach=True)
+
+            vars(optimizer)["step"] = step
+            return optimizer
+
+    ran = run(Clipped("optimizer-clip", "", foreach=True), training(SGD), Mode.TRAIN)
+    assert ran.missing() == ["updates of lists of parameters >= 3: 0"]
+
+
+# Counts on the device
+
+
+def counting(technique: Any, optimizer: torch.optim.Optimizer, device: str) -> list[bool]:
+    program = Program.of(training(SGD))
+    program.extras["the optimizer that was made last"] = optimizer
+    log = ProfilerLog("cpu")
+    return [one.engaged for one in technique.evidence(program, log, Mode.TRAIN, StubDevice(device))]
+
+
+def test_where_a_step_is_counted_is_seen() -> None:
+    parameter = torch.nn.Parameter(torch.zeros(2))
+    optimizer = torch.optim.Adam([parameter], capturable=True)
+    assert counting(CAPTURABLE, optimizer, "meta") == [False, True]  # no step was taken
+    optimizer.state[parameter]["step"] = torch.zeros((), device="meta")
+    assert counting(CAPTURABLE, optimizer, "meta") == [True, True]
+    assert counting(CAPTURABLE, optimizer, "xla") == [False, True]
+    optimizer.param_groups[0]["capturable"] = False
+    assert counting(CAPTURABLE, optimizer, "meta") == [True, False]
+
+
+# Where, and on what
+
+
+def test_where_it_runs() -> None:
+    answers = {
+        technique.name: {kind: technique.capability(StubDevice(kind)).code for kind in ("cpu", "cuda", "xla")}
+        for technique in (FOREACH, FUSED, CAPTURABLE)
+    }
+    ok, no = Code.OK, Code.NO_FEATURE
+    assert answers == {
+        "optimizer-foreach": {"cpu": ok, "cuda": ok, "xla": ok},
+        "optimizer-fused": {"cpu": ok, "cuda": ok, "xla": no},
+        "optimizer-capturable": {"cpu": no, "cuda": ok, "xla": ok},
+    }
+    assert COMPILED.capability(StubDevice("xla")).ok
+    assert COMPILED.capability(StubDevice("other")).code is Code.NO_BACKEND
+
+
+@pytest.mark.parametrize(
+    ("technique", "optimizer", "name"),
+    [(FUSED, torch.optim.NAdam, "NAdam"), (CAPTURABLE, torch.optim.SGD, "SGD")],
+    ids=["fused-nadam", "capturable-sgd"],
+)
+def test_an_option_that_an_optimizer_has_not_is_no_feature(
+    technique: Any, optimizer: Callable[..., Any], name: str
+) -> None:
+    program = Program.of(training(partial(optimizer, lr=0.01)))
+    with pytest.raises(Unsupported, match=f"{name} has no option"):
+        technique.prepare(program, Mode.TRAIN, StubDevice())
+
+
+def test_a_program_without_an_optimizer_is_refused() -> None:
+    with pytest.raises(TypeError, match="promises an optimizer"):
+        FOREACH.prepare(Program.of(Problem(torch.nn.Linear(2, 2), (torch.ones(1, 2),))), Mode.TRAIN, StubDevice())
+
+
+def test_every_named_workload_exists_and_is_accepted() -> None:
+    known = {thing.name: thing for thing in discover("accelcheck.workloads", "WORKLOADS")}
+    for technique in TECHNIQUES:
+        assert isinstance(technique, OptimizerStep)
+        assert {name for name, thing in known.items() if technique.accepts(thing)} == technique.subjects
+        assert technique.early <= known.keys()
+    assert not FOREACH.accepts(workload("training"))
+
+
+# Workloads and faults
+
+
+def test_parameters_have_awkward_sizes() -> None:
+    module = seeded("train-adagrad").problem(0).module
+    assert isinstance(module, Bank)
+    assert [tuple(weight.shape) for weight in module.weights] == list(SIZES)
+    assert {weight.numel() % 16 for weight in module.weights} >= {0, 1, 7}
+
+
+@pytest.mark.parametrize("technique", [FOREACH, FUSED], ids=lambda technique: technique.name)
+def test_an_option_that_is_lost_is_caught(store: Store, technique: Any) -> None:
+    healthy = verdict_of(store, technique, seeded("train-nesterov"), TRAIN)
+    assert healthy.verdict is Verdict.PASS, healthy.reason
+    for lost in ({"momentum": 0.0}, {"nesterov": False}, {"weight_decay": 0.0}):
+        record = verdict_of(store, Planted(technique, without_option(**lost)(1.0)), seeded("train-nesterov"), TRAIN)
+        assert record.verdict is Verdict.FAIL, lost
+        assert any(path.startswith("parameter:") for path in faults(record))
+
+
+def test_a_kernel_that_leaves_whole_registers_out_is_caught(store: Store) -> None:
+    """As torch's fused SGD did in half precision: what fills a vector register is not updated, the remainder is."""
+
+    class Skipping(torch.optim.SGD):
+        def step(self, closure: Any = None) -> Any:
+            before = [parameter.detach().clone() for parameter in self.param_groups[0]["params"]]
+            super().step(closure)
+            with torch.no_grad():
+                for parameter, old in zip(self.param_groups[0]["params"], before, strict=True):
+                    whole = parameter.numel() // 16 * 16
+                    parameter.view(-1)[:whole] = old.view(-1)[:whole]
+
+    def plant(program: Program) -> None:
+        made: Any = program.optimizer
+        program.optimizer = lambda parameters: Skipping(parameters, **made([*parameters]).defaults | {"fused": False})
+
+    for dtype in ("float32", "bfloat16"):
+        record = verdict_of(store, Planted(FOREACH, plant), seeded("train-nesterov"), TRAIN, dtype)
+        assert {f"parameter:weights.{index}" for index in (2, 3, 4, 5)} <= faults(record).keys()
+        assert "parameter:weights.1" not in faults(record)
