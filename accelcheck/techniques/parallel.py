@@ -217,29 +217,29 @@ class Ranks:
         return torch.stack([loss * (size / sum(sizes)) for loss, size in zip(losses, sizes, strict=True)]).sum()
 
     def shards(self) -> list[tuple[tuple[Any, ...], Tensor]]:
-        """Inputs and target of each rank: nearly equal parts of the batch, the first dimension of every tensor.
-
-        Raises:
-            ValueError: There is no target, or fewer samples than ranks, or tensors of different first dimensions.
-        """
-        target, world = self.program.target, self.wire.world
-        tensors = [value for value in (*self.program.inputs, target) if isinstance(value, Tensor)]
-        sizes = {len(tensor) for tensor in tensors}
-        if target is None or len(sizes) != 1 or len(target) < world:
-            raise ValueError(
-                f"a batch for {world} ranks: expected inputs and a target of one first size, at least {world}; got {sorted(sizes)}"
-            )
-        parts = [
-            value.tensor_split(world) if isinstance(value, Tensor) else (value,) * world
-            for value in self.program.inputs
-        ]
-        return list(zip(zip(*parts, strict=True), target.tensor_split(world), strict=True))
+        """Inputs and target of each rank: see `shards`."""
+        return shards(self.program.inputs, self.program.target, self.wire.world)
 
     @staticmethod
     def _spread(parameters: Sequence[Tensor], flat: Tensor) -> None:
         pieces = torch.split(flat, [parameter.numel() for parameter in parameters])
         for parameter, piece in zip(parameters, pieces, strict=True):
             parameter.grad = piece.view(parameter.shape).to(device=parameter.device, dtype=parameter.dtype)
+
+
+def shards(inputs: tuple[Any, ...], target: Tensor | None, world: int) -> list[tuple[tuple[Any, ...], Tensor]]:
+    """Inputs and target of each rank: nearly equal parts of the batch, the first dimension of every tensor.
+
+    Raises:
+        ValueError: There is no target, or fewer samples than ranks, or tensors of different first dimensions.
+    """
+    sizes = {len(value) for value in (*inputs, target) if isinstance(value, Tensor)}
+    if target is None or len(sizes) != 1 or len(target) < world:
+        raise ValueError(
+            f"a batch for {world} ranks: expected inputs and a target of one first size, at least {world}; got {sorted(sizes)}"
+        )
+    parts = [value.tensor_split(world) if isinstance(value, Tensor) else (value,) * world for value in inputs]
+    return list(zip(zip(*parts, strict=True), target.tensor_split(world), strict=True))
 
 
 def by_samples(sizes: Sequence[int]) -> list[float]:

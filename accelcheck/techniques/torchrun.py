@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import pickle
+import select
 import signal
 import subprocess
 import sys
@@ -53,7 +54,7 @@ class Torchrun:
                 [sys.executable, "-m", "torch.distributed.run", *options, "-m", module, *words],
                 stdout=out,
                 stderr=subprocess.STDOUT,
-                stdin=subprocess.DEVNULL,
+                stdin=subprocess.PIPE,  # never written to: it ends when this process does, and its ranks see that
                 env={**os.environ, **inherited, **environ},
                 start_new_session=True,
             )
@@ -92,6 +93,8 @@ class Torchrun:
 
     def close(self) -> None:
         """End it and its ranks: it hands SIGTERM on to them, and what stays is killed."""
+        if self._process.stdin is not None:
+            self._process.stdin.close()
         self.kill(signal.SIGTERM)
         try:
             self._process.wait(GRACE)
@@ -101,29 +104,41 @@ class Torchrun:
 
 
 def leave_with_parent() -> None:
-    """End this process when torchrun ends, however that ends: it puts ranks in sessions of their own."""
+    """End this rank when torchrun ends, or who started that, however they end: ranks are in sessions of their own.
+
+    For ranks of a `Torchrun`: their standard input is a pipe that nobody writes to.
+    """
     parent = os.getppid()
 
     def watch() -> None:
-        while os.getppid() == parent:
-            time.sleep(0.2)
+        while os.getppid() == parent and not select.select([0], [], [], 0.2)[0]:
+            pass
         os._exit(1)
 
     threading.Thread(target=watch, daemon=True, name="leave-with-parent").start()
+
+
+def pickled(value: Any) -> bytes:
+    """A value for another process of ours. Not by multiprocessing: tensors would share memory that ends with a process.
+
+    Raises:
+        TypeError: It cannot be pickled: made of lambdas or local classes, say.
+    """
+    try:
+        return pickle.dumps(value)
+    except (pickle.PicklingError, AttributeError, TypeError) as error:
+        raise TypeError(
+            f"cannot be sent to another process: {error}; define its classes and functions at the top of a module"
+        ) from error
 
 
 def put(path: Path, value: Any) -> None:
     """Hand a value over in a file: it appears whole or not at all.
 
     Raises:
-        TypeError: It cannot be pickled: made of lambdas or local classes, say.
+        TypeError: As `pickled`.
     """
-    try:
-        content = pickle.dumps(value)
-    except (pickle.PicklingError, AttributeError, TypeError) as error:
-        raise TypeError(
-            f"cannot be sent to another process: {error}; define its classes and functions at the top of a module"
-        ) from error
+    content = pickled(value)
     partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
     partial.write_bytes(content)
     partial.replace(path)

@@ -1,0 +1,63 @@
+"""A classifier of bags of words: an embedding whose rows few samples reach, trained on a batch that no split divides."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from accelcheck.case import Mode
+from accelcheck.workloads.base import Problem, Workload
+from accelcheck.workloads.draw import initialise, integers
+
+WORDS = 41
+
+
+class BagClassifier(nn.Module):
+    """Words' embeddings, weighed by place and added up; two layers with a GELU between.
+
+    ``(batch, 3)`` int64 to ``(batch, classes)``. With equal weights, words of one bag would have equal gradients: whoever
+    sends the largest of them might take any.
+    """
+
+    weights: Tensor
+
+    def __init__(self, width: int = 24, hidden: int = 33, classes: int = 7) -> None:
+        super().__init__()
+        self.register_buffer("weights", torch.tensor([[0.75], [0.5], [0.375]]))
+        self.words = nn.Embedding(WORDS, width)
+        self.fc1 = nn.Linear(width, hidden)
+        self.fc2 = nn.Linear(hidden, classes)
+
+    def forward(self, words: Tensor) -> Tensor:
+        out: Tensor = self.fc2(functional.gelu(self.fc1((self.weights * self.words(words)).sum(1))))
+        return out
+
+
+def _train(generator: torch.Generator, extent: int) -> Problem:
+    module = BagClassifier()
+    initialise(module, generator)
+    batch = 13 + extent
+    return Problem(
+        module,
+        (integers(generator, 0, WORDS, batch, 3),),
+        target=integers(generator, 0, 7, batch),
+        loss=functional.cross_entropy,
+        optimizer=partial(torch.optim.SGD, lr=0.1, momentum=0.9),
+        steps=6,
+    )
+
+
+WORKLOADS = (
+    Workload(
+        "train-bags",
+        "Six steps of SGD with momentum on 13 bags of 3 words: ragged parts, rows that some parts never reach.",
+        _train,
+        2,
+        frozenset({Mode.TRAIN}),
+        frozenset({"training"}),
+        dtypes=frozenset({"float32"}),
+    ),
+)

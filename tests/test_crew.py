@@ -1,0 +1,113 @@
+"""A crew does one training after the other; a rank that raises or dies is named, and nothing hangs or stays behind."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+from rank_strategies import Broken, ByHand, Dying, Raising, small
+from technique_harness import differences, mlp
+from test_torchrun import left
+
+from accelcheck.case import Mode
+from accelcheck.devices.cpu import Cpu
+from accelcheck.techniques import crew as crews
+from accelcheck.techniques.crew import Crew
+from accelcheck.techniques.strategy import Job, Strategy
+from accelcheck.techniques.torchrun import RanksError
+from accelcheck.workloads.base import Program
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+@pytest.fixture(scope="module")
+def two() -> Iterator[Crew]:
+    made = Crew(Cpu(), 2)
+    yield made
+    made.close()
+
+
+def program(seed: int = 0) -> Program:
+    return Program.of(small().problem(seed), seed=seed)
+
+
+def test_ranks_train_as_one_process_does_one_job_after_the_other(two: Crew) -> None:
+    for seed in (0, 1):
+        job = Job.of(program(seed), ByHand())
+        first, second = two.train(job)
+        expected = program(seed).run(Mode.TRAIN)
+        assert not differences(first.result, expected, 1e-6)
+        assert {path: tensor.dtype for path, tensor in first.result.items()} == dict.fromkeys(expected, torch.float32)
+        assert [first.pid, second.pid] == two.pids
+        assert not second.result
+        assert first.digests == second.digests
+        assert [first.facts, second.facts] == [{"rank": 0, "samples": 4}, {"rank": 1, "samples": 3}]
+        assert first.calls == second.calls == [{"allreduce_": 4}] * 6
+        assert first.sent == second.sent == [4 * (12 * 20 + 20 + 20 * 5 + 5)] * 6
+
+
+def test_a_job_leaves_the_program_as_it_is(two: Crew) -> None:
+    asked = program()
+    before = [parameter.detach().clone() for parameter in asked.module.parameters()]
+    two.train(Job.of(asked, ByHand()))
+    assert all(map(torch.equal, before, asked.module.parameters()))
+
+
+def test_a_job_that_cannot_be_pickled_is_refused_and_the_crew_goes_on(two: Crew) -> None:
+    with pytest.raises(TypeError, match="define its classes and functions at the top of a module"):
+        two.train(Job.of(Program.of(mlp()), ByHand()))  # its optimizer is a lambda
+    assert two.running
+    assert len(two.train(Job.of(program(), ByHand()))) == 2
+
+
+@pytest.mark.parametrize(
+    ("strategy", "message"),
+    [
+        pytest.param(
+            Raising(),
+            r"^rank 1 of 2 raised ValueError: rank 1 does not like this\n[\s\S]*Traceback[\s\S]*line \d+, in prepare",
+            id="raises",
+        ),
+        pytest.param(Dying(), r"^rank 1 of 2 was ended by signal 9; its last output:\nthe last word$", id="is killed"),
+    ],
+)
+def test_a_rank_that_fails_is_named_and_nothing_stays(strategy: Strategy, message: str) -> None:
+    failing = Crew(Cpu(), 2)
+    begin = time.monotonic()
+    with pytest.raises(RanksError, match=message):
+        failing.train(Job.of(program(), strategy))
+    assert time.monotonic() - begin < 20.0  # against 120 that ranks wait for each other
+    assert not failing.running
+    assert not left(*failing.pids)
+
+
+def test_a_crew_is_kept_until_it_ends_or_is_dismissed(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Kept:
+        running = True
+
+        def __init__(self, device: Cpu, world: int) -> None:
+            assert device.name == "cpu"
+            self.world = world
+
+        def close(self) -> None:
+            self.running = False
+
+    monkeypatch.setattr(crews, "Crew", Kept)
+    monkeypatch.setattr(crews, "_crews", {})
+    two, three = crews.crew(Cpu(), 2), crews.crew(Cpu(), 3)
+    assert (two.world, three.world) == (2, 3)
+    assert crews.crew(Cpu(), 2) is two
+    two.close()
+    again = crews.crew(Cpu(), 2)
+    assert again is not two
+    crews.dismiss()
+    assert not again.running
+    assert not three.running
+
+
+def test_ranks_that_cannot_open_the_device_say_so() -> None:
+    with pytest.raises(RanksError, match=r"^rank \d of 2 raised RuntimeError: no such device\n"):
+        Crew(Broken(), 2)
