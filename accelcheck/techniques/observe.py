@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections import Counter
 from dataclasses import dataclass
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol, Self
 import torch
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -103,6 +104,13 @@ class OperatorLog(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch 
             if any(device not in here and dtype.is_floating_point for dtype, _, device in operator.outputs)
             and any(device == self.device_type for _, _, device in operator.inputs)
         )
+
+
+@contextlib.contextmanager
+def unwatched() -> Iterator[None]:
+    """Within it no `OperatorLog` sees anything: for copies to the host that a file is written from. Nothing is computed there."""
+    with _disable_current_modes():
+        yield
 
 
 class ProfilerLog:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import io
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+
+from accelcheck.workloads.states import pack, unpack
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -17,6 +18,11 @@ if TYPE_CHECKING:
     from accelcheck.workloads.base import Program, Result
 
 Inputs = tuple[Any, ...]
+
+
+def _as_they_are(inputs: Inputs) -> Inputs:
+    """No augmentation. Not a lambda: recipes are sent to other processes."""
+    return inputs
 
 
 @dataclass(frozen=True)
@@ -36,7 +42,7 @@ class Recipe:
     schedule: Callable[[torch.optim.Optimizer], LRScheduler]
     clip: float
     accumulation: int = 1
-    augment: Callable[[Inputs], Inputs] = lambda inputs: inputs
+    augment: Callable[[Inputs], Inputs] = _as_they_are
 
 
 class Loader:
@@ -230,25 +236,13 @@ class Trainer:
         """
         if self._parts is None:
             raise ValueError("there is nothing to save: train first")
-        file = io.BytesIO()
-        torch.save(_on_host(self.state(program, self._parts)), file)
-        return file.getvalue()
+        return pack(self.state(program, self._parts))
 
     def restore(self, program: Program, parts: Parts, saved: bytes) -> None:
         """Load what `save` gave."""
-        self.load(program, parts, torch.load(io.BytesIO(saved), weights_only=True))
+        self.load(program, parts, unpack(saved))
         program.synchronize()
 
 
 def _rows(value: Any, rows: Tensor) -> Any:
     return value.index_select(0, rows.to(value.device)) if isinstance(value, Tensor) else value
-
-
-def _on_host(value: Any) -> Any:
-    if isinstance(value, Tensor):
-        return value.detach().cpu()
-    if isinstance(value, dict):
-        return {key: _on_host(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return type(value)(_on_host(item) for item in value)
-    return value

@@ -1,0 +1,81 @@
+"""A training in train mode, one step at a time: it can be saved after any of them, and gone on with somewhere else."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from torch import Tensor
+
+    from accelcheck.workloads.base import Program, Result
+
+
+class Session:
+    """A training of a program, from its beginning or from what another one saved.
+
+    Attributes:
+        program: What is trained, in place.
+        optimizer: Made for this training.
+        losses: Of the steps that were taken, also by those that it goes on from; 0-D, on the device.
+    """
+
+    def __init__(self, program: Program) -> None:
+        self.program = program
+        self.optimizer = program.begin()
+        self.losses: list[Tensor] = []
+
+    @property
+    def step(self) -> int:
+        """Steps that were taken."""
+        return len(self.losses)
+
+    def take(self) -> None:
+        """One more step."""
+        self.losses.append(self.program.take(self.optimizer, self.step))
+
+    def state(self) -> dict[str, Any]:
+        """All that the next step and the result depend on."""
+        scaler = self.program.scaler
+        return {
+            "module": self.program.module.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "scaler": None if scaler is None else scaler.state_dict(),
+            "generator": torch.random.get_rng_state(),
+            "losses": list(self.losses),
+        }
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Go on from a state; parameters keep their storage."""
+        self.program.module.load_state_dict(state["module"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        if self.program.scaler is not None:
+            self.program.scaler.load_state_dict(state["scaler"])
+        torch.random.set_rng_state(state["generator"])
+        self.losses = placed(self.program, state["losses"])
+        self.program.synchronize()
+
+    def result(self) -> Result:
+        """What train mode gives."""
+        return self.program.trained(self.losses)
+
+
+def placed(program: Program, losses: Sequence[Tensor]) -> list[Tensor]:
+    """Losses on the device of the program's parameters."""
+    place = next(program.module.parameters()).device
+    return [loss.to(place) for loss in losses]
+
+
+def adopted(program: Program, module: Mapping[str, Tensor], losses: Sequence[Tensor]) -> Result:
+    """What train mode gives after a training that other processes did.
+
+    Args:
+        program: Gets the module's state, in place.
+        module: State of the module at the end; on any device.
+        losses: Of the steps.
+    """
+    program.module.load_state_dict(module)
+    return program.trained(placed(program, losses))

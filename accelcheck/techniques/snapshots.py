@@ -1,0 +1,200 @@
+"""Snapshots of a training in files: written whole or not at all, told from damaged ones by a digest, read as data.
+
+A file is one line of JSON (format, version, size and SHA-256 of what follows), then what ``torch.save`` wrote. What a
+snapshot holds is on the CPU, so that any device can go on from it, and made of what ``torch.load`` reads with
+``weights_only=True``: nothing in a file is ever run. Sharded tensors are for ``torch.distributed.checkpoint``.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from filelock import FileLock
+
+from accelcheck.workloads.states import pack, unpack
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+FORMAT = "accelcheck-snapshot"
+VERSION = 1
+LONGEST_HEADER = 1024
+"""Bytes: a line that is longer is none of ours."""
+
+_NAME = re.compile(r"step-(\d{8,})\.snapshot")
+
+
+class DamagedError(ValueError):
+    """A file is no intact snapshot. The message names the file, what was expected and what came."""
+
+    def __init__(self, path: Path, wrong: str) -> None:
+        super().__init__(path, wrong)
+        self.path = path
+        self.wrong = wrong
+
+    def __str__(self) -> str:
+        return f"{self.path}: {self.wrong}"
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """One that was read.
+
+    Attributes:
+        path: Of the file.
+        step: Steps that had been taken.
+        state: What was saved; tensors are on the CPU.
+        refused: Newer ones that are damaged, the newest first.
+    """
+
+    path: Path
+    step: int
+    state: dict[str, Any]
+    refused: tuple[DamagedError, ...] = ()
+
+
+class Snapshots:
+    """The snapshots of one training: the newest few, in a folder of their own.
+
+    Processes may share the folder: one at a time reads or writes, and one that was killed holds nobody up.
+
+    Args:
+        folder: Made if it is not there.
+        keep: How many stay. With two, a damaged one costs the steps since the one before.
+
+    Raises:
+        ValueError: `keep` is below 1.
+    """
+
+    def __init__(self, folder: Path, keep: int = 2) -> None:
+        if keep < 1:
+            raise ValueError(f"keep: expected at least 1 snapshot, got {keep}")
+        folder.mkdir(parents=True, exist_ok=True)
+        self.folder = folder
+        self.keep = keep
+        self._lock = FileLock(folder / ".lock")
+
+    def save(self, step: int, state: Mapping[str, Any]) -> Path:
+        """Write the state after so many steps, then remove all but the newest.
+
+        Raises:
+            TypeError: As `write`.
+            ValueError: The number of steps is negative.
+        """
+        if step < 0:
+            raise ValueError(f"step: expected a number from 0, got {step}")
+        path = self.folder / f"step-{step:08}.snapshot"
+        with self._lock:
+            write(path, state)
+            for _, old in self._found()[self.keep :]:
+                old.unlink()
+            for partial in self.folder.glob("*.partial"):  # their writers were killed: nobody else holds the lock
+                partial.unlink()
+        return path
+
+    def latest(self) -> Snapshot | None:
+        """The newest one that is intact; None if there is none at all.
+
+        Raises:
+            DamagedError: There are some, and all are damaged: it says of each why. Starting anew is for a person to decide.
+        """
+        refused: list[DamagedError] = []
+        with self._lock:
+            for step, path in self._found():
+                try:
+                    return Snapshot(path, step, read(path), tuple(refused))
+                except DamagedError as error:
+                    refused.append(error)
+        if refused:
+            reasons = "; ".join(f"{error.path.name}: {error.wrong}" for error in refused)
+            raise DamagedError(self.folder, f"expected an intact snapshot, all {len(refused)} are damaged: {reasons}")
+        return None
+
+    def _found(self) -> list[tuple[int, Path]]:
+        named = ((_NAME.fullmatch(path.name), path) for path in self.folder.iterdir())
+        return sorted(((int(name[1]), path) for name, path in named if name), reverse=True)
+
+
+def write(path: Path, state: Mapping[str, Any]) -> int:
+    """Write a snapshot: whoever opens the path finds the old file or the new one, whenever this process is killed.
+
+    Args:
+        path: Of the file; one that is there is replaced.
+        state: Tensors of any device, numbers, text, and dicts, lists and tuples of them.
+
+    Returns:
+        Bytes written.
+
+    Raises:
+        TypeError: Something else is in the state, named by its path: it could be written, and never read.
+    """
+    content = pack(state)
+    header = {"format": FORMAT, "version": VERSION, "bytes": len(content), "sha256": _digest(content)}
+    partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
+    with partial.open("wb") as file:
+        size = file.write(json.dumps(header).encode() + b"\n") + file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    partial.replace(path)
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)  # the new name outlives a power failure too
+    finally:
+        os.close(folder)
+    return size
+
+
+def read(path: Path) -> dict[str, Any]:
+    """What `write` was given, with all tensors on the CPU.
+
+    Raises:
+        DamagedError: It is not all there, not what was written, or nothing of ours.
+        FileNotFoundError: There is no such file.
+    """
+    with path.open("rb") as file:
+        header = _header(path, file.readline(LONGEST_HEADER))
+        content = file.read()
+    if len(content) != header["bytes"]:
+        raise DamagedError(path, f"size: expected {header['bytes']} bytes after the header, got {len(content)}")
+    if (found := _digest(content)) != header["sha256"]:
+        raise DamagedError(path, f"SHA-256: expected {header['sha256']}, got {found}")
+    try:
+        state = unpack(content)
+    except Exception as error:  # whatever a stranger's bytes make torch raise
+        raise DamagedError(path, f"expected tensors and plain values, torch.load refused: {error}") from error
+    if not isinstance(state, dict):
+        raise DamagedError(path, f"expected a dict, got {type(state).__name__}")
+    return state
+
+
+def _header(path: Path, line: bytes) -> dict[str, Any]:
+    """The first line, by schema."""
+    if not line:
+        raise DamagedError(path, "expected a header, got an empty file")
+    if not line.endswith(b"\n"):
+        raise DamagedError(path, f"expected a header of one line, its end is missing after {len(line)} bytes")
+    try:
+        header = json.loads(line)
+    except ValueError as error:
+        raise DamagedError(path, f"expected a header in JSON: {error}") from error
+    if not isinstance(header, dict) or header.get("format") != FORMAT:
+        got = header.get("format") if isinstance(header, dict) else type(header).__name__
+        raise DamagedError(path, f"format: expected {FORMAT!r}, got {got!r}")
+    if header.get("version") != VERSION:
+        raise DamagedError(path, f"version: expected {VERSION}, got {header.get('version')!r}")
+    size, digest = header.get("bytes"), header.get("sha256")
+    if type(size) is not int or size < 0:
+        raise DamagedError(path, f"bytes: expected a number, got {size!r}")
+    if not isinstance(digest, str) or not re.fullmatch("[0-9a-f]{64}", digest):
+        raise DamagedError(path, f"sha256: expected 64 hexadecimal digits, got {digest!r}")
+    return header
+
+
+def _digest(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()

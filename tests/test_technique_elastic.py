@@ -1,0 +1,244 @@
+"""Elastic training: a killed rank costs nothing but time, and without snapshots it shows."""
+
+from __future__ import annotations
+
+import os
+import signal
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from fault_harness import bench, case, one_thread, seeded
+from technique_harness import StubDevice, named, workload
+from torch import distributed
+
+from accelcheck.capability import Code
+from accelcheck.case import Mode, Verdict
+from accelcheck.matrix import devices
+from accelcheck.techniques import elastic_rank
+from accelcheck.techniques.agents import Agents, c10d
+from accelcheck.techniques.elastic import TECHNIQUES, Restart
+from accelcheck.techniques.elastic_desk import Answer, Desk, Task
+from accelcheck.techniques.elastic_rank import Rank, Shared
+from accelcheck.techniques.processes import unlike
+from accelcheck.techniques.session import Session
+from accelcheck.techniques.snapshots import Snapshots
+from accelcheck.techniques.torchrun import RanksError, put
+from accelcheck.verify.oracle import Store
+from accelcheck.workloads.base import Program
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+CPU = devices()["cpu"]
+
+
+def task(name: str = "train-mlp", **options: Any) -> Task:
+    return Task(seeded(name).problem(1), torch.float32, 1, 1, **options)
+
+
+# One training after the other, by ranks in this process: what a snapshot is for, without torchrun.
+
+
+class KilledError(Exception):
+    """In place of a signal."""
+
+
+@pytest.fixture
+def alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A world of one rank in this process, in which the victim raises."""
+
+    def fall(self: Rank, step: int) -> None:
+        if step == self.task.victim and self.restarts == 0:
+            raise KilledError
+
+    monkeypatch.setattr(Rank, "_fall", fall)
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "0")
+    store = distributed.HashStore()  # type: ignore[attr-defined]  # torch's annotations leave it out
+    distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+    with one_thread():
+        yield
+    distributed.destroy_process_group()
+
+
+def killed_and_gone_on(folder: Path, monkeypatch: pytest.MonkeyPatch, given: Task) -> Answer:
+    desk = Desk(folder)
+    put(desk.task(0), given)
+    with pytest.raises(KilledError):
+        Rank(desk, 0, CPU).train()
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
+    return Rank(desk, 0, CPU).train()
+
+
+def undisturbed(folder: Path, given: Task) -> Answer:
+    folder.mkdir()
+    desk = Desk(folder)
+    put(desk.task(0), replace(given, victim=-1))
+    return Rank(desk, 0, CPU).train()
+
+
+@pytest.mark.usefixtures("alone")
+@pytest.mark.parametrize("name", ["train-mlp", "train-transformer"])
+def test_a_training_goes_on_from_its_snapshot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    given = task(name, every=2, victim=3)
+    straight = undisturbed(tmp_path / "straight", given)
+    answer = killed_and_gone_on(tmp_path, monkeypatch, given)
+    assert (answer.starts, answer.restarts, answer.worlds) == ((0, 2), 1, (1, 1, 1, 1))
+    assert unlike(straight.state, answer.state) == []
+    expected = Program.of(given.problem, seed=1).run(Mode.TRAIN)
+    for path, tensor in expected.items():
+        name = path.partition(":")[2]
+        got = answer.state["module"][name] if name else answer.state["losses"][int(path[5:-1])]
+        torch.testing.assert_close(got, tensor, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.usefixtures("alone")
+def test_without_a_snapshot_it_begins_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Snapshots, "latest", lambda _: None)
+    assert killed_and_gone_on(tmp_path, monkeypatch, task(victim=3)).starts == (0,)
+
+
+@pytest.mark.usefixtures("alone")
+@pytest.mark.parametrize("part", ["module", "optimizer"])
+def test_what_is_not_restored_changes_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part: str) -> None:
+    given = task(victim=3)
+    straight = undisturbed(tmp_path / "straight", given)
+    load = Session.load
+
+    def forgetful(self: Session, state: Any) -> None:
+        load(self, {**state, part: self.state()[part]})
+
+    monkeypatch.setattr(Session, "load", forgetful)
+    answer = killed_and_gone_on(tmp_path, monkeypatch, given)
+    assert any(path.startswith("module") for path in unlike(straight.state, answer.state))
+
+
+@pytest.mark.usefixtures("alone")
+def test_a_step_waits_for_a_world_of_its_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(elastic_rank, "PATIENCE", 0.1)
+    desk = Desk(tmp_path)
+    put(desk.task(0), task(worlds=(1, 1, 5, 1)))
+    with pytest.raises(TimeoutError, match=r"step 2: expected a world of 5 ranks, after 0\.1 s it is 1"):
+        Rank(desk, 0, CPU).train()
+    assert desk.wanted(0, 2).exists()
+    found = Snapshots(desk.snapshots(0)).latest()
+    assert found is not None
+    assert found.step == 2
+
+
+def ended(
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    rank: int,
+    world: int,
+    sent: list[torch.Tensor],
+    total: torch.Tensor | None,
+) -> list[torch.Tensor]:
+    """Loss and gradients that a rank ends with. What it sends is kept, and becomes the total, if there is one yet."""
+
+    def meet(rows: torch.Tensor) -> None:
+        sent.append(rows.clone())
+        rows.copy_(rows if total is None else total)
+
+    stub = SimpleNamespace(get_rank=lambda: rank, get_world_size=lambda: world, all_reduce=meet)
+    monkeypatch.setattr(elastic_rank, "distributed", stub)
+    program = Program.of(seeded(name).problem(1), seed=1)
+    loss = Shared(program, lambda _: None)(0)
+    return [loss, *(p.grad for p in program.module.parameters() if p.grad is not None)]
+
+
+@pytest.mark.parametrize("name", ["train-mlp", "train-transformer"])
+def test_worlds_of_all_sizes_give_the_same_bits(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    ends = []
+    with one_thread():
+        for world in (1, 2, 3, 4):
+            sent: list[torch.Tensor] = []
+            for rank in range(world):
+                ended(monkeypatch, name, rank, world, sent, None)
+            total = torch.stack(sent).sum(0)
+            ends += [ended(monkeypatch, name, rank, world, [], total) for rank in range(world)]
+    plain = Program.of(seeded(name).problem(1), seed=1)
+    loss = plain.training_loss(plain.inputs, plain.target)
+    loss.backward()  # type: ignore[no-untyped-call]  # torch annotates it in part
+    expected = [loss.detach(), *(p.grad for p in plain.module.parameters() if p.grad is not None)]
+    assert len(ends) == 10
+    for end in ends:
+        assert all(torch.equal(one, first) for one, first in zip(end, ends[0], strict=True))
+        for got, wanted in zip(end, expected, strict=True):
+            torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-6)
+
+
+# The real thing: torchrun, signals, processes.
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
+    return Store(tmp_path_factory.mktemp("oracle"))
+
+
+def observed(record: Any, claim: str) -> Any:
+    return next(one.observed for one in record.evidence if one.claim.startswith(claim))
+
+
+def test_a_killed_rank_is_started_again_and_the_training_ends_the_same(store: Store) -> None:
+    technique, thing = named(TECHNIQUES, "elastic-restart"), seeded("train-mlp")
+    record = bench(store, technique, thing, CPU).run(case(thing, Mode.TRAIN, technique=technique.name))
+    assert record.verdict is Verdict.PASS, record.reason
+    assert observed(record, "exit code of the rank that was killed").startswith("-9 of process ")
+    assert observed(record, "restarts by torchrun") == 1
+    assert observed(record, "first steps") == "0, 2"
+    assert observed(record, "parts of the state") == 0
+
+
+def test_without_snapshots_the_verdict_is_fail(store: Store) -> None:
+    class Unsaved(Restart):
+        def disturb(self, task: Task) -> Task:
+            return replace(super().disturb(task), every=1000)
+
+    thing = seeded("train-mlp")
+    record = bench(store, Unsaved(), thing, CPU).run(case(thing, Mode.TRAIN, technique="elastic-restart"))
+    assert record.verdict is Verdict.FAIL
+    assert record.reason == "not engaged: first steps of the groups of ranks: 0, 2: observed 0"
+
+
+def test_where_it_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    for technique in TECHNIQUES:
+        assert technique.modes == {Mode.TRAIN}
+        assert not technique.accepts(workload("training", "batchnorm"))
+        found = technique.capability(StubDevice("tpu"))
+        assert (found.verdict, found.code) == (Verdict.UNSUPPORTED, Code.NO_FEATURE)
+    for kind in ("cpu", "cuda", "xla"):
+        assert named(TECHNIQUES, "elastic-restart").capability(StubDevice(kind)).ok
+    monkeypatch.setattr(distributed, "is_gloo_available", lambda: False)
+    assert TECHNIQUES[0].capability(StubDevice()).code is Code.WRONG_VERSION
+
+
+def test_etcd_is_asked_for_by_name(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    technique = named(TECHNIQUES, "elastic-etcd")
+    assert technique.packages == {"etcd": "pip install python-etcd"}
+    monkeypatch.setenv("TORCHELASTIC_ETCD_BINARY_PATH", str(tmp_path / "etcd"))
+    found = technique.capability(StubDevice())
+    assert (found.verdict, found.code) == (Verdict.UNAVAILABLE, Code.NO_PACKAGE)
+    assert "apt-get install etcd-server" in found.action
+    (tmp_path / "etcd").touch(mode=0o755)
+    assert technique.capability(StubDevice()).ok
+
+
+class Broken(StubDevice):
+    """Cannot be opened in the ranks."""
+
+    def open(self) -> None:
+        raise RuntimeError("no such device here")
+
+
+def test_ranks_that_fail_are_an_error_that_quotes_them() -> None:
+    agents = Agents(c10d(), Broken(), least=1, most=1, ranks=1, restarts=0)
+    pid = agents.running[0].pid
+    with pytest.raises(RanksError, match="no such device here"):
+        agents.train(task())
+    agents.close()
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, signal.SIG_DFL)

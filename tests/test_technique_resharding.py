@@ -1,0 +1,118 @@
+"""Distributed checkpoints in real ranks: nothing changes on the way, and what does is caught."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+from fault_harness import bench, case, seeded
+from technique_harness import StubDevice, named, workload
+
+from accelcheck.capability import Code
+from accelcheck.case import Mode, Verdict
+from accelcheck.matrix import devices
+from accelcheck.techniques import crew
+from accelcheck.techniques.reshard_job import Phase, Resharded
+from accelcheck.techniques.resharding import TECHNIQUES, Reshard
+from accelcheck.verify.oracle import Store
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from accelcheck.devices.base import Device
+    from accelcheck.journal import Record
+    from accelcheck.techniques.strategy import Answer
+
+CPU = devices()["cpu"]
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
+    yield Store(tmp_path_factory.mktemp("oracle"))
+    crew.dismiss()
+
+
+def record_of(store: Store, technique: Reshard, name: str = "train-mlp") -> Record:
+    thing = seeded(name)
+    return bench(store, technique, thing, CPU).run(case(thing, Mode.TRAIN, technique=technique.name))
+
+
+def missing(record: Record) -> list[str]:
+    return [one.claim for one in record.evidence if not one.engaged]
+
+
+def test_ranks_go_on_from_what_others_saved(store: Store) -> None:
+    record = record_of(store, Reshard())
+    assert record.verdict is Verdict.PASS, record.reason
+    seen = {one.claim: one.observed for one in record.evidence}
+    assert seen["parameters saved as split by dimension 0 over 3 = 6"] == 6
+    assert seen["tensors saved by 3 and loaded by 1 >= 12, none of them changed"] == "12, changed: none"
+
+
+class Careless(Resharded):
+    """Something is lost on the way."""
+
+    def lose(self, phase: Phase) -> None:
+        """After every load."""
+        raise NotImplementedError
+
+    def run(self, device: Device) -> Answer:
+        plain = Phase.load
+
+        def load(phase: Phase, folder: Path) -> None:
+            plain(phase, folder)
+            self.lose(phase)
+
+        setattr(Phase, "load", load)  # noqa: B010 - in the rank, until the job is done
+        try:
+            return super().run(device)
+        finally:
+            setattr(Phase, "load", plain)  # noqa: B010 - see above
+
+
+class Forgetful(Careless):
+    """What the optimizer remembered."""
+
+    def lose(self, phase: Phase) -> None:
+        phase.optimizer.state.clear()
+
+
+class Lossy(Careless):
+    """One element, in one of the loads."""
+
+    @torch.no_grad()
+    def lose(self, phase: Phase) -> None:
+        if phase.mesh.size() == 1:
+            next(phase.program.module.parameters()).view(-1)[0].zero_()
+
+
+@pytest.mark.parametrize(
+    ("job", "claim"),
+    [
+        (Forgetful, "tensors saved by 2 and loaded by 3 >= 12, none of them changed"),
+        (Lossy, "tensors saved by 3 and loaded by 1 >= 12, none of them changed"),
+    ],
+    ids=["optimizer", "element"],
+)
+def test_what_is_lost_is_caught(store: Store, job: type[Resharded], claim: str) -> None:
+    class Losing(Reshard):
+        pass
+
+    Losing.job = job
+    record = record_of(store, Losing())
+    assert record.verdict is Verdict.FAIL
+    assert claim in missing(record)
+    assert any(line.startswith("parameter:") for line in record.reason.splitlines())
+
+
+def test_where_it_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    technique = named(TECHNIQUES, "dcp-reshard")
+    assert technique.capability(StubDevice()).ok
+    assert technique.capability(StubDevice("xla")).code is Code.NO_BACKEND
+    assert not technique.accepts(workload("training", "batchnorm"))
+    monkeypatch.setattr(torch.distributed, "is_backend_available", lambda _: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    found = technique.capability(StubDevice("cuda"))
+    assert (found.verdict, found.code) == (Verdict.UNAVAILABLE, Code.NO_HARDWARE)

@@ -1,0 +1,262 @@
+"""Snapshots handed to another process: nothing is lost, what is lost is caught, and damaged files are not used."""
+
+from __future__ import annotations
+
+import copy
+import os
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from fault_harness import bench, case, one_thread, seeded
+from technique_harness import StubDevice, mlp, workload
+
+from accelcheck.capability import Code
+from accelcheck.case import Evidence, Mode, Verdict
+from accelcheck.matrix import devices
+from accelcheck.techniques import handover
+from accelcheck.techniques.handover import Errand, Handover, Other
+from accelcheck.techniques.processes import repeated, unlike
+from accelcheck.techniques.saving import DAMAGES, HANDOVER, Relay, SnapshotDamaged, SnapshotRestore
+from accelcheck.techniques.snapshots import Snapshots, read, write
+from accelcheck.verify.oracle import Store
+from accelcheck.workloads.base import Program
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from accelcheck.devices.base import Device
+    from accelcheck.journal import Record
+    from accelcheck.techniques.handover import Report
+    from accelcheck.workloads.trainer import Parts
+
+CPU = devices()["cpu"]
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
+    return Store(tmp_path_factory.mktemp("oracle"))
+
+
+@pytest.fixture(scope="module")
+def process() -> Iterator[Other]:
+    other = Other(CPU)
+    yield other
+    other.close()
+
+
+@pytest.fixture(autouse=True)
+def _one_process(process: Other, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """All cases share the other process: it takes seconds to start."""
+
+    class Shared:
+        def __init__(self, device: Device) -> None:
+            del device
+
+        def go_on(self, errand: Errand) -> Report:
+            return process.go_on(errand)
+
+        def close(self) -> None:
+            return
+
+    monkeypatch.setattr(handover, "Other", Shared)
+    with one_thread():
+        yield
+
+
+def record_of(store: Store, technique: SnapshotRestore, name: str, mode: Mode) -> Record:
+    thing = seeded(name)
+    return bench(store, technique, thing, CPU).run(case(thing, mode, technique=technique.name))
+
+
+def observed(record: Record, claim: str) -> Any:
+    return next(one.observed for one in record.evidence if one.claim.startswith(claim))
+
+
+def missing(record: Record) -> list[str]:
+    return [one.claim for one in record.evidence if not one.engaged]
+
+
+@pytest.mark.parametrize(("name", "mode"), [("train-mlp", Mode.TRAIN), ("trajectory-mlp", Mode.TRAJECTORY)])
+def test_another_process_ends_as_this_one_would(store: Store, name: str, mode: Mode) -> None:
+    record = record_of(store, SnapshotRestore(), name, mode)
+    assert record.verdict is Verdict.PASS, record.reason
+    assert observed(record, "process that went on") != os.getpid()
+    assert observed(record, "parts of the state at the end") == 0
+    assert set(observed(record, "its file holds").split(", ")) >= {"generator", "module", "optimizer", "scaler"}
+
+
+class Losing(SnapshotRestore):
+    """What is saved of one part is a fresh one."""
+
+    def __init__(self, part: str) -> None:
+        super().__init__()
+        self.part = part
+
+    def prepare(self, program: Program, mode: Mode, device: Device) -> None:
+        super().prepare(program, mode, device)
+        relay = program.trainer
+        assert isinstance(relay, Relay)
+        plain, module, scaler = relay.state, copy.deepcopy(program.module.state_dict()), copy.deepcopy(program.scaler)
+
+        def fresh(program: Program, parts: Parts) -> dict[str, Any]:
+            generator = torch.Generator().manual_seed(7).get_state()
+            known = {"module": module, "generator": generator, "scaler": scaler and scaler.state_dict()}
+            made = {**plain(program, relay.parts(program)), **known}
+            return {**plain(program, parts), self.part: made[self.part]}
+
+        vars(relay)["state"] = fresh
+
+
+@pytest.mark.parametrize("part", ["module", "optimizer", "schedule", "loader", "generator", "scaler"])
+def test_every_part_that_is_lost_is_caught(store: Store, part: str) -> None:
+    record = record_of(store, Losing(part), "trajectory-mlp", Mode.TRAJECTORY)
+    assert record.verdict is Verdict.FAIL
+    assert "parts of the state at the end that differ from those without a stop = 0" in missing(record)
+
+
+def test_an_optimizer_that_is_lost_in_a_short_training_is_caught(store: Store) -> None:
+    class Forgetful(SnapshotRestore):
+        def spoil(self, snapshots: Snapshots) -> None:
+            found = snapshots.latest()
+            assert found is not None
+            write(found.path, {**found.state, "optimizer": {**found.state["optimizer"], "state": {}}})
+
+    record = record_of(store, Forgetful(), "train-mlp", Mode.TRAIN)
+    assert record.verdict is Verdict.FAIL
+    assert any(line.startswith("parameter:") for line in record.reason.splitlines())
+    assert "its file holds generator, module, optimizer, scaler" in missing(record)
+
+
+def test_the_last_good_snapshot_is_used(store: Store) -> None:
+    record = record_of(store, SnapshotDamaged(), "train-mlp", Mode.TRAIN)
+    assert record.verdict is Verdict.PASS, record.reason
+    assert observed(record, "steps taken before it went on") == 1
+    assert observed(record, "refused").startswith("step-00000002.snapshot: SHA-256: expected ")
+
+
+@pytest.mark.parametrize("kind", DAMAGES)
+def test_every_kind_of_damage_is_refused(tmp_path: Any, kind: str) -> None:
+    snapshots = Snapshots(tmp_path)
+    for step in (1, 2):
+        path = snapshots.save(step, {"step": step})
+    path.write_bytes(DAMAGES[kind](path.read_bytes()))
+    found = snapshots.latest()
+    assert found is not None
+    assert (found.step, found.state["step"], len(found.refused)) == (1, 1, 1)
+
+
+def test_damage_that_is_not_seen_is_caught(store: Store) -> None:
+    class Unseen(SnapshotDamaged):
+        """The weights are changed, and the digest with them."""
+
+        def spoil(self, snapshots: Snapshots) -> None:
+            newest = max(snapshots.folder.glob("*.snapshot"))
+            state = read(newest)
+            state["module"]["fc1.weight"] += 1e-3
+            write(newest, state)
+
+    record = record_of(store, Unseen(), "train-mlp", Mode.TRAIN)
+    assert record.verdict is Verdict.FAIL
+    assert "refused: step-00000002.snapshot alone" in missing(record)
+    assert any(line.startswith("parameter:") for line in record.reason.splitlines())
+
+
+def test_a_training_that_was_not_handed_over_is_no_evidence() -> None:
+    technique = SnapshotRestore()
+    program = program_of_mlp()
+    technique.prepare(program, Mode.TRAIN, CPU)
+    program.elsewhere = None
+    program.run(Mode.TRAIN)
+    evidence = list(technique.evidence(program, None, Mode.TRAIN, CPU))  # type: ignore[arg-type]  # not looked at
+    technique.finish()
+    assert evidence == [Evidence("trainings that another process went on with >= 1", 0, engaged=False)]
+
+
+def program_of_mlp() -> Program:
+    return Program.of(seeded("train-mlp").problem(1), seed=1)
+
+
+def test_the_files_are_removed() -> None:
+    technique = SnapshotRestore()
+    program = program_of_mlp()
+    technique.prepare(program, Mode.TRAIN, CPU)
+    program.run(Mode.TRAIN)
+    left = program.extras[HANDOVER].left
+    assert left.exists()
+    technique.finish()
+    assert not left.exists()
+
+
+def test_a_process_of_its_own_is_started_and_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(handover, "Other", Other)
+    technique = SnapshotRestore()
+    program = program_of_mlp()
+    technique.prepare(program, Mode.TRAIN, CPU)
+    program.run(Mode.TRAIN)
+    report = program.extras[HANDOVER].report
+    os.kill(report.pid, 0)  # it lives
+    technique.finish()
+    with pytest.raises(ProcessLookupError):
+        os.kill(report.pid, 0)
+
+
+def test_what_cannot_be_sent_is_said() -> None:
+    technique = SnapshotRestore()
+    program = Program.of(mlp())  # its optimizer is made by a lambda
+    technique.prepare(program, Mode.TRAIN, CPU)
+    try:
+        with pytest.raises(TypeError, match=r"cannot be sent to another process.*at the top of a module"):
+            program.run(Mode.TRAIN)
+    finally:
+        technique.finish()
+
+
+def test_without_a_snapshot_there_is_nothing_to_go_on_from(tmp_path: Any) -> None:
+    given = Handover(program_of_mlp(), Mode.TRAIN, CPU)
+    with pytest.raises(FileNotFoundError, match="expected a snapshot to go on from"):
+        given.go_on(Snapshots(tmp_path), 4)
+    given.close()
+
+
+def test_states_are_compared_bit_by_bit() -> None:
+    one = {"a": [torch.zeros(2), {"b": 1.0}], "c": (1, "x"), "d": None}
+    assert unlike(one, copy.deepcopy(one)) == []
+    assert unlike(one, {**one, "a": [torch.tensor([0.0, 1e-30]), {"b": 1.0}]}) == ["a[0]"]
+    assert unlike(one, {**one, "a": [torch.zeros(2, dtype=torch.float64), {"b": 2.0}]}) == ["a[0]", "a[1]['b']"]
+    assert unlike(one, {**one, "c": (1,), "d": 0}) == ["c", "d"]
+    assert unlike(one, {key: value for key, value in one.items() if key != "c"}) == ["c"]
+    assert unlike({"n": 1}, {"n": 1.0}) == ["n"]
+    assert unlike({"t": torch.zeros(1)}, {"t": 0.0}) == ["t"]
+
+
+def test_only_a_device_that_repeats_itself_is_held_to_the_bits() -> None:
+    states = [{"x": torch.tensor(float(number))} for number in range(4)]
+    found = repeated("same", states[0], iter(states[1:]).__next__, StubDevice())
+    assert (found.engaged, found.observed) == (True, "not comparable: two undisturbed trainings differ too")
+    found = repeated("same", states[0], lambda: states[1], StubDevice())
+    assert (found.engaged, found.observed) == (False, "1, x first")
+    found = repeated("same", states[0], iter(states[1:]).__next__, StubDevice(features=("deterministic",)))
+    assert (found.engaged, found.observed) == (False, "1, x first")
+    found = repeated("same", states[0], lambda: states[0], StubDevice())
+    assert (found.engaged, found.observed) == (True, 0)
+
+
+@pytest.mark.parametrize("technique", [SnapshotRestore(), SnapshotDamaged()], ids=lambda technique: technique.name)
+def test_where_it_runs(technique: SnapshotRestore) -> None:
+    for kind in ("cpu", "cuda", "xla", "privateuseone"):
+        assert technique.capability(StubDevice(kind)).ok
+    chip = StubDevice("xla")
+    vars(chip)["client"] = "TPU"
+    for device in (StubDevice("tpu"), chip):
+        found = technique.capability(device)
+        assert (found.verdict, found.code) == (Verdict.UNSUPPORTED, Code.NO_FEATURE)
+    assert not technique.accepts(workload("linear"))
+
+
+def test_where_there_is_no_scaler_none_is_held() -> None:
+    technique = SnapshotRestore()
+    program = program_of_mlp()
+    technique.prepare(program, Mode.TRAIN, StubDevice(features=("strided",)))
+    technique.finish()
+    assert program.scaler is None
