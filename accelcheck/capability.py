@@ -17,6 +17,7 @@ class Code(StrEnum):
     NO_PACKAGE = "no-package"
     WRONG_BUILD = "wrong-build"
     IMPORT_FAILED = "import-failed"
+    NOT_ASKED = "not-asked"
     PROBE_FAILED = "probe-failed"
     PROBE_TIMEOUT = "probe-timeout"
     # unsupported: it does not exist there

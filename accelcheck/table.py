@@ -5,14 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from accelcheck.capability import Capability, Code, unavailable
 from accelcheck.matrix import LEVELS, Matrix, Selection, devices
 from accelcheck.registry import unknown
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from accelcheck.capability import Capability
     from accelcheck.devices.base import Device
+    from accelcheck.techniques.base import Technique
 
 GENERIC = "generic"
 """Stands for a device that nothing is known of but that torch has it."""
@@ -52,11 +53,19 @@ def rows(matrix: Matrix, places: Mapping[str, Device]) -> list[Row]:
                 technique.promise,
                 technique.source,
                 technique.packages,
-                {name: technique.answer(device) for name, device in places.items()},
+                {name: _answer(technique, device) for name, device in places.items()},
                 {level: sum(one <= level for one in levels) for level in LEVELS},
             )
         )
     return sorted(made, key=lambda row: (row.family, row.name))
+
+
+def _answer(technique: Technique, device: Device) -> Capability:
+    """A technique's answer; some can be had of a device alone that is here."""
+    try:
+        return technique.answer(device)
+    except (RuntimeError, AssertionError, ImportError):  # what torch raises of an accelerator that it has not
+        return unavailable(Code.NOT_ASKED, f"only {device.name} itself can tell", "ask where it is")
 
 
 def columns(asked: Sequence[str] = ()) -> Mapping[str, Device]:

@@ -59,6 +59,22 @@ def test_the_documentation_does_not_depend_on_what_is_installed() -> None:
     assert (cpu, xla, needs) == ("yes", "no-backend", "`no_such_package`")
 
 
+class Asking(Eager):
+    """Asks the device itself."""
+
+    name = "asking"
+
+    def capability(self, device: Device) -> Capability:
+        del device
+        raise AssertionError("Torch not compiled with CUDA enabled")
+
+
+def test_what_only_the_device_can_tell_is_said() -> None:
+    (row,) = table.rows(Matrix({"asking": Asking()}, matrix().workloads), table.columns(("cuda",)))
+    assert row.answers["cuda"].code is Code.NOT_ASKED
+    assert "| asked there |" in "\n".join(shown.markdown([row], []))
+
+
 def test_cases_are_counted_up_to_each_level() -> None:
     row = choosy()
     known = Matrix({"choosy": Choosy()}, matrix().workloads)

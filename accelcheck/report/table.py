@@ -5,6 +5,7 @@ from __future__ import annotations
 from itertools import groupby
 from typing import TYPE_CHECKING
 
+from accelcheck.capability import Code
 from accelcheck.case import Verdict
 
 if TYPE_CHECKING:
@@ -38,8 +39,8 @@ def markdown(rows: Sequence[Row], workloads: Iterable[Workload]) -> list[str]:
         "# Techniques",
         "",
         "Made by `accelcheck list --markdown` from the capability table. A device runs what has `yes`; otherwise it says why the",
-        "technique does not exist there. `needs` are packages besides torch. The last column counts the cases of one device at",
-        "levels 1, 2 and 3.",
+        "technique does not exist there; `asked there` is known on such a device alone. `needs` are packages besides torch. The last",
+        "column counts the cases of one device at levels 1, 2 and 3.",
     ]
     for family, group in groupby(rows, key=lambda row: row.family):
         members = list(group)
@@ -73,6 +74,8 @@ def _short(answer: Capability) -> str:
 
 
 def _lasting(answer: Capability) -> str:
+    if answer.code is Code.NOT_ASKED:
+        return "asked there"
     return str(answer.code) if answer.verdict is Verdict.UNSUPPORTED else "yes"
 
 
