@@ -43,7 +43,7 @@ class FoldConstants(CustomGraphPass):
         values = constants(graph.nodes)
         for node, value in values.items():
             # A constructor alone is as short as the constant; what only folded nodes use is not needed.
-            if any(user not in values for user in node.users):
+            if node.all_input_nodes and any(user not in values for user in node.users):
                 name = f"_folded_{node.name}"
                 module.register_buffer(name, value)
                 with graph.inserting_before(node):

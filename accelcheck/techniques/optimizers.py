@@ -46,7 +46,7 @@ class OptimizerStep(Technique):
     source = "https://docs.pytorch.org/docs/stable/optim.html"
     modes = frozenset({Mode.TRAIN})
     requires = frozenset({"training"})
-    early = _BANKS
+    early = _BANKS - {"train-nadam", "train-rmsprop"}
     subjects = SUBJECTS
     """Names of the workloads that it is tried with."""
 
