@@ -178,7 +178,6 @@ FAULTS = (
         _forward(rescaled),
         _SCALES,
         number=5,
-        hidden=_ROUNDED_SCORES,
     ),
     Fault(
         "softmax-scale-backward",
