@@ -375,7 +375,7 @@ def test_repeated_indices_round_in_the_backward_pass() -> None:
     assert not torch.equal(low["grad:input[0]"].double(), high["grad:input[0]"])
 
 
-@pytest.mark.parametrize("name", having("branching"))
+@pytest.mark.parametrize("name", sorted({"dynamic-depth", "gated-depth"} & set(having("branching"))))
 def test_branching_takes_several_depths(name: str) -> None:
     def matmuls(seed: int) -> int:
         problem = NAMES[name].problem(seed)
@@ -415,6 +415,11 @@ def test_no_rounding_decides_how_deep_a_network_is(name: str, dtype: str) -> Non
             exact.run(Mode.TRAIN)
             low.run(Mode.TRAIN)
             assert decisions(low) == decisions(low, autocast) == decisions(exact)
+
+
+@pytest.mark.parametrize("name", ["adaptive-time", "train-adaptive-time"])
+def test_samples_of_a_batch_take_different_times(name: str) -> None:
+    assert len(set(decisions(Program.of(NAMES[name].problem(stable_seed(name)))))) >= 2
 
 
 def decisions(made: Program, around: Callable[[], Any] = contextlib.nullcontext) -> list[int]:
