@@ -85,10 +85,19 @@ def test_a_skipped_step_is_seen() -> None:
     assert any("no step skipped" in line for line in ran.missing())
 
 
-def test_an_overflow_without_a_step_is_seen() -> None:
+def test_without_a_step_the_scale_is_halved_until_gradients_are_finite() -> None:
     problem = Problem(nn.Linear(8, 8), (torch.full((2048, 8), 30.0),))
     ran = run(SCALED, problem, Mode.BACKWARD)
-    assert any("overflowed" in line for line in ran.missing())
+    assert ran.engaged, ran.missing()
+    scale = next(one.observed for one in ran.evidence if "no step skipped" in one.claim)
+    assert isinstance(scale, float)
+    assert 1.0 <= scale < INITIAL_SCALE
+
+
+def test_an_overflow_that_is_not_of_the_scales_making_is_seen() -> None:
+    problem = Problem(nn.Linear(8, 8), (torch.full((2048, 8), 3e4),))
+    ran = run(SCALED, problem, Mode.BACKWARD)
+    assert "scaled gradients that overflowed = 0: 1" in ran.missing()
 
 
 @pytest.mark.parametrize("technique", AUTOCAST, ids=lambda technique: technique.name)

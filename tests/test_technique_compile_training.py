@@ -259,4 +259,5 @@ def test_what_inductor_lacks_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_they_are_for() -> None:
     assert TrainingStep().accepts(workload("training"))
     assert not TrainingStep().accepts(workload("linear"))
+    assert not TrainingStep().accepts(workload("training", "branching"))
     assert not CompiledAutocast().accepts(workload("linear"))

@@ -278,10 +278,11 @@ def test_powersgd_compresses_what_is_worth_it() -> None:
     assert {shape: worthwhile(torch.Size(shape), 1, 2.0) for shape in sizes} == sizes
 
 
-def test_only_trainings_without_batch_norm_are_accepted() -> None:
+def test_only_trainings_that_every_rank_does_alike_are_accepted() -> None:
     for technique in TECHNIQUES:
         assert technique.accepts(workload("training"))
         assert not technique.accepts(workload("training", "batchnorm"))
+        assert not technique.accepts(workload("training", "branching"))
         assert not technique.accepts(workload("matmul"))
         assert technique.modes == {Mode.TRAIN}
 

@@ -20,10 +20,10 @@ if TYPE_CHECKING:
     from accelcheck.workloads.base import Program, Workload
 
 INITIAL_SCALE = 2.0**7
-"""Of the gradient scaler: lifts most FP16 gradients above the smallest normal number, and overflows none. The largest
-gradient of the suite's contracting workloads is 91 (residual-block); FP16 ends at 65504, so from 2**9.5 on the sums of
-products in a convolution's gradient become infinite. The growth interval (2000 steps) is far: a run leaves it as it was.
-"""
+"""Of the gradient scaler: lifts most FP16 gradients above the smallest normal number, and overflows none of a training. The
+largest gradient of the trained workloads is 91; FP16 ends at 65504, so from 2**9.5 on the sums of products in a gradient
+become infinite. The growth interval (2000 steps) is far: a run leaves it as it was."""
+_SCALE = "scale begun with"
 
 _CONTRACTING = frozenset({"matmul", "linear", "conv", "attention"})
 
@@ -82,7 +82,18 @@ class ScaledAutocast(Autocast):
 
     def prepare(self, program: Program, mode: Mode, device: Device) -> None:
         super().prepare(program, mode, device)
-        program.scaler = _CountingScaler(device.type, init_scale=INITIAL_SCALE)
+        scale = INITIAL_SCALE
+        program.scaler = _CountingScaler(device.type, init_scale=scale)
+        if mode is Mode.BACKWARD:
+            # Steps find out by themselves: a scaler halves its scale where gradients overflow. Here no step is taken.
+            state = {name: buffer.clone() for name, buffer in program.module.named_buffers()}
+            while program.run(mode) and _overflowed(program) and scale > 1:
+                scale /= 2
+                program.scaler = _CountingScaler(device.type, init_scale=scale)
+            program.scaler.scaled = 0
+            for name, buffer in program.module.named_buffers():
+                buffer.copy_(state[name])
+        program.extras[_SCALE] = scale
 
     def evidence(self, program: Program, log: Log, mode: Mode, device: Device) -> Iterable[Evidence]:
         yield from super().evidence(program, log, mode, device)
@@ -93,16 +104,21 @@ class ScaledAutocast(Autocast):
         # A scaler that torch disables (no such device) warns, and passes losses through.
         scaled = scaler.scaled if scaler.is_enabled() else 0
         yield Evidence(f"losses scaled >= {steps}", scaled, engaged=scaled >= steps)
-        scale = float(scaler.get_scale())
-        yield Evidence(f"scale after = {INITIAL_SCALE:g} (no step skipped)", scale, engaged=scale == INITIAL_SCALE)
+        scale, begun = float(scaler.get_scale()), program.extras[_SCALE]
+        yield Evidence(f"scale after = {begun:g} (no step skipped)", scale, engaged=scale == begun)
         if mode is Mode.BACKWARD:
             # No step, and so no scaler, looks at these: an overflow of the scale's making would pass for the technique's.
-            gradients = [p.grad for p in program.module.parameters() if p.grad is not None]
-            infinite = sum(not bool(gradient.isfinite().all()) for gradient in gradients)
+            infinite = _overflowed(program)
             yield Evidence("scaled gradients that overflowed = 0", infinite, engaged=infinite == 0)
         else:
             checks = log.count("aten::_amp_foreach_non_finite_check_and_unscale_")
             yield Evidence(f"checks for infinite gradients >= {steps}", checks, engaged=checks >= steps)
+
+
+def _overflowed(program: Program) -> int:
+    """How many parameters have a gradient that is not finite."""
+    gradients = [p.grad for p in program.module.parameters() if p.grad is not None]
+    return sum(not bool(gradient.isfinite().all()) for gradient in gradients)
 
 
 class _CountingScaler(torch.amp.GradScaler):

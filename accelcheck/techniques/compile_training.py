@@ -59,6 +59,7 @@ class TrainingStep(Technique):
     level = 2
     modes = frozenset({Mode.TRAIN})
     requires = frozenset({"training"})
+    excludes = frozenset({"branching"})  # a loop that the data end is no graph, and so the step is not compiled as one
     watch = ProfilerLog
     warmups = 1
     differentiates_twice = False

@@ -59,8 +59,9 @@ class Ranks(Technique):
     level = 2
     modes = frozenset({Mode.TRAIN})
     requires = frozenset({"training"})
-    # Each rank normalises by its own part of the batch: other results, by design.
-    excludes = frozenset({"batchnorm"})
+    # Each rank normalises by its own part of the batch: other results, by design. Where the data decide what is run, ranks run
+    # different things: DDP then misses gradients that it waits for, and FSDP's collectives wait for each other for ever.
+    excludes = frozenset({"batchnorm", "branching"})
 
     def __init__(
         self, name: str, world: int, strategy: Callable[[], Strategy], promise: str, source: str = DDP
