@@ -37,7 +37,7 @@ PINS = {
 }
 """What each session installs: the one place where torch is pinned."""
 EXTRAS = {
-    "cpu": "[accuracy,torchao]",
+    "cpu": "[accuracy,torchao,onnx,openvino]",
     "cuda": "[accuracy,torchao]",
     "rocm": "[accuracy,torchao]",
     "xla": "[accuracy]",

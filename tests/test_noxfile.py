@@ -271,7 +271,7 @@ def test_rocm_without_an_index_says_what_to_set(noxfile: Any, monkeypatch: pytes
 def test_a_session_installs_its_pin_and_runs_the_suite_on_its_device(noxfile: Any) -> None:
     session = Session()
     noxfile._suite(session, "cpu")
-    assert session.installed == [*noxfile.PINS["cpu"], "-e", ".[accuracy,torchao]"]
+    assert session.installed == [*noxfile.PINS["cpu"], "-e", ".[accuracy,torchao,onnx,openvino]"]
     assert session.ran[:3] == ["pytest", "--pyargs", "accelcheck.suite"]
     assert {"--accel-device=cpu", "--accel-level=2", "--accel-require"} <= set(session.ran)
     assert session.ran[-1] == "--exitfirst"
