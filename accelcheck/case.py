@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from types import MappingProxyType
 
 
 class Mode(StrEnum):
@@ -25,6 +27,14 @@ class Mode(StrEnum):
     """The task accuracy of a trained model on held-out samples."""
     LEARNING = "learning"
     """The task accuracy that training reaches."""
+    SPEED = "speed"
+    """Time and memory of a forward pass, whose outputs are judged first."""
+    TRAIN_SPEED = "train-speed"
+    """Time and memory of a training step; a training as in train mode is judged first."""
+
+
+TIMED: Mapping[Mode, Mode] = MappingProxyType({Mode.SPEED: Mode.FORWARD, Mode.TRAIN_SPEED: Mode.TRAIN})
+"""The modes that measure, and what each of them runs."""
 
 
 class Verdict(StrEnum):
@@ -136,3 +146,23 @@ class Figure:
             return 0.0
         known = self.allowed > 0.0 and not math.isnan(self.measured)
         return self.measured / self.allowed if known else math.inf
+
+
+@dataclass(frozen=True, slots=True)
+class Measurement:
+    """One figure of how fast or how large a case is.
+
+    Attributes:
+        name: What was measured, such as ``latency``.
+        value: In `unit`; None where it is not known, never a 0 that means so.
+        unit: Such as ``s``, ``B``, ``samples/s``, or ``x`` for a ratio.
+        low, high: Interval of the value where one is known.
+        reason: Why there is no value, or what must be said of it.
+    """
+
+    name: str
+    value: float | None
+    unit: str
+    low: float | None = None
+    high: float | None = None
+    reason: str = ""

@@ -8,12 +8,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Self, TextIO
 
-from accelcheck.case import Case, Evidence, Figure, Mode, Verdict
+from accelcheck.case import Case, Evidence, Figure, Measurement, Mode, Verdict
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-SCHEMA = 1
+SCHEMA = 2
 """Version of the record layout; a reader refuses another one."""
 
 
@@ -36,6 +36,7 @@ class Record:
         eager_excess: How many times more eager errs than the rounding samples; see `accelcheck.verify.oracle`.
         seconds: Wall time by phase: ``oracle``, ``prepare`` (compilation and warm-up), ``run``, ``judge``.
         traceback: Of an `error`; empty otherwise.
+        measurements: Of cases that measure, and that pass.
     """
 
     case: Case
@@ -48,6 +49,7 @@ class Record:
     eager_excess: float = 0.0
     seconds: Mapping[str, float] = field(default_factory=dict)
     traceback: str = ""
+    measurements: tuple[Measurement, ...] = ()
 
     def as_json(self) -> dict[str, Any]:
         """JSON-ready values; non-finite numbers become the strings ``inf`` and ``nan``, which `float` reads back."""
@@ -97,6 +99,17 @@ class Record:
                 eager_excess=float(data["eager_excess"]),
                 seconds={str(phase): float(value) for phase, value in data["seconds"].items()},
                 traceback=str(data["traceback"]),
+                measurements=tuple(
+                    Measurement(
+                        name=str(m["name"]),
+                        value=_maybe(m["value"]),
+                        unit=str(m["unit"]),
+                        low=_maybe(m["low"]),
+                        high=_maybe(m["high"]),
+                        reason=str(m["reason"]),
+                    )
+                    for m in data["measurements"]
+                ),
             )
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
             raise JournalError(f"not a case record: {type(error).__name__}: {error}") from error
@@ -191,6 +204,10 @@ def _flag(data: Mapping[str, Any], name: str) -> bool:
     if isinstance(value, bool):
         return value
     raise TypeError(f"field {name!r} is {value!r}; expected true or false")
+
+
+def _maybe(value: Any) -> float | None:
+    return None if value is None else float(value)
 
 
 def _count(data: Mapping[str, Any], name: str) -> int:

@@ -66,7 +66,7 @@ class Matrix:
             if dtype in workload.dtypes
             if not selection.dtypes or dtype in selection.dtypes
             for mode in modes
-            if mode in technique.modes & workload.modes
+            if mode in workload.modes and technique.covers(mode)
         ]
         cases = [
             Case(technique.name, workload.name, device, dtype, mode, level(technique, workload, dtype))

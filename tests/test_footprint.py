@@ -10,7 +10,8 @@ import torch
 from torch import nn
 
 from accelcheck.devices.packages import installed
-from accelcheck.techniques.footprint import in_memory, on_disk, smaller_file
+from accelcheck.measure.memory import in_memory
+from accelcheck.techniques.footprint import on_disk, smaller_file
 
 
 def test_a_file_is_larger_than_its_elements() -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import os
+import time
 from abc import ABC, abstractmethod
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
@@ -12,7 +14,7 @@ from accelcheck.capability import SUPPORTED, Capability, Code
 from accelcheck.case import Verdict
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     import torch
 
@@ -162,6 +164,18 @@ class Device(ABC):
     @abstractmethod
     def synchronize(self) -> None:
         """Return when all work handed to the device is done; on a lazy device, hand it over first."""
+
+    def elapsed(self, call: Callable[[], object], times: int) -> float:
+        """Seconds that so many calls take, one after the other, by the best clock that the device has.
+
+        A device whose work outlives the call overrides this where it can tell when the work itself began and ended.
+        """
+        self.synchronize()
+        start = time.perf_counter()
+        for _ in itertools.repeat(None, times):
+            call()
+        self.synchronize()
+        return time.perf_counter() - start
 
     def seed(self, seed: int) -> None:
         """Seed every generator that a case may draw from."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections import Counter
 from contextlib import contextmanager
 from importlib import import_module
@@ -14,7 +15,7 @@ from accelcheck.devices.base import Device, Fingerprint, Memory
 from accelcheck.devices.packages import installed, release, requires, requires_torch, version, versions
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     import torch
 
@@ -117,6 +118,16 @@ class Xla(Device):
     def synchronize(self) -> None:
         import_module("torch_xla").sync()
         import_module("torch_xla.core.xla_model").wait_device_ops()
+
+    def elapsed(self, call: Callable[[], object], times: int) -> float:
+        """Each call ends when its result is there, and it is held until then: what nobody holds is never computed."""
+        self.synchronize()
+        start = time.perf_counter()
+        for _ in range(times):
+            held = call()
+            self.synchronize()
+            del held
+        return time.perf_counter() - start
 
     def seed(self, seed: int) -> None:
         import torch

@@ -13,6 +13,8 @@ from accelcheck.capability import SUPPORTED, Capability, Code, unsupported
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
+    from torch import Tensor
+
     from accelcheck.devices.base import Device
 
 
@@ -57,6 +59,15 @@ def peak(device: Device, run: Callable[[], object]) -> Peak:
     if before is None or after.peak is None:
         raise RuntimeError(f"{device.name}: expected memory statistics, as it gave before the run; got {after}")
     return Peak(after.peak - before)
+
+
+def in_memory(tensor: Tensor) -> int:
+    """Bytes that a tensor holds; of a wrapper of several tensors (torchao's are such), the bytes of all of them."""
+    flatten = getattr(tensor, "__tensor_flatten__", None)
+    if flatten is None:
+        return tensor.nbytes
+    names, _ = flatten()
+    return sum(in_memory(getattr(tensor, name)) for name in names)
 
 
 def measurable(device: Device) -> Capability:

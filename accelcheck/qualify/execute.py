@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from accelcheck.capability import Capability, Code, unsupported
 from accelcheck.case import Case, Figure, Mode, Verdict
 from accelcheck.journal import Record
-from accelcheck.qualify import accuracy, numerics, randomness, trajectory
+from accelcheck.qualify import accuracy, numerics, randomness, speed, trajectory
 from accelcheck.qualify.ledger import foreseen
 from accelcheck.qualify.trial import Clock, Finding, Trial
 from accelcheck.techniques.base import Unsupported
@@ -33,6 +33,8 @@ CHECKS: Mapping[Mode, Callable[[Trial], Finding]] = MappingProxyType(
         Mode.RANDOM: randomness.verify,
         Mode.ACCURACY: accuracy.verify,
         Mode.LEARNING: accuracy.verify,
+        Mode.SPEED: speed.verify,
+        Mode.TRAIN_SPEED: speed.verify,
     }
 )
 """What finds the verdict of a case, by its mode."""
@@ -159,6 +161,7 @@ def _record(case: Case, found: Finding) -> Record:
         figures=_telling(found.figures),
         compared=found.compared,
         eager_excess=found.eager_excess,
+        measurements=tuple(found.measurements) if verdict is Verdict.PASS else (),
     )
 
 

@@ -28,14 +28,18 @@ MOST_FAULTS = 10
 """Draws are judged until so many faults are found: the first ones say what is wrong."""
 
 
-def verify(trial: Trial) -> Finding:
+def verify(trial: Trial, chosen: Sequence[Draw] | None = None) -> Finding:
     """Judge every draw by its oracle, the random ones together too, and a rerun by the first run.
+
+    Args:
+        trial: Of forward, backward or train mode.
+        chosen: The draws, `FIRST` first; all of the workload's unless said.
 
     Raises:
         OracleError: The oracle of a draw cannot be had or trusted.
     """
     with trial.device.strict_float32():
-        return _Run(trial).finding()
+        return _Run(trial).finding(chosen)
 
 
 class _Run:
@@ -55,10 +59,10 @@ class _Run:
         self.program = self._prepared(FIRST)
         self.parameters = FIRST.parameters
 
-    def finding(self) -> Finding:
+    def finding(self, chosen: Sequence[Draw] | None = None) -> Finding:
         """Go through the draws."""
         trial = self.trial
-        for draw in draws(trial.workload, trial.case.mode, self._admitted):
+        for draw in draws(trial.workload, trial.case.mode, self._admitted) if chosen is None else chosen:
             try:
                 self._judge(draw)
             except Exception as error:

@@ -16,7 +16,7 @@ from accelcheck.workloads.base import Program, to
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from accelcheck.case import Case, Figure
+    from accelcheck.case import Case, Figure, Measurement
     from accelcheck.devices.base import Device
     from accelcheck.techniques.base import Technique
     from accelcheck.techniques.observe import Log
@@ -80,6 +80,7 @@ class Finding:
         figures: What was measured, against which budget.
         compared: Number of elements that were compared; a pass needs at least one.
         eager_excess: See `accelcheck.verify.oracle.Reference`; 0 where a check has no such reference.
+        measurements: How fast and how large it is, where the check measures.
     """
 
     evidence: Sequence[Evidence]
@@ -87,6 +88,7 @@ class Finding:
     figures: Sequence[Figure]
     compared: int
     eager_excess: float = 0.0
+    measurements: Sequence[Measurement] = ()
 
 
 def warm_up(trial: Trial, program: Program) -> None:

@@ -6,7 +6,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from accelcheck.capability import SUPPORTED, Capability, Code, unavailable, unsupported
-from accelcheck.case import Evidence, Mode
+from accelcheck.case import TIMED, Evidence, Mode
 from accelcheck.devices.packages import installed
 from accelcheck.techniques.observe import OperatorLog
 
@@ -52,6 +52,9 @@ class Technique:
     dtypes: Sequence[str] = ("float32",)
     """Storage dtypes of parameters and inputs that it is tried with."""
     modes: frozenset[Mode] = frozenset(Mode)
+    timed: bool = True
+    """Whether time and memory mean something: forward passes and trainings are then measured too. Not of what starts processes,
+    writes files, or is about what happens between runs."""
     accuracy_limit: float = 0.01
     """Most task accuracy that it may cost, as a part of all samples: the upper confidence bound of the drop stays within.
     MLPerf's 99 % of the reference, unless it promises something else."""
@@ -96,6 +99,10 @@ class Technique:
     def accepts(self, workload: Workload) -> bool:
         """Whether the pair means anything. By default: modes overlap, required traits there, excluded ones not."""
         return self.requires <= workload.traits and not self.excludes & workload.traits
+
+    def covers(self, mode: Mode) -> bool:
+        """Whether it is tried in a mode: of those that measure, in what `modes` has of what they run."""
+        return (self.timed and TIMED[mode] in self.modes) if mode in TIMED else mode in self.modes
 
     def admits(self, probe: Probe) -> bool:
         """Whether a structured input of the workload means something under it. By default: all do."""

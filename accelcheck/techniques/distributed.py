@@ -56,6 +56,7 @@ class Ranks(Technique):
     """
 
     family = "distributed"
+    timed = False
     level = 2
     modes = frozenset({Mode.TRAIN})
     requires = frozenset({"training"})

@@ -74,6 +74,7 @@ class Elastic(Technique):
     """
 
     family = "elastic"
+    timed = False
     source = "https://docs.pytorch.org/docs/stable/elastic/run.html"
     level = 2
     modes = frozenset({Mode.TRAIN})

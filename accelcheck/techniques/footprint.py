@@ -7,21 +7,13 @@ import zipfile
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
 
 from accelcheck.case import Evidence
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-
-def in_memory(tensor: Tensor) -> int:
-    """Bytes that a tensor holds; of a wrapper of several tensors (torchao's are such), the bytes of all of them."""
-    flatten = getattr(tensor, "__tensor_flatten__", None)
-    if flatten is None:
-        return tensor.nbytes
-    names, _ = flatten()
-    return sum(in_memory(getattr(tensor, name)) for name in names)
+    from torch import nn
 
 
 def on_disk(state: Mapping[str, Any]) -> tuple[int, int]:

@@ -56,6 +56,7 @@ class Travel(Technique):
     """
 
     family = "loading"
+    timed = False
     modes = frozenset({Mode.FORWARD, Mode.BACKWARD, Mode.TRAIN})
     # What a device makes of batch norm is told by other techniques: it has nothing to do with how a batch came.
     excludes = frozenset({"batchnorm"})

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from accelcheck.devices.base import Device
     from accelcheck.techniques.observe import Log
-    from accelcheck.workloads.base import Program, Result, Workload
+    from accelcheck.workloads.base import Program, Workload
 
 _SETTING = "setting in the run"
 _TWELVE_BITS = 1024.5
@@ -112,16 +112,15 @@ class ReducedPrecision(Technique):
         found = self.measured(device)
         if not found.ok:
             raise Unsupported(found)
-        plain = program.run
         extras = program.extras
 
-        def run(mode: Mode) -> Result:
+        @contextmanager
+        def within() -> Iterator[None]:
             with self.mode():
                 extras[_SETTING] = self.current()
-                return plain(mode)
+                yield
 
-        # The backward pass must run in the mode too, which `Program.around` does not reach.
-        program.run = run  # type: ignore[method-assign]  # on this instance alone
+        program.within = within  # the backward pass must run in the mode too, which `Program.around` does not reach
 
     def evidence(self, program: Program, log: Log, mode: Mode, device: Device) -> Iterable[Evidence]:
         del log, mode

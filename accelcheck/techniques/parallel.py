@@ -255,6 +255,7 @@ class DataParallel(Technique):
     """
 
     family = "parallel"
+    timed = False
     source = "https://docs.pytorch.org/docs/stable/notes/ddp.html"
     modes = frozenset({Mode.TRAIN})
     requires = frozenset({"training"})

@@ -79,6 +79,7 @@ class SnapshotRestore(Technique):
 
     name = "snapshot-restore"
     family = "snapshot"
+    timed = False
     promise = "A training that another process goes on with from a file ends bitwise as it does without the stop."
     source = "https://docs.pytorch.org/tutorials/beginner/saving_loading_models.html"
     level = 2

@@ -15,9 +15,9 @@ from torch import nn
 
 from accelcheck.capability import SUPPORTED, Capability, Code, unavailable, unsupported
 from accelcheck.case import Evidence, Mode
+from accelcheck.measure.memory import in_memory
 from accelcheck.techniques import float8, int4
 from accelcheck.techniques.emulation import EmulatedLinear, Quantizer, is_linear, per_token, replaced, twin
-from accelcheck.techniques.footprint import in_memory
 from accelcheck.techniques.observe import operators
 from accelcheck.techniques.quantization import Quantized, called, count, modules, sizes, stored_as
 

@@ -56,6 +56,7 @@ class Viewed(Technique):
     """Every tensor input is replaced by a view with the same values."""
 
     family = "views"
+    timed = False
     source = "https://docs.pytorch.org/docs/stable/tensor_view.html"
     keeps_strides = False
     # A trajectory's mini-batches are gathered from the inputs: none would be a view.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -130,6 +131,7 @@ class Program:
         scaler: Scales the loss in backward and train modes when set.
         synchronize: Called after every optimizer step and at the end: materialises lazy devices.
         update: Context of every optimizer step.
+        within: Context of all that is run: forward, backward, optimizer step.
         strided_cotangents: Whether the output gradients of backward mode lie in memory with their dimensions reversed.
         twice: Whether backward mode differentiates the gradients too.
         backpropagate: Given the number of a training step (0 begins a training), gives the parameters their gradients and
@@ -153,6 +155,7 @@ class Program:
     scaler: torch.amp.GradScaler | None = None
     synchronize: Callable[[], None] = lambda: None
     update: Callable[[], AbstractContextManager[Any]] = contextlib.nullcontext
+    within: Callable[[], AbstractContextManager[Any]] = contextlib.nullcontext
     backpropagate: Callable[[int], Tensor] | None = None
     advance: Callable[[torch.optim.Optimizer, int], Tensor] | None = None
     trainer: Trainer | None = None
@@ -214,21 +217,50 @@ class Program:
             ValueError: The problem lacks a loss, target or optimizer for train mode, or a recipe for trajectory mode, or
                 the mode is none of forward, backward, train and trajectory.
         """
-        if self.elsewhere is not None:
-            result = self.elsewhere(self, mode)
-        elif mode is Mode.FORWARD:
-            result = self._forward()
-        elif mode is Mode.BACKWARD:
-            result = self._backward()
-        elif mode is Mode.TRAIN:
-            result = self._train()
-        elif mode is Mode.TRAJECTORY and self.trainer is not None:
-            result = self.trainer.train(self)
-        else:
-            needs = "; the problem has no recipe" if mode is Mode.TRAJECTORY else ""
-            raise ValueError(f"a program runs forward, backward, train or trajectory, not {mode}{needs}")
+        with self.within():
+            result = self._ran(mode) if self.elsewhere is None else self.elsewhere(self, mode)
         self.synchronize()
         return {path: tensor.detach() for path, tensor in result.items()}
+
+    def _ran(self, mode: Mode) -> Result:
+        if mode is Mode.FORWARD:
+            return self._forward()
+        if mode is Mode.BACKWARD:
+            return self._backward()
+        if mode is Mode.TRAIN:
+            return self._train()
+        if mode is Mode.TRAJECTORY and self.trainer is not None:
+            return self.trainer.train(self)
+        needs = "; the problem has no recipe" if mode is Mode.TRAJECTORY else ""
+        raise ValueError(f"a program runs forward, backward, train or trajectory, not {mode}{needs}")
+
+    def repeated(self, mode: Mode) -> Callable[[], object]:
+        """What does the work of a mode once a call, and nothing besides: a forward pass, or the next training step.
+
+        Its inputs are those that the program has when it is called.
+
+        Raises:
+            ValueError: The mode is neither forward nor train, or the problem lacks a loss, target or optimizer for train mode.
+        """
+        if self.elsewhere is not None:
+            return lambda: self.run(mode)
+        if mode is Mode.FORWARD:
+            self.module.eval()
+
+            def inferred() -> object:
+                with self.within(), torch.no_grad():
+                    return self._called()
+
+            return inferred
+        if mode is Mode.TRAIN:
+            optimizer, steps = self.begin(), itertools.count()
+
+            def trained() -> object:
+                with self.within():
+                    return self.take(optimizer, next(steps))
+
+            return trained
+        raise ValueError(f"forward passes and training steps can be repeated, not {mode}")
 
     def _called(self) -> Any:
         call = self.module if self.call is None else self.call

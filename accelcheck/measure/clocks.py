@@ -1,0 +1,79 @@
+"""Times of blocks of calls: long enough for the clock, after warming up, undisturbed by the interpreter."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import math
+import statistics
+import time
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from accelcheck.devices.base import Device
+
+BLOCK = 1e-3
+"""Seconds that a block of calls takes at least: a thousand times what a clock's reading and its resolution cost."""
+MOST_CALLS = 1 << 16
+"""Calls of a block at most: of what does nothing."""
+WINDOW = 5
+"""Blocks whose median is compared with that of as many before, to see whether times have settled."""
+SETTLED = 0.02
+"""A window that is faster than the one before it by less than this part is steady."""
+PATIENCE = 2.0
+"""Seconds of warming up at most."""
+
+
+class ClockError(RuntimeError):
+    """A clock stood still or went backwards: there is no figure."""
+
+
+def block(device: Device, call: Callable[[], object]) -> Callable[[], float]:
+    """What runs as many calls as take `BLOCK`, and gives the seconds of one of them.
+
+    Raises:
+        ClockError: Raised by what is returned, when a time is not positive.
+    """
+    times = 1
+    while (spent := device.elapsed(call, times)) < BLOCK and times < MOST_CALLS:
+        times = min(MOST_CALLS, max(2 * times, math.ceil(times * BLOCK / max(spent, 1e-9))))
+
+    def timed() -> float:
+        seconds = device.elapsed(call, times) / times
+        if not (seconds > 0.0 and math.isfinite(seconds)):
+            raise ClockError(
+                f"{device.name}: expected {times} calls to take a positive time, the clock says {seconds} s"
+            )
+        return seconds
+
+    return timed
+
+
+def settle(timed: Callable[[], float], now: Callable[[], float] = time.perf_counter) -> int:
+    """Measure until times no longer fall: caches are warm, clocks are up, code is compiled.
+
+    Returns:
+        Number of blocks that it took. Where `PATIENCE` ended it, the last ones may still have fallen.
+    """
+    start, seen = now(), [timed() for _ in range(WINDOW)]
+    while now() - start < PATIENCE:
+        seen += [timed() for _ in range(WINDOW)]
+        before, after = statistics.median(seen[-2 * WINDOW : -WINDOW]), statistics.median(seen[-WINDOW:])
+        if after > before * (1 - SETTLED):
+            break
+    return len(seen)
+
+
+@contextlib.contextmanager
+def undisturbed() -> Iterator[None]:
+    """Without garbage collection: what there is is collected before, and nothing during."""
+    was = gc.isenabled()
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was:
+            gc.enable()

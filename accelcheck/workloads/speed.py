@@ -1,0 +1,117 @@
+"""What is timed: the other families' models at sizes where arithmetic and memory count, some milliseconds on two CPU cores."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from accelcheck.case import TIMED, Mode
+from accelcheck.workloads.attention import Attention
+from accelcheck.workloads.base import Problem, Workload
+from accelcheck.workloads.cnn import ResidualCnn
+from accelcheck.workloads.draw import BATCH_NORM_NOISE, initialise, integers, normal, separated
+from accelcheck.workloads.elementwise import Chain
+from accelcheck.workloads.mlp import Mlp
+from accelcheck.workloads.transformer import Encoder
+
+if TYPE_CHECKING:
+    from torch import nn
+
+CLASSES = 10
+
+
+def _learned(generator: torch.Generator, module: nn.Module, x: Tensor) -> Problem:
+    return Problem(
+        module,
+        (x,),
+        target=integers(generator, 0, CLASSES, len(x)),
+        loss=functional.cross_entropy,
+        optimizer=partial(torch.optim.SGD, lr=0.01, momentum=0.9),
+        steps=2,
+    )
+
+
+def _mlp(generator: torch.Generator, extent: int) -> Problem:
+    module = Mlp(features=512, hidden=1024, classes=CLASSES)
+    initialise(module, generator, relu=True)
+    return _learned(generator, module, separated(generator, 128 + extent, 512))
+
+
+def _cnn(generator: torch.Generator, extent: int) -> Problem:
+    module = ResidualCnn(channels=32, classes=CLASSES)
+    initialise(module, generator, relu=True, noise=BATCH_NORM_NOISE)
+    return _learned(generator, module, separated(generator, 8 + extent, 3, 64, 64, noise=BATCH_NORM_NOISE))
+
+
+def _transformer(generator: torch.Generator, extent: int) -> Problem:
+    module = Encoder(width=256, heads=4, depth=2)
+    initialise(module, generator)
+    return Problem(
+        module,
+        (normal(generator, 4, 128 + extent, 256),),
+        target=normal(generator, 4, 128 + extent, 256),
+        loss=functional.mse_loss,
+        optimizer=partial(torch.optim.SGD, lr=0.01, momentum=0.9),
+        steps=2,
+    )
+
+
+def _elementwise(generator: torch.Generator, extent: int) -> Problem:
+    x, y = (normal(generator, 512 + extent, 1024) for _ in range(2))
+    return Problem(Chain(20), (x, 0.5 + torch.sigmoid(y)))
+
+
+def _attention(generator: torch.Generator, extent: int) -> Problem:
+    q, k, v = (normal(generator, 2, 8, 512 + extent, 64) for _ in range(3))
+    return Problem(Attention(causal=True), (q, k, v))
+
+
+_BOTH = frozenset(TIMED)
+_FORWARD = frozenset({Mode.SPEED})
+
+WORKLOADS = (
+    Workload(
+        "speed-mlp",
+        "Three linear layers, 512 to 1024 to 1024 to 10, on 128 samples: 0.4 GFLOP.",
+        _mlp,
+        1,
+        _BOTH,
+        frozenset({"matmul", "linear", "scriptable", "resizable", "inplace", "training"}),
+    ),
+    Workload(
+        "speed-transformer",
+        "Two encoder blocks of width 256 on 4 sequences of 128: 1.1 GFLOP.",
+        _transformer,
+        1,
+        _BOTH,
+        frozenset({"attention", "matmul", "linear", "scriptable", "resizable", "blocks", "training"}),
+    ),
+    Workload(
+        "speed-cnn",
+        "A strided stem and two residual blocks of 32 channels on 8 images of 64 x 64: 0.6 GFLOP.",
+        _cnn,
+        2,
+        _BOTH,
+        frozenset({"conv", "batchnorm", "linear", "scriptable", "resizable", "inplace", "blocks", "training"}),
+    ),
+    Workload(
+        "speed-elementwise",
+        "Twenty element-wise statements on 512 x 1024: 2 MiB each, all memory.",
+        _elementwise,
+        1,
+        _FORWARD,
+        frozenset({"scriptable", "resizable", "inplace", "activations"}),
+    ),
+    Workload(
+        "speed-attention",
+        "Causal attention of 8 heads over 512 positions, twice: 1.1 GFLOP.",
+        _attention,
+        2,
+        _FORWARD,
+        frozenset({"attention", "matmul", "scriptable"}),
+    ),
+)
