@@ -83,15 +83,15 @@ class CudaLike(Device):
 
         size = torch.cuda.get_device_properties(torch.cuda.current_device()).L2_cache_size
         flush = torch.empty(size, dtype=torch.int8, device="cuda")
-        marks = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(times)]
+        marks = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(times)]  # type: ignore[no-untyped-call]  # torch does not annotate events
         torch.cuda.synchronize()
         for start, end in marks:
             flush.zero_()
-            start.record()  # type: ignore[no-untyped-call]  # torch does not annotate events
+            start.record()
             call()
-            end.record()  # type: ignore[no-untyped-call]  # as above
+            end.record()
         torch.cuda.synchronize()
-        return sum(start.elapsed_time(end) for start, end in marks) / 1e3  # type: ignore[no-untyped-call]  # as above; ms
+        return float(sum(start.elapsed_time(end) for start, end in marks)) / 1e3  # of milliseconds
 
     def seed(self, seed: int) -> None:
         import torch

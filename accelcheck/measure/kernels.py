@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from torch.autograd import DeviceType
+from torch._C._autograd import DeviceType  # where torch.autograd has it from
 from torch.profiler import ProfilerActivity, profile
 
 if TYPE_CHECKING:

@@ -156,10 +156,10 @@ class _Measuring:
         return Contender(replace(self.trial, technique=Eager(), case=case))
 
     def _paired(self, base: Contender, candidate: Contender) -> Comparison:
-        sides = [block(self.trial.device, side.call) for side in (base, candidate)]
-        for side in sides:
-            settle(side)
-        return compare(*sides)
+        first, second = (block(self.trial.device, side.call) for side in (base, candidate))
+        settle(first)
+        settle(second)
+        return compare(first, second)
 
     def _times(self, candidate: Contender, eager: Contender) -> None:
         found = self._paired(eager, candidate)

@@ -1,0 +1,54 @@
+"""``accelcheck list``: the capability table."""
+
+from __future__ import annotations
+
+import fnmatch
+from typing import TYPE_CHECKING, Any
+
+from accelcheck import matrix
+from accelcheck.commands.common import GREEN
+from accelcheck.devices.probe import probe
+
+if TYPE_CHECKING:
+    import argparse
+
+
+def add(commands: Any) -> None:
+    """Declare the command."""
+    listing = commands.add_parser(
+        "list",
+        help="every technique, and whether it runs on each device",
+        description="Prints the capability table: every technique by family, each device's answer, and the reasons. Nothing is run.",
+    )
+    listing.add_argument("--device", action="append", default=[], help="devices to ask; repeatable (all)")
+    listing.add_argument(
+        "--technique", action="append", default=[], metavar="GLOB", help="techniques by name; repeatable (all)"
+    )
+    listing.add_argument(
+        "--markdown", action="store_true", help="as docs/techniques.md, which is the same on every machine"
+    )
+    listing.set_defaults(run=_list)
+
+
+def _list(given: argparse.Namespace) -> int:
+    from accelcheck import table
+    from accelcheck.report import table as shown
+
+    places = table.columns(given.device)
+    known = matrix.Matrix.load()
+    known.check(matrix.Selection((), techniques=tuple(given.technique)))
+    rows = [
+        row
+        for row in table.rows(known, places)
+        if not given.technique or any(fnmatch.fnmatchcase(row.name, glob) for glob in given.technique)
+    ]
+    if given.markdown:
+        lines = shown.markdown(rows, known.workloads.values())
+    else:
+        statuses, _ = probe([name for name in places if name != table.GENERIC])
+        lines = shown.text(rows, statuses)
+    print("\n".join(lines))
+    return GREEN
+
+
+COMMANDS = (add,)

@@ -1,0 +1,132 @@
+"""Whether a ratio has got worse since it was stored: means over processes, and a limit from how processes differ.
+
+A process lands in memory where it lands, and stays there: its ratio is steady, another process's differs. So processes are
+the sample, not calls. Log ratios of processes are taken to be normal; the limit is that of Student's t with the spreads of
+both samples pooled, its error divided among all cases of a run (Bonferroni), so that a run as a whole errs rarely.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+STORED = 10
+"""Processes behind a baseline."""
+CHECKED = 3
+"""Processes behind a check."""
+ERROR = 0.01
+"""Probability of one or more false alarms in a run in which nothing has changed."""
+MISSED = 0.05
+"""Probability of missing a change of the smallest detectable size."""
+LEAST_SPREAD = 0.004
+"""Standard deviation of log ratios below which none is believed: the least that was ever seen between processes of torch
+(0.4 to 1.5 %, ANCHORS.md section 4, on two cores). Of ten processes some lie close together by chance."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """Log ratios, one a process.
+
+    Attributes:
+        mean: Of the natural logarithms of the times' ratio, candidate to eager.
+        spread: Their standard deviation.
+        count: Number of processes.
+    """
+
+    mean: float
+    spread: float
+    count: int
+
+    @classmethod
+    def of(cls, ratios: Sequence[float]) -> Sample:
+        """The sample of ratios, at least two.
+
+        Raises:
+            ValueError: Fewer, or one is not positive and finite.
+        """
+        if len(ratios) < 2 or not all(0.0 < ratio < math.inf for ratio in ratios):
+            raise ValueError(f"expected two or more positive ratios, got {list(ratios)}")
+        logs = [math.log(ratio) for ratio in ratios]
+        return cls(statistics.fmean(logs), statistics.stdev(logs), len(logs))
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A check held against a baseline; all are factors of the time, 1.02 being 2 % slower.
+
+    Attributes:
+        factor: By how much the ratio has changed.
+        limit: From which factor on it is a regression.
+        smallest: The smallest slowdown that such a check finds in 95 of 100 runs.
+    """
+
+    factor: float
+    limit: float
+    smallest: float
+
+    @property
+    def regression(self) -> bool:
+        """Whether it has got slower."""
+        return self.factor > self.limit
+
+
+def change(stored: Sample, checked: Sample, cases: int) -> Change:
+    """Hold a check against a baseline.
+
+    Args:
+        stored: The baseline's.
+        checked: Measured now.
+        cases: How many are held against baselines in this run: they share the error.
+
+    Raises:
+        ValueError: There is no case, or a sample of fewer than two processes.
+    """
+    if cases < 1 or min(stored.count, checked.count) < 2:
+        raise ValueError(f"expected a case and samples of two or more, got {cases} cases, {stored} and {checked}")
+    freedom = stored.count + checked.count - 2
+    pooled = (stored.count - 1) * stored.spread**2 + (checked.count - 1) * checked.spread**2
+    spread = max(math.sqrt(pooled / freedom), LEAST_SPREAD)
+    scale = spread * math.sqrt(1 / stored.count + 1 / checked.count)
+    limit = scale * quantile(1 - ERROR / cases, freedom)
+    found = limit + scale * quantile(1 - MISSED, freedom)
+    return Change(math.exp(checked.mean - stored.mean), math.exp(limit), math.exp(found))
+
+
+def quantile(probability: float, freedom: int) -> float:
+    """Quantile of Student's t distribution, by bisection.
+
+    Args:
+        probability: Between 0.5 and 1.
+        freedom: Degrees of freedom, at least 1.
+
+    Raises:
+        ValueError: An argument is outside its range.
+    """
+    if not 0.5 <= probability < 1.0 or freedom < 1:
+        raise ValueError(f"expected a probability of [0.5, 1) and a degree of freedom, got {probability} and {freedom}")
+    low, high = 0.0, 1.0
+    while _within(high, freedom) < 2 * probability - 1:
+        high *= 2
+    for _ in range(100):
+        middle = (low + high) / 2
+        low, high = (middle, high) if _within(middle, freedom) < 2 * probability - 1 else (low, middle)
+    return high
+
+
+def _within(t: float, freedom: int) -> float:
+    """Probability that Student's t lies between -t and t: the finite series of Abramowitz and Stegun, 26.7.3 and 26.7.4."""
+    angle = math.atan(t / math.sqrt(freedom))
+    cosine = math.cos(angle)
+    odd = freedom % 2
+    term, total = (cosine if odd else 1.0), 0.0
+    for step in range(1 + odd, freedom, 2):
+        total += term
+        term *= cosine**2 * step / (step + 1)
+    if odd:
+        return 2 / math.pi * (angle + math.sin(angle) * total)
+    return math.sin(angle) * total
