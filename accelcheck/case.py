@@ -92,6 +92,11 @@ class Case:
         return f"{self.technique}/{self.workload}/{self.device}/{self.dtype}/{self.mode}"
 
     @property
+    def timed(self) -> bool:
+        """Whether time and memory are measured."""
+        return self.mode in TIMED
+
+    @property
     def seed(self) -> int:
         """Seed of the parameters and inputs: of the workload alone, so that all techniques share one oracle."""
         return stable_seed(self.workload)

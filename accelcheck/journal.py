@@ -37,6 +37,8 @@ class Record:
         seconds: Wall time by phase: ``oracle``, ``prepare`` (compilation and warm-up), ``run``, ``judge``.
         traceback: Of an `error`; empty otherwise.
         measurements: Of cases that measure, and that pass.
+        digest: Of all that the work of such a case depends on; empty for others.
+        times: Seconds of one call, a block of calls each, in the order in which they were measured.
     """
 
     case: Case
@@ -50,6 +52,8 @@ class Record:
     seconds: Mapping[str, float] = field(default_factory=dict)
     traceback: str = ""
     measurements: tuple[Measurement, ...] = ()
+    digest: str = ""
+    times: tuple[float, ...] = ()
 
     def as_json(self) -> dict[str, Any]:
         """JSON-ready values; non-finite numbers become the strings ``inf`` and ``nan``, which `float` reads back."""
@@ -110,6 +114,8 @@ class Record:
                     )
                     for m in data["measurements"]
                 ),
+                digest=str(data["digest"]),
+                times=tuple(float(seconds) for seconds in data["times"]),
             )
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
             raise JournalError(f"not a case record: {type(error).__name__}: {error}") from error

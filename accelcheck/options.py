@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     import pytest
 
     from accelcheck.devices.base import Status
+    from accelcheck.qualify.gate import Use
 
 SUITE = "accelcheck.suite"
 
@@ -45,6 +46,11 @@ OPTIONS = (
     Option("require", "fail at once when a device that was asked for is absent", flag=True),
     Option("journal", "write one JSON line a case to this file as the run goes", metavar="FILE"),
     Option("ledger", "further file of expected failures (repeatable)", repeatable=True, metavar="FILE"),
+    Option("baseline", "hold times against stored baselines: check, update, new-only or off (default)", metavar="USE"),
+    Option("baselines", "folder of the stored baselines (default: baselines, beside the ini file)", metavar="FOLDER"),
+    Option("limits", "file of limits on speed, memory and compile time (repeatable)", repeatable=True, metavar="FILE"),
+    Option("processes", "processes that time each case for a check (default 3) or an update (10)", metavar="N"),
+    Option("profile", "keep a trace of each timed case in this folder", metavar="FOLDER"),
     Option("probe_timeout", "seconds to wait for a device to answer (default 60)", metavar="SECONDS"),
 )
 
@@ -81,6 +87,12 @@ def paths(config: pytest.Config, name: str) -> tuple[Path, ...]:
     else:
         folder = config.inipath.parent if config.inipath is not None else config.rootpath
     return tuple(folder / word for word in words)
+
+
+def folder(config: pytest.Config, name: str) -> Path | None:
+    """The folder given for an option, if any."""
+    given = paths(config, name)
+    return given[0] if given else None
 
 
 def requested(config: pytest.Config) -> bool:
@@ -121,6 +133,36 @@ def level(config: pytest.Config) -> int:
         return 1
     if str(given) not in {str(number) for number in LEVELS}:
         raise unknown("level", str(given), [str(number) for number in LEVELS])
+    return int(given)
+
+
+def use(config: pytest.Config) -> Use:
+    """What to do with baselines.
+
+    Raises:
+        UnknownNameError: It is none of the four.
+    """
+    from accelcheck.qualify.gate import Use
+
+    given = value(config, "baseline") or Use.OFF
+    if given not in set(Use):
+        raise unknown("use of baselines", str(given), list(Use))
+    return Use(given)
+
+
+def processes(config: pytest.Config) -> int:
+    """How many processes are to time each case.
+
+    Raises:
+        UnknownNameError: It is not a number of at least 2.
+    """
+    from accelcheck.measure.regression import CHECKED, STORED
+
+    given = value(config, "processes")
+    if given is None:
+        return CHECKED if use(config) == "check" else STORED
+    if not str(given).isascii() or not str(given).isdigit() or int(given) < 2:
+        raise unknown("number of processes", str(given), ["a whole number of at least 2"])
     return int(given)
 
 

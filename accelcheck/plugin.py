@@ -19,13 +19,17 @@ if TYPE_CHECKING:
     from accelcheck.journal import Record
     from accelcheck.matrix import Matrix
     from accelcheck.qualify.execute import Bench
+    from accelcheck.qualify.gate import Gate
     from accelcheck.setup import Setup
 
 _SETUP: pytest.StashKey[Setup] = pytest.StashKey()
 _MATRIX: pytest.StashKey[Matrix] = pytest.StashKey()
 _RECORD: pytest.StashKey[Record] = pytest.StashKey()
 
+_GATE: pytest.StashKey[Gate] = pytest.StashKey()
+
 NOT_ASKED = "not-asked"
+SHARED = "shared"
 NO_CASE = "no-case"
 
 
@@ -61,7 +65,9 @@ def pytest_configure(config: pytest.Config) -> None:
 def _controller(config: pytest.Config) -> Controller:
     from accelcheck import controller, setup
     from accelcheck.journal import JournalError
+    from accelcheck.measure.baselines import BaselineError
     from accelcheck.qualify.ledger import LedgerError
+    from accelcheck.qualify.limits import LimitError
     from accelcheck.registry import DuplicateNameError, UnknownNameError
 
     try:
@@ -69,10 +75,19 @@ def _controller(config: pytest.Config) -> Controller:
         run.apply(os.environ, "", 1)
         config.stash[_SETUP] = run
         config.add_cleanup(lambda: shutil.rmtree(run.folder, ignore_errors=True))
+        config.stash[_GATE] = setup.gate(config, run)
         if run.selection.techniques or run.selection.workloads or run.selection.cases:
             _matrix(config).check(run.selection)  # names need the registry, and that needs torch: only when given
         return controller.Controller(config, run)
-    except (setup.AbsentDeviceError, DuplicateNameError, JournalError, LedgerError, UnknownNameError) as error:
+    except (
+        setup.AbsentDeviceError,
+        BaselineError,
+        DuplicateNameError,
+        JournalError,
+        LedgerError,
+        LimitError,
+        UnknownNameError,
+    ) as error:
         raise pytest.UsageError(f"accelcheck: {error}") from error
 
 
@@ -103,15 +118,76 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if setup is None:
         _parametrize_nothing(metafunc, NOT_ASKED, "accelcheck was not asked for: give --accel-device=auto")
         return
-    from accelcheck.case import Mode
+    from accelcheck.case import TIMED, Mode
 
     marker = metafunc.definition.get_closest_marker("accel")
     modes = [Mode(mode) for mode in marker.args] if marker is not None and marker.args else list(Mode)
+    if hasattr(metafunc.config, "workerinput"):
+        modes = [mode for mode in modes if mode not in TIMED]
+        if not modes:
+            _parametrize_nothing(
+                metafunc, SHARED, "timing needs the machine for itself: run accelcheck.suite.test_speed without -n"
+            )
+            return
     cases = _matrix(metafunc.config).cases(setup.selection, modes)
     if cases:
         metafunc.parametrize("accel_case", cases, ids=[case.id for case in cases])
     else:
         _parametrize_nothing(metafunc, NO_CASE, "no case of this kind matches the selection")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Timed cases are pytest-benchmark's too. In a round, nothing else is run."""
+    if _SETUP not in config.stash:
+        return
+    from accelcheck.publish import announce
+    from accelcheck.qualify.rounds import ongoing
+
+    timed = [(item, case) for item in items if (case := _timed(item)) is not None]
+    if ongoing() is not None:
+        config.hook.pytest_deselected(items=[item for item in items if _timed(item) is None])
+        items[:] = [item for item, _ in timed]
+    elif config.pluginmanager.hasplugin("benchmark"):
+        for item, case in timed:
+            announce(item, case)
+
+
+def _timed(item: pytest.Item) -> Case | None:
+    case: Case | None = getattr(getattr(item, "callspec", None), "params", {}).get("accel_case")
+    return case if case is not None and case.timed else None
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Before the first case: processes of their own time what is to be held against baselines."""
+    config = session.config
+    gate = config.stash.get(_GATE, None)
+    cases = [case for item in session.items if (case := _timed(item)) is not None]
+    if gate is None or gate.use == "off" or not cases or config.option.collectonly:
+        return
+    from accelcheck.qualify import rounds
+
+    gate.compared = len(cases)
+    reporter = config.pluginmanager.getplugin("terminalreporter")
+    try:
+        gate.ratios = rounds.measure(
+            config.invocation_params.args,
+            options.processes(config),
+            config.stash[_SETUP].folder,
+            config.invocation_params.dir,
+            lambda line: reporter.write_line(f"accelcheck: {line}"),
+        )
+    except rounds.RoundError as error:
+        raise pytest.UsageError(f"accelcheck: {error}") from error
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_benchmark_update_machine_info(config: pytest.Config, machine_info: dict[str, Any]) -> None:
+    """pytest-benchmark's own machine id knows no accelerator."""
+    setup = config.stash.get(_SETUP, None)
+    if setup is not None:
+        found = {name: setup.statuses[name].fingerprint for name in setup.selection.devices}
+        machine_info["accelcheck"] = {name: f.as_json() for name, f in found.items() if f is not None}
 
 
 def _parametrize_nothing(metafunc: pytest.Metafunc, name: str, reason: str) -> None:
@@ -132,6 +208,8 @@ def accel_bench(request: pytest.FixtureRequest) -> Bench:
         statuses=setup.statuses,
         store=Store(setup.folder),
         ledger=Ledger.load((*shipped(setup.selection.devices), *setup.ledgers)),
+        gate=request.config.stash.get(_GATE, None),
+        traces=options.folder(request.config, "profile"),
     )
 
 
@@ -139,9 +217,17 @@ def accel_bench(request: pytest.FixtureRequest) -> Bench:
 def accel_check(request: pytest.FixtureRequest, accel_bench: Bench) -> Callable[[Case], Record]:
     """Run a case, keep its record, and pass, skip or fail the test by its verdict."""
     from accelcheck.case import Verdict
+    from accelcheck.publish import publish
+    from accelcheck.qualify import rounds
     from accelcheck.report.message import explain
 
     def check(case: Case) -> Record:
+        written = rounds.ongoing()
+        if written is not None:
+            ratio = accel_bench.ratio(case)
+            if ratio is not None:
+                rounds.append(written, case.id, ratio)
+            pytest.skip("a round of a run that judges: timed, not judged")
         record = accel_bench.run(case)
         request.node.stash[_RECORD] = record
         request.node.user_properties += [
@@ -161,6 +247,7 @@ def accel_check(request: pytest.FixtureRequest, accel_bench: Bench) -> Callable[
             raise pytest.xfail.Exception(record.reason.partition("\n")[0])  # the whole reason is in the journal
         if not record.verdict.green:
             pytest.fail(explain(record), pytrace=False)
+        publish(request.node, record)
         return record
 
     return check

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     import pytest
 
     from accelcheck.devices.base import Device, Status
+    from accelcheck.qualify.gate import Gate
 
 
 class AbsentDeviceError(ValueError):
@@ -127,6 +128,29 @@ class Setup:
             fingerprint = self.statuses[name].fingerprint
             if fingerprint is not None:
                 pin(name, worker, environ, fingerprint.count)
+
+
+def gate(config: pytest.Config, run: Setup) -> Gate:
+    """What baselines and limits are to say of this run's times.
+
+    Raises:
+        BaselineError: A stored baseline of a device that is asked for is not what it should be.
+        LimitError: A file of limits is not what it should be.
+        UnknownNameError: An option has a value that is not legal.
+    """
+    from accelcheck.measure.baselines import Baselines, Place
+    from accelcheck.qualify import limits
+    from accelcheck.qualify.gate import Gate, Use
+
+    found = {name: run.statuses[name].fingerprint for name in run.selection.devices}
+    places = {name: Place.of(fingerprint) for name, fingerprint in found.items() if fingerprint is not None}
+    store = Baselines(options.folder(config, "baselines") or config.rootpath / "baselines")
+    use = options.use(config)
+    options.processes(config)
+    if use is not Use.OFF:
+        for place in places.values():
+            store.read(place)
+    return Gate(use, store, places, {}, limits.load(options.paths(config, "limits")))
 
 
 def _hooked(config: pytest.Config) -> list[Device]:

@@ -54,6 +54,11 @@ class Sample:
         logs = [math.log(ratio) for ratio in ratios]
         return cls(statistics.fmean(logs), statistics.stdev(logs), len(logs))
 
+    @property
+    def factor(self) -> float:
+        """The ratio itself: the geometric mean."""
+        return math.exp(self.mean)
+
 
 @dataclass(frozen=True, slots=True)
 class Change:

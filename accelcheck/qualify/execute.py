@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from accelcheck.capability import Capability, Code, unsupported
 from accelcheck.case import Case, Figure, Mode, Verdict
 from accelcheck.journal import Record
+from accelcheck.measure.baselines import file_name
 from accelcheck.qualify import accuracy, numerics, randomness, speed, trajectory
 from accelcheck.qualify.ledger import foreseen
 from accelcheck.qualify.trial import Clock, Finding, Trial
@@ -17,9 +18,11 @@ from accelcheck.techniques.base import Unsupported
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
+    from pathlib import Path
 
     from accelcheck.devices.base import Device, Status
     from accelcheck.matrix import Matrix
+    from accelcheck.qualify.gate import Gate
     from accelcheck.qualify.ledger import Ledger
     from accelcheck.techniques.base import Technique
     from accelcheck.verify.oracle import Store
@@ -57,6 +60,8 @@ class Bench:
         statuses: What the probe found, by device name.
         store: References of this run.
         ledger: Known failures.
+        gate: What baselines and limits say of what was measured; None where nothing was asked.
+        traces: Folder for traces of timed cases.
     """
 
     matrix: Matrix
@@ -64,6 +69,8 @@ class Bench:
     statuses: Mapping[str, Status]
     store: Store
     ledger: Ledger
+    gate: Gate | None = None
+    traces: Path | None = None
     _opened: dict[str, float] = field(default_factory=dict)
 
     def run(self, case: Case) -> Record:
@@ -75,7 +82,20 @@ class Bench:
             record = _refused(case, answer.capability)
         except Exception as error:  # noqa: BLE001 - a workload, technique or backend may raise anything: it is this case's error
             record = Record(case, Verdict.ERROR, reason=_brief(error), traceback=_traceback(error))
-        return self.expect(replace(record, seconds=clock.seconds))
+        record = self.expect(replace(record, seconds=clock.seconds))
+        return record if self.gate is None else self.gate.judge(record)
+
+    def ratio(self, case: Case) -> float | None:
+        """Time of a case that is timed to FP32 eager's; nothing is judged. None where it cannot be had, for whatever reason."""
+        technique, device = self.matrix.techniques[case.technique], self.devices[case.device]
+        try:
+            if not self._capability(case, technique, device).ok:
+                return None
+            return speed.ratio(Trial(case, technique, self.matrix.workloads[case.workload], device, self.store))
+        except Exception:  # noqa: BLE001 - what raises here has its verdict from the process that judges
+            return None
+        finally:
+            technique.finish()
 
     def _run(self, case: Case, clock: Clock) -> Record:
         technique = self.matrix.techniques[case.technique]
@@ -83,7 +103,9 @@ class Bench:
         capability = self._capability(case, technique, device)
         if not capability.ok:
             return _refused(case, capability)
-        trial = Trial(case, technique, self.matrix.workloads[case.workload], device, self.store, clock)
+        workload = self.matrix.workloads[case.workload]
+        trace = None if self.traces is None else self.traces / f"{file_name(case.id)}.json"
+        trial = Trial(case, technique, workload, device, self.store, clock, trace)
         try:
             return _record(case, CHECKS[case.mode](trial))
         finally:
@@ -162,6 +184,8 @@ def _record(case: Case, found: Finding) -> Record:
         compared=found.compared,
         eager_excess=found.eager_excess,
         measurements=tuple(found.measurements) if verdict is Verdict.PASS else (),
+        digest=found.digest,
+        times=tuple(found.times),
     )
 
 

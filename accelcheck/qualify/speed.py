@@ -14,10 +14,11 @@ from torch import Tensor
 
 from accelcheck.case import TIMED, Measurement
 from accelcheck.measure import roof
+from accelcheck.measure.baselines import digest
 from accelcheck.measure.clocks import ClockError, block, settle, undisturbed
 from accelcheck.measure.kernels import launches
 from accelcheck.measure.memory import in_memory, peak
-from accelcheck.measure.paired import Comparison, compare
+from accelcheck.measure.paired import LOOKS, Comparison, compare
 from accelcheck.qualify import numerics
 from accelcheck.qualify.trial import Finding, State, warm_up
 from accelcheck.techniques.compile import graph_breaks, graphs
@@ -27,12 +28,14 @@ from accelcheck.verify.oracle import FIRST
 from accelcheck.workloads.probes import Draw
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     from accelcheck.qualify.trial import Trial
 
 ROTATED = 4
 """Sets of inputs that calls go through: no call finds its own in a cache, and no cached result serves it."""
+ROUND = 0.3
+"""Seconds that one process of several measures a case: processes differ by more than such a median errs."""
 SPEED_UP = "speed-up"
 """The measurement that baselines hold: time of FP32 eager as a multiple of the technique's."""
 
@@ -49,11 +52,15 @@ def verify(trial: Trial) -> Finding:
         return _Measuring(judged).finding(found)
 
 
-def ratio(trial: Trial) -> Comparison:
-    """The candidate's time as a part of FP32 eager's, in this process; nothing is judged."""
+def ratio(trial: Trial) -> float:
+    """The candidate's time as a part of FP32 eager's, in this process; nothing is judged.
+
+    Raises:
+        ClockError: There is no time.
+    """
     judged = replace(trial, case=replace(trial.case, mode=TIMED[trial.case.mode]))
     with trial.clock("measure"), trial.device.strict_float32():
-        return _Measuring(judged).compared()
+        return _Measuring(judged).compared().ratio
 
 
 class Contender:
@@ -105,6 +112,7 @@ class _Measuring:
     def __init__(self, trial: Trial) -> None:
         self.trial = trial
         self.found: list[Measurement] = []
+        self.blocks: tuple[float, ...] = ()
 
     def finding(self, found: Finding) -> Finding:
         """Everything that is measured, and what is wrong afterwards."""
@@ -120,7 +128,9 @@ class _Measuring:
             self._add("latency", None, "s", str(error))
         self._sizes(candidate, eager)
         faults = self._judged(candidate)
-        return replace(found, faults=[*found.faults, *faults], measurements=self.found)
+        return replace(
+            found, faults=[*found.faults, *faults], measurements=self.found, digest=_digest(trial), times=self.blocks
+        )
 
     def compared(self) -> Comparison:
         """The candidate beside FP32 eager."""
@@ -128,7 +138,7 @@ class _Measuring:
         warm_up(self.trial, candidate.program)
         eager = self._eager("float32")
         with undisturbed():
-            return self._paired(eager, candidate)
+            return self._paired(eager, candidate, (ROUND,))
 
     def _first_calls(self) -> Contender:
         """Prepare and call once, with the compilers' caches empty and then full: two times in s, and the graphs made."""
@@ -155,14 +165,15 @@ class _Measuring:
         case = replace(self.trial.case, technique=Eager.name, dtype=dtype)
         return Contender(replace(self.trial, technique=Eager(), case=case))
 
-    def _paired(self, base: Contender, candidate: Contender) -> Comparison:
+    def _paired(self, base: Contender, candidate: Contender, looks: Sequence[float] = LOOKS) -> Comparison:
         first, second = (block(self.trial.device, side.call) for side in (base, candidate))
         settle(first)
         settle(second)
-        return compare(first, second)
+        return compare(first, second, looks=looks)
 
     def _times(self, candidate: Contender, eager: Contender) -> None:
         found = self._paired(eager, candidate)
+        self.blocks = found.candidate
         quarters = statistics.quantiles(found.candidate, n=20, method="inclusive")
         latency = statistics.median(found.candidate)
         self._add("latency", latency, "s", low=quarters[4], high=quarters[14], reason="median and quartiles")
@@ -206,7 +217,7 @@ class _Measuring:
             side.program.module.zero_grad(set_to_none=True)
             held = peak(device, side.call)
             self._add(f"peak-memory{suffix}", held.bytes, "B", held.reason)
-            started = launches(device, side.call)
+            started = launches(device, side.call, None if suffix else self.trial.trace)
             self._add(f"launches{suffix}", started.count, "1")
             if started.seconds is not None:
                 self._add(f"kernel-time{suffix}", started.seconds, "s")
@@ -236,6 +247,14 @@ class _Measuring:
         high: float | None = None,
     ) -> None:
         self.found.append(Measurement(name, None if value is None else float(value), unit, low, high, reason))
+
+
+def _digest(trial: Trial) -> str:
+    """Of the module, and of the sizes of all that goes into it."""
+    problem = _problem(trial, 0)
+    tensors = [*problem.inputs, problem.target, *problem.module.parameters()]
+    sizes = [(tuple(value.shape), value.dtype) if isinstance(value, Tensor) else value for value in tensors]
+    return digest(trial.case.id, problem.module, sizes)
 
 
 def _problem(trial: Trial, number: int) -> Any:

@@ -15,6 +15,7 @@ from accelcheck.workloads.base import Program, to
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
+    from pathlib import Path
 
     from accelcheck.case import Case, Figure, Measurement
     from accelcheck.devices.base import Device
@@ -50,6 +51,8 @@ class Trial:
     device: Device
     store: Store
     clock: Clock = field(default_factory=Clock)
+    trace: Path | None = None
+    """File for a trace of the case, where one is wanted."""
 
     def place(self, problem: Problem, seed: int) -> Program:
         """A problem on the device, in the case's dtype; the technique is not applied."""
@@ -81,6 +84,8 @@ class Finding:
         compared: Number of elements that were compared; a pass needs at least one.
         eager_excess: See `accelcheck.verify.oracle.Reference`; 0 where a check has no such reference.
         measurements: How fast and how large it is, where the check measures.
+        digest: Of all that the work depends on, where the check measures.
+        times: What it timed, in seconds.
     """
 
     evidence: Sequence[Evidence]
@@ -89,6 +94,8 @@ class Finding:
     compared: int
     eager_excess: float = 0.0
     measurements: Sequence[Measurement] = ()
+    digest: str = ""
+    times: Sequence[float] = ()
 
 
 def warm_up(trial: Trial, program: Program) -> None:

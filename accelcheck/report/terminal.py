@@ -6,6 +6,7 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from accelcheck.case import Verdict
+from accelcheck.report import speed
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -57,6 +58,11 @@ def summary(
     reporter.section("accelcheck")
     for line in matrix(list(records.values()), setup.selection.devices):
         reporter.write_line(line)
+    timed = speed.lines(records.values())
+    if timed:
+        reporter.write_line("")
+        for line in timed:
+            reporter.write_line(line)
     refused = Counter((r.case.device, r.reason) for r in records.values() if not r.verdict.executed)
     if refused:
         reporter.write_line("")

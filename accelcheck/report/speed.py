@@ -1,0 +1,113 @@
+"""The terminal's table of what was timed: a line a case. No torch."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from accelcheck.case import Measurement
+    from accelcheck.journal import Record
+
+HEAD = (
+    "technique",
+    "workload",
+    "mode",
+    "dtype",
+    "median",
+    "speed-up",
+    "interval",
+    "is",
+    "same prec.",
+    "peak",
+    "of eager's",
+    "first call",
+    "cached",
+    "launches",
+    "baseline",
+)
+
+
+def lines(records: Iterable[Record]) -> list[str]:
+    """The table, and what must be said of baselines; nothing where nothing was timed."""
+    timed = [record for record in records if record.measurements]
+    if not timed:
+        return []
+    rows = [_row(record) for record in timed]
+    devices = {record.case.device for record in timed}
+    title = (
+        "speed beside FP32 eager in the same process, peak memory, seconds of the first call (caches cold, then warm):"
+    )
+    found = [title if len(devices) == 1 else f"{', '.join(sorted(devices))}: {title}", *_aligned([HEAD, *rows])]
+    notes = {
+        m.reason for record in timed for m in record.measurements if m.name == "baseline-change" and m.value is None
+    }
+    smallest = [
+        m for record in timed for m in record.measurements if m.name == "baseline-change" and m.high is not None
+    ]
+    if smallest:
+        limits = sorted(m.high for m in smallest if m.high is not None)
+        found.append(
+            f"held against baselines: {len(smallest)} of {len(timed)} cases; a regression is a factor from "
+            f"{limits[0]:.3f} to {limits[-1]:.3f} on, by case (in brackets); more in the journal"
+        )
+    return [*found, *sorted(f"baseline: {note}" for note in notes)]
+
+
+def _row(record: Record) -> tuple[str, ...]:
+    found = {measurement.name: measurement for measurement in record.measurements}
+    case = record.case
+    speed_up, same = found.get("speed-up"), found.get("speed-up-same-precision")
+    change = found.get("baseline-change")
+    return (
+        case.technique,
+        case.workload,
+        str(case.mode),
+        case.dtype,
+        _time(_value(found.get("latency"))),
+        _factor(_value(speed_up)),
+        "" if speed_up is None or speed_up.low is None else f"{speed_up.low:.3f}..{speed_up.high:.3f}",
+        "" if speed_up is None else speed_up.reason.partition(",")[0],
+        _factor(_value(same)),
+        _bytes(_value(found.get("peak-memory"))),
+        _part(_value(found.get("peak-memory")), _value(found.get("peak-memory-fp32-eager"))),
+        _time(_value(found.get("first-call-cold"))),
+        _time(_value(found.get("first-call-warm"))),
+        _of(_value(found.get("launches")), _value(found.get("launches-fp32-eager"))),
+        "" if change is None or change.value is None else f"{change.value:.3f} ({change.high:.3f})",
+    )
+
+
+def _value(measurement: Measurement | None) -> float | None:
+    return None if measurement is None else measurement.value
+
+
+def _time(seconds: float | None) -> str:
+    if seconds is None:
+        return "-"
+    for unit, scale in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
+        if seconds >= scale:
+            return f"{seconds / scale:.3g} {unit}"
+    return f"{seconds / 1e-9:.3g} ns"
+
+
+def _bytes(count: float | None) -> str:
+    return "-" if count is None else f"{count / 2**20:.2f} MiB"
+
+
+def _factor(value: float | None) -> str:
+    return "" if value is None else f"{value:.2f}x"
+
+
+def _part(value: float | None, whole: float | None) -> str:
+    return "" if value is None or not whole else f"{100 * value / whole:.0f} %"
+
+
+def _of(value: float | None, other: float | None) -> str:
+    return "" if value is None or other is None else f"{value:.0f} of {other:.0f}"
+
+
+def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    return ["  ".join(f"{text:<{width}}" for text, width in zip(row, widths, strict=True)).rstrip() for row in rows]
