@@ -56,41 +56,41 @@ def summary(
 ) -> None:
     """Write the whole summary."""
     reporter.section("accelcheck")
-    for line in matrix(list(records.values()), setup.selection.devices):
-        reporter.write_line(line)
-    timed = speed.lines(records.values())
-    if timed:
-        reporter.write_line("")
-        for line in timed:
+    found = list(records.values())
+    for lines in (
+        matrix(found, setup.selection.devices),
+        speed.lines(found),
+        _counted("not run:", ((r.case.device, r.reason) for r in found if not r.verdict.executed)),
+        _counted(
+            "expected to fail (ledger):",
+            ((r.case.device, r.reason.partition("\n")[0]) for r in found if r.verdict is Verdict.XFAIL),
+        ),
+        _slowest([record for record in found if record.verdict.executed]),
+    ):
+        for line in lines:
             reporter.write_line(line)
-    refused = Counter((r.case.device, r.reason) for r in records.values() if not r.verdict.executed)
-    if refused:
-        reporter.write_line("")
-        reporter.write_line("not run:")
-        for (device, reason), number in sorted(refused.items()):
-            reporter.write_line(f"  {device}: {number} x {reason}")
-    expected = Counter(
-        (r.case.device, r.reason.partition("\n")[0]) for r in records.values() if r.verdict is Verdict.XFAIL
-    )
-    if expected:
-        reporter.write_line("")
-        reporter.write_line("expected to fail (ledger):")
-        for (device, reason), number in sorted(expected.items()):
-            reporter.write_line(f"  {device}: {number} x {reason}")
-    slow = sorted(records.values(), key=lambda record: -sum(record.seconds.values()))[:SLOWEST]
-    if slow and slow[0].verdict.executed:
-        reporter.write_line("")
-        reporter.write_line("slowest cases:")
-        for record in (r for r in slow if r.verdict.executed):
-            phases = ", ".join(f"{phase} {value:.1f}" for phase, value in record.seconds.items() if value >= 0.05)
-            reporter.write_line(f"  {sum(record.seconds.values()):6.1f} s  {record.case.id}  ({phases})")
-    reporter.write_line("")
-    executed = sum(record.verdict.executed for record in records.values())
-    totals = ", ".join(f"{number} {verdict}" for verdict, number in counts(records.values()).items()) or "no cases"
-    compared = sum(record.compared for record in records.values())
+        if lines:
+            reporter.write_line("")
+    executed = sum(record.verdict.executed for record in found)
+    totals = ", ".join(f"{number} {verdict}" for verdict, number in counts(found).items()) or "no cases"
+    compared = sum(record.compared for record in found)
     reporter.write_line(f"{executed} cases executed, {compared} elements compared with the oracle: {totals}")
     if journal is not None:
         reporter.write_line(f"journal: {journal}")
+
+
+def _counted(title: str, reasons: Iterable[tuple[str, str]]) -> list[str]:
+    tally = Counter(reasons)
+    lines = [f"  {device}: {number} x {reason}" for (device, reason), number in sorted(tally.items())]
+    return [title, *lines] if lines else []
+
+
+def _slowest(executed: list[Record]) -> list[str]:
+    lines = []
+    for record in sorted(executed, key=lambda record: -sum(record.seconds.values()))[:SLOWEST]:
+        phases = ", ".join(f"{phase} {value:.1f}" for phase, value in record.seconds.items() if value >= 0.05)
+        lines.append(f"  {sum(record.seconds.values()):6.1f} s  {record.case.id}  ({phases})")
+    return ["slowest cases:", *lines] if lines else []
 
 
 def matrix(records: list[Record], devices: tuple[str, ...]) -> list[str]:
