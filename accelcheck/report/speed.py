@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from accelcheck.report.columns import aligned
+
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable
 
     from accelcheck.case import Measurement
     from accelcheck.journal import Record
@@ -39,7 +41,7 @@ def lines(records: Iterable[Record]) -> list[str]:
     title = (
         "speed beside FP32 eager in the same process, peak memory, seconds of the first call (caches cold, then warm):"
     )
-    found = [title if len(devices) == 1 else f"{', '.join(sorted(devices))}: {title}", *_aligned([HEAD, *rows])]
+    found = [title if len(devices) == 1 else f"{', '.join(sorted(devices))}: {title}", *aligned([HEAD, *rows])]
     notes = {
         m.reason for record in timed for m in record.measurements if m.name == "baseline-change" and m.value is None
     }
@@ -106,8 +108,3 @@ def _part(value: float | None, whole: float | None) -> str:
 
 def _of(value: float | None, other: float | None) -> str:
     return "" if value is None or other is None else f"{value:.0f} of {other:.0f}"
-
-
-def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    return ["  ".join(f"{text:<{width}}" for text, width in zip(row, widths, strict=True)).rstrip() for row in rows]

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from accelcheck.capability import Code
 from accelcheck.case import Verdict
+from accelcheck.report.columns import aligned
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -25,10 +26,10 @@ def text(rows: Sequence[Row], statuses: Mapping[str, Status]) -> list[str]:
     here = [f"{name}: {_presence(statuses[name])}" for name in names if name in statuses]
     cells = [[row.name, *(_short(row.answers[name]) for name in names), _counts(row)] for row in rows]
     head = ["technique", *names, "cases at level 1, 2, 3"]
-    widths = [max(len(line[at]) for line in [head, *cells]) for at in range(len(head))]
-    lines = [*here, "", _line(head, widths)]
-    for family, group in groupby(zip(rows, cells, strict=True), key=lambda pair: pair[0].family):
-        lines += [f"[{family}]", *(_line(cell, widths) for _, cell in group)]
+    first, *others = aligned([head, *cells])
+    lines = [*here, "", first]
+    for family, group in groupby(zip(rows, others, strict=True), key=lambda pair: pair[0].family):
+        lines += [f"[{family}]", *(line for _, line in group)]
     reasons = {f"{name}: {answer}": row.name for row in rows for name, answer in row.answers.items() if not answer.ok}
     return [*lines, "", *sorted(reasons)]
 
@@ -59,10 +60,6 @@ def markdown(rows: Sequence[Row], workloads: Iterable[Workload]) -> list[str]:
     lines += ["", "# Workloads", "", "| workload | what it is | modes | level |", "|---|---|---|---|"]
     lines += [f"| `{w.name}` | {w.summary} | {', '.join(sorted(w.modes))} | {w.level} |" for w in workloads]
     return lines
-
-
-def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
-    return "  ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True)).rstrip()
 
 
 def _presence(status: Status) -> str:

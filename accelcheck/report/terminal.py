@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from accelcheck.case import Verdict
 from accelcheck.report import speed
+from accelcheck.report.columns import aligned
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -99,14 +100,11 @@ def matrix(records: list[Record], devices: tuple[str, ...]) -> list[str]:
     for record in records:
         cells.setdefault((record.case.technique, record.case.device), []).append(record)
     techniques = sorted({technique for technique, _ in cells})
-    texts = {key: _cell(group) for key, group in cells.items()}
-    first = max([len("technique"), *(len(name) for name in techniques)])
-    widths = {d: max([len(d), *(len(t) for (_, device), t in texts.items() if device == d)]) for d in devices}
-    lines = ["  ".join([f"{'technique':<{first}}", *(f"{d:<{widths[d]}}" for d in devices)]).rstrip()]
-    for technique in techniques:
-        row = [f"{texts.get((technique, d), '-'):<{widths[d]}}" for d in devices]
-        lines.append("  ".join([f"{technique:<{first}}", *row]).rstrip())
-    return lines
+    rows = [
+        (technique, *(_cell(cells[technique, d]) if (technique, d) in cells else "-" for d in devices))
+        for technique in techniques
+    ]
+    return aligned([("technique", *devices), *rows])
 
 
 def _cell(records: list[Record]) -> str:

@@ -1,0 +1,140 @@
+"""``accelcheck baseline``: look at stored baselines, compare two places, store anew, and clear out."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from accelcheck import matrix
+from accelcheck.commands.common import GREEN, NOTHING, RED, USAGE
+from accelcheck.measure.baselines import Baseline, BaselineError, Baselines
+from accelcheck.measure.regression import change
+from accelcheck.registry import unknown
+from accelcheck.report.columns import aligned
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Callable
+
+    from accelcheck.measure.regression import Change
+
+
+def add(commands: Any) -> None:
+    """Declare the command."""
+    baseline = commands.add_parser("baseline", help="stored figures: show, compare, update, prune", description=__doc__)
+    baseline.add_argument(
+        "--baselines", type=Path, default=Path("baselines"), metavar="FOLDER", help="the store (baselines)"
+    )
+    actions = baseline.add_subparsers(dest="action", required=True)
+    show = actions.add_parser("show", help="what is stored, and how small a slowdown a check of three processes sees")
+    show.add_argument("place", nargs="?", help="one folder of it, as show prints them (all)")
+    show.set_defaults(run=_caught(_show))
+    compare = actions.add_parser("compare", help="two folders of one store, case by case; 1 if the second is slower")
+    compare.add_argument("first")
+    compare.add_argument("second")
+    compare.set_defaults(run=_caught(_compare))
+    update = actions.add_parser("update", help="time the suite on a device in ten processes and store the outcome")
+    update.add_argument("--device", default="cpu", help="device to time (cpu)")
+    update.add_argument("--new-only", action="store_true", help="keep what is stored")
+    update.add_argument("arguments", nargs="*", help="further arguments of pytest, after --")
+    update.set_defaults(run=_update)
+    prune = actions.add_parser(
+        "prune", help="remove baselines of cases that no longer exist, and what killed writers left"
+    )
+    prune.add_argument("--dry-run", action="store_true", help="only say what would be removed")
+    prune.set_defaults(run=_caught(_prune))
+
+
+def _caught(run: Callable[[argparse.Namespace], int]) -> Callable[[argparse.Namespace], int]:
+    def caught(given: argparse.Namespace) -> int:
+        try:
+            return run(given)
+        except BaselineError as error:
+            print(f"accelcheck: {error}", file=sys.stderr)
+            return USAGE
+
+    return caught
+
+
+def _show(given: argparse.Namespace) -> int:
+    places = _places(Baselines(given.baselines))
+    if not places:
+        print(f"accelcheck: {given.baselines}: nothing is stored", file=sys.stderr)
+        return NOTHING
+    chosen = places if given.place is None else {given.place: _named(places, given.place)}
+    for folder, stored in chosen.items():
+        print(folder)
+        rows = [("case", "time / FP32 eager's", "spread", "processes", "slowdown seen")]
+        for found in stored.values():
+            ratio = found.ratio
+            seen = f"{100 * (_against(found, found, len(stored)).smallest - 1):.1f} %"
+            rows.append((found.case, f"{ratio.factor:.4f}", f"{100 * ratio.spread:.2f} %", str(ratio.count), seen))
+        print("\n".join(f"  {line}" for line in aligned(rows)))
+    return GREEN
+
+
+def _compare(given: argparse.Namespace) -> int:
+    places = _places(Baselines(given.baselines))
+    first, second = _named(places, given.first), _named(places, given.second)
+    both = [case for case in first if case in second and first[case].digest == second[case].digest]
+    rows: list[tuple[str, ...]] = [("case", "first", "second", "change", "limit", "")]
+    slower = False
+    for case in both:
+        held = _against(first[case], second[case], len(both))
+        factors = (first[case].ratio.factor, second[case].ratio.factor, held.factor, held.limit)
+        slower = slower or held.regression
+        rows.append((case, *(f"{factor:.4f}" for factor in factors), "slower" if held.regression else ""))
+    print("\n".join(aligned(rows)))
+    for name, only in (("first", set(first) - set(both)), ("second", set(second) - set(both))):
+        print(f"only in the {name}, or changed since: {len(only)} cases")
+    if not both:
+        return NOTHING
+    return RED if slower else GREEN
+
+
+def _update(given: argparse.Namespace) -> int:
+    use = "new-only" if given.new_only else "update"
+    command = [
+        *(sys.executable, "-m", "pytest", "--pyargs", "accelcheck.suite.test_speed"),
+        *(f"--accel-device={given.device}", "--accel-require", "--accel-level=2"),
+        *(f"--accel-baseline={use}", f"--accel-baselines={given.baselines.resolve()}", *given.arguments),
+    ]
+    return subprocess.run(command, check=False).returncode  # noqa: S603 - what the caller asked for
+
+
+def _prune(given: argparse.Namespace) -> int:
+    known = matrix.Matrix.load()
+    store = Baselines(given.baselines)
+    stale = list(given.baselines.glob("*/*/.*.partial"))
+    for path, found in store.stored():
+        everything = matrix.Selection((found.place.device,), level=max(matrix.LEVELS))
+        if found.case not in {case.id for case in known.cases(everything)}:
+            stale.append(path)
+    for path in stale:
+        print(path)
+        if not given.dry_run:
+            path.unlink()
+    print(f"{len(stale)} files {'would be removed' if given.dry_run else 'removed'}")
+    return GREEN
+
+
+def _places(store: Baselines) -> dict[str, dict[str, Baseline]]:
+    found: dict[str, dict[str, Baseline]] = {}
+    for _, baseline in store.stored():
+        found.setdefault(baseline.place.folder, {})[baseline.case] = baseline
+    return found
+
+
+def _named(places: dict[str, dict[str, Baseline]], name: str) -> dict[str, Baseline]:
+    if name not in places:
+        raise unknown("folder of baselines", name, sorted(places))
+    return places[name]
+
+
+def _against(first: Baseline, second: Baseline, cases: int) -> Change:
+    return change(first.ratio, second.ratio, cases)
+
+
+COMMANDS = (add,)
