@@ -146,7 +146,7 @@ def use(config: pytest.Config) -> Use:
 
     given = value(config, "baseline") or Use.OFF
     if given not in set(Use):
-        raise unknown("use of baselines", str(given), list(Use))
+        raise unknown("use of baselines", str(given), list(map(str, Use)))
     return Use(given)
 
 

@@ -120,13 +120,14 @@ def techniques() -> list[Technique]:
 
 
 def workloads() -> list[Workload]:
-    """``tiny`` and ``small`` are at level 1, ``later`` at level 2; ``broken`` cannot be made."""
+    """``tiny`` and ``small`` are at level 1, ``later`` at level 2; ``broken`` cannot be made, ``timed`` is."""
     traits, modes, dtypes = frozenset({"toy"}), frozenset({Mode.FORWARD}), frozenset({"float32", "bfloat16"})
     return [
         Workload("tiny", "A linear layer.", linear, 1, modes, traits, dtypes),
         Workload("small", "A linear layer.", linear, 1, modes, traits, dtypes),
         Workload("later", "A linear layer.", linear, 2, modes, traits, dtypes),
         Workload("broken", "Nothing.", broken, 1, modes, traits, dtypes),
+        Workload("timed", "A linear layer.", linear, 1, frozenset({Mode.SPEED}), traits, dtypes),
     ]
 
 

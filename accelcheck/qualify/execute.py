@@ -104,7 +104,10 @@ class Bench:
         if not capability.ok:
             return _refused(case, capability)
         workload = self.matrix.workloads[case.workload]
-        trace = None if self.traces is None else self.traces / f"{file_name(case.id)}.json"
+        trace = None
+        if self.traces is not None and case.timed:
+            self.traces.mkdir(parents=True, exist_ok=True)
+            trace = self.traces / f"{file_name(case.id)}.json"
         trial = Trial(case, technique, workload, device, self.store, clock, trace)
         try:
             return _record(case, CHECKS[case.mode](trial))

@@ -51,7 +51,8 @@ def measure(
                 *("--accel-baseline=off", f"--accel-journal={path}.journal"),
             ],
             cwd=start,
-            env={**os.environ, VARIABLE: str(path)},
+            # It sees this process's import path, whatever put accelcheck and a vendor's plugin on it.
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), VARIABLE: str(path)},
             capture_output=True,
             text=True,
             check=False,

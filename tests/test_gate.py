@@ -1,0 +1,188 @@
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+
+from accelcheck.case import Case, Measurement, Mode, Verdict
+from accelcheck.journal import Record
+from accelcheck.measure.baselines import Baseline, Baselines, Place
+from accelcheck.measure.regression import Sample
+from accelcheck.qualify.gate import CHANGE, Gate, Use
+from accelcheck.qualify.limits import LimitError, load
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+PLACE = Place("cpu", "Some Chip", 2, "2.13", "ATen AVX2")
+CASE = Case("compile-static", "speed-mlp", "cpu", "float32", Mode.SPEED, 1)
+MEASURED = (
+    Measurement("speed-up", 2.0, "x", 1.9, 2.1),
+    Measurement("peak-memory", 1000.0, "B"),
+    Measurement("peak-memory-fp32-eager", 2000.0, "B"),
+    Measurement("first-call-cold", 3.0, "s"),
+)
+RECORD = Record(CASE, Verdict.PASS, measurements=MEASURED, digest="0123abcd", times=(0.1, 0.2))
+STORED = Baseline(CASE.id, "0123abcd", PLACE, Sample(math.log(0.5), 0.01, 10), {"peak-memory": 1000.0})
+
+
+def gate(tmp_path: Path, use: Use, ratios: tuple[float, ...] = (0.5, 0.505, 0.495), **other: object) -> Gate:
+    found = Gate(use, Baselines(tmp_path), {"cpu": PLACE}, {CASE.id: ratios})
+    for name, value in other.items():
+        setattr(found, name, value)
+    return found
+
+
+def said(record: Record) -> Measurement:
+    return next(m for m in record.measurements if m.name == CHANGE)
+
+
+def test_without_a_wish_nothing_is_said(tmp_path: Path) -> None:
+    assert gate(tmp_path, Use.OFF).judge(RECORD) == RECORD
+
+
+@pytest.mark.parametrize("verdict", [v for v in Verdict if v is not Verdict.PASS])
+def test_what_does_not_pass_is_neither_held_nor_stored(tmp_path: Path, verdict: Verdict) -> None:
+    wrong = replace(RECORD, verdict=verdict)
+    for use in Use:
+        assert gate(tmp_path, use).judge(wrong) == wrong
+    assert not list(tmp_path.rglob("*.json"))
+
+
+def test_an_unchanged_time_passes_and_says_what_would_have_been_seen(tmp_path: Path) -> None:
+    Baselines(tmp_path).write(STORED, replace=True)
+    record = gate(tmp_path, Use.CHECK).judge(RECORD)
+    assert record.verdict is Verdict.PASS
+    found = said(record)
+    assert found.value == pytest.approx(1.0, abs=0.002)
+    assert found.high is not None
+    assert found.value < found.high < 1.03
+    assert "a slowdown of 1.0" in found.reason
+
+
+def test_a_slowdown_beyond_the_limit_is_a_regression(tmp_path: Path) -> None:
+    Baselines(tmp_path).write(STORED, replace=True)
+    record = gate(tmp_path, Use.CHECK, (0.55, 0.555, 0.545)).judge(RECORD)
+    assert record.verdict is Verdict.FAIL
+    assert record.reason.startswith("regression: expected at most 1.0")
+    assert record.reason.endswith("got 1.1")
+
+
+def test_more_cases_share_the_error_and_widen_the_limit(tmp_path: Path) -> None:
+    Baselines(tmp_path).write(STORED, replace=True)
+    one, many = (said(gate(tmp_path, Use.CHECK, compared=cases).judge(RECORD)).high for cases in (1, 200))
+    assert one is not None
+    assert many is not None
+    assert one < many
+
+
+def test_a_peak_that_grew_by_a_byte_is_a_regression_on_the_cpu_alone(tmp_path: Path) -> None:
+    smaller = replace(STORED, figures={"peak-memory": 999.0})
+    Baselines(tmp_path).write(smaller, replace=True)
+    record = gate(tmp_path, Use.CHECK).judge(RECORD)
+    assert record.reason == "regression: expected a peak of at most 999 bytes, got 1000"
+    elsewhere = replace(PLACE, device="cuda")
+    case = replace(CASE, device="cuda")
+    Baselines(tmp_path).write(replace(smaller, case=case.id, place=elsewhere), replace=True)
+    there = Gate(Use.CHECK, Baselines(tmp_path), {"cuda": elsewhere}, {case.id: (0.5, 0.5)})
+    assert there.judge(replace(RECORD, case=case)).verdict is Verdict.PASS
+
+
+def test_no_baseline_is_said_and_does_not_fail(tmp_path: Path) -> None:
+    record = gate(tmp_path, Use.CHECK).judge(RECORD)
+    assert record.verdict is Verdict.PASS
+    assert said(record).value is None
+    assert "no baseline for cpu-some-chip-x2/torch-2.13-aten-avx2" in said(record).reason
+
+
+def test_the_nearest_baseline_is_shown(tmp_path: Path) -> None:
+    Baselines(tmp_path).write(replace(STORED, place=replace(PLACE, torch="2.12")), replace=True)
+    record = gate(tmp_path, Use.CHECK).judge(RECORD)
+    assert record.verdict is Verdict.PASS
+    assert "with torch 2.12, ATen AVX2 and 2 of them the time was 0.5 of FP32 eager's" in said(record).reason
+
+
+def test_a_changed_workload_has_no_baseline(tmp_path: Path) -> None:
+    Baselines(tmp_path).write(replace(STORED, digest="ffff0000"), replace=True)
+    assert "has changed since" in said(gate(tmp_path, Use.CHECK, (0.9, 0.9, 0.9)).judge(RECORD)).reason
+
+
+@pytest.mark.parametrize("use", [Use.CHECK, Use.UPDATE])
+def test_a_case_that_processes_could_not_time_says_so(tmp_path: Path, use: Use) -> None:
+    Baselines(tmp_path).write(STORED, replace=True)
+    record = gate(tmp_path, use, (0.5,)).judge(RECORD)
+    assert record.verdict is Verdict.PASS
+    assert "1 processes measured it, two are needed" in said(record).reason
+    assert Baselines(tmp_path).read(PLACE)[CASE.id].ratio.count == STORED.ratio.count
+
+
+def test_update_replaces_and_new_only_keeps(tmp_path: Path) -> None:
+    gate(tmp_path, Use.NEW_ONLY).judge(RECORD)
+    first = Baselines(tmp_path).read(PLACE)[CASE.id]
+    assert first.ratio.factor == pytest.approx(0.5, rel=1e-4)
+    assert first.figures == {"peak-memory": 1000.0, "peak-memory-fp32-eager": 2000.0, "first-call-cold": 3.0}
+    kept = gate(tmp_path, Use.NEW_ONLY, (0.9, 0.9)).judge(RECORD)
+    assert "kept" in said(kept).reason
+    assert Baselines(tmp_path).read(PLACE)[CASE.id] == first
+    gate(tmp_path, Use.UPDATE, (0.9, 0.9)).judge(RECORD)
+    assert Baselines(tmp_path).read(PLACE)[CASE.id].ratio.factor == pytest.approx(0.9)
+
+
+LIMITS = """
+schema = 1
+[[limit]]
+cases = ["compile-*/*/cpu/*/speed"]
+{field}
+reason = "why we compile"
+"""
+
+
+@pytest.mark.parametrize(
+    ("broken", "kept"),
+    [
+        ("speed-up-at-least = 2.2", "speed-up-at-least = 2.05"),
+        ("memory-at-most = 0.4", "memory-at-most = 0.5"),
+        ("first-call-at-most = 2.5", "first-call-at-most = 3"),
+    ],
+)
+def test_a_broken_limit_fails_with_its_reason(tmp_path: Path, broken: str, kept: str) -> None:
+    for field, verdict in ((broken, Verdict.FAIL), (kept, Verdict.PASS)):
+        path = tmp_path / "limits.toml"
+        path.write_text(LIMITS.format(field=field))
+        record = gate(tmp_path, Use.OFF, limits=load([path])).judge(RECORD)
+        assert record.verdict is verdict
+        assert ("why we compile" in record.reason) == (verdict is Verdict.FAIL)
+    other = replace(RECORD, case=replace(CASE, technique="eager"))
+    assert gate(tmp_path, Use.OFF, limits=load([path])).judge(other) == other
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("schema = 2", "'schema': expected 1, got 2"),
+        ("schema = 1\nlimit = 3", "'limit': expected a list"),
+        ("schema = 1\nlimit = [3]", "limit 1: field 'limit': expected a table, got 3"),
+        (LIMITS.format(field="speed-up-at-last = 2"), "field 'speed-up-at-last': expected one of cases, reason, speed-up"),
+        (LIMITS.format(field="speed-up-at-least = true"), "field 'speed-up-at-least': expected a positive number, got True"),
+        (LIMITS.format(field="memory-at-most = -1"), "field 'memory-at-most': expected a positive number, got -1"),
+        (LIMITS.format(field="memory-at-most = nan"), "field 'memory-at-most': expected a positive number, got nan"),
+        (LIMITS.format(field=""), "at least one of speed-up-at-least"),
+        ('schema = 1\n[[limit]]\nmemory-at-most = 1\nreason = "x"', "field 'cases': expected a list"),
+        ('schema = 1\n[[limit]]\ncases = ["*"]\nmemory-at-most = 1', "field 'reason': expected a sentence"),
+        ("schema = ", "not readable TOML"),
+    ],
+)
+def test_a_wrong_file_of_limits_is_named(tmp_path: Path, text: str, named: str) -> None:
+    path = tmp_path / "limits.toml"
+    path.write_text(text)
+    with pytest.raises(LimitError) as raised:
+        load([path])
+    assert str(path) in str(raised.value)
+    assert named in str(raised.value)
+
+
+def test_a_file_of_limits_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(LimitError, match="absent.toml"):
+        load([tmp_path / "absent.toml"])

@@ -1,0 +1,202 @@
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from accelcheck.devices.base import Fingerprint
+from accelcheck.measure.baselines import Baseline, BaselineError, Baselines, Place, digest, file_name
+from accelcheck.measure.regression import Sample
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+PLACE = Place("cpu", "Some Chip 9000", 2, "2.13", "ATen AVX2")
+BASELINE = Baseline("eager/mlp/cpu/float32/speed", "0123abcd", PLACE, Sample(-0.5, 0.01, 10), {"peak-memory": 1048576.0})
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Baselines:
+    return Baselines(tmp_path / "baselines")
+
+
+def path_of(store: Baselines, baseline: Baseline = BASELINE) -> Path:
+    return store.root / baseline.place.folder / baseline.name
+
+
+def test_what_is_written_is_read_back(store: Baselines) -> None:
+    assert store.write(BASELINE, replace=True)
+    assert store.read(PLACE) == {BASELINE.case: BASELINE}
+    assert store.read(replace(PLACE, torch="2.14")) == {}
+
+
+def test_a_file_is_small_sorted_and_ends_with_a_newline(store: Baselines) -> None:
+    store.write(BASELINE, replace=True)
+    text = path_of(store).read_text()
+    assert text == json.dumps(json.loads(text), indent=2, sort_keys=True) + "\n"
+    assert len(text) < 1000
+
+
+def test_bytes_stay_exact_and_times_keep_six_digits(store: Baselines) -> None:
+    figures = {"peak-memory": float(2**40 + 1), "latency": 0.001234567891}
+    store.write(replace(BASELINE, figures=figures), replace=True)
+    assert store.read(PLACE)[BASELINE.case].figures == {"peak-memory": 2**40 + 1, "latency": 0.00123457}
+
+
+def test_a_name_is_never_a_path(store: Baselines) -> None:
+    strange = replace(BASELINE, case="../../etc/passwd\x00/" + 300 * "x", place=replace(PLACE, chip="../A/B"))
+    store.write(strange, replace=True)
+    path = path_of(store, strange)
+    assert path.resolve().is_relative_to(store.root.resolve())
+    assert len(path.name) < 120
+    assert store.read(strange.place) == {strange.case: strange}
+
+
+def test_only_new_ones_are_stored_where_asked(store: Baselines) -> None:
+    store.write(BASELINE, replace=True)
+    assert not store.write(replace(BASELINE, ratio=Sample(0.0, 0.1, 10)), replace=False)
+    assert store.read(PLACE) == {BASELINE.case: BASELINE}
+
+
+def test_a_changed_workload_replaces_what_it_was(store: Baselines) -> None:
+    store.write(BASELINE, replace=True)
+    changed = replace(BASELINE, digest="ffff0000")
+    assert store.write(changed, replace=False)
+    assert list(store.read(PLACE).values()) == [changed]
+    assert not path_of(store).exists()
+
+
+def test_the_digest_depends_on_every_fact() -> None:
+    assert digest("a", "b") == digest("a", "b") != digest("a", "c")
+    assert len(digest()) == 8
+
+
+def test_the_place_is_coarse() -> None:
+    versions = {"torch": "2.13.1+cu130"}
+    found = Place.of(Fingerprint("cuda", "GPU", 2, 1, "555.1", "CUDA 13.2", versions))
+    assert found == Place("cuda", "GPU", 2, "2.13", "CUDA 13")
+    assert found.folder == "cuda-gpu-x2/torch-2.13-cuda-13"
+
+
+def test_file_names_are_plain() -> None:
+    assert file_name("AMD EPYC (Zen 4)/../x") == "amd-epyc-zen-4-..-x"
+    assert file_name("..") == ""
+
+
+def test_places_with_the_same_chip_are_near_the_same_number_first(store: Baselines) -> None:
+    fewer = replace(PLACE, count=1)
+    newer = replace(PLACE, torch="2.14")
+    other = replace(PLACE, chip="Another")
+    for place in (fewer, newer, other, PLACE):
+        store.write(replace(BASELINE, place=place), replace=True)
+    assert store.near(PLACE) == [newer, fewer]
+
+
+def edited(change: Callable[[Any], None]) -> Callable[[str], str]:
+    def text(was: str) -> str:
+        data = json.loads(was)
+        change(data)
+        return json.dumps(data)
+
+    return text
+
+
+@pytest.mark.parametrize(
+    ("field", "spoil"),
+    [
+        ("cut short", lambda text: text[:40]),
+        ("not JSON", lambda _: "\x00\xff"),
+        ("the file", lambda _: "[]"),
+        ("schema", edited(lambda data: data.update(schema=99))),
+        ("surplus", edited(lambda data: data.update(surplus=1))),
+        ("case", edited(lambda data: data.update(case="eager/cnn/cpu/float32/speed"))),
+        ("case", edited(lambda data: data.update(case=7))),
+        ("digest", edited(lambda data: data.pop("digest"))),
+        ("device", edited(lambda data: data["device"].update(chip="Another"))),
+        ("device.count", edited(lambda data: data["device"].update(count=0))),
+        ("device.torch", edited(lambda data: data["device"].pop("torch"))),
+        ("ratio", edited(lambda data: data.update(ratio=[]))),
+        ("ratio.mean", edited(lambda data: data["ratio"].update(mean="fast"))),
+        ("ratio.mean", edited(lambda data: data["ratio"].update(mean=True))),
+        ("ratio.spread", edited(lambda data: data["ratio"].update(spread=-0.1))),
+        ("ratio.processes", edited(lambda data: data["ratio"].update(processes=1))),
+        ("figures.latency", edited(lambda data: data["figures"].update(latency=-1))),
+        ("figures.latency", lambda text: text.replace('"peak-memory": 1048576', '"latency": NaN')),
+    ],
+)
+def test_a_spoilt_file_is_named_with_its_field(store: Baselines, field: str, spoil: Callable[[str], str]) -> None:
+    store.write(BASELINE, replace=True)
+    beside = replace(BASELINE, case="eager/cnn/cpu/float32/speed")
+    store.write(beside, replace=True)
+    kept = path_of(store, beside).read_bytes()
+    path = path_of(store)
+    path.write_text(spoil(path.read_text()), encoding="latin-1")
+    with pytest.raises(BaselineError) as raised:
+        store.read(PLACE)
+    assert str(path) in str(raised.value)
+    assert field in str(raised.value)
+    assert "restore the file" in str(raised.value)
+    assert path_of(store, beside).read_bytes() == kept
+
+
+def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(BaselineError, match=r"file.*eager/mlp.*cannot be written"):
+        Baselines(tmp_path / "file").write(BASELINE, replace=True)
+
+
+WRITER = """
+import sys
+from dataclasses import replace
+from pathlib import Path
+from accelcheck.measure.regression import Sample
+from accelcheck.measure.baselines import Baseline, Baselines, Place
+store, figures = Baselines(Path(sys.argv[1])), {f"figure-{n}": float(n) for n in range(2000)}
+place = Place("cpu", "Some Chip 9000", 2, "2.13", "ATen AVX2")
+print("ready", flush=True)
+number = 0
+while True:
+    number += 1
+    ratio = Sample(number / 8, 0.01, 10)
+    store.write(Baseline("eager/mlp/cpu/float32/speed", "0123abcd", place, ratio, figures), replace=True)
+"""
+
+
+def test_a_killed_writer_leaves_a_whole_file(store: Baselines) -> None:
+    store.write(BASELINE, replace=True)
+    seen = set()
+    for attempt in range(8):
+        with subprocess.Popen([sys.executable, "-c", WRITER, str(store.root)], stdout=subprocess.PIPE) as writer:
+            assert writer.stdout is not None
+            assert writer.stdout.readline() == b"ready\n"
+            time.sleep(0.01 + 0.013 * attempt)
+            os.kill(writer.pid, signal.SIGKILL)
+        found = store.read(PLACE)[BASELINE.case]
+        seen.add(found.ratio.mean)
+        assert len(found.figures) in {1, 2000}
+        assert store.write(BASELINE, replace=True)
+    assert len(seen) > 1  # writers did get to write
+
+
+def test_writers_side_by_side_lose_nothing(store: Baselines) -> None:
+    one = """
+import sys
+from pathlib import Path
+from accelcheck.measure.regression import Sample
+from accelcheck.measure.baselines import Baseline, Baselines, Place
+place = Place("cpu", "Some Chip 9000", 2, "2.13", "ATen AVX2")
+for number in range(25):
+    case = f"eager/{sys.argv[2]}-{number}/cpu/float32/speed"
+    Baselines(Path(sys.argv[1])).write(Baseline(case, "0123abcd", place, Sample(0.0, 0.01, 10)), replace=True)
+"""
+    writers = [subprocess.Popen([sys.executable, "-c", one, str(store.root), name]) for name in ("a", "b", "c")]
+    assert [writer.wait() for writer in writers] == [0, 0, 0]
+    assert len(store.read(PLACE)) == 75

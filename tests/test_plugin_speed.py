@@ -1,0 +1,160 @@
+"""Timed cases as users run them: options, baselines, limits, traces, pytest-benchmark; toy workloads, few processes."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import pytest
+from plugin_harness import Ran, Suite
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+TIMED = "toy/timed/cpu/float32/speed"
+QUICK = ("--accel-technique=toy", "--accel-workload=timed", "--accel-device=cpu", "--accel-dtype=float32")
+
+
+@pytest.fixture
+def suite(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Suite:
+    return Suite(pytester, monkeypatch)
+
+
+def timed(suite: Suite, *arguments: str) -> Ran:
+    return suite.run(*QUICK, *arguments)
+
+
+def measured(ran: Ran) -> dict[str, float | None]:
+    (record,) = ran.records
+    return {m.name: m.value for m in record.measurements}
+
+
+def stored(suite: Suite) -> list[Path]:
+    return sorted(suite.path.glob("baselines/*/*/*.json"))
+
+
+def test_a_timed_case_is_judged_and_measured(suite: Suite) -> None:
+    ran = timed(suite)
+    assert ran.verdicts == {TIMED: "pass"}
+    found = measured(ran)
+    assert {"latency", "speed-up", "first-call-cold", "first-call-warm", "peak-memory", "launches", "throughput"} <= set(found)
+    assert found["peak-memory"] == found["peak-memory-fp32-eager"] == 5 * 3 * 4  # rows, columns, bytes
+    assert found["parameters"] == (4 * 3 + 3) * 4
+    (record,) = ran.records
+    assert len(record.times) >= 9
+    assert record.compared == 15
+    assert any(line.startswith("toy ") and " 100 % " in line for line in ran.out.splitlines())
+
+
+def test_what_is_wrong_is_neither_timed_nor_stored(suite: Suite) -> None:
+    ran = suite.run(
+        *("--accel-technique=toy-value", "--accel-workload=timed", "--accel-device=cpu", "--accel-dtype=float32"),
+        *("--accel-baseline=new-only", "--accel-processes=2"),
+    )
+    (record,) = ran.records
+    assert str(record.verdict) == "fail"
+    assert record.measurements == ()
+    assert not stored(suite)
+
+
+def test_workers_do_not_time(suite: Suite) -> None:
+    ran = suite.run_apart(*QUICK, "-n", "2")
+    assert ran.ret == pytest.ExitCode.NO_TESTS_COLLECTED
+    assert ran.records == []
+    assert "timing needs the machine for itself: run accelcheck.suite.test_speed without -n" in suite_skips(ran)
+
+
+def suite_skips(ran: Ran) -> str:
+    return ran.out + ran.err
+
+
+def test_baselines_are_stored_held_and_a_slowdown_is_named(suite: Suite) -> None:
+    ran = timed(suite, "--accel-baseline=update", "--accel-processes=2")
+    assert ran.ret == 0
+    assert "accelcheck: timing in a process of its own, 2 of 2" in ran.out
+    (path,) = stored(suite)
+    data = json.loads(path.read_text())
+    assert data["case"] == TIMED
+    assert data["ratio"]["processes"] == 2
+    # As if it had been a tenth of it: what is measured now is a regression, whatever the machine does.
+    data["ratio"] = {"mean": -3.0, "spread": 0.001, "processes": 10}
+    path.write_text(json.dumps(data))
+    ran = timed(suite, "--accel-baseline=check", "--accel-processes=2")
+    assert ran.verdicts == {TIMED: "fail"}
+    assert "regression: expected at most" in ran.out
+    # And as if it had been ten times of it.
+    data["ratio"] = {"mean": 3.0, "spread": 0.001, "processes": 10}
+    path.write_text(json.dumps(data))
+    ran = timed(suite, "--accel-baseline=check", "--accel-processes=2")
+    assert ran.verdicts == {TIMED: "pass"}
+    assert "held against baselines: 1 of 1 cases" in ran.out
+    assert (suite.path / "baselines").is_dir()
+
+
+def test_no_baseline_is_said(suite: Suite) -> None:
+    ran = timed(suite, "--accel-baseline=check", "--accel-processes=2", "--accel-baselines=elsewhere")
+    assert ran.ret == 0
+    assert "baseline: no baseline for cpu-toy-processor-x2/torch-2-aten: store one" in ran.out
+
+
+def test_a_spoilt_baseline_ends_the_run_before_any_case(suite: Suite) -> None:
+    path = suite.path / "baselines/cpu-toy-processor-x2/torch-2-aten/x-0.json"
+    path.parent.mkdir(parents=True)
+    path.write_text("{")
+    ran = timed(suite, "--accel-baseline=check")
+    assert ran.ret == pytest.ExitCode.USAGE_ERROR
+    assert str(path) in ran.err
+    assert ran.records == []
+    assert timed(suite).ret == 0  # off: not read
+
+
+@pytest.mark.parametrize(
+    ("option", "named"),
+    [
+        ("--accel-baseline=chek", "unknown use of baselines 'chek'. Did you mean 'check'?"),
+        ("--accel-processes=1", "unknown number of processes '1'. Legal values: a whole number of at least 2."),
+        ("--accel-processes=ten", "unknown number of processes 'ten'"),
+        ("--accel-limits=absent.toml", "absent.toml"),
+    ],
+)
+def test_wrong_options_are_answered(suite: Suite, option: str, named: str) -> None:
+    ran = timed(suite, option)
+    assert ran.ret == pytest.ExitCode.USAGE_ERROR
+    assert named in ran.err
+
+
+def test_a_broken_limit_fails_the_case(suite: Suite) -> None:
+    limit = '[[limit]]\ncases = ["toy/*"]\nspeed-up-at-least = 1000\nreason = "it was promised"\n'
+    (suite.path / "limits.toml").write_text(f"schema = 1\n{limit}")
+    ran = timed(suite, "--accel-limits=limits.toml")
+    assert ran.verdicts == {TIMED: "fail"}
+    assert "expected speed up at least 1000" in ran.out
+    assert "it was promised" in ran.out
+
+
+def test_a_trace_is_kept(suite: Suite) -> None:
+    timed(suite, "--accel-profile=traces")
+    (path,) = (suite.path / "traces").glob("*.json")
+    names = {event.get("name") for event in json.loads(path.read_text())["traceEvents"]}
+    assert "aten::addmm" in names
+
+
+def test_pytest_benchmark_shows_what_was_timed(suite: Suite) -> None:
+    ran = timed(suite, "--benchmark-json=benchmark.json")
+    data = json.loads((suite.path / "benchmark.json").read_text())
+    (shown,) = data["benchmarks"]
+    (record,) = ran.records
+    assert shown["group"] == "timed/cpu/speed"
+    assert shown["stats"]["rounds"] == len(record.times)
+    assert shown["stats"]["median"] == pytest.approx(sorted(record.times)[len(record.times) // 2], rel=0.2)
+    assert shown["extra_info"]["speed-up"] == measured(ran)["speed-up"]
+    assert data["machine_info"]["accelcheck"]["cpu"]["chip"] == "Toy processor"
+
+
+def test_pytest_benchmark_can_choose(suite: Suite) -> None:
+    assert timed(suite, "--benchmark-only").verdicts == {TIMED: "pass"}
+    assert timed(suite, "--benchmark-skip").verdicts == {}
+
+
+def test_without_pytest_benchmark_it_times_all_the_same(suite: Suite) -> None:
+    assert timed(suite, "-p", "no:benchmark").verdicts == {TIMED: "pass"}
