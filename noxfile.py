@@ -5,6 +5,7 @@ pytest. Variables:
 
 * ``ACCELCHECK_LEVEL``: level of the suite, 1 to 4; 2 unless said.
 * ``ACCELCHECK_WORKERS``: pytest-xdist workers; unless said, one a core on the CPU and for XLA there, else one a chip.
+* ``ACCELCHECK_BASELINE``: what is done with baselines: check, update, new-only, off; check unless said.
 * ``ACCELCHECK_INDEX``: address of a wheel index for the torch pin of this session, such as a vendor's. When it does not
   answer within a few seconds, the default index serves.
 
@@ -101,6 +102,10 @@ def _index(session: nox.Session) -> list[str]:
     return ["--index-url", address]
 
 
+def _baseline() -> str:
+    return os.environ.get("ACCELCHECK_BASELINE", "check")
+
+
 def _workers(device: str) -> str:
     if "ACCELCHECK_WORKERS" in os.environ:
         return os.environ["ACCELCHECK_WORKERS"]
@@ -115,22 +120,21 @@ def _suite(session: nox.Session, device: str) -> None:
     if not isinstance(session.virtualenv, nox.virtualenv.PassthroughEnv):
         session.install(*PINS[device], *_index(session))
         session.install("-e", f".{EXTRAS[device]}")
-    session.run(
-        "pytest",
-        "--pyargs",
-        "accelcheck.suite",
+    chosen = (
         f"--accel-device={device}",
         f"--accel-level={os.environ.get('ACCELCHECK_LEVEL', '2')}",
         "--accel-require",
-        "-n",
-        _workers(device),
-        "--max-worker-restart=1000",  # a worker that dies takes its own case along, and no other
         "-q",
         *session.posargs,
-        env={"PJRT_DEVICE": "CPU"}
-        if device == "xla" and "PJRT_DEVICE" not in os.environ and not hardware.tpu().count
-        else {},
     )
+    alone = device == "xla" and "PJRT_DEVICE" not in os.environ and not hardware.tpu().count
+    environ = {"PJRT_DEVICE": "CPU"} if alone else {}
+    # A worker that dies takes its own case along, and no other.
+    workers = ("-n", _workers(device), "--max-worker-restart=1000")
+    session.run("pytest", "--pyargs", "accelcheck.suite", *chosen, *workers, env=environ)
+    # Timing needs the machine for itself: afterwards, and without workers. A selection may leave nothing to time.
+    timing = ("pytest", "--pyargs", "accelcheck.suite.test_speed", *chosen, "-n", "0")
+    session.run(*timing, f"--accel-baseline={_baseline()}", env=environ, success_codes=[0, 5] if session.posargs else [0])
 
 
 @nox.session(venv_backend=_venv("cpu"))

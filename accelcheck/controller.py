@@ -89,7 +89,7 @@ class Controller:
         if data is not None:
             record = Record.from_json(json.loads(data))
         else:
-            self.asked = self.asked or name == "no-case"
+            self.asked = self.asked or name in {"no-case", "shared"}
             case = self._case(name)
             if case is None or not report.failed or case.id in self.records:
                 return

@@ -24,7 +24,7 @@ from accelcheck.capability import SUPPORTED, Code
 from accelcheck.devices import hardware
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
 nox = pytest.importorskip("nox", reason="nox is not installed: pip install --group tests")
 
@@ -65,15 +65,21 @@ class Session:
     def __init__(self, environment: Any = None) -> None:
         self.virtualenv = environment
         self.installed: list[str] = []
-        self.ran: list[str] = []
+        self.runs: list[list[str]] = []
         self.env: dict[str, str] = {}
         self.warned: list[str] = []
 
     def install(self, *words: str) -> None:
         self.installed += words
 
-    def run(self, *words: str, env: dict[str, str] | None = None) -> None:
-        self.ran += words
+    @property
+    def ran(self) -> list[str]:
+        """The words of the first command."""
+        return self.runs[0]
+
+    def run(self, *words: str, env: dict[str, str] | None = None, success_codes: Sequence[int] = (0,)) -> None:
+        assert 0 in success_codes
+        self.runs.append(list(words))
         self.env |= env or {}
 
     def warn(self, text: str) -> None:
@@ -272,9 +278,14 @@ def test_a_session_installs_its_pin_and_runs_the_suite_on_its_device(noxfile: An
     session = Session()
     noxfile._suite(session, "cpu")
     assert session.installed == [*noxfile.PINS["cpu"], "-e", ".[accuracy,torchao,onnx,openvino]"]
-    assert session.ran[:3] == ["pytest", "--pyargs", "accelcheck.suite"]
-    assert {"--accel-device=cpu", "--accel-level=2", "--accel-require"} <= set(session.ran)
-    assert session.ran[-1] == "--exitfirst"
+    judged, timed = session.runs
+    assert judged[:3] == ["pytest", "--pyargs", "accelcheck.suite"]
+    assert timed[:3] == ["pytest", "--pyargs", "accelcheck.suite.test_speed"]
+    for ran in session.runs:
+        assert {"--accel-device=cpu", "--accel-level=2", "--accel-require", "--exitfirst"} <= set(ran)
+    assert judged[judged.index("-n") + 1] != "0"
+    assert timed[timed.index("-n") + 1] == "0"
+    assert "--accel-baseline=check" in timed
     assert session.env == {}
 
 

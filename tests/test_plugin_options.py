@@ -54,6 +54,7 @@ def test_every_option_has_an_ini_twin(suite: Suite) -> None:
     assert {option.name for option in OPTIONS} == {
         *("device", "technique", "workload", "dtype", "case", "level"),
         *("require", "journal", "ledger", "probe_timeout"),
+        *("baseline", "baselines", "limits", "processes", "profile"),
     }
     for option in OPTIONS:
         assert f"--accel-{option.name.replace('_', '-')}" in text
