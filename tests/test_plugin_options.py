@@ -116,7 +116,8 @@ def test_case_runs_exact_ids_whatever_their_level(suite: Suite, place: str) -> N
 
 def test_level_1_is_what_runs_unless_said(suite: Suite) -> None:
     ran = suite.run(*only("toy", workload="*"))
-    assert set(ran.verdicts) == {f"toy/{name}/cpu/float32/forward" for name in ("broken", "small", "tiny")}
+    level_1 = {f"toy/{name}/cpu/float32/forward" for name in ("broken", "small", "tiny")}
+    assert set(ran.verdicts) == level_1 | {"toy/timed/cpu/float32/speed"}
 
 
 def test_level_adds_slower_cases(suite: Suite, place: str) -> None:
