@@ -134,7 +134,9 @@ def _suite(session: nox.Session, device: str) -> None:
     session.run("pytest", "--pyargs", "accelcheck.suite", *chosen, *workers, env=environ)
     # Timing needs the machine for itself: afterwards, and without workers. A selection may leave nothing to time.
     timing = ("pytest", "--pyargs", "accelcheck.suite.test_speed", *chosen, "-n", "0")
-    session.run(*timing, f"--accel-baseline={_baseline()}", env=environ, success_codes=[0, 5] if session.posargs else [0])
+    session.run(
+        *timing, f"--accel-baseline={_baseline()}", env=environ, success_codes=[0, 5] if session.posargs else [0]
+    )
 
 
 @nox.session(venv_backend=_venv("cpu"))

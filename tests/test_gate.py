@@ -164,8 +164,14 @@ def test_a_broken_limit_fails_with_its_reason(tmp_path: Path, broken: str, kept:
         ("schema = 2", "'schema': expected 1, got 2"),
         ("schema = 1\nlimit = 3", "'limit': expected a list"),
         ("schema = 1\nlimit = [3]", "limit 1: field 'limit': expected a table, got 3"),
-        (LIMITS.format(field="speed-up-at-last = 2"), "field 'speed-up-at-last': expected one of cases, reason, speed-up"),
-        (LIMITS.format(field="speed-up-at-least = true"), "field 'speed-up-at-least': expected a positive number, got True"),
+        (
+            LIMITS.format(field="speed-up-at-last = 2"),
+            "field 'speed-up-at-last': expected one of cases, reason, speed-up",
+        ),
+        (
+            LIMITS.format(field="speed-up-at-least = true"),
+            "field 'speed-up-at-least': expected a positive number, got True",
+        ),
         (LIMITS.format(field="memory-at-most = -1"), "field 'memory-at-most': expected a positive number, got -1"),
         (LIMITS.format(field="memory-at-most = nan"), "field 'memory-at-most': expected a positive number, got nan"),
         (LIMITS.format(field=""), "at least one of speed-up-at-least"),

@@ -20,7 +20,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 PLACE = Place("cpu", "Some Chip 9000", 2, "2.13", "ATen AVX2")
-BASELINE = Baseline("eager/mlp/cpu/float32/speed", "0123abcd", PLACE, Sample(-0.5, 0.01, 10), {"peak-memory": 1048576.0})
+BASELINE = Baseline(
+    "eager/mlp/cpu/float32/speed", "0123abcd", PLACE, Sample(-0.5, 0.01, 10), {"peak-memory": 1048576.0}
+)
 
 
 @pytest.fixture

@@ -37,7 +37,15 @@ def test_a_timed_case_is_judged_and_measured(suite: Suite) -> None:
     ran = timed(suite)
     assert ran.verdicts == {TIMED: "pass"}
     found = measured(ran)
-    assert {"latency", "speed-up", "first-call-cold", "first-call-warm", "peak-memory", "launches", "throughput"} <= set(found)
+    assert {
+        "latency",
+        "speed-up",
+        "first-call-cold",
+        "first-call-warm",
+        "peak-memory",
+        "launches",
+        "throughput",
+    } <= set(found)
     assert found["peak-memory"] == found["peak-memory-fp32-eager"] == 5 * 3 * 4  # rows, columns, bytes
     assert found["parameters"] == (4 * 3 + 3) * 4
     (record,) = ran.records
