@@ -1,0 +1,79 @@
+from __future__ import annotations
+
+import json
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from torch._C._autograd import DeviceType
+
+from accelcheck.devices.cpu import Cpu
+from accelcheck.measure import kernels, roof
+from accelcheck.measure.kernels import Launches, launches
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def test_operators_that_others_call_do_not_count() -> None:
+    layer, x = torch.nn.Linear(4, 4), torch.ones(2, 4)
+    assert launches(Cpu(), lambda: layer(x)) == Launches(1, None)  # aten::linear, which calls aten::addmm
+    assert launches(Cpu(), lambda: layer(layer(x)).relu()) == Launches(3, None)
+
+
+def test_ranges_are_no_operators() -> None:
+    def call() -> torch.Tensor:
+        with torch.profiler.record_function("Torch-Compiled Region: 0/0"):
+            return torch.ones(2) + 1
+
+    assert launches(Cpu(), call).count == 2
+
+
+def test_a_call_that_launches_nothing_counts_nothing() -> None:
+    assert launches(Cpu(), lambda: None) == Launches(0, None)
+
+
+def test_kernels_of_a_device_count_in_place_of_operators() -> None:
+    def event(name: str, place: DeviceType, microseconds: float) -> Any:
+        return SimpleNamespace(name=name, device_type=place, self_device_time_total=microseconds, cpu_parent=None)
+
+    seen = [
+        event("aten::mm", DeviceType.CPU, 0.0),
+        event("gemm", DeviceType.CUDA, 3.0),
+        event("relu", DeviceType.CUDA, 1.0),
+    ]
+    found = kernels._counted(seen)
+    assert (found.count, found.seconds) == (2, pytest.approx(4e-6))
+
+
+def test_a_trace_holds_the_operators(tmp_path: Path) -> None:
+    path = tmp_path / "trace.json"
+    launches(Cpu(), lambda: torch.ones(2, 2) @ torch.ones(2, 2), path)
+    assert "aten::matmul" in {event.get("name") for event in json.loads(path.read_text())["traceEvents"]}
+
+
+def test_a_matmul_has_two_operations_a_product() -> None:
+    a, b = torch.ones(3, 5), torch.ones(5, 7)
+    assert roof.flops(lambda: a @ b) == 2 * 3 * 5 * 7
+
+
+def test_peaks_are_measured_once_and_are_what_the_clock_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = 0
+
+    class Slow(Cpu):
+        """Every call takes half a second, by its own clock."""
+
+        def elapsed(self, call: Any, times: int) -> float:
+            nonlocal calls
+            del call
+            calls += 1
+            return 0.5 * times
+
+    device = Slow()
+    monkeypatch.setattr(roof, "settle", lambda timed: timed())
+    assert roof.matmul_peak(device, "float32") == pytest.approx(2 * 1024**3 / 0.5)
+    assert roof.bandwidth(device) == pytest.approx(roof.COPIED / 0.5)
+    before = calls
+    roof.matmul_peak(device, "float32")
+    assert calls == before

@@ -1,0 +1,201 @@
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from technique_harness import named
+from torch import Tensor, nn
+from torch.nn import functional
+
+from accelcheck.case import Case, Evidence, Measurement, Mode
+from accelcheck.devices.cpu import Cpu
+from accelcheck.measure import paired
+from accelcheck.measure.memory import Peak
+from accelcheck.qualify import speed
+from accelcheck.qualify.speed import ROTATED, Contender
+from accelcheck.qualify.trial import Trial
+from accelcheck.techniques.base import Technique
+from accelcheck.techniques.eager import TECHNIQUES as EAGER
+from accelcheck.verify.oracle import Store
+from accelcheck.workloads.base import Problem, Workload
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+    from pathlib import Path
+
+    from accelcheck.devices.base import Device
+    from accelcheck.techniques.observe import Log
+    from accelcheck.workloads.base import Program
+
+
+def linear(generator: torch.Generator, extent: int) -> Problem:
+    del extent
+    return Problem(
+        nn.Linear(8, 4),
+        (torch.randn(6, 8, generator=generator),),
+        target=torch.randn(6, 4, generator=generator),
+        loss=functional.mse_loss,
+        optimizer=partial(torch.optim.SGD, lr=0.1),
+        steps=2,
+    )
+
+
+WORKLOAD = Workload("by-hand", "A linear layer.", linear, 1, frozenset({Mode.SPEED, Mode.TRAIN_SPEED}))
+CASE = Case("eager", "by-hand", "cpu", "float32", Mode.SPEED, 1)
+
+
+class Acting(Technique):
+    """Calls the module, and `act` after it, with the number of the call."""
+
+    name, family, promise, source = "acting", "toy", "None.", "https://example.org/acting"
+
+    def __init__(self, act: Callable[[int, Tensor], Tensor], engaged: bool = True) -> None:
+        self.act = act
+        self.engaged = engaged
+        self.calls = itertools.count()
+
+    def prepare(self, program: Program, mode: Mode, device: Device) -> None:
+        del mode, device
+        program.call = lambda *inputs: self.act(next(self.calls), program.module(*inputs))
+
+    def evidence(self, program: Program, log: Log, mode: Mode, device: Device) -> Iterable[Evidence]:
+        del program, log, mode, device
+        yield Evidence("it acted", "yes", engaged=self.engaged)
+
+
+@pytest.fixture
+def trial(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Trial:
+    """Of eager; measured for an instant."""
+    monkeypatch.setattr(speed, "settle", lambda timed: timed())
+    monkeypatch.setattr(speed, "compare", partial(paired.compare, looks=(0.001,)))
+    monkeypatch.setattr(speed._Measuring, "_paired", _paired)
+    return Trial(CASE, named(EAGER, "eager"), WORKLOAD, Cpu(), Store(tmp_path))
+
+
+def _paired(self: Any, base: Contender, candidate: Contender, looks: Any = ()) -> paired.Comparison:
+    first, second = (speed.block(self.trial.device, side.call) for side in (base, candidate))
+    return paired.compare(first, second, looks=(0.001,))
+
+
+def figures(found: Any) -> dict[str, Measurement]:
+    return {measurement.name: measurement for measurement in found.measurements}
+
+
+@pytest.mark.parametrize("mode", [Mode.SPEED, Mode.TRAIN_SPEED])
+def test_what_is_right_is_measured(trial: Trial, mode: Mode) -> None:
+    found = speed.verify(replace(trial, case=replace(CASE, mode=mode)))
+    assert not found.faults
+    assert found.compared > 0
+    assert len(found.digest) == 8
+    measured = figures(found)
+    assert measured["launches"].value == measured["launches-fp32-eager"].value
+    assert measured["throughput"].value == pytest.approx(6 / (measured["latency"].value or 0))
+    assert measured["latency"].value == pytest.approx(sorted(found.times)[len(found.times) // 2], rel=0.5)
+
+
+def test_what_is_wrong_is_not_timed(trial: Trial) -> None:
+    found = speed.verify(replace(trial, technique=Acting(lambda _, out: out * 1.01)))
+    assert found.faults
+    assert not found.measurements
+
+
+def test_what_did_not_engage_is_not_timed(trial: Trial) -> None:
+    found = speed.verify(replace(trial, technique=Acting(lambda _, out: out, engaged=False)))
+    assert not found.faults
+    assert not found.measurements
+
+
+def test_what_goes_wrong_while_it_is_timed_is_a_fault(trial: Trial) -> None:
+    late = Acting(lambda call, out: out * 1.01 if call > 20 else out)
+    found = speed.verify(replace(trial, technique=late))
+    assert any(line.startswith("out: view ") and "[after timing]" in line for line in found.faults)
+
+
+def test_training_is_judged_afterwards_from_its_own_parameters(trial: Trial) -> None:
+    late = Acting(lambda call, out: out * 1.01 if call > 40 else out)
+    for technique, wrong in ((named(EAGER, "eager"), False), (late, True)):
+        found = speed.verify(replace(trial, technique=technique, case=replace(CASE, mode=Mode.TRAIN_SPEED)))
+        assert any("[after timing]" in line for line in found.faults) == wrong
+
+
+def test_calls_go_through_different_inputs(trial: Trial) -> None:
+    seen: list[Tensor] = []
+    contender = Contender(replace(trial, case=replace(CASE, mode=Mode.FORWARD)))
+    module = contender.program.module
+    contender.program.call = lambda x: seen.append(x) or module(x)  # type: ignore[func-returns-value]  # appends, then calls
+    for _ in range(2 * ROTATED):
+        contender.call()
+    assert len({x.data_ptr() for x in seen}) == ROTATED
+    assert not any(torch.equal(a, b) for a, b in itertools.combinations(seen[:ROTATED], 2))
+    assert all(a is b for a, b in zip(seen[:ROTATED], seen[ROTATED:], strict=True))
+
+
+def test_inputs_keep_the_strides_that_the_technique_gave_them(trial: Trial) -> None:
+    class Transposed(Acting):
+        def prepare(self, program: Program, mode: Mode, device: Device) -> None:
+            del mode, device
+            program.inputs = tuple(x.t().contiguous().t() for x in program.inputs)
+
+    technique = Transposed(lambda _, out: out)
+    contender = Contender(replace(trial, technique=technique, case=replace(CASE, mode=Mode.FORWARD)))
+    assert {x.stride() for inputs, _ in contender.sets for x in inputs} == {(1, 6)}
+
+
+def test_training_steps_go_on_from_each_other_and_rewind(trial: Trial) -> None:
+    contender = Contender(replace(trial, case=replace(CASE, mode=Mode.TRAIN)))
+    weight = contender.program.module.get_parameter("weight")
+    start = weight.detach().clone()
+    losses = [float(contender.call()) for _ in range(8 * ROTATED)]  # type: ignore[arg-type]  # a loss
+    assert losses[-1] < losses[0]
+    contender.rewind()
+    assert torch.equal(weight, start)
+
+
+def test_preparing_counts_as_the_first_call(trial: Trial, monkeypatch: pytest.MonkeyPatch) -> None:
+    ticks = itertools.count(0.0, 5.0)
+    monkeypatch.setattr(speed.time, "perf_counter", lambda: next(ticks))
+    monkeypatch.setattr(Cpu, "elapsed", lambda *_: 2.0)
+    monkeypatch.setattr(speed, "compare", _stopped)
+    measured = figures(speed.verify(trial))
+    assert measured["first-call-cold"].value == measured["first-call-warm"].value == 7.0
+
+
+def _stopped(*_: Any, **__: Any) -> paired.Comparison:
+    raise speed.ClockError("the clock stood still")
+
+
+def test_a_clock_that_stands_still_leaves_figures_out_with_the_reason(
+    trial: Trial, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(speed._Measuring, "_paired", _stopped)
+    found = speed.verify(trial)
+    assert not found.faults
+    measured = figures(found)
+    assert measured["latency"].value is None
+    assert measured["latency"].reason == "the clock stood still"
+    assert "speed-up" not in measured
+    assert measured["peak-memory"].value == 6 * 4 * 4
+
+
+def test_memory_that_is_not_known_is_absent_with_the_reason(trial: Trial, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(speed, "peak", lambda *_: Peak(None, "it offers no memory statistics"))
+    measured = figures(speed.verify(trial))
+    assert measured["peak-memory"] == Measurement("peak-memory", None, "B", reason="it offers no memory statistics")
+
+
+def test_a_ratio_is_of_this_process_and_judges_nothing(trial: Trial) -> None:
+    assert speed.ratio(replace(trial, technique=Acting(lambda _, out: out * 2))) > 0
+
+
+def test_the_digest_changes_with_the_workload(trial: Trial) -> None:
+    def wider(generator: torch.Generator, extent: int) -> Problem:
+        return replace(linear(generator, extent), inputs=(torch.randn(7, 8, generator=generator),))
+
+    first = speed._digest(trial)
+    assert first == speed._digest(trial)
+    assert first != speed._digest(replace(trial, workload=replace(WORKLOAD, make=wider)))
+    assert first != speed._digest(replace(trial, case=replace(CASE, dtype="bfloat16")))
