@@ -44,7 +44,8 @@ def test_kernels_of_a_device_count_in_place_of_operators() -> None:
         event("relu", DeviceType.CUDA, 1.0),
     ]
     found = kernels._counted(seen)
-    assert (found.count, found.seconds) == (2, pytest.approx(4e-6))
+    assert found.count == 2
+    assert found.seconds == pytest.approx(4e-6)
 
 
 def test_a_trace_holds_the_operators(tmp_path: Path) -> None:

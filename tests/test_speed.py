@@ -14,6 +14,7 @@ from torch.nn import functional
 from accelcheck.case import Case, Evidence, Measurement, Mode
 from accelcheck.devices.cpu import Cpu
 from accelcheck.measure import paired
+from accelcheck.measure.clocks import ClockError, block
 from accelcheck.measure.memory import Peak
 from accelcheck.qualify import speed
 from accelcheck.qualify.speed import ROTATED, Contender
@@ -77,7 +78,7 @@ def trial(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Trial:
 
 
 def _paired(self: Any, base: Contender, candidate: Contender, looks: Any = ()) -> paired.Comparison:
-    first, second = (speed.block(self.trial.device, side.call) for side in (base, candidate))
+    first, second = (block(self.trial.device, side.call) for side in (base, candidate))
     return paired.compare(first, second, looks=(0.001,))
 
 
@@ -157,7 +158,7 @@ def test_training_steps_go_on_from_each_other_and_rewind(trial: Trial) -> None:
 
 def test_preparing_counts_as_the_first_call(trial: Trial, monkeypatch: pytest.MonkeyPatch) -> None:
     ticks = itertools.count(0.0, 5.0)
-    monkeypatch.setattr(speed.time, "perf_counter", lambda: next(ticks))
+    monkeypatch.setattr("accelcheck.qualify.speed.time.perf_counter", lambda: next(ticks))
     monkeypatch.setattr(Cpu, "elapsed", lambda *_: 2.0)
     monkeypatch.setattr(speed, "compare", _stopped)
     measured = figures(speed.verify(trial))
@@ -165,7 +166,7 @@ def test_preparing_counts_as_the_first_call(trial: Trial, monkeypatch: pytest.Mo
 
 
 def _stopped(*_: Any, **__: Any) -> paired.Comparison:
-    raise speed.ClockError("the clock stood still")
+    raise ClockError("the clock stood still")
 
 
 def test_a_clock_that_stands_still_leaves_figures_out_with_the_reason(
