@@ -13,6 +13,7 @@ from torch.nn import functional
 
 from accelcheck.case import Case, Evidence, Measurement, Mode
 from accelcheck.devices.cpu import Cpu
+from accelcheck.devices.telemetry import Telemetry
 from accelcheck.measure import paired
 from accelcheck.measure.clocks import ClockError, block
 from accelcheck.measure.memory import Peak
@@ -186,6 +187,27 @@ def test_memory_that_is_not_known_is_absent_with_the_reason(trial: Trial, monkey
     monkeypatch.setattr(speed, "peak", lambda *_: Peak(None, "it offers no memory statistics"))
     measured = figures(speed.verify(trial))
     assert measured["peak-memory"] == Measurement("peak-memory", None, "B", reason="it offers no memory statistics")
+
+
+def test_what_the_chip_says_is_kept_and_a_throttled_sample_marked(
+    trial: Trial, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    joules = itertools.count(0.0, 10.0)
+
+    class Telling(Cpu):
+        def telemetry(self) -> Telemetry:
+            energy = next(joules)
+            return Telemetry(2000.0, 60.0, energy, f"{energy:.0f} times since the machine started")
+
+    monkeypatch.setattr(speed, "POWERED", 0.01)
+    measured = figures(speed.verify(replace(trial, device=Telling())))
+    assert (measured["clock"].value, measured["temperature"].value) == (2000.0, 60.0)
+    assert measured["throttled"].reason == "10 times since the machine started"
+    latency, energy = measured["latency"].value, measured["energy"].value
+    assert latency is not None
+    assert energy is not None
+    assert 0 < energy <= 10.0 / 0.01 * latency
+    assert not {"clock", "throttled", "energy"} & figures(speed.verify(trial)).keys()
 
 
 def test_a_ratio_is_of_this_process_and_judges_nothing(trial: Trial) -> None:

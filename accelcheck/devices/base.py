@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from accelcheck.capability import SUPPORTED, Capability, Code
 from accelcheck.case import Verdict
+from accelcheck.devices.telemetry import Telemetry
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -186,6 +187,10 @@ class Device(ABC):
     def memory(self) -> Memory:
         """Memory held by tensors now, and the peak since `reset_memory`."""
         return Memory(None, None, f"{self.name} offers no memory statistics")
+
+    def telemetry(self) -> Telemetry:
+        """What the chip says of itself now."""
+        return Telemetry()
 
     def reset_memory(self) -> None:
         """Begin a new peak."""

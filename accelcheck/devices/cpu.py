@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
-from accelcheck.devices import hardware
+from accelcheck.devices import hardware, telemetry
 from accelcheck.devices.base import Device, Fingerprint
 from accelcheck.devices.packages import requires_torch, versions
 
@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     import torch
 
     from accelcheck.capability import Capability
+    from accelcheck.devices.telemetry import Telemetry
 
 
 class Cpu(Device):
@@ -63,6 +64,9 @@ class Cpu(Device):
         import torch
 
         return torch.device("cpu")
+
+    def telemetry(self) -> Telemetry:
+        return telemetry.processor()
 
     def synchronize(self) -> None:
         # Operators return when they are done.

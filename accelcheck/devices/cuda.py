@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from accelcheck.capability import SUPPORTED, Capability, Code, unavailable
-from accelcheck.devices import hardware
+from accelcheck.devices import hardware, telemetry
 from accelcheck.devices.base import Device, Fingerprint, Memory
 from accelcheck.devices.packages import requires_torch, versions
 from accelcheck.devices.pinning import chips
@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     import torch
+
+    from accelcheck.devices.telemetry import Telemetry
 
 _BF16_SINCE = (8, 0)  # compute capability from which bf16 is not emulated
 
@@ -103,6 +105,15 @@ class CudaLike(Device):
         import torch
 
         return Memory(torch.cuda.memory_allocated(), torch.cuda.max_memory_allocated())
+
+    def telemetry(self) -> Telemetry:
+        import torch
+
+        properties: Any = torch.cuda.get_device_properties(torch.cuda.current_device())  # not all fields are declared
+        if torch.version.hip is not None:
+            address = (properties.pci_domain_id, properties.pci_bus_id, properties.pci_device_id)
+            return telemetry.amd("{:04x}:{:02x}:{:02x}.0".format(*address))
+        return telemetry.nvidia(f"GPU-{properties.uuid}")
 
     def reset_memory(self) -> None:
         import torch

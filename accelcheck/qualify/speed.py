@@ -30,12 +30,15 @@ from accelcheck.workloads.probes import Draw
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
+    from accelcheck.devices.telemetry import Telemetry
     from accelcheck.qualify.trial import Trial
 
 ROTATED = 4
 """Sets of inputs that calls go through: no call finds its own in a cache, and no cached result serves it."""
 ROUND = 0.3
 """Seconds that one process of several measures a case: processes differ by more than such a median errs."""
+POWERED = 0.5
+"""Seconds that energy is taken over: counters move every 0.1 s or so."""
 SPEED_UP = "speed-up"
 """The measurement that baselines hold: time of FP32 eager as a multiple of the technique's."""
 
@@ -172,11 +175,13 @@ class _Measuring:
         return compare(first, second, looks=looks)
 
     def _times(self, candidate: Contender, eager: Contender) -> None:
+        before = self.trial.device.telemetry()
         found = self._paired(eager, candidate)
         self.blocks = found.candidate
         quarters = statistics.quantiles(found.candidate, n=20, method="inclusive")
         latency = statistics.median(found.candidate)
         self._add("latency", latency, "s", low=quarters[4], high=quarters[14], reason="median and quartiles")
+        self._chip(before, candidate, latency)
         self._add("latency-p95", quarters[18], "s")
         self._add("latency-fp32-eager", statistics.median(found.base), "s")
         self._speed_up(SPEED_UP, found)
@@ -184,6 +189,25 @@ class _Measuring:
         if items:
             self._add("throughput", items / latency, "samples/s")
         self._roof(candidate, eager, latency)
+
+    def _chip(self, before: Telemetry, candidate: Contender, latency: float) -> None:
+        """What the chip said of itself while it was timed, and the energy of a call."""
+        device = self.trial.device
+        after = device.telemetry()
+        if after.throttled != before.throttled or (after.throttled and device.type != "cpu"):
+            self._add("throttled", 1, "1", after.throttled or before.throttled)
+        for name, value, unit in (("clock", after.clock, "MHz"), ("temperature", after.temperature, "degC")):
+            if value is not None:
+                self._add(name, value, unit)
+        if after.energy is None:
+            return
+        timed, start = block(device, candidate.call), time.perf_counter()
+        begun = device.telemetry().energy
+        while time.perf_counter() - start < POWERED:
+            timed()
+        ended, seconds = device.telemetry().energy, time.perf_counter() - start
+        if begun is not None and ended is not None and ended > begun:
+            self._add("energy", (ended - begun) / seconds * latency, "J", "mean power of the chip, times the median")
 
     def _speed_up(self, name: str, found: Comparison) -> None:
         said = f"{found.answer}, {found.pairs} pairs"

@@ -1,0 +1,137 @@
+"""What a chip says of itself while it works: clock, temperature, energy, and whether it throttles. No torch.
+
+NVIDIA's from NVML (the package nvidia-ml-py), AMD's from amdsmi, the processor's from sysfs. What cannot be asked is absent.
+"""
+
+from __future__ import annotations
+
+import importlib
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_SYS = Path("/sys")
+_SLOWED = {
+    0x04: "power cap",
+    0x08: "hardware slowdown",
+    0x20: "thermal slowdown by software",
+    0x40: "thermal slowdown by hardware",
+    0x80: "power brake",
+}
+"""Bits of NVML's clock event reasons that mean less than the chip could do; 1 (idle) and 2 (clocks set) are wishes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Telemetry:
+    """One reading; None where it is not known.
+
+    Attributes:
+        clock: MHz.
+        temperature: Degrees Celsius.
+        energy: Joules since some moment in the past.
+        throttled: What slows the chip down; empty where nothing is known to. Of the processor, a count that grows when it is.
+    """
+
+    clock: float | None = None
+    temperature: float | None = None
+    energy: float | None = None
+    throttled: str = ""
+
+
+def processor(root: Path = _SYS) -> Telemetry:
+    """The first core's clock, the first package's temperature, all packages' energy, all cores' throttle counts."""
+    clock = _number(root / "devices/system/cpu/cpu0/cpufreq/scaling_cur_freq")
+    heat = _number(root / "class/thermal/thermal_zone0/temp")
+    packages = [_number(path) for path in sorted(root.glob("class/powercap/intel-rapl:?/energy_uj"))]
+    known = [joules for joules in packages if joules is not None]
+    counts = [_number(path) for path in root.glob("devices/system/cpu/cpu*/thermal_throttle/core_throttle_count")]
+    throttles = sum(count for count in counts if count is not None)
+    return Telemetry(
+        None if clock is None else clock / 1e3,
+        None if heat is None else heat / 1e3,
+        sum(known) / 1e6 if known else None,
+        f"{throttles:.0f} times since the machine started" if throttles else "",
+    )
+
+
+def nvidia(uuid: str) -> Telemetry:
+    """Of the GPU of this UUID, such as ``GPU-1b2c...``: an index would be another one's under a mask."""
+    try:
+        nvml: Any = importlib.import_module("pynvml")
+        nvml.nvmlInit()
+    except Exception:  # noqa: BLE001 - no package, no driver, no right to ask: nothing is known
+        return Telemetry()
+    found = Telemetry()
+    with suppress(Exception):
+        handle = nvml.nvmlDeviceGetHandleByUUID(uuid)
+        slowed = _asked(lambda: _reasons(nvml, handle)) or 0
+        millijoules = _asked(lambda: nvml.nvmlDeviceGetTotalEnergyConsumption(handle))
+        found = Telemetry(
+            _asked(lambda: nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM)),
+            _asked(lambda: nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU)),
+            None if millijoules is None else millijoules / 1e3,
+            ", ".join(word for bit, word in _SLOWED.items() if int(slowed) & bit),
+        )
+    with suppress(Exception):
+        nvml.nvmlShutdown()
+    return found
+
+
+def amd(bus: str) -> Telemetry:
+    """Of the GPU at this PCI address, such as ``0000:c1:00.0``."""
+    try:
+        smi: Any = importlib.import_module("amdsmi")
+        smi.amdsmi_init()
+    except Exception:  # noqa: BLE001 - as above
+        return Telemetry()
+    found = Telemetry()
+    with suppress(Exception):
+        handle = smi.amdsmi_get_processor_handle_from_bdf(bus)
+        energy = _whole(lambda: smi.amdsmi_get_energy_count(handle))
+        metrics = _whole(lambda: smi.amdsmi_get_gpu_metrics_info(handle))
+        status = metrics.get("throttle_status")
+        joules = energy.get("energy_accumulator", 0) * energy.get("counter_resolution", 0) / 1e6
+        found = Telemetry(
+            _float(metrics.get("current_gfxclk")),
+            _float(metrics.get("temperature_hotspot")),
+            joules or None,
+            f"throttle status {status:#x}" if isinstance(status, int) and status else "",
+        )
+    with suppress(Exception):
+        smi.amdsmi_shut_down()
+    return found
+
+
+def _reasons(nvml: Any, handle: Any) -> int:
+    # Renamed in 2023; the old name is gone from some packages.
+    ask = getattr(nvml, "nvmlDeviceGetCurrentClocksEventReasons", None)
+    return int((ask or nvml.nvmlDeviceGetCurrentClocksThrottleReasons)(handle))
+
+
+def _asked(ask: Callable[[], Any]) -> float | None:
+    try:
+        return float(ask())
+    except Exception:  # noqa: BLE001 - each question is refused by some chips
+        return None
+
+
+def _whole(ask: Callable[[], Any]) -> dict[str, Any]:
+    try:
+        return dict(ask())
+    except Exception:  # noqa: BLE001 - as above
+        return {}
+
+
+def _float(value: object) -> float | None:
+    return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
+
+
+def _number(path: Path) -> float | None:
+    try:
+        return float(path.read_text())
+    except (OSError, ValueError):
+        return None
