@@ -4,14 +4,14 @@ import sys
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-import pytest
-
 from accelcheck.devices import telemetry
 from accelcheck.devices.cpu import Cpu
 from accelcheck.devices.telemetry import Telemetry
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    import pytest
 
 
 def written(root: Path, **files: str) -> None:
