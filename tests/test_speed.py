@@ -124,6 +124,27 @@ def test_training_is_judged_afterwards_from_its_own_parameters(trial: Trial) -> 
         assert any("[after timing]" in line for line in found.faults) == wrong
 
 
+def test_what_promises_to_fuse_must_launch_less(trial: Trial) -> None:
+    class Fusing(Acting):
+        fuses = True
+
+    none = Fusing(lambda _, out: out)
+    # A linear layer is one launch: nothing to fuse.
+    assert not speed.verify(replace(trial, technique=none)).faults
+    twice = replace(WORKLOAD, name="two-launches", make=lambda generator, extent: replace(linear(generator, extent), module=_Relu()))
+    faults = speed.verify(replace(trial, technique=none, workload=twice)).faults
+    assert faults == ["launches: expected fewer than 2, as many as eager has, got 2"]
+
+
+class _Relu(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return functional.relu(self.layer(x))
+
+
 def test_calls_go_through_different_inputs(trial: Trial) -> None:
     seen: list[Tensor] = []
     contender = Contender(replace(trial, case=replace(CASE, mode=Mode.FORWARD)))

@@ -130,7 +130,7 @@ class _Measuring:
         except ClockError as error:
             self._add("latency", None, "s", str(error))
         self._sizes(candidate, eager)
-        faults = self._judged(candidate)
+        faults = [*self._unfused(), *self._judged(candidate)]
         return replace(
             found, faults=[*found.faults, *faults], measurements=self.found, digest=_digest(trial), times=self.blocks
         )
@@ -246,6 +246,14 @@ class _Measuring:
             if started.seconds is not None:
                 self._add(f"kernel-time{suffix}", started.seconds, "s")
         self._add("parameters", sum(in_memory(value) for value in _parameters(candidate)), "B")
+
+    def _unfused(self) -> list[str]:
+        """What must launch less than eager does, and does not. A single launch cannot become fewer."""
+        found = {measurement.name: measurement.value for measurement in self.found}
+        own, plain = found["launches"], found["launches-fp32-eager"]
+        if not self.trial.technique.fuses or own is None or plain is None or plain < 2 or own < plain:
+            return []
+        return [f"launches: expected fewer than {plain:.0f}, as many as eager has, got {own:.0f}"]
 
     def _judged(self, candidate: Contender) -> list[str]:
         """What was timed is what was judged: the first inputs, and the parameters as they were, must give that again."""

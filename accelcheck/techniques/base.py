@@ -78,6 +78,9 @@ class Technique:
     watch: ClassVar[type[Log]] = OperatorLog
     """How the judged run is observed: `OperatorLog` (every dispatched operator) or `ProfilerLog` (for compiled code)."""
 
+    fuses: bool = False
+    """Whether it promises to launch fewer kernels than eager does: where it does not, a timed case fails."""
+
     def capability(self, device: Device) -> Capability:
         """Whether it exists on `device`: from declared features, without running anything slow. Packages are asked after."""
         del device

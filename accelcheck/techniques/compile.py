@@ -75,6 +75,7 @@ class Compiled(Technique):
         self.dtypes = dtypes
         self.early = early
         self.arguments = MappingProxyType(dict(arguments))
+        self.fuses = "backend" not in arguments
 
     def capability(self, device: Device) -> Capability:
         backend = self.arguments.get("backend") or default_backend()

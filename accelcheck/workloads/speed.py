@@ -31,7 +31,7 @@ def _learned(generator: torch.Generator, module: nn.Module, x: Tensor) -> Proble
         target=integers(generator, 0, CLASSES, len(x)),
         loss=functional.cross_entropy,
         optimizer=partial(torch.optim.SGD, lr=0.01, momentum=0.9),
-        steps=2,
+        steps=1,
     )
 
 
@@ -56,7 +56,7 @@ def _transformer(generator: torch.Generator, extent: int) -> Problem:
         target=normal(generator, 4, 128 + extent, 256),
         loss=functional.mse_loss,
         optimizer=partial(torch.optim.SGD, lr=0.01, momentum=0.9),
-        steps=2,
+        steps=1,
     )
 
 
