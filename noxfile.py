@@ -173,7 +173,7 @@ def tpu(session: nox.Session) -> None:
 def tests(session: nox.Session) -> None:
     """Accelcheck's own tests."""
     session.install(*PINS["cpu"], *_index(session))
-    session.install("-e", ".[accuracy,torchao]", *nox.project.dependency_groups(nox.project.load_toml(), "tests"))
+    session.install("-e", ".[accuracy,torchao,plot]", *nox.project.dependency_groups(nox.project.load_toml(), "tests"))
     session.run("pytest", "tests", "-n", _workers("cpu"), "-q", *session.posargs)
 
 

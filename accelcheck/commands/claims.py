@@ -1,0 +1,97 @@
+"""``accelcheck claims``: what articles promise, measured on this device."""
+
+from __future__ import annotations
+
+import fnmatch
+import os
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from accelcheck import matrix
+from accelcheck.claims import catalogue
+from accelcheck.commands.common import GREEN, NOTHING, RED, USAGE, refusal
+from accelcheck.registry import unknown
+from accelcheck.report import claims as report
+from accelcheck.report import results
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Sequence
+
+    from accelcheck.claims.catalogue import Answer, Claim
+
+KIND = "claims"
+
+
+def add(commands: Any) -> None:
+    """Declare the command."""
+    claims = commands.add_parser(
+        KIND,
+        help="measure on this device what articles promise, and print claim beside measurement",
+        description="Measures published claims of speed, memory and error on this device. An outcome is confirmed where the "
+        "whole interval reaches the claim, not confirmed where none of it does, undecided between; what does not exist here is "
+        "not measurable. Exits with 1 if a result was wrong, not if a claim was.",
+    )
+    claims.add_argument("--device", default="cpu", help="device to measure on (cpu)")
+    claims.add_argument("--claim", action="append", default=[], metavar="GLOB", help="claims by name; repeatable (all)")
+    claims.add_argument(
+        "--json", type=Path, metavar="FILE", help="write the results, as they are kept under baselines/"
+    )
+    claims.set_defaults(run=_claims)
+
+
+def _claims(given: argparse.Namespace) -> int:
+    absent = refusal(given.device)
+    if absent is not None:
+        print(f"accelcheck: {given.device}: {absent}", file=sys.stderr)
+        return NOTHING
+    # Read when torch is imported. No pool of compiling processes beside what is timed, and nothing printed by the profiler, which
+    # follows memory.
+    os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")
+    try:
+        if given.json is not None:
+            results.writable(given.json)
+        found = _measured(given)
+    except (results.ResultsError, catalogue.ClaimsError) as error:
+        print(f"accelcheck: {error}", file=sys.stderr)
+        return USAGE
+    if any(answer.broken for answer in found):
+        return RED
+    return GREEN if any(answer.measured for answer in found) else NOTHING
+
+
+def _measured(given: argparse.Namespace) -> list[Answer]:
+    from accelcheck.claims import run
+
+    known = run.experiments()
+    chosen = _chosen(catalogue.load(catalogue.PACKAGED, {name: one.gives for name, one in known.items()}), given.claim)
+    device = matrix.devices()[given.device]
+    device.open()
+    fingerprint = device.fingerprint()
+    print(results.identity(fingerprint), flush=True)
+    started = time.monotonic()
+    found: list[Answer] = []
+    for answer in run.answers(device, chosen, known):
+        found.append(answer)
+        print(f"  {answer.claim.name}: {answer.outcome}, {time.monotonic() - started:.0f} s", flush=True)
+    print()
+    for line in report.text(found):
+        print(line)
+    print(f"{time.monotonic() - started:.0f} s")
+    if given.json is not None:
+        results.write(given.json, KIND, fingerprint, report.as_json(found))
+    return found
+
+
+def _chosen(claims: Sequence[Claim], patterns: Sequence[str]) -> list[Claim]:
+    legal = sorted(claim.name for claim in claims)
+    for pattern in patterns:
+        if not fnmatch.filter(legal, pattern):
+            raise unknown("claim", pattern, legal)
+    return [claim for claim in claims if not patterns or any(fnmatch.fnmatchcase(claim.name, p) for p in patterns)]
+
+
+COMMANDS = (add,)

@@ -1,0 +1,104 @@
+"""``accelcheck curve``: from how many cheap statements on torch.compile pays."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from accelcheck import matrix
+from accelcheck.commands.common import GREEN, NOTHING, RED, USAGE, refusal
+from accelcheck.measure.curve import COUNTS, MOST, Point
+from accelcheck.registry import unknown
+from accelcheck.report import curve as report
+from accelcheck.report import plot, results
+
+if TYPE_CHECKING:
+    import argparse
+
+KIND = "curve"
+
+
+def add(commands: Any) -> None:
+    """Declare the command."""
+    curve = commands.add_parser(
+        KIND,
+        help="eager, static and dynamic torch.compile over 1 to 30 cheap statements, and where compiling breaks even",
+        description="Measures a chain of element-wise statements, on a fixed shape and on a stream of varying ones, eagerly and "
+        "compiled with dynamic=False and dynamic=True, and prints from how many statements on compiled code is faster.",
+    )
+    curve.add_argument("--device", default="cpu", help="device to measure on (cpu)")
+    curve.add_argument(
+        "--counts", default=",".join(map(str, COUNTS)), metavar="N,N,...", help="numbers of statements (%(default)s)"
+    )
+    curve.add_argument("--plot", type=Path, metavar="FILE.png", help="draw the curve; needs matplotlib")
+    curve.add_argument("--json", type=Path, metavar="FILE", help="write the results, as they are kept under baselines/")
+    curve.set_defaults(run=_curve)
+
+
+def _curve(given: argparse.Namespace) -> int:
+    chosen = counts(given.counts)
+    absent = refusal(given.device)
+    if absent is not None:
+        print(f"accelcheck: {given.device}: {absent}", file=sys.stderr)
+        return NOTHING
+    drawable = plot.available()
+    if given.plot and not drawable.ok:
+        print(f"accelcheck: no plot: {drawable}; everything else goes on", file=sys.stderr)
+    try:
+        for path in (given.plot, given.json):
+            if path is not None:
+                results.writable(path)
+        found = _measured(given, chosen, draw=bool(given.plot) and drawable.ok)
+    except results.ResultsError as error:
+        print(f"accelcheck: {error}", file=sys.stderr)
+        return USAGE
+    if not any(isinstance(one, Point) for one in found):
+        return NOTHING
+    return RED if given.plot and not drawable.ok else GREEN
+
+
+def _measured(given: argparse.Namespace, chosen: tuple[int, ...], *, draw: bool) -> list[Any]:
+    # Read when torch is imported. These graphs have one kernel each: nothing is gained by a pool of compiling processes.
+    os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
+    from accelcheck.qualify import curve
+
+    device = matrix.devices()[given.device]
+    device.open()
+    fingerprint = device.fingerprint()
+    title = results.identity(fingerprint)
+    print(title, flush=True)
+    started = spoken = time.monotonic()
+    found = []
+    for one in curve.measure(device, chosen):
+        found.append(one)
+        if time.monotonic() - spoken > 20.0:
+            spoken = time.monotonic()
+            print(f"  {one.count} statements, {spoken - started:.0f} s", flush=True)
+    limit = curve.recompile_limit()
+    for line in report.text(found, limit):
+        print(line)
+    print(f"{time.monotonic() - started:.0f} s")
+    if given.json is not None:
+        results.write(given.json, KIND, fingerprint, report.as_json(found, limit))
+    if draw:
+        plot.draw(given.plot, found, title)
+    return found
+
+
+def counts(text: str) -> tuple[int, ...]:
+    """Numbers of statements from a list with commas, ascending, each once.
+
+    Raises:
+        UnknownNameError: One is not a whole number from 1 to `MOST`.
+    """
+    words = [word.strip() for word in text.split(",")]
+    for word in words:
+        if not (word.isascii() and word.isdigit() and 1 <= int(word) <= MOST):
+            raise unknown("number of statements", word, [f"whole numbers from 1 to {MOST}, with commas between"])
+    return tuple(sorted({int(word) for word in words}))
+
+
+COMMANDS = (add,)

@@ -1,0 +1,130 @@
+"""The compile curve as records: a form of a chain beside eager, and from how many statements on it is faster. No torch."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+COUNTS = (1, 2, 5, 10, 15, 20, 25, 30)
+"""Numbers of statements, as published."""
+MOST = 100
+"""Statements at most: beyond it, what rounding may do to a chain is no longer small."""
+COLUMNS = 16
+ROWS = tuple(range(4, 14))
+"""The shapes of a varying stream: 4 to 13 rows, as published."""
+FIXED_ROWS = 16
+"""Rows of the fixed shape: none of the varying ones, so that no compiler has met it before."""
+
+
+class Form(StrEnum):
+    """How the chain is compiled."""
+
+    STATIC = "static"
+    """``dynamic=False``: for each shape anew."""
+    DYNAMIC = "dynamic"
+    """``dynamic=True``: once for all shapes."""
+
+
+class Shapes(StrEnum):
+    """What goes into it."""
+
+    FIXED = "fixed"
+    VARYING = "varying"
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """One form of one chain on one kind of shapes, beside eager.
+
+    Attributes:
+        count: Statements.
+        shapes: What goes in.
+        form: How it is compiled.
+        eager, seconds: Of one call, once all is compiled: medians.
+        ratio: Compiled time as a part of eager's, the median over pairs.
+        low, high: Interval of it.
+        pairs: How many were measured.
+        first: Seconds of the first pass over all shapes, compilation included.
+        eager_first: The same of eager.
+        graphs: That Dynamo captured, recompilations included.
+        recompilations: Of them, those of code that had been compiled before.
+        programs: That XLA compiled meanwhile; None elsewhere.
+    """
+
+    count: int
+    shapes: Shapes
+    form: Form
+    eager: float
+    seconds: float
+    ratio: float
+    low: float
+    high: float
+    pairs: int
+    first: float
+    eager_first: float
+    graphs: int
+    recompilations: int
+    programs: int | None = None
+
+    @property
+    def repaid(self) -> int | None:
+        """Calls after which compilation has paid for itself; None where a call is not faster."""
+        if self.high >= 1.0:
+            return None
+        return max(0, round((self.first - self.eager_first) / (self.eager * (1.0 - self.ratio))))
+
+
+@dataclass(frozen=True, slots=True)
+class Gap:
+    """A form that does not exist here, or did not run: why."""
+
+    count: int
+    shapes: Shapes
+    form: Form
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class BreakEven:
+    """From how many statements on a form is faster than eager.
+
+    Attributes:
+        slower: Largest count at which it is slower for certain: the whole interval above 1.
+        faster: Smallest count from which on it is faster for certain at every count that was measured.
+        estimate: Between the two: where a line through the logarithms of the ratios crosses 1.
+        last: Largest count that was measured; None where none was.
+    """
+
+    slower: int | None
+    faster: int | None
+    estimate: float | None
+    last: int | None
+
+
+def break_even(points: Sequence[Point]) -> BreakEven:
+    """Where the points of one form and kind of shapes cross 1."""
+    ordered = sorted(points, key=lambda point: point.count)
+    if not ordered:
+        return BreakEven(None, None, None, None)
+    faster = None
+    for found in reversed(ordered):
+        if found.high >= 1.0:
+            break
+        faster = found.count
+    slower = max((found.count for found in ordered if found.low > 1.0), default=None)
+    return BreakEven(slower, faster, _crossing(ordered) if faster is not None else None, ordered[-1].count)
+
+
+def _crossing(ordered: Sequence[Point]) -> float | None:
+    """Where medians go from 1 or more to less for the last time, by a line on the logarithms; None if they never do."""
+    for before, after in reversed(list(itertools.pairwise(ordered))):
+        if after.ratio < 1.0 <= before.ratio:
+            high, low = math.log(before.ratio), math.log(after.ratio)
+            return before.count + (after.count - before.count) * high / (high - low)
+    return None

@@ -1,0 +1,119 @@
+"""The compile curve as text and as JSON. No torch."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from accelcheck.measure.curve import COLUMNS, FIXED_ROWS, ROWS, Form, Gap, Point, Shapes, break_even
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from accelcheck.measure.curve import BreakEven
+
+SIZES = {
+    Shapes.FIXED: f"{FIXED_ROWS} x {COLUMNS}",
+    Shapes.VARYING: f"{ROWS[0]} to {ROWS[-1]} x {COLUMNS}",
+}
+_HEAD = ("statements", "form", "eager us", "compiled us", "time / eager's", "graphs", "first pass s", "paid back after")
+
+
+def text(found: Sequence[Point | Gap], limit: int) -> list[str]:
+    """For a terminal: a table a kind of shapes, what is not there, and where each form breaks even.
+
+    Args:
+        found: Of one device.
+        limit: Graphs of one function that torch makes unless it is told otherwise.
+    """
+    lines: list[str] = []
+    for shapes in Shapes:
+        points = [one for one in found if isinstance(one, Point) and one.shapes is shapes]
+        if points:
+            lines += ["", f"{shapes} shapes: {SIZES[shapes]}, FP32, inference", *_table(points)]
+    absent = sorted({f"{gap.form}: {gap.reason}{_places(found, gap)}" for gap in found if isinstance(gap, Gap)})
+    lines += ["", "Not measured", *absent] if absent else []
+    return [*lines, "", "Break-even", *_crossings(found), "", *_notes(found, limit)]
+
+
+def crossing(at: BreakEven) -> str:
+    """A break-even point in words."""
+    if at.last is None:
+        return "not measured"
+    if at.faster is None:
+        return f"none up to {at.last} statements"
+    if at.slower is None:
+        return f"faster at every count from {at.faster} on; none was slower for certain"
+    about = "" if at.estimate is None else f", about {at.estimate:.1f} by interpolation"
+    return f"between {at.slower} statements (slower) and {at.faster} (faster){about}"
+
+
+def as_json(found: Sequence[Point | Gap], limit: int) -> dict[str, Any]:
+    """JSON-ready values: points and gaps in the order of their counts, and the break-even points by name."""
+    ordered = sorted(found, key=lambda one: (one.count, one.shapes, one.form))
+    return {
+        "columns": COLUMNS,
+        "rows": {"fixed": [FIXED_ROWS], "varying": list(ROWS)},
+        "recompile_limit": limit,
+        "points": [{**asdict(one), "repaid_after_calls": one.repaid} for one in ordered if isinstance(one, Point)],
+        "gaps": [asdict(one) for one in ordered if isinstance(one, Gap)],
+        "break_even": {f"{form}, {shapes} shapes": asdict(at) for form, shapes, at in _broken_even(found)},
+    }
+
+
+def _table(points: Sequence[Point]) -> list[str]:
+    lazy = any(point.programs is not None for point in points)
+    rows: list[tuple[str, ...]] = [(*_HEAD[:6], "XLA programs", *_HEAD[6:]) if lazy else _HEAD]
+    for point in sorted(points, key=lambda point: (point.form != Form.STATIC, point.count)):
+        cells = [
+            str(point.count),
+            str(point.form),
+            f"{point.eager * 1e6:.2f}",
+            f"{point.seconds * 1e6:.2f}",
+            f"{point.ratio:.3f} ({point.low:.3f} to {point.high:.3f})",
+            str(point.graphs),
+            f"{point.first:.3f}",
+            "never" if point.repaid is None else f"{point.repaid} calls",
+        ]
+        rows.append((*cells[:6], str(point.programs), *cells[6:]) if lazy else tuple(cells))
+    widths = [max(len(row[at]) for row in rows) for at in range(len(rows[0]))]
+    return ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
+
+
+def _broken_even(found: Sequence[Point | Gap]) -> Iterator[tuple[Form, Shapes, BreakEven]]:
+    for form in Form:
+        for shapes in Shapes:
+            points = [p for p in found if isinstance(p, Point) and p.form is form and p.shapes is shapes]
+            yield form, shapes, break_even(points)
+
+
+def _crossings(found: Sequence[Point | Gap]) -> Iterator[str]:
+    for form, shapes, at in _broken_even(found):
+        yield f"{form}, {shapes} shapes: {crossing(at)}"
+
+
+def _places(found: Sequence[Point | Gap], gap: Gap) -> str:
+    """Where a reason holds, unless it is everywhere that the form was tried."""
+    tried = [one for one in found if one.form is gap.form]
+    alike = [one for one in tried if isinstance(one, Gap) and one.reason == gap.reason]
+    if len(alike) == len(tried):
+        return ""
+    return " (" + ", ".join(f"{one.count} statements, {one.shapes} shapes" for one in alike) + ")"
+
+
+def _notes(found: Sequence[Point | Gap], limit: int) -> Iterator[str]:
+    yield (
+        "A call takes the next of several inputs. The first pass has one call of each, compilation included, with empty caches; "
+        "a form is paid back when what it saves a call has made up for that."
+    )
+    graphs = max((one.graphs for one in found if isinstance(one, Point)), default=0)
+    if graphs > limit:
+        yield (
+            f"Static compilation makes a graph of each shape. torch stops at {limit} of one function and runs the rest eagerly "
+            "(recompile_limit); here it had room for all."
+        )
+    if any(isinstance(one, Point) and one.programs == 0 for one in found):
+        yield (
+            "XLA keeps programs by content: where a form had 0 to compile, the one before it had compiled the same, and its first "
+            "pass is that much shorter."
+        )

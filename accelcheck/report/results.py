@@ -1,0 +1,82 @@
+"""Files of results that people keep and compare: small sorted JSON with a schema, of what, when, with what and where. No torch."""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+import math
+from typing import TYPE_CHECKING, Any
+
+import accelcheck
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from accelcheck.devices.base import Fingerprint
+
+SCHEMA = 1
+"""Version of the layout."""
+DIGITS = 4
+"""Significant digits of what is measured: no clock has more, and a difference between two files stays readable."""
+
+
+class ResultsError(ValueError):
+    """A file cannot be written; the message says which, why and what to do."""
+
+
+def writable(path: Path) -> None:
+    """See, before anything is measured, that a file can be made.
+
+    Raises:
+        ResultsError: It cannot.
+    """
+    if path.is_dir():
+        raise ResultsError(f"{path}: expected a file's name, got a folder")
+    if not path.parent.is_dir():
+        raise ResultsError(f"{path}: expected a folder that exists, there is no {path.parent}; make it first")
+
+
+def write(path: Path, kind: str, device: Fingerprint, body: Mapping[str, Any]) -> None:
+    """Write a file whole: it is the old one or the new one.
+
+    Args:
+        path: In a folder that exists.
+        kind: Of results: what `body` is.
+        device: What was measured.
+        body: JSON-ready values, and floats, which are rounded.
+
+    Raises:
+        ResultsError: It cannot be written.
+    """
+    plain = {
+        "schema": SCHEMA,
+        "kind": kind,
+        "accelcheck": accelcheck.__version__,
+        "made": dt.datetime.now(dt.UTC).date().isoformat(),
+        "device": device.as_json(),
+        **rounded(body),
+    }
+    partial = path.with_name(f".{path.name}.partial")
+    try:
+        partial.write_text(json.dumps(plain, indent=1, sort_keys=True, allow_nan=False) + "\n", encoding="ascii")
+        partial.replace(path)
+    except OSError as error:
+        raise ResultsError(f"{path}: cannot be written: {error.strerror or error}") from error
+
+
+def identity(device: Fingerprint) -> str:
+    """A device in a line: what it is, and with what."""
+    versions = ", ".join(f"{name} {version}" for name, version in sorted(device.versions.items()))
+    return f"{device.device}: {device.chip} x {device.count}, {device.runtime}, {versions}"
+
+
+def rounded(value: Any) -> Any:
+    """Floats at `DIGITS` significant digits, wherever they are."""
+    if isinstance(value, float):
+        return float(f"{value:.{DIGITS}g}") if math.isfinite(value) else str(value)
+    if isinstance(value, dict):
+        return {key: rounded(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [rounded(item) for item in value]
+    return value
