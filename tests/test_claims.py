@@ -20,18 +20,20 @@ from accelcheck.capability import SUPPORTED, Capability, Code, unsupported
 from accelcheck.case import Evidence, Mode
 from accelcheck.claims import applied, attention, catalogue, chains, products, run, tensors
 from accelcheck.claims.catalogue import Answer, Claim, ClaimsError, Measured, Outcome, What, judged
-from accelcheck.claims.experiment import Contest, Experiment, Side, duration, held, measured, size, telling
+from accelcheck.claims.experiment import Contest, Experiment, Side, measured, telling
 from accelcheck.commands import claims as command
 from accelcheck.commands.common import GREEN, NOTHING, RED, USAGE
 from accelcheck.devices.base import Memory
 from accelcheck.matrix import devices
 from accelcheck.measure.curve import Form, Gap, Point, Shapes
+from accelcheck.measure.memory import held
 from accelcheck.measure.paired import Answer as Answered
 from accelcheck.measure.paired import Comparison
 from accelcheck.qualify import curve
 from accelcheck.qualify.curve import WrongError
 from accelcheck.report import claims as report
 from accelcheck.techniques.base import Technique, Unsupported
+from accelcheck.units import duration, size
 from accelcheck.workloads.base import Problem, Workload
 
 if TYPE_CHECKING:

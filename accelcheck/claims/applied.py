@@ -18,8 +18,9 @@ from torch.nn import functional
 from accelcheck.capability import Capability, Code, unsupported
 from accelcheck.case import Case, Mode
 from accelcheck.claims.catalogue import What
-from accelcheck.claims.experiment import Contest, Experiment, Side, held
+from accelcheck.claims.experiment import Contest, Experiment, Side
 from accelcheck.matrix import Matrix
+from accelcheck.measure.memory import held
 from accelcheck.qualify import numerics
 from accelcheck.qualify.curve import WrongError
 from accelcheck.qualify.speed import Contender

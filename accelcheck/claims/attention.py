@@ -16,8 +16,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from accelcheck.case import Mode
 from accelcheck.claims.applied import techniques, trial
 from accelcheck.claims.catalogue import Measured, What
-from accelcheck.claims.experiment import Contest, Experiment, Side, allocated, size
+from accelcheck.claims.experiment import Contest, Experiment, Side, allocated
 from accelcheck.qualify.curve import WrongError
+from accelcheck.units import size
 from accelcheck.verify.judge import judge
 from accelcheck.verify.oracle import FIRST
 from accelcheck.workloads.attention import Attention

@@ -6,11 +6,12 @@ import contextlib
 from typing import TYPE_CHECKING
 
 from accelcheck.claims.catalogue import Measured, What
-from accelcheck.claims.experiment import Contest, Experiment, Side, duration
+from accelcheck.claims.experiment import Contest, Experiment, Side
 from accelcheck.measure.curve import Form, Point, Shapes
 from accelcheck.qualify import curve
 from accelcheck.qualify.curve import WrongError
 from accelcheck.techniques.regions import compiler_capability
+from accelcheck.units import duration
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -5,18 +5,17 @@ from __future__ import annotations
 import statistics
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
-
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from accelcheck.capability import SUPPORTED, Capability
 from accelcheck.claims.catalogue import Measured, What
 from accelcheck.measure.clocks import block, settle
-from accelcheck.measure.memory import in_memory, measurable, peak
+from accelcheck.measure.memory import measurable, peak
 from accelcheck.measure.paired import compare
+from accelcheck.units import duration, size
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Mapping
     from contextlib import AbstractContextManager
 
     from accelcheck.devices.base import Device
@@ -95,17 +94,6 @@ def measured(contest: Contest, what: What, figure: float) -> Measured:
     return _memory(contest) if what is What.MEMORY else _time(contest, what, figure)
 
 
-def held(values: Iterable[Any]) -> int:
-    """Bytes of tensors, wherever in nested tuples and lists they are: packed weights are such."""
-    total = 0
-    for value in values:
-        if isinstance(value, Tensor):
-            total += in_memory(value)
-        elif isinstance(value, (tuple, list)):
-            total += held(value)
-    return total
-
-
 def warm(timed: Callable[[], float]) -> None:
     """Until times no longer fall; of what is slow, once."""
     if timed() < LONG:
@@ -149,16 +137,3 @@ def allocated(device: Device, call: Callable[[], object]) -> int:
     if found.bytes is None:
         raise RuntimeError(f"expected a peak of memory from a device that tells it, got none: {found.reason}")
     return found.bytes
-
-
-def duration(seconds: float) -> str:
-    """A time in the unit that suits it."""
-    for unit, factor in (("s", 1.0), ("ms", 1e3)):
-        if seconds * factor >= 1.0:
-            return f"{seconds * factor:.3g} {unit}"
-    return f"{seconds * 1e6:.3g} us"
-
-
-def size(count: int) -> str:
-    """A number of bytes, exactly where it is small."""
-    return f"{count} B" if count < 1 << 14 else f"{count / (1 << 20):.4g} MiB"

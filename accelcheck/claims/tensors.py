@@ -11,7 +11,8 @@ from torch.nn import functional
 
 from accelcheck.capability import Capability, Code, unsupported
 from accelcheck.claims.catalogue import What
-from accelcheck.claims.experiment import Contest, Experiment, Side, held
+from accelcheck.claims.experiment import Contest, Experiment, Side
+from accelcheck.measure.memory import held
 from accelcheck.qualify.curve import WrongError
 from accelcheck.verify.precision import UNIT_ROUNDOFF
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from torch import Tensor
 from torch._C._profiler import _EventType
 from torch.profiler import ProfilerActivity, profile
 
@@ -12,8 +13,6 @@ from accelcheck.capability import SUPPORTED, Capability, Code, unsupported
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
-
-    from torch import Tensor
 
     from accelcheck.devices.base import Device
 
@@ -68,6 +67,17 @@ def in_memory(tensor: Tensor) -> int:
         return tensor.nbytes
     names, _ = flatten()
     return sum(in_memory(getattr(tensor, name)) for name in names)
+
+
+def held(values: Iterable[Any]) -> int:
+    """Bytes of tensors, wherever in nested tuples and lists they are: packed weights are such."""
+    total = 0
+    for value in values:
+        if isinstance(value, Tensor):
+            total += in_memory(value)
+        elif isinstance(value, (tuple, list)):
+            total += held(value)
+    return total
 
 
 def measurable(device: Device) -> Capability:

@@ -17,7 +17,7 @@ from accelcheck.measure import roof
 from accelcheck.measure.baselines import digest
 from accelcheck.measure.clocks import ClockError, block, settle, undisturbed
 from accelcheck.measure.kernels import launches
-from accelcheck.measure.memory import in_memory, peak
+from accelcheck.measure.memory import held, peak
 from accelcheck.measure.paired import LOOKS, Comparison, compare
 from accelcheck.qualify import numerics
 from accelcheck.qualify.trial import Finding, State, warm_up
@@ -230,7 +230,7 @@ class _Measuring:
         known = precision if precision in {"bfloat16", "float16"} else "float32"
         reason = f"of the {known} matmul peak measured here"
         self._add("flops", work / latency / roof.matmul_peak(device, known), "part", reason)
-        moved = sum(in_memory(value) for value in _tensors(candidate))
+        moved = held([candidate.program.inputs, *_parameters(candidate)])
         self._add(
             "bytes", moved / latency / roof.bandwidth(device), "part", "of the copy bandwidth measured here, at least"
         )
@@ -239,13 +239,13 @@ class _Measuring:
         device = self.trial.device
         for suffix, side in (("", candidate), ("-fp32-eager", eager)):
             side.program.module.zero_grad(set_to_none=True)
-            held = peak(device, side.call)
-            self._add(f"peak-memory{suffix}", held.bytes, "B", held.reason)
+            most = peak(device, side.call)
+            self._add(f"peak-memory{suffix}", most.bytes, "B", most.reason)
             started = launches(device, side.call, None if suffix else self.trial.trace)
             self._add(f"launches{suffix}", started.count, "1")
             if started.seconds is not None:
                 self._add(f"kernel-time{suffix}", started.seconds, "s")
-        self._add("parameters", sum(in_memory(value) for value in _parameters(candidate)), "B")
+        self._add("parameters", held(_parameters(candidate)), "B")
 
     def _unfused(self) -> list[str]:
         """What must launch less than eager does, and does not. A single launch cannot become fewer."""
@@ -303,17 +303,11 @@ def _items(inputs: tuple[Any, ...]) -> int:
     return 0 if first is None else len(first)
 
 
-def _tensors(contender: Contender) -> Iterator[Tensor]:
-    yield from (value for value in contender.program.inputs if isinstance(value, Tensor))
-    yield from _parameters(contender)
-
-
-def _parameters(contender: Contender) -> Iterator[Tensor]:
+def _parameters(contender: Contender) -> Iterator[Any]:
+    """What the module that is called keeps: tensors, and packed ones in tuples."""
     called = contender.program.call
     module = called if isinstance(called, torch.nn.Module) else contender.program.module
-    for value in module.state_dict().values():
-        if isinstance(value, Tensor):
-            yield value
+    yield from module.state_dict().values()
 
 
 @contextlib.contextmanager

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from accelcheck.report.columns import aligned
+from accelcheck.units import duration, size
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -86,16 +87,11 @@ def _value(measurement: Measurement | None) -> float | None:
 
 
 def _time(seconds: float | None) -> str:
-    if seconds is None:
-        return "-"
-    for unit, scale in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
-        if seconds >= scale:
-            return f"{seconds / scale:.3g} {unit}"
-    return f"{seconds / 1e-9:.3g} ns"
+    return "-" if seconds is None else duration(seconds)
 
 
 def _bytes(count: float | None) -> str:
-    return "-" if count is None else f"{count / 2**20:.2f} MiB"
+    return "-" if count is None else size(int(count))
 
 
 def _factor(value: float | None) -> str:
