@@ -285,7 +285,9 @@ def test_only_a_failure_was_caught_by_something(verdict: Verdict) -> None:
 def present(monkeypatch: pytest.MonkeyPatch) -> None:
     """The CPU is here; everything else is not asked for."""
     facts = HostFacts.__new__(HostFacts)
-    monkeypatch.setattr(cli, "probe", lambda names: ({name: Status(name, SUPPORTED) for name in names}, facts))
+    monkeypatch.setattr(
+        "accelcheck.commands.common.probe", lambda names: ({name: Status(name, SUPPORTED) for name in names}, facts)
+    )
 
 
 @pytest.fixture
@@ -318,7 +320,7 @@ def test_a_device_that_is_absent_has_nothing_to_plant_on(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     absent = {"cuda": Status("cuda", unavailable(Code.NO_HARDWARE, "no NVIDIA GPU found"))}
-    monkeypatch.setattr(cli, "probe", lambda _: (absent, None))
+    monkeypatch.setattr("accelcheck.commands.common.probe", lambda _: (absent, None))
     assert cli.main(["selftest", "--device=cuda"]) == 5
     assert "no NVIDIA GPU found" in capsys.readouterr().err
 

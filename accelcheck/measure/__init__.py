@@ -1,1 +1,1 @@
-"""What a run takes: figures of memory. Above devices, below techniques."""
+"""What a run takes: clocks, paired statistics, baselines, memory, launches. Above devices, below techniques."""

@@ -18,6 +18,8 @@ BLOCK = 1e-3
 """Seconds that a block of calls takes at least: a thousand times what a clock's reading and its resolution cost."""
 MOST_CALLS = 1 << 16
 """Calls of a block at most: of what does nothing."""
+GROWTH = 100
+"""Times as many calls at most from one try of a block to the next: a clock that says 0 once says nothing of how many fit."""
 WINDOW = 5
 """Blocks whose median is compared with that of as many before, to see whether times have settled."""
 SETTLED = 0.02
@@ -37,8 +39,9 @@ def block(device: Device, call: Callable[[], object]) -> Callable[[], float]:
         ClockError: Raised by what is returned, when a time is not positive.
     """
     times = 1
-    while (spent := device.elapsed(call, times)) < BLOCK and times < MOST_CALLS:
-        times = min(MOST_CALLS, max(2 * times, math.ceil(times * BLOCK / max(spent, 1e-9))))
+    # The shorter of two: the first call of all may be many times as long as those that follow.
+    while (spent := min(device.elapsed(call, times) for _ in range(2))) < BLOCK and times < MOST_CALLS:
+        times = min(MOST_CALLS, max(2 * times, math.ceil(times * BLOCK / max(spent, BLOCK / GROWTH))))
 
     def timed() -> float:
         seconds = device.elapsed(call, times) / times

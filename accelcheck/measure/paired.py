@@ -11,6 +11,7 @@ import math
 import time
 from dataclasses import dataclass
 from enum import StrEnum
+from fractions import Fraction
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -149,12 +150,11 @@ def median(values: Sequence[float]) -> float:
 @functools.lru_cache(maxsize=4096)
 def _rank(count: int, error: float) -> int:
     """The largest k with P(Binomial(count, 1/2) < k) <= error."""
-    below, rank = 0.0, 0
-    while rank <= count:
-        below += math.exp(
-            math.lgamma(count + 1) - math.lgamma(rank + 1) - math.lgamma(count - rank + 1) - count * math.log(2)
-        )
-        if below > error:
-            return rank
+    allowed = int(Fraction(error) * 2**count)  # in whole numbers: floats miss powers of 1/2 by their last bit
+    exactly = at_most = 1  # ways in which `rank` values lie below
+    rank = 0
+    while at_most <= allowed and rank < count:
         rank += 1
-    return count
+        exactly = exactly * (count - rank + 1) // rank
+        at_most += exactly
+    return rank

@@ -7,6 +7,7 @@ both samples pooled, its error divided among all cases of a run (Bonferroni), so
 
 from __future__ import annotations
 
+import functools
 import math
 import statistics
 from dataclasses import dataclass
@@ -102,6 +103,7 @@ def change(stored: Sample, checked: Sample, cases: int) -> Change:
     return Change(math.exp(checked.mean - stored.mean), math.exp(limit), math.exp(found))
 
 
+@functools.lru_cache(maxsize=256)  # all cases of a run ask for the same few
 def quantile(probability: float, freedom: int) -> float:
     """Quantile of Student's t distribution, by bisection.
 

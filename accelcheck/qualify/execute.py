@@ -91,7 +91,8 @@ class Bench:
         try:
             if not self._capability(case, technique, device).ok:
                 return None
-            return speed.ratio(Trial(case, technique, self.matrix.workloads[case.workload], device, self.store))
+            trial = Trial(case, technique, self.matrix.workloads[case.workload], device, self.store)
+            return speed.ratio(trial, (speed.ROUND,)).ratio
         except Exception:  # noqa: BLE001 - what raises here has its verdict from the process that judges
             return None
         finally:

@@ -55,15 +55,15 @@ def verify(trial: Trial) -> Finding:
         return _Measuring(judged).finding(found)
 
 
-def ratio(trial: Trial) -> float:
-    """The candidate's time as a part of FP32 eager's, in this process; nothing is judged.
+def ratio(trial: Trial, looks: Sequence[float] = LOOKS) -> Comparison:
+    """The candidate's time as a part of FP32 eager's, in this process, after so many seconds; nothing is judged.
 
     Raises:
         ClockError: There is no time.
     """
     judged = replace(trial, case=replace(trial.case, mode=TIMED[trial.case.mode]))
     with trial.clock("measure"), trial.device.strict_float32():
-        return _Measuring(judged).compared().ratio
+        return _Measuring(judged).compared(looks)
 
 
 class Contender:
@@ -135,13 +135,13 @@ class _Measuring:
             found, faults=[*found.faults, *faults], measurements=self.found, digest=_digest(trial), times=self.blocks
         )
 
-    def compared(self) -> Comparison:
+    def compared(self, looks: Sequence[float]) -> Comparison:
         """The candidate beside FP32 eager."""
         candidate = Contender(self.trial)
         warm_up(self.trial, candidate.program)
         eager = self._eager("float32")
         with undisturbed():
-            return self._paired(eager, candidate, (ROUND,))
+            return self._paired(eager, candidate, looks)
 
     def _first_calls(self) -> Contender:
         """Prepare and call once, with the compilers' caches empty and then full: two times in s, and the graphs made."""

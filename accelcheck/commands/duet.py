@@ -1,0 +1,151 @@
+"""``accelcheck duet``: two environments on this machine, and which of them is faster."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import TYPE_CHECKING, Any
+
+from accelcheck.commands.common import GREEN, NOTHING, RED, USAGE, positive
+from accelcheck.matrix import LEVELS, Selection
+from accelcheck.measure import duet
+from accelcheck.qualify.duet import TIMEOUT, AbsentError, Facts, Row, Side, SideError, located, medians, play
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+
+def add(commands: Any) -> None:
+    """Declare the command."""
+    command = commands.add_parser(
+        "duet",
+        help="compare two environments (wheels, runtimes, revisions) on this machine",
+        description="Measures the same cases in processes of two environments in turns, A B B A, and says of each whether B is "
+        "faster, the same, slower or undecided. Exits with 1 if B is slower in a case, or fails where A does not.",
+    )
+    command.add_argument(
+        "--python",
+        action="append",
+        default=[],
+        metavar="PYTHON",
+        help="interpreter of A, then of B; given once, it is both's, and never, this one is",
+    )
+    for side in ("a", "b"):
+        command.add_argument(
+            f"--env-{side}",
+            action="append",
+            default=[],
+            type=_setting,
+            metavar="NAME=VALUE",
+            help=f"variable of {side.upper()} alone; repeatable",
+        )
+    command.add_argument("--device", default="cpu", help="device to measure on (cpu)")
+    command.add_argument(
+        "--technique", action="append", default=[], metavar="GLOB", help="techniques; repeatable (eager)"
+    )
+    command.add_argument("--workload", action="append", default=[], metavar="GLOB", help="workloads; repeatable (all)")
+    command.add_argument(
+        "--case", action="append", default=[], metavar="ID", help="exact case, whatever its level; repeatable"
+    )
+    command.add_argument("--level", type=int, choices=LEVELS, default=1, help="level of the cases, at most (1)")
+    command.add_argument(
+        "--margin", type=_part, default=duet.MARGIN, help=f"relative difference that counts ({duet.MARGIN:g})"
+    )
+    command.add_argument(
+        "--pairs",
+        type=positive,
+        default=duet.LOOKS[-1],
+        help=f"most pairs of processes, 2 at least ({duet.LOOKS[-1]}); answers are looked for after {duet.LOOKS}",
+    )
+    command.add_argument(
+        "--timeout", type=float, default=TIMEOUT, metavar="SECONDS", help=f"for one case in a process ({TIMEOUT:g})"
+    )
+    command.set_defaults(run=_duet)
+
+
+def _setting(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not name or not equals:
+        raise argparse.ArgumentTypeError(f"expected NAME=VALUE, got {text!r}")
+    return name, value
+
+
+def _part(text: str) -> float:
+    number = float(text)
+    if not 0.0 < number < 1.0:
+        raise argparse.ArgumentTypeError(f"expected a part between 0 and 1, such as 0.02, got {text}")
+    return number
+
+
+def _duet(given: argparse.Namespace) -> int:
+    if len(given.python) > 2 or given.pairs < 2 or not given.timeout > 0:
+        print(
+            "accelcheck: expected --python twice at most, two --pairs or more and a --timeout above 0, got "
+            f"{given.python}, {given.pairs} and {given.timeout:g}",
+            file=sys.stderr,
+        )
+        return USAGE
+    words = given.python or [sys.executable]
+    selection = Selection(
+        devices=(given.device,),
+        techniques=tuple(given.technique) or (() if given.case else ("eager",)),
+        workloads=tuple(given.workload),
+        cases=tuple(given.case),
+        level=given.level,
+    )
+    looks = (*(look for look in duet.LOOKS if look < given.pairs), given.pairs)
+    try:
+        sides = (
+            Side("A", located(words[0]), dict(given.env_a)),
+            Side("B", located(words[-1]), dict(given.env_b)),
+        )
+        facts, rows = play(sides, selection, _tell, looks, given.margin, given.timeout)
+    except SideError as error:
+        print(f"accelcheck: {error}", file=sys.stderr)
+        return NOTHING if isinstance(error, AbsentError) else USAGE
+    print("\n".join(lines(sides, facts, rows, given.margin)))
+    if any(row.worse for row in rows):
+        return RED
+    return GREEN if any(row.found for row in rows) else NOTHING
+
+
+def _tell(line: str) -> None:
+    print(f"  {line}", file=sys.stderr, flush=True)
+
+
+def lines(sides: Sequence[Side], facts: Sequence[Facts], rows: Sequence[Row], margin: float) -> Iterator[str]:
+    """What is printed: the environments, and a line a case."""
+    for side, fact in zip(sides, facts, strict=True):
+        settings = "".join(f" {name}={value}" for name, value in side.environ.items())
+        yield (
+            f"{side.name}: {side.python}{settings}\n"
+            f"   python {fact.python}, torch {fact.torch}, accelcheck {fact.accelcheck}, {fact.runtime}"
+        )
+    yield ""
+    wide = max((len(row.case) for row in rows), default=4)
+    yield f"{'case':{wide}}  {'A':>10} {'B':>10} {'B / A':>7}  {'interval':16} {'pairs':>5}  {'of eager: A':>11} {'B':>6}  answer"
+    yield from (f"{row.case:{wide}}  {_figures(row)}" for row in rows)
+    yield (
+        "\nTimes are the tenth percentiles of processes' blocks, the median process's. B / A is of times: above 1, B is "
+        f"slower. Within {margin:.1%} they are the same."
+    )
+
+
+def _figures(row: Row) -> str:
+    if row.absent:
+        return "not compared: " + "; ".join(f"{side}: {why}" for side, why in sorted(row.absent.items()))
+    if row.found is None:
+        return "not compared"
+    found = row.found
+    a, b = (medians(samples) for samples in row.samples)
+    return (
+        f"{_time(a.seconds):>10} {_time(b.seconds):>10} {found.ratio:7.3f}  {f'{found.low:.3f} to {found.high:.3f}':16} "
+        f"{found.pairs:5}  {a.to_eager:11.3f} {b.to_eager:6.3f}  {found.answer}"
+    )
+
+
+def _time(seconds: float) -> str:
+    return f"{seconds * 1e6:.1f} us" if seconds < 1e-3 else f"{seconds * 1e3:.3f} ms"
+
+
+COMMANDS = (add,)

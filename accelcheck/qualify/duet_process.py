@@ -1,0 +1,143 @@
+"""One process of a duet: judges or measures cases in its own environment, and says so line by line on standard output.
+
+Each line is JSON after a marker: what the environment is, which cases it has, each case as it begins, and what came of it.
+Run by `accelcheck.qualify.duet` as ``python -m accelcheck.qualify.duet_process JOB``.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import sys
+import tempfile
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from accelcheck import __version__
+from accelcheck.case import TIMED, Verdict
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from accelcheck.case import Case
+    from accelcheck.devices.base import Device
+    from accelcheck.matrix import Matrix
+
+MARK = "@accelcheck-duet@ "
+PROTOCOL = 1
+"""Version of what parent and child say to each other."""
+SECONDS = 0.5
+"""Of measuring a case in a process, half of them its own: longer ones would gain little, processes differing as they do."""
+
+
+def main(words: Sequence[str]) -> None:
+    """Do one job and end the process without tearing backends down."""
+    with tempfile.TemporaryDirectory(prefix="accelcheck-") as folder:
+        _work(json.loads(words[0]), Path(folder))
+    _say(end=True)
+    sys.stderr.flush()
+    os._exit(0)  # a backend that crashes or hangs at exit has answered all the same
+
+
+def _work(job: Mapping[str, Any], folder: Path) -> None:
+    """Do the ``task`` of a job, ``judge`` or ``measure``, with the cases of its ``selection``."""
+    import torch
+
+    from accelcheck import matrix
+    from accelcheck.registry import UnknownNameError
+
+    words = job["selection"]
+    selection = matrix.Selection(
+        devices=tuple(words["devices"]),
+        techniques=tuple(words["techniques"]),
+        workloads=tuple(words["workloads"]),
+        cases=tuple(words["cases"]),
+        level=int(words["level"]),
+    )
+    (name,) = selection.devices
+    known, device = matrix.Matrix.load(), matrix.devices().get(name)
+    if device is None:
+        return _say(refused=f"unknown device {name!r}; legal values: {', '.join(matrix.devices())}", absent=False)
+    try:
+        known.check(selection)
+    except UnknownNameError as error:
+        return _say(refused=str(error), absent=False)
+    for answer in (device.detect, device.usable):
+        there = answer()
+        if not there.ok:
+            return _say(refused=f"{name}: {there}", absent=True)
+    device.open()
+    facts = device.fingerprint()
+    _say(
+        hello={
+            "protocol": PROTOCOL,
+            "python": platform.python_version(),
+            "torch": torch.__version__,
+            "accelcheck": __version__,
+            "runtime": " ".join(word for word in (facts.driver, facts.runtime) if word),
+        }
+    )
+    cases = known.cases(selection, TIMED)
+    _say(cases=[case.id for case in cases])
+    worker = _Worker(known, device, folder)
+    do = worker.judged if job["task"] == "judge" else worker.measured
+    for case in cases:
+        _say(begin=case.id)
+        _say(done=case.id, **do(case))
+    return None
+
+
+@dataclass(frozen=True)
+class _Worker:
+    known: Matrix
+    device: Device
+    folder: Path
+
+    def judged(self, case: Case) -> dict[str, Any]:
+        """Whether a case is right, as in the mode that it runs: what is wrong is not timed."""
+        from accelcheck.capability import SUPPORTED
+        from accelcheck.devices.base import Status
+        from accelcheck.qualify.execute import Bench
+        from accelcheck.qualify.ledger import Ledger, shipped
+        from accelcheck.verify.oracle import Store
+
+        name = self.device.name
+        bench = Bench(
+            matrix=self.known,
+            devices={name: self.device},
+            statuses={name: Status(name, SUPPORTED)},
+            store=Store(self.folder),
+            ledger=Ledger.load(shipped((name,))),
+        )
+        record = bench.run(replace(case, mode=TIMED[case.mode]))
+        if record.verdict is Verdict.PASS:
+            return {}
+        reason = record.reason.partition("\n")[0]
+        why = f"{record.verdict}: {reason}" if record.verdict.executed else reason  # a refusal says its verdict itself
+        return {"wrong": why, "broken": not record.verdict.green}
+
+    def measured(self, case: Case) -> dict[str, Any]:
+        """Its latency in s, and that as a part of FP32 eager's."""
+        from accelcheck.measure import duet
+        from accelcheck.qualify import speed
+        from accelcheck.qualify.trial import Trial
+        from accelcheck.verify.oracle import Store
+
+        technique, workload = self.known.techniques[case.technique], self.known.workloads[case.workload]
+        try:
+            found = speed.ratio(Trial(case, technique, workload, self.device, Store(self.folder)), looks=(SECONDS,))
+        except Exception as error:  # noqa: BLE001 - a workload, technique or backend may raise anything: it is this case's error
+            return {"wrong": f"error: {type(error).__name__}: {error}".partition("\n")[0], "broken": True}
+        finally:
+            technique.finish()
+        return {"seconds": duet.latency(found.candidate), "to_eager": found.ratio}
+
+
+def _say(**record: Any) -> None:
+    print(f"\n{MARK}{json.dumps(record)}", flush=True)  # a backend may have left a line unfinished
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

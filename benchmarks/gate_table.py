@@ -1,0 +1,334 @@
+"""From sessions of speed_gates.py to the table: what makes a repetition, what counts as found, and which promises are kept.
+
+* A gate with a saved run holds a session against the one before it: each session is saved once and checked once.
+* Gate 1 has one repetition a session and cell.
+* Gate 2 holds processes 11 to 13 of a session against the first 10 of the one before: no process is in two repetitions. Beside
+  it stands the share in random draws of 10 and 3 processes of all sessions, which do share processes.
+* Gate 3 takes pairs of neighbouring processes of a session, one as A and one as B, in the order in which they ran, until it has
+  an answer or 34 pairs; the next repetition takes the pairs that follow. What is left over at the end is dropped.
+
+A change is found where the answer is `slower`; where nothing was planted, any answer but `same` and `undecided` is false.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import random
+import statistics
+from collections import Counter, defaultdict
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from planted_work import SLOWDOWNS
+from pytest_benchmark.utils import parse_compare_fail
+
+from accelcheck.measure import duet, regression
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+
+    Session = dict[str, Any]
+
+CONDITIONS = ("quiet", "busy")
+LIMIT = 5
+"""Per cent by which a time may differ from the saved one."""
+STORED, CHECKED = regression.STORED, regression.CHECKED
+PROCESSES = 20
+"""Of a session: a repetition of gate 2 needs 13; gate 3 needs many, in pairs."""
+ENOUGH = 80
+"""Repetitions of a cell from which on a criterion is decided."""
+CHANCE = 0.05
+"""Probability, were a promise just kept, of counts that are called a breach of it."""
+DRAWS = 2000
+WRONG = {"faster", "slower"}
+"""Answers that are false where nothing changed."""
+COUNTS = ("false", *(f"{per_cent} %" for per_cent in SLOWDOWNS if per_cent))
+
+
+def read(paths: Sequence[Path]) -> list[dict[str, Any]]:
+    """All lines of all files. They are this script's own; a line that was cut short is an error that names it."""
+    lines = []
+    for path in paths:
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+            try:
+                lines.append(json.loads(line))
+            except json.JSONDecodeError as error:
+                raise SystemExit(f"{path}:{number}: not JSON ({error}): remove the line") from error
+    return lines
+
+
+@dataclass
+class Tally:
+    """One gate: by condition and slowdown, how many repetitions there were, and in how many it gave alarm.
+
+    Attributes:
+        name: As the table says it.
+        asked, alarms: By condition and column of `COUNTS`; what is stated apart (its own size) has a column of its own.
+        seconds: Of each check.
+        cost: Of a check, where it is not told in seconds.
+    """
+
+    name: str
+    asked: Counter[tuple[str, str]] = field(default_factory=Counter)
+    alarms: Counter[tuple[str, str]] = field(default_factory=Counter)
+    seconds: list[float] = field(default_factory=list)
+    cost: str = ""
+
+    def note(self, condition: str, column: str, alarm: object) -> None:
+        """Count a repetition."""
+        self.asked[condition, column] += 1
+        self.alarms[condition, column] += bool(alarm)
+
+    def sums(self, column: str, conditions: Sequence[str] = CONDITIONS) -> tuple[int, int]:
+        """Alarms and repetitions of a column."""
+        keys = [(condition, column) for condition in conditions]
+        return sum(self.alarms[key] for key in keys), sum(self.asked[key] for key in keys)
+
+
+def column(per_cent: int) -> str:
+    """Of the table, for a slowdown."""
+    return f"{per_cent} %" if per_cent else "false"
+
+
+def saved_runs(sessions: Sequence[Session]) -> Iterator[Tally]:
+    """The two tools that compare with a saved time."""
+    rule = parse_compare_fail(f"mean:{LIMIT}%")  # type: ignore[no-untyped-call]  # the plugin has no annotations
+    theirs = Tally(f"pytest-benchmark, mean against a saved run, {LIMIT} %")
+    timer = Tally(f"torch.utils.benchmark, median against a saved run, {LIMIT} %")
+    for before, after in consecutive(sessions):
+        for name, per_cent in cells(after):
+            key, condition = str(per_cent), after["condition"]
+            current, saved = after["pytest-benchmark"][name][key], before["pytest-benchmark"][name]["0"]
+            theirs.note(condition, column(per_cent), rule.fails(current, saved))
+            slower = after["timer"][name][key] / before["timer"][name]["0"] - 1
+            timer.note(condition, column(per_cent), slower > LIMIT / 100)
+    for one, tally in itertools.product(sessions, (theirs, timer)):
+        spent = one["pytest-benchmark-seconds" if tally is theirs else "timer-seconds"]
+        tally.seconds.append(spent / len(cells(one)))
+    yield theirs
+    yield timer
+
+
+def gate_1(sessions: Sequence[Session], kind: str, name: str) -> Tally:
+    """In one process; `kind` says whose tensors the candidate had."""
+    tally = Tally(name)
+    for one in sessions:
+        for workload, per_cent in cells(one):
+            found = one["gate-1"][kind][workload][str(per_cent)]
+            tally.note(
+                one["condition"],
+                column(per_cent),
+                found["answer"] == "slower" or (not per_cent and found["answer"] in WRONG),
+            )
+            tally.seconds.append(found["seconds"])
+    return tally
+
+
+def gate_2(sessions: Sequence[Session]) -> tuple[Tally, dict[str, list[float]]]:
+    """Against a stored baseline; and the smallest changes that it says it can find, by workload."""
+    tally = Tally("gate 2: ratios of processes against stored ones", cost=f"{CHECKED} processes")
+    sizes: dict[str, list[float]] = defaultdict(list)
+    for before, after in consecutive(sessions):
+        checked = after["processes"][STORED : STORED + CHECKED]
+        stored = before["processes"][:STORED]
+        if len(checked) < CHECKED or len(stored) < STORED:
+            continue
+        for name, per_cent in cells(after):
+            found = held(stored, checked, name, per_cent, len(after["names"]))
+            tally.note(after["condition"], column(per_cent), found.regression)
+            if per_cent and found.smallest <= 1 + per_cent / 100:
+                tally.note(after["condition"], "stated, planted", found.regression)
+            if not per_cent:
+                sizes[name].append(found.smallest - 1)
+                tally.note(after["condition"], "stated", found.factor * found.smallest > found.limit)
+    return tally, sizes
+
+
+def held(stored: Sequence[Any], checked: Sequence[Any], name: str, per_cent: int, cases: int) -> regression.Change:
+    """Ratios of processes with a slowdown against those without."""
+    base = regression.Sample.of([process[name]["0"]["ratio"] for process in stored])
+    return regression.change(
+        base, regression.Sample.of([process[name][str(per_cent)]["ratio"] for process in checked]), cases
+    )
+
+
+def resampled(sessions: Sequence[Session], condition: str) -> str:
+    """Gate 2 on random groups of processes: more repetitions, but they share processes."""
+    pool = [process for one in sessions if one["condition"] == condition for process in one["processes"]]
+    if len(pool) < 2 * (STORED + CHECKED):
+        return f"{condition}: too few processes"
+    chance, names = random.Random(0), sorted(pool[0])
+    alarms, runs = 0, 0
+    for _ in range(DRAWS):
+        drawn = chance.sample(pool, STORED + CHECKED)
+        found = [held(drawn[:STORED], drawn[STORED:], name, 0, len(names)).regression for name in names]
+        alarms += sum(found)
+        runs += any(found)
+    return f"{condition}: {alarms / DRAWS / len(names):.2%} of checks, {runs / DRAWS:.2%} of runs of {len(names)} cases"
+
+
+def gate_3(sessions: Sequence[Session]) -> Tally:
+    """Pairs of neighbouring processes."""
+    tally = Tally("gate 3: pairs of alternating processes")
+    used = []
+    for condition in CONDITIONS:
+        those = [one for one in sessions if one["condition"] == condition]
+        pairs = [pair for one in those for pair in zip(one["processes"][::2], one["processes"][1::2], strict=False)]
+        for name, per_cent in cells(those[0]) if those else ():
+            for found in duets(pairs, name, per_cent, len(those[0]["names"])):
+                wrong = not per_cent and found.answer in WRONG
+                tally.note(condition, column(per_cent), found.answer == "slower" or wrong)
+                used.append(found.pairs)
+    tally.cost = f"{statistics.fmean(used):.1f} pairs" if used else "-"
+    return tally
+
+
+def duets(pairs: Sequence[tuple[Any, Any]], name: str, per_cent: int, cases: int) -> Iterator[duet.Duet]:
+    """One after the other, each of the pairs that the one before it has left."""
+    ratios: list[float] = []
+    for pair in pairs:
+        first, second = duet.order(len(ratios))
+        a, b = pair[first], pair[second]
+        ratios.append(b[name][str(per_cent)]["seconds"] / a[name]["0"]["seconds"])
+        if len(ratios) in duet.LOOKS:
+            found = duet.judge(ratios, cases)
+            if found.answer != "undecided" or len(ratios) == duet.LOOKS[-1]:
+                yield found
+                ratios = []
+
+
+def consecutive(sessions: Sequence[Session]) -> Iterator[tuple[Session, Session]]:
+    """Each session of a condition with the one before it."""
+    for condition in CONDITIONS:
+        yield from itertools.pairwise(one for one in sessions if one["condition"] == condition)
+
+
+def cells(one: Session) -> list[tuple[str, int]]:
+    """Workloads and slowdowns of a session."""
+    return [(name, per_cent) for name in one["names"] for per_cent in SLOWDOWNS]
+
+
+def planted(sessions: Sequence[Session]) -> dict[tuple[str, int], list[float]]:
+    """What was truly planted: by workload and slowdown, the part in each process."""
+    processes = [process for one in sessions for process in one["processes"]]
+    return {
+        (name, per_cent): [one[name][str(per_cent)]["seconds"] / one[name]["0"]["seconds"] - 1 for one in processes]
+        for name, per_cent in cells(sessions[0])
+    }
+
+
+def of_workloads(sessions: Sequence[Session], parts: dict[tuple[str, int], list[float]]) -> Iterator[str]:
+    """What was truly planted, with quartiles, and how processes differ."""
+    yield "| workload | planted 3 % | 5 % | 10 % | spread between processes: ratio | time |"
+    yield "|---|---:|---:|---:|---:|---:|"
+    processes = [process for one in sessions for process in one["processes"]]
+    for name in sessions[0]["names"]:
+        quarters = [statistics.quantiles(parts[name, per_cent], n=4, method="inclusive") for per_cent in SLOWDOWNS[1:]]
+        seen = [f"{middle:.1%} ({low:.1%} to {high:.1%})" for low, middle, high in quarters]
+        spreads = [statistics.stdev(math.log(one[name]["0"][key]) for one in processes) for key in ("ratio", "seconds")]
+        yield f"| {name} | {' | '.join(seen)} | {' | '.join(f'{spread:.1%}' for spread in spreads)} |"
+
+
+def show(lines: Sequence[dict[str, Any]]) -> int:
+    """Print a table for each calibration; 1 where a criterion is not met."""
+    calibrations = {line["id"]: line for line in lines if line["kind"] == "calibration"}
+    red = 0
+    for name, calibration in calibrations.items():
+        sessions = [line for line in lines if line["kind"] == "session" and line["calibration"] == name]
+        if sessions:
+            print(f"\n{calibration['machine']}, torch {calibration['torch']}, {calibration['threads']} thread(s)")
+            red |= _shown(sessions)
+    return red
+
+
+def _shown(sessions: Sequence[Session]) -> int:
+    quick = sessions[0]["quick"]
+    counted = [f"{sum(one['condition'] == condition for one in sessions)} {condition}" for condition in CONDITIONS]
+    spent = statistics.fmean(one["seconds"] for one in sessions)
+    print(
+        f"Sessions: {', '.join(counted)}; {spent:.0f} s each{'; short ones, which decide nothing' if quick else ''}\n"
+    )
+    one = gate_1(sessions, "shared", "gate 1: paired in one process, tensors shared")
+    own = gate_1(sessions, "own", "gate 1: the same, the candidate's tensors its own")
+    two, sizes = gate_2(sessions)
+    three = gate_3(sessions)
+    print("| gate | a check takes | " + " | ".join(f"{what}, {c}" for c in CONDITIONS for what in COUNTS) + " |")
+    print("|---|---:|" + "---:|" * len(COUNTS) * len(CONDITIONS))
+    for tally in (*saved_runs(sessions), one, own, two, three):
+        spent = statistics.fmean(tally.seconds) if tally.seconds else 0.0
+        counts = [_count(*tally.sums(what, (condition,))) for condition in CONDITIONS for what in COUNTS]
+        print(f"| {tally.name} | {tally.cost or f'{spent:.2f} s'} | {' | '.join(counts)} |")
+    print(
+        "\nNo process is in two repetitions of a cell; gates 2 and 3 use the same ones, and those of different slowdowns too.\n"
+    )
+    parts = planted(sessions)
+    print("\n".join(of_workloads(sessions, parts)))
+    off = max(
+        abs(statistics.median(found) / (per_cent / 100) - 1) for (_, per_cent), found in parts.items() if per_cent
+    )
+    stated = ", ".join(f"{name} {statistics.median(found):.1%}" for name, found in sizes.items())
+    print(f"\ngate 2 states that it finds, in the median: {stated or 'nothing yet'}")
+    found, asked = two.sums("stated, planted")
+    print(f"gate 2, planted changes of at least the stated size: {found} of {asked} found")
+    print("gate 2, random draws that share processes, false: " + "; ".join(resampled(sessions, c) for c in CONDITIONS))
+    calls = statistics.median(s["empty"]["ours"] / s["empty"]["theirs"] for s in sessions)
+    print(f"an empty call: {calls:.3f} of torch.utils.benchmark's median\n")
+    good = [
+        Criterion("gate 1 finds 3 %", *one.sums("3 %"), at_least=0.99),
+        Criterion("gate 1, false alarms", *one.sums("false"), at_most=0.005),
+        Criterion("gate 2, false alarms", *two.sums("false"), at_most=0.01),
+        Criterion("gate 2 finds what it states", *two.sums("stated"), at_least=0.95),
+        Criterion("gate 3 finds 5 %", *three.sums("5 %"), at_least=0.95),
+        Criterion("gate 3, false alarms", *three.sums("false"), at_most=0.01),
+    ]
+    answers = [criterion.answer for criterion in good]
+    for criterion in good:
+        print(criterion)
+    enough = not quick and len(sessions) * len(sessions[0]["names"]) >= ENOUGH
+    for what, value, limit in (
+        ("gate 1, mean seconds of a check", statistics.fmean(one.seconds), 0.5),
+        ("an empty call, part that it is off", abs(calls - 1), 0.1),
+        ("planted slowdowns, part that one is off", off, 0.15),
+    ):
+        answers.append(("met" if value <= limit else "not met") if enough else "too few")
+        print(f"{answers[-1]:9} {what}: {value:.3f} (at most {limit:g})")
+    return int(not quick and "not met" in answers)
+
+
+@dataclass(frozen=True)
+class Criterion:
+    """A promise about a share of repetitions, and what was counted."""
+
+    what: str
+    alarms: int
+    asked: int
+    at_least: float = 0.0
+    at_most: float = 1.0
+
+    @property
+    def answer(self) -> str:
+        """``met``, ``not met``; ``too few`` repetitions to say; ``undecided`` where chance may explain what was counted."""
+        if self.asked < ENOUGH:
+            return "too few"
+        if self.at_least <= self.alarms / self.asked <= self.at_most:
+            return "met"
+        # So many or more: of alarms, or of changes that were missed. Each repetition errs as often as it is allowed to.
+        beyond, allowed = (
+            (self.asked - self.alarms, 1 - self.at_least) if self.at_least else (self.alarms, self.at_most)
+        )
+        chance = sum(
+            math.comb(self.asked, k) * allowed**k * (1 - allowed) ** (self.asked - k)
+            for k in range(beyond, self.asked + 1)
+        )
+        return "undecided" if chance > CHANCE else "not met"
+
+    def __str__(self) -> str:
+        limit = f"at least {self.at_least:.1%}" if self.at_least else f"at most {self.at_most:.1%}"
+        return f"{self.answer:9} {self.what}: {_count(self.alarms, self.asked)} ({limit})"
+
+
+def _count(alarms: int, asked: int) -> str:
+    return f"{alarms} of {asked}" if asked else "-"

@@ -1,0 +1,565 @@
+"""Gate 3: two environments in alternating processes. The environments are stubs that say what a test wants, but for the last one."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+import statistics
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from plugin_harness import Toy, raises
+from torch import nn
+
+import accelcheck
+from accelcheck import cli
+from accelcheck.case import Case, Mode
+from accelcheck.matrix import Matrix, Selection, devices
+from accelcheck.measure import duet
+from accelcheck.measure.paired import Answer
+from accelcheck.qualify import duet_process
+from accelcheck.qualify.duet import Row, Side, SideError, located, medians, play
+from accelcheck.techniques.eager import Eager
+from accelcheck.workloads.base import Problem, Workload
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+MLP, CNN = "eager/speed-mlp/cpu/float32/speed", "eager/speed-cnn/cpu/float32/speed"
+
+STUB = """#!{python}
+import json, os, signal, subprocess, sys, time
+from pathlib import Path
+
+MARK = "@accelcheck-duet@ "
+folder = Path({folder!r})
+plan = json.loads((folder / "{name}.json").read_text())
+job = json.loads(sys.argv[-1])
+with (folder / "log").open("a") as log:
+    log.write(json.dumps(["{name}", job["task"], job["selection"]["cases"]]) + "\\n")
+
+
+def say(**record):
+    print("\\n" + MARK + json.dumps(record), flush=True)
+
+
+def misbehave(how):
+    if how == "crash":
+        print("about to crash", file=sys.stderr, flush=True)
+        os.kill(os.getpid(), signal.SIGSEGV)
+    if how == "hang":
+        time.sleep(600)
+    if how == "exit":
+        print("first\\nsecond\\nlast words", file=sys.stderr, flush=True)
+        os._exit(3)
+    if how == "leave":
+        subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+        os._exit(3)
+
+
+if "settings" in plan:
+    plan["hello"]["runtime"] = str({{name: os.environ.get(name) for name in plan["settings"]}})
+misbehave(plan.get("start"))
+if "refused" in plan:
+    say(**plan["refused"])
+    say(end=True)
+    sys.exit()
+say(hello=plan["hello"])
+asked = job["selection"]["cases"] or list(plan["cases"])
+say(cases=asked)
+print("noise", flush=True)
+if job["task"] == "measure":
+    count = folder / "{name}.count"
+    number = int(count.read_text()) if count.exists() else 0
+    count.write_text(str(number + 1))
+for case in asked:
+    facts = plan["cases"][case]
+    say(begin=case)
+    print("a line that is not finished, ", end="")
+    print(MARK + "not JSON", flush=True)
+    misbehave(facts.get(job["task"]))
+    if job["task"] == "judge":
+        say(done=case, **facts.get("verdict", {{}}))
+    elif "answer" in facts:
+        say(done=case, **facts["answer"])
+    else:
+        seconds = facts["seconds"]
+        say(done=case, seconds=seconds[number % len(seconds)], to_eager=0.5)
+say(end=True)
+"""
+HELLO = {"protocol": 1, "python": "3.12.0", "torch": "2.13.0", "accelcheck": "0.1.0", "runtime": "ATen AVX2"}
+
+
+def steady(seconds: float = 0.01, **facts: Any) -> dict[str, Any]:
+    return {"seconds": [seconds], **facts}
+
+
+@dataclass
+class Stage:
+    """Two stub interpreters, and what they were asked."""
+
+    folder: Path
+    told: list[str] = field(default_factory=list)
+
+    def side(self, name: str, **plan: Any) -> Path:
+        """An interpreter with a plan."""
+        (self.folder / f"{name}.json").write_text(json.dumps({"hello": HELLO, "cases": {MLP: steady()}, **plan}))
+        path = self.folder / name
+        path.write_text(STUB.format(python=sys.executable, folder=str(self.folder), name=name))
+        path.chmod(0o755)
+        return path
+
+    def play(
+        self, a: Mapping[str, Any], b: Mapping[str, Any], looks: Sequence[int] = (2, 4), **options: Any
+    ) -> list[Row]:
+        sides = Side("A", str(self.side("A", **a))), Side("B", str(self.side("B", **b)))
+        _, rows = play(sides, Selection(("cpu",)), self.told.append, looks, **options)
+        return rows
+
+    def row(self, a: Mapping[str, Any], b: Mapping[str, Any], **options: Any) -> Row:
+        (row,) = self.play({"cases": {MLP: a}}, {"cases": {MLP: b}}, **options)
+        return row
+
+    @property
+    def log(self) -> list[tuple[str, str, Any]]:
+        """Side, task and cases of every process, in order."""
+        lines = (self.folder / "log").read_text().splitlines()
+        return [(side, task, cases) for side, task, cases in map(json.loads, lines)]
+
+    @property
+    def measured(self) -> str:
+        return "".join(side for side, task, _ in self.log if task == "measure")
+
+    def cli(self, a: Mapping[str, Any], b: Mapping[str, Any], *words: str) -> int:
+        return cli.main(["duet", f"--python={self.side('A', **a)}", f"--python={self.side('B', **b)}", *words])
+
+
+@pytest.fixture
+def stage(tmp_path: Path) -> Stage:
+    return Stage(tmp_path)
+
+
+def answer(row: Row) -> Answer:
+    assert row.found is not None, row
+    return row.found.answer
+
+
+# Statistics
+
+
+def test_the_order_of_sides_alternates() -> None:
+    assert [duet.order(pair) for pair in range(4)] == [(0, 1), (1, 0), (0, 1), (1, 0)]
+
+
+def test_the_interval_is_students_with_the_error_shared_among_looks_cases_and_sides() -> None:
+    logs = [0.01, 0.02, 0.03, 0.04, 0.05]
+    found = duet.judge([math.exp(value) for value in logs], cases=1, looks=5)
+    half = 7.173 * statistics.stdev(logs) / math.sqrt(5)  # 7.173: t of 4 degrees at 0.001, from printed tables
+    assert math.log(found.ratio) == pytest.approx(0.03)
+    assert math.log(found.low) == pytest.approx(0.03 - half, abs=1e-5)
+    assert math.log(found.high) == pytest.approx(0.03 + half, abs=1e-5)
+    assert found.pairs == 5
+
+
+def test_more_cases_and_more_looks_widen_the_interval() -> None:
+    ratios = [1.01, 1.02, 0.99, 1.0, 1.015]
+    widths = [duet.judge(ratios, *shared).high for shared in ((1, 1), (1, 5), (4, 5), (40, 5))]
+    assert widths == sorted(set(widths))
+
+
+@pytest.mark.parametrize(
+    ("ratio", "expected"), [(1.05, Answer.SLOWER), (0.95, Answer.FASTER), (1.0, Answer.SAME), (1.02, Answer.UNDECIDED)]
+)
+def test_the_answer_is_held_against_the_margin(ratio: float, expected: Answer) -> None:
+    ratios = [ratio * (1.001 if number % 2 else 0.999) for number in range(8)]
+    assert duet.judge(ratios, 1).answer is expected
+
+
+def test_a_wider_margin_makes_the_same_of_what_was_slower() -> None:
+    ratios = [1.049, 1.05, 1.051, 1.05, 1.0505]
+    assert duet.judge(ratios, 1).answer is Answer.SLOWER
+    assert duet.judge(ratios, 1, margin=0.1).answer is Answer.SAME
+
+
+@pytest.mark.parametrize("ratios", [[], [1.0], [1.0, 0.0], [1.0, math.nan], [1.0, math.inf]])
+def test_too_few_or_senseless_ratios_are_refused(ratios: list[float]) -> None:
+    with pytest.raises(ValueError, match="expected two or more positive ratios"):
+        duet.judge(ratios, 1)
+
+
+@pytest.mark.parametrize(("cases", "looks", "margin"), [(0, 5, 0.02), (1, 0, 0.02), (1, 5, 0.0), (1, 5, 1.0)])
+def test_no_case_no_look_and_senseless_margins_are_refused(cases: int, looks: int, margin: float) -> None:
+    with pytest.raises(ValueError, match="expected a case, a look and a margin"):
+        duet.judge([1.0, 1.1], cases, looks, margin)
+
+
+def simulated(chance: random.Random, spread: float, planted: float, cases: int) -> duet.Duet:
+    """A duet of processes whose log times spread so, on both sides."""
+    ratios = [(1 + planted) * math.exp(chance.gauss(0, spread) - chance.gauss(0, spread)) for _ in range(34)]
+    for look in duet.LOOKS:
+        found = duet.judge(ratios[:look], cases)
+        if found.answer is not Answer.UNDECIDED:
+            break
+    return found
+
+
+@pytest.mark.parametrize("spread", [0.004, 0.01, 0.015])
+def test_5_per_cent_is_found_and_nothing_else(spread: float) -> None:
+    chance = random.Random(0)
+    for cases in (1, 20):
+        slower = [simulated(chance, spread, 0.05, cases).answer for _ in range(200)]
+        assert slower == [Answer.SLOWER] * 200
+        assert {simulated(chance, spread, 0.0, cases).answer for _ in range(200)} <= {Answer.SAME, Answer.UNDECIDED}
+
+
+def test_at_the_margin_itself_a_run_errs_as_seldom_as_it_says() -> None:
+    chance = random.Random(1)
+    alarms = sum(simulated(chance, 0.01, duet.MARGIN, 1).answer is Answer.SLOWER for _ in range(2000))
+    assert alarms == 2  # seeded; at most 10 are expected: half of the error is for this side
+
+
+def test_the_latency_of_a_process_is_not_moved_by_work_beside_it() -> None:
+    quiet = [1.0 + 0.001 * number for number in range(20)]
+    beside = [*quiet, *(2.0 + number for number in range(60))]
+    assert duet.latency(quiet) == pytest.approx(1.0019)
+    assert duet.latency(beside) == pytest.approx(1.0079)
+    assert duet.latency([1.0, 2.0]) == pytest.approx(1.1)
+
+
+# The parent: order, stopping, answers
+
+
+def test_processes_alternate_and_judging_comes_first(stage: Stage) -> None:
+    wild = {"seconds": [0.01, 0.02, 0.005, 0.04]}
+    assert answer(stage.row(wild, steady(), looks=(2, 4))) is Answer.UNDECIDED
+    assert [(side, task) for side, task, _ in stage.log[:2]] == [("A", "judge"), ("B", "judge")]
+    assert stage.measured == "ABBAABBA"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "expected"), [(0.0101, Answer.SAME), (0.0105, Answer.SLOWER), (0.0095, Answer.FASTER)]
+)
+def test_b_is_what_is_judged(stage: Stage, seconds: float, expected: Answer) -> None:
+    row = stage.row(steady(0.01), steady(seconds))
+    assert answer(row) is expected
+    assert row.found is not None
+    assert row.found.ratio == pytest.approx(seconds / 0.01)
+    assert stage.measured == "ABBA"  # decided at the first look
+    assert row.worse == (expected is Answer.SLOWER)
+
+
+def test_a_decided_case_is_not_measured_again(stage: Stage) -> None:
+    wild = {"seconds": [0.01, 0.02, 0.005, 0.04]}
+    rows = stage.play({"cases": {MLP: steady(), CNN: wild}}, {"cases": {MLP: steady(), CNN: steady()}})
+    assert [row.case for row in rows] == [MLP, CNN]
+    assert [cases for _, task, cases in stage.log if task == "measure"] == [[MLP, CNN]] * 4 + [[CNN]] * 4
+    assert [len(row.samples[0]) for row in rows] == [2, 4]
+    assert stage.told[-2:] == ["2 pairs: 1 of 2 cases done", "4 pairs: 1 of 2 cases done"]
+
+
+def test_the_margin_is_the_callers(stage: Stage) -> None:
+    assert answer(stage.row(steady(0.01), steady(0.0105), margin=0.1)) is Answer.SAME
+
+
+def test_medians_are_over_processes(stage: Stage) -> None:
+    row = stage.row({"seconds": [0.01, 0.02, 0.04, 0.03]}, steady())
+    assert medians(row.samples[0]).seconds == pytest.approx(0.025)
+    assert medians(row.samples[1]).to_eager == 0.5
+
+
+# The parent: what goes wrong with a case
+
+
+def test_a_case_that_crashes_on_a_side_is_said_and_the_others_go_on(stage: Stage) -> None:
+    three = {"one": steady(), MLP: steady(), CNN: steady()}
+    rows = stage.play({"cases": three}, {"cases": {**three, MLP: steady(measure="crash")}})
+    first, crashed, last = rows
+    assert answer(first) is answer(last) is Answer.SAME
+    assert "died of SIGSEGV" in crashed.absent["B"]
+    assert "in misbehave" in crashed.absent["B"]  # where: faulthandler's last lines
+    assert crashed.worse
+    measured = [(side, cases) for side, task, cases in stage.log if task == "measure"]
+    assert measured[:3] == [("A", ["one", MLP, CNN]), ("B", ["one", MLP, CNN]), ("B", [CNN])]
+    assert measured[3:] == [("B", ["one", CNN]), ("A", ["one", CNN])]
+
+
+def test_a_case_that_hangs_is_ended_and_said(stage: Stage) -> None:
+    start = time.monotonic()
+    rows = stage.play(
+        {"cases": {MLP: steady(measure="hang"), CNN: steady()}}, {"cases": {MLP: steady(), CNN: steady()}}, timeout=2.0
+    )
+    assert time.monotonic() - start < 60
+    assert rows[0].absent == {"A": "hangs: silent for 2 s (--timeout)"}
+    assert not rows[0].worse  # it is A that fails
+    assert answer(rows[1]) is Answer.SAME
+
+
+def test_a_process_that_leaves_others_with_its_output_is_over_when_it_is(stage: Stage) -> None:
+    start = time.monotonic()
+    row = stage.row(steady(), steady(measure="leave"))
+    assert time.monotonic() - start < 60
+    assert row.absent["B"].startswith("the process ended with status 3")
+
+
+def test_what_is_wrong_on_a_side_is_never_timed(stage: Stage) -> None:
+    wrong = steady(verdict={"wrong": "fail: out: view row: expected 1e-7, got 0.3", "broken": True})
+    row = stage.row(steady(), wrong)
+    assert row.absent == {"B": "fail: out: view row: expected 1e-7, got 0.3"}
+    assert row.worse
+    assert not stage.measured
+
+
+def test_what_crashes_while_it_is_judged_does_not_hide_the_rest(stage: Stage) -> None:
+    rows = stage.play({"cases": {MLP: steady(judge="crash"), CNN: steady()}}, {"cases": {MLP: steady(), CNN: steady()}})
+    assert "SIGSEGV" in rows[0].absent["A"]
+    assert answer(rows[1]) is Answer.SAME
+
+
+def test_what_does_not_exist_on_a_side_is_said_and_not_red(stage: Stage) -> None:
+    absent = steady(verdict={"wrong": "unsupported [no-feature] it has none", "broken": False})
+    row = stage.row(steady(), absent)
+    assert row.absent == {"B": "unsupported [no-feature] it has none"}
+    assert not row.worse
+
+
+def test_what_fails_on_both_sides_is_no_reason_against_b(stage: Stage) -> None:
+    wrong = steady(verdict={"wrong": "fail: out", "broken": True})
+    assert not stage.row(wrong, wrong).worse
+
+
+def test_a_case_of_one_side_only_is_said(stage: Stage) -> None:
+    rows = stage.play({"cases": {MLP: steady()}}, {"cases": {MLP: steady(), CNN: steady()}})
+    assert rows[1].absent == {"A": "its matrix has no such case"}
+    assert not rows[1].worse
+    assert answer(rows[0]) is Answer.SAME
+
+
+def test_an_error_while_measuring_ends_that_case(stage: Stage) -> None:
+    row = stage.row(steady(), steady(answer={"wrong": "error: RuntimeError: no", "broken": True}))
+    assert row.absent == {"B": "error: RuntimeError: no"}
+    assert stage.measured == "AB"
+
+
+@pytest.mark.parametrize(
+    "figures",
+    [
+        {"seconds": 0.0, "to_eager": 1.0},
+        {"seconds": math.nan, "to_eager": 1.0},
+        {"seconds": "x", "to_eager": 1.0},
+        {"to_eager": 1.0},
+    ],
+)
+def test_figures_that_are_none_are_refused(stage: Stage, figures: dict[str, Any]) -> None:
+    with pytest.raises(SideError, match=r"B \(.*expected"):
+        stage.row(steady(), steady(answer=figures))
+
+
+# Environments that cannot be used
+
+
+def test_an_environment_that_cannot_start_is_a_usage_error(stage: Stage, capsys: pytest.CaptureFixture[str]) -> None:
+    assert stage.cli({}, {"start": "exit"}) == 4
+    said = capsys.readouterr().err
+    assert "accelcheck: B (" in said
+    assert "expected a Python in which torch and an accelcheck that has duets can be imported" in said
+    assert "status 3; its last words: first | second | last words" in said
+    assert "--env-b PYTHONPATH=FOLDER" in said
+
+
+def test_a_python_that_does_not_exist_is_a_usage_error(
+    stage: Stage, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["duet", f"--python={tmp_path}/none"]) == 4
+    assert (
+        f"expected the path of a python executable such as /env/bin/python, got {tmp_path}/none"
+        in capsys.readouterr().err
+    )
+    empty = tmp_path / "empty"
+    empty.write_text("neither a script nor a program")
+    empty.chmod(0o755)
+    assert cli.main(["duet", f"--python={empty}"]) == 4
+    assert "expected a python executable" in capsys.readouterr().err
+
+
+def test_a_python_that_is_a_link_stays_one(tmp_path: Path) -> None:
+    link = tmp_path / "python"
+    link.symlink_to(sys.executable)  # as a virtual environment's is: what it links to has other packages
+    assert located(str(link)) == str(link)
+
+
+def test_an_accelcheck_of_another_protocol_is_a_usage_error(stage: Stage, capsys: pytest.CaptureFixture[str]) -> None:
+    assert stage.cli({"hello": {**HELLO, "protocol": 7}}, {}) == 4
+    assert "expected an accelcheck that speaks protocol 1 of duets, got 7" in capsys.readouterr().err
+
+
+def test_an_unknown_name_is_a_usage_error_and_an_absent_device_is_nothing_done(
+    stage: Stage, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert stage.cli({"refused": {"refused": "unknown workload 'x'", "absent": False}}, {}) == 4
+    assert "unknown workload 'x'" in capsys.readouterr().err
+    assert stage.cli({}, {"refused": {"refused": "cuda: no NVIDIA GPU", "absent": True}}) == 5
+    assert "B (" in capsys.readouterr().err
+
+
+# The command
+
+
+def test_the_command_prints_versions_figures_and_answers(stage: Stage, capsys: pytest.CaptureFixture[str]) -> None:
+    newer = {"hello": {**HELLO, "torch": "2.15.0"}, "cases": {MLP: steady(0.0106), CNN: steady(5e-5)}}
+    assert stage.cli({"cases": {MLP: steady(0.01), CNN: steady(1e-4)}}, newer, "--pairs=2") == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[1] == "   python 3.12.0, torch 2.13.0, accelcheck 0.1.0, ATen AVX2"
+    assert lines[3] == "   python 3.12.0, torch 2.15.0, accelcheck 0.1.0, ATen AVX2"
+    slower, faster = lines[6:8]
+    assert " ".join(slower.split()) == f"{MLP} 10.000 ms 10.600 ms 1.060 1.060 to 1.060 2 0.500 0.500 slower"
+    assert " ".join(faster.split()) == f"{CNN} 100.0 us 50.0 us 0.500 0.500 to 0.500 2 0.500 0.500 faster"
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "code"),
+    [
+        (steady(), steady(), 0),
+        (steady(), steady(0.005), 0),
+        (steady(), {"seconds": [0.01, 0.02]}, 0),
+        (steady(), steady(0.02), 1),
+        (steady(), steady(measure="crash"), 1),
+        (steady(measure="crash"), steady(), 5),
+        (steady(verdict={"wrong": "unsupported", "broken": False}), steady(), 5),
+    ],
+    ids=["same", "faster", "undecided", "slower", "B crashes", "A crashes", "on one side only"],
+)
+def test_exit_codes(stage: Stage, a: dict[str, Any], b: dict[str, Any], code: int) -> None:
+    assert stage.cli({"cases": {MLP: a}}, {"cases": {MLP: b}}, "--pairs=2") == code
+
+
+def test_the_commands_margin_counts(stage: Stage, capsys: pytest.CaptureFixture[str]) -> None:
+    plans = {"cases": {MLP: steady(0.01)}}, {"cases": {MLP: steady(0.0105)}}
+    assert stage.cli(*plans, "--pairs=2") == 1
+    assert "Within 2.0% they are the same" in capsys.readouterr().out
+    assert stage.cli(*plans, "--pairs=2", "--margin=0.1") == 0
+    assert "Within 10.0% they are the same" in capsys.readouterr().out
+
+
+def test_what_is_not_compared_is_printed_with_its_reason(stage: Stage, capsys: pytest.CaptureFixture[str]) -> None:
+    stage.cli({}, {"cases": {MLP: steady(measure="crash")}}, "--pairs=2")
+    assert f"{MLP}  not compared: B: the process died of SIGSEGV" in capsys.readouterr().out
+
+
+def test_one_python_with_two_settings(stage: Stage, capsys: pytest.CaptureFixture[str]) -> None:
+    one = stage.side("A", settings=["ONEDNN_MAX_CPU_ISA", "SHARED"], hello=HELLO)
+    words = [f"--python={one}", "--env-a=ONEDNN_MAX_CPU_ISA=AVX2", "--env-b=ONEDNN_MAX_CPU_ISA=A=B", "--env-b=SHARED=1"]
+    assert cli.main(["duet", *words, "--pairs=2"]) == 0
+    said = capsys.readouterr().out
+    assert f"A: {one} ONEDNN_MAX_CPU_ISA=AVX2" in said
+    assert "{'ONEDNN_MAX_CPU_ISA': 'AVX2', 'SHARED': None}" in said
+    assert "{'ONEDNN_MAX_CPU_ISA': 'A=B', 'SHARED': '1'}" in said
+
+
+def test_what_is_selected_reaches_both_sides(stage: Stage) -> None:
+    for name in "AB":
+        path = stage.side(name)
+        path.write_text(path.read_text().replace('job["selection"]["cases"]])', 'job["selection"]])'))
+    words = [
+        "--technique=amp*",
+        "--workload=speed-mlp",
+        "--workload=speed-cnn",
+        "--level=3",
+        "--device=cpu",
+        f"--case={MLP}",
+    ]
+    cli.main(["duet", f"--python={stage.folder / 'A'}", f"--python={stage.folder / 'B'}", *words, "--pairs=2"])
+    seen = [selection for _, task, selection in stage.log if task == "judge"]
+    assert (
+        seen
+        == [
+            {
+                "devices": ["cpu"],
+                "techniques": ["amp*"],
+                "workloads": ["speed-mlp", "speed-cnn"],
+                "dtypes": [],
+                "cases": [MLP],
+                "level": 3,
+            }
+        ]
+        * 2
+    )
+
+
+@pytest.mark.parametrize(
+    "words",
+    [["--python=a", "--python=b", "--python=c"], ["--pairs=1"], ["--timeout=0"]],
+    ids=["three pythons", "one pair", "no time"],
+)
+def test_senseless_options_are_usage_errors(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["duet", *words]) == 4
+    assert "expected --python twice at most" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("words", [["--margin=0"], ["--margin=1.5"], ["--env-a=NAME"], ["--env-b==1"], ["--level=9"]])
+def test_options_that_cannot_be_read_are_refused(words: list[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["duet", *words])
+    assert ended.value.code == 2
+
+
+# The process
+
+
+def linear(generator: torch.Generator, extent: int) -> Problem:
+    del extent
+    return Problem(nn.Linear(8, 8), (torch.randn(4, 8, generator=generator),))
+
+
+def worker(folder: Path, *techniques: Toy | Eager) -> duet_process._Worker:
+    tiny = Workload("tiny", "A linear layer.", linear, modes=frozenset({Mode.FORWARD, Mode.SPEED}))
+    known = Matrix({one.name: one for one in techniques}, {"tiny": tiny})
+    return duet_process._Worker(known, devices()["cpu"], folder)
+
+
+def case(technique: str) -> Case:
+    return Case(technique, "tiny", "cpu", "float32", Mode.SPEED, 1)
+
+
+def test_a_process_judges_as_the_suite_does(tmp_path: Path) -> None:
+    bad = Toy("bad", raises)
+    assert worker(tmp_path, Eager()).judged(case("eager")) == {}
+    found = worker(tmp_path, bad).judged(case("bad"))
+    assert found["broken"]
+    assert found["wrong"].startswith("error: ")
+
+
+def test_a_process_measures_latency_and_its_part_of_eager(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(duet_process, "SECONDS", 0.02)
+    found = worker(tmp_path, Eager()).measured(case("eager"))
+    assert 1e-7 < found["seconds"] < 1.0
+    assert 0.1 < found["to_eager"] < 10.0
+
+
+def test_what_a_technique_raises_while_it_is_measured_is_its_cases_error(tmp_path: Path) -> None:
+    finished = []
+
+    class Bad(Toy):
+        def finish(self) -> None:
+            finished.append(self.name)
+
+    found = worker(tmp_path, Bad("bad", raises)).measured(case("bad"))
+    assert found["broken"]
+    assert found["wrong"].startswith("error: ")
+    assert finished == ["bad"]
+
+
+def test_two_real_environments(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(Path(accelcheck.__file__).parents[1]))
+    assert cli.main(["duet", f"--case={MLP}", "--env-b=OMP_NUM_THREADS=1", "--pairs=2", "--margin=0.99"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == f"A: {sys.executable}"
+    assert lines[2] == f"B: {sys.executable} OMP_NUM_THREADS=1"
+    assert all(f"torch {torch.__version__}, accelcheck {accelcheck.__version__}" in lines[at] for at in (1, 3))
+    assert lines[6].startswith(MLP)
+    assert " ms" in lines[6]

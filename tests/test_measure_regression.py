@@ -1,0 +1,124 @@
+"""Gate 2: when a ratio has got worse since it was stored, and what it says it could have seen."""
+
+from __future__ import annotations
+
+import math
+import random
+import statistics
+
+import pytest
+
+from accelcheck.measure.regression import CHECKED, ERROR, LEAST_SPREAD, STORED, Sample, change, quantile
+
+# Quantiles of Student's t, from printed tables.
+TABLE = (
+    (0.95, 1, 6.314),
+    (0.975, 2, 4.303),
+    (0.99, 3, 4.541),
+    (0.95, 4, 2.132),
+    (0.995, 5, 4.032),
+    (0.999, 7, 4.785),
+    (0.95, 11, 1.796),
+    (0.99, 11, 2.718),
+    (0.9995, 12, 4.318),
+    (0.975, 30, 2.042),
+    (0.975, 120, 1.980),
+    (0.5, 9, 0.0),
+)
+
+
+@pytest.mark.parametrize(("probability", "freedom", "value"), TABLE)
+def test_quantiles_are_those_of_printed_tables(probability: float, freedom: int, value: float) -> None:
+    assert quantile(probability, freedom) == pytest.approx(value, abs=5e-4)
+
+
+def test_quantiles_of_one_and_two_degrees_have_formulas_far_out_too() -> None:
+    for probability in (0.9, 0.999, 1 - 1e-6):
+        assert quantile(probability, 1) == pytest.approx(math.tan(math.pi * (probability - 0.5)), rel=1e-6)
+        a = 2 * probability - 1
+        assert quantile(probability, 2) == pytest.approx(a * math.sqrt(2 / (1 - a * a)), rel=1e-6)
+
+
+def test_with_many_degrees_the_quantile_is_the_normal_distributions() -> None:
+    for probability in (0.9, 0.99, 1 - 1e-5):
+        normal = statistics.NormalDist().inv_cdf(probability)
+        assert quantile(probability, 5000) == pytest.approx(normal, rel=2e-3)
+
+
+@pytest.mark.parametrize(("probability", "freedom"), [(0.4, 3), (1.0, 3), (0.9, 0), (math.nan, 3)])
+def test_quantiles_outside_their_range_are_refused(probability: float, freedom: int) -> None:
+    with pytest.raises(ValueError, match="expected a probability"):
+        quantile(probability, freedom)
+
+
+def test_a_sample_is_of_logarithms() -> None:
+    found = Sample.of([0.5, 1.0, 2.0])
+    assert (found.mean, found.spread) == pytest.approx((0.0, math.log(2)))
+    assert found.count == 3
+
+
+@pytest.mark.parametrize("ratios", [[], [1.0], [1.0, 0.0], [1.0, -1.0], [1.0, math.inf], [1.0, math.nan]])
+def test_a_sample_of_too_few_or_senseless_ratios_is_refused(ratios: list[float]) -> None:
+    with pytest.raises(ValueError, match="expected two or more positive ratios"):
+        Sample.of(ratios)
+
+
+def test_the_limit_and_the_smallest_change_by_hand() -> None:
+    found = change(Sample(0.10, 0.01, 10), Sample(0.13, 0.02, 3), cases=1)
+    spread = math.sqrt((9 * 0.01**2 + 2 * 0.02**2) / 11)
+    scale = spread * math.sqrt(1 / 10 + 1 / 3)
+    assert found.factor == pytest.approx(math.exp(0.03))
+    assert found.limit == pytest.approx(math.exp(2.718 * scale), rel=1e-4)
+    assert found.smallest == pytest.approx(math.exp((2.718 + 1.796) * scale), rel=1e-4)
+    assert found.regression
+
+
+def test_what_got_faster_is_no_regression() -> None:
+    assert not change(Sample(0.1, 0.01, 10), Sample(-0.1, 0.01, 3), cases=1).regression
+
+
+def test_a_spread_that_is_small_by_chance_is_not_believed() -> None:
+    chance = change(Sample(0.0, 0.0, 10), Sample(0.0, 0.0, 3), cases=1)
+    least = change(Sample(0.0, LEAST_SPREAD, 10), Sample(0.0, LEAST_SPREAD, 3), cases=1)
+    assert (chance.limit, chance.smallest) == (least.limit, least.smallest)
+    assert chance.limit > 1.005
+
+
+def test_more_cases_in_a_run_widen_the_limit_of_each() -> None:
+    samples = Sample(0.0, 0.01, 10), Sample(0.0, 0.01, 3)
+    limits = [change(*samples, cases).limit for cases in (1, 4, 100)]
+    assert limits == sorted(limits)
+    assert limits[0] < limits[1] < limits[2]
+
+
+@pytest.mark.parametrize(("stored", "checked", "cases"), [(10, 3, 0), (1, 3, 1), (10, 1, 1)])
+def test_too_small_samples_and_no_case_are_refused(stored: int, checked: int, cases: int) -> None:
+    with pytest.raises(ValueError, match="expected a case and samples of two or more"):
+        change(Sample(0.0, 0.01, stored), Sample(0.0, 0.01, checked), cases)
+
+
+def run(chance: random.Random, spread: float, slower: float = 1.0) -> tuple[Sample, Sample]:
+    """Ten stored processes, and three that are slower."""
+    stored = [chance.lognormvariate(0.3, spread) for _ in range(STORED)]
+    return Sample.of(stored), Sample.of([slower * chance.lognormvariate(0.3, spread) for _ in range(CHECKED)])
+
+
+def test_runs_of_twenty_cases_give_false_alarm_as_seldom_as_they_say() -> None:
+    chance = random.Random(0)
+    alarms = sum(any(change(*run(chance, 0.01), cases=20).regression for _ in range(20)) for _ in range(1000))
+    assert alarms == 7  # seeded; 10 are expected, at 1 % of runs, and fewer than 20 in all but 1 of 300 series
+    assert ERROR == 0.01
+
+
+def test_a_change_of_the_stated_size_is_found_in_95_of_100_checks() -> None:
+    chance = random.Random(1)
+    found = 0
+    for _ in range(1000):
+        seen = change(*run(chance, 0.01), cases=20)
+        found += seen.factor * seen.smallest > seen.limit  # the same check, had everything been so much slower
+    assert found == 952
+
+
+def test_5_per_cent_is_found_where_processes_spread_by_1_per_cent() -> None:
+    chance = random.Random(2)
+    assert sum(change(*run(chance, 0.01, slower=1.05), cases=1).regression for _ in range(300)) == 300
