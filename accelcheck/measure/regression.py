@@ -22,8 +22,8 @@ CHECKED = 3
 """Processes behind a check."""
 ERROR = 0.01
 """Probability of one or more false alarms in a run in which nothing has changed."""
-MISSED = 0.05
-"""Probability of missing a change of the smallest detectable size."""
+MISSED = 0.03
+"""Probability of missing a change of the smallest detectable size: what is stated as found in 95 of 100 runs has room."""
 LEAST_SPREAD = 0.004
 """Standard deviation of log ratios below which none is believed: the least that was ever seen between processes of torch
 (0.4 to 1.5 %, ANCHORS.md section 4, on two cores). Of ten processes some lie close together by chance."""
