@@ -142,12 +142,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if _SETUP not in config.stash:
         return
     from accelcheck.publish import announce
-    from accelcheck.qualify.rounds import ongoing
+    from accelcheck.qualify import rounds
 
     timed = [(item, case) for item in items if (case := _timed(item)) is not None]
-    if ongoing() is not None:
-        config.hook.pytest_deselected(items=[item for item in items if _timed(item) is None])
-        items[:] = [item for item, _ in timed]
+    written = rounds.ongoing()
+    if written is not None:
+        cases = rounds.wanted(written)
+        kept = [item for item, case in timed if case.id in cases]
+        config.hook.pytest_deselected(items=[item for item in items if item not in kept])
+        items[:] = kept
     elif config.pluginmanager.hasplugin("benchmark"):
         for item, case in timed:
             announce(item, case)
@@ -162,8 +165,8 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     """Before the first case: processes of their own time what is to be held against baselines."""
     config = session.config
     gate = config.stash.get(_GATE, None)
-    cases = [case for item in session.items if (case := _timed(item)) is not None]
-    if gate is None or gate.use == "off" or not cases or config.option.collectonly:
+    timed = [case for item in session.items if (case := _timed(item)) is not None]
+    if gate is None or config.option.collectonly or not (cases := gate.wanted(timed)):
         return
     from accelcheck.qualify import rounds
 
@@ -172,10 +175,11 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     try:
         gate.ratios = rounds.measure(
             config.invocation_params.args,
+            [case.id for case in cases],
             options.processes(config),
             config.stash[_SETUP].folder,
             config.invocation_params.dir,
-            lambda line: reporter.write_line(f"accelcheck: {line}"),
+            lambda line: reporter.write_line(f"accelcheck: {line}") if reporter is not None else None,
         )
     except rounds.RoundError as error:
         raise pytest.UsageError(f"accelcheck: {error}") from error

@@ -119,6 +119,16 @@ def test_a_case_that_processes_could_not_time_says_so(tmp_path: Path, use: Use) 
     assert Baselines(tmp_path).read(PLACE)[CASE.id].ratio.count == STORED.ratio.count
 
 
+def test_processes_time_what_is_stored_or_to_be_stored(tmp_path: Path) -> None:
+    other = replace(CASE, technique="eager")
+    absent = replace(CASE, device="cuda")
+    Baselines(tmp_path).write(STORED, replace=True)
+    asked = {use: gate(tmp_path, use).wanted([CASE, other, absent]) for use in Use}
+    assert asked[Use.OFF] == []
+    assert asked[Use.CHECK] == [CASE]
+    assert asked[Use.UPDATE] == asked[Use.NEW_ONLY] == [CASE, other, absent]
+
+
 def test_update_replaces_and_new_only_keeps(tmp_path: Path) -> None:
     gate(tmp_path, Use.NEW_ONLY).judge(RECORD)
     first = Baselines(tmp_path).read(PLACE)[CASE.id]

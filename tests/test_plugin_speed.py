@@ -99,6 +99,7 @@ def test_no_baseline_is_said(suite: Suite) -> None:
     ran = timed(suite, "--accel-baseline=check", "--accel-processes=2", "--accel-baselines=elsewhere")
     assert ran.ret == 0
     assert "baseline: no baseline for cpu-toy-processor-x2/torch-2-aten: store one" in ran.out
+    assert "timing in a process of its own" not in ran.out  # there is nothing to hold it against
 
 
 def test_a_spoilt_baseline_ends_the_run_before_any_case(suite: Suite) -> None:

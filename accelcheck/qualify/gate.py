@@ -11,8 +11,9 @@ from accelcheck.measure.baselines import Baseline, Baselines
 from accelcheck.measure.regression import Sample, change
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
+    from accelcheck.case import Case
     from accelcheck.journal import Record
     from accelcheck.measure.baselines import Place
     from accelcheck.qualify.limits import Limit
@@ -51,6 +52,23 @@ class Gate:
     compared: int = 1
     _read: dict[str, dict[str, Baseline]] = field(default_factory=dict)
 
+    def wanted(self, cases: Iterable[Case]) -> list[Case]:
+        """Of the timed cases of a run, those that processes of their own must time.
+
+        Raises:
+            BaselineError: A baseline cannot be read.
+        """
+        if self.use is Use.OFF:
+            return []
+        if self.use is Use.CHECK:
+            return [case for case in cases if case.id in self._stored(case.device)]
+        return list(cases)
+
+    def _stored(self, device: str) -> Mapping[str, Baseline]:
+        if device not in self._read:
+            self._read[device] = self.store.read(self.places[device]) if device in self.places else {}
+        return self._read[device]
+
     def judge(self, record: Record) -> Record:
         """The record with what the baseline and the limits say of it; unchanged where nothing was measured.
 
@@ -66,14 +84,12 @@ class Gate:
             faults += regressions
             record = replace(record, measurements=(*record.measurements, *added))
         elif self.use is not Use.OFF:
-            record = replace(record, measurements=(*record.measurements, self._stored(record, found)))
+            record = replace(record, measurements=(*record.measurements, self._kept(record, found)))
         return replace(record, verdict=Verdict.FAIL, reason="\n".join(faults)) if faults else record
 
     def _checked(self, record: Record, found: Mapping[str, Measurement]) -> tuple[Sequence[Measurement], Sequence[str]]:
-        case, place = record.case, self.places[record.case.device]
-        if case.device not in self._read:
-            self._read[case.device] = self.store.read(place)
-        stored = self._read[case.device].get(case.id)
+        case = record.case
+        stored = self._stored(case.device).get(case.id)
         ratios = self.ratios.get(case.id, ())
         if stored is None or stored.digest != record.digest:
             return [Measurement(CHANGE, None, "x", reason=self._absent(record, stored))], []
@@ -110,7 +126,7 @@ class Gate:
                 )
         return f"no baseline for {place.folder}: store one with --accel-baseline=new-only"
 
-    def _stored(self, record: Record, found: Mapping[str, Measurement]) -> Measurement:
+    def _kept(self, record: Record, found: Mapping[str, Measurement]) -> Measurement:
         ratios = self.ratios.get(record.case.id, ())
         if len(ratios) < 2:
             return Measurement(

@@ -11,14 +11,15 @@ import math
 import os
 import subprocess
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-    from pathlib import Path
+    from collections.abc import Callable, Iterable, Sequence
 
 VARIABLE = "ACCELCHECK_ROUND"
 """Names the file that a round writes to: in its environment, and nowhere else."""
+_WANTED = "round-cases.json"
 
 
 class RoundError(RuntimeError):
@@ -26,12 +27,13 @@ class RoundError(RuntimeError):
 
 
 def measure(
-    arguments: Sequence[str], count: int, folder: Path, start: Path, say: Callable[[str], None]
+    arguments: Sequence[str], cases: Iterable[str], count: int, folder: Path, start: Path, say: Callable[[str], None]
 ) -> dict[str, list[float]]:
     """Time of each case to FP32 eager's, one number a round that measured it.
 
     Args:
         arguments: Of the pytest run.
+        cases: Ids of those to time.
         count: How many rounds.
         folder: Where their files go.
         start: Folder that the run was started in.
@@ -41,6 +43,7 @@ def measure(
         RoundError: A round left no figures at all.
     """
     ratios: dict[str, list[float]] = {}
+    (folder / _WANTED).write_text(json.dumps(sorted(cases)), encoding="ascii")
     for number in range(1, count + 1):
         say(f"timing in a process of its own, {number} of {count}")
         path = folder / f"round-{number}.jsonl"
@@ -71,6 +74,11 @@ def measure(
 def ongoing() -> str | None:
     """The file that this process is to append to, if it is a round."""
     return os.environ.get(VARIABLE)
+
+
+def wanted(path: str) -> frozenset[str]:
+    """Ids of the cases that a round, which writes to this file, is to time."""
+    return frozenset(json.loads((Path(path).parent / _WANTED).read_text(encoding="ascii")))
 
 
 def append(path: str, case: str, ratio: float) -> None:
