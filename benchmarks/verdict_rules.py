@@ -52,6 +52,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from accelcheck.qualify.execute import Bench
     from accelcheck.qualify.selftest import Row
     from accelcheck.workloads.base import Result
 
@@ -238,15 +239,15 @@ def reference(trial: Trial, wider: torch.dtype | None = None) -> Result:
     return program.run(trial.case.mode)
 
 
-def attempt(row: Row, seed: int, matrix: Matrix, store: Store) -> Trialled | None:
+def attempt(row: Row, seed: int, bench: Bench) -> Trialled | None:
     """Judge one trial by all rules; None where the plant does not exist on the CPU."""
-    device = devices()["cpu"]
-    outcome = selftest.attempt(row, seed, device, matrix, store)
+    outcome = selftest.attempt(row, seed, bench)
     if not outcome.ran:
         return None
+    matrix, device = bench.matrix, bench.devices["cpu"]
     technique, workload = selftest.planted(row, matrix), selftest.seeded(matrix.workloads[row.workload], seed)
     case = Case(technique.name, workload.name, device.name, row.dtype, row.mode, 1)
-    trial = Trial(case, technique, workload, device, store)
+    trial = Trial(case, technique, workload, device, bench.store)
     with device.strict_float32():
         got = candidate(trial)
         eager = reference(trial)
@@ -279,8 +280,8 @@ def group(rows: list[Row], seed: int, folder: str) -> list[Trialled]:
     """Rows of one workload and dtype with one seed: they share oracles."""
     torch.set_num_threads(1)
     logging.getLogger("torch._dynamo").setLevel(logging.ERROR)  # it warns of every cosine that is too small
-    matrix, store = Matrix.load(), Store(Path(folder))
-    return [done for row in rows if (done := attempt(row, seed, matrix, store)) is not None]
+    bench = selftest.bench(devices()["cpu"], Matrix.load(), Store(Path(folder)))
+    return [done for row in rows if (done := attempt(row, seed, bench)) is not None]
 
 
 def chosen(which: str) -> list[Row]:

@@ -56,7 +56,7 @@ def cpu() -> Device:
 
 
 def attempted(row: Row, store: Store, seed: int = 0) -> Outcome:
-    return attempt(row, seed, cpu(), matrix(), store)
+    return attempt(row, seed, selftest.bench(cpu(), matrix(), store))
 
 
 # What is planted
@@ -384,7 +384,7 @@ def test_nothing_is_planted_where_a_device_is_wrong_with_some_seeds(
     entry = Entry(("*/matmul/*",), Verdict.FAIL, ".", "half the time", "link", "owner", dt.date(9999, 1, 1))
     monkeypatch.setattr(selftest, "unsteady", lambda _: Ledger((entry,)))
     chosen = [one for one in rows() if one.workload == "matmul" and one.dtype == "float32"][:3]
-    found = selftest.attempts(chosen, 0, cpu(), matrix(), Store(tmp_path))
+    found = selftest.attempts(chosen, 0, selftest.bench(cpu(), matrix(), Store(tmp_path)))
     assert len(found) == 4
     assert {(one.ran, one.code) for one in found} == {(False, selftest.DEVICE_FAILS)}
     assert found[0].reason == "float32: with some seeds cpu fails by itself: half the time"
@@ -406,7 +406,7 @@ def test_what_a_device_gets_wrong_by_itself_is_left_out_and_anything_else_is_a_f
     broken = Variant("broken", "None.", (Cell("matmul"),), lambda: nothing, technique=Doubling())
     monkeypatch.setattr(selftest, "variants", lambda: {"broken": broken})
     one = Row("broken", 1.0, "matmul", Mode.FORWARD, "float32", correct=True)
-    plain, _ = selftest.attempts([one], 0, cpu(), matrix(), Store(tmp_path))
+    plain, _ = selftest.attempts([one], 0, selftest.bench(cpu(), matrix(), Store(tmp_path)))
     assert plain.ran
     assert not plain.good
     ledger = tmp_path / "cpu.toml"
@@ -415,5 +415,5 @@ def test_what_a_device_gets_wrong_by_itself_is_left_out_and_anything_else_is_a_f
         'reason = "known"\nlink = "x"\nowner = "x"\nexpires = 9999-01-01\n'
     )
     monkeypatch.setattr(selftest, "shipped", lambda _: (ledger,))
-    found = selftest.attempts([one], 0, cpu(), matrix(), Store(tmp_path))
+    found = selftest.attempts([one], 0, selftest.bench(cpu(), matrix(), Store(tmp_path)))
     assert [(o.ran, o.code) for o in found] == [(False, selftest.DEVICE_FAILS)] * 2

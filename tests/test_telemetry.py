@@ -80,10 +80,10 @@ def test_an_nvidia_gpu_is_asked_by_its_uuid(monkeypatch: pytest.MonkeyPatch) -> 
 def test_each_question_may_be_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", Nvml(nvmlDeviceGetTotalEnergyConsumption=refused))
     assert telemetry.nvidia("GPU-1") == Telemetry(1980.0, 55.0, None, "power cap, thermal slowdown by hardware")
-    older = Nvml(nvmlDeviceGetCurrentClocksThrottleReasons=lambda _: 0)
+    older = Nvml(nvmlDeviceGetCurrentClocksThrottleReasons=lambda _: 0x4)
     del older.nvmlDeviceGetCurrentClocksEventReasons
     monkeypatch.setitem(sys.modules, "pynvml", older)
-    assert telemetry.nvidia("GPU-1").throttled == ""
+    assert telemetry.nvidia("GPU-1").throttled == "power cap"
 
 
 def test_without_a_driver_nothing_is_known(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -135,6 +135,13 @@ def test_a_seed_gives_one_problem_whatever_was_drawn_before(name: str) -> None:
     assert torch.equal(state, torch.random.get_rng_state()), "the global generator was moved"
 
 
+def test_making_a_problem_seeds_no_other_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    seeded: list[int] = []
+    monkeypatch.setattr(torch.cuda, "manual_seed_all", seeded.append)
+    NAMES["mlp"].problem(3)
+    assert seeded == []
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_another_seed_gives_other_parameters_and_inputs(name: str) -> None:
     one, other = NAMES[name].problem(7), NAMES[name].problem(8)

@@ -65,6 +65,13 @@ class Cpu(Device):
 
         return torch.device("cpu")
 
+    def seed(self, seed: int) -> None:
+        import torch
+
+        # Its own generator. torch.manual_seed leaves a note with a stack trace for each other backend, which takes longer
+        # than a small case's own work.
+        torch.default_generator.manual_seed(seed)
+
     def telemetry(self) -> Telemetry:
         return telemetry.processor()
 

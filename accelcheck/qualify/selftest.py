@@ -149,23 +149,33 @@ def rows() -> list[Row]:
     return sorted(found, key=lambda row: (row.workload, row.mode, row.dtype, row.plant, -row.strength))
 
 
-def attempt(row: Row, seed: int, device: Device, matrix: Matrix, store: Store) -> Outcome:
+def bench(device: Device, matrix: Matrix, store: Store) -> Bench:
+    """What rows are attempted with; best kept, since a device is opened once by each.
+
+    Args:
+        device: Present here.
+        matrix: Of the built-in techniques and workloads.
+        store: Of references.
+    """
+    statuses = {device.name: Status(device.name, SUPPORTED)}
+    return Bench(matrix, {device.name: device}, statuses, store, Ledger())
+
+
+def attempt(row: Row, seed: int, bench: Bench) -> Outcome:
     """Plant, run, judge.
 
     Args:
         row: What is planted, and where.
         seed: Number of the seed: workloads of other numbers have other parameters and inputs.
-        device: Present here.
-        matrix: Of the built-in techniques and workloads.
-        store: Of references.
+        bench: Of one device.
     """
-    there = _plant(row).exists(device)
+    there = _plant(row).exists(_device(bench))
     if not there.ok:
         return Outcome(row, seed, there.verdict or Verdict.UNSUPPORTED, (), str(there), str(there.code))
-    return _outcome(row, seed, _record(planted(row, matrix), row, seed, device, matrix, store))
+    return _outcome(row, seed, _record(planted(row, bench.matrix), row, seed, bench))
 
 
-def attempts(rows: Sequence[Row], seed: int, device: Device, matrix: Matrix, store: Store) -> list[Outcome]:
+def attempts(rows: Sequence[Row], seed: int, bench: Bench) -> list[Outcome]:
     """Attempt rows of one workload, mode and dtype, after each of their techniques without a plant.
 
     Where a technique fails without one, and the device's ledger says so, nothing can be told of a plant: its rows are not
@@ -175,17 +185,17 @@ def attempts(rows: Sequence[Row], seed: int, device: Device, matrix: Matrix, sto
     found: list[Outcome] = []
     plains: dict[str, Outcome] = {}
     for row in rows:
-        if not _plant(row).exists(device).ok:
-            found.append(attempt(row, seed, device, matrix, store))
+        if not _plant(row).exists(_device(bench)).ok:
+            found.append(attempt(row, seed, bench))
             continue
-        technique = _base(row, matrix)
+        technique = _base(row, bench.matrix)
         if technique.name not in plains:
-            plains[technique.name] = _unsteady(technique, row, seed, device) or _plain(
-                technique, row, seed, device, matrix, store
+            plains[technique.name] = _unsteady(technique, row, seed, _device(bench)) or _plain(
+                technique, row, seed, bench
             )
             found.append(plains[technique.name])
         plain = plains[technique.name]
-        found.append(attempt(row, seed, device, matrix, store) if plain.ran else replace(plain, row=row))
+        found.append(attempt(row, seed, bench) if plain.ran else replace(plain, row=row))
     return found
 
 
@@ -199,37 +209,32 @@ def _unsteady(technique: Technique, row: Row, seed: int, device: Device) -> Outc
     return Outcome(plain, seed, Verdict.UNSUPPORTED, (), reason, DEVICE_FAILS)
 
 
-def _plain(technique: Technique, row: Row, seed: int, device: Device, matrix: Matrix, store: Store) -> Outcome:
+def _plain(technique: Technique, row: Row, seed: int, bench: Bench) -> Outcome:
     plain = replace(row, plant=f"{technique.name}{PLAIN}", strength=1.0, correct=True, hidden="")
-    record = _record(Planted(technique, nothing), row, seed, device, matrix, store)
+    record = _record(Planted(technique, nothing), row, seed, bench)
     case = replace(record.case, workload=row.workload)
-    known = _bench({}, {}, device, store, Ledger.load(shipped((device.name,)))).expect(replace(record, case=case))
+    known = replace(bench, ledger=_ledger(*shipped((case.device,)))).expect(replace(record, case=case))
     if known.verdict is Verdict.XFAIL:
         reason = f"{case.id} fails by itself: {known.reason.splitlines()[0]}"
         return Outcome(plain, seed, Verdict.UNSUPPORTED, (), reason, DEVICE_FAILS)
     return _outcome(plain, seed, record)
 
 
-def _record(technique: Technique, row: Row, seed: int, device: Device, matrix: Matrix, store: Store) -> Record:
-    workload = seeded(matrix.workloads[row.workload], seed)
-    bench = _bench({technique.name: technique}, {workload.name: workload}, device, store, Ledger())
-    return bench.run(Case(technique.name, workload.name, device.name, row.dtype, row.mode, 1))
+@functools.cache
+def _ledger(*paths: Path) -> Ledger:
+    return Ledger.load(paths)
 
 
-def _bench(
-    techniques: Mapping[str, Technique],
-    workloads: Mapping[str, Workload],
-    device: Device,
-    store: Store,
-    ledger: Ledger,
-) -> Bench:
-    return Bench(
-        matrix=Matrix(techniques, workloads),
-        devices={device.name: device},
-        statuses={device.name: Status(device.name, SUPPORTED)},
-        store=store,
-        ledger=ledger,
-    )
+def _record(technique: Technique, row: Row, seed: int, bench: Bench) -> Record:
+    workload = seeded(bench.matrix.workloads[row.workload], seed)
+    matrix = Matrix({technique.name: technique}, {workload.name: workload})
+    case = Case(technique.name, workload.name, _device(bench).name, row.dtype, row.mode, 1)
+    return replace(bench, matrix=matrix).run(case)
+
+
+def _device(bench: Bench) -> Device:
+    (device,) = bench.devices.values()
+    return device
 
 
 def _outcome(row: Row, seed: int, record: Record) -> Outcome:
@@ -305,15 +310,9 @@ def run(device: str, chosen: Sequence[Row], seeds: int, jobs: int, folder: Path)
 
 
 @functools.cache
-def _matrix() -> Matrix:
-    return Matrix.load()
-
-
-@functools.cache
-def _device(name: str) -> Device:
-    return devices()[name]
+def _bench(device: str, folder: str) -> Bench:
+    return bench(devices()[device], Matrix.load(), Store(Path(folder)))
 
 
 def _attempts(device: str, group: list[Row], seed: int, folder: str) -> list[Outcome]:
-    store = Store(Path(folder))
-    return attempts(group, seed, _device(device), _matrix(), store)
+    return attempts(group, seed, _bench(device, folder))

@@ -102,7 +102,7 @@ def _other(workload: Workload, case: Case, number: int) -> Program:
 def _trained(who: str, program: Program, seed: int) -> Result:
     try:
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
+            torch.default_generator.manual_seed(seed)  # no other device's, which would not be restored
             result = program.run(Mode.TRAJECTORY)
     except Exception as error:
         raise OracleError(f"{who}: the training raised {type(error).__name__}: {error}") from error

@@ -113,7 +113,7 @@ class Workload:
         """
         generator = torch.Generator().manual_seed(seed)
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
+            torch.default_generator.manual_seed(seed)  # no other device's, which would not be restored
             return self.make(generator, extent)
 
 
