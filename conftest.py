@@ -1,3 +1,40 @@
 """Fixtures of accelcheck's own tests."""
 
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from accelcheck.verify.oracle import Store
+
 pytest_plugins = ["pytester"]
+
+TESTS = Path(__file__).parent / "tests"
+
+
+@pytest.fixture(autouse=True)
+def _one_thread(request: pytest.FixtureRequest) -> Iterator[None]:
+    # Operators of tests are tiny, and threads of several workers would wait for each other. Not of the suite: it judges
+    # devices as they are.
+    if TESTS not in request.path.parents:
+        yield
+        return
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
+    """References of one module's tests: two modules may call different workloads the same."""
+    from accelcheck.verify.oracle import Store
+
+    return Store(tmp_path_factory.mktemp("references"))

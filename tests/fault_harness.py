@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 from dataclasses import replace
 from typing import TYPE_CHECKING, cast
 
-import torch
 from technique_harness import StubDevice
 
 from accelcheck.capability import SUPPORTED
@@ -20,7 +18,7 @@ from accelcheck.registry import discover
 from accelcheck.techniques.base import Technique
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterable, Mapping
 
     from accelcheck.devices.base import Device
     from accelcheck.faults.base import Change
@@ -112,14 +110,3 @@ def faults(record: Record) -> dict[str, set[str]]:
             path, what, *_ = line.split(": ")
             found.setdefault(path, set()).add(what.partition(" at ")[0].partition(", first")[0])
     return found
-
-
-@contextlib.contextmanager
-def one_thread() -> Iterator[None]:
-    """Within it torch uses one thread: operators are tiny, and threads of several workers would wait for each other."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 import torch
-from fault_harness import Bed, Planted, bench, built_in, case, one_thread, verdict_of
+from fault_harness import Bed, Planted, bench, built_in, case, verdict_of
 from torch import Tensor, nn
 
 from accelcheck.capability import Code, unavailable
@@ -35,7 +35,7 @@ from accelcheck.workloads import digits
 from accelcheck.workloads.task import Task, deal
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from accelcheck.faults.base import Change
     from accelcheck.journal import Record
@@ -45,17 +45,6 @@ if TYPE_CHECKING:
 Z = NormalDist().inv_cdf(CONFIDENCE)
 TECHNIQUES = index("technique", cast("list[Technique]", discover("accelcheck.techniques", "TECHNIQUES")))
 ACCURACY, LEARNING = Mode.ACCURACY, Mode.LEARNING
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _one_thread() -> Iterator[None]:
-    with one_thread():
-        yield
-
-
-@pytest.fixture(scope="session")
-def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
-    return Store(tmp_path_factory.mktemp("learned"))
 
 
 def task(name: str) -> Task:

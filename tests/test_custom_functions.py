@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from fault_harness import BACKWARD, TRAIN, faults, one_thread, seeded, verdict_of
+from fault_harness import BACKWARD, TRAIN, faults, seeded, verdict_of
 from technique_harness import named
 from torch import Tensor, nn
 from torch.nn import functional
@@ -24,7 +24,6 @@ from accelcheck.workloads.custom import Gated, GatedFunction, SwishBlock, SwishN
 from accelcheck.workloads.draw import normal
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
     from accelcheck.devices.base import Device
@@ -34,12 +33,6 @@ if TYPE_CHECKING:
 AUTOCAST = named(amp.TECHNIQUES, "amp-bf16")
 CHECKPOINT = named(checkpoint.TECHNIQUES, "checkpoint-non-reentrant")
 CAPTURED = named(compilation.TECHNIQUES, "compile-aot-eager")
-
-
-@pytest.fixture(autouse=True, scope="module")
-def threads() -> Iterator[None]:
-    with one_thread():
-        yield
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from fault_harness import BACKWARD, FORWARD, TRAIN, Bed, Planted, bench, case, faults, one_thread, seeded, verdict_of
+from fault_harness import BACKWARD, FORWARD, TRAIN, Bed, Planted, bench, case, faults, seeded, verdict_of
 
 from accelcheck.capability import Code, unavailable, unsupported
 from accelcheck.case import Evidence, Mode, Verdict
@@ -26,7 +26,7 @@ from accelcheck.workloads.base import Problem, Workload
 from accelcheck.workloads.probes import DRAWS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Mapping
     from pathlib import Path
 
     from torch import Tensor
@@ -37,17 +37,6 @@ if TYPE_CHECKING:
     from accelcheck.workloads.base import Program
 
 SEEDS = (0, 1, 2)
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    with one_thread():
-        yield
-
-
-@pytest.fixture(scope="session")
-def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
-    return Store(tmp_path_factory.mktemp("references"))
 
 
 def cached(program: Program) -> None:

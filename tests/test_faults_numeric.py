@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from fault_harness import one_thread
 from torch import nn
 from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -22,7 +21,7 @@ from accelcheck.matrix import Matrix
 from accelcheck.workloads.base import Program
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from torch import Tensor
 
@@ -45,12 +44,6 @@ UNSEEN_IN_ONE_RUN = frozenset(
         "subnormals-flushed-backward",  # the smallest inputs
     }
 )
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    with one_thread():
-        yield
 
 
 def run(cell: Cell, dtype: str, change: Change = plant.nothing, technique: str = "eager") -> Result:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from fault_harness import BACKWARD, FORWARD, TRAIN, Bed, Planted, bench, built_in, case, faults, one_thread, verdict_of
+from fault_harness import BACKWARD, FORWARD, TRAIN, Bed, Planted, bench, built_in, case, faults, verdict_of
 from torch import Tensor, nn
 
 from accelcheck.case import Mode, Verdict
@@ -20,19 +20,13 @@ from accelcheck.workloads.base import Problem, Program, Workload
 from accelcheck.workloads.probes import DRAWS, PROBES, Draw
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
     from pathlib import Path
 
     from accelcheck.devices.base import Device
     from accelcheck.faults.base import Change
     from accelcheck.journal import Record
     from accelcheck.workloads.probes import Probe
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    with one_thread():
-        yield
 
 
 @pytest.fixture

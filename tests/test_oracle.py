@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from fault_harness import Planted, built_in, case, one_thread, seeded
+from fault_harness import Planted, built_in, case, seeded
 from torch import Tensor, nn
 
 from accelcheck.case import Mode
@@ -24,16 +24,10 @@ from accelcheck.workloads.base import Problem, Program, Workload
 from accelcheck.workloads.probes import Draw
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
 TESTS = Path(__file__).parent
 PLAIN = Planted(nothing)
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    with one_thread():
-        yield
 
 
 class Calls(nn.Module):

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from fault_harness import BACKWARD, FORWARD, TRAIN, built_in, one_thread
+from fault_harness import BACKWARD, FORWARD, TRAIN, built_in
 from torch import Tensor, nn
 
 from accelcheck.verify.determinism import apart
@@ -16,16 +16,9 @@ from accelcheck.workloads.base import Problem, Workload
 from accelcheck.workloads.probes import DRAWS, PROBES, SCALES, Draw, draws
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
     from accelcheck.workloads.probes import Probe
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    with one_thread():
-        yield
 
 
 @pytest.fixture

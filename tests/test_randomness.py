@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from fault_harness import Planted, built_in, faults, one_thread, seeded, verdict_of
+from fault_harness import Planted, built_in, faults, seeded, verdict_of
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
@@ -19,7 +19,7 @@ from accelcheck.verify.oracle import Store
 from accelcheck.verify.randomness import Mask
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
     from pathlib import Path
 
     from accelcheck.case import Figure
@@ -31,12 +31,6 @@ if TYPE_CHECKING:
 RANDOM = Mode.RANDOM
 SEEDS = range(5)
 DTYPES = ("float32", "bfloat16", "float16")
-
-
-@pytest.fixture(autouse=True, scope="module")
-def quiet() -> Iterator[None]:
-    with one_thread():
-        yield
 
 
 @pytest.fixture

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 import torch
-from fault_harness import built_in, one_thread
+from fault_harness import built_in
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -18,12 +18,6 @@ from accelcheck.verify.rounding import EXACT, Rounding
 from accelcheck.workloads.base import Program
 
 SAMPLES = 6
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    with one_thread():
-        yield
 
 
 def generator(seed: int = 0) -> torch.Generator:

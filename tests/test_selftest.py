@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
-from fault_harness import FORWARD, one_thread
+from fault_harness import FORWARD
 
 from accelcheck import cli
 from accelcheck.capability import SUPPORTED, Capability, Code, unavailable, unsupported
@@ -32,17 +32,6 @@ if TYPE_CHECKING:
 
     from accelcheck.devices.base import Device
     from accelcheck.workloads.base import Program
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    with one_thread():
-        yield
-
-
-@pytest.fixture(scope="session")
-def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
-    return Store(tmp_path_factory.mktemp("references"))
 
 
 @functools.cache

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from fault_harness import built_in, one_thread
+from fault_harness import built_in
 from technique_harness import StubDevice, differences, named, plain, run, workload
 from torch import Tensor, nn
 
@@ -18,7 +18,7 @@ from accelcheck.techniques.base import Unsupported
 from accelcheck.workloads.base import Problem
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from accelcheck.techniques.base import Technique
 
@@ -31,12 +31,6 @@ INDEXED = [
     ("gather-repeated", ADVANCED),
     ("index-select", ADVANCED),
 ]
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    with one_thread():
-        yield
 
 
 class Call(nn.Module):

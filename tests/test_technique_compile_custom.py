@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from fault_harness import BACKWARD, FORWARD, TRAIN, Bed, bench, built_in, case, faults, one_thread
+from fault_harness import BACKWARD, FORWARD, TRAIN, Bed, bench, built_in, case, faults
 from technique_harness import StubDevice, mlp, workload
 from torch import Tensor, fx, nn
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -19,7 +19,6 @@ from accelcheck.techniques.capture import CALL, Capture, Captured, Node
 from accelcheck.techniques.compile import forget
 from accelcheck.techniques.compile_custom import FxPass, UserBackend
 from accelcheck.techniques.folding import FoldConstants
-from accelcheck.verify.oracle import Store
 from accelcheck.workloads.base import Program
 
 if TYPE_CHECKING:
@@ -28,6 +27,7 @@ if TYPE_CHECKING:
     from accelcheck.case import Evidence, Mode
     from accelcheck.journal import Record
     from accelcheck.techniques.base import Technique
+    from accelcheck.verify.oracle import Store
 
 needs_compiler = pytest.mark.skipif(
     shutil.which(os.environ.get("CXX", "g++")) is None, reason="inductor needs a C++ compiler"
@@ -35,15 +35,9 @@ needs_compiler = pytest.mark.skipif(
 
 
 @pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    with one_thread():
-        yield
+def _forgotten() -> Iterator[None]:
+    yield
     forget()
-
-
-@pytest.fixture(scope="session")
-def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
-    return Store(tmp_path_factory.mktemp("references"))
 
 
 def judged(store: Store, technique: Technique, name: str, mode: Mode = FORWARD, dtype: str = "float32") -> Record:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from fault_harness import BACKWARD, FORWARD, TRAIN, Bed, bench, built_in, case, faults, one_thread
+from fault_harness import BACKWARD, FORWARD, TRAIN, Bed, bench, built_in, case, faults
 from technique_harness import StubDevice, differences, mlp, plain, workload
 from torch import Tensor
 
@@ -16,7 +16,6 @@ from accelcheck.faults.base import Planted
 from accelcheck.techniques.compile import forget
 from accelcheck.techniques.compile_training import CompiledAutocast, Halved, TrainingStep
 from accelcheck.techniques.regions import backend_for, compiler_capability, entered
-from accelcheck.verify.oracle import Store
 from accelcheck.workloads.base import Program
 
 if TYPE_CHECKING:
@@ -25,19 +24,14 @@ if TYPE_CHECKING:
     from accelcheck.case import Evidence, Mode
     from accelcheck.journal import Record
     from accelcheck.techniques.base import Technique
+    from accelcheck.verify.oracle import Store
     from accelcheck.workloads.base import Result
 
 
 @pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    with one_thread():
-        yield
+def _forgotten() -> Iterator[None]:
+    yield
     forget()
-
-
-@pytest.fixture(scope="session")
-def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
-    return Store(tmp_path_factory.mktemp("references"))
 
 
 def judged(store: Store, technique: Technique, name: str, mode: Mode) -> Record:

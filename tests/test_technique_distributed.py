@@ -25,7 +25,6 @@ from accelcheck.techniques.distributed import ANSWERS, SMALL_BUCKET, STRATEGY
 from accelcheck.techniques.exchange import Halves, Integers, Largest, LowRank, Scheme, shared_out
 from accelcheck.techniques.replicas import Exchange, Replicated
 from accelcheck.techniques.strategy import Answer
-from accelcheck.verify.oracle import Store
 from accelcheck.workloads.base import Program
 
 if TYPE_CHECKING:
@@ -34,15 +33,11 @@ if TYPE_CHECKING:
     from accelcheck.journal import Record
     from accelcheck.techniques.base import Technique
     from accelcheck.techniques.strategy import Strategy
+    from accelcheck.verify.oracle import Store
     from accelcheck.workloads.base import Workload
 
 TECHNIQUES = (*plain_variants.TECHNIQUES, *hooks.TECHNIQUES)
 COMPRESSED = [technique.name for technique in TECHNIQUES if isinstance(technique, hooks.Compressed)]
-
-
-@pytest.fixture(scope="module")
-def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
-    return Store(tmp_path_factory.mktemp("store"))
 
 
 def judged(store: Store, name: str, workload: Workload, strategy: Strategy | None = None) -> Record:

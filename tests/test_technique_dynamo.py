@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from fault_harness import Bed, bench, built_in, case, faults, one_thread
+from fault_harness import Bed, bench, built_in, case, faults
 from technique_harness import StubDevice, named, workload
 from torch import nn
 
@@ -15,7 +15,6 @@ from accelcheck.case import Mode, Verdict
 from accelcheck.techniques import dynamo
 from accelcheck.techniques.compile import forget
 from accelcheck.techniques.dynamo import TECHNIQUES, Bounded, Feed, Limited, Restless, Stale, Static, Streamed
-from accelcheck.verify.oracle import Store
 from accelcheck.workloads import stream
 from accelcheck.workloads.base import Program
 
@@ -24,6 +23,7 @@ if TYPE_CHECKING:
 
     from accelcheck.journal import Record
     from accelcheck.techniques.base import Technique
+    from accelcheck.verify.oracle import Store
 
 LENGTHS = frozenset({"stream-lengths", "stream-sides"})
 
@@ -36,15 +36,9 @@ OVERLOOKED = pytest.mark.xfail(
 
 
 @pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    with one_thread():
-        yield
+def _forgotten() -> Iterator[None]:
+    yield
     forget()
-
-
-@pytest.fixture(scope="session")
-def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
-    return Store(tmp_path_factory.mktemp("references"))
 
 
 def judged(store: Store, technique: Technique, name: str, mode: Mode = Mode.FORWARD) -> Record:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from fault_harness import bench, case, one_thread, seeded
+from fault_harness import bench, case, seeded
 from technique_harness import StubDevice, named, workload
 from torch import distributed
 
@@ -26,12 +26,13 @@ from accelcheck.techniques.processes import unlike
 from accelcheck.techniques.session import Session
 from accelcheck.techniques.snapshots import Snapshots
 from accelcheck.techniques.torchrun import RanksError, put
-from accelcheck.verify.oracle import Store
 from accelcheck.workloads.base import Program
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
+
+    from accelcheck.verify.oracle import Store
 
 CPU = devices()["cpu"]
 
@@ -59,8 +60,7 @@ def alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "0")
     store = distributed.HashStore()  # type: ignore[attr-defined]  # torch's annotations leave it out
     distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
-    with one_thread():
-        yield
+    yield
     distributed.destroy_process_group()
 
 
@@ -153,13 +153,12 @@ def ended(
 @pytest.mark.parametrize("name", ["train-mlp", "train-transformer"])
 def test_worlds_of_all_sizes_give_the_same_bits(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     ends = []
-    with one_thread():
-        for world in (1, 2, 3, 4):
-            sent: list[torch.Tensor] = []
-            for rank in range(world):
-                ended(monkeypatch, name, rank, world, sent, None)
-            total = torch.stack(sent).sum(0)
-            ends += [ended(monkeypatch, name, rank, world, [], total) for rank in range(world)]
+    for world in (1, 2, 3, 4):
+        sent: list[torch.Tensor] = []
+        for rank in range(world):
+            ended(monkeypatch, name, rank, world, sent, None)
+        total = torch.stack(sent).sum(0)
+        ends += [ended(monkeypatch, name, rank, world, [], total) for rank in range(world)]
     plain = Program.of(seeded(name).problem(1), seed=1)
     loss = plain.training_loss(plain.inputs, plain.target)
     loss.backward()  # type: ignore[no-untyped-call]  # torch annotates it in part
@@ -172,11 +171,6 @@ def test_worlds_of_all_sizes_give_the_same_bits(monkeypatch: pytest.MonkeyPatch,
 
 
 # The real thing: torchrun, signals, processes.
-
-
-@pytest.fixture(scope="module")
-def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
-    return Store(tmp_path_factory.mktemp("oracle"))
 
 
 def observed(record: Any, claim: str) -> Any:

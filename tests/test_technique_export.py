@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 import torch
-from fault_harness import BACKWARD, FORWARD, bench, built_in, case, faults, one_thread, seeded, verdict_of
+from fault_harness import BACKWARD, FORWARD, bench, built_in, case, faults, seeded, verdict_of
 from technique_harness import MODES, Ran, StubDevice, differences, mlp, named, plain, run
 from torch import Tensor, nn
 
@@ -17,18 +17,11 @@ from accelcheck.verify.oracle import Store
 from accelcheck.workloads.base import Problem, Program
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
     from accelcheck.techniques.base import Technique
 
 EXPORT, DYNAMIC = (cast("Export", named(TECHNIQUES, name)) for name in ("export", "export-dynamic"))
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    with one_thread():
-        yield
 
 
 @pytest.fixture

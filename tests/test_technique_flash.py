@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from fault_harness import one_thread, seeded, verdict_of
+from fault_harness import seeded, verdict_of
 from technique_harness import StubDevice, differences, named, plain, run, seen, workload
 from torch import Tensor
 from torch.nn import functional
@@ -26,7 +26,7 @@ from accelcheck.workloads.attention import Attention, MaskedAttention
 from accelcheck.workloads.base import Problem, Program
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
     from accelcheck.devices.base import Device
@@ -34,12 +34,6 @@ if TYPE_CHECKING:
 TWO, VARLEN = named(TECHNIQUES, "flash-attn-2"), named(TECHNIQUES, "flash-attn-2-varlen")
 THREE, FOUR = named(TECHNIQUES, "flash-attn-3"), named(TECHNIQUES, "flash-attn-4")
 ALL = pytest.mark.parametrize("technique", TECHNIQUES, ids=lambda technique: technique.name)
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    with one_thread():
-        yield
 
 
 def here(technique: Any) -> FlashAttention:

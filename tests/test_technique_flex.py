@@ -1,10 +1,10 @@
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
-from fault_harness import Bed, one_thread, seeded, verdict_of
+from fault_harness import Bed, seeded, verdict_of
 from technique_harness import StubDevice, differences, named, plain, run, workload
 from torch import Tensor, nn
 from torch.nn import functional
@@ -19,17 +19,8 @@ from accelcheck.techniques.intercept import Call
 from accelcheck.verify.oracle import Store
 from accelcheck.workloads.base import Problem, Program
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
 EAGER = named(TECHNIQUES, "flex-attention-eager")
 COMPILED = named(TECHNIQUES, "flex-attention")
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    with one_thread():
-        yield
 
 
 class Attention(nn.Module):

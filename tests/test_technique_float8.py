@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from fault_harness import Bed, one_thread, seeded, verdict_of
+from fault_harness import Bed, seeded, verdict_of
 from technique_harness import StubDevice, named, run
 from torch import Tensor, nn
 
@@ -20,30 +20,19 @@ from accelcheck.techniques import float8, torchao
 from accelcheck.techniques.base import Unsupported
 from accelcheck.techniques.emulation import nearest, twin
 from accelcheck.techniques.float8 import TECHNIQUES, Float8Linear, ScaledProduct, WidenedLinear, quantize
-from accelcheck.verify.oracle import Store
 from accelcheck.workloads.base import Problem, Program
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Mapping
 
     from accelcheck.faults.base import Change
     from accelcheck.techniques.quantization import Quantized
+    from accelcheck.verify.oracle import Store
 
 E4M3, E5M2, FNUZ = torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz
 SCALED: Any = named(TECHNIQUES, "float8-scaled-mm")
 ROWWISE: Any = named(TECHNIQUES, "float8-scaled-mm-rowwise")
 WEIGHTS: Any = named(TECHNIQUES, "float8-weight-only")
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    with one_thread():
-        yield
-
-
-@pytest.fixture(scope="session")
-def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
-    return Store(tmp_path_factory.mktemp("references"))
 
 
 def needs(technique: Quantized) -> None:

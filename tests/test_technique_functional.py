@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from fault_harness import BACKWARD, Planted, faults, one_thread, seeded, verdict_of
+from fault_harness import BACKWARD, Planted, faults, seeded, verdict_of
 from technique_harness import differences, mlp, named, plain, run, trained
 from torch import Tensor, nn
 
@@ -19,17 +19,10 @@ from accelcheck.workloads.base import Problem, Program
 from accelcheck.workloads.custom import GatedFunction
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
 VMAP, GRAD = named(TECHNIQUES, "func-vmap"), named(TECHNIQUES, "func-grad")
 JACOBIANS = [named(TECHNIQUES, "func-jacrev"), named(TECHNIQUES, "func-jacfwd")]
-
-
-@pytest.fixture(autouse=True, scope="module")
-def threads() -> Iterator[None]:
-    with one_thread():
-        yield
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from fault_harness import Bed, one_thread, seeded, verdict_of
+from fault_harness import Bed, seeded, verdict_of
 from technique_harness import StubDevice, named, run
 from torch import nn
 
@@ -19,30 +19,19 @@ from accelcheck.faults.plant import nothing
 from accelcheck.techniques import int4, torchao
 from accelcheck.techniques.emulation import twin
 from accelcheck.techniques.int4 import GROUP, TECHNIQUES, KernelLinear, NibbleLinear, quantize
-from accelcheck.verify.oracle import Store
 from accelcheck.workloads.base import Problem, Program
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from accelcheck.faults.base import Change
+    from accelcheck.verify.oracle import Store
 
 NIBBLES: Any = named(TECHNIQUES, "int4-weight-only")
 TORCHAO: Any = named(torchao.TECHNIQUES, "int4-torchao-weight-only")
 ALL = (*TECHNIQUES, TORCHAO)
 
 without_torchao = pytest.mark.skipif(not installed("torchao"), reason="torchao is not installed")
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    with one_thread():
-        yield
-
-
-@pytest.fixture(scope="session")
-def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
-    return Store(tmp_path_factory.mktemp("references"))
 
 
 def layers(inputs: int = 48, *, bias: bool = True) -> Problem:

@@ -4,12 +4,12 @@ import os
 import sys
 from importlib import metadata
 from types import ModuleType, SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from fault_harness import built_in, one_thread, seeded, verdict_of
+from fault_harness import built_in, seeded, verdict_of
 from technique_harness import StubDevice, differences, named, plain, run
 from torch import Tensor, nn
 
@@ -21,16 +21,7 @@ from accelcheck.techniques.interop import CROSSINGS, TECHNIQUES, Border, JaxBord
 from accelcheck.verify.oracle import Store
 from accelcheck.workloads.base import Problem
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
 NUMPY, JAX, CUPY = (named(TECHNIQUES, name) for name in ("dlpack-numpy", "dlpack-jax", "cupy-zero-copy"))
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    with one_thread():
-        yield
 
 
 class Array:

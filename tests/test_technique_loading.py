@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from fault_harness import built_in, one_thread, verdict_of
+from fault_harness import built_in, verdict_of
 from technique_harness import StubDevice, differences, mlp, named, plain, run, workload
 from torch import Tensor
 
@@ -33,7 +33,6 @@ from accelcheck.techniques.dataloader import (
 )
 from accelcheck.techniques.feeding import Ahead, FedLoader
 from accelcheck.techniques.loading import TECHNIQUES, PrefetchLoader, XlaUnreadable
-from accelcheck.verify.oracle import Store
 from accelcheck.workloads.base import Program
 from accelcheck.workloads.trainer import Loader
 
@@ -41,6 +40,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from accelcheck.devices.base import Device
+    from accelcheck.verify.oracle import Store
     from accelcheck.workloads.base import Result
 
 PREFETCH = named(TECHNIQUES, "prefetch-loader")
@@ -48,17 +48,6 @@ PINNED = named(TECHNIQUES, "pinned-memory")
 KILLED = named(TECHNIQUES, "loader-worker-killed")
 XLA_LOADER = named(TECHNIQUES, "xla-device-loader")
 MLP = "trajectory-mlp"
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    with one_thread():
-        yield
-
-
-@pytest.fixture(scope="module")
-def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
-    return Store(tmp_path_factory.mktemp("references"))
 
 
 @pytest.fixture(autouse=True)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from fault_harness import one_thread, verdict_of
+from fault_harness import verdict_of
 from technique_harness import StubDevice, differences, named, plain, run, trained, workload
 from torch import Tensor, nn
 from torch.autograd.graph import save_on_cpu, saved_tensors_hooks
@@ -27,7 +27,7 @@ from accelcheck.workloads.deep import WORKLOADS, WideBlock
 from accelcheck.workloads.draw import initialise, normal
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
     from accelcheck.devices.base import Device
@@ -39,12 +39,6 @@ XLA_SEGMENTED = named(checkpoint_segments.TECHNIQUES, "checkpoint-segments-xla")
 OFFLOAD = named(offload.TECHNIQUES, "offload-cpu")
 PINNED = named(offload.TECHNIQUES, "offload-cpu-pinned")
 MODES = (Mode.BACKWARD, Mode.TRAIN)
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    with one_thread():
-        yield
 
 
 class Stack(nn.Module):

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from fault_harness import one_thread, seeded, verdict_of
+from fault_harness import seeded, verdict_of
 from technique_harness import StubDevice, differences, named, plain, run, workload
 from torch.nn import functional
 
@@ -17,17 +17,9 @@ from accelcheck.techniques.observe import OperatorLog
 from accelcheck.verify.oracle import Store
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from torch import Tensor
 
 NESTED = named(TECHNIQUES, "sdpa-nested")
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    with one_thread():
-        yield
 
 
 @pytest.mark.parametrize("mode", [Mode.FORWARD, Mode.BACKWARD])

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 import torch
-from fault_harness import one_thread, seeded, verdict_of
+from fault_harness import seeded, verdict_of
 from technique_harness import StubDevice, differences, mlp, named, plain, run
 from torch import Tensor, nn
 
@@ -17,15 +17,9 @@ from accelcheck.verify.oracle import Store
 from accelcheck.workloads.base import Problem
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
 NUMPY = named(TECHNIQUES, "matmul-numpy")
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    with one_thread():
-        yield
 
 
 @pytest.mark.parametrize("mode", [Mode.FORWARD, Mode.BACKWARD, Mode.TRAIN])

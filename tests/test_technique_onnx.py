@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 import torch
-from fault_harness import FORWARD, faults, one_thread, seeded, verdict_of
+from fault_harness import FORWARD, faults, seeded, verdict_of
 from technique_harness import StubDevice, differences, mlp, plain, run
 from torch import Tensor, nn
 
@@ -23,7 +23,7 @@ from accelcheck.verify.oracle import Store
 from accelcheck.workloads.base import Problem, Program
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
     from pathlib import Path
     from types import ModuleType
 
@@ -33,12 +33,6 @@ if TYPE_CHECKING:
 needs_packages = pytest.mark.skipif(
     not all(importlib.util.find_spec(package) for package in ONNX.packages), reason=str(ONNX.packages)
 )
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    with one_thread():
-        yield
 
 
 class Two(nn.Module):

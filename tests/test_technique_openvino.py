@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 import torch
-from fault_harness import FORWARD, faults, one_thread, seeded, verdict_of
+from fault_harness import FORWARD, faults, seeded, verdict_of
 from technique_harness import Ran, StubDevice, differences, mlp, named, plain, run
 from torch import Tensor, nn
 
@@ -21,18 +21,11 @@ from accelcheck.verify.oracle import Store
 from accelcheck.workloads.base import Problem, Program
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
     from types import ModuleType
 
 MODEL, COMPILED = (named(TECHNIQUES, name) for name in ("openvino", "openvino-compile"))
 needs_openvino = pytest.mark.skipif(importlib.util.find_spec("openvino") is None, reason="pip install openvino")
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    with one_thread():
-        yield
 
 
 class Two(nn.Module):

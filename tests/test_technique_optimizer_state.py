@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from fault_harness import one_thread, seeded, verdict_of
+from fault_harness import seeded, verdict_of
 from technique_harness import StubDevice, mlp, plain, run, workload
 from torch import Tensor, nn
 
@@ -17,28 +17,17 @@ from accelcheck.faults.plant import nothing, rounded_to, truncated_to
 from accelcheck.techniques.emulation import nearest
 from accelcheck.techniques.optimizer_state import TECHNIQUES, HalfStates, KeptStates, RoundedStates
 from accelcheck.verify import oracle
-from accelcheck.verify.oracle import Store
 from accelcheck.workloads.base import Problem, Program
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from accelcheck.faults.base import Change
+    from accelcheck.verify.oracle import Store
 
 (TECHNIQUE,) = TECHNIQUES
 DEVICE = StubDevice()
 DEVICE.dtypes = frozenset({"float32", "bfloat16"})
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    with one_thread():
-        yield
-
-
-@pytest.fixture(scope="session")
-def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
-    return Store(tmp_path_factory.mktemp("references"))
 
 
 def problem(make: Callable[[Any], torch.optim.Optimizer]) -> Problem:

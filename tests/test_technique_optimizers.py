@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from fault_harness import TRAIN, faults, one_thread, seeded, verdict_of
+from fault_harness import TRAIN, faults, seeded, verdict_of
 from technique_harness import StubDevice, differences, mlp, named, plain, run, squared, workload
 
 from accelcheck.capability import Code
@@ -21,19 +21,13 @@ from accelcheck.workloads.base import Problem, Program
 from accelcheck.workloads.optimizers import SIZES, Bank
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
     from pathlib import Path
 
 FOREACH, FUSED = named(TECHNIQUES, "optimizer-foreach"), named(TECHNIQUES, "optimizer-fused")
 CAPTURABLE, COMPILED = named(TECHNIQUES, "optimizer-capturable"), named(TECHNIQUES, "optimizer-compiled")
 SGD = partial(torch.optim.SGD, lr=0.01, momentum=0.9)
 ADAMW = partial(torch.optim.AdamW, lr=0.01, eps=1e-3)
-
-
-@pytest.fixture(autouse=True, scope="module")
-def threads() -> Iterator[None]:
-    with one_thread():
-        yield
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from fault_harness import built_in, one_thread, seeded, verdict_of
+from fault_harness import built_in, seeded, verdict_of
 from technique_harness import StubDevice, differences, mlp, named, plain, run, trained, workload
 from torch import Tensor, nn
 
@@ -19,31 +19,18 @@ from accelcheck.faults.training import clipped_scaled, unskipped
 from accelcheck.techniques import amp, policy
 from accelcheck.techniques.policy import TECHNIQUES, cast
 from accelcheck.verify import ensemble
-from accelcheck.verify.oracle import Store
 from accelcheck.workloads.base import Problem, Program
 from accelcheck.workloads.probes import PROBES
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from accelcheck.faults.base import Change
     from accelcheck.techniques.base import Technique
+    from accelcheck.verify.oracle import Store
 
 BF16, FP16 = named(TECHNIQUES, "policy-bf16"), named(TECHNIQUES, "policy-fp16")
 DEVICE = StubDevice()
 DEVICE.dtypes = frozenset({"float32", "bfloat16", "float16"})
 TOLERANCE = {"policy-bf16": 0.05, "policy-fp16": 0.01}
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    with one_thread():
-        yield
-
-
-@pytest.fixture(scope="session")
-def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
-    return Store(tmp_path_factory.mktemp("references"))
 
 
 class Scored(nn.Module):

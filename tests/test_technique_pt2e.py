@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from fault_harness import Bed, one_thread, seeded, verdict_of
+from fault_harness import Bed, seeded, verdict_of
 from technique_harness import StubDevice, named, run
 from torch import Tensor, nn
 
@@ -20,31 +20,20 @@ from accelcheck.faults.plant import nothing
 from accelcheck.techniques import pt2e
 from accelcheck.techniques.emulation import twin
 from accelcheck.techniques.pt2e import TECHNIQUES
-from accelcheck.verify.oracle import Store
 from accelcheck.workloads.base import Problem, Program
 from accelcheck.workloads.probes import PROBES
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from accelcheck.faults.base import Change
+    from accelcheck.verify.oracle import Store
 
 STATIC: Any = named(TECHNIQUES, "int8-pt2e-static")
 LOWERED: Any = named(TECHNIQUES, "int8-pt2e-inductor")
 PLACE = StubDevice(features=("strided", "inductor"))
 
 without_torchao = pytest.mark.skipif(not installed("torchao"), reason="torchao is not installed")
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    with one_thread():
-        yield
-
-
-@pytest.fixture(scope="session")
-def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
-    return Store(tmp_path_factory.mktemp("references"))
 
 
 class Residual(nn.Module):

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from fault_harness import Bed, one_thread, seeded, verdict_of
+from fault_harness import Bed, seeded, verdict_of
 from technique_harness import StubDevice, differences, mlp, run
 from torch import Tensor, nn
 
@@ -18,27 +18,16 @@ from accelcheck.faults.plant import nothing
 from accelcheck.techniques import qat
 from accelcheck.techniques.emulation import replaced, twin
 from accelcheck.techniques.qat import TECHNIQUES, FakeQuantized, FakeQuantizer
-from accelcheck.verify.oracle import Store
 from accelcheck.workloads.base import Program
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from accelcheck.faults.base import Change
+    from accelcheck.verify.oracle import Store
 
 (TECHNIQUE,) = TECHNIQUES
 without_torchao = pytest.mark.skipif(not installed("torchao"), reason="torchao is not installed")
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    with one_thread():
-        yield
-
-
-@pytest.fixture(scope="session")
-def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
-    return Store(tmp_path_factory.mktemp("references"))
 
 
 # The emulation

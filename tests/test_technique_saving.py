@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from fault_harness import bench, case, one_thread, seeded
+from fault_harness import bench, case, seeded
 from technique_harness import StubDevice, mlp, workload
 
 from accelcheck.capability import Code
@@ -19,7 +19,6 @@ from accelcheck.techniques.handover import Errand, Handover, Other
 from accelcheck.techniques.processes import repeated, unlike
 from accelcheck.techniques.saving import DAMAGES, HANDOVER, Relay, SnapshotDamaged, SnapshotRestore
 from accelcheck.techniques.snapshots import Snapshots, read, write
-from accelcheck.verify.oracle import Store
 from accelcheck.workloads.base import Program
 
 if TYPE_CHECKING:
@@ -28,14 +27,10 @@ if TYPE_CHECKING:
     from accelcheck.devices.base import Device
     from accelcheck.journal import Record
     from accelcheck.techniques.handover import Report
+    from accelcheck.verify.oracle import Store
     from accelcheck.workloads.trainer import Parts
 
 CPU = devices()["cpu"]
-
-
-@pytest.fixture(scope="module")
-def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
-    return Store(tmp_path_factory.mktemp("oracle"))
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +41,7 @@ def process() -> Iterator[Other]:
 
 
 @pytest.fixture(autouse=True)
-def _one_process(process: Other, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def _one_process(process: Other, monkeypatch: pytest.MonkeyPatch) -> None:
     """All cases share the other process: it takes seconds to start."""
 
     class Shared:
@@ -60,8 +55,6 @@ def _one_process(process: Other, monkeypatch: pytest.MonkeyPatch) -> Iterator[No
             return
 
     monkeypatch.setattr(handover, "Other", Shared)
-    with one_thread():
-        yield
 
 
 def record_of(store: Store, technique: SnapshotRestore, name: str, mode: Mode) -> Record:

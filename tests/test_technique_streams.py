@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 import torch
-from fault_harness import one_thread, seeded, verdict_of
+from fault_harness import seeded, verdict_of
 from technique_harness import StubDevice, differences, plain, run
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -27,12 +27,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 (TECHNIQUE,) = TECHNIQUES
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    with one_thread():
-        yield
 
 
 class Stream:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import pytest
 import torch
-from fault_harness import Planted, built_in, one_thread, seeded, verdict_of
+from fault_harness import Planted, built_in, seeded, verdict_of
 from technique_harness import named
 from torch.nn import functional
 
@@ -19,18 +19,18 @@ from accelcheck.techniques import amp, checkpoint, eager, views
 from accelcheck.techniques.observe import OperatorLog
 from accelcheck.verify import ensemble
 from accelcheck.verify.cache import once
-from accelcheck.verify.oracle import Store
 from accelcheck.verify.trajectory import LATE, REACH, SEEDS, Course, chart, distance, judge, quantity, step
 from accelcheck.workloads.base import Program
 from accelcheck.workloads.trainer import Loader, Trainer, milestone
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Mapping
     from pathlib import Path
 
     from accelcheck.faults.base import Change
     from accelcheck.journal import Record
     from accelcheck.techniques.base import Technique
+    from accelcheck.verify.oracle import Store
     from accelcheck.workloads.base import Result
     from accelcheck.workloads.trainer import Parts
 
@@ -40,21 +40,10 @@ SGD = partial(torch.optim.SGD, lr=0.2, momentum=0.9, weight_decay=1e-2)
 
 
 @pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    with one_thread():
-        yield
-
-
-@pytest.fixture(autouse=True)
 def _two_samples(monkeypatch: pytest.MonkeyPatch) -> None:
     """A course of fewer samples costs less, and allows less; the faults exceed that of four
     samples 200 times and more."""
     monkeypatch.setattr(ensemble, "SAMPLES", 2)
-
-
-@pytest.fixture(scope="session")
-def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
-    return Store(tmp_path_factory.mktemp("courses"))
 
 
 def verdict(store: Store, technique: Technique, number: int = 0, name: str = MLP) -> Record:

@@ -23,7 +23,7 @@ from accelcheck.workloads.dynamic import AdaptiveTime, DynamicDepth
 from accelcheck.workloads.probes import DRAWS, Draw
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Mapping
 
 TRAITS = frozenset(re.findall(r"``([a-z-]+)``", inspect.getdoc(Workload).partition("traits:")[2]))  # type: ignore[union-attr]  # it has a docstring
 EXACT = frozenset({Mode.FORWARD, Mode.BACKWARD, Mode.TRAIN})
@@ -37,15 +37,6 @@ NAMES = index(
     ],
 )
 RUNS = [(name, mode) for name in NAMES for mode in sorted(NAMES[name].modes)]
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    """Tensors this small are slower on several threads, far slower on a busy machine."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def having(*traits: str) -> list[str]:

@@ -23,18 +23,26 @@ MANY = 30
 FEW = (1, 2, 3, 4)
 
 
-class Many(Experiment):
-    """A long chain, in one form."""
+class _Chain(Experiment):
+    """Statements compiled in one form, for one kind of shapes."""
 
-    gives = frozenset({What.SPEED_UP})
+    length: str
+    """What the name says of the number of statements."""
 
     def __init__(self, form: Form, shapes: Shapes) -> None:
-        self.name = f"compile-{form}-{MANY}"
+        self.name = f"compile-{form}-{self.length}"
         self._form = form
         self._shapes = shapes
 
     def answer(self, device: Device) -> Capability:
         return compiler_capability(device)
+
+
+class Many(_Chain):
+    """A long chain."""
+
+    gives = frozenset({What.SPEED_UP})
+    length = str(MANY)
 
     @contextlib.contextmanager
     def contest(self, device: Device) -> Iterator[Contest]:
@@ -43,18 +51,11 @@ class Many(Experiment):
             pair.check()
 
 
-class Few(Experiment):
+class Few(_Chain):
     """Short chains, each compiled: the least that one of them is slower."""
 
     gives = frozenset({What.EXTRA_TIME})
-
-    def __init__(self, form: Form, shapes: Shapes) -> None:
-        self.name = f"compile-{form}-few"
-        self._form = form
-        self._shapes = shapes
-
-    def answer(self, device: Device) -> Capability:
-        return compiler_capability(device)
+    length = "few"
 
     @contextlib.contextmanager
     def contest(self, device: Device) -> Iterator[Contest]:
