@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
+import os
+import subprocess
 import sys
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
@@ -101,6 +103,31 @@ def test_what_registering_the_backend_changes_is_put_back() -> None:
     assert sys.modules[f"{dynamo}.backend"].openvino_options == {}
     assert sys.modules[f"{dynamo}.execute"].req_cache == {}
     assert torch._dynamo.config.inline_inbuilt_nn_modules == before
+
+
+AFTERWARDS = """
+import gc, os, signal
+from technique_harness import mlp, named, run
+from accelcheck.techniques.openvino import TECHNIQUES
+for _ in range(3):
+    for technique in TECHNIQUES:
+        run(technique, mlp())
+gc.collect()
+signal.signal(signal.SIGCHLD, lambda *_: print("handled"))
+os.kill(os.getpid(), signal.SIGCHLD)
+"""
+
+
+@needs_openvino
+def test_signals_are_handled_after_its_models_are_gone() -> None:
+    ended = subprocess.run(
+        [sys.executable, "-c", AFTERWARDS],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (ended.returncode, ended.stdout) == (0, "handled\n"), ended.stderr
 
 
 def request(hint: str = "f32", place: str = "CPU", *kernels: str) -> Any:

@@ -1,6 +1,7 @@
 """OpenVINO on the CPU: a converted model, and ``torch.compile``'s backend of that name. FP32, which must be asked for.
 
-On processors with bfloat16 units OpenVINO computes FP32 models in bfloat16 unless it is told otherwise.
+On processors with bfloat16 units OpenVINO computes FP32 models in bfloat16 unless it is told otherwise. Each ``Core`` gives the
+thread a signal stack, and the last one to go may leave that of one that went before: the next signal handled ends the process.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from accelcheck.techniques.base import Technique
 from accelcheck.techniques.compile import REGION, forget, resolved_backend
 from accelcheck.techniques.conversion import RUNTIME_EARLY, RUNTIME_WORKLOADS, Conversion, Converted
 from accelcheck.techniques.observe import ProfilerLog
+from accelcheck.techniques.signal_stack import signal_stack_kept
 from accelcheck.workloads.base import flatten
 
 if TYPE_CHECKING:
@@ -74,8 +76,18 @@ class OpenVino(Conversion):
     early = RUNTIME_EARLY
     packages = PACKAGES
 
+    def __init__(self) -> None:
+        self._held = ExitStack()
+
     def capability(self, device: Device) -> Capability:
         return openvino_capability(device)
+
+    def prepare(self, program: Program, mode: Mode, device: Device) -> None:
+        self._held.enter_context(signal_stack_kept())
+        super().prepare(program, mode, device)
+
+    def finish(self) -> None:
+        self._held.close()
 
     def converted(self, program: Program, device: Device) -> Model:
         del device
@@ -135,6 +147,7 @@ class OpenVinoCompile(Technique):
     def prepare(self, program: Program, mode: Mode, device: Device) -> None:
         del mode, device
         forget()
+        self._held.enter_context(signal_stack_kept())
         self._held.enter_context(registered())
         options: dict[str, Any] = {"device": "CPU", "aot_autograd": True, "config": properties()}
         program.call = Kept(torch.compile(program.module, backend="openvino", dynamic=False, options=options))
