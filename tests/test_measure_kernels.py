@@ -18,8 +18,10 @@ if TYPE_CHECKING:
 
 def test_operators_that_others_call_do_not_count() -> None:
     layer, x = torch.nn.Linear(4, 4), torch.ones(2, 4)
-    assert launches(Cpu(), lambda: layer(x)) == Launches(1, None)  # aten::linear, which calls aten::addmm
-    assert launches(Cpu(), lambda: layer(layer(x)).relu()) == Launches(3, None)
+    assert launches(Cpu(), lambda: layer(x)) == Launches(
+        {"aten::linear": 1}, None
+    )  # aten::linear, which calls aten::addmm
+    assert launches(Cpu(), lambda: layer(layer(x)).relu()) == Launches({"aten::linear": 2, "aten::relu": 1}, None)
 
 
 @pytest.mark.parametrize("name", ["Torch-Compiled Region: 0/0", "step", "call of model::step"])
@@ -32,7 +34,16 @@ def test_ranges_are_no_operators(name: str) -> None:
 
 
 def test_a_call_that_launches_nothing_counts_nothing() -> None:
-    assert launches(Cpu(), lambda: None) == Launches(0, None)
+    assert launches(Cpu(), lambda: None) == Launches({}, None)
+
+
+def test_what_is_launched_in_place_of_what_is_said_by_name() -> None:
+    eager = Launches({"mm": 1, "mul": 3, "add": 2, "relu": 2, "exp": 1, "sub": 1}, None)
+    assert Launches({"mm": 1, "fused": 1}, None).instead_of(eager) == (
+        "1 fused in place of 3 mul, 2 add, 2 relu, 1 exp, 1 more kinds"
+    )
+    assert Launches({"mm": 1}, None).instead_of(Launches({"mm": 2}, None)) == "nothing in place of 1 mm"
+    assert eager.instead_of(eager) == ""
 
 
 def test_kernels_of_a_device_count_in_place_of_operators() -> None:
@@ -41,11 +52,12 @@ def test_kernels_of_a_device_count_in_place_of_operators() -> None:
 
     seen = [
         event("aten::mm", DeviceType.CPU, 0.0),
-        event("gemm", DeviceType.CUDA, 3.0),
+        event("void gemm<float, 4>(int, float*)", DeviceType.CUDA, 3.0),
         event("relu", DeviceType.CUDA, 1.0),
     ]
     found = kernels._counted(seen)
     assert found.count == 2
+    assert found.names == {"gemm": 1, "relu": 1}
     assert found.seconds == pytest.approx(4e-6)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -9,10 +11,14 @@ from torch._C._autograd import DeviceType  # where torch.autograd has it from
 from torch.profiler import ProfilerActivity, profile
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Mapping
     from pathlib import Path
 
     from accelcheck.devices.base import Device
+
+
+LISTED = 4
+"""Names that are listed, the most frequent ones; the trace has all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,12 +26,25 @@ class Launches:
     """What a call started.
 
     Attributes:
-        count: Kernels of the device; on the CPU, and where the profiler sees no device, operators that no other one called.
+        names: How many of each name: kernels of the device; on the CPU, and where the profiler sees no device, operators that no
+            other one called.
         seconds: What they took, all together; None where only operators were seen.
     """
 
-    count: int
+    names: Mapping[str, int]
     seconds: float | None
+
+    @property
+    def count(self) -> int:
+        """How many."""
+        return sum(self.names.values())
+
+    def instead_of(self, other: Launches) -> str:
+        """What the other starts and this one does not, and the reverse, by name; empty where they start the same."""
+        gone, come = Counter(other.names), Counter(self.names)
+        if gone == come:
+            return ""
+        return f"{_listed(come - gone)} in place of {_listed(gone - come)}"
 
 
 def launches(device: Device, call: Callable[[], object], trace: Path | None = None) -> Launches:
@@ -55,8 +74,19 @@ def launches(device: Device, call: Callable[[], object], trace: Path | None = No
 def _counted(events: Iterable[Any]) -> Launches:
     kernels = [event for event in events if event.device_type != DeviceType.CPU]
     if kernels:
-        return Launches(len(kernels), sum(event.self_device_time_total for event in kernels) / 1e6)
-    return Launches(sum(_operator(event) and not _within_operator(event) for event in events), None)
+        return Launches(_counts(kernels), sum(event.self_device_time_total for event in kernels) / 1e6)
+    return Launches(_counts(event for event in events if _operator(event) and not _within_operator(event)), None)
+
+
+def _counts(events: Iterable[Any]) -> dict[str, int]:
+    # Of a kernel's name the function: its template arguments and parameters take hundreds of characters.
+    return dict(Counter(re.split(r"[<(]", event.name.removeprefix("void "), maxsplit=1)[0] for event in events))
+
+
+def _listed(names: Counter[str]) -> str:
+    first = names.most_common(LISTED)
+    more = len(names) - len(first)
+    return ", ".join([f"{count} {name}" for name, count in first] + [f"{more} more kinds"] * (more > 0)) or "nothing"
 
 
 def _operator(event: Any) -> bool:

@@ -237,12 +237,13 @@ class _Measuring:
 
     def _sizes(self, candidate: Contender, eager: Contender) -> None:
         device = self.trial.device
+        plain = launches(device, eager.call)
         for suffix, side in (("", candidate), ("-fp32-eager", eager)):
             side.program.module.zero_grad(set_to_none=True)
             most = peak(device, side.call)
             self._add(f"peak-memory{suffix}", most.bytes, "B", most.reason)
-            started = launches(device, side.call, None if suffix else self.trial.trace)
-            self._add(f"launches{suffix}", started.count, "1")
+            started = plain if suffix else launches(device, side.call, self.trial.trace)
+            self._add(f"launches{suffix}", started.count, "1", started.instead_of(plain))
             if started.seconds is not None:
                 self._add(f"kernel-time{suffix}", started.seconds, "s")
         self._add("parameters", held(_parameters(candidate)), "B")

@@ -43,6 +43,9 @@ def lines(records: Iterable[Record]) -> list[str]:
         "speed beside FP32 eager in the same process, peak memory, seconds of the first call (caches cold, then warm):"
     )
     found = [title if len(devices) == 1 else f"{', '.join(sorted(devices))}: {title}", *aligned([HEAD, *rows])]
+    fewer = [(f"  {record.case.id}", why) for record in timed if (why := _fewer(record))]
+    if fewer:
+        found += ["", "launches fewer than eager:", *aligned(fewer)]
     notes = {
         m.reason for record in timed for m in record.measurements if m.name == "baseline-change" and m.value is None
     }
@@ -80,6 +83,15 @@ def _row(record: Record) -> tuple[str, ...]:
         _of(_value(found.get("launches")), _value(found.get("launches-fp32-eager"))),
         "" if change is None or change.value is None else f"{change.value:.3f} ({change.high:.3f})",
     )
+
+
+def _fewer(record: Record) -> str:
+    """What a case launches in place of what eager does, where that is less; else nothing."""
+    found = {measurement.name: measurement for measurement in record.measurements}
+    own, eager = found.get("launches"), _value(found.get("launches-fp32-eager"))
+    if own is None or own.value is None or eager is None or own.value >= eager:
+        return ""
+    return own.reason
 
 
 def _value(measurement: Measurement | None) -> float | None:
