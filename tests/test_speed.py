@@ -24,6 +24,7 @@ from accelcheck.techniques.base import Technique
 from accelcheck.techniques.eager import TECHNIQUES as EAGER
 from accelcheck.verify.oracle import Store
 from accelcheck.workloads.base import Problem, Workload
+from accelcheck.workloads.speed import WORKLOADS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -146,6 +147,14 @@ class _Relu(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return functional.relu(self.layer(x))
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning", "ignore:.*torch.jit.*:FutureWarning")
+@pytest.mark.parametrize("workload", [w for w in WORKLOADS if "scriptable" in w.traits], ids=lambda w: w.name)
+def test_what_is_timed_is_scriptable_as_its_traits_say(workload: Workload) -> None:
+    problem = workload.problem(0)
+    scripted = torch.jit.script(problem.module.eval())
+    torch.testing.assert_close(scripted(*problem.inputs), problem.module(*problem.inputs))
 
 
 def test_calls_go_through_different_inputs(trial: Trial) -> None:
