@@ -86,7 +86,10 @@ def _counts(events: Iterable[Any]) -> dict[str, int]:
 def _listed(names: Counter[str]) -> str:
     first = names.most_common(LISTED)
     more = len(names) - len(first)
-    return ", ".join([f"{count} {name}" for name, count in first] + [f"{more} more kinds"] * (more > 0)) or "nothing"
+    return (
+        ", ".join([f"{count} {name}" for name, count in first] + [f"{more} other" + "s" * (more > 1)] * (more > 0))
+        or "nothing"
+    )
 
 
 def _operator(event: Any) -> bool:
