@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import math
+import weakref
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -205,6 +207,53 @@ def test_a_rerun_that_differs_is_recorded_where_the_device_promises_nothing(stor
     (figure,) = (figure for figure in record.figures if figure.view == "rerun")
     assert 0 < figure.measured < 1e-6
     assert not figure.gates
+
+
+def test_a_lazy_device_that_rounds_by_what_is_alive_is_run_again_with_nothing_left_over(store: Store) -> None:
+    class Cycle:
+        def __init__(self) -> None:
+            self.own = self
+
+    left: list[weakref.ref[Cycle]] = []
+
+    def call(module: Any, x: Tensor) -> Tensor:
+        out: Tensor = module(x).clone()
+        if any(one() is not None for one in left):
+            out[0, 0] *= 1 + 2.0**-23
+        left.append(weakref.ref(Cycle()))
+        return out
+
+    workload = replace(PLAIN_DRAWS, name="matmul-left-over")
+    before = gc.isenabled()
+    gc.collect()
+    gc.disable()  # nothing but the check collects
+    try:
+        assert passed(
+            bench(store, Planted(calling(call)), workload, Featured("deterministic", "lazy")).run(case(workload))
+        )
+        left.clear()
+        record = bench(store, Planted(calling(call)), workload, Featured("deterministic")).run(case(workload))
+        assert faults(record) == {"out": {"rerun"}}
+        assert not gc.isenabled()
+    finally:
+        if before:
+            gc.enable()
+
+
+def test_a_lazy_device_that_differs_whatever_is_alive_fails(store: Store) -> None:
+    calls: list[int] = []
+
+    def call(module: Any, x: Tensor) -> Tensor:
+        calls.append(1)
+        out: Tensor = module(x).clone()
+        if len(calls) % 2:
+            out[0, 0] *= 1 + 2.0**-23
+        return out
+
+    workload = replace(PLAIN_DRAWS, name="matmul-differing")
+    record = bench(store, Planted(calling(call)), workload, Featured("deterministic", "lazy")).run(case(workload))
+    assert faults(record) == {"out": {"rerun"}}
+    assert gc.isenabled()
 
 
 def test_output_gradients_are_strided_in_odd_draws(store: Store) -> None:
