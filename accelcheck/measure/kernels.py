@@ -84,12 +84,11 @@ def _counts(events: Iterable[Any]) -> dict[str, int]:
 
 
 def _listed(names: Counter[str]) -> str:
-    first = names.most_common(LISTED)
-    more = len(names) - len(first)
-    return (
-        ", ".join([f"{count} {name}" for name, count in first] + [f"{more} other" + "s" * (more > 1)] * (more > 0))
-        or "nothing"
-    )
+    listed = names.most_common(LISTED)
+    parts = [f"{count} {name}" for name, count in listed]
+    if other := names.total() - sum(count for _, count in listed):
+        parts.append(f"{other} other")
+    return ", ".join(parts) or "nothing"
 
 
 def _operator(event: Any) -> bool:
