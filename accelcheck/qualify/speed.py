@@ -16,7 +16,7 @@ from accelcheck.case import TIMED, Measurement
 from accelcheck.measure import roof
 from accelcheck.measure.baselines import digest
 from accelcheck.measure.clocks import ClockError, block, settle, undisturbed
-from accelcheck.measure.kernels import launches
+from accelcheck.measure.kernels import Launches, launches
 from accelcheck.measure.memory import held, peak
 from accelcheck.measure.paired import LOOKS, Comparison, compare
 from accelcheck.qualify import numerics
@@ -237,15 +237,16 @@ class _Measuring:
 
     def _sizes(self, candidate: Contender, eager: Contender) -> None:
         device = self.trial.device
-        plain = launches(device, eager.call)
+        started: dict[str, Launches] = {}
         for suffix, side in (("", candidate), ("-fp32-eager", eager)):
             side.program.module.zero_grad(set_to_none=True)
             most = peak(device, side.call)
             self._add(f"peak-memory{suffix}", most.bytes, "B", most.reason)
-            started = plain if suffix else launches(device, side.call, self.trial.trace)
-            self._add(f"launches{suffix}", started.count, "1", started.instead_of(plain))
-            if started.seconds is not None:
-                self._add(f"kernel-time{suffix}", started.seconds, "s")
+            started[suffix] = launches(device, side.call, None if suffix else self.trial.trace)
+        for suffix, found in started.items():
+            self._add(f"launches{suffix}", found.count, "1", found.instead_of(started["-fp32-eager"]))
+            if found.seconds is not None:
+                self._add(f"kernel-time{suffix}", found.seconds, "s")
         self._add("parameters", held(_parameters(candidate)), "B")
 
     def _unfused(self) -> list[str]:
