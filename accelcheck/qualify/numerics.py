@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import gc
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from accelcheck.case import Figure, Mode
+from accelcheck.measure.clocks import undisturbed
 from accelcheck.qualify.trial import Finding, State, mutations, on_device, snapshot, warm_up
 from accelcheck.verify.determinism import apart
 from accelcheck.verify.judge import Contract, check_metadata, judge, judge_together
@@ -160,7 +160,7 @@ class _Run:
         again = self._again(state)
         if "lazy" in trial.device.features and any(apart(kept, again).values()):
             # What is alive decides what a lazy device fuses, and so how it rounds: both anew, with nothing left over alive.
-            kept, again = self._again(state, alone=True), self._again(state, alone=True)
+            kept, again = self._alone(state), self._alone(state)
         deterministic = "deterministic" in trial.device.features
         for path, distance in apart(kept, again).items():
             allowed = 0.0 if deterministic else float("inf")
@@ -168,24 +168,17 @@ class _Run:
             if deterministic and distance:
                 self.faults.append(f"{path}: rerun: expected the same bits, got {distance:.3g} relative difference")
 
-    def _again(self, state: State, *, alone: bool = False) -> Result:
-        """One more run from the same state; `alone`, without what waits to be collected, and collecting nothing meanwhile."""
+    def _again(self, state: State) -> Result:
         trial = self.trial
         state.restore()
         trial.device.seed(trial.case.seed)
-        collecting = gc.isenabled()
-        if alone:
-            gc.collect()
-            trial.device.synchronize()
-            gc.disable()
-        try:
-            with trial.technique.watch(
-                trial.device.type
-            ):  # as the first run was: XLA rounds otherwise where none watches
-                return {path: tensor.cpu() for path, tensor in self.program.run(trial.case.mode).items()}
-        finally:
-            if collecting:
-                gc.enable()
+        with trial.technique.watch(trial.device.type):  # as the first run was: XLA rounds otherwise where none watches
+            return {path: tensor.cpu() for path, tensor in self.program.run(trial.case.mode).items()}
+
+    def _alone(self, state: State) -> Result:
+        with undisturbed():
+            self.trial.device.synchronize()
+            return self._again(state)
 
     def _placed(self, draw: Draw, problem: Problem) -> Program:
         program = self.trial.place(problem, draw.seed(self.trial.case.seed))
