@@ -69,6 +69,17 @@ def board(slot: str, vendor: str, device: str, kind: str) -> dict[str, str]:
 # The list of devices.
 
 
+def test_the_cpu_seeds_its_own_generator_and_no_other_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    seeded: list[int] = []
+    monkeypatch.setattr(torch.cuda, "manual_seed_all", seeded.append)
+    device = Cpu()
+    device.seed(11)
+    first = torch.rand(3)
+    device.seed(11)
+    assert torch.equal(torch.rand(3), first)
+    assert seeded == []
+
+
 def test_no_device_module_imports_torch() -> None:
     code = """
     import sys

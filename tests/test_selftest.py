@@ -14,6 +14,7 @@ from accelcheck import cli
 from accelcheck.capability import SUPPORTED, Capability, Code, unavailable, unsupported
 from accelcheck.case import Case, Mode, Verdict
 from accelcheck.devices.base import Status
+from accelcheck.devices.cpu import Cpu
 from accelcheck.devices.probe import HostFacts
 from accelcheck.faults.base import Cell, Fault, Planted, Variant
 from accelcheck.faults.plant import nothing, replacing, scaled
@@ -213,6 +214,27 @@ def test_another_seed_is_another_case(store: Store) -> None:
     matmul = matrix().workloads["matmul"]
     assert seeded(matmul, 0) is matmul
     assert seeded(matmul, 3).name == "matmul+3"
+
+
+@pytest.mark.usefixtures("catalogue")
+def test_rows_that_share_a_bench_open_the_device_once(store: Store) -> None:
+    class Counted(Cpu):
+        opened = 0
+        asked = 0
+
+        def open(self) -> None:
+            self.opened += 1
+            super().open()
+
+        def float32_error(self) -> float:
+            self.asked += 1
+            return super().float32_error()
+
+    device = Counted()
+    shared = selftest.bench(device, matrix(), store)
+    for _ in range(2):
+        assert attempt(row("loud", strength=0.01), 0, shared).caught
+    assert (device.opened, device.asked) == (1, 1)
 
 
 def test_what_is_planted_is_judged_as_its_technique_is() -> None:

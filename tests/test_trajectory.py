@@ -13,7 +13,7 @@ from fault_harness import Planted, built_in, seeded, verdict_of
 from technique_harness import named
 from torch.nn import functional
 
-from accelcheck.case import Mode, Verdict
+from accelcheck.case import Case, Mode, Verdict
 from accelcheck.faults.plant import nothing
 from accelcheck.techniques import amp, checkpoint, eager, views
 from accelcheck.techniques.observe import OperatorLog
@@ -236,6 +236,15 @@ FAULTS = (
         "parameter:",
     ),
 )
+
+
+def test_reference_trainings_seed_no_other_device(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    seeded: list[int] = []
+    monkeypatch.setattr(torch.cuda, "manual_seed_all", seeded.append)
+    workload = built_in()[MLP]
+    case = Case("eager", MLP, "cpu", "float32", Mode.TRAJECTORY, level=1)
+    ensemble.course(store.folder, case, eager.Eager(), workload)
+    assert seeded == []
 
 
 @pytest.mark.parametrize("number", NUMBERS)
