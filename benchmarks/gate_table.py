@@ -4,8 +4,8 @@
 * Gate 1 has one repetition a session and cell.
 * Gate 2 holds processes 11 to 13 of a session against the first 10 of the one before: no process is in two repetitions. Beside
   it stands the share in random draws of 10 and 3 processes of all sessions, which do share processes.
-* Gate 3 takes pairs of neighbouring processes of a session, one as A and one as B, in the order in which they ran, until it has
-  an answer or 34 pairs; the next repetition takes the pairs that follow. What is left over at the end is dropped.
+* Gate 3 takes the pairs of processes that ran in turns, one as A and one as B, in the order in which they ran, until it has an
+  answer or 34 pairs; the next repetition takes the pairs that follow. What is left over at the end is dropped.
 
 A change is found where the answer is `slower`; where nothing was planted, any answer but `same` and `undecided` is false.
 """
@@ -36,8 +36,8 @@ CONDITIONS = ("quiet", "busy")
 LIMIT = 5
 """Per cent by which a time may differ from the saved one."""
 STORED, CHECKED = regression.STORED, regression.CHECKED
-PROCESSES = 20
-"""Of a session: a repetition of gate 2 needs 13; gate 3 needs many, in pairs."""
+PROCESSES, PAIRS = STORED + CHECKED, 5
+"""Of a session: a repetition of gate 2, and the fewest pairs that one of gate 3 takes."""
 ENOUGH = 80
 """Repetitions of a cell from which on a criterion is decided."""
 CHANCE = 0.05
@@ -171,12 +171,12 @@ def resampled(sessions: Sequence[Session], condition: str) -> str:
 
 
 def gate_3(sessions: Sequence[Session]) -> Tally:
-    """Pairs of neighbouring processes."""
-    tally = Tally("gate 3: pairs of alternating processes")
+    """Pairs of processes that ran in turns."""
+    tally = Tally("gate 3: pairs of processes in turns")
     used = []
     for condition in CONDITIONS:
         those = [one for one in sessions if one["condition"] == condition]
-        pairs = [pair for one in those for pair in zip(one["processes"][::2], one["processes"][1::2], strict=False)]
+        pairs = [(first, second) for one in those for first, second in one["pairs"]]
         for name, per_cent in cells(those[0]) if those else ():
             for found in duets(pairs, name, per_cent, len(those[0]["names"])):
                 wrong = not per_cent and found.answer in WRONG
@@ -261,9 +261,7 @@ def _shown(sessions: Sequence[Session]) -> int:
         spent = statistics.fmean(tally.seconds) if tally.seconds else 0.0
         counts = [_count(*tally.sums(what, (condition,))) for condition in CONDITIONS for what in COUNTS]
         print(f"| {tally.name} | {tally.cost or f'{spent:.2f} s'} | {' | '.join(counts)} |")
-    print(
-        "\nNo process is in two repetitions of a cell; gates 2 and 3 use the same ones, and those of different slowdowns too.\n"
-    )
+    print("\nNo process is in two repetitions of a cell; those of different slowdowns share processes.\n")
     parts = planted(sessions)
     print("\n".join(of_workloads(sessions, parts)))
     off = max(

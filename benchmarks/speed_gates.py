@@ -6,8 +6,9 @@
     python benchmarks/speed_gates.py --quick              # a few minutes in all, to see that it works; decides nothing
 
 Four CPU workloads (planted_work.py) are made slower by 0, 3, 5 and 10 %. A session measures each of these 16 cells once with
-every gate, each tool in a process of its own, and 20 short processes that are the samples of gates 2 and 3. A gate that reads a
-saved run reads that of the session before. Which processes make a repetition, and what is counted, is in gate_table.py.
+every gate, each tool in a process of its own; 13 short processes are the samples of gate 2, and 5 pairs of them, which run in
+turns, those of gate 3. A gate that reads a saved run reads that of the session before. Which processes make a repetition, and what
+is counted, is in gate_table.py.
 
 Everything runs on one thread unless --threads says otherwise, so that a neighbour disturbs caches and clocks and not every call.
 """
@@ -40,9 +41,11 @@ from accelcheck.devices.cpu import Cpu
 from accelcheck.measure import duet
 from accelcheck.measure.clocks import BLOCK, block, settle, undisturbed
 from accelcheck.measure.paired import compare, median
+from accelcheck.qualify import duet_process
+from accelcheck.qualify.duet_side import Process, Side, together
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
 SECONDS = 1.0
 """That pytest-benchmark and torch.utils.benchmark measure a cell: what the first does unless it is told otherwise."""
@@ -52,6 +55,10 @@ ROUNDS = 300
 """Of blocks, of a calibration."""
 SAMPLED = 80
 """Rounds of a process that is a sample: 80 blocks of each of five times, half a second a workload."""
+TURNS = 10
+"""That these are divided into where two such processes run in turns."""
+SILENCE = 300.0
+"""Seconds after which such a process counts as hanging."""
 TEST = """
 import os, sys, json
 sys.path.insert(0, {folder!r})
@@ -131,21 +138,44 @@ def empty(seconds: float) -> dict[str, float]:
 
 def sample(job: dict[str, Any]) -> dict[str, Any]:
     """One process: of each workload the time of each slowdown, in s, and its ratio to another instance's, nothing planted."""
-    found: dict[str, Any] = {}
+    return {name: sampled(job, name, lambda: None) for name in some_order(job)}
+
+
+def half(job: dict[str, Any]) -> dict[str, Any]:
+    """The same, in turns with another process, and told as a process of a duet does."""
+    turns = duet_process.Turns()
+    for name in some_order(job):
+        duet_process.say(done=name, found=sampled(job, name, turns.hand_over))
+        turns.hand_over()
+    duet_process.say(end=True)
+    return {}
+
+
+def sampled(job: dict[str, Any], name: str, hand_over: Callable[[], None]) -> dict[str, dict[str, float]]:
+    """Of one workload."""
+    base, own = WORKLOADS[name](), WORKLOADS[name]()
+    calls = [slowed(own, job["elements"][name][str(per_cent)]) for per_cent in SLOWDOWNS]
+    blocks = timed([base, *calls])
+    times: list[list[float]] = [[] for _ in blocks]
+    for _ in range(TURNS):
+        hand_over()
+        for kept, new in zip(times, in_turns(blocks, job["sampled"] // TURNS), strict=True):
+            kept.extend(new)
+    eager, *planted = times
+    return {
+        str(per_cent): {
+            "seconds": duet.latency(slower),
+            "ratio": math.exp(median([math.log(b / a) for a, b in zip(eager, slower, strict=True)])),
+        }
+        for per_cent, slower in zip(SLOWDOWNS, planted, strict=True)
+    }
+
+
+def some_order(job: dict[str, Any]) -> list[str]:
+    """The workloads, in an order of the seed's."""
     names = list(job["names"])
     random.Random(job["seed"]).shuffle(names)
-    for name in names:
-        base, own = WORKLOADS[name](), WORKLOADS[name]()
-        calls = [slowed(own, job["elements"][name][str(per_cent)]) for per_cent in SLOWDOWNS]
-        eager, *planted = in_turns(timed([base, *calls]), job["sampled"])
-        found[name] = {
-            str(per_cent): {
-                "seconds": duet.latency(times),
-                "ratio": math.exp(median([math.log(b / a) for a, b in zip(eager, times, strict=True)])),
-            }
-            for per_cent, times in zip(SLOWDOWNS, planted, strict=True)
-        }
-    return found
+    return names
 
 
 def burn(job: dict[str, Any]) -> dict[str, Any]:
@@ -160,7 +190,7 @@ def burn(job: dict[str, Any]) -> dict[str, Any]:
     return {}
 
 
-ROLES = {"calibrate": calibrate, "tools": tools, "sample": sample, "burn": burn}
+ROLES = {"calibrate": calibrate, "tools": tools, "sample": sample, "half": half, "burn": burn}
 
 
 # In the parent.
@@ -177,6 +207,19 @@ def ask(role: str, job: dict[str, Any]) -> Any:
     if run.returncode:
         raise SystemExit(f"{role}: the process ended with {run.returncode}")
     return json.loads(run.stdout)
+
+
+def pair(job: dict[str, Any], number: int) -> list[dict[str, Any]]:
+    """What two processes that run in turns measure."""
+    arguments = [str(Path(__file__)), "--role", "half", "--job", json.dumps(job)]
+    with contextlib.ExitStack() as stack:
+        both = [stack.enter_context(Process(Side(name, sys.executable), arguments, SILENCE)) for name in "AB"]
+        together(both, number)
+    if died := [process.ended for process in both if process.ended != ""]:
+        raise SystemExit(f"half: {died[0]}")
+    return [
+        {message["done"]: message["found"] for message in process.messages if "done" in message} for process in both
+    ]
 
 
 @contextlib.contextmanager
@@ -217,7 +260,9 @@ def pytest_benchmark(job: dict[str, Any]) -> dict[str, dict[str, Any]]:
     return found
 
 
-def session(calibration: dict[str, Any], condition: str, seed: int, processes: int, seconds: float) -> dict[str, Any]:
+def session(
+    calibration: dict[str, Any], condition: str, seed: int, processes: int, pairs: int, seconds: float
+) -> dict[str, Any]:
     """Every cell once."""
     job = {**calibration, "seed": seed, "seconds": seconds, "sampled": SAMPLED}
     start = time.perf_counter()
@@ -226,6 +271,7 @@ def session(calibration: dict[str, Any], condition: str, seed: int, processes: i
         spent = time.perf_counter() - start
         found = ask("tools", job)
         samples = [ask("sample", {**job, "seed": seed + number}) for number in range(processes)]
+        duets = [pair({**job, "seed": seed + number}, number) for number in range(pairs)]
     return {
         "kind": "session",
         "calibration": calibration["id"],
@@ -237,6 +283,7 @@ def session(calibration: dict[str, Any], condition: str, seed: int, processes: i
         "pytest-benchmark-seconds": spent,
         **found,
         "processes": samples,
+        "pairs": duets,
         "seconds": time.perf_counter() - start,
     }
 
@@ -296,13 +343,15 @@ def main() -> int:
         return 0
     if options.table:
         return gate_table.show(gate_table.read(options.table))
-    sessions, processes, seconds = (2, 4, 0.1) if options.quick else (options.sessions, gate_table.PROCESSES, SECONDS)
+    sessions, processes, pairs, seconds = (
+        (2, 3, 2, 0.1) if options.quick else (options.sessions, gate_table.PROCESSES, gate_table.PAIRS, SECONDS)
+    )
     names = list(options.workload or WORKLOADS)
     calibration = calibration_of(options.json, names, options.threads, quick=options.quick)
     seed = options.seed if options.seed is not None else int(time.time())
     for number in range(sessions):
         for condition in options.condition or gate_table.CONDITIONS:
-            found = session(calibration, condition, seed + 1000 * number, processes, seconds)
+            found = session(calibration, condition, seed + 1000 * number, processes, pairs, seconds)
             append(options.json, found)
             print(f"{condition} session {number + 1} of {sessions}: {found['seconds']:.0f} s", flush=True)
     return gate_table.show(gate_table.read([options.json]))

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parents[1]
 FEATURES = {
     *("float64", "strided", "inductor", "cuda-graphs", "autocast-bfloat16", "autocast-float16"),
-    *("memory-statistics", "quantized-engine", "lazy", "deterministic"),
+    *("memory-statistics", "quantized-engine", "lazy", "deterministic", "exclusive"),
 }
 
 

@@ -1,12 +1,16 @@
-"""Gate 3: two environments in alternating processes. The environments are stubs that say what a test wants, but for the last one."""
+"""Gate 3: two environments in processes that take turns. The environments are stubs that say what a test wants, but for the last one."""
 
 from __future__ import annotations
 
+import io
 import json
 import math
+import os
 import random
 import statistics
+import subprocess
 import sys
+import textwrap
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,7 +28,8 @@ from accelcheck.matrix import Matrix, Selection, devices
 from accelcheck.measure import duet
 from accelcheck.measure.paired import Answer
 from accelcheck.qualify import duet_process
-from accelcheck.qualify.duet import Row, Side, SideError, located, medians, play
+from accelcheck.qualify.duet import Row, located, medians, play
+from accelcheck.qualify.duet_side import Side, SideError
 from accelcheck.techniques.eager import Eager
 from accelcheck.workloads.base import Problem, Workload
 
@@ -47,6 +52,15 @@ with (folder / "log").open("a") as log:
 
 def say(**record):
     print("\\n" + MARK + json.dumps(record), flush=True)
+
+
+with (folder / "pids").open("a") as pids:
+    pids.write(f"{{os.getpid()}} ")
+
+
+def turn():
+    say(turn=True)
+    sys.stdin.readline()
 
 
 def misbehave(how):
@@ -90,10 +104,27 @@ for case in asked:
         say(done=case, **facts["answer"])
     else:
         seconds = facts["seconds"]
+        for _ in range(facts.get("turns", 1)):
+            turn()
+            with (folder / "turns").open("a") as log:
+                log.write("{name}" + str(asked.index(case)))
+            if "beside" in facts:
+                stats = [Path(f"/proc/{{pid}}/stat") for pid in (folder / "pids").read_text().split()]
+                states = [stat.read_text().split()[2] for stat in stats if stat.exists()]
+                (folder / "states").open("a").write(" ".join(states) + "\\n")
         say(done=case, seconds=seconds[number % len(seconds)], to_eager=0.5)
+    if job["task"] == "measure":
+        turn()
 say(end=True)
 """
-HELLO = {"protocol": 1, "python": "3.12.0", "torch": "2.13.0", "accelcheck": "0.1.0", "runtime": "ATen AVX2"}
+HELLO = {
+    "protocol": 2,
+    "python": "3.12.0",
+    "torch": "2.13.0",
+    "accelcheck": "0.1.0",
+    "runtime": "ATen AVX2",
+    "exclusive": False,
+}
 
 
 def steady(seconds: float = 0.01, **facts: Any) -> dict[str, Any]:
@@ -131,6 +162,12 @@ class Stage:
         """Side, task and cases of every process, in order."""
         lines = (self.folder / "log").read_text().splitlines()
         return [(side, task, cases) for side, task, cases in map(json.loads, lines)]
+
+    @property
+    def turns(self) -> list[str]:
+        """Side and number of the case, in the order in which they were measured."""
+        text = (self.folder / "turns").read_text()
+        return [text[at : at + 2] for at in range(0, len(text), 2)]
 
     @property
     def measured(self) -> str:
@@ -254,6 +291,57 @@ def test_b_is_what_is_judged(stage: Stage, seconds: float, expected: Answer) -> 
     assert row.worse == (expected is Answer.SLOWER)
 
 
+def test_two_processes_measure_a_case_in_turns(stage: Stage) -> None:
+    stage.row(steady(turns=4), steady(turns=4), looks=(2,))
+    #                   A and B begin; then B A A B B A A B; and the other way round
+    assert stage.turns == [
+        "B0",
+        "A0",
+        "A0",
+        "B0",
+        "B0",
+        "A0",
+        "A0",
+        "B0",
+        "A0",
+        "B0",
+        "B0",
+        "A0",
+        "A0",
+        "B0",
+        "B0",
+        "A0",
+    ]
+
+
+def test_a_process_that_needs_fewer_turns_waits_for_the_other_before_the_next_case(stage: Stage) -> None:
+    stage.play(
+        {"cases": {MLP: steady(turns=1), CNN: steady(turns=2)}},
+        {"cases": {MLP: steady(turns=4), CNN: steady(turns=2)}},
+        looks=(2,),
+    )
+    first = stage.turns[:9]
+    assert sorted(first[:5]) == ["A0", "B0", "B0", "B0", "B0"]
+    assert sorted(first[5:]) == ["A1", "A1", "B1", "B1"]
+
+
+def test_the_process_whose_turn_it_is_not_is_stopped(stage: Stage) -> None:
+    stage.row(steady(turns=3, beside=True), steady(turns=3, beside=True), looks=(2,))
+    states = [line.split() for line in (stage.folder / "states").read_text().splitlines()]
+    assert len(states) == 12
+    assert all(sorted(pair) == ["R", "T"] for pair in states)
+
+
+@pytest.mark.parametrize("holder", ["A", "B"])
+def test_where_one_process_at_a_time_can_hold_the_device_they_run_one_after_the_other(
+    stage: Stage, holder: str
+) -> None:
+    plans: dict[str, dict[str, Any]] = {name: {"cases": {MLP: steady(turns=3)}} for name in "AB"}
+    plans[holder] |= {"hello": {**HELLO, "exclusive": True}}
+    assert [len(row.samples[0]) for row in stage.play(plans["A"], plans["B"], looks=(2,))] == [2]
+    assert stage.turns == ["A0"] * 3 + ["B0"] * 6 + ["A0"] * 3
+
+
 def test_a_decided_case_is_not_measured_again(stage: Stage) -> None:
     wild = {"seconds": [0.01, 0.02, 0.005, 0.04]}
     rows = stage.play({"cases": {MLP: steady(), CNN: wild}}, {"cases": {MLP: steady(), CNN: steady()}})
@@ -285,8 +373,10 @@ def test_a_case_that_crashes_on_a_side_is_said_and_the_others_go_on(stage: Stage
     assert "in misbehave" in crashed.absent["B"]  # where: faulthandler's last lines
     assert crashed.worse
     measured = [(side, cases) for side, task, cases in stage.log if task == "measure"]
-    assert measured[:3] == [("A", ["one", MLP, CNN]), ("B", ["one", MLP, CNN]), ("B", [CNN])]
-    assert measured[3:] == [("B", ["one", CNN]), ("A", ["one", CNN])]
+    # The one that did not crash is given up with the other: what is left is measured by two that run at the same time.
+    assert measured[:4] == [("A", ["one", MLP, CNN]), ("B", ["one", MLP, CNN]), ("A", [CNN]), ("B", [CNN])]
+    assert measured[4:] == [("B", ["one", CNN]), ("A", ["one", CNN])]
+    assert [len(row.samples[0]) for row in rows] == [len(row.samples[1]) for row in rows] == [2, 0, 2]
 
 
 def test_a_case_that_hangs_is_ended_and_said(stage: Stage) -> None:
@@ -395,7 +485,7 @@ def test_a_python_that_is_a_link_stays_one(tmp_path: Path) -> None:
 
 def test_an_accelcheck_of_another_protocol_is_a_usage_error(stage: Stage, capsys: pytest.CaptureFixture[str]) -> None:
     assert stage.cli({"hello": {**HELLO, "protocol": 7}}, {}) == 4
-    assert "expected an accelcheck that speaks protocol 1 of duets, got 7" in capsys.readouterr().err
+    assert "expected an accelcheck that speaks protocol 2 of duets, got 7" in capsys.readouterr().err
 
 
 def test_an_unknown_name_is_a_usage_error_and_an_absent_device_is_nothing_done(
@@ -536,9 +626,67 @@ def test_a_process_judges_as_the_suite_does(tmp_path: Path) -> None:
 
 def test_a_process_measures_latency_and_its_part_of_eager(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(duet_process, "SECONDS", 0.02)
-    found = worker(tmp_path, Eager()).measured(case("eager"))
+    monkeypatch.setattr(sys, "stdin", io.StringIO("\n" * 1000))
+    found = worker(tmp_path, Eager()).measured(case("eager"), duet_process.Turns())
     assert 1e-7 < found["seconds"] < 1.0
     assert 0.1 < found["to_eager"] < 10.0
+
+
+def test_the_clock_of_a_process_stands_still_while_it_waits(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Slow:
+        def readline(self) -> str:
+            time.sleep(0.2)
+            return "\n"
+
+    monkeypatch.setattr(sys, "stdin", Slow())
+    monkeypatch.setattr(duet_process, "TURN", 0.02)
+    turns = duet_process.Turns()
+    start, began = turns.now(), time.perf_counter()
+    while capsys.readouterr().out.count("turn") == 0:
+        now = turns.now()
+    assert now - start < 0.15
+    assert time.perf_counter() - began >= 0.2
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the signal is Linux's")
+def test_a_killed_parent_leaves_no_stopped_process(tmp_path: Path) -> None:
+    parent = f"""
+        import json, time
+        from dataclasses import asdict
+        from accelcheck.matrix import Selection
+        from accelcheck.qualify.duet_side import Process, Side
+
+        job = json.dumps({{"task": "measure", "selection": asdict(Selection(("cpu",), cases=({MLP!r},)))}})
+        child = Process(Side("A", {sys.executable!r}), ["-m", "accelcheck.qualify.duet_process", job], 600)
+        child.turn()
+        print(child.ended, child._process.pid, flush=True)
+        time.sleep(600)
+        """
+    environ = {**os.environ, "PYTHONPATH": str(Path(accelcheck.__file__).parents[1])}
+    started = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(parent)], stdout=subprocess.PIPE, text=True, env=environ
+    )
+    assert started.stdout is not None
+    ended, pid = started.stdout.readline().split()
+    stat = Path(f"/proc/{pid}/stat")
+    try:
+        assert ended == "None"  # it has handed over
+        assert reaches(stat, "T")
+    finally:
+        started.kill()
+        started.communicate()
+    assert reaches(stat, "Z", "gone")
+
+
+def reaches(stat: Path, *states: str) -> bool:
+    """Whether a process comes to one of these states in time."""
+    for _ in range(600):
+        if (stat.read_text().split()[2] if stat.exists() else "gone") in states:
+            return True
+        time.sleep(0.05)
+    return False
 
 
 def test_what_a_technique_raises_while_it_is_measured_is_its_cases_error(tmp_path: Path) -> None:
@@ -548,7 +696,7 @@ def test_what_a_technique_raises_while_it_is_measured_is_its_cases_error(tmp_pat
         def finish(self) -> None:
             finished.append(self.name)
 
-    found = worker(tmp_path, Bad("bad", raises)).measured(case("bad"))
+    found = worker(tmp_path, Bad("bad", raises)).measured(case("bad"), duet_process.Turns())
     assert found["broken"]
     assert found["wrong"].startswith("error: ")
     assert finished == ["bad"]

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import gc
 import math
+import platform
+import subprocess
+import sys
+import textwrap
 from typing import TYPE_CHECKING
 
 import pytest
@@ -208,3 +212,32 @@ def test_garbage_collection_that_was_off_stays_off() -> None:
         assert not gc.isenabled()
     finally:
         gc.enable()
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another allocator")
+def test_a_process_that_has_settled_keeps_the_memory_that_it_frees() -> None:
+    code = """
+        import ctypes, resource
+        from accelcheck.measure.clocks import settle
+
+        libc = ctypes.CDLL(None)
+        libc.malloc.restype = ctypes.c_void_p
+        size = 64 << 20  # glibc returns it at once by itself
+
+        def touched():
+            before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+            for _ in range(10):
+                block = libc.malloc(ctypes.c_size_t(size))
+                libc.memset(ctypes.c_void_p(block), 1, ctypes.c_size_t(size))
+                libc.free(ctypes.c_void_p(block))
+            return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+        first = touched()
+        settle(lambda: 1.0)
+        touched()
+        print(first, touched())
+        """
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, check=True)
+    before, after = map(int, done.stdout.split())
+    assert before > 100  # pages, of whichever size
+    assert after < before / 10

@@ -79,7 +79,7 @@ def trial(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Trial:
     return Trial(CASE, named(EAGER, "eager"), WORKLOAD, Cpu(), Store(tmp_path))
 
 
-def _paired(self: Any, base: Contender, candidate: Contender, looks: Any = ()) -> paired.Comparison:
+def _paired(self: Any, base: Contender, candidate: Contender, *_: Any) -> paired.Comparison:
     first, second = (block(self.trial.device, side.call) for side in (base, candidate))
     return paired.compare(first, second, looks=(0.001,))
 

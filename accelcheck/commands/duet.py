@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 from accelcheck.commands.common import GREEN, NOTHING, RED, USAGE, positive
 from accelcheck.matrix import LEVELS, Selection
 from accelcheck.measure import duet
-from accelcheck.qualify.duet import TIMEOUT, AbsentError, Facts, Row, Side, SideError, located, medians, play
+from accelcheck.qualify.duet import TIMEOUT, Facts, Row, located, medians, play
+from accelcheck.qualify.duet_side import AbsentError, Side, SideError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -138,7 +138,8 @@ class Device(ABC):
     features: frozenset[str] = frozenset()
     """What it declares besides: ``float64``, ``strided`` (tensors have strides), ``inductor``, ``cuda-graphs``,
     ``autocast-bfloat16``, ``autocast-float16``, ``memory-statistics``, ``quantized-engine`` (torch.ao's int8 kernels),
-    ``lazy`` (operators are queued until `synchronize`), ``deterministic`` (the same run gives the same bits)."""
+    ``lazy`` (operators are queued until `synchronize`), ``deterministic`` (the same run gives the same bits), ``exclusive``
+    (one process at a time can hold it)."""
     variables: ClassVar[tuple[str, ...]] = ()
     """Environment variables that change its results or its speed; those set are part of the fingerprint."""
 

@@ -35,7 +35,7 @@ class Tpu(Device):
     name = "tpu"
     type = "tpu"
     dtypes = frozenset({"float32", "bfloat16"})
-    features = frozenset({"autocast-bfloat16"})
+    features = frozenset({"autocast-bfloat16", "exclusive"})
     package: ClassVar[str] = "torch_tpu"
     variables: ClassVar[tuple[str, ...]] = (
         "LIBTPU_INIT_ARGS",

@@ -87,6 +87,8 @@ class Xla(Device):
     def open(self) -> None:
         if _CLIENT not in os.environ and not hardware.tpu().count and not installed("libneuronxla"):
             os.environ[_CLIENT] = "CPU"
+        if os.environ.get(_CLIENT) != "CPU":
+            self.features |= {"exclusive"}
         import_module("torch_xla")
 
     @property

@@ -1,7 +1,7 @@
-"""Which of two environments is faster: processes of both in turns, and an interval from how neighbouring ones differ.
+"""Which of two environments is faster: processes of both in turns, and an interval from how those of a pair differ.
 
-A process lands in memory where it lands, so processes are the sample; two that run one after the other share what the machine
-does meanwhile, so they make a pair. The interval of the mean log ratio of pairs is Student's t, with its error divided among
+A process lands in memory where it lands, so processes are the sample; two that take turns share what the machine does meanwhile,
+so they make a pair. The interval of the mean log ratio of pairs is Student's t, with its error divided among
 looks, sides and cases, so that a run as a whole errs rarely. For so small an error, signed ranks and order statistics have no
 interval of fewer than 10 pairs, and for 5 cases of fewer than 13.
 

@@ -1,30 +1,25 @@
-"""Two environments on this machine, one process of either at a time, in turns: which of them is faster, case by case.
+"""Two environments on this machine, a process of each at a time, in turns: which of them is faster, case by case.
 
 The parent never imports torch; the environments may have different ones, and different accelchecks. What a process says is
-parsed by schema. A case that crashes or hangs is known by name, and the others go on in another process.
+parsed by schema. A case that crashes or hangs is known by name, and the others go on in other processes.
 """
 
 from __future__ import annotations
 
 import json
 import math
-import os
-import queue
 import shutil
-import signal
 import statistics
-import subprocess
-import tempfile
-import threading
-import time
-from contextlib import suppress
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any
 
 from accelcheck.measure import duet
 from accelcheck.measure.paired import Answer
-from accelcheck.qualify.duet_process import MARK, PROTOCOL
+from accelcheck.qualify.duet_process import PROTOCOL
+from accelcheck.qualify.duet_side import AbsentError, Message, Process, Side, SideError, apart, together
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -33,48 +28,17 @@ if TYPE_CHECKING:
 
 TIMEOUT = 600.0
 """Seconds that a process may be silent: of one case, or of importing torch."""
-LINES = 5
-"""Last lines of a process's standard error that are shown."""
-_GRACE = 10.0  # seconds that a process may take to end when it has said everything
-_TICK = 0.5
-
-Message = dict[str, Any]
-
-
-class SideError(RuntimeError):
-    """An environment cannot be used; says what was expected of it and what came."""
-
-
-class AbsentError(SideError):
-    """The device is not there for an environment."""
-
-
-@dataclass(frozen=True, slots=True)
-class Side:
-    """One of the two environments.
-
-    Attributes:
-        name: ``A`` or ``B``.
-        python: Path of its interpreter.
-        environ: Variables that are set besides those that are.
-    """
-
-    name: str
-    python: str
-    environ: Mapping[str, str] = field(default_factory=dict)
-
-    def __str__(self) -> str:
-        return f"{self.name} ({self.python})"
 
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What an environment says of itself: versions, and the device's driver and runtime."""
+    """What an environment says of itself: versions, the device's driver and runtime, and whether it can be held by one process only."""
 
     python: str
     torch: str
     accelcheck: str
     runtime: str
+    exclusive: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,14 +132,14 @@ def play(
     (facts_a, rows_a), (facts_b, rows_b) = opened
     rows = [_merged(case, sides, (rows_a.get(case), rows_b.get(case))) for case in dict.fromkeys([*rows_a, *rows_b])]
     cases = sum(row.open for row in rows)
+    in_turns = apart if facts_a.exclusive or facts_b.exclusive else together
     pairs = 0
     for look in looks:
         if not any(row.open for row in rows):
             break
         while pairs < look and (waiting := [row for row in rows if row.open]):
-            for which in duet.order(pairs):
-                asked = replace(selection, cases=tuple(row.case for row in waiting))
-                _heard(sides[which], "measure", asked, waiting, timeout)
+            while waiting:
+                waiting = _measured(sides, selection, waiting, timeout, partial(in_turns, first=pairs))
             pairs += 1
         for row in rows:
             if row.open:
@@ -203,143 +167,127 @@ def _merged(case: str, sides: tuple[Side, Side], own: tuple[Row | None, Row | No
 
 def _opened(side: Side, selection: Selection, timeout: float) -> tuple[Facts, dict[str, Row]]:
     """What a side is, and the selected cases, judged there."""
-    messages, ended = _process(side, "judge", selection, timeout)
-    said: Message = {name: value for message in messages for name, value in message.items()}
+    process = _judged(side, selection, timeout)
+    facts, rows = _introduced(process)
+    waiting = list(rows.values())
+    while True:
+        answers, begun = _answers(process)
+        for row in waiting:
+            if row.case in answers:
+                _wrong(row, side, answers[row.case])
+        unanswered = [row for row in waiting if row.case not in answers]
+        _lose(process, begun, unanswered)
+        waiting = [row for row in unanswered if not row.absent]
+        if not waiting:
+            return facts, rows
+        process = _judged(side, replace(selection, cases=tuple(row.case for row in waiting)), timeout)
+
+
+def _judged(side: Side, selection: Selection, timeout: float) -> Process:
+    with _process(side, "judge", selection, timeout) as process:
+        while process.ended is None:
+            process.turn()
+    return process
+
+
+def _introduced(process: Process) -> tuple[Facts, dict[str, Row]]:
+    """What a side says of itself, and which cases it has."""
+    side = process.side
+    said: Message = {name: value for message in process.messages for name, value in message.items()}
     if "refused" in said:
         raise (AbsentError if said.get("absent") else SideError)(f"{side}: {said['refused']}")
     if "hello" not in said:
         raise SideError(
             f"{side}: expected a Python in which torch and an accelcheck that has duets can be imported. Install them there, or name a "
-            f"checkout by --env-{side.name.lower()} PYTHONPATH=FOLDER. Got: {ended}"
+            f"checkout by --env-{side.name.lower()} PYTHONPATH=FOLDER. Got: {_end(process)}"
         )
-    facts = _facts(side, said["hello"])
-    rows = {str(case): Row(str(case)) for case in _typed(side, said, "cases", list)}
-    _take(side, "judge", selection, list(rows.values()), timeout, (messages, ended))
-    return facts, rows
+    return _facts(side, said["hello"]), {str(case): Row(str(case)) for case in _typed(side, said, "cases", list)}
 
 
-def _heard(side: Side, task: str, selection: Selection, rows: Sequence[Row], timeout: float) -> None:
-    _take(side, task, selection, rows, timeout, _process(side, task, selection, timeout))
-
-
-def _take(
-    side: Side,
-    task: str,
+def _measured(
+    sides: tuple[Side, Side],
     selection: Selection,
     rows: Sequence[Row],
     timeout: float,
-    answer: tuple[list[Message], str],
-) -> None:
-    """Take the answers to all rows; where a case ended the process, another process answers the rest."""
-    messages, ended = answer
-    waiting = {row.case: row for row in rows}
-    begun: Row | None = None
-    for message in messages:
-        if "begin" in message:
-            begun = waiting.get(str(message["begin"]))
-        elif begun is not None and message.get("done") == begun.case:
-            _note(side, task, waiting.pop(begun.case), message)
-            begun = None
-    if begun is not None:
-        waiting.pop(begun.case).lose(side, ended, broken=True)
-        if waiting:
-            _heard(side, task, replace(selection, cases=tuple(waiting)), list(waiting.values()), timeout)
-        return
-    for row in waiting.values():  # it began none of them: nor would the next process
-        row.lose(side, f"not reached: {ended}", broken=True)
+    in_turns: Callable[[Sequence[Process]], None],
+) -> list[Row]:
+    """Measure rows in one pair of processes; give those that are left because another one's case ended it."""
+    selection = replace(selection, cases=tuple(row.case for row in rows))
+    with ExitStack() as stack:
+        pair = [stack.enter_context(_process(side, "measure", selection, timeout)) for side in sides]
+        in_turns(pair)
+    answers = [_answers(process) for process in pair]
+    left = []
+    for row in rows:
+        found = [own.get(row.case) for own, _ in answers]
+        samples = [
+            None if message is None or _wrong(row, side, message) else _sample(row, side, message)
+            for side, message in zip(sides, found, strict=True)
+        ]
+        if samples[0] and samples[1]:  # both: those of a pair belong together
+            row.samples[0].append(samples[0])
+            row.samples[1].append(samples[1])
+        if not all(samples):
+            left.append(row)
+    for process, (own, begun) in zip(pair, answers, strict=True):
+        if process.ended is not None:  # else it was given up with the other
+            _lose(process, begun, [row for row in left if row.case not in own])
+    return [row for row in left if not row.absent]
 
 
-def _note(side: Side, task: str, row: Row, message: Message) -> None:
-    if "wrong" in message:
-        row.lose(side, _typed(side, message, "wrong", str), broken=_typed(side, message, "broken", bool))
-    elif task == "measure":
-        numbers = [_typed(side, message, name, float) for name in ("seconds", "to_eager")]
-        if not all(0.0 < number < math.inf for number in numbers):
-            raise SideError(f"{side}: {row.case}: expected positive figures, got {message}")
-        row.samples[side.name == "B"].append(Sample(*numbers))
-
-
-def _process(side: Side, task: str, selection: Selection, timeout: float) -> tuple[list[Message], str]:
-    """Run one process to its end; give what it said, and how it ended if that was not well."""
+def _process(side: Side, task: str, selection: Selection, timeout: float) -> Process:
     job = json.dumps({"task": task, "selection": asdict(selection)})
-    with tempfile.TemporaryFile() as err:
-        try:
-            process = subprocess.Popen(  # noqa: S603 - the interpreter that was asked for
-                # -P: what lies in the folder at hand is not what the environment has.
-                [side.python, "-P", "-m", "accelcheck.qualify.duet_process", job],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=err,
-                env={**os.environ, "PYTHONFAULTHANDLER": "1", **side.environ},
-                start_new_session=True,
-            )
-        except OSError as error:
-            raise SideError(f"{side}: expected a python executable; starting it: {error.strerror or error}") from error
-        messages: list[Message] = []
-        try:
-            how = _listen(process, messages, timeout)
-        finally:
-            with suppress(ProcessLookupError, PermissionError):
-                os.killpg(process.pid, signal.SIGKILL)  # it, and what it has left behind
-            process.wait()
-        if "end" in (messages[-1] if messages else {}):
-            return messages, "the process ended without an answer"
-        err.seek(0)
-        lines = [line.strip() for line in err.read().decode(errors="replace").splitlines() if line.strip()]
-        words = "; its last words: " + " | ".join(lines[-LINES:]) if lines else ""
-        return messages, how + words
+    # -P: what lies in the folder at hand is not what the environment has.
+    return Process(side, ["-P", "-m", "accelcheck.qualify.duet_process", job], timeout)
 
 
-def _listen(process: subprocess.Popen[bytes], messages: list[Message], timeout: float) -> str:
-    """Collect messages until the last one, the end of the process, or too long a silence; say which."""
-    lines: queue.SimpleQueue[bytes] = queue.SimpleQueue()
-    assert process.stdout is not None
-    reader = threading.Thread(target=_read, args=(process.stdout, lines), daemon=True)
-    reader.start()
-    since = time.monotonic()
-    while time.monotonic() - since < timeout:
-        over = process.poll() is not None and not reader.is_alive()
-        try:
-            line = lines.get(timeout=0.0 if over else _TICK)
-        except queue.Empty:
-            # What it started may hold its output open for ever.
-            if over or process.poll() is not None:
-                return _status(process.returncode)
-            continue
-        message = _message(line)
-        if message:
-            since = time.monotonic()
-            messages.append(message)
-        if "end" in message:
-            with suppress(subprocess.TimeoutExpired):
-                process.wait(_GRACE)
-            return ""
-    return f"hangs: silent for {timeout:g} s (--timeout)"
+def _answers(process: Process) -> tuple[dict[str, Message], str]:
+    """What it says of each case, and the case that it had begun when it ended, or none."""
+    answers: dict[str, Message] = {}
+    begun = ""
+    for message in process.messages:
+        if "begin" in message:
+            begun = str(message["begin"])
+        elif begun and message.get("done") == begun:
+            answers[begun] = message
+            begun = ""
+    return answers, begun
 
 
-def _read(out: IO[bytes], lines: queue.SimpleQueue[bytes]) -> None:
-    with suppress(ValueError):  # closed meanwhile
-        for line in out:
-            lines.put(line)
+def _lose(process: Process, begun: str, unanswered: Sequence[Row]) -> None:
+    """Lose the case that ended a process, or all that it did not answer, where there is none: nor would the next one reach them."""
+    for row in [row for row in unanswered if row.case == begun] or unanswered:
+        why = _end(process) if row.case == begun else f"not reached: {_end(process)}"
+        row.lose(process.side, why, broken=True)
 
 
-def _message(line: bytes) -> Message:
-    _, mark, text = line.decode(errors="replace").partition(MARK)
-    with suppress(json.JSONDecodeError, RecursionError):  # cut short by a crash, or another thread wrote into it
-        found = json.loads(text) if mark else {}
-        return found if isinstance(found, dict) else {}
-    return {}
+def _end(process: Process) -> str:
+    return process.ended or "the process ended without an answer"
 
 
-def _status(code: int) -> str:
-    return f"the process died of {signal.Signals(-code).name}" if code < 0 else f"the process ended with status {code}"
+def _wrong(row: Row, side: Side, message: Message) -> bool:
+    """Whether a side has no figure of a case; noted."""
+    if "wrong" not in message:
+        return False
+    row.lose(side, _typed(side, message, "wrong", str), broken=_typed(side, message, "broken", bool))
+    return True
+
+
+def _sample(row: Row, side: Side, message: Message) -> Sample:
+    numbers = [_typed(side, message, name, float) for name in ("seconds", "to_eager")]
+    if not all(0.0 < number < math.inf for number in numbers):
+        raise SideError(f"{side}: {row.case}: expected positive figures, got {message}")
+    return Sample(*numbers)
 
 
 def _facts(side: Side, hello: Any) -> Facts:
     spoken = hello.get("protocol") if isinstance(hello, dict) else hello
     if spoken != PROTOCOL:
         raise SideError(f"{side}: expected an accelcheck that speaks protocol {PROTOCOL} of duets, got {spoken!r}")
-    return Facts(*(_typed(side, hello, name, str) for name in ("python", "torch", "accelcheck", "runtime")))
+    python, torch, accelcheck, runtime = (
+        _typed(side, hello, name, str) for name in ("python", "torch", "accelcheck", "runtime")
+    )
+    return Facts(python, torch, accelcheck, runtime, _typed(side, hello, "exclusive", bool))
 
 
 def _typed(side: Side, message: Mapping[str, Any], name: str, kind: type) -> Any:

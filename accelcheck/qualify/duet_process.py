@@ -6,11 +6,14 @@ Run by `accelcheck.qualify.duet` as ``python -m accelcheck.qualify.duet_process 
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import platform
+import signal
 import sys
 import tempfile
+import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,17 +29,24 @@ if TYPE_CHECKING:
     from accelcheck.matrix import Matrix
 
 MARK = "@accelcheck-duet@ "
-PROTOCOL = 1
+_PR_SET_PDEATHSIG = 1  # of <linux/prctl.h>
+PROTOCOL = 2
 """Version of what parent and child say to each other."""
 SECONDS = 0.5
 """Of measuring a case in a process, half of them its own: longer ones would gain little, processes differing as they do."""
+TURN = 0.05
+"""Seconds after which the other process has the turn: long beside a change, short beside what else happens on a machine."""
 
 
 def main(words: Sequence[str]) -> None:
     """Do one job and end the process without tearing backends down."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(
+            _PR_SET_PDEATHSIG, signal.SIGKILL
+        )  # stopped, it would not see that nobody gives it a turn
     with tempfile.TemporaryDirectory(prefix="accelcheck-") as folder:
         _work(json.loads(words[0]), Path(folder))
-    _say(end=True)
+    say(end=True)
     sys.stderr.flush()
     os._exit(0)  # a backend that crashes or hangs at exit has answered all the same
 
@@ -59,34 +69,62 @@ def _work(job: Mapping[str, Any], folder: Path) -> None:
     (name,) = selection.devices
     known, device = matrix.Matrix.load(), matrix.devices().get(name)
     if device is None:
-        return _say(refused=f"unknown device {name!r}; legal values: {', '.join(matrix.devices())}", absent=False)
+        return say(refused=f"unknown device {name!r}; legal values: {', '.join(matrix.devices())}", absent=False)
     try:
         known.check(selection)
     except UnknownNameError as error:
-        return _say(refused=str(error), absent=False)
+        return say(refused=str(error), absent=False)
     for answer in (device.detect, device.usable):
         there = answer()
         if not there.ok:
-            return _say(refused=f"{name}: {there}", absent=True)
+            return say(refused=f"{name}: {there}", absent=True)
     device.open()
     facts = device.fingerprint()
-    _say(
+    say(
         hello={
             "protocol": PROTOCOL,
             "python": platform.python_version(),
             "torch": torch.__version__,
             "accelcheck": __version__,
             "runtime": " ".join(word for word in (facts.driver, facts.runtime) if word),
+            "exclusive": "exclusive" in device.features,
         }
     )
     cases = known.cases(selection, TIMED)
-    _say(cases=[case.id for case in cases])
+    say(cases=[case.id for case in cases])
     worker = _Worker(known, device, folder)
-    do = worker.judged if job["task"] == "judge" else worker.measured
+    turns = Turns()
     for case in cases:
-        _say(begin=case.id)
-        _say(done=case.id, **do(case))
+        say(begin=case.id)
+        if job["task"] == "judge":
+            say(done=case.id, **worker.judged(case))
+        else:
+            say(done=case.id, **worker.measured(case, turns))
+            turns.hand_over()
     return None
+
+
+class Turns:
+    """The turns of this process, and a clock that stands still while another process has its own."""
+
+    def __init__(self) -> None:
+        self._since = time.perf_counter()
+        self._lost = 0.0
+
+    def now(self) -> float:
+        """Seconds of its own turns; a turn that is over is handed over first."""
+        if time.perf_counter() - self._since >= TURN:
+            self.hand_over()
+        return time.perf_counter() - self._lost
+
+    def hand_over(self) -> None:
+        """Say so, and wait for the next turn."""
+        start = time.perf_counter()
+        say(turn=True)
+        if not sys.stdin.readline():
+            os._exit(1)  # nobody is there to give one
+        self._since = time.perf_counter()
+        self._lost += self._since - start
 
 
 @dataclass(frozen=True)
@@ -118,8 +156,8 @@ class _Worker:
         why = f"{record.verdict}: {reason}" if record.verdict.executed else reason  # a refusal says its verdict itself
         return {"wrong": why, "broken": not record.verdict.green}
 
-    def measured(self, case: Case) -> dict[str, Any]:
-        """Its latency in s, and that as a part of FP32 eager's."""
+    def measured(self, case: Case, turns: Turns) -> dict[str, Any]:
+        """Its latency in s, and that as a part of FP32 eager's, measured in turns with another process."""
         from accelcheck.measure import duet
         from accelcheck.qualify import speed
         from accelcheck.qualify.trial import Trial
@@ -127,7 +165,9 @@ class _Worker:
 
         technique, workload = self.known.techniques[case.technique], self.known.workloads[case.workload]
         try:
-            found = speed.ratio(Trial(case, technique, workload, self.device, Store(self.folder)), looks=(SECONDS,))
+            found = speed.ratio(
+                Trial(case, technique, workload, self.device, Store(self.folder)), (SECONDS,), turns.now
+            )
         except Exception as error:  # noqa: BLE001 - a workload, technique or backend may raise anything: it is this case's error
             return {"wrong": f"error: {type(error).__name__}: {error}".partition("\n")[0], "broken": True}
         finally:
@@ -135,7 +175,8 @@ class _Worker:
         return {"seconds": duet.latency(found.candidate), "to_eager": found.ratio}
 
 
-def _say(**record: Any) -> None:
+def say(**record: Any) -> None:
+    """Tell the parent."""
     print(f"\n{MARK}{json.dumps(record)}", flush=True)  # a backend may have left a line unfinished
 
 

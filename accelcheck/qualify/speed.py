@@ -55,15 +55,15 @@ def verify(trial: Trial) -> Finding:
         return _Measuring(judged).finding(found)
 
 
-def ratio(trial: Trial, looks: Sequence[float] = LOOKS) -> Comparison:
-    """The candidate's time as a part of FP32 eager's, in this process, after so many seconds; nothing is judged.
+def ratio(trial: Trial, looks: Sequence[float] = LOOKS, now: Callable[[], float] = time.perf_counter) -> Comparison:
+    """The candidate's time as a part of FP32 eager's, in this process, after so many seconds of a clock; nothing is judged.
 
     Raises:
         ClockError: There is no time.
     """
     judged = replace(trial, case=replace(trial.case, mode=TIMED[trial.case.mode]))
     with trial.clock("measure"), trial.device.strict_float32():
-        return _Measuring(judged).compared(looks)
+        return _Measuring(judged).compared(looks, now)
 
 
 class Contender:
@@ -135,13 +135,13 @@ class _Measuring:
             found, faults=[*found.faults, *faults], measurements=self.found, digest=_digest(trial), times=self.blocks
         )
 
-    def compared(self, looks: Sequence[float]) -> Comparison:
+    def compared(self, looks: Sequence[float], now: Callable[[], float]) -> Comparison:
         """The candidate beside FP32 eager."""
         candidate = Contender(self.trial)
         warm_up(self.trial, candidate.program)
         eager = self._eager("float32")
         with undisturbed():
-            return self._paired(eager, candidate, looks)
+            return self._paired(eager, candidate, looks, now)
 
     def _first_calls(self) -> Contender:
         """Prepare and call once, with the compilers' caches empty and then full: two times in s, and the graphs made."""
@@ -168,11 +168,17 @@ class _Measuring:
         case = replace(self.trial.case, technique=Eager.name, dtype=dtype)
         return Contender(replace(self.trial, technique=Eager(), case=case))
 
-    def _paired(self, base: Contender, candidate: Contender, looks: Sequence[float] = LOOKS) -> Comparison:
+    def _paired(
+        self,
+        base: Contender,
+        candidate: Contender,
+        looks: Sequence[float] = LOOKS,
+        now: Callable[[], float] = time.perf_counter,
+    ) -> Comparison:
         first, second = (block(self.trial.device, side.call) for side in (base, candidate))
         settle(first)
         settle(second)
-        return compare(first, second, looks=looks)
+        return compare(first, second, looks=looks, now=now)
 
     def _times(self, candidate: Contender, eager: Contender) -> None:
         before = self.trial.device.telemetry()

@@ -1,0 +1,176 @@
+"""Checks against a stored baseline: in how many nothing changed and a regression was named, in how many a planted one was.
+
+    python benchmarks/baseline_checks.py                        # level 1: stores a baseline, 20 checks, 20 with slowdowns: 1 h
+    python benchmarks/baseline_checks.py --level 2 --planted 0  # a baseline and 20 checks of level 2: 3 h
+    python benchmarks/baseline_checks.py --table checks.jsonl   # only the table
+
+A check is what `--accel-baseline=check` does before it judges: three processes time each case that has a baseline, and the mean
+is held against what is stored. A slowdown of 1.5 times the smallest that the checks before it stated is planted in each case
+(planted_slowdown.py). What is stored already, and what the file of results holds already, is not measured again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import planted_slowdown
+
+from accelcheck.matrix import devices
+from accelcheck.measure.baselines import Baselines, Place
+from accelcheck.measure.regression import CHECKED, Change, Sample, change
+from accelcheck.qualify import rounds
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    Line = dict[str, Any]
+
+DETECTABLE = 1.5
+"""Times the smallest slowdown that is stated as found: what is planted."""
+NAMED = 0.95
+"""Part of the checks of a case that must name what was planted in it."""
+
+
+def command(device: str, level: int) -> list[str]:
+    """Arguments of pytest that select the timed cases."""
+    return ["--pyargs", "accelcheck.suite.test_speed", f"--accel-device={device}", f"--accel-level={level}", "-q"]
+
+
+def store(folder: Path, device: str, level: int) -> None:
+    """Time the suite in ten processes and store the outcome."""
+    run = subprocess.run(
+        [
+            *(sys.executable, "-m", "pytest", *command(device, level), "-n", "0"),
+            *("--accel-baseline=update", f"--accel-baselines={folder.resolve()}"),
+        ],
+        check=False,
+    )
+    if run.returncode:
+        raise SystemExit(f"storing baselines ended with {run.returncode}")
+
+
+def check(stored: Mapping[str, Sample], device: str, level: int, parts: Mapping[str, float]) -> Line:
+    """One check, with these slowdowns planted."""
+    start = time.perf_counter()
+    plugin = ["-p", "planted_slowdown"] if parts else []
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        if parts:
+            (folder / "parts.json").write_text(json.dumps(parts), encoding="utf-8")
+            os.environ[planted_slowdown.VARIABLE] = str(folder / "parts.json")
+        ratios = rounds.measure(
+            [*plugin, *command(device, level), "-n", "0"], stored, CHECKED, folder, Path.cwd(), lambda _: None
+        )
+    return {
+        "kind": "check",
+        "parts": dict(parts),
+        "stored": {case: asdict(sample) for case, sample in stored.items()},
+        "ratios": ratios,
+        "seconds": time.perf_counter() - start,
+    }
+
+
+def changes(line: Line) -> dict[str, Change]:
+    """What a check says of each case that enough of its processes measured."""
+    return {
+        case: change(Sample(**line["stored"][case]), Sample.of(ratios), len(line["stored"]))
+        for case, ratios in line["ratios"].items()
+        if len(ratios) > 1
+    }
+
+
+def planted(lines: Sequence[Line]) -> dict[str, float]:
+    """By case, the part to plant: from what the checks without any stated, in the middle."""
+    stated: dict[str, list[float]] = {}
+    for line in lines:
+        for case, held in changes(line).items() if not line["parts"] else ():
+            stated.setdefault(case, []).append(held.smallest - 1)
+    return {case: DETECTABLE * statistics.median(smallest) for case, smallest in stated.items()}
+
+
+def show(lines: Sequence[Line]) -> int:
+    """Print what came of them; 1 where something was named that did not change, or a planted slowdown was not."""
+    healthy = [changes(line) for line in lines if not line["parts"]]
+    slowed = [(line["parts"], changes(line)) for line in lines if line["parts"]]
+    false = [(case, held) for found in healthy for case, held in found.items() if held.regression]
+    clean = sum(not any(held.regression for held in found.values()) for found in healthy)
+    print(f"nothing planted: no regression in {clean} of {len(healthy)} checks")
+    for case, held in false:
+        print(f"  {case}: {held.factor:.4f} with a limit of {held.limit:.4f}")
+    stated = sorted(held.smallest for found in healthy for held in found.values())
+    if stated:
+        cases = len({case for found in healthy for case in found})
+        print(f"  {cases} cases; smallest slowdown found, as stated: {_spread([s - 1 for s in stated])}")
+    asked, named = Counter[str](), Counter[str]()
+    for parts, found in slowed:
+        for case in parts.keys() & found.keys():
+            asked[case] += 1
+            named[case] += found[case].regression
+    missed = {case: f"{named[case]} of {count}" for case, count in asked.items() if named[case] < NAMED * count}
+    if asked:
+        parts = [part for parts, _ in slowed for part in parts.values()]
+        print(
+            f"planted, {DETECTABLE} times that: {_spread(sorted(parts))}; named in {named.total()} of {asked.total()}, "
+            f"in {len(asked) - len(missed)} of {len(asked)} cases in {NAMED:.0%} of the checks or more"
+        )
+        for case, count in sorted(missed.items()):
+            print(f"  {case}: {count}")
+    return 1 if false or missed else 0
+
+
+def _spread(parts: Sequence[float]) -> str:
+    return f"{parts[0]:.1%} to {parts[-1]:.1%}, half of them below {statistics.median(parts):.1%}"
+
+
+def main() -> int:
+    """Store, check, plant, print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--level", type=int, default=1, help="of the suite (default 1)")
+    parser.add_argument("--checks", type=int, default=20, help="with nothing planted (default 20)")
+    parser.add_argument("--planted", type=int, default=20, help="with slowdowns (default 20)")
+    parser.add_argument("--device", default="cpu", help="default: cpu; slowdowns can be planted there alone")
+    parser.add_argument("--baselines", type=Path, default=Path("checked-baselines"), help="folder of the store")
+    parser.add_argument(
+        "--json", type=Path, default=Path("baseline_checks.jsonl"), help="results are added to this file"
+    )
+    parser.add_argument("--table", type=Path, help="print what this file holds, and measure nothing")
+    given = parser.parse_args()
+    if given.table:
+        return show(_read(given.table))
+    if given.planted and given.device != "cpu":
+        parser.error(f"slowdowns can be planted on the cpu alone, not on {given.device}: add --planted 0")
+    place = Place.of(devices()[given.device].fingerprint())
+    held = Baselines(given.baselines)
+    if not held.read(place):
+        store(given.baselines, given.device, given.level)
+    stored = {case: found.ratio for case, found in held.read(place).items()}
+    lines = _read(given.json) if given.json.exists() else []
+    for wanted, slowed in ((given.checks, False), (given.planted, True)):
+        for number in range(sum(bool(line["parts"]) is slowed for line in lines), wanted):
+            line = check(stored, given.device, given.level, planted(lines) if slowed else {})
+            lines.append(line)
+            with given.json.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(line, sort_keys=True) + "\n")
+            named = [case for case, found in changes(line).items() if found.regression]
+            what = "slowdowns planted" if slowed else "nothing planted"
+            print(f"check {number + 1} of {wanted}, {what}: {len(named)} named in {line['seconds']:.0f} s", flush=True)
+    return show(lines)
+
+
+def _read(path: Path) -> list[Line]:
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+if __name__ == "__main__":
+    sys.exit(main())
