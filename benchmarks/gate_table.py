@@ -189,9 +189,7 @@ def gate_3(sessions: Sequence[Session]) -> Tally:
 def duets(pairs: Sequence[tuple[Any, Any]], name: str, per_cent: int, cases: int) -> Iterator[duet.Duet]:
     """One after the other, each of the pairs that the one before it has left."""
     ratios: list[float] = []
-    for pair in pairs:
-        first, second = duet.order(len(ratios))
-        a, b = pair[first], pair[second]
+    for a, b in pairs:
         ratios.append(b[name][str(per_cent)]["seconds"] / a[name]["0"]["seconds"])
         if len(ratios) in duet.LOOKS:
             found = duet.judge(ratios, cases)

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import textwrap
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING
 
 import pytest
@@ -78,6 +79,18 @@ def test_the_cpu_seeds_its_own_generator_and_no_other_device(monkeypatch: pytest
     device.seed(11)
     assert torch.equal(torch.rand(3), first)
     assert seeded == []
+
+
+@pytest.mark.parametrize(("client", "exclusive"), [("CPU", False), ("TPU", True)])
+def test_an_xla_device_that_is_no_processor_is_held_by_one_process(
+    client: str, exclusive: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PJRT_DEVICE", client)
+    monkeypatch.setitem(sys.modules, "torch_xla", ModuleType("torch_xla"))
+    device = Xla()
+    device.open()
+    assert ("exclusive" in device.features) is exclusive
+    assert "exclusive" not in Xla().features
 
 
 def test_no_device_module_imports_torch() -> None:

@@ -58,6 +58,12 @@ with (folder / "pids").open("a") as pids:
     pids.write(f"{{os.getpid()}} ")
 
 
+def others():
+    pids = set((folder / "pids").read_text().split()) - {{str(os.getpid())}}
+    stats = [Path(f"/proc/{{pid}}/stat") for pid in pids]
+    return [stat.read_text().split()[2] for stat in stats if stat.exists()]
+
+
 def turn():
     say(turn=True)
     sys.stdin.readline()
@@ -88,6 +94,7 @@ say(hello=plan["hello"])
 asked = job["selection"]["cases"] or list(plan["cases"])
 say(cases=asked)
 print("noise", flush=True)
+misbehave(plan.get(job["task"] + "-start"))
 if job["task"] == "measure":
     count = folder / "{name}.count"
     number = int(count.read_text()) if count.exists() else 0
@@ -100,6 +107,8 @@ for case in asked:
     misbehave(facts.get(job["task"]))
     if job["task"] == "judge":
         say(done=case, **facts.get("verdict", {{}}))
+    elif facts.get("needs_all") and others():
+        say(done=case, wrong="error: OutOfMemoryError", broken=True)
     elif "answer" in facts:
         say(done=case, **facts["answer"])
     else:
@@ -109,12 +118,13 @@ for case in asked:
             with (folder / "turns").open("a") as log:
                 log.write("{name}" + str(asked.index(case)))
             if "beside" in facts:
-                stats = [Path(f"/proc/{{pid}}/stat") for pid in (folder / "pids").read_text().split()]
-                states = [stat.read_text().split()[2] for stat in stats if stat.exists()]
-                (folder / "states").open("a").write(" ".join(states) + "\\n")
+                (folder / "states").open("a").write(" ".join(others()) + "\\n")
         say(done=case, seconds=seconds[number % len(seconds)], to_eager=0.5)
     if job["task"] == "measure":
+        misbehave(facts.get("after"))
         turn()
+if job["task"] == "measure":
+    misbehave(plan.get("end"))
 say(end=True)
 """
 HELLO = {
@@ -327,9 +337,7 @@ def test_a_process_that_needs_fewer_turns_waits_for_the_other_before_the_next_ca
 
 def test_the_process_whose_turn_it_is_not_is_stopped(stage: Stage) -> None:
     stage.row(steady(turns=3, beside=True), steady(turns=3, beside=True), looks=(2,))
-    states = [line.split() for line in (stage.folder / "states").read_text().splitlines()]
-    assert len(states) == 12
-    assert all(sorted(pair) == ["R", "T"] for pair in states)
+    assert (stage.folder / "states").read_text().split() == ["T"] * 12
 
 
 @pytest.mark.parametrize("holder", ["A", "B"])
@@ -374,8 +382,9 @@ def test_a_case_that_crashes_on_a_side_is_said_and_the_others_go_on(stage: Stage
     assert crashed.worse
     measured = [(side, cases) for side, task, cases in stage.log if task == "measure"]
     # The one that did not crash is given up with the other: what is left is measured by two that run at the same time.
-    assert measured[:4] == [("A", ["one", MLP, CNN]), ("B", ["one", MLP, CNN]), ("A", [CNN]), ("B", [CNN])]
-    assert measured[4:] == [("B", ["one", CNN]), ("A", ["one", CNN])]
+    # What crashed is tried without another process beside it.
+    assert measured[:4] == [("A", ["one", MLP, CNN]), ("B", ["one", MLP, CNN]), ("A", [MLP]), ("B", [MLP])]
+    assert measured[4:] == [("A", [CNN]), ("B", [CNN]), ("B", ["one", CNN]), ("A", ["one", CNN])]
     assert [len(row.samples[0]) for row in rows] == [len(row.samples[1]) for row in rows] == [2, 0, 2]
 
 
@@ -433,7 +442,55 @@ def test_a_case_of_one_side_only_is_said(stage: Stage) -> None:
 def test_an_error_while_measuring_ends_that_case(stage: Stage) -> None:
     row = stage.row(steady(), steady(answer={"wrong": "error: RuntimeError: no", "broken": True}))
     assert row.absent == {"B": "error: RuntimeError: no"}
-    assert stage.measured == "AB"
+    assert stage.measured == "ABAB"  # in turns, and apart
+
+
+def test_what_fails_beside_another_process_is_measured_apart(stage: Stage) -> None:
+    # As where one of two processes has taken the device's memory.
+    rows = stage.play(
+        {"cases": {MLP: steady(needs_all=True), CNN: steady(turns=2)}},
+        {"cases": {MLP: steady(needs_all=True), CNN: steady(turns=2)}},
+        looks=(2,),
+    )
+    assert [answer(row) for row in rows] == [Answer.SAME, Answer.SAME]
+    measured = [(side, cases) for side, task, cases in stage.log if task == "measure"]
+    assert measured[:4] == [("A", [MLP, CNN]), ("B", [MLP, CNN]), ("A", [MLP]), ("B", [MLP])]
+    assert measured[4:] == [("B", [MLP]), ("A", [MLP]), ("B", [CNN]), ("A", [CNN])]  # it is remembered
+    assert sorted(turn for turn in stage.turns if turn[1] == "1") == [
+        "A1",
+        "A1",
+        "B1",
+        "B1",
+    ]  # the other case goes on in turns, and is not lost
+
+
+@pytest.mark.parametrize("exclusive", [False, True])
+def test_a_process_that_dies_when_it_has_answered_everything_loses_nothing(stage: Stage, *, exclusive: bool) -> None:
+    (row,) = stage.play(
+        {"cases": {MLP: steady()}, "end": "crash", "hello": {**HELLO, "exclusive": exclusive}},
+        {"cases": {MLP: steady()}},
+        looks=(2,),
+    )
+    assert answer(row) is Answer.SAME
+    assert stage.measured == "ABBA"
+
+
+def test_a_process_that_dies_between_two_cases_loses_neither(stage: Stage) -> None:
+    rows = stage.play(
+        {"cases": {MLP: steady(after="crash"), CNN: steady()}},
+        {"cases": {MLP: steady(), CNN: steady()}},
+        looks=(2,),
+    )
+    assert [answer(row) for row in rows] == [Answer.SAME, Answer.SAME]
+
+
+@pytest.mark.parametrize("task", ["judge", "measure"])
+def test_a_process_that_answers_nothing_loses_everything(stage: Stage, task: str) -> None:
+    rows = stage.play(
+        {"cases": {MLP: steady(), CNN: steady()}, f"{task}-start": "exit"}, {"cases": {MLP: steady(), CNN: steady()}}
+    )
+    assert all(row.absent["A"].startswith("not reached: the process ended with status 3") for row in rows)
+    assert not any(row.worse for row in rows)
 
 
 @pytest.mark.parametrize(
@@ -661,6 +718,7 @@ def test_a_killed_parent_leaves_no_stopped_process(tmp_path: Path) -> None:
         job = json.dumps({{"task": "measure", "selection": asdict(Selection(("cpu",), cases=({MLP!r},)))}})
         child = Process(Side("A", {sys.executable!r}), ["-m", "accelcheck.qualify.duet_process", job], 600)
         child.turn()
+        child.stop()
         print(child.ended, child._process.pid, flush=True)
         time.sleep(600)
         """

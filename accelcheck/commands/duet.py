@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import signal
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -100,7 +102,8 @@ def _duet(given: argparse.Namespace) -> int:
             Side("A", located(words[0]), dict(given.env_a)),
             Side("B", located(words[-1]), dict(given.env_b)),
         )
-        facts, rows = play(sides, selection, _tell, looks, given.margin, given.timeout)
+        with _terminable():
+            facts, rows = play(sides, selection, _tell, looks, given.margin, given.timeout)
     except SideError as error:
         print(f"accelcheck: {error}", file=sys.stderr)
         return NOTHING if isinstance(error, AbsentError) else USAGE
@@ -108,6 +111,16 @@ def _duet(given: argparse.Namespace) -> int:
     if any(row.worse for row in rows):
         return RED
     return GREEN if any(row.found for row in rows) else NOTHING
+
+
+@contextlib.contextmanager
+def _terminable() -> Iterator[None]:
+    """SIGTERM ends what was started too: a process that is stopped would stay so."""
+    before = signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _tell(line: str) -> None:

@@ -30,8 +30,7 @@ SETTLED = 0.02
 PATIENCE = 2.0
 """Seconds of warming up at most."""
 
-_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # of <malloc.h>
-_LARGE = 1 << 30
+_TRIM_THRESHOLD, _MMAP_MAX = -1, -4  # of <malloc.h>
 
 
 class ClockError(RuntimeError):
@@ -101,5 +100,6 @@ def keep_freed_memory() -> None:
         return
     with contextlib.suppress(AttributeError):  # another C library
         mallopt = ctypes.CDLL(None).mallopt
+        # Not by M_MMAP_THRESHOLD: older releases refuse one of more than 32 MiB, and then keep the one that they have.
+        mallopt(_MMAP_MAX, 0)
         mallopt(_TRIM_THRESHOLD, -1)
-        mallopt(_MMAP_THRESHOLD, _LARGE)

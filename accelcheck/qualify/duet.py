@@ -12,7 +12,6 @@ import shutil
 import statistics
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -64,6 +63,8 @@ class Row:
         absent: Why a side has no figure, or no more of them, by the side's name: it does not have the case, gets it wrong, or
             does not survive it.
         broken: The sides on which it is wrong, crashes or hangs; not those on which it does not exist.
+        apart: Whether its processes run one after the other: the device allows no more, or it failed beside another process,
+            which may have held what it needs.
         found: What came of the pairs; None before the first look.
     """
 
@@ -71,6 +72,7 @@ class Row:
     samples: tuple[list[Sample], list[Sample]] = field(default_factory=lambda: ([], []))
     absent: dict[str, str] = field(default_factory=dict)
     broken: set[str] = field(default_factory=set)
+    apart: bool = False
     found: duet.Duet | None = None
 
     @property
@@ -132,14 +134,16 @@ def play(
     (facts_a, rows_a), (facts_b, rows_b) = opened
     rows = [_merged(case, sides, (rows_a.get(case), rows_b.get(case))) for case in dict.fromkeys([*rows_a, *rows_b])]
     cases = sum(row.open for row in rows)
-    in_turns = apart if facts_a.exclusive or facts_b.exclusive else together
+    for row in rows:
+        row.apart = facts_a.exclusive or facts_b.exclusive
     pairs = 0
     for look in looks:
         if not any(row.open for row in rows):
             break
         while pairs < look and (waiting := [row for row in rows if row.open]):
             while waiting:
-                waiting = _measured(sides, selection, waiting, timeout, partial(in_turns, first=pairs))
+                alike = [row for row in waiting if row.apart == waiting[0].apart]
+                waiting = [*_measured(sides, selection, alike, timeout, pairs), *(r for r in waiting if r not in alike)]
             pairs += 1
         for row in rows:
             if row.open:
@@ -171,13 +175,10 @@ def _opened(side: Side, selection: Selection, timeout: float) -> tuple[Facts, di
     facts, rows = _introduced(process)
     waiting = list(rows.values())
     while True:
-        answers, begun = _answers(process)
-        for row in waiting:
-            if row.case in answers:
-                _wrong(row, side, answers[row.case])
-        unanswered = [row for row in waiting if row.case not in answers]
-        _lose(process, begun, unanswered)
-        waiting = [row for row in unanswered if not row.absent]
+        answered = [row for row in waiting if row.case in _answers(process)[0]]
+        for row, blamed, why, broken in _failures(waiting, [process], answered):
+            row.lose(blamed, why, broken=broken)
+        waiting = [row for row in waiting if row not in answered and not row.absent]
         if not waiting:
             return facts, rows
         process = _judged(side, replace(selection, cases=tuple(row.case for row in waiting)), timeout)
@@ -205,34 +206,30 @@ def _introduced(process: Process) -> tuple[Facts, dict[str, Row]]:
 
 
 def _measured(
-    sides: tuple[Side, Side],
-    selection: Selection,
-    rows: Sequence[Row],
-    timeout: float,
-    in_turns: Callable[[Sequence[Process]], None],
+    sides: tuple[Side, Side], selection: Selection, rows: Sequence[Row], timeout: float, number: int
 ) -> list[Row]:
-    """Measure rows in one pair of processes; give those that are left because another one's case ended it."""
+    """Measure rows, all in turns or all apart, in one pair of processes; give those that are to be measured again.
+
+    What fails beside another process is measured again apart, and lost only if it fails there too.
+    """
     selection = replace(selection, cases=tuple(row.case for row in rows))
+    in_turns = apart if rows[0].apart else together
     with ExitStack() as stack:
         pair = [stack.enter_context(_process(side, "measure", selection, timeout)) for side in sides]
-        in_turns(pair)
-    answers = [_answers(process) for process in pair]
-    left = []
+        in_turns(pair, number)
+    answers = [_answers(process)[0] for process in pair]
+    measured = []
     for row in rows:
-        found = [own.get(row.case) for own, _ in answers]
-        samples = [
-            None if message is None or _wrong(row, side, message) else _sample(row, side, message)
-            for side, message in zip(sides, found, strict=True)
-        ]
-        if samples[0] and samples[1]:  # both: those of a pair belong together
-            row.samples[0].append(samples[0])
-            row.samples[1].append(samples[1])
-        if not all(samples):
-            left.append(row)
-    for process, (own, begun) in zip(pair, answers, strict=True):
-        if process.ended is not None:  # else it was given up with the other
-            _lose(process, begun, [row for row in left if row.case not in own])
-    return [row for row in left if not row.absent]
+        told = [own.get(row.case, {"wrong": ""}) for own in answers]
+        if not any("wrong" in message for message in told):  # both: those of a pair belong together
+            for side, message, samples in zip(sides, told, row.samples, strict=True):
+                samples.append(_sample(row, side, message))
+            measured.append(row)
+    for row, blamed, why, broken in _failures(rows, pair, measured):
+        if in_turns is apart:
+            row.lose(blamed, why, broken=broken)
+        row.apart = True
+    return [row for row in rows if row not in measured and not row.absent]
 
 
 def _process(side: Side, task: str, selection: Selection, timeout: float) -> Process:
@@ -254,23 +251,31 @@ def _answers(process: Process) -> tuple[dict[str, Message], str]:
     return answers, begun
 
 
-def _lose(process: Process, begun: str, unanswered: Sequence[Row]) -> None:
-    """Lose the case that ended a process, or all that it did not answer, where there is none: nor would the next one reach them."""
-    for row in [row for row in unanswered if row.case == begun] or unanswered:
-        why = _end(process) if row.case == begun else f"not reached: {_end(process)}"
-        row.lose(process.side, why, broken=True)
+def _failures(
+    rows: Sequence[Row], processes: Sequence[Process], answered: Sequence[Row]
+) -> list[tuple[Row, Side, str, bool]]:
+    """Cases without a figure, the side at fault, why, and whether it is broken there.
+
+    Where a case ended a process, that one; where nothing was answered at all, every one: nor would the next process reach it.
+    """
+    found = []
+    for process in processes:
+        answers, begun = _answers(process)
+        for row in rows:
+            message = answers.get(row.case, {})
+            if "wrong" in message:
+                wrong = _typed(process.side, message, "wrong", str)
+                found.append((row, process.side, wrong, _typed(process.side, message, "broken", bool)))
+            elif row.case == begun and process.ended is not None:  # else it was given up with the other
+                found.append((row, process.side, _end(process), True))
+    if found or answered:
+        return found
+    over = [process for process in processes if process.ended is not None]
+    return [(row, process.side, f"not reached: {_end(process)}", True) for process in over for row in rows]
 
 
 def _end(process: Process) -> str:
     return process.ended or "the process ended without an answer"
-
-
-def _wrong(row: Row, side: Side, message: Message) -> bool:
-    """Whether a side has no figure of a case; noted."""
-    if "wrong" not in message:
-        return False
-    row.lose(side, _typed(side, message, "wrong", str), broken=_typed(side, message, "broken", bool))
-    return True
 
 
 def _sample(row: Row, side: Side, message: Message) -> Sample:

@@ -40,10 +40,6 @@ TURN = 0.05
 
 def main(words: Sequence[str]) -> None:
     """Do one job and end the process without tearing backends down."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(
-            _PR_SET_PDEATHSIG, signal.SIGKILL
-        )  # stopped, it would not see that nobody gives it a turn
     with tempfile.TemporaryDirectory(prefix="accelcheck-") as folder:
         _work(json.loads(words[0]), Path(folder))
     say(end=True)
@@ -91,6 +87,8 @@ def _work(job: Mapping[str, Any], folder: Path) -> None:
         }
     )
     cases = known.cases(selection, TIMED)
+    if asked := list(selection.cases):  # in that order: it is the other process's too
+        cases = sorted(cases, key=lambda case: asked.index(case.id))
     say(cases=[case.id for case in cases])
     worker = _Worker(known, device, folder)
     turns = Turns()
@@ -110,6 +108,9 @@ class Turns:
     def __init__(self) -> None:
         self._since = time.perf_counter()
         self._lost = 0.0
+        if sys.platform == "linux":
+            # Stopped, it would not see that the parent is gone.
+            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
     def now(self) -> float:
         """Seconds of its own turns; a turn that is over is handed over first."""

@@ -1,7 +1,6 @@
 """A process of a duet, as the parent sees it: it runs while it has the turn, and is stopped while another has it. No torch.
 
-What it says are lines of JSON after a marker. Having said ``turn``, it waits for a line on its standard input; all its threads are
-stopped meanwhile, for idle ones of OpenMP may spin for longer than a turn.
+What it says are lines of JSON after a marker. Having said ``turn``, it waits for a line on its standard input.
 """
 
 from __future__ import annotations
@@ -89,8 +88,7 @@ class Process:
         return self
 
     def __exit__(self, *error: object) -> None:
-        if self._process is not None:
-            self._end()
+        self._end()
         self._err.close()
 
     @property
@@ -112,14 +110,14 @@ class Process:
         if self._process is None:
             self._process = self._started()
         else:
-            self._signal(signal.SIGCONT)
+            self._process.send_signal(signal.SIGCONT)
             with suppress(BrokenPipeError):  # it died meanwhile: what follows says so
                 assert self._process.stdin is not None
                 self._process.stdin.write(b"\n")
                 self._process.stdin.flush()
         how = self._heard(self._process)
         if how is None:
-            return self._signal(signal.SIGSTOP)
+            return
         if not how:
             with suppress(subprocess.TimeoutExpired):
                 self._process.wait(_GRACE)
@@ -127,7 +125,13 @@ class Process:
         self._err.seek(0)
         lines = [line.strip() for line in self._err.read().decode(errors="replace").splitlines() if line.strip()]
         self.ended = how + ("; its last words: " + " | ".join(lines[-LINES:]) if how and lines else "")
-        return None
+
+    def stop(self) -> None:
+        """Stop all its threads until its next turn: idle ones of OpenMP may spin for longer than a turn of the other lasts."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGSTOP)
+        with suppress(ChildProcessError):  # it died meanwhile: its next turn says so
+            os.waitid(os.P_PID, self._process.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)  # until it stands still
 
     def _started(self) -> subprocess.Popen[bytes]:
         try:
@@ -171,14 +175,12 @@ class Process:
         return f"hangs: silent for {self._timeout:g} s (--timeout)"
 
     def _end(self) -> None:
-        assert self._process is not None
-        self._signal(signal.SIGKILL)  # it, and what it has left behind
-        self._process.wait()
-
-    def _signal(self, which: signal.Signals) -> None:
-        assert self._process is not None
+        if self._process is None:
+            return
         with suppress(ProcessLookupError, PermissionError):
-            os.killpg(self._process.pid, which)
+            os.killpg(self._process.pid, signal.SIGKILL)  # it, and what it has left behind
+        self._process.wait()
+        self._process = None
 
 
 def together(pair: Sequence[Process], first: int) -> None:
@@ -196,17 +198,17 @@ def together(pair: Sequence[Process], first: int) -> None:
             own.turn()
             if own.died:
                 return
+            if own.ended is None:
+                own.stop()
         if all(process.ended is not None for process in pair):
             return
 
 
 def apart(pair: Sequence[Process], first: int) -> None:
-    """Let two run one after the other, for a device that only one process at a time may hold; as `together` otherwise."""
+    """Let two run one after the other, each to its end; as `together` otherwise."""
     for which in duet.order(first):
         while pair[which].ended is None:
             pair[which].turn()
-        if pair[which].died:
-            return
 
 
 def _read(out: IO[bytes], lines: queue.SimpleQueue[bytes]) -> None:
