@@ -2,11 +2,12 @@
 
     python benchmarks/baseline_checks.py                        # level 1: stores a baseline, 20 checks, 20 with slowdowns: 1 h
     python benchmarks/baseline_checks.py --level 2 --planted 0  # a baseline and 20 checks of level 2: 3 h
-    python benchmarks/baseline_checks.py --table checks.jsonl   # only the table
+    python benchmarks/baseline_checks.py --table                # only the table
 
 A check is what `--accel-baseline=check` does before it judges: three processes time each case that has a baseline, and the mean
 is held against what is stored. A slowdown of 1.5 times the smallest that the checks before it stated is planted in each case
-(planted_slowdown.py). What is stored already, and what the file of results holds already, is not measured again.
+(planted_slowdown.py). What is stored already, and what the folder holds already of the same device and level, is not measured
+again. All checks are held against one baseline, so they are not independent of each other.
 """
 
 from __future__ import annotations
@@ -73,7 +74,6 @@ def check(stored: Mapping[str, Sample], device: str, level: int, parts: Mapping[
             [*plugin, *command(device, level), "-n", "0"], stored, CHECKED, folder, Path.cwd(), lambda _: None
         )
     return {
-        "kind": "check",
         "parts": dict(parts),
         "stored": {case: asdict(sample) for case, sample in stored.items()},
         "ratios": ratios,
@@ -100,7 +100,7 @@ def planted(lines: Sequence[Line]) -> dict[str, float]:
 
 
 def show(lines: Sequence[Line]) -> int:
-    """Print what came of them; 1 where something was named that did not change, or a planted slowdown was not."""
+    """Print what came of them; 1 where something was named that did not change, a planted slowdown was not, or a case is missing."""
     healthy = [changes(line) for line in lines if not line["parts"]]
     slowed = [(line["parts"], changes(line)) for line in lines if line["parts"]]
     false = [(case, held) for found in healthy for case, held in found.items() if held.regression]
@@ -108,6 +108,9 @@ def show(lines: Sequence[Line]) -> int:
     print(f"nothing planted: no regression in {clean} of {len(healthy)} checks")
     for case, held in false:
         print(f"  {case}: {held.factor:.4f} with a limit of {held.limit:.4f}")
+    missing = [case for line in lines for case in line["stored"].keys() - changes(line).keys()]
+    if missing:
+        print(f"  {len(missing)} times too few processes measured a case: {', '.join(sorted(set(missing)))}")
     stated = sorted(held.smallest for found in healthy for held in found.values())
     if stated:
         cases = len({case for found in healthy for case in found})
@@ -126,7 +129,7 @@ def show(lines: Sequence[Line]) -> int:
         )
         for case, count in sorted(missed.items()):
             print(f"  {case}: {count}")
-    return 1 if false or missed else 0
+    return 1 if false or missed or missing else 0
 
 
 def _spread(parts: Sequence[float]) -> str:
@@ -140,36 +143,31 @@ def main() -> int:
     parser.add_argument("--checks", type=int, default=20, help="with nothing planted (default 20)")
     parser.add_argument("--planted", type=int, default=20, help="with slowdowns (default 20)")
     parser.add_argument("--device", default="cpu", help="default: cpu; slowdowns can be planted there alone")
-    parser.add_argument("--baselines", type=Path, default=Path("checked-baselines"), help="folder of the store")
-    parser.add_argument(
-        "--json", type=Path, default=Path("baseline_checks.jsonl"), help="results are added to this file"
-    )
-    parser.add_argument("--table", type=Path, help="print what this file holds, and measure nothing")
+    parser.add_argument("--folder", type=Path, default=Path("build/baseline-checks"), help="of baselines and results")
+    parser.add_argument("--table", action="store_true", help="print what the folder holds, and measure nothing")
     given = parser.parse_args()
+    folder = given.folder / f"{given.device}-level-{given.level}"
+    path = folder / "checks.jsonl"
+    lines = [json.loads(text) for text in path.read_text(encoding="utf-8").splitlines()] if path.exists() else []
     if given.table:
-        return show(_read(given.table))
+        return show(lines)
     if given.planted and given.device != "cpu":
         parser.error(f"slowdowns can be planted on the cpu alone, not on {given.device}: add --planted 0")
     place = Place.of(devices()[given.device].fingerprint())
-    held = Baselines(given.baselines)
+    held = Baselines(folder)
     if not held.read(place):
-        store(given.baselines, given.device, given.level)
+        store(folder, given.device, given.level)
     stored = {case: found.ratio for case, found in held.read(place).items()}
-    lines = _read(given.json) if given.json.exists() else []
     for wanted, slowed in ((given.checks, False), (given.planted, True)):
         for number in range(sum(bool(line["parts"]) is slowed for line in lines), wanted):
             line = check(stored, given.device, given.level, planted(lines) if slowed else {})
             lines.append(line)
-            with given.json.open("a", encoding="utf-8") as file:
+            with path.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(line, sort_keys=True) + "\n")
             named = [case for case, found in changes(line).items() if found.regression]
             what = "slowdowns planted" if slowed else "nothing planted"
             print(f"check {number + 1} of {wanted}, {what}: {len(named)} named in {line['seconds']:.0f} s", flush=True)
     return show(lines)
-
-
-def _read(path: Path) -> list[Line]:
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
 if __name__ == "__main__":
