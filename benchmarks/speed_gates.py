@@ -2,7 +2,7 @@
 
     python benchmarks/speed_gates.py                      # 32 sessions quiet and 32 with a busy neighbour, about 3 min each
     python benchmarks/speed_gates.py --sessions 4 --json part.jsonl        # some of them; another run adds further ones
-    python benchmarks/speed_gates.py --table part.jsonl other.jsonl        # only the table, of files of one machine
+    python benchmarks/speed_gates.py --table baselines/cpu/speed_gates.jsonl       # only the table, of these files
     python benchmarks/speed_gates.py --quick              # a few minutes in all, to see that it works; decides nothing
 
 Four CPU workloads (planted_work.py) are made slower by 0, 3, 5 and 10 %. A session measures each of these 16 cells once with
@@ -313,9 +313,10 @@ def calibration_of(path: Path, names: list[str], threads: int, *, quick: bool) -
 
 
 def append(path: Path, line: dict[str, Any]) -> None:
-    """Add a line to a file of results."""
+    """Add a line to a file of results: six digits of each number."""
+    short = json.loads(json.dumps(line), parse_float=lambda text: float(f"{float(text):.6g}"))
     with path.open("a", encoding="utf-8") as file:
-        file.write(json.dumps(line, sort_keys=True) + "\n")
+        file.write(json.dumps(short, sort_keys=True) + "\n")
 
 
 def parsed(arguments: Sequence[str] | None = None) -> argparse.Namespace:
