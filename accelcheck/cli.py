@@ -6,8 +6,9 @@ import argparse
 import sys
 from typing import TYPE_CHECKING
 
+from accelcheck.brought import BroughtError
 from accelcheck.commands.common import USAGE
-from accelcheck.registry import UnknownNameError, discover
+from accelcheck.registry import DuplicateNameError, UnknownNameError, discover
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -22,6 +23,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = parser.parse_args(arguments)
     try:
         return int(given.run(given))
-    except UnknownNameError as error:
+    except (BroughtError, DuplicateNameError, UnknownNameError) as error:
         print(f"accelcheck: {error}", file=sys.stderr)
         return USAGE

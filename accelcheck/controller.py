@@ -23,6 +23,7 @@ from accelcheck.report import terminal
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from accelcheck.qualify.gate import Gate
     from accelcheck.setup import Setup
 
 PATIENCE = 20.0
@@ -32,9 +33,10 @@ PATIENCE = 20.0
 class Controller:
     """Collects the records of all processes of a run. Registered where tests report to: never on an xdist worker."""
 
-    def __init__(self, config: pytest.Config, setup: Setup) -> None:
+    def __init__(self, config: pytest.Config, setup: Setup, gate: Gate) -> None:
         self.config = config
         self.setup = setup
+        self.gate = gate
         self.records: dict[str, Record] = {}
         self.asked = False
         self.started = time.monotonic()
@@ -123,7 +125,7 @@ class Controller:
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         """The matrix technique x device, counts, and the slowest cases."""
         if self.records or self.asked:
-            terminal.summary(terminalreporter, self.setup, self.records, self.journal_path)
+            terminal.summary(terminalreporter, self.setup, self.gate, self.records, self.journal_path)
 
     @property
     def journal_path(self) -> Path | None:

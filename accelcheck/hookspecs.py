@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 def pytest_accel_devices() -> Iterable[Device]:  # type: ignore[empty-body]  # a specification
     """Devices besides the built-in ones.
 
-    Called on the controller before torch is imported: the module that defines the device must not import it at its top.
+    In a pytest run called on the controller before torch is imported: the module that defines the device must not import it at
+    its top.
     """
 
 

@@ -49,7 +49,11 @@ OPTIONS = (
     Option("baseline", "hold times against stored baselines: check, update, new-only or off (default)", metavar="USE"),
     Option("baselines", "folder of the stored baselines (default: baselines, beside the ini file)", metavar="FOLDER"),
     Option("limits", "file of limits on speed, memory and compile time (repeatable)", repeatable=True, metavar="FILE"),
-    Option("processes", "processes that time each case for a check (default 3) or an update (10)", metavar="N"),
+    Option(
+        "processes",
+        "processes that time each case for a check (default 3, and 10 more what these name) or an update (10)",
+        metavar="N",
+    ),
     Option("profile", "keep a trace of each timed case in this folder", metavar="FOLDER"),
     Option("probe_timeout", "seconds to wait for a device to answer (default 60)", metavar="SECONDS"),
 )
@@ -150,8 +154,8 @@ def use(config: pytest.Config) -> Use:
     return Use(given)
 
 
-def processes(config: pytest.Config) -> int:
-    """How many processes are to time each case.
+def processes(config: pytest.Config) -> tuple[int, int]:
+    """How many processes are to time each case, and how many more what a check of these names.
 
     Raises:
         UnknownNameError: It is not a number of at least 2.
@@ -160,10 +164,10 @@ def processes(config: pytest.Config) -> int:
 
     given = value(config, "processes")
     if given is None:
-        return CHECKED if use(config) == "check" else STORED
+        return CHECKED if use(config) == "check" else STORED, STORED
     if not str(given).isascii() or not str(given).isdigit() or int(given) < 2:
         raise unknown("number of processes", str(given), ["a whole number of at least 2"])
-    return int(given)
+    return int(given), int(given)
 
 
 def dtypes(config: pytest.Config) -> tuple[str, ...]:

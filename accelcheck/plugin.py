@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import shutil
+import tempfile
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -12,7 +15,7 @@ import pytest
 from accelcheck import options
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator
+    from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 
     from accelcheck.case import Case
     from accelcheck.controller import Controller
@@ -75,10 +78,10 @@ def _controller(config: pytest.Config) -> Controller:
         run.apply(os.environ, "", 1)
         config.stash[_SETUP] = run
         config.add_cleanup(lambda: shutil.rmtree(run.folder, ignore_errors=True))
-        config.stash[_GATE] = setup.gate(config, run)
+        gate = config.stash[_GATE] = setup.gate(config, run)
         if run.selection.techniques or run.selection.workloads or run.selection.cases:
             _matrix(config).check(run.selection)  # names need the registry, and that needs torch: only when given
-        return controller.Controller(config, run)
+        return controller.Controller(config, run, gate)
     except (
         setup.AbsentDeviceError,
         BaselineError,
@@ -101,12 +104,9 @@ def pytest_configure_node(node: Any) -> None:
 
 def _matrix(config: pytest.Config) -> Matrix:
     if _MATRIX not in config.stash:
-        from accelcheck.matrix import Matrix
+        from accelcheck import brought
 
-        config.stash[_MATRIX] = Matrix.load(
-            [technique for group in config.hook.pytest_accel_techniques() for technique in group],
-            [workload for group in config.hook.pytest_accel_workloads() for workload in group],
-        )
+        config.stash[_MATRIX] = brought.matrix(config)
     return config.stash[_MATRIX]
 
 
@@ -170,17 +170,18 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         return
     from accelcheck.qualify import rounds
 
-    gate.compared = len(cases)
     reporter = config.pluginmanager.getplugin("terminalreporter")
+
+    def say(line: str) -> None:
+        if reporter is not None:
+            reporter.write_line(f"accelcheck: {line}")
+
+    def measure(ids: Sequence[str], count: int) -> Mapping[str, rounds.Timed]:
+        folder = Path(tempfile.mkdtemp(prefix="rounds-", dir=config.stash[_SETUP].folder))
+        return rounds.measure(config.invocation_params.args, ids, count, folder, config.invocation_params.dir, say)
+
     try:
-        gate.ratios = rounds.measure(
-            config.invocation_params.args,
-            [case.id for case in cases],
-            options.processes(config),
-            config.stash[_SETUP].folder,
-            config.invocation_params.dir,
-            lambda line: reporter.write_line(f"accelcheck: {line}") if reporter is not None else None,
-        )
+        gate.time(cases, options.processes(config), measure)
     except rounds.RoundError as error:
         raise pytest.UsageError(f"accelcheck: {error}") from error
 
@@ -199,14 +200,19 @@ def _parametrize_nothing(metafunc: pytest.Metafunc, name: str, reason: str) -> N
 
 
 @pytest.fixture(scope="session")
-def accel_bench(request: pytest.FixtureRequest) -> Bench:
-    """Everything that cases run with, one a process."""
+def accel_bench(request: pytest.FixtureRequest) -> Iterator[Bench]:
+    """Everything that cases run with, one a process.
+
+    What there is before the first case stays to the end: the garbage collector need not go through it before each timed case.
+    """
     from accelcheck.qualify.execute import Bench
     from accelcheck.qualify.ledger import Ledger, shipped
     from accelcheck.verify.oracle import Store
 
     setup = request.config.stash[_SETUP]
-    return Bench(
+    gc.collect()
+    gc.freeze()
+    yield Bench(
         matrix=_matrix(request.config),
         devices=setup.devices(request.config),
         statuses=setup.statuses,
@@ -215,6 +221,7 @@ def accel_bench(request: pytest.FixtureRequest) -> Bench:
         gate=request.config.stash.get(_GATE, None),
         traces=options.folder(request.config, "profile"),
     )
+    gc.unfreeze()
 
 
 @pytest.fixture
@@ -228,9 +235,9 @@ def accel_check(request: pytest.FixtureRequest, accel_bench: Bench) -> Callable[
     def check(case: Case) -> Record:
         written = rounds.ongoing()
         if written is not None:
-            ratio = accel_bench.ratio(case)
-            if ratio is not None:
-                rounds.append(written, case.id, ratio)
+            rounds.append(written, case.id)
+            found = accel_bench.ratio(case)
+            rounds.append(written, case.id, found if isinstance(found, str) else (found.ratio, found.waited or 0.0))
             pytest.skip("a round of a run that judges: timed, not judged")
         record = accel_bench.run(case)
         request.node.stash[_RECORD] = record
@@ -250,7 +257,10 @@ def accel_check(request: pytest.FixtureRequest, accel_bench: Bench) -> Callable[
             # Raised, since under --runxfail `pytest.xfail` does nothing, and the case would pass.
             raise pytest.xfail.Exception(record.reason.partition("\n")[0])  # the whole reason is in the journal
         if not record.verdict.green:
-            pytest.fail(explain(record), pytrace=False)
+            gate = accel_bench.gate
+            # What was measured is right: it is too slow or too large for a baseline or a limit.
+            words = gate.words if gate is not None and record.measurements else ()
+            pytest.fail(explain(record, words), pytrace=False)
         publish(request.node, record)
         return record
 

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from accelcheck import matrix, options
+from accelcheck import brought, matrix, options
 from accelcheck.matrix import Selection
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ class Setup:
         ledgers = options.paths(config, "ledger")
         Ledger.load(ledgers)
         options.selection(config, ())  # wrong values are answered before the devices are asked
-        statuses, host = probe(None, options.seconds(config), _hooked(config))
+        statuses, host = probe(None, options.seconds(config), brought.devices(config))
         words = options.value(config, "device") or ("auto",)
         chosen = options.chosen_devices(words, statuses, statuses)
         selection = options.selection(config, chosen)
@@ -102,7 +102,7 @@ class Setup:
         """All known devices by name: built-in, other plugins', and accelerators that the probe met."""
         from accelcheck.devices.generic import Generic
 
-        hooked = _hooked(config)
+        hooked = brought.devices(config)
         known = matrix.devices(hooked)
         return matrix.devices([*hooked, *(Generic(name) for name in self.statuses if name not in known)])
 
@@ -138,20 +138,25 @@ def gate(config: pytest.Config, run: Setup) -> Gate:
         LimitError: A file of limits is not what it should be.
         UnknownNameError: An option has a value that is not legal.
     """
-    from accelcheck.measure.baselines import Baselines, Place
+    from accelcheck.measure.baselines import Baselines, Place, settings
     from accelcheck.qualify import limits
-    from accelcheck.qualify.gate import Gate, Use
+    from accelcheck.qualify.gate import STORING, Gate, Use
 
     found = {name: run.statuses[name].fingerprint for name in run.selection.devices}
     places = {name: Place.of(fingerprint) for name, fingerprint in found.items() if fingerprint is not None}
+    environments = {name: settings(fingerprint) for name, fingerprint in found.items() if fingerprint is not None}
     store = Baselines(options.folder(config, "baselines") or config.rootpath / "baselines")
     use = options.use(config)
-    options.processes(config)
+    processes, _ = options.processes(config)
     if use is not Use.OFF:
         for place in places.values():
-            store.read(place)
-    return Gate(use, store, places, {}, limits.load(options.paths(config, "limits")))
-
-
-def _hooked(config: pytest.Config) -> list[Device]:
-    return [device for group in config.hook.pytest_accel_devices() for device in group]
+            list(store.stored(place))
+            if use in STORING:
+                store.writable(place)
+    files = options.paths(config, "limits")
+    words = [f"--accel-limits={file}" for file in files]
+    if use is not Use.OFF:
+        words += [f"--accel-baseline={use}", f"--accel-baselines={store.root}"]
+    if options.value(config, "processes") is not None:
+        words.append(f"--accel-processes={processes}")
+    return Gate(use, store, places, environments, limits.load(files), tuple(words))

@@ -68,15 +68,15 @@ def _answer(technique: Technique, device: Device) -> Capability:
         return unavailable(Code.NOT_ASKED, f"only {device.name} itself can tell", "ask where it is")
 
 
-def columns(asked: Sequence[str] = ()) -> Mapping[str, Device]:
-    """The devices of the table: those asked for, or all that are built in, and a generic one.
+def columns(asked: Sequence[str] = (), extra: Sequence[Device] = ()) -> Mapping[str, Device]:
+    """The devices of the table: those asked for, or all that are built in, `extra` ones and a generic one.
 
     Raises:
         UnknownNameError: There is no such device.
     """
     from accelcheck.devices.generic import Generic
 
-    known = {**devices(), GENERIC: Generic(GENERIC)}
+    known = {**devices(extra), GENERIC: Generic(GENERIC)}
     for name in asked:
         if name not in known:
             raise unknown("device", name, list(known))

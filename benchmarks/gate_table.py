@@ -1,6 +1,7 @@
 """From sessions of speed_gates.py to the table: what makes a repetition, what counts as found, and which promises are kept.
 
-* A gate with a saved run holds a session against the one before it: each session is saved once and checked once.
+* A gate with a saved run holds a session against the one before it: each session is saved once and checked once. Sessions
+  of different machines or conditions are never held against each other; their repetitions are added up.
 * Gate 1 has one repetition a session and cell.
 * Gate 2 holds processes 11 to 13 of a session against the first 10 of the one before: no process is in two repetitions. Beside
   it stands the share in random draws of 10 and 3 processes of all sessions, which do share processes.
@@ -128,8 +129,11 @@ def gate_1(sessions: Sequence[Session], kind: str, name: str) -> Tally:
 
 
 def gate_2(sessions: Sequence[Session]) -> tuple[Tally, dict[str, list[float]]]:
-    """Against a stored baseline; and the smallest changes that it says it can find, by workload."""
-    tally = Tally("gate 2: ratios of processes against stored ones", cost=f"{CHECKED} processes")
+    """Against a stored baseline; and the smallest changes that it says it can find, by workload.
+
+    What the last processes of a session name is named if its first ones say so too, as `Gate.time` has it.
+    """
+    tally = Tally("gate 2: ratios of processes against stored ones", cost=f"{CHECKED} processes, and {STORED} more")
     sizes: dict[str, list[float]] = defaultdict(list)
     for before, after in consecutive(sessions):
         checked = after["processes"][STORED : STORED + CHECKED]
@@ -137,13 +141,18 @@ def gate_2(sessions: Sequence[Session]) -> tuple[Tally, dict[str, list[float]]]:
         if len(checked) < CHECKED or len(stored) < STORED:
             continue
         for name, per_cent in cells(after):
-            found = held(stored, checked, name, per_cent, len(after["names"]))
-            tally.note(after["condition"], column(per_cent), found.regression)
+            cases = len(after["names"])
+            found = held(stored, checked, name, per_cent, cases)
+            again = held(stored, after["processes"][:STORED], name, per_cent, cases)
+            named = found.regression and again.regression
+            tally.note(after["condition"], column(per_cent), named)
             if per_cent and found.smallest <= 1 + per_cent / 100:
-                tally.note(after["condition"], "stated, planted", found.regression)
+                tally.note(after["condition"], "stated, planted", named)
             if not per_cent:
                 sizes[name].append(found.smallest - 1)
-                tally.note(after["condition"], "stated", found.factor * found.smallest > found.limit)
+                size = found.smallest
+                both = found.factor * size > found.limit and again.factor * size > again.limit
+                tally.note(after["condition"], "stated", both)
     return tally, sizes
 
 
@@ -155,16 +164,19 @@ def held(stored: Sequence[Any], checked: Sequence[Any], name: str, per_cent: int
     )
 
 
-def resampled(sessions: Sequence[Session], condition: str) -> str:
-    """Gate 2 on random groups of processes: more repetitions, but they share processes."""
-    pool = [process for one in sessions if one["condition"] == condition for process in one["processes"]]
+def resampled(group: Sequence[Session]) -> str:
+    """Gate 2 on random draws of a group's processes: more repetitions, but they share processes."""
+    condition, pool = group[0]["condition"], [process for one in group for process in one["processes"]]
     if len(pool) < 2 * (STORED + CHECKED):
         return f"{condition}: too few processes"
     chance, names = random.Random(0), sorted(pool[0])
     alarms, runs = 0, 0
     for _ in range(DRAWS):
-        drawn = chance.sample(pool, STORED + CHECKED)
-        found = [held(drawn[:STORED], drawn[STORED:], name, 0, len(names)).regression for name in names]
+        drawn = chance.sample(pool, 2 * STORED + CHECKED)
+        stored, checked, further = drawn[:STORED], drawn[2 * STORED :], drawn[STORED : 2 * STORED]
+        found = [
+            all(held(stored, those, name, 0, len(names)).regression for those in (checked, further)) for name in names
+        ]
         alarms += sum(found)
         runs += any(found)
     return f"{condition}: {alarms / DRAWS / len(names):.2%} of checks, {runs / DRAWS:.2%} of runs of {len(names)} cases"
@@ -174,13 +186,12 @@ def gate_3(sessions: Sequence[Session]) -> Tally:
     """Pairs of processes that ran in turns."""
     tally = Tally("gate 3: pairs of processes in turns")
     used = []
-    for condition in CONDITIONS:
-        those = [one for one in sessions if one["condition"] == condition]
+    for those in groups(sessions):
         pairs = [(first, second) for one in those for first, second in one["pairs"]]
-        for name, per_cent in cells(those[0]) if those else ():
+        for name, per_cent in cells(those[0]):
             for found in duets(pairs, name, per_cent, len(those[0]["names"])):
                 wrong = not per_cent and found.answer in WRONG
-                tally.note(condition, column(per_cent), found.answer == "slower" or wrong)
+                tally.note(those[0]["condition"], column(per_cent), found.answer == "slower" or wrong)
                 used.append(found.pairs)
     tally.cost = f"{statistics.fmean(used):.1f} pairs" if used else "-"
     return tally
@@ -198,10 +209,18 @@ def duets(pairs: Sequence[tuple[Any, Any]], name: str, per_cent: int, cases: int
                 ratios = []
 
 
+def groups(sessions: Sequence[Session]) -> Iterator[list[Session]]:
+    """Those that may be held against each other: of one machine and condition."""
+    for calibration, condition in itertools.product(dict.fromkeys(one["calibration"] for one in sessions), CONDITIONS):
+        found = [one for one in sessions if (one["calibration"], one["condition"]) == (calibration, condition)]
+        if found:
+            yield found
+
+
 def consecutive(sessions: Sequence[Session]) -> Iterator[tuple[Session, Session]]:
-    """Each session of a condition with the one before it."""
-    for condition in CONDITIONS:
-        yield from itertools.pairwise(one for one in sessions if one["condition"] == condition)
+    """Each session of a group with the one before it."""
+    for those in groups(sessions):
+        yield from itertools.pairwise(those)
 
 
 def cells(one: Session) -> list[tuple[str, int]]:
@@ -231,13 +250,18 @@ def of_workloads(sessions: Sequence[Session], parts: dict[tuple[str, int], list[
 
 
 def show(lines: Sequence[dict[str, Any]]) -> int:
-    """Print a table for each calibration; 1 where a criterion is not met."""
-    calibrations = {line["id"]: line for line in lines if line["kind"] == "calibration"}
+    """Print a table for each torch and each way to measure, over all machines; 1 where a criterion is not met."""
+    ways: dict[tuple[object, ...], list[dict[str, Any]]] = defaultdict(list)
+    for line in lines:
+        if line["kind"] == "calibration":
+            ways[line["torch"], line["threads"], tuple(line["names"]), line["quick"]].append(line)
     red = 0
-    for name, calibration in calibrations.items():
-        sessions = [line for line in lines if line["kind"] == "session" and line["calibration"] == name]
+    for (torch, threads, *_), calibrations in ways.items():
+        machines = {calibration["id"]: calibration["machine"] for calibration in calibrations}
+        sessions = [line for line in lines if line["kind"] == "session" and line["calibration"] in machines]
         if sessions:
-            print(f"\n{calibration['machine']}, torch {calibration['torch']}, {calibration['threads']} thread(s)")
+            used = dict.fromkeys(machines[one["calibration"]] for one in sessions)
+            print(f"\n{' and '.join(used)}, torch {torch}, {threads} thread(s)")
             red |= _shown(sessions)
     return red
 
@@ -269,7 +293,7 @@ def _shown(sessions: Sequence[Session]) -> int:
     print(f"\ngate 2 states that it finds, in the median: {stated or 'nothing yet'}")
     found, asked = two.sums("stated, planted")
     print(f"gate 2, planted changes of at least the stated size: {found} of {asked} found")
-    print("gate 2, random draws that share processes, false: " + "; ".join(resampled(sessions, c) for c in CONDITIONS))
+    print("gate 2, random draws that share processes, false: " + "; ".join(map(resampled, groups(sessions))))
     calls = statistics.median(s["empty"]["ours"] / s["empty"]["theirs"] for s in sessions)
     print(f"an empty call: {calls:.3f} of torch.utils.benchmark's median\n")
     good = [

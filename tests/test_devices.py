@@ -19,6 +19,7 @@ from torch import Tensor
 
 from accelcheck.capability import SUPPORTED, Code, unavailable
 from accelcheck.case import Verdict
+from accelcheck.devices import generic as generic_device
 from accelcheck.devices import hardware, strict
 from accelcheck.devices.base import Device, Fingerprint, Status, status_from_json
 from accelcheck.devices.cpu import Cpu
@@ -68,29 +69,6 @@ def board(slot: str, vendor: str, device: str, kind: str) -> dict[str, str]:
 
 
 # The list of devices.
-
-
-def test_the_cpu_seeds_its_own_generator_and_no_other_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    seeded: list[int] = []
-    monkeypatch.setattr(torch.cuda, "manual_seed_all", seeded.append)
-    device = Cpu()
-    device.seed(11)
-    first = torch.rand(3)
-    device.seed(11)
-    assert torch.equal(torch.rand(3), first)
-    assert seeded == []
-
-
-@pytest.mark.parametrize(("client", "exclusive"), [("CPU", False), ("TPU", True)])
-def test_an_xla_device_that_is_no_processor_is_held_by_one_process(
-    client: str, exclusive: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("PJRT_DEVICE", client)
-    monkeypatch.setitem(sys.modules, "torch_xla", ModuleType("torch_xla"))
-    device = Xla()
-    device.open()
-    assert ("exclusive" in device.features) is exclusive
-    assert "exclusive" not in Xla().features
 
 
 def test_no_device_module_imports_torch() -> None:
@@ -242,6 +220,23 @@ def test_cpu_name(tmp_path: Path) -> None:
     assert hardware.cpu(tmp_path / "nothing").cores >= 1
 
 
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        (
+            "processor\t: 0\ncpu family\t: 25\nmodel\t\t: 17\nmodel name\t: AMD EPYC\nstepping\t: 1\n",
+            "AMD EPYC (family 25, model 17)",
+        ),
+        ("processor\t: 0\nCPU implementer\t: 0x41\nCPU part\t: 0xd40\n", "(implementer 0x41, part 0xd40)"),
+    ],
+    ids=["x86", "arm"],
+)
+def test_a_cpus_generation_is_in_its_name_since_hypervisors_give_many_the_same(
+    tmp_path: Path, text: str, name: str
+) -> None:
+    assert hardware.cpu(put(tmp_path, {"proc/cpuinfo": text})).name.endswith(name)
+
+
 # Which devices this machine answers for.
 
 
@@ -303,6 +298,32 @@ def test_tpu_asks_for_hardware_then_python_then_package(monkeypatch: pytest.Monk
     monkeypatch.setattr("accelcheck.devices.packages.installed", lambda _: True)
     monkeypatch.setattr("accelcheck.devices.tpu.version", lambda _: "2.9.0")
     assert Tpu().detect().code is Code.WRONG_BUILD
+
+
+# Seeds, and who holds a device.
+
+
+def test_the_cpu_seeds_its_own_generator_and_no_other_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    seeded: list[int] = []
+    monkeypatch.setattr(torch.cuda, "manual_seed_all", seeded.append)
+    device = Cpu()
+    device.seed(11)
+    first = torch.rand(3)
+    device.seed(11)
+    assert torch.equal(torch.rand(3), first)
+    assert seeded == []
+
+
+@pytest.mark.parametrize(("client", "exclusive"), [("CPU", False), ("TPU", True)])
+def test_an_xla_device_that_is_no_processor_is_held_by_one_process(
+    client: str, exclusive: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PJRT_DEVICE", client)
+    monkeypatch.setitem(sys.modules, "torch_xla", ModuleType("torch_xla"))
+    device = Xla()
+    device.open()
+    assert ("exclusive" in device.features) is exclusive
+    assert "exclusive" not in Xla().features
 
 
 # A status as JSON.
@@ -488,6 +509,23 @@ def test_generic_takes_a_python_written_backend() -> None:
     assert "no memory statistics" in reason
     assert (seed, chip, absent) == (5, "Toy 0", "no-package")
     assert types[-1] == "toy"
+
+
+@pytest.mark.parametrize(("follows", "believed"), [("both", True), ("the current one", False), ("neither", False)])
+def test_generic_believes_memory_statistics_whose_peak_follows_too(
+    follows: str, believed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class OnCpu(Generic):
+        def torch_device(self) -> torch.device:
+            return torch.device("cpu")
+
+    grown = {"both": (1, 1), "the current one": (1, 0), "neither": (0, 0)}[follows]
+    allocated = iter([100, 100 + grown[0] * generic_device._TRIAL])
+    monkeypatch.setattr(generic_device, "_current", lambda: "toy")
+    monkeypatch.setattr(torch.accelerator, "reset_peak_memory_stats", lambda: None)
+    monkeypatch.setattr(torch.accelerator, "memory_allocated", lambda: next(allocated))
+    monkeypatch.setattr(torch.accelerator, "max_memory_allocated", lambda: grown[1] * (100 + generic_device._TRIAL))
+    assert (OnCpu("toy")._trial() is None) is believed
 
 
 def test_generic_declares_what_is_known_of_its_type() -> None:

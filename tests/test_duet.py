@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import io
 import json
 import math
 import os
-import random
-import statistics
+import signal
 import subprocess
 import sys
 import textwrap
@@ -18,20 +16,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from plugin_harness import Toy, raises
-from torch import nn
 
 import accelcheck
 from accelcheck import cli
-from accelcheck.case import Case, Mode
-from accelcheck.matrix import Matrix, Selection, devices
-from accelcheck.measure import duet
+from accelcheck.matrix import Selection
 from accelcheck.measure.paired import Answer
-from accelcheck.qualify import duet_process
 from accelcheck.qualify.duet import Row, located, medians, play
 from accelcheck.qualify.duet_side import Side, SideError
-from accelcheck.techniques.eager import Eager
-from accelcheck.workloads.base import Problem, Workload
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -197,88 +188,6 @@ def answer(row: Row) -> Answer:
     return row.found.answer
 
 
-# Statistics
-
-
-def test_the_order_of_sides_alternates() -> None:
-    assert [duet.order(pair) for pair in range(4)] == [(0, 1), (1, 0), (0, 1), (1, 0)]
-
-
-def test_the_interval_is_students_with_the_error_shared_among_looks_cases_and_sides() -> None:
-    logs = [0.01, 0.02, 0.03, 0.04, 0.05]
-    found = duet.judge([math.exp(value) for value in logs], cases=1, looks=5)
-    half = 7.173 * statistics.stdev(logs) / math.sqrt(5)  # 7.173: t of 4 degrees at 0.001, from printed tables
-    assert math.log(found.ratio) == pytest.approx(0.03)
-    assert math.log(found.low) == pytest.approx(0.03 - half, abs=1e-5)
-    assert math.log(found.high) == pytest.approx(0.03 + half, abs=1e-5)
-    assert found.pairs == 5
-
-
-def test_more_cases_and_more_looks_widen_the_interval() -> None:
-    ratios = [1.01, 1.02, 0.99, 1.0, 1.015]
-    widths = [duet.judge(ratios, *shared).high for shared in ((1, 1), (1, 5), (4, 5), (40, 5))]
-    assert widths == sorted(set(widths))
-
-
-@pytest.mark.parametrize(
-    ("ratio", "expected"), [(1.05, Answer.SLOWER), (0.95, Answer.FASTER), (1.0, Answer.SAME), (1.02, Answer.UNDECIDED)]
-)
-def test_the_answer_is_held_against_the_margin(ratio: float, expected: Answer) -> None:
-    ratios = [ratio * (1.001 if number % 2 else 0.999) for number in range(8)]
-    assert duet.judge(ratios, 1).answer is expected
-
-
-def test_a_wider_margin_makes_the_same_of_what_was_slower() -> None:
-    ratios = [1.049, 1.05, 1.051, 1.05, 1.0505]
-    assert duet.judge(ratios, 1).answer is Answer.SLOWER
-    assert duet.judge(ratios, 1, margin=0.1).answer is Answer.SAME
-
-
-@pytest.mark.parametrize("ratios", [[], [1.0], [1.0, 0.0], [1.0, math.nan], [1.0, math.inf]])
-def test_too_few_or_senseless_ratios_are_refused(ratios: list[float]) -> None:
-    with pytest.raises(ValueError, match="expected two or more positive ratios"):
-        duet.judge(ratios, 1)
-
-
-@pytest.mark.parametrize(("cases", "looks", "margin"), [(0, 5, 0.02), (1, 0, 0.02), (1, 5, 0.0), (1, 5, 1.0)])
-def test_no_case_no_look_and_senseless_margins_are_refused(cases: int, looks: int, margin: float) -> None:
-    with pytest.raises(ValueError, match="expected a case, a look and a margin"):
-        duet.judge([1.0, 1.1], cases, looks, margin)
-
-
-def simulated(chance: random.Random, spread: float, planted: float, cases: int) -> duet.Duet:
-    """A duet of processes whose log times spread so, on both sides."""
-    ratios = [(1 + planted) * math.exp(chance.gauss(0, spread) - chance.gauss(0, spread)) for _ in range(34)]
-    for look in duet.LOOKS:
-        found = duet.judge(ratios[:look], cases)
-        if found.answer is not Answer.UNDECIDED:
-            break
-    return found
-
-
-@pytest.mark.parametrize("spread", [0.004, 0.01, 0.015])
-def test_5_per_cent_is_found_and_nothing_else(spread: float) -> None:
-    chance = random.Random(0)
-    for cases in (1, 20):
-        slower = [simulated(chance, spread, 0.05, cases).answer for _ in range(200)]
-        assert slower == [Answer.SLOWER] * 200
-        assert {simulated(chance, spread, 0.0, cases).answer for _ in range(200)} <= {Answer.SAME, Answer.UNDECIDED}
-
-
-def test_at_the_margin_itself_a_run_errs_as_seldom_as_it_says() -> None:
-    chance = random.Random(1)
-    alarms = sum(simulated(chance, 0.01, duet.MARGIN, 1).answer is Answer.SLOWER for _ in range(2000))
-    assert alarms == 2  # seeded; at most 10 are expected: half of the error is for this side
-
-
-def test_the_latency_of_a_process_is_not_moved_by_work_beside_it() -> None:
-    quiet = [1.0 + 0.001 * number for number in range(20)]
-    beside = [*quiet, *(2.0 + number for number in range(60))]
-    assert duet.latency(quiet) == pytest.approx(1.0019)
-    assert duet.latency(beside) == pytest.approx(1.0079)
-    assert duet.latency([1.0, 2.0]) == pytest.approx(1.1)
-
-
 # The parent: order, stopping, answers
 
 
@@ -303,25 +212,8 @@ def test_b_is_what_is_judged(stage: Stage, seconds: float, expected: Answer) -> 
 
 def test_two_processes_measure_a_case_in_turns(stage: Stage) -> None:
     stage.row(steady(turns=4), steady(turns=4), looks=(2,))
-    #                   A and B begin; then B A A B B A A B; and the other way round
-    assert stage.turns == [
-        "B0",
-        "A0",
-        "A0",
-        "B0",
-        "B0",
-        "A0",
-        "A0",
-        "B0",
-        "A0",
-        "B0",
-        "B0",
-        "A0",
-        "A0",
-        "B0",
-        "B0",
-        "A0",
-    ]
+    # Both have begun, A first; then it is B's turn. The second pair goes the other way round.
+    assert "".join(turn[0] for turn in stage.turns) == "BAABBAAB" + "ABBAABBA"
 
 
 def test_a_process_that_needs_fewer_turns_waits_for_the_other_before_the_next_case(stage: Stage) -> None:
@@ -456,12 +348,8 @@ def test_what_fails_beside_another_process_is_measured_apart(stage: Stage) -> No
     measured = [(side, cases) for side, task, cases in stage.log if task == "measure"]
     assert measured[:4] == [("A", [MLP, CNN]), ("B", [MLP, CNN]), ("A", [MLP]), ("B", [MLP])]
     assert measured[4:] == [("B", [MLP]), ("A", [MLP]), ("B", [CNN]), ("A", [CNN])]  # it is remembered
-    assert sorted(turn for turn in stage.turns if turn[1] == "1") == [
-        "A1",
-        "A1",
-        "B1",
-        "B1",
-    ]  # the other case goes on in turns, and is not lost
+    # The other case goes on in turns, and is not lost.
+    assert sorted(turn for turn in stage.turns if turn[1] == "1") == ["A1", "A1", "B1", "B1"]
 
 
 @pytest.mark.parametrize("exclusive", [False, True])
@@ -655,56 +543,7 @@ def test_options_that_cannot_be_read_are_refused(words: list[str]) -> None:
     assert ended.value.code == 2
 
 
-# The process
-
-
-def linear(generator: torch.Generator, extent: int) -> Problem:
-    del extent
-    return Problem(nn.Linear(8, 8), (torch.randn(4, 8, generator=generator),))
-
-
-def worker(folder: Path, *techniques: Toy | Eager) -> duet_process._Worker:
-    tiny = Workload("tiny", "A linear layer.", linear, modes=frozenset({Mode.FORWARD, Mode.SPEED}))
-    known = Matrix({one.name: one for one in techniques}, {"tiny": tiny})
-    return duet_process._Worker(known, devices()["cpu"], folder)
-
-
-def case(technique: str) -> Case:
-    return Case(technique, "tiny", "cpu", "float32", Mode.SPEED, 1)
-
-
-def test_a_process_judges_as_the_suite_does(tmp_path: Path) -> None:
-    bad = Toy("bad", raises)
-    assert worker(tmp_path, Eager()).judged(case("eager")) == {}
-    found = worker(tmp_path, bad).judged(case("bad"))
-    assert found["broken"]
-    assert found["wrong"].startswith("error: ")
-
-
-def test_a_process_measures_latency_and_its_part_of_eager(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(duet_process, "SECONDS", 0.02)
-    monkeypatch.setattr(sys, "stdin", io.StringIO("\n" * 1000))
-    found = worker(tmp_path, Eager()).measured(case("eager"), duet_process.Turns())
-    assert 1e-7 < found["seconds"] < 1.0
-    assert 0.1 < found["to_eager"] < 10.0
-
-
-def test_the_clock_of_a_process_stands_still_while_it_waits(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    class Slow:
-        def readline(self) -> str:
-            time.sleep(0.2)
-            return "\n"
-
-    monkeypatch.setattr(sys, "stdin", Slow())
-    monkeypatch.setattr(duet_process, "TURN", 0.02)
-    turns = duet_process.Turns()
-    start, began = turns.now(), time.perf_counter()
-    while capsys.readouterr().out.count("turn") == 0:
-        now = turns.now()
-    assert now - start < 0.15
-    assert time.perf_counter() - began >= 0.2
+# Ends
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the signal is Linux's")
@@ -738,26 +577,38 @@ def test_a_killed_parent_leaves_no_stopped_process(tmp_path: Path) -> None:
     assert reaches(stat, "Z", "gone")
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_a_duet_that_is_terminated_leaves_no_process(stage: Stage) -> None:
+    pythons = [
+        f"--python={stage.side('A', cases={MLP: steady()})}",
+        f"--python={stage.side('B', cases={MLP: steady(measure='hang')})}",
+    ]
+    code = "import sys; from accelcheck import cli; sys.exit(cli.main(sys.argv[1:]))"
+    environ = {**os.environ, "PYTHONPATH": str(Path(accelcheck.__file__).parents[1])}
+    duet_itself = subprocess.Popen([sys.executable, "-c", code, "duet", *pythons], env=environ, stderr=subprocess.PIPE)
+    pids = stage.folder / "pids"
+    for _ in range(600):  # both judged, then both measuring: A is stopped, B hangs
+        started = pids.read_text().split() if pids.exists() else []
+        if len(started) == 4 and reaches(Path(f"/proc/{started[2]}/stat"), "T"):
+            break
+        time.sleep(0.05)
+    duet_itself.terminate()
+    duet_itself.communicate()
+    assert duet_itself.returncode == 128 + signal.SIGTERM
+    assert all(reaches(Path(f"/proc/{pid}/stat"), "Z", "gone") for pid in started[2:])
+
+
 def reaches(stat: Path, *states: str) -> bool:
     """Whether a process comes to one of these states in time."""
     for _ in range(600):
-        if (stat.read_text().split()[2] if stat.exists() else "gone") in states:
+        try:
+            found = stat.read_text(encoding="ascii").rpartition(")")[2].split()[0]
+        except OSError:
+            found = "gone"
+        if found in states:
             return True
         time.sleep(0.05)
     return False
-
-
-def test_what_a_technique_raises_while_it_is_measured_is_its_cases_error(tmp_path: Path) -> None:
-    finished = []
-
-    class Bad(Toy):
-        def finish(self) -> None:
-            finished.append(self.name)
-
-    found = worker(tmp_path, Bad("bad", raises)).measured(case("bad"), duet_process.Turns())
-    assert found["broken"]
-    assert found["wrong"].startswith("error: ")
-    assert finished == ["bad"]
 
 
 def test_two_real_environments(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

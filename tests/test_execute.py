@@ -302,6 +302,37 @@ def entry(match: str, verdict: Verdict = Verdict.FAIL) -> Entry:
     return Entry(("planted/mlp/*",), verdict, match, "known", "link", "owner", dt.date(9999, 1, 1))
 
 
+def test_a_case_without_a_ratio_says_why(store: Store) -> None:
+    def fails(program: Program) -> None:
+        raise LookupError("no such kernel")
+
+    def refuses(program: Program) -> None:
+        raise Unsupported(unsupported(Code.NO_FEATURE, "not on this chip"))
+
+    workload = seeded("mlp")
+    for change, reason in ((fails, "LookupError: no such kernel"), (refuses, "not on this chip")):
+        found = bench(store, Planted(change), workload).ratio(case(workload, Mode.SPEED))
+        assert isinstance(found, str)
+        assert reason in found
+    absent = bench(store, Planted(nothing), workload)
+    absent.statuses = {"cpu": Status("cpu", unavailable(Code.NO_HARDWARE, "gone"))}
+    assert absent.ratio(case(workload, Mode.SPEED)) == str(unavailable(Code.NO_HARDWARE, "gone"))
+
+
+def test_a_device_is_opened_once_for_all_cases_of_a_process(store: Store) -> None:
+    class Counting(Bed):
+        opened = 0
+
+        def open(self) -> None:
+            self.opened += 1
+
+    workload, place = seeded("mlp"), Counting()
+    shared = bench(store, Planted(nothing), workload, place)
+    for mode in (FORWARD, BACKWARD):
+        assert shared.run(case(workload, mode)).verdict is Verdict.PASS
+    assert place.opened == 1
+
+
 GAIN = replacing(out=scaled(1.01))
 
 

@@ -10,10 +10,12 @@ from accelcheck.case import Case, Measurement, Mode, Verdict
 from accelcheck.journal import Record
 from accelcheck.measure.baselines import Baseline, Baselines, Place
 from accelcheck.measure.regression import Sample
-from accelcheck.qualify.gate import CHANGE, Gate, Use
+from accelcheck.qualify.gate import CHANGE, DETECTABLE, Gate, Use
 from accelcheck.qualify.limits import LimitError, load
+from accelcheck.qualify.rounds import Timed
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
 PLACE = Place("cpu", "Some Chip", 2, "2.13", "ATen AVX2")
@@ -29,7 +31,7 @@ STORED = Baseline(CASE.id, "0123abcd", PLACE, Sample(math.log(0.5), 0.01, 10), {
 
 
 def gate(tmp_path: Path, use: Use, ratios: tuple[float, ...] = (0.5, 0.505, 0.495), **other: object) -> Gate:
-    found = Gate(use, Baselines(tmp_path), {"cpu": PLACE}, {CASE.id: ratios})
+    found = Gate(use, Baselines(tmp_path), {"cpu": PLACE}, timed={CASE.id: Timed(ratios)})
     for name, value in other.items():
         setattr(found, name, value)
     return found
@@ -47,7 +49,7 @@ def test_without_a_wish_nothing_is_said(tmp_path: Path) -> None:
 def test_what_does_not_pass_is_neither_held_nor_stored(tmp_path: Path, verdict: Verdict) -> None:
     wrong = replace(RECORD, verdict=verdict)
     for use in Use:
-        assert gate(tmp_path, use).judge(wrong) == wrong
+        assert gate(tmp_path, use).judge(wrong) == gate(tmp_path, use).keep(wrong) == wrong
     assert not list(tmp_path.rglob("*.json"))
 
 
@@ -60,7 +62,9 @@ def test_an_unchanged_time_passes_and_says_what_would_have_been_seen(tmp_path: P
     assert found.high is not None
     assert found.value is not None
     assert found.value < found.high < 1.03
-    assert "a slowdown of 1.0" in found.reason
+    smallest = next(m.value for m in record.measurements if m.name == DETECTABLE)
+    assert smallest is not None
+    assert found.high < smallest < 1.05
 
 
 def test_a_slowdown_beyond_the_limit_is_a_regression(tmp_path: Path) -> None:
@@ -69,6 +73,17 @@ def test_a_slowdown_beyond_the_limit_is_a_regression(tmp_path: Path) -> None:
     assert record.verdict is Verdict.FAIL
     assert record.reason.startswith("regression: expected at most 1.0")
     assert record.reason.endswith("got 1.1")
+
+
+@pytest.mark.parametrize(("waited", "said"), [(0.31, "; 31% of the time it waited for a core"), (0.01, "")])
+def test_a_regression_says_that_other_work_was_beside_it(tmp_path: Path, waited: float, said: str) -> None:
+    Baselines(tmp_path).write(STORED, replace=True)
+    beside = gate(tmp_path, Use.CHECK)
+    beside.timed = {CASE.id: Timed((0.55, 0.555, 0.545), waited=(0.0, waited, 0.9))}
+    reason = beside.judge(RECORD).reason
+    assert reason.startswith("regression: ")
+    assert reason.partition("got 1.1")[2].startswith(said) is True
+    assert ("waited" in reason) is bool(said)
 
 
 def test_more_cases_share_the_error_and_widen_the_limit(tmp_path: Path) -> None:
@@ -87,7 +102,7 @@ def test_a_peak_that_grew_by_a_byte_is_a_regression_on_the_cpu_alone(tmp_path: P
     elsewhere = replace(PLACE, device="cuda")
     case = replace(CASE, device="cuda")
     Baselines(tmp_path).write(replace(smaller, case=case.id, place=elsewhere), replace=True)
-    there = Gate(Use.CHECK, Baselines(tmp_path), {"cuda": elsewhere}, {case.id: (0.5, 0.5)})
+    there = Gate(Use.CHECK, Baselines(tmp_path), {"cuda": elsewhere}, timed={case.id: Timed((0.5, 0.5))})
     assert there.judge(replace(RECORD, case=case)).verdict is Verdict.PASS
 
 
@@ -110,12 +125,50 @@ def test_a_changed_workload_has_no_baseline(tmp_path: Path) -> None:
     assert "has changed since" in said(gate(tmp_path, Use.CHECK, (0.9, 0.9, 0.9)).judge(RECORD)).reason
 
 
-@pytest.mark.parametrize("use", [Use.CHECK, Use.UPDATE])
-def test_a_case_that_processes_could_not_time_says_so(tmp_path: Path, use: Use) -> None:
-    Baselines(tmp_path).write(STORED, replace=True)
-    record = gate(tmp_path, use, (0.5,)).judge(RECORD)
+def test_a_baseline_of_another_environment_is_not_held_against(tmp_path: Path) -> None:
+    Baselines(tmp_path).write(replace(STORED, environment={"OMP_NUM_THREADS": "1"}), replace=True)
+    slower = gate(tmp_path, Use.CHECK, (0.9, 0.9, 0.9))
+    record = slower.judge(RECORD)
     assert record.verdict is Verdict.PASS
-    assert "1 processes measured it, two are needed" in said(record).reason
+    assert (
+        said(record).reason
+        == "the baseline was measured with OMP_NUM_THREADS=1, this with no variable set: not compared; "
+        "--accel-baseline=update replaces it"
+    )
+    assert slower.wanted([CASE]) == []  # nor timed
+    slower.environments = {"cpu": {"OMP_NUM_THREADS": "1"}}
+    assert slower.wanted([CASE]) == [CASE]
+    assert slower.judge(RECORD).verdict is Verdict.FAIL
+
+
+def test_of_two_baselines_of_a_case_that_of_its_digest_counts(tmp_path: Path) -> None:
+    Baselines(tmp_path).write(STORED, replace=True)
+    (path,) = tmp_path.rglob("*.json")
+    for digest in ("00000000", "ffff0000"):
+        other = path.with_name(path.name.replace("0123abcd", digest))
+        text = path.read_text().replace("0123abcd", digest)
+        other.write_text(text.replace('"mean": -0.693147', '"mean": 3.0'))
+    assert said(gate(tmp_path, Use.CHECK).judge(RECORD)).value == pytest.approx(1.0, abs=0.002)
+
+
+def test_what_has_a_baseline_and_could_not_be_timed_is_an_error(tmp_path: Path) -> None:
+    Baselines(tmp_path).write(STORED, replace=True)
+    checking = gate(tmp_path, Use.CHECK)
+    checking.timed = {CASE.id: Timed((0.5,), "a process that timed it ended with -9")}
+    record = checking.judge(RECORD)
+    assert record.verdict is Verdict.ERROR
+    why = "1 processes measured it, two are needed: a process that timed it ended with -9"
+    assert record.reason == f"not held against its baseline: {why}"
+    assert said(record).reason == why
+    checking.timed = {}
+    assert "0 processes measured it, two are needed" in checking.judge(RECORD).reason
+
+
+def test_what_could_not_be_timed_is_not_stored(tmp_path: Path) -> None:
+    Baselines(tmp_path).write(STORED, replace=True)
+    record = gate(tmp_path, Use.UPDATE, (0.5,)).keep(RECORD)
+    assert record.verdict is Verdict.PASS
+    assert said(record).reason == "not stored: 1 processes measured it, two are needed"
     assert Baselines(tmp_path).read(PLACE)[CASE.id].ratio.count == STORED.ratio.count
 
 
@@ -129,15 +182,50 @@ def test_processes_time_what_is_stored_or_to_be_stored(tmp_path: Path) -> None:
     assert asked[Use.UPDATE] == asked[Use.NEW_ONLY] == [CASE, other, absent]
 
 
+def told(**ratios: tuple[float, ...]) -> tuple[list[tuple[list[str], int]], Callable[..., dict[str, Timed]]]:
+    """What is asked of processes, and processes that give these ratios, ``first`` and then ``again``."""
+    asked: list[tuple[list[str], int]] = []
+
+    def measure(ids: Sequence[str], count: int) -> dict[str, Timed]:
+        asked.append((list(ids), count))
+        return {case: Timed(ratios["again" if len(asked) > 1 else "first"]) for case in ids}
+
+    return asked, measure
+
+
+SLOW, AS_STORED = (0.55, 0.555, 0.545), (0.5, 0.505, 0.495, 0.5)
+
+
+@pytest.mark.parametrize(("again", "verdict"), [(AS_STORED, Verdict.PASS), ((*SLOW, 0.55), Verdict.FAIL)])
+def test_what_few_processes_name_is_judged_by_more(tmp_path: Path, again: tuple[float, ...], verdict: Verdict) -> None:
+    Baselines(tmp_path).write(STORED, replace=True)
+    checking = gate(tmp_path, Use.CHECK)
+    asked, measure = told(first=SLOW, again=again)
+    checking.time([CASE], (3, 10), measure)
+    assert asked == [([CASE.id], 3), ([CASE.id], 10)]
+    assert checking.timed[CASE.id].ratios == again
+    assert checking.judge(RECORD).verdict is verdict
+
+
+def test_nothing_more_is_timed_where_nothing_is_named_or_held(tmp_path: Path) -> None:
+    Baselines(tmp_path).write(STORED, replace=True)
+    for use, first in ((Use.CHECK, AS_STORED), (Use.CHECK, (0.9,)), (Use.UPDATE, SLOW)):
+        asked, measure = told(first=first)
+        checking = gate(tmp_path, use)
+        checking.time([CASE], (3, 10), measure)
+        assert asked == [([CASE.id], 3)]
+        assert checking.compared == 1
+
+
 def test_update_replaces_and_new_only_keeps(tmp_path: Path) -> None:
-    gate(tmp_path, Use.NEW_ONLY).judge(RECORD)
+    gate(tmp_path, Use.NEW_ONLY).keep(RECORD)
     first = Baselines(tmp_path).read(PLACE)[CASE.id]
     assert first.ratio.factor == pytest.approx(0.5, rel=1e-4)
     assert first.figures == {"peak-memory": 1000.0, "peak-memory-fp32-eager": 2000.0, "first-call-cold": 3.0}
-    kept = gate(tmp_path, Use.NEW_ONLY, (0.9, 0.9)).judge(RECORD)
+    kept = gate(tmp_path, Use.NEW_ONLY, (0.9, 0.9)).keep(RECORD)
     assert "kept" in said(kept).reason
     assert Baselines(tmp_path).read(PLACE)[CASE.id] == first
-    gate(tmp_path, Use.UPDATE, (0.9, 0.9)).judge(RECORD)
+    gate(tmp_path, Use.UPDATE, (0.9, 0.9)).keep(RECORD)
     assert Baselines(tmp_path).read(PLACE)[CASE.id].ratio.factor == pytest.approx(0.9)
 
 
@@ -167,6 +255,18 @@ def test_a_broken_limit_fails_with_its_reason(tmp_path: Path, broken: str, kept:
         assert ("why we compile" in record.reason) == (verdict is Verdict.FAIL)
     other = replace(RECORD, case=replace(CASE, technique="eager"))
     assert gate(tmp_path, Use.OFF, limits=load([path])).judge(other) == other
+
+
+def test_a_limit_that_was_held_against_nothing_is_said(tmp_path: Path) -> None:
+    path = tmp_path / "limits.toml"
+    path.write_text(LIMITS.format(field="memory-at-most = 0.8\nspeed-up-at-least = 1.5"))
+    limited = gate(tmp_path, Use.OFF, limits=load([path]))
+    assert limited.idle([RECORD]) == []
+    assert limited.idle([replace(RECORD, measurements=())]) == []  # as where workers do not time
+    without = replace(RECORD, measurements=MEASURED[:1])
+    line = "limit: memory-at-most 0.8 of compile-*/*/cpu/*/speed: no case that was timed here has such a figure"
+    assert limited.idle([without]) == [line]
+    assert len(limited.idle([replace(RECORD, case=replace(CASE, technique="eager"))])) == 2
 
 
 @pytest.mark.parametrize(

@@ -6,12 +6,13 @@ import signal
 import subprocess
 import sys
 from dataclasses import replace
+from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from accelcheck.devices.base import Fingerprint
-from accelcheck.measure.baselines import Baseline, BaselineError, Baselines, Place, digest, file_name
+from accelcheck.measure.baselines import Baseline, BaselineError, Baselines, Place, file_name, settings
 from accelcheck.measure.regression import Sample
 
 if TYPE_CHECKING:
@@ -75,16 +76,53 @@ def test_a_changed_workload_replaces_what_it_was(store: Baselines) -> None:
     assert not path_of(store).exists()
 
 
-def test_the_digest_depends_on_every_fact() -> None:
-    assert digest("a", "b") == digest("a", "b") != digest("a", "c")
-    assert len(digest()) == 8
-
-
 def test_the_place_is_coarse() -> None:
     versions = {"torch": "2.13.1+cu130"}
     found = Place.of(Fingerprint("cuda", "GPU", 2, 1, "555.1", "CUDA 13.2", versions))
     assert found == Place("cuda", "GPU", 2, "2.13", "CUDA 13")
     assert found.folder == "cuda-gpu-x2/torch-2.13-cuda-13"
+
+
+@pytest.mark.parametrize(
+    ("runtime", "coarse"),
+    [
+        ("HIP 7.2.26015-fc0010cf6a", "HIP 7"),
+        ("CUDA 13.0", "CUDA 13"),
+        ("ATen AVX2", "ATen AVX2"),
+        ("PJRT CPU", "PJRT CPU"),
+    ],
+)
+def test_of_a_runtime_the_major_version_counts(runtime: str, coarse: str) -> None:
+    assert Place.of(Fingerprint("rocm", "GPU", 1, runtime=runtime)).runtime == coarse
+
+
+def test_of_a_device_that_says_little_baselines_can_be_read_back(store: Baselines) -> None:
+    place = Place.of(Fingerprint("vendor", "", 1))
+    assert place == Place("vendor", "unknown", 1, ".".join(metadata.version("torch").split(".")[:2]), "unknown")
+    baseline = replace(BASELINE, place=place, environment={"VENDOR_MODE": ""})
+    store.write(baseline, replace=True)
+    assert store.read(place) == {BASELINE.case: baseline}
+
+
+def test_settings_are_what_changes_speed_and_not_which_chips_are_used() -> None:
+    environment = {"CUDA_VISIBLE_DEVICES": "3", "NVIDIA_TF32_OVERRIDE": "0"}
+    assert settings(Fingerprint("cuda", "GPU", 1, environment=environment)) == {"NVIDIA_TF32_OVERRIDE": "0"}
+
+
+def test_a_folder_that_may_not_be_looked_into_or_written_is_named(
+    store: Baselines, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # As for others than root: what os.path cannot look into is not there, and pathlib raises.
+    def refused(*_: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr("pathlib.Path.exists", refused)
+    monkeypatch.setattr("pathlib.Path.glob", refused)
+    monkeypatch.setattr("os.access", lambda *_: False)
+    with pytest.raises(BaselineError, match=f"{store.root.parent}: expected a folder that can be written"):
+        store.writable(PLACE)
+    with pytest.raises(BaselineError, match="cannot be read: Permission denied"):
+        list(store.stored(PLACE))
 
 
 def test_file_names_are_plain() -> None:
@@ -98,7 +136,35 @@ def test_places_with_the_same_chip_are_near_the_same_number_first(store: Baselin
     other = replace(PLACE, chip="Another")
     for place in (fewer, newer, other, PLACE):
         store.write(replace(BASELINE, place=place), replace=True)
-    assert store.near(PLACE) == [newer, fewer]
+    store.write(replace(BASELINE, digest="ffff0000", place=replace(PLACE, torch="2.15")), replace=True)
+    near = store.near(PLACE, BASELINE.case, BASELINE.digest)
+    assert [found.place for found in near] == [newer, fewer]
+
+
+def test_what_is_near_and_spoilt_is_left_out(store: Baselines) -> None:
+    newer, older = (replace(BASELINE, place=replace(PLACE, torch=torch)) for torch in ("2.14", "2.12"))
+    for baseline in (newer, older):
+        store.write(baseline, replace=True)
+    path_of(store, older).write_text("{")
+    assert store.near(PLACE, BASELINE.case, BASELINE.digest) == [newer]
+
+
+def test_of_two_digests_the_one_that_is_stored_again_stays(store: Baselines) -> None:
+    former = replace(BASELINE, digest="ffff0000")
+    store.write(former, replace=True)
+    text = path_of(store, former).read_text()
+    store.write(BASELINE, replace=True)
+    path_of(store, former).write_text(text)  # as a merge of two branches leaves them
+    assert not store.write(BASELINE, replace=False)
+    assert [found for _, found in store.stored(PLACE)] == [BASELINE]
+
+
+def test_whether_baselines_can_be_written_is_known_before_they_are(tmp_path: Path) -> None:
+    Baselines(tmp_path / "new" / "one").writable(PLACE)
+    assert not (tmp_path / "new").exists()
+    (tmp_path / "file").write_text("")
+    with pytest.raises(BaselineError, match=r"file: expected a folder that can be written"):
+        Baselines(tmp_path / "file").writable(PLACE)
 
 
 def edited(change: Callable[[Any], None]) -> Callable[[str], str]:
@@ -123,10 +189,17 @@ def edited(change: Callable[[Any], None]) -> Callable[[str], str]:
         ("digest", edited(lambda data: data.pop("digest"))),
         ("device", edited(lambda data: data["device"].update(chip="Another"))),
         ("device.count", edited(lambda data: data["device"].update(count=0))),
+        ("device.count", edited(lambda data: data["device"].update(count=1.5))),
         ("device.torch", edited(lambda data: data["device"].pop("torch"))),
+        ("device.environment", edited(lambda data: data["device"].update(environment=["A=1"]))),
+        ("device.environment.A", edited(lambda data: data["device"].update(environment={"A": 1}))),
         ("ratio", edited(lambda data: data.update(ratio=[]))),
         ("ratio.mean", edited(lambda data: data["ratio"].update(mean="fast"))),
         ("ratio.mean", edited(lambda data: data["ratio"].update(mean=True))),
+        ("ratio.mean", edited(lambda data: data["ratio"].update(mean=-1000))),
+        ("ratio.mean", edited(lambda data: data["ratio"].update(mean=10**400))),
+        ("not JSON", lambda text: text.replace("-0.5", 5000 * "9")),
+        ("ratio.processes", edited(lambda data: data["ratio"].update(processes=1e18))),
         ("ratio.spread", edited(lambda data: data["ratio"].update(spread=-0.1))),
         ("ratio.processes", edited(lambda data: data["ratio"].update(processes=1))),
         ("figures.latency", edited(lambda data: data["figures"].update(latency=-1))),

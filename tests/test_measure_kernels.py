@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 from torch._C._autograd import DeviceType
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from accelcheck.devices.cpu import Cpu
 from accelcheck.measure import kernels, roof
@@ -92,3 +93,24 @@ def test_peaks_are_measured_once_and_are_what_the_clock_says(monkeypatch: pytest
     before = calls
     roof.matmul_peak(device, "float32")
     assert calls == before
+
+
+def test_the_peak_is_that_of_the_faster_layout(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Mm(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's modes have no annotations
+        transposed = False
+
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            if func is torch.ops.aten.mm.default:
+                self.transposed = args[1].stride(0) == 1
+            return func(*args, **(kwargs or {}))
+
+    class Picky(Cpu):
+        """A product takes half a second, and 0.1 s with the second matrix transposed."""
+
+        def elapsed(self, call: Any, times: int) -> float:
+            with Mm() as mode:  # type: ignore[no-untyped-call]  # see above
+                call()
+            return (0.1 if mode.transposed else 0.5) * times
+
+    monkeypatch.setattr(roof, "settle", lambda timed: timed())
+    assert roof.matmul_peak(Picky(), "float32") == pytest.approx(2 * 1024**3 / 0.1)

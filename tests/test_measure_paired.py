@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from accelcheck.measure import paired
 from accelcheck.measure.clocks import ClockError
 from accelcheck.measure.paired import ERROR, LOOKS, Answer, compare, fewest, interval, judged, median
 
@@ -96,6 +97,8 @@ def test_slow_blocks_are_measured_until_there_is_an_interval() -> None:
     found = compare(bench.runs("A"), bench.runs("B"), now=bench.now)
     assert found.pairs == fewest(ERROR) == 9
     assert found.answer is Answer.SLOWER
+    rough = Bench(always(3.0), always(3.3))
+    assert compare(rough.runs("A"), rough.runs("B"), now=rough.now, error=0.0625).pairs == 4
 
 
 def test_the_times_are_kept_in_the_order_in_which_they_were_measured() -> None:
@@ -217,3 +220,13 @@ def test_judged_by_where_the_interval_lies() -> None:
 def test_the_median_of_even_counts_is_the_mean_of_the_middle_two() -> None:
     assert median([3.0, 1.0, 2.0]) == 2.0
     assert median([4.0, 1.0, 2.0, 3.0]) == 2.5
+
+
+def test_what_was_waited_for_a_core_is_a_part_of_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    waited = iter([2.0, 2.5])
+    monkeypatch.setattr(paired, "waited", lambda: next(waited))
+    bench = Bench(always(0.01), always(0.01))
+    found = compare(bench.runs("A"), bench.runs("B"), looks=(0.25,), now=bench.now)
+    assert found.waited == pytest.approx(0.5 / found.seconds)
+    monkeypatch.setattr(paired, "waited", lambda: None)
+    assert compare(bench.runs("A"), bench.runs("B"), looks=(0.25,), now=bench.now).waited is None

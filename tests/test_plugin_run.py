@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import subprocess
 import sys
 import tempfile
@@ -206,6 +207,19 @@ def test_a_test_of_ones_own_takes_the_selected_cases_of_its_modes(suite: Suite) 
     done.stdout.fnmatch_lines_random(
         ["*::test_forward[[]toy/tiny/cpu/float32/forward[]] PASSED*", "*::test_train[[]no-case[]] SKIPPED*"]
     )
+
+
+def test_the_garbage_collector_leaves_out_what_there_was_before_the_first_case(suite: Suite) -> None:
+    frozen = gc.get_freeze_count()
+    test = suite.pytester.makepyfile("""
+        import gc
+        import pytest
+        @pytest.mark.accel("forward")
+        def test_forward(accel_case, accel_check):
+            assert gc.get_freeze_count() > len(gc.get_objects())
+    """)
+    suite.inside(str(test), *only("toy", workload="tiny")).assert_outcomes(passed=1)
+    assert gc.get_freeze_count() == frozen
 
 
 # Workers.

@@ -75,7 +75,7 @@ def test_workers_do_not_time(suite: Suite) -> None:
 def test_baselines_are_stored_held_and_a_slowdown_is_named(suite: Suite) -> None:
     ran = timed(suite, "--accel-baseline=update", "--accel-processes=2")
     assert ran.ret == 0
-    assert "accelcheck: timing in a process of its own, 2 of 2" in ran.out
+    assert "accelcheck: timing 1 cases in a process of its own, 2 of 2" in ran.out
     (path,) = stored(suite)
     data = json.loads(path.read_text())
     assert data["case"] == TIMED
@@ -86,6 +86,15 @@ def test_baselines_are_stored_held_and_a_slowdown_is_named(suite: Suite) -> None
     ran = timed(suite, "--accel-baseline=check", "--accel-processes=2")
     assert ran.verdicts == {TIMED: "fail"}
     assert "regression: expected at most" in ran.out
+    (command,) = set(
+        ran.lines("  reproduce: .*")
+    )  # under CI=true pytest repeats the whole message in its short summary
+    folder = suite.path / "baselines"
+    assert command.endswith(f"--accel-baseline=check --accel-baselines={folder} --accel-processes=2")
+    # What is known to be one is expected to be.
+    ledger = suite.ledger(cases=["toy/timed/*"], match="^regression: ")
+    ran = timed(suite, "--accel-baseline=check", "--accel-processes=2", f"--accel-ledger={ledger}")
+    assert ran.verdicts == {TIMED: "xfail"}
     # And as if it had been ten times of it.
     data["ratio"] = {"mean": 3.0, "spread": 0.001, "processes": 10}
     path.write_text(json.dumps(data))
@@ -95,11 +104,44 @@ def test_baselines_are_stored_held_and_a_slowdown_is_named(suite: Suite) -> None
     assert (suite.path / "baselines").is_dir()
 
 
+def test_what_the_ledger_expects_to_fail_is_not_stored_when_it_passes(suite: Suite) -> None:
+    ledger = suite.ledger(cases=["toy/timed/*"])
+    ran = timed(suite, "--accel-baseline=update", "--accel-processes=2", f"--accel-ledger={ledger}")
+    assert ran.verdicts == {TIMED: "xpass"}
+    assert not stored(suite)
+
+
+def test_a_case_that_no_process_could_time_has_its_own_verdict(suite: Suite) -> None:
+    ran = suite.run(
+        *("--accel-technique=toy-prepare", "--accel-workload=timed", "--accel-device=cpu", "--accel-dtype=float32"),
+        *("--accel-baseline=new-only", "--accel-processes=2"),
+    )
+    assert ran.ret == pytest.ExitCode.TESTS_FAILED
+    (record,) = ran.records
+    assert (str(record.verdict), record.reason) == ("error", "LookupError: no such pass")
+
+
+def test_baselines_that_cannot_be_stored_end_the_run_before_any_case(suite: Suite) -> None:
+    (suite.path / "file").write_text("")
+    ran = timed(suite, "--accel-baseline=update", "--accel-baselines=file")
+    assert ran.ret == pytest.ExitCode.USAGE_ERROR
+    assert "file: expected a folder that can be written" in ran.err
+    assert ran.records == []
+
+
+def test_a_limit_that_no_case_has_a_figure_for_is_said(suite: Suite) -> None:
+    limit = '[[limit]]\ncases = ["tyo/*"]\nmemory-at-most = 0.5\nreason = "mistyped"\n'
+    (suite.path / "limits.toml").write_text(f"schema = 1\n{limit}")
+    ran = timed(suite, "--accel-limits=limits.toml")
+    assert ran.ret == 0
+    assert "limit: memory-at-most 0.5 of tyo/*: no case that was timed here has such a figure" in ran.out
+
+
 def test_no_baseline_is_said(suite: Suite) -> None:
     ran = timed(suite, "--accel-baseline=check", "--accel-processes=2", "--accel-baselines=elsewhere")
     assert ran.ret == 0
     assert "baseline: no baseline for cpu-toy-processor-x2/torch-2-aten: store one" in ran.out
-    assert "timing in a process of its own" not in ran.out  # there is nothing to hold it against
+    assert "in a process of its own" not in ran.out  # there is nothing to hold it against
 
 
 def test_a_spoilt_baseline_ends_the_run_before_any_case(suite: Suite) -> None:

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 from accelcheck.case import Case, Measurement, Mode, Verdict
 from accelcheck.journal import Record
 from accelcheck.report.speed import lines
@@ -24,3 +26,30 @@ def test_what_is_launched_in_place_of_eagers_is_listed_where_it_is_less() -> Non
 def test_nothing_is_listed_where_nothing_launches_less() -> None:
     assert "launches fewer than eager:" not in lines([record("same", 3, 3)])
     assert lines([]) == []
+
+
+def test_what_is_held_against_a_baseline_says_its_limit_and_what_would_have_been_seen() -> None:
+    held = replace(
+        record("held", 3, 3),
+        measurements=(
+            Measurement("baseline-change", 1.002, "x", high=1.031),
+            Measurement("baseline-detectable", 1.0457, "x"),
+        ),
+    )
+    found = lines([held, record("other", 3, 3)])
+    assert found[2].endswith("1.002 (1.031, 1.046)")
+    assert any(line.startswith("held against baselines: 1 of 2 cases; in brackets") for line in found)
+
+
+def test_notes_on_baselines_name_few_cases_and_count_many() -> None:
+    def noted(technique: str, reason: str) -> Record:
+        return replace(
+            record(technique, 3, 3), measurements=(Measurement("baseline-change", None, "x", reason=reason),)
+        )
+
+    many = [noted(f"many{number}", "no baseline") for number in range(4)]
+    found = lines([*many, noted("one", "not stored"), noted("two", "not stored")])
+    assert found[-2:] == [
+        "baseline: no baseline (4 cases)",
+        "baseline: not stored (one/speed-mlp/cpu/float32/speed, two/speed-mlp/cpu/float32/speed)",
+    ]

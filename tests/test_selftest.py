@@ -297,7 +297,8 @@ def present(monkeypatch: pytest.MonkeyPatch) -> None:
     """The CPU is here; everything else is not asked for."""
     facts = HostFacts.__new__(HostFacts)
     monkeypatch.setattr(
-        "accelcheck.commands.common.probe", lambda names: ({name: Status(name, SUPPORTED) for name in names}, facts)
+        "accelcheck.commands.common.probe",
+        lambda names, **_: ({name: Status(name, SUPPORTED) for name in names}, facts),
     )
 
 
@@ -331,7 +332,7 @@ def test_a_device_that_is_absent_has_nothing_to_plant_on(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     absent = {"cuda": Status("cuda", unavailable(Code.NO_HARDWARE, "no NVIDIA GPU found"))}
-    monkeypatch.setattr("accelcheck.commands.common.probe", lambda _: (absent, None))
+    monkeypatch.setattr("accelcheck.commands.common.probe", lambda _, **__: (absent, None))
     assert cli.main(["selftest", "--device=cuda"]) == 5
     assert "no NVIDIA GPU found" in capsys.readouterr().err
 

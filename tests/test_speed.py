@@ -1,12 +1,15 @@
 from __future__ import annotations
 
 import itertools
+import math
+import time
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+from fault_harness import bench
 from technique_harness import named
 from torch import Tensor, nn
 from torch.nn import functional
@@ -216,6 +219,27 @@ def test_a_clock_that_stands_still_leaves_figures_out_with_the_reason(
     assert measured["peak-memory"].value == 6 * 4 * 4
 
 
+@pytest.mark.parametrize("says", [0.0, -5.0, math.nan, math.inf])
+def test_a_first_call_that_takes_no_time_is_absent(trial: Trial, monkeypatch: pytest.MonkeyPatch, says: float) -> None:
+    monkeypatch.setattr(Cpu, "elapsed", lambda *_: says)
+    monkeypatch.setattr(speed._Measuring, "_paired", _stopped)
+    measured = figures(speed.verify(trial))
+    for name in ("first-call-cold", "first-call-warm"):
+        assert measured[name].value is None
+        assert measured[name].reason == f"cpu: expected 1 calls to take a positive time, the clock says {says} s"
+
+
+def test_a_clock_that_fails_later_leaves_out_no_more_than_what_it_times(
+    trial: Trial, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("accelcheck.measure.roof.matmul_peak", _stopped)
+    found = speed.verify(trial)
+    assert [m.name for m in found.measurements].count("latency") == 1
+    measured = figures(found)
+    assert measured["latency"].value
+    assert (measured["flops"].value, measured["flops"].reason) == (None, "the clock stood still")
+
+
 def test_memory_that_is_not_known_is_absent_with_the_reason(trial: Trial, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(speed, "peak", lambda *_: Peak(None, "it offers no memory statistics"))
     measured = figures(speed.verify(trial))
@@ -247,11 +271,16 @@ def test_a_ratio_is_of_this_process_and_judges_nothing(trial: Trial) -> None:
     assert speed.ratio(replace(trial, technique=Acting(lambda _, out: out * 2))).ratio > 0
 
 
-def test_the_digest_changes_with_the_workload(trial: Trial) -> None:
-    def wider(generator: torch.Generator, extent: int) -> Problem:
-        return replace(linear(generator, extent), inputs=(torch.randn(7, 8, generator=generator),))
+def test_a_slow_case_is_called_a_few_times_in_a_round(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def slow(_: int, out: Tensor) -> Tensor:
+        time.sleep(0.02)
+        return out
 
-    first = speed._digest(trial)
-    assert first == speed._digest(trial)
-    assert first != speed._digest(replace(trial, workload=replace(WORKLOAD, make=wider)))
-    assert first != speed._digest(replace(trial, case=replace(CASE, dtype="bfloat16")))
+    monkeypatch.setattr(speed, "settle", lambda _: None)
+    monkeypatch.setattr(speed, "ROUND", 0.01)
+    technique = Acting(slow)
+    found = bench(Store(tmp_path), technique, WORKLOAD, Cpu()).ratio(replace(CASE, technique=technique.name))
+    assert isinstance(found, paired.Comparison)
+    assert found.pairs == 4
+    # Two calls find how many make a block; four pairs are measured, though one takes longer than a round has.
+    assert next(technique.calls) == technique.warmups + 2 + 4

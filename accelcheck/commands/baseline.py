@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
+import functools
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from accelcheck import matrix
+from accelcheck import brought, matrix
 from accelcheck.commands.common import GREEN, NOTHING, RED, USAGE
 from accelcheck.measure.baselines import Baseline, BaselineError, Baselines
-from accelcheck.measure.regression import change
+from accelcheck.measure.regression import CHECKED, change
 from accelcheck.registry import unknown
 from accelcheck.report.columns import aligned
 
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Callable
-
-    from accelcheck.measure.regression import Change
 
 
 def add(commands: Any) -> None:
@@ -42,6 +42,11 @@ def add(commands: Any) -> None:
     update.set_defaults(run=_update)
     prune = actions.add_parser(
         "prune", help="remove baselines of cases that no longer exist, and what killed writers left"
+    )
+    prune.add_argument(
+        "--unknown",
+        action="store_true",
+        help="also those of techniques and workloads that nothing here has",
     )
     prune.add_argument("--dry-run", action="store_true", help="only say what would be removed")
     prune.set_defaults(run=_caught(_prune))
@@ -69,7 +74,7 @@ def _show(given: argparse.Namespace) -> int:
         rows = [("case", "time / FP32 eager's", "spread", "processes", "slowdown seen")]
         for found in stored.values():
             ratio = found.ratio
-            seen = f"{100 * (_against(found, found, len(stored)).smallest - 1):.1f} %"
+            seen = f"{100 * (change(ratio, replace(ratio, count=CHECKED), len(stored)).smallest - 1):.1f} %"
             rows.append((found.case, f"{ratio.factor:.4f}", f"{100 * ratio.spread:.2f} %", str(ratio.count), seen))
         print("\n".join(f"  {line}" for line in aligned(rows)))
     return GREEN
@@ -78,11 +83,11 @@ def _show(given: argparse.Namespace) -> int:
 def _compare(given: argparse.Namespace) -> int:
     places = _places(Baselines(given.baselines))
     first, second = _named(places, given.first), _named(places, given.second)
-    both = [case for case in first if case in second and first[case].digest == second[case].digest]
+    both = [case for case in first if case in second and _work(first[case]) == _work(second[case])]
     rows: list[tuple[str, ...]] = [("case", "first", "second", "change", "limit", "")]
     slower = False
     for case in both:
-        held = _against(first[case], second[case], len(both))
+        held = change(first[case].ratio, second[case].ratio, len(both))
         factors = (first[case].ratio.factor, second[case].ratio.factor, held.factor, held.limit)
         slower = slower or held.regression
         rows.append((case, *(f"{factor:.4f}" for factor in factors), "slower" if held.regression else ""))
@@ -105,19 +110,35 @@ def _update(given: argparse.Namespace) -> int:
 
 
 def _prune(given: argparse.Namespace) -> int:
-    known = matrix.Matrix.load()
+    known = brought.matrix(brought.here())
     store = Baselines(given.baselines)
-    stale = list(given.baselines.glob("*/*/.*.partial"))
+
+    @functools.cache
+    def existing(device: str) -> set[str]:
+        return {case.id for case in known.cases(matrix.Selection((device,), level=max(matrix.LEVELS)))}
+
+    stale, foreign = store.partial(), list[Path]()
     for path, found in store.stored():
-        everything = matrix.Selection((found.place.device,), level=max(matrix.LEVELS))
-        if found.case not in {case.id for case in known.cases(everything)}:
+        technique, workload = found.case.split("/")[:2] if found.case.count("/") > 1 else ("", "")
+        if technique not in known.techniques or workload not in known.workloads:
+            (stale if given.unknown else foreign).append(path)
+        elif found.case not in existing(found.place.device):
             stale.append(path)
     for path in stale:
         print(path)
         if not given.dry_run:
-            path.unlink()
+            store.remove(path)
     print(f"{len(stale)} files {'would be removed' if given.dry_run else 'removed'}")
+    if foreign:
+        print(
+            f"{len(foreign)} kept, of techniques or workloads that nothing here has, another folder's plugins perhaps: --unknown removes them too"
+        )
     return GREEN
+
+
+def _work(baseline: Baseline) -> tuple[object, ...]:
+    """What two baselines of a case must share to be compared."""
+    return baseline.digest, baseline.environment
 
 
 def _places(store: Baselines) -> dict[str, dict[str, Baseline]]:
@@ -131,10 +152,6 @@ def _named(places: dict[str, dict[str, Baseline]], name: str) -> dict[str, Basel
     if name not in places:
         raise unknown("folder of baselines", name, sorted(places))
     return places[name]
-
-
-def _against(first: Baseline, second: Baseline, cases: int) -> Change:
-    return change(first.ratio, second.ratio, cases)
 
 
 COMMANDS = (add,)

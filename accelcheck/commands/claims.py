@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from accelcheck import matrix
+from accelcheck import brought
 from accelcheck.claims import catalogue
 from accelcheck.commands.common import GREEN, NOTHING, RED, USAGE, refusal
 from accelcheck.registry import unknown
@@ -68,7 +68,7 @@ def _measured(given: argparse.Namespace) -> list[Answer]:
 
     known = run.experiments()
     chosen = _chosen(catalogue.load(catalogue.PACKAGED, {name: one.gives for name, one in known.items()}), given.claim)
-    device = matrix.devices()[given.device]
+    device = brought.device(given.device)
     device.open()
     fingerprint = device.fingerprint()
     print(results.identity(fingerprint), flush=True)

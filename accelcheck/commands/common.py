@@ -5,8 +5,10 @@ from __future__ import annotations
 import argparse
 import os
 
-from accelcheck import matrix
+from accelcheck import brought, matrix
+from accelcheck.capability import Code
 from accelcheck.devices import hardware
+from accelcheck.devices.base import Device
 from accelcheck.devices.probe import probe
 from accelcheck.registry import unknown
 
@@ -22,16 +24,20 @@ def positive(text: str) -> int:
     return number
 
 
-def refusal(device: str) -> str | None:
+def refusal(name: str) -> str | None:
     """Why a device cannot be used here, if it cannot.
 
     Raises:
+        BroughtError: It is none of the built-in ones, and pytest does not start.
         UnknownNameError: There is no such device.
     """
-    known = matrix.devices()
-    if device not in known:
-        raise unknown("device", device, sorted(known))
-    if device == "xla" and not hardware.tpu().count:
+    known, extra = matrix.devices(), list[Device]()
+    if name not in known:
+        extra = brought.devices(brought.here())
+        known = matrix.devices(extra)
+    if name == "xla" and not hardware.tpu().count:
         os.environ.setdefault("PJRT_DEVICE", "CPU")
-    statuses, _ = probe([device])
-    return None if statuses[device].present else str(statuses[device].capability)
+    statuses, _ = probe([name], extra=extra)
+    if name not in known and statuses[name].capability.code is Code.NO_PACKAGE:
+        raise unknown("device", name, sorted(known))
+    return None if statuses[name].present else str(statuses[name].capability)

@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from accelcheck import matrix
+from accelcheck import brought
 from accelcheck.commands.common import GREEN, NOTHING, RED, USAGE, refusal
 from accelcheck.measure.curve import COUNTS, MOST, Point
 from accelcheck.registry import unknown
@@ -65,7 +65,7 @@ def _measured(given: argparse.Namespace, chosen: tuple[int, ...], *, draw: bool)
     os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
     from accelcheck.qualify import curve
 
-    device = matrix.devices()[given.device]
+    device = brought.device(given.device)
     device.open()
     fingerprint = device.fingerprint()
     title = results.identity(fingerprint)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import fnmatch
 from typing import TYPE_CHECKING, Any
 
-from accelcheck import matrix
+from accelcheck import brought, matrix
 from accelcheck.commands.common import GREEN
 from accelcheck.devices.probe import probe
 
@@ -34,8 +34,11 @@ def _list(given: argparse.Namespace) -> int:
     from accelcheck import table
     from accelcheck.report import table as shown
 
-    places = table.columns(given.device)
-    known = matrix.Matrix.load()
+    # What is the same on every machine is what accelcheck itself has.
+    config = None if given.markdown else brought.here()
+    extra = [] if config is None else brought.devices(config)
+    places = table.columns(given.device, extra)
+    known = matrix.Matrix.load() if config is None else brought.matrix(config)
     known.check(matrix.Selection((), techniques=tuple(given.technique)))
     rows = [
         row
@@ -45,7 +48,7 @@ def _list(given: argparse.Namespace) -> int:
     if given.markdown:
         lines = shown.markdown(rows, known.workloads.values())
     else:
-        statuses, _ = probe([name for name in places if name != table.GENERIC])
+        statuses, _ = probe([name for name in places if name != table.GENERIC], extra=extra)
         lines = shown.text(rows, statuses)
     print("\n".join(lines))
     return GREEN

@@ -170,16 +170,18 @@ class Generic(Device):
         return torch.zeros(1, device=self.torch_device()).cpu()
 
     def _trial(self) -> str | None:
-        """Why torch.accelerator's memory statistics cannot be believed; ``None`` when they follow an allocation."""
+        """Why torch.accelerator's memory statistics cannot be believed; ``None`` when both they and their peak follow an allocation."""
         import torch
 
         if _current() != self.type:
             return f"torch.accelerator serves {_current() or 'no device'}, not {self.type}"
         try:
+            torch.accelerator.reset_peak_memory_stats()
             before = torch.accelerator.memory_allocated()
             held = torch.empty(_TRIAL, dtype=torch.uint8, device=self.torch_device())
             grown = torch.accelerator.memory_allocated() - before
             del held
+            grown = min(grown, torch.accelerator.max_memory_allocated() - before)
         except (RuntimeError, NotImplementedError) as error:
             return f"{self.type} offers no memory statistics: {str(error).splitlines()[0]}"
         if grown < _TRIAL:

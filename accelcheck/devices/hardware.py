@@ -21,6 +21,9 @@ ROOT = Path("/")
 _NVIDIA, _AMD, _GOOGLE = "0x10de", "0x1002", "0x1ae0"
 _DISPLAY, _ACCELERATOR = "0x03", "0x12"  # PCI base classes; AMD Instinct boards are processing accelerators
 
+_GENERATION = {"cpu family": "family", "model": "model", "CPU implementer": "implementer", "CPU part": "part"}
+"""Fields of ``/proc/cpuinfo``, of x86 and of Arm, and what they are called in a name."""
+
 # Google's vendor id is also that of its network and disk adapters: only these device ids are TPUs.
 # Source: torch_xla/_internal/tpu.py and torch_tpu/_internal/utils/hardware.py.
 _TPU_CHIPS = {
@@ -116,11 +119,19 @@ def tpu(root: Path = ROOT) -> Hardware:
 
 
 def cpu(root: Path = ROOT) -> Cpu:
-    """The processor's model name and the number of logical processors, from ``/proc/cpuinfo`` where it tells."""
+    """The processor's model name and the number of logical processors, from ``/proc/cpuinfo`` where it tells.
+
+    Hypervisors call a whole line of processors ``AMD EPYC``, and Arm's have no model name: numbers tell one generation from another.
+    """
     text = _read(root / "proc/cpuinfo")
     name = _match(r"(?m)^(?:model name|cpu model|Processor|cpu)\s*:\s*(.+)$", text)
+    numbers = {field: _match(rf"(?m)^{field}\s*:\s*(\w+)\s*$", text) for field in _GENERATION}
+    generation = ", ".join(f"{_GENERATION[field]} {number}" for field, number in numbers.items() if number)
     cores = len(re.findall(r"(?m)^processor\s*:", text))
-    return Cpu(name or platform.processor() or platform.machine() or "unknown CPU", cores or os.cpu_count() or 1)
+    return Cpu(
+        (name or platform.processor() or platform.machine() or "unknown CPU") + f" ({generation})" * bool(generation),
+        cores or os.cpu_count() or 1,
+    )
 
 
 def usable_cores() -> int:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
+import contextlib
 import json
-import math
 import os
 import re
 from dataclasses import dataclass, field
+from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
 from filelock import FileLock
@@ -24,6 +24,23 @@ SCHEMA = 1
 """Version of the file's layout; a reader refuses another one."""
 _SUFFIX = ".json"
 _PARTIAL = ".partial"
+CHOOSING = frozenset(
+    {
+        "ASCEND_RT_VISIBLE_DEVICES",
+        "CUDA_DEVICE_ORDER",
+        "CUDA_VISIBLE_DEVICES",
+        "GPU_DEVICE_ORDINAL",
+        "HIP_VISIBLE_DEVICES",
+        "ROCR_VISIBLE_DEVICES",
+        "TPU_LIBRARY_PATH",
+        "TPU_VISIBLE_CHIPS",
+        "XLA_PERSISTENT_CACHE_PATH",
+        "ZE_AFFINITY_MASK",
+    }
+)
+"""Variables that say which chips or files are used, and change nothing else: kind and number of chips are the place's."""
+_STEEPEST = 20.0
+"""Logarithm of the largest ratio that is believed: half a thousand million times."""
 _FIELDS = ("schema", "case", "digest", "device", "ratio", "figures")
 _MENDING = "restore the file from version control, or remove it and store the case again with --accel-baseline=new-only"
 
@@ -53,9 +70,10 @@ class Place:
     @classmethod
     def of(cls, fingerprint: Fingerprint) -> Place:
         """Of a device here."""
-        torch = ".".join(fingerprint.versions.get("torch", "").split("+")[0].split(".")[:2])
-        runtime = re.sub(r"(\d+)\.[\d.]*", r"\1", fingerprint.runtime)
-        return cls(fingerprint.device, fingerprint.chip, fingerprint.count, torch, runtime)
+        version = fingerprint.versions.get("torch") or metadata.version("torch")
+        torch = ".".join(version.split("+")[0].split(".")[:2])
+        runtime = re.sub(r"(\d+)\.[\w.+-]*", r"\1", fingerprint.runtime)
+        return cls(fingerprint.device, fingerprint.chip or "unknown", fingerprint.count, torch, runtime or "unknown")
 
     @property
     def slug(self) -> str:
@@ -74,10 +92,11 @@ class Baseline:
 
     Attributes:
         case: Its id.
-        digest: Of all that its work depends on: a case whose workload has changed has no baseline.
+        digest: Of what its work depends on: a case whose workload has changed has no baseline.
         place: Where it was measured.
         ratio: Log ratio of its time to FP32 eager's.
         figures: Other figures of the case, by name, for comparison: in the units of its measurements.
+        environment: The variables set that change speed, by name: with others there is nothing to hold against it.
     """
 
     case: str
@@ -85,11 +104,17 @@ class Baseline:
     place: Place
     ratio: Sample
     figures: Mapping[str, float] = field(default_factory=dict)
+    environment: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
-        """Name of its file: never a bare id, which may be long and hold anything."""
-        return f"{file_name(self.case)[:80]}-{self.digest}{_SUFFIX}"
+        """Name of its file."""
+        return _name(self.case, self.digest)
+
+
+def settings(fingerprint: Fingerprint) -> dict[str, str]:
+    """The variables set on a device that figures held against each other must share."""
+    return {name: value for name, value in fingerprint.environment.items() if name not in CHOOSING}
 
 
 class Baselines:
@@ -103,7 +128,7 @@ class Baselines:
         self.root = root
 
     def read(self, place: Place) -> dict[str, Baseline]:
-        """All baselines of a place, by case id.
+        """All baselines of a place, by case id; where a killed writer or a merge left two of a case, one of them.
 
         Raises:
             BaselineError: A file is not what it should be.
@@ -117,18 +142,39 @@ class Baselines:
             BaselineError: A file is not what it should be.
         """
         below = self.root / place.folder if place is not None else self.root
-        for path in sorted(below.glob(f"*{_SUFFIX}" if place is not None else f"*/*/*{_SUFFIX}")):
+        try:
+            paths = sorted(below.glob(f"*{_SUFFIX}" if place is not None else f"*/*/*{_SUFFIX}"))
+        except OSError as error:
+            raise BaselineError(f"{below}: cannot be read: {error.strerror or error}") from error
+        for path in paths:
             yield path, _read(path)
 
-    def near(self, place: Place) -> list[Place]:
-        """Other places with the same chip: another torch, runtime or number of them.
+    def near(self, place: Place, case: str, digest: str) -> list[Baseline]:
+        """Baselines of a case at other places with the same chip, the nearest first: another torch, runtime or number of them.
+
+        They are for information: a file that is not what it should be is none.
+        """
+        found = []
+        for path in sorted(self.root.glob(f"*/*/{_name(case, digest)}")):
+            with contextlib.suppress(BaselineError):
+                found.append(_read(path))
+        alike = [one for one in found if (one.place.device, one.place.chip) == (place.device, place.chip)]
+        others = [one for one in alike if one.case == case and one.place != place]
+        return sorted(others, key=lambda one: (one.place.count != place.count, one.place.torch, one.place.runtime))
+
+    def writable(self, place: Place) -> None:
+        """See that baselines can be stored here, before hours are spent on them.
 
         Raises:
-            BaselineError: A file is not what it should be.
+            BaselineError: They cannot.
         """
-        others = {found.place for _, found in self.stored()} - {place}
-        alike = [other for other in others if (other.device, other.chip) == (place.device, place.chip)]
-        return sorted(alike, key=lambda other: (other.count != place.count, other.torch, other.runtime))
+        folder = self.root / place.folder
+        # os.path says of what may not be looked into that it is not there, where pathlib raises.
+        there = next(path for path in (folder, *folder.parents) if os.path.exists(path))  # noqa: PTH110 - see above
+        if not os.path.isdir(there) or not os.access(there, os.W_OK | os.X_OK):  # noqa: PTH112 - see above
+            raise BaselineError(
+                f"{there}: expected a folder that can be written, for baselines; name another with --accel-baselines"
+            )
 
     def write(self, baseline: Baseline, *, replace: bool) -> bool:
         """Store a baseline: the file is the old one or the new one, whatever happens, and other files are not touched.
@@ -148,26 +194,37 @@ class Baselines:
             folder.mkdir(parents=True, exist_ok=True)
             with FileLock(folder / ".lock"):
                 path = folder / baseline.name
-                if path.exists() and not replace:
-                    return False
-                partial = folder / f".{baseline.name}{_PARTIAL}"
-                with partial.open("w", encoding="ascii") as file:
-                    file.write(_text(baseline))
-                    file.flush()
-                    os.fsync(file.fileno())
-                partial.replace(path)
+                kept = path.exists() and not replace
+                if not kept:
+                    partial = folder / f".{baseline.name}{_PARTIAL}"
+                    with partial.open("w", encoding="ascii") as file:
+                        file.write(_text(baseline))
+                        file.flush()
+                        os.fsync(file.fileno())
+                    partial.replace(path)
                 for stale in folder.glob(f"{file_name(baseline.case)[:80]}-*{_SUFFIX}"):
                     if stale != path and _read(stale).case == baseline.case:
                         stale.unlink()
         except OSError as error:
             reason = error.strerror or error
             raise BaselineError(f"{folder}: the baseline of {baseline.case} cannot be written: {reason}") from error
-        return True
+        return not kept
 
+    def partial(self) -> list[Path]:
+        """What writers left that were killed, and what is being written."""
+        return sorted(self.root.glob(f"*/*/.*{_PARTIAL}"))
 
-def digest(*facts: object) -> str:
-    """Eight hexadecimal digits of all that a case's work depends on."""
-    return hashlib.blake2b("\n".join(map(str, facts)).encode(), digest_size=4).hexdigest()
+    def remove(self, path: Path) -> None:
+        """Remove a file, when nobody writes to its folder.
+
+        Raises:
+            BaselineError: It cannot be removed.
+        """
+        try:
+            with FileLock(path.parent / ".lock"):
+                path.unlink(missing_ok=True)
+        except OSError as error:
+            raise BaselineError(f"{path}: cannot be removed: {error.strerror or error}") from error
 
 
 def _text(baseline: Baseline) -> str:
@@ -182,6 +239,7 @@ def _text(baseline: Baseline) -> str:
             "count": place.count,
             "torch": place.torch,
             "runtime": place.runtime,
+            "environment": dict(baseline.environment),
         },
         "ratio": {
             "mean": _rounded(baseline.ratio.mean),
@@ -201,7 +259,7 @@ def _rounded(value: float) -> float:
 def _read(path: Path) -> Baseline:
     try:
         data = json.loads(path.read_text(encoding="ascii"))
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
+    except (OSError, ValueError, RecursionError) as error:  # ValueError: not ASCII, not JSON, or thousands of digits
         raise BaselineError(f"{path}: not JSON, or cut short ({error}); {_MENDING}") from error
     reader = _Reader(path)
     table = reader.table(data, "the file")
@@ -211,22 +269,24 @@ def _read(path: Path) -> Baseline:
         raise reader.wrong(name, f"one of {', '.join(_FIELDS)}", "another field")
     device, ratio = reader.table(table.get("device"), "device"), reader.table(table.get("ratio"), "ratio")
     figures = reader.table(table.get("figures"), "figures")
+    environment = reader.table(device.get("environment"), "device.environment")
     found = Baseline(
         case=reader.text(table, "case"),
         digest=reader.text(table, "digest"),
         place=Place(
             reader.text(device, "name", "device."),
             reader.text(device, "chip", "device."),
-            int(reader.number(device, "count", "device.", least=1)),
+            reader.whole(device, "count", "device.", least=1),
             reader.text(device, "torch", "device."),
             reader.text(device, "runtime", "device."),
         ),
         ratio=Sample(
-            reader.number(ratio, "mean", "ratio."),
-            reader.number(ratio, "spread", "ratio.", least=0),
-            int(reader.number(ratio, "processes", "ratio.", least=2)),
+            reader.number(ratio, "mean", "ratio.", least=-_STEEPEST, most=_STEEPEST),
+            reader.number(ratio, "spread", "ratio.", least=0, most=_STEEPEST),
+            reader.whole(ratio, "processes", "ratio.", least=2),
         ),
-        figures={name: reader.number(figures, name, "figures.", least=0) for name in figures},
+        figures={name: reader.number(figures, name, "figures.", least=0, most=1e30) for name in figures},
+        environment={name: reader.text(environment, name, "device.environment.", empty=True) for name in environment},
     )
     if path.name != found.name:
         raise reader.wrong("case", f"the case and digest of {path.name}", f"{found.case} with {found.digest}")
@@ -247,18 +307,30 @@ class _Reader:
             raise self.wrong(name, "an object", value)
         return value
 
-    def text(self, table: Mapping[str, Any], name: str, within: str = "") -> str:
+    def text(self, table: Mapping[str, Any], name: str, within: str = "", *, empty: bool = False) -> str:
         value = table.get(name)
-        if not isinstance(value, str) or not value:
+        if not isinstance(value, str) or not (value or empty):
             raise self.wrong(within + name, "a text", value)
         return value
 
-    def number(self, table: Mapping[str, Any], name: str, within: str, least: float = -math.inf) -> float:
+    def number(self, table: Mapping[str, Any], name: str, within: str, least: float, most: float) -> float:
         value = table.get(name)
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value) or value < least:
-            limit = "" if least == -math.inf else f" of at least {least:g}"
-            raise self.wrong(within + name, f"a finite number{limit}", value)
+        if (
+            isinstance(value, bool) or not isinstance(value, (int, float)) or not least <= value <= most
+        ):  # NaN is in no range
+            raise self.wrong(within + name, f"a number from {least:g} to {most:g}", value)
         return value
+
+    def whole(self, table: Mapping[str, Any], name: str, within: str, least: int) -> int:
+        value = self.number(table, name, within, least, most=1e6)
+        if value != int(value):
+            raise self.wrong(within + name, "a whole number", value)
+        return int(value)
+
+
+def _name(case: str, digest: str) -> str:
+    """Name of a baseline's file: never a bare id, which may be long and hold anything."""
+    return f"{file_name(case)[:80]}-{digest}{_SUFFIX}"
 
 
 def file_name(text: str) -> str:

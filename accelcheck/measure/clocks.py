@@ -48,15 +48,18 @@ def block(device: Device, call: Callable[[], object]) -> Callable[[], float]:
     while (spent := min(device.elapsed(call, times) for _ in range(2))) < BLOCK and times < MOST_CALLS:
         times = min(MOST_CALLS, max(2 * times, math.ceil(times * BLOCK / max(spent, BLOCK / GROWTH))))
 
-    def timed() -> float:
-        seconds = device.elapsed(call, times) / times
-        if not (seconds > 0.0 and math.isfinite(seconds)):
-            raise ClockError(
-                f"{device.name}: expected {times} calls to take a positive time, the clock says {seconds} s"
-            )
-        return seconds
+    return lambda: positive(device.elapsed(call, times), device, times) / times
 
-    return timed
+
+def positive(seconds: float, device: Device, times: int) -> float:
+    """The seconds that so many calls took.
+
+    Raises:
+        ClockError: They are not positive.
+    """
+    if not (seconds > 0.0 and math.isfinite(seconds)):
+        raise ClockError(f"{device.name}: expected {times} calls to take a positive time, the clock says {seconds} s")
+    return seconds
 
 
 def settle(timed: Callable[[], float], now: Callable[[], float] = time.perf_counter) -> int:
@@ -92,9 +95,9 @@ def undisturbed() -> Iterator[None]:
 def keep_freed_memory() -> None:
     """From now on this process gives no memory back to the kernel, where its allocator is glibc's.
 
-    Otherwise chance decides whether it does at every large result, for as long as the process lives: what lies beside a block
-    decides whether freeing it shortens the heap, and then each page is a fault again. Of 36 processes that ran 20 element-wise
-    operations on 2 MiB, five took 1.2 to 3.3 times as long as the others, which spread by 2 %; with this, none of 24 did.
+    Otherwise chance decides, for as long as the process lives, whether every large result comes from fresh pages, which fault: of 36
+    processes that ran 20 element-wise operations on 2 MiB, five took 1.2 to 3.3 times as long as the others, which spread by 2 %.
+    With this, none of 24 did (docs/findings.md has the page faults of such processes).
     """
     if sys.platform != "linux":
         return

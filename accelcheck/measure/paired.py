@@ -14,6 +14,8 @@ from enum import StrEnum
 from fractions import Fraction
 from typing import TYPE_CHECKING
 
+from accelcheck.measure.contention import waited
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
@@ -42,10 +44,13 @@ class Comparison:
     Attributes:
         answer: Against the margin.
         ratio: The candidate's time as a part of the other's: the median over pairs.
-        low, high: Interval of the ratio, with an error of `ERROR` a side.
+        low, high: Interval of the ratio, with the error on each side that was asked for.
         pairs: How many were measured.
         seconds: How long that took.
         base, candidate: Times of the blocks, in seconds, in the order in which they were measured.
+        waited: Seconds that threads of this process waited for a core meanwhile, as a part of `seconds`: above 1 where many did.
+            Work beside it, or its other threads, had them; that slows the two down alike only as far as they use cores alike.
+            None: not known.
     """
 
     answer: Answer
@@ -56,6 +61,7 @@ class Comparison:
     seconds: float
     base: tuple[float, ...]
     candidate: tuple[float, ...]
+    waited: float | None = None
 
 
 def compare(
@@ -64,6 +70,7 @@ def compare(
     margin: float = MARGIN,
     looks: Sequence[float] = LOOKS,
     now: Callable[[], float] = time.perf_counter,
+    error: float = ERROR,
 ) -> Comparison:
     """Measure both in turns, in the order A B B A, until the interval lies on one side of a margin or the last look is over.
 
@@ -73,6 +80,8 @@ def compare(
         margin: Relative difference from which on it is faster or slower.
         looks: Seconds after which to look, ascending.
         now: Clock that the looks go by.
+        error: Probability that the interval misses the true median, at each look and on each side. It says how many pairs there
+            are at least.
 
     Raises:
         ClockError: As `base` and `candidate` raise it.
@@ -82,10 +91,11 @@ def compare(
         raise ValueError(f"expected a margin between 0 and 1 and at least one look, got {margin} and {list(looks)}")
     times: tuple[list[float], list[float]] = ([], [])
     logs: list[float] = []
+    before = waited()
     start = now()
     for look in looks:
         # However slow a block is: below so many pairs there is no interval.
-        while now() - start < look or len(logs) < fewest(ERROR):
+        while now() - start < look or len(logs) < fewest(error):
             # The second of a pair may find caches warm, or the machine slower: each is second as often.
             order = (0, 1) if len(logs) % 2 == 0 else (1, 0)
             pair = [0.0, 0.0]
@@ -93,12 +103,21 @@ def compare(
                 pair[which] = (base, candidate)[which]()
                 times[which].append(pair[which])
             logs.append(math.log(pair[1] / pair[0]))
-        low, high = interval(logs, ERROR)
+        low, high = interval(logs, error)
         answer = judged(low, high, margin)
         if answer is not Answer.UNDECIDED:
             break
+    seconds, after = now() - start, waited()
     return Comparison(
-        answer, math.exp(median(logs)), math.exp(low), math.exp(high), len(logs), now() - start, *map(tuple, times)
+        answer,
+        math.exp(median(logs)),
+        math.exp(low),
+        math.exp(high),
+        len(logs),
+        seconds,
+        tuple(times[0]),
+        tuple(times[1]),
+        None if before is None or after is None or seconds <= 0 else max(0.0, after - before) / seconds,
     )
 
 

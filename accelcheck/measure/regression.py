@@ -19,11 +19,12 @@ if TYPE_CHECKING:
 STORED = 10
 """Processes behind a baseline."""
 CHECKED = 3
-"""Processes behind a check."""
+"""Processes behind a check; what they name is judged by `STORED` further ones."""
 ERROR = 0.01
 """Probability of one or more false alarms in a run in which nothing has changed."""
-MISSED = 0.03
-"""Probability of missing a change of the smallest detectable size: what is stated as found in 95 of 100 runs has room."""
+MISSED = 0.01
+"""Probability that a check misses a change of the smallest detectable size. The further processes that it asks may miss it too: what
+is stated as found in 95 of 100 runs has room for both."""
 LEAST_SPREAD = 0.004
 """Standard deviation of log ratios below which none is believed: the least that was ever seen between processes of torch
 (0.4 to 1.5 %, ANCHORS.md section 4, on two cores). Of ten processes some lie close together by chance."""

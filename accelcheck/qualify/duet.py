@@ -31,7 +31,7 @@ TIMEOUT = 600.0
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What an environment says of itself: versions, the device's driver and runtime, and whether it can be held by one process only."""
+    """What an environment says of itself: versions, the device's driver and runtime, and whether one process alone can hold the device."""
 
     python: str
     torch: str
@@ -220,8 +220,9 @@ def _measured(
     answers = [_answers(process)[0] for process in pair]
     measured = []
     for row in rows:
-        told = [own.get(row.case, {"wrong": ""}) for own in answers]
-        if not any("wrong" in message for message in told):  # both: those of a pair belong together
+        told = [own[row.case] for own in answers if row.case in own]
+        right = ["wrong" not in message for message in told]
+        if len(right) == len(pair) and all(right):  # those of a pair belong together
             for side, message, samples in zip(sides, told, row.samples, strict=True):
                 samples.append(_sample(row, side, message))
             measured.append(row)

@@ -51,8 +51,10 @@ def _work(job: Mapping[str, Any], folder: Path) -> None:
     """Do the ``task`` of a job, ``judge`` or ``measure``, with the cases of its ``selection``."""
     import torch
 
-    from accelcheck import matrix
-    from accelcheck.registry import UnknownNameError
+    from accelcheck import brought, matrix
+    from accelcheck.brought import BroughtError
+    from accelcheck.devices.generic import found_types
+    from accelcheck.registry import DuplicateNameError, UnknownNameError, unknown
 
     words = job["selection"]
     selection = matrix.Selection(
@@ -63,12 +65,14 @@ def _work(job: Mapping[str, Any], folder: Path) -> None:
         level=int(words["level"]),
     )
     (name,) = selection.devices
-    known, device = matrix.Matrix.load(), matrix.devices().get(name)
-    if device is None:
-        return say(refused=f"unknown device {name!r}; legal values: {', '.join(matrix.devices())}", absent=False)
     try:
+        known = brought.matrix(brought.here())
         known.check(selection)
-    except UnknownNameError as error:
+        device = brought.device(name)
+        places = matrix.devices(brought.devices(brought.here()))
+        if name not in places and name not in found_types():
+            raise unknown("device", name, sorted(places))
+    except (BroughtError, DuplicateNameError, UnknownNameError) as error:
         return say(refused=str(error), absent=False)
     for answer in (device.detect, device.usable):
         there = answer()

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from accelcheck.devices.base import Device, Status
     from accelcheck.matrix import Matrix
+    from accelcheck.measure.paired import Comparison
     from accelcheck.qualify.gate import Gate
     from accelcheck.qualify.ledger import Ledger
     from accelcheck.techniques.base import Technique
@@ -82,19 +83,25 @@ class Bench:
             record = _refused(case, answer.capability)
         except Exception as error:  # noqa: BLE001 - a workload, technique or backend may raise anything: it is this case's error
             record = Record(case, Verdict.ERROR, reason=_brief(error), traceback=_traceback(error))
-        record = self.expect(replace(record, seconds=clock.seconds))
-        return record if self.gate is None else self.gate.judge(record)
+        record = replace(record, seconds=clock.seconds)
+        if self.gate is None:
+            return self.expect(record)
+        # A regression may be known too, and what the ledger says fails is not stored when it passes.
+        return self.gate.keep(self.expect(self.gate.judge(record)))
 
-    def ratio(self, case: Case) -> float | None:
-        """Time of a case that is timed to FP32 eager's; nothing is judged. None where it cannot be had, for whatever reason."""
+    def ratio(self, case: Case) -> Comparison | str:
+        """A case that is timed beside FP32 eager, or why it cannot be had; nothing is judged."""
         technique, device = self.matrix.techniques[case.technique], self.devices[case.device]
         try:
-            if not self._capability(case, technique, device).ok:
-                return None
+            capability = self._capability(case, technique, device)
+            if not capability.ok:
+                return str(capability)
             trial = Trial(case, technique, self.matrix.workloads[case.workload], device, self.store)
-            return speed.ratio(trial, (speed.ROUND,)).ratio
-        except Exception:  # noqa: BLE001 - what raises here has its verdict from the process that judges
-            return None
+            return speed.ratio(trial, (speed.ROUND,), error=speed.ROUND_ERROR)
+        except Unsupported as answer:
+            return str(answer.capability)
+        except Exception as error:  # noqa: BLE001 - what raises here has its verdict from the process that judges
+            return _brief(error)
         finally:
             technique.finish()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING
@@ -9,14 +10,17 @@ from typing import TYPE_CHECKING
 from accelcheck.case import Measurement, Verdict
 from accelcheck.measure.baselines import Baseline, Baselines
 from accelcheck.measure.regression import Sample, change
+from accelcheck.qualify.rounds import Timed
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from accelcheck.case import Case
     from accelcheck.journal import Record
     from accelcheck.measure.baselines import Place
     from accelcheck.qualify.limits import Limit
+
+    Measure = Callable[[Sequence[str], int], Mapping[str, Timed]]
 
 KEPT = ("latency", "latency-fp32-eager", "peak-memory", "peak-memory-fp32-eager", "launches", "first-call-cold")
 """Measurements that a baseline keeps besides the ratio."""
@@ -31,6 +35,12 @@ class Use(StrEnum):
     NEW_ONLY = "new-only"
 
 
+BUSY = 0.1
+"""Part of the time that a case may wait for a core before it is said of a regression. On two quiet cores half of all cases wait for
+1 to 3 % of it, and 77 % where qnnpack's threads and OpenMP's are in each other's way."""
+STORING = frozenset({Use.UPDATE, Use.NEW_ONLY})
+
+
 @dataclass
 class Gate:
     """Of one run.
@@ -39,18 +49,22 @@ class Gate:
         use: What is done with baselines.
         store: Where they are.
         places: Where cases run, by device name.
-        ratios: Time to FP32 eager's, one a process, by case id.
+        environments: The variables set there that change speed, by device name.
         limits: What people set.
+        words: The options of pytest that this comes from.
+        timed: What processes of their own measured, by case id.
         compared: How many cases are held against baselines in this run.
     """
 
     use: Use
     store: Baselines
     places: Mapping[str, Place]
-    ratios: Mapping[str, Sequence[float]]
+    environments: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     limits: tuple[Limit, ...] = ()
+    words: tuple[str, ...] = ()
+    timed: Mapping[str, Timed] = field(default_factory=dict)
     compared: int = 1
-    _read: dict[str, dict[str, Baseline]] = field(default_factory=dict)
+    _read: dict[str, dict[str, list[Baseline]]] = field(default_factory=dict)
 
     def wanted(self, cases: Iterable[Case]) -> list[Case]:
         """Of the timed cases of a run, those that processes of their own must time.
@@ -61,89 +75,173 @@ class Gate:
         if self.use is Use.OFF:
             return []
         if self.use is Use.CHECK:
-            return [case for case in cases if case.id in self._stored(case.device)]
+            return [case for case in cases if self._comparable(case)]
         return list(cases)
 
-    def _stored(self, device: str) -> Mapping[str, Baseline]:
+    def _comparable(self, case: Case) -> list[Baseline]:
+        """Baselines that it may have, whichever its digest is."""
+        here = self.environments.get(case.device, {})
+        return [one for one in self._stored(case.device).get(case.id, ()) if one.environment == here]
+
+    def time(self, cases: Sequence[Case], counts: tuple[int, int], measure: Measure) -> None:
+        """Have cases timed. What a check of few processes names is timed by more, and these alone count for it.
+
+        A process lands where it lands: of some cases a third of all processes take 1.2 times as long as the others, and now
+        and then the few of a check are all of these. Samples of more show their own spread.
+
+        Args:
+            cases: As `wanted` gives them.
+            counts: How many processes time each, and how many more those that a check names.
+            measure: Times the cases of these ids in so many processes.
+
+        Raises:
+            BaselineError: A baseline cannot be read.
+        """
+        self.compared = len(cases)
+        self.timed = measure([case.id for case in cases], counts[0])
+        if self.use is Use.CHECK and (named := [case.id for case in cases if self._named(case)]):
+            self.timed = {**self.timed, **measure(named, counts[1])}
+
+    def _named(self, case: Case) -> bool:
+        """Whether it is a regression against a baseline that it may have: which one, its digest will say."""
+        ratios = self.timed[case.id].ratios
+        if len(ratios) < 2:
+            return False
+        sample = Sample.of(ratios)
+        return any(change(one.ratio, sample, self.compared).regression for one in self._comparable(case))
+
+    def _stored(self, device: str) -> Mapping[str, list[Baseline]]:
+        """Baselines by case id: more than one where a writer was killed, or two branches merged."""
         if device not in self._read:
-            self._read[device] = self.store.read(self.places[device]) if device in self.places else {}
+            found = self._read[device] = {}
+            if device in self.places:
+                for _, baseline in self.store.stored(self.places[device]):
+                    found.setdefault(baseline.case, []).append(baseline)
         return self._read[device]
 
     def judge(self, record: Record) -> Record:
         """The record with what the baseline and the limits say of it; unchanged where nothing was measured.
 
         Raises:
-            BaselineError: A baseline cannot be read or written.
+            BaselineError: A baseline cannot be read.
         """
         if record.verdict is not Verdict.PASS or not record.measurements:
             return record
         found = {measurement.name: measurement for measurement in record.measurements}
         faults = [line for limit in self.limits if (line := limit.broken(record.case.id, found))]
+        verdict = Verdict.FAIL
         if self.use is Use.CHECK:
-            added, regressions = self._checked(record, found)
-            faults += regressions
+            stored = self._stored(record.case.device).get(record.case.id, [])
+            baseline = next((one for one in stored if one.digest == record.digest), None)
+            if reason := self._apart(record, stored, baseline):
+                added = [Measurement(CHANGE, None, "x", reason=reason)]
+            elif reason := self._untimed(record.case):
+                added = [Measurement(CHANGE, None, "x", reason=reason)]
+                if not faults:  # asked for, and not done
+                    verdict, faults = Verdict.ERROR, [f"not held against its baseline: {reason}"]
+            else:
+                assert baseline is not None  # or it is apart
+                added, regressions = self._checked(record.case, baseline, found)
+                faults += regressions
             record = replace(record, measurements=(*record.measurements, *added))
-        elif self.use is not Use.OFF:
-            record = replace(record, measurements=(*record.measurements, self._kept(record, found)))
-        return replace(record, verdict=Verdict.FAIL, reason="\n".join(faults)) if faults else record
+        return replace(record, verdict=verdict, reason="\n".join(faults)) if faults else record
 
-    def _checked(self, record: Record, found: Mapping[str, Measurement]) -> tuple[Sequence[Measurement], Sequence[str]]:
-        case = record.case
-        stored = self._stored(case.device).get(case.id)
-        ratios = self.ratios.get(case.id, ())
-        if stored is None or stored.digest != record.digest:
-            return [Measurement(CHANGE, None, "x", reason=self._absent(record, stored))], []
-        if len(ratios) < 2:
-            reason = f"{len(ratios)} processes measured it, two are needed"
-            return [Measurement(CHANGE, None, "x", reason=reason)], []
-        held = change(stored.ratio, Sample.of(ratios), self.compared)
-        said = f"regression from {held.limit:.4g} on; a slowdown of {held.smallest:.4g} would have been seen"
-        added = [Measurement(CHANGE, held.factor, "x", high=held.limit, reason=said)]
+    def _checked(
+        self, case: Case, baseline: Baseline, found: Mapping[str, Measurement]
+    ) -> tuple[list[Measurement], list[str]]:
+        held = change(baseline.ratio, Sample.of(self.timed[case.id].ratios), self.compared)
+        added = [
+            Measurement(CHANGE, held.factor, "x", high=held.limit, reason=f"a regression from {held.limit:.4g} on"),
+            Measurement(DETECTABLE, held.smallest, "x", reason="found in 95 of 100 checks like this one"),
+        ]
         faults = []
         if held.regression:
-            faults.append(
-                f"regression: expected at most {held.limit:.4g} times the baseline's time beside FP32 eager, got {held.factor:.4g}"
+            waited = statistics.median(self.timed[case.id].waited or (0.0,))
+            beside = (
+                f"; {waited:.0%} of the time it waited for a core: other work, or threads of its own"
+                if waited > BUSY
+                else ""
             )
-        memory, before = found.get("peak-memory"), stored.figures.get("peak-memory")
+            faults.append(
+                f"regression: expected at most {held.limit:.4g} times the baseline's time beside FP32 eager, got {held.factor:.4g}{beside}"
+            )
+        memory, before = found.get("peak-memory"), baseline.figures.get("peak-memory")
         # Exact on the CPU, and the same every time: what has grown has grown.
         now = memory.value if memory is not None and case.device == "cpu" else None
         if now is not None and before is not None and now > before:
             faults.append(f"regression: expected a peak of at most {before:.0f} bytes, got {now:.0f}")
         return added, faults
 
-    def _absent(self, record: Record, stored: Baseline | None) -> str:
-        if stored is not None:
+    def _apart(self, record: Record, stored: Sequence[Baseline], baseline: Baseline | None) -> str:
+        """Why a case has no baseline to be held against; empty where it has."""
+        if baseline is not None:
+            here = self.environments.get(record.case.device, {})
+            if here == baseline.environment:
+                return ""
+            return (
+                f"the baseline was measured with {_set(baseline.environment)}, this with {_set(here)}: not compared; "
+                "--accel-baseline=update replaces it"
+            )
+        if stored:
             return (
                 "the workload has changed since its baseline was stored: store it again with --accel-baseline=new-only"
             )
         place = self.places[record.case.device]
-        for other in self.store.near(place):
-            near = self.store.read(other).get(record.case.id)
-            if near is not None and near.digest == record.digest:
-                return (
-                    f"no baseline for {place.folder}; for information, with torch {other.torch}, {other.runtime} and "
-                    f"{other.count} of them the time was {near.ratio.factor:.4g} of FP32 eager's"
-                )
+        for near in self.store.near(place, record.case.id, record.digest):
+            return (
+                f"no baseline for {place.folder}; for information, with torch {near.place.torch}, {near.place.runtime} "
+                f"and {near.place.count} of them the time was {near.ratio.factor:.4g} of FP32 eager's"
+            )
         return f"no baseline for {place.folder}: store one with --accel-baseline=new-only"
 
-    def _kept(self, record: Record, found: Mapping[str, Measurement]) -> Measurement:
-        ratios = self.ratios.get(record.case.id, ())
-        if len(ratios) < 2:
-            return Measurement(
-                CHANGE, None, "x", reason=f"not stored: {len(ratios)} processes measured it, two are needed"
+    def _untimed(self, case: Case) -> str:
+        """Why there is no sample of a case; empty where there is one."""
+        timed = self.timed.get(case.id, Timed())
+        if len(timed.ratios) > 1:
+            return ""
+        return f"{len(timed.ratios)} processes measured it, two are needed" + f": {timed.reason}" * bool(timed.reason)
+
+    def keep(self, record: Record) -> Record:
+        """The record of a case that passes with what became of its baseline, where baselines are stored.
+
+        Raises:
+            BaselineError: A baseline cannot be written.
+        """
+        if record.verdict is not Verdict.PASS or not record.measurements or self.use not in STORING:
+            return record
+        said = self._untimed(record.case)
+        if said:
+            said = f"not stored: {said}"
+        else:
+            sample = Sample.of(self.timed[record.case.id].ratios)
+            figures = {m.name: m.value for m in record.measurements if m.name in KEPT and m.value is not None}
+            device = record.case.device
+            baseline = Baseline(
+                record.case.id, record.digest, self.places[device], sample, figures, self.environments.get(device, {})
             )
-        figures = {name: found[name].value for name in KEPT if name in found}
-        baseline = Baseline(
-            record.case.id,
-            record.digest,
-            self.places[record.case.device],
-            Sample.of(ratios),
-            {name: value for name, value in figures.items() if value is not None},
-        )
-        stored = self.store.write(baseline, replace=self.use is Use.UPDATE)
-        said = f"stored over {len(ratios)} processes" if stored else "there is a baseline: kept"
-        return Measurement(CHANGE, None, "x", reason=said)
+            stored = self.store.write(baseline, replace=self.use is Use.UPDATE)
+            said = f"stored over {sample.count} processes" if stored else "there is a baseline: kept"
+        return replace(record, measurements=(*record.measurements, Measurement(CHANGE, None, "x", reason=said)))
+
+    def idle(self, records: Iterable[Record]) -> list[str]:
+        """Limits that were held against nothing, a line each: of no case that was timed, or of a figure that none has."""
+        measured = [
+            (record.case.id, {measurement.name: measurement for measurement in record.measurements})
+            for record in records
+            if record.measurements
+        ]
+        return [
+            f"limit: {limit.kind} {limit.bound:g} of {', '.join(limit.cases)}: no case that was timed here has such a figure"
+            for limit in self.limits
+            if measured and not any(limit.covers(case) and limit.value(found) is not None for case, found in measured)
+        ]
+
+
+def _set(variables: Mapping[str, str]) -> str:
+    return " ".join(f"{name}={value}" for name, value in sorted(variables.items())) or "no variable set"
 
 
 CHANGE = "baseline-change"
 """The measurement that says how the time has changed since the baseline."""
+DETECTABLE = "baseline-detectable"
+"""The measurement that says how small a slowdown the check would have found."""

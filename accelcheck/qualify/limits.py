@@ -41,13 +41,28 @@ class Limit:
 
     def broken(self, case_id: str, found: Mapping[str, Measurement]) -> str:
         """How a case breaks it, in a line; empty where it does not, or has no such figure."""
-        if not any(fnmatch.fnmatchcase(case_id, pattern) for pattern in self.cases):
-            return ""
-        value = _value(self.kind, found)
+        value = self.value(found) if self.covers(case_id) else None
         if value is None or (value >= self.bound if self.kind == "speed-up-at-least" else value <= self.bound):
             return ""
         word = self.kind.replace("-", " ")
         return f"limit: expected {word} {self.bound:g}, got {value:.4g} ({self.reason})"
+
+    def covers(self, case_id: str) -> bool:
+        """Whether it is meant for a case."""
+        return any(fnmatch.fnmatchcase(case_id, pattern) for pattern in self.cases)
+
+    def value(self, found: Mapping[str, Measurement]) -> float | None:
+        """The figure that it is held against; None where a case has none."""
+        if self.kind == "speed-up-at-least":
+            speed_up = found.get("speed-up")
+            return None if speed_up is None else speed_up.high
+        if self.kind == "memory-at-most":
+            own, plain = (found.get(name) for name in ("peak-memory", "peak-memory-fp32-eager"))
+            if own is None or plain is None or own.value is None or not plain.value:
+                return None
+            return own.value / plain.value
+        first = found.get("first-call-cold")
+        return None if first is None else first.value
 
 
 def load(paths: Iterable[Path]) -> tuple[Limit, ...]:
@@ -96,16 +111,3 @@ def _entry(path: Path, number: int, entry: Any) -> list[Limit]:
     if not found:
         raise wrong(_KINDS[0], f"at least one of {', '.join(_KINDS)}")
     return found
-
-
-def _value(kind: str, found: Mapping[str, Measurement]) -> float | None:
-    if kind == "speed-up-at-least":
-        speed_up = found.get("speed-up")
-        return None if speed_up is None else speed_up.high
-    if kind == "memory-at-most":
-        own, plain = (found.get(name) for name in ("peak-memory", "peak-memory-fp32-eager"))
-        if own is None or plain is None or own.value is None or not plain.value:
-            return None
-        return own.value / plain.value
-    first = found.get("first-call-cold")
-    return None if first is None else first.value

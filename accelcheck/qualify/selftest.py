@@ -11,12 +11,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from accelcheck import brought
 from accelcheck.capability import SUPPORTED
 from accelcheck.case import Case, Verdict
 from accelcheck.devices.base import Status
 from accelcheck.faults.base import Fault, Planted, Variant
 from accelcheck.faults.plant import nothing
-from accelcheck.matrix import Matrix, devices
+from accelcheck.matrix import Matrix
 from accelcheck.qualify.execute import Bench
 from accelcheck.qualify.ledger import Ledger, shipped, unsteady
 from accelcheck.registry import discover, index
@@ -280,7 +281,7 @@ def run(device: str, chosen: Sequence[Row], seeds: int, jobs: int, folder: Path)
     They have the variables of this one: what torch reads when it is imported is to be set here.
 
     Args:
-        device: Name of a built-in device, present here.
+        device: Name of a device, present here.
         chosen: Rows.
         seeds: How many seeds, from 0.
         jobs: Processes.
@@ -311,7 +312,7 @@ def run(device: str, chosen: Sequence[Row], seeds: int, jobs: int, folder: Path)
 
 @functools.cache
 def _bench(device: str, folder: str) -> Bench:
-    return bench(devices()[device], Matrix.load(), Store(Path(folder)))
+    return bench(brought.device(device), Matrix.load(), Store(Path(folder)))
 
 
 def _attempts(device: str, group: list[Row], seed: int, folder: str) -> list[Outcome]:

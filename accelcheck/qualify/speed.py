@@ -14,12 +14,12 @@ from torch import Tensor
 
 from accelcheck.case import TIMED, Measurement
 from accelcheck.measure import roof
-from accelcheck.measure.baselines import digest
-from accelcheck.measure.clocks import ClockError, block, settle, undisturbed
+from accelcheck.measure.clocks import ClockError, block, positive, settle, undisturbed
 from accelcheck.measure.kernels import Launches, launches
 from accelcheck.measure.memory import held, peak
-from accelcheck.measure.paired import LOOKS, Comparison, compare
+from accelcheck.measure.paired import ERROR, LOOKS, Comparison, compare
 from accelcheck.qualify import numerics
+from accelcheck.qualify.digest import digest
 from accelcheck.qualify.trial import Finding, State, warm_up
 from accelcheck.techniques.compile import graph_breaks, graphs
 from accelcheck.techniques.eager import Eager
@@ -37,6 +37,8 @@ ROTATED = 4
 """Sets of inputs that calls go through: no call finds its own in a cache, and no cached result serves it."""
 ROUND = 0.3
 """Seconds that one process of several measures a case: processes differ by more than such a median errs."""
+ROUND_ERROR = 0.0625
+"""As `paired.ERROR`, of one process of several: four pairs, however slow, since nobody asks for its interval."""
 POWERED = 0.5
 """Seconds that energy is taken over: counters move every 0.1 s or so."""
 SPEED_UP = "speed-up"
@@ -55,7 +57,12 @@ def verify(trial: Trial) -> Finding:
         return _Measuring(judged).finding(found)
 
 
-def ratio(trial: Trial, looks: Sequence[float] = LOOKS, now: Callable[[], float] = time.perf_counter) -> Comparison:
+def ratio(
+    trial: Trial,
+    looks: Sequence[float] = LOOKS,
+    now: Callable[[], float] = time.perf_counter,
+    error: float = ERROR,
+) -> Comparison:
     """The candidate's time as a part of FP32 eager's, in this process, after so many seconds of a clock; nothing is judged.
 
     Raises:
@@ -63,7 +70,7 @@ def ratio(trial: Trial, looks: Sequence[float] = LOOKS, now: Callable[[], float]
     """
     judged = replace(trial, case=replace(trial.case, mode=TIMED[trial.case.mode]))
     with trial.clock("measure"), trial.device.strict_float32():
-        return _Measuring(judged).compared(looks, now)
+        return _Measuring(judged).compared(looks, now, error)
 
 
 class Contender:
@@ -122,47 +129,58 @@ class _Measuring:
         trial = self.trial
         candidate = self._first_calls()
         eager = self._eager("float32")
-        try:
-            with undisturbed():
-                self._times(candidate, eager)
-                if trial.technique.precision(trial.case.dtype) != "float32":
+        before = trial.device.telemetry()
+        with undisturbed(), self._clocked("latency", "s"):
+            latency = self._times(candidate, eager)
+            with self._clocked("energy", "J"):
+                self._chip(before, candidate, latency)
+            with self._clocked("flops", "part"):
+                self._roof(candidate, eager, latency)
+            if trial.technique.precision(trial.case.dtype) != "float32":
+                with self._clocked("speed-up-same-precision", "x"):
                     self._same_precision(candidate)
-        except ClockError as error:
-            self._add("latency", None, "s", str(error))
         self._sizes(candidate, eager)
         faults = [*self._unfused(), *self._judged(candidate)]
-        return replace(
-            found, faults=[*found.faults, *faults], measurements=self.found, digest=_digest(trial), times=self.blocks
-        )
+        work = digest(trial.case.id, _problem(trial, 0))
+        return replace(found, faults=[*found.faults, *faults], measurements=self.found, digest=work, times=self.blocks)
 
-    def compared(self, looks: Sequence[float], now: Callable[[], float]) -> Comparison:
+    @contextlib.contextmanager
+    def _clocked(self, name: str, unit: str) -> Iterator[None]:
+        """What is measured here is absent, with the reason, when its clock fails."""
+        try:
+            yield
+        except ClockError as error:
+            self._add(name, None, unit, str(error))
+
+    def compared(self, looks: Sequence[float], now: Callable[[], float], error: float) -> Comparison:
         """The candidate beside FP32 eager."""
         candidate = Contender(self.trial)
         warm_up(self.trial, candidate.program)
         eager = self._eager("float32")
         with undisturbed():
-            return self._paired(eager, candidate, looks, now)
+            return self._paired(eager, candidate, looks, now, error)
 
     def _first_calls(self) -> Contender:
         """Prepare and call once, with the compilers' caches empty and then full: two times in s, and the graphs made."""
         trial = self.trial
         with _fresh_caches():
-            cold, _ = self._first_call()
+            self._first_call("first-call-cold")
             trial.technique.finish()
-            warm, candidate = self._first_call()
+            candidate = self._first_call("first-call-warm")
             warm_up(trial, candidate.program)
         candidate.rewind()
         made = graphs()
-        self._add("first-call-cold", cold, "s")
-        self._add("first-call-warm", warm, "s")
         if made:
             self._add("graphs", made, "1")
             self._add("graph-breaks", graph_breaks(), "1")
         return candidate
 
-    def _first_call(self) -> tuple[float, Contender]:
-        contender = Contender(self.trial)
-        return contender.preparation + self.trial.device.elapsed(contender.call, 1), contender
+    def _first_call(self, name: str) -> Contender:
+        device, contender = self.trial.device, Contender(self.trial)
+        spent = device.elapsed(contender.call, 1)
+        with self._clocked(name, "s"):
+            self._add(name, contender.preparation + positive(spent, device, 1), "s")
+        return contender
 
     def _eager(self, dtype: str) -> Contender:
         case = replace(self.trial.case, technique=Eager.name, dtype=dtype)
@@ -174,27 +192,29 @@ class _Measuring:
         candidate: Contender,
         looks: Sequence[float] = LOOKS,
         now: Callable[[], float] = time.perf_counter,
+        error: float = ERROR,
     ) -> Comparison:
         first, second = (block(self.trial.device, side.call) for side in (base, candidate))
         settle(first)
         settle(second)
-        return compare(first, second, looks=looks, now=now)
+        return compare(first, second, looks=looks, now=now, error=error)
 
-    def _times(self, candidate: Contender, eager: Contender) -> None:
-        before = self.trial.device.telemetry()
+    def _times(self, candidate: Contender, eager: Contender) -> float:
+        """The candidate's median, in seconds, once its figures are there."""
         found = self._paired(eager, candidate)
         self.blocks = found.candidate
         quarters = statistics.quantiles(found.candidate, n=20, method="inclusive")
         latency = statistics.median(found.candidate)
         self._add("latency", latency, "s", low=quarters[4], high=quarters[14], reason="median and quartiles")
-        self._chip(before, candidate, latency)
         self._add("latency-p95", quarters[18], "s")
         self._add("latency-fp32-eager", statistics.median(found.base), "s")
+        if found.waited is not None:
+            self._add("waited", found.waited, "part", "of the time, for a core: other work, or threads of its own")
         self._speed_up(SPEED_UP, found)
         items = _items(candidate.program.inputs)
         if items:
             self._add("throughput", items / latency, "samples/s")
-        self._roof(candidate, eager, latency)
+        return latency
 
     def _chip(self, before: Telemetry, candidate: Contender, latency: float) -> None:
         """What the chip said of itself while it was timed, and the energy of a call."""
@@ -287,14 +307,6 @@ class _Measuring:
         high: float | None = None,
     ) -> None:
         self.found.append(Measurement(name, None if value is None else float(value), unit, low, high, reason))
-
-
-def _digest(trial: Trial) -> str:
-    """Of the module, and of the sizes of all that goes into it."""
-    problem = _problem(trial, 0)
-    tensors = [*problem.inputs, problem.target, *problem.module.parameters()]
-    sizes = [(tuple(value.shape), value.dtype) if isinstance(value, Tensor) else value for value in tensors]
-    return digest(trial.case.id, problem.module, sizes)
 
 
 def _problem(trial: Trial, number: int) -> Any:

@@ -8,18 +8,25 @@ from typing import TYPE_CHECKING
 from accelcheck.case import Verdict
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from accelcheck.case import Case
     from accelcheck.journal import Record
 
 
-def reproduce(case: Case) -> str:
-    """The command that runs this case alone."""
+def reproduce(case: Case, more: Iterable[str] = ()) -> str:
+    """The command that runs this case alone, with more options."""
     words = ["pytest", "--pyargs", "accelcheck.suite", f"--accel-device={case.device}", f"--accel-case={case.id}"]
-    return shlex.join(words)
+    return shlex.join([*words, *more])
 
 
-def explain(record: Record) -> str:
-    """Several lines for a terminal or a report."""
+def explain(record: Record, more: Iterable[str] = ()) -> str:
+    """Several lines for a terminal or a report.
+
+    Args:
+        record: Of the case.
+        more: Options of pytest that show it again, besides those that name the case.
+    """
     lines = [f"{record.case.id}: {record.verdict}", ""]
     lines += [f"  {line}" for line in record.reason.splitlines()]
     if record.verdict is Verdict.ERROR and record.traceback:
@@ -34,5 +41,5 @@ def explain(record: Record) -> str:
     if record.evidence:
         lines += ["", "  evidence:"]
         lines += [f"    {'yes' if e.engaged else 'NO '} {e.claim}: {e.observed}" for e in record.evidence]
-    lines += ["", f"  reproduce: {reproduce(record.case)}"]
+    lines += ["", f"  reproduce: {reproduce(record.case, more)}"]
     return "\n".join(lines)

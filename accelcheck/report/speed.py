@@ -30,6 +30,8 @@ HEAD = (
     "launches",
     "baseline",
 )
+SHOWN = 3
+"""Cases that are named where a note is about them; of more, the number."""
 
 
 def lines(records: Iterable[Record]) -> list[str]:
@@ -46,26 +48,34 @@ def lines(records: Iterable[Record]) -> list[str]:
     fewer = [(f"  {record.case.id}", why) for record in timed if (why := _fewer(record))]
     if fewer:
         found += ["", "launches fewer than eager:", *aligned(fewer)]
-    notes = {
-        m.reason for record in timed for m in record.measurements if m.name == "baseline-change" and m.value is None
-    }
-    smallest = [
-        m for record in timed for m in record.measurements if m.name == "baseline-change" and m.high is not None
-    ]
-    if smallest:
-        limits = sorted(m.high for m in smallest if m.high is not None)
+    held = [record for record in timed if _named(record, "baseline-detectable") is not None]
+    if held:
         found.append(
-            f"held against baselines: {len(smallest)} of {len(timed)} cases; a regression is a factor from "
-            f"{limits[0]:.3f} to {limits[-1]:.3f} on, by case (in brackets); more in the journal"
+            f"held against baselines: {len(held)} of {len(timed)} cases; in brackets the factor from which on it is a regression, "
+            "and the smallest slowdown that such a check finds in 95 of 100 runs"
         )
-    return [*found, *sorted(f"baseline: {note}" for note in notes)]
+    notes: dict[str, list[str]] = {}
+    for record in timed:
+        change = _named(record, "baseline-change")
+        if change is not None and change.value is None:
+            notes.setdefault(change.reason, []).append(record.case.id)
+    return [*found, *(f"baseline: {note} ({_some(cases)})" for note, cases in sorted(notes.items()))]
+
+
+def _some(cases: list[str]) -> str:
+    """How many, and which where they are few."""
+    return ", ".join(cases) if len(cases) <= SHOWN else f"{len(cases)} cases"
+
+
+def _named(record: Record, name: str) -> Measurement | None:
+    return next((measurement for measurement in record.measurements if measurement.name == name), None)
 
 
 def _row(record: Record) -> tuple[str, ...]:
     found = {measurement.name: measurement for measurement in record.measurements}
     case = record.case
     speed_up, same = found.get("speed-up"), found.get("speed-up-same-precision")
-    change = found.get("baseline-change")
+    change, detectable = found.get("baseline-change"), _value(found.get("baseline-detectable"))
     return (
         case.technique,
         case.workload,
@@ -81,7 +91,7 @@ def _row(record: Record) -> tuple[str, ...]:
         _time(_value(found.get("first-call-cold"))),
         _time(_value(found.get("first-call-warm"))),
         _of(_value(found.get("launches")), _value(found.get("launches-fp32-eager"))),
-        "" if change is None or change.value is None else f"{change.value:.3f} ({change.high:.3f})",
+        "" if change is None or detectable is None else f"{change.value:.3f} ({change.high:.3f}, {detectable:.3f})",
     )
 
 

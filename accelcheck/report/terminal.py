@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from accelcheck.devices.base import Fingerprint
     from accelcheck.journal import Record
+    from accelcheck.qualify.gate import Gate
     from accelcheck.setup import Setup
 
 SLOWEST = 5
@@ -53,7 +54,7 @@ def counts(records: Iterable[Record]) -> dict[str, int]:
 
 
 def summary(
-    reporter: pytest.TerminalReporter, setup: Setup, records: Mapping[str, Record], journal: Path | None
+    reporter: pytest.TerminalReporter, setup: Setup, gate: Gate, records: Mapping[str, Record], journal: Path | None
 ) -> None:
     """Write the whole summary."""
     reporter.section("accelcheck")
@@ -61,6 +62,7 @@ def summary(
     for lines in (
         matrix(found, setup.selection.devices),
         speed.lines(found),
+        gate.idle(found),
         _counted("not run:", ((r.case.device, r.reason) for r in found if not r.verdict.executed)),
         _counted(
             "expected to fail (ledger):",

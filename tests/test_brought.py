@@ -1,0 +1,136 @@
+"""What conftest.py brings to commands, in processes of their own: pytest is asked once a process."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+import accelcheck
+from accelcheck.measure.baselines import Baseline, Baselines, Place
+from accelcheck.measure.regression import Sample
+
+VENDOR = """
+from accelcheck.devices.cpu import Cpu
+
+class Vendor(Cpu):
+    name = "vendor"
+    features = frozenset({"strided"})
+"""
+CONFTEST = """
+from accelcheck.techniques.eager import Eager
+
+class Quick(Eager):
+    name = "vendor-quick"
+
+def pytest_accel_devices():
+    from vendor_device import Vendor
+    return [Vendor()]
+
+def pytest_accel_techniques():
+    return [Quick()]
+"""
+CASE = "vendor-quick/speed-mlp/vendor/float32/speed"
+
+
+@dataclass
+class Folder:
+    """Where a vendor works."""
+
+    path: Path
+
+    def run(self, *words: str) -> subprocess.CompletedProcess[str]:
+        return self.python("-c", "import sys; from accelcheck import cli; sys.exit(cli.main(sys.argv[1:]))", *words)
+
+    def python(self, *words: str) -> subprocess.CompletedProcess[str]:
+        where = os.pathsep.join((str(Path(accelcheck.__file__).parents[1]), str(self.path)))
+        environ = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
+        return subprocess.run(
+            [sys.executable, *words],
+            cwd=self.path,
+            env={**environ, "PYTHONPATH": where},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+
+
+@pytest.fixture
+def vendor(tmp_path: Path) -> Folder:
+    (tmp_path / "vendor_device.py").write_text(VENDOR)
+    (tmp_path / "conftest.py").write_text(CONFTEST)
+    return Folder(tmp_path)
+
+
+def test_list_has_what_is_brought(vendor: Folder) -> None:
+    done = vendor.run("list", "--technique=vendor-*", "--device=vendor")
+    assert done.returncode == 0, done.stderr
+    assert "vendor-quick" in done.stdout
+
+
+def test_the_table_for_documents_is_the_same_everywhere(vendor: Folder) -> None:
+    done = vendor.run("list", "--markdown", "--technique=eager")
+    assert done.returncode == 0, done.stderr
+    assert "eager" in done.stdout
+    assert "vendor" not in done.stdout
+
+
+def test_a_duet_runs_on_what_is_brought(vendor: Folder) -> None:
+    done = vendor.run("duet", "--device=vendor", f"--case={CASE}", "--pairs=2", "--margin=0.99")
+    assert done.returncode == 0, done.stderr
+    assert any(line.startswith(CASE) for line in done.stdout.splitlines())
+
+
+def test_a_command_finds_what_is_built_in_what_is_brought_and_what_torch_has(vendor: Folder) -> None:
+    code = "from accelcheck import brought; print([type(brought.device(name)).__name__ for name in ('cpu', 'vendor', 'npu')])"
+    assert vendor.python("-c", code).stdout == "['Cpu', 'Vendor', 'Generic']\n"
+
+
+def test_prune_knows_cases_of_what_is_brought(vendor: Folder) -> None:
+    place = Place("vendor", "Chip", 1, "2.13", "unknown")
+    store = Baselines(vendor.path / "baselines")
+    gone = CASE.replace("speed-mlp", "mlp")
+    for case in (CASE, gone):
+        store.write(Baseline(case, "0123abcd", place, Sample(0.0, 0.01, 10)), replace=True)
+    assert vendor.run("baseline", "prune").returncode == 0
+    assert list(store.read(place)) == [CASE]
+
+
+@pytest.mark.parametrize("words", [["duet", "--device=vendro"], ["curve", "--device=vendro"]])
+def test_an_unknown_device_is_answered_with_those_that_there_are(vendor: Folder, words: list[str]) -> None:
+    done = vendor.run(*words)
+    assert done.returncode == 4
+    assert (
+        "unknown device 'vendro'. Did you mean 'vendor'? Legal values: cpu, cuda, rocm, tpu, vendor, xla."
+        in done.stderr
+    )
+
+
+@pytest.mark.parametrize(
+    "ini",
+    [
+        "filterwarnings = error",
+        "addopts = --ff --no-such-option",
+        "pythonpath = src",
+    ],
+)
+def test_what_is_brought_is_known_whatever_runs_are_told(vendor: Folder, ini: str) -> None:
+    (vendor.path / "pytest.ini").write_text(f"[pytest]\n{ini}\n")
+    if "src" in ini:
+        (vendor.path / "src").mkdir()
+        (vendor.path / "vendor_device.py").rename(vendor.path / "src" / "vendor_device.py")
+    code = "from accelcheck import brought; print(type(brought.device('vendor')).__name__)"
+    done = vendor.python("-c", code)
+    assert done.stdout == "Vendor\n", done.stderr
+
+
+def test_a_conftest_that_cannot_be_imported_is_said(vendor: Folder) -> None:
+    (vendor.path / "conftest.py").write_text("import no_such_module")
+    done = vendor.run("duet", "--device=vendor", f"--case={CASE}")
+    assert done.returncode == 4
+    assert f"pytest does not start in {vendor.path} (exit 4): " in done.stderr
+    assert "No module named 'no_such_module'" in done.stderr

@@ -1,0 +1,101 @@
+"""The process of a duet: what it judges, measures and says, and its clock."""
+
+from __future__ import annotations
+
+import io
+import sys
+import time
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+import torch
+from plugin_harness import Toy, raises
+from torch import nn
+
+from accelcheck.case import Case, Mode
+from accelcheck.matrix import Matrix, Selection, devices
+from accelcheck.qualify import duet_process
+from accelcheck.techniques.eager import Eager
+from accelcheck.workloads.base import Problem, Workload
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import pytest
+
+
+MLP, CNN = "eager/speed-mlp/cpu/float32/speed", "eager/speed-cnn/cpu/float32/speed"
+
+
+def linear(generator: torch.Generator, extent: int) -> Problem:
+    del extent
+    return Problem(nn.Linear(8, 8), (torch.randn(4, 8, generator=generator),))
+
+
+def worker(folder: Path, *techniques: Toy | Eager) -> duet_process._Worker:
+    tiny = Workload("tiny", "A linear layer.", linear, modes=frozenset({Mode.FORWARD, Mode.SPEED}))
+    known = Matrix({one.name: one for one in techniques}, {"tiny": tiny})
+    return duet_process._Worker(known, devices()["cpu"], folder)
+
+
+def case(technique: str) -> Case:
+    return Case(technique, "tiny", "cpu", "float32", Mode.SPEED, 1)
+
+
+def test_a_process_judges_as_the_suite_does(tmp_path: Path) -> None:
+    bad = Toy("bad", raises)
+    assert worker(tmp_path, Eager()).judged(case("eager")) == {}
+    found = worker(tmp_path, bad).judged(case("bad"))
+    assert found["broken"]
+    assert found["wrong"].startswith("error: ")
+
+
+def test_a_process_measures_latency_and_its_part_of_eager(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(duet_process, "SECONDS", 0.02)
+    monkeypatch.setattr(sys, "stdin", io.StringIO("\n" * 1000))
+    found = worker(tmp_path, Eager()).measured(case("eager"), duet_process.Turns())
+    assert 1e-7 < found["seconds"] < 1.0
+    assert 0.1 < found["to_eager"] < 10.0
+
+
+def test_the_clock_of_a_process_stands_still_while_it_waits(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Slow:
+        def readline(self) -> str:
+            time.sleep(0.2)
+            return "\n"
+
+    monkeypatch.setattr(sys, "stdin", Slow())
+    monkeypatch.setattr(duet_process, "TURN", 0.02)
+    turns = duet_process.Turns()
+    start, began = turns.now(), time.perf_counter()
+    while capsys.readouterr().out.count("turn") == 0:
+        now = turns.now()
+    assert now - start < 0.15
+    assert time.perf_counter() - began >= 0.2
+
+
+def test_cases_are_taken_in_the_order_in_which_they_were_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # The other process may have another accelcheck, which lists them otherwise.
+    monkeypatch.setattr(duet_process._Worker, "judged", lambda *_: {})
+    for asked in ([MLP, CNN], [CNN, MLP]):
+        selection = asdict(Selection(("cpu",), level=2, cases=tuple(asked)))
+        duet_process._work({"task": "judge", "selection": selection}, tmp_path)
+        begun = [line for line in capsys.readouterr().out.splitlines() if '"begin"' in line]
+        assert [one in line for one, line in zip(asked, begun, strict=True)] == [True, True]
+
+
+def test_what_a_technique_raises_while_it_is_measured_is_its_cases_error(tmp_path: Path) -> None:
+    finished = []
+
+    class Bad(Toy):
+        def finish(self) -> None:
+            finished.append(self.name)
+
+    found = worker(tmp_path, Bad("bad", raises)).measured(case("bad"), duet_process.Turns())
+    assert found["broken"]
+    assert found["wrong"].startswith("error: ")
+    assert finished == ["bad"]

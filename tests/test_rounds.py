@@ -1,0 +1,163 @@
+"""Processes that time: what is taken of those that measure, die or hang. They are stubs that say what a test wants."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from accelcheck.qualify import rounds
+from accelcheck.qualify.rounds import RoundError, Timed
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+STUB = """#!{python}
+import json, os, sys, time
+from pathlib import Path
+
+path = Path(os.environ["ACCELCHECK_ROUND"])
+wanted = json.loads((path.parent / "round-cases.json").read_text())
+with (path.parent / "asked").open("a") as asked:
+    asked.write(json.dumps([wanted, sys.argv[1:]]) + chr(10))
+print("about to begin", flush=True)
+if {plan!r}.get("first") == "exit":
+    sys.exit("no such plugin")
+for case in wanted:
+    does = {plan!r}.get(case, 0.5)
+    with path.open("a") as file:
+        file.write(json.dumps(dict(case=case, ratio=None)) + chr(10))
+        file.flush()
+        if does == "die":
+            os.kill(os.getpid(), 9)
+        if does == "hang":
+            time.sleep(600)
+        if does == "half":
+            file.write('{{"case": "' + case)
+            file.flush()
+            os._exit(3)
+        file.write(json.dumps(dict(case=case, **(dict(reason=does) if isinstance(does, str) else dict(ratio=does)))) + chr(10))
+"""
+
+
+class Rounds:
+    """Rounds of three cases by a stub."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.folder = folder
+        self.monkeypatch = monkeypatch
+        self.said: list[str] = []
+
+    def measure(self, count: int = 3, cases: tuple[str, ...] = ("a", "b", "c"), **plan: object) -> dict[str, Timed]:
+        stub = self.folder / "python"
+        stub.write_text(STUB.format(python=sys.executable, plan=plan))
+        stub.chmod(0o755)
+        self.monkeypatch.setattr(sys, "executable", str(stub))
+        return rounds.measure(["--some"], cases, count, self.folder, self.folder, self.said.append)
+
+    def asked(self) -> list[list[str]]:
+        return [json.loads(line)[0] for line in (self.folder / "asked").read_text().splitlines()]
+
+
+def timed(*ratios: float) -> Timed:
+    """The stub says nothing of waiting."""
+    return Timed(ratios, waited=(0.0,) * len(ratios))
+
+
+@pytest.fixture
+def stubbed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Rounds:
+    return Rounds(tmp_path, monkeypatch)
+
+
+def test_each_round_is_the_command_again_and_gives_a_ratio(stubbed: Rounds) -> None:
+    found = stubbed.measure(2, b=2.0)
+    assert found == {"a": timed(0.5, 0.5), "b": timed(2.0, 2.0), "c": timed(0.5, 0.5)}
+    assert stubbed.said == [f"timing 3 cases in a process of its own, {number} of 2" for number in (1, 2)]
+    lines = [json.loads(line) for line in (stubbed.folder / "asked").read_text().splitlines()]
+    for number, (cases, words) in enumerate(lines, 1):
+        assert cases == ["a", "b", "c"]
+        assert words[:4] == ["-m", "pytest", "--some", "--accel-baseline=off"]
+        assert words[4] == f"--accel-journal={stubbed.folder / f'round-{number}.jsonl'}.journal"
+
+
+def test_what_each_process_waited_for_a_core_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    parts = iter([0.01, 0.4, 0.02])
+
+    def ended(_: object, path: Path, __: object) -> tuple[str, str]:
+        rounds.append(str(path), "a", (0.5, next(parts)))
+        return "ended with 0", ""
+
+    monkeypatch.setattr(rounds, "_ended", ended)
+    found = rounds.measure([], ["a"], 3, tmp_path, tmp_path, lambda _: None)
+    assert found == {"a": Timed((0.5, 0.5, 0.5), waited=(0.01, 0.4, 0.02))}
+
+
+def test_a_case_that_has_no_ratio_says_why(stubbed: Rounds) -> None:
+    assert stubbed.measure(b="no such kernel")["b"] == Timed((), "no such kernel")
+    assert stubbed.asked() == [["a", "b", "c"]] * 3  # it may have one next time
+
+
+@pytest.mark.parametrize("how", ["die", "half"])
+def test_what_ends_a_process_is_left_out_and_the_others_are_timed(stubbed: Rounds, how: str) -> None:
+    found = stubbed.measure(b=how)
+    code = -9 if how == "die" else 3
+    assert found["a"] == timed(0.5, 0.5, 0.5)
+    assert found["b"] == Timed((), f"a process that timed it ended with {code}")
+    assert found["c"] == timed(0.5, 0.5)
+    assert stubbed.asked() == [["a", "b", "c"], ["a", "c"], ["a", "c"]]
+    assert f"b: the process that timed it ended with {code}; it is left out from now on" in stubbed.said
+
+
+def test_what_hangs_is_ended_and_left_out(stubbed: Rounds, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rounds, "SILENCE", 2.0)
+    found = stubbed.measure(b="hang")
+    assert found["b"] == Timed((), "a process that timed it was silent for 2 s and was ended")
+    assert found["c"] == timed(0.5, 0.5)
+
+
+def test_nothing_is_started_when_nothing_is_left(stubbed: Rounds) -> None:
+    assert stubbed.measure(cases=("a",), a="die") == {"a": Timed((), "a process that timed it ended with -9")}
+    assert len(stubbed.asked()) == 1
+
+
+def test_a_round_that_comes_to_no_case_is_an_error_with_what_it_printed(stubbed: Rounds) -> None:
+    with pytest.raises(RoundError) as raised:
+        stubbed.measure(first="exit")
+    expected = (
+        "a process that was to time 3 cases ended with 1 before the first of them:\nabout to begin\nno such plugin"
+    )
+    assert str(raised.value) == expected
+
+
+@pytest.mark.parametrize(
+    ("line", "read"),
+    [
+        ('{"case": "a", "ratio": 0.5, "waited": 0.25}', (0.5, 0.25)),
+        ('{"case": "a", "ratio": null}', None),
+        ('{"case": "a", "reason": "why"}', "why"),
+        ('{"case": "a", "ratio": NaN}', "expected a positive ratio, got nan"),
+        ('{"case": "a", "ratio": -1.0}', "expected a positive ratio, got -1.0"),
+    ],
+)
+def test_lines_are_read_as_they_are_written(tmp_path: Path, line: str, read: Any) -> None:
+    path = tmp_path / "round-1.jsonl"
+    path.write_text(line + "\n")
+    assert rounds.read(path) == {"a": read}
+
+
+def test_the_last_word_on_a_case_counts(tmp_path: Path) -> None:
+    path = tmp_path / "round-1.jsonl"
+    for came in (None, "why", (0.25, 0.5)):
+        rounds.append(str(path), "a", came)
+    rounds.append(str(path), "b")
+    path.write_text(path.read_text() + '{"case": "c", "rat')
+    assert rounds.read(path) == {"a": (0.25, 0.5), "b": None}
+
+
+def test_a_round_is_told_by_its_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert rounds.ongoing() is None
+    monkeypatch.setenv(rounds.VARIABLE, "here")
+    assert rounds.ongoing() == os.environ[rounds.VARIABLE]
