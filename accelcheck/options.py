@@ -99,6 +99,12 @@ def folder(config: pytest.Config, name: str) -> Path | None:
     return given[0] if given else None
 
 
+def baselines(config: pytest.Config) -> Path:
+    """The store of baselines; where accelcheck is no plugin of this pytest, that which it has unless said."""
+    given = folder(config, "baselines") if hasattr(config.option, "accel_baselines") else None
+    return given or config.rootpath / "baselines"
+
+
 def requested(config: pytest.Config) -> bool:
     """Whether this pytest run is about accelcheck at all: an option or ini value is set, or the suite is named."""
     return any(value(config, option.name) is not None for option in OPTIONS) or any(
@@ -148,7 +154,9 @@ def use(config: pytest.Config) -> Use:
     """
     from accelcheck.qualify.gate import Use
 
-    given = value(config, "baseline") or Use.OFF
+    given = value(config, "baseline")
+    if given is None:
+        return Use.OFF
     if given not in set(Use):
         raise unknown("use of baselines", str(given), list(map(str, Use)))
     return Use(given)

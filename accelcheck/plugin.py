@@ -178,7 +178,11 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
     def measure(ids: Sequence[str], count: int) -> Mapping[str, rounds.Timed]:
         folder = Path(tempfile.mkdtemp(prefix="rounds-", dir=config.stash[_SETUP].folder))
-        return rounds.measure(config.invocation_params.args, ids, count, folder, config.invocation_params.dir, say)
+        words = [*map(str, config.invocation_params.args)]
+        if config.pluginmanager.hasplugin("cacheprovider"):
+            # Its skips are not this run's: what failed last would be forgotten, and --lf choose something else.
+            words += ["-o", f"cache_dir={folder / 'cache'}"]
+        return rounds.measure(words, ids, count, folder, config.invocation_params.dir, say)
 
     try:
         gate.time(cases, options.processes(config), measure)

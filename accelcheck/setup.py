@@ -145,18 +145,17 @@ def gate(config: pytest.Config, run: Setup) -> Gate:
     found = {name: run.statuses[name].fingerprint for name in run.selection.devices}
     places = {name: Place.of(fingerprint) for name, fingerprint in found.items() if fingerprint is not None}
     environments = {name: settings(fingerprint) for name, fingerprint in found.items() if fingerprint is not None}
-    store = Baselines(options.folder(config, "baselines") or config.rootpath / "baselines")
+    store = Baselines(options.baselines(config))
     use = options.use(config)
     processes, _ = options.processes(config)
-    if use is not Use.OFF:
+    stored = {} if use is Use.OFF else {name: store.cases(place) for name, place in places.items()}
+    if use in STORING:
         for place in places.values():
-            list(store.stored(place))
-            if use in STORING:
-                store.writable(place)
+            store.writable(place)
     files = options.paths(config, "limits")
     words = [f"--accel-limits={file}" for file in files]
     if use is not Use.OFF:
         words += [f"--accel-baseline={use}", f"--accel-baselines={store.root}"]
     if options.value(config, "processes") is not None:
         words.append(f"--accel-processes={processes}")
-    return Gate(use, store, places, environments, limits.load(files), tuple(words))
+    return Gate(use, store, places, environments, limits.load(files), tuple(words), stored)

@@ -21,7 +21,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -84,7 +84,13 @@ def check(
             told.append(rounds.measure(words, cases, count, folder, Path.cwd(), lambda _: None))
             return told[-1]
 
-        gate = Gate(Use.CHECK, store, {place.device: place}, {place.device: environment})
+        gate = Gate(
+            Use.CHECK,
+            store,
+            {place.device: place},
+            {place.device: environment},
+            stored={place.device: store.cases(place)},
+        )
         gate.time([_case(case, level) for case in stored], (CHECKED, STORED), measure)
     return {
         "parts": dict(parts),
@@ -98,11 +104,16 @@ def check(
 
 def changes(line: Line) -> dict[str, Change]:
     """What a check says of each case that enough of its processes measured."""
-    return {
-        case: change(Sample(**line["stored"][case]), Sample.of(ratios), len(line["stored"]))
-        for case, ratios in line["ratios"].items()
-        if len(ratios) > 1
-    }
+
+    def held(case: str, ratios: Sequence[float]) -> Change:
+        return change(Sample(**line["stored"][case]), Sample.of(ratios), len(line["stored"]))
+
+    found = {case: held(case, ratios) for case, ratios in line["ratios"].items() if len(ratios) > 1}
+    for case, few in line["first"].items():  # they must name it before more are asked
+        if case in found:
+            smallest = max(found[case].smallest, held(case, few).smallest)
+            found[case] = replace(found[case], smallest=smallest)
+    return found
 
 
 def _case(case: str, level: int) -> Case:

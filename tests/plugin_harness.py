@@ -24,6 +24,7 @@ from accelcheck.devices.base import Fingerprint, Status
 from accelcheck.devices.probe import HostFacts
 from accelcheck.journal import Record, read
 from accelcheck.matrix import Matrix
+from accelcheck.qualify import rounds
 from accelcheck.techniques.base import Technique
 from accelcheck.workloads.base import Problem, Program, Workload
 
@@ -115,6 +116,7 @@ def techniques() -> list[Technique]:
         Toy("toy-prepare", raises),
         Toy("toy-run", after(_no_kernel)),
         Toy("toy-abort", aborts),
+        Toy("toy-round", aborts_a_round),
         Toy("toy-slow", sleeps),
     ]
 
@@ -146,6 +148,11 @@ def raises(program: Program) -> None:
 
 def aborts(program: Program) -> None:
     os.abort()
+
+
+def aborts_a_round(program: Program) -> None:
+    if rounds.ongoing() is not None:
+        os.abort()
 
 
 def sleeps(program: Program) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -101,8 +102,25 @@ def test_update_runs_the_timed_suite(
     assert run(store, "update", "--device=xla", *words, "--", "-x") == 1
     assert ran[0][1:] == [
         *("-m", "pytest", "--pyargs", "accelcheck.suite.test_speed", "--accel-device=xla", "--accel-require"),
-        *("--accel-level=2", f"--accel-baseline={use}", f"--accel-baselines={store.root}", "-x"),
+        *("--accel-level=2", f"--accel-baselines={store.root}", f"--accel-baseline={use}", "-x"),
     ]
+    assert cli.main(["baseline", "update"]) == 1
+    assert not [word for word in ran[1] if word.startswith("--accel-baselines")]  # pytest knows which one
+
+
+def test_the_store_is_that_of_a_run_here_unless_named(tmp_path: Path) -> None:
+    (tmp_path / "pytest.ini").write_text("[pytest]\naccel_baselines = perf/base\n")
+    put(Baselines(tmp_path / "perf/base"), HERE, 0.0, 0.0)
+    (tmp_path / "below").mkdir()
+    # In a process of its own: what pytest knows of a folder is asked once a process.
+    shown = subprocess.run(
+        [sys.executable, "-c", "from accelcheck.cli import main; main(['baseline', 'show'])"],
+        cwd=tmp_path / "below",
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert shown.stdout.startswith(HERE.folder)
 
 
 def test_prune_removes_what_no_longer_exists_and_what_killed_writers_left(

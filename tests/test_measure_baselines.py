@@ -117,12 +117,37 @@ def test_a_folder_that_may_not_be_looked_into_or_written_is_named(
         raise PermissionError(13, "Permission denied")
 
     monkeypatch.setattr("pathlib.Path.exists", refused)
-    monkeypatch.setattr("pathlib.Path.glob", refused)
+    monkeypatch.setattr("pathlib.Path.iterdir", refused)
     monkeypatch.setattr("os.access", lambda *_: False)
     with pytest.raises(BaselineError, match=f"{store.root.parent}: expected a folder that can be written"):
         store.writable(PLACE)
-    with pytest.raises(BaselineError, match="cannot be read: Permission denied"):
+    for place in (PLACE, None):
+        with pytest.raises(BaselineError, match="cannot be read: Permission denied"):
+            list(store.stored(place))
+
+
+def test_a_file_that_may_not_be_read_is_named_and_not_called_spoilt(
+    store: Baselines, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.write(BASELINE, replace=True)
+
+    def refused(*_: object, **__: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr("pathlib.Path.read_text", refused)
+    with pytest.raises(BaselineError) as raised:
         list(store.stored(PLACE))
+    assert str(raised.value) == f"{path_of(store)}: cannot be read: Permission denied"
+
+
+def test_a_file_that_another_run_replaces_while_this_one_reads_is_none(store: Baselines) -> None:
+    beside = replace(BASELINE, case="eager/cnn/cpu/float32/speed")
+    for one in (beside, BASELINE):
+        store.write(one, replace=True)
+    reading = store.stored(PLACE)
+    assert next(reading)[1] == beside
+    path_of(store).unlink()
+    assert list(reading) == []
 
 
 def test_file_names_are_plain() -> None:
@@ -139,6 +164,15 @@ def test_places_with_the_same_chip_are_near_the_same_number_first(store: Baselin
     store.write(replace(BASELINE, digest="ffff0000", place=replace(PLACE, torch="2.15")), replace=True)
     near = store.near(PLACE, BASELINE.case, BASELINE.digest)
     assert [found.place for found in near] == [newer, fewer]
+
+
+def test_of_other_torches_the_nearest_comes_first_and_before_that_another_runtime(store: Baselines) -> None:
+    versions = ["2.9", "2.10", "2.12", "2.15", "3.0"]
+    for place in (replace(PLACE, runtime="ATen AVX512"), *(replace(PLACE, torch=version) for version in versions)):
+        store.write(replace(BASELINE, place=place), replace=True)
+    near = [found.place for found in store.near(PLACE, BASELINE.case, BASELINE.digest)]
+    assert PLACE.torch == "2.13"
+    assert [place.torch for place in near] == ["2.13", "2.12", "2.15", "2.10", "2.9", "3.0"]
 
 
 def test_what_is_near_and_spoilt_is_left_out(store: Baselines) -> None:
@@ -225,6 +259,17 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(BaselineError, match=r"file.*eager/mlp.*cannot be written"):
         Baselines(tmp_path / "file").write(BASELINE, replace=True)
+
+
+def test_a_write_that_fails_leaves_nothing_behind(store: Baselines, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(_: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", full)
+    with pytest.raises(BaselineError, match="No space left on device"):
+        store.write(BASELINE, replace=True)
+    assert store.partial() == []
+    assert store.read(PLACE) == {}
 
 
 WRITER = """

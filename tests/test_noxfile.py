@@ -302,7 +302,19 @@ def test_level_and_workers_come_from_the_environment(noxfile: Any, monkeypatch: 
     session = Session()
     noxfile._suite(session, "cpu")
     assert "--accel-level=3" in session.ran
-    assert session.ran[session.ran.index("-n") + 1] == "7"
+    judged, _ = session.runs
+    assert judged[judged.index("-n") + 1] == "7"
+
+
+@pytest.mark.parametrize(("given", "use"), [("off", "off"), ("", "check")])
+def test_what_is_done_with_baselines_comes_from_the_environment(
+    noxfile: Any, monkeypatch: pytest.MonkeyPatch, given: str, use: str
+) -> None:
+    monkeypatch.setenv("ACCELCHECK_BASELINE", given)
+    session = Session()
+    noxfile._suite(session, "cpu")
+    _, timed = session.runs
+    assert f"--accel-baseline={use}" in timed
 
 
 def test_one_worker_a_chip_or_a_core(noxfile: Any, monkeypatch: pytest.MonkeyPatch) -> None:

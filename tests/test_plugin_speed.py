@@ -121,6 +121,52 @@ def test_a_case_that_no_process_could_time_has_its_own_verdict(suite: Suite) -> 
     assert (str(record.verdict), record.reason) == ("error", "LookupError: no such pass")
 
 
+def test_a_case_that_ends_the_processes_that_time_it_is_a_crash_and_not_run_again(suite: Suite) -> None:
+    ran = suite.run(
+        *("--accel-technique=toy", "--accel-technique=toy-round", "--accel-workload=timed", "--accel-device=cpu"),
+        *("--accel-dtype=float32", "--accel-baseline=new-only", "--accel-processes=2"),
+    )
+    assert ran.verdicts == {TIMED: "pass", TIMED.replace("toy", "toy-round"): "crash"}
+    crash = next(record for record in ran.records if record.case.technique == "toy-round")
+    assert crash.reason == "a process that timed it ended with -6"
+    (path,) = stored(suite)
+    assert json.loads(path.read_text())["ratio"]["processes"] == 2
+
+
+def test_what_failed_last_is_remembered_when_processes_time(suite: Suite) -> None:
+    test = (
+        "import pytest\n@pytest.mark.accel({mode!r})\ndef test_{mode}(accel_case, accel_check): accel_check(accel_case)"
+    )
+    suite.pytester.makepyfile(**{f"test_{mode}": test.format(mode=mode) for mode in ("forward", "speed")})
+    wrong = ("--accel-technique=toy-value", "--accel-workload=tiny", *QUICK[1:])
+    for words in ([], ["--lf", "--accel-baseline=update", "--accel-processes=2"]):
+        result = suite.inside(*wrong, *words)
+        result.assert_outcomes(failed=2)
+        result.stdout.no_fnmatch_line("*before the first of them*")
+
+
+def test_cases_that_a_mark_skips_are_not_timed(suite: Suite) -> None:
+    conftest = suite.path / "conftest.py"
+    conftest.write_text(
+        conftest.read_text()
+        + "\nimport pytest\ndef pytest_collection_modifyitems(items):\n"
+        + "    for item in items:\n        item.add_marker(pytest.mark.skip(reason='not today'))\n"
+    )
+    ran = timed(suite, "--accel-baseline=update", "--accel-processes=2")
+    assert ran.ret == pytest.ExitCode.NO_TESTS_COLLECTED
+    assert ran.records == []
+    assert not stored(suite)
+
+
+def test_nothing_is_timed_for_a_device_that_is_absent(suite: Suite) -> None:
+    ran = suite.run(
+        *("--accel-technique=toy", "--accel-workload=timed", "--accel-device=cuda", "--accel-dtype=float32"),
+        *("--accel-baseline=update", "--accel-processes=2"),
+    )
+    assert ran.ret == pytest.ExitCode.NO_TESTS_COLLECTED
+    assert "in a process of its own" not in ran.out
+
+
 def test_baselines_that_cannot_be_stored_end_the_run_before_any_case(suite: Suite) -> None:
     (suite.path / "file").write_text("")
     ran = timed(suite, "--accel-baseline=update", "--accel-baselines=file")
@@ -159,6 +205,7 @@ def test_a_spoilt_baseline_ends_the_run_before_any_case(suite: Suite) -> None:
     ("option", "named"),
     [
         ("--accel-baseline=chek", "unknown use of baselines 'chek'. Did you mean 'check'?"),
+        ("--accel-baseline=", "unknown use of baselines ''. Legal values: "),
         ("--accel-processes=1", "unknown number of processes '1'. Legal values: a whole number of at least 2."),
         ("--accel-processes=ten", "unknown number of processes 'ten'"),
         ("--accel-limits=absent.toml", "absent.toml"),

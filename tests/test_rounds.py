@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from accelcheck.case import Verdict
 from accelcheck.qualify import rounds
 from accelcheck.qualify.rounds import RoundError, Timed
 
@@ -24,8 +25,11 @@ wanted = json.loads((path.parent / "round-cases.json").read_text())
 with (path.parent / "asked").open("a") as asked:
     asked.write(json.dumps([wanted, sys.argv[1:]]) + chr(10))
 print("about to begin", flush=True)
-if {plan!r}.get("first") == "exit":
+number = path.name.split("-")[1]
+if {plan!r}.get("exit") == int(number):
     sys.exit("no such plugin")
+if {plan!r}.get("skips"):
+    sys.exit(0)
 for case in wanted:
     does = {plan!r}.get(case, 0.5)
     with path.open("a") as file:
@@ -62,9 +66,9 @@ class Rounds:
         return [json.loads(line)[0] for line in (self.folder / "asked").read_text().splitlines()]
 
 
-def timed(*ratios: float) -> Timed:
+def timed(*ratios: float, asked: int = 3) -> Timed:
     """The stub says nothing of waiting."""
-    return Timed(ratios, waited=(0.0,) * len(ratios))
+    return Timed(ratios, waited=(0.0,) * len(ratios), asked=asked)
 
 
 @pytest.fixture
@@ -74,62 +78,85 @@ def stubbed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Rounds:
 
 def test_each_round_is_the_command_again_and_gives_a_ratio(stubbed: Rounds) -> None:
     found = stubbed.measure(2, b=2.0)
-    assert found == {"a": timed(0.5, 0.5), "b": timed(2.0, 2.0), "c": timed(0.5, 0.5)}
+    assert found == {case: timed(ratio, ratio, asked=2) for case, ratio in (("a", 0.5), ("b", 2.0), ("c", 0.5))}
     assert stubbed.said == [f"timing 3 cases in a process of its own, {number} of 2" for number in (1, 2)]
     lines = [json.loads(line) for line in (stubbed.folder / "asked").read_text().splitlines()]
     for number, (cases, words) in enumerate(lines, 1):
         assert cases == ["a", "b", "c"]
         assert words[:4] == ["-m", "pytest", "--some", "--accel-baseline=off"]
-        assert words[4] == f"--accel-journal={stubbed.folder / f'round-{number}.jsonl'}.journal"
+        assert words[4] == f"--accel-journal={stubbed.folder / f'round-{number}-3.jsonl'}.journal"
 
 
 def test_what_each_process_waited_for_a_core_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     parts = iter([0.01, 0.4, 0.02])
 
-    def ended(_: object, path: Path, __: object) -> tuple[str, str]:
+    def ended(_: object, path: Path, __: object) -> rounds._End:
         rounds.append(str(path), "a", (0.5, next(parts)))
-        return "ended with 0", ""
+        return rounds._End(0, silent=False, tail="")
 
     monkeypatch.setattr(rounds, "_ended", ended)
     found = rounds.measure([], ["a"], 3, tmp_path, tmp_path, lambda _: None)
-    assert found == {"a": Timed((0.5, 0.5, 0.5), waited=(0.01, 0.4, 0.02))}
+    assert found == {"a": Timed((0.5, 0.5, 0.5), waited=(0.01, 0.4, 0.02), asked=3)}
 
 
 def test_a_case_that_has_no_ratio_says_why(stubbed: Rounds) -> None:
-    assert stubbed.measure(b="no such kernel")["b"] == Timed((), "no such kernel")
+    assert stubbed.measure(b="no such kernel")["b"] == Timed((), "no such kernel", asked=3)
     assert stubbed.asked() == [["a", "b", "c"]] * 3  # it may have one next time
 
 
 @pytest.mark.parametrize("how", ["die", "half"])
-def test_what_ends_a_process_is_left_out_and_the_others_are_timed(stubbed: Rounds, how: str) -> None:
+def test_what_ends_a_process_is_left_out_and_takes_no_other_along(stubbed: Rounds, how: str) -> None:
     found = stubbed.measure(b=how)
     code = -9 if how == "die" else 3
-    assert found["a"] == timed(0.5, 0.5, 0.5)
-    assert found["b"] == Timed((), f"a process that timed it ended with {code}")
-    assert found["c"] == timed(0.5, 0.5)
-    assert stubbed.asked() == [["a", "b", "c"], ["a", "c"], ["a", "c"]]
+    assert found["b"] == Timed((), f"a process that timed it ended with {code}", asked=3, ended=Verdict.CRASH)
+    assert found["a"] == found["c"] == timed(0.5, 0.5, 0.5)
+    assert stubbed.asked() == [["a", "b", "c"], ["c"], ["a", "c"], ["a", "c"]]
     assert f"b: the process that timed it ended with {code}; it is left out from now on" in stubbed.said
+
+
+def test_two_that_end_a_process_leave_the_third_its_rounds(stubbed: Rounds) -> None:
+    assert stubbed.measure(a="die", b="die")["c"] == timed(0.5, 0.5, 0.5)
 
 
 def test_what_hangs_is_ended_and_left_out(stubbed: Rounds, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rounds, "SILENCE", 2.0)
     found = stubbed.measure(b="hang")
-    assert found["b"] == Timed((), "a process that timed it was silent for 2 s and was ended")
-    assert found["c"] == timed(0.5, 0.5)
+    why = "a process that timed it was silent for 2 s and was ended"
+    assert found["b"] == Timed((), why, asked=3, ended=Verdict.HANG)
+    assert found["c"] == timed(0.5, 0.5, 0.5)
 
 
 def test_nothing_is_started_when_nothing_is_left(stubbed: Rounds) -> None:
-    assert stubbed.measure(cases=("a",), a="die") == {"a": Timed((), "a process that timed it ended with -9")}
+    (found,) = stubbed.measure(cases=("a",), a="die").values()
+    assert found.ended is Verdict.CRASH
     assert len(stubbed.asked()) == 1
 
 
-def test_a_round_that_comes_to_no_case_is_an_error_with_what_it_printed(stubbed: Rounds) -> None:
+def test_a_first_round_that_comes_to_no_case_is_an_error_with_what_it_printed(stubbed: Rounds) -> None:
     with pytest.raises(RoundError) as raised:
-        stubbed.measure(first="exit")
+        stubbed.measure(exit=1)
     expected = (
         "a process that was to time 3 cases ended with 1 before the first of them:\nabout to begin\nno such plugin"
     )
     assert str(raised.value) == expected
+
+
+def test_a_later_round_that_comes_to_no_case_takes_no_earlier_one_along(stubbed: Rounds) -> None:
+    assert stubbed.measure(exit=2) == dict.fromkeys("abc", timed(0.5, 0.5))
+    assert "a process that was to time 3 cases ended with 1 before the first of them: the others count" in stubbed.said
+
+
+def test_cases_that_a_mark_skips_are_not_timed_and_no_error(stubbed: Rounds) -> None:
+    assert stubbed.measure(skips=True) == dict.fromkeys("abc", timed())
+
+
+@pytest.mark.parametrize(
+    ("ratios", "asked", "lacks"),
+    [(0, 2, True), (1, 2, True), (2, 2, False), (1, 3, True), (2, 3, False), (5, 10, True), (6, 10, False)],
+)
+def test_a_sample_is_of_more_than_half_the_processes(ratios: int, asked: int, lacks: bool) -> None:
+    found = Timed((0.5,) * ratios, "out of memory", asked=asked)
+    assert found.lacking == (f"{ratios} of {asked} processes measured it: out of memory" if lacks else "")
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from accelcheck import brought, matrix
+from accelcheck import brought, matrix, options
 from accelcheck.commands.common import GREEN, NOTHING, RED, USAGE
 from accelcheck.measure.baselines import Baseline, BaselineError, Baselines
 from accelcheck.measure.regression import CHECKED, change
@@ -25,7 +25,10 @@ def add(commands: Any) -> None:
     """Declare the command."""
     baseline = commands.add_parser("baseline", help="stored figures: show, compare, update, prune", description=__doc__)
     baseline.add_argument(
-        "--baselines", type=Path, default=Path("baselines"), metavar="FOLDER", help="the store (baselines)"
+        "--baselines",
+        type=Path,
+        metavar="FOLDER",
+        help="the store (that of pytest here: accel_baselines, or baselines)",
     )
     actions = baseline.add_subparsers(dest="action", required=True)
     show = actions.add_parser("show", help="what is stored, and how small a slowdown a check of three processes sees")
@@ -63,10 +66,16 @@ def _caught(run: Callable[[argparse.Namespace], int]) -> Callable[[argparse.Name
     return caught
 
 
+def _store(given: argparse.Namespace) -> Baselines:
+    """The one that is named, or that of a pytest run here."""
+    return Baselines(given.baselines or options.baselines(brought.here()))
+
+
 def _show(given: argparse.Namespace) -> int:
-    places = _places(Baselines(given.baselines))
+    store = _store(given)
+    places = _places(store)
     if not places:
-        print(f"accelcheck: {given.baselines}: nothing is stored", file=sys.stderr)
+        print(f"accelcheck: {store.root}: nothing is stored", file=sys.stderr)
         return NOTHING
     chosen = places if given.place is None else {given.place: _named(places, given.place)}
     for folder, stored in chosen.items():
@@ -81,7 +90,7 @@ def _show(given: argparse.Namespace) -> int:
 
 
 def _compare(given: argparse.Namespace) -> int:
-    places = _places(Baselines(given.baselines))
+    places = _places(_store(given))
     first, second = _named(places, given.first), _named(places, given.second)
     both = [case for case in first if case in second and _work(first[case]) == _work(second[case])]
     rows: list[tuple[str, ...]] = [("case", "first", "second", "change", "limit", "")]
@@ -104,14 +113,15 @@ def _update(given: argparse.Namespace) -> int:
     command = [
         *(sys.executable, "-m", "pytest", "--pyargs", "accelcheck.suite.test_speed"),
         *(f"--accel-device={given.device}", "--accel-require", "--accel-level=2"),
-        *(f"--accel-baseline={use}", f"--accel-baselines={given.baselines.resolve()}", *given.arguments),
+        *([] if given.baselines is None else [f"--accel-baselines={given.baselines.resolve()}"]),
+        *(f"--accel-baseline={use}", *given.arguments),
     ]
     return subprocess.run(command, check=False).returncode  # noqa: S603 - what the caller asked for
 
 
 def _prune(given: argparse.Namespace) -> int:
     known = brought.matrix(brought.here())
-    store = Baselines(given.baselines)
+    store = _store(given)
 
     @functools.cache
     def existing(device: str) -> set[str]:

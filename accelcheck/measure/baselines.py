@@ -135,19 +135,33 @@ class Baselines:
         """
         return {found.case: found for _, found in self.stored(place)}
 
+    def cases(self, place: Place) -> dict[str, list[Baseline]]:
+        """All baselines of a place, by case id: more than one where a writer was killed, or two branches merged.
+
+        Raises:
+            BaselineError: A file is not what it should be.
+        """
+        found: dict[str, list[Baseline]] = {}
+        for _, baseline in self.stored(place):
+            found.setdefault(baseline.case, []).append(baseline)
+        return found
+
     def stored(self, place: Place | None = None) -> Iterator[tuple[Path, Baseline]]:
         """All files, sorted by path, and what they hold; of one place or of all.
 
         Raises:
             BaselineError: A file is not what it should be.
         """
-        below = self.root / place.folder if place is not None else self.root
-        try:
-            paths = sorted(below.glob(f"*{_SUFFIX}" if place is not None else f"*/*/*{_SUFFIX}"))
-        except OSError as error:
-            raise BaselineError(f"{below}: cannot be read: {error.strerror or error}") from error
-        for path in paths:
-            yield path, _read(path)
+        if place is not None:
+            folders = [self.root / place.folder]
+        else:
+            folders = [folder for device in _listed(self.root) for folder in _listed(device)]
+        for path in (path for folder in folders for path in _listed(folder) if path.suffix == _SUFFIX):
+            try:
+                found = _read(path)
+            except FileNotFoundError:
+                continue  # another run has replaced it by that of a changed workload
+            yield path, found
 
     def near(self, place: Place, case: str, digest: str) -> list[Baseline]:
         """Baselines of a case at other places with the same chip, the nearest first: another torch, runtime or number of them.
@@ -156,11 +170,11 @@ class Baselines:
         """
         found = []
         for path in sorted(self.root.glob(f"*/*/{_name(case, digest)}")):
-            with contextlib.suppress(BaselineError):
+            with contextlib.suppress(BaselineError, FileNotFoundError):
                 found.append(_read(path))
         alike = [one for one in found if (one.place.device, one.place.chip) == (place.device, place.chip)]
         others = [one for one in alike if one.case == case and one.place != place]
-        return sorted(others, key=lambda one: (one.place.count != place.count, one.place.torch, one.place.runtime))
+        return sorted(others, key=lambda one: _distance(one.place, place))
 
     def writable(self, place: Place) -> None:
         """See that baselines can be stored here, before hours are spent on them.
@@ -190,13 +204,13 @@ class Baselines:
             BaselineError: The folder cannot be written.
         """
         folder = self.root / baseline.place.folder
+        partial = folder / f".{baseline.name}{_PARTIAL}"
         try:
             folder.mkdir(parents=True, exist_ok=True)
             with FileLock(folder / ".lock"):
                 path = folder / baseline.name
                 kept = path.exists() and not replace
                 if not kept:
-                    partial = folder / f".{baseline.name}{_PARTIAL}"
                     with partial.open("w", encoding="ascii") as file:
                         file.write(_text(baseline))
                         file.flush()
@@ -206,6 +220,8 @@ class Baselines:
                     if stale != path and _read(stale).case == baseline.case:
                         stale.unlink()
         except OSError as error:
+            with contextlib.suppress(OSError):
+                partial.unlink(missing_ok=True)
             reason = error.strerror or error
             raise BaselineError(f"{folder}: the baseline of {baseline.case} cannot be written: {reason}") from error
         return not kept
@@ -256,10 +272,31 @@ def _rounded(value: float) -> float:
     return int(value) if float(value).is_integer() else float(f"{value:.6g}")
 
 
+def _listed(folder: Path) -> list[Path]:
+    """What a folder holds, sorted; nothing where there is none. A glob would also say nothing of one that may not be read."""
+    try:
+        return sorted(folder.iterdir())
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    except OSError as error:
+        raise BaselineError(f"{folder}: cannot be read: {error.strerror or error}") from error
+
+
+def _distance(one: Place, other: Place) -> tuple[object, ...]:
+    """How far from each other two places with the same chip are: the number of them first, then torch, then the runtime."""
+    versions = [[int(number) for number in re.findall(r"\d+", place.torch)] for place in (one, other)]
+    apart = [abs(a - b) for a, b in zip(*versions, strict=False)]
+    return one.count != other.count, apart, one.runtime != other.runtime, one.torch, one.runtime
+
+
 def _read(path: Path) -> Baseline:
     try:
         data = json.loads(path.read_text(encoding="ascii"))
-    except (OSError, ValueError, RecursionError) as error:  # ValueError: not ASCII, not JSON, or thousands of digits
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise BaselineError(f"{path}: cannot be read: {error.strerror or error}") from error
+    except (ValueError, RecursionError) as error:  # ValueError: not ASCII, not JSON, or thousands of digits
         raise BaselineError(f"{path}: not JSON, or cut short ({error}); {_MENDING}") from error
     reader = _Reader(path)
     table = reader.table(data, "the file")

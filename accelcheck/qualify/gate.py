@@ -8,9 +8,9 @@ from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from accelcheck.case import Measurement, Verdict
-from accelcheck.measure.baselines import Baseline, Baselines
+from accelcheck.measure.baselines import Baseline, BaselineError, Baselines
 from accelcheck.measure.regression import Sample, change
-from accelcheck.qualify.rounds import Timed
+from accelcheck.qualify.rounds import RoundError, Timed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -52,7 +52,10 @@ class Gate:
         environments: The variables set there that change speed, by device name.
         limits: What people set.
         words: The options of pytest that this comes from.
+        stored: Baselines of the devices where cases run, by device name and case id: more than one where a writer was killed, or
+            two branches merged.
         timed: What processes of their own measured, by case id.
+        few: What the first processes measured of the cases that they named, by case id: what is in `timed` are further ones.
         compared: How many cases are held against baselines in this run.
     """
 
@@ -62,26 +65,26 @@ class Gate:
     environments: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     limits: tuple[Limit, ...] = ()
     words: tuple[str, ...] = ()
+    stored: Mapping[str, Mapping[str, Sequence[Baseline]]] = field(default_factory=dict)
     timed: Mapping[str, Timed] = field(default_factory=dict)
+    few: Mapping[str, Timed] = field(default_factory=dict)
     compared: int = 1
-    _read: dict[str, dict[str, list[Baseline]]] = field(default_factory=dict)
 
     def wanted(self, cases: Iterable[Case]) -> list[Case]:
-        """Of the timed cases of a run, those that processes of their own must time.
-
-        Raises:
-            BaselineError: A baseline cannot be read.
-        """
+        """Of the timed cases of a run, those that processes of their own must time."""
         if self.use is Use.OFF:
             return []
         if self.use is Use.CHECK:
             return [case for case in cases if self._comparable(case)]
-        return list(cases)
+        return [case for case in cases if case.device in self.places]
 
     def _comparable(self, case: Case) -> list[Baseline]:
         """Baselines that it may have, whichever its digest is."""
         here = self.environments.get(case.device, {})
-        return [one for one in self._stored(case.device).get(case.id, ()) if one.environment == here]
+        return [one for one in self._stored(case) if one.environment == here]
+
+    def _stored(self, case: Case) -> Sequence[Baseline]:
+        return self.stored.get(case.device, {}).get(case.id, ())
 
     def time(self, cases: Sequence[Case], counts: tuple[int, int], measure: Measure) -> None:
         """Have cases timed. What a check of few processes names is timed by more, and these alone count for it.
@@ -95,47 +98,41 @@ class Gate:
             measure: Times the cases of these ids in so many processes.
 
         Raises:
-            BaselineError: A baseline cannot be read.
+            RoundError: The first of the processes came to no case.
         """
         self.compared = len(cases)
         self.timed = measure([case.id for case in cases], counts[0])
         if self.use is Use.CHECK and (named := [case.id for case in cases if self._named(case)]):
-            self.timed = {**self.timed, **measure(named, counts[1])}
+            self.few = {case: self.timed[case] for case in named}
+            try:
+                further = measure(named, counts[1])
+            except (
+                RoundError
+            ) as error:  # the first ones came to theirs: what these named is not settled, and no other case's matter
+                further = dict.fromkeys(named, Timed(reason=str(error), asked=counts[1]))
+            self.timed = {**self.timed, **further}
 
     def _named(self, case: Case) -> bool:
         """Whether it is a regression against a baseline that it may have: which one, its digest will say."""
-        ratios = self.timed[case.id].ratios
-        if len(ratios) < 2:
+        timed = self.timed[case.id]
+        if timed.lacking or timed.ended is not None:
             return False
-        sample = Sample.of(ratios)
+        sample = Sample.of(timed.ratios)
         return any(change(one.ratio, sample, self.compared).regression for one in self._comparable(case))
 
-    def _stored(self, device: str) -> Mapping[str, list[Baseline]]:
-        """Baselines by case id: more than one where a writer was killed, or two branches merged."""
-        if device not in self._read:
-            found = self._read[device] = {}
-            if device in self.places:
-                for _, baseline in self.store.stored(self.places[device]):
-                    found.setdefault(baseline.case, []).append(baseline)
-        return self._read[device]
-
     def judge(self, record: Record) -> Record:
-        """The record with what the baseline and the limits say of it; unchanged where nothing was measured.
-
-        Raises:
-            BaselineError: A baseline cannot be read.
-        """
+        """The record with what the baseline and the limits say of it; unchanged where nothing was measured."""
         if record.verdict is not Verdict.PASS or not record.measurements:
             return record
         found = {measurement.name: measurement for measurement in record.measurements}
         faults = [line for limit in self.limits if (line := limit.broken(record.case.id, found))]
         verdict = Verdict.FAIL
         if self.use is Use.CHECK:
-            stored = self._stored(record.case.device).get(record.case.id, [])
+            stored = self._stored(record.case)
             baseline = next((one for one in stored if one.digest == record.digest), None)
             if reason := self._apart(record, stored, baseline):
                 added = [Measurement(CHANGE, None, "x", reason=reason)]
-            elif reason := self._untimed(record.case):
+            elif reason := self._lacking(record.case):
                 added = [Measurement(CHANGE, None, "x", reason=reason)]
                 if not faults:  # asked for, and not done
                     verdict, faults = Verdict.ERROR, [f"not held against its baseline: {reason}"]
@@ -150,9 +147,14 @@ class Gate:
         self, case: Case, baseline: Baseline, found: Mapping[str, Measurement]
     ) -> tuple[list[Measurement], list[str]]:
         held = change(baseline.ratio, Sample.of(self.timed[case.id].ratios), self.compared)
+        smallest = held.smallest
+        if case.id in self.few:  # they must name it before more are asked
+            smallest = max(
+                smallest, change(baseline.ratio, Sample.of(self.few[case.id].ratios), self.compared).smallest
+            )
         added = [
             Measurement(CHANGE, held.factor, "x", high=held.limit, reason=f"a regression from {held.limit:.4g} on"),
-            Measurement(DETECTABLE, held.smallest, "x", reason="found in 95 of 100 checks like this one"),
+            Measurement(DETECTABLE, smallest, "x", reason="found in 95 of 100 checks like this one"),
         ]
         faults = []
         if held.regression:
@@ -188,39 +190,40 @@ class Gate:
             )
         place = self.places[record.case.device]
         for near in self.store.near(place, record.case.id, record.digest):
+            here = self.environments.get(record.case.device, {})
+            other = "" if near.environment == here else f", with {_set(near.environment)},"
             return (
                 f"no baseline for {place.folder}; for information, with torch {near.place.torch}, {near.place.runtime} "
-                f"and {near.place.count} of them the time was {near.ratio.factor:.4g} of FP32 eager's"
+                f"and {near.place.count} of them{other} the time was {near.ratio.factor:.4g} of FP32 eager's"
             )
         return f"no baseline for {place.folder}: store one with --accel-baseline=new-only"
 
-    def _untimed(self, case: Case) -> str:
+    def _lacking(self, case: Case) -> str:
         """Why there is no sample of a case; empty where there is one."""
-        timed = self.timed.get(case.id, Timed())
-        if len(timed.ratios) > 1:
-            return ""
-        return f"{len(timed.ratios)} processes measured it, two are needed" + f": {timed.reason}" * bool(timed.reason)
+        return self.timed.get(case.id, Timed()).lacking
 
     def keep(self, record: Record) -> Record:
-        """The record of a case that passes with what became of its baseline, where baselines are stored.
-
-        Raises:
-            BaselineError: A baseline cannot be written.
-        """
+        """The record of a case that passes with what became of its baseline, where baselines are stored: an error if it cannot be."""
         if record.verdict is not Verdict.PASS or not record.measurements or self.use not in STORING:
             return record
-        said = self._untimed(record.case)
+        said = self._lacking(record.case)
         if said:
             said = f"not stored: {said}"
         else:
-            sample = Sample.of(self.timed[record.case.id].ratios)
+            timed = self.timed[record.case.id]
+            sample = Sample.of(timed.ratios)
             figures = {m.name: m.value for m in record.measurements if m.name in KEPT and m.value is not None}
             device = record.case.device
             baseline = Baseline(
                 record.case.id, record.digest, self.places[device], sample, figures, self.environments.get(device, {})
             )
-            stored = self.store.write(baseline, replace=self.use is Use.UPDATE)
+            try:
+                stored = self.store.write(baseline, replace=self.use is Use.UPDATE)
+            except BaselineError as error:
+                return replace(record, verdict=Verdict.ERROR, reason=str(error))
             said = f"stored over {sample.count} processes" if stored else "there is a baseline: kept"
+            if stored and timed.reason:
+                said += f" of {timed.asked}: {timed.reason}"
         return replace(record, measurements=(*record.measurements, Measurement(CHANGE, None, "x", reason=said)))
 
     def idle(self, records: Iterable[Record]) -> list[str]:

@@ -15,7 +15,9 @@ import tempfile
 import threading
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
+
+from accelcheck.case import Verdict
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -38,21 +40,49 @@ class Timed:
         ratios: Its time to FP32 eager's, one a process.
         reason: Why a process has none, the last one that has none.
         waited: Seconds that its threads waited for a core, as a part of those that it was measured, one a process that has a ratio.
+        asked: How many processes were to time it.
+        ended: What it did to a process: crash or hang. None where it did neither.
     """
 
     ratios: tuple[float, ...] = ()
     reason: str = ""
     waited: tuple[float, ...] = ()
+    asked: int = 2
+    ended: Verdict | None = None
+
+    @property
+    def lacking(self) -> str:
+        """Why this is no sample; empty where more than half of the processes, and two at least, measured it."""
+        if 2 * len(self.ratios) > max(self.asked, 2):
+            return ""
+        return f"{len(self.ratios)} of {self.asked} processes measured it" + f": {self.reason}" * bool(self.reason)
 
 
 class RoundError(RuntimeError):
-    """A round came to no case; the message holds the end of what it printed."""
+    """The first round came to no case; the message holds the end of what it printed."""
+
+
+class _End(NamedTuple):
+    """How a round ended: its exit status, whether it had been silent for too long, and the last lines that it printed."""
+
+    code: int
+    silent: bool
+    tail: str
+
+    @property
+    def verdict(self) -> Verdict:
+        """Of the case in the middle of which it ended."""
+        return Verdict.HANG if self.silent else Verdict.CRASH
+
+    @property
+    def how(self) -> str:
+        return f"was silent for {SILENCE:g} s and was ended" if self.silent else f"ended with {self.code}"
 
 
 def measure(
     arguments: Sequence[str], cases: Iterable[str], count: int, folder: Path, start: Path, say: Callable[[str], None]
 ) -> dict[str, Timed]:
-    """Time cases in processes of their own. What ends one of them, or makes it hang, is left to the next ones no more.
+    """Time cases in processes of their own. What ends one of them, or makes it hang, is left out from then on.
 
     Args:
         arguments: Of the pytest run.
@@ -63,41 +93,48 @@ def measure(
         say: Told what is going on, a line each.
 
     Raises:
-        RoundError: A round came to no case at all.
+        RoundError: The first round came to no case at all: there is a fault in the command, not in a case.
     """
     left = dict.fromkeys(sorted(cases))
-    timed = dict.fromkeys(left, Timed())
+    timed = dict.fromkeys(left, Timed(asked=count))
     for number in range(1, count + 1):
-        say(f"timing {len(left)} cases in a process of its own, {number} of {count}")
-        path = folder / f"round-{number}.jsonl"
-        (folder / _WANTED).write_text(json.dumps(list(left)), encoding="ascii")
-        command = [
-            *(sys.executable, "-m", "pytest", *arguments),
-            # The last one counts: what the run itself writes stays its own.
-            *("--accel-baseline=off", f"--accel-journal={path}.journal"),
-        ]
-        how, tail = _ended(command, path, start)
-        found = read(path)
-        if not found:
-            raise RoundError(f"a process that was to time {len(left)} cases {how} before the first of them:\n{tail}")
-        for case, came in found.items():
-            was = timed[case]
-            if isinstance(came, tuple):
-                ratio, waited = came
-                timed[case] = replace(was, ratios=(*was.ratios, ratio), waited=(*was.waited, waited))
-            elif came is None:
-                say(f"{case}: the process that timed it {how}; it is left out from now on")
-                timed[case] = replace(was, reason=f"a process that timed it {how}")
-                del left[case]
-            else:
-                timed[case] = replace(was, reason=came)
-        if not left:
-            break
+        due = list(left)
+        while due:  # a second time and more only where a case has ended the process that was to time others after it
+            say(f"timing {len(due)} cases in a process of its own, {number} of {count}")
+            end, found = _round(arguments, due, folder / f"round-{number}-{len(due)}.jsonl", start)
+            if not found and end.code:  # 0: a mark skips them all
+                what = f"a process that was to time {len(due)} cases {end.how} before the first of them"
+                if len(due) == len(timed) and number == 1:
+                    raise RoundError(f"{what}:\n{end.tail}")
+                say(f"{what}: the others count")
+            for case, came in found.items():
+                was = timed[case]
+                if isinstance(came, tuple):
+                    ratio, waited = came
+                    timed[case] = replace(was, ratios=(*was.ratios, ratio), waited=(*was.waited, waited))
+                elif came is None:
+                    say(f"{case}: the process that timed it {end.how}; it is left out from now on")
+                    timed[case] = replace(was, reason=f"a process that timed it {end.how}", ended=end.verdict)
+                    del left[case]
+                else:
+                    timed[case] = replace(was, reason=came)
+            due = [case for case in due if case not in found] if None in found.values() else []
     return timed
 
 
-def _ended(command: Sequence[str], path: Path, start: Path) -> tuple[str, str]:
-    """Run a round to its end: how it ended, and the last lines that it printed."""
+def _round(arguments: Sequence[str], cases: list[str], path: Path, start: Path) -> tuple[_End, dict[str, Came]]:
+    """Run one process that times cases and writes to this file: how it ended, and what came of those that it came to."""
+    (path.parent / _WANTED).write_text(json.dumps(cases), encoding="ascii")
+    command = [
+        *(sys.executable, "-m", "pytest", *arguments),
+        # The last one counts: what the run itself writes stays its own.
+        *("--accel-baseline=off", f"--accel-journal={path}.journal"),
+    ]
+    return _ended(command, path, start), read(path)
+
+
+def _ended(command: Sequence[str], path: Path, start: Path) -> _End:
+    """Run a round to its end."""
     silent = threading.Event()
     with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as output:
         process = subprocess.Popen(  # noqa: S603 - the command that this process was started with
@@ -130,8 +167,7 @@ def _ended(command: Sequence[str], path: Path, start: Path) -> tuple[str, str]:
             process.wait()
         output.seek(0)
         tail = "\n".join(output.read().splitlines()[-20:])
-    how = f"was silent for {SILENCE:g} s and was ended" if silent.is_set() else f"ended with {code}"
-    return how, tail
+    return _End(code, silent.is_set(), tail)
 
 
 def ongoing() -> str | None:
