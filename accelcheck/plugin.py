@@ -69,10 +69,14 @@ def _controller(config: pytest.Config) -> Controller:
     from accelcheck import controller, setup
     from accelcheck.journal import JournalError
     from accelcheck.measure.baselines import BaselineError
+    from accelcheck.qualify import rounds
     from accelcheck.qualify.ledger import LedgerError
     from accelcheck.qualify.limits import LimitError
+    from accelcheck.qualify.parent import end_with_parent
     from accelcheck.registry import DuplicateNameError, UnknownNameError
 
+    if rounds.ongoing() is not None:
+        end_with_parent()
     try:
         run = setup.Setup.find(config)
         run.apply(os.environ, "", 1)

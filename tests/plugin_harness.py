@@ -307,6 +307,19 @@ class Suite:
         return Ran(int(result.ret), result.stdout.str(), result.stderr.str(), header, records, raw)
 
 
+def reaches(stat: Path, *states: str) -> bool:
+    """Whether the process of this file in /proc comes to one of these states in time."""
+    for _ in range(600):
+        try:
+            found = stat.read_text(encoding="ascii").rpartition(")")[2].split()[0]
+        except OSError:
+            found = "gone"
+        if found in states:
+            return True
+        time.sleep(0.05)
+    return False
+
+
 def only(*names: str, workload: str = "tiny", device: str = "cpu") -> list[str]:
     """Arguments that select these techniques on one workload."""
     words = (f"--accel-technique={name}" for name in names)

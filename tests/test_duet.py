@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+from plugin_harness import reaches
 
 import accelcheck
 from accelcheck import cli
@@ -596,19 +597,6 @@ def test_a_duet_that_is_terminated_leaves_no_process(stage: Stage) -> None:
     duet_itself.communicate()
     assert duet_itself.returncode == 128 + signal.SIGTERM
     assert all(reaches(Path(f"/proc/{pid}/stat"), "Z", "gone") for pid in started[2:])
-
-
-def reaches(stat: Path, *states: str) -> bool:
-    """Whether a process comes to one of these states in time."""
-    for _ in range(600):
-        try:
-            found = stat.read_text(encoding="ascii").rpartition(")")[2].split()[0]
-        except OSError:
-            found = "gone"
-        if found in states:
-            return True
-        time.sleep(0.05)
-    return False
 
 
 def test_two_real_environments(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

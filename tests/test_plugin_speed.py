@@ -3,16 +3,27 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+import subprocess
+import sys
+import time
+from pathlib import Path
 
 import pytest
-from plugin_harness import Ran, Suite
-
-if TYPE_CHECKING:
-    from pathlib import Path
+from plugin_harness import Ran, Suite, reaches
 
 TIMED = "toy/timed/cpu/float32/speed"
 QUICK = ("--accel-technique=toy", "--accel-workload=timed", "--accel-device=cpu", "--accel-dtype=float32")
+
+SLEEPING = """
+
+def pytest_collection_modifyitems():
+    import os, time
+    if "ACCELCHECK_ROUND" in os.environ:
+        with open("pid.new", "w") as file:
+            file.write(str(os.getpid()))
+        os.rename("pid.new", "pid")
+        time.sleep(600)
+"""
 
 
 @pytest.fixture
@@ -143,6 +154,25 @@ def test_what_failed_last_is_remembered_when_processes_time(suite: Suite) -> Non
         result = suite.inside(*wrong, *words)
         result.assert_outcomes(failed=2)
         result.stdout.no_fnmatch_line("*before the first of them*")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the signal is Linux's")
+def test_a_run_that_is_killed_leaves_no_process_that_times(suite: Suite) -> None:
+    conftest = suite.path / "conftest.py"
+    conftest.write_text(conftest.read_text() + SLEEPING)
+    words = ["--pyargs", "accelcheck.suite.test_speed", *QUICK, "--accel-baseline=update", "--accel-processes=2"]
+    run = suite.pytester.popen([sys.executable, "-m", "pytest", *words], stdout=subprocess.DEVNULL)
+    try:
+        for _ in range(2400):
+            if (suite.path / "pid").exists() or run.poll() is not None:
+                break
+            time.sleep(0.05)
+        stat = Path("/proc", (suite.path / "pid").read_text(), "stat")
+        assert reaches(stat, "S")
+    finally:
+        run.kill()
+        run.wait()
+    assert reaches(stat, "Z", "gone")
 
 
 def test_cases_that_a_mark_skips_are_not_timed(suite: Suite) -> None:

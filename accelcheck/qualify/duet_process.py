@@ -6,11 +6,9 @@ Run by `accelcheck.qualify.duet` as ``python -m accelcheck.qualify.duet_process 
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
 import platform
-import signal
 import sys
 import tempfile
 import time
@@ -20,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from accelcheck import __version__
 from accelcheck.case import TIMED, Verdict
+from accelcheck.qualify.parent import end_with_parent
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -29,7 +28,6 @@ if TYPE_CHECKING:
     from accelcheck.matrix import Matrix
 
 MARK = "@accelcheck-duet@ "
-_PR_SET_PDEATHSIG = 1  # of <linux/prctl.h>
 PROTOCOL = 2
 """Version of what parent and child say to each other."""
 SECONDS = 0.5
@@ -40,6 +38,7 @@ TURN = 0.05
 
 def main(words: Sequence[str]) -> None:
     """Do one job and end the process without tearing backends down."""
+    end_with_parent()
     with tempfile.TemporaryDirectory(prefix="accelcheck-") as folder:
         _work(json.loads(words[0]), Path(folder))
     say(end=True)
@@ -53,7 +52,7 @@ def _work(job: Mapping[str, Any], folder: Path) -> None:
 
     from accelcheck import brought, matrix
     from accelcheck.brought import BroughtError
-    from accelcheck.devices.generic import found_types
+    from accelcheck.devices.generic import Generic, found_types
     from accelcheck.registry import DuplicateNameError, UnknownNameError, unknown
 
     words = job["selection"]
@@ -68,10 +67,10 @@ def _work(job: Mapping[str, Any], folder: Path) -> None:
     try:
         known = brought.matrix(brought.here())
         known.check(selection)
-        device = brought.device(name)
         places = matrix.devices(brought.devices(brought.here()))
         if name not in places and name not in found_types():
             raise unknown("device", name, sorted(places))
+        device = places[name] if name in places else Generic(name)
     except (BroughtError, DuplicateNameError, UnknownNameError) as error:
         return say(refused=str(error), absent=False)
     for answer in (device.detect, device.usable):
@@ -112,9 +111,6 @@ class Turns:
     def __init__(self) -> None:
         self._since = time.perf_counter()
         self._lost = 0.0
-        if sys.platform == "linux":
-            # Stopped, it would not see that the parent is gone.
-            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
     def now(self) -> float:
         """Seconds of its own turns; a turn that is over is handed over first."""
