@@ -148,7 +148,7 @@ def test_what_failed_last_is_remembered_when_processes_time(suite: Suite) -> Non
     test = (
         "import pytest\n@pytest.mark.accel({mode!r})\ndef test_{mode}(accel_case, accel_check): accel_check(accel_case)"
     )
-    suite.pytester.makepyfile(**{f"test_{mode}": test.format(mode=mode) for mode in ("forward", "speed")})
+    suite.pytester.makepyfile(**{f"test_remembered_{mode}": test.format(mode=mode) for mode in ("forward", "speed")})
     wrong = ("--accel-technique=toy-value", "--accel-workload=tiny", *QUICK[1:])
     for words in ([], ["--lf", "--accel-baseline=update", "--accel-processes=2"]):
         result = suite.inside(*wrong, *words)
