@@ -133,7 +133,7 @@ class Baselines:
         Raises:
             BaselineError: A file is not what it should be.
         """
-        return {found.case: found for _, found in self.stored(place)}
+        return {case: found[-1] for case, found in self.cases(place).items()}
 
     def cases(self, place: Place) -> dict[str, list[Baseline]]:
         """All baselines of a place, by case id: more than one where a writer was killed, or two branches merged.

@@ -106,9 +106,8 @@ class Gate:
             self.few = {case: self.timed[case] for case in named}
             try:
                 further = measure(named, counts[1])
-            except (
-                RoundError
-            ) as error:  # the first ones came to theirs: what these named is not settled, and no other case's matter
+            except RoundError as error:
+                # The first ones came to theirs: what these named is not settled, and it is no other case's matter.
                 further = dict.fromkeys(named, Timed(reason=str(error), asked=counts[1]))
             self.timed = {**self.timed, **further}
 
