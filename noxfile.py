@@ -26,7 +26,7 @@ import nox
 
 sys.path.insert(0, str(Path(__file__).parent))  # nox runs without accelcheck installed; these modules need no torch
 
-from accelcheck.capability import SUPPORTED, Capability, Code, unavailable
+from accelcheck.core.capability import SUPPORTED, Capability, Code, unavailable
 from accelcheck.devices import hardware
 
 PINS = {

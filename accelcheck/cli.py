@@ -6,9 +6,9 @@ import argparse
 import sys
 from typing import TYPE_CHECKING
 
-from accelcheck.brought import BroughtError
 from accelcheck.commands.common import USAGE
-from accelcheck.registry import DuplicateNameError, UnknownNameError, discover
+from accelcheck.core.registry import DuplicateNameError, UnknownNameError, discover
+from accelcheck.plugin.registered import BroughtError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

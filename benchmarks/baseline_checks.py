@@ -27,12 +27,12 @@ from typing import TYPE_CHECKING, Any
 
 import planted_slowdown
 
-from accelcheck.case import Case, Mode
-from accelcheck.matrix import devices
+from accelcheck.core.case import Case, Mode
+from accelcheck.core.matrix import devices
+from accelcheck.measure import timing_processes
 from accelcheck.measure.baselines import Baselines, Place, settings
+from accelcheck.measure.gate import Gate, Use
 from accelcheck.measure.regression import CHECKED, STORED, Change, Sample, change
-from accelcheck.qualify import rounds
-from accelcheck.qualify.gate import Gate, Use
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -72,16 +72,16 @@ def check(
     start = time.perf_counter()
     plugin = ["-p", "planted_slowdown"] if parts else []
     stored = {case: found.ratio for case, found in store.read(place).items()}
-    told: list[Mapping[str, rounds.Timed]] = []
+    told: list[Mapping[str, timing_processes.Timed]] = []
     with tempfile.TemporaryDirectory() as name:
         if parts:
             (Path(name) / "parts.json").write_text(json.dumps(parts), encoding="utf-8")
             os.environ[planted_slowdown.VARIABLE] = str(Path(name) / "parts.json")
 
-        def measure(cases: Sequence[str], count: int) -> Mapping[str, rounds.Timed]:
+        def measure(cases: Sequence[str], count: int) -> Mapping[str, timing_processes.Timed]:
             folder = Path(tempfile.mkdtemp(dir=name))
             words = [*plugin, *command(place.device, level), "-n", "0"]
-            told.append(rounds.measure(words, cases, count, folder, Path.cwd(), lambda _: None))
+            told.append(timing_processes.measure(words, cases, count, folder, Path.cwd(), lambda _: None))
             return told[-1]
 
         gate = Gate(

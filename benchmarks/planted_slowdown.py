@@ -11,8 +11,8 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from accelcheck.case import TIMED, Mode
-from accelcheck.qualify import speed
+from accelcheck.checks import speed
+from accelcheck.core.case import TIMED, Mode
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -78,7 +78,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "test_empty.py").write_text("def test_nothing(): pass\n")
-        plain, plugin = pairs(["test_empty.py"], ["-p", "accelcheck.plugin", "test_empty.py"], folder, options.rounds)
+        plain, plugin = pairs(
+            ["test_empty.py"], ["-p", "accelcheck.plugin.hooks", "test_empty.py"], folder, options.rounds
+        )
         print(
             f"start: {plain * 1e3:.0f} ms without, {plugin * 1e3:.0f} ms with the plugin: "
             f"ratio {plugin / plain:.3f}, {1e3 * (plugin - plain):+.0f} ms (limit 30 ms)"
@@ -95,7 +97,7 @@ def main() -> None:
                 (place / "test_many.py").write_text(textwrap.dedent(test))
                 (place / "conftest.py").write_text(conftest)
         collect = ["--collect-only", "-q", "-q"]
-        accel = ["-p", "accelcheck.plugin", "--accel-device=cpu", "--accel-workload=zz"]
+        accel = ["-p", "accelcheck.plugin.hooks", "--accel-device=cpu", "--accel-workload=zz"]
         few, many = (
             pairs(
                 [*collect, f"plain{number}"], [*accel, *collect, f"ours{number}"], folder, max(3, options.rounds // 3)

@@ -38,11 +38,11 @@ from torch.utils.benchmark import Timer
 
 from accelcheck.devices import hardware
 from accelcheck.devices.cpu import Cpu
+from accelcheck.experiments import duet_process
+from accelcheck.experiments.duet_side import Process, Side, together
 from accelcheck.measure import duet
 from accelcheck.measure.clocks import BLOCK, block, settle, undisturbed
 from accelcheck.measure.paired import compare, median
-from accelcheck.qualify import duet_process
-from accelcheck.qualify.duet_side import Process, Side, together
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

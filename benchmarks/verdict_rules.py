@@ -3,7 +3,7 @@
     python benchmarks/verdict_rules.py
     python benchmarks/verdict_rules.py --faults all --seeds 3
 
-Plants faults and correct kernels of `accelcheck.faults` in eager and int8 programs on the CPU and prints a Markdown table. A
+Plants faults and correct kernels of `accelcheck.selftest.faults` in eager and int8 programs on the CPU and prints a Markdown table. A
 trial is one plant in one workload and storage dtype with one seed: its own parameters and inputs. Every rule of others
 judges the output of the case's own random inputs, by the reference that its authors use:
 
@@ -39,10 +39,10 @@ from typing import TYPE_CHECKING
 import torch
 from torch._dynamo.utils import same
 
-from accelcheck.case import Case, Mode, Verdict
-from accelcheck.matrix import Matrix, devices
-from accelcheck.qualify import selftest
-from accelcheck.qualify.trial import State, Trial, warm_up
+from accelcheck.checks.trial import State, Trial, warm_up
+from accelcheck.core.case import Case, Mode, Verdict
+from accelcheck.core.matrix import Matrix, devices
+from accelcheck.selftest import runner
 from accelcheck.verify.judge import Contract, check_metadata, judge
 from accelcheck.verify.oracle import Store
 from accelcheck.workloads.base import Program, to
@@ -52,8 +52,8 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from accelcheck.qualify.execute import Bench
-    from accelcheck.qualify.selftest import Row
+    from accelcheck.checks.execute import Bench
+    from accelcheck.selftest.runner import Row
     from accelcheck.workloads.base import Result
 
 FAULTS = frozenset(
@@ -241,11 +241,11 @@ def reference(trial: Trial, wider: torch.dtype | None = None) -> Result:
 
 def attempt(row: Row, seed: int, bench: Bench) -> Trialled | None:
     """Judge one trial by all rules; None where the plant does not exist on the CPU."""
-    outcome = selftest.attempt(row, seed, bench)
+    outcome = runner.attempt(row, seed, bench)
     if not outcome.ran:
         return None
     matrix, device = bench.matrix, bench.devices["cpu"]
-    technique, workload = selftest.planted(row, matrix), selftest.seeded(matrix.workloads[row.workload], seed)
+    technique, workload = runner.planted(row, matrix), runner.seeded(matrix.workloads[row.workload], seed)
     case = Case(technique.name, workload.name, device.name, row.dtype, row.mode, 1)
     trial = Trial(case, technique, workload, device, bench.store)
     with device.strict_float32():
@@ -280,13 +280,13 @@ def group(rows: list[Row], seed: int, folder: str) -> list[Trialled]:
     """Rows of one workload and dtype with one seed: they share oracles."""
     torch.set_num_threads(1)
     logging.getLogger("torch._dynamo").setLevel(logging.ERROR)  # it warns of every cosine that is too small
-    bench = selftest.bench(devices()["cpu"], Matrix.load(), Store(Path(folder)))
+    bench = runner.bench(devices()["cpu"], Matrix.load(), Store(Path(folder)))
     return [done for row in rows if (done := attempt(row, seed, bench)) is not None]
 
 
 def chosen(which: str) -> list[Row]:
     """Rows of the kill table: the 24 of this page, or all of forward mode that must be caught."""
-    forward = [row for row in selftest.rows() if row.mode is Mode.FORWARD and not row.hidden]
+    forward = [row for row in runner.rows() if row.mode is Mode.FORWARD and not row.hidden]
     if which == "all":
         return forward
     found = [row for row in forward if (row.plant, row.strength, row.workload) in FAULTS | CORRECT]

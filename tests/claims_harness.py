@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 from technique_harness import StubDevice
 
-from accelcheck.claims import catalogue, run
-from accelcheck.claims.catalogue import Claim, What
-from accelcheck.claims.experiment import Contest, Experiment, Side
+from accelcheck.experiments.claims import catalogue, run
+from accelcheck.experiments.claims.catalogue import Claim, What
+from accelcheck.experiments.claims.experiment import Contest, Experiment, Side
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -8,21 +8,21 @@ from typing import TYPE_CHECKING, cast
 
 from technique_harness import StubDevice
 
-from accelcheck.capability import SUPPORTED
-from accelcheck.case import Case, Evidence, Mode, Verdict
+from accelcheck.checks.execute import Bench
+from accelcheck.core.capability import SUPPORTED
+from accelcheck.core.case import Case, Evidence, Mode, Verdict
+from accelcheck.core.matrix import DTYPES, Matrix
+from accelcheck.core.registry import discover
 from accelcheck.devices.base import Status
-from accelcheck.matrix import DTYPES, Matrix
-from accelcheck.qualify.execute import Bench
-from accelcheck.qualify.ledger import Ledger
-from accelcheck.registry import discover
+from accelcheck.expectations.ledger import Ledger
 from accelcheck.techniques.base import Technique
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
+    from accelcheck.core.journal import Record
     from accelcheck.devices.base import Device
-    from accelcheck.faults.base import Change
-    from accelcheck.journal import Record
+    from accelcheck.selftest.faults.base import Change
     from accelcheck.techniques.observe import Log
     from accelcheck.verify.oracle import Store
     from accelcheck.workloads.base import Program, Workload
@@ -43,7 +43,7 @@ class Bed(StubDevice):
 class Planted(Technique):
     """Changes the program as a faulty, or another correct, implementation would.
 
-    Where `accelcheck.faults.base.Planted` leaves a technique as it is, this one is what a test makes of it.
+    Where `accelcheck.selftest.faults.base.Planted` leaves a technique as it is, this one is what a test makes of it.
     """
 
     name = "planted"

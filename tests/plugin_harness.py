@@ -18,13 +18,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from accelcheck.capability import SUPPORTED, Capability, Code, unavailable
-from accelcheck.case import Evidence, Mode
+from accelcheck.core.capability import SUPPORTED, Capability, Code, unavailable
+from accelcheck.core.case import Evidence, Mode
+from accelcheck.core.journal import Record, read
+from accelcheck.core.matrix import Matrix
 from accelcheck.devices.base import Fingerprint, Status
 from accelcheck.devices.probe import HostFacts
-from accelcheck.journal import Record, read
-from accelcheck.matrix import Matrix
-from accelcheck.qualify import rounds
+from accelcheck.measure import timing_processes
 from accelcheck.techniques.base import Technique
 from accelcheck.workloads.base import Problem, Program, Workload
 
@@ -151,7 +151,7 @@ def aborts(program: Program) -> None:
 
 
 def aborts_a_round(program: Program) -> None:
-    if rounds.ongoing() is not None:
+    if timing_processes.ongoing() is not None:
         os.abort()
 
 

@@ -7,7 +7,7 @@ import sys
 import time
 from pathlib import Path
 
-from accelcheck.techniques.torchrun import leave_with_parent, put
+from accelcheck.techniques.processes.torchrun import leave_with_parent, put
 
 if __name__ == "__main__":
     leave_with_parent()

@@ -10,17 +10,17 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, distributed, nn
 
-from accelcheck.case import Mode
+from accelcheck.core.case import Mode
 from accelcheck.devices.cpu import Cpu
-from accelcheck.techniques.compression import Feedback, Int8
-from accelcheck.techniques.replicas import Accumulating, Averaging, Replicated
-from accelcheck.techniques.strategy import Strategy
+from accelcheck.techniques.distributed.compression import Feedback, Int8
+from accelcheck.techniques.distributed.ddp import Accumulating, Averaging, Replicated
+from accelcheck.techniques.distributed.strategy import Strategy
 from accelcheck.workloads.base import Problem, Workload
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from accelcheck.techniques.replicas import Bucket, Future
+    from accelcheck.techniques.distributed.ddp import Bucket, Future
     from accelcheck.workloads.base import Program
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from accelcheck.case import Evidence, Mode
+from accelcheck.core.case import Evidence, Mode
 from accelcheck.devices.base import Device, Fingerprint
 from accelcheck.techniques.observe import Operator, OperatorLog
 from accelcheck.workloads.base import Problem, Program, Workload

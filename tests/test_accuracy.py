@@ -14,11 +14,11 @@ import torch
 from fault_harness import Bed, Planted, bench, built_in, case, verdict_of
 from torch import Tensor, nn
 
-from accelcheck.capability import Code, unavailable
-from accelcheck.case import Mode, Verdict
-from accelcheck.faults.plant import calling, kernels, nothing, replacing
-from accelcheck.qualify import accuracy as check
-from accelcheck.registry import discover, index
+from accelcheck.checks import accuracy as check
+from accelcheck.core.capability import Code, unavailable
+from accelcheck.core.case import Mode, Verdict
+from accelcheck.core.registry import discover, index
+from accelcheck.selftest.faults.plant import calling, kernels, nothing, replacing
 from accelcheck.verify.accuracy import (
     CONFIDENCE,
     Pairs,
@@ -37,8 +37,8 @@ from accelcheck.workloads.task import Task, deal
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from accelcheck.faults.base import Change
-    from accelcheck.journal import Record
+    from accelcheck.core.journal import Record
+    from accelcheck.selftest.faults.base import Change
     from accelcheck.techniques.base import Technique
     from accelcheck.workloads.base import Program
 

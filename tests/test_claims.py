@@ -13,15 +13,14 @@ import pytest
 from claims_harness import Clocked, claim, claims, sides, written
 
 from accelcheck import cli
-from accelcheck.capability import SUPPORTED, Capability, Code, unsupported
-from accelcheck.claims import catalogue, run
-from accelcheck.claims.catalogue import Answer, Claim, Measured, Outcome, What, judged
-from accelcheck.claims.experiment import Contest, Experiment, telling
 from accelcheck.commands import claims as command
 from accelcheck.commands.common import GREEN, NOTHING, RED, USAGE
+from accelcheck.core.capability import SUPPORTED, Capability, Code, unsupported
 from accelcheck.devices.base import Memory
-from accelcheck.qualify.curve import WrongError
-from accelcheck.report import claims as report
+from accelcheck.experiments.claims import catalogue, report, run
+from accelcheck.experiments.claims.catalogue import Answer, Claim, Measured, Outcome, What, judged
+from accelcheck.experiments.claims.experiment import Contest, Experiment, telling
+from accelcheck.experiments.curve import WrongError
 from accelcheck.techniques.base import Unsupported
 
 if TYPE_CHECKING:

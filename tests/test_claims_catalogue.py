@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import pytest
 from claims_harness import ENTRY, claim, claims, experiments, given, written
 
-from accelcheck.claims import catalogue
-from accelcheck.claims.catalogue import ClaimsError, Measured, Outcome, What, judged
+from accelcheck.experiments.claims import catalogue
+from accelcheck.experiments.claims.catalogue import ClaimsError, Measured, Outcome, What, judged
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -10,20 +10,20 @@ import torch
 from claims_harness import KIB, MIB, experiments, sides
 from technique_harness import StubDevice
 
-from accelcheck.capability import Code
-from accelcheck.case import Evidence, Mode
-from accelcheck.claims import applied, attention, chains, products, tensors
-from accelcheck.claims.catalogue import Measured, What
-from accelcheck.claims.experiment import Contest, Experiment, Side, measured
-from accelcheck.matrix import devices
+from accelcheck.core.capability import Code
+from accelcheck.core.case import Evidence, Mode
+from accelcheck.core.matrix import devices
+from accelcheck.core.units import duration, size
+from accelcheck.experiments import curve
+from accelcheck.experiments.claims import applied, attention, chains, products, tensors
+from accelcheck.experiments.claims.catalogue import Measured, What
+from accelcheck.experiments.claims.experiment import Contest, Experiment, Side, measured
+from accelcheck.experiments.curve import WrongError
 from accelcheck.measure.curve import Form, Gap, Point, Shapes
 from accelcheck.measure.memory import held
 from accelcheck.measure.paired import Answer as Answered
 from accelcheck.measure.paired import Comparison
-from accelcheck.qualify import curve
-from accelcheck.qualify.curve import WrongError
 from accelcheck.techniques.base import Technique
-from accelcheck.units import duration, size
 from accelcheck.workloads.base import Problem, Workload
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def test_a_speed_up_and_the_time_that_something_takes_longer_are_the_clocks() ->
 
 
 def test_the_interval_of_a_figure_is_that_of_the_ratio(monkeypatch: pytest.MonkeyPatch) -> None:
-    from accelcheck.claims import experiment
+    from accelcheck.experiments.claims import experiment
 
     found = Comparison(Answered.UNDECIDED, 0.5, 0.4, 0.8, 9, 1.0, (1.0,), (0.5,))
     monkeypatch.setattr(experiment, "compare", lambda *_: found)
@@ -59,7 +59,7 @@ def test_the_interval_of_a_figure_is_that_of_the_ratio(monkeypatch: pytest.Monke
 
 def test_measuring_ends_when_it_is_known_whether_the_claim_is_reached(monkeypatch: pytest.MonkeyPatch) -> None:
     """Twice as fast is no question at the first look; twice as fast where two is promised is one until the last."""
-    from accelcheck.claims import experiment
+    from accelcheck.experiments.claims import experiment
 
     asked: list[tuple[float, float]] = []
 

@@ -11,12 +11,12 @@ from rank_strategies import Broken, ByHand, Dying, Raising, small
 from technique_harness import differences, mlp
 from test_torchrun import left
 
-from accelcheck.case import Mode
+from accelcheck.core.case import Mode
 from accelcheck.devices.cpu import Cpu
-from accelcheck.techniques import crew as crews
-from accelcheck.techniques.crew import Crew
-from accelcheck.techniques.strategy import Job, Strategy
-from accelcheck.techniques.torchrun import RanksError
+from accelcheck.techniques.distributed import pool as crews
+from accelcheck.techniques.distributed.pool import Crew
+from accelcheck.techniques.distributed.strategy import Job, Strategy
+from accelcheck.techniques.processes.torchrun import RanksError
 from accelcheck.workloads.base import Program
 
 if TYPE_CHECKING:

@@ -11,14 +11,14 @@ import torch
 from technique_harness import StubDevice
 
 from accelcheck import cli
-from accelcheck.capability import SUPPORTED, Code, unavailable
 from accelcheck.commands import curve as command
 from accelcheck.commands.common import GREEN, NOTHING, RED, USAGE
+from accelcheck.core.capability import SUPPORTED, Code, unavailable
+from accelcheck.core.registry import UnknownNameError
+from accelcheck.experiments import curve, curve_plot
+from accelcheck.experiments import curve_report as report
 from accelcheck.measure.curve import COLUMNS, COUNTS, MOST, ROWS, BreakEven, Form, Gap, Point, Shapes, break_even
-from accelcheck.qualify import curve
-from accelcheck.registry import UnknownNameError
-from accelcheck.report import curve as report
-from accelcheck.report import plot, results
+from accelcheck.report import results
 from accelcheck.techniques.observe import OperatorLog
 
 if TYPE_CHECKING:
@@ -326,9 +326,9 @@ def test_a_file_that_cannot_be_replaced_stays_what_it_was(tmp_path: Path, monkey
 def test_a_picture_is_drawn_of_what_there_is(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib", reason="the plot extra is not installed")
     path = tmp_path / "curve.png"
-    plot.draw(path, FOUND, "a title")
+    curve_plot.draw(path, FOUND, "a title")
     assert path.read_bytes().startswith(b"\x89PNG")
-    plot.draw(path, [one for one in FOUND if isinstance(one, Gap)], "nothing was measured")
+    curve_plot.draw(path, [one for one in FOUND if isinstance(one, Gap)], "nothing was measured")
 
 
 # The command
@@ -376,7 +376,7 @@ def test_without_matplotlib_it_says_how_to_get_it_and_measures_all_the_same(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     absent = unavailable(Code.NO_PACKAGE, "no matplotlib", 'pip install "accelcheck[plot]"')
-    monkeypatch.setattr(plot, "available", lambda: absent)
+    monkeypatch.setattr(curve_plot, "available", lambda: absent)
     path = tmp_path / "curve.png"
     assert cli.main(["curve", "--plot", str(path)]) == RED, "what was asked for was not done"
     said = capsys.readouterr()
@@ -390,8 +390,8 @@ def test_a_plot_that_can_be_drawn_is(
     measured: list[tuple[int, ...]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     drawn = []
-    monkeypatch.setattr(plot, "available", lambda: SUPPORTED)
-    monkeypatch.setattr(plot, "draw", lambda path, found, _: drawn.append((path, len(found))))
+    monkeypatch.setattr(curve_plot, "available", lambda: SUPPORTED)
+    monkeypatch.setattr(curve_plot, "draw", lambda path, found, _: drawn.append((path, len(found))))
     path = tmp_path / "curve.png"
     assert cli.main(["curve", "--plot", str(path)]) == GREEN
     assert drawn == [(path, len(FOUND))]

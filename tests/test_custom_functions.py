@@ -13,11 +13,12 @@ from technique_harness import named
 from torch import Tensor, nn
 from torch.nn import functional
 
-from accelcheck.case import Verdict
-from accelcheck.faults.base import Planted
-from accelcheck.techniques import amp, checkpoint
-from accelcheck.techniques import compile as compilation
+from accelcheck.core.case import Verdict
+from accelcheck.selftest.faults.base import Planted
+from accelcheck.techniques.compilation import compile as compilation
 from accelcheck.techniques.eager import Eager
+from accelcheck.techniques.memory import checkpoint
+from accelcheck.techniques.precision import amp
 from accelcheck.verify.oracle import Store
 from accelcheck.workloads.base import Problem
 from accelcheck.workloads.custom import Gated, GatedFunction, SwishBlock, SwishNetwork, swish_projection

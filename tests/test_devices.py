@@ -17,8 +17,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from accelcheck.capability import SUPPORTED, Code, unavailable
-from accelcheck.case import Verdict
+from accelcheck.core.capability import SUPPORTED, Code, unavailable
+from accelcheck.core.case import Verdict
 from accelcheck.devices import generic as generic_device
 from accelcheck.devices import hardware, strict
 from accelcheck.devices.base import Device, Fingerprint, Status, status_from_json

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from accelcheck.qualify.digest import digest
+from accelcheck.measure.digest import digest
 from accelcheck.workloads.attention import Attention
 from accelcheck.workloads.base import Problem
 

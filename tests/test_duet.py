@@ -20,10 +20,10 @@ from plugin_harness import reaches
 
 import accelcheck
 from accelcheck import cli
-from accelcheck.matrix import Selection
+from accelcheck.core.matrix import Selection
+from accelcheck.experiments.duet import Row, located, medians, play
+from accelcheck.experiments.duet_side import Side, SideError
 from accelcheck.measure.paired import Answer
-from accelcheck.qualify.duet import Row, located, medians, play
-from accelcheck.qualify.duet_side import Side, SideError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -556,7 +556,7 @@ def test_a_killed_parent_leaves_no_stopped_process(tmp_path: Path) -> None:
         from accelcheck.qualify.duet_side import Process, Side
 
         job = json.dumps({{"task": "measure", "selection": asdict(Selection(("cpu",), cases=({MLP!r},)))}})
-        child = Process(Side("A", {sys.executable!r}), ["-m", "accelcheck.qualify.duet_process", job], 600)
+        child = Process(Side("A", {sys.executable!r}), ["-m", "accelcheck.experiments.duet_process", job], 600)
         child.turn()
         child.stop()
         print(child.ended, child._process.pid, flush=True)

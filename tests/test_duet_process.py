@@ -12,9 +12,9 @@ import torch
 from plugin_harness import Toy, raises
 from torch import nn
 
-from accelcheck.case import Case, Mode
-from accelcheck.matrix import Matrix, Selection, devices
-from accelcheck.qualify import duet_process
+from accelcheck.core.case import Case, Mode
+from accelcheck.core.matrix import Matrix, Selection, devices
+from accelcheck.experiments import duet_process
 from accelcheck.techniques.eager import Eager
 from accelcheck.workloads.base import Problem, Workload
 

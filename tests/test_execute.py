@@ -12,14 +12,14 @@ import pytest
 import torch
 from fault_harness import BACKWARD, FORWARD, TRAIN, Bed, Planted, bench, case, faults, seeded, verdict_of
 
-from accelcheck.capability import Code, unavailable, unsupported
-from accelcheck.case import Evidence, Mode, Verdict
+from accelcheck.checks import execute
+from accelcheck.checks.trial import Finding
+from accelcheck.core.capability import Code, unavailable, unsupported
+from accelcheck.core.case import Evidence, Mode, Verdict
+from accelcheck.core.journal import Record
 from accelcheck.devices.base import Status
-from accelcheck.faults.plant import calling, nothing, replacing, scaled
-from accelcheck.journal import Record
-from accelcheck.qualify import execute
-from accelcheck.qualify.ledger import Entry, Ledger
-from accelcheck.qualify.trial import Finding
+from accelcheck.expectations.ledger import Entry, Ledger
+from accelcheck.selftest.faults.plant import calling, nothing, replacing, scaled
 from accelcheck.techniques.base import Unsupported
 from accelcheck.verify.oracle import Store
 from accelcheck.workloads.base import Problem, Workload
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from accelcheck.devices.base import Device
-    from accelcheck.faults.base import Change
+    from accelcheck.selftest.faults.base import Change
     from accelcheck.techniques.observe import Log
     from accelcheck.workloads.base import Program
 

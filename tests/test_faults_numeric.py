@@ -13,11 +13,22 @@ from torch import nn
 from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from accelcheck.capability import Code
-from accelcheck.case import Mode, stable_seed
+from accelcheck.core.capability import Code
+from accelcheck.core.case import Mode, stable_seed
+from accelcheck.core.matrix import Matrix
 from accelcheck.devices.cpu import Cpu
-from accelcheck.faults import attention, autograd, compute, indexing, layers, matmul, memory, plant, values, variants
-from accelcheck.matrix import Matrix
+from accelcheck.selftest.faults import (
+    attention,
+    autograd,
+    compute,
+    indexing,
+    layers,
+    matmul,
+    memory,
+    plant,
+    values,
+    variants,
+)
 from accelcheck.workloads.base import Program
 
 if TYPE_CHECKING:
@@ -25,7 +36,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from accelcheck.faults.base import Cell, Change, Fault, Variant
+    from accelcheck.selftest.faults.base import Cell, Change, Fault, Variant
     from accelcheck.workloads.base import Result
 
 MODULES = (attention, matmul, values, layers, memory, autograd, indexing)

@@ -9,15 +9,15 @@ import pytest
 import torch
 from technique_harness import mlp
 
-from accelcheck.case import Mode
-from accelcheck.faults import asynchrony, cheats, collectives, quantized, random, staleness, training
-from accelcheck.faults.quantized import Int8Linear, PairSaturation
-from accelcheck.matrix import Matrix, devices
+from accelcheck.core.case import Mode
+from accelcheck.core.matrix import Matrix, devices
+from accelcheck.selftest.faults import asynchrony, cheats, collectives, quantized, random, staleness, training
+from accelcheck.selftest.faults.quantized import Int8Linear, PairSaturation
 from accelcheck.techniques.base import Technique
 from accelcheck.workloads.base import Program
 
 if TYPE_CHECKING:
-    from accelcheck.faults.base import Fault, Variant
+    from accelcheck.selftest.faults.base import Fault, Variant
 
 MODULES = (asynchrony, cheats, collectives, quantized, random, staleness, training)
 FAULTS: tuple[Fault, ...] = tuple(fault for module in MODULES for fault in module.FAULTS)

@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from accelcheck.case import Case, Measurement, Mode, Verdict
-from accelcheck.journal import Record
+from accelcheck.core.case import Case, Measurement, Mode, Verdict
+from accelcheck.core.journal import Record
+from accelcheck.expectations.limits import LimitError, load
 from accelcheck.measure.baselines import Baseline, Baselines, Place
+from accelcheck.measure.gate import CHANGE, DETECTABLE, Gate, Use
 from accelcheck.measure.regression import Sample, change
-from accelcheck.qualify.gate import CHANGE, DETECTABLE, Gate, Use
-from accelcheck.qualify.limits import LimitError, load
-from accelcheck.qualify.rounds import RoundError, Timed
+from accelcheck.measure.timing_processes import RoundError, Timed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

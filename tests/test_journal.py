@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from accelcheck.case import Case, Evidence, Figure, Mode, Verdict
-from accelcheck.journal import SCHEMA, Journal, JournalError, Record, read
+from accelcheck.core.case import Case, Evidence, Figure, Mode, Verdict
+from accelcheck.core.journal import SCHEMA, Journal, JournalError, Record, read
 
 ROOT = Path(__file__).parent.parent
 CASE = Case("amp-bf16", "cnn", "cpu", "float32", Mode.BACKWARD, 2)

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from accelcheck.case import Verdict
-from accelcheck.qualify.ledger import FOLDER, Entry, Ledger, LedgerError, foreseen, shipped
+from accelcheck.core.case import Verdict
+from accelcheck.expectations.ledger import FOLDER, Entry, Ledger, LedgerError, foreseen, shipped
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -182,7 +182,7 @@ def test_nothing_said_is_not_foreseen() -> None:
 
 
 def test_shipped_ledgers_can_be_read_and_belong_to_a_device() -> None:
-    from accelcheck.matrix import devices
+    from accelcheck.core.matrix import devices
 
     known = {"all", *devices()}
     paths = sorted(FOLDER.glob("*.toml"))

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING
 import pytest
 from fault_harness import Planted
 
-from accelcheck import matrix
-from accelcheck.case import Mode
-from accelcheck.faults.plant import nothing
-from accelcheck.matrix import DTYPES, LEVELS, Matrix, Selection, level
-from accelcheck.registry import DuplicateNameError, UnknownNameError, index
+from accelcheck.core import matrix
+from accelcheck.core.case import Mode
+from accelcheck.core.matrix import DTYPES, LEVELS, Matrix, Selection, level
+from accelcheck.core.registry import DuplicateNameError, UnknownNameError, index
+from accelcheck.selftest.faults.plant import nothing
 from accelcheck.workloads.base import Problem, Workload
 
 if TYPE_CHECKING:

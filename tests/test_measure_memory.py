@@ -9,7 +9,7 @@ import torch
 from technique_harness import StubDevice
 from torch import nn
 
-from accelcheck.capability import Code
+from accelcheck.core.capability import Code
 from accelcheck.devices.base import Memory
 from accelcheck.measure.memory import measurable, peak
 

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from packaging.requirements import Requirement
 
-from accelcheck.capability import SUPPORTED, Code
+from accelcheck.core.capability import SUPPORTED, Code
 from accelcheck.devices import hardware
 
 if TYPE_CHECKING:

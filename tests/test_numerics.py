@@ -13,8 +13,8 @@ import torch
 from fault_harness import BACKWARD, FORWARD, TRAIN, Bed, Planted, bench, built_in, case, faults, verdict_of
 from torch import Tensor, nn
 
-from accelcheck.case import Mode, Verdict
-from accelcheck.faults.plant import calling, nothing, replacing
+from accelcheck.core.case import Mode, Verdict
+from accelcheck.selftest.faults.plant import calling, nothing, replacing
 from accelcheck.verify.determinism import apart
 from accelcheck.verify.oracle import Store
 from accelcheck.workloads import probes
@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+    from accelcheck.core.journal import Record
     from accelcheck.devices.base import Device
-    from accelcheck.faults.base import Change
-    from accelcheck.journal import Record
+    from accelcheck.selftest.faults.base import Change
     from accelcheck.workloads.probes import Probe
 
 

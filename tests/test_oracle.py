@@ -16,8 +16,8 @@ import torch
 from fault_harness import Planted, built_in, case, seeded
 from torch import Tensor, nn
 
-from accelcheck.case import Mode
-from accelcheck.faults.plant import nothing
+from accelcheck.core.case import Mode
+from accelcheck.selftest.faults.plant import nothing
 from accelcheck.verify import oracle
 from accelcheck.verify.oracle import OracleError, Store, compute
 from accelcheck.workloads.base import Problem, Program, Workload

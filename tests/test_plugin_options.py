@@ -7,8 +7,8 @@ import shlex
 import pytest
 from plugin_harness import JOURNAL, Ran, Suite, only
 
-from accelcheck.capability import Code, unavailable
-from accelcheck.options import OPTIONS
+from accelcheck.core.capability import Code, unavailable
+from accelcheck.plugin.options import OPTIONS
 
 COMMAND_LINE, INI = "command line", "ini file"
 

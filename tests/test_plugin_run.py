@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 from plugin_harness import CONFTEST, JOURNAL, PATIENT, Suite, only
 
-from accelcheck.case import stable_seed
-from accelcheck.controller import _bracketed
-from accelcheck.journal import read
+from accelcheck.core.case import stable_seed
+from accelcheck.core.journal import read
+from accelcheck.plugin.controller import _bracketed
 
 OK, FAILED = int(pytest.ExitCode.OK), int(pytest.ExitCode.TESTS_FAILED)
 
@@ -30,7 +30,7 @@ WITNESS = """
 import sys
 def pytest_unconfigure(config):
     if not hasattr(config, "workerinput"):
-        heavy = [name for name in ("torch", "accelcheck.controller", "accelcheck.devices.probe") if name in sys.modules]
+        heavy = [name for name in ("torch", "accelcheck.plugin.controller", "accelcheck.devices.probe") if name in sys.modules]
         open("loaded.txt", "w").write(" ".join(heavy))
 """
 
@@ -49,7 +49,7 @@ def test_an_unrelated_run_pays_for_no_torch_no_probe_and_no_header(pytester: pyt
 
 def test_importing_the_plugin_imports_no_torch() -> None:
     code = (
-        "import sys, accelcheck.plugin, accelcheck.controller, accelcheck.setup, accelcheck.qualify.ledger, "
+        "import sys, accelcheck.plugin.hooks, accelcheck.plugin.controller, accelcheck.plugin.configuration, accelcheck.expectations.ledger, "
         "accelcheck.devices.probe, accelcheck.report.terminal; print('torch' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -59,7 +59,7 @@ def test_importing_the_plugin_imports_no_torch() -> None:
 def test_the_plugin_can_be_named_by_hand(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "--accel-device=NAME" in pytester.runpytest_subprocess("-p", "accelcheck", "--help").stdout.str()
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
-    done = pytester.runpytest_subprocess("-p", "accelcheck.plugin", "--help")
+    done = pytester.runpytest_subprocess("-p", "accelcheck.plugin.hooks", "--help")
     assert done.ret == OK
     assert "--accel-device=NAME" in done.stdout.str()
 
@@ -174,7 +174,9 @@ def test_a_run_leaves_no_folder_behind(suite: Suite, monkeypatch: pytest.MonkeyP
 
 def test_a_case_that_runs_long_is_named_while_it_runs(suite: Suite) -> None:
     # In a process of its own: there, pytest captures what is written to standard output while a case runs.
-    suite.pytester.makeconftest(f"{CONFTEST}\nimport accelcheck.controller\naccelcheck.controller.PATIENCE = 0.5\n")
+    suite.pytester.makeconftest(
+        f"{CONFTEST}\nimport accelcheck.plugin.controller\naccelcheck.plugin.controller.PATIENCE = 0.5\n"
+    )
     ran = suite.run_apart(*only("toy-slow"))
     assert ran.ret == OK
     assert ran.lines(r"accelcheck: toy-slow/tiny/cpu/float32/forward: running for \d s")

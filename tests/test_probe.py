@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from accelcheck.capability import Code
-from accelcheck.case import Verdict
+from accelcheck.core.capability import Code
+from accelcheck.core.case import Verdict
 from accelcheck.devices import probe as probe_module
 from accelcheck.devices.probe import HostFacts, probe
 

@@ -12,8 +12,8 @@ from fault_harness import Planted, built_in, faults, seeded, verdict_of
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from accelcheck.case import Mode, Verdict
-from accelcheck.faults.plant import calling, nothing
+from accelcheck.core.case import Mode, Verdict
+from accelcheck.selftest.faults.plant import calling, nothing
 from accelcheck.verify import randomness
 from accelcheck.verify.oracle import Store
 from accelcheck.verify.randomness import Mask
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from accelcheck.case import Figure
-    from accelcheck.journal import Record
+    from accelcheck.core.case import Figure
+    from accelcheck.core.journal import Record
     from accelcheck.workloads.base import Workload
 
     Draw = Callable[[Tensor, float], Tensor]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from accelcheck.registry import DuplicateNameError, UnknownNameError, discover, index, unknown
+from accelcheck.core.registry import DuplicateNameError, UnknownNameError, discover, index, unknown
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

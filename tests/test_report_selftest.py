@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from accelcheck.case import Mode, Verdict
-from accelcheck.qualify import selftest
-from accelcheck.qualify.selftest import Outcome, Row
-from accelcheck.report import selftest as report
+from accelcheck.core.case import Mode, Verdict
+from accelcheck.selftest import report
+from accelcheck.selftest.runner import PLAIN, Outcome, Row
 
 
 def outcome(
@@ -78,7 +77,7 @@ def test_counts_are_of_what_is_owed() -> None:
 
 
 def test_what_got_no_verdict_is_neither_caught_nor_a_false_alarm() -> None:
-    plain = f"eager{selftest.PLAIN}"
+    plain = f"eager{PLAIN}"
     told = [
         outcome("gain", 0, verdict=Verdict.ERROR, reason="OracleError: no"),
         outcome(plain, 0, verdict=Verdict.CRASH, correct=True),

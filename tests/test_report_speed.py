@@ -2,8 +2,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from accelcheck.case import Case, Measurement, Mode, Verdict
-from accelcheck.journal import Record
+from accelcheck.core.case import Case, Measurement, Mode, Verdict
+from accelcheck.core.journal import Record
 from accelcheck.report.speed import lines
 
 

@@ -10,8 +10,8 @@ from fault_harness import built_in
 from torch import Tensor, nn
 from torch.nn import functional
 
-from accelcheck.case import Mode
-from accelcheck.faults.plant import rounded_to
+from accelcheck.core.case import Mode
+from accelcheck.selftest.faults.plant import rounded_to
 from accelcheck.verify import rounding
 from accelcheck.verify.precision import SMALLEST_SUBNORMAL, UNIT_ROUNDOFF
 from accelcheck.verify.rounding import EXACT, Rounding

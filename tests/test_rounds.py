@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from accelcheck.case import Verdict
-from accelcheck.qualify import rounds
-from accelcheck.qualify.rounds import RoundError, Timed
+from accelcheck.core.case import Verdict
+from accelcheck.measure import timing_processes
+from accelcheck.measure.timing_processes import RoundError, Timed
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -60,7 +60,7 @@ class Rounds:
         stub.write_text(STUB.format(python=sys.executable, plan=plan))
         stub.chmod(0o755)
         self.monkeypatch.setattr(sys, "executable", str(stub))
-        return rounds.measure(["--some"], cases, count, self.folder, self.folder, self.said.append)
+        return timing_processes.measure(["--some"], cases, count, self.folder, self.folder, self.said.append)
 
     def asked(self) -> list[list[str]]:
         return [json.loads(line)[0] for line in (self.folder / "asked").read_text().splitlines()]
@@ -90,12 +90,12 @@ def test_each_round_is_the_command_again_and_gives_a_ratio(stubbed: Rounds) -> N
 def test_what_each_process_waited_for_a_core_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     parts = iter([0.01, 0.4, 0.02])
 
-    def ended(_: object, path: Path, __: object) -> rounds._End:
-        rounds.append(str(path), "a", (0.5, next(parts)))
-        return rounds._End(0, silent=False, tail="")
+    def ended(_: object, path: Path, __: object) -> timing_processes._End:
+        timing_processes.append(str(path), "a", (0.5, next(parts)))
+        return timing_processes._End(0, silent=False, tail="")
 
-    monkeypatch.setattr(rounds, "_ended", ended)
-    found = rounds.measure([], ["a"], 3, tmp_path, tmp_path, lambda _: None)
+    monkeypatch.setattr(timing_processes, "_ended", ended)
+    found = timing_processes.measure([], ["a"], 3, tmp_path, tmp_path, lambda _: None)
     assert found == {"a": Timed((0.5, 0.5, 0.5), waited=(0.01, 0.4, 0.02), asked=3)}
 
 
@@ -119,7 +119,7 @@ def test_two_that_end_a_process_leave_the_third_its_rounds(stubbed: Rounds) -> N
 
 
 def test_what_hangs_is_ended_and_left_out(stubbed: Rounds, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rounds, "SILENCE", 2.0)
+    monkeypatch.setattr(timing_processes, "SILENCE", 2.0)
     found = stubbed.measure(b="hang")
     why = "a process that timed it was silent for 2 s and was ended"
     assert found["b"] == Timed((), why, asked=3, ended=Verdict.HANG)
@@ -172,19 +172,19 @@ def test_a_sample_is_of_more_than_half_the_processes(ratios: int, asked: int, la
 def test_lines_are_read_as_they_are_written(tmp_path: Path, line: str, read: Any) -> None:
     path = tmp_path / "round-1.jsonl"
     path.write_text(line + "\n")
-    assert rounds.read(path) == {"a": read}
+    assert timing_processes.read(path) == {"a": read}
 
 
 def test_the_last_word_on_a_case_counts(tmp_path: Path) -> None:
     path = tmp_path / "round-1.jsonl"
     for came in (None, "why", (0.25, 0.5)):
-        rounds.append(str(path), "a", came)
-    rounds.append(str(path), "b")
+        timing_processes.append(str(path), "a", came)
+    timing_processes.append(str(path), "b")
     path.write_text(path.read_text() + '{"case": "c", "rat')
-    assert rounds.read(path) == {"a": (0.25, 0.5), "b": None}
+    assert timing_processes.read(path) == {"a": (0.25, 0.5), "b": None}
 
 
 def test_a_round_is_told_by_its_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert rounds.ongoing() is None
-    monkeypatch.setenv(rounds.VARIABLE, "here")
-    assert rounds.ongoing() == os.environ[rounds.VARIABLE]
+    assert timing_processes.ongoing() is None
+    monkeypatch.setenv(timing_processes.VARIABLE, "here")
+    assert timing_processes.ongoing() == os.environ[timing_processes.VARIABLE]

@@ -11,19 +11,18 @@ import pytest
 from fault_harness import FORWARD
 
 from accelcheck import cli
-from accelcheck.capability import SUPPORTED, Capability, Code, unavailable, unsupported
-from accelcheck.case import Case, Mode, Verdict
+from accelcheck.core.capability import SUPPORTED, Capability, Code, unavailable, unsupported
+from accelcheck.core.case import Case, Mode, Verdict
+from accelcheck.core.journal import Record
+from accelcheck.core.matrix import Matrix, devices
 from accelcheck.devices.base import Status
 from accelcheck.devices.cpu import Cpu
 from accelcheck.devices.probe import HostFacts
-from accelcheck.faults.base import Cell, Fault, Planted, Variant
-from accelcheck.faults.plant import nothing, replacing, scaled
-from accelcheck.journal import Record
-from accelcheck.matrix import Matrix, devices
-from accelcheck.qualify import selftest
-from accelcheck.qualify.ledger import Entry, Ledger
-from accelcheck.qualify.selftest import Outcome, Row, attempt, caught_by, rows, seeded
-from accelcheck.report import selftest as report
+from accelcheck.expectations.ledger import Entry, Ledger
+from accelcheck.selftest import report, runner
+from accelcheck.selftest.faults.base import Cell, Fault, Planted, Variant
+from accelcheck.selftest.faults.plant import nothing, replacing, scaled
+from accelcheck.selftest.runner import Outcome, Row, attempt, caught_by, rows, seeded
 from accelcheck.techniques.eager import Eager
 from accelcheck.verify.oracle import Store
 
@@ -46,7 +45,7 @@ def cpu() -> Device:
 
 
 def attempted(row: Row, store: Store, seed: int = 0) -> Outcome:
-    return attempt(row, seed, selftest.bench(cpu(), matrix(), store))
+    return attempt(row, seed, runner.bench(cpu(), matrix(), store))
 
 
 # What is planted
@@ -62,19 +61,19 @@ def test_rows_are_unique_and_sorted_so_that_those_that_share_references_follow_e
 
 def test_rows_name_what_there_is() -> None:
     for row in rows():
-        assert row.plant in (selftest.variants() if row.correct else selftest.faults())
+        assert row.plant in (runner.variants() if row.correct else runner.faults())
         workload = matrix().workloads[row.workload]
         assert row.mode in workload.modes, row
         assert not (row.correct and row.hidden), row
 
 
 def test_every_fault_and_every_variant_has_a_row_that_must_be_right() -> None:
-    assert {row.plant for row in rows() if row.correct} == selftest.variants().keys()
-    assert {row.plant for row in rows() if not row.correct and not row.hidden} == selftest.faults().keys()
+    assert {row.plant for row in rows() if row.correct} == runner.variants().keys()
+    assert {row.plant for row in rows() if not row.correct and not row.hidden} == runner.faults().keys()
 
 
 def test_every_number_of_the_list_has_a_fault() -> None:
-    assert {fault.number for fault in selftest.faults().values()} - {0} == set(range(1, 44))
+    assert {fault.number for fault in runner.faults().values()} - {0} == set(range(1, 44))
 
 
 FAULTS = (
@@ -142,8 +141,8 @@ BURIED = replace(
 def catalogue(monkeypatch: pytest.MonkeyPatch) -> None:
     planted = {fault.name: fault for fault in (LOUD, SILENT, FOREIGN, BURIED)}
     correct = {variant.name: variant for variant in (HARMLESS, ALARMING)}
-    monkeypatch.setattr(selftest, "faults", lambda: planted)
-    monkeypatch.setattr(selftest, "variants", lambda: correct)
+    monkeypatch.setattr(runner, "faults", lambda: planted)
+    monkeypatch.setattr(runner, "variants", lambda: correct)
 
 
 def row(plant: str, *, strength: float = 1.0, correct: bool = False, hidden: str = "", dtype: str = "float32") -> Row:
@@ -231,7 +230,7 @@ def test_rows_that_share_a_bench_open_the_device_once(store: Store) -> None:
             return super().float32_error()
 
     device = Counted()
-    shared = selftest.bench(device, matrix(), store)
+    shared = runner.bench(device, matrix(), store)
     for _ in range(2):
         assert attempt(row("loud", strength=0.01), 0, shared).caught
     assert (device.opened, device.asked) == (1, 1)
@@ -311,7 +310,7 @@ def inline(monkeypatch: pytest.MonkeyPatch) -> None:
         for seed in range(seeds):
             yield [attempted(one, own, seed) for one in chosen]
 
-    monkeypatch.setattr(selftest, "run", run)
+    monkeypatch.setattr(runner, "run", run)
 
 
 def test_an_unknown_device_is_answered_with_the_legal_ones(capsys: pytest.CaptureFixture[str]) -> None:
@@ -381,9 +380,9 @@ def test_what_was_done_before_a_process_died_is_told(
 ) -> None:
     def run(device: str, chosen: Sequence[Row], seeds: int, jobs: int, folder: Path) -> Iterator[list[Outcome]]:
         yield [attempted(chosen[0], Store(folder), 0)]
-        raise selftest.DiedError("a process of the selftest died")
+        raise runner.DiedError("a process of the selftest died")
 
-    monkeypatch.setattr(selftest, "run", run)
+    monkeypatch.setattr(runner, "run", run)
     assert cli.main(["selftest", "--seeds=2", "--fault=loud"]) == 1
     told = capsys.readouterr()
     assert "1 faults: 1 of 1 verdicts caught them" in told.out
@@ -394,11 +393,11 @@ def test_nothing_is_planted_where_a_device_is_wrong_with_some_seeds(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     entry = Entry(("*/matmul/*",), Verdict.FAIL, ".", "half the time", "link", "owner", dt.date(9999, 1, 1))
-    monkeypatch.setattr(selftest, "unsteady", lambda _: Ledger((entry,)))
+    monkeypatch.setattr(runner, "unsteady", lambda _: Ledger((entry,)))
     chosen = [one for one in rows() if one.workload == "matmul" and one.dtype == "float32"][:3]
-    found = selftest.attempts(chosen, 0, selftest.bench(cpu(), matrix(), Store(tmp_path)))
+    found = runner.attempts(chosen, 0, runner.bench(cpu(), matrix(), Store(tmp_path)))
     assert len(found) == 4
-    assert {(one.ran, one.code) for one in found} == {(False, selftest.DEVICE_FAILS)}
+    assert {(one.ran, one.code) for one in found} == {(False, runner.DEVICE_FAILS)}
     assert found[0].reason == "float32: with some seeds cpu fails by itself: half the time"
 
 
@@ -416,9 +415,9 @@ def test_what_a_device_gets_wrong_by_itself_is_left_out_and_anything_else_is_a_f
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     broken = Variant("broken", "None.", (Cell("matmul"),), lambda: nothing, technique=Doubling())
-    monkeypatch.setattr(selftest, "variants", lambda: {"broken": broken})
+    monkeypatch.setattr(runner, "variants", lambda: {"broken": broken})
     one = Row("broken", 1.0, "matmul", Mode.FORWARD, "float32", correct=True)
-    plain, _ = selftest.attempts([one], 0, selftest.bench(cpu(), matrix(), Store(tmp_path)))
+    plain, _ = runner.attempts([one], 0, runner.bench(cpu(), matrix(), Store(tmp_path)))
     assert plain.ran
     assert not plain.good
     ledger = tmp_path / "cpu.toml"
@@ -426,6 +425,6 @@ def test_what_a_device_gets_wrong_by_itself_is_left_out_and_anything_else_is_a_f
         'schema = 1\n[[entry]]\ncases = ["doubling/matmul/cpu/float32/forward"]\nverdict = "fail"\nmatch = "out: view"\n'
         'reason = "known"\nlink = "x"\nowner = "x"\nexpires = 9999-01-01\n'
     )
-    monkeypatch.setattr(selftest, "shipped", lambda _: (ledger,))
-    found = selftest.attempts([one], 0, selftest.bench(cpu(), matrix(), Store(tmp_path)))
-    assert [(o.ran, o.code) for o in found] == [(False, selftest.DEVICE_FAILS)] * 2
+    monkeypatch.setattr(runner, "shipped", lambda _: (ledger,))
+    found = runner.attempts([one], 0, runner.bench(cpu(), matrix(), Store(tmp_path)))
+    assert [(o.ran, o.code) for o in found] == [(False, runner.DEVICE_FAILS)] * 2

@@ -11,9 +11,9 @@ import torch
 from technique_harness import squared
 from torch import nn
 
-from accelcheck.case import Mode
+from accelcheck.core.case import Mode
 from accelcheck.techniques.observe import OperatorLog, unwatched
-from accelcheck.techniques.session import Session, adopted
+from accelcheck.techniques.snapshots.stepwise import Session, adopted
 from accelcheck.workloads.base import Problem, Program
 from accelcheck.workloads.states import pack, unpack
 

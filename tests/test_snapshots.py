@@ -18,7 +18,7 @@ import torch
 from filelock import FileLock
 from torch import nn
 
-from accelcheck.techniques.snapshots import DamagedError, Snapshots, read, write
+from accelcheck.techniques.snapshots.files import DamagedError, Snapshots, read, write
 from accelcheck.workloads.states import pack, unpack
 
 STATE: dict[str, Any] = {

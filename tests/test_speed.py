@@ -14,15 +14,15 @@ from technique_harness import named
 from torch import Tensor, nn
 from torch.nn import functional
 
-from accelcheck.case import Case, Evidence, Measurement, Mode
+from accelcheck.checks import speed
+from accelcheck.checks.speed import ROTATED, Contender
+from accelcheck.checks.trial import Trial
+from accelcheck.core.case import Case, Evidence, Measurement, Mode
 from accelcheck.devices.cpu import Cpu
 from accelcheck.devices.telemetry import Telemetry
 from accelcheck.measure import paired
 from accelcheck.measure.clocks import ClockError, block
 from accelcheck.measure.memory import Peak
-from accelcheck.qualify import speed
-from accelcheck.qualify.speed import ROTATED, Contender
-from accelcheck.qualify.trial import Trial
 from accelcheck.techniques.base import Technique
 from accelcheck.techniques.eager import TECHNIQUES as EAGER
 from accelcheck.verify.oracle import Store
@@ -195,7 +195,7 @@ def test_training_steps_go_on_from_each_other_and_rewind(trial: Trial) -> None:
 
 def test_preparing_counts_as_the_first_call(trial: Trial, monkeypatch: pytest.MonkeyPatch) -> None:
     ticks = itertools.count(0.0, 5.0)
-    monkeypatch.setattr("accelcheck.qualify.speed.time.perf_counter", lambda: next(ticks))
+    monkeypatch.setattr("accelcheck.checks.speed.time.perf_counter", lambda: next(ticks))
     monkeypatch.setattr(Cpu, "elapsed", lambda *_: 2.0)
     monkeypatch.setattr(speed, "compare", _stopped)
     measured = figures(speed.verify(trial))

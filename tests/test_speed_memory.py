@@ -9,12 +9,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from accelcheck.case import Case, Mode
+from accelcheck.checks.speed import Contender
+from accelcheck.checks.trial import Trial
+from accelcheck.core.case import Case, Mode
+from accelcheck.core.matrix import Matrix
 from accelcheck.devices.cpu import Cpu
-from accelcheck.matrix import Matrix
 from accelcheck.measure.memory import in_memory, peak
-from accelcheck.qualify.speed import Contender
-from accelcheck.qualify.trial import Trial
 from accelcheck.verify.oracle import Store
 from accelcheck.workloads.base import Problem, Workload
 from accelcheck.workloads.mlp import Mlp

@@ -8,16 +8,17 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from accelcheck import cli, table
-from accelcheck.capability import SUPPORTED, Code, unavailable, unsupported
-from accelcheck.case import Verdict
+from accelcheck import cli
+from accelcheck.core.capability import SUPPORTED, Code, unavailable, unsupported
+from accelcheck.core.case import Verdict
+from accelcheck.core.matrix import Matrix, Selection
 from accelcheck.devices.base import Status
-from accelcheck.matrix import Matrix, Selection
-from accelcheck.report import table as shown
+from accelcheck.report import capabilities
+from accelcheck.report import capability_table as shown
 from accelcheck.techniques.eager import Eager
 
 if TYPE_CHECKING:
-    from accelcheck.capability import Capability
+    from accelcheck.core.capability import Capability
     from accelcheck.devices.base import Device
 
 
@@ -40,9 +41,9 @@ class Choosy(Eager):
         return unsupported(Code.NO_BACKEND, "not there") if device.name == "xla" else SUPPORTED
 
 
-def choosy() -> table.Row:
+def choosy() -> capabilities.Row:
     known = Matrix({"choosy": Choosy()}, matrix().workloads)
-    (row,) = table.rows(known, table.columns(("cpu", "xla")))
+    (row,) = capabilities.rows(known, capabilities.columns(("cpu", "xla")))
     return row
 
 
@@ -70,7 +71,7 @@ class Asking(Eager):
 
 
 def test_what_only_the_device_can_tell_is_said() -> None:
-    (row,) = table.rows(Matrix({"asking": Asking()}, matrix().workloads), table.columns(("cuda",)))
+    (row,) = capabilities.rows(Matrix({"asking": Asking()}, matrix().workloads), capabilities.columns(("cuda",)))
     assert row.answers["cuda"].code is Code.NOT_ASKED
     assert "| asked there |" in "\n".join(shown.markdown([row], []))
 
@@ -111,7 +112,7 @@ def test_an_unknown_name_is_answered_with_the_nearest(
 
 
 def test_every_technique_has_cases_at_level_2_and_more_at_level_3_and_tells_its_promise() -> None:
-    for row in table.rows(matrix(), {}):
+    for row in capabilities.rows(matrix(), {}):
         assert row.cases[3] > 0, row.name
         assert row.promise.endswith("."), row.name
         assert row.source.startswith("https://"), row.name
@@ -130,8 +131,10 @@ def test_every_family_has_a_workload_at_level_2_and_one_at_level_3() -> None:
 
 
 def test_a_generic_device_declares_nothing() -> None:
-    (row,) = table.rows(Matrix({"eager": Eager()}, matrix().workloads), table.columns((table.GENERIC,)))
-    assert row.answers[table.GENERIC].verdict is not Verdict.UNAVAILABLE
+    (row,) = capabilities.rows(
+        Matrix({"eager": Eager()}, matrix().workloads), capabilities.columns((capabilities.GENERIC,))
+    )
+    assert row.answers[capabilities.GENERIC].verdict is not Verdict.UNAVAILABLE
 
 
 def test_the_documentation_is_the_table(capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,11 +10,11 @@ from fault_harness import built_in
 from technique_harness import StubDevice, differences, named, plain, run, workload
 from torch import Tensor, nn
 
-from accelcheck.capability import Code
-from accelcheck.case import Mode
-from accelcheck.techniques import aliasing, indexing
-from accelcheck.techniques.aliasing import MARK, CopyLog
+from accelcheck.core.capability import Code
+from accelcheck.core.case import Mode
 from accelcheck.techniques.base import Unsupported
+from accelcheck.techniques.layout import aliasing, indexing
+from accelcheck.techniques.layout.aliasing import MARK, CopyLog
 from accelcheck.workloads.base import Problem
 
 if TYPE_CHECKING:

@@ -8,9 +8,9 @@ from technique_harness import MODES, StubDevice, differences, mlp, named, plain,
 from torch import Tensor, nn
 from torch.nn import functional
 
-from accelcheck.capability import Code
-from accelcheck.case import Mode
-from accelcheck.techniques.amp import INITIAL_SCALE, TECHNIQUES
+from accelcheck.core.capability import Code
+from accelcheck.core.case import Mode
+from accelcheck.techniques.precision.amp import INITIAL_SCALE, TECHNIQUES
 from accelcheck.workloads.base import Problem
 
 if TYPE_CHECKING:

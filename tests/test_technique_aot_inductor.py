@@ -11,10 +11,10 @@ import torch
 from technique_harness import StubDevice, named, run
 from torch import nn
 
-from accelcheck.capability import Code
-from accelcheck.case import Mode, Verdict
-from accelcheck.techniques import aot_inductor
-from accelcheck.techniques.aot_inductor import TECHNIQUES, AotInductor, Package, mapped_files
+from accelcheck.core.capability import Code
+from accelcheck.core.case import Mode, Verdict
+from accelcheck.techniques.compilation import aot_inductor
+from accelcheck.techniques.compilation.aot_inductor import TECHNIQUES, AotInductor, Package, mapped_files
 from accelcheck.workloads.base import Problem, Program
 
 if TYPE_CHECKING:

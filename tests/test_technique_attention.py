@@ -9,9 +9,9 @@ from technique_harness import StubDevice, differences, named, plain, run, seen, 
 from torch import Tensor, nn
 from torch.nn import functional
 
-from accelcheck.capability import Code
-from accelcheck.case import Mode
-from accelcheck.techniques.attention import TECHNIQUES
+from accelcheck.core.capability import Code
+from accelcheck.core.case import Mode
+from accelcheck.techniques.attention.sdpa import TECHNIQUES
 from accelcheck.techniques.base import Unsupported
 from accelcheck.workloads.base import Problem, Program
 

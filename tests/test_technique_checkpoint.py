@@ -7,9 +7,9 @@ import torch
 from technique_harness import StubDevice, differences, named, plain, run, trained, workload
 from torch import Tensor, nn
 
-from accelcheck.capability import Code
-from accelcheck.case import Mode
-from accelcheck.techniques.checkpoint import TECHNIQUES
+from accelcheck.core.capability import Code
+from accelcheck.core.case import Mode
+from accelcheck.techniques.memory.checkpoint import TECHNIQUES
 
 if TYPE_CHECKING:
     from accelcheck.workloads.base import Problem

@@ -12,17 +12,24 @@ import torch
 from technique_harness import MODES, StubDevice, differences, squared
 from torch import Tensor, nn
 
-from accelcheck.capability import Code
-from accelcheck.case import Mode, Verdict
-from accelcheck.registry import index
+from accelcheck.core.capability import Code
+from accelcheck.core.case import Mode, Verdict
+from accelcheck.core.registry import index
 from accelcheck.techniques.base import Unsupported
-from accelcheck.techniques.compile import TECHNIQUES, Compiled, Dynamic, MaxAutotune, graphs, resolved_backend
+from accelcheck.techniques.compilation.compile import (
+    TECHNIQUES,
+    Compiled,
+    Dynamic,
+    MaxAutotune,
+    graphs,
+    resolved_backend,
+)
 from accelcheck.workloads.base import Problem, Program
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from accelcheck.case import Evidence
+    from accelcheck.core.case import Evidence
     from accelcheck.devices.base import Device
     from accelcheck.techniques.base import Technique
     from accelcheck.workloads.base import Result

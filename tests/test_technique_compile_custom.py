@@ -13,19 +13,19 @@ from technique_harness import StubDevice, mlp, workload
 from torch import Tensor, fx, nn
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from accelcheck.capability import Code
-from accelcheck.case import Verdict
-from accelcheck.techniques.capture import CALL, Capture, Captured, Node
-from accelcheck.techniques.compile import forget
-from accelcheck.techniques.compile_custom import FxPass, UserBackend
-from accelcheck.techniques.folding import FoldConstants
+from accelcheck.core.capability import Code
+from accelcheck.core.case import Verdict
+from accelcheck.techniques.compilation.capture import CALL, Capture, Captured, Node
+from accelcheck.techniques.compilation.compile import forget
+from accelcheck.techniques.compilation.custom import FxPass, UserBackend
+from accelcheck.techniques.compilation.folding import FoldConstants
 from accelcheck.workloads.base import Program
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from accelcheck.case import Evidence, Mode
-    from accelcheck.journal import Record
+    from accelcheck.core.case import Evidence, Mode
+    from accelcheck.core.journal import Record
     from accelcheck.techniques.base import Technique
     from accelcheck.verify.oracle import Store
 

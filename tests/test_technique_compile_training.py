@@ -10,19 +10,19 @@ from fault_harness import BACKWARD, FORWARD, TRAIN, Bed, bench, built_in, case, 
 from technique_harness import StubDevice, differences, mlp, plain, workload
 from torch import Tensor
 
-from accelcheck.capability import Code
-from accelcheck.case import Verdict
-from accelcheck.faults.base import Planted
-from accelcheck.techniques.compile import forget
-from accelcheck.techniques.compile_training import CompiledAutocast, Halved, TrainingStep
-from accelcheck.techniques.regions import backend_for, compiler_capability, entered
+from accelcheck.core.capability import Code
+from accelcheck.core.case import Verdict
+from accelcheck.selftest.faults.base import Planted
+from accelcheck.techniques.compilation.compile import forget
+from accelcheck.techniques.compilation.regions import backend_for, compiler_capability, entered
+from accelcheck.techniques.compilation.training_step import CompiledAutocast, Halved, TrainingStep
 from accelcheck.workloads.base import Program
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from accelcheck.case import Evidence, Mode
-    from accelcheck.journal import Record
+    from accelcheck.core.case import Evidence, Mode
+    from accelcheck.core.journal import Record
     from accelcheck.techniques.base import Technique
     from accelcheck.verify.oracle import Store
     from accelcheck.workloads.base import Result
@@ -236,13 +236,13 @@ def test_the_compiler_of_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
     assert backend_for(StubDevice("xla", ())) == "openxla"
     assert backend_for(StubDevice("cuda", ("inductor",))) == "inductor"
     assert backend_for(StubDevice("npu", ())) == "aot_eager"
-    monkeypatch.setattr("accelcheck.techniques.regions.default_backend", lambda: "npu_graphs")
+    monkeypatch.setattr("accelcheck.techniques.compilation.regions.default_backend", lambda: "npu_graphs")
     assert backend_for(StubDevice("npu", ())) == "npu_graphs"
     assert compiler_capability(StubDevice("npu", ())).ok
 
 
 def test_what_inductor_lacks_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("accelcheck.techniques.compile.shutil.which", lambda _: None)
+    monkeypatch.setattr("accelcheck.techniques.compilation.compile.shutil.which", lambda _: None)
     device = StubDevice(features=("inductor", "autocast-bfloat16"))
     for technique in (TrainingStep(), CompiledAutocast()):
         assert technique.capability(device).code is Code.NO_PACKAGE

@@ -14,25 +14,25 @@ from rank_strategies import Apart, ByPlace, Early, Forgetful, Summing, Truncatin
 from technique_harness import StubDevice, differences, mlp, named, plain, workload
 from torch import Tensor, distributed
 
-from accelcheck.capability import Code
-from accelcheck.case import Evidence, Mode, Verdict
+from accelcheck.core.capability import Code
+from accelcheck.core.case import Evidence, Mode, Verdict
 from accelcheck.devices.cpu import Cpu
-from accelcheck.faults.base import Planted
-from accelcheck.techniques import distributed as plain_variants
-from accelcheck.techniques import distributed_hooks as hooks
-from accelcheck.techniques.compression import Feedback, HalfPrecision, Int8, PowerSgd, TopK, worthwhile
-from accelcheck.techniques.distributed import ANSWERS, SMALL_BUCKET, STRATEGY
-from accelcheck.techniques.exchange import Halves, Integers, Largest, LowRank, Scheme, shared_out
-from accelcheck.techniques.replicas import Exchange, Replicated
-from accelcheck.techniques.strategy import Answer
+from accelcheck.selftest.faults.base import Planted
+from accelcheck.techniques.distributed import data_parallel as plain_variants
+from accelcheck.techniques.distributed import hooks
+from accelcheck.techniques.distributed.compression import Feedback, HalfPrecision, Int8, PowerSgd, TopK, worthwhile
+from accelcheck.techniques.distributed.data_parallel import ANSWERS, SMALL_BUCKET, STRATEGY
+from accelcheck.techniques.distributed.ddp import Exchange, Replicated
+from accelcheck.techniques.distributed.hook_oracles import Halves, Integers, Largest, LowRank, Scheme, shared_out
+from accelcheck.techniques.distributed.strategy import Answer
 from accelcheck.workloads.base import Program
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from accelcheck.journal import Record
+    from accelcheck.core.journal import Record
     from accelcheck.techniques.base import Technique
-    from accelcheck.techniques.strategy import Strategy
+    from accelcheck.techniques.distributed.strategy import Strategy
     from accelcheck.verify.oracle import Store
     from accelcheck.workloads.base import Workload
 

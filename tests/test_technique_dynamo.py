@@ -10,18 +10,27 @@ from fault_harness import Bed, bench, built_in, case, faults
 from technique_harness import StubDevice, named, workload
 from torch import nn
 
-from accelcheck.capability import Code
-from accelcheck.case import Mode, Verdict
-from accelcheck.techniques import dynamo
-from accelcheck.techniques.compile import forget
-from accelcheck.techniques.dynamo import TECHNIQUES, Bounded, Feed, Limited, Restless, Stale, Static, Streamed
+from accelcheck.core.capability import Code
+from accelcheck.core.case import Mode, Verdict
+from accelcheck.techniques.compilation import dynamo
+from accelcheck.techniques.compilation.compile import forget
+from accelcheck.techniques.compilation.dynamo import (
+    TECHNIQUES,
+    Bounded,
+    Feed,
+    Limited,
+    Restless,
+    Stale,
+    Static,
+    Streamed,
+)
 from accelcheck.workloads import stream
 from accelcheck.workloads.base import Program
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from accelcheck.journal import Record
+    from accelcheck.core.journal import Record
     from accelcheck.techniques.base import Technique
     from accelcheck.verify.oracle import Store
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from technique_harness import MODES, StubDevice, mlp, plain, run, seen
 
-from accelcheck.case import Mode
+from accelcheck.core.case import Mode
 from accelcheck.techniques.eager import TECHNIQUES
 from accelcheck.techniques.observe import Operator
 from accelcheck.workloads.base import Program

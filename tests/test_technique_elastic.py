@@ -14,18 +14,18 @@ from fault_harness import bench, case, seeded
 from technique_harness import StubDevice, named, workload
 from torch import distributed
 
-from accelcheck.capability import Code
-from accelcheck.case import Mode, Verdict
-from accelcheck.matrix import devices
-from accelcheck.techniques import elastic_rank
-from accelcheck.techniques.agents import Agents, c10d
-from accelcheck.techniques.elastic import TECHNIQUES, Restart
-from accelcheck.techniques.elastic_desk import Answer, Desk, Task
-from accelcheck.techniques.elastic_rank import Rank, Shared
-from accelcheck.techniques.processes import unlike
-from accelcheck.techniques.session import Session
-from accelcheck.techniques.snapshots import Snapshots
-from accelcheck.techniques.torchrun import RanksError, put
+from accelcheck.core.capability import Code
+from accelcheck.core.case import Mode, Verdict
+from accelcheck.core.matrix import devices
+from accelcheck.techniques.distributed.elastic import rank as elastic_rank
+from accelcheck.techniques.distributed.elastic.elastic_agents import Agents, c10d
+from accelcheck.techniques.distributed.elastic.mailbox import Answer, Desk, Task
+from accelcheck.techniques.distributed.elastic.rank import Rank, Shared
+from accelcheck.techniques.distributed.elastic.restarts import TECHNIQUES, Restart
+from accelcheck.techniques.processes.evidence import unlike
+from accelcheck.techniques.processes.torchrun import RanksError, put
+from accelcheck.techniques.snapshots.files import Snapshots
+from accelcheck.techniques.snapshots.stepwise import Session
 from accelcheck.workloads.base import Program
 
 if TYPE_CHECKING:

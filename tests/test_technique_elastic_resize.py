@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 from fault_harness import bench, case, seeded
 from technique_harness import named
 
-from accelcheck.case import Mode, Verdict
-from accelcheck.matrix import devices
-from accelcheck.techniques.elastic import TECHNIQUES
+from accelcheck.core.case import Mode, Verdict
+from accelcheck.core.matrix import devices
+from accelcheck.techniques.distributed.elastic.restarts import TECHNIQUES
 from accelcheck.verify.oracle import Store
 
 if TYPE_CHECKING:

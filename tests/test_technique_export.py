@@ -10,9 +10,9 @@ from fault_harness import BACKWARD, FORWARD, bench, built_in, case, faults, seed
 from technique_harness import MODES, Ran, StubDevice, differences, mlp, named, plain, run
 from torch import Tensor, nn
 
-from accelcheck.case import Mode, Verdict
+from accelcheck.core.case import Mode, Verdict
+from accelcheck.techniques.compilation.export import TECHNIQUES, Dynamic, Export, Exported, Saved
 from accelcheck.techniques.eager import TECHNIQUES as EAGER
-from accelcheck.techniques.export import TECHNIQUES, Dynamic, Export, Exported, Saved
 from accelcheck.verify.oracle import Store
 from accelcheck.workloads.base import Problem, Program
 

@@ -14,13 +14,13 @@ from technique_harness import StubDevice, differences, named, plain, run, seen, 
 from torch import Tensor
 from torch.nn import functional
 
-from accelcheck.capability import SUPPORTED, Capability, Code
-from accelcheck.case import Mode, Verdict
+from accelcheck.core.capability import SUPPORTED, Capability, Code
+from accelcheck.core.case import Mode, Verdict
 from accelcheck.devices.packages import installed as found_module
-from accelcheck.techniques import flash
+from accelcheck.techniques.attention import flash
+from accelcheck.techniques.attention.flash import FLASH_2, FLASH_3, FLASH_4, TECHNIQUES, FlashAttention, Package
+from accelcheck.techniques.attention.jagged import Jagged
 from accelcheck.techniques.base import Unsupported
-from accelcheck.techniques.flash import FLASH_2, FLASH_3, FLASH_4, TECHNIQUES, FlashAttention, Package
-from accelcheck.techniques.jagged import Jagged
 from accelcheck.verify.oracle import Store
 from accelcheck.workloads.attention import Attention, MaskedAttention
 from accelcheck.workloads.base import Problem, Program

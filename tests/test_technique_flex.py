@@ -10,12 +10,12 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.attention.flex_attention import flex_attention
 
-from accelcheck.capability import Code
-from accelcheck.case import Mode, Verdict
-from accelcheck.techniques import flex
+from accelcheck.core.capability import Code
+from accelcheck.core.case import Mode, Verdict
+from accelcheck.techniques.attention import flex
+from accelcheck.techniques.attention.flex import TECHNIQUES
+from accelcheck.techniques.attention.intercept import Call
 from accelcheck.techniques.base import Unsupported
-from accelcheck.techniques.flex import TECHNIQUES
-from accelcheck.techniques.intercept import Call
 from accelcheck.verify.oracle import Store
 from accelcheck.workloads.base import Problem, Program
 

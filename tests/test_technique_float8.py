@@ -11,22 +11,22 @@ from fault_harness import Bed, seeded, verdict_of
 from technique_harness import StubDevice, named, run
 from torch import Tensor, nn
 
-from accelcheck.capability import Code
-from accelcheck.case import Mode, Verdict
+from accelcheck.core.capability import Code
+from accelcheck.core.case import Mode, Verdict
 from accelcheck.devices.packages import installed
-from accelcheck.faults.base import Planted
-from accelcheck.faults.plant import nothing, truncated_to
-from accelcheck.techniques import float8, torchao
+from accelcheck.selftest.faults.base import Planted
+from accelcheck.selftest.faults.plant import nothing, truncated_to
 from accelcheck.techniques.base import Unsupported
-from accelcheck.techniques.emulation import nearest, twin
-from accelcheck.techniques.float8 import TECHNIQUES, Float8Linear, ScaledProduct, WidenedLinear, quantize
+from accelcheck.techniques.quantization import float8, torchao
+from accelcheck.techniques.quantization.emulation import nearest, twin
+from accelcheck.techniques.quantization.float8 import TECHNIQUES, Float8Linear, ScaledProduct, WidenedLinear, quantize
 from accelcheck.workloads.base import Problem, Program
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from accelcheck.faults.base import Change
-    from accelcheck.techniques.quantization import Quantized
+    from accelcheck.selftest.faults.base import Change
+    from accelcheck.techniques.quantization.int8 import Quantized
     from accelcheck.verify.oracle import Store
 
 E4M3, E5M2, FNUZ = torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz

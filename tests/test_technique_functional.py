@@ -9,11 +9,11 @@ from fault_harness import BACKWARD, Planted, faults, seeded, verdict_of
 from technique_harness import differences, mlp, named, plain, run, trained
 from torch import Tensor, nn
 
-from accelcheck.case import Mode, Verdict
-from accelcheck.faults.base import Planted as PlantedAfter
-from accelcheck.faults.plant import calling
-from accelcheck.registry import discover
-from accelcheck.techniques.functional import DIFFERENTIABLE, SAMPLEWISE, SMALL, TECHNIQUES, Function, Mapped
+from accelcheck.core.case import Mode, Verdict
+from accelcheck.core.registry import discover
+from accelcheck.selftest.faults.base import Planted as PlantedAfter
+from accelcheck.selftest.faults.plant import calling
+from accelcheck.techniques.autograd.functional import DIFFERENTIABLE, SAMPLEWISE, SMALL, TECHNIQUES, Function, Mapped
 from accelcheck.verify.oracle import Store
 from accelcheck.workloads.base import Problem, Program
 from accelcheck.workloads.custom import GatedFunction

@@ -5,8 +5,8 @@ import torch
 from technique_harness import MODES, StubDevice, differences, plain, run, trained
 from torch import Tensor, nn
 
-from accelcheck.case import Mode
-from accelcheck.techniques.inplace import TECHNIQUES
+from accelcheck.core.case import Mode
+from accelcheck.techniques.memory.inplace import TECHNIQUES
 from accelcheck.workloads.base import Problem
 
 (INPLACE,) = TECHNIQUES

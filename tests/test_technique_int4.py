@@ -11,20 +11,20 @@ from fault_harness import Bed, seeded, verdict_of
 from technique_harness import StubDevice, named, run
 from torch import nn
 
-from accelcheck.capability import Code
-from accelcheck.case import Mode, Verdict
+from accelcheck.core.capability import Code
+from accelcheck.core.case import Mode, Verdict
 from accelcheck.devices.packages import installed
-from accelcheck.faults.base import Planted
-from accelcheck.faults.plant import nothing
-from accelcheck.techniques import int4, torchao
-from accelcheck.techniques.emulation import twin
-from accelcheck.techniques.int4 import GROUP, TECHNIQUES, KernelLinear, NibbleLinear, quantize
+from accelcheck.selftest.faults.base import Planted
+from accelcheck.selftest.faults.plant import nothing
+from accelcheck.techniques.quantization import int4, torchao
+from accelcheck.techniques.quantization.emulation import twin
+from accelcheck.techniques.quantization.int4 import GROUP, TECHNIQUES, KernelLinear, NibbleLinear, quantize
 from accelcheck.workloads.base import Problem, Program
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from accelcheck.faults.base import Change
+    from accelcheck.selftest.faults.base import Change
     from accelcheck.verify.oracle import Store
 
 NIBBLES: Any = named(TECHNIQUES, "int4-weight-only")

@@ -13,11 +13,11 @@ from fault_harness import built_in, seeded, verdict_of
 from technique_harness import StubDevice, differences, named, plain, run
 from torch import Tensor, nn
 
-from accelcheck.capability import Code
-from accelcheck.case import Mode, Verdict
+from accelcheck.core.capability import Code
+from accelcheck.core.case import Mode, Verdict
 from accelcheck.devices.packages import installed
-from accelcheck.techniques import interop
-from accelcheck.techniques.interop import CROSSINGS, TECHNIQUES, Border, JaxBorder, NumpyBorder, dense
+from accelcheck.techniques.interop import dlpack
+from accelcheck.techniques.interop.dlpack import CROSSINGS, TECHNIQUES, Border, JaxBorder, NumpyBorder, dense
 from accelcheck.verify.oracle import Store
 from accelcheck.workloads.base import Problem
 
@@ -52,7 +52,7 @@ def jax(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "jax.dlpack", SimpleNamespace(from_dlpack=Array))
 
 
-@pytest.mark.parametrize("name", sorted(interop.WORKLOADS))
+@pytest.mark.parametrize("name", sorted(dlpack.WORKLOADS))
 def test_numpy_shares_every_kind_of_memory(name: str) -> None:
     mode = Mode.TRAIN if "training" in built_in()[name].traits else Mode.BACKWARD
     ran = run(NUMPY, seeded(name).problem(1), mode)

@@ -5,10 +5,10 @@ import torch
 from technique_harness import MODES, StubDevice, differences, named, plain, run, trained, workload
 from torch import Tensor, nn
 
-from accelcheck.capability import Code
-from accelcheck.case import Mode
+from accelcheck.core.capability import Code
+from accelcheck.core.case import Mode
 from accelcheck.techniques.base import Unsupported
-from accelcheck.techniques.layout import TECHNIQUES
+from accelcheck.techniques.layout.formats import TECHNIQUES
 from accelcheck.techniques.observe import memory_format
 from accelcheck.workloads.base import Problem
 

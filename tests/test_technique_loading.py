@@ -18,10 +18,10 @@ from fault_harness import built_in, verdict_of
 from technique_harness import StubDevice, differences, mlp, named, plain, run, workload
 from torch import Tensor
 
-from accelcheck.capability import Code
-from accelcheck.case import Mode, Verdict
+from accelcheck.core.capability import Code
+from accelcheck.core.case import Mode, Verdict
 from accelcheck.devices.xla import Xla
-from accelcheck.techniques.dataloader import (
+from accelcheck.techniques.data.dataloader import (
     PATIENCE,
     SPOILT,
     Delivery,
@@ -31,8 +31,8 @@ from accelcheck.techniques.dataloader import (
     be_unreadable,
     spoilt_pass,
 )
-from accelcheck.techniques.feeding import Ahead, FedLoader
-from accelcheck.techniques.loading import TECHNIQUES, PrefetchLoader, XlaUnreadable
+from accelcheck.techniques.data.feeding import Ahead, FedLoader
+from accelcheck.techniques.data.loading import TECHNIQUES, PrefetchLoader, XlaUnreadable
 from accelcheck.workloads.base import Program
 from accelcheck.workloads.trainer import Loader
 
@@ -236,7 +236,7 @@ def test_workers_that_run_off_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
             next(stream)
             return stream
 
-    monkeypatch.setattr("accelcheck.techniques.feeding.Ahead", Other)
+    monkeypatch.setattr("accelcheck.techniques.data.feeding.Ahead", Other)
     _, program = trained(fed)
     evidence = list(PREFETCH.evidence(program, PREFETCH.watch("cpu"), Mode.TRAJECTORY, StubDevice()))
     assert [one.engaged for one in evidence] == [True, False, True, True]

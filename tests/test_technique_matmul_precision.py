@@ -6,10 +6,10 @@ import pytest
 import torch
 from technique_harness import MODES, StubDevice, mlp, named, run, workload
 
-from accelcheck.capability import Code
+from accelcheck.core.capability import Code
 from accelcheck.devices.strict import read_state
 from accelcheck.techniques.base import Unsupported
-from accelcheck.techniques.matmul_precision import (
+from accelcheck.techniques.precision.matmul import (
     TECHNIQUES,
     ConvolutionPrecision,
     MatmulPrecision,
@@ -20,7 +20,7 @@ from accelcheck.techniques.matmul_precision import (
 )
 
 if TYPE_CHECKING:
-    from accelcheck.case import Mode
+    from accelcheck.core.case import Mode
 
 MATMUL = [technique for technique in TECHNIQUES if isinstance(technique, MatmulPrecision)]
 

@@ -13,14 +13,14 @@ from torch import Tensor, nn
 from torch.autograd.graph import save_on_cpu, saved_tensors_hooks
 from torch.nn import functional
 
-from accelcheck.capability import Code
-from accelcheck.case import Mode, Verdict
+from accelcheck.core.capability import Code
+from accelcheck.core.case import Mode, Verdict
 from accelcheck.devices.base import Memory
-from accelcheck.techniques import checkpoint_segments, inplace_memory, offload
-from accelcheck.techniques.checkpoint_segments import SEGMENTS, TorchSegments
-from accelcheck.techniques.host import page_locked
-from accelcheck.techniques.inplace import Inplace
-from accelcheck.techniques.offload import Counted, Offload
+from accelcheck.techniques.memory import checkpoint_segments, inplace_memory, offload
+from accelcheck.techniques.memory.checkpoint_segments import SEGMENTS, TorchSegments
+from accelcheck.techniques.memory.host import page_locked
+from accelcheck.techniques.memory.inplace import Inplace
+from accelcheck.techniques.memory.offload import Counted, Offload
 from accelcheck.verify.oracle import Store
 from accelcheck.workloads.base import Problem, Workload
 from accelcheck.workloads.deep import WORKLOADS, WideBlock
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from accelcheck.devices.base import Device
-    from accelcheck.techniques.offload import Tally
+    from accelcheck.techniques.memory.offload import Tally
 
 SEGMENTED = named(checkpoint_segments.TECHNIQUES, "checkpoint-segments")
 XLA_SEGMENTED = named(checkpoint_segments.TECHNIQUES, "checkpoint-segments-xla")

@@ -8,11 +8,11 @@ from fault_harness import seeded, verdict_of
 from technique_harness import StubDevice, differences, named, plain, run, workload
 from torch.nn import functional
 
-from accelcheck.capability import Code
-from accelcheck.case import Mode, Verdict
+from accelcheck.core.capability import Code
+from accelcheck.core.case import Mode, Verdict
+from accelcheck.techniques.attention.jagged import Jagged
+from accelcheck.techniques.attention.nested import TECHNIQUES
 from accelcheck.techniques.base import Unsupported
-from accelcheck.techniques.jagged import Jagged
-from accelcheck.techniques.nested import TECHNIQUES
 from accelcheck.techniques.observe import OperatorLog
 from accelcheck.verify.oracle import Store
 

@@ -9,10 +9,10 @@ from fault_harness import seeded, verdict_of
 from technique_harness import StubDevice, differences, mlp, named, plain, run
 from torch import Tensor, nn
 
-from accelcheck.capability import Code
-from accelcheck.case import Mode, Verdict
-from accelcheck.techniques import numpy_matmul
-from accelcheck.techniques.numpy_matmul import COMPUTED, TECHNIQUES
+from accelcheck.core.capability import Code
+from accelcheck.core.case import Mode, Verdict
+from accelcheck.techniques.interop import numpy_matmul
+from accelcheck.techniques.interop.numpy_matmul import COMPUTED, TECHNIQUES
 from accelcheck.verify.oracle import Store
 from accelcheck.workloads.base import Problem
 

@@ -15,10 +15,10 @@ from fault_harness import FORWARD, faults, seeded, verdict_of
 from technique_harness import StubDevice, differences, mlp, plain, run
 from torch import Tensor, nn
 
-from accelcheck.capability import Code
-from accelcheck.case import Verdict
-from accelcheck.techniques import onnx
-from accelcheck.techniques.onnx import PROVIDERS, TECHNIQUES, OnnxRuntime, Session, providers_of
+from accelcheck.core.capability import Code
+from accelcheck.core.case import Verdict
+from accelcheck.techniques.runtimes import onnx
+from accelcheck.techniques.runtimes.onnx import PROVIDERS, TECHNIQUES, OnnxRuntime, Session, providers_of
 from accelcheck.verify.oracle import Store
 from accelcheck.workloads.base import Problem, Program
 

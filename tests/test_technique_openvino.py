@@ -15,10 +15,10 @@ from fault_harness import FORWARD, faults, seeded, verdict_of
 from technique_harness import Ran, StubDevice, differences, mlp, named, plain, run
 from torch import Tensor, nn
 
-from accelcheck.capability import Code
-from accelcheck.case import Verdict
-from accelcheck.techniques import openvino
-from accelcheck.techniques.openvino import TECHNIQUES, Kept, ran
+from accelcheck.core.capability import Code
+from accelcheck.core.case import Verdict
+from accelcheck.techniques.runtimes import openvino
+from accelcheck.techniques.runtimes.openvino import TECHNIQUES, Kept, ran
 from accelcheck.verify.oracle import Store
 from accelcheck.workloads.base import Problem, Program
 

@@ -10,19 +10,19 @@ from fault_harness import seeded, verdict_of
 from technique_harness import StubDevice, mlp, plain, run, workload
 from torch import Tensor, nn
 
-from accelcheck.capability import Code
-from accelcheck.case import Mode, Verdict
-from accelcheck.faults.base import Planted
-from accelcheck.faults.plant import nothing, rounded_to, truncated_to
-from accelcheck.techniques.emulation import nearest
-from accelcheck.techniques.optimizer_state import TECHNIQUES, HalfStates, KeptStates, RoundedStates
+from accelcheck.core.capability import Code
+from accelcheck.core.case import Mode, Verdict
+from accelcheck.selftest.faults.base import Planted
+from accelcheck.selftest.faults.plant import nothing, rounded_to, truncated_to
+from accelcheck.techniques.optimizers.state import TECHNIQUES, HalfStates, KeptStates, RoundedStates
+from accelcheck.techniques.quantization.emulation import nearest
 from accelcheck.verify import oracle
 from accelcheck.workloads.base import Problem, Program
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from accelcheck.faults.base import Change
+    from accelcheck.selftest.faults.base import Change
     from accelcheck.verify.oracle import Store
 
 (TECHNIQUE,) = TECHNIQUES

@@ -8,14 +8,14 @@ import torch
 from fault_harness import TRAIN, faults, seeded, verdict_of
 from technique_harness import StubDevice, differences, mlp, named, plain, run, squared, workload
 
-from accelcheck.capability import Code
-from accelcheck.case import Mode, Verdict
-from accelcheck.faults.base import Planted
-from accelcheck.faults.training import without_option
-from accelcheck.registry import discover
+from accelcheck.core.capability import Code
+from accelcheck.core.case import Mode, Verdict
+from accelcheck.core.registry import discover
+from accelcheck.selftest.faults.base import Planted
+from accelcheck.selftest.faults.training import without_option
 from accelcheck.techniques.base import Unsupported
 from accelcheck.techniques.observe import ProfilerLog
-from accelcheck.techniques.optimizers import TECHNIQUES, OptimizerStep
+from accelcheck.techniques.optimizers.steps import TECHNIQUES, OptimizerStep
 from accelcheck.verify.oracle import Store
 from accelcheck.workloads.base import Problem, Program
 from accelcheck.workloads.optimizers import SIZES, Bank

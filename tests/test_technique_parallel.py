@@ -9,9 +9,9 @@ import torch
 from technique_harness import StubDevice, differences, mlp, named, plain, run, trained, workload
 from torch import Tensor, distributed, nn
 
-from accelcheck.capability import Code
-from accelcheck.case import Mode
-from accelcheck.techniques.parallel import RANKS, TECHNIQUES, Account, Compressor, Ranks, Wire, by_samples
+from accelcheck.core.capability import Code
+from accelcheck.core.case import Mode
+from accelcheck.techniques.distributed.parallel import RANKS, TECHNIQUES, Account, Compressor, Ranks, Wire, by_samples
 from accelcheck.workloads.base import Program
 
 if TYPE_CHECKING:

@@ -10,20 +10,20 @@ from fault_harness import built_in, seeded, verdict_of
 from technique_harness import StubDevice, differences, mlp, named, plain, run, trained, workload
 from torch import Tensor, nn
 
-from accelcheck.capability import Code
-from accelcheck.case import Mode, Verdict
-from accelcheck.faults.base import Planted
-from accelcheck.faults.matmul import half_sum
-from accelcheck.faults.plant import kernels, nothing
-from accelcheck.faults.training import clipped_scaled, unskipped
-from accelcheck.techniques import amp, policy
-from accelcheck.techniques.policy import TECHNIQUES, cast
+from accelcheck.core.capability import Code
+from accelcheck.core.case import Mode, Verdict
+from accelcheck.selftest.faults.base import Planted
+from accelcheck.selftest.faults.matmul import half_sum
+from accelcheck.selftest.faults.plant import kernels, nothing
+from accelcheck.selftest.faults.training import clipped_scaled, unskipped
+from accelcheck.techniques.precision import amp, policy
+from accelcheck.techniques.precision.policy import TECHNIQUES, cast
 from accelcheck.verify import ensemble
 from accelcheck.workloads.base import Problem, Program
 from accelcheck.workloads.probes import PROBES
 
 if TYPE_CHECKING:
-    from accelcheck.faults.base import Change
+    from accelcheck.selftest.faults.base import Change
     from accelcheck.techniques.base import Technique
     from accelcheck.verify.oracle import Store
 

@@ -12,21 +12,21 @@ from fault_harness import Bed, seeded, verdict_of
 from technique_harness import StubDevice, named, run
 from torch import Tensor, nn
 
-from accelcheck.capability import SUPPORTED, Code
-from accelcheck.case import Mode, Verdict
+from accelcheck.core.capability import SUPPORTED, Code
+from accelcheck.core.case import Mode, Verdict
 from accelcheck.devices.packages import installed
-from accelcheck.faults.base import Planted
-from accelcheck.faults.plant import nothing
-from accelcheck.techniques import pt2e
-from accelcheck.techniques.emulation import twin
-from accelcheck.techniques.pt2e import TECHNIQUES
+from accelcheck.selftest.faults.base import Planted
+from accelcheck.selftest.faults.plant import nothing
+from accelcheck.techniques.quantization import pt2e
+from accelcheck.techniques.quantization.emulation import twin
+from accelcheck.techniques.quantization.pt2e import TECHNIQUES
 from accelcheck.workloads.base import Problem, Program
 from accelcheck.workloads.probes import PROBES
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from accelcheck.faults.base import Change
+    from accelcheck.selftest.faults.base import Change
     from accelcheck.verify.oracle import Store
 
 STATIC: Any = named(TECHNIQUES, "int8-pt2e-static")

@@ -11,19 +11,19 @@ from fault_harness import Bed, seeded, verdict_of
 from technique_harness import StubDevice, differences, mlp, run
 from torch import Tensor, nn
 
-from accelcheck.case import Mode, Verdict
+from accelcheck.core.case import Mode, Verdict
 from accelcheck.devices.packages import installed
-from accelcheck.faults.base import Planted
-from accelcheck.faults.plant import nothing
-from accelcheck.techniques import qat
-from accelcheck.techniques.emulation import replaced, twin
-from accelcheck.techniques.qat import TECHNIQUES, FakeQuantized, FakeQuantizer
+from accelcheck.selftest.faults.base import Planted
+from accelcheck.selftest.faults.plant import nothing
+from accelcheck.techniques.quantization import qat
+from accelcheck.techniques.quantization.emulation import replaced, twin
+from accelcheck.techniques.quantization.qat import TECHNIQUES, FakeQuantized, FakeQuantizer
 from accelcheck.workloads.base import Program
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from accelcheck.faults.base import Change
+    from accelcheck.selftest.faults.base import Change
     from accelcheck.verify.oracle import Store
 
 (TECHNIQUE,) = TECHNIQUES

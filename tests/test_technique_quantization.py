@@ -13,18 +13,25 @@ import torch
 from technique_harness import StubDevice
 from torch import Tensor, nn
 
-from accelcheck.capability import Code
-from accelcheck.case import Evidence, Mode, Verdict
-from accelcheck.techniques import emulation, quantization, torchao
-from accelcheck.techniques.emulation import DynamicRange, EmulatedLinear, FixedRange, Quantizer, replaced, twin
-from accelcheck.techniques.quantization import Dynamic, Quantized, Static
-from accelcheck.techniques.torchao import TorchAODynamic, torchao_capability
+from accelcheck.core.capability import Code
+from accelcheck.core.case import Evidence, Mode, Verdict
+from accelcheck.techniques.quantization import emulation, int8, torchao
+from accelcheck.techniques.quantization.emulation import (
+    DynamicRange,
+    EmulatedLinear,
+    FixedRange,
+    Quantizer,
+    replaced,
+    twin,
+)
+from accelcheck.techniques.quantization.int8 import Dynamic, Quantized, Static
+from accelcheck.techniques.quantization.torchao import TorchAODynamic, torchao_capability
 from accelcheck.workloads.base import Problem, Program
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-TECHNIQUES = (*quantization.TECHNIQUES, *(one for one in torchao.TECHNIQUES if one.name.startswith("int8")))
+TECHNIQUES = (*int8.TECHNIQUES, *(one for one in torchao.TECHNIQUES if one.name.startswith("int8")))
 
 ROUNDING = 1e-6
 """Relative error that FP32 rounding explains in the small modules here."""

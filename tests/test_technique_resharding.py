@@ -9,21 +9,21 @@ import torch
 from fault_harness import bench, case, seeded
 from technique_harness import StubDevice, named, workload
 
-from accelcheck.capability import Code
-from accelcheck.case import Mode, Verdict
-from accelcheck.matrix import devices
-from accelcheck.techniques import crew
-from accelcheck.techniques.reshard_job import Phase, Resharded
-from accelcheck.techniques.resharding import TECHNIQUES, Reshard
+from accelcheck.core.capability import Code
+from accelcheck.core.case import Mode, Verdict
+from accelcheck.core.matrix import devices
+from accelcheck.techniques.distributed import pool
+from accelcheck.techniques.distributed.resharding import TECHNIQUES, Reshard
+from accelcheck.techniques.distributed.resharding_ranks import Phase, Resharded
 from accelcheck.verify.oracle import Store
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+    from accelcheck.core.journal import Record
     from accelcheck.devices.base import Device
-    from accelcheck.journal import Record
-    from accelcheck.techniques.strategy import Answer
+    from accelcheck.techniques.distributed.strategy import Answer
 
 CPU = devices()["cpu"]
 
@@ -31,7 +31,7 @@ CPU = devices()["cpu"]
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
     yield Store(tmp_path_factory.mktemp("oracle"))
-    crew.dismiss()
+    pool.dismiss()
 
 
 def record_of(store: Store, technique: Reshard, name: str = "train-mlp") -> Record:

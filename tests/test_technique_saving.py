@@ -11,22 +11,22 @@ import torch
 from fault_harness import bench, case, seeded
 from technique_harness import StubDevice, mlp, workload
 
-from accelcheck.capability import Code
-from accelcheck.case import Evidence, Mode, Verdict
-from accelcheck.matrix import devices
-from accelcheck.techniques import handover
-from accelcheck.techniques.handover import Errand, Handover, Other
-from accelcheck.techniques.processes import repeated, unlike
-from accelcheck.techniques.saving import DAMAGES, HANDOVER, Relay, SnapshotDamaged, SnapshotRestore
-from accelcheck.techniques.snapshots import Snapshots, read, write
+from accelcheck.core.capability import Code
+from accelcheck.core.case import Evidence, Mode, Verdict
+from accelcheck.core.matrix import devices
+from accelcheck.techniques.processes.evidence import repeated, unlike
+from accelcheck.techniques.snapshots import handover
+from accelcheck.techniques.snapshots.files import Snapshots, read, write
+from accelcheck.techniques.snapshots.handover import Errand, Handover, Other
+from accelcheck.techniques.snapshots.saving import DAMAGES, HANDOVER, Relay, SnapshotDamaged, SnapshotRestore
 from accelcheck.workloads.base import Program
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from accelcheck.core.journal import Record
     from accelcheck.devices.base import Device
-    from accelcheck.journal import Record
-    from accelcheck.techniques.handover import Report
+    from accelcheck.techniques.snapshots.handover import Report
     from accelcheck.verify.oracle import Store
     from accelcheck.workloads.trainer import Parts
 

@@ -15,12 +15,12 @@ from technique_harness import StubDevice, differences, plain, run
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from accelcheck.capability import SUPPORTED, Code
-from accelcheck.case import Mode, Verdict
-from accelcheck.faults.asynchrony import FAULTS, Unordered, unordered
-from accelcheck.faults.base import Planted
-from accelcheck.techniques import streams
-from accelcheck.techniques.streams import GIVE, TECHNIQUES
+from accelcheck.core.capability import SUPPORTED, Code
+from accelcheck.core.case import Mode, Verdict
+from accelcheck.selftest.faults.asynchrony import FAULTS, Unordered, unordered
+from accelcheck.selftest.faults.base import Planted
+from accelcheck.techniques.interop import streams
+from accelcheck.techniques.interop.streams import GIVE, TECHNIQUES
 from accelcheck.verify.oracle import Store
 
 if TYPE_CHECKING:

@@ -13,12 +13,12 @@ import torch
 from technique_harness import Ran, StubDevice, differences, mlp, named, plain, run
 from torch import Tensor, nn
 
-from accelcheck.capability import Code
-from accelcheck.case import Verdict
-from accelcheck.registry import discover
-from accelcheck.techniques import tensorrt
-from accelcheck.techniques.quantization import Holder
-from accelcheck.techniques.tensorrt import OPTIONS, TECHNIQUES, TensorRt, TensorRtHalf, TensorRtInt8
+from accelcheck.core.capability import Code
+from accelcheck.core.case import Verdict
+from accelcheck.core.registry import discover
+from accelcheck.techniques.quantization.int8 import Holder
+from accelcheck.techniques.runtimes import tensorrt
+from accelcheck.techniques.runtimes.tensorrt import OPTIONS, TECHNIQUES, TensorRt, TensorRtHalf, TensorRtInt8
 from accelcheck.workloads.base import Problem
 
 if TYPE_CHECKING:

@@ -13,17 +13,17 @@ from fault_harness import built_in, verdict_of
 from technique_harness import MODES, StubDevice, differences
 from torch import Tensor, nn
 
-from accelcheck.capability import Code
-from accelcheck.case import Mode, Verdict
-from accelcheck.techniques.torchscript import TECHNIQUES, Frozen, Script, Trace, attributes
+from accelcheck.core.capability import Code
+from accelcheck.core.case import Mode, Verdict
+from accelcheck.techniques.compilation.torchscript import TECHNIQUES, Frozen, Script, Trace, attributes
 from accelcheck.verify.oracle import Store
 from accelcheck.workloads.base import Problem, Program
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from accelcheck.case import Evidence
-    from accelcheck.techniques.torchscript import TorchScript
+    from accelcheck.core.case import Evidence
+    from accelcheck.techniques.compilation.torchscript import TorchScript
     from accelcheck.workloads.base import Result, Workload
 
 pytestmark = pytest.mark.skipif(sys.version_info >= (3, 14), reason="TorchScript does not support this Python")

@@ -7,10 +7,10 @@ import torch
 from technique_harness import StubDevice, differences, named, plain, run
 from torch import Tensor, nn
 
-from accelcheck.capability import Code
-from accelcheck.case import Mode
+from accelcheck.core.capability import Code
+from accelcheck.core.case import Mode
 from accelcheck.techniques.base import Unsupported
-from accelcheck.techniques.views import MARGIN, TECHNIQUES
+from accelcheck.techniques.layout.views import MARGIN, TECHNIQUES
 from accelcheck.workloads.base import Problem
 
 if TYPE_CHECKING:

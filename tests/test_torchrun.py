@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from accelcheck.techniques.torchrun import RanksError, Torchrun, awaited, looks, put, take
+from accelcheck.techniques.processes.torchrun import RanksError, Torchrun, awaited, looks, put, take
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -13,10 +13,13 @@ from fault_harness import Planted, built_in, seeded, verdict_of
 from technique_harness import named
 from torch.nn import functional
 
-from accelcheck.case import Case, Mode, Verdict
-from accelcheck.faults.plant import nothing
-from accelcheck.techniques import amp, checkpoint, eager, views
+from accelcheck.core.case import Case, Mode, Verdict
+from accelcheck.selftest.faults.plant import nothing
+from accelcheck.techniques import eager
+from accelcheck.techniques.layout import views
+from accelcheck.techniques.memory import checkpoint
 from accelcheck.techniques.observe import OperatorLog
+from accelcheck.techniques.precision import amp
 from accelcheck.verify import ensemble
 from accelcheck.verify.cache import once
 from accelcheck.verify.trajectory import LATE, REACH, SEEDS, Course, chart, distance, judge, quantity, step
@@ -27,8 +30,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from pathlib import Path
 
-    from accelcheck.faults.base import Change
-    from accelcheck.journal import Record
+    from accelcheck.core.journal import Record
+    from accelcheck.selftest.faults.base import Change
     from accelcheck.techniques.base import Technique
     from accelcheck.verify.oracle import Store
     from accelcheck.workloads.base import Result

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
-from accelcheck.case import Figure
+from accelcheck.core.case import Figure
 from accelcheck.verify import views
 from accelcheck.verify.precision import SMALLEST_SUBNORMAL, UNIT_ROUNDOFF
 from accelcheck.verify.views import GATES, SIGNED, VIEWS, Reading, Yardstick, common_floor, floor, ratio

@@ -14,8 +14,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from accelcheck.case import Mode, stable_seed
-from accelcheck.registry import discover, index
+from accelcheck.core.case import Mode, stable_seed
+from accelcheck.core.registry import discover, index
 from accelcheck.techniques.observe import OperatorLog
 from accelcheck.workloads.base import Problem, Program, Result, Workload
 from accelcheck.workloads.draw import lengths, orders, separated, signs

@@ -9,11 +9,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from accelcheck import brought, matrix, options
 from accelcheck.commands.common import GREEN, NOTHING, RED, USAGE
+from accelcheck.core import matrix
+from accelcheck.core.registry import unknown
 from accelcheck.measure.baselines import Baseline, BaselineError, Baselines
 from accelcheck.measure.regression import CHECKED, change
-from accelcheck.registry import unknown
+from accelcheck.plugin import options, registered
 from accelcheck.report.columns import aligned
 
 if TYPE_CHECKING:
@@ -68,7 +69,7 @@ def _caught(run: Callable[[argparse.Namespace], int]) -> Callable[[argparse.Name
 
 def _store(given: argparse.Namespace) -> Baselines:
     """The one that is named, or that of a pytest run here."""
-    return Baselines(given.baselines or options.baselines(brought.here()))
+    return Baselines(given.baselines or options.baselines(registered.here()))
 
 
 def _show(given: argparse.Namespace) -> int:
@@ -120,7 +121,7 @@ def _update(given: argparse.Namespace) -> int:
 
 
 def _prune(given: argparse.Namespace) -> int:
-    known = brought.matrix(brought.here())
+    known = registered.matrix(registered.here())
     store = _store(given)
 
     @functools.cache

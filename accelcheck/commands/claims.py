@@ -9,18 +9,17 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from accelcheck import brought
-from accelcheck.claims import catalogue
 from accelcheck.commands.common import GREEN, NOTHING, RED, USAGE, refusal
-from accelcheck.registry import unknown
-from accelcheck.report import claims as report
+from accelcheck.core.registry import unknown
+from accelcheck.experiments.claims import catalogue, report
+from accelcheck.plugin import registered
 from accelcheck.report import results
 
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Sequence
 
-    from accelcheck.claims.catalogue import Answer, Claim
+    from accelcheck.experiments.claims.catalogue import Answer, Claim
 
 KIND = "claims"
 
@@ -64,11 +63,11 @@ def _claims(given: argparse.Namespace) -> int:
 
 
 def _measured(given: argparse.Namespace) -> list[Answer]:
-    from accelcheck.claims import run
+    from accelcheck.experiments.claims import run
 
     known = run.experiments()
     chosen = _chosen(catalogue.load(catalogue.PACKAGED, {name: one.gives for name, one in known.items()}), given.claim)
-    device = brought.device(given.device)
+    device = registered.device(given.device)
     device.open()
     fingerprint = device.fingerprint()
     print(results.identity(fingerprint), flush=True)

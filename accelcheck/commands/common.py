@@ -5,12 +5,13 @@ from __future__ import annotations
 import argparse
 import os
 
-from accelcheck import brought, matrix
-from accelcheck.capability import Code
+from accelcheck.core import matrix
+from accelcheck.core.capability import Code
+from accelcheck.core.registry import unknown
 from accelcheck.devices import hardware
 from accelcheck.devices.base import Device
 from accelcheck.devices.probe import probe
-from accelcheck.registry import unknown
+from accelcheck.plugin import registered
 
 GREEN, RED, USAGE, NOTHING = 0, 1, 4, 5
 """Exit codes: as pytest has them."""
@@ -33,7 +34,7 @@ def refusal(name: str) -> str | None:
     """
     known, extra = matrix.devices(), list[Device]()
     if name not in known:
-        extra = brought.devices(brought.here())
+        extra = registered.devices(registered.here())
         known = matrix.devices(extra)
     if name == "xla" and not hardware.tpu().count:
         os.environ.setdefault("PJRT_DEVICE", "CPU")

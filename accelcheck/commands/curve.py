@@ -8,12 +8,13 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from accelcheck import brought
 from accelcheck.commands.common import GREEN, NOTHING, RED, USAGE, refusal
+from accelcheck.core.registry import unknown
+from accelcheck.experiments import curve_plot
+from accelcheck.experiments import curve_report as report
 from accelcheck.measure.curve import COUNTS, MOST, Point
-from accelcheck.registry import unknown
-from accelcheck.report import curve as report
-from accelcheck.report import plot, results
+from accelcheck.plugin import registered
+from accelcheck.report import results
 
 if TYPE_CHECKING:
     import argparse
@@ -44,7 +45,7 @@ def _curve(given: argparse.Namespace) -> int:
     if absent is not None:
         print(f"accelcheck: {given.device}: {absent}", file=sys.stderr)
         return NOTHING
-    drawable = plot.available()
+    drawable = curve_plot.available()
     if given.plot and not drawable.ok:
         print(f"accelcheck: no plot: {drawable}; everything else goes on", file=sys.stderr)
     try:
@@ -63,9 +64,9 @@ def _curve(given: argparse.Namespace) -> int:
 def _measured(given: argparse.Namespace, chosen: tuple[int, ...], *, draw: bool) -> list[Any]:
     # Read when torch is imported. These graphs have one kernel each: nothing is gained by a pool of compiling processes.
     os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
-    from accelcheck.qualify import curve
+    from accelcheck.experiments import curve
 
-    device = brought.device(given.device)
+    device = registered.device(given.device)
     device.open()
     fingerprint = device.fingerprint()
     title = results.identity(fingerprint)
@@ -84,7 +85,7 @@ def _measured(given: argparse.Namespace, chosen: tuple[int, ...], *, draw: bool)
     if given.json is not None:
         results.write(given.json, KIND, fingerprint, report.as_json(found, limit))
     if draw:
-        plot.draw(given.plot, found, title)
+        curve_plot.draw(given.plot, found, title)
     return found
 
 

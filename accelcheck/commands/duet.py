@@ -9,10 +9,10 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from accelcheck.commands.common import GREEN, NOTHING, RED, USAGE, positive
-from accelcheck.matrix import LEVELS, Selection
+from accelcheck.core.matrix import LEVELS, Selection
+from accelcheck.experiments.duet import TIMEOUT, Facts, Row, located, medians, play
+from accelcheck.experiments.duet_side import AbsentError, Side, SideError
 from accelcheck.measure import duet
-from accelcheck.qualify.duet import TIMEOUT, Facts, Row, located, medians, play
-from accelcheck.qualify.duet_side import AbsentError, Side, SideError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -5,9 +5,10 @@ from __future__ import annotations
 import fnmatch
 from typing import TYPE_CHECKING, Any
 
-from accelcheck import brought, matrix
 from accelcheck.commands.common import GREEN
+from accelcheck.core import matrix
 from accelcheck.devices.probe import probe
+from accelcheck.plugin import registered
 
 if TYPE_CHECKING:
     import argparse
@@ -31,24 +32,24 @@ def add(commands: Any) -> None:
 
 
 def _list(given: argparse.Namespace) -> int:
-    from accelcheck import table
-    from accelcheck.report import table as shown
+    from accelcheck.report import capabilities
+    from accelcheck.report import capability_table as shown
 
     # What is the same on every machine is what accelcheck itself has.
-    config = None if given.markdown else brought.here()
-    extra = [] if config is None else brought.devices(config)
-    places = table.columns(given.device, extra)
-    known = matrix.Matrix.load() if config is None else brought.matrix(config)
+    config = None if given.markdown else registered.here()
+    extra = [] if config is None else registered.devices(config)
+    places = capabilities.columns(given.device, extra)
+    known = matrix.Matrix.load() if config is None else registered.matrix(config)
     known.check(matrix.Selection((), techniques=tuple(given.technique)))
     rows = [
         row
-        for row in table.rows(known, places)
+        for row in capabilities.rows(known, places)
         if not given.technique or any(fnmatch.fnmatchcase(row.name, glob) for glob in given.technique)
     ]
     if given.markdown:
         lines = shown.markdown(rows, known.workloads.values())
     else:
-        statuses, _ = probe([name for name in places if name != table.GENERIC], extra=extra)
+        statuses, _ = probe([name for name in places if name != capabilities.GENERIC], extra=extra)
         lines = shown.text(rows, statuses)
     print("\n".join(lines))
     return GREEN

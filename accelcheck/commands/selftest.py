@@ -11,15 +11,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from accelcheck.commands.common import GREEN, NOTHING, RED, positive, refusal
+from accelcheck.core.registry import unknown
 from accelcheck.devices import hardware
-from accelcheck.registry import unknown
-from accelcheck.report import selftest as report
+from accelcheck.selftest import report
 
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Sequence
 
-    from accelcheck.qualify.selftest import Row
+    from accelcheck.selftest.runner import Row
 
 PATIENCE = 20.0
 """Seconds between two lines that say how far it is."""
@@ -27,21 +27,19 @@ PATIENCE = 20.0
 
 def add(commands: Any) -> None:
     """Declare the command."""
-    selftest = commands.add_parser(
+    runner = commands.add_parser(
         "selftest",
         help="plant every fault and every correct variant, and see that verdicts tell them apart",
         description="Plants every fault of the catalogue in the matrix and prints which view catches it; then every correct "
         "variant, none of which may be called wrong. Exits with 1 if a fault survives or a correct variant fails.",
     )
-    selftest.add_argument("--device", default="cpu", help="device to plant on (cpu)")
-    selftest.add_argument("--seeds", type=positive, default=20, help="seeds for each plant (20)")
-    selftest.add_argument(
-        "--fault", action="append", default=[], metavar="GLOB", help="plants by name; repeatable (all)"
-    )
-    selftest.add_argument(
+    runner.add_argument("--device", default="cpu", help="device to plant on (cpu)")
+    runner.add_argument("--seeds", type=positive, default=20, help="seeds for each plant (20)")
+    runner.add_argument("--fault", action="append", default=[], metavar="GLOB", help="plants by name; repeatable (all)")
+    runner.add_argument(
         "--jobs", type=positive, default=None, help="processes (one a core; one on a single accelerator)"
     )
-    selftest.set_defaults(run=_selftest)
+    runner.set_defaults(run=_selftest)
 
 
 def _selftest(given: argparse.Namespace) -> int:
@@ -50,24 +48,24 @@ def _selftest(given: argparse.Namespace) -> int:
         print(f"accelcheck: {given.device}: {absent}", file=sys.stderr)
         return NOTHING
     os.environ |= {"OMP_NUM_THREADS": "1", "TORCHINDUCTOR_COMPILE_THREADS": "1"}  # read when torch is imported
-    from accelcheck.qualify import selftest
+    from accelcheck.selftest import runner
 
-    rows = _chosen(selftest.rows(), given.fault)
+    rows = _chosen(runner.rows(), given.fault)
     on_host = given.device in {"cpu", "xla"} and not hardware.tpu().count
     jobs = given.jobs or (hardware.usable_cores() if on_host else 1)
     print(f"{len(rows)} rows x {given.seeds} seeds on {given.device}, {jobs} processes", flush=True)
-    outcomes: list[selftest.Outcome] = []
+    outcomes: list[runner.Outcome] = []
     died = ""
     started = spoken = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="accelcheck-") as folder:
         try:
-            for group in selftest.run(given.device, rows, given.seeds, jobs, Path(folder)):
+            for group in runner.run(given.device, rows, given.seeds, jobs, Path(folder)):
                 outcomes += group
                 if time.monotonic() - spoken > PATIENCE:
                     spoken = time.monotonic()
                     done = sum(not outcome.plain for outcome in outcomes)
                     print(f"  {done} of {len(rows) * given.seeds} verdicts, {spoken - started:.0f} s", flush=True)
-        except selftest.DiedError as error:
+        except runner.DiedError as error:
             died = str(error)
     outcomes.sort(key=lambda outcome: (str(outcome.row), outcome.seed))
     for line in report.whole(outcomes, given.device):

@@ -10,8 +10,8 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from accelcheck.capability import SUPPORTED, Capability, Code
-from accelcheck.case import Verdict
+from accelcheck.core.capability import SUPPORTED, Capability, Code
+from accelcheck.core.case import Verdict
 from accelcheck.devices.telemetry import Telemetry
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from accelcheck.devices.packages import requires_torch, versions
 if TYPE_CHECKING:
     import torch
 
-    from accelcheck.capability import Capability
+    from accelcheck.core.capability import Capability
     from accelcheck.devices.telemetry import Telemetry
 
 

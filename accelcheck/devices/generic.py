@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from accelcheck.capability import SUPPORTED, Capability, Code, unavailable
+from accelcheck.core.capability import SUPPORTED, Capability, Code, unavailable
 from accelcheck.devices.base import Device, Fingerprint, Memory
 from accelcheck.devices.packages import AUTOLOAD, backends, load_backend, package_of, requires_torch, versions
 

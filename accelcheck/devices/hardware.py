@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from accelcheck.capability import SUPPORTED, Capability, Code, unavailable
+from accelcheck.core.capability import SUPPORTED, Capability, Code, unavailable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -7,7 +7,7 @@ from importlib import metadata
 from importlib.machinery import PathFinder
 from typing import TYPE_CHECKING
 
-from accelcheck.capability import SUPPORTED, Capability, Code, unavailable
+from accelcheck.core.capability import SUPPORTED, Capability, Code, unavailable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

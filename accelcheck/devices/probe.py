@@ -21,8 +21,8 @@ from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import IO, TYPE_CHECKING, Any, cast
 
-from accelcheck import registry
-from accelcheck.capability import Capability, Code, unavailable
+from accelcheck.core import registry
+from accelcheck.core.capability import Capability, Code, unavailable
 from accelcheck.devices import hardware
 from accelcheck.devices.base import Device, Status, status_from_json
 from accelcheck.devices.packages import AUTOLOAD, backends, installed

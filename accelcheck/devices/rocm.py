@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from accelcheck.capability import Capability, Code, unavailable
+from accelcheck.core.capability import Capability, Code, unavailable
 from accelcheck.devices import hardware
 from accelcheck.devices.base import Device, Fingerprint
 from accelcheck.devices.cuda import CudaLike

@@ -6,7 +6,7 @@ import sys
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from accelcheck.capability import SUPPORTED, Capability, Code, unavailable
+from accelcheck.core.capability import SUPPORTED, Capability, Code, unavailable
 from accelcheck.devices import hardware
 from accelcheck.devices.base import Device, Fingerprint
 from accelcheck.devices.packages import (

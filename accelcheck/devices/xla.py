@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from accelcheck.capability import SUPPORTED, Capability, Code, unavailable
+from accelcheck.core.capability import SUPPORTED, Capability, Code, unavailable
 from accelcheck.devices import hardware
 from accelcheck.devices.base import Device, Fingerprint, Memory
 from accelcheck.devices.packages import installed, release, requires, requires_torch, version, versions

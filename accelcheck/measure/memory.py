@@ -9,7 +9,7 @@ from torch import Tensor
 from torch._C._profiler import _EventType
 from torch.profiler import ProfilerActivity, profile
 
-from accelcheck.capability import SUPPORTED, Capability, Code, unsupported
+from accelcheck.core.capability import SUPPORTED, Capability, Code, unsupported
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator

@@ -5,13 +5,13 @@ from __future__ import annotations
 import shlex
 from typing import TYPE_CHECKING
 
-from accelcheck.case import Verdict
+from accelcheck.core.case import Verdict
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from accelcheck.case import Case
-    from accelcheck.journal import Record
+    from accelcheck.core.case import Case
+    from accelcheck.core.journal import Record
 
 
 def reproduce(case: Case, more: Iterable[str] = ()) -> str:

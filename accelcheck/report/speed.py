@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from accelcheck.core.units import duration, size
 from accelcheck.report.columns import aligned
-from accelcheck.units import duration, size
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from accelcheck.case import Measurement
-    from accelcheck.journal import Record
+    from accelcheck.core.case import Measurement
+    from accelcheck.core.journal import Record
 
 HEAD = (
     "technique",

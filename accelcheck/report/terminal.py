@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from accelcheck.case import Verdict
+from accelcheck.core.case import Verdict
 from accelcheck.report import speed
 from accelcheck.report.columns import aligned
 
@@ -15,10 +15,10 @@ if TYPE_CHECKING:
 
     import pytest
 
+    from accelcheck.core.journal import Record
     from accelcheck.devices.base import Fingerprint
-    from accelcheck.journal import Record
-    from accelcheck.qualify.gate import Gate
-    from accelcheck.setup import Setup
+    from accelcheck.measure.gate import Gate
+    from accelcheck.plugin.configuration import Setup
 
 SLOWEST = 5
 _BAD_FIRST = (

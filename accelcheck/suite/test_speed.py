@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from accelcheck.case import Mode
+from accelcheck.core.case import Mode
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from accelcheck.case import Case
-    from accelcheck.journal import Record
+    from accelcheck.core.case import Case
+    from accelcheck.core.journal import Record
 
     Check = Callable[[Case], Record]
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from accelcheck.capability import SUPPORTED, Capability, Code, unavailable, unsupported
-from accelcheck.case import TIMED, Evidence, Mode
+from accelcheck.core.capability import SUPPORTED, Capability, Code, unavailable, unsupported
+from accelcheck.core.case import TIMED, Evidence, Mode
 from accelcheck.devices.packages import installed
 from accelcheck.techniques.observe import OperatorLog
 

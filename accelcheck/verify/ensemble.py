@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from accelcheck.case import Mode
+from accelcheck.core.case import Mode
 from accelcheck.verify.cache import once
 from accelcheck.verify.oracle import TRUST, OracleError
 from accelcheck.verify.precision import SLACK
@@ -19,7 +19,7 @@ from accelcheck.workloads.base import Program
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from accelcheck.case import Case
+    from accelcheck.core.case import Case
     from accelcheck.techniques.base import Technique
     from accelcheck.workloads.base import Result, Workload
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from accelcheck.case import Figure
+from accelcheck.core.case import Figure
 from accelcheck.verify.precision import SLACK
 from accelcheck.verify.views import GATES, SIGNED, VIEWS, Reading, common_floor
 

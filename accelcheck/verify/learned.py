@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from accelcheck.case import Mode
+from accelcheck.core.case import Mode
 from accelcheck.verify.cache import once
 from accelcheck.workloads.base import Program
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from accelcheck.case import Mode
+from accelcheck.core.case import Mode
 from accelcheck.verify import gradients
 from accelcheck.verify.cache import once
 from accelcheck.verify.precision import SLACK, SMALLEST_SUBNORMAL, UNIT_ROUNDOFF
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from pathlib import Path
 
-    from accelcheck.case import Case
+    from accelcheck.core.case import Case
     from accelcheck.techniques.base import Technique
     from accelcheck.workloads.base import Workload
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from accelcheck.case import Figure
+from accelcheck.core.case import Figure
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -27,7 +27,7 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from accelcheck.case import Figure
+from accelcheck.core.case import Figure
 from accelcheck.verify.precision import SLACK
 
 if TYPE_CHECKING:

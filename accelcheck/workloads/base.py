@@ -13,7 +13,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
-from accelcheck.case import Mode
+from accelcheck.core.case import Mode
 from accelcheck.workloads.trainer import Recipe, Trainer
 
 Result = dict[str, Tensor]
@@ -317,7 +317,7 @@ class Program:
 
     def cotangent(self, path: str, out: Tensor) -> Tensor:
         """The output gradient of a path, of the shape, dtype and device of `out`: it depends on path and seed alone."""
-        from accelcheck.case import stable_seed
+        from accelcheck.core.case import stable_seed
 
         generator = torch.Generator().manual_seed(self.seed ^ stable_seed(path))
         drawn = torch.randn(out.shape, generator=generator, dtype=torch.float32)

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from accelcheck.capability import SUPPORTED, Capability, Code, unavailable
-from accelcheck.case import Mode
+from accelcheck.core.capability import SUPPORTED, Capability, Code, unavailable
+from accelcheck.core.case import Mode
 from accelcheck.workloads.base import Problem
 from accelcheck.workloads.cnn import ConvBnRelu
 from accelcheck.workloads.draw import initialise

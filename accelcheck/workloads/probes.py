@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from accelcheck.case import Mode
-from accelcheck.registry import unknown
+from accelcheck.core.case import Mode
+from accelcheck.core.registry import unknown
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from accelcheck.case import TIMED, Mode
+from accelcheck.core.case import TIMED, Mode
 from accelcheck.workloads.attention import Attention
 from accelcheck.workloads.base import Problem, Workload
 from accelcheck.workloads.cnn import ResidualCnn

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from accelcheck.capability import SUPPORTED, Capability
+from accelcheck.core.capability import SUPPORTED, Capability
 from accelcheck.workloads.base import Workload
 
 if TYPE_CHECKING:

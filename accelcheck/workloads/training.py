@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.optim.lr_scheduler import CosineAnnealingLR
 
-from accelcheck.case import Mode
+from accelcheck.core.case import Mode
 from accelcheck.workloads.base import Problem, Workload
 from accelcheck.workloads.draw import initialise, integers, normal
 from accelcheck.workloads.trainer import Inputs, Recipe

@@ -1,0 +1,245 @@
+"""The check of task accuracy: what a technique does to a trained model, and to what training reaches."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from accelcheck.checks.trial import Finding, on_device
+from accelcheck.core.case import Figure, Mode
+from accelcheck.techniques.base import Unsupported
+from accelcheck.verify.accuracy import CONFIDENCE, Pairs, fewest, learning_bound, pooled, upper_bound
+from accelcheck.verify.judge import Fault
+from accelcheck.verify.learned import correct, examine, learned
+from accelcheck.verify.oracle import OracleError
+from accelcheck.workloads.base import Problem
+from accelcheck.workloads.task import Task
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from torch import nn
+
+    from accelcheck.checks.trial import Trial
+    from accelcheck.core.case import Evidence
+    from accelcheck.verify.learned import Learned
+    from accelcheck.workloads.base import Program, Result
+    from accelcheck.workloads.task import Lesson
+
+
+WATCHED_STEPS = 2
+"""Steps of the run that shows, in mode learning, that the technique is engaged."""
+
+
+class UndecidedError(RuntimeError):
+    """Too few samples to decide, whatever they show. An `error` of the case: nobody's failure, and never a pass."""
+
+
+@dataclass(frozen=True)
+class Sitting:
+    """One examination: a fold's samples, classified by the reference and by the candidate.
+
+    Attributes:
+        pairs: Who was right, sample by sample.
+        right: Samples that the candidate has right.
+        evidence: What shows that the technique ran.
+        faults: What is wrong besides the accuracy.
+    """
+
+    pairs: Pairs
+    right: int
+    evidence: Sequence[Evidence]
+    faults: Sequence[str]
+
+
+def verify(trial: Trial) -> Finding:
+    """Hold the accuracy on samples that no model has seen in its training against that of FP32 eager on the CPU.
+
+    In mode accuracy FP32 eager has trained the models, and the technique classifies; every sample is held out once. In
+    mode learning the technique trains, from the reference's parameters, and FP32 eager on the CPU classifies.
+
+    Raises:
+        TypeError: The workload is no task.
+        Unsupported: Its data set is not here.
+        UndecidedError: There are too few samples for the technique's limit.
+        OracleError: FP32 eager did not learn the task.
+    """
+    task = trial.workload
+    if not isinstance(task, Task):
+        raise TypeError(f"mode {trial.case.mode} needs a workload of type Task; {task.name} is a {type(task).__name__}")
+    if not task.present().ok:
+        raise Unsupported(task.present())
+    learns = trial.case.mode is Mode.LEARNING
+    with trial.clock("oracle"):
+        # Seed and fold of each training.
+        plan = [(trial.case.seed + n, n % task.folds) for n in range(task.seeds if learns else task.folds)]
+        references = {seed: learned(trial.store.folder, task, seed, fold) for seed, fold in plan}
+        _decidable(trial, task, references)
+    sittings: list[Sitting] = []
+    with trial.device.strict_float32():
+        for fold in range(task.folds):
+            own = {seed: references[seed] for seed, at in plan if at == fold}
+            sittings += _trained(trial, task, fold, own) if learns else _classified(trial, task, fold, own)
+            trial.technique.finish()
+    with trial.clock("judge"):
+        return _finding(trial, sittings, references)
+
+
+def _decidable(trial: Trial, task: Task, references: Mapping[int, Learned]) -> None:
+    right = torch.cat([reference.right for reference in references.values()])
+    accuracy = float(right.float().mean())
+    if accuracy < task.least:
+        raise OracleError(
+            f"{task.name}: FP32 eager on the CPU reached an accuracy of {accuracy:.2%}, expected {task.least:.2%} or more: "
+            "a model that learnt nothing has nothing to lose"
+        )
+    # A sample that several seeds are examined on counts once: they agree on whether it is a hard one.
+    samples = len(right) * task.folds // len(references)
+    limit = trial.technique.accuracy_limit
+    least = fewest(limit)
+    if samples < least:
+        raise UndecidedError(
+            f"too few samples to decide: n = {samples}, at least {least} needed to show, at {CONFIDENCE:.1%} confidence, "
+            f"that no more than {limit:.3%} of the accuracy is lost"
+        )
+
+
+def _classified(trial: Trial, task: Task, fold: int, references: Mapping[int, Learned]) -> Iterator[Sitting]:
+    """The technique classifies the fold's samples, with parameters that FP32 eager trained."""
+    for seed, reference in references.items():
+        with trial.clock("prepare"):
+            lesson = task.lesson(seed, fold)
+            module = lesson.training.module
+            module.load_state_dict(reference.state)
+            # Static quantization calibrates on what it is given: samples of the training, and no target.
+            known, _ = _some(lesson, len(lesson.inputs))
+            program = trial.place(Problem(module, (known,)), seed)
+            trial.technique.prepare(program, Mode.FORWARD, trial.device)
+            _warm_up(trial, program, Mode.FORWARD, lesson)
+            # Into the tensor that was prepared: it keeps its strides, and what remembers results by address shows.
+            _fill({"": program.inputs[0]}, {"": lesson.inputs})
+            trial.device.seed(seed)
+            trial.device.reset_fallbacks()
+        result, evidence = _watched(trial, program, Mode.FORWARD)
+        with trial.clock("judge"):
+            logits, faults = _logits(result, reference.logits.shape, trial.device.type)
+            right = correct(logits, lesson.target)
+            yield Sitting(Pairs.of(reference.right.tolist(), right.tolist()), int(right.sum()), evidence, faults)
+
+
+def _trained(trial: Trial, task: Task, fold: int, references: Mapping[int, Learned]) -> Iterator[Sitting]:
+    """The technique trains on all but the fold's samples: prepared once, and once for each seed from its parameters.
+
+    What shows that it ran is watched in two steps more, after the last training: what counts itself (compilations, scaled
+    losses, fallbacks) counts them all, and the operators of whole trainings would be too many to keep.
+    """
+    device = trial.device
+    lessons = {seed: task.lesson(seed, fold) for seed in references}
+    with trial.clock("prepare"):
+        seed, lesson = next(iter(lessons.items()))
+        program = trial.place(task.lesson(seed, fold).training, seed)
+        trial.technique.prepare(program, Mode.TRAIN, device)
+        _warm_up(trial, program, Mode.TRAIN, lesson)
+        device.reset_fallbacks()
+    sat: list[tuple[Pairs, int]] = []
+    for seed, lesson in lessons.items():
+        module = lesson.training.module
+        with trial.clock("run"):
+            _fill(_named(program.module), _named(module))
+            device.seed(seed)
+            result = program.run(Mode.TRAIN)
+        with trial.clock("judge"):
+            _fill(_named(module), {path.partition(":")[2]: tensor for path, tensor in result.items()})
+            right = correct(examine(module, lesson.inputs), lesson.target)
+            sat.append((Pairs.of(references[seed].right.tolist(), right.tolist()), int(right.sum())))
+    program.steps = WATCHED_STEPS
+    _, evidence = _watched(trial, program, Mode.TRAIN)
+    for pairs, number in sat:
+        yield Sitting(pairs, number, evidence, ())
+
+
+def _warm_up(trial: Trial, program: Program, mode: Mode, lesson: Lesson) -> None:
+    """As `accelcheck.checks.trial.warm_up`, with other samples of the training, and a single step where it trains."""
+    technique, traits = trial.technique, trial.workload.traits
+    judged = program.inputs, program.target, program.steps
+    program.steps = 1
+    for number in range(1, technique.warmups + 1):
+        extent = number if technique.resizing and "resizable" in traits else 0
+        inputs, target = _some(lesson, len(judged[0][0]) + extent, number)
+        program.inputs = (trial.placed(inputs),)
+        program.target = None if judged[1] is None else trial.placed(target)
+        program.run(mode)
+    program.inputs, program.target, program.steps = judged
+    trial.device.synchronize()
+
+
+def _some(lesson: Lesson, size: int, first: int = 0) -> tuple[Tensor, Tensor]:
+    """Samples to learn from and their classes, from a number on, and from the first one again after the last."""
+    index = (torch.arange(size) + first) % len(lesson.samples)
+    return lesson.samples[index], lesson.classes[index]
+
+
+def _watched(trial: Trial, program: Program, mode: Mode) -> tuple[Result, tuple[Evidence, ...]]:
+    technique, device = trial.technique, trial.device
+    with trial.clock("run"):
+        with technique.watch(device.type) as log:
+            result = program.run(mode)
+        fallbacks = device.fallbacks()
+    with trial.clock("judge"):
+        seen = technique.evidence(program, log, mode, device)
+        return result, (*seen, on_device(log, fallbacks, device))
+
+
+def _logits(result: Result, shape: torch.Size, device_type: str) -> tuple[Tensor, list[str]]:
+    """The logits on the CPU, all NaN where there are none to be read, and what is wrong with them."""
+    out = result.get("out")
+    if out is None or out.shape != shape or not out.is_floating_point() or out.device.type != device_type:
+        expected = f"one floating-point tensor of shape {tuple(shape)} on {device_type}"
+        got = ", ".join(f"{path} {tuple(t.shape)} {t.dtype} on {t.device.type}" for path, t in result.items())
+        return torch.full(shape, math.nan), [str(Fault("out", "metadata", expected, got or "nothing"))]
+    logits = out.cpu()
+    lost = int(logits.isnan().any(1).sum())
+    return logits, [str(Fault("out", "NaN", "no logit", f"some of {lost} samples"))] if lost else []
+
+
+def _named(module: nn.Module) -> dict[str, Tensor]:
+    return {**dict(module.named_parameters()), **dict(module.named_buffers())}
+
+
+def _fill(tensors: Mapping[str, Tensor], values: Mapping[str, Tensor]) -> None:
+    """Give tensors, wherever they are, the values of the same names, in place."""
+    with torch.no_grad():
+        for name, tensor in tensors.items():
+            tensor.copy_(values[name])
+
+
+def _finding(trial: Trial, sittings: Sequence[Sitting], references: Mapping[int, Learned]) -> Finding:
+    limit = trial.technique.accuracy_limit
+    groups = [sitting.pairs for sitting in sittings]
+    whole = pooled(groups)
+    bound = learning_bound(groups) if trial.case.mode is Mode.LEARNING else upper_bound(whole)
+    before = sum(int(reference.right.sum()) for reference in references.values()) / whole.samples
+    after = sum(sitting.right for sitting in sittings) / whole.samples
+    figures = (
+        Figure("accuracy", "drop", bound, limit, "", gates=True),
+        Figure("accuracy", "before", before, 1.0, "", gates=False),
+        Figure("accuracy", "after", after, 1.0, "", gates=False),
+        Figure("accuracy", "lost", whole.lost, whole.samples, "", gates=False),
+        Figure("accuracy", "won", whole.won, whole.samples, "", gates=False),
+    )
+    faults = [fault for sitting in sittings for fault in sitting.faults]
+    if not figures[0].within:
+        expected = f"a drop of at most {limit:.3%} at {CONFIDENCE:.1%} confidence"
+        got = (
+            f"{whole.drop:.3%}, at most {bound:.3%}: from {before:.2%} to {after:.2%}, "
+            f"{whole.lost} lost and {whole.won} won of {whole.samples} samples"
+        )
+        faults.append(str(Fault("accuracy", "view drop", expected, got)))
+    # All of the first sitting; of the others, what is amiss.
+    amiss = [one for sitting in sittings[1:] for one in sitting.evidence if not one.engaged]
+    evidence = tuple(dict.fromkeys([*sittings[0].evidence, *amiss]))
+    return Finding(evidence, faults, figures, whole.samples)

@@ -1,0 +1,219 @@
+"""The way of one case: capability, workload, oracle, technique, verdict. One way, no back and forth."""
+
+from __future__ import annotations
+
+import traceback
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+from accelcheck.checks import accuracy, numerics, randomness, speed, trajectory
+from accelcheck.checks.trial import Clock, Finding, Trial
+from accelcheck.core.capability import Capability, Code, unsupported
+from accelcheck.core.case import Case, Figure, Mode, Verdict
+from accelcheck.core.journal import Record
+from accelcheck.expectations.ledger import foreseen
+from accelcheck.measure.baselines import file_name
+from accelcheck.techniques.base import Unsupported
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+    from pathlib import Path
+
+    from accelcheck.core.matrix import Matrix
+    from accelcheck.devices.base import Device, Status
+    from accelcheck.expectations.ledger import Ledger
+    from accelcheck.measure.gate import Gate
+    from accelcheck.measure.paired import Comparison
+    from accelcheck.techniques.base import Technique
+    from accelcheck.verify.oracle import Store
+
+CHECKS: Mapping[Mode, Callable[[Trial], Finding]] = MappingProxyType(
+    {
+        Mode.FORWARD: numerics.verify,
+        Mode.BACKWARD: numerics.verify,
+        Mode.TRAIN: numerics.verify,
+        Mode.TRAJECTORY: trajectory.verify,
+        Mode.RANDOM: randomness.verify,
+        Mode.ACCURACY: accuracy.verify,
+        Mode.LEARNING: accuracy.verify,
+        Mode.SPEED: speed.verify,
+        Mode.TRAIN_SPEED: speed.verify,
+    }
+)
+"""What finds the verdict of a case, by its mode."""
+
+FLOAT32_LIMIT = 4 * 2.0**-24
+"""Most that the strictness probe may err where FP32 was asked for. Its products and sums are exact in FP32, so 0 is
+expected; TF32 errs 2**-11. A few units are left to devices that multiply in split halves."""
+
+LINES = 20
+"""Lines that are kept of an exception's text."""
+
+
+@dataclass
+class Bench:
+    """What cases are run with: everything known, and what of it is here.
+
+    Attributes:
+        matrix: Techniques and workloads by name.
+        devices: Devices by name.
+        statuses: What the probe found, by device name.
+        store: References of this run.
+        ledger: Known failures.
+        gate: What baselines and limits say of what was measured; None where nothing was asked.
+        traces: Folder for traces of timed cases.
+    """
+
+    matrix: Matrix
+    devices: Mapping[str, Device]
+    statuses: Mapping[str, Status]
+    store: Store
+    ledger: Ledger
+    gate: Gate | None = None
+    traces: Path | None = None
+    _opened: dict[str, float] = field(default_factory=dict)
+
+    def run(self, case: Case) -> Record:
+        """Find the verdict of one case. Whatever goes wrong in it becomes its record; nothing is raised for it."""
+        clock = Clock()
+        timed = self.gate.timed.get(case.id) if self.gate is not None else None
+        if timed is not None and timed.ended is not None:  # it would do the same to this process
+            return self.expect(Record(case, timed.ended, reason=timed.reason))
+        try:
+            record = self._run(case, clock)
+        except Unsupported as answer:
+            record = _refused(case, answer.capability)
+        except Exception as error:  # noqa: BLE001 - a workload, technique or backend may raise anything: it is this case's error
+            record = Record(case, Verdict.ERROR, reason=_brief(error), traceback=_traceback(error))
+        record = replace(record, seconds=clock.seconds)
+        if self.gate is None:
+            return self.expect(record)
+        # A regression may be known too, and what the ledger says fails is not stored when it passes.
+        return self.gate.keep(self.expect(self.gate.judge(record)))
+
+    def ratio(self, case: Case) -> Comparison | str:
+        """A case that is timed beside FP32 eager, or why it cannot be had; nothing is judged."""
+        technique, device = self.matrix.techniques[case.technique], self.devices[case.device]
+        try:
+            capability = self._capability(case, technique, device)
+            if not capability.ok:
+                return str(capability)
+            trial = Trial(case, technique, self.matrix.workloads[case.workload], device, self.store)
+            return speed.ratio(trial, (speed.ROUND,), error=speed.ROUND_ERROR)
+        except Unsupported as answer:
+            return str(answer.capability)
+        except Exception as error:  # noqa: BLE001 - what raises here has its verdict from the process that judges
+            return _brief(error)
+        finally:
+            technique.finish()
+
+    def _run(self, case: Case, clock: Clock) -> Record:
+        technique = self.matrix.techniques[case.technique]
+        device = self.devices[case.device]
+        capability = self._capability(case, technique, device)
+        if not capability.ok:
+            return _refused(case, capability)
+        workload = self.matrix.workloads[case.workload]
+        trace = None
+        if self.traces is not None and case.timed:
+            self.traces.mkdir(parents=True, exist_ok=True)
+            trace = self.traces / f"{file_name(case.id)}.json"
+        trial = Trial(case, technique, workload, device, self.store, clock, trace)
+        try:
+            return _record(case, CHECKS[case.mode](trial))
+        finally:
+            technique.finish()
+
+    def _capability(self, case: Case, technique: Technique, device: Device) -> Capability:
+        status = self.statuses[case.device]
+        if not status.present:
+            return status.capability
+        self._open(device)
+        if case.dtype not in device.dtypes:
+            return unsupported(Code.NO_DTYPE, f"{device.name} does not declare {case.dtype}")
+        return technique.answer(device, *sorted(self.matrix.workloads[case.workload].features))
+
+    def _open(self, device: Device) -> None:
+        """Open a device once a process, and see by a number that its FP32 is FP32."""
+        if device.name not in self._opened:
+            device.open()
+            with device.strict_float32():
+                self._opened[device.name] = device.float32_error()
+        if not self._opened[device.name] <= FLOAT32_LIMIT:
+            raise RuntimeError(
+                f"{device.name}: FP32 matmul errs {self._opened[device.name]:.3g} with reduced precision switched off "
+                f"(limit {FLOAT32_LIMIT:.3g}): there is no FP32 on this device to compare with. Look for a variable "
+                f"that forces TF32 or bf16: {device.environment() or 'none of the known ones is set'}"
+            )
+
+    def expect(self, record: Record) -> Record:
+        """Hold a verdict against the ledger."""
+        entries = self.ledger.covering(record.case.id)
+        if not entries or not record.verdict.executed:
+            return record
+        if record.verdict is Verdict.PASS:
+            reason = "\n".join(f"the ledger expects {e.verdict}: {e.reason}" for e in entries)
+            return replace(record, verdict=Verdict.XPASS, reason=f"passes: remove the entry from the ledger\n{reason}")
+        # Every fault of a `fail` has a line of its own; what follows the first line of an exception's text is detail.
+        lines = record.reason.splitlines()
+        causes = foreseen(entries, record.verdict, lines if record.verdict is Verdict.FAIL else lines[:1])
+        if not causes:
+            return record
+        reasons = "; ".join(f"{entry.reason} ({entry.link})" for entry in causes)
+        return replace(record, verdict=Verdict.XFAIL, reason=f"{reasons}\n{record.reason}", traceback="")
+
+
+def _brief(error: BaseException) -> str:
+    """Type and text of an exception, the first lines of it: some libraries print whole tensors."""
+    lines = f"{type(error).__name__}: {error}".splitlines()
+    more = len(lines) - LINES
+    return "\n".join([*lines[:LINES], f"({more} more lines)"] if more > 0 else lines)
+
+
+def _traceback(error: BaseException) -> str:
+    """Frames and text of an exception and of those that led to it, the first one first."""
+    before = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+    led = f"{_traceback(before)}which led to\n" if before is not None else ""
+    frames = "".join(traceback.format_tb(error.__traceback__))
+    return f"{led}Traceback (most recent call last):\n{frames}{_brief(error)}\n"
+
+
+def _record(case: Case, found: Finding) -> Record:
+    absent = [f"not engaged: {e.claim}: observed {e.observed}" for e in found.evidence if not e.engaged]
+    if found.faults or absent:
+        verdict, reason = Verdict.FAIL, "\n".join([*absent, *found.faults])
+    elif len(found.evidence) < 2:  # the one that the engine adds is about the device, not about the technique
+        verdict, reason = Verdict.ERROR, f"{case.technique} gave no evidence that it ran: a verdict needs some"
+    elif found.compared == 0:
+        verdict, reason = Verdict.ERROR, "no element was compared: a pass needs at least one"
+    else:
+        verdict, reason = Verdict.PASS, ""
+    return Record(
+        case=case,
+        verdict=verdict,
+        reason=reason,
+        evidence=tuple(found.evidence),
+        figures=_telling(found.figures),
+        compared=found.compared,
+        eager_excess=found.eager_excess,
+        measurements=tuple(found.measurements) if verdict is Verdict.PASS else (),
+        digest=found.digest,
+        times=tuple(found.times),
+    )
+
+
+def _telling(figures: Sequence[Figure]) -> tuple[Figure, ...]:
+    """Of every view the figure closest to its budget, and all beyond theirs."""
+    closest: dict[str, Figure] = {}
+    for figure in figures:
+        if figure.view not in closest or figure.used > closest[figure.view].used:
+            closest[figure.view] = figure
+    beyond = [f for f in figures if f.gates and not f.within]
+    return tuple(dict.fromkeys([*closest.values(), *beyond]))
+
+
+def _refused(case: Case, capability: Capability) -> Record:
+    if capability.verdict is None:
+        raise ValueError(f"{case.id}: a technique that runs was refused: pass a capability that says why not")
+    return Record(case, capability.verdict, code=str(capability.code), reason=str(capability))

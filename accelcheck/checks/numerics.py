@@ -1,0 +1,250 @@
+"""The check of values: outputs, gradients and short trainings against the oracle, over several draws of the inputs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from accelcheck.checks.trial import Finding, State, mutations, on_device, snapshot, warm_up
+from accelcheck.core.case import Figure, Mode
+from accelcheck.measure.clocks import undisturbed
+from accelcheck.verify.determinism import apart
+from accelcheck.verify.judge import Contract, check_metadata, judge, judge_together
+from accelcheck.verify.oracle import FIRST, twice
+from accelcheck.workloads.probes import PROBES, Draw, Probe, draws
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from accelcheck.checks.trial import Trial
+    from accelcheck.core.case import Evidence
+    from accelcheck.devices.base import Device
+    from accelcheck.verify.oracle import Reference
+    from accelcheck.verify.views import Reading
+    from accelcheck.workloads.base import Problem, Program, Result
+
+MOST_FAULTS = 10
+"""Draws are judged until so many faults are found: the first ones say what is wrong."""
+
+
+def verify(trial: Trial, chosen: Sequence[Draw] | None = None) -> Finding:
+    """Judge every draw by its oracle, the random ones together too, and a rerun by the first run.
+
+    Args:
+        trial: Of forward, backward or train mode.
+        chosen: The draws, `FIRST` first; all of the workload's unless said.
+
+    Raises:
+        OracleError: The oracle of a draw cannot be had or trusted.
+    """
+    with trial.device.strict_float32():
+        return _Run(trial).finding(chosen)
+
+
+class _Run:
+    """The draws of one case, one after the other, in one prepared program wherever that is possible."""
+
+    def __init__(self, trial: Trial) -> None:
+        self.trial = trial
+        technique, device, case = trial.technique, trial.device, trial.case
+        dtypes = frozenset({technique.precision(case.dtype)} - {case.dtype})
+        self.contract = Contract(device.type, technique.keeps_strides and "strided" in device.features, dtypes)
+        self.evidence: list[Evidence] = []
+        self.faults: list[str] = []
+        self.figures: list[Figure] = []
+        self.alike: dict[str, list[tuple[Mapping[str, Reading], Reference]]] = {}
+        self.compared = 0
+        self.excess = 0.0
+        self.program = self._prepared(FIRST)
+        self.parameters = FIRST.parameters
+
+    def finding(self, chosen: Sequence[Draw] | None = None) -> Finding:
+        """Go through the draws."""
+        trial = self.trial
+        for draw in draws(trial.workload, trial.case.mode, self._admitted) if chosen is None else chosen:
+            try:
+                self._judge(draw)
+            except Exception as error:
+                if not self.faults:
+                    raise
+                self.faults.append(f"run: raised [{draw}]: expected a result, got {type(error).__name__}: {error}")
+                break
+            if len(self.faults) >= MOST_FAULTS:
+                break
+        for probe, readings in self.alike.items():
+            together = judge_together(readings)
+            self.faults += [_labelled(str(fault), Draw(0, probe)) for fault in together.faults]
+            self.figures += together.figures
+        return Finding(self.evidence, self.faults, self.figures, self.compared, self.excess)
+
+    def _admitted(self, probe: Probe) -> bool:
+        technique = self.trial.technique
+        if probe.reshapes and (technique.level > 1 or "lazy" in self.trial.device.features):
+            return False  # another shape would be compiled anew
+        return technique.admits(probe)
+
+    def _judge(self, draw: Draw) -> None:
+        trial = self.trial
+        case, device, clock = trial.case, trial.device, trial.clock
+        first = draw == FIRST
+        with clock("oracle"):
+            reference = trial.store.get(case, trial.technique, trial.workload, draw)
+        with clock("prepare"):
+            if trial.technique.bakes and draw.parameters != self.parameters:
+                trial.technique.finish()
+                self.program = self._prepared(draw)
+            self.parameters = draw.parameters
+            kept = self.program.inputs
+            if not first:
+                problem = self._problem(draw)
+                # Asked where they are made: a device without strides calls every tensor contiguous.
+                dense = [isinstance(value, Tensor) and value.is_contiguous() for value in problem.inputs]
+                strided = "strided" in device.features
+                _refill(self.program, self._placed(draw, problem), dense, strided=strided)
+            # Gradients that come from a transposition are strided: values owe nothing to that.
+            self.program.strided_cotangents = "strided" in device.features and draw.number % 2 == 1
+            state = State(self.program)
+            inputs = [snapshot(value) for value in self.program.inputs]
+        with clock("run"):
+            _poison(reference, device)
+            device.seed(case.seed)
+            device.reset_fallbacks()
+            if first:
+                with trial.technique.watch(device.type) as log:
+                    result = self.program.run(case.mode)
+                evidence = trial.technique.evidence(self.program, log, case.mode, device)
+                self.evidence = [*evidence, on_device(log, device.fallbacks(), device)]
+            else:
+                result = self.program.run(case.mode)
+                stayed = on_device(None, device.fallbacks(), device)
+                self.evidence += [] if stayed.engaged else [stayed]
+        with clock("judge"):
+            result = self._values(result, reference, draw)
+            changed = mutations(self.program.inputs, inputs)
+            if case.mode is not Mode.TRAIN:
+                changed += state.mutations()
+            self.faults += [_labelled(line, draw) for line in changed]
+            self.excess = max(self.excess, reference.eager_excess)
+        if first and result:
+            with clock("rerun"):
+                self._rerun(result, state)
+        state.restore()
+        if draw.probe and PROBES[draw.probe].reshapes:
+            self.program.inputs = kept
+
+    def _values(self, result: Result, reference: Reference, draw: Draw) -> Result:
+        """Judge; what was judged is returned, on the CPU: nothing where the metadata is wrong."""
+        wrong = [_labelled(str(fault), draw) for fault in check_metadata(result, reference, self.contract)]
+        if wrong:
+            self.faults += wrong
+            return {}
+        result = {path: tensor.cpu() for path, tensor in result.items()}
+        judgement = judge(result, reference)
+        if judgement.close and not self.faults:  # where another draw has failed already, more samples change no verdict
+            trial = self.trial
+            with trial.clock("oracle"):
+                reference = trial.store.get(trial.case, trial.technique, trial.workload, draw, careful=True)
+            judgement = judge(result, reference)
+        self.faults += [_labelled(str(fault), draw) for fault in judgement.faults]
+        self.figures += judgement.figures
+        self.compared += judgement.compared
+        self.alike.setdefault(draw.probe, []).append((judgement.readings, reference))
+        return result
+
+    def _rerun(self, result: Result, state: State) -> None:
+        """The same again: bitwise where the device declares it, and how far apart where it does not."""
+        trial = self.trial
+        kept = {path: tensor.clone() for path, tensor in result.items()}
+        again = self._again(state)
+        if "lazy" in trial.device.features and any(apart(kept, again).values()):
+            # What is alive decides what a lazy device fuses, and so how it rounds: both anew, with nothing left over alive.
+            kept, again = self._alone(state), self._alone(state)
+        deterministic = "deterministic" in trial.device.features
+        for path, distance in apart(kept, again).items():
+            allowed = 0.0 if deterministic else float("inf")
+            self.figures.append(Figure(path, "rerun", distance, allowed, "", gates=deterministic))
+            if deterministic and distance:
+                self.faults.append(f"{path}: rerun: expected the same bits, got {distance:.3g} relative difference")
+
+    def _again(self, state: State) -> Result:
+        trial = self.trial
+        state.restore()
+        trial.device.seed(trial.case.seed)
+        with trial.technique.watch(trial.device.type):  # as the first run was: XLA rounds otherwise where none watches
+            return {path: tensor.cpu() for path, tensor in self.program.run(trial.case.mode).items()}
+
+    def _alone(self, state: State) -> Result:
+        with undisturbed():
+            self.trial.device.synchronize()
+            return self._again(state)
+
+    def _placed(self, draw: Draw, problem: Problem) -> Program:
+        program = self.trial.place(problem, draw.seed(self.trial.case.seed))
+        program.twice = twice(self.trial.technique, self.trial.workload, self.trial.case.mode)
+        return program
+
+    def _problem(self, draw: Draw) -> Problem:
+        return draw.problem(self.trial.workload, self.trial.case.seed, self.trial.case.dtype)
+
+    def _prepared(self, draw: Draw) -> Program:
+        """A program with the technique applied, warmed up, its state as drawn; a probe's inputs come later."""
+        trial = self.trial
+        with trial.clock("prepare"):
+            program = self._placed(draw, self._problem(draw))
+            if draw.probe:
+                program.inputs = self._placed(draw.plain, self._problem(draw.plain)).inputs
+            state = State(program)
+            trial.technique.prepare(program, trial.case.mode, trial.device)
+            warm_up(trial, program)
+            state.restore()
+            trial.device.synchronize()
+        return program
+
+
+@torch.no_grad()
+def _refill(program: Program, other: Program, dense: Sequence[bool], *, strided: bool) -> None:
+    """Take over the parameters, buffers, inputs and target of another program of the same workload.
+
+    In place, in the strides that the technique gave them: what was compiled stays valid, and what was kept by address
+    shows. Not where elements share memory, and on a device without strides only what is `dense` where it was made.
+    """
+    for name, tensor in [*program.module.named_parameters(), *program.module.named_buffers()]:
+        tensor.copy_(
+            other.module.get_parameter(name)
+            if isinstance(tensor, torch.nn.Parameter)
+            else other.module.get_buffer(name)
+        )
+    program.inputs = tuple(
+        _renewed(own, new) if whole or (strided and isinstance(own, Tensor) and 0 not in own.stride()) else new
+        for own, new, whole in zip(program.inputs, other.inputs, dense, strict=True)
+    )
+    program.target = other.target
+    program.seed = other.seed
+
+
+def _renewed(own: Any, new: Any) -> Any:
+    if not isinstance(own, Tensor) or own.shape != new.shape:
+        return new
+    own.detach().copy_(new)
+    return own
+
+
+def _labelled(line: str, draw: Draw) -> str:
+    """A fault's line with the draw that showed it; the case's own draw goes without saying."""
+    if draw == FIRST:
+        return line
+    path, what, rest = line.split(": ", 2)
+    return f"{path}: {what} [{draw}]: {rest}"
+
+
+def _poison(reference: Reference, device: Device) -> None:
+    """Fill memory of the sizes that the outputs will take with NaN and free it, so that stale or unwritten rows show."""
+    poisoned = [
+        torch.full(layout.shape, float("nan"), dtype=getattr(torch, layout.dtype), device=device.torch_device())
+        for layout in reference.layouts.values()
+        if getattr(torch, layout.dtype).is_floating_point
+    ]
+    device.synchronize()
+    del poisoned

@@ -1,0 +1,204 @@
+"""The check of random operations: masks read off outputs and gradients, and what is owed between runs, seeds and modes."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from accelcheck.checks.trial import Finding, on_device, snapshot, warm_up
+from accelcheck.core.case import Mode
+from accelcheck.verify import randomness
+from accelcheck.verify.judge import beyond
+from accelcheck.verify.precision import UNIT_ROUNDOFF
+from accelcheck.verify.randomness import Mask
+from accelcheck.workloads.base import Program
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from accelcheck.checks.trial import Trial
+    from accelcheck.core.case import Figure
+    from accelcheck.workloads.base import Dropout, Result
+
+ALARM = 1e-6
+"""Probability that a correct generator fails a case: divided among all statistics of the case (Bonferroni)."""
+STATISTICS = (randomness.rate, randomness.slice_rates, randomness.lags, randomness.slices)
+"""Of each mask of the first run."""
+
+
+@dataclass(frozen=True)
+class Undropped:
+    """What a dropout's output and gradient are without dropout, and how much eager errs there.
+
+    Attributes:
+        truth: By FP64 on the CPU, of parameters and inputs as the storage dtype rounds them.
+        eager: Relative error of the CPU's eager in the technique's precision: see `verify.randomness.errors`.
+        told: Where a mask can be read.
+    """
+
+    truth: Tensor
+    eager: tuple[float, str, float]
+    told: Tensor
+
+
+def verify(trial: Trial) -> Finding:
+    """Judge the dropouts of a workload, forward and backward.
+
+    Five runs: after seeding; the next, without; after the same seed; after the next seed; and in evaluation mode.
+
+    Raises:
+        ValueError: The workload's masks cannot be read, or are too small to be judged.
+    """
+    case, technique, device, clock = trial.case, trial.technique, trial.device, trial.clock
+    dropouts = trial.workload.dropouts
+    if not dropouts:
+        raise ValueError(f"{case.workload}: its modes have `random`, and it names no dropouts: give the Workload some")
+    with clock("oracle"):
+        expected = _expected(trial)
+    with device.strict_float32():
+        with clock("prepare"):
+            program = _prepared(trial, Mode.BACKWARD)
+        with clock("run"):
+            device.seed(case.seed)
+            device.reset_fallbacks()
+            with technique.watch(device.type) as log:
+                first = program.run(Mode.BACKWARD)
+            fallbacks = device.fallbacks()
+            first = _kept(first)
+            after = _kept(program.run(Mode.BACKWARD))
+            device.seed(case.seed)
+            # Watched as the first was: below autocast on xla, a dispatch mode alone changes where bf16 is rounded.
+            with technique.watch(device.type):
+                again = _kept(program.run(Mode.BACKWARD))
+            device.seed(case.seed + 1)
+            other = _kept(program.run(Mode.BACKWARD))
+        evidence = (
+            *technique.evidence(program, log, Mode.BACKWARD, device),
+            on_device(log, fallbacks, device),
+        )
+        with clock("prepare"):
+            program = _prepared(trial, Mode.FORWARD)
+        with clock("run"):
+            evaluated = _kept(program.run(Mode.FORWARD))
+    with clock("judge"):
+        runs = {"": first, " of the next call": after, " of the same seed": again, " of the next seed": other}
+        wrong = _misshapen([*runs.values()], evaluated, expected, dropouts)
+        if wrong:
+            return Finding(evidence, wrong, (), 0)
+        unit = UNIT_ROUNDOFF[technique.precision(case.dtype)]
+        figures = [
+            *_values(runs, expected, dropouts, unit),
+            *_evaluated(evaluated, expected, dropouts),
+            *_statistics({name: runs[name] for name in runs if name != " of the same seed"}, dropouts),
+        ]
+        figures += [
+            randomness.difference(path, "same seed", first[path], again[path])
+            for path in dict.fromkeys(dropout.output for dropout in dropouts)
+        ]
+    compared = sum(result[dropout.output].numel() for result in runs.values() for dropout in dropouts)
+    return Finding(evidence, [str(beyond(figure)) for figure in figures if not figure.within], figures, compared)
+
+
+def _prepared(trial: Trial, mode: Mode) -> Program:
+    program = trial.program(trial.case.seed)
+    trial.technique.prepare(program, mode, trial.device)
+    warm_up(replace(trial, case=replace(trial.case, mode=mode)), program)
+    trial.device.synchronize()
+    return program
+
+
+def _kept(result: Result) -> Result:
+    """A copy on the CPU: captured graphs write every run's result to the same memory."""
+    return {path: snapshot(tensor) for path, tensor in result.items()}
+
+
+def _expected(trial: Trial) -> Mapping[str, Undropped]:
+    """What each output and gradient of a dropout is without dropout, by path; gradients as the output lies."""
+    case, workload = trial.case, trial.workload
+    precision = trial.technique.precision(case.dtype)
+    # TF32 has the significand of float16.
+    eager = _evaluating(trial, getattr(torch, "float16" if precision == "tf32" else precision)).gradients()
+    truth = _evaluating(trial, getattr(torch, case.dtype)).widened().gradients()
+    found: dict[str, Undropped] = {}
+    for dropout in workload.dropouts:
+        if absent := {dropout.output, dropout.gradient} - truth.keys():
+            raise ValueError(
+                f"{case.workload}: no {', '.join(sorted(absent))} in its result: {', '.join(sorted(truth))}"
+            )
+        for path in (dropout.output, dropout.gradient):
+            value, by_eager = (_aligned(result[path].detach(), path, dropout) for result in (truth, eager))
+            told = randomness.clear(value)
+            found[path] = Undropped(value, randomness.errors(by_eager, value, told), told)
+        if not bool(found[dropout.output].told.all()):
+            raise ValueError(
+                f"{case.workload}: without dropout, {dropout.output} has elements so close to 0 that what was dropped "
+                f"cannot be told: let its smallest magnitude be {randomness.CLEAR:g} of the root mean square or more"
+            )
+    return found
+
+
+def _evaluating(trial: Trial, dtype: torch.dtype) -> Program:
+    seed = trial.case.seed
+    program = Program.of(trial.workload.problem(seed), dtype=dtype, seed=seed)
+    program.module.eval()
+    return program
+
+
+def _aligned(tensor: Tensor, path: str, dropout: Dropout) -> Tensor:
+    return tensor.transpose(-2, -1) if dropout.transposed and path == dropout.gradient else tensor
+
+
+def _misshapen(
+    runs: Sequence[Result], evaluated: Result, expected: Mapping[str, Undropped], dropouts: Sequence[Dropout]
+) -> list[str]:
+    wrong = []
+    for dropout in dropouts:
+        owed = [(result, path) for result in runs for path in (dropout.output, dropout.gradient)]
+        for result, path in [*owed, (evaluated, dropout.output)]:
+            shape = tuple(expected[path].truth.shape)
+            got = tuple(_aligned(result[path], path, dropout).shape) if path in result else None
+            if got != shape:
+                wrong.append(f"{path}: shape: expected {shape}, got {got or 'nothing'}")
+    return list(dict.fromkeys(wrong))
+
+
+def _values(
+    runs: Mapping[str, Result], expected: Mapping[str, Undropped], dropouts: Sequence[Dropout], unit: float
+) -> Iterator[Figure]:
+    """In every run: kept values are rescaled, and the gradient has the output's mask."""
+    for (name, result), dropout in itertools.product(runs.items(), dropouts):
+        forward = result[dropout.output]
+        backward = _aligned(result[dropout.gradient], dropout.gradient, dropout)
+        for path, value in ((dropout.output, forward), (dropout.gradient, backward)):
+            known = expected[path]
+            kept = known.told & (value != 0)
+            yield from randomness.rescaling(f"{path}{name}", value, known.truth, kept, dropout.rate, known.eager, unit)
+        told = expected[dropout.gradient].told
+        yield randomness.difference(
+            f"{dropout.gradient}{name}", "mask of the output", backward != 0, forward != 0, told
+        )
+
+
+def _evaluated(result: Result, expected: Mapping[str, Undropped], dropouts: Sequence[Dropout]) -> Iterator[Figure]:
+    for path in dict.fromkeys(dropout.output for dropout in dropouts):
+        known = expected[path]
+        yield randomness.unchanged(path, result[path], known.truth, known.eager, known.told)
+
+
+def _statistics(runs: Mapping[str, Result], dropouts: Sequence[Dropout]) -> Iterator[Figure]:
+    """Of each mask of the first run, and of any two masks of all runs: layers, calls and seeds."""
+    masks = [
+        Mask(f"{dropout.output}{name}", result[dropout.output] != 0, dropout.rate)
+        for name, result in runs.items()
+        for dropout in dropouts
+    ]
+    pairs = list(itertools.combinations(masks, 2))
+    alarm = ALARM / (len(STATISTICS) * len(dropouts) + len(pairs))
+    for mask, statistic in itertools.product(masks[: len(dropouts)], STATISTICS):
+        yield statistic(mask, alarm)
+    for one, other in pairs:
+        yield randomness.likeness(one, other, alarm)

@@ -1,0 +1,340 @@
+"""The check of speed: judge first, then measure beside FP32 eager in the same process, then judge what was measured."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import statistics
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from accelcheck.checks import numerics
+from accelcheck.checks.trial import Finding, State, warm_up
+from accelcheck.core.case import TIMED, Measurement
+from accelcheck.measure import roof
+from accelcheck.measure.clocks import ClockError, block, positive, settle, undisturbed
+from accelcheck.measure.digest import digest
+from accelcheck.measure.kernels import Launches, launches
+from accelcheck.measure.memory import held, peak
+from accelcheck.measure.paired import ERROR, LOOKS, Comparison, compare
+from accelcheck.techniques.compilation.compile import graph_breaks, graphs
+from accelcheck.techniques.eager import Eager
+from accelcheck.verify.judge import judge
+from accelcheck.verify.oracle import FIRST
+from accelcheck.workloads.probes import Draw
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from accelcheck.checks.trial import Trial
+    from accelcheck.devices.telemetry import Telemetry
+
+ROTATED = 4
+"""Sets of inputs that calls go through: no call finds its own in a cache, and no cached result serves it."""
+ROUND = 0.3
+"""Seconds that one process of several measures a case: processes differ by more than such a median errs."""
+ROUND_ERROR = 0.0625
+"""As `paired.ERROR`, of one process of several: four pairs, however slow, since nobody asks for its interval."""
+POWERED = 0.5
+"""Seconds that energy is taken over: counters move every 0.1 s or so."""
+SPEED_UP = "speed-up"
+"""The measurement that baselines hold: time of FP32 eager as a multiple of the technique's."""
+
+
+def verify(trial: Trial) -> Finding:
+    """Judge the case as in the mode that it runs; if it is right, measure it, and judge it again."""
+    mode = TIMED[trial.case.mode]
+    judged = replace(trial, case=replace(trial.case, mode=mode))
+    found = numerics.verify(judged, (FIRST,))
+    if found.faults or not found.compared or not all(e.engaged for e in found.evidence):
+        return found  # what is wrong is not timed
+    trial.technique.finish()
+    with trial.clock("measure"), trial.device.strict_float32():
+        return _Measuring(judged).finding(found)
+
+
+def ratio(
+    trial: Trial,
+    looks: Sequence[float] = LOOKS,
+    now: Callable[[], float] = time.perf_counter,
+    error: float = ERROR,
+) -> Comparison:
+    """The candidate's time as a part of FP32 eager's, in this process, after so many seconds of a clock; nothing is judged.
+
+    Raises:
+        ClockError: There is no time.
+    """
+    judged = replace(trial, case=replace(trial.case, mode=TIMED[trial.case.mode]))
+    with trial.clock("measure"), trial.device.strict_float32():
+        return _Measuring(judged).compared(looks, now, error)
+
+
+class Contender:
+    """A program that does the work of a mode once a call, each time with other inputs.
+
+    Attributes:
+        program: What is run.
+        state: Its parameters and buffers as they were before it ran.
+        call: One forward pass or training step.
+        preparation: Seconds that the technique took to prepare.
+    """
+
+    def __init__(self, trial: Trial) -> None:
+        """Prepare; nothing is run but what the technique runs itself."""
+        mode = trial.case.mode
+        self.program = trial.place(_problem(trial, 0), trial.case.seed)
+        self.state = State(self.program)
+        trial.device.synchronize()
+        start = time.perf_counter()
+        trial.technique.prepare(self.program, mode, trial.device)
+        trial.device.synchronize()
+        self.preparation = time.perf_counter() - start
+        self.sets = [(self.program.inputs, self.program.target)]
+        for number in range(1, ROTATED):
+            other = _problem(trial, number)
+            inputs = tuple(
+                _like(own, trial.placed(new)) for own, new in zip(self.program.inputs, other.inputs, strict=True)
+            )
+            self.sets.append((inputs, trial.placed(other.target)))
+        turns = itertools.cycle(self.sets)
+        self.program.synchronize = lambda: None  # the clock waits for the device, once a block
+        work = self.program.repeated(mode)
+
+        def call() -> object:
+            self.program.inputs, self.program.target = next(turns)
+            return work()
+
+        self.call = call
+
+    def rewind(self) -> None:
+        """Its first inputs and its own parameters, as they were."""
+        self.state.restore()
+        self.program.inputs, self.program.target = self.sets[0]
+
+
+class _Measuring:
+    """The measurements of one case that is right."""
+
+    def __init__(self, trial: Trial) -> None:
+        self.trial = trial
+        self.found: list[Measurement] = []
+        self.blocks: tuple[float, ...] = ()
+
+    def finding(self, found: Finding) -> Finding:
+        """Everything that is measured, and what is wrong afterwards."""
+        trial = self.trial
+        candidate = self._first_calls()
+        eager = self._eager("float32")
+        before = trial.device.telemetry()
+        with undisturbed(), self._clocked("latency", "s"):
+            latency = self._times(candidate, eager)
+            with self._clocked("energy", "J"):
+                self._chip(before, candidate, latency)
+            with self._clocked("flops", "part"):
+                self._roof(candidate, eager, latency)
+            if trial.technique.precision(trial.case.dtype) != "float32":
+                with self._clocked("speed-up-same-precision", "x"):
+                    self._same_precision(candidate)
+        self._sizes(candidate, eager)
+        faults = [*self._unfused(), *self._judged(candidate)]
+        work = digest(trial.case.id, _problem(trial, 0))
+        return replace(found, faults=[*found.faults, *faults], measurements=self.found, digest=work, times=self.blocks)
+
+    @contextlib.contextmanager
+    def _clocked(self, name: str, unit: str) -> Iterator[None]:
+        """What is measured here is absent, with the reason, when its clock fails."""
+        try:
+            yield
+        except ClockError as error:
+            self._add(name, None, unit, str(error))
+
+    def compared(self, looks: Sequence[float], now: Callable[[], float], error: float) -> Comparison:
+        """The candidate beside FP32 eager."""
+        candidate = Contender(self.trial)
+        warm_up(self.trial, candidate.program)
+        eager = self._eager("float32")
+        with undisturbed():
+            return self._paired(eager, candidate, looks, now, error)
+
+    def _first_calls(self) -> Contender:
+        """Prepare and call once, with the compilers' caches empty and then full: two times in s, and the graphs made."""
+        trial = self.trial
+        with _fresh_caches():
+            self._first_call("first-call-cold")
+            trial.technique.finish()
+            candidate = self._first_call("first-call-warm")
+            warm_up(trial, candidate.program)
+        candidate.rewind()
+        made = graphs()
+        if made:
+            self._add("graphs", made, "1")
+            self._add("graph-breaks", graph_breaks(), "1")
+        return candidate
+
+    def _first_call(self, name: str) -> Contender:
+        device, contender = self.trial.device, Contender(self.trial)
+        spent = device.elapsed(contender.call, 1)
+        with self._clocked(name, "s"):
+            self._add(name, contender.preparation + positive(spent, device, 1), "s")
+        return contender
+
+    def _eager(self, dtype: str) -> Contender:
+        case = replace(self.trial.case, technique=Eager.name, dtype=dtype)
+        return Contender(replace(self.trial, technique=Eager(), case=case))
+
+    def _paired(
+        self,
+        base: Contender,
+        candidate: Contender,
+        looks: Sequence[float] = LOOKS,
+        now: Callable[[], float] = time.perf_counter,
+        error: float = ERROR,
+    ) -> Comparison:
+        first, second = (block(self.trial.device, side.call) for side in (base, candidate))
+        settle(first)
+        settle(second)
+        return compare(first, second, looks=looks, now=now, error=error)
+
+    def _times(self, candidate: Contender, eager: Contender) -> float:
+        """The candidate's median, in seconds, once its figures are there."""
+        found = self._paired(eager, candidate)
+        self.blocks = found.candidate
+        quarters = statistics.quantiles(found.candidate, n=20, method="inclusive")
+        latency = statistics.median(found.candidate)
+        self._add("latency", latency, "s", low=quarters[4], high=quarters[14], reason="median and quartiles")
+        self._add("latency-p95", quarters[18], "s")
+        self._add("latency-fp32-eager", statistics.median(found.base), "s")
+        if found.waited is not None:
+            self._add("waited", found.waited, "part", "of the time, for a core: other work, or threads of its own")
+        self._speed_up(SPEED_UP, found)
+        items = _items(candidate.program.inputs)
+        if items:
+            self._add("throughput", items / latency, "samples/s")
+        return latency
+
+    def _chip(self, before: Telemetry, candidate: Contender, latency: float) -> None:
+        """What the chip said of itself while it was timed, and the energy of a call."""
+        device = self.trial.device
+        after = device.telemetry()
+        if after.throttled != before.throttled or (after.throttled and device.type != "cpu"):
+            self._add("throttled", 1, "1", after.throttled or before.throttled)
+        for name, value, unit in (("clock", after.clock, "MHz"), ("temperature", after.temperature, "degC")):
+            if value is not None:
+                self._add(name, value, unit)
+        if after.energy is None:
+            return
+        timed, start = block(device, candidate.call), time.perf_counter()
+        begun = device.telemetry().energy
+        while time.perf_counter() - start < POWERED:
+            timed()
+        ended, seconds = device.telemetry().energy, time.perf_counter() - start
+        if begun is not None and ended is not None and ended > begun:
+            self._add("energy", (ended - begun) / seconds * latency, "J", "mean power of the chip, times the median")
+
+    def _speed_up(self, name: str, found: Comparison) -> None:
+        said = f"{found.answer}, {found.pairs} pairs"
+        self._add(name, 1 / found.ratio, "x", said, low=1 / found.high, high=1 / found.low)
+
+    def _same_precision(self, candidate: Contender) -> None:
+        """Beside eager with everything in the precision that the technique computes in, where eager has it."""
+        name = "speed-up-same-precision"
+        precision = self.trial.technique.precision(self.trial.case.dtype)
+        if precision not in {"bfloat16", "float16"}:
+            return self._add(name, None, "x", f"eager does not compute in {precision}")
+        if precision not in self.trial.workload.dtypes:
+            return self._add(name, None, "x", f"the workload is none in {precision}")
+        return self._speed_up(name, self._paired(self._eager(precision), candidate))
+
+    def _roof(self, candidate: Contender, eager: Contender, latency: float) -> None:
+        device = self.trial.device
+        work = roof.flops(eager.call)
+        precision = self.trial.technique.precision(self.trial.case.dtype)
+        known = precision if precision in {"bfloat16", "float16"} else "float32"
+        reason = f"of the {known} matmul peak measured here"
+        self._add("flops", work / latency / roof.matmul_peak(device, known), "part", reason)
+        moved = held([candidate.program.inputs, *_parameters(candidate)])
+        self._add(
+            "bytes", moved / latency / roof.bandwidth(device), "part", "of the copy bandwidth measured here, at least"
+        )
+
+    def _sizes(self, candidate: Contender, eager: Contender) -> None:
+        device = self.trial.device
+        started: dict[str, Launches] = {}
+        for suffix, side in (("", candidate), ("-fp32-eager", eager)):
+            side.program.module.zero_grad(set_to_none=True)
+            most = peak(device, side.call)
+            self._add(f"peak-memory{suffix}", most.bytes, "B", most.reason)
+            started[suffix] = launches(device, side.call, None if suffix else self.trial.trace)
+        for suffix, found in started.items():
+            self._add(f"launches{suffix}", found.count, "1", found.instead_of(started["-fp32-eager"]))
+            if found.seconds is not None:
+                self._add(f"kernel-time{suffix}", found.seconds, "s")
+        self._add("parameters", held(_parameters(candidate)), "B")
+
+    def _unfused(self) -> list[str]:
+        """What must launch less than eager does, and does not. A single launch cannot become fewer."""
+        found = {measurement.name: measurement.value for measurement in self.found}
+        own, plain = found["launches"], found["launches-fp32-eager"]
+        if not self.trial.technique.fuses or own is None or plain is None or plain < 2 or own < plain:
+            return []
+        return [f"launches: expected fewer than {plain:.0f}, as many as eager has, got {own:.0f}"]
+
+    def _judged(self, candidate: Contender) -> list[str]:
+        """What was timed is what was judged: the first inputs, and the parameters as they were, must give that again."""
+        trial = self.trial
+        candidate.rewind()
+        candidate.program.synchronize = trial.device.synchronize
+        trial.device.seed(trial.case.seed)
+        result = {path: tensor.cpu() for path, tensor in candidate.program.run(trial.case.mode).items()}
+        reference = trial.store.get(trial.case, trial.technique, trial.workload, FIRST)
+        return [
+            f"{fault.path}: {fault.what} [after timing]: expected {fault.expected}, got {fault.got}"
+            for fault in judge(result, reference).faults
+        ]
+
+    def _add(
+        self,
+        name: str,
+        value: float | None,
+        unit: str,
+        reason: str = "",
+        *,
+        low: float | None = None,
+        high: float | None = None,
+    ) -> None:
+        self.found.append(Measurement(name, None if value is None else float(value), unit, low, high, reason))
+
+
+def _problem(trial: Trial, number: int) -> Any:
+    return Draw(number).problem(trial.workload, trial.case.seed, trial.case.dtype)
+
+
+def _like(own: Any, new: Any) -> Any:
+    """New values in the strides that the technique gave its own."""
+    return own.detach().clone().copy_(new) if isinstance(own, Tensor) else new
+
+
+def _items(inputs: tuple[Any, ...]) -> int:
+    first = next((value for value in inputs if isinstance(value, Tensor) and value.dim()), None)
+    return 0 if first is None else len(first)
+
+
+def _parameters(contender: Contender) -> Iterator[Any]:
+    """What the module that is called keeps: tensors, and packed ones in tuples."""
+    called = contender.program.call
+    module = called if isinstance(called, torch.nn.Module) else contender.program.module
+    yield from module.state_dict().values()
+
+
+@contextlib.contextmanager
+def _fresh_caches() -> Iterator[None]:
+    """Inductor's cache in a folder of its own, and empty."""
+    from torch._inductor import utils
+
+    fresh: Callable[[], contextlib.AbstractContextManager[Any]] = utils.fresh_cache
+    with fresh():
+        yield

@@ -1,0 +1,267 @@
+"""The check of long trainings: where they go, whether they can be resumed, and what their gradient scaler does."""
+
+from __future__ import annotations
+
+import copy
+import math
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from accelcheck.checks.trial import Finding, State, mutations, on_device, snapshot, warm_up
+from accelcheck.core.case import Evidence, Mode
+from accelcheck.verify import ensemble
+from accelcheck.verify.trajectory import judge, quantity, step
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from accelcheck.checks.trial import Trial
+    from accelcheck.verify.trajectory import Course
+    from accelcheck.workloads.base import Program, Result
+    from accelcheck.workloads.trainer import Trainer
+
+WARM_STEPS = 2
+"""Of each warm-up run: a first step, and one with the optimizer's state there."""
+SCALES = (1.0, 2.0**16)
+"""Initial scales that must make no difference: none, and torch's default."""
+SCALED_STEPS = 4
+"""Steps taken from each of `SCALES`: the update, and what momentum and the schedule make of it."""
+RULE_STEPS = 8
+SPOILT = 2
+INTERVAL = 3
+"""The run that shows the scaler's rule: 8 steps, an infinite gradient in step 2, the scale to grow after every 3 clean ones.
+It is halved once, and grows after steps 5; a scaler that forgot to count anew would grow it after step 3."""
+
+
+class Bed:
+    """A prepared program, put back to its beginning for every run of it.
+
+    Parameters keep their storage and the call stays as it is, so that code is compiled once; optimizer, schedule, loader
+    and scaler are made anew for each run.
+    """
+
+    def __init__(self, trial: Trial) -> None:
+        self.trial = trial
+        self.program = trial.program(trial.case.seed)
+        if self.program.trainer is None:
+            raise TypeError(
+                f"workload {trial.workload.name} has mode {Mode.TRAJECTORY} and no recipe: give its Problem one"
+            )
+        self.steps = self.program.steps
+        self._state = State(self.program)
+        self._prepare()
+        # Before its first use a scaler holds no tensors: a copy is a fresh one.
+        self._scaler = copy.deepcopy(self.program.scaler)
+        self.program.steps = WARM_STEPS
+        warm_up(trial, self.program)
+
+    @property
+    def trainer(self) -> Trainer:
+        """Of the program, by whoever changed it."""
+        if self.program.trainer is None:
+            raise TypeError("the program's trainer was taken away after it was prepared")
+        return self.program.trainer
+
+    @property
+    def scaled(self) -> bool:
+        """Whether there is a scaler that scales."""
+        return self._scaler is not None and self._scaler.is_enabled()
+
+    def begin(self, steps: int, configure: Callable[[torch.amp.GradScaler], None] | None = None) -> None:
+        """Put everything back to the beginning, for a run of so many steps."""
+        program, trial = self.program, self.trial
+        self._state.restore()
+        program.module.zero_grad(set_to_none=True)
+        program.steps = steps
+        program.scaler = copy.deepcopy(self._scaler)
+        if configure is not None and program.scaler is not None:
+            configure(program.scaler)
+        self.trainer.start = None
+        trial.device.synchronize()
+        trial.device.seed(trial.case.seed)
+
+    def run(self) -> Result:
+        """Train as `begin` left things; the result is on the CPU."""
+        return {path: tensor.cpu() for path, tensor in self.program.run(Mode.TRAJECTORY).items()}
+
+    def go_on(self, steps: int, configure: Callable[[torch.amp.GradScaler], None] | None = None) -> Result:
+        """Train on from the state that the last run left, which must hold all: what it does not hold is lost before."""
+        saved = self.trainer.save(self.program)
+        self.begin(steps, configure)
+        self.trial.device.seed(self.trial.case.seed + 1)
+        with torch.no_grad():
+            for tensor in (*self.program.module.parameters(), *self.program.module.buffers()):
+                tensor.fill_(math.nan if tensor.is_floating_point() else 0)
+        self.trainer.start = saved
+        try:
+            return self.run()
+        finally:
+            self.trainer.start = None
+
+    def _prepare(self) -> None:
+        # A technique looks at a mini-batch, as it will be called with, not at the whole data set.
+        program, data = self.program, self.program.inputs
+        rows = len(data[0]) // self.trainer.recipe.batches
+        program.inputs = tuple(value[:rows] if isinstance(value, Tensor) else value for value in data)
+        self.trial.technique.prepare(program, Mode.TRAJECTORY, self.trial.device)
+        program.inputs = data
+
+
+def verify(trial: Trial) -> Finding:
+    """Train, judge the training by its course, resume it, and probe its scaler.
+
+    Raises:
+        OracleError: The course cannot be had or trusted.
+    """
+    case, technique, device, clock = trial.case, trial.technique, trial.device, trial.clock
+    with clock("oracle"):
+        course, excess = ensemble.course(trial.store.folder, case, technique, trial.workload)
+    with device.strict_float32():
+        with clock("prepare"):
+            bed = Bed(trial)
+            data = [snapshot(value) for value in bed.program.inputs]
+            bed.begin(bed.steps)
+        with clock("run"):
+            device.reset_fallbacks()
+            with technique.watch(device.type) as log:
+                raw = bed.program.run(Mode.TRAJECTORY)
+            fallbacks = device.fallbacks()
+        with clock("judge"):
+            evidence = [
+                *technique.evidence(bed.program, log, case.mode, device),
+                on_device(log, fallbacks, device),
+            ]
+            faults = list(_misplaced(raw, bed.program, device.type))
+            result = {path: tensor.cpu() for path, tensor in raw.items()}
+            judgement = judge(result, course)
+            faults += judgement.faults
+        with clock("resume"):
+            broken, repeats = _resume(bed, result, course)
+            faults += broken
+            evidence.append(repeats)
+        if bed.scaled:
+            with clock("scaler"):
+                faults += _rule(bed)
+                faults += _indifference(bed, course)
+        faults += mutations(bed.program.inputs, data)
+    return Finding(evidence, faults, judgement.figures, judgement.compared, excess)
+
+
+def _misplaced(result: Result, program: Program, device_type: str) -> Iterator[str]:
+    """Numbers and parameters are on the device, in the dtype of the parameters: autocast keeps losses in float32 too."""
+    stored = next(program.module.parameters()).dtype
+    for path, tensor in result.items():
+        if tensor.device.type != device_type or tensor.dtype != stored:
+            yield f"{path}: metadata: expected {stored} on {device_type}, got {tensor.dtype} on {tensor.device.type}"
+            return  # one of them says it: all steps are alike
+
+
+def _resume(bed: Bed, result: Result, course: Course) -> tuple[list[str], Evidence]:
+    """Train half, save, restore, train on: bitwise as without the stop, where the device itself repeats bitwise."""
+    half = bed.steps // 2
+
+    def growing(scaler: torch.amp.GradScaler) -> None:
+        # Once before the stop and, if the count of clean steps survives, again soon after it.
+        scaler.set_growth_interval(half // 2 + 1)
+
+    def straight() -> tuple[Result, dict[int, float]]:
+        bed.begin(bed.steps, growing)
+        return bed.run(), bed.trainer.scales
+
+    expected, scales = straight() if bed.scaled else (result, {})
+    bed.begin(half, growing)
+    bed.run()
+    resumed = bed.go_on(bed.steps - half, growing)
+    got = bed.trainer.scales
+    claim = f"training resumed after {half} of {bed.steps} steps"
+    faults = _unequal(expected, resumed, half)
+    if faults:
+        again, _ = straight()
+        if _unequal(expected, again, 0):
+            # Not a matter of resuming: the device rounds otherwise every time, and a resumed training may too.
+            paths = {path for path in course.truth if step(path) >= half}
+            faults = [f"resume: {fault}" for fault in judge(resumed, course, paths).faults]
+            return faults, Evidence(claim, "within rounding (the device itself does not repeat bitwise)", engaged=True)
+    late = {at: scale for at, scale in scales.items() if at >= half}
+    if late != got:
+        at = next((at for at in late if got.get(at) != late[at]), half)
+        faults.append(f"resume: scale after step {at}: expected {late.get(at)}, got {got.get(at)}")
+    return faults, Evidence(claim, "differs" if faults else "bitwise equal", engaged=True)
+
+
+def _unequal(expected: Result, got: Result, first: int) -> list[str]:
+    """What differs from step `first` on, as one fault that names the earliest."""
+    wanted = {path for path in expected if step(path) >= first}
+    differing = [
+        path
+        for path in wanted | got.keys()
+        if path not in got or path not in wanted or not torch.equal(expected[path], got[path])
+    ]
+    if not differing:
+        return []
+    path = min(differing, key=lambda path: (step(path), quantity(path) == "parameter", path))
+    if path not in got or path not in wanted:
+        return [f"resume: {path}: {'missing' if path in wanted else 'unexpected'} after resuming"]
+    apart = float((got[path].double() - expected[path].double()).norm() / expected[path].double().norm())
+    what = f"resume: {path}: not as without the stop: expected {len(wanted)} tensors bitwise equal"
+    return [f"{what}, {len(differing)} differ, this first, by {apart:.3e}"]
+
+
+def _rule(bed: Bed) -> Iterator[str]:
+    """Skip and growth: an infinite gradient changes no parameter and lowers the scale; clean steps raise it."""
+
+    def counting(scaler: torch.amp.GradScaler) -> None:
+        scaler.set_growth_interval(INTERVAL)
+
+    bed.begin(RULE_STEPS, counting)
+    trainer, scaler = bed.trainer, bed.program.scaler
+    if scaler is None:
+        raise TypeError("the program's scaler was taken away after it was prepared")
+    scale, grow, back = float(scaler.get_scale()), scaler.get_growth_factor(), scaler.get_backoff_factor()
+    spoilt = next(parameter for parameter in bed.program.module.parameters() if parameter.requires_grad)
+
+    def infinite(gradient: Tensor) -> Tensor:
+        return torch.full_like(gradient, math.inf) if trainer.step == SPOILT else gradient
+
+    handle = spoilt.register_hook(infinite)  # type: ignore[no-untyped-call]  # torch annotates Tensor only in part
+    records, trainer.records = trainer.records, lambda taken: taken > 0
+    try:
+        result = bed.run()
+    finally:
+        trainer.records = records
+        handle.remove()
+    clean = 0
+    for at in range(RULE_STEPS):
+        clean = 0 if at == SPOILT else clean + 1
+        scale *= back if at == SPOILT else grow if clean == INTERVAL else 1.0
+        clean %= INTERVAL
+        if trainer.scales[at] != scale:
+            why = "an infinite gradient" if at == SPOILT else f"{clean or INTERVAL} clean steps"
+            yield f"scaler: scale after step {at}, {why}: expected {scale:g}, got {trainer.scales[at]:g}"
+            break
+    for at in range(1, RULE_STEPS):
+        names = {path.rpartition("@")[0] for path in result if path.endswith(f"@{at}")}
+        moved = sum(not torch.equal(result[f"{name}@{at}"], result[f"{name}@{at + 1}"]) for name in names)
+        if at == SPOILT and moved:
+            yield f"scaler: step {at}, whose gradient is infinite: expected 0 parameters changed, got {moved}"
+        if at != SPOILT and not moved:
+            yield f"scaler: step {at}, whose gradient is finite: expected parameters to change, got 0 of {len(names)}"
+
+
+def _indifference(bed: Bed, course: Course) -> Iterator[str]:
+    """From every initial scale the training goes the same way: gradients are unscaled before they are clipped and used."""
+    paths = {path for path in course.truth if step(path) < SCALED_STEPS}
+    for scale in SCALES:
+
+        def begin(scaler: torch.amp.GradScaler, scale: float = scale) -> None:
+            scaler.load_state_dict(scaler.state_dict() | {"scale": scale})
+
+        bed.begin(SCALED_STEPS, begin)
+        result = bed.run()
+        after = bed.trainer.scales[SCALED_STEPS - 1]
+        if after != scale:
+            yield f"scaler: initial scale {scale:g}: expected no gradient to overflow, got the scale {after:g}"
+        for fault in judge(result, course, paths).faults:
+            yield f"scaler: initial scale {scale:g}: {fault}"

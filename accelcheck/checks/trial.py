@@ -1,0 +1,171 @@
+"""One case on its way through a check: what a check is given, what it gives back, and what all checks need."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from accelcheck.core.case import Evidence
+from accelcheck.workloads.base import Program, to
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from pathlib import Path
+
+    from accelcheck.core.case import Case, Figure, Measurement
+    from accelcheck.devices.base import Device
+    from accelcheck.techniques.base import Technique
+    from accelcheck.techniques.observe import Log
+    from accelcheck.verify.oracle import Store
+    from accelcheck.workloads.base import Problem, Workload
+
+
+class Clock:
+    """Wall time by phase."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+
+    @contextlib.contextmanager
+    def __call__(self, phase: str) -> Iterator[None]:
+        """Add the time spent within to a phase."""
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds[phase] = self.seconds.get(phase, 0.0) + time.perf_counter() - start
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A case with everything that it names, and what it is run with."""
+
+    case: Case
+    technique: Technique
+    workload: Workload
+    device: Device
+    store: Store
+    clock: Clock = field(default_factory=Clock)
+    trace: Path | None = None
+    """File for a trace of the case, where one is wanted."""
+
+    def place(self, problem: Problem, seed: int) -> Program:
+        """A problem on the device, in the case's dtype; the technique is not applied."""
+        return Program.of(
+            problem,
+            device=self.device.torch_device(),
+            dtype=getattr(torch, self.case.dtype),
+            seed=seed,
+            synchronize=self.device.synchronize,
+        )
+
+    def program(self, seed: int) -> Program:
+        """`place` of the workload's own problem of a seed."""
+        return self.place(self.workload.problem(seed), seed)
+
+    def placed(self, value: Any) -> Any:
+        """An input or target on the device, in the case's dtype where it is floating-point."""
+        return to(value, self.device.torch_device(), getattr(torch, self.case.dtype))
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What a check found out.
+
+    Attributes:
+        evidence: What shows that the technique ran.
+        faults: One line for each thing that is wrong, its path first; none: the case passes.
+        figures: What was measured, against which budget.
+        compared: Number of elements that were compared; a pass needs at least one.
+        eager_excess: See `accelcheck.verify.oracle.Reference`; 0 where a check has no such reference.
+        measurements: How fast and how large it is, where the check measures.
+        digest: Of all that the work depends on, where the check measures.
+        times: What it timed, in seconds.
+    """
+
+    evidence: Sequence[Evidence]
+    faults: Sequence[str]
+    figures: Sequence[Figure]
+    compared: int
+    eager_excess: float = 0.0
+    measurements: Sequence[Measurement] = ()
+    digest: str = ""
+    times: Sequence[float] = ()
+
+
+def warm_up(trial: Trial, program: Program) -> None:
+    """Run with other inputs, so that what is judged is the steady state and no cache of results can serve it."""
+    technique = trial.technique
+    judged = program.inputs, program.target, program.scaler
+    for number in range(1, technique.warmups + 1):
+        extent = number if technique.resizing and "resizable" in trial.workload.traits else 0
+        other = trial.workload.problem(trial.case.seed + number, extent)
+        program.inputs = tuple(trial.placed(value) for value in other.inputs)
+        program.target = trial.placed(other.target)
+        program.run(trial.case.mode)
+    program.inputs, program.target, program.scaler = judged
+
+
+class State:
+    """Parameters and buffers as they were, to restore them between runs and to see that nothing changed them."""
+
+    def __init__(self, program: Program) -> None:
+        self._tensors = dict(program.module.named_parameters())
+        self._buffers = dict(program.module.named_buffers())
+        self._before = {name: snapshot(t) for name, t in (self._tensors | self._buffers).items()}
+
+    def restore(self) -> None:
+        """Put the values back, in place, so that what was compiled for these tensors stays valid."""
+        with torch.no_grad():
+            for name, tensor in (self._tensors | self._buffers).items():
+                if not unchanged(tensor.detach().cpu(), self._before[name]):
+                    tensor.copy_(self._before[name].to(tensor.device))
+
+    def mutations(self) -> list[str]:
+        """Parameters that a forward or backward pass changed. Buffers are part of the result, and judged there."""
+        return [
+            f"parameter:{name}: mutated: expected it bitwise unchanged"
+            for name, tensor in self._tensors.items()
+            if not unchanged(tensor.detach().cpu(), self._before[name])
+        ]
+
+
+def snapshot(value: Any) -> Any:
+    """A copy of a tensor on the CPU; anything else as it is."""
+    return value.detach().clone().cpu() if isinstance(value, Tensor) else value
+
+
+_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+"""Integers of so many bytes."""
+
+
+def unchanged(value: Tensor, was: Tensor) -> bool:
+    """Bit for bit: by value NaN would differ from itself, and -0 not from 0."""
+    if value.is_complex():
+        value, was = torch.view_as_real(value), torch.view_as_real(was)
+    bits = _BITS[value.element_size()]
+    return torch.equal(value.view(bits), was.view(bits))
+
+
+def mutations(inputs: Sequence[Any], before: Sequence[Any]) -> list[str]:
+    """Inputs that a run changed, given what `snapshot` kept of them."""
+    return [
+        f"input[{index}]: mutated: expected it bitwise unchanged"
+        for index, (value, was) in enumerate(zip(inputs, before, strict=True))
+        if isinstance(value, Tensor) and not unchanged(value.detach().cpu(), was)
+    ]
+
+
+def on_device(log: Log | None, fallbacks: Mapping[str, int], device: Device) -> Evidence:
+    """Work that silently went to the CPU is a failure, whatever its result; `log` is None where nothing watched."""
+    strays = dict(fallbacks)
+    find: Callable[[], Mapping[str, int]] | None = getattr(log, "strays", None)
+    if find is not None:
+        strays |= find()
+    listed = ", ".join(f"{name} x{count}" for name, count in sorted(strays.items()))
+    return Evidence(f"no operator left {device.name} for the CPU", listed or "none did", not strays)

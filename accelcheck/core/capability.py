@@ -1,0 +1,69 @@
+"""Whether something exists here, and if not, which of `unsupported` and `unavailable` it is, and why. No torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from accelcheck.core.case import Verdict
+
+
+class Code(StrEnum):
+    """Why a device or a technique does not run: stable codes that reports can count."""
+
+    OK = "ok"
+    # unavailable: it could exist on such a machine, this one lacks something
+    NO_HARDWARE = "no-hardware"
+    NO_PACKAGE = "no-package"
+    WRONG_BUILD = "wrong-build"
+    IMPORT_FAILED = "import-failed"
+    NOT_ASKED = "not-asked"
+    PROBE_FAILED = "probe-failed"
+    PROBE_TIMEOUT = "probe-timeout"
+    # unsupported: it does not exist there
+    NO_DTYPE = "no-dtype"
+    NO_FEATURE = "no-feature"
+    NO_BACKEND = "no-backend"
+    NO_EFFECT = "no-effect"
+    WRONG_VERSION = "wrong-version"
+
+
+@dataclass(frozen=True, slots=True)
+class Capability:
+    """The answer of a device or technique to "do you run here?".
+
+    Attributes:
+        code: ``ok``, or why not.
+        reason: One sentence with the fact that was found; empty when it runs.
+        action: What a person can do about it, such as an install command; may be empty.
+        verdict: ``None`` when it runs, else ``unsupported`` or ``unavailable``.
+    """
+
+    code: Code
+    reason: str
+    action: str
+    verdict: Verdict | None
+
+    @property
+    def ok(self) -> bool:
+        """Whether it runs here."""
+        return self.verdict is None
+
+    def __str__(self) -> str:
+        """The answer as one line for a header, a skip reason or a table."""
+        if self.verdict is None:
+            return "ok"
+        return f"{self.verdict} [{self.code}] {self.reason}" + (f"; {self.action}" if self.action else "")
+
+
+SUPPORTED = Capability(Code.OK, "", "", None)
+
+
+def unsupported(code: Code, reason: str, action: str = "") -> Capability:
+    """It does not exist there: no change to this machine would make it run."""
+    return Capability(code, reason, action, Verdict.UNSUPPORTED)
+
+
+def unavailable(code: Code, reason: str, action: str = "") -> Capability:
+    """It could run, but hardware, a package or a build is absent here."""
+    return Capability(code, reason, action, Verdict.UNAVAILABLE)

@@ -1,0 +1,245 @@
+"""The journal: append-only JSON lines, one record a case, written as the run goes. Everything else is made from it. No torch."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any, Self, TextIO
+
+from accelcheck.core.case import Case, Evidence, Figure, Measurement, Mode, Verdict
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+SCHEMA = 2
+"""Version of the record layout; a reader refuses another one."""
+
+
+class JournalError(ValueError):
+    """A journal cannot be written, or a line of one is not what it should be; the message names file, line and field."""
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """What is kept of one case.
+
+    Attributes:
+        case: The case.
+        verdict: What was found out.
+        code: Of `accelcheck.core.capability.Code` for what did not run; empty otherwise.
+        reason: Why not, what failed, or what was expected to fail: one or several lines of text.
+        evidence: What showed that the technique ran.
+        figures: The figures: of every view the one nearest to (or farthest beyond) its budget, and all beyond theirs.
+        compared: Number of elements compared with the oracle.
+        eager_excess: How many times more eager errs than the rounding samples; see `accelcheck.verify.oracle`.
+        seconds: Wall time by phase: ``oracle``, ``prepare`` (compilation and warm-up), ``run``, ``judge``.
+        traceback: Of an `error`; empty otherwise.
+        measurements: Of cases that measure, and that pass.
+        digest: Of all that the work of such a case depends on; empty for others.
+        times: Seconds of one call, a block of calls each, in the order in which they were measured.
+    """
+
+    case: Case
+    verdict: Verdict
+    code: str = ""
+    reason: str = ""
+    evidence: tuple[Evidence, ...] = ()
+    figures: tuple[Figure, ...] = ()
+    compared: int = 0
+    eager_excess: float = 0.0
+    seconds: Mapping[str, float] = field(default_factory=dict)
+    traceback: str = ""
+    measurements: tuple[Measurement, ...] = ()
+    digest: str = ""
+    times: tuple[float, ...] = ()
+
+    def as_json(self) -> dict[str, Any]:
+        """JSON-ready values; non-finite numbers become the strings ``inf`` and ``nan``, which `float` reads back."""
+        plain = asdict(self)
+        plain["case"] = {**plain["case"], "id": self.case.id, "seed": self.case.seed}
+        plain["seconds"] = {phase: round(value, 4) for phase, value in self.seconds.items()}
+        plain["kind"] = "case"
+        cleaned: dict[str, Any] = _finite(plain)
+        return cleaned
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Self:
+        """Read what `as_json` wrote.
+
+        Raises:
+            JournalError: A field is missing or has a value outside its range; the message names it.
+        """
+        try:
+            case = data["case"]
+            return cls(
+                case=Case(
+                    technique=str(case["technique"]),
+                    workload=str(case["workload"]),
+                    device=str(case["device"]),
+                    dtype=str(case["dtype"]),
+                    mode=Mode(case["mode"]),
+                    level=int(case["level"]),
+                ),
+                verdict=Verdict(data["verdict"]),
+                code=str(data["code"]),
+                reason=str(data["reason"]),
+                evidence=tuple(
+                    Evidence(str(e["claim"]), _observed(e["observed"]), _flag(e, "engaged")) for e in data["evidence"]
+                ),
+                figures=tuple(
+                    Figure(
+                        path=str(f["path"]),
+                        view=str(f["view"]),
+                        measured=float(f["measured"]),
+                        allowed=float(f["allowed"]),
+                        where=str(f["where"]),
+                        gates=_flag(f, "gates"),
+                    )
+                    for f in data["figures"]
+                ),
+                compared=_count(data, "compared"),
+                eager_excess=float(data["eager_excess"]),
+                seconds={str(phase): float(value) for phase, value in data["seconds"].items()},
+                traceback=str(data["traceback"]),
+                measurements=tuple(
+                    Measurement(
+                        name=str(m["name"]),
+                        value=_maybe(m["value"]),
+                        unit=str(m["unit"]),
+                        low=_maybe(m["low"]),
+                        high=_maybe(m["high"]),
+                        reason=str(m["reason"]),
+                    )
+                    for m in data["measurements"]
+                ),
+                digest=str(data["digest"]),
+                times=tuple(float(seconds) for seconds in data["times"]),
+            )
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
+            raise JournalError(f"not a case record: {type(error).__name__}: {error}") from error
+
+
+class Journal:
+    """Writes records, one flushed line each, so that what was learned survives whatever ends the run.
+
+    Args:
+        path: The file; made, or emptied, at once.
+
+    Raises:
+        JournalError: It cannot be written.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._file: TextIO = path.open("w", encoding="utf-8")
+        except OSError as error:
+            raise JournalError(
+                f"the journal {path} cannot be written: {error.strerror or error}; "
+                "give --accel-journal a path in a folder that you may write to"
+            ) from error
+
+    def header(self, facts: Mapping[str, Any]) -> None:
+        """The first line: versions, options, devices."""
+        self._line({"kind": "run", "schema": SCHEMA, **facts})
+
+    def case(self, record: Mapping[str, Any]) -> None:
+        """One case, as `Record.as_json` gives it."""
+        self._line(record)
+
+    def end(self, facts: Mapping[str, Any]) -> None:
+        """The last line: counts and exit status. A journal without it was cut off."""
+        self._line({"kind": "end", **facts})
+        self._file.close()
+
+    def _line(self, data: Mapping[str, Any]) -> None:
+        self._file.write(json.dumps(_finite(dict(data)), allow_nan=False, sort_keys=True) + "\n")
+        self._file.flush()
+
+
+def read(path: Path) -> tuple[dict[str, Any], list[Record]]:
+    """The header and all case records of a journal.
+
+    Raises:
+        JournalError: The file cannot be read, or a line is not JSON, of another schema, or lacks a field; the message names
+            file and line. The last line may be cut short: it is what a killed run leaves, and is left out.
+    """
+    header: dict[str, Any] = {}
+    records: list[Record] = []
+    for number, data in _parsed(path):
+        kind = data.get("kind") if isinstance(data, dict) else None
+        if kind == "run":
+            if data.get("schema") != SCHEMA:
+                raise JournalError(f"{path}:{number}: schema {data.get('schema')!r}; this accelcheck reads {SCHEMA}")
+            header = data
+        elif not header:
+            raise JournalError(f"{path}:{number}: field 'kind' is {kind!r}; the first line must be the header, a run")
+        elif kind == "case":
+            try:
+                records.append(Record.from_json(data))
+            except JournalError as error:
+                raise JournalError(f"{path}:{number}: {error}") from error
+        elif kind != "end":
+            raise JournalError(f"{path}:{number}: field 'kind' is {kind!r}; expected run, case or end")
+    return header, records
+
+
+def _parsed(path: Path) -> Iterator[tuple[int, Any]]:
+    """Line numbers and what the lines hold, without a last one that was cut short."""
+    try:
+        # What is written is ASCII; other bytes are replaced, and then refused as the JSON that they are not.
+        lines = path.read_text(encoding="ascii", errors="replace").splitlines(keepends=True)
+    except OSError as error:
+        raise JournalError(f"the journal {path} cannot be read: {error.strerror or error}") from error
+    for number, line in enumerate(lines, start=1):
+        try:
+            data = json.loads(line)
+        except (json.JSONDecodeError, RecursionError) as error:
+            if number == len(lines) and not line.endswith("\n"):
+                return
+            raise JournalError(f"{path}:{number}: not JSON: {error}") from error
+        yield number, data
+
+
+def _flag(data: Mapping[str, Any], name: str) -> bool:
+    # Not `bool()`: any text is true, "false" as well.
+    value = data[name]
+    if isinstance(value, bool):
+        return value
+    raise TypeError(f"field {name!r} is {value!r}; expected true or false")
+
+
+def _maybe(value: Any) -> float | None:
+    return None if value is None else float(value)
+
+
+def _count(data: Mapping[str, Any], name: str) -> int:
+    number = int(data[name])
+    if number < 0:
+        raise ValueError(f"field {name!r} is {number}; expected 0 or more")
+    return number
+
+
+def _observed(value: Any) -> int | float | str:
+    if value in _NON_FINITE:
+        return float(value)
+    if isinstance(value, (int, float, str)):
+        return value
+    raise TypeError(f"field 'observed' is {type(value).__name__}; expected a number or a text")
+
+
+_NON_FINITE = ("inf", "-inf", "nan")
+"""What `_finite` writes for the numbers that JSON lacks."""
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    if isinstance(value, Mapping):
+        return {str(key): _finite(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(item) for item in value]
+    return value

@@ -1,0 +1,128 @@
+"""The matrix: which cases there are. The same ids in the same order on every machine; nothing here asks a device."""
+
+from __future__ import annotations
+
+import fnmatch
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeVar
+
+from accelcheck.core.case import Case, Mode
+from accelcheck.core.registry import discover, index, unknown
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from accelcheck.devices.base import Device
+    from accelcheck.techniques.base import Technique
+    from accelcheck.workloads.base import Workload
+
+T = TypeVar("T")
+
+LEVELS = (1, 2, 3, 4)
+"""smoke, standard, full, soak."""
+DTYPES = ("float32", "bfloat16", "float16")
+"""Storage dtypes that a case may have."""
+
+
+@dataclass(frozen=True)
+class Selection:
+    """What of the matrix was asked for. Empty means all; techniques and workloads may be globs."""
+
+    devices: tuple[str, ...]
+    techniques: tuple[str, ...] = ()
+    workloads: tuple[str, ...] = ()
+    dtypes: tuple[str, ...] = ()
+    cases: tuple[str, ...] = ()
+    level: int = 1
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """Everything registered: built-in, and from other plugins."""
+
+    techniques: Mapping[str, Technique]
+    workloads: Mapping[str, Workload]
+
+    @classmethod
+    def load(cls, techniques: Iterable[Technique] = (), workloads: Iterable[Workload] = ()) -> Matrix:
+        """Import the built-in families (and with them torch) and add what others registered.
+
+        Raises:
+            DuplicateNameError: Two things share a name.
+        """
+        return cls(
+            index("technique", [*discover("accelcheck.techniques", "TECHNIQUES"), *techniques]),
+            index("workload", [*discover("accelcheck.workloads", "WORKLOADS"), *workloads]),
+        )
+
+    def cases(self, selection: Selection, modes: Iterable[Mode] = tuple(Mode)) -> list[Case]:
+        """The selected cases, sorted by device (as asked), technique, workload, dtype, mode."""
+        chosen = [
+            (technique, workload, dtype, mode)
+            for technique in _matching(self.techniques, selection.techniques)
+            for workload in _matching(self.workloads, selection.workloads)
+            if technique.accepts(workload)
+            for dtype in technique.dtypes
+            if dtype in workload.dtypes
+            if not selection.dtypes or dtype in selection.dtypes
+            for mode in modes
+            if mode in workload.modes and technique.covers(mode)
+        ]
+        cases = [
+            Case(technique.name, workload.name, device, dtype, mode, level(technique, workload, dtype))
+            for device in selection.devices
+            for technique, workload, dtype, mode in chosen
+        ]
+        if selection.cases:
+            return [case for case in cases if case.id in selection.cases]
+        return [case for case in cases if case.level <= selection.level]
+
+    def check(self, selection: Selection) -> None:
+        """See that every name asked for exists.
+
+        Raises:
+            UnknownNameError: One does not; the message gives the legal values and the nearest.
+        """
+        for kind, words, legal in (
+            ("technique", selection.techniques, self.techniques),
+            ("workload", selection.workloads, self.workloads),
+        ):
+            for word in words:
+                if not fnmatch.filter(legal, word):
+                    raise unknown(kind, word, list(legal))
+        if selection.cases:
+            everything = Selection(selection.devices, level=max(LEVELS))
+            known = {case.id for case in self.cases(everything)}
+            for word in selection.cases:
+                if word not in known:
+                    raise unknown_case(word, sorted(known))
+
+
+def level(technique: Technique, workload: Workload, dtype: str) -> int:
+    """When a case runs: costs add. A slow technique, a large workload and a further dtype each wait one level more."""
+    further = int(dtype != technique.dtypes[0])
+    cost = technique.level + workload.level - 1 + further - int(workload.name in technique.early)
+    return min(max(LEVELS), max(min(LEVELS), cost))
+
+
+def devices(found: Iterable[Device] = ()) -> Mapping[str, Device]:
+    """All known devices by name: built-in, and `found` ones (generic accelerators, other plugins'). Imports no torch."""
+    return index("device", [*discover("accelcheck.devices", "DEVICES"), *found])
+
+
+def unknown_case(word: str, legal: Sequence[str]) -> Exception:
+    """The error for a case id that does not exist: too many exist to list, so the nearest few are given."""
+    import difflib
+
+    from accelcheck.core.registry import UnknownNameError
+
+    near = difflib.get_close_matches(word, legal, n=3, cutoff=0.3)
+    return UnknownNameError(
+        f"unknown case {word!r}. Expected technique/workload/device/dtype/mode; nearest: {', '.join(near) or 'none'}."
+    )
+
+
+def _matching(things: Mapping[str, T], patterns: Sequence[str]) -> list[T]:
+    if not patterns:
+        return list(things.values())
+    return [thing for name, thing in things.items() if any(fnmatch.fnmatchcase(name, p) for p in patterns)]

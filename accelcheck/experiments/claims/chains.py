@@ -1,0 +1,84 @@
+"""The compile curve's claims: what compilation gains on 30 statements, and loses on few."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING
+
+from accelcheck.core.units import duration
+from accelcheck.experiments import curve
+from accelcheck.experiments.claims.catalogue import Measured, What
+from accelcheck.experiments.claims.experiment import Contest, Experiment, Side
+from accelcheck.experiments.curve import WrongError
+from accelcheck.measure.curve import Form, Point, Shapes
+from accelcheck.techniques.compilation.regions import compiler_capability
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from accelcheck.core.capability import Capability
+    from accelcheck.devices.base import Device
+
+MANY = 30
+FEW = (1, 2, 3, 4)
+
+
+class _Chain(Experiment):
+    """Statements compiled in one form, for one kind of shapes."""
+
+    length: str
+    """What the name says of the number of statements."""
+
+    def __init__(self, form: Form, shapes: Shapes) -> None:
+        self.name = f"compile-{form}-{self.length}"
+        self._form = form
+        self._shapes = shapes
+
+    def answer(self, device: Device) -> Capability:
+        return compiler_capability(device)
+
+
+class Many(_Chain):
+    """A long chain."""
+
+    gives = frozenset({What.SPEED_UP})
+    length = str(MANY)
+
+    @contextlib.contextmanager
+    def contest(self, device: Device) -> Iterator[Contest]:
+        with curve.compiled(device, MANY, self._shapes, self._form) as pair:
+            yield Contest(Side(pair.eager, device), Side(pair.compiled, device))
+            pair.check()
+
+
+class Few(_Chain):
+    """Short chains, each compiled: the least that one of them is slower."""
+
+    gives = frozenset({What.EXTRA_TIME})
+    length = "few"
+
+    @contextlib.contextmanager
+    def contest(self, device: Device) -> Iterator[Contest]:
+        nothing = Side(lambda: None, device)
+        yield Contest(nothing, nothing, {What.EXTRA_TIME: lambda: self._least(device)})
+
+    def _least(self, device: Device) -> Measured:
+        points = []
+        for count in FEW:
+            found = curve.point(device, count, self._shapes, self._form)
+            if not isinstance(found, Point):
+                raise WrongError(f"{count} statements: {found.reason}")
+            points.append(found)
+        # Slower at each: as much as the fastest is, and as its end of the interval says.
+        least = min(points, key=lambda point: point.ratio)
+        how = f"at {least.count} statements, {duration(least.seconds)} against {duration(least.eager)}"
+        low, high = min(point.low for point in points), min(point.high for point in points)
+        return Measured(least.ratio - 1, low - 1, high - 1, how)
+
+
+EXPERIMENTS: tuple[Experiment, ...] = (
+    Many(Form.STATIC, Shapes.FIXED),
+    Many(Form.DYNAMIC, Shapes.VARYING),
+    Few(Form.STATIC, Shapes.FIXED),
+    Few(Form.DYNAMIC, Shapes.VARYING),
+)

@@ -1,0 +1,100 @@
+"""Claims beside measurements, as text and as JSON. No torch."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+from accelcheck.experiments.claims.catalogue import Outcome, What
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from accelcheck.experiments.claims.catalogue import Answer, Claim, Measured
+
+_HEAD = ("claim", "promised", "measured here", "outcome", "promised for")
+
+
+def text(answers: Sequence[Answer]) -> list[str]:
+    """For a terminal: a line a claim, what figures come from, why some have none, where they are published, and counts."""
+    rows = [_HEAD, *(_row(answer) for answer in answers)]
+    widths = [max(len(row[at]) for row in rows) for at in range(len(_HEAD))]
+    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    for title, part in (
+        ("What was measured", [f"{a.claim.name}: {a.claim.workload}: {a.measured.how}" for a in answers if a.measured]),
+        ("Not measurable here", _grouped((a.claim.name, a.reason) for a in answers if a.reason)),
+        ("Published", _grouped((a.claim.name, f"{a.claim.published} {a.claim.source}".strip()) for a in answers)),
+    ):
+        lines += ["", title, *part] if part else []
+    return [*lines, "", counts(answers)]
+
+
+def counts(answers: Sequence[Answer]) -> str:
+    """One line."""
+    tally = Counter(answer.outcome for answer in answers)
+    said = ", ".join(f"{tally[outcome]} {outcome}" for outcome in Outcome if tally[outcome])
+    broken = sum(answer.broken for answer in answers)
+    return f"{len(answers)} claims: {said}" + (f"; {broken} of them wrong or with an error" if broken else "")
+
+
+def as_json(answers: Sequence[Answer]) -> dict[str, Any]:
+    """JSON-ready values: claims by name."""
+    return {"claims": {answer.claim.name: _plain(answer) for answer in answers}}
+
+
+def promised(claim: Claim) -> str:
+    """A claim's figure in words."""
+    if claim.what.bounded:
+        return f"at most {_figure(claim.what, claim.figure)}"
+    if claim.most is not None:
+        return f"{_figure(claim.what, claim.figure)} to {_figure(claim.what, claim.most)}"
+    return f"at least {_figure(claim.what, claim.figure)}"
+
+
+def _plain(answer: Answer) -> dict[str, Any]:
+    claim, measured = answer.claim, answer.measured
+    return {
+        "what": claim.what,
+        "workload": claim.workload,
+        "least": claim.least,
+        "most": claim.most,
+        "devices": list(claim.classes),
+        "source": claim.source,
+        "published": claim.published,
+        "outcome": answer.outcome,
+        "value": None if measured is None else measured.value,
+        "low": None if measured is None else measured.low,
+        "high": None if measured is None else measured.high,
+        "how": "" if measured is None else measured.how,
+        "code": answer.code,
+        "reason": answer.reason,
+    }
+
+
+def _row(answer: Answer) -> tuple[str, ...]:
+    claim = answer.claim
+    found = "-" if answer.measured is None else _measured(claim.what, answer.measured)
+    return claim.name, promised(claim), found, answer.outcome, ", ".join(claim.classes)
+
+
+def _measured(what: What, found: Measured) -> str:
+    value, low, high = (_figure(what, number) for number in (found.value, found.low, found.high))
+    return value if found.low == found.high else f"{value} ({low} to {high})"
+
+
+def _figure(what: What, number: float) -> str:
+    if what is What.SPEED_UP:
+        return f"{number:.2f}x"
+    if what is What.EXTRA_TIME:
+        return f"{100 * number:+.1f} %"
+    if what is What.MEMORY:
+        return f"{-100 * number:+.1f} %"
+    return f"{number:.2g} relative" if what is What.ERROR else f"{number:.3g}x a doubling"
+
+
+def _grouped(said: Iterable[tuple[str, str]]) -> list[str]:
+    """What is said of several claims, once."""
+    groups: dict[str, list[str]] = {}
+    for name, text in said:
+        groups.setdefault(text, []).append(name)
+    return [f"{', '.join(names)}: {text}" for text, names in groups.items()]

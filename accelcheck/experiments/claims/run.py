@@ -1,0 +1,62 @@
+"""Measures claims: each experiment once, for all that share it."""
+
+from __future__ import annotations
+
+from itertools import groupby
+from typing import TYPE_CHECKING
+
+from accelcheck.core.registry import discover, index
+from accelcheck.experiments.claims.catalogue import absent, judged, wrong
+from accelcheck.experiments.claims.experiment import measured, telling
+from accelcheck.experiments.curve import brief
+from accelcheck.measure.clocks import undisturbed
+from accelcheck.techniques.base import Unsupported
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from accelcheck.devices.base import Device
+    from accelcheck.experiments.claims.catalogue import Answer, Claim
+    from accelcheck.experiments.claims.experiment import Experiment
+
+
+def experiments() -> Mapping[str, Experiment]:
+    """All of the package, by name."""
+    return index("experiment", discover("accelcheck.experiments.claims", "EXPERIMENTS"))
+
+
+def answers(device: Device, claims: Sequence[Claim], known: Mapping[str, Experiment]) -> Iterator[Answer]:
+    """What becomes of each claim, those of one experiment together.
+
+    Args:
+        device: Open.
+        claims: Of these experiments.
+        known: Experiments by name.
+    """
+    ordered = sorted(claims, key=lambda claim: (claim.experiment, claim.name))
+    for name, group in groupby(ordered, key=lambda claim: claim.experiment):
+        yield from _answers(device, list(group), known[name])
+
+
+def _answers(device: Device, claims: Sequence[Claim], experiment: Experiment) -> Iterator[Answer]:
+    capability = experiment.answer(device)
+    told = {claim: capability if not capability.ok else telling(device, claim.what) for claim in claims}
+    left = [claim for claim in claims if told[claim].ok]
+    found = {claim: absent(claim, told[claim]) for claim in claims if claim not in left}
+    if left:
+        try:
+            found |= _contested(device, left, experiment)
+        except Unsupported as answer:
+            found |= {claim: absent(claim, answer.capability) for claim in left}
+        except Exception as error:  # noqa: BLE001 - whatever is wrong with an experiment is the answer to its claims
+            found |= {claim: wrong(claim, brief(error)) for claim in left}
+    yield from (found[claim] for claim in claims)
+
+
+def _contested(device: Device, claims: Sequence[Claim], experiment: Experiment) -> dict[Claim, Answer]:
+    found = {}
+    with device.strict_float32(), experiment.contest(device) as contest:
+        for claim in claims:
+            with undisturbed():
+                found[claim] = judged(claim, measured(contest, claim.what, claim.figure))
+    return found

@@ -1,0 +1,163 @@
+"""How tensors lie in memory, and what overwriting them saves: single operators, nothing compiled."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from accelcheck.core.capability import Capability, Code, unsupported
+from accelcheck.experiments.claims.catalogue import What
+from accelcheck.experiments.claims.experiment import Contest, Experiment, Side
+from accelcheck.experiments.curve import WrongError
+from accelcheck.measure.memory import held
+from accelcheck.verify.precision import UNIT_ROUNDOFF
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from accelcheck.devices.base import Device
+
+    Operator = Callable[..., Tensor]
+
+
+class Strided(Experiment):
+    """An operator on a tensor whose strides are not those of its order, beside the same values in order.
+
+    Args:
+        name: As `Experiment.name`.
+        shapes: Of the operands; the first one has its dimensions swapped in memory.
+        swapped: Which two.
+        operator: Of the operands.
+        depth: How many products each element of the result sums; 0 where it sums none, and must be exact.
+    """
+
+    gives = frozenset({What.EXTRA_TIME})
+
+    def __init__(
+        self, name: str, shapes: Sequence[tuple[int, ...]], swapped: tuple[int, int], operator: Operator, depth: int
+    ) -> None:
+        self.name = name
+        self._shapes = shapes
+        self._swapped = swapped
+        self._operator = operator
+        self._depth = depth
+
+    def answer(self, device: Device) -> Capability:
+        if "strided" not in device.features:
+            return unsupported(Code.NO_FEATURE, f"{device.name} does not declare strided: its tensors have one layout")
+        return super().answer(device)
+
+    @contextlib.contextmanager
+    def contest(self, device: Device) -> Iterator[Contest]:
+        dense, *others = drawn(device, *self._shapes)
+        strided = dense.transpose(*self._swapped).contiguous().transpose(*self._swapped)
+        with torch.no_grad():
+            check(self._operator, (strided, *others), self._depth)
+            yield Contest(
+                Side(lambda: self._operator(dense, *others), device),
+                Side(lambda: self._operator(strided, *others), device),
+            )
+            check(self._operator, (strided, *others), self._depth)
+
+
+class InPlace(Experiment):
+    """An operator that overwrites what it is given, or what was just computed, beside one that does not.
+
+    Args:
+        name: As `Experiment.name`.
+        shapes: Of the operands.
+        plain, saving: Of the operands; `saving` may overwrite the first one.
+        depth: As of `Strided`.
+    """
+
+    gives = frozenset({What.MEMORY})
+
+    def __init__(
+        self, name: str, shapes: Sequence[tuple[int, ...]], plain: Operator, saving: Operator, depth: int
+    ) -> None:
+        self.name = name
+        self._shapes = shapes
+        self._plain = plain
+        self._saving = saving
+        self._depth = depth
+
+    @contextlib.contextmanager
+    def contest(self, device: Device) -> Iterator[Contest]:
+        operands = drawn(device, *self._shapes)
+        with torch.no_grad():
+            expected = self._plain(*operands)
+            found = self._saving(operands[0].clone(), *operands[1:])
+            if not torch.equal(found, expected):
+                raise WrongError(f"{self.name}: expected the bits of the operator out of place, got others")
+            check(self._plain, operands, self._depth)
+            del expected, found
+            yield Contest(
+                Side(lambda: self._plain(*operands), device, held(operands)),
+                Side(lambda: self._saving(*operands), device, held(operands)),
+            )
+
+
+def drawn(device: Device, *shapes: tuple[int, ...]) -> list[Tensor]:
+    """Standard normal operands, FP32, the same ones always."""
+    generator = torch.Generator().manual_seed(len(shapes))
+    return [torch.randn(shape, generator=generator).to(device.torch_device()) for shape in shapes]
+
+
+def check(operator: Operator, operands: Sequence[Tensor], depth: int) -> None:
+    """Hold an operator's result against FP64.
+
+    A sum of so many products, in whatever order, errs by no more than ``depth u / (1 - depth u)`` of the sum of their sizes
+    (Higham, Accuracy and Stability of Numerical Algorithms, 2002, eq. 3.5); what follows it here, a ReLU, enlarges nothing.
+
+    Raises:
+        WrongError: It errs by more.
+    """
+    exact = [operand.cpu().double() for operand in operands]
+    error = (operator(*operands).cpu().double() - operator(*(value.clone() for value in exact))).abs()
+    unit = UNIT_ROUNDOFF["float32"]
+    # One rounding more than products, for what is added to the sum.
+    part = (depth + 1) * unit / (1 - (depth + 1) * unit) if depth else unit
+    allowed = part * operator(*(value.abs() for value in exact))
+    beyond = error > allowed
+    if bool(beyond.any()) or not bool(error.isfinite().all()):
+        raise WrongError(f"expected errors of {float(allowed.max()):.2g} at most, got {float(error.max()):.2g}")
+
+
+def _product(a: Tensor, b: Tensor) -> Tensor:
+    return a @ b
+
+
+def _convolution(x: Tensor, weight: Tensor) -> Tensor:
+    return functional.conv2d(x, weight, padding=1)
+
+
+def _copied(x: Tensor) -> Tensor:
+    return torch.empty(x.shape, dtype=x.dtype, device=x.device).copy_(x)
+
+
+_IMAGES = ((8, 32, 64, 64), (32, 32, 3, 3))
+_TAPS = 32 * 3 * 3
+_LONG = ((65536, 64), (64, 64))
+_VECTOR = ((1024, 1024),)
+
+EXPERIMENTS: tuple[Experiment, ...] = (
+    Strided("non-contiguous-matmul", ((1024, 1024), (1024, 1024)), (0, 1), _product, 1024),
+    Strided("non-contiguous-convolution", _IMAGES, (2, 3), _convolution, _TAPS),
+    Strided("non-contiguous-transpose", ((2048, 2048),), (0, 1), _copied, 0),
+    InPlace("inplace-add", _VECTOR, lambda x: x + 1.0, lambda x: x.add_(1.0), 0),
+    InPlace("inplace-relu", _VECTOR, lambda x: x.relu(), lambda x: x.relu_(), 0),
+    InPlace(
+        "inplace-matmul", _LONG, lambda a, b: _product(a, b).relu(), lambda a, b: _product(a, b).relu_(), _LONG[1][0]
+    ),
+    InPlace(
+        "inplace-convolution",
+        _IMAGES,
+        lambda x, w: _convolution(x, w).relu(),
+        lambda x, w: _convolution(x, w).relu_(),
+        _TAPS,
+    ),
+)

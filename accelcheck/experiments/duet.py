@@ -1,0 +1,303 @@
+"""Two environments on this machine, a process of each at a time, in turns: which of them is faster, case by case.
+
+The parent never imports torch; the environments may have different ones, and different accelchecks. What a process says is
+parsed by schema. A case that crashes or hangs is known by name, and the others go on in other processes.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+import statistics
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from accelcheck.experiments.duet_process import PROTOCOL
+from accelcheck.experiments.duet_side import AbsentError, Message, Process, Side, SideError, apart, together
+from accelcheck.measure import duet
+from accelcheck.measure.paired import Answer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from accelcheck.core.matrix import Selection
+
+TIMEOUT = 600.0
+"""Seconds that a process may be silent: of one case, or of importing torch."""
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What an environment says of itself: versions, the device's driver and runtime, and whether one process alone can hold the device."""
+
+    python: str
+    torch: str
+    accelcheck: str
+    runtime: str
+    exclusive: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """Of one case in one process.
+
+    Attributes:
+        seconds: As `accelcheck.measure.duet.latency` has it.
+        to_eager: That as a part of FP32 eager's in the same process.
+    """
+
+    seconds: float
+    to_eager: float
+
+
+@dataclass(slots=True)
+class Row:
+    """One case.
+
+    Attributes:
+        case: Its id.
+        samples: Of either side, one a process.
+        absent: Why a side has no figure, or no more of them, by the side's name: it does not have the case, gets it wrong, or
+            does not survive it.
+        broken: The sides on which it is wrong, crashes or hangs; not those on which it does not exist.
+        apart: Whether its processes run one after the other: the device allows no more, or it failed beside another process,
+            which may have held what it needs.
+        found: What came of the pairs; None before the first look.
+    """
+
+    case: str
+    samples: tuple[list[Sample], list[Sample]] = field(default_factory=lambda: ([], []))
+    absent: dict[str, str] = field(default_factory=dict)
+    broken: set[str] = field(default_factory=set)
+    apart: bool = False
+    found: duet.Duet | None = None
+
+    @property
+    def open(self) -> bool:
+        """Whether more pairs may tell more."""
+        return not self.absent and (self.found is None or self.found.answer is Answer.UNDECIDED)
+
+    @property
+    def worse(self) -> bool:
+        """Whether B is slower, or fails where A does not."""
+        if self.absent:
+            return "B" in self.broken and "A" not in self.absent
+        return self.found is not None and self.found.answer is Answer.SLOWER
+
+    def lose(self, side: Side, why: str, *, broken: bool) -> None:
+        """Note that a side has no more figures."""
+        self.absent[side.name] = why
+        if broken:
+            self.broken.add(side.name)
+
+
+def located(word: str) -> str:
+    """The absolute path of an interpreter, from a path or a name on PATH. A link stays one: a virtual environment's is.
+
+    Raises:
+        SideError: There is none.
+    """
+    found = shutil.which(word)
+    if found is None:
+        raise SideError(f"expected the path of a python executable such as /env/bin/python, got {word}, which is none")
+    return str(Path(found).absolute())
+
+
+def play(
+    sides: tuple[Side, Side],
+    selection: Selection,
+    tell: Callable[[str], object],
+    looks: Sequence[int] = duet.LOOKS,
+    margin: float = duet.MARGIN,
+    timeout: float = TIMEOUT,
+) -> tuple[tuple[Facts, Facts], list[Row]]:
+    """Judge every case on both sides, then measure those that are right, in processes of both in turns.
+
+    Args:
+        sides: A and B.
+        selection: Of one device; which cases that is, either side's own matrix says.
+        tell: Is told how far it is.
+        looks: Pairs of processes after which to look, ascending; 2 at least. What is decided is not measured again.
+        margin: Relative difference that counts.
+        timeout: Seconds that a process may be silent.
+
+    Raises:
+        SideError: An environment cannot be used.
+    """
+    opened = []
+    for side in sides:
+        tell(f"{side.name}: judging what is to be timed")
+        opened.append(_opened(side, selection, timeout))
+    (facts_a, rows_a), (facts_b, rows_b) = opened
+    rows = [_merged(case, sides, (rows_a.get(case), rows_b.get(case))) for case in dict.fromkeys([*rows_a, *rows_b])]
+    cases = sum(row.open for row in rows)
+    for row in rows:
+        row.apart = facts_a.exclusive or facts_b.exclusive
+    pairs = 0
+    for look in looks:
+        if not any(row.open for row in rows):
+            break
+        while pairs < look and (waiting := [row for row in rows if row.open]):
+            while waiting:
+                alike = [row for row in waiting if row.apart == waiting[0].apart]
+                waiting = [*_measured(sides, selection, alike, timeout, pairs), *(r for r in waiting if r not in alike)]
+            pairs += 1
+        for row in rows:
+            if row.open:
+                ratios = [b.seconds / a.seconds for a, b in zip(*row.samples, strict=True)]
+                row.found = duet.judge(ratios, cases, len(looks), margin)
+        tell(f"{pairs} pairs: {sum(not row.open for row in rows)} of {len(rows)} cases done")
+    return (facts_a, facts_b), rows
+
+
+def medians(samples: Sequence[Sample]) -> Sample:
+    """Of all processes of a side."""
+    return Sample(statistics.median(s.seconds for s in samples), statistics.median(s.to_eager for s in samples))
+
+
+def _merged(case: str, sides: tuple[Side, Side], own: tuple[Row | None, Row | None]) -> Row:
+    row = Row(case)
+    for side, found in zip(sides, own, strict=True):
+        if found is None:
+            row.lose(side, "its matrix has no such case", broken=False)
+        else:
+            row.absent |= found.absent
+            row.broken |= found.broken
+    return row
+
+
+def _opened(side: Side, selection: Selection, timeout: float) -> tuple[Facts, dict[str, Row]]:
+    """What a side is, and the selected cases, judged there."""
+    process = _judged(side, selection, timeout)
+    facts, rows = _introduced(process)
+    waiting = list(rows.values())
+    while True:
+        answered = [row for row in waiting if row.case in _answers(process)[0]]
+        for row, blamed, why, broken in _failures(waiting, [process], answered):
+            row.lose(blamed, why, broken=broken)
+        waiting = [row for row in waiting if row not in answered and not row.absent]
+        if not waiting:
+            return facts, rows
+        process = _judged(side, replace(selection, cases=tuple(row.case for row in waiting)), timeout)
+
+
+def _judged(side: Side, selection: Selection, timeout: float) -> Process:
+    with _process(side, "judge", selection, timeout) as process:
+        while process.ended is None:
+            process.turn()
+    return process
+
+
+def _introduced(process: Process) -> tuple[Facts, dict[str, Row]]:
+    """What a side says of itself, and which cases it has."""
+    side = process.side
+    said: Message = {name: value for message in process.messages for name, value in message.items()}
+    if "refused" in said:
+        raise (AbsentError if said.get("absent") else SideError)(f"{side}: {said['refused']}")
+    if "hello" not in said:
+        raise SideError(
+            f"{side}: expected a Python in which torch and an accelcheck that has duets can be imported. Install them there, or name a "
+            f"checkout by --env-{side.name.lower()} PYTHONPATH=FOLDER. Got: {_end(process)}"
+        )
+    return _facts(side, said["hello"]), {str(case): Row(str(case)) for case in _typed(side, said, "cases", list)}
+
+
+def _measured(
+    sides: tuple[Side, Side], selection: Selection, rows: Sequence[Row], timeout: float, number: int
+) -> list[Row]:
+    """Measure rows, all in turns or all apart, in one pair of processes; give those that are to be measured again.
+
+    What fails beside another process is measured again apart, and lost only if it fails there too.
+    """
+    selection = replace(selection, cases=tuple(row.case for row in rows))
+    in_turns = apart if rows[0].apart else together
+    with ExitStack() as stack:
+        pair = [stack.enter_context(_process(side, "measure", selection, timeout)) for side in sides]
+        in_turns(pair, number)
+    answers = [_answers(process)[0] for process in pair]
+    measured = []
+    for row in rows:
+        told = [own[row.case] for own in answers if row.case in own]
+        right = ["wrong" not in message for message in told]
+        if len(right) == len(pair) and all(right):  # those of a pair belong together
+            for side, message, samples in zip(sides, told, row.samples, strict=True):
+                samples.append(_sample(row, side, message))
+            measured.append(row)
+    for row, blamed, why, broken in _failures(rows, pair, measured):
+        if in_turns is apart:
+            row.lose(blamed, why, broken=broken)
+        row.apart = True
+    return [row for row in rows if row not in measured and not row.absent]
+
+
+def _process(side: Side, task: str, selection: Selection, timeout: float) -> Process:
+    job = json.dumps({"task": task, "selection": asdict(selection)})
+    # -P: what lies in the folder at hand is not what the environment has.
+    return Process(side, ["-P", "-m", "accelcheck.experiments.duet_process", job], timeout)
+
+
+def _answers(process: Process) -> tuple[dict[str, Message], str]:
+    """What it says of each case, and the case that it had begun when it ended, or none."""
+    answers: dict[str, Message] = {}
+    begun = ""
+    for message in process.messages:
+        if "begin" in message:
+            begun = str(message["begin"])
+        elif begun and message.get("done") == begun:
+            answers[begun] = message
+            begun = ""
+    return answers, begun
+
+
+def _failures(
+    rows: Sequence[Row], processes: Sequence[Process], answered: Sequence[Row]
+) -> list[tuple[Row, Side, str, bool]]:
+    """Cases without a figure, the side at fault, why, and whether it is broken there.
+
+    Where a case ended a process, that one; where nothing was answered at all, every one: nor would the next process reach it.
+    """
+    found = []
+    for process in processes:
+        answers, begun = _answers(process)
+        for row in rows:
+            message = answers.get(row.case, {})
+            if "wrong" in message:
+                wrong = _typed(process.side, message, "wrong", str)
+                found.append((row, process.side, wrong, _typed(process.side, message, "broken", bool)))
+            elif row.case == begun and process.ended is not None:  # else it was given up with the other
+                found.append((row, process.side, _end(process), True))
+    if found or answered:
+        return found
+    over = [process for process in processes if process.ended is not None]
+    return [(row, process.side, f"not reached: {_end(process)}", True) for process in over for row in rows]
+
+
+def _end(process: Process) -> str:
+    return process.ended or "the process ended without an answer"
+
+
+def _sample(row: Row, side: Side, message: Message) -> Sample:
+    numbers = [_typed(side, message, name, float) for name in ("seconds", "to_eager")]
+    if not all(0.0 < number < math.inf for number in numbers):
+        raise SideError(f"{side}: {row.case}: expected positive figures, got {message}")
+    return Sample(*numbers)
+
+
+def _facts(side: Side, hello: Any) -> Facts:
+    spoken = hello.get("protocol") if isinstance(hello, dict) else hello
+    if spoken != PROTOCOL:
+        raise SideError(f"{side}: expected an accelcheck that speaks protocol {PROTOCOL} of duets, got {spoken!r}")
+    python, torch, accelcheck, runtime = (
+        _typed(side, hello, name, str) for name in ("python", "torch", "accelcheck", "runtime")
+    )
+    return Facts(python, torch, accelcheck, runtime, _typed(side, hello, "exclusive", bool))
+
+
+def _typed(side: Side, message: Mapping[str, Any], name: str, kind: type) -> Any:
+    value = message.get(name)
+    if isinstance(value, kind):
+        return value
+    raise SideError(f"{side}: expected the field {name!r} as {kind.__name__}, got {value!r}")

@@ -1,0 +1,162 @@
+"""What a run was asked for and what this machine has: found out once, on the controller, and sent to every worker. No torch."""
+
+from __future__ import annotations
+
+import tempfile
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+from accelcheck.core import matrix
+from accelcheck.core.matrix import Selection
+from accelcheck.plugin import options, registered
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, MutableMapping
+
+    import pytest
+
+    from accelcheck.devices.base import Device, Status
+    from accelcheck.measure.gate import Gate
+
+
+class AbsentDeviceError(ValueError):
+    """A device that must be here (``--accel-require``) is not."""
+
+
+@dataclass(frozen=True)
+class Setup:
+    """One run.
+
+    Attributes:
+        selection: What of the matrix was asked for.
+        statuses: What the probe found of each known device, in order of their names.
+        autoload: Whether device backends may load themselves with torch; off when one of them breaks the import.
+        folder: Private to the run; holds the references.
+        ledgers: Further ledgers, besides the shipped ones.
+    """
+
+    selection: Selection
+    statuses: Mapping[str, Status]
+    autoload: bool
+    folder: Path
+    ledgers: tuple[Path, ...]
+
+    @classmethod
+    def find(cls, config: pytest.Config) -> Self:
+        """Read the options and probe the devices, each in a child process.
+
+        Raises:
+            UnknownNameError: An option has a value that is not legal.
+            AbsentDeviceError: A required device is absent.
+            LedgerError: A ledger cannot be read.
+        """
+        from accelcheck.devices.probe import probe
+        from accelcheck.expectations.ledger import Ledger
+
+        ledgers = options.paths(config, "ledger")
+        Ledger.load(ledgers)
+        options.selection(config, ())  # wrong values are answered before the devices are asked
+        statuses, host = probe(None, options.seconds(config), registered.devices(config))
+        words = options.value(config, "device") or ("auto",)
+        chosen = options.chosen_devices(words, statuses, statuses)
+        selection = options.selection(config, chosen)
+        absent = [f"{name}: {statuses[name].capability}" for name in chosen if not statuses[name].present]
+        if options.value(config, "require") and absent:
+            raise AbsentDeviceError("--accel-require: a device that was asked for is absent. " + "; ".join(absent))
+        folder = Path(tempfile.mkdtemp(prefix="accelcheck-"))
+        return cls(selection, statuses, host.autoload, folder, ledgers)
+
+    def as_json(self) -> dict[str, Any]:
+        """For a worker's input."""
+        return {
+            "selection": asdict(self.selection),
+            "statuses": [status.as_json() for status in self.statuses.values()],
+            "autoload": self.autoload,
+            "folder": str(self.folder),
+            "ledgers": [str(path) for path in self.ledgers],
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Self:
+        """Read what the controller sent."""
+        from accelcheck.devices.base import status_from_json
+
+        words = data["selection"]
+        statuses = [status_from_json(status) for status in data["statuses"]]
+        return cls(
+            selection=Selection(
+                devices=tuple(words["devices"]),
+                techniques=tuple(words["techniques"]),
+                workloads=tuple(words["workloads"]),
+                dtypes=tuple(words["dtypes"]),
+                cases=tuple(words["cases"]),
+                level=int(words["level"]),
+            ),
+            statuses={status.device: status for status in statuses},
+            autoload=bool(data["autoload"]),
+            folder=Path(data["folder"]),
+            ledgers=tuple(Path(path) for path in data["ledgers"]),
+        )
+
+    def devices(self, config: pytest.Config) -> Mapping[str, Device]:
+        """All known devices by name: built-in, other plugins', and accelerators that the probe met."""
+        from accelcheck.devices.generic import Generic
+
+        hooked = registered.devices(config)
+        known = matrix.devices(hooked)
+        return matrix.devices([*hooked, *(Generic(name) for name in self.statuses if name not in known)])
+
+    def apply(self, environ: MutableMapping[str, str], worker: str, workers: int) -> None:
+        """Set what must be set before torch is imported in this process; what the caller has set stays.
+
+        Args:
+            environ: Of this process.
+            worker: xdist's name of it, such as ``gw1``; empty without workers.
+            workers: How many there are; 1 without.
+        """
+        from accelcheck.devices import hardware
+        from accelcheck.devices.pinning import pin
+
+        if not self.autoload:
+            environ["TORCH_DEVICE_BACKEND_AUTOLOAD"] = "0"
+        if not worker:
+            return
+        # Workers share the cores: more threads than cores only slow each other down.
+        environ.setdefault("OMP_NUM_THREADS", str(max(1, hardware.usable_cores() // workers)))
+        environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
+        for name in self.selection.devices:
+            fingerprint = self.statuses[name].fingerprint
+            if fingerprint is not None:
+                pin(name, worker, environ, fingerprint.count)
+
+
+def gate(config: pytest.Config, run: Setup) -> Gate:
+    """What baselines and limits are to say of this run's times.
+
+    Raises:
+        BaselineError: A stored baseline of a device that is asked for is not what it should be.
+        LimitError: A file of limits is not what it should be.
+        UnknownNameError: An option has a value that is not legal.
+    """
+    from accelcheck.expectations import limits
+    from accelcheck.measure.baselines import Baselines, Place, settings
+    from accelcheck.measure.gate import STORING, Gate, Use
+
+    found = {name: run.statuses[name].fingerprint for name in run.selection.devices}
+    places = {name: Place.of(fingerprint) for name, fingerprint in found.items() if fingerprint is not None}
+    environments = {name: settings(fingerprint) for name, fingerprint in found.items() if fingerprint is not None}
+    store = Baselines(options.baselines(config))
+    use = options.use(config)
+    processes, _ = options.processes(config)
+    stored = {} if use is Use.OFF else {name: store.cases(place) for name, place in places.items()}
+    if use in STORING:
+        for place in places.values():
+            store.writable(place)
+    files = options.paths(config, "limits")
+    words = [f"--accel-limits={file}" for file in files]
+    if use is not Use.OFF:
+        words += [f"--accel-baseline={use}", f"--accel-baselines={store.root}"]
+    if options.value(config, "processes") is not None:
+        words.append(f"--accel-processes={processes}")
+    return Gate(use, store, places, environments, limits.load(files), tuple(words), stored)

@@ -1,0 +1,193 @@
+"""The controller's side of a run: header, journal, progress, matrix, exit status. No torch."""
+
+from __future__ import annotations
+
+import datetime as dt
+import io
+import json
+import os
+import platform
+import sys
+import threading
+import time
+from typing import TYPE_CHECKING, Any, TextIO
+
+import pytest
+
+import accelcheck
+from accelcheck.core.case import Case, Mode, Verdict
+from accelcheck.core.journal import Journal, JournalError, Record
+from accelcheck.plugin.options import paths
+from accelcheck.report import terminal
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from accelcheck.measure.gate import Gate
+    from accelcheck.plugin.configuration import Setup
+
+PATIENCE = 20.0
+"""Seconds after which a case that still runs is named, and between two such lines."""
+
+
+class Controller:
+    """Collects the records of all processes of a run. Registered where tests report to: never on an xdist worker."""
+
+    def __init__(self, config: pytest.Config, setup: Setup, gate: Gate) -> None:
+        self.config = config
+        self.setup = setup
+        self.gate = gate
+        self.records: dict[str, Record] = {}
+        self.asked = False
+        self.started = time.monotonic()
+        given = paths(config, "journal")
+        self.journal = self._begin(given[0]) if given else None
+        self.progress = Progress(_terminal(config))
+
+    def _begin(self, path: Path) -> Journal:
+        journal = Journal(path)
+        try:
+            journal.header(self._facts())
+        except OSError as error:  # opening a file on a full disk works, writing to it does not
+            raise JournalError(f"the journal {path} cannot be written: {error.strerror or error}") from error
+        return journal
+
+    def _facts(self) -> dict[str, Any]:
+        selection = self.setup.selection
+        return {
+            "accelcheck": accelcheck.__version__,
+            "started": dt.datetime.now(tz=dt.UTC).isoformat(timespec="seconds"),
+            "python": platform.python_version(),
+            "platform": platform.platform(),
+            "level": selection.level,
+            "devices": {
+                name: {
+                    "capability": str(status.capability),
+                    "fingerprint": status.fingerprint.as_json() if status.fingerprint else None,
+                }
+                for name, status in self.setup.statuses.items()
+                if name in selection.devices
+            },
+        }
+
+    def pytest_report_header(self) -> list[str]:
+        """Which devices were found, and why others were not."""
+        return terminal.header(self.setup)
+
+    def pytest_runtest_logstart(self, nodeid: str) -> None:
+        """A case began, here or on a worker."""
+        self.progress.begin(nodeid)
+
+    def pytest_runtest_logfinish(self, nodeid: str) -> None:
+        """A case ended."""
+        self.progress.end(nodeid)
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Take a record over from a report; make one when the process died or the case was never reached."""
+        name = _bracketed(report.nodeid)
+        if report.when not in {"setup", "call", "teardown"}:
+            self.progress.end(report.nodeid)  # xdist never says that a test finished whose worker died
+        data: str | None = getattr(report, "accelcheck", None)
+        if data is not None:
+            record = Record.from_json(json.loads(data))
+        else:
+            self.asked = self.asked or name in {"no-case", "shared"}
+            case = self._case(name)
+            if case is None or not report.failed or case.id in self.records:
+                return
+            # xdist reports a worker that died under a test with a `when` that is none of setup, call and teardown.
+            verdict = Verdict.ERROR if report.when in {"setup", "call", "teardown"} else Verdict.CRASH
+            record = Record(case, verdict, reason=report.longreprtext.strip())
+        self.records[record.case.id] = record
+        if self.journal is not None:
+            self.journal.case(record.as_json())
+
+    def _case(self, name: str) -> Case | None:
+        parts = name.split("/")
+        if len(parts) != len(("technique", "workload", "device", "dtype", "mode")) or parts[4] not in set(Mode):
+            return None
+        technique, workload, device, dtype, mode = parts
+        if device not in self.setup.selection.devices:
+            return None
+        return Case(technique, workload, device, dtype, Mode(mode), self.setup.selection.level)
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
+        """What was asked for and ran nothing is not green."""
+        self.progress.stop()
+        executed = sum(record.verdict.executed for record in self.records.values())
+        if exitstatus == pytest.ExitCode.OK and (self.records or self.asked) and not executed:
+            session.exitstatus = pytest.ExitCode.NO_TESTS_COLLECTED
+        if self.journal is not None:
+            counts = terminal.counts(self.records.values())
+            self.journal.end({"verdicts": counts, "exit": int(session.exitstatus)})
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        """The matrix technique x device, counts, and the slowest cases."""
+        if self.records or self.asked:
+            terminal.summary(terminalreporter, self.setup, self.gate, self.records, self.journal_path)
+
+    @property
+    def journal_path(self) -> Path | None:
+        """Where the journal went, if it was asked for."""
+        return self.journal.path if self.journal is not None else None
+
+
+def _bracketed(nodeid: str) -> str:
+    """What stands between the brackets of a test's name; brackets in folder names are not meant."""
+    return nodeid.rpartition("::")[2].partition("[")[2].rpartition("]")[0]
+
+
+class Progress:
+    """Names cases that run long, while they run: a compilation of minutes otherwise looks like a hang."""
+
+    def __init__(self, out: TextIO) -> None:
+        self._out = out
+        self._alone = False  # whether our line is the last one there: the reporter's dots end without a newline
+        self._running: dict[str, float] = {}
+        self._lock = threading.Lock()
+        self._stopped = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def begin(self, nodeid: str) -> None:
+        """Watch a test."""
+        with self._lock:
+            self._running[nodeid] = time.monotonic()
+            self._alone = False
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._watch, name="accelcheck-progress", daemon=True)
+            self._thread.start()
+
+    def end(self, nodeid: str) -> None:
+        """Watch it no longer."""
+        with self._lock:
+            self._running.pop(nodeid, None)
+            self._alone = False
+
+    def stop(self) -> None:
+        """End watching."""
+        self._stopped.set()
+        if self._thread is not None:
+            self._thread.join()
+
+    def _watch(self) -> None:
+        while not self._stopped.wait(PATIENCE):
+            now = time.monotonic()
+            with self._lock:
+                late = [(name, now - start) for name, start in self._running.items() if now - start >= PATIENCE]
+            for name, seconds in late:
+                start = "" if self._alone else "\n"
+                self._alone = True
+                self._out.write(f"{start}accelcheck: {_bracketed(name) or name}: running for {seconds:.0f} s\n")
+            self._out.flush()
+
+
+def _terminal(config: pytest.Config) -> TextIO:
+    """Standard output as it is now: while a case runs in this process, pytest captures what is written to the usual one."""
+    try:
+        descriptor = os.dup(sys.stdout.fileno())
+    except (io.UnsupportedOperation, OSError):  # not a file: a notebook's, or a test's
+        return sys.stdout
+    out = os.fdopen(descriptor, "w", encoding="utf-8", errors="replace")
+    config.add_cleanup(out.close)
+    return out

@@ -1,0 +1,288 @@
+"""pytest's hooks, thin. Importing this costs every pytest run of everyone who has accelcheck installed: no torch here."""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import shutil
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from accelcheck.plugin import options
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+
+    from accelcheck.checks.execute import Bench
+    from accelcheck.core.case import Case
+    from accelcheck.core.journal import Record
+    from accelcheck.core.matrix import Matrix
+    from accelcheck.measure.gate import Gate
+    from accelcheck.plugin.configuration import Setup
+    from accelcheck.plugin.controller import Controller
+
+_SETUP: pytest.StashKey[Setup] = pytest.StashKey()
+_MATRIX: pytest.StashKey[Matrix] = pytest.StashKey()
+_RECORD: pytest.StashKey[Record] = pytest.StashKey()
+
+_GATE: pytest.StashKey[Gate] = pytest.StashKey()
+
+NOT_ASKED = "not-asked"
+SHARED = "shared"
+NO_CASE = "no-case"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Declare the options and their ini twins."""
+    options.add(parser)
+
+
+def pytest_addhooks(pluginmanager: pytest.PytestPluginManager) -> None:
+    """Declare the hooks by which others register devices, techniques and workloads."""
+    from accelcheck.plugin import hookspecs
+
+    pluginmanager.add_hookspecs(hookspecs)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Find out what was asked for and what is here: on the controller by probing, on a worker by being told."""
+    config.addinivalue_line(
+        "markers", "accel(*modes): parametrize `accel_case` with the selected cases of these modes (default: all modes)"
+    )
+    worker = getattr(config, "workerinput", None)
+    if worker is not None:
+        if "accelcheck" in worker:
+            from accelcheck.plugin import configuration
+
+            run = configuration.Setup.from_json(json.loads(worker["accelcheck"]))
+            run.apply(os.environ, worker["workerid"], worker["workercount"])
+            config.stash[_SETUP] = run
+    elif options.requested(config) and not config.option.help:
+        config.pluginmanager.register(_controller(config), "accelcheck-controller")
+
+
+def _controller(config: pytest.Config) -> Controller:
+    from accelcheck.core.journal import JournalError
+    from accelcheck.core.processes import end_with_parent
+    from accelcheck.core.registry import DuplicateNameError, UnknownNameError
+    from accelcheck.expectations.ledger import LedgerError
+    from accelcheck.expectations.limits import LimitError
+    from accelcheck.measure import timing_processes
+    from accelcheck.measure.baselines import BaselineError
+    from accelcheck.plugin import configuration, controller
+
+    if timing_processes.ongoing() is not None:
+        end_with_parent()
+    try:
+        run = configuration.Setup.find(config)
+        run.apply(os.environ, "", 1)
+        config.stash[_SETUP] = run
+        config.add_cleanup(lambda: shutil.rmtree(run.folder, ignore_errors=True))
+        gate = config.stash[_GATE] = configuration.gate(config, run)
+        if run.selection.techniques or run.selection.workloads or run.selection.cases:
+            _matrix(config).check(run.selection)  # names need the registry, and that needs torch: only when given
+        return controller.Controller(config, run, gate)
+    except (
+        configuration.AbsentDeviceError,
+        BaselineError,
+        DuplicateNameError,
+        JournalError,
+        LedgerError,
+        LimitError,
+        UnknownNameError,
+    ) as error:
+        raise pytest.UsageError(f"accelcheck: {error}") from error
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    """xdist: tell a worker what the controller found out."""
+    configuration = node.config.stash.get(_SETUP, None)
+    if configuration is not None:
+        node.workerinput["accelcheck"] = json.dumps(configuration.as_json())  # execnet takes plain types only
+
+
+def _matrix(config: pytest.Config) -> Matrix:
+    if _MATRIX not in config.stash:
+        from accelcheck.plugin import registered
+
+        config.stash[_MATRIX] = registered.matrix(config)
+    return config.stash[_MATRIX]
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Give a test that takes `accel_case` the selected cases."""
+    if "accel_case" not in metafunc.fixturenames:
+        return
+    configuration = metafunc.config.stash.get(_SETUP, None)
+    if configuration is None:
+        _parametrize_nothing(metafunc, NOT_ASKED, "accelcheck was not asked for: give --accel-device=auto")
+        return
+    from accelcheck.core.case import TIMED, Mode
+
+    marker = metafunc.definition.get_closest_marker("accel")
+    modes = [Mode(mode) for mode in marker.args] if marker is not None and marker.args else list(Mode)
+    if hasattr(metafunc.config, "workerinput"):
+        modes = [mode for mode in modes if mode not in TIMED]
+        if not modes:
+            _parametrize_nothing(
+                metafunc, SHARED, "timing needs the machine for itself: run accelcheck.suite.test_speed without -n"
+            )
+            return
+    cases = _matrix(metafunc.config).cases(configuration.selection, modes)
+    if cases:
+        metafunc.parametrize("accel_case", cases, ids=[case.id for case in cases])
+    else:
+        _parametrize_nothing(metafunc, NO_CASE, "no case of this kind matches the selection")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Timed cases are pytest-benchmark's too. In a round, nothing else is run."""
+    if _SETUP not in config.stash:
+        return
+    from accelcheck.measure import timing_processes
+    from accelcheck.plugin.benchmark import announce
+
+    timed = [(item, case) for item in items if (case := _timed(item)) is not None]
+    written = timing_processes.ongoing()
+    if written is not None:
+        cases = timing_processes.wanted(written)
+        kept = [item for item, case in timed if case.id in cases]
+        config.hook.pytest_deselected(items=[item for item in items if item not in kept])
+        items[:] = kept
+    elif config.pluginmanager.hasplugin("benchmark"):
+        for item, case in timed:
+            announce(item, case)
+
+
+def _timed(item: pytest.Item) -> Case | None:
+    case: Case | None = getattr(getattr(item, "callspec", None), "params", {}).get("accel_case")
+    return case if case is not None and case.timed else None
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Before the first case: processes of their own time what is to be held against baselines."""
+    config = session.config
+    gate = config.stash.get(_GATE, None)
+    timed = [case for item in session.items if (case := _timed(item)) is not None]
+    if gate is None or config.option.collectonly or not (cases := gate.wanted(timed)):
+        return
+    from accelcheck.measure import timing_processes
+
+    reporter = config.pluginmanager.getplugin("terminalreporter")
+
+    def say(line: str) -> None:
+        if reporter is not None:
+            reporter.write_line(f"accelcheck: {line}")
+
+    def measure(ids: Sequence[str], count: int) -> Mapping[str, timing_processes.Timed]:
+        folder = Path(tempfile.mkdtemp(prefix="rounds-", dir=config.stash[_SETUP].folder))
+        words = [*map(str, config.invocation_params.args)]
+        if config.pluginmanager.hasplugin("cacheprovider"):
+            # Its skips are not this run's: what failed last would be forgotten, and --lf choose something else.
+            words += ["-o", f"cache_dir={folder / 'cache'}"]
+        return timing_processes.measure(words, ids, count, folder, config.invocation_params.dir, say)
+
+    try:
+        gate.time(cases, options.processes(config), measure)
+    except timing_processes.RoundError as error:
+        raise pytest.UsageError(f"accelcheck: {error}") from error
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_benchmark_update_machine_info(config: pytest.Config, machine_info: dict[str, Any]) -> None:
+    """pytest-benchmark's own machine id knows no accelerator."""
+    configuration = config.stash.get(_SETUP, None)
+    if configuration is not None:
+        found = {name: configuration.statuses[name].fingerprint for name in configuration.selection.devices}
+        machine_info["accelcheck"] = {name: f.as_json() for name, f in found.items() if f is not None}
+
+
+def _parametrize_nothing(metafunc: pytest.Metafunc, name: str, reason: str) -> None:
+    metafunc.parametrize("accel_case", [pytest.param(None, marks=pytest.mark.skip(reason=reason), id=name)])
+
+
+@pytest.fixture(scope="session")
+def accel_bench(request: pytest.FixtureRequest) -> Iterator[Bench]:
+    """Everything that cases run with, one a process.
+
+    What there is before the first case stays to the end: the garbage collector need not go through it before each timed case.
+    """
+    from accelcheck.checks.execute import Bench
+    from accelcheck.expectations.ledger import Ledger, shipped
+    from accelcheck.verify.oracle import Store
+
+    configuration = request.config.stash[_SETUP]
+    gc.collect()
+    gc.freeze()
+    yield Bench(
+        matrix=_matrix(request.config),
+        devices=configuration.devices(request.config),
+        statuses=configuration.statuses,
+        store=Store(configuration.folder),
+        ledger=Ledger.load((*shipped(configuration.selection.devices), *configuration.ledgers)),
+        gate=request.config.stash.get(_GATE, None),
+        traces=options.folder(request.config, "profile"),
+    )
+    gc.unfreeze()
+
+
+@pytest.fixture
+def accel_check(request: pytest.FixtureRequest, accel_bench: Bench) -> Callable[[Case], Record]:
+    """Run a case, keep its record, and pass, skip or fail the test by its verdict."""
+    from accelcheck.core.case import Verdict
+    from accelcheck.measure import timing_processes
+    from accelcheck.plugin.benchmark import publish
+    from accelcheck.report.message import explain
+
+    def check(case: Case) -> Record:
+        written = timing_processes.ongoing()
+        if written is not None:
+            timing_processes.append(written, case.id)
+            found = accel_bench.ratio(case)
+            timing_processes.append(
+                written, case.id, found if isinstance(found, str) else (found.ratio, found.waited or 0.0)
+            )
+            pytest.skip("a round of a run that judges: timed, not judged")
+        record = accel_bench.run(case)
+        request.node.stash[_RECORD] = record
+        request.node.user_properties += [
+            ("accelcheck.core.case", case.id),
+            ("accelcheck.verdict", str(record.verdict)),
+            *([("accelcheck.code", record.code)] if record.code else []),
+            *((f"accelcheck.evidence.{e.claim}", str(e.observed)) for e in record.evidence),
+            *(
+                (f"accelcheck.view.{f.view}", f"{f.measured:.6g} of {f.allowed:.6g} at {f.path}")
+                for f in record.figures
+            ),
+        ]
+        if not record.verdict.executed:
+            pytest.skip(record.reason)
+        if record.verdict is Verdict.XFAIL:
+            # Raised, since under --runxfail `pytest.xfail` does nothing, and the case would pass.
+            raise pytest.xfail.Exception(record.reason.partition("\n")[0])  # the whole reason is in the journal
+        if not record.verdict.green:
+            gate = accel_bench.gate
+            # What was measured is right: it is too slow or too large for a baseline or a limit.
+            words = gate.words if gate is not None and record.measurements else ()
+            pytest.fail(explain(record, words), pytrace=False)
+        publish(request.node, record)
+        return record
+
+    return check
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Send the record to the controller with the report."""
+    report = yield
+    record = item.stash.get(_RECORD, None)
+    if record is not None and report.when == "call":
+        # A plain text, since that is what execnet takes; on the report, since only it travels as the run goes.
+        setattr(report, "accelcheck", json.dumps(record.as_json()))  # noqa: B010 - TestReport has no such attribute of its own
+    return report

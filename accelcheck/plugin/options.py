@@ -1,0 +1,219 @@
+"""The command line and its ini twins: declared once, read once. No torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from accelcheck.core.matrix import DTYPES, LEVELS, Selection
+from accelcheck.core.registry import unknown
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+    from pathlib import Path
+
+    import pytest
+
+    from accelcheck.devices.base import Status
+    from accelcheck.measure.gate import Use
+
+SUITE = "accelcheck.suite"
+
+
+@dataclass(frozen=True)
+class Option:
+    """One option: ``--accel-NAME`` on the command line, ``accel_NAME`` in the ini file."""
+
+    name: str
+    help: str
+    repeatable: bool = False
+    flag: bool = False
+    metavar: str = "NAME"
+
+    @property
+    def dest(self) -> str:
+        """Its name in the ini file and on `config.option`."""
+        return f"accel_{self.name}"
+
+
+OPTIONS = (
+    Option("device", "device under test (repeatable): a name, `auto` (all that are here) or `all`", repeatable=True),
+    Option("technique", "technique to run (repeatable, globs allowed); default: all", repeatable=True),
+    Option("workload", "workload to run (repeatable, globs allowed); default: all", repeatable=True),
+    Option("dtype", f"storage dtype to run (repeatable): {', '.join(DTYPES)}; default: all", repeatable=True),
+    Option("case", "exact case id to run, whatever its level (repeatable)", repeatable=True, metavar="ID"),
+    Option("level", "1 smoke (default), 2 standard, 3 full, 4 soak", metavar="N"),
+    Option("require", "fail at once when a device that was asked for is absent", flag=True),
+    Option("journal", "write one JSON line a case to this file as the run goes", metavar="FILE"),
+    Option("ledger", "further file of expected failures (repeatable)", repeatable=True, metavar="FILE"),
+    Option("baseline", "hold times against stored baselines: check, update, new-only or off (default)", metavar="USE"),
+    Option("baselines", "folder of the stored baselines (default: baselines, beside the ini file)", metavar="FOLDER"),
+    Option("limits", "file of limits on speed, memory and compile time (repeatable)", repeatable=True, metavar="FILE"),
+    Option(
+        "processes",
+        "processes that time each case for a check (default 3, and 10 more what these name) or an update (10)",
+        metavar="N",
+    ),
+    Option("profile", "keep a trace of each timed case in this folder", metavar="FOLDER"),
+    Option("probe_timeout", "seconds to wait for a device to answer (default 60)", metavar="SECONDS"),
+)
+
+
+def add(parser: pytest.Parser) -> None:
+    """Declare all options and their ini twins."""
+    group = parser.getgroup("accelcheck", "acceleration portability")
+    for option in OPTIONS:
+        flag = f"--accel-{option.name.replace('_', '-')}"
+        if option.flag:
+            group.addoption(flag, dest=option.dest, action="store_true", default=None, help=option.help)
+        else:
+            action = "append" if option.repeatable else "store"
+            group.addoption(
+                flag, dest=option.dest, action=action, metavar=option.metavar, default=None, help=option.help
+            )
+        kind: Any = "bool" if option.flag else "args" if option.repeatable else "string"
+        parser.addini(option.dest, option.help, type=kind, default=None)
+
+
+def value(config: pytest.Config, name: str) -> Any:
+    """What was given for an option: the command line before the ini file; ``None`` if neither says anything."""
+    dest = f"accel_{name}"
+    given = config.getoption(dest)
+    return given if given is not None else (config.getini(dest) or None)
+
+
+def paths(config: pytest.Config, name: str) -> tuple[Path, ...]:
+    """The files given for an option: relative to where pytest was started, or to the ini file that names them."""
+    given = value(config, name) or ()
+    words = [given] if isinstance(given, str) else given
+    if config.getoption(f"accel_{name}") is not None:
+        folder = config.invocation_params.dir
+    else:
+        folder = config.inipath.parent if config.inipath is not None else config.rootpath
+    return tuple(folder / word for word in words)
+
+
+def folder(config: pytest.Config, name: str) -> Path | None:
+    """The folder given for an option, if any."""
+    given = paths(config, name)
+    return given[0] if given else None
+
+
+def baselines(config: pytest.Config) -> Path:
+    """The store of baselines; where accelcheck is no plugin of this pytest, that which it has unless said."""
+    given = folder(config, "baselines") if hasattr(config.option, "accel_baselines") else None
+    return given or config.rootpath / "baselines"
+
+
+def requested(config: pytest.Config) -> bool:
+    """Whether this pytest run is about accelcheck at all: an option or ini value is set, or the suite is named."""
+    return any(value(config, option.name) is not None for option in OPTIONS) or any(
+        str(argument).startswith((SUITE, SUITE.replace(".", "/"))) for argument in config.args
+    )
+
+
+def chosen_devices(words: Iterable[str], known: Iterable[str], statuses: Mapping[str, Status]) -> tuple[str, ...]:
+    """Resolve `auto` and `all`, keeping the order asked for, each device once.
+
+    Raises:
+        UnknownNameError: A word is no device; the message gives the legal values and the nearest.
+    """
+    names = list(known)
+    chosen: list[str] = []
+    for word in words:
+        if word == "all":
+            chosen += names
+        elif word == "auto":
+            chosen += [name for name in names if statuses[name].present]
+        elif word in names:
+            chosen.append(word)
+        else:
+            raise unknown("device", word, ["auto", "all", *names])
+    return tuple(dict.fromkeys(chosen))
+
+
+def level(config: pytest.Config) -> int:
+    """The level asked for.
+
+    Raises:
+        UnknownNameError: It is none of the four.
+    """
+    given = value(config, "level")
+    if given is None:
+        return 1
+    if str(given) not in {str(number) for number in LEVELS}:
+        raise unknown("level", str(given), [str(number) for number in LEVELS])
+    return int(given)
+
+
+def use(config: pytest.Config) -> Use:
+    """What to do with baselines.
+
+    Raises:
+        UnknownNameError: It is none of the four.
+    """
+    from accelcheck.measure.gate import Use
+
+    given = value(config, "baseline")
+    if given is None:
+        return Use.OFF
+    if given not in set(Use):
+        raise unknown("use of baselines", str(given), list(map(str, Use)))
+    return Use(given)
+
+
+def processes(config: pytest.Config) -> tuple[int, int]:
+    """How many processes are to time each case, and how many more what a check of these names.
+
+    Raises:
+        UnknownNameError: It is not a number of at least 2.
+    """
+    from accelcheck.measure.regression import CHECKED, STORED
+
+    given = value(config, "processes")
+    if given is None:
+        return CHECKED if use(config) == "check" else STORED, STORED
+    if not str(given).isascii() or not str(given).isdigit() or int(given) < 2:
+        raise unknown("number of processes", str(given), ["a whole number of at least 2"])
+    return int(given), int(given)
+
+
+def dtypes(config: pytest.Config) -> tuple[str, ...]:
+    """The storage dtypes asked for.
+
+    Raises:
+        UnknownNameError: One is not among those that cases may have.
+    """
+    given = tuple(value(config, "dtype") or ())
+    for word in given:
+        if word not in DTYPES:
+            raise unknown("dtype", word, DTYPES)
+    return given
+
+
+def seconds(config: pytest.Config) -> float:
+    """The probe's timeout in seconds.
+
+    Raises:
+        UnknownNameError: It is not a positive number.
+    """
+    given = value(config, "probe_timeout")
+    try:
+        number = 60.0 if given is None else float(given)
+    except ValueError:
+        number = -1.0
+    if not 0 < number < float("inf"):
+        raise unknown("probe timeout", str(given), ["a positive number of seconds"])
+    return number
+
+
+def selection(config: pytest.Config, devices: tuple[str, ...]) -> Selection:
+    """Everything that chooses cases."""
+    return Selection(
+        devices=devices,
+        techniques=tuple(value(config, "technique") or ()),
+        workloads=tuple(value(config, "workload") or ()),
+        dtypes=dtypes(config),
+        cases=tuple(value(config, "case") or ()),
+        level=level(config),
+    )

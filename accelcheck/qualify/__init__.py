@@ -1,1 +1,0 @@
-"""From a case to its verdict: the way of one case, and the ledger of what is expected to fail."""

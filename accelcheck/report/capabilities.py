@@ -1,0 +1,83 @@
+"""The capability table: every technique, what it promises, and each device's answer. The one source of lists and documentation."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from accelcheck.core.capability import Capability, Code, unavailable
+from accelcheck.core.matrix import LEVELS, Matrix, Selection, devices
+from accelcheck.core.registry import unknown
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from accelcheck.devices.base import Device
+    from accelcheck.techniques.base import Technique
+
+GENERIC = "generic"
+"""Stands for a device that nothing is known of but that torch has it."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One technique.
+
+    Attributes:
+        name, family, promise, source: As of the `Technique`.
+        packages: As `Technique.packages`.
+        answers: By device: whether it runs there, and if not, why.
+        cases: By level: how many cases of it one device has up to there.
+    """
+
+    name: str
+    family: str
+    promise: str
+    source: str
+    packages: Mapping[str, str]
+    answers: Mapping[str, Capability]
+    cases: Mapping[int, int]
+
+
+def rows(matrix: Matrix, places: Mapping[str, Device]) -> list[Row]:
+    """The table, sorted by family and name. Devices answer for what they declare; none needs to be here."""
+    made = []
+    for technique in matrix.techniques.values():
+        levels = [
+            case.level for case in matrix.cases(Selection(("any",), techniques=(technique.name,), level=max(LEVELS)))
+        ]
+        made.append(
+            Row(
+                technique.name,
+                technique.family,
+                technique.promise,
+                technique.source,
+                technique.packages,
+                {name: _answer(technique, device) for name, device in places.items()},
+                {level: sum(one <= level for one in levels) for level in LEVELS},
+            )
+        )
+    return sorted(made, key=lambda row: (row.family, row.name))
+
+
+def _answer(technique: Technique, device: Device) -> Capability:
+    """A technique's answer; some can be had of a device alone that is here."""
+    try:
+        return technique.answer(device)
+    except (RuntimeError, AssertionError, ImportError):  # what torch raises of an accelerator that it has not
+        return unavailable(Code.NOT_ASKED, f"only {device.name} itself can tell", "ask where it is")
+
+
+def columns(asked: Sequence[str] = (), extra: Sequence[Device] = ()) -> Mapping[str, Device]:
+    """The devices of the table: those asked for, or all that are built in, `extra` ones and a generic one.
+
+    Raises:
+        UnknownNameError: There is no such device.
+    """
+    from accelcheck.devices.generic import Generic
+
+    known = {**devices(extra), GENERIC: Generic(GENERIC)}
+    for name in asked:
+        if name not in known:
+            raise unknown("device", name, list(known))
+    return {name: device for name, device in known.items() if not asked or name in asked}

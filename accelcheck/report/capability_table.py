@@ -1,0 +1,80 @@
+"""The capability table as text and as documentation. No torch."""
+
+from __future__ import annotations
+
+from itertools import groupby
+from typing import TYPE_CHECKING
+
+from accelcheck.core.capability import Code
+from accelcheck.core.case import Verdict
+from accelcheck.report.columns import aligned
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from accelcheck.core.capability import Capability
+    from accelcheck.devices.base import Status
+    from accelcheck.report.capabilities import Row
+    from accelcheck.workloads.base import Workload
+
+RUNS = "runs"
+
+
+def text(rows: Sequence[Row], statuses: Mapping[str, Status]) -> list[str]:
+    """For a terminal: what is here, a line a technique with each device's answer, and the reasons, each once."""
+    names = list(rows[0].answers) if rows else []
+    here = [f"{name}: {_presence(statuses[name])}" for name in names if name in statuses]
+    cells = [[row.name, *(_short(row.answers[name]) for name in names), _counts(row)] for row in rows]
+    head = ["technique", *names, "cases at level 1, 2, 3"]
+    first, *others = aligned([head, *cells])
+    lines = [*here, "", first]
+    for family, group in groupby(zip(rows, others, strict=True), key=lambda pair: pair[0].family):
+        lines += [f"[{family}]", *(line for _, line in group)]
+    reasons = {f"{name}: {answer}": row.name for row in rows for name, answer in row.answers.items() if not answer.ok}
+    return [*lines, "", *sorted(reasons)]
+
+
+def markdown(rows: Sequence[Row], workloads: Iterable[Workload]) -> list[str]:
+    """For the documentation. The same on every machine: what is merely absent here exists, and says what it needs."""
+    lines = [
+        "# Techniques",
+        "",
+        "Made by `accelcheck list --markdown` from the capability table. A device runs what has `yes`; otherwise it says why the",
+        "technique does not exist there; `asked there` is known on such a device alone. `needs` are packages besides torch. The last",
+        "column counts the cases of one device at levels 1, 2 and 3.",
+    ]
+    for family, group in groupby(rows, key=lambda row: row.family):
+        members = list(group)
+        names = list(members[0].answers)
+        lines += ["", f"## {family}", ""]
+        lines += [
+            f"| technique | promise | {' | '.join(names)} | needs | cases |",
+            f"|---|---|{'---|' * len(names)}---|---|",
+        ]
+        for row in members:
+            answers = " | ".join(_lasting(row.answers[name]) for name in names)
+            needs = ", ".join(f"`{package}`" for package in row.packages)
+            lines.append(
+                f"| `{row.name}` | {row.promise} [source]({row.source}) | {answers} | {needs} | {_counts(row)} |"
+            )
+    lines += ["", "# Workloads", "", "| workload | what it is | modes | level |", "|---|---|---|---|"]
+    lines += [f"| `{w.name}` | {w.summary} | {', '.join(sorted(w.modes))} | {w.level} |" for w in workloads]
+    return lines
+
+
+def _presence(status: Status) -> str:
+    return status.fingerprint.chip if status.fingerprint is not None else str(status.capability)
+
+
+def _short(answer: Capability) -> str:
+    return RUNS if answer.ok else str(answer.code)
+
+
+def _lasting(answer: Capability) -> str:
+    if answer.code is Code.NOT_ASKED:
+        return "asked there"
+    return str(answer.code) if answer.verdict is Verdict.UNSUPPORTED else "yes"
+
+
+def _counts(row: Row) -> str:
+    return " / ".join(str(row.cases[level]) for level in (1, 2, 3))

@@ -1,0 +1,200 @@
+"""Faults of results that are read before they are there, or computed elsewhere than asked."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from accelcheck.core.capability import SUPPORTED, Code, unsupported
+from accelcheck.core.case import Mode
+from accelcheck.selftest.faults.base import Cell, Fault
+from accelcheck.selftest.faults.plant import kernels, wrapping
+from accelcheck.techniques.interop.streams import GIVE
+
+if TYPE_CHECKING:
+    from accelcheck.core.capability import Capability
+    from accelcheck.devices.base import Device
+    from accelcheck.selftest.faults.base import Change
+    from accelcheck.workloads.base import Program, Result
+
+PATIENCE = 10.0
+"""Seconds that either side of the border waits for the other at most: long, for both only copy."""
+
+
+def raced(share: float) -> Change:
+    """A consumer reads a buffer that two libraries share while its producer has this share of it still to write.
+
+    The producer is a thread, delayed until the consumer has read: the race is lost every time, without a clock. What is
+    not written yet is what the call before left.
+    """
+
+    def change(program: Program) -> None:
+        buffers: dict[tuple[int, ...], Tensor] = {}
+        plain = program.module if program.call is None else program.call
+
+        def call(*inputs: Any) -> Tensor:
+            out: Tensor = plain(*inputs)
+            shape = tuple(out.shape)
+            buffer = buffers.setdefault(shape, torch.zeros_like(out)).view(-1)
+            ready = buffer.numel() - max(1, int(buffer.numel() * share))
+            begun, taken = threading.Event(), threading.Event()
+
+            @torch.no_grad()
+            def produce() -> None:
+                content = out.detach().reshape(-1)
+                buffer[:ready] = content[:ready]
+                begun.set()
+                taken.wait(PATIENCE)
+                buffer[ready:] = content[ready:]
+
+            producer = threading.Thread(target=produce, name="producer")
+            producer.start()
+            begun.wait(PATIENCE)
+            read = buffer.clone().view(shape)
+            taken.set()
+            producer.join()
+            return read
+
+        program.call = call
+
+    return change
+
+
+def streamed(strength: float) -> Change:
+    """The call runs on a stream of its own, delayed, and nobody waits for it: what is read is what memory held."""
+    delay = int(strength)
+
+    def call(plain: Any, *inputs: Any) -> Tensor:
+        here = torch.cuda.current_stream()
+        other = torch.cuda.Stream()  # type: ignore[no-untyped-call]  # not annotated in torch
+        # Sizes are known without a run: of a plain one, whose result is poisoned.
+        read = torch.full_like(plain(*inputs), float("nan"))
+        other.wait_stream(here)
+        with torch.cuda.stream(other):
+            torch.cuda._sleep(delay)  # type: ignore[no-untyped-call]  # noqa: SLF001 - what torch's own tests of streams delay with
+            read.copy_(plain(*inputs))
+        out = read.clone()
+        here.wait_stream(other)  # afterwards, so that no memory is freed under the delayed call
+        return out
+
+    return wrapping(call)
+
+
+class Unordered:
+    """A tensor that a consumer is given at once: it exports, as ``stream=-1`` has it, without ordering any streams."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self._tensor = tensor
+
+    def __dlpack__(self, *, stream: Any = None, **options: Any) -> Any:
+        del stream
+        return self._tensor.__dlpack__(stream=-1, **options)
+
+    def __dlpack_device__(self) -> Any:
+        return self._tensor.__dlpack_device__()
+
+
+def unordered(strength: float) -> Change:
+    """CuPy is given tensors without order between the stream that writes them and the one that it copies on."""
+    del strength
+
+    def change(program: Program) -> None:
+        give = program.extras[GIVE]
+        program.extras[GIVE] = lambda tensor: give(Unordered(tensor))
+
+    return change
+
+
+def unsynced(strength: float) -> Change:
+    """The host reads its mirror of the result before the device was synchronised: it holds the run before."""
+    del strength
+
+    def change(program: Program) -> None:
+        plain = program.run
+        mirror: Result = {}
+
+        def run(mode: Mode) -> Result:
+            result = plain(mode)
+            read = {path: mirror.get(path, torch.zeros_like(tensor)) for path, tensor in result.items()}
+            same = all(read[path].shape == tensor.shape for path, tensor in result.items())
+            mirror.update(result)
+            return read if same else result
+
+        program.run = run  # type: ignore[method-assign]  # on this instance alone
+
+    return change
+
+
+def fallen_back(strength: float) -> Change:
+    """One kind of operator has no kernel on the device: the CPU computes it, and moves its result back."""
+    del strength
+
+    def on_cpu(func: Any, *args: Any, **options: Any) -> Tensor:
+        (device,) = {value.device for value in args if isinstance(value, Tensor)}
+        moved = [value.cpu() if isinstance(value, Tensor) else value for value in args]
+        result: Tensor = func(*moved, **options).to(device)
+        return result
+
+    return kernels(relu=on_cpu, tanh=on_cpu, gelu=on_cpu)
+
+
+def elsewhere(device: Device) -> Capability:
+    """Where there is something to fall back to."""
+    if device.type == "cpu":
+        return unsupported(Code.NO_EFFECT, "the CPU is what others fall back to")
+    return SUPPORTED
+
+
+def on_streams(device: Device) -> Capability:
+    """Where work is put on streams."""
+    if device.type != "cuda":
+        return unsupported(Code.NO_FEATURE, f"{device.name} has no streams that a caller chooses")
+    return SUPPORTED
+
+
+FAULTS = (
+    Fault(
+        "race-at-border",
+        "A buffer shared by two libraries is read while the other still writes it.",
+        (Cell("mlp"), Cell("matmul")),
+        raced,
+        strengths=(1.0, 0.1, 0.001),
+        number=40,
+    ),
+    Fault(
+        "stream-race",
+        "A call on another stream is not waited for; the strength is its delay in clock cycles.",
+        (Cell("mlp"),),
+        streamed,
+        strengths=(1e7,),
+        number=40,
+        exists=on_streams,
+    ),
+    Fault(
+        "dlpack-unordered",
+        "A tensor is exported to a library on another stream, which nobody has wait for its producer.",
+        (Cell("mlp", dtypes=("float32", "float16")), Cell("mlp", Mode.BACKWARD, ("float32", "float16"))),
+        unordered,
+        number=40,
+        technique="cupy-stream",
+        exists=on_streams,
+    ),
+    Fault(
+        "result-unsynced",
+        "Results are read before the device is synchronised.",
+        (Cell("mlp"), Cell("mlp", Mode.BACKWARD), Cell("train-mlp", Mode.TRAIN)),
+        unsynced,
+        number=41,
+    ),
+    Fault(
+        "operator-on-the-cpu",
+        "An operator without a kernel falls back to the CPU: right, and nobody is told.",
+        (Cell("mlp"), Cell("gelu")),
+        fallen_back,
+        number=41,
+        exists=elsewhere,
+    ),
+)

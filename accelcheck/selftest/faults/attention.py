@@ -1,0 +1,191 @@
+"""Faults of attention: masks, their alignment and empty rows, and the scale."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+import torch
+
+from accelcheck.core.case import Mode
+from accelcheck.selftest.faults.base import Cell, Fault
+from accelcheck.selftest.faults.compute import attention, causal
+from accelcheck.selftest.faults.plant import backwards, calling
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+    from torch import Tensor
+
+    from accelcheck.selftest.faults.base import Change
+
+
+def leaking(count: float, module: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """The last `count` queries see the one key that stands beyond the last whole tile."""
+    del module
+    query = torch.arange(q.size(-2), device=q.device).unsqueeze(-1)
+    key = torch.arange(k.size(-2), device=k.device)
+    last = k.size(-2) - 1
+    return attention(q, k, v, (key <= query) | ((key == last) & (query >= last - count)))
+
+
+def shifted(by: float, module: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """The diagonal `by` keys further to the right; the first query sees the first key whatever `by` is."""
+    del module
+    seen = causal(q.size(-2), k.size(-2), q.device, int(by))
+    first = torch.arange(k.size(-2), device=k.device) == 0
+    return attention(q, k, v, seen | (first & ~seen.any(-1, keepdim=True)))
+
+
+def padded(more: float, module: Any, q: Tensor, k: Tensor, v: Tensor, lengths: Tensor) -> Tensor:
+    """Each sequence `more` keys longer than it is."""
+    del module
+    seen = torch.arange(k.size(2), device=k.device) < (lengths + int(more)).unsqueeze(-1)
+    return attention(q, k, v, seen[:, None, None, :])
+
+
+def bottom_right(module: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Causal so that the last query sees the last key."""
+    del module
+    return attention(q, k, v, causal(q.size(-2), k.size(-2), q.device, k.size(-2) - q.size(-2)))
+
+
+def top_left(module: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+    """Causal so that the first query sees the first key, whatever the mask says."""
+    del module, mask
+    return attention(q, k, v, causal(q.size(-2), k.size(-2), q.device))
+
+
+def plain_softmax(module: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+    """0 / 0 in a row without keys."""
+    del module
+    return attention(q, k, v, mask, weigh=lambda scores: scores.softmax(-1))
+
+
+def finite_mask(module: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+    """The lowest number for -inf: a row without keys sees all of them."""
+    del module
+    lowest = torch.finfo(torch.float32).min
+    return attention(q, k, v, mask, weigh=lambda scores: scores.clamp(min=lowest).softmax(-1))
+
+
+def rescaled(error: float, module: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """The scale of the scores wrong by a relative error."""
+    return attention(q, k, v, causal(q.size(-2), k.size(-2), q.device) if module.causal else None, factor=1.0 + error)
+
+
+def _forward(function: Callable[..., Tensor]) -> Callable[[float], Change]:
+    return lambda strength: calling(partial(function, strength))
+
+
+def _backward(function: Callable[..., Tensor]) -> Callable[[float], Change]:
+    return lambda strength: backwards(partial(function, strength))
+
+
+_SCALES = (0.05, 0.01, 0.003)
+_ROUNDED_SCORES = {
+    ("bfloat16", 0.003): "unfused attention may round scores to bfloat16, by up to 2**-8 = 0.39 % of each"
+}
+
+FAULTS = (
+    Fault(
+        "causal-leak",
+        "Queries of the last whole tile see the key after it.",
+        (Cell("attention-65"),),
+        _forward(leaking),
+        (16.0, 1.0),
+        number=1,
+    ),
+    Fault(
+        "causal-leak-backward",
+        "The backward pass has queries of the last whole tile see the key after it.",
+        (Cell("attention-65", Mode.BACKWARD),),
+        _backward(leaking),
+        (16.0, 1.0),
+        number=1,
+    ),
+    Fault(
+        "mask-off-by-one",
+        "Each query sees one key more, or one less, than it should.",
+        (Cell("attention-causal"),),
+        _forward(shifted),
+        (1.0, -1.0),
+        number=2,
+    ),
+    Fault(
+        "mask-off-by-one-backward",
+        "In the backward pass each query sees one key more, or one less, than it should.",
+        (Cell("attention-causal", Mode.BACKWARD),),
+        _backward(shifted),
+        (1.0, -1.0),
+        number=2,
+    ),
+    Fault(
+        "length-off-by-one",
+        "One key of the padding is seen, or the last key is not.",
+        (Cell("attention-ragged"),),
+        _forward(padded),
+        (1.0, -1.0),
+        number=2,
+    ),
+    Fault(
+        "causal-from-bottom-right",
+        "Causal masks end at the last key, where torch has them begin at the first.",
+        (Cell("attention-cross-causal"),),
+        lambda _: calling(bottom_right),
+        number=3,
+    ),
+    Fault(
+        "causal-from-bottom-right-backward",
+        "In the backward pass causal masks end at the last key.",
+        (Cell("attention-cross-causal", Mode.BACKWARD),),
+        lambda _: backwards(bottom_right),
+        number=3,
+    ),
+    Fault(
+        "causal-from-top-left",
+        "A mask that lets the last query see the last key is taken for torch's causal one.",
+        (Cell("attention-cross-right"),),
+        lambda _: calling(top_left),
+        number=3,
+    ),
+    Fault(
+        "masked-row-nan",
+        "A query that sees no key gets NaN.",
+        (Cell("attention-empty-row"),),
+        lambda _: calling(plain_softmax),
+        number=4,
+    ),
+    Fault(
+        "masked-row-mean",
+        "A query that sees no key gets the mean of all values.",
+        (Cell("attention-empty-row"),),
+        lambda _: calling(finite_mask),
+        number=4,
+    ),
+    Fault(
+        "masked-row-backward",
+        "A query that sees no key has the gradients of one that sees all.",
+        (Cell("attention-empty-row", Mode.BACKWARD),),
+        lambda _: backwards(finite_mask),
+        number=4,
+    ),
+    Fault(
+        "softmax-scale",
+        "Scores are scaled by a factor that is off.",
+        (Cell("attention-causal"),),
+        _forward(rescaled),
+        _SCALES,
+        number=5,
+    ),
+    Fault(
+        "softmax-scale-backward",
+        "The backward pass scales scores by a factor that is off.",
+        (Cell("attention-causal", Mode.BACKWARD),),
+        _backward(rescaled),
+        _SCALES,
+        number=5,
+        hidden=_ROUNDED_SCORES,
+    ),
+)

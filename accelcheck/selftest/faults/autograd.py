@@ -1,0 +1,129 @@
+"""Faults of gradients that are written by hand: swapped, lost, doubled, or wrong when differentiated again."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from accelcheck.core.case import Mode
+from accelcheck.selftest.faults.base import Cell, Fault
+from accelcheck.selftest.faults.plant import backwards, calling, editing
+
+if TYPE_CHECKING:
+    from accelcheck.selftest.faults.base import Change
+    from accelcheck.workloads.base import Result
+
+
+def exchanged(module: Any, x: Tensor, gate: Tensor) -> Tensor:
+    """A function whose gradient of each operand is that of the other."""
+    return _Exchange.apply(module, x, gate, module.slope)  # type: ignore[no-untyped-call,no-any-return]  # untyped in torch
+
+
+def gated(x: Tensor, gate: Tensor, slope: Tensor) -> Tensor:
+    """The formula of `accelcheck.workloads.custom.GatedFunction`."""
+    return x * torch.sigmoid(slope * gate)
+
+
+def derivatives(grad: Tensor, x: Tensor, gate: Tensor, slope: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Its gradients."""
+    opened = torch.sigmoid(slope * gate)
+    inner = grad * x * opened * (1 - opened)
+    return grad * opened, inner * slope, (inner * gate).sum()
+
+
+class _Exchange(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, module: Any, x: Tensor, gate: Tensor, slope: Tensor) -> Tensor:
+        del module
+        ctx.save_for_backward(x, gate, slope)
+        return gated(x, gate, slope)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        of_x, of_gate, of_slope = derivatives(grads[0], *ctx.saved_tensors)
+        return None, of_gate, of_x, of_slope
+
+
+class _Once(torch.autograd.Function):
+    """Right gradients that know nothing of what they were computed from: their own gradients are wrong."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, gate: Tensor, slope: Tensor) -> Tensor:
+        ctx.save_for_backward(x, gate, slope)
+        return gated(x, gate, slope)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        return derivatives(grads[0], *(saved.detach() for saved in ctx.saved_tensors))
+
+
+def detached(module: Any, x: Tensor, gate: Tensor) -> Tensor:
+    """See `_Once`."""
+    return _Once.apply(x, gate, module.slope)  # type: ignore[no-untyped-call,no-any-return]  # untyped in torch
+
+
+def unscaled(module: Any, x: Tensor, gate: Tensor) -> Tensor:
+    """The chain rule's factor ``slope`` is forgotten in the gradient of ``gate``."""
+    slope = module.slope
+    return gated(x, gate / slope.detach(), slope) + 0.0 * gate.sum()
+
+
+def doubling(program: Any) -> None:
+    """Gradients are not cleared between two passes, and add up."""
+    plain = program.run
+
+    def run(mode: Mode) -> Result:
+        result: Result = plain(mode)
+        return {path: 2 * tensor if path.startswith("grad:") else tensor for path, tensor in result.items()}
+
+    program.run = run
+
+
+def swapped(one: str, other: str) -> Change:
+    """Two tensors of the result stand in each other's place."""
+
+    def edit(result: Result) -> None:
+        result[one], result[other] = result[other], result[one]
+
+    return editing(edit)
+
+
+FAULTS = (
+    Fault(
+        "gradients-swapped",
+        "A custom function returns each operand's gradient for the other.",
+        (Cell("custom-function", Mode.BACKWARD),),
+        lambda _: calling(exchanged),
+        number=38,
+    ),
+    Fault(
+        "attention-gradients-swapped",
+        "The gradients of query and key stand in each other's place.",
+        (Cell("attention", Mode.BACKWARD),),
+        lambda _: swapped("grad:input[0]", "grad:input[1]"),
+        number=38,
+    ),
+    Fault(
+        "chain-rule-factor-lost",
+        "A custom function forgets a factor in one gradient.",
+        (Cell("custom-function", Mode.BACKWARD),),
+        lambda _: backwards(unscaled),
+        number=38,
+    ),
+    Fault(
+        "double-backward-wrong",
+        "A custom function's gradients are right, and theirs are not.",
+        (Cell("custom-function", Mode.BACKWARD, ("float32",)),),
+        lambda _: calling(detached),
+        number=38,
+    ),
+    Fault(
+        "gradient-doubled",
+        "Gradients are not cleared, and those of two passes add up.",
+        (Cell("mlp", Mode.BACKWARD),),
+        lambda _: doubling,
+        number=38,
+    ),
+)

@@ -1,0 +1,148 @@
+"""A plant: a small, named change between a technique and its result; a fault must be caught, a correct variant must pass."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from accelcheck.core.capability import SUPPORTED, Capability
+from accelcheck.core.case import Evidence, Mode
+from accelcheck.techniques.base import Technique
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+    from torch import nn
+
+    from accelcheck.devices.base import Device
+    from accelcheck.techniques.observe import Log
+    from accelcheck.workloads.base import OptimizerMaker, Program, Workload
+    from accelcheck.workloads.probes import Probe
+
+Change: TypeAlias = "Callable[[Program], None]"
+"""Changes a program in place, after the technique has prepared it."""
+
+EVERY = ("float32", "bfloat16", "float16")
+"""The storage dtypes that plants are tried in, unless one makes no sense in some."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """Where something is planted.
+
+    Attributes:
+        workload: Name of a built-in workload.
+        mode: What of it is run.
+        dtypes: Storage dtypes.
+    """
+
+    workload: str
+    mode: Mode = Mode.FORWARD
+    dtypes: tuple[str, ...] = EVERY
+
+
+def everywhere(device: Device) -> Capability:
+    """A plant that makes sense on any device."""
+    del device
+    return SUPPORTED
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A defect. One file a family lists its `FAULTS`.
+
+    Attributes:
+        name: Its word in the kill table.
+        summary: One sentence: what an implementation that has it does wrong.
+        cells: Where it is planted.
+        plant: ``plant(strength)`` gives the change.
+        strengths: How much of it: relative errors, shares or counts, the strongest first; a single 1 where it has no degrees.
+        number: Number in the list of faults that a suite must catch, 1 to 43; 0 for cheats and further ones.
+        technique: Name of the technique that it is planted under, or the technique itself.
+        hidden: Reasons by dtype and strength (``{("bfloat16", 0.003): "..."}``) where it cannot be told from rounding: its
+            documented detectability ends there. Such rows are run and shown, and gate nothing.
+        exists: Whether it makes sense on a device.
+    """
+
+    name: str
+    summary: str
+    cells: tuple[Cell, ...]
+    plant: Callable[[float], Change]
+    strengths: tuple[float, ...] = (1.0,)
+    number: int = 0
+    technique: str | Technique = "eager"
+    hidden: Mapping[tuple[str, float], str] = field(default_factory=dict)
+    exists: Callable[[Device], Capability] = everywhere
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A correct implementation that is not eager's. One file a family lists its `VARIANTS`.
+
+    Attributes:
+        name, summary, cells, plant, technique, exists: As of a `Fault`; ``plant`` takes nothing.
+    """
+
+    name: str
+    summary: str
+    cells: tuple[Cell, ...]
+    plant: Callable[[], Change]
+    technique: str | Technique = "eager"
+    exists: Callable[[Device], Capability] = everywhere
+
+
+class Planted(Technique):
+    """A technique with a change planted after it: judged, and giving evidence, as the technique itself is.
+
+    Args:
+        base: The technique.
+        change: What is planted.
+    """
+
+    def __init__(self, base: Technique, change: Change) -> None:
+        self.base = base
+        self.change = change
+        self.name, self.family, self.promise, self.source = base.name, base.family, base.promise, base.source
+        self.dtypes, self.modes, self.requires, self.excludes = base.dtypes, base.modes, base.requires, base.excludes
+        # A cache is a fault that shows in a second run only, so there is one at least.
+        self.warmups, self.resizing = max(1, base.warmups), base.resizing
+        self.keeps_strides, self.bakes, self.level = base.keeps_strides, base.bakes, base.level
+        self.differentiates_twice, self.accuracy_limit = base.differentiates_twice, base.accuracy_limit
+        self.packages = base.packages
+
+    @property
+    def watch(self) -> type[Log]:  # type: ignore[override]  # a class attribute of each technique, and so of its base
+        """How the base is observed."""
+        return self.base.watch
+
+    def capability(self, device: Device) -> Capability:
+        return self.base.capability(device)
+
+    def accepts(self, workload: Workload) -> bool:
+        return self.base.accepts(workload)
+
+    def admits(self, probe: Probe) -> bool:
+        return self.base.admits(probe)
+
+    def precision(self, dtype: str) -> str:
+        return self.base.precision(dtype)
+
+    def emulate(self, module: nn.Module, inputs: tuple[Any, ...]) -> nn.Module:
+        return self.base.emulate(module, inputs)
+
+    def emulate_optimizer(self, make: OptimizerMaker) -> OptimizerMaker:
+        return self.base.emulate_optimizer(make)
+
+    @property
+    def oracle(self) -> str:
+        return self.base.oracle
+
+    def prepare(self, program: Program, mode: Mode, device: Device) -> None:
+        self.base.prepare(program, mode, device)
+        self.change(program)
+
+    def evidence(self, program: Program, log: Log, mode: Mode, device: Device) -> Iterable[Evidence]:
+        return self.base.evidence(program, log, mode, device)
+
+    def finish(self) -> None:
+        self.base.finish()

@@ -1,0 +1,212 @@
+"""What passes a careless check without doing the work, or doing more than was asked."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from accelcheck.core.capability import SUPPORTED, Code, unsupported
+from accelcheck.core.case import Mode
+from accelcheck.selftest.faults.base import Cell, Fault
+from accelcheck.selftest.faults.plant import calling, editing, replacing, wrapping
+from accelcheck.selftest.faults.staleness import kept_by, shapes
+from accelcheck.techniques.quantization.int8 import Holder
+from accelcheck.workloads.base import flatten
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from accelcheck.core.capability import Capability
+    from accelcheck.devices.base import Device
+    from accelcheck.selftest.faults.base import Change
+    from accelcheck.workloads.base import Program, Result
+
+
+def always(change: Change) -> Callable[[float], Change]:
+    """A change without degrees."""
+    return lambda _: change
+
+
+def eager_again(program: Program) -> None:
+    """The module itself: never compiled."""
+    program.call = None
+
+
+def no_context(program: Program) -> None:
+    """Forward passes in no context: never autocast, no backend forced."""
+    program.around = contextlib.nullcontext
+
+
+def in_floating_point(program: Program) -> None:
+    """The module, held as a quantized one is: never converted."""
+    program.call = Holder(program.module)
+
+
+def mean_everywhere(out: Tensor) -> Tensor:
+    return torch.full_like(out, float(out.float().mean()))
+
+
+def input_returned(module: nn.Module, x: Tensor, *rest: Any) -> Tensor:
+    del module, rest
+    return x.clone()
+
+
+def one_nan(out: Tensor) -> Tensor:
+    """The last element is NaN."""
+    place = torch.arange(out.numel(), device=out.device).view(out.shape) == out.numel() - 1
+    return torch.where(place, math.nan, out)
+
+
+def nan_everywhere(plain: Any, *inputs: Any) -> Any:
+    """Where one element is NaN, all are: a shared reduction, a row maximum, a 0 times NaN in a mask."""
+    out = plain(*inputs)
+    return torch.where(out.isnan().any(), math.nan, out)
+
+
+def nan_in_row(plain: Any, *inputs: Any) -> Any:
+    """Where one element is NaN, its column is too: for a tile shares it."""
+    out = plain(*inputs)
+    return torch.where(out.isnan().any(0, keepdim=True), math.nan, out)
+
+
+def elsewhere(result: Result) -> None:
+    """Outputs on another device."""
+    for path, tensor in result.items():
+        if path.startswith("out"):
+            result[path] = tensor.to("meta" if tensor.device.type == "cpu" else "cpu")
+
+
+def other_dtype(out: Tensor) -> Tensor:
+    """Half types widened, FP32 made half: a converter that forgot to convert back."""
+    return out.half() if out.dtype == torch.float32 else out.float()
+
+
+def column_major(out: Tensor) -> Tensor:
+    return out.t().contiguous().t()
+
+
+def strided(device: Device) -> Capability:
+    """Where tensors have strides."""
+    if "strided" not in device.features:
+        return unsupported(Code.NO_FEATURE, f"{device.name} has no strides")
+    return SUPPORTED
+
+
+def overwriting(share: float) -> Change:
+    """The first rows of the input are scratch memory."""
+
+    def call(plain: Any, x: Tensor, *rest: Any) -> Any:
+        out = plain(x, *rest)
+        with torch.no_grad():
+            x[: max(1, int(len(x) * share))].mul_(1.5)
+        return out
+
+    return wrapping(call)
+
+
+def drifting(strength: float) -> Change:
+    """A parameter is normalised in place as it is used: each call changes it by this factor more."""
+
+    def call(module: nn.Module, *inputs: Any) -> Any:
+        out = module(*inputs)
+        with torch.no_grad():
+            list(module.parameters())[-1].mul_(1 + strength)
+        return out
+
+    return calling(call)
+
+
+def without(path: str) -> Callable[[float], Change]:
+    """A tensor of the result is not there."""
+    return always(editing(lambda result: _drop(result, path)))
+
+
+def _drop(result: Result, path: str) -> None:
+    del result[path]
+
+
+def detached(program: Program) -> None:
+    """Outputs are right and cut off from one layer: its gradient is never computed."""
+    module = program.module
+
+    def call(*inputs: Any) -> Any:
+        cut = {name: p.detach() for name, p in module.named_parameters() if name == "fc2.bias"}
+        return torch.func.functional_call(module, cut, inputs)
+
+    program.call = call
+
+
+def zeroed(program: Program) -> None:
+    """Zeros, of the right shapes, that belong to no graph of the inputs but have one."""
+
+    def call(*inputs: Any) -> Any:
+        ((_, out),) = flatten(program.module(*inputs))
+        return out * 0
+
+    program.call = call
+
+
+FLOAT32 = ("float32",)
+MLP, MATMUL = Cell("mlp"), Cell("matmul")
+
+FAULTS = (
+    Fault(
+        "reference-returned",
+        "A compiler that gives eager's own result: right, and nothing was compiled.",
+        (Cell("elementwise-5", dtypes=FLOAT32),),
+        always(eager_again),
+        technique="compile-aot-eager",
+    ),
+    Fault(
+        "autocast-never-entered",
+        "FP32 results under the name of bfloat16: better than asked, and not asked for.",
+        (Cell("mlp", dtypes=FLOAT32), Cell("mlp", Mode.BACKWARD, FLOAT32)),
+        always(no_context),
+        technique="amp-bf16",
+    ),
+    Fault(
+        "never-quantized",
+        "Linear layers are left in floating point under the name of int8.",
+        (Cell("mlp", dtypes=FLOAT32),),
+        always(in_floating_point),
+        technique="int8-dynamic",
+    ),
+    Fault("cached-by-shape", "The first result for a shape, again.", (MLP, MATMUL), kept_by(shapes)),
+    Fault("zeros", "Zeros.", (MLP, MATMUL, Cell("gelu")), always(replacing(out=torch.zeros_like))),
+    Fault("zeros-with-gradients", "Zeros, and gradients of zeros.", (Cell("mlp", Mode.BACKWARD),), always(zeroed)),
+    Fault("constant", "The mean of the result, everywhere.", (MLP, MATMUL), always(replacing(out=mean_everywhere))),
+    Fault("input-returned", "The input.", (Cell("gelu"), MATMUL), always(calling(input_returned))),
+    Fault("nan-for-a-number", "One NaN where a number is due.", (MLP, MATMUL), always(replacing(out=one_nan))),
+    Fault("nan-everywhere", "One NaN spreads to all elements.", (MLP, MATMUL), always(wrapping(nan_everywhere))),
+    Fault("nan-spreads", "One NaN spreads along its column.", (MLP, MATMUL), always(wrapping(nan_in_row))),
+    Fault("output-on-another-device", "The output is somewhere else.", (MLP,), always(editing(elsewhere))),
+    Fault("other-dtype", "The output has another dtype.", (MLP, MATMUL), always(replacing(out=other_dtype))),
+    Fault(
+        "other-strides",
+        "The output is column-major where eager's is row-major.",
+        (MLP, MATMUL),
+        always(replacing(out=column_major)),
+        exists=strided,
+    ),
+    Fault(
+        "input-mutated",
+        "An input is used as scratch memory; the strength is the share of its rows.",
+        (MLP, Cell("elementwise-5")),
+        overwriting,
+        strengths=(1.0, 0.01),
+    ),
+    Fault(
+        "parameter-mutated",
+        "A parameter changes with every call, by this relative amount.",
+        (MLP, Cell("mlp", Mode.BACKWARD)),
+        drifting,
+        strengths=(0.5, 0.01),
+    ),
+    Fault("gradient-absent", "A parameter gets no gradient.", (Cell("mlp", Mode.BACKWARD),), without("grad:fc2.bias")),
+    Fault("gradient-cut-off", "A parameter is detached.", (Cell("mlp", Mode.BACKWARD),), always(detached)),
+    Fault("output-missing", "The result has no output.", (MLP,), without("out")),
+)

@@ -1,0 +1,161 @@
+"""Faults of norms, convolutions and pooling."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.nn import functional
+
+from accelcheck.core.case import Mode
+from accelcheck.selftest.faults.base import Cell, Fault
+from accelcheck.selftest.faults.compute import layer_norm, two_pass
+from accelcheck.selftest.faults.plant import backwards, calling, kernels
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch import Tensor
+
+    from accelcheck.selftest.faults.base import Change
+
+unbiased = partial(two_pass, correction=1)
+"""The variance over N - 1."""
+
+
+def without_bias(func: Any, x: Tensor, weight: Tensor, bias: Tensor | None, *rest: Any) -> Tensor:
+    """A convolution whose bias is forgotten."""
+    del bias
+    out: Tensor = func(x, weight, None, *rest)
+    return out
+
+
+def without_bias_gradient(func: Any, *args: Any) -> Any:
+    """The gradient of a convolution's bias is never written: it stays 0."""
+    of_input, of_weight, of_bias = func(*args)
+    return of_input, of_weight, None if of_bias is None else torch.zeros_like(of_bias)
+
+
+def counting_padding(module: Any, x: Tensor) -> Tensor:
+    """The padding counts as elements of the window."""
+    del module
+    return functional.avg_pool2d(x, 3, stride=2, padding=1, count_include_pad=True)
+
+
+def padded_with_zeros(module: Any, x: Tensor) -> Tensor:
+    """Zeros beyond the edge, where its values were asked for."""
+    return functional.conv2d(x, module.weight, module.bias, padding=1)
+
+
+def padded_on_one_side(module: Any, x: Tensor) -> Tensor:
+    """Twice the padding above and to the left, none below and to the right."""
+    return functional.conv2d(functional.pad(x, (2, 0, 2, 0), mode="replicate"), module.weight, module.bias)
+
+
+def misread(grad: Tensor) -> Tensor:
+    """What is in memory channels last, read as channels first."""
+    return grad.permute(0, 2, 3, 1).reshape(grad.shape)
+
+
+def misread_gradient(func: Any, grad: Tensor, *rest: Any) -> Any:
+    """A convolution's gradients, of an output gradient that is misread."""
+    return func(misread(grad), *rest)
+
+
+def _convolution(**by_pass: Callable[..., Any]) -> Change:
+    """Kernels of convolution, by their names on all backends."""
+    names = {"forward": "convolution", "backward": "convolution_backward"}
+    found = {names[word]: kernel for word, kernel in by_pass.items()}
+    return kernels(**found, **{f"{name}_overrideable": kernel for name, kernel in found.items()})
+
+
+FAULTS = (
+    Fault(
+        "norm-over-n-minus-1",
+        "Layer norm divides by N - 1.",
+        (Cell("layer-norm-narrow"),),
+        lambda _: calling(partial(layer_norm, moments=unbiased)),
+        number=14,
+    ),
+    Fault(
+        "norm-over-n-minus-1-backward",
+        "The gradient of layer norm is that of one which divides by N - 1.",
+        (Cell("layer-norm-narrow", Mode.BACKWARD),),
+        lambda _: backwards(partial(layer_norm, moments=unbiased)),
+        number=14,
+    ),
+    Fault(
+        "norm-eps",
+        "Layer norm takes another eps: the strength for 1e-5.",
+        (Cell("layer-norm-narrow"),),
+        lambda eps: calling(partial(layer_norm, eps=eps)),
+        (1e-3, 1e-6),
+        number=14,
+    ),
+    Fault(
+        "norm-eps-backward",
+        "The gradient of layer norm is that of one with another eps: the strength for 1e-5.",
+        (Cell("layer-norm-narrow", Mode.BACKWARD),),
+        lambda eps: backwards(partial(layer_norm, eps=eps)),
+        (1e-6,),
+        number=14,
+    ),
+    Fault(
+        "conv-bias-dropped",
+        "Convolutions with a stride forget their bias.",
+        (Cell("conv-strided"),),
+        lambda _: _convolution(forward=without_bias),
+        number=16,
+    ),
+    Fault(
+        "conv-bias-dropped-backward",
+        "The gradient of a convolution's bias stays 0.",
+        (Cell("conv-strided", Mode.BACKWARD),),
+        lambda _: _convolution(backward=without_bias_gradient),
+        number=16,
+    ),
+    Fault(
+        "padding-counted",
+        "Average pooling counts its padding.",
+        (Cell("average-pool", dtypes=("float32",)),),
+        lambda _: calling(counting_padding),
+        number=17,
+    ),
+    Fault(
+        "padding-counted-backward",
+        "The gradient of average pooling counts its padding.",
+        (Cell("average-pool", Mode.BACKWARD, ("float32",)),),
+        lambda _: backwards(counting_padding),
+        number=17,
+    ),
+    Fault(
+        "padding-of-zeros",
+        "Zeros stand beyond the edge, where its values were asked for.",
+        (Cell("conv-replicated"),),
+        lambda _: calling(padded_with_zeros),
+        number=17,
+    ),
+    Fault(
+        "padding-on-one-side",
+        "All of the padding is above and to the left.",
+        (Cell("conv-replicated"),),
+        lambda _: calling(padded_on_one_side),
+        number=17,
+    ),
+    Fault(
+        "channels-last-gradient",
+        "A convolution reads the gradient of a channels-last output as channels first.",
+        (Cell("conv-strided", Mode.BACKWARD),),
+        lambda _: _convolution(backward=misread_gradient),
+        number=18,
+    ),
+    Fault(
+        "channels-last-gradient-under-channels-last",
+        "The same, under the technique that makes the output so.",
+        (Cell("conv-strided", Mode.BACKWARD, ("float32", "bfloat16")),),
+        lambda _: _convolution(backward=misread_gradient),
+        number=18,
+        technique="channels-last",
+    ),
+)

@@ -1,0 +1,247 @@
+"""Faults of matrix products and convolutions: tails, accumulation, reduced operands, truncation, and autocast's sums."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from accelcheck.core.case import Mode
+from accelcheck.selftest.faults.base import Cell, Fault
+from accelcheck.selftest.faults.compute import half_accumulation
+from accelcheck.selftest.faults.plant import aside, backward_kernels, kernels, products, rounded_to, truncated_to
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from accelcheck.core.capability import Capability
+    from accelcheck.devices.base import Device
+    from accelcheck.selftest.faults.base import Change
+
+BITS = {torch.float32: 24, torch.bfloat16: 8, torch.float16: 11}
+"""Significant bits, the implicit one counted."""
+
+
+def stale_tail(a: Tensor, b: Tensor) -> Tensor:
+    """The one row beyond the last whole tile holds what was computed for the row before it."""
+    out = a @ b
+    out[..., -1, :] = out[..., -2, :]
+    return out
+
+
+def without_last_term(a: Tensor, b: Tensor) -> Tensor:
+    """The last product of each sum is left out."""
+    return a[..., :-1] @ b[..., :-1, :]
+
+
+def bfloat16_accumulation(a: Tensor, b: Tensor) -> Tensor:
+    """Sixteen products at a time are added to an accumulator in bfloat16."""
+    left, right = a.float(), b.float()
+    total = torch.zeros(*a.shape[:-1], b.shape[-1], dtype=torch.bfloat16)
+    for k in range(0, a.shape[-1], 16):
+        total = (total.float() + left[..., k : k + 16] @ right[..., k : k + 16, :]).bfloat16()
+    return total.float()
+
+
+def reduced(bits: int, a: Tensor, b: Tensor) -> Tensor:
+    """Operands rounded to fewer bits, products and sums in FP32."""
+    return rounded_to(bits, a) @ rounded_to(bits, b)
+
+
+def three_products(a: Tensor, b: Tensor) -> Tensor:
+    """Operands split into two of bfloat16; the product of the small parts is left out."""
+    high_a, high_b = rounded_to(8, a), rounded_to(8, b)
+    low_a, low_b = rounded_to(8, a - high_a), rounded_to(8, b - high_b)
+    return high_a @ high_b + (high_a @ low_b + low_a @ high_b)
+
+
+def truncating(a: Tensor, b: Tensor) -> Tensor:
+    """The result is cut to the storage dtype, where it should be rounded to nearest."""
+    if a.dtype == torch.float32:
+        exact = a.double() @ b.double()
+        near = exact.float()
+        beyond = near.double().abs() > exact.abs()
+        return torch.where(beyond, torch.nextafter(near, torch.zeros(())), near)
+    return truncated_to(BITS[a.dtype], a.float() @ b.float()).to(a.dtype)
+
+
+def reduced_convolution(func: Any, x: Tensor, weight: Tensor, *rest: Any) -> Tensor:
+    """TF32 operands."""
+    out: Tensor = func(rounded_to(11, x), rounded_to(11, weight), *rest)
+    return out
+
+
+def reduced_convolution_backward(func: Any, grad: Tensor, x: Tensor, weight: Tensor, *rest: Any) -> Any:
+    """TF32 operands of both gradients."""
+    return func(rounded_to(11, grad), rounded_to(11, x), rounded_to(11, weight), *rest)
+
+
+@aside
+def _half_sum(x: Tensor, over: list[int]) -> Tensor:
+    """Added in FP16, one after the other, over the first dimension."""
+    if over != [0]:
+        raise ValueError(f"the planted sum is over the first dimension, not over {over}")
+    with np.errstate(over="ignore"):
+        return torch.from_numpy(np.add.accumulate(x.half().numpy(), axis=0)[-1].astype(np.float32))
+
+
+def half_sum(func: Any, x: Tensor, over: list[int], *rest: Any, dtype: torch.dtype | None = None) -> Tensor:
+    """A sum of FP16 numbers that is kept in FP16 on its way; its result has the dtype that it should."""
+    del func, rest
+    return _half_sum(x, list(over)).to(x.dtype if dtype is None else dtype)
+
+
+def _needs_autocast(device: Device) -> Capability:
+    from accelcheck.techniques.precision.amp import TECHNIQUES
+
+    (technique,) = (technique for technique in TECHNIQUES if technique.name == "amp-fp16")
+    return technique.capability(device)
+
+
+def _everywhere(product: Callable[[Tensor, Tensor], Tensor]) -> Callable[[float], Change]:
+    return lambda _: products(product)
+
+
+def _backward(product: Callable[[Tensor, Tensor], Tensor]) -> Callable[[float], Change]:
+    return lambda _: products(product, backward_kernels)
+
+
+_SINGLE = ("float32",)
+
+FAULTS = (
+    Fault(
+        "stale-last-row",
+        "The row beyond the last whole tile holds another row's result.",
+        (Cell("matmul-129"),),
+        _everywhere(stale_tail),
+        number=6,
+    ),
+    Fault(
+        "stale-last-row-backward",
+        "In products of the backward pass the row beyond the last whole tile holds another row's result.",
+        (Cell("matmul", Mode.BACKWARD),),
+        _backward(stale_tail),
+        number=6,
+    ),
+    Fault(
+        "last-k-dropped",
+        "The last of the products of each sum is left out.",
+        # One of 4097 terms is 0.02 % of the sum, and bfloat16 rounds by up to 0.39 %.
+        (Cell("matmul"), Cell("matmul-long", dtypes=("float32", "float16"))),
+        _everywhere(without_last_term),
+        number=7,
+    ),
+    Fault(
+        "last-k-dropped-backward",
+        "In the backward pass the last of the products of each sum is left out.",
+        (Cell("mlp", Mode.BACKWARD),),
+        _backward(without_last_term),
+        number=7,
+    ),
+    Fault(
+        "float16-accumulation",
+        "Matrix products are added up in FP16.",
+        # 96 terms in FP16 err less than the one rounding to bfloat16 that follows.
+        (Cell("matmul", dtypes=("float32", "float16")), Cell("matmul-long")),
+        _everywhere(half_accumulation),
+        number=8,
+    ),
+    Fault(
+        "float16-accumulation-backward",
+        "Matrix products of the backward pass are added up in FP16.",
+        (Cell("mlp", Mode.BACKWARD, ("float32", "float16")),),
+        _backward(half_accumulation),
+        number=8,
+        hidden={
+            (
+                "float16",
+                1.0,
+            ): "sums of at most 64 terms of either sign err by a few units of 2**-11, as FP16 operands and results do"
+        },
+    ),
+    Fault(
+        "bfloat16-accumulation",
+        "Matrix products are added up in bfloat16, sixteen at a time.",
+        # Six roundings to bfloat16, of 96 products, hide beside the one that the result may have.
+        (Cell("matmul", dtypes=_SINGLE), Cell("matmul-long", dtypes=("float32", "bfloat16"))),
+        _everywhere(bfloat16_accumulation),
+        number=8,
+    ),
+    Fault(
+        "tf32-for-float32",
+        "Matrix products take TF32 operands where FP32 was asked for.",
+        (Cell("matmul", dtypes=_SINGLE), Cell("train-mlp", Mode.TRAIN, _SINGLE)),
+        _everywhere(partial(reduced, 11)),
+        number=9,
+    ),
+    Fault(
+        "tf32-for-float32-backward",
+        "Matrix products of the backward pass take TF32 operands where FP32 was asked for.",
+        (Cell("mlp", Mode.BACKWARD, _SINGLE),),
+        _backward(partial(reduced, 11)),
+        number=9,
+    ),
+    Fault(
+        "bfloat16-for-float32",
+        "Matrix products take bfloat16 operands where FP32 was asked for.",
+        (Cell("matmul", dtypes=_SINGLE),),
+        _everywhere(partial(reduced, 8)),
+        number=9,
+    ),
+    Fault(
+        "bfloat16x3-for-float32",
+        "Matrix products are sums of three of bfloat16 operands where FP32 was asked for.",
+        (Cell("matmul", dtypes=_SINGLE),),
+        _everywhere(three_products),
+        number=9,
+    ),
+    Fault(
+        "tf32-convolution",
+        "Convolutions take TF32 operands where FP32 was asked for.",
+        (Cell("conv-strided", dtypes=_SINGLE),),
+        lambda _: kernels(convolution=reduced_convolution, convolution_overrideable=reduced_convolution),
+        number=9,
+    ),
+    Fault(
+        "tf32-convolution-backward",
+        "Gradients of convolutions take TF32 operands where FP32 was asked for.",
+        (Cell("conv-strided", Mode.BACKWARD, _SINGLE),),
+        lambda _: kernels(
+            convolution_backward=reduced_convolution_backward,
+            convolution_backward_overrideable=reduced_convolution_backward,
+        ),
+        number=9,
+    ),
+    Fault(
+        "truncated-products",
+        "Results of matrix products are cut to the storage dtype, not rounded.",
+        (Cell("matmul"),),
+        _everywhere(truncating),
+        number=10,
+        hidden={
+            (
+                "float32",
+                1.0,
+            ): "one cut moves a result by one unit in the last place at most; correct FP32 sums of 96 terms differ by sqrt(96) = 10"
+        },
+    ),
+    Fault(
+        "truncated-products-backward",
+        "Results of matrix products of the backward pass are cut to the storage dtype, not rounded.",
+        (Cell("mlp", Mode.BACKWARD),),
+        _backward(truncating),
+        number=10,
+    ),
+    Fault(
+        "autocast-sum-in-float16",
+        "Under autocast a sum that should be FP32 is added up in FP16.",
+        (Cell("matmul-total", dtypes=_SINGLE),),
+        lambda _: kernels(sum=half_sum),
+        number=31,
+        technique="amp-fp16",
+        exists=_needs_autocast,
+    ),
+)

@@ -1,0 +1,97 @@
+"""Defects of a part: one row, one channel, one tile or one element, and rounding that leans one way."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from accelcheck.selftest.faults.base import Cell, Fault
+from accelcheck.selftest.faults.plant import aside, kernels, replacing
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from accelcheck.selftest.faults.base import Change
+
+TILE = 16
+LAST = slice(-1, None)
+ALL = slice(None)
+BFLOAT16 = ("bfloat16",)
+
+
+def scaled_part(excess: float, rows: slice, columns: slice, tensor: Tensor) -> Tensor:
+    """A part of the last two dimensions times ``1 + excess``, rounded once."""
+    tensor = tensor.clone()
+    tensor[..., rows, columns] = (tensor[..., rows, columns].float() * (1.0 + excess)).to(tensor.dtype)
+    return tensor
+
+
+def part(rows: slice, columns: slice) -> Callable[[float], Change]:
+    """The fault of a part, by the relative error of its scale."""
+    return lambda excess: replacing(out=partial(scaled_part, excess, rows, columns))
+
+
+def upset(share: float, tensor: Tensor) -> Tensor:
+    """One element moves by a share of the tensor's root mean square."""
+    size = share * tensor.float().square().mean().sqrt()
+    middle = tuple(length // 2 for length in tensor.shape)
+    tensor = tensor.clone()
+    tensor[middle] += torch.where(torch.isfinite(size), size, 0.0).to(tensor.dtype)
+    return tensor
+
+
+@aside
+def down(x: Tensor, y: Tensor) -> Tensor:
+    """A product of numbers that is rounded towards minus infinity, as an arithmetic shift does."""
+    exact = x.double() * y.double()
+    near = exact.to(x.dtype)
+    below = torch.nextafter(near, torch.full_like(near, -torch.inf))
+    return torch.where(near.double() > exact, below, near)
+
+
+def rounding_down(func: Any, x: Tensor, y: Any) -> Tensor:
+    """The kernel of a multiplication."""
+    out: Tensor = down(x, y) if isinstance(y, Tensor) else func(x, y)
+    return out
+
+
+FAULTS = (
+    Fault(
+        "row-scaled",
+        "The scale of the last token is off.",
+        (Cell("elementwise-large", dtypes=BFLOAT16),),
+        part(LAST, ALL),
+        strengths=(0.02, 0.007),
+    ),
+    Fault(
+        "channel-scaled",
+        "The scale of the last channel is off.",
+        (Cell("elementwise-large", dtypes=BFLOAT16),),
+        part(ALL, LAST),
+        strengths=(0.02, 0.007),
+    ),
+    Fault(
+        "tile-scaled",
+        "The scale of one tile of a tiled kernel is off.",
+        (Cell("elementwise-large", dtypes=BFLOAT16),),
+        part(slice(TILE, 2 * TILE), slice(TILE, 2 * TILE)),
+        strengths=(0.02, 0.007),
+    ),
+    Fault(
+        "element-upset",
+        "One element has a flipped bit.",
+        (Cell("matmul-129", dtypes=BFLOAT16),),
+        lambda share: replacing(out=partial(upset, share)),
+        strengths=(0.25, 0.04),
+    ),
+    Fault(
+        "rounded-down",
+        "Results are rounded towards minus infinity.",
+        (Cell("elementwise-product", dtypes=("bfloat16", "float16")),),
+        lambda _: kernels(mul=rounding_down),
+        number=10,
+    ),
+)

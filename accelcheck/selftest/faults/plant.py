@@ -1,0 +1,262 @@
+"""Ways to plant: in the call, in the result, in one operator, in every matrix product, in the optimizer."""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+    from accelcheck.core.case import Mode
+    from accelcheck.selftest.faults.base import Change
+    from accelcheck.workloads.base import Program, Result
+
+    Product = Callable[[Tensor, Tensor], Tensor]
+
+
+def nothing(program: Program) -> None:
+    """Leave the program as it is."""
+    del program
+
+
+def both(*changes: Change) -> Change:
+    """Several changes, one after the other."""
+
+    def change(program: Program) -> None:
+        for one in changes:
+            one(program)
+
+    return change
+
+
+def calling(function: Callable[..., Any]) -> Change:
+    """``function(module, *inputs)`` in place of ``module(*inputs)``; differentiable, so gradients follow."""
+
+    def change(program: Program) -> None:
+        program.call = functools.partial(function, program.module)
+
+    return change
+
+
+def wrapping(function: Callable[..., Any]) -> Change:
+    """``function(call, *inputs)`` in place of ``call(*inputs)``, the technique's own call."""
+
+    def change(program: Program) -> None:
+        program.call = functools.partial(function, program.module if program.call is None else program.call)
+
+    return change
+
+
+def replacing(**changes: Callable[[Tensor], Tensor]) -> Change:
+    """Of the result, each tensor whose path begins with a word (``out``, ``grad``) goes through a function."""
+
+    def edit(result: Result) -> None:
+        for path, tensor in result.items():
+            for start, function in changes.items():
+                if path.startswith(start):
+                    result[path] = function(tensor)
+
+    return editing(edit)
+
+
+def editing(edit: Callable[[Result], None]) -> Change:
+    """The result, after each run, as `edit` leaves it."""
+
+    def change(program: Program) -> None:
+        plain = program.run
+
+        def run(mode: Mode) -> Result:
+            result = plain(mode)
+            edit(result)
+            return result
+
+        program.run = run  # type: ignore[method-assign]  # on this instance alone
+
+    return change
+
+
+def edited(path: str, function: Callable[[Tensor], Tensor]) -> Change:
+    """One tensor of the result goes through a function."""
+
+    def edit(result: Result) -> None:
+        result[path] = function(result[path])
+
+    return editing(edit)
+
+
+def aside(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """`function` as the inside of a kernel: on CPU copies of its tensors, unseen by what watches the run.
+
+    The result goes back to the device of the first tensor; gradients do not pass.
+    """
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Tensor:
+        device = next(value.device for value in args if isinstance(value, Tensor))
+        with _disable_current_modes(), torch.no_grad():
+            held = (value.detach().cpu() if isinstance(value, Tensor) else value for value in args)
+            return function(*held, **kwargs).to(device)
+
+    return call
+
+
+def backwards(wrong: Callable[..., Tensor]) -> Change:
+    """The module's own forward pass, with the gradients of ``wrong(module, *inputs)``: a faulty backward kernel.
+
+    For modules of one output without buffers.
+    """
+
+    def call(module: Any, *inputs: Any) -> Any:
+        return _Backwards.apply(module, wrong, len(inputs), *inputs, *module.parameters())  # type: ignore[no-untyped-call]  # untyped in torch
+
+    return calling(call)
+
+
+class _Backwards(torch.autograd.Function):
+    """See `backwards`."""
+
+    @staticmethod
+    def forward(ctx: Any, module: Any, wrong: Callable[..., Tensor], count: int, *tensors: Tensor) -> Tensor:
+        ctx.module, ctx.wrong, ctx.count = module, wrong, count
+        ctx.save_for_backward(*tensors)
+        out: Tensor = module(*tensors[:count])
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        again = torch.is_grad_enabled()  # as in a double backward pass
+        tensors = ctx.saved_tensors
+        asked = [tensor for tensor in tensors if tensor.requires_grad]
+        with torch.enable_grad():
+            out = ctx.wrong(ctx.module, *tensors[: ctx.count])
+            found = iter(torch.autograd.grad(out, asked, grads[0], create_graph=again))
+        return None, None, None, *(next(found) if tensor.requires_grad else None for tensor in tensors)
+
+
+def within(dispatch: Callable[[], TorchDispatchMode]) -> Change:
+    """The whole run, backward pass included, under a dispatch mode: faults below autograd, as kernels have them."""
+
+    def change(program: Program) -> None:
+        plain = program.run
+
+        def run(mode: Mode) -> Result:
+            with dispatch():
+                return plain(mode)
+
+        program.run = run  # type: ignore[method-assign]  # on this instance alone
+
+    return change
+
+
+class Kernels(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch annotates the mode only in part
+    """Calls ``kernel(func, *args, **kwargs)`` for the operators it has one for, unless it is told to be idle."""
+
+    def __init__(self, kernels: Mapping[str, Callable[..., Any]]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]  # as above
+        self.kernels = kernels
+        self.idle = False
+
+    def __torch_dispatch__(
+        self, func: Any, types: Iterable[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        name = func.name().partition(".")[0].removeprefix("aten::")
+        kernel = None if self.idle else self.kernels.get(name)
+        return func(*args, **(kwargs or {})) if kernel is None else kernel(func, *args, **(kwargs or {}))
+
+
+def kernels(**by_name: Callable[..., Any]) -> Change:
+    """Other kernels, by operator."""
+    return within(lambda: Kernels(by_name))
+
+
+def backward_kernels(**by_name: Callable[..., Any]) -> Change:
+    """Other kernels, by operator, in the backward pass alone."""
+
+    def change(program: Program) -> None:
+        mode = Kernels(by_name)
+
+        def forward(call: Callable[..., Any], *inputs: Any) -> Any:
+            mode.idle = True
+            try:
+                return call(*inputs)
+            finally:
+                mode.idle = False
+
+        both(wrapping(forward), within(lambda: mode))(program)
+
+    return change
+
+
+def products(product: Product, plant: Callable[..., Change] = kernels) -> Change:
+    """Another kernel under every matrix product: ``(..., M, K) @ (..., K, N)``, computed on the CPU.
+
+    Args:
+        product: Gets CPU tensors of one dtype; gives one that is rounded to that dtype.
+        plant: `kernels`, or `backward_kernels` for the backward pass alone.
+    """
+    product = aside(product)
+
+    def mm(func: Any, a: Tensor, b: Tensor) -> Tensor:
+        out = product(a, b).to(a.dtype)
+        func(a, b)  # so that what watches the run sees the operator
+        return out
+
+    def addmm(func: Any, bias: Tensor, a: Tensor, b: Tensor) -> Tensor:
+        # A correct kernel adds the bias in its accumulator: once, before the result is rounded to the storage dtype.
+        out = (product(a, b).to(accumulator(a)) + bias.to(accumulator(a))).to(a.dtype)
+        func(bias, a, b)
+        return out
+
+    return plant(mm=mm, bmm=mm, addmm=addmm)
+
+
+def optimizing(make: Callable[[Any], torch.optim.Optimizer]) -> Change:
+    """Another optimizer, made from the parameters."""
+
+    def change(program: Program) -> None:
+        program.optimizer = make
+
+    return change
+
+
+def accumulator(tensor: Tensor) -> torch.dtype:
+    """What correct kernels add in."""
+    return torch.float64 if tensor.dtype == torch.float64 else torch.float32
+
+
+def scaled(factor: float) -> Callable[[Tensor], Tensor]:
+    """Every element times a factor, rounded once; integers stay."""
+
+    def scale(tensor: Tensor) -> Tensor:
+        if not tensor.is_floating_point():
+            return tensor
+        return _times(tensor, factor)
+
+    return scale
+
+
+@aside
+def _times(tensor: Tensor, factor: float) -> Tensor:
+    return (tensor.double() * factor).to(tensor.dtype)
+
+
+@aside
+def rounded_to(bits: int, tensor: Tensor) -> Tensor:
+    """FP32 to the nearest number of `bits` significant bits, ties to even; gradients do not pass."""
+    drop = 24 - bits
+    raw = tensor.contiguous().view(torch.int32)
+    even = (raw >> drop) & 1
+    rounded = ((raw + (1 << (drop - 1)) - 1 + even) >> drop << drop).view(torch.float32)
+    return torch.where(torch.isfinite(tensor), rounded, tensor)
+
+
+@aside
+def truncated_to(bits: int, tensor: Tensor) -> Tensor:
+    """FP32 towards zero to `bits` significant bits; gradients do not pass."""
+    drop = 24 - bits
+    return (tensor.contiguous().view(torch.int32) >> drop << drop).view(torch.float32)

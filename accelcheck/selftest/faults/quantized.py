@@ -1,0 +1,285 @@
+"""int8 linear layers on any device: correct ones, which must pass, and the classic mistakes of their kernels."""
+
+from __future__ import annotations
+
+import copy
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from accelcheck.core.case import Evidence, Mode
+from accelcheck.selftest.faults.base import Cell, Fault, Variant
+from accelcheck.selftest.faults.plant import nothing
+from accelcheck.techniques.base import Technique
+from accelcheck.techniques.quantization.emulation import DynamicRange, is_linear, per_token, replaced, symmetric_scale
+from accelcheck.techniques.quantization.int8 import Dynamic, Quantized, count
+from accelcheck.techniques.quantization.torchao import TorchAODynamic, TorchAOWeightOnly
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from accelcheck.devices.base import Device
+    from accelcheck.selftest.faults.base import Change
+    from accelcheck.techniques.observe import Log
+    from accelcheck.techniques.quantization.emulation import Scale
+    from accelcheck.workloads.base import Program
+    from accelcheck.workloads.probes import Probe
+
+PAIR_LIMIT = 2.0**15
+"""A 16-bit register holds from minus this to one less: where x86's ``pmaddubsw`` adds two products of 8 by 8 bits."""
+
+
+def _nothing_pends() -> None:
+    """For a device that computes when it is asked."""
+
+
+class Int8Linear(nn.Module):
+    """A linear layer on integers that FP32 holds exactly: sums of up to 512 products of 8 by 8 bits are below 2**24.
+
+    The weight is quantized in every call, so that it is always the parameter's as it is now.
+
+    Args:
+        linear: The original; its parameters are used.
+        rule: Gives scale and zero point of an input; None to leave inputs as they are.
+        low: Smallest integer of an input.
+        high: Largest integer of an input.
+        dim: As `symmetric_scale`'s, of the weight.
+
+    Attributes:
+        settle: Computes what pends, before `rule` reads numbers of the input. A lazy device would otherwise compute the
+            input again, with all layers before it, for each number that is read, each in a graph of its own.
+    """
+
+    def __init__(
+        self, linear: nn.Linear, rule: Callable[[Tensor], Scale] | None, low: int, high: int, dim: int | None
+    ) -> None:
+        super().__init__()
+        self.linear = linear
+        self.rule = rule
+        self.low = low
+        self.high = high
+        self.dim = dim
+        self.settle: Callable[[], None] = _nothing_pends
+
+    def forward(self, x: Tensor) -> Tensor:
+        weight, scale = self.packed()
+        if self.rule is None:
+            out = x @ self.dequantized(weight, scale).t()
+        else:
+            self.settle()
+            step, point = self.rule(x)
+            # A vector: of a scalar that is 0 or 1, torch_xla makes a constant of the graph, and compiles anew for others.
+            step, zero = step.to(x.device), torch.tensor([float(point)]).to(x.device)
+            integer = (torch.round(x * (1.0 / step)) + zero).clamp(self.low, self.high)
+            out = self.product(integer, zero, weight) * step * self.channels(scale)
+        return out if self.linear.bias is None else out + self.linear.bias
+
+    def packed(self) -> tuple[Tensor, Tensor]:
+        """Integers of the weight, ``(N, K)``, and their scale, ``(N, 1)`` or ``(1,)``."""
+        weight = self.linear.weight
+        scale = symmetric_scale(weight.flatten() if self.dim is None else weight)
+        return torch.round(weight * (1.0 / scale)).clamp(-128, 127), scale
+
+    def product(self, x: Tensor, zero: Tensor, weight: Tensor) -> Tensor:
+        """``(..., N)``: the sum over K of ``(x - zero) * weight``."""
+        return (x - self.taken(zero)) @ weight.t()
+
+    def taken(self, zero: Tensor) -> Tensor:
+        """What is taken off every integer of an input."""
+        return zero
+
+    def channels(self, scale: Tensor) -> Tensor:
+        """The weight's scale, as it lies along an output."""
+        return scale.flatten()
+
+    def dequantized(self, weight: Tensor, scale: Tensor) -> Tensor:
+        """The weight in FP32, ``(N, K)``."""
+        return weight * scale
+
+
+class ZeroOff(Int8Linear):
+    """0 does not dequantize to 0."""
+
+    def taken(self, zero: Tensor) -> Tensor:
+        return zero + 1
+
+
+class PairSaturation(Int8Linear):
+    """Products of unsigned by signed bytes are added in pairs, in 16 bits that saturate."""
+
+    def product(self, x: Tensor, zero: Tensor, weight: Tensor) -> Tensor:
+        # Padded to whole pairs: (..., 1, K/2, 2) with (N, K/2, 2).
+        odd = x.shape[-1] % 2
+        left, right = (functional.pad(t, (0, odd)).reshape(*t.shape[:-1], -1, 2) for t in (x, weight))
+        pairs = (left.unsqueeze(-3) * right).sum(-1)
+        total: Tensor = pairs.clamp(-PAIR_LIMIT, PAIR_LIMIT - 1).sum(-1)
+        return total - zero * weight.sum(1)
+
+
+class InputChannels(Int8Linear):
+    """The scale of an output channel is applied along the input channels: to the K of a weight ``(N, K)``."""
+
+    def product(self, x: Tensor, zero: Tensor, weight: Tensor) -> Tensor:
+        return (x - zero) @ self.dequantized(weight, self.packed()[1]).t()
+
+    def channels(self, scale: Tensor) -> Tensor:
+        return torch.ones((), device=scale.device)
+
+    def dequantized(self, weight: Tensor, scale: Tensor) -> Tensor:
+        # Where there are fewer output channels than inputs, a kernel reads what lies behind: here, it begins anew.
+        places = torch.arange(weight.shape[1], device=weight.device) % len(scale)
+        return weight * scale.flatten()[places]
+
+
+class Int8Anywhere(Technique):
+    """FP32 arithmetic on the integers of a scheme: needs no engine, and so runs on every device.
+
+    Args:
+        name: Its word.
+        scheme: Whose oracle it is judged by.
+        make: Makes a layer.
+    """
+
+    family = "quantization"
+    promise = "Linear layers multiply int8 operands; results are FP32."
+    source = "https://docs.pytorch.org/docs/stable/quantization.html"
+    modes = frozenset({Mode.FORWARD})
+    requires, excludes = Quantized.requires, Quantized.excludes
+
+    def __init__(self, name: str, scheme: Quantized, make: Callable[[nn.Linear], nn.Module]) -> None:
+        self.name = name
+        self.scheme = scheme
+        self.make = make
+
+    def admits(self, probe: Probe) -> bool:
+        return self.scheme.admits(probe)
+
+    def emulate(self, module: nn.Module, inputs: tuple[Any, ...]) -> nn.Module:
+        return self.scheme.emulate(module, inputs)
+
+    @property
+    def oracle(self) -> str:
+        return self.scheme.oracle
+
+    def prepare(self, program: Program, mode: Mode, device: Device) -> None:
+        del mode
+        # The copy shares parameters and buffers with the original: what is changed there is changed here.
+        shared = {id(tensor): tensor for tensor in (*program.module.parameters(), *program.module.buffers())}
+        copied = copy.deepcopy(program.module, shared)
+        program.call = replaced(copied, self.make)
+        for layer in program.call.modules():
+            if isinstance(layer, Int8Linear) and "lazy" in device.features:
+                layer.settle = device.synchronize
+
+    def evidence(self, program: Program, log: Log, mode: Mode, device: Device) -> Iterable[Evidence]:
+        del log, mode, device
+        wanted = count(program.module, is_linear)
+        made = (
+            0 if not isinstance(program.call, nn.Module) else count(program.call, lambda m: isinstance(m, Int8Linear))
+        )
+        yield Evidence(f"linear layers on integers = {wanted} >= 1", made, engaged=made == wanted >= 1)
+
+
+def affine(steps: int) -> Callable[[nn.Linear], Int8Linear]:
+    """Layers of one affine scale an input and one symmetric scale a weight, as torch.ao's dynamic ones."""
+    rule = DynamicRange(steps)
+
+    def ranged(x: Tensor) -> Scale:
+        # All that the range depends on. torch_xla 2.9 has no `amin` over all dimensions: it gives back the tensor.
+        return rule(torch.tensor([float(x.min()), float(x.max())]))
+
+    return lambda linear: Int8Linear(linear, ranged, 0, 255, None)
+
+
+def tokens(linear: nn.Linear) -> Int8Linear:
+    """A layer of a symmetric scale a token and one a channel, as torchao's dynamic ones."""
+    return Int8Linear(linear, per_token, -128, 127, -1)
+
+
+def weights(linear: nn.Linear) -> Int8Linear:
+    """A layer of a symmetric scale a channel, inputs as they are, as torchao's weight-only ones."""
+    return Int8Linear(linear, None, 0, 0, -1)
+
+
+# `fbgemm` stands for the schemes with 7-bit inputs, `qnnpack` for those with 8 bits: their formulas need no engine.
+SEVEN_BITS, EIGHT_BITS = Dynamic("fbgemm"), Dynamic("qnnpack")
+TOKENS, WEIGHTS = TorchAODynamic(), TorchAOWeightOnly()
+
+DYNAMIC_7 = Int8Anywhere("int8-anywhere-7", SEVEN_BITS, affine(127))
+DYNAMIC_8 = Int8Anywhere("int8-anywhere-8", EIGHT_BITS, affine(255))
+TOKEN_CHANNEL = Int8Anywhere("int8-anywhere-token-channel", TOKENS, tokens)
+WEIGHT_CHANNEL = Int8Anywhere("int8-anywhere-weight-channel", WEIGHTS, weights)
+
+
+def kernel(kind: type[Int8Linear]) -> Callable[[float], Change]:
+    """Every layer on integers becomes one of another kind."""
+
+    def change(program: Program) -> None:
+        if not isinstance(program.call, nn.Module):
+            raise TypeError(f"expected a module as the program's call, got {type(program.call).__name__}")
+        for layer in program.call.modules():
+            if isinstance(layer, Int8Linear):
+                layer.__class__ = kind
+
+    return lambda _: change
+
+
+FLOAT32 = ("float32",)
+MLP, BLOCKS = Cell("mlp", dtypes=FLOAT32), Cell("mlp-blocks", dtypes=FLOAT32)
+
+FAULTS = (
+    Fault(
+        "zero-point-off-by-one",
+        "Inputs are dequantized with a zero point that is one too large: 0 does not stay 0.",
+        (MLP, BLOCKS),
+        kernel(ZeroOff),
+        number=35,
+        technique=DYNAMIC_7,
+    ),
+    Fault(
+        "int8-pair-saturation",
+        "Two products of 8 by 8 bits are added in 16 bits that saturate: 127 x 255, twice, is more.",
+        (BLOCKS,),
+        kernel(PairSaturation),
+        number=36,
+        technique=DYNAMIC_8,
+    ),
+    Fault(
+        "scale-on-wrong-axis",
+        "The weight's scales, one an output channel, are applied along its input channels.",
+        (MLP, BLOCKS),
+        kernel(InputChannels),
+        number=37,
+        technique=TOKEN_CHANNEL,
+    ),
+    Fault(
+        "weight-scale-on-wrong-axis",
+        "A weight is dequantized with the scales of its output channels along its input channels.",
+        (MLP, BLOCKS),
+        kernel(InputChannels),
+        number=37,
+        technique=WEIGHT_CHANNEL,
+    ),
+)
+
+VARIANTS = (
+    *(
+        Variant(
+            f"correct-{technique.name}",
+            f"The scheme {technique.oracle}, its sums exact in FP32.",
+            (MLP, BLOCKS),
+            lambda: nothing,
+            technique=technique,
+        )
+        for technique in (DYNAMIC_7, DYNAMIC_8, TOKEN_CHANNEL, WEIGHT_CHANNEL)
+    ),
+    Variant(
+        "int8-pairs-of-7-bits",
+        "16-bit pair sums of 7 by 8 bits, which cannot saturate.",
+        (MLP, BLOCKS),
+        lambda: kernel(PairSaturation)(1.0),
+        technique=DYNAMIC_7,
+    ),
+)

@@ -1,0 +1,288 @@
+"""Faults of dropout: its scale, its rate, its seed, what its masks have in common; and a correct one of another generator."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from typing import TYPE_CHECKING, Any
+from unittest import mock
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+from torch.nn.functional import dropout as plain_dropout
+
+from accelcheck.core.case import Mode
+from accelcheck.selftest.faults.base import Cell, Fault, Variant
+from accelcheck.selftest.faults.plant import wrapping
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from accelcheck.selftest.faults.base import Change
+    from accelcheck.workloads.base import Program
+
+    Drop = Callable[[Tensor, float, int], Tensor]
+
+GOLDEN, FIRST, SECOND = -0x61C8864680B583EB, -0x40A7B892E31B1A47, -0x6B2FB644ECCEEE15
+"""The constants of SplitMix64 (Steele, Lea, Flood 2014), as signed 64-bit numbers."""
+
+
+def dropping(drop: Drop, *, evaluating: bool = False) -> Change:
+    """Another dropout, in every layer: ``drop(x, rate, place)``, the place being its number in the pass.
+
+    Args:
+        drop: What training mode does.
+        evaluating: Whether evaluation mode does it too.
+    """
+
+    def call(plain: Any, *inputs: Any) -> Any:
+        places = itertools.count()
+
+        def dropout(x: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:  # noqa: FBT001, FBT002, ARG001 - torch's own signature
+            return drop(x, p, next(places)) if training or evaluating else x
+
+        with mock.patch.object(functional, "dropout", dropout):
+            return plain(*inputs)
+
+    return wrapping(call)
+
+
+def masked(x: Tensor, draws: Tensor, rate: float, scale: float) -> Tensor:
+    """`x` where uniform `draws` are at or above `rate`, rescaled."""
+    return x * (draws >= rate).to(x.device) * scale
+
+
+def unscaled(strength: float) -> Change:
+    """The scale is off by a part of what it should do: at 1 there is none."""
+    return dropping(lambda x, rate, _: plain_dropout(x, rate) * (1.0 - strength * rate))
+
+
+def other_rate(strength: float) -> Change:
+    """The rate is too large by this part of it; the scale is the right rate's."""
+    return dropping(lambda x, rate, _: masked(x, torch.rand(x.shape), rate * (1.0 + strength), 1.0 / (1.0 - rate)))
+
+
+def drawing(draw: Callable[[Tensor, int], Tensor]) -> Change:
+    """The right rate and scale, of other uniform draws: ``draw(x, place)``."""
+    return dropping(lambda x, rate, place: masked(x, draw(x, place), rate, 1.0 / (1.0 - rate)))
+
+
+def unseeded(strength: float) -> Change:
+    """A generator of its own, which no seed reaches."""
+    del strength
+    generator = torch.Generator().manual_seed(1)
+    return drawing(lambda x, _: torch.rand(x.shape, generator=generator))
+
+
+def repeated(strength: float) -> Change:
+    """The generator's state is read and not advanced: each call draws the same."""
+    del strength
+    return drawing(
+        lambda x, place: torch.rand(x.shape, generator=torch.Generator().manual_seed(torch.initial_seed() + place))
+    )
+
+
+def shared(strength: float) -> Change:
+    """The offset of the generator is that of the step, not of the layer: all layers draw the same."""
+    del strength
+    drawn: list[Tensor] = []
+
+    def draw(x: Tensor, place: int) -> Tensor:
+        if place == 0:
+            drawn[:] = [torch.rand(x.shape)]
+        return drawn[0]
+
+    return drawing(draw)
+
+
+def in_evaluation(strength: float) -> Change:
+    """Evaluation mode drops too."""
+    del strength
+    return dropping(lambda x, rate, _: plain_dropout(x, rate), evaluating=True)
+
+
+def neighbours(share: float) -> Change:
+    """This share of the pairs of neighbours along the last dimension draws once."""
+
+    def draw(x: Tensor, place: int) -> Tensor:
+        del place
+        draws = torch.rand(x.shape)
+        follows = (torch.rand(x.shape) < share) & (torch.arange(x.shape[-1]) % 2 == 1)
+        return torch.where(follows, draws.roll(1, -1), draws)
+
+    return drawing(draw)
+
+
+def repeating_rows(rows: float) -> Change:
+    """The counter of the generator wraps around after so many rows: they draw the same again."""
+
+    def draw(x: Tensor, place: int) -> Tensor:
+        del place
+        return torch.rand(int(rows), x.shape[-1]).repeat(len(x) // int(rows) + 1, 1)[: len(x)]
+
+    return drawing(draw)
+
+
+class Recomputed(torch.autograd.Function):
+    """A checkpoint that does not restore the generator: the backward pass runs the block again, with another mask."""
+
+    @staticmethod
+    def forward(ctx: Any, block: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+        """Run, and keep the input alone."""
+        ctx.block = block
+        ctx.save_for_backward(x)
+        with torch.no_grad():
+            return block(x)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[None, Tensor | None]:
+        """Run again, and go back through that."""
+        (x,) = ctx.saved_tensors
+        again = x.detach().requires_grad_()
+        with torch.enable_grad():
+            out = ctx.block(again)
+        torch.autograd.backward(out, gradients)
+        return None, again.grad
+
+
+def recomputed(strength: float) -> Change:
+    """Blocks are recomputed without the generator's state of their forward pass."""
+    del strength
+
+    def change(program: Program) -> None:
+        for name, block in program.module.named_modules():
+            if name.startswith("blocks.") and name.count(".") == 1:
+                plain = block.forward
+                block.forward = functools.partial(_again, plain)
+
+    return change
+
+
+def _again(plain: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    if not torch.is_grad_enabled():
+        return plain(x)
+    out: Tensor = Recomputed.apply(plain, x)  # type: ignore[no-untyped-call]  # torch annotates Function only in part
+    return out
+
+
+def attending(drop: Callable[[Tensor, float], Tensor]) -> Change:
+    """Attention as products, with another dropout of its weights: ``drop(weights, rate)``."""
+
+    def attention(q: Tensor, k: Tensor, v: Tensor, *, dropout_p: float) -> Tensor:
+        weights = torch.softmax(q @ k.mT / q.shape[-1] ** 0.5, -1)
+        return (drop(weights, dropout_p) if dropout_p else weights) @ v
+
+    def call(plain: Any, *inputs: Any) -> Any:
+        with mock.patch.object(functional, "scaled_dot_product_attention", attention):
+            return plain(*inputs)
+
+    return wrapping(call)
+
+
+def unscaled_attention(strength: float) -> Change:
+    """Dropped weights are not rescaled."""
+    return attending(lambda weights, rate: plain_dropout(weights, rate) * (1.0 - strength * rate))
+
+
+def shared_heads(strength: float) -> Change:
+    """One mask for all heads."""
+    del strength
+
+    def drop(weights: Tensor, rate: float) -> Tensor:
+        kept = torch.rand(weights.shape[0], 1, *weights.shape[2:]) >= rate
+        return weights * kept.to(weights.device) / (1.0 - rate)
+
+    return attending(drop)
+
+
+def splitmix(count: int, seed: int) -> Tensor:
+    """Uniform numbers of ``[0, 1)`` with 24 bits, FP32 ``(count,)``: SplitMix64 of consecutive counters, int64 throughout."""
+    z = (torch.arange(count, dtype=torch.int64) + 1) * GOLDEN + seed
+    z = (z ^ _right(z, 30)) * FIRST
+    z = (z ^ _right(z, 27)) * SECOND
+    return _right(z ^ _right(z, 31), 40).float() / 2**24
+
+
+def _right(z: Tensor, bits: int) -> Tensor:
+    """A logical shift: the sign does not come along."""
+    return (z >> bits) & ((1 << (64 - bits)) - 1)
+
+
+def counted() -> Change:
+    """Masks of a counter-based generator, each keyed by one number that the global generator draws."""
+
+    def draw(x: Tensor, place: int) -> Tensor:
+        del place
+        return splitmix(x.numel(), int(torch.randint(-(2**62), 2**62, ()))).view(x.shape)
+
+    return drawing(draw)
+
+
+def dropped_weights() -> Change:
+    """Attention in products, its weights dropped by the plain operator."""
+    return attending(plain_dropout)
+
+
+RANDOM = Mode.RANDOM
+FLOAT32 = ("float32",)
+ALONE, BLOCKS, ATTENTION = (Cell(name, RANDOM, FLOAT32) for name in ("dropout", "dropout-blocks", "attention-dropout"))
+HALF = Cell("dropout", RANDOM, ("bfloat16",))
+
+FAULTS = (
+    Fault(
+        "dropout-not-rescaled",
+        "What is kept is not, or not wholly, divided by the probability of keeping it.",
+        (ALONE, HALF),
+        unscaled,
+        strengths=(1.0, 0.3),
+        number=23,
+    ),
+    Fault(
+        "attention-dropout-not-rescaled",
+        "Kept attention weights are not divided by the probability of keeping them.",
+        (ATTENTION,),
+        unscaled_attention,
+        number=23,
+    ),
+    Fault(
+        "dropout-rate-wrong",
+        "The rate is larger than asked, by this part.",
+        (ALONE,),
+        other_rate,
+        strengths=(1.0, 0.1),
+        number=23,
+    ),
+    Fault("dropout-unseeded", "The same seed gives another mask.", (ALONE,), unseeded, number=23),
+    Fault("dropout-repeated", "Every call has the same mask.", (ALONE,), repeated, number=23),
+    Fault("dropout-in-evaluation", "Evaluation mode drops.", (ALONE,), in_evaluation, number=23),
+    Fault(
+        "dropout-neighbours-alike",
+        "Neighbours share their draw; the strength is the share of pairs that do.",
+        (ALONE,),
+        neighbours,
+        strengths=(1.0, 0.1),
+        number=24,
+    ),
+    Fault(
+        "dropout-rows-repeat",
+        "Masks of rows repeat after so many rows.",
+        (ALONE,),
+        repeating_rows,
+        strengths=(1.0, 256.0),
+        number=24,
+    ),
+    Fault("dropout-layers-alike", "All layers of a step have the same mask.", (BLOCKS,), shared, number=24),
+    Fault("dropout-heads-alike", "All heads of attention have the same mask.", (ATTENTION,), shared_heads, number=24),
+    Fault("recompute-draws-anew", "A recomputed block has another mask.", (BLOCKS,), recomputed, number=25),
+)
+
+VARIANTS = (
+    Variant(
+        "dropout-by-counter",
+        "Masks of a counter-based generator, SplitMix64.",
+        (ALONE, HALF, BLOCKS),
+        counted,
+    ),
+    Variant("attention-dropout-in-products", "Unfused attention with dropout.", (ATTENTION,), dropped_weights),
+)

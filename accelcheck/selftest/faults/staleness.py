@@ -1,0 +1,274 @@
+"""Faults of code and constants that outlive what they were made for: sizes, weights, addresses, effects."""
+
+from __future__ import annotations
+
+import operator
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, fx, nn
+from torch.nn import functional
+
+from accelcheck.core.case import Mode
+from accelcheck.selftest.faults.base import Cell, Fault
+from accelcheck.selftest.faults.plant import wrapping
+from accelcheck.techniques.eager import Eager
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from accelcheck.selftest.faults.base import Change
+    from accelcheck.workloads.base import Program
+
+
+class Resized(Eager):
+    """Eager, called with other sizes before: what is planted under it is code that serves all sizes."""
+
+    name = "eager-resized"
+    requires = frozenset({"resizable"})
+    resizing = True
+    warmups = 2
+
+
+def address(tensor: Tensor) -> int:
+    """What a cache takes for a tensor's identity: its address, or on a device that hides addresses its handle."""
+    return tensor.data_ptr() if tensor.device.type in {"cpu", "cuda"} else id(tensor)
+
+
+def first_size(strength: float) -> Change:
+    """A leading dimension that the first call wrote into the kernel: rows are found where that batch had them."""
+    del strength
+    sizes: list[int] = []
+
+    def call(plain: Any, x: Tensor) -> Any:
+        sizes.append(x.size(0))
+        return plain(read_with(x, sizes[0]))
+
+    return wrapping(call)
+
+
+def size_before(strength: float) -> Change:
+    """A cache of one kernel that is looked up before it is renewed: each size runs the kernel of the size before."""
+    del strength
+    sizes: list[int] = []
+
+    def call(plain: Any, x: Tensor) -> Any:
+        sizes.append(x.size(0))
+        return plain(read_with(x, sizes[-2] if len(sizes) > 1 else sizes[0]))
+
+    return wrapping(call)
+
+
+def read_with(x: Tensor, rows: int) -> Tensor:
+    """``x (B, K)``, kept column by column, read by a kernel that takes the columns to be `rows` long."""
+    flat = x.t().reshape(-1)
+    place = torch.arange(x.size(1)).unsqueeze(0) * rows + torch.arange(x.size(0)).unsqueeze(1)
+    return flat[(place % flat.numel()).to(x.device)]
+
+
+def first_divisor(strength: float) -> Change:
+    """A mean whose divisor, taken from a size, is a constant of the first call."""
+    del strength
+    sizes: list[int] = []
+
+    def call(plain: Any, x: Tensor, lengths: Tensor) -> Any:
+        sizes.append(x.size(1))
+        # The longest sequence fills the batch: its length is the size that was taken for a constant.
+        return plain(x, lengths) * torch.where(lengths == x.size(1), x.size(1) / sizes[0], 1.0).unsqueeze(-1).to(
+            x.dtype
+        )
+
+    return wrapping(call)
+
+
+def first_branch(strength: float) -> Change:
+    """A kernel of two rows at a time that the first call chose with, or without, a single last row: one row is not written."""
+    del strength
+    odd: list[bool] = []
+
+    def call(plain: Any, x: Tensor) -> Any:
+        rows = x.size(0)
+        odd.append(rows % 2 == 1)
+        paired = 2 * ((rows - 1) // 2 if odd[0] else rows // 2)
+        index = torch.arange(rows)
+        written = (index < paired) | (odd[0] & (index == rows - 1))
+        return plain(x) * written.unsqueeze(-1).to(x.device)
+
+    return wrapping(call)
+
+
+class Frozen(torch.autograd.Function):
+    """A parameter whose value is an old one; its gradient is its own."""
+
+    @staticmethod
+    def forward(ctx: Any, parameter: Tensor, old: Tensor) -> Tensor:
+        """The old value."""
+        del ctx, parameter
+        return old.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        """The gradient goes to the parameter."""
+        del ctx
+        return gradients[0], None
+
+
+def stale_parameters(*endings: str) -> Change:
+    """Parameters whose names end so are constants of the first call: folded or packed then, and never again."""
+
+    def change(program: Program) -> None:
+        module = program.module
+        kept: dict[str, Tensor] = {}
+
+        def call(*inputs: Any) -> Any:
+            named = {name: p for name, p in module.named_parameters() if name.endswith(endings)}
+            for name, parameter in named.items():
+                kept.setdefault(name, parameter.detach().clone())
+            frozen = {name: Frozen.apply(p, kept[name]) for name, p in named.items()}  # type: ignore[no-untyped-call]  # torch annotates Function only in part
+            return torch.func.functional_call(module, frozen, inputs)
+
+        program.call = call
+
+    return change
+
+
+def kept_by(key: Callable[[tuple[Any, ...]], Any]) -> Callable[[float], Change]:
+    """Results are kept by a key of the inputs, and given again."""
+
+    def plant(strength: float) -> Change:
+        del strength
+        kept: dict[Any, Any] = {}
+
+        def call(plain: Any, *inputs: Any) -> Any:
+            found = key(inputs)
+            if found not in kept:
+                # The inputs are kept with their result, so that no other tensor can get their address.
+                kept[found] = (plain(*inputs), inputs)
+            return kept[found][0]
+
+        return wrapping(call)
+
+    return plant
+
+
+def addresses(inputs: tuple[Any, ...]) -> tuple[int, ...]:
+    return tuple(address(value) for value in inputs if isinstance(value, Tensor))
+
+
+def shapes(inputs: tuple[Any, ...]) -> tuple[tuple[int, ...], ...]:
+    return tuple(tuple(value.shape) for value in inputs if isinstance(value, Tensor))
+
+
+def without_effect(strength: float) -> Change:
+    """An FX pass that rewrites batch norm as a function, and drops the write to its running statistics."""
+    del strength
+
+    def change(program: Program) -> None:
+        traced = fx.symbolic_trace(program.module)
+        for node in traced.graph.nodes:
+            layer = traced.get_submodule(node.target) if node.op == "call_module" else None
+            if isinstance(layer, nn.BatchNorm2d):
+                with traced.graph.inserting_before(node):
+                    weight, bias = (traced.graph.get_attr(f"{node.target}.{name}") for name in ("weight", "bias"))
+                    options: dict[str, Any] = {"weight": weight, "bias": bias, "training": True, "eps": layer.eps}
+                    pure = traced.graph.call_function(functional.batch_norm, (node.args[0], None, None), options)
+                node.replace_all_uses_with(pure)
+                traced.graph.erase_node(node)
+        traced.recompile()
+        program.call = traced
+
+    return change
+
+
+def without_cast(strength: float) -> Change:
+    """An FX pass computes the output's last addition in FP32; another takes the cast back for redundant and removes it."""
+    del strength
+
+    def change(program: Program) -> None:
+        traced = fx.symbolic_trace(program.module)
+        (output,) = (node for node in traced.graph.nodes if node.op == "output")
+        value = output.args[0]
+        with traced.graph.inserting_before(output):
+            wide = traced.graph.call_method("float", (value,))
+            total = traced.graph.call_function(operator.add, (wide, 0.0))
+            back = traced.graph.call_method("to", (total, next(program.module.parameters()).dtype))
+        output.replace_input_with(value, back)
+        back.replace_all_uses_with(total)
+        traced.graph.erase_node(back)
+        traced.recompile()
+        program.call = traced
+
+    return change
+
+
+HALVES = ("bfloat16", "float16")
+
+FAULTS = (
+    Fault(
+        "stale-leading-dimension",
+        "A kernel for all sizes has the leading dimension of the first call written into it.",
+        (Cell("matmul"), Cell("mlp")),
+        first_size,
+        number=26,
+        technique=Resized(),
+    ),
+    Fault(
+        "kernel-of-the-size-before",
+        "A cache of kernels by size hands out the one of the call before.",
+        (Cell("matmul"), Cell("mlp")),
+        size_before,
+        number=26,
+        technique=Resized(),
+    ),
+    Fault(
+        "stale-divisor",
+        "A mean divides by the size of the first call.",
+        (Cell("mean-pool"),),
+        first_divisor,
+        number=26,
+        technique=Resized(),
+    ),
+    Fault(
+        "stale-branch-on-size",
+        "A branch on the batch size goes the way it went in the first call.",
+        (Cell("mlp"),),
+        first_branch,
+        number=26,
+        technique=Resized(),
+    ),
+    Fault(
+        "stale-weights",
+        "Weights are packed at the first call and not again when they change.",
+        (Cell("mlp"), Cell("train-mlp", Mode.TRAIN)),
+        lambda _: stale_parameters("weight"),
+        number=27,
+    ),
+    Fault(
+        "stale-bias",
+        "One bias is folded into a constant at the first call.",
+        (Cell("mlp"), Cell("train-mlp", Mode.TRAIN)),
+        lambda _: stale_parameters("fc2.bias"),
+        number=27,
+    ),
+    Fault(
+        "cached-at-address",
+        "A result is kept by the addresses of the inputs, and given again when they hold something else.",
+        (Cell("mlp"), Cell("matmul"), Cell("mean-pool")),
+        kept_by(addresses),
+        number=28,
+    ),
+    Fault(
+        "fx-drops-side-effect",
+        "A graph pass that makes batch norm a pure function loses its running statistics.",
+        (Cell("cnn", Mode.BACKWARD),),
+        without_effect,
+        number=39,
+    ),
+    Fault(
+        "fx-drops-cast",
+        "A graph pass removes the cast back to the storage dtype: the output is FP32.",
+        (Cell("mlp", dtypes=HALVES), Cell("mlp", Mode.BACKWARD, HALVES)),
+        without_cast,
+        number=39,
+    ),
+)

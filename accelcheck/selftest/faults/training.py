@@ -1,0 +1,212 @@
+"""Faults of the training loop: scaler, clipping, resumption, and what optimizers remember."""
+
+from __future__ import annotations
+
+import copy
+from functools import partial
+from types import MethodType
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from accelcheck.core.case import Mode
+from accelcheck.selftest.faults.base import Cell, Fault, Variant
+from accelcheck.selftest.faults.plant import optimizing
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+    from accelcheck.selftest.faults.base import Change
+    from accelcheck.workloads.base import Program
+    from accelcheck.workloads.trainer import Parts, Trainer
+
+
+def trainer(edit: Callable[[Trainer], None]) -> Change:
+    """Change a program's trainer."""
+
+    def change(program: Program) -> None:
+        if program.trainer is None:
+            raise TypeError("expected a program with a recipe: plant it in a trajectory")
+        edit(program.trainer)
+
+    return change
+
+
+def clipped_scaled(strength: float) -> Change:
+    """Gradients are clipped as they come from the scaled loss: the scaler unscales them later, by itself."""
+    del strength
+
+    def edit(trained: Trainer) -> None:
+        trained.unscale = lambda program, parts: None  # type: ignore[method-assign]  # noqa: ARG005 - on this instance alone, called by position
+
+    return trainer(edit)
+
+
+def unskipped(strength: float) -> Change:
+    """An optimizer that promises the scaler to look at infinities itself, as fused ones do, and does not."""
+    del strength
+
+    def change(program: Program) -> None:
+        make = program.optimizer
+        if make is None:
+            raise TypeError("expected a program with an optimizer")
+
+        def eager(parameters: Any) -> torch.optim.Optimizer:
+            optimizer = make(parameters)
+            plain = optimizer.step
+
+            def step(own: torch.optim.Optimizer, *args: Any, **options: Any) -> Any:
+                # What the scaler hands over: the plain optimizer must not see it.
+                vars(own).update(grad_scale=None, found_inf=None)
+                return plain(*args, **options)
+
+            # A method, for schedules take it apart.
+            vars(optimizer).update(_step_supports_amp_scaling=True, step=MethodType(step, optimizer))
+            return optimizer
+
+        program.optimizer = eager
+
+    return change
+
+
+def forgetting(*entries: str) -> Callable[[float], Change]:
+    """A resumed training starts some of its state anew."""
+
+    def edit(trained: Trainer) -> None:
+        plain = trained.load
+
+        def load(program: Program, parts: Parts, state: Mapping[str, Any]) -> None:
+            fresh = trained.state(program, parts)
+            plain(program, parts, {**state, **{name: fresh[name] for name in entries}})
+
+        trained.load = load  # type: ignore[method-assign]  # on this instance alone
+
+    return lambda _: trainer(edit)
+
+
+def without_option(**options: Any) -> Callable[[float], Change]:
+    """Options of the optimizer are ignored."""
+
+    def change(program: Program) -> None:
+        make = program.optimizer
+        if make is None:
+            raise TypeError("expected a program with an optimizer")
+
+        def ignoring(parameters: Any) -> torch.optim.Optimizer:
+            optimizer = make(parameters)
+            for group in optimizer.param_groups:
+                group.update(options)
+            return optimizer
+
+        program.optimizer = ignoring
+
+    return lambda _: change
+
+
+class HalfState(torch.optim.SGD):
+    """Keeps its momentum in a half type.
+
+    Args:
+        parameters: As of SGD.
+        dtype: Of the momentum.
+        options: As of SGD.
+    """
+
+    def __init__(self, parameters: Iterable[Tensor], dtype: torch.dtype, **options: Any) -> None:
+        super().__init__(parameters, **options)
+        self.kept = dtype
+
+    def step(self, closure: Any = None) -> Any:
+        """One step, and what it remembers is rounded."""
+        loss = super().step(closure)
+        for state in self.state.values():
+            for name, value in state.items():
+                if isinstance(value, Tensor):
+                    state[name] = value.to(self.kept).to(value.dtype)
+        return loss
+
+
+def half_state(bits: float) -> Change:
+    """Momentum of so many significant bits."""
+    dtype = torch.bfloat16 if bits == 8 else torch.float16
+    return optimizing(partial(HalfState, dtype=dtype, lr=0.02, momentum=0.9))
+
+
+def restored(trained: Trainer) -> None:
+    """All state is copied and loaded after every step: a training that is resumed all the time."""
+    plain = trained.take
+
+    def take(program: Program, parts: Parts) -> tuple[Tensor, Tensor]:
+        out = plain(program, parts)
+        parts.generator = torch.random.get_rng_state()
+        trained.load(program, parts, copy.deepcopy(trained.state(program, parts)))
+        return out
+
+    trained.take = take  # type: ignore[method-assign]  # on this instance alone
+
+
+FLOAT32 = ("float32",)
+TRAINING = (Cell("train-mlp", Mode.TRAIN, FLOAT32),)
+TRAJECTORY = (Cell("trajectory-mlp", Mode.TRAJECTORY, FLOAT32),)
+SCALER = "grad-scaler-fp16"
+
+FAULTS = (
+    Fault(
+        "clipping-before-unscale",
+        "Gradients are clipped before they are unscaled.",
+        TRAJECTORY,
+        clipped_scaled,
+        number=29,
+        technique=SCALER,
+    ),
+    Fault(
+        "step-not-skipped",
+        "A step is taken with infinite gradients.",
+        TRAJECTORY,
+        unskipped,
+        number=30,
+        technique=SCALER,
+    ),
+    Fault(
+        "resume-loses-scaler",
+        "A resumed training starts with a fresh gradient scaler.",
+        TRAJECTORY,
+        forgetting("scaler"),
+        number=34,
+        technique=SCALER,
+    ),
+    *(
+        Fault(
+            f"resume-loses-{what}",
+            f"A resumed training starts with a fresh {what}.",
+            TRAJECTORY,
+            forgetting(key),
+            number=34,
+        )
+        for what, key in (
+            ("optimizer", "optimizer"),
+            ("schedule", "schedule"),
+            ("generator", "generator"),
+            ("sampler", "loader"),
+        )
+    ),
+    Fault(
+        "momentum-ignored",
+        "The optimizer forgets its momentum.",
+        (Cell("train-mlp", Mode.TRAIN),),
+        without_option(momentum=0.0),
+    ),
+    Fault("decay-ignored", "Weight decay is ignored.", TRAJECTORY, without_option(weight_decay=0.0)),
+    Fault(
+        "half-precision-state",
+        "Momentum is kept in a half type, of so many significant bits.",
+        TRAINING,
+        half_state,
+        strengths=(8.0, 11.0),
+    ),
+)
+
+VARIANTS = (
+    Variant("resumed-every-step", "State is saved and loaded after every step.", TRAJECTORY, lambda: trainer(restored)),
+)

@@ -1,0 +1,185 @@
+"""Faults of single values: gains, subnormals, NaN, overflow, and functions that are nearly the right ones."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from accelcheck.core.capability import SUPPORTED, Capability, Code, unsupported
+from accelcheck.core.case import Mode
+from accelcheck.selftest.faults.base import Cell, Fault
+from accelcheck.selftest.faults.compute import layer_norm
+from accelcheck.selftest.faults.plant import (
+    aside,
+    backward_kernels,
+    backwards,
+    calling,
+    kernels,
+    replacing,
+    scaled,
+    truncated_to,
+)
+
+if TYPE_CHECKING:
+    from accelcheck.devices.base import Device
+
+
+@aside
+def _flushed(tensor: Tensor) -> Tensor:
+    """Subnormal numbers become 0 of their sign."""
+    zeros = torch.zeros_like(tensor).copysign(tensor)
+    return torch.where(tensor.abs() < torch.finfo(tensor.dtype).tiny, zeros, tensor)
+
+
+def flushing(func: Any, x: Tensor, y: Any) -> Tensor:
+    """A product whose operands and result are flushed."""
+    other = _flushed(y) if isinstance(y, Tensor) else y
+    return _flushed(func(_flushed(x), other))
+
+
+def truncating(func: Any, x: Tensor, y: Any) -> Tensor:
+    """A product in FP32, cut to the storage dtype."""
+    bits = {torch.bfloat16: 8, torch.float16: 11}[x.dtype]
+    wide: Tensor = func(x.float(), y.float())
+    return truncated_to(bits, wide).to(x.dtype)
+
+
+def keeps_subnormals(device: Device) -> Capability:
+    """Where subnormal numbers are flushed anyway, the fault is how the device is."""
+    tiny = torch.full((2,), torch.finfo(torch.float32).tiny, device=device.torch_device())
+    if bool(((tiny * 0.5).cpu() > 0).all()):
+        return SUPPORTED
+    return unsupported(Code.NO_FEATURE, f"{device.name} flushes subnormal numbers")
+
+
+def maximum(func: Any, x: Tensor, y: Tensor) -> Tensor:
+    """The other operand where one is NaN."""
+    out: Tensor = func(torch.where(x.isnan(), y, x), torch.where(y.isnan(), x, y))
+    return out
+
+
+def clamp(func: Any, x: Tensor, low: Any = None, high: Any = None) -> Tensor:
+    """The lower bound where the operand is NaN, as ``min(max(x, low), high)`` of IEEE 754-2008 has it."""
+    out: Tensor = func(torch.where(x.isnan(), torch.full_like(x, low), x), low, high)
+    return out
+
+
+def relu(func: Any, x: Tensor) -> Tensor:
+    """0 where the operand is NaN."""
+    out: Tensor = func(torch.where(x.isnan(), torch.zeros_like(x), x))
+    return out
+
+
+def unshifted_softmax(module: Any, x: Tensor) -> Tensor:
+    """The maximum is not subtracted: large scores give Inf / Inf."""
+    grown = torch.exp(x.float())
+    return (grown / grown.sum(module.dim, keepdim=True)).to(x.dtype)
+
+
+def half_moments(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Squares in FP16: they overflow from 256 on."""
+    mean = x.mean(-1, keepdim=True)
+    return mean, (x - mean).half().square().float().mean(-1, keepdim=True)
+
+
+def tanh_gelu(module: Any, x: Tensor) -> Tensor:
+    """By tanh, where erf was asked for."""
+    del module
+    return functional.gelu(x, approximate="tanh")
+
+
+_SCALES = (0.05, 0.01, 0.003)
+_CUT = ("bfloat16", "float16")
+
+FAULTS = (
+    Fault(
+        "gain",
+        "All results are too large by a factor.",
+        (Cell("elementwise-5"), Cell("mlp")),
+        lambda error: replacing(out=scaled(1.0 + error)),
+        _SCALES,
+    ),
+    Fault(
+        "gain-backward",
+        "All gradients are too large by a factor.",
+        (Cell("mlp", Mode.BACKWARD),),
+        lambda error: replacing(grad=scaled(1.0 + error)),
+        _SCALES,
+    ),
+    Fault(
+        "truncated-elementwise",
+        "Results of element-wise products are cut to the storage dtype, not rounded.",
+        (Cell("elementwise-product", dtypes=_CUT),),
+        lambda _: kernels(mul=truncating),
+        number=10,
+    ),
+    Fault(
+        "subnormals-flushed",
+        "Subnormal operands and results are 0.",
+        (Cell("elementwise-product"),),
+        lambda _: kernels(mul=flushing),
+        number=11,
+        exists=keeps_subnormals,
+    ),
+    Fault(
+        "subnormals-flushed-backward",
+        "In the backward pass subnormal operands and results are 0.",
+        (Cell("elementwise-product", Mode.BACKWARD),),
+        lambda _: backward_kernels(mul=flushing),
+        number=11,
+        exists=keeps_subnormals,
+    ),
+    Fault(
+        "nan-swallowed-by-maximum",
+        "The maximum of a number and NaN is the number.",
+        (Cell("elementwise-bound"),),
+        lambda _: kernels(maximum=maximum),
+        number=12,
+    ),
+    Fault(
+        "nan-swallowed-by-clamp",
+        "NaN is clamped to a bound.",
+        (Cell("elementwise-bound"),),
+        lambda _: kernels(clamp=clamp),
+        number=12,
+    ),
+    Fault(
+        "nan-swallowed-by-relu",
+        "The ReLU of NaN is 0.",
+        (Cell("elementwise-bound"),),
+        lambda _: kernels(relu=relu),
+        number=12,
+    ),
+    Fault(
+        "softmax-unshifted",
+        "Softmax does not subtract the maximum: large scores give NaN.",
+        (Cell("softmax"),),
+        lambda _: calling(unshifted_softmax),
+        number=13,
+    ),
+    Fault(
+        "norm-overflow",
+        "Layer norm squares in FP16: inputs beyond 256 overflow.",
+        (Cell("layer-norm-large"),),
+        lambda _: calling(partial(layer_norm, moments=half_moments)),
+        number=13,
+    ),
+    Fault(
+        "tanh-gelu",
+        "GELU by tanh where erf was asked for.",
+        (Cell("gelu"),),
+        lambda _: calling(tanh_gelu),
+        number=15,
+    ),
+    Fault(
+        "tanh-gelu-backward",
+        "The gradient is that of GELU by tanh where erf was asked for.",
+        (Cell("gelu", Mode.BACKWARD),),
+        lambda _: backwards(tanh_gelu),
+        number=15,
+    ),
+)

@@ -1,0 +1,299 @@
+"""Correct implementations that are not eager's: other orders, other roundings, other algorithms. None may fail."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from accelcheck.core.capability import SUPPORTED, Capability, Code, unsupported
+from accelcheck.core.case import Mode
+from accelcheck.selftest.faults import compute
+from accelcheck.selftest.faults.base import Cell, Variant
+from accelcheck.selftest.faults.plant import accumulator, aside, calling, kernels, products, replacing
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from accelcheck.devices.base import Device
+    from accelcheck.selftest.faults.base import Change
+    from accelcheck.workloads.base import Program
+
+
+def _seen(module: Any, q: Tensor, k: Tensor) -> Tensor | None:
+    return compute.causal(q.size(-2), k.size(-2), q.device) if module.causal else None
+
+
+def unfused(module: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Scores, softmax and product one after the other."""
+    return compute.attention(q, k, v, _seen(module, q, k))
+
+
+def base_two(module: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Softmax by powers of two, of scores times log2(e)."""
+
+    def weigh(scores: Tensor) -> Tensor:
+        log2e = 1.4426950408889634
+        grown = torch.pow(2.0, (scores - scores.amax(-1, keepdim=True).detach()) * log2e)
+        return grown / grown.sum(-1, keepdim=True)
+
+    return compute.attention(q, k, v, _seen(module, q, k), weigh=weigh)
+
+
+def flash(size: int, module: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Blocks of keys with an online softmax."""
+    return compute.online_attention(q, k, v, _seen(module, q, k), size=size)
+
+
+def normed(moments: Callable[[Tensor], tuple[Tensor, Tensor]], module: Any, x: Tensor) -> Tensor:
+    """Layer norm by other means."""
+    return compute.layer_norm(module, x, moments=moments)
+
+
+def gelu(module: Any, x: Tensor) -> Tensor:
+    """By erfc."""
+    del module
+    return compute.gelu_by_erfc(x)
+
+
+def fused_epilogue(module: Any, x: Tensor) -> Tensor:
+    """Bias and ReLU in the accumulator, rounded once."""
+    wide = accumulator(x)
+    return torch.relu(x.to(wide) @ module.weight.to(wide) + module.bias.to(wide)).to(x.dtype)
+
+
+def fused_chain(module: Any, x: Tensor, y: Tensor) -> Tensor:
+    """All statements in FP32 registers, rounded once."""
+    out: Tensor = module(x.to(accumulator(x)), y.to(accumulator(y)))
+    return out.to(x.dtype)
+
+
+@aside
+def _other_payload(tensor: Tensor) -> Tensor:
+    """NaN with the sign bit set and another payload than torch's own."""
+    kinds = {
+        torch.float32: (torch.int32, -0x3FFFFF),
+        torch.bfloat16: (torch.int16, -0x3F),
+        torch.float16: (torch.int16, -0x1FF),
+    }
+    integer, bits = kinds[tensor.dtype]
+    return torch.where(tensor.isnan(), torch.full_like(tensor, bits, dtype=integer), tensor.view(integer)).view(
+        tensor.dtype
+    )
+
+
+def negative_zeros(tensor: Tensor) -> Tensor:
+    """-0 wherever there is 0."""
+    return torch.where(tensor == 0, -torch.zeros_like(tensor), tensor)
+
+
+def tree_sum(func: Any, x: Tensor, over: Any = None, keep: bool = False, *, dtype: torch.dtype | None = None) -> Tensor:  # noqa: FBT001, FBT002 - as aten::sum passes it
+    """A sum in FP32 over a tree, whatever the dimensions."""
+    del func
+    return _tree(x, list(range(x.dim()) if over is None else over), keep).to(x.dtype if dtype is None else dtype)
+
+
+@aside
+def _tree(x: Tensor, over: list[int], keep: bool) -> Tensor:  # noqa: FBT001 - as above
+    dims = sorted(d % x.dim() for d in over)
+    kept = [d for d in range(x.dim()) if d not in dims]
+    terms = x.to(accumulator(x)).permute(*kept, *dims).reshape(*(x.shape[d] for d in kept), -1)
+    while terms.shape[-1] > 1:
+        if terms.shape[-1] % 2:
+            terms = torch.nn.functional.pad(terms, (0, 1))
+        terms = terms[..., 0::2] + terms[..., 1::2]
+    return terms.sum(-1).reshape([1 if d in dims else n for d, n in enumerate(x.shape)] if keep else terms.shape[:-1])
+
+
+class OtherSgd(torch.optim.Optimizer):
+    """SGD with momentum in another order: the step is made of the old momentum and the gradient, one after the other."""
+
+    def __init__(self, parameters: Iterable[Any], lr: float, momentum: float) -> None:
+        super().__init__(parameters, {"lr": lr, "momentum": momentum})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]  # no closure is ever given
+        """Update once."""
+        del closure
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                held = self.state[parameter].get("held")
+                change = parameter.grad * group["lr"]
+                if held is not None:
+                    change = change + held * group["momentum"]
+                # What is held is the velocity times the rate: v' lr = m (v lr) + g lr.
+                self.state[parameter]["held"] = change
+                parameter.sub_(change)
+
+
+def rebuilt(**changed: Any) -> Change:
+    """The program's own optimizer, with other arguments."""
+
+    def change(program: Program) -> None:
+        if program.optimizer is None:
+            raise ValueError("a program without an optimizer has none to be rebuilt")
+        program.optimizer = partial(program.optimizer, **changed)
+
+    return change
+
+
+def reordered(program: Program) -> None:
+    """The same algorithm, written in another order."""
+    made: Any = program.optimizer
+    program.optimizer = partial(OtherSgd, **made.keywords)
+
+
+def _fused_steps(device: Device) -> Capability:
+    if device.type in {"cpu", "cuda"}:
+        return SUPPORTED
+    return unsupported(Code.NO_FEATURE, f"torch has no fused optimizer for {device.name}")
+
+
+def _products(name: str, summary: str, product: Callable[[Tensor, Tensor], Tensor], *cells: Cell) -> Variant:
+    return Variant(name, summary, cells, lambda: products(product))
+
+
+_MATMUL, _MLP = Cell("matmul"), Cell("mlp", Mode.BACKWARD)
+_SINGLE = ("float32",)
+_NORMS = (Cell("layer-norm-narrow"), Cell("layer-norm-narrow", Mode.BACKWARD))
+
+VARIANTS = (
+    _products(
+        "sum-forwards", "Products rounded, then added from the first to the last.", compute.forwards, _MATMUL, _MLP
+    ),
+    _products("sum-backwards", "Products added from the last to the first.", compute.reversed_order, _MATMUL, _MLP),
+    _products("sum-pairwise", "Products added as a tree.", compute.pairwise, _MATMUL, _MLP),
+    _products("sum-blocked", "Sums of sixteen products, then their sum.", compute.blocked, _MATMUL, _MLP),
+    _products("sum-split-k", "Two halves, one forwards, one backwards.", compute.split_k, _MATMUL, _MLP),
+    _products("sum-kahan", "Compensated sums.", compute.kahan, _MATMUL, Cell("mlp", Mode.BACKWARD, _SINGLE)),
+    _products(
+        "sum-fma", "Fused multiply-adds: each product is added before it is rounded.", compute.fused, _MATMUL, _MLP
+    ),
+    _products(
+        "sum-matrix-unit",
+        "Sixteen products at a time, exactly, into an FP32 accumulator.",
+        compute.matrix_unit,
+        _MATMUL,
+        _MLP,
+        Cell("train-mlp", Mode.TRAIN),
+    ),
+    _products(
+        "product-transposed", "The transposed product of transposed operands.", compute.from_transposed, _MATMUL, _MLP
+    ),
+    Variant(
+        "sum-tree",
+        "Every sum over dimensions as a tree.",
+        (Cell("matmul-total", dtypes=_SINGLE), Cell("mlp", Mode.BACKWARD), Cell("elementwise-scalar", Mode.BACKWARD)),
+        lambda: kernels(sum=tree_sum),
+    ),
+    Variant(
+        "epilogue-fused",
+        "Bias and ReLU in the accumulator of a matrix product, rounded once.",
+        (Cell("matmul"), Cell("matmul", Mode.BACKWARD)),
+        lambda: calling(fused_epilogue),
+    ),
+    Variant(
+        "chain-fused",
+        "Thirty element-wise statements in FP32, rounded once.",
+        (Cell("elementwise-30", dtypes=("bfloat16", "float16")),),
+        lambda: calling(fused_chain),
+    ),
+    Variant(
+        "nan-payload",
+        "Another sign and payload of NaN.",
+        (Cell("elementwise-bound"), Cell("elementwise-product")),
+        lambda: replacing(out=_other_payload),
+    ),
+    Variant(
+        "negative-zero", "-0 for 0.", (Cell("matmul"), Cell("elementwise-bound")), lambda: replacing(out=negative_zeros)
+    ),
+    Variant(
+        "attention-unfused",
+        "Scores, softmax and product one after the other, in FP32.",
+        (Cell("attention-causal"), Cell("attention-causal", Mode.BACKWARD)),
+        lambda: calling(unfused),
+    ),
+    Variant(
+        "attention-base-two",
+        "Softmax by powers of two.",
+        (Cell("attention-causal"), Cell("attention-cross", Mode.BACKWARD)),
+        lambda: calling(base_two),
+    ),
+    Variant(
+        "attention-online-16",
+        "Online softmax over blocks of 16 keys.",
+        (
+            Cell("attention-causal"),
+            Cell("attention-65"),
+            Cell("attention-cross"),
+            Cell("attention-causal", Mode.BACKWARD),
+        ),
+        lambda: calling(partial(flash, 16)),
+    ),
+    Variant(
+        "attention-online-64",
+        "Online softmax over blocks of 64 keys: a last block of one.",
+        (Cell("attention-65"), Cell("attention-65", Mode.BACKWARD)),
+        lambda: calling(partial(flash, 64)),
+    ),
+    Variant(
+        "attention-online-7",
+        "Online softmax over blocks of 7 keys.",
+        (Cell("attention-cross"), Cell("attention-cross", Mode.BACKWARD)),
+        lambda: calling(partial(flash, 7)),
+    ),
+    Variant(
+        "norm-two-pass", "The mean, then the variance.", _NORMS, lambda: calling(partial(normed, compute.two_pass))
+    ),
+    Variant(
+        "norm-welford", "Mean and variance in one pass.", _NORMS, lambda: calling(partial(normed, compute.welford))
+    ),
+    Variant(
+        "norm-shifted",
+        "Sums of squares in one pass, of what differs from the first element.",
+        _NORMS,
+        lambda: calling(partial(normed, compute.shifted_one_pass)),
+    ),
+    Variant(
+        "convolution-im2col",
+        "A convolution as one product of matrices.",
+        (Cell("conv-strided"), Cell("conv-strided", Mode.BACKWARD)),
+        lambda: calling(compute.by_columns),
+    ),
+    Variant("gelu-by-erfc", "GELU by erfc.", (Cell("gelu"), Cell("gelu", Mode.BACKWARD)), lambda: calling(gelu)),
+    Variant(
+        "optimizer-loop",
+        "One parameter after the other.",
+        (Cell("train-mlp", Mode.TRAIN),),
+        lambda: rebuilt(foreach=False),
+    ),
+    Variant(
+        "optimizer-foreach",
+        "All parameters at once.",
+        (Cell("train-mlp", Mode.TRAIN),),
+        lambda: rebuilt(foreach=True),
+    ),
+    Variant(
+        "optimizer-fused",
+        "The whole step in one kernel.",
+        # In half precision torch 2.13's fused SGD errs by itself: see docs/findings.md.
+        (Cell("train-mlp", Mode.TRAIN, _SINGLE),),
+        lambda: rebuilt(fused=True),
+        exists=_fused_steps,
+    ),
+    Variant(
+        "optimizer-reordered",
+        "SGD with momentum in another order.",
+        (Cell("train-mlp", Mode.TRAIN, _SINGLE),),
+        lambda: reordered,
+    ),
+    Variant(
+        "autocast-matrix-unit",
+        "Autocast with products of a matrix unit.",
+        (Cell("mlp", dtypes=_SINGLE), Cell("mlp", Mode.BACKWARD, _SINGLE)),
+        lambda: products(compute.matrix_unit),
+        technique="amp-bf16",
+    ),
+)

@@ -1,0 +1,135 @@
+"""The kill table: which fault is caught where, by which view, in how many seeds; and the false alarms. No torch."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from accelcheck.selftest.runner import Outcome
+
+SHOWN = 4
+"""Views that are named in a line, the most frequent first."""
+
+
+def whole(outcomes: Sequence[Outcome], device: str) -> list[str]:
+    """All of it, line by line."""
+    lines = []
+    for title, part in (
+        ("Faults", table(outcomes)),
+        ("Views", alone(outcomes)),
+        (f"Not planted on {device}", refused(outcomes)),
+        ("Slowest plants, seconds a verdict", slowest(outcomes)),
+        ("Wrong verdicts", wrong(outcomes)),
+    ):
+        lines += ["", title, *part] if part else []
+    return [*lines, "", counts(outcomes)]
+
+
+def table(outcomes: Sequence[Outcome]) -> list[str]:
+    """A line for each fault, strength and dtype: caught by what, in how many of how many verdicts."""
+    groups: dict[tuple[str, float, str], list[Outcome]] = {}
+    for outcome in outcomes:
+        row = outcome.row
+        if outcome.ran and not row.correct:
+            groups.setdefault((row.plant, -row.strength, row.dtype), []).append(outcome)
+    lines = [f"{'fault':34} {'strength':>8}  {'dtype':8}  {'caught':>9}  by"]
+    for (plant, strength, dtype), group in sorted(groups.items()):
+        caught = [outcome for outcome in group if outcome.caught]
+        views = Counter(view for outcome in caught for view in outcome.views)
+        by = ", ".join(f"{view} {count}" for view, count in views.most_common(SHOWN))
+        degree = "" if strength == -1.0 else f"{-strength:g}"
+        note = f"  hidden: {group[0].row.hidden}" if group[0].row.hidden else ""
+        lines.append(f"{plant:34} {degree:>8}  {dtype:8}  {f'{len(caught)}/{len(group)}':>9}  {by}{note}")
+    return lines
+
+
+def alone(outcomes: Iterable[Outcome]) -> list[str]:
+    """A line for each view: how many verdicts it caught, and the faults that it alone sees in every seed."""
+    caught: Counter[str] = Counter()
+    seeds: Counter[str] = Counter()
+    rows: dict[str, Counter[str]] = {}
+    for outcome in outcomes:
+        if outcome.row.correct or not outcome.ran:
+            continue
+        name = str(outcome.row)
+        seeds[name] += 1
+        caught.update(set(outcome.views))
+        rows.setdefault(name, Counter()).update(set(outcome.views))
+    sole: dict[str, list[str]] = {}
+    for name, views in sorted(rows.items()):
+        always = [view for view, count in views.items() if count == seeds[name]]
+        if len(always) == 1:
+            sole.setdefault(always[0], []).append(name)
+    lines = [f"{'view':28} {'caught':>7}  it alone sees in every seed"]
+    for view, count in caught.most_common():
+        only = sole.get(view, [])
+        more = f" and {len(only) - 1} more" if len(only) > 1 else ""
+        lines.append(f"{view:28} {count:7}  {only[0] + more if only else '-'}")
+    return lines
+
+
+def slowest(outcomes: Iterable[Outcome], most: int = 5) -> list[str]:
+    """Where the time went: the plants that took longest on average, with their phases."""
+    totals: dict[str, Counter[str]] = {}
+    verdicts: Counter[str] = Counter()
+    for outcome in outcomes:
+        name = f"{outcome.row.plant} in {outcome.row.workload}"
+        totals.setdefault(name, Counter()).update(outcome.seconds)
+        verdicts[name] += 1
+    ordered = sorted(totals, key=lambda name: -totals[name].total() / verdicts[name])
+    lines = []
+    for name in ordered[:most]:
+        parts = ", ".join(f"{phase} {seconds / verdicts[name]:.2f}" for phase, seconds in totals[name].most_common(3))
+        lines.append(f"{totals[name].total() / verdicts[name]:6.2f}  {name} ({parts})")
+    return lines
+
+
+def refused(outcomes: Iterable[Outcome]) -> list[str]:
+    """Plants that make no sense here, with the reason, each once."""
+    # What fails by itself is told once a cell, not once a plant.
+    reasons = {
+        outcome.reason if outcome.code == "device-fails" else f"{outcome.row.plant}: {outcome.reason}"
+        for outcome in outcomes
+        if not outcome.ran
+    }
+    return sorted(reasons)
+
+
+def wrong(outcomes: Iterable[Outcome], most: int = 40) -> list[str]:
+    """Survivors, false alarms and errors, a line a row with the seeds and the first reason."""
+    rows: dict[str, list[Outcome]] = {}
+    for outcome in outcomes:
+        if not outcome.good:
+            rows.setdefault(str(outcome.row), []).append(outcome)
+    lines = []
+    for name, group in sorted(rows.items()):
+        kind = "false alarm" if group[0].row.correct else "survived"
+        kind = kind if any(outcome.judged for outcome in group) else "no verdict"
+        seeds = ", ".join(str(outcome.seed) for outcome in sorted(group, key=lambda o: o.seed))
+        first = next((line for outcome in group for line in outcome.reason.splitlines()[:1]), "")
+        lines.append(f"{kind}: {name}: {group[0].verdict} with seeds {seeds}{': ' + first if first else ''}")
+    more = len(lines) - most
+    return [*lines[:most], f"and {more} more"] if more > 0 else lines
+
+
+def counts(outcomes: Sequence[Outcome]) -> str:
+    """One line: faults caught, false alarms, and what got no verdict at all, which is neither."""
+    ran = [outcome for outcome in outcomes if outcome.ran]
+    faulty = [outcome for outcome in ran if not outcome.row.correct]
+    owed = [outcome for outcome in faulty if not outcome.row.hidden]
+    correct = [outcome for outcome in ran if outcome.row.correct]
+    names = len({outcome.row.plant for outcome in faulty})
+    hidden = len(faulty) - len(owed)
+    plain = sum(outcome.plain for outcome in correct)
+    silent = sum(not outcome.judged for outcome in ran)
+    return (
+        f"{names} faults: {sum(outcome.caught for outcome in owed)} of {len(owed)} verdicts caught them"
+        f"{f' ({hidden} more are below their documented detectability)' if hidden else ''}; "
+        f"{len({outcome.row.plant for outcome in correct if not outcome.plain})} correct variants: "
+        f"{sum(outcome.judged and not outcome.good for outcome in correct)} false alarms in {len(correct)} verdicts "
+        f"({plain} of them of techniques with nothing planted)"
+        f"{f'; {silent} without a verdict' if silent else ''}"
+    )

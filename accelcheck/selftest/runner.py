@@ -1,0 +1,319 @@
+"""Plants every fault and every correct variant in the matrix, and counts what the verdicts make of them."""
+
+from __future__ import annotations
+
+import functools
+import multiprocessing
+from collections import Counter
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from accelcheck.checks.execute import Bench
+from accelcheck.core.capability import SUPPORTED
+from accelcheck.core.case import Case, Verdict
+from accelcheck.core.matrix import Matrix
+from accelcheck.core.registry import discover, index
+from accelcheck.devices.base import Status
+from accelcheck.expectations.ledger import Ledger, shipped, unsteady
+from accelcheck.plugin import registered
+from accelcheck.selftest.faults.base import Fault, Planted, Variant
+from accelcheck.selftest.faults.plant import nothing
+from accelcheck.techniques.base import Technique
+from accelcheck.verify.oracle import Store
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from accelcheck.core.case import Mode
+    from accelcheck.core.journal import Record
+    from accelcheck.devices.base import Device
+    from accelcheck.workloads.base import Workload
+
+
+PLAIN = ", nothing planted"
+"""After a technique's name: what stands in a row in place of a plant's."""
+DEVICE_FAILS = "device-fails"
+"""Code of rows that were not attempted because the device gets their workload wrong without any plant."""
+
+
+class DiedError(RuntimeError):
+    """A process of the selftest ended before its work did."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One line of the kill table: a plant at one strength, in one workload, mode and dtype.
+
+    Attributes:
+        plant: Name of the fault or variant.
+        strength: Of a fault; 1 where it has no degrees.
+        workload, mode, dtype: Where.
+        correct: Whether it is a correct variant.
+        hidden: Why a fault may be missed here; empty where it must be caught.
+    """
+
+    plant: str
+    strength: float
+    workload: str
+    mode: Mode
+    dtype: str
+    correct: bool = False
+    hidden: str = ""
+
+    def __str__(self) -> str:
+        degree = f" {self.strength:g}" if self.strength != 1.0 else ""
+        return f"{self.plant}{degree} in {self.workload}/{self.dtype}/{self.mode}"
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of a row with one seed.
+
+    Attributes:
+        verdict: The engine's.
+        views: The views and other checks that found something wrong.
+        reason: The engine's reason.
+        code: Why it was not run.
+        compared: Elements compared.
+        seconds: Wall time by phase.
+    """
+
+    row: Row
+    seed: int
+    verdict: Verdict
+    views: tuple[str, ...]
+    reason: str
+    code: str = ""
+    compared: int = 0
+    seconds: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def ran(self) -> bool:
+        """Whether it was planted at all."""
+        return self.verdict.executed
+
+    @property
+    def plain(self) -> bool:
+        """Whether it is a technique with nothing planted."""
+        return self.row.plant.endswith(PLAIN)
+
+    @property
+    def judged(self) -> bool:
+        """Whether there is a verdict about the result: an `error` is none."""
+        return self.verdict in {Verdict.PASS, Verdict.FAIL}
+
+    @property
+    def caught(self) -> bool:
+        """Whether the verdict says that something is wrong with the result; an `error` says nothing about it."""
+        return self.verdict is Verdict.FAIL
+
+    @property
+    def good(self) -> bool:
+        """Whether the verdict is what it must be: `fail` for a fault, unless it is hidden, `pass` for a variant."""
+        if not self.ran:
+            return True
+        if self.row.correct:
+            return self.verdict is Verdict.PASS
+        return self.caught or (bool(self.row.hidden) and self.verdict is Verdict.PASS)
+
+
+@functools.cache
+def faults() -> Mapping[str, Fault]:
+    """The catalogue, by name."""
+    return index("fault", discover("accelcheck.selftest.faults", "FAULTS"))
+
+
+@functools.cache
+def variants() -> Mapping[str, Variant]:
+    """The correct variants, by name."""
+    return index("variant", discover("accelcheck.selftest.faults", "VARIANTS"))
+
+
+def rows() -> list[Row]:
+    """Every line of the kill table, ordered by workload, so that those that share oracles stand together."""
+    found = [
+        Row(f.name, strength, cell.workload, cell.mode, dtype, hidden=f.hidden.get((dtype, strength), ""))
+        for f in faults().values()
+        for cell in f.cells
+        for dtype in cell.dtypes
+        for strength in f.strengths
+    ]
+    found += [
+        Row(v.name, 1.0, cell.workload, cell.mode, dtype, correct=True)
+        for v in variants().values()
+        for cell in v.cells
+        for dtype in cell.dtypes
+    ]
+    return sorted(found, key=lambda row: (row.workload, row.mode, row.dtype, row.plant, -row.strength))
+
+
+def bench(device: Device, matrix: Matrix, store: Store) -> Bench:
+    """What rows are attempted with; best kept, since a device is opened once by each.
+
+    Args:
+        device: Present here.
+        matrix: Of the built-in techniques and workloads.
+        store: Of references.
+    """
+    statuses = {device.name: Status(device.name, SUPPORTED)}
+    return Bench(matrix, {device.name: device}, statuses, store, Ledger())
+
+
+def attempt(row: Row, seed: int, bench: Bench) -> Outcome:
+    """Plant, run, judge.
+
+    Args:
+        row: What is planted, and where.
+        seed: Number of the seed: workloads of other numbers have other parameters and inputs.
+        bench: Of one device.
+    """
+    there = _plant(row).exists(_device(bench))
+    if not there.ok:
+        return Outcome(row, seed, there.verdict or Verdict.UNSUPPORTED, (), str(there), str(there.code))
+    return _outcome(row, seed, _record(planted(row, bench.matrix), row, seed, bench))
+
+
+def attempts(rows: Sequence[Row], seed: int, bench: Bench) -> list[Outcome]:
+    """Attempt rows of one workload, mode and dtype, after each of their techniques without a plant.
+
+    Where a technique fails without one, and the device's ledger says so, nothing can be told of a plant: its rows are not
+    attempted, nor are those that the device gets wrong with some seeds. Where no ledger says so, the plain run is a false
+    alarm, as that of any correct variant is.
+    """
+    found: list[Outcome] = []
+    plains: dict[str, Outcome] = {}
+    for row in rows:
+        if not _plant(row).exists(_device(bench)).ok:
+            found.append(attempt(row, seed, bench))
+            continue
+        technique = _base(row, bench.matrix)
+        if technique.name not in plains:
+            plains[technique.name] = _unsteady(technique, row, seed, _device(bench)) or _plain(
+                technique, row, seed, bench
+            )
+            found.append(plains[technique.name])
+        plain = plains[technique.name]
+        found.append(attempt(row, seed, bench) if plain.ran else replace(plain, row=row))
+    return found
+
+
+def _unsteady(technique: Technique, row: Row, seed: int, device: Device) -> Outcome | None:
+    case = Case(technique.name, row.workload, device.name, row.dtype, row.mode, 1)
+    entries = unsteady(device.name).covering(case.id)
+    if not entries:
+        return None
+    plain = replace(row, plant=f"{technique.name}{PLAIN}", strength=1.0, correct=True, hidden="")
+    reason = f"{row.dtype}: with some seeds {device.name} fails by itself: {entries[0].reason}"
+    return Outcome(plain, seed, Verdict.UNSUPPORTED, (), reason, DEVICE_FAILS)
+
+
+def _plain(technique: Technique, row: Row, seed: int, bench: Bench) -> Outcome:
+    plain = replace(row, plant=f"{technique.name}{PLAIN}", strength=1.0, correct=True, hidden="")
+    record = _record(Planted(technique, nothing), row, seed, bench)
+    case = replace(record.case, workload=row.workload)
+    known = replace(bench, ledger=_ledger(*shipped((case.device,)))).expect(replace(record, case=case))
+    if known.verdict is Verdict.XFAIL:
+        reason = f"{case.id} fails by itself: {known.reason.splitlines()[0]}"
+        return Outcome(plain, seed, Verdict.UNSUPPORTED, (), reason, DEVICE_FAILS)
+    return _outcome(plain, seed, record)
+
+
+@functools.cache
+def _ledger(*paths: Path) -> Ledger:
+    return Ledger.load(paths)
+
+
+def _record(technique: Technique, row: Row, seed: int, bench: Bench) -> Record:
+    workload = seeded(bench.matrix.workloads[row.workload], seed)
+    matrix = Matrix({technique.name: technique}, {workload.name: workload})
+    case = Case(technique.name, workload.name, _device(bench).name, row.dtype, row.mode, 1)
+    return replace(bench, matrix=matrix).run(case)
+
+
+def _device(bench: Bench) -> Device:
+    (device,) = bench.devices.values()
+    return device
+
+
+def _outcome(row: Row, seed: int, record: Record) -> Outcome:
+    return Outcome(
+        row, seed, record.verdict, caught_by(record), record.reason, record.code, record.compared, record.seconds
+    )
+
+
+def planted(row: Row, matrix: Matrix) -> Planted:
+    """The technique of a row, with its plant in it."""
+    plant = _plant(row)
+    return Planted(_base(row, matrix), plant.plant() if isinstance(plant, Variant) else plant.plant(row.strength))
+
+
+def _base(row: Row, matrix: Matrix) -> Technique:
+    technique = _plant(row).technique
+    return technique if isinstance(technique, Technique) else matrix.techniques[technique]
+
+
+def _plant(row: Row) -> Fault | Variant:
+    return variants()[row.plant] if row.correct else faults()[row.plant]
+
+
+def seeded(workload: Workload, number: int) -> Workload:
+    """The same workload with other numbers: a case's seed comes from the workload's name."""
+    return replace(workload, name=f"{workload.name}+{number}") if number else workload
+
+
+def caught_by(record: Record) -> tuple[str, ...]:
+    """What found something wrong: views and other checks, each once, the most frequent first."""
+    found: Counter[str] = Counter()
+    if record.verdict is Verdict.FAIL:
+        for line in record.reason.splitlines():
+            path, _, rest = line.partition(": ")
+            what = rest.partition(": ")[0].partition(" at ")[0].partition(" [")[0].partition(",")[0]
+            found["evidence" if path == "not engaged" else what.removeprefix("view ")] += 1
+    return tuple(name for name, _ in found.most_common())
+
+
+def run(device: str, chosen: Sequence[Row], seeds: int, jobs: int, folder: Path) -> Iterator[list[Outcome]]:
+    """Attempt every row with every seed, in processes of their own; what is done comes in groups, in any order.
+
+    They have the variables of this one: what torch reads when it is imported is to be set here.
+
+    Args:
+        device: Name of a device, present here.
+        chosen: Rows.
+        seeds: How many seeds, from 0.
+        jobs: Processes.
+        folder: For the references that they share; private to this run.
+
+    Raises:
+        DiedError: A process died; what was done before has been given.
+    """
+    groups: dict[tuple[str, Mode, str], list[Row]] = {}
+    for row in chosen:
+        groups.setdefault((row.workload, row.mode, row.dtype), []).append(row)
+    # The large groups first, so that no process ends long after the others.
+    ordered = sorted(groups.values(), key=len, reverse=True)
+    tasks = [(device, group, seed, str(folder)) for group in ordered for seed in range(seeds)]
+    context = multiprocessing.get_context("spawn")  # torch's threads and a backend's client do not survive a fork
+    with ProcessPoolExecutor(jobs, mp_context=context) as pool:
+        waiting = [pool.submit(_attempts, *task) for task in tasks]
+        try:
+            for done in as_completed(waiting):
+                yield done.result()
+        except BrokenProcessPool as error:
+            raise DiedError(
+                "a process of the selftest died: run it again with --jobs=1 and --fault to find the plant that kills it"
+            ) from error
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
+
+
+@functools.cache
+def _bench(device: str, folder: str) -> Bench:
+    return bench(registered.device(device), Matrix.load(), Store(Path(folder)))
+
+
+def _attempts(device: str, group: list[Row], seed: int, folder: str) -> list[Outcome]:
+    return attempts(group, seed, _bench(device, folder))

@@ -1,0 +1,196 @@
+"""FlexAttention: attention with a mask and a score function, compiled to one kernel or computed piece by piece."""
+
+from __future__ import annotations
+
+import warnings
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
+from accelcheck.core.capability import SUPPORTED, Capability, Code, unsupported
+from accelcheck.core.case import Evidence, Mode
+from accelcheck.devices.packages import release
+from accelcheck.techniques.attention.intercept import Call, intercept, taken
+from accelcheck.techniques.base import Technique, Unsupported
+from accelcheck.techniques.compilation.compile import (
+    BACKWARD_GRAPH,
+    INDUCTOR_GRAPH,
+    REGION,
+    forget,
+    graphs,
+    inductor_capability,
+)
+from accelcheck.techniques.observe import ProfilerLog
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from accelcheck.devices.base import Device
+    from accelcheck.techniques.observe import Log
+    from accelcheck.workloads.base import Program
+
+DEVICES = frozenset({"cpu", "cuda", "hpu", "mps", "xpu"})
+"""Types that ``flex_attention`` takes tensors of; it raises a ValueError on any other."""
+_SAYS_SO = (2, 11)
+"""Since this torch, a backward pass on the CPU is refused by name; before, inductor raised an IndexError."""
+_REFUSALS = ("does not support backward", "is only supported on")
+_SCORES = r"aten::_safe_softmax"
+"""Dispatched once a call where the whole score matrix is held: see `accelcheck.techniques.attention.sdpa`."""
+_FOUND = "flex operators"
+"""Where a program keeps how many operators of it each compiled graph held."""
+_TEMPLATE = r"triton_tem_fused.*"
+"""Kernels that inductor makes of Triton templates."""
+
+
+class FlexEager(Technique):
+    """Every ``scaled_dot_product_attention`` as ``flex_attention`` without a compiler: the score matrix is held."""
+
+    name = "flex-attention-eager"
+    family = "attention"
+    promise = "A mask function and a score function give what a mask and a bias give."
+    source = "https://docs.pytorch.org/docs/stable/nn.attention.flex_attention.html"
+    level = 2  # each call captures its functions anew
+    early = frozenset({"attention-mask"})
+    dtypes = ("float32", "bfloat16", "float16")
+    modes = frozenset({Mode.FORWARD, Mode.BACKWARD, Mode.TRAIN})
+    requires = frozenset({"attention"})
+    differentiates_twice = False
+    keeps_strides = False
+    watch = ProfilerLog
+
+    def capability(self, device: Device) -> Capability:
+        if device.type not in DEVICES:
+            return unsupported(
+                Code.NO_BACKEND, f"flex_attention takes tensors of {', '.join(sorted(DEVICES))}, not of {device.type}"
+            )
+        return SUPPORTED
+
+    def prepare(self, program: Program, mode: Mode, device: Device) -> None:
+        del mode, device
+        forget()
+        intercept(program, partial(attend, flex_attention))
+
+    def evidence(self, program: Program, log: Log, mode: Mode, device: Device) -> Iterable[Evidence]:
+        del mode, device
+        yield from taken(program, log, "flex_attention")
+        scores = log.count(_SCORES)
+        yield Evidence("score matrices held >= 1", scores, engaged=scores >= 1)
+        compiled = log.count(INDUCTOR_GRAPH)
+        yield Evidence("inductor graphs called = 0", compiled, engaged=compiled == 0)
+
+    def finish(self) -> None:
+        forget()
+
+
+class FlexCompiled(FlexEager):
+    """``torch.compile(flex_attention)``: one kernel that the functions are inlined into."""
+
+    name = "flex-attention"
+    promise = "One compiled kernel gives exact attention under any mask and score function."
+    level = 3
+    early = frozenset({"attention-causal", "attention-mask", "attention-packed", "attention-varlen"})
+    modes = frozenset(Mode) - {Mode.RANDOM}
+
+    def capability(self, device: Device) -> Capability:
+        found = super().capability(device)
+        return inductor_capability(device) if found.ok else found
+
+    def prepare(self, program: Program, mode: Mode, device: Device) -> None:
+        if device.type == "cpu" and mode not in _INFERENCE and release(torch.__version__) < _SAYS_SO:
+            raise Unsupported(unsupported(Code.NO_FEATURE, "inductor has no backward of flex_attention for the CPU"))
+        forget()
+        found: list[int] = []
+        program.extras[_FOUND] = found
+        intercept(program, partial(attend, torch.compile(flex_attention, dynamic=False, backend=_noting(found))))
+
+    def evidence(self, program: Program, log: Log, mode: Mode, device: Device) -> Iterable[Evidence]:
+        yield from taken(program, log, "flex_attention")
+        found = sum(program.extras[_FOUND])
+        yield Evidence("flex_attention operators in compiled graphs >= 1", found, engaged=found >= 1)
+        yield Evidence("graphs compiled >= 1", graphs(), engaged=graphs() >= 1)
+        patterns = {"compiled regions entered": REGION, "inductor graphs called": INDUCTOR_GRAPH}
+        if mode not in _INFERENCE:
+            patterns["compiled backward graphs called"] = BACKWARD_GRAPH
+        if device.type == "cuda":
+            patterns["kernels of Triton templates launched"] = _TEMPLATE
+        for what, pattern in patterns.items():
+            seen = log.count(pattern)
+            yield Evidence(f"{what} >= 1", seen, engaged=seen >= 1)
+        scores = log.count(_SCORES)
+        yield Evidence("score matrices held = 0", scores, engaged=scores == 0)
+
+
+_INFERENCE = frozenset({Mode.FORWARD, Mode.ACCURACY})
+"""Modes without gradients."""
+
+
+def attend(flex: Callable[..., Tensor], call: Call) -> Tensor:
+    """Attention of a call by `flex`.
+
+    Raises:
+        Unsupported: It has dropout, which `flex_attention` has not, or torch refuses the device or the backward pass.
+    """
+    if call.dropout_p:
+        raise Unsupported(unsupported(Code.NO_FEATURE, "flex_attention has no dropout"))
+    options: dict[str, Any] = {"scale": call.scale, "enable_gqa": call.enable_gqa}
+    batch, heads, queries, keys = call.sizes
+    mask = call.mask()
+    blocks = partial(create_block_mask, Q_LEN=queries, KV_LEN=keys, device=str(call.query.device))
+    if call.is_causal:
+        options["block_mask"] = blocks(causal, None, None)
+    elif mask is not None and mask.dtype == torch.bool:
+        options["block_mask"] = blocks(indexed(mask), batch, heads)
+    elif mask is not None:
+        options["score_mod"] = biased(mask)
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="flex_attention called without torch.compile")
+            return flex(call.query, call.key, call.value, **options)
+    except (NotImplementedError, ValueError) as error:
+        if not any(refusal in str(error) for refusal in _REFUSALS):
+            raise
+        reason = str(error).partition(". ")[0]
+        raise Unsupported(unsupported(Code.NO_FEATURE, f"torch {torch.__version__}: {reason}")) from error
+
+
+def causal(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+    """A query sees the keys up to its own place, counted from the top left as torch's causal attention does."""
+    del batch, head
+    return query >= key
+
+
+def indexed(mask: Tensor) -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]:
+    """The mask function of a boolean mask ``(B, H, Sq, Sk)``."""
+
+    def seen(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        return mask[batch, head, query, key]
+
+    return seen
+
+
+def biased(bias: Tensor) -> Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]:
+    """The score function of a bias ``(B, H, Sq, Sk)`` that is added to the scores."""
+
+    def score(value: Tensor, batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        return value + bias[batch, head, query, key]
+
+    return score
+
+
+def _noting(found: list[int]) -> Callable[..., Any]:
+    """Inductor, noting of each graph how many `flex_attention` operators it holds."""
+    from torch._dynamo import lookup_backend
+
+    inductor = lookup_backend("inductor")
+
+    def inductor_noting(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Any:
+        found.append(sum(node.target is torch.ops.higher_order.flex_attention for node in graph.graph.nodes))
+        return inductor(graph, inputs)
+
+    return inductor_noting
+
+
+TECHNIQUES: tuple[Technique, ...] = (FlexEager(), FlexCompiled())

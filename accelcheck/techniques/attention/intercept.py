@@ -1,0 +1,83 @@
+"""Calls of ``scaled_dot_product_attention`` handed to another implementation of attention."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
+
+from accelcheck.core.case import Evidence
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from torch import Tensor
+
+    from accelcheck.techniques.observe import Log
+    from accelcheck.workloads.base import Program
+
+_CALLS = "attention calls"
+_SDPA = r"aten::_?scaled_dot_product_\w+"
+"""Every way in which torch's own attention is dispatched."""
+
+
+@dataclass(frozen=True)
+class Call:
+    """Arguments of one call, under the names of ``scaled_dot_product_attention``: q ``(B, H, Sq, D)``, k and v ``(B, H, Sk, D)``."""
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    attn_mask: Tensor | None = None
+    dropout_p: float = 0.0
+    is_causal: bool = False
+    scale: float | None = None
+    enable_gqa: bool = False
+
+    @property
+    def sizes(self) -> tuple[int, int, int, int]:
+        """Batch, heads, queries, keys."""
+        return self.query.size(0), self.query.size(1), self.query.size(2), self.key.size(2)
+
+    def mask(self) -> Tensor | None:
+        """The mask as ``(B, H, Sq, Sk)``."""
+        return None if self.attn_mask is None else self.attn_mask.expand(self.sizes)
+
+
+class _Intercept(TorchFunctionMode):
+    """Hands attention over, wherever in the program it is called; counts the calls."""
+
+    def __init__(self, attend: Callable[[Call], Tensor], program: Program) -> None:
+        super().__init__()
+        self._attend = attend
+        self._program = program
+
+    def __torch_function__(
+        self, func: Any, types: Iterable[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        # torch takes the mode off while this runs: what is called here is not intercepted again.
+        if func is not functional.scaled_dot_product_attention:
+            return func(*args, **(kwargs or {}))
+        count(self._program)
+        return self._attend(Call(*args, **(kwargs or {})))
+
+
+def intercept(program: Program, attend: Callable[[Call], Tensor]) -> None:
+    """Have `attend` compute the attention of every forward pass."""
+    program.extras[_CALLS] = 0
+    program.around = lambda: _Intercept(attend, program)
+
+
+def count(program: Program) -> None:
+    """One more call that another implementation took."""
+    program.extras[_CALLS] = int(program.extras.get(_CALLS, 0)) + 1
+
+
+def taken(program: Program, log: Log, what: str) -> Iterable[Evidence]:
+    """That `what` was called, and torch's own attention was not."""
+    calls = int(program.extras.get(_CALLS, 0))
+    yield Evidence(f"calls of {what} >= 1", calls, engaged=calls >= 1)
+    own = log.count(_SDPA)
+    yield Evidence("torch's own attention dispatched = 0", own, engaged=own == 0)

@@ -1,0 +1,90 @@
+"""Attention of nested tensors in the jagged layout: sequences of several lengths without padding."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch.nn import functional
+
+from accelcheck.core.capability import SUPPORTED, Capability, Code, unsupported
+from accelcheck.core.case import Evidence, Mode
+from accelcheck.techniques.attention.jagged import Jagged
+from accelcheck.techniques.base import Technique, Unsupported
+from accelcheck.workloads.packed import Packed
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from torch import Tensor
+
+    from accelcheck.devices.base import Device
+    from accelcheck.techniques.observe import Log
+    from accelcheck.workloads.base import Program
+
+_SEEN = "nested attention"
+_REFUSAL = "No viable backend"
+"""Part of what torch raises when none of its kernels takes the jagged tensors."""
+
+
+class NestedAttention(Technique):
+    """``scaled_dot_product_attention`` of three jagged tensors, in place of one over a padded batch with a mask."""
+
+    name = "sdpa-nested"
+    family = "attention"
+    promise = "Attention of a jagged batch gives each sequence what it gets alone, forward and backward."
+    source = "https://docs.pytorch.org/docs/stable/nested.html"
+    dtypes = ("float32", "bfloat16", "float16")
+    requires = frozenset({"packed"})
+    modes = frozenset({Mode.FORWARD, Mode.BACKWARD})
+    differentiates_twice = False
+
+    def capability(self, device: Device) -> Capability:
+        if "strided" not in device.features:
+            fact = " (torch_xla 2.9: 'NestedIntNode' object has no attribute 'expect_size')" * (device.type == "xla")
+            return unsupported(
+                Code.NO_FEATURE, f"a jagged tensor needs strides, and {device.name} does not declare them{fact}"
+            )
+        return SUPPORTED
+
+    def prepare(self, program: Program, mode: Mode, device: Device) -> None:
+        del mode
+        causal = isinstance(program.module, Packed) and program.module.causal
+        # Flash and memory-efficient attention have their jagged form in CUDA alone; elsewhere products are left.
+        if causal and device.type != "cuda":
+            raise Unsupported(
+                unsupported(Code.NO_FEATURE, f"attention of jagged tensors has no causal mask on {device.name}")
+            )
+
+        def call(qkv: Tensor, lengths: Tensor | None = None) -> Tensor:
+            every = torch.full((qkv.size(0),), qkv.size(1), device=qkv.device)
+            jagged = Jagged.of(qkv, every if lengths is None else lengths)
+            # (tokens, H, D) -> (B, H, S of each, D); kernels want each of the three dense.
+            q, k, v = (
+                torch.nested.nested_tensor_from_jagged(part.contiguous(), jagged.offsets).transpose(1, 2)
+                for part in jagged.rows.unbind(1)
+            )
+            out = functional.scaled_dot_product_attention(q, k, v, is_causal=causal).transpose(1, 2)
+            program.extras[_SEEN] = (out.layout, out.values().size(0), int(jagged.offsets[-1]))
+            return jagged.padded(out.values())
+
+        def answer(*inputs: Tensor) -> Tensor:
+            try:
+                return call(*inputs)
+            except RuntimeError as error:
+                if _REFUSAL not in str(error):
+                    raise
+                raise Unsupported(
+                    unsupported(Code.NO_BACKEND, f"no kernel on {device.name} takes these jagged tensors: {error}")
+                ) from error
+
+        program.call = answer
+
+    def evidence(self, program: Program, log: Log, mode: Mode, device: Device) -> Iterable[Evidence]:
+        del log, mode, device
+        layout, attended, tokens = program.extras.get(_SEEN, (torch.strided, 0, -1))
+        yield Evidence("layout of the attention's result is jagged", str(layout), engaged=layout is torch.jagged)
+        yield Evidence(f"tokens that attention gave = {tokens}, without padding", attended, engaged=attended == tokens)
+
+
+TECHNIQUES: tuple[Technique, ...] = (NestedAttention(),)

@@ -1,0 +1,147 @@
+"""Scaled dot product attention forced to one of its backends, with no fallback to another."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from accelcheck.core.capability import SUPPORTED, Capability, Code, unavailable, unsupported
+from accelcheck.core.case import Evidence, Mode
+from accelcheck.techniques.base import Technique, Unsupported
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+    from accelcheck.devices.base import Device
+    from accelcheck.techniques.observe import Log
+    from accelcheck.workloads.base import Program
+
+_REFUSALS = re.compile(r"No available kernel|No viable backend for scaled_dot_product_attention")
+"""What torch raises when the forced backend takes the inputs not, or does not exist on their device."""
+_WRONG_DTYPE = "to all be of dtype"
+"""Part of the warning in which torch says that a backend does not compute in the dtype of the inputs."""
+_CPU_FLASH = r"aten::_scaled_dot_product_flash_attention_for_cpu"
+_MATH = r"aten::(_scaled_dot_product_attention_math|_safe_softmax)"
+"""The math backend decomposes before it is dispatched; in torch only it uses ``_safe_softmax``."""
+_FUSED = r"aten::_scaled_dot_product_\w*attention\w*(?<!_backward)"
+"""Any backend that is one operator."""
+
+
+class ForcedAttention(Technique):
+    """``sdpa_kernel`` with a single backend around every forward pass.
+
+    A refusal of the inputs (CUDA's flash and an explicit mask, for one) is known at the call only: it is answered with
+    `Unsupported` and torch's own reasons.
+    """
+
+    family = "attention"
+    source = "https://docs.pytorch.org/docs/stable/generated/torch.nn.attention.sdpa_kernel.html"
+    dtypes = ("float32", "bfloat16", "float16")
+    requires = frozenset({"attention"})
+
+    def __init__(self, name: str, backend: SDPBackend, operators: Mapping[str, str], promise: str) -> None:
+        """The operator that shows the backend, by device type; ``*`` is any type that is not named."""
+        self.name = name
+        self.backend = backend
+        self.operators = operators
+        self.promise = promise
+
+    def capability(self, device: Device) -> Capability:
+        """From the kernels that torch has for the device's type, and the build.
+
+        A type without a chooser of its own (xla, for one) ignores what is forced and decomposes: there, only the math
+        backend is what runs.
+        """
+        if self._operator(device) is None:
+            return unsupported(Code.NO_BACKEND, f"torch has no {self.backend.name} kernel for {device.type} tensors")
+        if self.backend is SDPBackend.CUDNN_ATTENTION and device.name == "rocm":
+            return unsupported(Code.NO_BACKEND, "ROCm has no cuDNN")
+        flash = device.type == "cuda" and self.backend is SDPBackend.FLASH_ATTENTION
+        if flash and not torch.backends.cuda.is_flash_attention_available():
+            return unavailable(Code.WRONG_BUILD, "this torch was built without flash attention")
+        return SUPPORTED
+
+    def prepare(self, program: Program, mode: Mode, device: Device) -> None:
+        del mode
+        call = program.module if program.call is None else program.call
+        program.call = self._answering(call, device)
+        program.around = lambda: sdpa_kernel(self.backend)
+
+    def evidence(self, program: Program, log: Log, mode: Mode, device: Device) -> Iterable[Evidence]:
+        del program, mode
+        own = self._operator(device) or self.backend.name
+        hits = log.count(own)
+        others = {
+            name: count
+            for name, count in log.names().items()
+            if re.fullmatch(f"{_FUSED}|{_MATH}", name) and not re.fullmatch(own, name)
+        }
+        return (
+            Evidence(f"{own} dispatched >= 1", hits, engaged=hits >= 1),
+            Evidence(
+                "other attention backends dispatched = 0",
+                ", ".join(f"{name} x{count}" for name, count in sorted(others.items())) or 0,
+                engaged=not others,
+            ),
+        )
+
+    def _operator(self, device: Device) -> str | None:
+        return self.operators.get(device.type, self.operators.get("*"))
+
+    def _answering(self, call: Callable[..., Any], device: Device) -> Callable[..., Any]:
+        def answer(*inputs: Any) -> Any:
+            try:
+                return call(*inputs)
+            except RuntimeError as error:
+                if not _REFUSALS.search(str(error)):
+                    raise
+                raise Unsupported(self._refusal(error, call, inputs, device)) from error
+
+        return answer
+
+    def _refusal(
+        self, error: RuntimeError, call: Callable[..., Any], inputs: tuple[Any, ...], device: Device
+    ) -> Capability:
+        # torch gives its reasons as warnings, once a place: ask again, so that they are always heard.
+        said: list[str] = []
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            try:
+                call(*inputs)
+            except RuntimeError:
+                said = [str(warning.message).partition(" (Triggered")[0].strip() for warning in caught]
+        # One warning introduces the reasons of each backend ("... kernel not used because:"); the disabled ones have
+        # "runtime disabled" as theirs.
+        reasons = [text for text in said if not text.endswith("because:") and "runtime disabled" not in text]
+        code = Code.NO_DTYPE if any(_WRONG_DTYPE in text for text in reasons) else Code.NO_BACKEND
+        because = "; ".join(dict.fromkeys(reasons)) or str(error).partition("\n")[0].strip()
+        return unsupported(code, f"{self.backend.name} on {device.name} refuses these inputs: {because}")
+
+
+TECHNIQUES: tuple[Technique, ...] = (
+    ForcedAttention(
+        "sdpa-math", SDPBackend.MATH, {"*": _MATH}, "Attention as matmul, softmax, matmul: the reference of the others."
+    ),
+    ForcedAttention(
+        "sdpa-flash",
+        SDPBackend.FLASH_ATTENTION,
+        {"cpu": _CPU_FLASH, "cuda": r"aten::_scaled_dot_product_flash_attention"},
+        "FlashAttention gives exact attention, in tiles that never hold the score matrix.",
+    ),
+    ForcedAttention(
+        "sdpa-efficient",
+        SDPBackend.EFFICIENT_ATTENTION,
+        {"cuda": r"aten::_scaled_dot_product_efficient_attention"},
+        "Memory-efficient attention gives exact attention without the score matrix, masks and FP32 included.",
+    ),
+    ForcedAttention(
+        "sdpa-cudnn",
+        SDPBackend.CUDNN_ATTENTION,
+        {"cuda": r"aten::_scaled_dot_product_cudnn_attention"},
+        "cuDNN's fused attention gives exact attention.",
+    ),
+)

@@ -1,0 +1,320 @@
+"""``torch.func``: modules mapped over samples, and differentiated as functions of their parameters and inputs.
+
+The names of the transforms' own predicates (`torch._C._functorch`) are the only way to see from inside that a tensor is
+mapped, or tracked by a transform rather than by the tape.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch._C import _functorch
+from torch.autograd import forward_ad
+from torch.utils import _pytree
+
+from accelcheck.core.case import Evidence, Mode
+from accelcheck.techniques.base import Technique
+from accelcheck.workloads.base import flatten
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+    from accelcheck.devices.base import Device
+    from accelcheck.techniques.observe import Log
+    from accelcheck.workloads.base import Program, Result, Workload
+
+SAMPLEWISE = frozenset(
+    [
+        "attention-causal",
+        "attention-ragged",
+        "cnn-frozen-norm",
+        "conv-strided",
+        "custom-function",
+        "elementwise-5",
+        "elementwise-broadcast",
+        "elementwise-scalar",
+        "embedding-norm-gelu",
+        "gather",
+        "gelu",
+        "layer-norm-narrow",
+        "matmul",
+        "mean-pool",
+        "mlp",
+        "mlp-blocks",
+        "transformer-block",
+    ]
+)
+"""One of each kind whose samples, along the first dimension of the inputs, know nothing of each other."""
+DIFFERENTIABLE = frozenset(
+    [
+        "attention-causal",
+        "conv-strided",
+        "custom-function",
+        "elementwise-5",
+        "embedding-norm-gelu",
+        "mlp",
+        "mlp-blocks",
+        "shared-layer",
+        "train-mlp",
+        "train-transformer",
+        "transformer-block",
+    ]
+)
+"""One of each kind for `torch.func.grad` and `vjp`. Custom functions must have a ``setup_context``."""
+SMALL = frozenset(["elementwise-broadcast", "elementwise-overlap", "layer-norm-narrow", "max-pool", "softmax"])
+"""Those whose whole Jacobian has a million elements at most, of operators that have forward derivatives."""
+
+_SEEN = "what the module was given under a transform"
+
+
+class Transform(Technique):
+    """A transform of `torch.func`, which counts what the module is given within it."""
+
+    family = "autograd"
+    source = "https://docs.pytorch.org/docs/stable/func.api.html"
+    keeps_strides = False
+    subjects: frozenset[str]
+    """Names of the workloads that it is tried with."""
+
+    def __init__(self, name: str, promise: str) -> None:
+        self.name = name
+        self.promise = promise
+
+    def accepts(self, workload: Workload) -> bool:
+        return super().accepts(workload) and workload.name in self.subjects
+
+
+class Mapped(Transform):
+    """``vmap`` over the samples: the module is called once, with one sample."""
+
+    subjects = SAMPLEWISE
+    modes = frozenset({Mode.FORWARD, Mode.BACKWARD})
+
+    def prepare(self, program: Program, mode: Mode, device: Device) -> None:
+        del mode, device
+        seen: Counter[str] = Counter()
+        program.extras[_SEEN] = seen
+        program.call = mapped(program.module, seen)
+
+    def evidence(self, program: Program, log: Log, mode: Mode, device: Device) -> Iterable[Evidence]:
+        del log, mode, device
+        seen: Counter[str] = program.extras[_SEEN]
+        calls, batches = seen["calls"], seen["batches"]
+        yield Evidence(f"calls of the module = {batches}, one a batch", calls, engaged=calls == batches > 0)
+        whole = seen["inputs"]
+        yield Evidence(f"mapped inputs of the module = {whole}", seen["mapped"], engaged=seen["mapped"] == whole > 0)
+
+
+class Differentiated(Transform):
+    """Gradients by a transform of the program as a function of its parameters and floating-point inputs."""
+
+    modes = frozenset({Mode.BACKWARD})
+    differentiates_twice = False
+
+    def gradients(self, function: Function, leaves: Mapping[str, Tensor]) -> tuple[Result, Result]:
+        """All outputs, and the gradients of `leaves` by name."""
+        raise NotImplementedError(f"{type(self).__name__}.gradients: apply the transform")
+
+    def tracks(self, leaf: Tensor) -> bool:
+        """Whether a parameter or input, as the module sees it, is tracked by the transform."""
+        return bool(_functorch.is_gradtrackingtensor(leaf))
+
+    def prepare(self, program: Program, mode: Mode, device: Device) -> None:
+        del device
+        function = Function(program, self.tracks)
+        program.extras[_SEEN] = function.seen
+        if mode is Mode.TRAIN:
+            program.backpropagate = function.backpropagate
+        else:
+            program.elsewhere = lambda own, _: self._run(own, function)
+
+    def _run(self, program: Program, function: Function) -> Result:
+        function.seen.clear()
+        program.module.train()
+        program.module.zero_grad(set_to_none=True)
+        inputs = {
+            f"input[{index}]": value.detach()
+            for index, value in enumerate(program.inputs)
+            if isinstance(value, Tensor) and value.is_floating_point()
+        }
+        outputs, gradients = self.gradients(function, inputs | function.parameters())
+        return outputs | {f"grad:{name}": gradient for name, gradient in gradients.items()}
+
+    def evidence(self, program: Program, log: Log, mode: Mode, device: Device) -> Iterable[Evidence]:
+        del log, device
+        seen: Counter[str] = program.extras[_SEEN]
+        calls = program.steps if mode is Mode.TRAIN else 1
+        yield Evidence(f"calls of the module as a function = {calls}", seen["calls"], engaged=seen["calls"] == calls)
+        yield Evidence(
+            f"parameters and inputs tracked by the transform = {seen['leaves']}",
+            seen["tracked"],
+            engaged=seen["tracked"] == seen["leaves"] > 0,
+        )
+        yield Evidence("parameters left replaced by a call = 0", seen["replaced"], engaged=seen["replaced"] == 0)
+        if mode is not Mode.TRAIN:
+            left = sum(parameter.grad is not None for parameter in program.module.parameters())
+            yield Evidence("gradients that the tape left in parameters = 0", left, engaged=left == 0)
+
+
+class Grad(Differentiated):
+    """``vjp`` with the output gradients of the plain run, and in training ``grad_and_value`` of the loss."""
+
+    subjects = DIFFERENTIABLE
+    modes = frozenset({Mode.BACKWARD, Mode.TRAIN})
+
+    def gradients(self, function: Function, leaves: Mapping[str, Tensor]) -> tuple[Result, Result]:
+        transformed: Any = torch.func.vjp(function, leaves, has_aux=True)  # its type has no third part
+        floats, pull, others = transformed
+        (found,) = pull(function.cotangents(floats))
+        return floats | others, found
+
+
+class Jacobian(Differentiated):
+    """The whole Jacobian, row by row or column by column, contracted with the output gradients of the plain run.
+
+    Args:
+        name: The variant's name.
+        promise: As `Technique.promise`.
+        forward: Whether its columns are computed by forward-mode differentiation, all mapped; else its rows by reverse mode.
+    """
+
+    subjects = SMALL
+
+    def __init__(self, name: str, promise: str, *, forward: bool) -> None:
+        super().__init__(name, promise)
+        self.forward = forward
+
+    def tracks(self, leaf: Tensor) -> bool:
+        if not self.forward:
+            return super().tracks(leaf)
+        return forward_ad.unpack_dual(leaf).tangent is not None  # type: ignore[no-untyped-call]  # untyped in torch
+
+    def gradients(self, function: Function, leaves: Mapping[str, Tensor]) -> tuple[Result, Result]:
+        def doubled(leaves: Mapping[str, Tensor]) -> tuple[Result, tuple[Result, Result]]:
+            floats, others = function(leaves)
+            return floats, (floats, others)
+
+        transform = torch.func.jacfwd if self.forward else torch.func.jacrev
+        jacobian, (floats, others) = transform(doubled, has_aux=True)(leaves)
+        cotangents = function.cotangents(floats)
+        found = {
+            name: torch.stack(
+                [torch.tensordot(given, jacobian[path][name], dims=given.dim()) for path, given in cotangents.items()]
+            ).sum(0)
+            for name in leaves
+        }
+        return floats | others, found
+
+
+class Function:
+    """A program as a function of its parameters and floating-point inputs, by name, which it counts.
+
+    Args:
+        program: Looked at in each call: what is called, and its inputs.
+        tracks: Whether a tensor is tracked by the transform at work.
+    """
+
+    def __init__(self, program: Program, tracks: Callable[[Tensor], bool]) -> None:
+        self.program = program
+        self.tracks = tracks
+        self.seen: Counter[str] = Counter()
+        self._own = dict(program.module.named_parameters())
+
+    def __call__(self, leaves: Mapping[str, Tensor]) -> tuple[Result, Result]:
+        """Floating-point outputs, and others."""
+        outputs = dict(flatten(self._called(leaves)))
+        floats = {path: out for path, out in outputs.items() if out.is_floating_point()}
+        return floats, {path: out for path, out in outputs.items() if path not in floats}
+
+    def parameters(self) -> dict[str, Tensor]:
+        """The module's, cut off from the tape."""
+        return {name: parameter.detach() for name, parameter in self._own.items()}
+
+    def cotangents(self, outputs: Result) -> Result:
+        """Those of the plain run."""
+        return {path: self.program.cotangent(path, out) for path, out in outputs.items()}
+
+    def backpropagate(self, step: int) -> Tensor:
+        """Give parameters the gradients of the loss, which is returned: `Program.backpropagate`."""
+        if step == 0:
+            self.seen.clear()
+        program = self.program
+
+        def loss(parameters: Mapping[str, Tensor]) -> Tensor:
+            if program.loss is None or program.target is None:
+                raise ValueError("a training loss needs a loss and a target: give the Problem both")
+            return program.loss(self._called(parameters), program.target)
+
+        gradients, value = torch.func.grad_and_value(loss)(self.parameters())
+        for name, parameter in self._own.items():
+            parameter.grad = gradients[name]
+        found: Tensor = value
+        return found
+
+    def _called(self, leaves: Mapping[str, Tensor]) -> Any:
+        program = self.program
+        self.seen["calls"] += 1
+        self.seen["leaves"] += len(leaves)
+        self.seen["tracked"] += sum(self.tracks(leaf) for leaf in leaves.values())
+        inputs = tuple(leaves.get(f"input[{index}]", value) for index, value in enumerate(program.inputs))
+        parameters = {f"module.{name}": leaves[name] for name in self._own}
+        with program.around():
+            out = torch.func.functional_call(_Whole(program), parameters, inputs)
+        self._restore()
+        return out
+
+    def _restore(self) -> None:
+        """Put back what the call itself did not, so that later runs are those of a whole module."""
+        for name, parameter in self._own.items():
+            prefix, _, last = name.rpartition(".")
+            owner = self.program.module.get_submodule(prefix)
+            if getattr(owner, last) is not parameter:
+                self.seen["replaced"] += 1
+                setattr(owner, last, parameter)
+
+
+class _Whole(nn.Module):
+    """A module that calls what the program calls."""
+
+    def __init__(self, program: Program) -> None:
+        super().__init__()
+        self.module = program.module
+        self.program = program  # its call, which may be the module itself: registered twice, it would not be restored
+
+    def forward(self, *inputs: Any) -> Any:
+        call = self.module if self.program.call is None else self.program.call
+        return call(*inputs)
+
+
+def mapped(module: nn.Module, seen: Counter[str]) -> Callable[..., Any]:
+    """The module on batches of one sample, mapped over all inputs whose first size is that of the first; `seen` counts."""
+
+    def call(*inputs: Any) -> Any:
+        batch = inputs[0].size(0)
+        dims = tuple(0 if isinstance(v, Tensor) and v.dim() and v.size(0) == batch else None for v in inputs)
+        seen["batches"] += 1
+
+        def one(*values: Any) -> Any:
+            given = [value for value, dim in zip(values, dims, strict=True) if dim == 0]
+            seen["calls"] += 1
+            seen["inputs"] += len(given)
+            seen["mapped"] += sum(bool(_functorch.is_batchedtensor(value)) for value in given)
+            lone = [value if dim is None else value.unsqueeze(0) for value, dim in zip(values, dims, strict=True)]
+            return _pytree.tree_map_only(Tensor, lambda out: out.squeeze(0), module(*lone))
+
+        return torch.func.vmap(one, in_dims=dims)(*inputs)
+
+    return call
+
+
+TECHNIQUES: tuple[Technique, ...] = (
+    Mapped("func-vmap", "A module mapped over samples gives what it gives for the batch."),
+    Grad("func-grad", "Gradients of a functional call are those that the tape gives."),
+    Jacobian("func-jacrev", "Rows of the Jacobian, mapped over outputs, make up the gradient.", forward=False),
+    Jacobian(
+        "func-jacfwd", "Columns of the Jacobian by forward-mode differentiation make up the gradient.", forward=True
+    ),
+)

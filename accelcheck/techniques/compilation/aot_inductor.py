@@ -1,0 +1,137 @@
+"""AOTInductor: a program compiled ahead of time to a shared library, packaged in a file, loaded, and run without Python.
+
+What was found of its constants, the same with torch 2.9 and 2.13: the package holds a copy of every parameter and buffer, and
+later changes of the module are not seen. ``load_constants`` replaces them, by copies, or with ``user_managed`` by the
+caller's own tensors, whose later changes are then seen. One-dimensional tensors of 8 elements or fewer are literals in the
+code: ``get_constant_fqns`` does not name them, and nothing can replace them.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import zipfile
+from contextlib import ExitStack
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch._inductor import aoti_compile_and_package, aoti_load_package
+
+from accelcheck.core.case import Evidence, Mode
+from accelcheck.techniques.compilation.compile import inductor_capability
+from accelcheck.techniques.compilation.conversion import Conversion, Converted
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from accelcheck.core.capability import Capability
+    from accelcheck.devices.base import Device
+    from accelcheck.techniques.base import Technique
+    from accelcheck.workloads.base import Program
+
+MAPS = Path("/proc/self/maps")
+"""Linux: a line for each mapping of this process, the sixth word of which is the file that is mapped."""
+
+
+class Package(Converted):
+    """A program that was compiled, packaged in a file and loaded.
+
+    Args:
+        program: Whose module is compiled, for the sizes of its inputs.
+        folder: Of the file.
+        options: Of inductor.
+
+    Attributes:
+        size: Bytes of the file.
+        libraries: Shared libraries in the file.
+        mapped: Files of such a name that loading it mapped into this process.
+    """
+
+    kind = "package"
+
+    def __init__(self, program: Program, folder: Path, options: Mapping[str, Any]) -> None:
+        exported = torch.export.export(program.module, program.inputs)
+        path = aoti_compile_and_package(exported, package_path=f"{folder}/model.pt2", inductor_configs=dict(options))
+        self.size = Path(path).stat().st_size
+        with zipfile.ZipFile(path) as archive:
+            self.libraries = [name for name in archive.namelist() if name.endswith(".so")]
+        before = mapped_files()
+        self.model = aoti_load_package(path)
+        names = {Path(name).name for name in self.libraries}
+        self.mapped = [file for file in mapped_files() - before if Path(file).name in names]
+        super().__init__(program.module, self.model)
+
+    def evidence(self) -> Iterable[Evidence]:
+        yield from super().evidence()
+        there, mapped = len(self.libraries), len(self.mapped)
+        yield Evidence(f"shared libraries in the package of {self.size} bytes >= 1", there, engaged=there >= 1)
+        yield Evidence("of them mapped into the process >= 1", mapped, engaged=mapped >= 1)
+
+
+class Supplied(Package):
+    """A package without weights, which was handed the module's own."""
+
+    def __init__(self, program: Program, folder: Path, options: Mapping[str, Any]) -> None:
+        super().__init__(program, folder, options)
+        named, own = self.model.get_constant_fqns(), program.module.state_dict()
+        given = {name: own[name] for name in named}
+        self.model.load_constants(given, check_full_update=True, user_managed=True)
+        self.literals = sorted({name for name, _ in program.module.named_parameters()} - given.keys())
+
+    def evidence(self) -> Iterable[Evidence]:
+        yield from super().evidence()
+        yield Evidence(
+            "parameters that the package keeps for itself = 0", ", ".join(self.literals) or 0, engaged=not self.literals
+        )
+
+
+class AotInductor(Conversion):
+    """A package that holds its weights."""
+
+    name = "aot-inductor"
+    family = "aot-inductor"
+    promise = "A shared library, compiled ahead of time with the weights in it, computes what the module computes."
+    source = "https://docs.pytorch.org/docs/stable/user_guide/torch_compiler/torch.compiler_aot_inductor.html"
+    # A compilation takes 5 to 15 s of one core. This one needs another for each draw of the parameters.
+    level = 3
+    modes = frozenset({Mode.FORWARD})
+    workloads = frozenset({"mlp"})
+    options: Mapping[str, Any] = MappingProxyType({})
+    """Of inductor."""
+    package: type[Package] = Package
+
+    def __init__(self) -> None:
+        self._held = ExitStack()
+
+    def capability(self, device: Device) -> Capability:
+        return inductor_capability(device)
+
+    def converted(self, program: Program, device: Device) -> Package:
+        del device
+        folder = self._held.enter_context(tempfile.TemporaryDirectory(prefix="accelcheck-aoti-"))
+        return self.package(program, Path(folder), self.options)
+
+    def finish(self) -> None:
+        self._held.close()
+
+
+class Constants(AotInductor):
+    """A package without weights, which computes with the module's own."""
+
+    name = "aot-inductor-constants"
+    promise = "A shared library that is handed its weights after loading computes with them, and follows their changes."
+    bakes = False
+    workloads = frozenset({"mlp", "elementwise-5", "cnn", "attention-causal", "transformer-block"})
+    early = frozenset({"mlp", "elementwise-5", "transformer-block"})
+    options: Mapping[str, Any] = MappingProxyType({"aot_inductor.package_constants_in_so": False})
+    package = Supplied
+
+
+def mapped_files() -> set[str]:
+    """Files that are mapped into this process."""
+    lines = (line.split(maxsplit=5) for line in MAPS.read_text().splitlines())
+    return {words[5] for words in lines if len(words) == 6}
+
+
+TECHNIQUES: tuple[Technique, ...] = (AotInductor(), Constants())

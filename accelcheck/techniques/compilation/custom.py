@@ -1,0 +1,137 @@
+"""What users add to ``torch.compile``: a backend of their own, and a pass over inductor's graphs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from accelcheck.core.case import Evidence, Mode
+from accelcheck.techniques.base import Technique
+from accelcheck.techniques.compilation.capture import CALL, Capture
+from accelcheck.techniques.compilation.compile import at_least, compiled, forget, inductor_capability, inductor_graphs
+from accelcheck.techniques.compilation.regions import entered
+from accelcheck.techniques.observe import ProfilerLog
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from accelcheck.core.capability import Capability
+    from accelcheck.devices.base import Device
+    from accelcheck.techniques.compilation.folding import FoldConstants
+    from accelcheck.techniques.observe import Log
+    from accelcheck.workloads.base import Program, Workload
+
+CAPTURE = "capture"
+"""Key in `Program.extras` of the backend of a run."""
+PASS = "pass"  # noqa: S105 - a graph pass, not a password
+"""Key in `Program.extras` of the pass of a run."""
+
+_ONE_OF_EACH_KIND = frozenset(
+    {"elementwise-5", "mlp", "train-mlp", "residual-block", "transformer-block", "index-select", "dynamic-depth"}
+)
+
+
+class UserBackend(Technique):
+    """A backend of a few lines: it captures each graph, prints it, and runs it with eager kernels.
+
+    Forward passes alone run Dynamo's graph; where gradients are asked for, AOTAutograd's two.
+    """
+
+    name = "compile-user-backend"
+    family = "compile"
+    promise = "A user's backend gets each captured graph, readable and runnable, and what it returns is run."
+    source = "https://docs.pytorch.org/docs/stable/user_guide/torch_compiler/torch.compiler_custom_backends.html"
+    level = 2
+    modes = frozenset({Mode.FORWARD, Mode.BACKWARD, Mode.TRAIN})
+    watch = ProfilerLog
+    warmups = 1
+    differentiates_twice = False
+
+    def accepts(self, workload: Workload) -> bool:
+        """One of each kind: graphs differ by what they call, not by how large it is."""
+        return super().accepts(workload) and workload.name in _ONE_OF_EACH_KIND
+
+    def backend(self, mode: Mode) -> Capture:
+        """The user's backend."""
+        return Capture(differentiates=mode is not Mode.FORWARD)
+
+    def prepare(self, program: Program, mode: Mode, device: Device) -> None:
+        del device
+        forget()
+        program.extras[CAPTURE] = backend = self.backend(mode)
+        program.call = torch.compile(program.module, backend=backend)
+
+    def evidence(self, program: Program, log: Log, mode: Mode, device: Device) -> Iterable[Evidence]:
+        del device
+        backend: Capture = program.extras[CAPTURE]
+        runs = program.steps if mode is Mode.TRAIN else 1
+        stages = ("dynamo",) if mode is Mode.FORWARD else ("forward", "backward")
+        for stage in dict.fromkeys(("dynamo", *stages)):
+            found = backend.of(stage)
+            yield Evidence(f"{stage} graphs captured >= 1", len(found), engaged=len(found) >= 1)
+            least = min((len(graph.nodes) for graph in found), default=0)
+            yield Evidence(f"operations in the smallest {stage} graph >= 1", least, engaged=least >= 1)
+        for stage in stages:
+            yield at_least(log, f"calls of captured {stage} graphs", CALL.format(stage=stage), runs)
+        printed = sum(len(graph.text.splitlines()) for graph in backend.graphs)
+        unread = sum(not graph.readable for graph in backend.graphs)
+        yield Evidence("lines printed >= 1", printed, engaged=printed >= 1)
+        yield Evidence("printed graphs that lack an operation = 0", unread, engaged=unread == 0)
+        unfed = sum(not graph.fed for graph in backend.graphs)
+        yield Evidence("graphs without an example of each input = 0", unfed, engaged=unfed == 0)
+        ran = entered(log).total()
+        yield Evidence(f"compiled regions entered >= {runs}", ran, engaged=ran >= runs)
+
+    def finish(self) -> None:
+        forget()
+
+
+class FxPass(Technique):
+    """Inductor with a constant-folding pass before its own passes over the forward and backward graphs."""
+
+    name = "compile-fx-pass"
+    family = "compile"
+    promise = "A user's pass changes the graph that inductor compiles: it gets smaller, and computes the same."
+    source = "https://github.com/pytorch/pytorch/blob/main/torch/_inductor/custom_graph_pass.py"
+    level = 2
+    early = frozenset({"spectrum"})
+    dtypes = ("float32", "bfloat16")
+    modes = frozenset({Mode.FORWARD, Mode.BACKWARD})
+    requires = frozenset({"constants"})
+    watch = ProfilerLog
+    warmups = 1
+    differentiates_twice = False
+
+    def capability(self, device: Device) -> Capability:
+        return inductor_capability(device)
+
+    def make(self) -> FoldConstants:
+        """The user's pass."""
+        from accelcheck.techniques.compilation.folding import FoldConstants
+
+        return FoldConstants()
+
+    def prepare(self, program: Program, mode: Mode, device: Device) -> None:
+        del mode, device
+        forget()
+        program.extras[PASS] = folding = self.make()
+        program.call = torch.compile(
+            program.module, backend="inductor", dynamic=False, options={"post_grad_custom_pre_pass": folding}
+        )
+
+    def evidence(self, program: Program, log: Log, mode: Mode, device: Device) -> Iterable[Evidence]:
+        del device
+        yield from compiled(log, mode, "inductor")
+        folding: FoldConstants = program.extras[PASS]
+        met, made = len(folding.sizes), inductor_graphs()
+        yield Evidence(f"graphs that met the pass = {made}, all of inductor's", met, engaged=met == made)
+        smaller = sum(after < before for before, after in folding.sizes)
+        told = ", ".join(f"{before} nodes to {after}" for before, after in folding.sizes)
+        yield Evidence("graphs that the pass made smaller >= 1", told or "none", engaged=smaller >= 1)
+
+    def finish(self) -> None:
+        forget()
+
+
+TECHNIQUES: tuple[Technique, ...] = (UserBackend(), FxPass())

@@ -1,0 +1,226 @@
+"""TorchScript: scripted, traced, frozen and optimised modules. Deprecated by torch, and still in use."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from abc import abstractmethod
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.jit import _recursive as recursive
+
+from accelcheck.core.capability import SUPPORTED, Capability, Code, unsupported
+from accelcheck.core.case import Evidence, Mode
+from accelcheck.techniques.base import Technique
+from accelcheck.techniques.observe import ProfilerLog
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from torch.utils.hooks import RemovableHandle
+
+    from accelcheck.devices.base import Device
+    from accelcheck.techniques.observe import Log
+    from accelcheck.workloads.base import Program
+
+ENTRIES = "python forward entries"
+"""Key in `Program.extras`: a list that grows by one name whenever a Python forward is entered."""
+
+
+class TorchScript(Technique):
+    """A module that the TorchScript interpreter runs, with the parameters and buffers of the original."""
+
+    family = "torchscript"
+    source = "https://docs.pytorch.org/docs/stable/jit.html"
+    watch = ProfilerLog
+    # The profiling executor observes the first run, optimises in the second, and runs the optimised plan from then on.
+    warmups = 2
+
+    def capability(self, device: Device) -> Capability:
+        del device
+        if sys.version_info >= (3, 14):
+            return unsupported(Code.WRONG_VERSION, "TorchScript does not support Python 3.14 and later")
+        return SUPPORTED
+
+    def prepare(self, program: Program, mode: Mode, device: Device) -> None:
+        del device
+        # A script module keeps its own training flag, taken from the original when it is made.
+        program.module.train(mode is not Mode.FORWARD)
+        with deprecations_silenced():
+            program.call = self.scripted(program)
+        entries: list[str] = []
+        program.extras[ENTRIES] = entries
+        count_entries(program.module, entries)
+
+    @abstractmethod
+    def scripted(self, program: Program) -> Any:
+        """The script module, from `program.module` in the mode in which it will run."""
+
+    def evidence(self, program: Program, log: Log, mode: Mode, device: Device) -> Iterable[Evidence]:
+        del device
+        script = script_of(program.call)
+        kind = type(program.call).__name__ if script is None else type(script).__name__
+        yield Evidence("the call is a ScriptModule", kind, engaged=script is not None)
+        # Over the warm-up runs too: none of them may fall back to Python.
+        entries: list[str] = program.extras[ENTRIES]
+        yield Evidence("Python forwards entered = 0", ", ".join(sorted(set(entries))) or 0, engaged=not entries)
+        calls = log.count("forward")
+        yield Evidence("calls of the interpreter >= 1", calls, engaged=calls >= 1)
+        if script is None:
+            return
+        plans = execution_plans(script)
+        yield Evidence("optimised execution plans >= 1", plans, engaged=plans >= 1)
+        training = mode is not Mode.FORWARD
+        flag = getattr(script, "training", False)  # freezing folds the flag away, as False
+        yield Evidence(f"training flag is {training}", str(flag), engaged=flag == training)
+        if training:
+            shared = shared_parameters(program.module, script)
+            total = len(list(program.module.parameters()))
+            yield Evidence(f"parameters shared with the original = {total}", shared, engaged=shared == total)
+
+    def finish(self) -> None:
+        # Scripts of one class share their compiled methods, and with them what the profiling executor learnt in earlier
+        # cases: without a fresh store a case's plan, and its last bits, would depend on which cases ran before it.
+        recursive.concrete_type_store = recursive.ConcreteTypeStore()
+
+
+class Script(TorchScript):
+    """Compiled from the Python source of ``forward``."""
+
+    name = "jit-script"
+    promise = "The module's source, compiled to TorchScript, computes what Python computes."
+    requires = frozenset({"scriptable"})
+
+    def scripted(self, program: Program) -> Any:
+        return torch.jit.script(program.module)
+
+
+class Trace(TorchScript):
+    """Recorded from one run: decisions taken in Python are fixed as they fell for the traced inputs."""
+
+    name = "jit-trace"
+    promise = "The operators recorded from one run compute what Python computes, for other inputs of these shapes."
+    excludes = frozenset({"branching"})
+
+    def scripted(self, program: Program) -> Any:
+        # Only tensors can be traced: plain numbers among the inputs become constants, as they are to a tracing user.
+        bound = Bound(program.module, program.inputs).train(program.module.training)
+        tensors = tuple(value for value in program.inputs if isinstance(value, Tensor))
+        # Tracing runs the module: what it does to the buffers must not count.
+        buffers = {name: buffer.detach().clone() for name, buffer in program.module.named_buffers()}
+        traced = torch.jit.trace(bound, tensors, check_trace=False, strict=False)  # type: ignore[no-untyped-call]  # not annotated
+        with torch.no_grad():
+            for name, buffer in program.module.named_buffers():
+                buffer.copy_(buffers[name])
+        return Traced(traced)
+
+
+class Frozen(TorchScript):
+    """Scripted, in evaluation mode, parameters turned into constants of the graph."""
+
+    name = "jit-freeze"
+    bakes = True
+    promise = "A frozen graph, with parameters as constants that may be folded, computes what Python computes."
+    requires = frozenset({"scriptable"})
+    modes = frozenset({Mode.FORWARD, Mode.ACCURACY})
+
+    def scripted(self, program: Program) -> Any:
+        return torch.jit.freeze(torch.jit.script(program.module))
+
+    def evidence(self, program: Program, log: Log, mode: Mode, device: Device) -> Iterable[Evidence]:
+        yield from super().evidence(program, log, mode, device)
+        script = script_of(program.call)
+        if script is not None:
+            left = [*attributes(script)]
+            yield Evidence(
+                "parameters read from the module (prim::GetAttr) = 0", ", ".join(left) or 0, engaged=not left
+            )
+
+
+class Optimized(Frozen):
+    """Frozen, then rewritten by ``torch.jit.optimize_for_inference``: folded batch norms, fused and packed operators."""
+
+    name = "jit-optimize"
+    promise = "A frozen graph rewritten for inference computes what Python computes."
+
+    def scripted(self, program: Program) -> Any:
+        return torch.jit.optimize_for_inference(torch.jit.script(program.module))
+
+
+class Bound(nn.Module):
+    """A module with its non-tensor arguments fixed: a function of tensors alone."""
+
+    def __init__(self, module: nn.Module, inputs: tuple[Any, ...]) -> None:
+        super().__init__()
+        self.module = module
+        self.constants = {i: value for i, value in enumerate(inputs) if not isinstance(value, Tensor)}
+
+    def forward(self, *tensors: Tensor) -> Any:
+        given = iter(tensors)
+        count = len(tensors) + len(self.constants)
+        arguments = [self.constants[i] if i in self.constants else next(given) for i in range(count)]
+        return self.module(*arguments)
+
+
+class Traced:
+    """A traced module, called with all arguments of the original."""
+
+    def __init__(self, script: torch.jit.ScriptModule) -> None:
+        self.script = script
+
+    def __call__(self, *inputs: Any) -> Any:
+        return self.script(*(value for value in inputs if isinstance(value, Tensor)))
+
+
+def script_of(call: Any) -> torch.jit.ScriptModule | None:
+    """The script module behind a program's call, if there is one."""
+    found = call.script if isinstance(call, Traced) else call
+    return found if isinstance(found, torch.jit.ScriptModule) else None
+
+
+def execution_plans(script: torch.jit.ScriptModule) -> int:
+    """Number of optimised plans that the executor of ``forward`` holds: 0 before its profiling runs are over."""
+    try:
+        return len(script.get_debug_state().execution_plans)
+    except RuntimeError:  # the profiling executor asserts that a plan exists before it shows any
+        return 0
+
+
+def shared_parameters(module: nn.Module, script: torch.jit.ScriptModule) -> int:
+    """How many of the module's parameters the script computes with, so that gradients land on them."""
+    there = {parameter.data_ptr() for parameter in script.parameters()}
+    return sum(1 for parameter in module.parameters() if parameter.data_ptr() in there)
+
+
+def attributes(script: torch.jit.ScriptModule) -> Iterator[str]:
+    """Attributes that hold tensors and that the graph still reads from the module."""
+    graph: Any = script.inlined_graph  # bound from C++; the stub lacks most of it
+    for node in graph.findAllNodes("prim::GetAttr"):
+        if node.output().type().isSubtypeOf(torch._C.TensorType.get()):  # noqa: SLF001 - the only home of graph types
+            yield str(node.s("name"))
+
+
+def count_entries(module: nn.Module, entries: list[str]) -> list[RemovableHandle]:
+    """Note each entry into the Python forward of any submodule. Script modules made before know nothing of the hooks."""
+
+    def entered(part: nn.Module, inputs: Any) -> None:
+        del inputs
+        entries.append(type(part).__name__)
+
+    return [part.register_forward_pre_hook(entered) for part in module.modules()]
+
+
+@contextmanager
+def deprecations_silenced() -> Iterator[None]:
+    """That TorchScript is deprecated is known, and so is that tracing fixes Python values: `branching` is excluded."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", category=DeprecationWarning)
+        warnings.filterwarnings("ignore", category=FutureWarning)
+        warnings.filterwarnings("ignore", category=torch.jit.TracerWarning)  # type: ignore[attr-defined]  # public by its address in the documentation
+        yield
+
+
+TECHNIQUES: tuple[Technique, ...] = (Script(), Trace(), Frozen(), Optimized())

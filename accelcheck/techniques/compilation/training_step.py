@@ -1,0 +1,197 @@
+"""``torch.compile`` around more than a module: a whole training step, and autocast within what is compiled."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from pathlib import PurePath
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from accelcheck.core.case import Evidence, Mode
+from accelcheck.techniques.base import Technique
+from accelcheck.techniques.compilation.capture import Capture
+from accelcheck.techniques.compilation.compile import (
+    INDUCTOR_GRAPH,
+    at_least,
+    compiled,
+    count_xla_runs,
+    forget,
+    graphs,
+    xla_ran,
+)
+from accelcheck.techniques.compilation.regions import backend_for, compiler_capability, entered
+from accelcheck.techniques.observe import ProfilerLog
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from accelcheck.core.capability import Capability
+    from accelcheck.devices.base import Device
+    from accelcheck.techniques.observe import Log
+    from accelcheck.workloads.base import Program, Workload
+
+CAPTURE = "capture"
+"""Key in `Program.extras` of the backend of a run."""
+
+RECOMPILATIONS = 64
+"""Of one function, at most. Each training makes an optimizer, whose step is compiled without and with its state: torch's
+limit of 8 is meant for one of them, and would let the fifth training run eagerly."""
+
+CONTRACTIONS = frozenset(
+    {"linear", "matmul", "mm", "addmm", "bmm", "baddbmm", "einsum", "conv1d", "conv2d", "scaled_dot_product_attention"}
+)
+"""What autocast gives half operands, as Dynamo's graphs call it."""
+
+
+class TrainingStep(Technique):
+    """Forward pass, loss, backward pass and optimizer step in one compiled function.
+
+    The optimizer ends a graph, and so does ``backward``, which compiled autograd captures with the accumulation of
+    gradients: three graphs a step.
+    """
+
+    name = "compile-training-step"
+    family = "compile"
+    promise = "A compiled training step updates parameters as eager does: forward, loss, backward and optimizer."
+    source = "https://docs.pytorch.org/tutorials/intermediate/compiled_autograd_tutorial.html"
+    level = 2
+    modes = frozenset({Mode.TRAIN})
+    requires = frozenset({"training"})
+    excludes = frozenset({"branching"})  # a loop that the data end is no graph, and so the step is not compiled as one
+    watch = ProfilerLog
+    warmups = 1
+    differentiates_twice = False
+
+    def __init__(self) -> None:
+        self._held = ExitStack()
+
+    def capability(self, device: Device) -> Capability:
+        return compiler_capability(device)
+
+    def prepare(self, program: Program, mode: Mode, device: Device) -> None:
+        from torch._dynamo import config
+
+        del mode
+        forget()
+        self._held.enter_context(
+            config.patch(compiled_autograd=True, recompile_limit=RECOMPILATIONS, fail_on_recompile_limit_hit=True)
+        )
+
+        def training_step(optimizer: torch.optim.Optimizer, inputs: tuple[Any, ...], target: Tensor | None) -> Tensor:
+            loss = program.training_loss(inputs, target)
+            loss.backward()  # type: ignore[no-untyped-call]  # torch annotates Tensor.backward only in part
+            optimizer.step()
+            return loss
+
+        backend = backend_for(device)
+        if backend == "openxla":
+            count_xla_runs(program)
+        step = torch.compile(training_step, backend=backend, dynamic=False)
+        program.advance = lambda optimizer, _: step(optimizer, program.inputs, program.target).detach().clone()
+
+    def evidence(self, program: Program, log: Log, mode: Mode, device: Device) -> Iterable[Evidence]:
+        del mode
+        steps = program.steps
+        for what, test in (
+            ("forward passes and losses", _forward),
+            ("backward passes", _autograd),
+            ("optimizer steps", _optimizer),
+        ):
+            ran = entered(log, test).total()
+            yield Evidence(f"compiled {what} run = {steps}, one a step", ran, engaged=ran == steps)
+        backend = backend_for(device)
+        if backend == "inductor":
+            yield at_least(log, "inductor graphs called", INDUCTOR_GRAPH, 3 * steps)
+        elif backend == "openxla":
+            yield xla_ran(program, self.warmups + 1, 3 * steps)
+        yield Evidence("graphs compiled >= 3", graphs(), engaged=graphs() >= 3)
+
+    def finish(self) -> None:
+        self._held.close()
+        forget()
+
+
+def _forward(record: Any) -> bool:
+    return str(record.co_name) == "training_step"
+
+
+def _autograd(record: Any) -> bool:
+    """Compiled autograd's compilations have an id of their own kind: ``!0/1/0``."""
+    return str(record.compile_id).startswith("!")
+
+
+def _optimizer(record: Any) -> bool:
+    return PurePath(str(record.co_filename)).parent.name == "optim"
+
+
+class Halved(nn.Module):
+    """A module with autocast inside: what a user compiles as one."""
+
+    def __init__(self, inner: nn.Module, device_type: str) -> None:
+        super().__init__()
+        self.inner = inner
+        self.device_type = device_type
+
+    def forward(self, *inputs: Any) -> Any:
+        with torch.autocast(self.device_type, dtype=torch.bfloat16):
+            return self.inner(*inputs)
+
+
+class CompiledAutocast(Technique):
+    """Autocast to bfloat16 inside the compiled region: the casts are part of the graph, forward and backward."""
+
+    name = "compile-autocast-bf16"
+    family = "compile"
+    promise = (
+        "Autocast regions are captured: contractions of the compiled graph take bfloat16, parameters stay float32."
+    )
+    source = "https://docs.pytorch.org/docs/stable/amp.html"
+    level = 2
+    modes = frozenset({Mode.FORWARD, Mode.BACKWARD})
+    watch = ProfilerLog
+    warmups = 1
+    differentiates_twice = False
+
+    def capability(self, device: Device) -> Capability:
+        found = self.needs(device, "autocast-bfloat16")
+        return compiler_capability(device) if found.ok else found
+
+    def accepts(self, workload: Workload) -> bool:
+        """One workload for each kind of contraction."""
+        return super().accepts(workload) and workload.name in {"mlp", "conv-strided", "transformer-block"}
+
+    def precision(self, dtype: str) -> str:
+        del dtype
+        return "bfloat16"
+
+    def prepare(self, program: Program, mode: Mode, device: Device) -> None:
+        del mode
+        forget()
+        name = backend_for(device)
+        if name == "openxla":
+            count_xla_runs(program)
+        program.extras[CAPTURE] = backend = Capture(inner=name)
+        program.call = torch.compile(Halved(program.module, device.type), backend=backend, dynamic=False)
+
+    def evidence(self, program: Program, log: Log, mode: Mode, device: Device) -> Iterable[Evidence]:
+        backend: Capture = program.extras[CAPTURE]
+        yield from compiled(log, mode, backend_for(device))
+        if backend_for(device) == "openxla":
+            yield xla_ran(program, self.warmups + 1)
+        nodes = [node for graph in backend.graphs for node in graph.nodes]
+        regions = sum(node.target == "_enter_autocast" for node in nodes)
+        yield Evidence("autocast regions captured >= 1", regions, engaged=regions >= 1)
+        dtypes = [node.dtype for node in nodes if node.target in CONTRACTIONS]
+        half, full = dtypes.count(torch.bfloat16), dtypes.count(torch.float32)
+        yield Evidence("captured contractions in bfloat16 >= 1", half, engaged=half >= 1)
+        yield Evidence("captured contractions in float32 = 0", full, engaged=full == 0)
+        kept = {str(parameter.dtype).removeprefix("torch.") for parameter in program.module.parameters()}
+        yield Evidence("parameters are float32", ", ".join(sorted(kept)), engaged=kept == {"float32"})
+
+    def finish(self) -> None:
+        forget()
+
+
+TECHNIQUES: tuple[Technique, ...] = (TrainingStep(), CompiledAutocast())

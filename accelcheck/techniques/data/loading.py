@@ -1,0 +1,324 @@
+"""Data loading: the batch that a program runs on travels as it does in a training, and must arrive as it left."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import re
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils.data import BatchSampler
+
+from accelcheck.core.capability import SUPPORTED, Capability, Code, unsupported
+from accelcheck.core.case import Evidence, Mode
+from accelcheck.techniques.base import Technique
+from accelcheck.techniques.data.dataloader import (
+    UNREADABLE,
+    WORKERS,
+    Delivery,
+    Feed,
+    be_killed,
+    be_unreadable,
+    spoilt_pass,
+)
+from accelcheck.techniques.data.feeding import FedLoader, FedTrainer
+from accelcheck.techniques.memory.host import page_locked
+from accelcheck.workloads.base import Program
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from accelcheck.devices.base import Device
+    from accelcheck.techniques.data.dataloader import Ending
+    from accelcheck.techniques.data.feeding import Feeder
+    from accelcheck.techniques.observe import Log
+    from accelcheck.workloads.base import Workload
+
+BATCH = 3
+"""Rows of a batch: few enough for both workers to have one, and for most workloads' last one to be smaller."""
+
+_FEED = "loader"
+_DELIVERY = "what the last pass delivered"
+_ENDING = "how a spoilt pass ended"
+_PINNED = "tensors that travelled, and were pinned"
+_BATCHES = frozenset({"mlp", "mlp-blocks", "deep-blocks"})
+
+
+class Travel(Technique):
+    """Before each run, inputs and target leave the device and come back: each run has new tensors, of the same bits.
+
+    The engine sees that: it compares what the program has after a run with what it was given before.
+    """
+
+    family = "loading"
+    timed = False
+    modes = frozenset({Mode.FORWARD, Mode.BACKWARD, Mode.TRAIN})
+    # What a device makes of batch norm is told by other techniques: it has nothing to do with how a batch came.
+    excludes = frozenset({"batchnorm"})
+    early = frozenset({"deep-blocks"})
+
+    def accepts(self, workload: Workload) -> bool:
+        """Workloads whose inputs are batches, one sample a row."""
+        return super().accepts(workload) and (workload.name in _BATCHES or "training" in workload.traits)
+
+    def bring(self, program: Program, tensors: Sequence[Tensor], device: Device) -> Sequence[Tensor]:
+        """The same tensors on the device.
+
+        Args:
+            program: For its `extras`.
+            tensors: On the CPU: those of the inputs, and the target.
+            device: Where to.
+        """
+        raise NotImplementedError(f"{type(self).__name__}.bring: move the tensors to the device")
+
+    def prepare(self, program: Program, mode: Mode, device: Device) -> None:
+        del mode
+
+        def run(program: Program, mode: Mode) -> Any:
+            program.elsewhere = None
+            try:
+                # What watches the run looks for operators that leave the device: these are none of its.
+                with _disable_current_modes(), torch.no_grad():
+                    self._renew(program, device)
+                # The class's own: what may have taken its place on this instance is what called this.
+                return Program.run(program, mode)
+            finally:
+                program.elsewhere = run
+
+        program.elsewhere = run
+
+    def _renew(self, program: Program, device: Device) -> None:
+        target = () if program.target is None else (program.target,)
+        whole = [*program.inputs, *target]
+        left = [value.detach().cpu() for value in whole if isinstance(value, Tensor)]
+        came = iter(self.bring(program, left, device))
+        renewed = [next(came) if isinstance(value, Tensor) else value for value in whole]
+        program.inputs = tuple(renewed[: len(program.inputs)])
+        program.target = renewed[-1] if target else None
+
+
+@dataclass
+class Pinning:
+    """How many tensors travelled, and how many of them were in page-locked memory."""
+
+    tensors: int = 0
+    pinned: int = 0
+
+
+class PinnedMemory(Travel):
+    """``Tensor.pin_memory`` and ``Tensor.to(device, non_blocking=True)``."""
+
+    name = "pinned-memory"
+    promise = "Page-locked memory lets transfers run beside computation, and changes no bit."
+    source = "https://docs.pytorch.org/tutorials/intermediate/pinmem_nonblock.html"
+    dtypes = ("float32", "bfloat16", "float16")
+
+    def capability(self, device: Device) -> Capability:
+        return page_locked(device)
+
+    def bring(self, program: Program, tensors: Sequence[Tensor], device: Device) -> Sequence[Tensor]:
+        seen = Pinning()
+        program.extras[_PINNED] = seen
+        moved = []
+        for tensor in tensors:
+            pinned = tensor.pin_memory()
+            seen.tensors += 1
+            seen.pinned += pinned.is_pinned()
+            moved.append(pinned.to(device.torch_device(), non_blocking=True))
+        return moved
+
+    def evidence(self, program: Program, log: Log, mode: Mode, device: Device) -> Iterable[Evidence]:
+        del log, mode, device
+        seen: Pinning = program.extras[_PINNED]
+        yield Evidence(
+            f"tensors that travelled from page-locked memory = {seen.tensors}",
+            seen.pinned,
+            engaged=seen.pinned == seen.tensors >= 1,
+        )
+
+
+class PrefetchLoader(Travel):
+    """A `torch.utils.data.DataLoader` of two worker processes that stay, each two batches ahead.
+
+    In trajectory mode it brings the training's mini-batches.
+    """
+
+    name = "prefetch-loader"
+    promise = "Worker processes that run ahead give every row once and in order, and a training that can be resumed."
+    source = "https://docs.pytorch.org/docs/stable/data.html#multi-process-data-loading"
+    modes = Travel.modes | {Mode.TRAJECTORY}
+    level = 2
+
+    def __init__(self) -> None:
+        self._held = ExitStack()
+
+    def feed(self, tensors: Sequence[Tensor], sampler: Iterable[list[int]], device: Device) -> Feed:
+        """A loader whose workers end with the case."""
+        made = Feed(tensors, sampler, pinned=page_locked(device).ok)
+        self._held.callback(made.close)
+        return made
+
+    def passing(self, feed: Iterable[Sequence[Tensor]], device: Device) -> Iterable[Sequence[Tensor]]:
+        """The collated batches of a pass over a feed."""
+        del device
+        return feed
+
+    def prepare(self, program: Program, mode: Mode, device: Device) -> None:
+        if mode is not Mode.TRAJECTORY:
+            super().prepare(program, mode, device)
+        elif program.trainer is not None:
+            feeder: Feeder = lambda tensors, sampler: self.feed(tensors, sampler, device)  # noqa: E731 - as an argument
+            program.trainer = FedTrainer(program.trainer.recipe, feeder, device.torch_device())
+
+    def bring(self, program: Program, tensors: Sequence[Tensor], device: Device) -> Sequence[Tensor]:
+        feed: Feed | None = program.extras.get(_FEED)
+        if feed is not None and feed.rows.fits(tensors):
+            feed.rows.fill(tensors)
+        else:
+            rows = _rows(tensors)
+            feed = program.extras[_FEED] = self.feed(tensors, BatchSampler(range(rows), BATCH, drop_last=False), device)
+        seen = program.extras[_DELIVERY] = Delivery()
+        batches = [seen.take(batch)[1] for batch in self.passing(feed, device)]
+        return [torch.cat(column).to(device.torch_device(), non_blocking=True) for column in zip(*batches, strict=True)]
+
+    def evidence(self, program: Program, log: Log, mode: Mode, device: Device) -> Iterable[Evidence]:
+        del log
+        if mode is Mode.TRAJECTORY:
+            trainer, loader = _fed(program)
+            seen, due = loader.seen, program.steps * trainer.recipe.accumulation
+            yield Evidence(f"mini-batches that came = {due}", seen.batches, engaged=seen.batches == due)
+            yield Evidence("of them of other rows than were due = 0", loader.astray, engaged=loader.astray == 0)
+        else:
+            seen = program.extras[_DELIVERY]
+            rows = len(program.extras[_FEED].rows)
+            yield Evidence(
+                f"rows that came = 0 to {rows - 1}, each once, in this order",
+                _in_order(seen.rows, rows),
+                engaged=seen.rows == list(range(rows)),
+            )
+        workers = set(seen.workers)
+        yield Evidence(
+            f"processes that read them = {WORKERS}, and not this one",
+            len(workers),
+            engaged=len(workers) == WORKERS and os.getpid() not in workers,
+        )
+        pinned = seen.batches if page_locked(device).ok else 0
+        yield Evidence(f"batches in page-locked memory = {pinned}", seen.pinned, engaged=seen.pinned == pinned)
+
+    def finish(self) -> None:
+        self._held.close()
+
+
+class XlaDeviceLoader(PrefetchLoader):
+    """``torch_xla``'s ``MpDeviceLoader`` around such a loader: threads move batches to the device ahead of the program."""
+
+    name = "xla-device-loader"
+    promise = "Batches that are moved ahead arrive on the device once and in order."
+    source = (
+        "https://docs.pytorch.org/xla/release/r2.9/learn/api-guide.html#module-torch_xla.distributed.parallel_loader"
+    )
+    modes = Travel.modes
+
+    def capability(self, device: Device) -> Capability:
+        if device.type != "xla":
+            return unsupported(
+                Code.NO_BACKEND, f"torch_xla's MpDeviceLoader moves to xla devices, not to {device.type}"
+            )
+        return SUPPORTED
+
+    def passing(self, feed: Iterable[Sequence[Tensor]], device: Device) -> Iterable[Sequence[Tensor]]:
+        loader = importlib.import_module("torch_xla.distributed.parallel_loader").MpDeviceLoader
+        batches: Iterable[Sequence[Tensor]] = loader(feed, device.torch_device())
+        return batches
+
+    def evidence(self, program: Program, log: Log, mode: Mode, device: Device) -> Iterable[Evidence]:
+        yield from super().evidence(program, log, mode, device)
+        places = program.extras[_DELIVERY].places
+        yield Evidence(f"batches came on {device.type}", ", ".join(sorted(places)), engaged=places == {device.type})
+
+
+class SpoiltLoader(PrefetchLoader):
+    """Something happens in the middle of a pass, which the program must be told; another loader then brings the batch."""
+
+    modes = frozenset({Mode.FORWARD})
+
+    def spoilt(self, tensors: Sequence[Tensor], device: Device) -> Ending:
+        """The pass."""
+        raise NotImplementedError(f"{type(self).__name__}.spoilt: go through rows one of which is spoilt")
+
+    def told(self, ending: Ending) -> tuple[str, bool]:
+        """What the program must be told, and whether it was."""
+        raise NotImplementedError(f"{type(self).__name__}.told: say what must have been raised")
+
+    def bring(self, program: Program, tensors: Sequence[Tensor], device: Device) -> Sequence[Tensor]:
+        if _ENDING not in program.extras:
+            program.extras[_ENDING] = self.spoilt(tensors, device)
+        return super().bring(program, tensors, device)
+
+    def evidence(self, program: Program, log: Log, mode: Mode, device: Device) -> Iterable[Evidence]:
+        ending: Ending = program.extras[_ENDING]
+        claim, told = self.told(ending)
+        yield Evidence(claim, ending.error or f"nothing: the pass ended after {ending.rows} rows", engaged=told)
+        yield from super().evidence(program, log, mode, device)
+
+
+class WorkerKilled(SpoiltLoader):
+    """A worker is killed."""
+
+    name = "loader-worker-killed"
+    promise = "The death of a worker is an error that names it; nothing waits for it, and a new loader works."
+    source = "https://docs.pytorch.org/docs/stable/data.html#torch.utils.data.DataLoader"
+
+    def spoilt(self, tensors: Sequence[Tensor], device: Device) -> Ending:
+        del device
+        return spoilt_pass(tensors, be_killed)
+
+    def told(self, ending: Ending) -> tuple[str, bool]:
+        named = re.search(rf"RuntimeError: .*\b{ending.worker}\b", ending.error)
+        return f"a RuntimeError names worker {ending.worker}, which was killed", named is not None
+
+
+class XlaUnreadable(SpoiltLoader, XlaDeviceLoader):
+    """A row cannot be read, and threads stand between the loader and the program."""
+
+    name = "xla-device-loader-error"
+    promise = "An error of the loader is an error of the pass."
+
+    def spoilt(self, tensors: Sequence[Tensor], device: Device) -> Ending:
+        return spoilt_pass(tensors, be_unreadable, lambda loader: self.passing(loader, device))
+
+    def told(self, ending: Ending) -> tuple[str, bool]:
+        return "an OSError says that a row cannot be read", UNREADABLE in ending.error
+
+
+def _rows(tensors: Sequence[Tensor]) -> int:
+    sizes = {len(tensor) if tensor.dim() else None for tensor in tensors}
+    if len(sizes) != 1 or None in sizes:
+        raise ValueError(f"a batch to load row by row: expected tensors of one first size, got {[*sizes]}")
+    return len(tensors[0])
+
+
+def _in_order(rows: Sequence[int], due: int) -> str:
+    wrong = next((f"row {row} where {place} was due" for place, row in enumerate(rows) if row != place), "")
+    return f"{len(rows)} of {due}, {wrong or 'in order'}"
+
+
+def _fed(program: Program) -> tuple[FedTrainer, FedLoader]:
+    trainer = program.trainer
+    if not isinstance(trainer, FedTrainer) or trainer.loader is None:
+        raise TypeError(f"expected the FedTrainer that `prepare` made, after a training; got {type(trainer).__name__}")
+    return trainer, trainer.loader
+
+
+TECHNIQUES: tuple[Technique, ...] = (
+    PinnedMemory(),
+    PrefetchLoader(),
+    XlaDeviceLoader(),
+    WorkerKilled(),
+    XlaUnreadable(),
+)

@@ -1,0 +1,253 @@
+"""Communication hooks that send less than the gradient: torch's own, and codecs with error feedback."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+from torch import Tensor, distributed
+
+from accelcheck.techniques.distributed.ddp import Exchange
+from accelcheck.techniques.distributed.parallel import Account
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from accelcheck.techniques.distributed.ddp import Bucket, Future
+
+PLAIN_STEPS = 2
+"""Steps before PowerSGD begins: torch's least, since buckets are made anew after the first."""
+POWER_SEED = 6
+"""Seed of the column spaces that PowerSGD begins with."""
+LEVELS = 127
+"""Largest integer of 8 bits, both signs alike."""
+
+
+class HalfPrecision(Exchange):
+    """torch's hooks that round to 16 bits, divide by the number of ranks, and add up in 16 bits."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        self.dtype = dtype
+
+    def __call__(self, bucket: Bucket) -> Future:
+        from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+
+        self.calls += 1
+        hook = default_hooks.fp16_compress_hook if self.dtype == torch.float16 else default_hooks.bf16_compress_hook
+        group = distributed.group.WORLD
+        if group is None:
+            raise RuntimeError("expected a process group: call init_process_group first")
+        return hook(group, bucket)
+
+
+class Books:
+    """An `Account` of each parameter: what a rank should have sent of its gradients, and what it sent.
+
+    Args:
+        rounds: Whether taking what was sent off what was wanted rounds too, by 2**-24 of both their sizes.
+    """
+
+    def __init__(self, *, rounds: bool = False) -> None:
+        self.rounds = rounds
+        self._accounts: dict[Tensor, Account] = {}
+
+    def add(self, parameters: Sequence[Tensor], gradient: Tensor, residual: Tensor, sent: Tensor) -> None:
+        """One step of a bucket: what is in it, flat; the residual is the one before."""
+        pieces = (split(tensor, parameters) for tensor in (gradient, residual, sent))
+        for parameter, *noted in zip(parameters, *pieces, strict=True):
+            account = self._accounts.setdefault(parameter, Account(parameter.numel()))
+            account.add(*noted)
+            if self.rounds:
+                account.size += noted[-1].cpu().double().abs()
+
+    def lost(self, names: Mapping[Tensor, str], residuals: Mapping[Tensor, Tensor]) -> dict[str, int]:
+        """By parameter, elements whose sum sent and residual are not the sum of their gradients; without those of none."""
+        counts = {
+            names[parameter]: int(account.unbalanced(residuals.get(parameter)).sum())
+            for parameter, account in self._accounts.items()
+        }
+        return {name: count for name, count in counts.items() if count}
+
+    def facts(self, names: Mapping[Tensor, str], residuals: Mapping[Tensor, Tensor]) -> Mapping[str, Any]:
+        """What was lost, and how many parameters have an account."""
+        return {"lost": self.lost(names, residuals), "accounts": len(self._accounts)}
+
+
+class Codec(Protocol):
+    """Makes tensors of the same sizes in all ranks from a flat FP32 tensor, and the other way round."""
+
+    def encode(self, wanted: Tensor) -> Sequence[Tensor]:
+        """What is sent."""
+        ...
+
+    def decode(self, parts: Sequence[Tensor], size: int) -> Tensor:
+        """What was sent, as FP32, flat, of that many elements."""
+        ...
+
+
+class TopK:
+    """The largest elements with their places, 8 bytes each: what the others have is 0.
+
+    Args:
+        share: Part of the elements that is sent, at least one.
+    """
+
+    def __init__(self, share: float) -> None:
+        self.share = share
+
+    def encode(self, wanted: Tensor) -> Sequence[Tensor]:
+        places = wanted.abs().topk(largest(self.share, wanted.numel())).indices
+        return wanted[places], places.to(torch.int32)
+
+    def decode(self, parts: Sequence[Tensor], size: int) -> Tensor:
+        values, places = parts
+        return values.new_zeros(size).scatter_(0, places.long(), values)
+
+
+class Int8:
+    """Multiples of a scale that takes the largest element to 127: a byte each, and the scale."""
+
+    def encode(self, wanted: Tensor) -> Sequence[Tensor]:
+        scale = (wanted.abs().amax() / LEVELS).clamp(min=torch.finfo(wanted.dtype).tiny)
+        return (wanted / scale).round().clamp(-LEVELS, LEVELS).to(torch.int8), scale.reshape(1)
+
+    def decode(self, parts: Sequence[Tensor], size: int) -> Tensor:
+        del size
+        integers, scale = parts
+        return integers.to(scale.dtype) * scale
+
+
+class Feedback(Exchange):
+    """Gathers what a codec makes of gradient and residual; what the codec drops is the next residual.
+
+    A residual belongs to a parameter, not to a place in a bucket: buckets are made anew after the first step.
+    """
+
+    def __init__(self, codec: Codec) -> None:
+        self.codec = codec
+        self.residuals: dict[Tensor, Tensor] = {}
+        self.books = Books()
+
+    def __call__(self, bucket: Bucket) -> Future:
+        self.calls += 1
+        parameters, gradient = bucket.parameters(), bucket.buffer()
+        before = torch.cat([self.residuals.get(p, torch.zeros_like(p)).flatten() for p in parameters])
+        wanted = gradient + before
+        parts = self.codec.encode(wanted)
+        sent = self.codec.decode(parts, wanted.numel())
+        self.books.add(parameters, gradient, before, sent)
+        self.keep(parameters, split(wanted - sent, parameters))
+        return self._gathered(parts, wanted.numel())
+
+    def keep(self, parameters: Sequence[Tensor], dropped: Sequence[Tensor]) -> None:
+        """What was not sent."""
+        self.residuals.update(zip(parameters, dropped, strict=True))
+
+    def _gathered(self, parts: Sequence[Tensor], size: int) -> Future:
+        world = distributed.get_world_size()
+        theirs = [[torch.empty_like(part) for _ in range(world)] for part in parts]
+        works = [distributed.all_gather(into, part, async_op=True) for into, part in zip(theirs, parts, strict=True)]
+
+        def mean(_: Any) -> Tensor:
+            decoded = [self.codec.decode(of_rank, size) for of_rank in zip(*theirs, strict=True)]
+            return torch.stack(decoded).sum(0) / world
+
+        return torch.futures.collect_all([work.get_future() for work in works]).then(mean)
+
+    def facts(self, names: Mapping[Tensor, str]) -> Mapping[str, Any]:
+        return {**super().facts(names), **self.books.facts(names, self.residuals)}
+
+
+class PowerSgd(Exchange):
+    """torch's PowerSGD: a product of two thin matrices stands for each gradient that is worth it.
+
+    Args:
+        rank: Of the product.
+        rate: A matrix is worth it when it has more than that many times the elements of the two thin ones.
+        feedback: Whether what the product misses is added to the next gradient.
+    """
+
+    def __init__(self, rank: int, rate: float, *, feedback: bool = True) -> None:
+        self.rank, self.rate, self.feedback = rank, rate, feedback
+        self.books = Books(rounds=True)
+        self.state: Any = None
+        self.buckets: dict[int, Sequence[Tensor]] = {}
+
+    def __call__(self, bucket: Bucket) -> Future:
+        from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook as power
+
+        self.calls += 1
+        if self.state is None:
+            self.state = power.PowerSGDState(
+                None,
+                matrix_approximation_rank=self.rank,
+                start_powerSGD_iter=PLAIN_STEPS,
+                min_compression_rate=self.rate,
+                use_error_feedback=self.feedback,
+            )
+        if self.state.iter < PLAIN_STEPS:
+            return power.powerSGD_hook(self.state, bucket)
+        parameters, gradient = bucket.parameters(), bucket.buffer().clone()
+        if bucket.index() not in self.buckets:
+            self.buckets[bucket.index()] = parameters
+            self._begin(bucket)
+        before = self.state.error_dict.get(bucket.index(), torch.zeros_like(gradient))
+
+        def note(done: torch.futures.Future[Tensor]) -> Tensor:
+            self.books.add(parameters, gradient, before, done.value())
+            return done.value()
+
+        return power.powerSGD_hook(self.state, bucket).then(note)
+
+    def _begin(self, bucket: Bucket) -> None:
+        """Give matrices the columns to begin with, as a warm start does: torch's own depend on the bucket's order."""
+        thin = [p.shape for p in bucket.parameters() if worthwhile(p.shape, self.rank, self.rate)]
+        groups = list(dict.fromkeys(map(matrix, thin)))  # the hook keeps matrices of one shape together
+        bases = [first_basis(shape, self.rank) for shape in sorted(thin, key=lambda s: groups.index(matrix(s)))]
+        left = sum(worthwhile(shape, self.rank, self.rate) for shape in thin) - sum(basis.numel() for basis in bases)
+        empty = bucket.buffer().new_empty
+        self.state.p_memory_dict[bucket.index()] = empty(left)
+        self.state.q_memory_dict[bucket.index()] = torch.cat(
+            [empty(0), *(basis.flatten().to(empty(0)) for basis in bases)]
+        )
+
+    def facts(self, names: Mapping[Tensor, str]) -> Mapping[str, Any]:
+        residuals = {
+            parameter: piece
+            for index, parameters in self.buckets.items()
+            if index in self.state.error_dict
+            for parameter, piece in zip(parameters, split(self.state.error_dict[index], parameters), strict=True)
+        }
+        return {**super().facts(names), **self.books.facts(names, residuals)}
+
+
+def split(flat: Tensor, parameters: Sequence[Tensor]) -> Sequence[Tensor]:
+    """The pieces of a bucket, by parameter, flat."""
+    return torch.split(flat, [parameter.numel() for parameter in parameters])
+
+
+def largest(share: float, size: int) -> int:
+    """How many of `size` elements a share of them is: one at least."""
+    return max(1, int(share * size))
+
+
+def matrix(shape: torch.Size) -> tuple[int, int]:
+    """Rows and columns of a gradient as PowerSGD sees it."""
+    return shape[0], shape[1:].numel()
+
+
+def worthwhile(shape: torch.Size, rank: int, rate: float) -> int:
+    """Elements of the two thin matrices that PowerSGD sends for a gradient; 0 where it sends it whole.
+
+    The rule of torch's ``_should_compress``, documented with ``min_compression_rate``.
+    """
+    rows, columns = matrix(shape)
+    thin = (rows + columns) * min(rows, columns, rank)
+    return thin if thin * rate < rows * columns else 0
+
+
+def first_basis(shape: torch.Size, rank: int) -> Tensor:
+    """Random columns for PowerSGD to begin with, ``(columns, rank)``, FP32: of matrices of one shape the same."""
+    rows, columns = matrix(shape)
+    generator = torch.Generator().manual_seed(POWER_SEED)
+    return torch.randn(columns, min(rows, columns, rank), generator=generator)

@@ -1,0 +1,301 @@
+"""Training by real processes that equals that of one process on the joined batch: DistributedDataParallel and FSDP2.
+
+`torchrun` starts the ranks: over gloo on the CPU, over the device's own library elsewhere, one device a rank.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING
+
+import torch
+from torch import distributed
+
+from accelcheck.core.capability import SUPPORTED, Capability, Code, unavailable, unsupported
+from accelcheck.core.case import Evidence, Mode
+from accelcheck.techniques.base import Technique
+from accelcheck.techniques.distributed.ddp import Accumulating, Replicated
+from accelcheck.techniques.distributed.fsdp import FullySharded
+from accelcheck.techniques.distributed.pool import crew
+from accelcheck.techniques.distributed.strategy import Job
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from torch import nn
+
+    from accelcheck.devices.base import Device
+    from accelcheck.techniques.distributed.strategy import Answer, Strategy
+    from accelcheck.techniques.observe import Log
+    from accelcheck.workloads.base import Program, Result
+
+STRATEGY = "strategy"
+"""Key in `Program.extras` of what ranks are told: another one may be put there after `prepare`."""
+ANSWERS = "answers"
+"""Key in `Program.extras` of what they answered last, by rank."""
+
+DDP = "https://docs.pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html"
+FSDP = "https://docs.pytorch.org/docs/stable/distributed.fsdp.fully_shard.html"
+SMALL_BUCKET = 256 / 2**20
+"""MiB from which a bucket is full: several buckets, in models of a few KB too."""
+
+Size = Callable[[Sequence[torch.Size], int], int]
+"""``size(shapes, step)``: bytes that a rank hands to collectives in a step, from the shapes of the parameters."""
+
+
+class Ranks(Technique):
+    """A training by several processes.
+
+    Args:
+        name: Of the variant.
+        world: Number of ranks.
+        strategy: Makes what they are told.
+        promise, source: As of any technique.
+    """
+
+    family = "distributed"
+    timed = False
+    level = 2
+    modes = frozenset({Mode.TRAIN})
+    requires = frozenset({"training"})
+    # Each rank normalises by its own part of the batch: other results, by design. Where the data decide what is run, ranks run
+    # different things: DDP then misses gradients that it waits for, and FSDP's collectives wait for each other for ever.
+    excludes = frozenset({"batchnorm", "branching"})
+
+    def __init__(
+        self, name: str, world: int, strategy: Callable[[], Strategy], promise: str, source: str = DDP
+    ) -> None:
+        self.name = name
+        self.world = world
+        self.strategy = strategy
+        self.promise = promise
+        self.source = source
+
+    def capability(self, device: Device) -> Capability:
+        """Whether torch has a library of collectives for the device, and this process sees a device for each rank."""
+        if not distributed.is_available():
+            return unsupported(Code.WRONG_VERSION, f"torch {torch.__version__} is built without torch.distributed")
+        found = _library(device)
+        return _enough(device, self.world) if found.ok else found
+
+    def prepare(self, program: Program, mode: Mode, device: Device) -> None:
+        del mode
+        program.extras[STRATEGY] = self.strategy()
+
+        def elsewhere(program: Program, mode: Mode) -> Result:
+            del mode
+            answers = crew(device, self.world).train(Job.of(program, program.extras[STRATEGY]))
+            program.extras[ANSWERS] = answers
+            return _taken(program, answers[0].result)
+
+        program.elsewhere = elsewhere
+
+    def evidence(self, program: Program, log: Log, mode: Mode, device: Device) -> Iterable[Evidence]:
+        del log, mode, device
+        answers: Sequence[Answer] = program.extras[ANSWERS]
+        processes = len({answer.pid for answer in answers} - {os.getpid()})
+        yield Evidence(f"processes that trained = {self.world}", processes, engaged=processes == self.world)
+        unlike = [
+            name for name, digest in answers[0].digests.items() if any(a.digests[name] != digest for a in answers)
+        ]
+        yield Evidence(
+            "parameters that differ between ranks = 0",
+            ", ".join(unlike) or 0,
+            engaged=not unlike and bool(answers[0].digests),
+        )
+        yield from self.exchanged(program, answers)
+
+    def exchanged(self, program: Program, answers: Sequence[Answer]) -> Iterable[Evidence]:
+        """What shows how the ranks exchanged what they have."""
+        raise NotImplementedError(f"{type(self).__name__}.exchanged: say what shows that gradients were exchanged")
+
+
+def whole(width: int) -> Size:
+    """Every gradient, in so many bytes an element."""
+    return lambda shapes, _: width * sum(shape.numel() for shape in shapes)
+
+
+class DataParallel(Ranks):
+    """DistributedDataParallel.
+
+    Args:
+        size: What each rank is to send; None for all its gradients in FP32.
+        buckets: Whether several are to be seen in a step.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        world: int,
+        strategy: Callable[[], Strategy],
+        promise: str,
+        source: str = DDP,
+        *,
+        size: Size | None = None,
+        buckets: bool = False,
+    ) -> None:
+        super().__init__(name, world, strategy, promise, source)
+        self.size = whole(4) if size is None else size
+        self.buckets = buckets
+
+    def exchanged(self, program: Program, answers: Sequence[Answer]) -> Iterable[Evidence]:
+        shapes = [parameter.shape for parameter in trained(program)]
+        expected = sum(self.size(shapes, step) for step in range(program.steps))
+        sent = [sum(answer.sent) for answer in answers]
+        yield Evidence(f"bytes sent by each rank = {expected}", listed(sent), engaged=set(sent) == {expected})
+        if self.buckets:
+            # Torch makes one bucket of all parameters until it has seen, in the first step, when their gradients are ready.
+            least = min(sum(calls.values()) for answer in answers for calls in answer.calls[1:])
+            yield Evidence("all-reduces of a step, after the first, >= 2", least, engaged=least >= 2)
+
+
+class BucketViews(DataParallel):
+    """Gradients are views into the buckets: as many storages as buckets."""
+
+    def exchanged(self, program: Program, answers: Sequence[Answer]) -> Iterable[Evidence]:
+        yield from super().exchanged(program, answers)
+        count, first = len(trained(program)), answers[0]
+        buckets, storages = [sum(calls.values()) for calls in first.calls], first.facts["storages"]
+        yield Evidence(
+            f"storages of the {count} gradients, by step, = buckets: {listed(buckets)}",
+            listed(storages),
+            engaged=storages == buckets and max(storages) < count,
+        )
+
+
+class Accumulated(DataParallel):
+    """Gradients of two micro-batches; only the second pass exchanges them."""
+
+    def exchanged(self, program: Program, answers: Sequence[Answer]) -> Iterable[Evidence]:
+        yield from super().exchanged(program, answers)
+        passes: list[int] = [number for answer in answers for number in answer.facts["passes"]]
+        first, second = passes[::2], passes[1::2]
+        yield Evidence(
+            "all-reduces of each first pass = 0, of each second one >= 1",
+            f"{max(first)} at most, {min(second)} at least",
+            engaged=not any(first) and all(second),
+        )
+
+
+class Sharded(Ranks):
+    """FSDP2: a rank holds a part of each parameter."""
+
+    def exchanged(self, program: Program, answers: Sequence[Answer]) -> Iterable[Evidence]:
+        parameters = trained(program)
+        sharded = min(answer.facts["sharded"] for answer in answers)
+        yield Evidence(f"sharded parameters = {len(parameters)}", sharded, engaged=sharded == len(parameters))
+        total = sum(parameter.nbytes for parameter in parameters)
+        held = [answer.facts["bytes held"] for answer in answers]
+        yield Evidence(
+            f"bytes of parameters that ranks hold, {total} together, each < {total}",
+            listed(held),
+            engaged=sum(held) == total and max(held) < total,
+        )
+        for name in ("_allgather_base_", "_reduce_scatter_base_"):
+            least = min(calls.get(name, 0) for answer in answers for calls in answer.calls)
+            yield Evidence(f"{name.strip('_')} of each step >= 1", least, engaged=least >= 1)
+        sent = [sum(answer.sent) for answer in answers]
+        # At least once forward, parameters are gathered in parts; gradients are handed whole.
+        floor = program.steps * total
+        yield Evidence(f"bytes sent by each rank > {floor}, all gradients", listed(sent), engaged=min(sent) > floor)
+
+
+def trained(program: Program) -> list[nn.Parameter]:
+    """Parameters that get gradients."""
+    return [parameter for parameter in program.module.parameters() if parameter.requires_grad]
+
+
+def listed(numbers: Iterable[int]) -> str:
+    """Numbers as text."""
+    return ", ".join(map(str, numbers))
+
+
+@torch.no_grad()
+def _taken(program: Program, result: Result) -> Result:
+    """The ranks' result, on the device, in the program's own parameters and buffers."""
+    state: Result = {f"parameter:{name}": parameter for name, parameter in program.module.named_parameters()}
+    state |= {f"buffer:{name}": buffer for name, buffer in program.module.named_buffers()}
+    device = next(iter(state.values())).device
+    for path, tensor in state.items():
+        tensor.copy_(result[path])
+    return {path: state.get(path, tensor.to(device)) for path, tensor in result.items()}
+
+
+def _library(device: Device) -> Capability:
+    """Whether torch can carry collectives between processes that have such devices."""
+    if device.type == "xla":
+        return _on_xla(getattr(device, "client", "CPU"))
+    try:
+        backend = distributed.get_default_backend_for_device(device.type)
+    except ValueError:
+        return unsupported(Code.NO_BACKEND, f"torch.distributed has no backend for devices of type {device.type}")
+    if not distributed.is_backend_available(backend):
+        return unavailable(
+            Code.WRONG_BUILD, f"torch {torch.__version__} is built without {backend}", "install a build that has it"
+        )
+    return SUPPORTED
+
+
+def _on_xla(client: str) -> Capability:
+    if client == "CPU":
+        return unsupported(
+            Code.NO_BACKEND,
+            "torch_xla has no collectives between processes on PJRT's CPU client: https://github.com/pytorch/xla/issues/9089",
+        )
+    return unavailable(
+        Code.NO_HARDWARE,
+        f"PJRT gives a chip to one process, and this one holds its {client} chips: none is free for ranks",
+    )
+
+
+def _enough(device: Device, world: int) -> Capability:
+    """Whether this process sees a device for each rank; the CPU is shared."""
+    count = world if device.type == "cpu" else int(torch.get_device_module(device.type).device_count())
+    if count >= world:
+        return SUPPORTED
+    return unavailable(
+        Code.NO_HARDWARE,
+        f"{world} ranks need {world} devices, {device.name} shows {count}",
+        "run it where as many are visible: without a mask, and without pytest-xdist, which gives each worker one",
+    )
+
+
+_EQUAL = "{} ranks that average their gradients train as one process on the joined batch does{}."
+
+TECHNIQUES: tuple[Technique, ...] = (
+    *(
+        DataParallel(
+            f"ddp-{world}",
+            world,
+            partial(Replicated, bucket_mb=SMALL_BUCKET),
+            _EQUAL.format(world, ", in several buckets"),
+            buckets=True,
+        )
+        for world in (2, 3)
+    ),
+    BucketViews(
+        "ddp-bucket-view",
+        2,
+        partial(Replicated, bucket_mb=SMALL_BUCKET, views=True),
+        "Gradients that are views into their buckets are those that ranks average, without a copy.",
+        buckets=True,
+    ),
+    Accumulated(
+        "ddp-no-sync",
+        2,
+        Accumulating,
+        "Gradients accumulated without exchange and exchanged once are those of the joined batch.",
+    ),
+    *(
+        Sharded(
+            name,
+            world,
+            FullySharded,
+            f"{world} ranks that each hold a part of every parameter train as one process on the joined batch does.",
+            FSDP,
+        )
+        for name, world in (("fsdp2", 2), ("fsdp2-3", 3))
+    ),
+)

@@ -1,0 +1,148 @@
+"""DistributedDataParallel in the ranks: its buckets, its views, its accumulation, and who exchanges its gradients."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, distributed
+from torch.nn.parallel import DistributedDataParallel
+
+from accelcheck.techniques.distributed.parallel import shards
+from accelcheck.techniques.distributed.strategy import Strategy, Traffic
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from typing import TypeAlias
+
+    from accelcheck.workloads.base import Program
+
+    Future: TypeAlias = torch.futures.Future[Tensor]
+    Bucket: TypeAlias = Any  # torch.distributed.GradBucket, which torch's annotations leave out
+
+
+class Exchange:
+    """What is called in place of DistributedDataParallel's all-reduce: a communication hook with its state.
+
+    Attributes:
+        calls: Number of buckets that it was given.
+    """
+
+    calls = 0
+
+    def __call__(self, bucket: Bucket) -> Future:
+        """The mean of all ranks' buckets, or what stands for it, flat."""
+        raise NotImplementedError(f"{type(self).__name__}: exchange the bucket's gradients")
+
+    def facts(self, names: Mapping[Tensor, str]) -> Mapping[str, Any]:
+        """What it noted of a training, from the name of each parameter."""
+        del names
+        return {"hook calls": self.calls}
+
+
+class Averaging(Exchange):
+    """A user's hook: the sum is asked for, and divided when it has come.
+
+    Attributes:
+        averaged: Number of buckets that were divided.
+    """
+
+    averaged = 0
+
+    def __call__(self, bucket: Bucket) -> Future:
+        self.calls += 1
+        work = distributed.all_reduce(bucket.buffer(), async_op=True)
+        return work.get_future().then(self._average)  # type: ignore[no-any-return]  # torch leaves then() untyped
+
+    def _average(self, summed: torch.futures.Future[list[Tensor]]) -> Tensor:
+        self.averaged += 1
+        return self.mean(summed.value()[0], distributed.get_world_size())
+
+    def mean(self, total: Tensor, world: int) -> Tensor:
+        """Of the ranks' sum."""
+        return total / world
+
+    def facts(self, names: Mapping[Tensor, str]) -> Mapping[str, Any]:
+        return {**super().facts(names), "averaged": self.averaged}
+
+
+class Replicated(Strategy):
+    """Each rank has the whole module, and DistributedDataParallel averages their gradients.
+
+    Args:
+        bucket_mb: Size from which a bucket is full, in MiB; None for torch's own.
+        views: Whether gradients are views into their buckets.
+        exchange: Communication hook; None for the all-reduce in C++.
+    """
+
+    ddp: DistributedDataParallel
+
+    def __init__(
+        self,
+        *,
+        bucket_mb: float | None = None,
+        views: bool = False,
+        exchange: Exchange | None = None,
+    ) -> None:
+        self.bucket_mb = bucket_mb
+        self.views = views
+        self.exchange = exchange
+        self.storages: list[int] = []
+
+    def prepare(self, program: Program) -> None:
+        if distributed.get_rank() > 0:
+            # Replicas begin as rank 0 is: what the others have is overwritten, or their training shows it.
+            with torch.no_grad():
+                for parameter in program.module.parameters():
+                    parameter.zero_()
+        self.ddp = DistributedDataParallel(
+            program.module,
+            bucket_cap_mb=self.bucket_mb,
+            gradient_as_bucket_view=self.views,
+        )
+        exchange = self.exchange
+        if exchange is not None:
+            # By a function of no name: torch refuses bf16_compress_hook by name where it was not built for a GPU, though
+            # gloo adds bfloat16 numbers too.
+            self.ddp.register_comm_hook(None, lambda _, bucket: exchange(bucket))
+        program.call = self.ddp
+
+    def backpropagate(self, program: Program, weight: float) -> Tensor:
+        loss = super().backpropagate(program, weight)
+        gradients = [parameter.grad for parameter in program.module.parameters() if parameter.grad is not None]
+        self.storages.append(len({gradient.untyped_storage().data_ptr() for gradient in gradients}))
+        return loss
+
+    def facts(self, program: Program) -> Mapping[str, Any]:
+        names: dict[Tensor, str] = {parameter: name for name, parameter in program.module.named_parameters()}
+        noted = {} if self.exchange is None else self.exchange.facts(names)
+        return {"storages": self.storages, **noted}
+
+
+class Accumulating(Replicated):
+    """Two micro-batches a step: gradients stay with the rank after the first, and are exchanged after the second."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.passes: list[int] = []
+
+    def backpropagate(self, program: Program, weight: float) -> Tensor:
+        parts = shards(program.inputs, program.target, 2)
+        samples = sum(len(target) for _, target in parts)
+        losses = []
+        for number, (inputs, target) in enumerate(parts):
+            last = number == len(parts) - 1
+            with Traffic() as traffic, contextlib.nullcontext() if last else self.apart():
+                loss = program.training_loss(inputs, target) * (weight * len(target) / samples)
+                loss.backward()  # type: ignore[no-untyped-call]  # torch annotates Tensor.backward only in part
+            self.passes.append(traffic.calls["allreduce_"])
+            losses.append(loss.detach())
+        return torch.stack(losses).sum()
+
+    def apart(self) -> contextlib.AbstractContextManager[Any]:
+        """Within it ranks do not exchange gradients."""
+        return self.ddp.no_sync()
+
+    def facts(self, program: Program) -> Mapping[str, Any]:
+        return {**super().facts(program), "passes": self.passes}

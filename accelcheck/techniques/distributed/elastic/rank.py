@@ -1,0 +1,207 @@
+"""What each rank of an elastic job runs: ``python -m accelcheck.techniques.distributed.elastic.rank FOLDER``, started by torchrun.
+
+A rank may be ended at any time, and another one be started in its place, in a world of another size. So every training
+goes on from its newest snapshot, and a step gives the same bits in a world of any size: the batch has a fixed number of
+shares, each has its own backward pass, and their gradients are added up in one order.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import itertools
+import os
+import signal
+import sys
+import time
+import traceback
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, distributed
+
+from accelcheck.techniques.distributed.elastic.mailbox import Answer, Desk
+from accelcheck.techniques.distributed.parallel import by_samples, shards
+from accelcheck.techniques.processes.torchrun import leave_with_parent, looks, put, take
+from accelcheck.techniques.snapshots.files import Snapshots
+from accelcheck.techniques.snapshots.stepwise import Session
+from accelcheck.workloads.base import Program
+from accelcheck.workloads.states import pack, unpack
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from accelcheck.devices.base import Device
+    from accelcheck.techniques.distributed.elastic.mailbox import Task
+
+SHARES = 6
+"""Of a batch: 2 and 3 ranks have equally many."""
+PATIENCE = 120.0
+"""Seconds that ranks wait for each other, or for a world of another size: as long as it takes to start Python, and more."""
+
+LINGER = 1.0
+"""Seconds that a rank which misses another stays: so torchrun sees first, and reports, the one that was lost."""
+
+
+class Shared:
+    """The backward pass of a step that ranks share: see `accelcheck.workloads.base.Program.backpropagate`.
+
+    Args:
+        program: This rank's, with the whole batch.
+        between: Called with the step's number after this rank's own part, before it meets the others.
+    """
+
+    def __init__(self, program: Program, between: Callable[[int], None]) -> None:
+        self.program = program
+        self.between = between
+
+    def __call__(self, step: int) -> Tensor:
+        program = self.program
+        target = program.target
+        count = SHARES if target is None else min(SHARES, len(target))
+        parts = shards(program.inputs, target, count)
+        parameters = [parameter for parameter in program.module.parameters() if parameter.requires_grad]
+        sizes = [parameter.numel() for parameter in parameters]
+        # A row for each share: its gradient and, last, its loss. The others' rows are 0, and stay what they are in a sum.
+        rows = torch.zeros(count, sum(sizes) + 1)
+        own = torch.arange(count).tensor_split(distributed.get_world_size())[distributed.get_rank()]
+        for index in own.tolist():
+            for parameter in parameters:
+                parameter.grad = None
+            loss = program.training_loss(*parts[index])
+            loss.backward()  # type: ignore[no-untyped-call]  # torch annotates Tensor.backward only in part
+            gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
+            row = torch.cat([*(gradient.flatten() for gradient in gradients), loss.detach().reshape(1)])
+            program.synchronize()  # a lazy device would compile the shares of a rank together, and round otherwise
+            rows[index] = row.cpu()
+        self.between(step)
+        distributed.all_reduce(rows)
+        weights = torch.tensor(by_samples([len(part) for _, part in parts]))
+        *pieces, mean = torch.split((weights[:, None] * rows).sum(0), [*sizes, 1])
+        for parameter, piece in zip(parameters, pieces, strict=True):
+            parameter.grad = piece.view(parameter.shape).to(parameter)
+        return mean.squeeze().to(parameters[0].device)
+
+
+class Rank:
+    """This process's part in one training.
+
+    Args:
+        desk: Where its files are.
+        number: Of the task.
+        device: What it computes on.
+    """
+
+    def __init__(self, desk: Desk, number: int, device: Device) -> None:
+        self.desk, self.number, self.device = desk, number, device
+        self.task: Task = take(desk.task(number))
+        self.rank, self.world = distributed.get_rank(), distributed.get_world_size()
+        self.restarts = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+        self.worlds: list[int] = []
+        self.starts: list[int] = []
+
+    def train(self) -> Answer:
+        """From the newest snapshot, or the beginning, to the end.
+
+        Raises:
+            RuntimeError: Another rank has left.
+        """
+        task = self.task
+        torch.set_num_threads(task.threads)
+        self.device.seed(task.seed)
+        self.device.reset_fallbacks()
+        program = Program.of(
+            task.problem,
+            device=self.device.torch_device(),
+            dtype=task.dtype,
+            seed=task.seed,
+            synchronize=self.device.synchronize,
+        )
+        program.backpropagate = Shared(program, self._fall)
+        session = Session(program)
+        snapshots = Snapshots(self.desk.snapshots(self.number))
+        self._restore(session, snapshots)
+        self.starts.append(session.step)
+        while session.step < program.steps:
+            self._meet(session.step)
+            session.take()
+            self.worlds.append(self.world)
+            if self.rank == 0 and session.step % task.every == 0:
+                snapshots.save(session.step, self._state(session))
+        return Answer(
+            state=unpack(pack(session.state())),
+            worlds=tuple(self.worlds),
+            starts=tuple(self.starts),
+            restarts=self.restarts,
+            pid=os.getpid(),
+            place=next(program.module.parameters()).device.type,
+            strays=dict(self.device.fallbacks()),
+        )
+
+    def _state(self, session: Session) -> dict[str, Any]:
+        return {"training": session.state(), "worlds": self.worlds, "starts": self.starts}
+
+    def _restore(self, session: Session, snapshots: Snapshots) -> None:
+        """Go on from the newest snapshot; all ranks have the same one, for nobody writes before all have met."""
+        found = snapshots.latest()
+        if found is not None:
+            session.load(found.state["training"])
+            self.worlds, self.starts = found.state["worlds"], found.state["starts"]
+
+    def _fall(self, step: int) -> None:
+        """The victim is killed, as the kernel does it when memory is short: nothing is cleaned up."""
+        if step == self.task.victim and self.restarts == 0 and self.rank == self.world - 1:
+            put(self.desk.victim(self.number), os.getpid())
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def _meet(self, step: int) -> None:
+        """Wait until the world is of the size that the step is to be taken in: with another one, these ranks end.
+
+        Raises:
+            RuntimeError: A rank has left, which shows in the collective.
+            TimeoutError: Nothing happened.
+        """
+        if not self.task.worlds or self.task.worlds[step] == self.world:
+            return
+        if self.rank == 0:
+            put(self.desk.wanted(self.number, step), self.task.worlds[step])
+        for _ in looks(PATIENCE):
+            distributed.all_reduce(torch.zeros(1))
+            time.sleep(0.02)
+        raise TimeoutError(
+            f"step {step}: expected a world of {self.task.worlds[step]} ranks, after {PATIENCE:g} s it is {self.world}"
+        )
+
+
+def main(desk: Desk) -> None:
+    """Join the other ranks, then do the tasks that come, from the first that is not answered. It ends with the process.
+
+    Raises:
+        BaseException: Whatever was raised here, after it was told, and a while after the others were lost.
+    """
+    leave_with_parent()
+    try:
+        _serve(desk)
+    except BaseException:
+        put(desk.trouble(int(os.environ["RANK"])), traceback.format_exc())
+        time.sleep(LINGER)
+        raise
+
+
+def _serve(desk: Desk) -> None:
+    device: Device = take(desk.device)
+    device.open()
+    distributed.init_process_group("gloo", timeout=dt.timedelta(seconds=PATIENCE))
+    first = next(number for number in itertools.count() if not desk.answer(number).exists())
+    for number in itertools.count(first):
+        for _ in looks(float("inf")):
+            if desk.task(number).exists():
+                break
+        with device.strict_float32():
+            answer = Rank(desk, number, device).train()
+        if distributed.get_rank() == 0:
+            put(desk.answer(number), answer)
+
+
+if __name__ == "__main__":
+    main(Desk(Path(sys.argv[1])))

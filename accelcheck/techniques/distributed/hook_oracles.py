@@ -1,0 +1,220 @@
+"""What ranks that compress their gradients must end with, in FP64: the oracles of the communication hooks.
+
+Every scheme decides something about a gradient (which 16-bit number, which 8-bit integer, which elements). A correct
+implementation errs by FP32 rounding before it decides, so that the decision may fall either way where it is that close.
+Runs with rounding errors therefore decide about gradients that are off by `OFF` of the largest element (an element is a
+sum, and errs by the size of its terms, not by its own). They go in pairs, off by the same in opposite directions: whatever
+is close falls either way in each pair, and six runs leave little to chance.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.utils._python_dispatch import _disable_current_modes
+
+from accelcheck.techniques.distributed.compression import (
+    LEVELS,
+    PLAIN_STEPS,
+    first_basis,
+    largest,
+    matrix,
+    split,
+    worthwhile,
+)
+from accelcheck.techniques.distributed.parallel import shards
+from accelcheck.techniques.quantization.emulation import RELATIVE
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    Gradients = Sequence[Tensor]
+
+
+OFF = 4 * RELATIVE
+"""How far gradients may be off, relative to the largest element, when something is decided about them: what FP32
+activations are granted, for gradients of parameters that earlier decisions have moved."""
+
+
+class Scheme:
+    """What all ranks end with, from what each has.
+
+    Attributes:
+        flips: Whether decisions fall either way where they are close.
+    """
+
+    flips = False
+
+    def __init__(self) -> None:
+        self._run = -1
+        self.begin()
+
+    def begin(self) -> None:
+        """A training begins: the exact one is number 1, the pairs are 2 and 3, 4 and 5, 6 and 7."""
+        self._run += 1
+        self._noise = torch.Generator().manual_seed(self._run // 2)
+
+    def __call__(self, ranks: Sequence[Gradients]) -> Gradients:
+        """By parameter.
+
+        Args:
+            ranks: By rank and parameter, FP64: each the gradient of the mean loss of as large a batch.
+        """
+        raise NotImplementedError(f"{type(self).__name__}: give the mean of what the ranks send")
+
+    def near(self, x: Tensor) -> Tensor:
+        """What an implementation may have in place of `x` when it decides."""
+        if not self.flips:
+            return x
+        drawn = torch.rand(x.shape, generator=self._noise, dtype=x.dtype) - 0.5
+        off = (drawn + drawn.sign() / 2) * (1 - 2 * (self._run % 2))  # none is near 0: half of `OFF` at least
+        return x + OFF * x.abs().amax() * off
+
+
+class Halves(Scheme):
+    """Rounded to 16 bits, divided by the number of ranks, added up in 16 bits."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.dtype = dtype
+
+    def __call__(self, ranks: Sequence[Gradients]) -> Gradients:
+        return [self._mean([self.near(gradient).float() for gradient in of_all]) for of_all in zip(*ranks, strict=True)]
+
+    def _mean(self, gradients: Gradients) -> Tensor:
+        # Sums of two 16-bit numbers are ties more often than not, and ties go to even everywhere: nothing may disturb them.
+        with _disable_current_modes():
+            first, *rest = [gradient.to(self.dtype).div(len(gradients)) for gradient in gradients]
+            for part in rest:
+                first = first + part
+            return first.double()
+
+
+class Feedback(Scheme):
+    """A codec of all gradients of a rank together; what it drops is added to the next ones."""
+
+    def begin(self) -> None:
+        super().begin()
+        self._residuals: dict[int, Tensor] = {}
+
+    def __call__(self, ranks: Sequence[Gradients]) -> Gradients:
+        sent = []
+        for rank, gradients in enumerate(ranks):
+            flat = torch.cat([gradient.flatten() for gradient in gradients])
+            wanted = flat + self._residuals[rank] if rank in self._residuals else flat
+            sent.append(self.coded(wanted))
+            self._residuals[rank] = wanted - sent[-1]
+        mean = torch.stack(sent).mean(0)
+        pieces = split(mean, ranks[0])
+        return [piece.view_as(gradient) for piece, gradient in zip(pieces, ranks[0], strict=True)]
+
+    def coded(self, wanted: Tensor) -> Tensor:
+        """What is sent, decoded again."""
+        raise NotImplementedError(f"{type(self).__name__}.coded: say what is sent")
+
+
+class Largest(Feedback):
+    """The largest elements: see `accelcheck.techniques.distributed.compression.TopK`. Of equal ones any may be taken."""
+
+    def __init__(self, share: float) -> None:
+        super().__init__()
+        self.share = share
+
+    def coded(self, wanted: Tensor) -> Tensor:
+        places = self.near(wanted.abs()).topk(largest(self.share, wanted.numel())).indices
+        return torch.zeros_like(wanted).index_put((places,), wanted[places])
+
+
+class Integers(Feedback):
+    """Multiples of a scale: see `accelcheck.techniques.distributed.compression.Int8`."""
+
+    def coded(self, wanted: Tensor) -> Tensor:
+        near = self.near(wanted)
+        scale = near.abs().amax() / LEVELS
+        return (near / scale).round().clamp(-LEVELS, LEVELS) * scale
+
+
+class LowRank(Scheme):
+    """PowerSGD (Vogels, Karimireddy, Jaggi, NeurIPS 2019, algorithm 1), with plain averaging before it begins.
+
+    What a matrix becomes, and the next column space, depend on the span of the columns alone: any orthogonal basis does.
+    """
+
+    def __init__(self, rank: int, rate: float) -> None:
+        super().__init__()
+        self.rank, self.rate = rank, rate
+
+    def begin(self) -> None:
+        super().begin()
+        self._steps = 0
+        self._bases: dict[int, Tensor] = {}
+        self._residuals: dict[tuple[int, int], Tensor] = {}
+
+    def __call__(self, ranks: Sequence[Gradients]) -> Gradients:
+        self._steps += 1
+        return [self._mean(index, of_all) for index, of_all in enumerate(zip(*ranks, strict=True))]
+
+    def _mean(self, index: int, gradients: Gradients) -> Tensor:
+        wanted = [gradient + self._residuals.get((rank, index), 0.0) for rank, gradient in enumerate(gradients)]
+        mean = torch.stack(wanted).mean(0)
+        if self._steps <= PLAIN_STEPS:
+            return mean
+        if worthwhile(mean.shape, self.rank, self.rate):
+            mean = self._product(index, mean.view(matrix(mean.shape))).view_as(mean)
+        self._residuals |= {(rank, index): one - mean for rank, one in enumerate(wanted)}
+        return mean
+
+    def _product(self, index: int, mean: Tensor) -> Tensor:
+        if index not in self._bases:
+            self._bases[index] = first_basis(mean.shape, self.rank).double()
+        left: Tensor = torch.linalg.qr(mean @ self._bases[index]).Q
+        self._bases[index] = mean.T @ left
+        return left @ self._bases[index].T
+
+
+def shared_out(module: nn.Module, world: int, scheme: Scheme) -> nn.Module:
+    """The module with gradients as ranks exchange them: it shares its batch out, and joins the outputs.
+
+    Args:
+        module: FP64; copied. Inputs and outputs have the batch in their first dimension.
+        world: Number of ranks.
+        scheme: What becomes of their gradients. It begins anew when the module's state is loaded.
+    """
+    inner = copy.deepcopy(module)
+    outer = copy.copy(inner)  # of the same parameters, under the same names
+    names = [name for name, _ in inner.named_parameters()]
+
+    def forward(*inputs: Any) -> Tensor:
+        scheme.flips = getattr(outer, "flips", None) is not None
+        batch = next(value for value in inputs if isinstance(value, Tensor))
+        replicas = _Replicas.apply(scheme, world, *inner.parameters())  # type: ignore[no-untyped-call]  # untyped in torch
+        outs = []
+        for rank, (part, _) in enumerate(shards(inputs, batch, world)):
+            own = replicas[rank * len(names) : (rank + 1) * len(names)]
+            outs.append(functional_call(inner, dict(zip(names, own, strict=True)), part))
+        return torch.cat(outs)
+
+    outer.forward = forward
+    outer.flips = None  # type: ignore[assignment]  # the oracle puts a generator here: it is no tensor or module
+    outer.register_load_state_dict_post_hook(lambda *_: scheme.begin())  # type: ignore[no-untyped-call]  # untyped in torch
+    return outer
+
+
+class _Replicas(torch.autograd.Function):
+    """A copy of all parameters for each rank; their gradients meet in the scheme."""
+
+    @staticmethod
+    def forward(ctx: Any, scheme: Scheme, world: int, *parameters: Tensor) -> tuple[Tensor, ...]:
+        ctx.scheme, ctx.world = scheme, world
+        return tuple(parameter.clone() for _ in range(world) for parameter in parameters)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        count = len(gradients) // ctx.world
+        # Of the joined mean, each rank has its samples' part: times the number of ranks, it is what the rank itself computes.
+        ranks = [[ctx.world * g for g in gradients[i : i + count]] for i in range(0, len(gradients), count)]
+        return None, None, *ctx.scheme(ranks)

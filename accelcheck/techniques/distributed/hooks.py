@@ -1,0 +1,213 @@
+"""DistributedDataParallel's communication hooks, in real processes: a user's own, 16 bits, PowerSGD, top-k, 8 bits.
+
+Hooks that compress end elsewhere than plain averaging, by design. What each must end with is said by an FP64 oracle that
+compresses alike (`accelcheck.techniques.distributed.hook_oracles`), so that FP32's budget holds; and that error feedback loses nothing is
+an invariant, judged exactly.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from accelcheck.core.case import Evidence
+from accelcheck.techniques.distributed.compression import (
+    PLAIN_STEPS,
+    Feedback,
+    HalfPrecision,
+    Int8,
+    PowerSgd,
+    TopK,
+    largest,
+    worthwhile,
+)
+from accelcheck.techniques.distributed.data_parallel import SMALL_BUCKET, DataParallel, listed, trained, whole
+from accelcheck.techniques.distributed.ddp import Averaging, Exchange, Replicated
+from accelcheck.techniques.distributed.hook_oracles import Halves, Integers, Largest, LowRank, Scheme, shared_out
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from torch import nn
+
+    from accelcheck.techniques.base import Technique
+    from accelcheck.techniques.distributed.data_parallel import Size
+    from accelcheck.techniques.distributed.strategy import Answer
+    from accelcheck.workloads.base import Program
+
+HOOKS = "https://docs.pytorch.org/docs/stable/ddp_comm_hooks.html"
+SHARE = 1 / 8
+"""Part of the gradient that top-k sends."""
+THIN = 1
+"""Rank of PowerSGD's products: torch's default."""
+RATE = 2.0
+"""Least saving for which PowerSGD compresses a matrix: torch's default."""
+
+
+class Hooked(DataParallel):
+    """A communication hook is called in place of the all-reduce."""
+
+    def __init__(
+        self,
+        name: str,
+        hook: Callable[[], Exchange],
+        size: Size,
+        promise: str,
+        source: str = HOOKS,
+        *,
+        bucket_mb: float | None = None,
+    ) -> None:
+        def strategy() -> Replicated:
+            return Replicated(bucket_mb=bucket_mb, exchange=hook())
+
+        super().__init__(name, 2, strategy, promise, source, size=size)
+
+    def exchanged(self, program: Program, answers: Sequence[Answer]) -> Iterable[Evidence]:
+        yield from super().exchanged(program, answers)
+        calls = [answer.facts["hook calls"] for answer in answers]
+        yield Evidence(
+            f"hook calls of each rank >= {program.steps}", listed(calls), engaged=min(calls) >= program.steps
+        )
+
+
+class Asynchronous(Hooked):
+    """The hook divides when the sum has come."""
+
+    def exchanged(self, program: Program, answers: Sequence[Answer]) -> Iterable[Evidence]:
+        yield from super().exchanged(program, answers)
+        calls, averaged = ([answer.facts[fact] for answer in answers] for fact in ("hook calls", "averaged"))
+        yield Evidence(
+            f"buckets averaged in a future = hook calls: {listed(calls)}", listed(averaged), engaged=averaged == calls
+        )
+
+
+class Lossless(Hooked):
+    """Sent and residual, over all steps, are the sum of the gradients, for each rank and parameter: an invariant."""
+
+    def exchanged(self, program: Program, answers: Sequence[Answer]) -> Iterable[Evidence]:
+        yield from super().exchanged(program, answers)
+        lost = [
+            f"{name} x{count} of rank {rank}"
+            for rank, a in enumerate(answers)
+            for name, count in a.facts["lost"].items()
+        ]
+        accounts = {answer.facts["accounts"] for answer in answers}
+        yield Evidence(
+            "elements whose sum sent and residual are not the sum of their gradients = 0",
+            ", ".join(lost) or 0,
+            engaged=not lost and accounts == {len(trained(program))},
+        )
+
+
+class Compressed(Hooked):
+    """A hook that rounds or drops, and an FP64 oracle that does the same.
+
+    Args:
+        scheme: Makes the oracle's exchange.
+    """
+
+    level = 3  # each has an oracle of its own, which computes every rank's part
+    early = frozenset({"train-mlp", "train-bags"})
+
+    def __init__(
+        self,
+        name: str,
+        hook: Callable[[], Exchange],
+        scheme: Callable[[], Scheme],
+        size: Size,
+        promise: str,
+        source: str = HOOKS,
+    ) -> None:
+        super().__init__(name, hook, size, promise, source)
+        self.scheme = scheme
+
+    @property
+    def oracle(self) -> str:
+        return f"float64 with gradients as of {self.name}"
+
+    def emulate(self, module: nn.Module, inputs: tuple[Any, ...]) -> nn.Module:
+        del inputs
+        return shared_out(module, self.world, self.scheme())
+
+    def exchanged(self, program: Program, answers: Sequence[Answer]) -> Iterable[Evidence]:
+        yield from super().exchanged(program, answers)
+        sent, plain = sum(answers[0].sent), 4 * program.steps * sum(p.numel() for p in trained(program))
+        yield Evidence(f"bytes sent by rank 0 < {plain}, those of whole gradients", sent, engaged=sent < plain)
+
+
+class FedBack(Lossless, Compressed):
+    """Compressed, with error feedback."""
+
+
+def top_k(shapes: Sequence[torch.Size], step: int) -> int:
+    """Bytes of a top-k step: an element and its place take 4 each."""
+    del step
+    return 8 * largest(SHARE, sum(shape.numel() for shape in shapes))
+
+
+def eight_bits(shapes: Sequence[torch.Size], step: int) -> int:
+    """Bytes of an 8-bit step: one an element, and the scale of the bucket."""
+    del step
+    return sum(shape.numel() for shape in shapes) + 4
+
+
+def low_rank(rank: int, rate: float) -> Size:
+    """Bytes of PowerSGD's steps."""
+
+    def size(shapes: Sequence[torch.Size], step: int) -> int:
+        thin = [0 if step < PLAIN_STEPS else worthwhile(shape, rank, rate) for shape in shapes]
+        return 4 * sum(count or shape.numel() for count, shape in zip(thin, shapes, strict=True))
+
+    return size
+
+
+TECHNIQUES: tuple[Technique, ...] = (
+    Asynchronous(
+        "ddp-async",
+        Averaging,
+        whole(4),
+        "A hook that sums asynchronously and divides in the future's callback averages as DistributedDataParallel does.",
+        bucket_mb=SMALL_BUCKET,
+    ),
+    *(
+        Compressed(
+            f"ddp-{word}-hook",
+            partial(HalfPrecision, dtype),
+            partial(Halves, dtype),
+            whole(2),
+            f"Gradients are rounded to {str(dtype).removeprefix('torch.')}, divided, and added up in it: half the bytes.",
+        )
+        for word, dtype in (("fp16", torch.float16), ("bf16", torch.bfloat16))
+    ),
+    FedBack(
+        "ddp-powersgd",
+        partial(PowerSgd, THIN, RATE),
+        partial(LowRank, THIN, RATE),
+        low_rank(THIN, RATE),
+        "A product of thin matrices is the mean gradient seen through one column space; what it misses is sent later.",
+    ),
+    Lossless(
+        "ddp-powersgd-full",
+        partial(PowerSgd, 2**20, 0.0),
+        low_rank(2**20, 0.0),
+        "With as high a rank as a matrix can have, PowerSGD is plain averaging.",
+    ),
+    FedBack(
+        "ddp-topk",
+        partial(Feedback, TopK(SHARE)),
+        partial(Largest, SHARE),
+        top_k,
+        f"An {round(1 / SHARE)}th of the elements, the largest, are sent, and the others later: none is lost.",
+        "https://arxiv.org/abs/1809.07599",
+    ),
+    FedBack(
+        "ddp-int8",
+        partial(Feedback, Int8()),
+        Integers,
+        eight_bits,
+        "Gradients are sent as 8-bit multiples of a scale; what rounding drops is sent later.",
+        "https://arxiv.org/abs/1901.09847",
+    ),
+)

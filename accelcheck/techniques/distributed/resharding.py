@@ -1,0 +1,88 @@
+"""Distributed checkpoints: what some ranks saved in shards, more ranks, or fewer, load and go on with.
+
+`torch.distributed.checkpoint` reads its metadata by pickle: the folder is private to the run.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from accelcheck.core.case import Evidence, Mode
+from accelcheck.techniques.distributed.data_parallel import ANSWERS, Ranks
+from accelcheck.techniques.distributed.pool import crew
+from accelcheck.techniques.distributed.resharding_ranks import RANKS, WORLD, Resharded
+from accelcheck.techniques.distributed.strategy import Strategy
+from accelcheck.techniques.snapshots.stepwise import adopted
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from accelcheck.devices.base import Device
+    from accelcheck.techniques.base import Technique
+    from accelcheck.techniques.distributed.resharding_ranks import Loaded
+    from accelcheck.techniques.distributed.strategy import Answer
+    from accelcheck.techniques.observe import Log
+    from accelcheck.workloads.base import Program, Result
+
+
+class Reshard(Ranks):
+    """A training by two ranks, then three, then one, with a checkpoint in shards before each change."""
+
+    family = "snapshot"
+    job = Resharded
+
+    def __init__(self) -> None:
+        super().__init__(
+            "dcp-reshard",
+            WORLD,
+            Strategy,
+            "A checkpoint that ranks wrote in shards is read by more ranks or fewer, and no bit of it changes.",
+            "https://docs.pytorch.org/docs/stable/distributed.checkpoint.html",
+        )
+
+    def prepare(self, program: Program, mode: Mode, device: Device) -> None:
+        del mode
+
+        def elsewhere(program: Program, mode: Mode) -> Result:
+            del mode
+            with tempfile.TemporaryDirectory(prefix="accelcheck-reshard-") as folder:
+                job = self.job.within(Path(folder), program)
+                answers = program.extras[ANSWERS] = crew(device, self.world).train(job)
+            losses = [answers[0].result[f"loss[{step}]"] for step in range(program.steps)]
+            module = {name: answers[0].result[f"module.{name}"] for name in program.module.state_dict()}
+            return adopted(program, module, losses)
+
+        program.elsewhere = elsewhere
+
+    def evidence(self, program: Program, log: Log, mode: Mode, device: Device) -> Iterable[Evidence]:
+        del log, mode, device
+        answers: Sequence[Answer] = program.extras[ANSWERS]
+        processes = len({answer.pid for answer in answers} - {os.getpid()})
+        yield Evidence(f"processes that took part = {self.world}", processes, engaged=processes == self.world)
+        loads: Sequence[Loaded] = answers[0].facts["loads"]
+        files = ", ".join(str(load.files) for load in loads)
+        wanted = ", ".join(map(str, RANKS))
+        yield Evidence(
+            f"files of the checkpoints, one by each rank that saved: {wanted}", files, engaged=files == wanted
+        )
+        names = [name for name, _ in program.module.named_parameters()]
+        for ranks, load in zip(RANKS, loads, strict=True):
+            shard = f"split by dimension 0 over {ranks}" if ranks > 1 else "whole"
+            count = load.shards.count(shard)
+            yield Evidence(
+                f"parameters saved as {shard} = {len(names)}", count, engaged=count == len(load.shards) == len(names)
+            )
+        for number, (load, ranks) in enumerate(zip(loads, (*RANKS[1:], RANKS[0]), strict=True)):
+            # Every parameter, and at least one tensor that the optimizer remembers of each.
+            least = 2 * len(names)
+            yield Evidence(
+                f"tensors saved by {RANKS[number]} and loaded by {ranks} >= {least}, none of them changed",
+                f"{load.tensors}, changed: {', '.join(load.differing) or 'none'}",
+                engaged=load.tensors >= least and not load.differing,
+            )
+
+
+TECHNIQUES: tuple[Technique, ...] = (Reshard(),)

@@ -1,0 +1,211 @@
+"""A training that ranks share: what they are told, how each takes part, what each answers. It runs in the ranks."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import os
+from collections import Counter
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Self
+
+import torch
+from torch import Tensor, distributed
+from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
+
+from accelcheck.core.case import Mode
+from accelcheck.techniques.distributed.parallel import shards
+from accelcheck.workloads.base import Problem, Program, Result, to
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from accelcheck.devices.base import Device
+
+HANDED = {
+    "allreduce_": 0,
+    "allgather_": 1,
+    "_allgather_base_": 1,
+    "_reduce_scatter_base_": 1,
+}
+"""Collectives that carry gradients and parameters (``c10d::``), and which argument is what a rank hands to them."""
+
+
+class Traffic(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves __init_subclass__ untyped
+    """Counts the collectives that are called within it: from Python, and from DistributedDataParallel's C++.
+
+    Callbacks of hooks may run in threads of the process group, where no dispatch mode is: there, calls of
+    `torch.distributed.all_reduce` are counted.
+
+    Attributes:
+        calls: How often each was called, by name.
+        sent: Bytes that this rank handed to them.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]  # untyped in torch
+        self.calls: Counter[str] = Counter()
+        self.sent = 0
+        self._all_reduce = distributed.all_reduce
+
+    def __enter__(self) -> Self:
+        self._all_reduce = distributed.all_reduce
+        distributed.all_reduce = self._called
+        super().__enter__()  # type: ignore[no-untyped-call]  # untyped in torch
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        super().__exit__(*error)  # type: ignore[no-untyped-call]  # untyped in torch
+        distributed.all_reduce = self._all_reduce
+
+    def __torch_dispatch__(
+        self, func: Any, types: Iterable[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        library, _, name = func.name().partition(".")[0].partition("::")
+        if library == "c10d" and name in HANDED:
+            self._count(name, args[HANDED[name]])
+        return func(*args, **(kwargs or {}))
+
+    def _called(self, tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
+        if not _get_current_dispatch_mode_stack():
+            self._count("allreduce_", tensor)
+        return self._all_reduce(tensor, *args, **kwargs)
+
+    def _count(self, name: str, handed: Tensor | Sequence[Tensor]) -> None:
+        self.calls[name] += 1
+        self.sent += sum(tensor.nbytes for tensor in ([handed] if isinstance(handed, Tensor) else handed))
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What one rank did.
+
+    Attributes:
+        pid: Of its process.
+        backend: That carried its collectives, as torch.distributed names it.
+        result: Of the training, whole, on the CPU: rank 0's; nothing of the others.
+        digests: Of each parameter's bytes after the training.
+        calls: Collectives of each step, by name.
+        sent: Bytes that it handed to collectives, by step.
+        facts: What the strategy noted.
+    """
+
+    pid: int
+    backend: str
+    result: Result
+    digests: Mapping[str, str]
+    calls: Sequence[Mapping[str, int]]
+    sent: Sequence[int]
+    facts: Mapping[str, Any] = field(default_factory=dict)
+
+
+class Strategy:
+    """How ranks share a training. A copy of it serves one training in each rank, and may keep what it likes.
+
+    It is sent by pickle: classes at the top of a module.
+    """
+
+    def prepare(self, program: Program) -> None:
+        """Change a rank's program, which has the whole module and the rank's own part of the batch."""
+        raise NotImplementedError(f"{type(self).__name__}.prepare: say how the module is shared")
+
+    def backpropagate(self, program: Program, weight: float) -> Tensor:
+        """One step's backward pass, or several. Gives the loss of the rank's part, times `weight`.
+
+        Args:
+            program: The rank's.
+            weight: With it the mean over ranks is the mean over the joined batch, of uneven parts too.
+        """
+        loss = program.training_loss(program.inputs, program.target) * weight
+        loss.backward()  # type: ignore[no-untyped-call]  # torch annotates Tensor.backward only in part
+        return loss.detach()
+
+    def whole(self, tensor: Tensor) -> Tensor:
+        """A tensor of the result from what each rank has of it; called by all ranks."""
+        return tensor
+
+    def facts(self, program: Program) -> Mapping[str, Any]:
+        """What shows, after the training, that it was shared in this way: plain numbers and words."""
+        del program
+        return {}
+
+
+@dataclass(frozen=True)
+class Job:
+    """A training for all ranks.
+
+    Attributes:
+        problem: On the CPU, in the storage dtype: each rank takes its part of the batch.
+        dtype: Of storage.
+        seed: Of the generators of each rank.
+        strategy: How the ranks share it.
+    """
+
+    problem: Problem
+    dtype: torch.dtype
+    seed: int
+    strategy: Strategy
+
+    @classmethod
+    def of(cls, program: Program, strategy: Strategy) -> Job:
+        """A program's training, from its parameters as they are now."""
+        dtype = next((p.dtype for p in program.module.parameters() if p.is_floating_point()), torch.float32)
+        target = None if program.target is None else to(program.target, "cpu", dtype)
+        problem = Problem(
+            copy.deepcopy(program.module).cpu(),
+            tuple(to(value, "cpu", dtype) for value in program.inputs),
+            target=target,
+            loss=program.loss,
+            optimizer=program.optimizer,
+            steps=program.steps,
+        )
+        return cls(problem, dtype, program.seed, strategy)
+
+    def run(self, device: Device) -> Answer:
+        """This rank's part.
+
+        Raises:
+            ValueError: The batch cannot be shared out: see `accelcheck.techniques.distributed.parallel.shards`.
+        """
+        rank, world = distributed.get_rank(), distributed.get_world_size()
+        parts = shards(self.problem.inputs, self.problem.target, world)
+        inputs, target = parts[rank]
+        weight = world * len(target) / sum(len(part) for _, part in parts)
+        program = Program.of(
+            replace(self.problem, inputs=inputs, target=target),
+            device=device.torch_device(),
+            dtype=self.dtype,
+            seed=self.seed,
+            synchronize=device.synchronize,
+        )
+        traffic: list[Traffic] = []
+
+        def step(number: int) -> Tensor:
+            del number
+            with Traffic() as seen:
+                loss = self.strategy.backpropagate(program, weight)
+            traffic.append(seen)
+            distributed.all_reduce(loss)
+            return loss / world
+
+        program.backpropagate = step
+        device.seed(self.seed)
+        with device.strict_float32():
+            self.strategy.prepare(program)
+            trained = program.run(Mode.TRAIN)
+        result = {path: self.strategy.whole(tensor).cpu() for path, tensor in trained.items()}
+        return Answer(
+            pid=os.getpid(),
+            backend=distributed.get_backend(),
+            result=result if rank == 0 else {},
+            digests={path: digest(tensor) for path, tensor in result.items() if path.startswith("parameter:")},
+            calls=[dict(seen.calls) for seen in traffic],
+            sent=[seen.sent for seen in traffic],
+            facts=self.strategy.facts(program),
+        )
+
+
+def digest(tensor: Tensor) -> str:
+    """Of a tensor's bits: equal bits give equal words."""
+    raw = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+    return hashlib.blake2b(raw.numpy().tobytes(), digest_size=8).hexdigest()

@@ -1,0 +1,311 @@
+"""Tensors that cross into another array library and back without a copy: NumPy, JAX and CuPy through DLPack."""
+
+from __future__ import annotations
+
+import math
+import os
+from dataclasses import dataclass
+from importlib import import_module, metadata
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, ClassVar
+from unittest import mock
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+from torch.utils.dlpack import from_dlpack
+
+from accelcheck.core.capability import SUPPORTED, Capability, Code, unavailable, unsupported
+from accelcheck.core.case import Evidence, Mode
+from accelcheck.devices.packages import version
+from accelcheck.techniques.base import Technique
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from accelcheck.devices.base import Device
+    from accelcheck.techniques.observe import Log
+    from accelcheck.workloads.base import Program, Workload
+
+CROSSINGS = "crossings"
+"""Where a program keeps what its tensors showed at the border."""
+WORKLOADS = frozenset(
+    {
+        "attention-mask",  # bool
+        "elementwise-5",
+        "index-select",  # int64
+        "matmul",
+        "matmul-empty",
+        "matmul-expanded",
+        "matmul-sliced",
+        "matmul-transposed",
+        "mlp",
+        "train-mlp",
+    }
+)
+"""One of each kind of memory: a border knows nothing of what is computed on either side."""
+
+
+class _Cross(torch.autograd.Function):
+    """A tensor that crosses, and its gradient, which crosses likewise."""
+
+    @staticmethod
+    def forward(ctx: Any, value: Tensor, across: Callable[[Tensor], Tensor]) -> Tensor:
+        ctx.across = across
+        return across(value.detach())
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> tuple[Tensor, None]:
+        (grad,) = grads
+        return cross(grad, ctx.across), None
+
+
+def cross(value: Tensor, across: Callable[[Tensor], Tensor]) -> Tensor:
+    """The tensor on this side again, differentiable; `across` sees tensors that require no gradient."""
+    out: Tensor = _Cross.apply(value, across)  # type: ignore[no-untyped-call]  # torch annotates Function only in part
+    return out
+
+
+def bordered(program: Program, across: Callable[[Tensor], Tensor]) -> None:
+    """Have every input and output of the program cross."""
+    module = program.module
+
+    def call(*inputs: Any) -> Any:
+        return _each(module(*_each(inputs, across)), across)
+
+    program.call = call
+
+
+def _each(values: Any, across: Callable[[Tensor], Tensor]) -> Any:
+    return pytree.tree_map_only(Tensor, lambda value: cross(value, across), values)
+
+
+@dataclass(frozen=True, slots=True)
+class Crossing:
+    """Addresses of a tensor's first element: here, in the other library, and here again; and whether they must be one."""
+
+    here: int
+    there: int
+    back: int
+    shareable: bool
+
+    @property
+    def shared(self) -> bool:
+        """Whether nothing was copied."""
+        return self.here == self.there == self.back
+
+
+class Border(Technique):
+    """Every input and output of a workload goes through another library, and its gradients too."""
+
+    family = "interop"
+    library: ClassVar[str]
+    """Its import name."""
+    modes = frozenset({Mode.FORWARD, Mode.BACKWARD, Mode.TRAIN})
+    limits = "they are empty"
+    """Of tensors that it cannot share: why."""
+
+    def accepts(self, workload: Workload) -> bool:
+        return super().accepts(workload) and workload.name in WORKLOADS
+
+    def give(self, tensor: Tensor) -> Any:
+        """The library's array of a tensor's memory."""
+        return self.module().from_dlpack(tensor)
+
+    def take(self, array: Any) -> Tensor:
+        """The tensor of an array's memory."""
+        return from_dlpack(array)
+
+    def address(self, array: Any) -> int:
+        """Of an array's first element."""
+        raise NotImplementedError(f"{type(self).__name__}.address: say where an array begins")
+
+    def fill(self, array: Any, value: Any) -> None:
+        """Write to an array; not for libraries whose arrays are immutable."""
+        array[...] = value
+
+    def first(self, array: Any) -> float:
+        """The first element of an array."""
+        return float(array.reshape(-1)[0])
+
+    def crosses(self, tensor: Tensor) -> bool:
+        """Whether the library has the tensor's dtype."""
+        del tensor
+        return True
+
+    def shareable(self, tensor: Tensor) -> bool:
+        """Whether the library promises to share the tensor's memory."""
+        return tensor.numel() > 0  # of nothing, each library has its own address
+
+    def module(self) -> Any:
+        """The library."""
+        return import_module(self.library)
+
+    def prepare(self, program: Program, mode: Mode, device: Device) -> None:
+        del mode, device
+        crossings: list[Crossing] = []
+        program.extras[CROSSINGS] = crossings
+
+        def across(tensor: Tensor) -> Tensor:
+            if not self.crosses(tensor):
+                return tensor
+            array = self.give(tensor)
+            back = self.take(array)
+            crossings.append(Crossing(tensor.data_ptr(), self.address(array), back.data_ptr(), self.shareable(tensor)))
+            return back
+
+        bordered(program, across)
+
+    def evidence(self, program: Program, log: Log, mode: Mode, device: Device) -> Iterable[Evidence]:
+        del log, mode, device
+        crossings: list[Crossing] = program.extras[CROSSINGS]
+        yield Evidence(f"tensors through {self.library} >= 2", len(crossings), engaged=len(crossings) >= 2)
+        copied = [crossing for crossing in crossings if not crossing.shared]
+        wrongly = sum(crossing.shareable for crossing in copied)
+        yield Evidence("shareable tensors that were copied = 0", wrongly, engaged=wrongly == 0)
+        # A number to read: where a library cannot share, it copies, and says so.
+        yield Evidence(f"others that were copied: {self.limits} (any number)", len(copied) - wrongly, engaged=True)
+        yield from self.writes(program)
+
+    def writes(self, program: Program) -> Iterable[Evidence]:
+        """That what one side writes, the other sees."""
+        here = torch.zeros(16, device=program.inputs[0].device)
+        there = self.give(here)
+        back = self.take(there)
+        here.fill_(1.0)
+        seen = int(self.first(there) == 1.0) + int(float(back[0]) == 1.0)
+        yield Evidence("writes here that the other side and its tensor saw = 2", seen, engaged=seen == 2)
+        self.fill(there, 2.0)
+        seen = int(float(here[0]) == 2.0) + int(float(back[0]) == 2.0)
+        yield Evidence("writes there that both tensors here saw = 2", seen, engaged=seen == 2)
+
+
+class NumpyBorder(Border):
+    """``numpy.from_dlpack`` and ``torch.from_dlpack``."""
+
+    name = "dlpack-numpy"
+    library = "numpy"
+    promise = "NumPy and torch share memory through DLPack: strides, dtypes and writes of either side are the other's."
+    source = "https://numpy.org/doc/stable/reference/generated/numpy.from_dlpack.html"
+    dtypes = ("float32", "float16")
+
+    def capability(self, device: Device) -> Capability:
+        if device.type != "cpu":
+            return unsupported(
+                Code.NO_FEATURE, f"NumPy's arrays lie in the host's memory, {device.name}'s tensors do not"
+            )
+        if not self.give(torch.zeros(1)).flags.writeable:
+            return unavailable(
+                Code.WRONG_VERSION, f"numpy {version('numpy')} imports all as read-only", "pip install 'numpy>=2.2.5'"
+            )
+        return SUPPORTED
+
+    def address(self, array: Any) -> int:
+        return int(array.ctypes.data)
+
+    def evidence(self, program: Program, log: Log, mode: Mode, device: Device) -> Iterable[Evidence]:
+        yield from super().evidence(program, log, mode, device)
+        array = self.module().zeros(1)
+        array.flags.writeable = False
+        try:
+            array.__dlpack__()
+        except BufferError:
+            let_out = 0
+        else:
+            let_out = 1
+        yield Evidence(
+            "read-only arrays given to consumers that cannot know it (DLPack before 1.0) = 0",
+            let_out,
+            engaged=not let_out,
+        )
+
+
+class JaxBorder(Border):
+    """``jax.dlpack.from_dlpack`` and ``torch.from_dlpack``.
+
+    JAX shares what is dense in some order of its dimensions and aligned to 64 bytes; of what is not aligned it makes a copy,
+    and what is not dense it refuses, so that is made dense first. Without its 64-bit mode it would narrow 64-bit types.
+    """
+
+    name = "dlpack-jax"
+    library = "jax"
+    promise = "JAX and torch share memory through DLPack, where it is dense and aligned."
+    source = "https://docs.jax.dev/en/latest/jax.dlpack.html"
+    dtypes = ("float32", "bfloat16", "float16")
+    packages = MappingProxyType({"jax": 'pip install "accelcheck[jax]"'})
+    limits = "they are empty, not dense, or not aligned to 64 bytes"
+    alignment = 64
+    """Bytes: what XLA's compiled code for the CPU is told of its operands."""
+
+    def capability(self, device: Device) -> Capability:
+        if device.type == "cpu":
+            return SUPPORTED
+        if device.type != "cuda":
+            fact = " (torch_xla exports from CUDA alone)" * (device.type == "xla")
+            return unsupported(Code.NO_FEATURE, f"DLPack does not take {device.name}'s tensors to JAX{fact}")
+        plugins = {entry.name for entry in metadata.entry_points(group="jax_plugins")}
+        kind = "cuda" if torch.version.hip is None else "rocm"
+        if not any(kind in plugin for plugin in plugins):
+            command = (
+                "pip install 'jax[cuda13]'" if kind == "cuda" else "https://docs.jax.dev/en/latest/installation.html"
+            )
+            return unavailable(Code.NO_PACKAGE, f"JAX has no plugin for {kind} here", command)
+        return SUPPORTED
+
+    def prepare(self, program: Program, mode: Mode, device: Device) -> None:
+        if device.type == "cuda":
+            # It would take three quarters of the device's memory at its first use.
+            with mock.patch.dict(os.environ, {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}):
+                self.module().devices()
+        super().prepare(program, mode, device)
+
+    def give(self, tensor: Tensor) -> Any:
+        return import_module("jax.dlpack").from_dlpack(tensor if dense(tensor) else tensor.contiguous())
+
+    def address(self, array: Any) -> int:
+        return int(array.unsafe_buffer_pointer())
+
+    def crosses(self, tensor: Tensor) -> bool:
+        return tensor.element_size() < 8
+
+    def shareable(self, tensor: Tensor) -> bool:
+        return super().shareable(tensor) and dense(tensor) and tensor.data_ptr() % self.alignment == 0
+
+    def writes(self, program: Program) -> Iterable[Evidence]:
+        here = torch.zeros(16, device=program.inputs[0].device)
+        there = self.give(here)
+        back = self.take(there)
+        here.fill_(1.0)
+        # Its arrays are immutable: nothing is written there.
+        seen = int(self.first(there) == 1.0) + int(float(back[0]) == 1.0)
+        yield Evidence("writes here that the other side and its tensor saw = 2", seen, engaged=seen == 2)
+
+
+class CupyBorder(Border):
+    """``cupy.from_dlpack`` and ``torch.from_dlpack``, all on one stream."""
+
+    name = "cupy-zero-copy"
+    library = "cupy"
+    promise = "CuPy and torch share device memory through DLPack: no copy, no stop of the stream."
+    source = "https://docs.cupy.dev/en/stable/user_guide/interoperability.html"
+    dtypes = ("float32", "float16")
+    packages = MappingProxyType({"cupy": "pip install cupy-cuda13x (or the one for your CUDA or ROCm)"})
+
+    def capability(self, device: Device) -> Capability:
+        if device.type != "cuda":
+            return unsupported(Code.NO_FEATURE, f"CuPy's arrays lie in a GPU's memory, {device.name}'s tensors do not")
+        return SUPPORTED
+
+    def address(self, array: Any) -> int:
+        return int(array.data.ptr)
+
+
+def dense(tensor: Tensor) -> bool:
+    """Whether the elements fill their memory without gap or overlap, in some order of the dimensions."""
+    order = sorted(range(tensor.dim()), key=lambda i: (tensor.stride(i), tensor.size(i)))
+    sizes = [tensor.size(i) for i in order if tensor.size(i) != 1]
+    strides = [tensor.stride(i) for i in order if tensor.size(i) != 1]
+    return tensor.numel() == 0 or strides == [math.prod(sizes[:i]) for i in range(len(sizes))]
+
+
+TECHNIQUES: tuple[Technique, ...] = (NumpyBorder(), JaxBorder(), CupyBorder())

@@ -1,0 +1,4 @@
+"""Memory layouts: memory formats, strided views, aliasing, index operators.
+
+Nothing here changes what is computed or in which precision.
+"""

@@ -1,0 +1,119 @@
+"""Memory layouts: channels-last convolution, and tensors made contiguous at the borders of modules."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from accelcheck.core.capability import Capability, Code, unsupported
+from accelcheck.core.case import Evidence, Mode
+from accelcheck.techniques.base import Technique, Unsupported
+from accelcheck.techniques.observe import operators
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from accelcheck.devices.base import Device
+    from accelcheck.techniques.observe import Log, Operator
+    from accelcheck.workloads.base import Program
+
+_CONVOLUTION = re.compile(r"aten::(convolution|convolution_overrideable|\w*_convolution\w*)(?<!_backward)")
+_COPIES = "tensors made contiguous"
+
+
+class ChannelsLast(Technique):
+    """The module's 4-D parameters and the 4-D inputs in ``torch.channels_last``."""
+
+    name = "channels-last"
+    family = "layout"
+    promise = "NHWC strides change the speed of convolutions, not their values; the format propagates to outputs."
+    source = "https://docs.pytorch.org/tutorials/intermediate/memory_format_tutorial.html"
+    requires = frozenset({"conv"})
+    keeps_strides = False
+    dtypes = ("float32", "bfloat16", "float16")
+
+    def capability(self, device: Device) -> Capability:
+        return self.needs(device, "strided")
+
+    def prepare(self, program: Program, mode: Mode, device: Device) -> None:
+        del mode, device
+        # torch annotates `Module.to` without its memory_format-only form.
+        program.module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        program.inputs = tuple(_to_channels_last(value) for value in program.inputs)
+
+    def evidence(self, program: Program, log: Log, mode: Mode, device: Device) -> Iterable[Evidence]:
+        del program, mode, device
+        convolutions = [operator for operator in operators(log).operators if _CONVOLUTION.fullmatch(operator.name)]
+        given = sum(1 for operator in convolutions if "channels_last" in operator.formats_in)
+        lost = sum(1 for operator in convolutions if not _gives_channels_last(operator))
+        yield Evidence("convolutions that took a channels-last input or weight >= 1", given, engaged=given >= 1)
+        yield Evidence(f"of {len(convolutions)} convolutions, outputs not channels-last = 0", lost, engaged=lost == 0)
+
+
+class Contiguous(Technique):
+    """Every module is called with contiguous tensors, as vendors' porting guides have it where kernels need them."""
+
+    name = "contiguous"
+    family = "layout"
+    promise = "`.contiguous()` between modules changes strides, not values or gradients."
+    source = "https://docs.pytorch.org/docs/stable/generated/torch.Tensor.contiguous.html"
+    keeps_strides = False
+
+    def capability(self, device: Device) -> Capability:
+        return self.needs(device, "strided")
+
+    def prepare(self, program: Program, mode: Mode, device: Device) -> None:
+        del mode, device
+        extras = program.extras
+        extras[_COPIES] = 0
+
+        def dense(value: Any) -> Any:
+            if not isinstance(value, Tensor) or value.is_contiguous():
+                return value
+            extras[_COPIES] += 1
+            return value.contiguous()
+
+        def border(
+            module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+        ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+            del module
+            return tuple(dense(value) for value in args), {name: dense(value) for name, value in kwargs.items()}
+
+        for module in program.module.modules():
+            module.register_forward_pre_hook(border, with_kwargs=True)
+        call = program.module if program.call is None else program.call
+        program.call = self._answering(call, program)
+
+    def evidence(self, program: Program, log: Log, mode: Mode, device: Device) -> Iterable[Evidence]:
+        del mode, device
+        made = program.extras[_COPIES]
+        copies = log.count("aten::clone|aten::contiguous|aten::_to_copy")
+        yield Evidence("non-contiguous tensors given to modules, made contiguous >= 1", made, engaged=made >= 1)
+        yield Evidence("copies dispatched >= 1", copies, engaged=copies >= 1)
+
+    @staticmethod
+    def _answering(call: Callable[..., Any], program: Program) -> Callable[..., Any]:
+        def answer(*inputs: Any) -> Any:
+            out = call(*inputs)
+            if not program.extras[_COPIES]:
+                # Strides between modules are known only once they ran.
+                raise Unsupported(unsupported(Code.NO_EFFECT, "every tensor given to a module is contiguous already"))
+            return out
+
+        return answer
+
+
+def _to_channels_last(value: Any) -> Any:
+    if isinstance(value, Tensor) and value.dim() == 4:
+        return value.contiguous(memory_format=torch.channels_last)
+    return value
+
+
+def _gives_channels_last(operator: Operator) -> bool:
+    return all(form in {"channels_last", "both"} for form in operator.formats_out)
+
+
+TECHNIQUES: tuple[Technique, ...] = (ChannelsLast(), Contiguous())

@@ -1,0 +1,150 @@
+"""Indexing operators in each other's place: brackets with index tensors, and index_select and gather."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from accelcheck.core.capability import Code, unsupported
+from accelcheck.core.case import Evidence, Mode
+from accelcheck.techniques.base import Technique, Unsupported
+from accelcheck.techniques.layout.aliasing import CopyLog, copy_log, written_through
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+    from accelcheck.devices.base import Device
+    from accelcheck.techniques.observe import Log
+    from accelcheck.workloads.base import Program
+
+BRACKETS = "aten::index"
+SELECTIONS = "aten::(index_select|gather)"
+"""Patterns of the operators that copy what index tensors name; those of backward passes have other names."""
+
+_PLAIN = "copies of the plain module"
+
+
+class Replacing(TorchFunctionMode):
+    """Calls other functions in place of some: of the same arguments, giving the same values."""
+
+    def __init__(self, functions: Mapping[Any, Callable[..., Tensor]]) -> None:
+        super().__init__()
+        self.functions = functions
+
+    def __torch_function__(
+        self, func: Any, types: Iterable[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        return self.functions.get(func, func)(*args, **(kwargs or {}))
+
+
+class Indexing(Technique):
+    """Every indexing of one kind is done by the other.
+
+    Args:
+        replaced: Pattern of the operators that must be gone.
+        used: Pattern of those that take their place.
+        functions: What is called in place of which function of torch.
+    """
+
+    family = "indexing"
+    modes = frozenset({Mode.FORWARD, Mode.BACKWARD})
+    dtypes = ("float32", "bfloat16", "float16")
+    watch = CopyLog
+
+    def __init__(
+        self,
+        name: str,
+        source: str,
+        promise: str,
+        trait: str,
+        replaced: str,
+        used: str,
+        functions: Mapping[Any, Callable[..., Tensor]],
+    ) -> None:
+        self.name, self.source, self.promise = name, source, promise
+        self.requires = frozenset({trait})
+        self.replaced, self.used, self.functions = replaced, used, functions
+
+    def prepare(self, program: Program, mode: Mode, device: Device) -> None:
+        del mode
+        with torch.no_grad(), CopyLog(device.type) as plain:
+            program.module(*program.inputs)
+        program.extras[_PLAIN] = plain.copied(self.replaced).total()
+        program.around = lambda: Replacing(self.functions)
+
+    def evidence(self, program: Program, log: Log, mode: Mode, device: Device) -> Iterable[Evidence]:
+        del mode, device
+        plain: int = program.extras[_PLAIN]
+        left, calls, made = log.count(self.replaced), log.count(self.used), copy_log(log).copied(self.used).total()
+        yield Evidence(f"{self.replaced} dispatched = 0, of {plain} in the plain module", left, left == 0 < plain)
+        yield Evidence(f"copies by {self.used} = {calls}, its calls", made, engaged=made == calls >= 1)
+        written = [changed for _, changed in written_through(program)]
+        yield Evidence(
+            "elements of the input that change when the results are overwritten = 0",
+            sum(written),
+            engaged=bool(written) and not any(written),
+        )
+
+
+def _by_selection(x: Tensor, key: Any) -> Tensor:
+    """``x[key]`` by index_select and gather. Index tensors count from 0: index_select takes no others."""
+    keys = key if isinstance(key, tuple) else (key,)
+    places = [place for place, one in enumerate(keys) if isinstance(one, Tensor)]
+    if not places:
+        return x[key]
+    rest = [one for one in keys if not isinstance(one, Tensor)]
+    if all(one == slice(None) for one in rest):
+        first, *others = (keys[place] for place in places)
+        if not others and first.dim() == 1:
+            return x.index_select(places[0], first)
+        if places == [0, 1] and first.dim() == 2 and first.size(1) == 1 and others[0].dim() == 1:
+            return x.index_select(0, first.flatten()).index_select(1, others[0])
+        if places == [0, 1] and first.shape == others[0].shape and first.dim() == 1 and x.dim() == 2:
+            return x.index_select(0, first).gather(1, others[0].unsqueeze(1)).squeeze(1)
+    shapes = [tuple(one.shape) if isinstance(one, Tensor) else one for one in keys]
+    raise Unsupported(unsupported(Code.NO_FEATURE, f"index_select and gather are not put together to the key {shapes}"))
+
+
+def _select_by_brackets(x: Tensor, dim: int, index: Tensor) -> Tensor:
+    before: list[Any] = [slice(None)] * (dim % x.dim())
+    return x[(*before, index)]
+
+
+def _gather_by_brackets(x: Tensor, dim: int, index: Tensor) -> Tensor:
+    """The other dimensions count through their positions, in index tensors of the same shape.
+
+    Made on the host: XLA folds what is counted on the device into the backward pass's scatter while it compiles, which
+    takes it seconds for a thousand elements.
+    """
+    counted = torch.meshgrid(*(torch.arange(size) for size in index.shape), indexing="ij")
+    return x[tuple(index if place == dim % x.dim() else grid.to(x.device) for place, grid in enumerate(counted))]
+
+
+TECHNIQUES: tuple[Technique, ...] = (
+    Indexing(
+        "index-select",
+        "https://docs.pytorch.org/docs/stable/generated/torch.index_select.html",
+        "index_select and gather copy what index tensors in brackets copy.",
+        "index-tensors",
+        BRACKETS,
+        SELECTIONS,
+        {torch.Tensor.__getitem__: _by_selection},
+    ),
+    Indexing(
+        "index-advanced",
+        "https://docs.pytorch.org/docs/stable/tensors.html",
+        "Index tensors in brackets copy what index_select and gather copy.",
+        "index-operators",
+        SELECTIONS,
+        BRACKETS,
+        {
+            torch.index_select: _select_by_brackets,
+            torch.Tensor.index_select: _select_by_brackets,
+            torch.gather: _gather_by_brackets,
+            torch.Tensor.gather: _gather_by_brackets,
+        },
+    ),
+)

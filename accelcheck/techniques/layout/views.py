@@ -1,0 +1,162 @@
+"""Inputs of equal values behind other strides: transposed, sliced, padded, offset. What lies around them is poisoned."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from accelcheck.core.capability import Capability, Code, unsupported
+from accelcheck.core.case import Evidence, Mode
+from accelcheck.techniques.base import Technique, Unsupported
+from accelcheck.techniques.observe import operators
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from accelcheck.devices.base import Device
+    from accelcheck.techniques.observe import Log
+    from accelcheck.workloads.base import Program
+
+MARGIN = 17
+"""Poisoned elements before and after a view. Odd, so that no element size makes its address a multiple of 16 bytes."""
+
+Strides = tuple[int, ...]
+_VIEWS = "views"
+
+
+@dataclass(frozen=True)
+class View:
+    """An input as a window into a larger, poisoned tensor.
+
+    Attributes:
+        index: Position among the program's inputs.
+        base: The whole storage, 1-D.
+        outside: Of each element of `base`, whether it is none of the window's.
+        contiguous: Whether the window is contiguous all the same.
+    """
+
+    index: int
+    base: Tensor
+    outside: Tensor
+    contiguous: bool
+
+    def intact(self) -> bool:
+        """Whether nothing was written around the window."""
+        around = self.base[self.outside]
+        poison = _poison(self.base.dtype)
+        whole = around.isnan() if math.isnan(poison) else around == poison
+        return bool(whole.all())
+
+
+class Viewed(Technique):
+    """Every tensor input is replaced by a view with the same values."""
+
+    family = "views"
+    timed = False
+    source = "https://docs.pytorch.org/docs/stable/tensor_view.html"
+    keeps_strides = False
+    # A trajectory's mini-batches are gathered from the inputs: none would be a view.
+    modes = frozenset(Mode) - {Mode.TRAJECTORY}
+    dtypes = ("float32", "bfloat16", "float16")
+
+    def __init__(self, name: str, promise: str, strides: Callable[[Sequence[int]], Strides], *, dense: bool) -> None:
+        """`strides` gives a shape's strides in elements, without overlap; `dense` are contiguous ones, at an offset."""
+        self.name = name
+        self.promise = promise
+        self.strides = strides
+        self.dense = dense
+
+    def capability(self, device: Device) -> Capability:
+        return self.needs(device, "strided")
+
+    def prepare(self, program: Program, mode: Mode, device: Device) -> None:
+        del mode, device
+        views: list[View] = []
+        inputs = list(program.inputs)
+        for index, value in enumerate(inputs):
+            if isinstance(value, Tensor) and value.numel():
+                inputs[index], view = self._window(index, value)
+                views.append(view)
+        program.inputs = tuple(inputs)
+        program.extras[_VIEWS] = views
+        if not any(view.contiguous is self.dense for view in views):
+            raise Unsupported(unsupported(Code.NO_EFFECT, f"no input has a shape that {self.name} gives other strides"))
+
+    def evidence(self, program: Program, log: Log, mode: Mode, device: Device) -> Iterable[Evidence]:
+        del mode, device
+        views: list[View] = program.extras[_VIEWS]
+        shared = [view for view in views if _same_storage(program.inputs[view.index], view.base)]
+        taken = [program.inputs[view.index] for view in shared]
+        yield Evidence(f"inputs that are windows into poison = {len(views)}", len(shared), engaged=shared == views)
+        if self.dense:
+            odd = sum(1 for value in taken if value.data_ptr() % 16)
+            yield Evidence("inputs at an address that is no multiple of 16 bytes >= 1", odd, engaged=odd >= 1)
+        else:
+            strided = sum(1 for value in taken if not value.is_contiguous())
+            yield Evidence("non-contiguous inputs >= 1", strided, engaged=strided >= 1)
+            used = operators(log).having(lambda operator: any(not dense for _, dense, _ in operator.inputs))
+            yield Evidence("operators that took a non-contiguous tensor >= 1", used, engaged=used >= 1)
+        hurt = [view.index for view in views if not view.intact()]
+        yield Evidence(
+            "inputs around which memory was written = none", ", ".join(map(str, hurt)) or "none", engaged=not hurt
+        )
+
+    def _window(self, index: int, value: Tensor) -> tuple[Tensor, View]:
+        strides = self.strides(value.shape)
+        reach = sum((size - 1) * stride for size, stride in zip(value.shape, strides, strict=True)) + 1
+        base = torch.full((reach + 2 * MARGIN,), _poison(value.dtype), dtype=value.dtype, device=value.device)
+        window = base.as_strided(value.shape, strides, MARGIN)
+        window.copy_(value.detach())
+        outside = torch.ones(base.shape, dtype=torch.bool, device=value.device)
+        outside.as_strided(value.shape, strides, MARGIN).fill_(False)  # noqa: FBT003 - torch takes the value so
+        return window, View(index, base, outside, window.is_contiguous())
+
+
+def _dense(shape: Sequence[int]) -> Strides:
+    """Row-major."""
+    strides = [1]
+    for size in reversed(shape[1:]):
+        strides.append(strides[-1] * size)
+    return tuple(reversed(strides[: len(shape)]))
+
+
+def _transposed(shape: Sequence[int]) -> Strides:
+    """Column-major: the first dimension runs fastest, as in a transposed copy."""
+    return tuple(reversed(_dense(tuple(reversed(shape)))))
+
+
+def _sliced(shape: Sequence[int]) -> Strides:
+    """Every second element of a tensor whose last dimension is twice as long."""
+    return tuple(2 * stride for stride in _dense(shape))
+
+
+def _padded(shape: Sequence[int]) -> Strides:
+    """The first columns of a tensor with three more: rows are dense, and further apart than they are long."""
+    if len(shape) < 2:
+        return _dense(shape)
+    return (*(stride for stride in _dense((*shape[:-1], shape[-1] + 3))[:-1]), 1)
+
+
+def _poison(dtype: torch.dtype) -> float | int:
+    """NaN, or the largest integer, or true: what is least likely to be read unnoticed."""
+    if dtype.is_floating_point or dtype.is_complex:
+        return math.nan
+    return 1 if dtype is torch.bool else torch.iinfo(dtype).max
+
+
+def _same_storage(value: object, base: Tensor) -> bool:
+    return isinstance(value, Tensor) and value.untyped_storage().data_ptr() == base.untyped_storage().data_ptr()
+
+
+TECHNIQUES: tuple[Technique, ...] = (
+    Viewed("view-transposed", "Column-major inputs give the values of row-major ones.", _transposed, dense=False),
+    Viewed("view-sliced", "Every second element is read, none between them.", _sliced, dense=False),
+    Viewed("view-padded", "A row stride longer than the row is honoured.", _padded, dense=False),
+    Viewed(
+        "view-offset", "A storage offset that breaks the alignment of vector loads is honoured.", _dense, dense=True
+    ),
+)

@@ -1,0 +1,145 @@
+"""Activation offload: what autograd saves waits in host memory until the backward pass asks for it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from torch.autograd.graph import save_on_cpu
+from torch.utils._python_dispatch import _disable_current_modes
+
+from accelcheck.core.case import Evidence, Mode
+from accelcheck.techniques.base import Technique
+from accelcheck.techniques.memory.host import page_locked
+from accelcheck.techniques.memory.peaks import lower, of_run
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from contextlib import AbstractContextManager
+
+    from torch import Tensor
+
+    from accelcheck.devices.base import Device
+    from accelcheck.measure.memory import Peak
+    from accelcheck.techniques.observe import Log
+    from accelcheck.workloads.base import Program
+
+_TALLY = "tensors offloaded"
+_PLAIN = "peak of the plain run"
+
+
+@dataclass
+class Tally:
+    """What went to the host and came back.
+
+    Attributes:
+        packed, unpacked: Tensors that autograd saved, and asked for.
+        bytes: Of those packed.
+        elsewhere: Packed, and not on the CPU.
+        altered: Packed in another dtype or shape, or come back so, or to another device.
+        copied: Packed in memory of their own.
+        pinned: Packed in page-locked memory.
+    """
+
+    packed: int = 0
+    unpacked: int = 0
+    bytes: int = 0
+    elsewhere: int = 0
+    altered: int = 0
+    copied: int = 0
+    pinned: int = 0
+
+
+class Counted(save_on_cpu):
+    """``save_on_cpu`` that keeps a tally.
+
+    What it moves to the host is hidden from what watches the run: that looks for operators which leave the device.
+    """
+
+    def __init__(self, tally: Tally, **options: Any) -> None:
+        super().__init__(**options)
+        pack, unpack = self.pack_hook, self.unpack_hook
+
+        def packing(tensor: Tensor) -> Any:
+            with _disable_current_modes():
+                packed = pack(tensor)
+            held = packed[1]
+            tally.packed += 1
+            tally.bytes += held.nbytes
+            tally.elsewhere += held.device.type != "cpu"
+            tally.altered += (held.dtype, held.shape) != (tensor.dtype, tensor.shape)
+            tally.copied += tensor.device.type != "cpu" or held.data_ptr() != tensor.data_ptr()
+            tally.pinned += held.is_pinned()
+            return packed
+
+        def unpacking(packed: Any) -> Any:
+            tensor = unpack(packed)
+            place, held = packed
+            tally.unpacked += 1
+            tally.altered += (tensor.dtype, tensor.shape, tensor.device) != (held.dtype, held.shape, place)
+            return tensor
+
+        self.pack_hook, self.unpack_hook = packing, unpacking
+
+
+class Offload(Technique):
+    """``torch.autograd.graph.save_on_cpu`` around every forward pass.
+
+    On the CPU its hooks run all the same. Pinned, they copy; else they keep the very tensor, which is where it should be.
+    """
+
+    family = "offload"
+    source = "https://docs.pytorch.org/docs/stable/autograd.html#torch.autograd.graph.save_on_cpu"
+    modes = frozenset({Mode.BACKWARD, Mode.TRAIN})
+    requires = frozenset({"activations"})
+    early = frozenset({"deep-blocks"})
+
+    def __init__(self, name: str, promise: str, *, pinned: bool) -> None:
+        self.name = name
+        self.promise = promise
+        self.pinned = pinned
+
+    def saving(self, tally: Tally, device: Device) -> AbstractContextManager[Any]:
+        """The context of a forward pass."""
+        # For a type that it finds no torch module of, save_on_cpu asks for CUDA whether there is something to pin for.
+        asked = device.type if page_locked(device).ok else "cuda"
+        return Counted(tally, pin_memory=self.pinned, device_type=asked)
+
+    def prepare(self, program: Program, mode: Mode, device: Device) -> None:
+        if device.type != "cpu":
+            program.extras[_PLAIN] = of_run(program, mode, device)
+        tally = Tally()
+        program.extras[_TALLY] = tally
+        program.around = lambda: self.saving(tally, device)
+
+    def evidence(self, program: Program, log: Log, mode: Mode, device: Device) -> Iterable[Evidence]:
+        del log
+        seen = replace(program.extras[_TALLY])  # before a run is measured, which offloads too
+        plain: Peak | None = program.extras.get(_PLAIN)
+        unknown = f" (no peak: {plain.reason})" if plain is not None and plain.bytes is None else ""
+        yield Evidence(f"bytes saved in host memory >= 1{unknown}", seen.bytes, engaged=seen.bytes >= 1)
+        yield Evidence(
+            f"tensors that came back for the backward pass = {seen.packed}, all that were saved",
+            seen.unpacked,
+            engaged=seen.unpacked == seen.packed,
+        )
+        yield Evidence("saved elsewhere than on the CPU = 0", seen.elsewhere, engaged=seen.elsewhere == 0)
+        yield Evidence(
+            "saved or come back in another dtype, shape or place = 0", seen.altered, engaged=seen.altered == 0
+        )
+        copied = 0 if device.type == "cpu" and not self.pinned else seen.packed
+        yield Evidence(f"saved in memory of their own = {copied}", seen.copied, engaged=seen.copied == copied)
+        pinned = seen.packed if self.pinned and page_locked(device).ok else 0
+        yield Evidence(f"saved in page-locked memory = {pinned}", seen.pinned, engaged=seen.pinned == pinned)
+        if plain is not None and plain.bytes is not None:
+            yield lower(of_run(program, mode, device), plain)
+
+
+TECHNIQUES: tuple[Technique, ...] = (
+    Offload("offload-cpu", "Activations that wait on the host give the gradients of those that stay.", pinned=False),
+    Offload(
+        "offload-cpu-pinned",
+        "Copies of activations, page-locked where the device can use that, give the gradients of the originals.",
+        pinned=True,
+    ),
+)

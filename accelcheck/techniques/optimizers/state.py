@@ -1,0 +1,134 @@
+"""Optimizers that remember in bfloat16 what they add to FP32 parameters, and what such a training computes, in FP64."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes
+
+from accelcheck.core.capability import SUPPORTED, Capability, Code, unsupported
+from accelcheck.core.case import Evidence, Mode
+from accelcheck.techniques.base import Technique
+from accelcheck.techniques.observe import operators
+from accelcheck.techniques.quantization.emulation import nearest
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+
+    from torch import nn
+
+    from accelcheck.devices.base import Device
+    from accelcheck.techniques.observe import Log
+    from accelcheck.workloads.base import OptimizerMaker, Program, Workload
+
+_WORKLOADS = frozenset({"train-mlp", "train-transformer", "digits-mlp-training"})
+"""SGD with momentum, AdamW, and a training that must reach its accuracy."""
+
+_KEPT = "optimizer whose states are kept"
+
+
+@dataclass
+class KeptStates:
+    """Makes optimizers whose states are changed after each step, and changed back before the next.
+
+    Attributes:
+        make: Makes the optimizer.
+        narrow: What a state becomes after a step; numbers of steps taken stay as they are.
+        widen: What it becomes before the next.
+        made: The last optimizer.
+    """
+
+    make: OptimizerMaker
+    narrow: Callable[[Tensor], Tensor]
+    widen: Callable[[Tensor], Tensor]
+    made: torch.optim.Optimizer | None = None
+
+    def __call__(self, parameters: Sequence[nn.Parameter]) -> torch.optim.Optimizer:
+        """An optimizer of these parameters."""
+        self.made = self.make(parameters)
+        self.made.register_step_pre_hook(lambda optimizer, *_: _each(optimizer, self.widen))
+        self.made.register_step_post_hook(lambda optimizer, *_: _each(optimizer, self.narrow))
+        return self.made
+
+
+class RoundedStates(KeptStates):
+    """What `HalfStates` gives, in FP64: states are rounded after each step. `flips` is as that of a `Quantizer`."""
+
+    flips: torch.Generator | None = None
+
+    def __init__(self, make: OptimizerMaker, dtype: torch.dtype) -> None:
+        super().__init__(make, self._rounded, lambda state: state)
+        self.dtype = dtype
+
+    def _rounded(self, state: Tensor) -> Tensor:
+        with _disable_current_modes():
+            return nearest(state, self.dtype, self.flips)
+
+
+class HalfStates(Technique):
+    """Moments and momentum in bfloat16 between steps; a step widens them, computes in FP32 and rounds them again."""
+
+    name = "optimizer-bf16-states"
+    family = "precision"
+    promise = "Optimizer states take half the memory; parameters, gradients and the arithmetic of a step stay float32."
+    source = "https://docs.pytorch.org/ao/stable/api_reference/api_ref_optim.html"
+    modes = frozenset({Mode.TRAIN, Mode.LEARNING})
+    level = 2
+    early = frozenset({"train-transformer"})
+    requires = frozenset({"training"})
+    oracle = "bfloat16-states"
+    dtype = torch.bfloat16
+
+    def accepts(self, workload: Workload) -> bool:
+        return super().accepts(workload) and workload.name in _WORKLOADS
+
+    def capability(self, device: Device) -> Capability:
+        half = str(self.dtype).removeprefix("torch.")
+        if half not in device.dtypes:
+            return unsupported(Code.NO_DTYPE, f"{device.name} does not declare {half}")
+        return SUPPORTED
+
+    def emulate_optimizer(self, make: OptimizerMaker) -> OptimizerMaker:
+        return RoundedStates(make, self.dtype)
+
+    def prepare(self, program: Program, mode: Mode, device: Device) -> None:
+        del mode, device
+        if program.optimizer is None:
+            raise TypeError("expected a program with an optimizer: give the Problem one")
+        program.optimizer = KeptStates(program.optimizer, lambda s: s.to(self.dtype), lambda s: s.float())
+        program.extras[_KEPT] = program.optimizer
+
+    def evidence(self, program: Program, log: Log, mode: Mode, device: Device) -> Iterable[Evidence]:
+        del mode, device
+        kept = program.extras[_KEPT]
+        states = list(_states(kept.made)) if kept.made is not None else []
+        dtypes = {str(state.dtype).removeprefix("torch.") for _, _, state in states}
+        after, before = sum(state.nbytes for _, _, state in states), sum(4 * state.numel() for _, _, state in states)
+        trained = sum(parameter.requires_grad for parameter in program.module.parameters())
+        wanted = len(states) * (program.steps - 1)
+        widened = operators(log).having(lambda op: op.name == "aten::_to_copy" and op.takes(self.dtype))
+        stored = {str(parameter.dtype).removeprefix("torch.") for parameter in program.module.parameters()}
+        yield Evidence(f"optimizer states >= {trained}", len(states), engaged=len(states) >= trained >= 1)
+        yield Evidence("states are bfloat16", ", ".join(sorted(dtypes)) or "none", engaged=dtypes == {"bfloat16"})
+        yield Evidence("bytes of states are half of FP32's", f"{before} -> {after}", engaged=2 * after == before > 0)
+        yield Evidence(f"states widened before a step >= {wanted}", widened, engaged=widened >= wanted >= 1)
+        yield Evidence("parameters are float32", ", ".join(sorted(stored)), engaged=stored == {"float32"})
+
+
+def _states(optimizer: torch.optim.Optimizer) -> Iterator[tuple[dict[str, Any], str, Tensor]]:
+    """Every state as large as its parameter, where it is and under which name: numbers of steps are left out."""
+    for state in optimizer.state.values():
+        for name, value in state.items():
+            if name != "step" and isinstance(value, Tensor) and value.is_floating_point():
+                yield state, name, value
+
+
+def _each(optimizer: torch.optim.Optimizer, change: Callable[[Tensor], Tensor]) -> None:
+    for state, name, value in list(_states(optimizer)):
+        state[name] = change(value)
+
+
+TECHNIQUES: tuple[Technique, ...] = (HalfStates(),)

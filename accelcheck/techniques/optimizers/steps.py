@@ -1,0 +1,182 @@
+"""Faster optimizer steps: all parameters at once, in one kernel, capturable, compiled; each equal to the plain loop."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from functools import partial
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim.optimizer import _get_capturable_supported_devices
+from torch.utils._foreach_utils import _get_fused_kernels_supported_devices
+
+from accelcheck.core.capability import SUPPORTED, Capability, Code, unsupported
+from accelcheck.core.case import Evidence, Mode
+from accelcheck.techniques.base import Technique, Unsupported
+from accelcheck.techniques.compilation.compile import (
+    INDUCTOR_GRAPH,
+    REGION,
+    forget,
+    graph_breaks,
+    graphs,
+    inductor_capability,
+)
+from accelcheck.techniques.observe import ProfilerLog, operators
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from accelcheck.devices.base import Device
+    from accelcheck.techniques.observe import Log, Operator
+    from accelcheck.workloads.base import Program, Workload
+
+_BANKS = frozenset(["train-adagrad", "train-amsgrad", "train-nadam", "train-nesterov", "train-rmsprop"])
+SUBJECTS = _BANKS | {"train-gated-depth", "train-mlp", "train-transformer", "trajectory-mlp"}
+"""One training for each optimizer, and one in which some parameters have no gradient."""
+
+_MADE = "the optimizer that was made last"
+
+
+class OptimizerStep(Technique):
+    """An option of the program's own optimizer.
+
+    Args:
+        name: The variant's name.
+        promise: As `Technique.promise`.
+        options: Keyword arguments that the optimizer is made with besides its own.
+    """
+
+    family = "optimizer"
+    source = "https://docs.pytorch.org/docs/stable/optim.html"
+    modes = frozenset({Mode.TRAIN})
+    requires = frozenset({"training"})
+    early = _BANKS - {"train-nadam", "train-rmsprop"}
+    subjects = SUBJECTS
+    """Names of the workloads that it is tried with."""
+
+    def __init__(self, name: str, promise: str, **options: bool) -> None:
+        self.name = name
+        self.promise = promise
+        self.options: Mapping[str, bool] = MappingProxyType(options)
+
+    def accepts(self, workload: Workload) -> bool:
+        return super().accepts(workload) and workload.name in self.subjects
+
+    def prepare(self, program: Program, mode: Mode, device: Device) -> None:
+        del mode
+        if program.optimizer is None:
+            raise TypeError("trait `training` promises an optimizer; the program has none")
+        kind = type(program.optimizer([nn.Parameter(torch.zeros(1))]))
+        for option in self.options:
+            if option not in inspect.signature(kind).parameters:
+                raise Unsupported(unsupported(Code.NO_FEATURE, f"{kind.__name__} has no option {option!r}"))
+        make = partial(program.optimizer, **self.options)
+
+        def made(parameters: Sequence[nn.Parameter]) -> torch.optim.Optimizer:
+            optimizer = self.changed(make(parameters), device)
+            program.extras[_MADE] = optimizer
+            return optimizer
+
+        program.optimizer = made
+
+    def changed(self, optimizer: torch.optim.Optimizer, device: Device) -> torch.optim.Optimizer:
+        """The optimizer, after further changes."""
+        del device
+        return optimizer
+
+
+class Foreach(OptimizerStep):
+    """Every operation of a step on the lists of all parameters and their states."""
+
+    modes = frozenset({Mode.TRAIN, Mode.TRAJECTORY})
+
+    def evidence(self, program: Program, log: Log, mode: Mode, device: Device) -> Iterable[Evidence]:
+        del mode
+
+        def updates(operator: Operator) -> bool:
+            # What changes parameters (XLA has no in-place operators); clipping has others, and counts may be on the CPU.
+            known = re.fullmatch(r"aten::_foreach_(add|addcdiv)_?", operator.name) is not None
+            return known and any(at == device.type for _, _, at in operator.inputs)
+
+        seen = operators(log).having(updates)
+        yield Evidence(f"updates of lists of parameters >= {program.steps}", seen, engaged=seen >= program.steps)
+
+
+class Fused(OptimizerStep):
+    """The whole step in one kernel."""
+
+    dtypes = ("float32", "bfloat16", "float16")
+
+    def capability(self, device: Device) -> Capability:
+        if device.type not in _get_fused_kernels_supported_devices():
+            return unsupported(Code.NO_FEATURE, f"torch has no fused optimizers for {device.type}")
+        return SUPPORTED
+
+    def evidence(self, program: Program, log: Log, mode: Mode, device: Device) -> Iterable[Evidence]:
+        del mode, device
+        seen = log.count(r"aten::_fused_(sgd|adam|adamw|adagrad)_")
+        yield Evidence(f"fused steps >= {program.steps}", seen, engaged=seen >= program.steps)
+
+
+class Capturable(OptimizerStep):
+    """Nothing of a step is read by the host: its count too is a tensor on the device."""
+
+    def capability(self, device: Device) -> Capability:
+        if device.type not in _get_capturable_supported_devices():
+            return unsupported(
+                Code.NO_FEATURE, f"optimizers refuse capturable=True for {device.type}: there is nothing to capture"
+            )
+        return SUPPORTED
+
+    def evidence(self, program: Program, log: Log, mode: Mode, device: Device) -> Iterable[Evidence]:
+        del log, mode
+        optimizer: torch.optim.Optimizer = program.extras[_MADE]
+        counts = [state["step"] for state in optimizer.state.values()]
+        here = sum(isinstance(count, Tensor) and count.device.type == device.type for count in counts)
+        yield Evidence(f"step counts on {device.type} = {len(counts)}", here, engaged=here == len(counts) > 0)
+        flags = {bool(group["capturable"]) for group in optimizer.param_groups}
+        yield Evidence("groups are capturable", ", ".join(map(str, sorted(flags))), engaged=flags == {True})
+
+
+class CompiledStep(OptimizerStep):
+    """``torch.compile`` around the step. Each training makes an optimizer of its own, and so its own code: few are tried."""
+
+    source = "https://docs.pytorch.org/tutorials/recipes/compiling_optimizer.html"
+    level = 2
+    subjects = frozenset({"train-amsgrad", "train-mlp", "train-nesterov", "train-transformer"})
+    watch = ProfilerLog
+
+    def capability(self, device: Device) -> Capability:
+        return SUPPORTED if device.type == "xla" else inductor_capability(device)
+
+    def changed(self, optimizer: torch.optim.Optimizer, device: Device) -> torch.optim.Optimizer:
+        # Code of earlier optimizers would count against the limit beyond which dynamo silently gives up.
+        forget()
+        step: Any = torch.compile(optimizer.step, backend="openxla" if device.type == "xla" else "inductor")
+        vars(optimizer)["step"] = step
+        return optimizer
+
+    def evidence(self, program: Program, log: Log, mode: Mode, device: Device) -> Iterable[Evidence]:
+        del mode
+        steps = program.steps
+        entered = log.count(REGION)
+        yield Evidence(f"compiled regions entered >= {steps}", entered, engaged=entered >= steps)
+        yield Evidence("graphs compiled >= 1", graphs(), engaged=graphs() >= 1)
+        if device.type != "xla":
+            called = log.count(INDUCTOR_GRAPH)
+            yield Evidence(f"inductor graphs called >= {steps}", called, engaged=called >= steps)
+        yield Evidence("graph breaks (any number)", graph_breaks(), engaged=True)
+
+    def finish(self) -> None:
+        forget()
+
+
+TECHNIQUES: tuple[Technique, ...] = (
+    Foreach("optimizer-foreach", "A step on all parameters at once is that of one after the other.", foreach=True),
+    Fused("optimizer-fused", "A step in one kernel is that of many.", fused=True),
+    Capturable("optimizer-capturable", "A step that keeps its count on the device is the plain one.", capturable=True),
+    CompiledStep("optimizer-compiled", "A compiled step is the plain one."),
+)

@@ -1,0 +1,155 @@
+"""A precision policy by module: the model computes in a half type, norms, embeddings and softmax stay in float32."""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from accelcheck.core.capability import SUPPORTED, Capability, Code, unsupported
+from accelcheck.core.case import Evidence, Mode
+from accelcheck.techniques.base import Technique
+from accelcheck.techniques.observe import operators
+from accelcheck.techniques.precision.amp import INITIAL_SCALE, contractions, math_attention
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from accelcheck.devices.base import Device
+    from accelcheck.techniques.observe import Log
+    from accelcheck.workloads.base import Program, Workload
+    from accelcheck.workloads.probes import Probe
+
+KEPT = (
+    nn.LayerNorm,
+    nn.RMSNorm,
+    nn.GroupNorm,
+    nn.BatchNorm1d,
+    nn.BatchNorm2d,
+    nn.BatchNorm3d,
+    nn.Embedding,
+    nn.Softmax,
+    nn.LogSoftmax,
+)
+"""Modules that stay in float32: sums over many elements, exponentials, and tables that small updates go into."""
+
+SENSITIVE = (
+    r"aten::(native_layer_norm|_fused_rms_norm|native_group_norm|\w*batch_norm\w*|embedding|_(safe_|log_)?softmax)"
+)
+"""Operators, forward ones, that the policy keeps in float32."""
+
+
+_WORKLOADS = frozenset(
+    [
+        "mlp-blocks",
+        "cnn",
+        "embedding-norm-gelu",
+        "multi-head-attention",
+        "transformer-block",
+        "transformer-blocks",
+        "train-mlp",
+        "train-transformer",
+        "trajectory-mlp",
+        "digits-mlp",
+        "digits-cnn",
+        "digits-vit",
+        "digits-mlp-training",
+    ]
+)
+"""Those with something to cast and, between them, every kind of module that is kept; one training of each kind."""
+
+
+class Policy(Technique):
+    """Parameters stay float32 and are cast anew for each forward pass, so that they are followed when they change.
+
+    Casts stand at the borders alone: inputs of the model become half and its outputs float32; inputs of a module in
+    `KEPT` become float32 and its outputs half.
+    """
+
+    family = "precision"
+    source = "https://docs.nvidia.com/deeplearning/performance/mixed-precision-training/index.html"
+    level = 2
+    early = frozenset({"mlp-blocks", "embedding-norm-gelu", "multi-head-attention", "transformer-block"})
+    modes = frozenset({Mode.FORWARD, Mode.BACKWARD, Mode.TRAIN, Mode.TRAJECTORY, Mode.ACCURACY, Mode.LEARNING})
+
+    def __init__(self, name: str, dtype: torch.dtype) -> None:
+        self.name = name
+        self.dtype = dtype
+        self.half = str(dtype).removeprefix("torch.")
+        self.promise = f"All modules compute in {self.half}; norms, embeddings, softmax and parameters stay float32."
+
+    def capability(self, device: Device) -> Capability:
+        if self.half not in device.dtypes:
+            return unsupported(Code.NO_DTYPE, f"{device.name} does not declare {self.half}")
+        return SUPPORTED
+
+    def accepts(self, workload: Workload) -> bool:
+        return super().accepts(workload) and workload.name in _WORKLOADS
+
+    def admits(self, probe: Probe) -> bool:
+        """What a half type does not hold, the first cast loses."""
+        return self.dtype != torch.float16 or probe.name != "huge"
+
+    def precision(self, dtype: str) -> str:
+        del dtype
+        return self.half
+
+    def prepare(self, program: Program, mode: Mode, device: Device) -> None:
+        for part in _kept(program.module):
+            part.register_forward_pre_hook(lambda _, inputs: cast(inputs, torch.float32))
+            part.register_forward_hook(lambda _, __, out: cast(out, self.dtype))
+        program.call = functools.partial(call, program.module, self.dtype)
+        if self.dtype == torch.float16 and mode not in {Mode.FORWARD, Mode.BACKWARD}:
+            program.scaler = torch.amp.GradScaler(device.type, init_scale=INITIAL_SCALE)
+
+    def evidence(self, program: Program, log: Log, mode: Mode, device: Device) -> Iterable[Evidence]:
+        del device
+        seen = operators(log)
+        wanted = len(_kept(program.module))
+        sensitive = [op for op in seen.operators if re.fullmatch(SENSITIVE, op.name)]
+        kept = sum(op.takes(torch.float32) for op in sensitive)
+        lost = sum(op.takes(self.dtype) for op in sensitive)
+        halves, full = contractions(seen, self.dtype), contractions(seen, torch.float32)
+        excused = math_attention(seen, mode)
+        if any(isinstance(part, nn.Linear) for part in program.module.modules()):
+            yield Evidence(f"contractions that took {self.half} >= 1", halves, engaged=halves >= 1)
+        else:
+            others = seen.having(lambda op: op.takes(self.dtype))
+            yield Evidence(f"operators that took {self.half} >= 1", others, engaged=others >= 1)
+        yield Evidence(f"contractions that took float32 <= {excused}", full, engaged=full <= excused)
+        yield Evidence(f"norms, embeddings, softmax that took float32 >= {wanted}", kept, engaged=kept >= wanted)
+        yield Evidence(f"norms, embeddings, softmax that took {self.half} = 0", lost, engaged=lost == 0)
+        stored = {str(parameter.dtype).removeprefix("torch.") for parameter in program.module.parameters()}
+        yield Evidence("parameters are float32", ", ".join(sorted(stored)), engaged=stored == {"float32"})
+
+
+def call(module: nn.Module, dtype: torch.dtype, *inputs: Any) -> Any:
+    """``module(*inputs)`` with all parameters but those of `KEPT` modules in `dtype`; gradients reach the originals."""
+    held = {id(parameter) for part in _kept(module) for parameter in part.parameters()}
+    halves = {
+        name: cast(parameter, dtype) for name, parameter in module.named_parameters() if id(parameter) not in held
+    }
+    return cast(functional_call(module, halves, cast(inputs, dtype)), torch.float32)
+
+
+def cast(value: Any, dtype: torch.dtype) -> Any:
+    """Floating-point tensors, in nested tuples, lists and mappings too, as `dtype`."""
+    if isinstance(value, Tensor):
+        return value.to(dtype) if value.is_floating_point() else value
+    if isinstance(value, Mapping):
+        return {key: cast(item, dtype) for key, item in value.items()}
+    if isinstance(value, (tuple, list)):
+        return type(value)(cast(item, dtype) for item in value)
+    return value
+
+
+def _kept(module: nn.Module) -> list[nn.Module]:
+    return [part for part in module.modules() if isinstance(part, KEPT)]
+
+
+TECHNIQUES: tuple[Technique, ...] = (Policy("policy-bf16", torch.bfloat16), Policy("policy-fp16", torch.float16))

@@ -1,0 +1,61 @@
+"""What techniques that train in other processes ask and say of them: whether they may, and whether they did it right."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from accelcheck.core.capability import SUPPORTED, Capability, Code, unsupported
+from accelcheck.core.case import Evidence
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from accelcheck.devices.base import Device
+
+
+def shareable(device: Device) -> Capability:
+    """Whether another process can have the device while this one has it."""
+    client = getattr(device, "client", "CPU")  # of PJRT
+    if device.type == "tpu" or client in {"TPU", "NEURON"}:
+        return unsupported(Code.NO_FEATURE, f"a chip of {device.name} belongs to one process: another cannot open it")
+    return SUPPORTED
+
+
+def no_strays(strays: Mapping[str, int], device: Device, where: str) -> Evidence:
+    """Work of other processes that silently went to the CPU is a failure too."""
+    listed = ", ".join(f"{name} x{count}" for name, count in sorted(strays.items()))
+    return Evidence(f"no operator left {device.name} for the CPU {where}", listed or "none did", engaged=not listed)
+
+
+def unlike(one: Any, other: Any, path: str = "") -> list[str]:
+    """Paths at which two states, as they are read from files, are not bitwise equal."""
+    if isinstance(one, Tensor) and isinstance(other, Tensor):
+        same = one.dtype == other.dtype and torch.equal(one, other)
+        return [] if same else [path]
+    if isinstance(one, dict) and isinstance(other, dict):
+        keys = [*one, *(key for key in other if key not in one)]
+        pairs = [(f"{path}[{key!r}]" if path else str(key), one.get(key), other.get(key)) for key in keys]
+    elif isinstance(one, (list, tuple)) and isinstance(other, (list, tuple)) and len(one) == len(other):
+        pairs = [(f"{path}[{at}]", *both) for at, both in enumerate(zip(one, other, strict=True))]
+    else:
+        return [] if type(one) is type(other) and one == other else [path]
+    return [found for place, a, b in pairs for found in unlike(a, b, place)]
+
+
+def repeated(claim: str, state: Any, straight: Callable[[], Any], device: Device) -> Evidence:
+    """Whether a training that was disturbed ended in the same state, bit by bit, as one that was not.
+
+    Args:
+        claim: What is claimed if nothing differs.
+        state: At the end of the disturbed one.
+        straight: Does one undisturbed, and gives its state; twice where the device may not repeat itself.
+        device: Under test.
+    """
+    undisturbed = straight()
+    differing = unlike(undisturbed, state)
+    if differing and "deterministic" not in device.features and unlike(undisturbed, straight()):
+        return Evidence(claim, "not comparable: two undisturbed trainings differ too", engaged=True)
+    return Evidence(claim, f"{len(differing)}, {differing[0]} first" if differing else 0, engaged=not differing)

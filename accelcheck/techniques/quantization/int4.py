@@ -1,0 +1,167 @@
+"""Linear layers on 4-bit weights that share scales in groups, packed two a byte, and what they compute, in FP64."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import linear, pad
+
+from accelcheck.core.capability import SUPPORTED, Capability, Code, unsupported
+from accelcheck.techniques.quantization.emulation import Dequantized
+from accelcheck.techniques.quantization.int8 import Replacing
+
+if TYPE_CHECKING:
+    from accelcheck.devices.base import Device
+    from accelcheck.techniques.base import Technique
+    from accelcheck.techniques.observe import Operator
+
+LEVELS = 15
+"""Steps from the smallest integer of four bits to the largest."""
+
+MIDDLE = 8
+"""The integer that the kernel takes off each of 0 to `LEVELS`."""
+
+GROUP = 32
+"""Weights that share a scale: the smallest group that the kernel knows."""
+
+SMALLEST = 1e-6
+"""Smallest scale, as torchao chooses it for this kernel."""
+
+TILE = 16
+"""Output channels come in multiples of it; others are padded with zeros."""
+
+WORKLOADS = frozenset({"mlp", "mlp-blocks", "multi-head-attention", "transformer-block", "digits-mlp", "digits-vit"})
+"""Widths that are multiples of a group and others, several dimensions, activations of several layers."""
+
+
+def quantize(weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Integers of an FP32 weight ``(N, K)``, and each group's scale and zero point, ``(N, K / GROUP)``.
+
+    The rule of torchao's ``_choose_qparams_affine_tinygemm``: the integers span a group's own range, and the zero point is
+    the number that the middle one stands for.
+    """
+    groups = weight.reshape(weight.shape[0], -1, GROUP)
+    low, high = groups.aminmax(dim=-1, keepdim=True)
+    scale = ((high - low) / LEVELS).clamp(min=SMALLEST)
+    integers = torch.round((groups - low) / scale).clamp(0, LEVELS)
+    return integers.reshape(weight.shape), scale.squeeze(-1), (low + MIDDLE * scale).squeeze(-1)
+
+
+def packed(original: nn.Linear) -> Dequantized:
+    """What a `KernelLinear` and a `NibbleLinear` compute, in FP64."""
+    weight = original.weight.detach().float()
+    integers, scale, zero = (part.double() for part in quantize(_padded(weight, GROUP)))
+    whole = (integers - MIDDLE) * scale.repeat_interleave(GROUP, 1) + zero.repeat_interleave(GROUP, 1)
+    return Dequantized(original, whole[:, : weight.shape[1]])
+
+
+def unpacked(original: nn.Linear, group: int) -> Dequantized:
+    """What a layer on torchao's asymmetric int4 weight computes, in FP64: 0 is one of the numbers, whatever the range."""
+    groups = original.weight.detach().float().reshape(original.out_features, -1, group)
+    low, high = groups.amin(-1, keepdim=True).clamp(max=0.0), groups.amax(-1, keepdim=True).clamp(min=0.0)
+    scale = ((high - low) / LEVELS).clamp(min=torch.finfo(torch.float32).smallest_normal)
+    zero = (-MIDDLE - torch.round(low / scale)).clamp(-MIDDLE, LEVELS - MIDDLE)
+    integers = (torch.round(groups * (1.0 / scale)) + zero).clamp(-MIDDLE, LEVELS - MIDDLE)
+    whole = (integers - zero).double() * scale.double()
+    return Dequantized(original, whole.reshape(original.weight.shape))
+
+
+class KernelLinear(nn.Module):
+    """A linear layer whose weight takes four bits an element, multiplied by torch's kernel for processors.
+
+    Args:
+        original: FP32 on the CPU; its bias is used.
+    """
+
+    weight: Tensor
+    scale: Tensor
+
+    def __init__(self, original: nn.Linear) -> None:
+        super().__init__()
+        self.channels = original.out_features
+        weight = _padded(original.weight.detach(), GROUP)
+        integers, scale, zero = quantize(pad(weight, (0, 0, 0, -weight.shape[0] % TILE)))
+        self.register_buffer("weight", torch.ops.aten._convert_weight_to_int4pack_for_cpu(integers.int(), 1))  # noqa: SLF001 - the kernel has no public name
+        self.register_buffer("scale", torch.stack([scale, zero], -1).transpose(0, 1).contiguous())
+        self.bias = original.bias
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = _padded(x.reshape(-1, x.shape[-1]), GROUP)
+        product = torch.ops.aten._weight_int4pack_mm_for_cpu(rows, self.weight, GROUP, self.scale)  # noqa: SLF001 - as above
+        out: Tensor = product[:, : self.channels].reshape(*x.shape[:-1], self.channels)
+        return out.contiguous() if self.bias is None else out + self.bias
+
+
+class NibbleLinear(nn.Module):
+    """The same for every device: two elements of the weight in a byte, taken apart for every product.
+
+    Args:
+        original: Its bias is used.
+    """
+
+    weight: Tensor
+    scale: Tensor
+
+    def __init__(self, original: nn.Linear) -> None:
+        super().__init__()
+        self.inputs = original.in_features
+        integers, scale, zero = quantize(_padded(original.weight.detach(), GROUP))
+        pairs = integers.to(torch.uint8).reshape(len(integers), -1, 2)
+        self.register_buffer("weight", pairs[..., 0] + 16 * pairs[..., 1])
+        self.register_buffer("scale", torch.stack([scale, zero]))
+        self.bias = original.bias
+
+    def forward(self, x: Tensor) -> Tensor:
+        nibbles = torch.stack([self.weight & 15, self.weight >> 4], -1)
+        scale, zero = self.scale.unsqueeze(-1)
+        groups = (nibbles.reshape(*scale.shape[:-1], GROUP).to(x.dtype) - MIDDLE) * scale + zero
+        return linear(x, groups.flatten(1)[:, : self.inputs], self.bias)
+
+
+class Int4(Replacing):
+    """Layers on packed weights in place of every linear layer.
+
+    Args:
+        name: Its word.
+        layer: `KernelLinear` or `NibbleLinear`.
+        operator: Name of the operator that takes the packed weight, dispatched once a layer.
+        level: As `Technique.level`.
+    """
+
+    promise = f"Linear layers keep weights of 4 bits (a scale and a zero a group of {GROUP}); activations stay float32."
+    source = "https://docs.pytorch.org/ao/stable/workflows/inference.html"
+    oracle = f"int4-packed-{GROUP}"
+    workloads = WORKLOADS
+    stored = torch.uint8
+
+    def __init__(self, name: str, layer: type[KernelLinear | NibbleLinear], operator: str, level: int = 1) -> None:
+        self.name, self.layer, self.operator, self.level = name, layer, operator, level
+        self.action = f"{operator} of packed weights"
+
+    def capability(self, device: Device) -> Capability:
+        if self.layer is KernelLinear and device.type != "cpu":
+            reason = f"aten::_weight_int4pack_mm_for_cpu computes on processors, not on {device.name}"
+            return unsupported(Code.NO_FEATURE, reason, "see int4-weight-only")
+        return SUPPORTED
+
+    def make(self, linear: nn.Linear) -> nn.Module:
+        return self.layer(linear)
+
+    def exactly(self, linear: nn.Linear) -> nn.Module:
+        return packed(linear)
+
+    def taken(self, operator: Operator) -> bool:
+        return operator.name == self.operator and operator.takes(self.stored)
+
+
+def _padded(matrix: Tensor, multiple: int) -> Tensor:
+    """With zeros up to a multiple of columns."""
+    return pad(matrix, (0, -matrix.shape[1] % multiple))
+
+
+TECHNIQUES: tuple[Technique, ...] = (
+    Int4("int4-weight-only", NibbleLinear, "aten::bitwise_and"),
+    Int4("int4-weight-only-kernel", KernelLinear, "aten::_weight_int4pack_mm_for_cpu", level=2),
+)

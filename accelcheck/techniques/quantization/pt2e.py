@@ -1,0 +1,200 @@
+"""Static int8 by quantization of an exported graph (torchao's pt2e), run as it is and lowered by inductor for x86."""
+
+from __future__ import annotations
+
+import importlib
+import platform
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from accelcheck.core.capability import SUPPORTED, Capability, Code, unavailable, unsupported
+from accelcheck.core.case import Evidence, Mode
+from accelcheck.techniques.compilation.compile import forget, inductor_capability, inductor_graphs
+from accelcheck.techniques.observe import ProfilerLog, operators
+from accelcheck.techniques.quantization.emulation import (
+    EmulatedLinear,
+    FixedRange,
+    Quantizer,
+    calibrate,
+    is_linear,
+    replaced,
+    twin,
+)
+from accelcheck.techniques.quantization.int8 import Quantized, called, count, sizes
+from accelcheck.techniques.quantization.torchao import AO_PACKAGE, torchao_capability
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from torch.fx import GraphModule
+
+    from accelcheck.devices.base import Device
+    from accelcheck.techniques.base import Technique
+    from accelcheck.techniques.observe import Log
+    from accelcheck.workloads.base import Program, Workload
+    from accelcheck.workloads.probes import Probe
+
+STEPS = 255
+"""``quant_max`` of the quantizer's default for activations."""
+
+_CONVERTED = "converted graph"
+_PT2E = "torchao.quantization.pt2e"
+
+
+class Exported(Quantized):
+    """The converted graph: linear layers between operators that quantize and dequantize, computed in FP32."""
+
+    name = "int8-pt2e-static"
+    promise = "Linear layers take int8 with scales fixed by calibration, against int8 weights with a scale a channel."
+    source = "https://docs.pytorch.org/ao/stable/pt2e_quantization/pt2e_quant_x86_inductor.html"
+    oracle = "int8-static-input-per-channel"
+    level = 2
+    early = frozenset({"multi-head-attention", "digits-mlp"})
+    workloads = frozenset(
+        {"mlp", "mlp-blocks", "multi-head-attention", "transformer-block", "digits-mlp", "digits-vit"}
+    )
+
+    def accepts(self, workload: Workload) -> bool:
+        return super().accepts(workload) and workload.name in self.workloads
+
+    def admits(self, probe: Probe) -> bool:
+        """A graph is exported for one shape."""
+        return super().admits(probe) and not probe.reshapes
+
+    def capability(self, device: Device) -> Capability:
+        del device
+        return pt2e_capability()
+
+    def quantized(self, module: nn.Module, inputs: tuple[Any, ...]) -> GraphModule:
+        tools: Any = importlib.import_module(f"{_PT2E}.quantize_pt2e")
+        with torch.no_grad():
+            exported = torch.export.export(module.get_submodule("module"), inputs).module()
+            prepared = tools.prepare_pt2e(exported, _quantizer())
+            prepared(*inputs)
+        return _pruned(tools.convert_pt2e(prepared))
+
+    def emulate(self, module: nn.Module, inputs: tuple[Any, ...]) -> nn.Module:
+        copied = twin(module)
+        seen = calibrate(copied, inputs)
+
+        def make(linear: nn.Linear) -> nn.Module:
+            ranges = FixedRange(seen[linear].low_in, seen[linear].high_in, STEPS)
+            return EmulatedLinear(linear, before=Quantizer(ranges, 0, STEPS))
+
+        return replaced(copied, make)
+
+    def prepare(self, program: Program, mode: Mode, device: Device) -> None:
+        super().prepare(program, mode, device)
+        program.extras[_CONVERTED] = program.call
+
+    def evidence(self, program: Program, log: Log, mode: Mode, device: Device) -> Iterable[Evidence]:
+        del mode, device
+        wanted = count(program.module, is_linear)
+        graph = called(program.extras[_CONVERTED])
+        yield from self.ran(log, wanted)
+        weights = [value for value in graph.state_dict().values() if value.dtype == torch.int8]
+        yield Evidence(f"int8 weights in the graph = {wanted} >= 1", len(weights), engaged=len(weights) == wanted >= 1)
+        yield from sizes(program.module, graph, sum(weight.nbytes for weight in weights))
+
+    def ran(self, log: Log, wanted: int) -> Iterator[Evidence]:
+        """What the judged run shows of `wanted` layers."""
+        for operator in ("quantize_per_tensor", "dequantize_per_tensor", "dequantize_per_channel"):
+            runs = operators(log).count(f"quantized_decomposed::{operator}")
+            yield Evidence(f"{operator} >= {wanted}", runs, engaged=runs >= wanted >= 1)
+
+
+class Lowered(Exported):
+    """The converted graph compiled, its weights frozen and packed: oneDNN's int8 kernels."""
+
+    name = "int8-pt2e-inductor"
+    promise = "The same as int8-pt2e-static, multiplied in int8 by the kernels that inductor lowers to."
+    level = 3
+    early = frozenset({"digits-mlp"})
+    workloads = frozenset({"mlp", "mlp-blocks", "digits-mlp"})
+    warmups = 1
+    watch = ProfilerLog
+
+    def admits(self, probe: Probe) -> bool:
+        """What a grid does with structured inputs, int8-pt2e-static shows, and compiles nothing for it."""
+        del probe
+        return False
+
+    def capability(self, device: Device) -> Capability:
+        if device.type != "cpu" or platform.machine().lower() not in {"x86_64", "amd64"}:
+            return unsupported(Code.NO_BACKEND, f"inductor lowers it on x86 processors, not on {device.name}")
+        found = inductor_capability(device)
+        return pt2e_capability() if found.ok else found
+
+    def prepare(self, program: Program, mode: Mode, device: Device) -> None:
+        forget()
+        super().prepare(program, mode, device)
+        program.call = torch.compile(called(program.call))
+        # Around calls, not as an option of `compile`: dynamo too asks for it, and a call compiles when it must.
+        settings = importlib.import_module("torch._inductor.config")
+        program.around = lambda: settings.patch(freezing=True)
+
+    def ran(self, log: Log, wanted: int) -> Iterator[Evidence]:
+        graphs = inductor_graphs()
+        yield Evidence("graphs compiled by inductor >= 1", graphs, engaged=graphs >= 1)
+        runs = log.count("onednn::qlinear_pointwise(_binary)?")
+        yield Evidence(f"onednn::qlinear_pointwise >= {wanted}", runs, engaged=runs >= wanted >= 1)
+
+    def finish(self) -> None:
+        forget()
+
+
+@cache
+def pt2e_capability() -> Capability:
+    """Whether torchao is here and has the tools, wherever it keeps them."""
+    found = torchao_capability("Int8WeightOnlyConfig")
+    if not found.ok:
+        return found
+    try:
+        for part in ("quantize_pt2e", "quantizer.x86_inductor_quantizer"):
+            importlib.import_module(f"{_PT2E}.{part}")
+    except ImportError as error:
+        return unavailable(Code.WRONG_VERSION, f"torchao has no pt2e quantization for x86: {error}", AO_PACKAGE)
+    return SUPPORTED
+
+
+def _quantizer() -> Any:
+    """The quantizer for x86, of linear layers alone, with ranges from smallest to largest.
+
+    Its default takes ranges from histograms: those of FP32 and of FP64 would differ by more than rounding.
+    """
+    tools, quantizers = importlib.import_module(_PT2E), importlib.import_module(f"{_PT2E}.quantizer")
+    x86 = importlib.import_module(f"{_PT2E}.quantizer.x86_inductor_quantizer")
+    inputs = quantizers.QuantizationSpec(
+        dtype=torch.uint8,
+        quant_min=0,
+        quant_max=STEPS,
+        qscheme=torch.per_tensor_affine,
+        is_dynamic=False,
+        observer_or_fake_quant_ctr=tools.MinMaxObserver,
+    )
+    weights = quantizers.QuantizationSpec(
+        dtype=torch.int8,
+        quant_min=-128,
+        quant_max=127,
+        qscheme=torch.per_channel_symmetric,
+        ch_axis=0,
+        is_dynamic=False,
+        observer_or_fake_quant_ctr=tools.PerChannelMinMaxObserver,
+    )
+    config = quantizers.QuantizationConfig(inputs, inputs, weights, None)
+    return x86.X86InductorQuantizer().set_module_type_qconfig(nn.Linear, config)
+
+
+def _pruned(graph: GraphModule) -> GraphModule:
+    """Without the FP32 weights that conversion leaves beside the int8 ones, and that no operator reads."""
+    read = {str(node.target) for node in graph.graph.nodes if node.op == "get_attr"}
+    for name in [name for name, _ in graph.named_parameters() if name not in read]:
+        owner, _, own = name.rpartition(".")
+        delattr(graph.get_submodule(owner), own)
+    return graph
+
+
+TECHNIQUES: tuple[Technique, ...] = (Exported(), Lowered())

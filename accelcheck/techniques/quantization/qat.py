@@ -1,0 +1,207 @@
+"""Quantization-aware training by torchao, its conversion, and what such a training computes, in FP64."""
+
+from __future__ import annotations
+
+import copy
+import importlib
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.nn.functional as F  # noqa: N812 - torch's own convention
+from torch import Tensor, nn
+from torch.utils._python_dispatch import _disable_current_modes
+
+from accelcheck.core.case import Evidence, Mode
+from accelcheck.techniques.base import Technique
+from accelcheck.techniques.observe import operators
+from accelcheck.techniques.quantization.emulation import RELATIVE, is_linear, replaced, rounded, symmetric_scale
+from accelcheck.techniques.quantization.int8 import count
+from accelcheck.techniques.quantization.torchao import torchao_capability
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from accelcheck.core.capability import Capability
+    from accelcheck.devices.base import Device
+    from accelcheck.techniques.observe import Log
+    from accelcheck.workloads.base import Program, Workload
+    from accelcheck.workloads.probes import Probe
+
+LOW, HIGH = -128, 127
+
+UNIT = 2.0**-24
+"""Unit roundoff of FP32."""
+
+_WORKLOADS = frozenset({"mlp-blocks", "transformer-block", "train-mlp", "train-transformer", "digits-mlp-training"})
+_LAYERS = "linear layers"
+
+
+class _Straight(torch.autograd.Function):
+    """A value in place of another: the gradient passes where `inside` holds."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, value: Tensor, inside: Tensor) -> Tensor:
+        ctx.save_for_backward(inside)
+        return value.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        (inside,) = ctx.saved_tensors
+        return grads[0] * inside, None, None
+
+
+class FakeQuantizer(nn.Module):
+    """To int8 and back by rows, FP64 in and out; gradients pass where nothing is clipped.
+
+    Activations have an affine range for each token, weights a symmetric one for each channel: the rules of torchao's
+    ``IntxFakeQuantizer``. `flips` is as that of `accelcheck.techniques.quantization.emulation.Quantizer`; zero points are rounded too.
+    """
+
+    def __init__(self, *, symmetric: bool) -> None:
+        super().__init__()
+        self.symmetric = symmetric
+        self.flips: torch.Generator | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.no_grad(), _disable_current_modes():
+            single = x.float()
+            scale, zero = self._range(single)
+            integer = rounded(single * (1.0 / scale), single, self.flips) + zero
+            value = (integer.clamp(LOW, HIGH) - zero).double() * scale.double()
+            inside = (integer >= LOW) & (integer <= HIGH)
+        out: Tensor = _Straight.apply(x, value, inside)  # type: ignore[no-untyped-call]  # untyped in torch
+        return out
+
+    def _range(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        if self.symmetric:
+            scale = symmetric_scale(x)
+            zero = torch.zeros_like(scale)
+        else:
+            low, high = x.amin(-1, keepdim=True).clamp(max=0.0), x.amax(-1, keepdim=True).clamp(min=0.0)
+            scale = ((high - low) / (HIGH - LOW)).clamp(min=torch.finfo(torch.float32).smallest_normal)
+            zero = (LOW - rounded(low / scale, low, self.flips)).clamp(LOW, HIGH)
+        if self.flips is not None:
+            scale = scale * (1 + RELATIVE * (2 * torch.rand((), generator=self.flips) - 1))
+        return scale, zero
+
+
+class FakeQuantized(nn.Module):
+    """A linear layer on fake-quantized operands, in FP64; its parameters are the original's."""
+
+    def __init__(self, linear: nn.Linear) -> None:
+        super().__init__()
+        self.weight, self.bias = linear.weight, linear.bias
+        self.inputs, self.weights = FakeQuantizer(symmetric=False), FakeQuantizer(symmetric=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(self.inputs(x), self.weights(self.weight), self.bias)
+
+
+class Qat(Technique):
+    """Trains with torchao's fake-quantized layers; afterwards a copy is converted, and layers are compared one by one."""
+
+    name = "int8-qat"
+    family = "quantization"
+    promise = "Training sees int8 activations (a range a token) and weights (a scale a channel); conversion keeps them."
+    source = "https://docs.pytorch.org/ao/stable/workflows/qat.html"
+    modes = frozenset({Mode.BACKWARD, Mode.TRAIN, Mode.LEARNING})
+    level = 2
+    early = frozenset({"transformer-block"})
+    oracle = "int8-fake-token-channel"
+    differentiates_twice = False
+
+    def accepts(self, workload: Workload) -> bool:
+        return super().accepts(workload) and workload.name in _WORKLOADS
+
+    def admits(self, probe: Probe) -> bool:
+        return probe.name in {"zeros", "ones", "one-hot", "powers", "channels", "slice"}
+
+    def capability(self, device: Device) -> Capability:
+        del device
+        return torchao_capability("Int8DynamicActivationIntxWeightConfig")
+
+    def emulate(self, module: nn.Module, inputs: tuple[Any, ...]) -> nn.Module:
+        del inputs
+        return replaced(copy.deepcopy(module), FakeQuantized)
+
+    def prepare(self, program: Program, mode: Mode, device: Device) -> None:
+        del mode, device
+        program.extras[_LAYERS] = count(program.module, is_linear)
+        _quantize(program.module, "prepare")
+
+    def evidence(self, program: Program, log: Log, mode: Mode, device: Device) -> Iterable[Evidence]:
+        del device
+        wanted = program.extras[_LAYERS]
+        layers = dict(_fake(program.module))
+        steps = 1 if mode is Mode.BACKWARD else program.steps
+        roundings = operators(log).count("aten::round")
+        yield Evidence(f"fake-quantized linear layers = {wanted} >= 1", len(layers), engaged=len(layers) == wanted >= 1)
+        least = 2 * wanted * steps
+        yield Evidence(f"operands rounded >= {least}", roundings, engaged=roundings >= least >= 1)
+        converted = copy.deepcopy(program.module).eval()
+        _quantize(converted, "convert")
+        yield from _round_trip(layers, converted, _inputs(program, layers))
+
+
+def _round_trip(layers: dict[str, Any], converted: nn.Module, inputs: dict[str, Tensor]) -> Iterator[Evidence]:
+    """What a converted layer holds and gives, against its fake-quantized one on the same inputs."""
+    found = {name: part for name, part in converted.named_modules() if name in layers and is_linear(part)}
+    kinds = sum(
+        type(getattr(part.weight, "data", None)).__name__ == "IntxUnpackedToInt8Tensor" for part in found.values()
+    )
+    yield Evidence(f"layers converted to int8 weights = {len(layers)}", kinds, engaged=kinds == len(layers))
+    changed, worst = 0, 0.0
+    with torch.no_grad():
+        for name, layer in layers.items():
+            part: Any = found.get(name)
+            if part is None:
+                continue
+            weight = layer.weight_fake_quantizer(layer.weight)
+            changed += int((part.weight.dequantize() != weight).sum())
+            given = layer.activation_fake_quantizer(inputs[name])
+            # Two sums of K products and a bias, in any order, differ by 2 (K + 1) u times the sum of their sizes at most.
+            sizes = F.linear(given.abs(), weight.abs(), None if layer.bias is None else layer.bias.abs())
+            most = 2 * (weight.shape[1] + 1) * UNIT * sizes
+            apart = (part(inputs[name]) - layer(inputs[name])).abs()
+            worst = max(worst, float((apart / most.clamp(min=torch.finfo(torch.float32).tiny)).max()))
+    yield Evidence("elements of weights that conversion changed = 0", changed, engaged=changed == 0 < len(found))
+    claim = "outputs of converted layers apart, of what the order of sums explains <= 1"
+    yield Evidence(claim, round(worst, 4), engaged=worst <= 1.0 and bool(found))
+
+
+def _fake(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    kind = importlib.import_module("torchao.quantization.qat.linear").FakeQuantizedLinear
+    return ((name, part) for name, part in module.named_modules(remove_duplicate=False) if isinstance(part, kind))
+
+
+def _inputs(program: Program, layers: dict[str, nn.Module]) -> dict[str, Tensor]:
+    """What comes into each layer, in evaluation mode, as the parameters are now."""
+    seen: dict[str, Tensor] = {}
+
+    def watch(name: str, layer: nn.Module) -> Any:
+        return layer.register_forward_pre_hook(lambda _, inputs: seen.__setitem__(name, inputs[0]))
+
+    hooks = [watch(name, layer) for name, layer in layers.items()]
+    training = program.module.training
+    try:
+        with torch.no_grad():
+            program.module.eval()(*program.inputs)
+    finally:
+        program.module.train(training)
+        for hook in hooks:
+            hook.remove()
+    return seen
+
+
+def _quantize(module: nn.Module, step: str) -> None:
+    tools: Any = importlib.import_module("torchao.quantization")
+    qat: Any = importlib.import_module("torchao.quantization.qat")
+    base = tools.Int8DynamicActivationIntxWeightConfig(weight_dtype=torch.int8, weight_granularity=tools.PerAxis(0))
+    config = qat.QATConfig(base, step=step)
+    if step == "prepare":
+        tools.quantize_(module, config, filter_fn=lambda layer, _: is_linear(layer))
+    else:
+        tools.quantize_(module, config, filter_fn=lambda layer, _: isinstance(layer, nn.Linear))
+
+
+TECHNIQUES: tuple[Technique, ...] = (Qat(),)

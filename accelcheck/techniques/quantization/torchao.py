@@ -1,0 +1,263 @@
+"""torchao's ``quantize_``: int8, float8 and int4 weights in place of a linear layer's own. Forward only."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import importlib.util
+from abc import abstractmethod
+from dataclasses import fields
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from accelcheck.core.capability import SUPPORTED, Capability, Code, unavailable, unsupported
+from accelcheck.core.case import Evidence, Mode
+from accelcheck.measure.memory import in_memory
+from accelcheck.techniques.observe import operators
+from accelcheck.techniques.quantization import float8, int4
+from accelcheck.techniques.quantization.emulation import EmulatedLinear, Quantizer, is_linear, per_token, replaced, twin
+from accelcheck.techniques.quantization.int8 import Quantized, called, count, modules, sizes, stored_as
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from accelcheck.devices.base import Device
+    from accelcheck.techniques.base import Technique
+    from accelcheck.techniques.observe import Log
+    from accelcheck.workloads.base import Program, Workload
+
+GROUP = 16
+"""Weights that share a scale in int4: a divisor of every width in the suite."""
+
+AO_PACKAGE = "pip install 'accelcheck[torchao]'"
+
+
+class TorchAO(Quantized):
+    """torchao's ``quantize_`` with a configuration of version 2: weights become tensors of a type of its own."""
+
+    source = "https://docs.pytorch.org/ao/stable/api_reference/api_ref_quantization.html"
+    config: str
+    """Name of the configuration in torchao.quantization."""
+    tensor = "Int8Tensor"
+    """Type of the weights."""
+    stored = torch.int8
+    """Dtype of what they hold."""
+
+    def capability(self, device: Device) -> Capability:
+        del device
+        return torchao_capability(self.config)
+
+    def converts(self, layer: nn.Module) -> bool:
+        """Whether a layer is to be quantized. By default: every linear layer."""
+        return is_linear(layer)
+
+    def settings(self, torchao: Any) -> dict[str, Any]:
+        """Arguments of the configuration; `torchao` is the module ``torchao.quantization``."""
+        del torchao
+        # Left alone, `quantize_` changes inductor's configuration for the rest of the process.
+        return {"set_inductor_config": False}
+
+    def quantized(self, module: nn.Module, inputs: tuple[Any, ...]) -> nn.Module:
+        del inputs
+        torchao = importlib.import_module("torchao.quantization")
+        config = getattr(torchao, self.config)(**self.settings(torchao))
+        torchao.quantize_(module, config, filter_fn=lambda layer, _: self.converts(layer))
+        return module
+
+    def evidence(self, program: Program, log: Log, mode: Mode, device: Device) -> Iterable[Evidence]:
+        del mode, device
+        wanted = count(program.module, self.converts)
+        weights = [
+            layer.weight for layer in modules(program.call) if isinstance(layer, nn.Linear) and self.converts(layer)
+        ]
+        kinds = [type(weight.data).__name__ for weight in weights]
+        tensors = [weight for weight, kind in zip(weights, kinds, strict=True) if kind == self.tensor]
+        held: list[torch.Tensor] = [weight.qdata for weight in tensors]  # type: ignore[attr-defined]  # torchao's own
+        yield Evidence(
+            f"linear layers with a weight of type {self.tensor} = {wanted} >= 1",
+            len(tensors),
+            engaged=len(tensors) == wanted >= 1,
+        )
+        yield stored_as(str(self.stored), (values.dtype for values in held))
+        yield from sizes(
+            program.module, called(program.call), sum(in_memory(weight.data) for weight in tensors), self.converts
+        )
+        yield self.ran(log, wanted)
+
+    @abstractmethod
+    def ran(self, log: Log, wanted: int) -> Evidence:
+        """What the judged run shows: `wanted` layers should have computed with what is stored."""
+
+
+class TorchAODynamic(TorchAO):
+    """Both operands int8: activations with a scale a token, computed as they come."""
+
+    name = "int8-torchao-dynamic"
+    promise = "Linear layers multiply int8 activations (a scale a token) with int8 weights (a scale a channel)."
+    config = "Int8DynamicActivationInt8WeightConfig"
+    oracle = "int8-token-channel"
+
+    def emulate(self, module: nn.Module, inputs: tuple[Any, ...]) -> nn.Module:
+        del inputs
+        return replaced(
+            twin(module), lambda linear: EmulatedLinear(linear, before=Quantizer(per_token, low=-128, high=127))
+        )
+
+    def ran(self, log: Log, wanted: int) -> Evidence:
+        runs = operators(log).having(lambda op: op.name == "aten::_int_mm" and op.takes(torch.int8))
+        return Evidence(f"int8 matrix products (aten::_int_mm) >= {wanted}", runs, engaged=runs >= wanted >= 1)
+
+
+class TorchAOWeightOnly(TorchAO):
+    """Weights int8, activations as they are."""
+
+    name = "int8-torchao-weight-only"
+    promise = "Linear layers keep int8 weights (a scale a channel); activations stay in floating point."
+    config = "Int8WeightOnlyConfig"
+    oracle = "int8-weight-channel"
+
+    def emulate(self, module: nn.Module, inputs: tuple[Any, ...]) -> nn.Module:
+        del inputs
+        return replaced(twin(module), EmulatedLinear)
+
+    def ran(self, log: Log, wanted: int) -> Evidence:
+        runs = operators(log).having(lambda op: op.name == "aten::_to_copy" and op.takes(torch.int8))
+        return Evidence(f"int8 weights widened for a product >= {wanted}", runs, engaged=runs >= wanted >= 1)
+
+
+@cache
+def torchao_capability(name: str) -> Capability:
+    """Whether torchao is here, imports with this torch, and has the configuration of the scheme that the oracle emulates."""
+    if importlib.util.find_spec("torchao") is None:
+        return unavailable(Code.NO_PACKAGE, "torchao is not installed", AO_PACKAGE)
+    pair = f"torchao {importlib.metadata.version('torchao')} with torch {torch.__version__}"
+    try:
+        quantization = importlib.import_module("torchao.quantization")
+    except (ImportError, AttributeError, RuntimeError) as error:
+        return unavailable(Code.WRONG_VERSION, f"{pair} does not import: {error}", "install versions that pair")
+    config = getattr(quantization, name, None)
+    versions = [] if config is None else [field.default for field in fields(config) if field.name == "version"]
+    if versions != [2]:
+        return unavailable(Code.WRONG_VERSION, f"{pair}: {name} is not of version 2", AO_PACKAGE)
+    return SUPPORTED
+
+
+class Float8WeightOnly(TorchAO):
+    """Weights float8, activations as they are."""
+
+    name = "float8-torchao-weight-only"
+    family = "precision"
+    level = 2
+    promise = "Linear layers keep float8 weights (a scale a channel); activations stay in floating point."
+    config = "Float8WeightOnlyConfig"
+    tensor = "Float8Tensor"
+    stored = torch.float8_e4m3fn
+    oracle = "float8_e4m3fn-weight-channel"
+
+    def accepts(self, workload: Workload) -> bool:
+        return super().accepts(workload) and workload.name in float8.WORKLOADS
+
+    def settings(self, torchao: Any) -> dict[str, Any]:
+        return super().settings(torchao) | {"weight_dtype": self.stored}
+
+    def emulate(self, module: nn.Module, inputs: tuple[Any, ...]) -> nn.Module:
+        del inputs
+        return replaced(twin(module), lambda linear: float8.emulated(linear, self.stored, rows=True, inputs=False))
+
+    def ran(self, log: Log, wanted: int) -> Evidence:
+        runs = operators(log).having(lambda op: op.name == "aten::_to_copy" and op.takes(self.stored))
+        return Evidence(f"float8 weights widened for a product >= {wanted}", runs, engaged=runs >= wanted >= 1)
+
+
+class Float8Dynamic(Float8WeightOnly):
+    """Both operands float8, each with one scale, activations as they come. Layers that no tile fits stay as they are."""
+
+    name = "float8-torchao-dynamic"
+    promise = "Linear layers multiply float8 activations with float8 weights, with a scale a tensor."
+    config = "Float8DynamicActivationFloat8WeightConfig"
+    oracle = "float8_e4m3fn-tensor-tiled"
+
+    def capability(self, device: Device) -> Capability:
+        """What torchao itself asks for: it refuses other hardware, whatever ``torch._scaled_mm`` does there."""
+        if device.type not in {"cuda", "xpu"}:
+            return unsupported(
+                Code.NO_FEATURE,
+                f"torchao quantizes to float8 dynamically on CUDA, ROCm and XPU alone, not on {device.name}",
+            )
+        found = super().capability(device)
+        return float8.tried(device, self.stored, torch.float32, rows=False) if found.ok else found
+
+    def converts(self, layer: nn.Module) -> bool:
+        return (
+            isinstance(layer, nn.Linear) and is_linear(layer) and not any(n % float8.TILE for n in layer.weight.shape)
+        )
+
+    def settings(self, torchao: Any) -> dict[str, Any]:
+        # The fast accumulator of Hopper GPUs keeps 14 bits: no FP32 accumulation.
+        exactly = importlib.import_module("torchao.float8.inference").Float8MMConfig(use_fast_accum=False)
+        one = torchao.PerTensor()
+        return super().settings(torchao) | {"activation_dtype": self.stored, "granularity": one, "mm_config": exactly}
+
+    def emulate(self, module: nn.Module, inputs: tuple[Any, ...]) -> nn.Module:
+        del inputs
+
+        def make(linear: nn.Linear) -> nn.Module:
+            return float8.emulated(linear, self.stored, rows=False) if self.converts(linear) else linear
+
+        return replaced(twin(module), make)
+
+    def ran(self, log: Log, wanted: int) -> Evidence:
+        runs = operators(log).having(lambda op: float8.is_product(op, self.stored))
+        return Evidence(f"float8 matrix products (aten::_scaled_mm) >= {wanted}", runs, engaged=runs >= wanted >= 1)
+
+
+class Int4WeightOnly(TorchAO):
+    """Weights of four bits, each held in a byte, activations as they are. Runs wherever torch does.
+
+    Of torchao's `Int4WeightOnlyConfig` no packing runs on a CPU in FP32 (0.18); `accelcheck.techniques.quantization.int4` packs.
+    """
+
+    name = "int4-torchao-weight-only"
+    level = 2
+    promise = (
+        f"Linear layers keep 4-bit weights (a scale and a zero a group of {GROUP}); activations stay in floating point."
+    )
+    config = "IntxWeightOnlyConfig"
+    tensor = "IntxUnpackedToInt8Tensor"
+    oracle = f"int4-unpacked-{GROUP}"
+
+    def accepts(self, workload: Workload) -> bool:
+        return super().accepts(workload) and workload.name in int4.WORKLOADS
+
+    def converts(self, layer: nn.Module) -> bool:
+        return isinstance(layer, nn.Linear) and is_linear(layer) and not layer.in_features % GROUP
+
+    def settings(self, torchao: Any) -> dict[str, Any]:
+        # Symmetric integers, the default, clip the largest weight of a group: -8 stands against 7.
+        grid = torchao.MappingType.ASYMMETRIC
+        four_bits = torch.int4  # type: ignore[attr-defined]  # torch's stubs have no dtypes below a byte
+        return {"weight_dtype": four_bits, "granularity": torchao.PerGroup(GROUP), "mapping_type": grid}
+
+    def emulate(self, module: nn.Module, inputs: tuple[Any, ...]) -> nn.Module:
+        del inputs
+
+        def make(linear: nn.Linear) -> nn.Module:
+            return int4.unpacked(linear, GROUP) if self.converts(linear) else linear
+
+        return replaced(twin(module), make)
+
+    def ran(self, log: Log, wanted: int) -> Evidence:
+        runs = operators(log).having(lambda op: op.name == "aten::_to_copy" and op.takes(torch.int8))
+        return Evidence(f"int4 weights widened for a product >= {wanted}", runs, engaged=runs >= wanted >= 1)
+
+
+TECHNIQUES: tuple[Technique, ...] = (
+    TorchAODynamic(),
+    TorchAOWeightOnly(),
+    Float8WeightOnly(),
+    Float8Dynamic(),
+    Int4WeightOnly(),
+)

@@ -1,0 +1,177 @@
+"""ONNX Runtime: the module exported to ONNX, and run by a session in place of torch."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import tempfile
+from collections import Counter
+from contextlib import ExitStack
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from accelcheck.core.capability import SUPPORTED, Capability, Code, unavailable, unsupported
+from accelcheck.core.case import Evidence
+from accelcheck.devices.packages import installed
+from accelcheck.techniques.compilation.conversion import RUNTIME_EARLY, RUNTIME_WORKLOADS, Conversion, Converted
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from accelcheck.devices.base import Device
+    from accelcheck.techniques.base import Technique
+    from accelcheck.workloads.base import Program
+
+PROVIDERS: Mapping[str, tuple[str, Mapping[str, Any]]] = MappingProxyType(
+    {
+        "cpu": ("CPUExecutionProvider", {}),
+        "cuda": ("CUDAExecutionProvider", {"use_tf32": 0}),  # 1 unless said: products of FP32 tensors in TF32
+        "rocm": ("MIGraphXExecutionProvider", {}),
+    }
+)
+"""By device: the execution provider that computes on it, and its options."""
+DTYPES: Mapping[str, torch.dtype] = MappingProxyType(
+    {
+        "tensor(float)": torch.float32,
+        "tensor(double)": torch.float64,
+        "tensor(int64)": torch.int64,
+        "tensor(int32)": torch.int32,
+        "tensor(bool)": torch.bool,
+    }
+)
+"""What a session calls the element types of its inputs and outputs."""
+
+
+class Session(Converted):
+    """An ONNX Runtime session, fed with torch's own memory.
+
+    Args:
+        program: Whose module is exported, for the sizes of its inputs.
+        provider: Name of the execution provider that runs all nodes.
+        options: Of the provider.
+        folder: For the profile.
+
+    Attributes:
+        session: Its profiler runs until `evidence` is asked for.
+    """
+
+    kind = "session"
+
+    def __init__(self, program: Program, provider: str, options: Mapping[str, Any], folder: Path) -> None:
+        runtime = importlib.import_module("onnxruntime")
+        exported = torch.export.export(program.module, program.inputs)
+        model = torch.onnx.export(exported, dynamo=True, verbose=False)
+        if model is None:
+            raise TypeError("torch.onnx.export: expected an ONNX program, got nothing")
+        path = folder / "model.onnx"
+        model.save(str(path))
+        settings = runtime.SessionOptions()
+        settings.intra_op_num_threads = torch.get_num_threads()
+        settings.enable_profiling = True
+        settings.profile_file_prefix = str(folder / "profile")
+        self.provider = provider
+        self.session = runtime.InferenceSession(str(path), settings, providers=[(provider, dict(options))])
+        self.structure = exported.call_spec.out_spec
+        self.synchronize = program.synchronize
+        super().__init__(program.module, self._run)
+
+    def _run(self, *inputs: Any) -> Any:
+        tensors = [value.contiguous() for value in inputs if isinstance(value, Tensor)]
+        place = tensors[0].device
+        binding = self.session.io_binding()
+        for declared, tensor in zip(self.session.get_inputs(), tensors, strict=True):
+            binding.bind_input(declared.name, *_memory(tensor))
+        outs = []
+        for declared in self.session.get_outputs():
+            outs.append(torch.empty(declared.shape, dtype=DTYPES[declared.type], device=place))
+            binding.bind_output(declared.name, *_memory(outs[-1]))
+        # The session has a stream of its own.
+        self.synchronize()
+        self.session.run_with_iobinding(binding)
+        return pytree.tree_unflatten(outs, self.structure)
+
+    def evidence(self) -> Iterable[Evidence]:
+        yield from super().evidence()
+        first = str(self.session.get_providers()[0])
+        yield Evidence(f"first execution provider is {self.provider}", first, engaged=first == self.provider)
+        ran = providers_of(Path(self.session.end_profiling()))
+        own = ran.pop(self.provider, 0)
+        yield Evidence(f"nodes that {self.provider} ran >= 1", own, engaged=own >= 1)
+        others = ", ".join(f"{name} x{count}" for name, count in sorted(ran.items()))
+        yield Evidence("nodes that other providers ran = 0", others or 0, engaged=not others)
+
+
+class OnnxRuntime(Conversion):
+    """Export by ``torch.onnx.export(dynamo=True)``; all of ONNX Runtime's graph optimizations, as it has them on."""
+
+    name = "onnxruntime"
+    family = "onnxruntime"
+    promise = "ONNX Runtime computes the exported graph as torch computes the module."
+    source = "https://docs.pytorch.org/docs/stable/onnx_export.html"
+    level = 2
+    workloads = RUNTIME_WORKLOADS
+    early = RUNTIME_EARLY | {"transformer-block"}
+    packages = MappingProxyType(
+        dict.fromkeys(("onnx", "onnxscript", "onnxruntime"), "pip install 'accelcheck[onnx]'"),
+    )
+
+    def __init__(self) -> None:
+        self._held = ExitStack()
+
+    def capability(self, device: Device) -> Capability:
+        provider = _provider(device)
+        if provider is None:
+            return unsupported(Code.NO_BACKEND, f"ONNX Runtime has no execution provider for {device.name}'s tensors")
+        if not all(installed(package) for package in self.packages):
+            return SUPPORTED  # so far: packages are asked for next
+        try:
+            offered = importlib.import_module("onnxruntime").get_available_providers()
+            importlib.import_module("onnxscript")
+        except (ImportError, AttributeError, RuntimeError) as error:
+            return unavailable(Code.IMPORT_FAILED, f"{error}", "install versions that pair with this torch")
+        if provider[0] not in offered:
+            return unavailable(
+                Code.WRONG_BUILD,
+                f"this onnxruntime offers {', '.join(offered)}, and no {provider[0]}",
+                "install the onnxruntime build for this device: onnxruntime-gpu, onnxruntime-migraphx",
+            )
+        return SUPPORTED
+
+    def converted(self, program: Program, device: Device) -> Session:
+        provider = _provider(device)
+        if provider is None:
+            raise ValueError(f"{self.name}: no execution provider for {device.name}: ask `capability` first")
+        folder = self._held.enter_context(tempfile.TemporaryDirectory(prefix="accelcheck-onnx-"))
+        return Session(program, *provider, Path(folder))
+
+    def finish(self) -> None:
+        self._held.close()
+
+
+def _provider(device: Device) -> tuple[str, Mapping[str, Any]] | None:
+    # A ROCm build's device type is `cuda`.
+    return PROVIDERS.get("rocm" if device.name == "rocm" else device.type)
+
+
+def providers_of(profile: Path) -> Counter[str]:
+    """Nodes that were run, by the execution provider that ran them, from a profile that a session wrote."""
+    events = json.loads(profile.read_text())
+    return Counter(
+        event["args"]["provider"]
+        for event in events
+        if event.get("cat") == "Node" and "provider" in event.get("args", {})
+    )
+
+
+def _memory(tensor: Tensor) -> tuple[str, int, Any, tuple[int, ...], int]:
+    """Device, its number, element type, shape and address, as an IO binding wants them."""
+    element = torch.empty(0, dtype=tensor.dtype).numpy().dtype
+    return tensor.device.type, tensor.device.index or 0, element, tuple(tensor.shape), tensor.data_ptr()
+
+
+TECHNIQUES: tuple[Technique, ...] = (OnnxRuntime(),)

@@ -1,0 +1,246 @@
+"""OpenVINO on the CPU: a converted model, and ``torch.compile``'s backend of that name. FP32, which must be asked for.
+
+On processors with bfloat16 units OpenVINO computes FP32 models in bfloat16 unless it is told otherwise. Each ``Core`` gives the
+thread a signal stack, and the last one to go may leave that of one that went before: the next signal handled ends the process.
+"""
+
+from __future__ import annotations
+
+import importlib
+import re
+import sys
+import warnings
+from contextlib import ExitStack, contextmanager
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from accelcheck.core.capability import SUPPORTED, Capability, Code, unavailable, unsupported
+from accelcheck.core.case import Evidence, Mode
+from accelcheck.devices.packages import installed
+from accelcheck.techniques.base import Technique
+from accelcheck.techniques.compilation.compile import REGION, forget, resolved_backend
+from accelcheck.techniques.compilation.conversion import RUNTIME_EARLY, RUNTIME_WORKLOADS, Conversion, Converted
+from accelcheck.techniques.observe import ProfilerLog
+from accelcheck.techniques.runtimes.signal_stack import signal_stack_kept
+from accelcheck.workloads.base import flatten
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
+    from accelcheck.devices.base import Device
+    from accelcheck.techniques.observe import Log
+    from accelcheck.workloads.base import Program, Workload
+
+LOWER = re.compile(r".*_(bf16|f16|i8|u8)")
+"""Kernel types of the CPU plugin, such as ``brgconv_avx512_bf16``, that compute in less than FP32."""
+PACKAGES: Mapping[str, str] = MappingProxyType({"openvino": "pip install 'accelcheck[openvino]'"})
+
+
+class Model(Converted):
+    """A model that OpenVINO converted from an exported program, compiled for the CPU, and one request for its results."""
+
+    kind = "compiled model"
+
+    def __init__(self, program: Program) -> None:
+        package = openvino()
+        exported = torch.export.export(program.module, program.inputs)
+        model = package.convert_model(exported)
+        self.compiled = package.Core().compile_model(model, "CPU", properties())
+        self.request = self.compiled.create_infer_request()
+        self.structure = exported.call_spec.out_spec
+        super().__init__(program.module, self._run)
+
+    def _run(self, *inputs: Any) -> Any:
+        arrays = [value.contiguous().numpy() for value in inputs if isinstance(value, Tensor)]
+        found = self.request.infer(arrays)
+        return pytree.tree_unflatten([torch.from_numpy(found[out]) for out in self.compiled.outputs], self.structure)
+
+    def evidence(self) -> Iterable[Evidence]:
+        yield from super().evidence()
+        yield from ran([self.request])
+
+
+class OpenVino(Conversion):
+    """``openvino.convert_model``, ``compile_model`` and a synchronous request."""
+
+    name = "openvino"
+    family = "openvino"
+    promise = "OpenVINO computes the converted model, in FP32 where that is asked for, as torch computes the module."
+    source = "https://docs.openvino.ai/2026/openvino-workflow/model-preparation/convert-model-pytorch.html"
+    level = 2
+    workloads = RUNTIME_WORKLOADS
+    early = RUNTIME_EARLY
+    packages = PACKAGES
+
+    def __init__(self) -> None:
+        self._held = ExitStack()
+
+    def capability(self, device: Device) -> Capability:
+        return openvino_capability(device)
+
+    def prepare(self, program: Program, mode: Mode, device: Device) -> None:
+        self._held.enter_context(signal_stack_kept())
+        super().prepare(program, mode, device)
+
+    def finish(self) -> None:
+        self._held.close()
+
+    def converted(self, program: Program, device: Device) -> Model:
+        del device
+        return Model(program)
+
+
+class Kept:
+    """A compiled module that sees whether its last result still has its values after the next call.
+
+    Attributes:
+        overwritten: Calls that changed what an earlier one had returned.
+    """
+
+    def __init__(self, run: Any) -> None:
+        self.run = run
+        self.overwritten = 0
+        self._last: list[tuple[Tensor, Tensor]] = []
+
+    def __call__(self, *inputs: Any) -> Any:
+        out = self.run(*inputs)
+        changed = [not torch.allclose(t, was, rtol=0.0, atol=0.0, equal_nan=True) for t, was in self._last]
+        self.overwritten += any(changed)
+        self._last = [(tensor, tensor.clone()) for _, tensor in flatten(out)]
+        return out
+
+
+class OpenVinoCompile(Technique):
+    """``torch.compile(backend="openvino")``: OpenVINO runs the parts of the graph that it knows, torch the rest.
+
+    With the option ``aot_autograd``, which training needs; without it convolutions and transformers raise with torch 2.13.
+    Two fall-backs are silent: to inductor for a graph that cannot be converted, to eager for a part that cannot be run.
+    """
+
+    name = "openvino-compile"
+    family = "openvino"
+    promise = "A graph captured by torch.compile, its parts run by OpenVINO in FP32, gives what the module gives."
+    source = "https://docs.openvino.ai/2026/openvino-workflow/torch-compile.html"
+    level = 2
+    modes = frozenset({Mode.FORWARD, Mode.BACKWARD, Mode.ACCURACY})
+    watch = ProfilerLog
+    warmups = 1
+    differentiates_twice = False  # as all of AOTAutograd
+    packages = PACKAGES
+    # Not attention alone: torch keeps it for itself, and nothing is left for OpenVINO.
+    workloads = frozenset({"elementwise-5", "mlp", "cnn", "transformer-block", "digits-mlp"})
+
+    def __init__(self) -> None:
+        self._held = ExitStack()
+
+    def capability(self, device: Device) -> Capability:
+        return openvino_capability(device)
+
+    def accepts(self, workload: Workload) -> bool:
+        """One of each kind: each is compiled anew."""
+        return super().accepts(workload) and workload.name in self.workloads
+
+    def prepare(self, program: Program, mode: Mode, device: Device) -> None:
+        del mode, device
+        forget()
+        self._held.enter_context(signal_stack_kept())
+        self._held.enter_context(registered())
+        options: dict[str, Any] = {"device": "CPU", "aot_autograd": True, "config": properties()}
+        program.call = Kept(torch.compile(program.module, backend="openvino", dynamic=False, options=options))
+
+    def evidence(self, program: Program, log: Log, mode: Mode, device: Device) -> Iterable[Evidence]:
+        del mode, device
+        call = program.call
+        if not isinstance(call, Kept):
+            yield Evidence("the call is a compiled module", type(call).__name__, engaged=False)
+            return
+        used = resolved_backend(call.run)
+        yield Evidence("backend is openvino", used, engaged=used == "openvino")
+        regions = log.count(REGION)
+        yield Evidence("compiled regions entered >= 1", regions, engaged=regions >= 1)
+        executor = _dynamo("execute")
+        yield from ran([*executor.req_cache.values()])
+        graphs = [*executor.partitioned_modules.values()]
+        parts = [part for graph in graphs for part in graph.modules() if hasattr(part, "perm_fallback")]
+        fallen = sum(bool(part.perm_fallback) for part in parts)
+        yield Evidence(f"of {len(parts)} parts run by eager after all = 0", fallen, engaged=fallen == 0)
+        left = {str(node.target) for graph in graphs for node in graph.graph.nodes if node.op == "call_function"}
+        # Nothing is promised about how much OpenVINO takes: a number to read, not to judge.
+        yield Evidence("operators left to torch (any number)", ", ".join(sorted(left)) or 0, engaged=True)
+        yield Evidence("results overwritten by a later call = 0", call.overwritten, engaged=call.overwritten == 0)
+
+    def finish(self) -> None:
+        self._held.close()
+        forget()
+
+
+@contextmanager
+def registered() -> Iterator[None]:
+    """With OpenVINO's backend registered, its caches empty. Afterwards all that this changes for the process is put back."""
+    with warnings.catch_warnings():
+        # From torch 2.13 on the option has no effect but this warning.
+        warnings.filterwarnings("ignore", message=".*inline_inbuilt_nn_modules", category=FutureWarning)
+        with torch._dynamo.config.patch(inline_inbuilt_nn_modules=False):  # noqa: SLF001 - the only way to it
+            openvino()
+            importlib.import_module("openvino.torch")
+            _forget()
+            try:
+                yield
+            finally:
+                _forget()
+                _dynamo("backend").openvino_options = {}  # else those of the first case are everybody's
+
+
+def ran(requests: list[Any]) -> Iterable[Evidence]:
+    """What OpenVINO says of requests that were run with `properties`: where, and in which precision."""
+    models = [request.get_compiled_model() for request in requests]
+    places = sorted({str(place) for model in models for place in model.get_property("EXECUTION_DEVICES")})
+    yield Evidence("execution devices are CPU", ", ".join(places) or "none", engaged=places == ["CPU"])
+    hints = sorted({model.get_property("INFERENCE_PRECISION_HINT").to_string() for model in models})
+    yield Evidence("resolved INFERENCE_PRECISION_HINT is f32", ", ".join(hints) or "none", engaged=hints == ["f32"])
+    nodes = [node for request in requests for node in request.get_profiling_info()]
+    executed = [node.exec_type for node in nodes if str(node.status).endswith(".EXECUTED")]
+    yield Evidence("nodes executed >= 1", len(executed), engaged=len(executed) >= 1)
+    lower = sorted({kind for kind in executed if LOWER.fullmatch(kind)})
+    yield Evidence("of them in less than FP32 = 0", ", ".join(lower) or 0, engaged=not lower)
+
+
+def properties() -> dict[str, Any]:
+    """FP32, torch's number of threads, and a count of what was executed."""
+    return {"INFERENCE_PRECISION_HINT": "f32", "INFERENCE_NUM_THREADS": torch.get_num_threads(), "PERF_COUNT": True}
+
+
+def openvino_capability(device: Device) -> Capability:
+    """Whether OpenVINO computes on the device's tensors and imports with this torch."""
+    if device.type != "cpu":
+        return unsupported(Code.NO_BACKEND, f"OpenVINO takes tensors in the CPU's memory, not {device.name}'s")
+    if installed("openvino"):
+        try:
+            openvino()
+        except (ImportError, AttributeError, RuntimeError) as error:
+            return unavailable(Code.IMPORT_FAILED, f"openvino does not import: {error}", PACKAGES["openvino"])
+    return SUPPORTED
+
+
+def openvino() -> Any:
+    """The package."""
+    # Its converter reports each use to its makers unless a user has turned that off; without the package it cannot.
+    sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type]  # None: importing it raises ImportError
+    return importlib.import_module("openvino")
+
+
+def _forget() -> None:
+    executor = _dynamo("execute")
+    executor.clear_caches()
+    executor.req_cache.clear()  # which the line above leaves
+
+
+def _dynamo(name: str) -> Any:
+    return importlib.import_module(f"openvino.frontend.pytorch.torchdynamo.{name}")
+
+
+TECHNIQUES: tuple[Technique, ...] = (OpenVino(), OpenVinoCompile())

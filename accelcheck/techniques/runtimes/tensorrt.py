@@ -1,0 +1,275 @@
+"""Torch-TensorRT: exported programs compiled to TensorRT engines, in FP32, FP16 and int8. NVIDIA GPUs only.
+
+Networks are strongly typed: each operator computes in the dtype that the exported graph gives it. That is the only kind since
+torch-tensorrt 2.14, and an option before; ``enabled_precisions``, by which TensorRT chose for itself, is gone. So the module
+is cast or quantized first, and what is compiled is its graph. int8 comes as quantize and dequantize operators, which
+NVIDIA's modelopt puts there.
+"""
+
+from __future__ import annotations
+
+import copy
+import importlib
+import inspect
+from contextlib import AbstractContextManager, nullcontext
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from accelcheck.core.capability import SUPPORTED, Capability, Code, unavailable, unsupported
+from accelcheck.core.case import Evidence, Mode
+from accelcheck.devices.packages import installed
+from accelcheck.techniques.compilation.conversion import Conversion, Converted
+from accelcheck.techniques.quantization.emulation import EmulatedLinear, Quantizer, calibrate, is_linear, replaced, twin
+from accelcheck.techniques.quantization.int8 import Holder, Quantized, count
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from torch.export import ExportedProgram
+
+    from accelcheck.devices.base import Device
+    from accelcheck.techniques.base import Technique
+    from accelcheck.techniques.quantization.emulation import Scale, Seen
+    from accelcheck.workloads.base import Program
+
+INSTALL = "pip install 'accelcheck[tensorrt]': the release of torch-tensorrt must be that of torch"
+PACKAGES: Mapping[str, str] = MappingProxyType({"torch_tensorrt": INSTALL})
+ENGINES = frozenset({"TorchTensorRTModule", "PythonTorchTensorRTModule"})
+"""Classes of the submodules that hold an engine; the second until torch-tensorrt 2.13."""
+OPTIONS: Mapping[str, Any] = MappingProxyType(
+    {
+        "min_block_size": 1,  # 5 unless said: graphs of fewer operators would stay in torch
+        "disable_tf32": True,  # False unless said: products of FP32 tensors would be TF32
+        "use_explicit_typing": True,  # until 2.13; what came after it has no other kind
+        "cache_built_engines": False,
+        "reuse_cached_engines": False,
+    }
+)
+"""Of ``torch_tensorrt.dynamo.compile``, where it has them."""
+
+
+class Engines(Converted):
+    """A graph module whose parts are TensorRT engines.
+
+    Args:
+        module: What was exported.
+        exported: On the GPU.
+        inputs: Its example inputs.
+    """
+
+    kind = "compiled graph"
+
+    def __init__(self, module: nn.Module, exported: ExportedProgram, inputs: tuple[Any, ...]) -> None:
+        build = importlib.import_module("torch_tensorrt").dynamo.compile
+        known = inspect.signature(build).parameters
+        options = {name: value for name, value in OPTIONS.items() if name in known}
+        self.exported = exported
+        self.graph: nn.Module = build(exported, arg_inputs=list(inputs), **options)
+        self.engines = [part for part in self.graph.modules() if type(part).__name__ in ENGINES]
+        self.runs = 0
+        for engine in self.engines:
+            engine.register_forward_hook(self._ran)
+        super().__init__(module, self.graph)
+
+    def _ran(self, engine: nn.Module, inputs: Any, out: Any) -> None:
+        del engine, inputs, out
+        self.runs += 1
+
+    @property
+    def left(self) -> list[str]:
+        """Operators that torch runs, sorted; taking an engine's outputs apart is none."""
+        graphs = [part.graph for part in self.graph.modules() if isinstance(part, torch.fx.GraphModule)]
+        calls = [node for graph in graphs for node in graph.nodes if node.op == "call_function"]
+        return sorted(str(node.target) for node in calls if isinstance(node.target, torch._ops.OpOverload))  # noqa: SLF001 - their class has no public name
+
+    def evidence(self) -> Iterable[Evidence]:
+        yield from super().evidence()
+        engines = len(self.engines)
+        yield Evidence("TensorRT engines >= 1", engines, engaged=engines >= 1)
+        yield Evidence(f"runs of engines >= {max(1, engines)}", self.runs, engaged=self.runs >= max(1, engines))
+        # What TensorRT cannot convert stays with torch, as promised: a number to read, not to judge.
+        yield Evidence("operators left to torch (any number)", ", ".join(self.left) or 0, engaged=True)
+
+
+class TensorRt(Conversion):
+    """FP32, without TF32."""
+
+    name = "tensorrt-fp32"
+    family = "tensorrt"
+    promise = "TensorRT engines compute the exported graph in FP32 as torch computes the module."
+    source = "https://docs.pytorch.org/TensorRT/user_guide/compilation/dynamo_export.html"
+    # An engine takes seconds to a minute to build.
+    level = 3
+    early = frozenset({"mlp", "transformer-block", "digits-mlp"})
+    workloads = frozenset({"elementwise-5", "mlp", "cnn", "attention-causal", "transformer-block", "digits-mlp"})
+    packages = PACKAGES
+
+    def capability(self, device: Device) -> Capability:
+        # A ROCm build's device type is `cuda`.
+        if device.type != "cuda" or device.name == "rocm":
+            return unsupported(Code.NO_BACKEND, f"TensorRT builds engines for NVIDIA GPUs, not for {device.name}")
+        if all(installed(package) for package in self.packages):
+            for package in self.packages:
+                try:
+                    importlib.import_module(package)
+                except Exception as error:  # noqa: BLE001 - it raises a bare Exception where TensorRT's libraries are absent
+                    return unavailable(Code.IMPORT_FAILED, f"{package} does not import: {error}", INSTALL)
+        return SUPPORTED
+
+    def changed(self, module: nn.Module, inputs: tuple[Any, ...]) -> nn.Module:
+        """What is exported in the module's place: itself, or a copy with other types."""
+        del inputs
+        return module
+
+    def exporting(self) -> AbstractContextManager[Any]:
+        """Context of the export."""
+        return nullcontext()
+
+    def converted(self, program: Program, device: Device) -> Engines:
+        del device
+        changed = self.changed(program.module, program.inputs)
+        with self.exporting():
+            exported = torch.export.export(changed, program.inputs)
+        return self.engines(program.module, exported, program.inputs)
+
+    def engines(self, module: nn.Module, exported: ExportedProgram, inputs: tuple[Any, ...]) -> Engines:
+        """The compiled program."""
+        return Engines(module, exported, inputs)
+
+
+class Halved(nn.Module):
+    """A copy of a module in FP16, with FP32 inputs and outputs."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = copy.deepcopy(module).half()
+
+    def forward(self, *inputs: Any) -> Any:
+        return pytree.tree_map(_as(torch.float32), self.module(*map(_as(torch.float16), inputs)))
+
+
+class HalvedEngines(Engines):
+    """Engines of a program in FP16."""
+
+    def evidence(self) -> Iterable[Evidence]:
+        yield from super().evidence()
+        halves = sum(_dtype(node) == torch.float16 for node in self.exported.graph.nodes if node.op == "call_function")
+        yield Evidence("operators of the exported graph with float16 results >= 1", halves, engaged=halves >= 1)
+
+
+class TensorRtHalf(TensorRt):
+    """FP16 parameters and operators, cast at the border."""
+
+    name = "tensorrt-fp16"
+    promise = "TensorRT engines compute the graph in FP16, with FP32 inputs and outputs."
+    source = "https://docs.pytorch.org/TensorRT/user_guide/shapes_precision/mixed_precision.html"
+    workloads = frozenset({"mlp", "cnn", "attention-causal", "transformer-block", "digits-mlp"})
+
+    def precision(self, dtype: str) -> str:
+        del dtype
+        return "float16"
+
+    def changed(self, module: nn.Module, inputs: tuple[Any, ...]) -> nn.Module:
+        del inputs
+        return Halved(module)
+
+    def engines(self, module: nn.Module, exported: ExportedProgram, inputs: tuple[Any, ...]) -> Engines:
+        return HalvedEngines(module, exported, inputs)
+
+
+class QuantizedEngines(Engines):
+    """Engines of a program with int8 linear layers.
+
+    Attributes:
+        wanted: Linear layers of the module.
+    """
+
+    wanted = 0
+
+    def evidence(self) -> Iterable[Evidence]:
+        yield from super().evidence()
+        quantizers = sum("tensorrt.quantize_op" in str(node.target) for node in self.exported.graph.nodes)
+        # Of each linear layer the input and the weight.
+        wanted = 2 * self.wanted
+        yield Evidence(
+            f"int8 quantizers in the exported graph = {wanted} >= 2", quantizers, engaged=quantizers == wanted >= 2
+        )
+        left = sum("tensorrt.quantize_op" in name for name in self.left)
+        yield Evidence("of them left to torch = 0", left, engaged=left == 0)
+
+
+class TensorRtInt8(Quantized, TensorRt):
+    """int8 weights (a scale a channel) and inputs (a scale a tensor, calibrated on the judged inputs) of linear layers.
+
+    The rule of modelopt's ``INT8_DEFAULT_CFG`` and of Torch-TensorRT's converter: scale max|x| / 127, no zero point, ties to
+    even, -128 to 127. It would quantize the inputs of layer norms too: workloads have none.
+    """
+
+    name = "tensorrt-int8"
+    family = "tensorrt"
+    promise = "TensorRT engines multiply int8 inputs and weights, with scales from calibration; the rest is FP32."
+    source = "https://docs.pytorch.org/TensorRT/user_guide/shapes_precision/quantization.html"
+    workloads = frozenset({"mlp", "digits-mlp"})
+    packages = MappingProxyType({**PACKAGES, "modelopt": INSTALL})
+    oracle = "int8-max-127"
+
+    def prepare(self, program: Program, mode: Mode, device: Device) -> None:
+        TensorRt.prepare(self, program, mode, device)
+
+    def quantized(self, module: nn.Module, inputs: tuple[Any, ...]) -> nn.Module:
+        tool = importlib.import_module("modelopt.torch.quantization")
+        out: nn.Module = tool.quantize(module, tool.INT8_DEFAULT_CFG, forward_loop=lambda model: model(*inputs))
+        return out
+
+    def changed(self, module: nn.Module, inputs: tuple[Any, ...]) -> nn.Module:
+        return self.quantized(Holder(twin(module)), inputs)
+
+    def exporting(self) -> AbstractContextManager[Any]:
+        context: AbstractContextManager[Any] = importlib.import_module(
+            "modelopt.torch.quantization.utils"
+        ).export_torch_mode()
+        return context
+
+    def engines(self, module: nn.Module, exported: ExportedProgram, inputs: tuple[Any, ...]) -> Engines:
+        engines = QuantizedEngines(module, exported, inputs)
+        engines.wanted = count(module, is_linear)
+        return engines
+
+    def emulate(self, module: nn.Module, inputs: tuple[Any, ...]) -> nn.Module:
+        copied = twin(module)
+        seen = calibrate(copied, inputs)
+        return replaced(copied, lambda linear: emulated(linear, seen[linear]))
+
+
+def emulated(linear: nn.Linear, seen: Seen) -> EmulatedLinear:
+    """A linear layer with operands quantized to multiples of max|x| / 127."""
+    largest = torch.tensor(max(-seen.low_in, seen.high_in), dtype=torch.float32)
+    layer = EmulatedLinear(linear, before=Quantizer(_fixed(largest / 127.0), -128, 127))
+    weight = linear.weight.detach().float()
+    by_channel = Quantizer(_fixed(weight.abs().amax(1, keepdim=True) / 127.0), -128, 127)
+    layer.weight = by_channel(weight)
+    return layer
+
+
+def _fixed(scale: Tensor) -> Any:
+    def rule(x: Tensor) -> Scale:
+        del x
+        return scale, 0
+
+    return rule
+
+
+def _as(dtype: torch.dtype) -> Any:
+    return lambda value: value.to(dtype) if isinstance(value, Tensor) and value.is_floating_point() else value
+
+
+def _dtype(node: torch.fx.Node) -> torch.dtype | None:
+    value = node.meta.get("val")
+    return value.dtype if isinstance(value, Tensor) else None
+
+
+TECHNIQUES: tuple[Technique, ...] = (TensorRt(), TensorRtHalf(), TensorRtInt8())

@@ -1,0 +1,229 @@
+"""A training that stops, and is gone on with by another process that has nothing of it but a folder with snapshots."""
+
+from __future__ import annotations
+
+import math
+import os
+import pickle
+import tempfile
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, replace
+from multiprocessing import get_context
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from accelcheck.core.case import Mode
+from accelcheck.techniques.observe import OperatorLog, unwatched
+from accelcheck.techniques.processes.torchrun import pickled
+from accelcheck.techniques.snapshots.files import Snapshots, read
+from accelcheck.techniques.snapshots.stepwise import Session
+from accelcheck.workloads.base import Problem, Program
+from accelcheck.workloads.states import pack, unpack
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from accelcheck.devices.base import Device
+    from accelcheck.workloads.base import Result
+
+PATIENCE = 300.0
+"""Seconds for the other process to go on to the end: the first time it imports torch, and may compile."""
+SEED = 20231
+"""Of the other process's generators, before it loads: what a snapshot does not hold is then something else."""
+
+
+@dataclass(frozen=True)
+class Errand:
+    """What the other process is told: how a training goes on, not where it stands.
+
+    Attributes:
+        problem: On the CPU; its parameters are NaN.
+        device, dtype, seed, mode: Of the program.
+        scaled: Whether it has a gradient scaler.
+        threads: Of torch: sums depend on it.
+        folder: With the snapshots.
+        records: Steps after which a long training records its parameters.
+    """
+
+    problem: Problem
+    device: Device
+    dtype: torch.dtype
+    seed: int
+    mode: Mode
+    scaled: bool
+    threads: int
+    folder: Path
+    records: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True)
+class Report:
+    """What the other process says.
+
+    Attributes:
+        pid: Its own.
+        used: Name of the snapshot that it went on from.
+        step: Steps that had been taken.
+        refused: Names of damaged ones, and what was wrong with each.
+        operators: That it dispatched on the device.
+        strays: Operators that left the device for the CPU, by name.
+        last: File with the state at the end.
+    """
+
+    pid: int
+    used: str
+    step: int
+    refused: tuple[tuple[str, str], ...]
+    operators: int
+    strays: Mapping[str, int]
+    last: Path
+
+
+class Other:
+    """Another process, with an interpreter of its own. It starts at once, and is asked as often as one likes."""
+
+    def __init__(self, device: Device) -> None:
+        self._pool = ProcessPoolExecutor(1, mp_context=get_context("spawn"))
+        self._pool.submit(_warm_up, pickled(device))
+
+    def go_on(self, errand: Errand) -> Report:
+        """Go on with a training to its end.
+
+        Raises:
+            TimeoutError: It did not come back.
+            TypeError: The errand cannot be sent.
+        """
+        return self._pool.submit(_go_on, pickled(errand)).result(PATIENCE)
+
+    def close(self) -> None:
+        """End it."""
+        self._pool.shutdown(cancel_futures=True)
+
+
+class Handover:
+    """How one program's trainings are handed to another process, and what was seen of the last one.
+
+    Args:
+        program: On the device.
+        mode: Train or trajectory.
+        device: Under test.
+
+    Attributes:
+        began: State of the last training before its first step.
+        left: The newest intact snapshot of the last training.
+        report: Of the other process on it.
+        ended: State of the last training after its last step.
+    """
+
+    def __init__(self, program: Program, mode: Mode, device: Device) -> None:
+        self.program, self.mode, self.device = program, mode, device
+        self._scratch = tempfile.TemporaryDirectory(prefix="accelcheck-")
+        self._other = Other(device)
+        self._count = 0
+        self.began: Mapping[str, Any] = {}
+        self.ended: Mapping[str, Any] = {}
+        self.left: Path | None = None
+        self.report: Report | None = None
+
+    def snapshots(self) -> Snapshots:
+        """An empty folder for the next training."""
+        self._count += 1
+        return Snapshots(Path(self._scratch.name) / str(self._count))
+
+    def go_on(self, snapshots: Snapshots, steps: int, records: frozenset[int] = frozenset()) -> dict[str, Any]:
+        """Have the other process go on from the newest intact snapshot.
+
+        Args:
+            snapshots: Of the training.
+            steps: At which it ends (train mode), or how many more it takes (trajectory mode).
+            records: See `Errand`.
+
+        Returns:
+            ``training`` (the state at the end), ``result`` and ``scales``; tensors are on the CPU.
+        """
+        report = self._other.go_on(self._errand(snapshots.folder, steps, records))
+        self.report, self.left = report, snapshots.folder / report.used
+        last = read(report.last)
+        self.ended = last["training"]
+        return last
+
+    def straight(self, steps: int, records: frozenset[int] = frozenset()) -> dict[str, Any]:
+        """The state at the end of the last training, had it not been stopped: the other process does all of it."""
+        snapshots = self.snapshots()
+        snapshots.save(0, self.began)
+        report = self._other.go_on(self._errand(snapshots.folder, steps, records))
+        training: dict[str, Any] = read(report.last)["training"]
+        return training
+
+    def close(self) -> None:
+        """End the other process and remove the files."""
+        self._other.close()
+        self._scratch.cleanup()
+
+    def _errand(self, folder: Path, steps: int, records: frozenset[int]) -> Errand:
+        problem = replace(self.program.problem(), steps=steps)
+        dtype = next(problem.module.parameters()).dtype
+        with torch.no_grad():
+            for tensor in (*problem.module.parameters(), *problem.module.buffers()):
+                tensor.fill_(math.nan if tensor.is_floating_point() else 0)
+        scaled = self.program.scaler is not None
+        threads = torch.get_num_threads()
+        return Errand(problem, self.device, dtype, self.program.seed, self.mode, scaled, threads, folder, records)
+
+
+def _warm_up(device: bytes) -> None:
+    """Import and open all that an errand needs, while the one who asks is busy with something else."""
+    pickle.loads(device).open()  # noqa: S301 - from our parent
+    torch.optim.SGD([torch.zeros(1, requires_grad=True)])
+
+
+def _go_on(packed: bytes) -> Report:
+    """In the other process."""
+    errand: Errand = pickle.loads(packed)  # noqa: S301 - from our parent
+    device = errand.device
+    torch.set_num_threads(errand.threads)
+    device.open()
+    device.seed(SEED)
+    found = Snapshots(errand.folder).latest()
+    if found is None:
+        raise FileNotFoundError(f"{errand.folder}: expected a snapshot to go on from, got none")
+    with device.strict_float32():
+        program = Program.of(
+            errand.problem,
+            device=device.torch_device(),
+            dtype=errand.dtype,
+            seed=errand.seed,
+            synchronize=device.synchronize,
+        )
+        if errand.scaled:
+            program.scaler = torch.amp.GradScaler(device.type)
+        device.reset_fallbacks()
+        with OperatorLog(device.type) as log:  # as the first part was: XLA rounds otherwise where none watches
+            last = _trained(program, found.state) if errand.mode is Mode.TRAIN else _long(program, found.state, errand)
+            device.synchronize()
+    used = log.having(lambda operator: any(at == device.type for _, _, at in operator.outputs))
+    path = Snapshots(errand.folder / "last").save(found.step, last)
+    refused = tuple((error.path.name, error.wrong) for error in found.refused)
+    strays = dict(log.strays()) | dict(device.fallbacks())
+    return Report(os.getpid(), found.path.name, found.step, refused, used, strays, path)
+
+
+def _trained(program: Program, state: Mapping[str, Any]) -> dict[str, Any]:
+    session = Session(program)
+    session.load(state)
+    while session.step < program.steps:
+        session.take()
+    return {"training": session.state(), "result": {}, "scales": {}}
+
+
+def _long(program: Program, state: Mapping[str, Any], errand: Errand) -> dict[str, Any]:
+    trainer = program.trainer
+    if trainer is None:
+        raise TypeError("a long training needs a recipe: give the Problem one")
+    trainer.records = errand.records.__contains__
+    trainer.start = pack(state)
+    result: Result = trainer.train(program)
+    with unwatched():
+        return {"training": unpack(trainer.save(program)), "result": result, "scales": trainer.scales}

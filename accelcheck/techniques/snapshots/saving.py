@@ -1,0 +1,224 @@
+"""Snapshots in files: another process goes on from one as if nothing had happened, and a damaged one is not used."""
+
+from __future__ import annotations
+
+import os
+from contextlib import ExitStack
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from accelcheck.core.case import Evidence, Mode
+from accelcheck.techniques.base import Technique
+from accelcheck.techniques.observe import unwatched
+from accelcheck.techniques.processes.evidence import no_strays, repeated, shareable
+from accelcheck.techniques.snapshots.files import read
+from accelcheck.techniques.snapshots.handover import Handover
+from accelcheck.techniques.snapshots.stepwise import Session
+from accelcheck.workloads.states import pack, unpack
+from accelcheck.workloads.trainer import Trainer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+    from accelcheck.core.capability import Capability
+    from accelcheck.devices.base import Device
+    from accelcheck.techniques.observe import Log
+    from accelcheck.techniques.snapshots.files import Snapshots
+    from accelcheck.techniques.snapshots.handover import Report
+    from accelcheck.workloads.base import Program, Result, Workload
+    from accelcheck.workloads.trainer import Recipe
+
+HANDOVER = "handover"
+"""Key in `Program.extras` of the `Handover` of a program."""
+
+SCALE = 2.0**7
+INTERVALS: Mapping[Mode, int] = MappingProxyType({Mode.TRAIN: 3, Mode.TRAJECTORY: 10})
+"""Of the gradient scaler. It grows after clean steps on both sides of the stop; not within the first 4 of a long training,
+which the check of scalers wants at the scale that it sets."""
+
+
+class Relay(Trainer):
+    """Takes the first half of the steps; another process takes the rest, from a file. Then all is as if it had not."""
+
+    def __init__(self, recipe: Recipe, handover: Handover) -> None:
+        super().__init__(recipe)
+        self.handover = handover
+
+    def train(self, program: Program) -> Result:
+        """See `Trainer.train`."""
+        handover, steps = self.handover, program.steps
+        self.step = 0
+        with unwatched():
+            handover.began = unpack(self.start or pack(self.state(program, self.parts(program))))
+        program.steps = half = steps // 2
+        try:
+            result = super().train(program)
+        finally:
+            program.steps = steps
+        snapshots = handover.snapshots()
+        wanted = frozenset(filter(self.records, range(self.step + 1, self.step + 1 + steps - half)))
+        with unwatched():
+            snapshots.save(self.step, unpack(self.save(program)))
+            last = handover.go_on(snapshots, steps - half, wanted)
+        self._catch_up(program, last["training"])
+        self.scales |= last["scales"]
+        place = next(program.module.parameters()).device
+        return result | {path: tensor.to(place) for path, tensor in last["result"].items()}
+
+    def _catch_up(self, program: Program, state: dict[str, Any]) -> None:
+        if self._parts is None:
+            raise TypeError("a training left no parts")
+        self.load(program, self._parts, state)
+        self._parts.generator = state["generator"]
+
+
+class SnapshotRestore(Technique):
+    """A training that stops half way, and is gone on with by another process, from a file."""
+
+    name = "snapshot-restore"
+    family = "snapshot"
+    timed = False
+    promise = "A training that another process goes on with from a file ends bitwise as it does without the stop."
+    source = "https://docs.pytorch.org/tutorials/beginner/saving_loading_models.html"
+    level = 2
+    modes = frozenset({Mode.TRAIN, Mode.TRAJECTORY})
+    requires = frozenset({"training"})
+
+    def __init__(self) -> None:
+        self._held = ExitStack()
+
+    def capability(self, device: Device) -> Capability:
+        return shareable(device)
+
+    def prepare(self, program: Program, mode: Mode, device: Device) -> None:
+        handover = Handover(program, mode, device)
+        self._held.callback(handover.close)
+        program.extras[HANDOVER] = handover
+        program.scaler = _scaler(device, mode)
+        if mode is Mode.TRAIN:
+            program.elsewhere = self.train
+        elif program.trainer is not None:
+            program.trainer = Relay(program.trainer.recipe, handover)
+
+    def train(self, program: Program, mode: Mode) -> Result:
+        """See `Program.elsewhere`: the first half of the steps here, with a snapshot after each, the rest elsewhere."""
+        handover: Handover = program.extras[HANDOVER]
+        program.scaler = _scaler(handover.device, mode)
+        session = Session(program)
+        snapshots = handover.snapshots()
+        with unwatched():
+            handover.began = unpack(pack(session.state()))
+        while session.step < program.steps // 2:
+            session.take()
+            with unwatched():
+                snapshots.save(session.step, session.state())
+        self.spoil(snapshots)
+        with unwatched():
+            last = handover.go_on(snapshots, program.steps)
+        session.load(last["training"])
+        return session.result()
+
+    def spoil(self, snapshots: Snapshots) -> None:
+        """What happens to the files before the other process reads them."""
+        del snapshots
+
+    def evidence(self, program: Program, log: Log, mode: Mode, device: Device) -> Iterable[Evidence]:
+        del log
+        handover: Handover = program.extras[HANDOVER]
+        report, left = handover.report, handover.left
+        if report is None or left is None:
+            yield Evidence("trainings that another process went on with >= 1", 0, engaged=False)
+            return
+        own = os.getpid()
+        yield Evidence(f"process that went on is another than {own}", report.pid, engaged=report.pid not in {0, own})
+        yield Evidence(
+            f"operators that it computed on {device.type} >= 1", report.operators, engaged=report.operators >= 1
+        )
+        yield no_strays(report.strays, device, "there")
+        stop = self.used(program.steps // 2)
+        yield Evidence(
+            f"steps taken before it went on = {stop} of {program.steps}", report.step, report.step == stop > 0
+        )
+        held = read(left)
+        least = sum(parameter.nbytes for parameter in program.module.parameters())
+        size = left.stat().st_size
+        yield Evidence(f"bytes of its file > {least}, those of the parameters", size, engaged=size > least)
+        wanted = {"module", "optimizer", "generator"}
+        wanted |= set() if program.scaler is None else {"scaler"}
+        wanted |= {"schedule", "loader"} if mode is Mode.TRAJECTORY else set()
+        full = {key for key in wanted if _holds(held, key)}
+        yield Evidence(f"its file holds {', '.join(sorted(wanted))}", ", ".join(sorted(full)), engaged=full == wanted)
+        claim = "parts of the state at the end that differ from those without a stop = 0"
+        yield repeated(claim, handover.ended, lambda: handover.straight(program.steps), device)
+
+    def used(self, stop: int) -> int:
+        """Steps in the snapshot that is gone on from, when the training stopped after `stop`."""
+        return stop
+
+    def finish(self) -> None:
+        self._held.close()
+
+
+class SnapshotDamaged(SnapshotRestore):
+    """The newest snapshot is damaged: the one before is used, and the steps since are taken again."""
+
+    name = "snapshot-damaged"
+    promise = "A damaged snapshot is refused and named; the training goes on from the last good one and ends the same."
+    source = "https://docs.pytorch.org/docs/stable/generated/torch.load.html"
+    modes = frozenset({Mode.TRAIN})
+
+    def accepts(self, workload: Workload) -> bool:
+        """It is about the file, whatever that holds: two workloads show it."""
+        return super().accepts(workload) and workload.name in {"train-mlp", "train-transformer"}
+
+    def spoil(self, snapshots: Snapshots) -> None:
+        newest = snapshots.latest()
+        if newest is None:
+            raise FileNotFoundError(f"{snapshots.folder}: expected a snapshot to damage")
+        kinds = list(DAMAGES)
+        # The folders of a case are numbered: its trainings go through all kinds of damage.
+        damage = DAMAGES[kinds[int(snapshots.folder.name) % len(kinds)]]
+        newest.path.write_bytes(damage(newest.path.read_bytes()))
+
+    def used(self, stop: int) -> int:
+        return stop - 1
+
+    def evidence(self, program: Program, log: Log, mode: Mode, device: Device) -> Iterable[Evidence]:
+        yield from super().evidence(program, log, mode, device)
+        report: Report | None = program.extras[HANDOVER].report
+        refused = () if report is None else report.refused
+        newest = f"step-{program.steps // 2:08}.snapshot"
+        seen = "; ".join(f"{name}: {wrong}" for name, wrong in refused)
+        yield Evidence(f"refused: {newest} alone", seen or "none", engaged=[name for name, _ in refused] == [newest])
+
+
+def _scaler(device: Device, mode: Mode) -> torch.amp.GradScaler | None:
+    """A gradient scaler where there is one; elsewhere a training has none to lose."""
+    if "autocast-float16" not in device.features:
+        return None
+    return torch.amp.GradScaler(device.type, init_scale=SCALE, growth_interval=INTERVALS[mode])
+
+
+def _holds(state: Mapping[str, Any], key: str) -> bool:
+    """Whether there is something under a key; an optimizer that remembers nothing was never used."""
+    value = state.get(key)
+    return bool(value["state"]) if key == "optimizer" and value else value is not None
+
+
+def _flipped(content: bytes) -> bytes:
+    middle = len(content) // 2
+    return content[:middle] + bytes([content[middle] ^ 1]) + content[middle + 1 :]
+
+
+DAMAGES: Mapping[str, Callable[[bytes], bytes]] = MappingProxyType(
+    {
+        "truncated": lambda content: content[: len(content) * 2 // 3],
+        "one bit flipped": _flipped,
+        "empty": lambda content: b"",  # noqa: ARG005 - of any content
+    }
+)
+"""What can happen to a file, by name."""
+
+TECHNIQUES: tuple[Technique, ...] = (SnapshotRestore(), SnapshotDamaged())
