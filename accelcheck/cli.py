@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from accelcheck.commands.common import USAGE
 from accelcheck.core.registry import DuplicateNameError, UnknownNameError, discover
-from accelcheck.plugin.registered import BroughtError
+from accelcheck.plugin.registered import PluginLoadError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -23,6 +23,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = parser.parse_args(arguments)
     try:
         return int(given.run(given))
-    except (BroughtError, DuplicateNameError, UnknownNameError) as error:
+    except (PluginLoadError, DuplicateNameError, UnknownNameError) as error:
         print(f"accelcheck: {error}", file=sys.stderr)
         return USAGE

@@ -39,7 +39,7 @@ from torch.utils.benchmark import Timer
 from accelcheck.devices import hardware
 from accelcheck.devices.cpu import Cpu
 from accelcheck.experiments import duet_process
-from accelcheck.experiments.duet_side import Process, Side, together
+from accelcheck.experiments.duet_side import DuetSide, Process, together
 from accelcheck.measure import duet
 from accelcheck.measure.clocks import BLOCK, block, settle, undisturbed
 from accelcheck.measure.paired import compare, median
@@ -213,7 +213,7 @@ def pair(job: dict[str, Any], number: int) -> list[dict[str, Any]]:
     """What two processes that run in turns measure."""
     arguments = [str(Path(__file__)), "--role", "half", "--job", json.dumps(job)]
     with contextlib.ExitStack() as stack:
-        both = [stack.enter_context(Process(Side(name, sys.executable), arguments, SILENCE)) for name in "AB"]
+        both = [stack.enter_context(Process(DuetSide(name, sys.executable), arguments, SILENCE)) for name in "AB"]
         together(both, number)
     if died := [process.ended for process in both if process.ended != ""]:
         raise SystemExit(f"half: {died[0]}")

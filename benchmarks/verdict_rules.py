@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from accelcheck.checks.execute import Bench
-    from accelcheck.selftest.runner import Row
+    from accelcheck.selftest.runner import PlantedRow
     from accelcheck.workloads.base import Result
 
 FAULTS = frozenset(
@@ -116,7 +116,7 @@ class Output:
 class Trialled:
     """What the rules made of one trial: which of them failed it, and what the engine said."""
 
-    row: Row
+    row: PlantedRow
     seed: int
     failing: frozenset[str]
     verdict: Verdict
@@ -239,7 +239,7 @@ def reference(trial: Trial, wider: torch.dtype | None = None) -> Result:
     return program.run(trial.case.mode)
 
 
-def attempt(row: Row, seed: int, bench: Bench) -> Trialled | None:
+def attempt(row: PlantedRow, seed: int, bench: Bench) -> Trialled | None:
     """Judge one trial by all rules; None where the plant does not exist on the CPU."""
     outcome = runner.attempt(row, seed, bench)
     if not outcome.ran:
@@ -276,7 +276,7 @@ def ours_alone(trial: Trial, got: Result) -> bool:
     return any(check_metadata(got, expected, contract)) or bool(judge(got, expected).faults)
 
 
-def group(rows: list[Row], seed: int, folder: str) -> list[Trialled]:
+def group(rows: list[PlantedRow], seed: int, folder: str) -> list[Trialled]:
     """Rows of one workload and dtype with one seed: they share oracles."""
     torch.set_num_threads(1)
     logging.getLogger("torch._dynamo").setLevel(logging.ERROR)  # it warns of every cosine that is too small
@@ -284,7 +284,7 @@ def group(rows: list[Row], seed: int, folder: str) -> list[Trialled]:
     return [done for row in rows if (done := attempt(row, seed, bench)) is not None]
 
 
-def chosen(which: str) -> list[Row]:
+def chosen(which: str) -> list[PlantedRow]:
     """Rows of the kill table: the 24 of this page, or all of forward mode that must be caught."""
     forward = [row for row in runner.rows() if row.mode is Mode.FORWARD and not row.hidden]
     if which == "all":
@@ -332,7 +332,7 @@ def main() -> int:
     parser.add_argument("--missed", action="store_true", help="list what every rule misses or fails, not ours alone")
     options = parser.parse_args()
     start = time.perf_counter()
-    groups: dict[tuple[str, str], list[Row]] = {}
+    groups: dict[tuple[str, str], list[PlantedRow]] = {}
     for row in chosen(options.faults):
         groups.setdefault((row.workload, row.dtype), []).append(row)
     trials: list[Trialled] = []

@@ -1,4 +1,4 @@
-"""What tests have a crew's ranks do, right and wrong. A module of its own: ranks import it. No test by itself."""
+"""What tests have the ranks of a pool do, right and wrong. A module of its own: ranks import it. No test by itself."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from torch import Tensor, distributed, nn
 
 from accelcheck.core.case import Mode
 from accelcheck.devices.cpu import Cpu
-from accelcheck.techniques.distributed.compression import Feedback, Int8
-from accelcheck.techniques.distributed.ddp import Accumulating, Averaging, Replicated
+from accelcheck.techniques.distributed.compression import ErrorFeedback, Int8
+from accelcheck.techniques.distributed.ddp import Accumulating, HookedAveraging, Replicated
 from accelcheck.techniques.distributed.strategy import Strategy
 from accelcheck.workloads.base import Problem, Workload
 
@@ -63,7 +63,7 @@ class Dying(ByHand):
         distributed.barrier()
 
 
-class Summing(Averaging):
+class Summing(HookedAveraging):
     """Fault 32: ranks add their gradients and do not divide."""
 
     def mean(self, total: Tensor, world: int) -> Tensor:
@@ -79,14 +79,14 @@ class Apart(Replicated):
             return super().backpropagate(program, weight)
 
 
-class Forgetful(Feedback):
+class Forgetful(ErrorFeedback):
     """Fault 33: what the codec drops is lost."""
 
     def keep(self, parameters: Sequence[Tensor], dropped: Sequence[Tensor]) -> None:
         del parameters, dropped
 
 
-class ByPlace(Feedback):
+class ByPlace(ErrorFeedback):
     """Residuals stay at their place in the bucket, though the bucket is made anew after the first step."""
 
     def __init__(self, codec: Any) -> None:

@@ -18,7 +18,7 @@ from accelcheck.commands.common import GREEN, NOTHING, RED, USAGE
 from accelcheck.core.capability import SUPPORTED, Capability, Code, unsupported
 from accelcheck.devices.base import Memory
 from accelcheck.experiments.claims import catalogue, report, run
-from accelcheck.experiments.claims.catalogue import Answer, Claim, Measured, Outcome, What, judged
+from accelcheck.experiments.claims.catalogue import Claim, ClaimResult, ClaimStatus, Measured, What, judged
 from accelcheck.experiments.claims.experiment import Contest, Experiment, telling
 from accelcheck.experiments.curve import WrongError
 from accelcheck.techniques.base import Unsupported
@@ -57,7 +57,7 @@ class Scripted(Experiment):
         yield replace(sides(0.004, 0.001), others={What.ERROR: lambda: Measured.exactly(1e-6, "exact")})
 
 
-def answered(experiment: Scripted, device: Device, *chosen: Claim) -> list[Answer]:
+def answered(experiment: Scripted, device: Device, *chosen: Claim) -> list[ClaimResult]:
     return list(run.answers(device, chosen, {"one": experiment}))
 
 
@@ -65,8 +65,8 @@ def test_claims_that_share_an_experiment_share_its_contest() -> None:
     experiment = Scripted()
     found = answered(experiment, Clocked(), claim(What.SPEED_UP, 9.0, "b"), claim(What.ERROR, 1e-4, "a"))
     assert [(one.claim.name, one.outcome) for one in found] == [
-        ("a", Outcome.CONFIRMED),
-        ("b", Outcome.NOT_CONFIRMED),
+        ("a", ClaimStatus.CONFIRMED),
+        ("b", ClaimStatus.NOT_CONFIRMED),
     ]
     assert experiment.contests == 1
 
@@ -76,7 +76,7 @@ def test_what_does_not_exist_is_not_tried() -> None:
     experiment = Scripted(absent)
     (found,) = answered(experiment, Clocked(), claim(What.SPEED_UP, 2.0))
     assert (found.outcome, found.reason, found.code, found.broken) == (
-        Outcome.NOT_MEASURABLE,
+        ClaimStatus.NOT_MEASURABLE,
         str(absent),
         "no-backend",
         False,
@@ -99,9 +99,9 @@ def test_a_device_that_counts_no_memory_is_asked_for_the_rest() -> None:
     memory, speed = answered(
         experiment, Forgetful(), claim(What.MEMORY, 0.5, "memory"), claim(What.SPEED_UP, 2.0, "speed")
     )
-    assert (memory.outcome, memory.code) == (Outcome.NOT_MEASURABLE, "no-feature")
+    assert (memory.outcome, memory.code) == (ClaimStatus.NOT_MEASURABLE, "no-feature")
     assert "it counts nothing" in memory.reason
-    assert speed.outcome is Outcome.CONFIRMED
+    assert speed.outcome is ClaimStatus.CONFIRMED
     assert telling(Forgetful(), What.GROWTH).code is Code.NO_FEATURE
     answered(experiment, Forgetful(), claim(What.MEMORY, 0.5))
     assert experiment.contests == 1, "nothing is prepared where nothing can be told"
@@ -119,7 +119,9 @@ def test_what_is_wrong_is_the_answer_to_all_claims_of_the_experiment(
     fault: Exception, reason: str, broken: bool
 ) -> None:
     found = answered(Scripted(fault=fault), Clocked(), claim(What.SPEED_UP, 2.0, "a"), claim(What.ERROR, 0.1, "b"))
-    assert [(one.outcome, one.reason, one.broken) for one in found] == [(Outcome.NOT_MEASURABLE, reason, broken)] * 2
+    assert [(one.outcome, one.reason, one.broken) for one in found] == [
+        (ClaimStatus.NOT_MEASURABLE, reason, broken)
+    ] * 2
 
 
 def test_a_clock_that_stands_still_gives_no_figure() -> None:
@@ -185,7 +187,7 @@ def scripted(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """The command without a probe; ``answers`` of each claim are all of the one kind that a test sets."""
     told: dict[str, Any] = {"make": lambda one: judged(one, Measured.exactly(one.figure, "as promised"))}
 
-    def answers(device: object, chosen: list[Claim], known: object) -> Iterator[Answer]:
+    def answers(device: object, chosen: list[Claim], known: object) -> Iterator[ClaimResult]:
         told["chosen"] = [one.name for one in chosen]
         yield from (told["make"](one) for one in chosen)
 

@@ -9,7 +9,7 @@ import pytest
 from claims_harness import ENTRY, claim, claims, experiments, given, written
 
 from accelcheck.experiments.claims import catalogue
-from accelcheck.experiments.claims.catalogue import ClaimsError, Measured, Outcome, What, judged
+from accelcheck.experiments.claims.catalogue import ClaimsError, ClaimStatus, Measured, What, judged
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -152,22 +152,22 @@ def test_an_absent_file_and_a_name_that_is_there_twice_are_refused(tmp_path: Pat
 @pytest.mark.parametrize(
     ("what", "figure", "low", "high", "expected"),
     [
-        (What.SPEED_UP, 1.5, 1.5, 1.9, Outcome.CONFIRMED),
-        (What.SPEED_UP, 1.5, 1.49, 1.9, Outcome.UNDECIDED),
-        (What.SPEED_UP, 1.5, 1.0, 1.49, Outcome.NOT_CONFIRMED),
-        (What.EXTRA_TIME, 0.0, 0.0, 0.1, Outcome.CONFIRMED),
-        (What.EXTRA_TIME, 0.0, -0.1, 0.1, Outcome.UNDECIDED),
-        (What.EXTRA_TIME, 0.5, -0.1, 0.1, Outcome.NOT_CONFIRMED),
-        (What.ERROR, 1e-4, 1e-4, 1e-4, Outcome.CONFIRMED),
-        (What.ERROR, 1e-4, 1.1e-4, 1.1e-4, Outcome.NOT_CONFIRMED),
-        (What.GROWTH, 2.0, 1.9, 2.1, Outcome.UNDECIDED),
-        (What.MEMORY, 0.5, 0.4951, 0.4951, Outcome.CONFIRMED),  # 50 % in whole percents
-        (What.MEMORY, 0.5, 0.4949, 0.4949, Outcome.NOT_CONFIRMED),
-        (What.SPEED_UP, 1.5, math.nan, 2.0, Outcome.NOT_MEASURABLE),
-        (What.SPEED_UP, 1.5, 2.0, math.inf, Outcome.NOT_MEASURABLE),
+        (What.SPEED_UP, 1.5, 1.5, 1.9, ClaimStatus.CONFIRMED),
+        (What.SPEED_UP, 1.5, 1.49, 1.9, ClaimStatus.UNDECIDED),
+        (What.SPEED_UP, 1.5, 1.0, 1.49, ClaimStatus.NOT_CONFIRMED),
+        (What.EXTRA_TIME, 0.0, 0.0, 0.1, ClaimStatus.CONFIRMED),
+        (What.EXTRA_TIME, 0.0, -0.1, 0.1, ClaimStatus.UNDECIDED),
+        (What.EXTRA_TIME, 0.5, -0.1, 0.1, ClaimStatus.NOT_CONFIRMED),
+        (What.ERROR, 1e-4, 1e-4, 1e-4, ClaimStatus.CONFIRMED),
+        (What.ERROR, 1e-4, 1.1e-4, 1.1e-4, ClaimStatus.NOT_CONFIRMED),
+        (What.GROWTH, 2.0, 1.9, 2.1, ClaimStatus.UNDECIDED),
+        (What.MEMORY, 0.5, 0.4951, 0.4951, ClaimStatus.CONFIRMED),  # 50 % in whole percents
+        (What.MEMORY, 0.5, 0.4949, 0.4949, ClaimStatus.NOT_CONFIRMED),
+        (What.SPEED_UP, 1.5, math.nan, 2.0, ClaimStatus.NOT_MEASURABLE),
+        (What.SPEED_UP, 1.5, 2.0, math.inf, ClaimStatus.NOT_MEASURABLE),
     ],
 )
 def test_a_claim_is_confirmed_only_where_the_whole_interval_reaches_it(
-    what: What, figure: float, low: float, high: float, expected: Outcome
+    what: What, figure: float, low: float, high: float, expected: ClaimStatus
 ) -> None:
     assert judged(claim(what, figure), Measured((low + high) / 2, low, high, "")).outcome is expected

@@ -21,8 +21,8 @@ from accelcheck.experiments.claims.experiment import Contest, Experiment, Side, 
 from accelcheck.experiments.curve import WrongError
 from accelcheck.measure.curve import Form, Gap, Point, Shapes
 from accelcheck.measure.memory import held
-from accelcheck.measure.paired import Answer as Answered
 from accelcheck.measure.paired import Comparison
+from accelcheck.measure.paired import SpeedVerdict as Answered
 from accelcheck.techniques.base import Technique
 from accelcheck.workloads.base import Problem, Workload
 

@@ -215,7 +215,7 @@ def test_tpu_by_its_nodes(tmp_path: Path) -> None:
 
 def test_cpu_name(tmp_path: Path) -> None:
     text = "processor\t: 0\nmodel name\t: AMD EPYC 9654\n\nprocessor\t: 1\nmodel name\t: AMD EPYC 9654\n"
-    assert hardware.cpu(put(tmp_path, {"proc/cpuinfo": text})) == hardware.Cpu("AMD EPYC 9654", 2)
+    assert hardware.cpu(put(tmp_path, {"proc/cpuinfo": text})) == hardware.Processor("AMD EPYC 9654", 2)
     assert hardware.cpu(tmp_path / "nothing").name
     assert hardware.cpu(tmp_path / "nothing").cores >= 1
 

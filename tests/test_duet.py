@@ -21,9 +21,9 @@ from plugin_harness import reaches
 import accelcheck
 from accelcheck import cli
 from accelcheck.core.matrix import Selection
-from accelcheck.experiments.duet import Row, located, medians, play
-from accelcheck.experiments.duet_side import Side, SideError
-from accelcheck.measure.paired import Answer
+from accelcheck.experiments.duet import DuetCase, located, medians, play
+from accelcheck.experiments.duet_side import DuetSide, SideError
+from accelcheck.measure.paired import SpeedVerdict
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -150,12 +150,12 @@ class Stage:
 
     def play(
         self, a: Mapping[str, Any], b: Mapping[str, Any], looks: Sequence[int] = (2, 4), **options: Any
-    ) -> list[Row]:
-        sides = Side("A", str(self.side("A", **a))), Side("B", str(self.side("B", **b)))
+    ) -> list[DuetCase]:
+        sides = DuetSide("A", str(self.side("A", **a))), DuetSide("B", str(self.side("B", **b)))
         _, rows = play(sides, Selection(("cpu",)), self.told.append, looks, **options)
         return rows
 
-    def row(self, a: Mapping[str, Any], b: Mapping[str, Any], **options: Any) -> Row:
+    def row(self, a: Mapping[str, Any], b: Mapping[str, Any], **options: Any) -> DuetCase:
         (row,) = self.play({"cases": {MLP: a}}, {"cases": {MLP: b}}, **options)
         return row
 
@@ -184,7 +184,7 @@ def stage(tmp_path: Path) -> Stage:
     return Stage(tmp_path)
 
 
-def answer(row: Row) -> Answer:
+def answer(row: DuetCase) -> SpeedVerdict:
     assert row.found is not None, row
     return row.found.answer
 
@@ -194,21 +194,21 @@ def answer(row: Row) -> Answer:
 
 def test_processes_alternate_and_judging_comes_first(stage: Stage) -> None:
     wild = {"seconds": [0.01, 0.02, 0.005, 0.04]}
-    assert answer(stage.row(wild, steady(), looks=(2, 4))) is Answer.UNDECIDED
+    assert answer(stage.row(wild, steady(), looks=(2, 4))) is SpeedVerdict.UNDECIDED
     assert [(side, task) for side, task, _ in stage.log[:2]] == [("A", "judge"), ("B", "judge")]
     assert stage.measured == "ABBAABBA"
 
 
 @pytest.mark.parametrize(
-    ("seconds", "expected"), [(0.0101, Answer.SAME), (0.0105, Answer.SLOWER), (0.0095, Answer.FASTER)]
+    ("seconds", "expected"), [(0.0101, SpeedVerdict.SAME), (0.0105, SpeedVerdict.SLOWER), (0.0095, SpeedVerdict.FASTER)]
 )
-def test_b_is_what_is_judged(stage: Stage, seconds: float, expected: Answer) -> None:
+def test_b_is_what_is_judged(stage: Stage, seconds: float, expected: SpeedVerdict) -> None:
     row = stage.row(steady(0.01), steady(seconds))
     assert answer(row) is expected
     assert row.found is not None
     assert row.found.ratio == pytest.approx(seconds / 0.01)
     assert stage.measured == "ABBA"  # decided at the first look
-    assert row.worse == (expected is Answer.SLOWER)
+    assert row.worse == (expected is SpeedVerdict.SLOWER)
 
 
 def test_two_processes_measure_a_case_in_turns(stage: Stage) -> None:
@@ -253,7 +253,7 @@ def test_a_decided_case_is_not_measured_again(stage: Stage) -> None:
 
 
 def test_the_margin_is_the_callers(stage: Stage) -> None:
-    assert answer(stage.row(steady(0.01), steady(0.0105), margin=0.1)) is Answer.SAME
+    assert answer(stage.row(steady(0.01), steady(0.0105), margin=0.1)) is SpeedVerdict.SAME
 
 
 def test_medians_are_over_processes(stage: Stage) -> None:
@@ -269,7 +269,7 @@ def test_a_case_that_crashes_on_a_side_is_said_and_the_others_go_on(stage: Stage
     three = {"one": steady(), MLP: steady(), CNN: steady()}
     rows = stage.play({"cases": three}, {"cases": {**three, MLP: steady(measure="crash")}})
     first, crashed, last = rows
-    assert answer(first) is answer(last) is Answer.SAME
+    assert answer(first) is answer(last) is SpeedVerdict.SAME
     assert "died of SIGSEGV" in crashed.absent["B"]
     assert "in misbehave" in crashed.absent["B"]  # where: faulthandler's last lines
     assert crashed.worse
@@ -289,7 +289,7 @@ def test_a_case_that_hangs_is_ended_and_said(stage: Stage) -> None:
     assert time.monotonic() - start < 60
     assert rows[0].absent == {"A": "hangs: silent for 2 s (--timeout)"}
     assert not rows[0].worse  # it is A that fails
-    assert answer(rows[1]) is Answer.SAME
+    assert answer(rows[1]) is SpeedVerdict.SAME
 
 
 def test_a_process_that_leaves_others_with_its_output_is_over_when_it_is(stage: Stage) -> None:
@@ -310,7 +310,7 @@ def test_what_is_wrong_on_a_side_is_never_timed(stage: Stage) -> None:
 def test_what_crashes_while_it_is_judged_does_not_hide_the_rest(stage: Stage) -> None:
     rows = stage.play({"cases": {MLP: steady(judge="crash"), CNN: steady()}}, {"cases": {MLP: steady(), CNN: steady()}})
     assert "SIGSEGV" in rows[0].absent["A"]
-    assert answer(rows[1]) is Answer.SAME
+    assert answer(rows[1]) is SpeedVerdict.SAME
 
 
 def test_what_does_not_exist_on_a_side_is_said_and_not_red(stage: Stage) -> None:
@@ -329,7 +329,7 @@ def test_a_case_of_one_side_only_is_said(stage: Stage) -> None:
     rows = stage.play({"cases": {MLP: steady()}}, {"cases": {MLP: steady(), CNN: steady()}})
     assert rows[1].absent == {"A": "its matrix has no such case"}
     assert not rows[1].worse
-    assert answer(rows[0]) is Answer.SAME
+    assert answer(rows[0]) is SpeedVerdict.SAME
 
 
 def test_an_error_while_measuring_ends_that_case(stage: Stage) -> None:
@@ -345,7 +345,7 @@ def test_what_fails_beside_another_process_is_measured_apart(stage: Stage) -> No
         {"cases": {MLP: steady(needs_all=True), CNN: steady(turns=2)}},
         looks=(2,),
     )
-    assert [answer(row) for row in rows] == [Answer.SAME, Answer.SAME]
+    assert [answer(row) for row in rows] == [SpeedVerdict.SAME, SpeedVerdict.SAME]
     measured = [(side, cases) for side, task, cases in stage.log if task == "measure"]
     assert measured[:4] == [("A", [MLP, CNN]), ("B", [MLP, CNN]), ("A", [MLP]), ("B", [MLP])]
     assert measured[4:] == [("B", [MLP]), ("A", [MLP]), ("B", [CNN]), ("A", [CNN])]  # it is remembered
@@ -360,7 +360,7 @@ def test_a_process_that_dies_when_it_has_answered_everything_loses_nothing(stage
         {"cases": {MLP: steady()}},
         looks=(2,),
     )
-    assert answer(row) is Answer.SAME
+    assert answer(row) is SpeedVerdict.SAME
     assert stage.measured == "ABBA"
 
 
@@ -370,7 +370,7 @@ def test_a_process_that_dies_between_two_cases_loses_neither(stage: Stage) -> No
         {"cases": {MLP: steady(), CNN: steady()}},
         looks=(2,),
     )
-    assert [answer(row) for row in rows] == [Answer.SAME, Answer.SAME]
+    assert [answer(row) for row in rows] == [SpeedVerdict.SAME, SpeedVerdict.SAME]
 
 
 @pytest.mark.parametrize("task", ["judge", "measure"])

@@ -12,7 +12,7 @@ from accelcheck.expectations.limits import LimitError, load
 from accelcheck.measure.baselines import Baseline, Baselines, Place
 from accelcheck.measure.gate import CHANGE, DETECTABLE, Gate, Use
 from accelcheck.measure.regression import Sample, change
-from accelcheck.measure.timing_processes import RoundError, Timed
+from accelcheck.measure.timing_processes import Timed, TimingError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -252,7 +252,7 @@ def test_further_processes_that_do_not_start_are_an_error_of_what_was_named(tmp_
 
     def measure(ids: Sequence[str], count: int) -> dict[str, Timed]:
         if count > 3:
-            raise RoundError("a process ended with 1")
+            raise TimingError("a process ended with 1")
         return {case: Timed(SLOW, asked=count) for case in ids}
 
     checking.time([CASE], (3, 10), measure)

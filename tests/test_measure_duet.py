@@ -9,7 +9,7 @@ import statistics
 import pytest
 
 from accelcheck.measure import duet
-from accelcheck.measure.paired import Answer
+from accelcheck.measure.paired import SpeedVerdict
 
 
 def test_the_order_of_sides_alternates() -> None:
@@ -33,17 +33,23 @@ def test_more_cases_and_more_looks_widen_the_interval() -> None:
 
 
 @pytest.mark.parametrize(
-    ("ratio", "expected"), [(1.05, Answer.SLOWER), (0.95, Answer.FASTER), (1.0, Answer.SAME), (1.02, Answer.UNDECIDED)]
+    ("ratio", "expected"),
+    [
+        (1.05, SpeedVerdict.SLOWER),
+        (0.95, SpeedVerdict.FASTER),
+        (1.0, SpeedVerdict.SAME),
+        (1.02, SpeedVerdict.UNDECIDED),
+    ],
 )
-def test_the_answer_is_held_against_the_margin(ratio: float, expected: Answer) -> None:
+def test_the_answer_is_held_against_the_margin(ratio: float, expected: SpeedVerdict) -> None:
     ratios = [ratio * (1.001 if number % 2 else 0.999) for number in range(8)]
     assert duet.judge(ratios, 1).answer is expected
 
 
 def test_a_wider_margin_makes_the_same_of_what_was_slower() -> None:
     ratios = [1.049, 1.05, 1.051, 1.05, 1.0505]
-    assert duet.judge(ratios, 1).answer is Answer.SLOWER
-    assert duet.judge(ratios, 1, margin=0.1).answer is Answer.SAME
+    assert duet.judge(ratios, 1).answer is SpeedVerdict.SLOWER
+    assert duet.judge(ratios, 1, margin=0.1).answer is SpeedVerdict.SAME
 
 
 @pytest.mark.parametrize("ratios", [[], [1.0], [1.0, 0.0], [1.0, math.nan], [1.0, math.inf]])
@@ -63,7 +69,7 @@ def simulated(chance: random.Random, spread: float, planted: float, cases: int) 
     ratios = [(1 + planted) * math.exp(chance.gauss(0, spread) - chance.gauss(0, spread)) for _ in range(34)]
     for look in duet.LOOKS:
         found = duet.judge(ratios[:look], cases)
-        if found.answer is not Answer.UNDECIDED:
+        if found.answer is not SpeedVerdict.UNDECIDED:
             break
     return found
 
@@ -73,13 +79,16 @@ def test_5_per_cent_is_found_and_nothing_else(spread: float) -> None:
     chance = random.Random(0)
     for cases in (1, 20):
         slower = [simulated(chance, spread, 0.05, cases).answer for _ in range(200)]
-        assert slower == [Answer.SLOWER] * 200
-        assert {simulated(chance, spread, 0.0, cases).answer for _ in range(200)} <= {Answer.SAME, Answer.UNDECIDED}
+        assert slower == [SpeedVerdict.SLOWER] * 200
+        assert {simulated(chance, spread, 0.0, cases).answer for _ in range(200)} <= {
+            SpeedVerdict.SAME,
+            SpeedVerdict.UNDECIDED,
+        }
 
 
 def test_at_the_margin_itself_a_run_errs_as_seldom_as_it_says() -> None:
     chance = random.Random(1)
-    alarms = sum(simulated(chance, 0.01, duet.MARGIN, 1).answer is Answer.SLOWER for _ in range(2000))
+    alarms = sum(simulated(chance, 0.01, duet.MARGIN, 1).answer is SpeedVerdict.SLOWER for _ in range(2000))
     assert alarms == 2  # seeded; at most 10 are expected: half of the error is for this side
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from accelcheck.measure import paired
 from accelcheck.measure.clocks import ClockError
-from accelcheck.measure.paired import ERROR, LOOKS, Answer, compare, fewest, interval, judged, median
+from accelcheck.measure.paired import ERROR, LOOKS, SpeedVerdict, compare, fewest, interval, judged, median
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -62,14 +62,16 @@ def test_each_is_second_as_often_as_first() -> None:
 def test_a_clear_answer_is_given_at_the_first_look() -> None:
     bench = Bench(always(0.01), always(0.0105))
     found = compare(bench.runs("A"), bench.runs("B"), now=bench.now)
-    assert found.answer is Answer.SLOWER
+    assert found.answer is SpeedVerdict.SLOWER
     assert found.ratio == pytest.approx(1.05)
     assert LOOKS[0] <= found.seconds < LOOKS[0] + 0.03
     assert found.pairs == len(bench.order) / 2 == math.ceil(LOOKS[0] / 0.0205)
 
 
-@pytest.mark.parametrize(("part", "answer"), [(0.95, Answer.FASTER), (1.0, Answer.SAME), (1.014, Answer.SAME)])
-def test_the_answer_is_the_candidates(part: float, answer: Answer) -> None:
+@pytest.mark.parametrize(
+    ("part", "answer"), [(0.95, SpeedVerdict.FASTER), (1.0, SpeedVerdict.SAME), (1.014, SpeedVerdict.SAME)]
+)
+def test_the_answer_is_the_candidates(part: float, answer: SpeedVerdict) -> None:
     bench = Bench(always(0.01), always(0.01 * part))
     assert compare(bench.runs("A"), bench.runs("B"), now=bench.now).answer is answer
 
@@ -78,7 +80,7 @@ def test_what_stays_unclear_is_measured_to_the_last_look_and_undecided() -> None
     # Half of the pairs say 10 % slower and half say equal: the interval holds both for ever.
     bench = Bench(always(0.01), itertools.cycle([0.01, 0.011]))
     found = compare(bench.runs("A"), bench.runs("B"), now=bench.now)
-    assert found.answer is Answer.UNDECIDED
+    assert found.answer is SpeedVerdict.UNDECIDED
     assert found.seconds >= LOOKS[-1]
     assert (found.low, found.high) == pytest.approx((1.0, 1.1))
 
@@ -86,17 +88,17 @@ def test_what_stays_unclear_is_measured_to_the_last_look_and_undecided() -> None
 def test_later_looks_decide_what_earlier_ones_cannot() -> None:
     bench = Bench(spread(0.004, 0.035, 1), spread(0.004 * 1.035, 0.035, 2))
     found = compare(bench.runs("A"), bench.runs("B"), now=bench.now)
-    assert found.answer is Answer.SLOWER
+    assert found.answer is SpeedVerdict.SLOWER
     assert found.seconds > LOOKS[0]
     first = Bench(spread(0.004, 0.035, 1), spread(0.004 * 1.035, 0.035, 2))
-    assert compare(first.runs("A"), first.runs("B"), looks=LOOKS[:1], now=first.now).answer is Answer.UNDECIDED
+    assert compare(first.runs("A"), first.runs("B"), looks=LOOKS[:1], now=first.now).answer is SpeedVerdict.UNDECIDED
 
 
 def test_slow_blocks_are_measured_until_there_is_an_interval() -> None:
     bench = Bench(always(3.0), always(3.3))
     found = compare(bench.runs("A"), bench.runs("B"), now=bench.now)
     assert found.pairs == fewest(ERROR) == 9
-    assert found.answer is Answer.SLOWER
+    assert found.answer is SpeedVerdict.SLOWER
     rough = Bench(always(3.0), always(3.3))
     assert compare(rough.runs("A"), rough.runs("B"), now=rough.now, error=0.0625).pairs == 4
 
@@ -116,18 +118,18 @@ def test_drift_that_both_share_leaves_the_ratio_alone() -> None:
     bench.times = {"A": clock, "B": clock}
     found = compare(bench.runs("A"), bench.runs("B"), looks=(0.5,), now=bench.now)
     assert found.ratio == pytest.approx(1.0, abs=0.011)
-    assert found.answer is not Answer.SLOWER
+    assert found.answer is not SpeedVerdict.SLOWER
 
 
 def test_no_false_alarm_and_nothing_missed_in_200_seeded_runs() -> None:
-    answers = {0.0: [], 0.03: []}  # type: dict[float, list[Answer]]
+    answers = {0.0: [], 0.03: []}  # type: dict[float, list[SpeedVerdict]]
     for seed in range(100):
         for planted, seen in answers.items():
             bench = Bench(spread(0.002, 0.02, 2 * seed), spread(0.002 * (1 + planted), 0.02, 2 * seed + 1))
             seen.append(compare(bench.runs("A"), bench.runs("B"), now=bench.now).answer)
-    assert set(answers[0.0]) <= {Answer.SAME, Answer.UNDECIDED}
-    assert answers[0.0].count(Answer.SAME) > 95
-    assert answers[0.03] == [Answer.SLOWER] * 100
+    assert set(answers[0.0]) <= {SpeedVerdict.SAME, SpeedVerdict.UNDECIDED}
+    assert answers[0.0].count(SpeedVerdict.SAME) > 95
+    assert answers[0.03] == [SpeedVerdict.SLOWER] * 100
 
 
 # What cannot be done
@@ -209,12 +211,12 @@ def test_fewest_is_the_least_count_that_has_an_interval() -> None:
 
 def test_judged_by_where_the_interval_lies() -> None:
     limit = math.log1p(0.02)
-    assert judged(limit * 1.01, 1.0, 0.02) is Answer.SLOWER
-    assert judged(-1.0, -limit * 1.01, 0.02) is Answer.FASTER
-    assert judged(-limit, limit, 0.02) is Answer.SAME
-    assert judged(-limit, limit * 1.01, 0.02) is Answer.UNDECIDED
-    assert judged(-limit * 1.01, limit, 0.02) is Answer.UNDECIDED
-    assert judged(limit, 1.0, 0.02) is Answer.UNDECIDED
+    assert judged(limit * 1.01, 1.0, 0.02) is SpeedVerdict.SLOWER
+    assert judged(-1.0, -limit * 1.01, 0.02) is SpeedVerdict.FASTER
+    assert judged(-limit, limit, 0.02) is SpeedVerdict.SAME
+    assert judged(-limit, limit * 1.01, 0.02) is SpeedVerdict.UNDECIDED
+    assert judged(-limit * 1.01, limit, 0.02) is SpeedVerdict.UNDECIDED
+    assert judged(limit, 1.0, 0.02) is SpeedVerdict.UNDECIDED
 
 
 def test_the_median_of_even_counts_is_the_mean_of_the_middle_two() -> None:

@@ -18,7 +18,7 @@ SLEEPING = """
 
 def pytest_collection_modifyitems():
     import os, time
-    if "ACCELCHECK_ROUND" in os.environ:
+    if "ACCELCHECK_TIMING_FILE" in os.environ:
         with open("pid.new", "w") as file:
             file.write(str(os.getpid()))
         os.rename("pid.new", "pid")
@@ -134,11 +134,11 @@ def test_a_case_that_no_process_could_time_has_its_own_verdict(suite: Suite) -> 
 
 def test_a_case_that_ends_the_processes_that_time_it_is_a_crash_and_not_run_again(suite: Suite) -> None:
     ran = suite.run(
-        *("--accel-technique=toy", "--accel-technique=toy-round", "--accel-workload=timed", "--accel-device=cpu"),
+        *("--accel-technique=toy", "--accel-technique=toy-process", "--accel-workload=timed", "--accel-device=cpu"),
         *("--accel-dtype=float32", "--accel-baseline=new-only", "--accel-processes=2"),
     )
-    assert ran.verdicts == {TIMED: "pass", TIMED.replace("toy", "toy-round"): "crash"}
-    crash = next(record for record in ran.records if record.case.technique == "toy-round")
+    assert ran.verdicts == {TIMED: "pass", TIMED.replace("toy", "toy-process"): "crash"}
+    crash = next(record for record in ran.records if record.case.technique == "toy-process")
     assert crash.reason == "a process that timed it ended with -6"
     (path,) = stored(suite)
     assert json.loads(path.read_text())["ratio"]["processes"] == 2

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from accelcheck.core.case import Mode, Verdict
 from accelcheck.selftest import report
-from accelcheck.selftest.runner import PLAIN, Outcome, Row
+from accelcheck.selftest.runner import PLAIN, PlantedRow, SeedResult
 
 
 def outcome(
@@ -17,9 +17,9 @@ def outcome(
     reason: str = "",
     seconds: float = 1.0,
     **more: bool | str | float,
-) -> Outcome:
-    one = replace(Row(plant, 1.0, "matmul", Mode.FORWARD, "float32"), **more)  # type: ignore[arg-type]  # the fields of a row, each of its type
-    return Outcome(one, seed, verdict, views, reason, seconds={"run": seconds})
+) -> SeedResult:
+    one = replace(PlantedRow(plant, 1.0, "matmul", Mode.FORWARD, "float32"), **more)  # type: ignore[arg-type]  # the fields of a row, each of its type
+    return SeedResult(one, seed, verdict, views, reason, seconds={"run": seconds})
 
 
 SEEN = [

@@ -22,7 +22,7 @@ from accelcheck.expectations.ledger import Entry, Ledger
 from accelcheck.selftest import report, runner
 from accelcheck.selftest.faults.base import Cell, Fault, Planted, Variant
 from accelcheck.selftest.faults.plant import nothing, replacing, scaled
-from accelcheck.selftest.runner import Outcome, Row, attempt, caught_by, rows, seeded
+from accelcheck.selftest.runner import PlantedRow, SeedResult, attempt, caught_by, rows, seeded
 from accelcheck.techniques.eager import Eager
 from accelcheck.verify.oracle import Store
 
@@ -44,7 +44,7 @@ def cpu() -> Device:
     return devices()["cpu"]
 
 
-def attempted(row: Row, store: Store, seed: int = 0) -> Outcome:
+def attempted(row: PlantedRow, store: Store, seed: int = 0) -> SeedResult:
     return attempt(row, seed, runner.bench(cpu(), matrix(), store))
 
 
@@ -145,8 +145,10 @@ def catalogue(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runner, "variants", lambda: correct)
 
 
-def row(plant: str, *, strength: float = 1.0, correct: bool = False, hidden: str = "", dtype: str = "float32") -> Row:
-    return Row(plant, strength, "matmul", FORWARD, dtype, correct, hidden)
+def row(
+    plant: str, *, strength: float = 1.0, correct: bool = False, hidden: str = "", dtype: str = "float32"
+) -> PlantedRow:
+    return PlantedRow(plant, strength, "matmul", FORWARD, dtype, correct, hidden)
 
 
 @pytest.mark.usefixtures("catalogue")
@@ -189,7 +191,7 @@ def test_what_is_hidden_gates_nothing_when_it_passes(store: Store) -> None:
 
 def test_an_error_is_never_good() -> None:
     for one in (row("x"), row("x", hidden="so"), row("x", correct=True)):
-        outcome = Outcome(one, 0, Verdict.ERROR, (), "broke")
+        outcome = SeedResult(one, 0, Verdict.ERROR, (), "broke")
         assert not outcome.good
         assert not outcome.caught
 
@@ -305,7 +307,9 @@ def present(monkeypatch: pytest.MonkeyPatch) -> None:
 def inline(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows are attempted in this process, which knows the planted catalogue."""
 
-    def run(device: str, chosen: Sequence[Row], seeds: int, jobs: int, folder: Path) -> Iterator[list[Outcome]]:
+    def run(
+        device: str, chosen: Sequence[PlantedRow], seeds: int, jobs: int, folder: Path
+    ) -> Iterator[list[SeedResult]]:
         own = Store(folder)
         for seed in range(seeds):
             yield [attempted(one, own, seed) for one in chosen]
@@ -378,7 +382,9 @@ def test_the_exit_code_says_whether_verdicts_are_right(
 def test_what_was_done_before_a_process_died_is_told(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def run(device: str, chosen: Sequence[Row], seeds: int, jobs: int, folder: Path) -> Iterator[list[Outcome]]:
+    def run(
+        device: str, chosen: Sequence[PlantedRow], seeds: int, jobs: int, folder: Path
+    ) -> Iterator[list[SeedResult]]:
         yield [attempted(chosen[0], Store(folder), 0)]
         raise runner.DiedError("a process of the selftest died")
 
@@ -416,7 +422,7 @@ def test_what_a_device_gets_wrong_by_itself_is_left_out_and_anything_else_is_a_f
 ) -> None:
     broken = Variant("broken", "None.", (Cell("matmul"),), lambda: nothing, technique=Doubling())
     monkeypatch.setattr(runner, "variants", lambda: {"broken": broken})
-    one = Row("broken", 1.0, "matmul", Mode.FORWARD, "float32", correct=True)
+    one = PlantedRow("broken", 1.0, "matmul", Mode.FORWARD, "float32", correct=True)
     plain, _ = runner.attempts([one], 0, runner.bench(cpu(), matrix(), Store(tmp_path)))
     assert plain.ran
     assert not plain.good

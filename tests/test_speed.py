@@ -277,7 +277,7 @@ def test_a_slow_case_is_called_a_few_times_in_a_round(tmp_path: Path, monkeypatc
         return out
 
     monkeypatch.setattr(speed, "settle", lambda _: None)
-    monkeypatch.setattr(speed, "ROUND", 0.01)
+    monkeypatch.setattr(speed, "PROCESS_SECONDS", 0.01)
     technique = Acting(slow)
     found = bench(Store(tmp_path), technique, WORKLOAD, Cpu()).ratio(replace(CASE, technique=technique.name))
     assert isinstance(found, paired.Comparison)

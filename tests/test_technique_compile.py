@@ -19,7 +19,7 @@ from accelcheck.techniques.base import Unsupported
 from accelcheck.techniques.compilation.compile import (
     TECHNIQUES,
     Compiled,
-    Dynamic,
+    DynamicCompile,
     MaxAutotune,
     graphs,
     resolved_backend,
@@ -163,7 +163,7 @@ def test_graph_breaks_are_counted_and_allowed() -> None:
 
 
 def test_recompilations_show() -> None:
-    specialised = Dynamic("x", "", level=1, arguments={"backend": "aot_eager", "dynamic": False})
+    specialised = DynamicCompile("x", "", level=1, arguments={"backend": "aot_eager", "dynamic": False})
     _, evidence = judged(specialised, Mode.FORWARD)
     assert missing(evidence) == ["recompilations over 3 sizes = 0", "graphs compiled over 3 sizes = 1"]
     seen = {item.claim: item.observed for item in evidence}

@@ -15,7 +15,7 @@ from accelcheck.core.case import Verdict
 from accelcheck.selftest.faults.base import Planted
 from accelcheck.techniques.compilation.compile import forget
 from accelcheck.techniques.compilation.regions import backend_for, compiler_capability, entered
-from accelcheck.techniques.compilation.training_step import CompiledAutocast, Halved, TrainingStep
+from accelcheck.techniques.compilation.training_step import AutocastInside, CompiledAutocast, TrainingStep
 from accelcheck.workloads.base import Program
 
 if TYPE_CHECKING:
@@ -190,7 +190,7 @@ def test_autocast_that_is_not_captured_shows() -> None:
 
     def twice(program: Program) -> None:
         program.call = torch.compile(
-            Halved(Disabled(program.module), "cpu"), backend=program.extras["capture"], dynamic=False
+            AutocastInside(Disabled(program.module), "cpu"), backend=program.extras["capture"], dynamic=False
         )
 
     _, found = evidence(CompiledAutocast(), FORWARD, without)

@@ -20,11 +20,11 @@ from accelcheck.devices.cpu import Cpu
 from accelcheck.selftest.faults.base import Planted
 from accelcheck.techniques.distributed import data_parallel as plain_variants
 from accelcheck.techniques.distributed import hooks
-from accelcheck.techniques.distributed.compression import Feedback, HalfPrecision, Int8, PowerSgd, TopK, worthwhile
+from accelcheck.techniques.distributed.compression import ErrorFeedback, HalfPrecision, Int8, PowerSgd, TopK, worthwhile
 from accelcheck.techniques.distributed.data_parallel import ANSWERS, SMALL_BUCKET, STRATEGY
 from accelcheck.techniques.distributed.ddp import Exchange, Replicated
 from accelcheck.techniques.distributed.hook_oracles import Halves, Integers, Largest, LowRank, Scheme, shared_out
-from accelcheck.techniques.distributed.strategy import Answer
+from accelcheck.techniques.distributed.strategy import RankReport
 from accelcheck.workloads.base import Program
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ def test_fault_33_compression_without_error_feedback_is_caught(store: Store, nam
 @pytest.mark.parametrize(
     ("name", "exchange"),
     [
-        ("ddp-int8", Feedback(Truncating())),
+        ("ddp-int8", ErrorFeedback(Truncating())),
         ("ddp-topk", ByPlace(TopK(hooks.SHARE))),
         ("ddp-fp16-hook", HalfPrecision(torch.bfloat16)),
     ],
@@ -122,9 +122,9 @@ def test_accumulation_that_exchanges_each_time_is_caught_by_its_evidence(store: 
     ]
 
 
-def answered(facts: dict[str, Any] | None = None, **changes: Any) -> list[Answer]:
+def answered(facts: dict[str, Any] | None = None, **changes: Any) -> list[RankReport]:
     """What two ranks answer to the small training; rank 1 with changes."""
-    good = Answer(
+    good = RankReport(
         pid=os.getpid() + 1,
         backend="gloo",
         result={},
@@ -136,7 +136,7 @@ def answered(facts: dict[str, Any] | None = None, **changes: Any) -> list[Answer
     return [good, replace(good, pid=good.pid + 1, **changes)]
 
 
-def shown(name: str, answers: Sequence[Answer]) -> list[Evidence]:
+def shown(name: str, answers: Sequence[RankReport]) -> list[Evidence]:
     program = Program.of(small().problem(0))
     program.extras[ANSWERS] = answers
     return list(named(TECHNIQUES, name).evidence(program, None, Mode.TRAIN, Cpu()))  # type: ignore[arg-type]  # not asked

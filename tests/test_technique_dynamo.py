@@ -17,11 +17,11 @@ from accelcheck.techniques.compilation.compile import forget
 from accelcheck.techniques.compilation.dynamo import (
     TECHNIQUES,
     Bounded,
-    Feed,
+    CountedCalls,
     Limited,
     Restless,
     Stale,
-    Static,
+    StaticStream,
     Streamed,
 )
 from accelcheck.workloads import stream
@@ -134,7 +134,7 @@ def test_a_graph_for_each_size_is_not_dynamic(store: Store) -> None:
 
 
 def test_one_graph_for_all_sizes_is_not_static(store: Store) -> None:
-    record = judged(store, made(Static, dynamic=True), "stream-lengths")
+    record = judged(store, made(StaticStream, dynamic=True), "stream-lengths")
     assert record.reason == (
         "not engaged: graphs compiled by each call = 1, 1, 0, 1, 0, 1, 0, 0, 0: "
         "observed first 1, shape 0, known 0, shape 0, known 0, shape 0, known 0, known 0, known 0"
@@ -156,7 +156,7 @@ def test_a_limit_that_is_not_reached_shows(store: Store) -> None:
 
 
 def test_no_row_runs_eagerly_unseen() -> None:
-    technique = made(Static, dynamic=False)
+    technique = made(StaticStream, dynamic=False)
     program = Program.of(built_in()["stream-lengths"].problem(0))
     technique.prepare(program, Mode.FORWARD, StubDevice())
     try:
@@ -196,8 +196,8 @@ def test_a_branch_that_no_data_decides_shows(store: Store) -> None:
 
 
 def test_a_kernel_of_another_size_is_found_out(store: Store) -> None:
-    assert judged(store, made(Static, dynamic=False), "stream-lengths").verdict is Verdict.PASS
-    found = faults(judged(store, unguarded(Static, dynamic=False), "stream-lengths"))
+    assert judged(store, made(StaticStream, dynamic=False), "stream-lengths").verdict is Verdict.PASS
+    found = faults(judged(store, unguarded(StaticStream, dynamic=False), "stream-lengths"))
     # A, B, A: the first size keeps its own code and is right, all others divide by it.
     wrong = {path for path, views in found.items() if path.startswith("out") and any("view" in v for v in views)}
     assert wrong == {"out[1]", "out[3]", "out[5]", "out[6]", "out[7]"}
@@ -232,7 +232,7 @@ def test_a_stale_parameter_is_found_out(store: Store) -> None:
     found = faults(judged(store, made(Stale, backend="baking"), "stream-lengths"))
     assert {path for path in found if path.startswith("out")}
     # Without the changes between calls it takes other parameters altogether, as further draws have.
-    record = judged(store, made(Static, backend="baking", dynamic=False), "stream-lengths")
+    record = judged(store, made(StaticStream, backend="baking", dynamic=False), "stream-lengths")
     assert "[draw 1]" in record.reason
     assert record.verdict is Verdict.FAIL
 
@@ -297,7 +297,7 @@ def test_settings_end_with_the_case() -> None:
 
 
 def test_a_feed_counts_by_run() -> None:
-    feed = Feed(lambda x: x)
+    feed = CountedCalls(lambda x: x)
     feed(torch.ones(1), torch.ones(2))
     feed(torch.ones(3))
     assert feed.runs == [[0, 0], [0]]

@@ -18,14 +18,14 @@ from accelcheck.core.capability import Code
 from accelcheck.core.case import Mode, Verdict
 from accelcheck.core.matrix import devices
 from accelcheck.techniques.distributed.elastic import rank as elastic_rank
-from accelcheck.techniques.distributed.elastic.elastic_agents import Agents, c10d
-from accelcheck.techniques.distributed.elastic.mailbox import Answer, Desk, Task
-from accelcheck.techniques.distributed.elastic.rank import Rank, Shared
+from accelcheck.techniques.distributed.elastic.elastic_agents import ElasticAgents, c10d
+from accelcheck.techniques.distributed.elastic.mailbox import ElasticMailbox, TrainingReport, TrainingTask
+from accelcheck.techniques.distributed.elastic.rank import Rank, SharedBackward
 from accelcheck.techniques.distributed.elastic.restarts import TECHNIQUES, Restart
 from accelcheck.techniques.processes.evidence import unlike
 from accelcheck.techniques.processes.torchrun import RanksError, put
 from accelcheck.techniques.snapshots.files import Snapshots
-from accelcheck.techniques.snapshots.stepwise import Session
+from accelcheck.techniques.snapshots.stepwise import StepwiseTraining
 from accelcheck.workloads.base import Program
 
 if TYPE_CHECKING:
@@ -37,8 +37,8 @@ if TYPE_CHECKING:
 CPU = devices()["cpu"]
 
 
-def task(name: str = "train-mlp", **options: Any) -> Task:
-    return Task(seeded(name).problem(1), torch.float32, 1, 1, **options)
+def task(name: str = "train-mlp", **options: Any) -> TrainingTask:
+    return TrainingTask(seeded(name).problem(1), torch.float32, 1, 1, **options)
 
 
 # One training after the other, by ranks in this process: what a snapshot is for, without torchrun.
@@ -64,20 +64,20 @@ def alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     distributed.destroy_process_group()
 
 
-def killed_and_gone_on(folder: Path, monkeypatch: pytest.MonkeyPatch, given: Task) -> Answer:
-    desk = Desk(folder)
-    put(desk.task(0), given)
+def killed_and_gone_on(folder: Path, monkeypatch: pytest.MonkeyPatch, given: TrainingTask) -> TrainingReport:
+    mailbox = ElasticMailbox(folder)
+    put(mailbox.task(0), given)
     with pytest.raises(KilledError):
-        Rank(desk, 0, CPU).train()
+        Rank(mailbox, 0, CPU).train()
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
-    return Rank(desk, 0, CPU).train()
+    return Rank(mailbox, 0, CPU).train()
 
 
-def undisturbed(folder: Path, given: Task) -> Answer:
+def undisturbed(folder: Path, given: TrainingTask) -> TrainingReport:
     folder.mkdir()
-    desk = Desk(folder)
-    put(desk.task(0), replace(given, victim=-1))
-    return Rank(desk, 0, CPU).train()
+    mailbox = ElasticMailbox(folder)
+    put(mailbox.task(0), replace(given, victim=-1))
+    return Rank(mailbox, 0, CPU).train()
 
 
 @pytest.mark.usefixtures("alone")
@@ -106,12 +106,12 @@ def test_without_a_snapshot_it_begins_anew(tmp_path: Path, monkeypatch: pytest.M
 def test_what_is_not_restored_changes_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part: str) -> None:
     given = task(victim=3)
     straight = undisturbed(tmp_path / "straight", given)
-    load = Session.load
+    load = StepwiseTraining.load
 
-    def forgetful(self: Session, state: Any) -> None:
+    def forgetful(self: StepwiseTraining, state: Any) -> None:
         load(self, {**state, part: self.state()[part]})
 
-    monkeypatch.setattr(Session, "load", forgetful)
+    monkeypatch.setattr(StepwiseTraining, "load", forgetful)
     answer = killed_and_gone_on(tmp_path, monkeypatch, given)
     assert any(path.startswith("module") for path in unlike(straight.state, answer.state))
 
@@ -119,12 +119,12 @@ def test_what_is_not_restored_changes_the_end(tmp_path: Path, monkeypatch: pytes
 @pytest.mark.usefixtures("alone")
 def test_a_step_waits_for_a_world_of_its_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(elastic_rank, "PATIENCE", 0.1)
-    desk = Desk(tmp_path)
-    put(desk.task(0), task(worlds=(1, 1, 5, 1)))
+    mailbox = ElasticMailbox(tmp_path)
+    put(mailbox.task(0), task(worlds=(1, 1, 5, 1)))
     with pytest.raises(TimeoutError, match=r"step 2: expected a world of 5 ranks, after 0\.1 s it is 1"):
-        Rank(desk, 0, CPU).train()
-    assert desk.wanted(0, 2).exists()
-    found = Snapshots(desk.snapshots(0)).latest()
+        Rank(mailbox, 0, CPU).train()
+    assert mailbox.wanted(0, 2).exists()
+    found = Snapshots(mailbox.snapshots(0)).latest()
     assert found is not None
     assert found.step == 2
 
@@ -146,7 +146,7 @@ def ended(
     stub = SimpleNamespace(get_rank=lambda: rank, get_world_size=lambda: world, all_reduce=meet)
     monkeypatch.setattr(elastic_rank, "distributed", stub)
     program = Program.of(seeded(name).problem(1), seed=1)
-    loss = Shared(program, lambda _: None)(0)
+    loss = SharedBackward(program, lambda _: None)(0)
     return [loss, *(p.grad for p in program.module.parameters() if p.grad is not None)]
 
 
@@ -189,7 +189,7 @@ def test_a_killed_rank_is_started_again_and_the_training_ends_the_same(store: St
 
 def test_without_snapshots_the_verdict_is_fail(store: Store) -> None:
     class Unsaved(Restart):
-        def disturb(self, task: Task) -> Task:
+        def disturb(self, task: TrainingTask) -> TrainingTask:
             return replace(super().disturb(task), every=1000)
 
     thing = seeded("train-mlp")
@@ -229,7 +229,7 @@ class Broken(StubDevice):
 
 
 def test_ranks_that_fail_are_an_error_that_quotes_them() -> None:
-    agents = Agents(c10d(), Broken(), least=1, most=1, ranks=1, restarts=0)
+    agents = ElasticAgents(c10d(), Broken(), least=1, most=1, ranks=1, restarts=0)
     pid = agents.running[0].pid
     with pytest.raises(RanksError, match="no such device here"):
         agents.train(task())

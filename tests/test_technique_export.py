@@ -11,7 +11,7 @@ from technique_harness import MODES, Ran, StubDevice, differences, mlp, named, p
 from torch import Tensor, nn
 
 from accelcheck.core.case import Mode, Verdict
-from accelcheck.techniques.compilation.export import TECHNIQUES, Dynamic, Export, Exported, Saved
+from accelcheck.techniques.compilation.export import TECHNIQUES, DynamicExport, Export, Exported, Saved
 from accelcheck.techniques.eager import TECHNIQUES as EAGER
 from accelcheck.verify.oracle import Store
 from accelcheck.workloads.base import Problem, Program
@@ -162,7 +162,7 @@ class BiasDropped(Export):
         return Exported(exported, program.module)
 
 
-class StaleWeights(Dynamic):
+class StaleWeights(DynamicExport):
     """The loaded program keeps the weights that it was saved with."""
 
     def exported(self, program: Program) -> Saved:

@@ -18,7 +18,7 @@ from accelcheck.core.capability import SUPPORTED, Capability, Code
 from accelcheck.core.case import Mode, Verdict
 from accelcheck.devices.packages import installed as found_module
 from accelcheck.techniques.attention import flash
-from accelcheck.techniques.attention.flash import FLASH_2, FLASH_3, FLASH_4, TECHNIQUES, FlashAttention, Package
+from accelcheck.techniques.attention.flash import FLASH_2, FLASH_3, FLASH_4, TECHNIQUES, FlashAttention, FlashGeneration
 from accelcheck.techniques.attention.jagged import Jagged
 from accelcheck.techniques.base import Unsupported
 from accelcheck.verify.oracle import Store
@@ -95,7 +95,7 @@ SIGNATURES = {
 class Stub(ModuleType):
     """One of the packages, in plain torch, with its signatures; refuses what it refuses on a GPU."""
 
-    def __init__(self, package: Package, mask: Callable[..., Tensor]) -> None:
+    def __init__(self, package: FlashGeneration, mask: Callable[..., Tensor]) -> None:
         super().__init__(package.module)
         self.package = package
         self.mask = mask

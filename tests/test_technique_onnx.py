@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from accelcheck.core.capability import Code
 from accelcheck.core.case import Verdict
 from accelcheck.techniques.runtimes import onnx
-from accelcheck.techniques.runtimes.onnx import PROVIDERS, TECHNIQUES, OnnxRuntime, Session, providers_of
+from accelcheck.techniques.runtimes.onnx import PROVIDERS, TECHNIQUES, OnnxRuntime, OnnxRuntimeModule, providers_of
 from accelcheck.verify.oracle import Store
 from accelcheck.workloads.base import Problem, Program
 
@@ -80,7 +80,7 @@ def test_a_session_keeps_the_weights_it_was_made_with() -> None:
 @needs_packages
 def test_the_engine_tells_other_weights_from_the_modules(tmp_path: Path) -> None:
     class Wrong(OnnxRuntime):
-        def converted(self, program: Program, device: Device) -> Session:
+        def converted(self, program: Program, device: Device) -> OnnxRuntimeModule:
             with torch.no_grad():
                 program.module.get_parameter("fc1.bias").neg_()
             try:
@@ -138,7 +138,7 @@ def test_nodes_are_counted_by_provider(tmp_path: Path) -> None:
     ],
 )
 def test_a_fall_back_to_the_cpu_shows(tmp_path: Path, first: str, ran: Sequence[str], missing: list[str]) -> None:
-    session = object.__new__(Session)
+    session = object.__new__(OnnxRuntimeModule)
     profile = profiled(tmp_path / "profile.json", *ran)
     session.session = SimpleNamespace(get_providers=lambda: [first], end_profiling=lambda: str(profile))
     session.provider, session.calls, session.entries = "CUDAExecutionProvider", 1, []

@@ -24,7 +24,7 @@ from accelcheck.techniques.quantization.emulation import (
     replaced,
     twin,
 )
-from accelcheck.techniques.quantization.int8 import Dynamic, Quantized, Static
+from accelcheck.techniques.quantization.int8 import DynamicInt8, Quantized, StaticInt8
 from accelcheck.techniques.quantization.torchao import TorchAODynamic, torchao_capability
 from accelcheck.workloads.base import Problem, Program
 
@@ -140,9 +140,11 @@ def _reduced(x: Tensor, scale: Tensor, zero: int) -> Tensor:
 
 
 @pytest.mark.parametrize("fault", [_off_by_one, _truncated, _reduced], ids=lambda fault: fault.__name__[1:])
-@pytest.mark.parametrize("kind", [Dynamic, Static])
+@pytest.mark.parametrize("kind", [DynamicInt8, StaticInt8])
 def test_quantizer_fault_stands_out(
-    kind: type[Dynamic | Static], fault: Callable[[Tensor, Tensor, int], Tensor], monkeypatch: pytest.MonkeyPatch
+    kind: type[DynamicInt8 | StaticInt8],
+    fault: Callable[[Tensor, Tensor, int], Tensor],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     technique = kind("x86")
 
@@ -158,7 +160,7 @@ def test_quantizer_fault_stands_out(
     assert _excess(technique, broken, monkeypatch) > 1000
 
 
-@pytest.mark.parametrize("kind", [Static, TorchAODynamic])
+@pytest.mark.parametrize("kind", [StaticInt8, TorchAODynamic])
 def test_scale_on_the_wrong_axis_stands_out(kind: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     technique = kind()
     right = emulation.symmetric_scale
@@ -170,7 +172,7 @@ def test_scale_on_the_wrong_axis_stands_out(kind: Any, monkeypatch: pytest.Monke
         return module
 
     # One layer, so that the ties of the per-token scheme do not spread.
-    assert _excess(technique, broken, monkeypatch, sizes=(64, 32)) > (1000 if kind is Static else 1)
+    assert _excess(technique, broken, monkeypatch, sizes=(64, 32)) > (1000 if kind is StaticInt8 else 1)
 
 
 def _excess(
@@ -285,14 +287,14 @@ def test_replaced_shares_a_shared_layer_and_leaves_subclasses() -> None:
 
 def test_weights_are_quantized_by_value_not_by_reference() -> None:
     module = nn.Linear(8, 4).double()
-    emulated = Dynamic("x86").emulate(module, ())
+    emulated = DynamicInt8("x86").emulate(module, ())
     with torch.no_grad():
         module.weight.zero_()
     assert float(emulated(torch.ones(1, 8).double()).abs().sum()) > 0
 
 
 def test_plain_program_gives_no_evidence() -> None:
-    technique = Dynamic()
+    technique = DynamicInt8()
     device = StubDevice(features=("quantized-engine",))
     original = program(*MODULES["mlp"], 0)
     original.call = original.module
@@ -309,7 +311,7 @@ def test_plain_program_gives_no_evidence() -> None:
 
 
 def test_bytes_of_the_weights_are_a_quarter() -> None:
-    technique = Dynamic()
+    technique = DynamicInt8()
     device = StubDevice(features=("quantized-engine",))
     if not technique.capability(device).ok:
         pytest.skip("no engine")
@@ -327,7 +329,7 @@ def test_bytes_of_the_weights_are_a_quarter() -> None:
 
 def test_finish_restores_the_engine() -> None:
     before = torch.backends.quantized.engine
-    technique = Static("onednn" if before != "onednn" else "fbgemm")
+    technique = StaticInt8("onednn" if before != "onednn" else "fbgemm")
     if not technique.capability(StubDevice(features=("quantized-engine",))).ok:
         pytest.skip("no such engine")
     technique.prepare(program(*MODULES["linear"], 0), Mode.FORWARD, StubDevice(features=("quantized-engine",)))
@@ -337,8 +339,8 @@ def test_finish_restores_the_engine() -> None:
 
 
 def test_capability_without_the_feature_and_without_the_engine() -> None:
-    assert Dynamic().capability(StubDevice(features=())).code is Code.NO_FEATURE
-    absent = Dynamic("nonesuch").capability(StubDevice(features=("quantized-engine",)))
+    assert DynamicInt8().capability(StubDevice(features=())).code is Code.NO_FEATURE
+    absent = DynamicInt8("nonesuch").capability(StubDevice(features=("quantized-engine",)))
     assert (absent.code, absent.verdict) == (Code.WRONG_BUILD, Verdict.UNAVAILABLE)
 
 
@@ -365,6 +367,6 @@ def test_torchao_absent_or_unimportable(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_oracles_are_one_a_scheme() -> None:
     assert len({technique.name for technique in TECHNIQUES}) == len(TECHNIQUES)
-    assert Dynamic("x86").oracle == Dynamic("fbgemm").oracle != Dynamic("qnnpack").oracle
-    assert Static("x86").oracle != Static("qnnpack").oracle
+    assert DynamicInt8("x86").oracle == DynamicInt8("fbgemm").oracle != DynamicInt8("qnnpack").oracle
+    assert StaticInt8("x86").oracle != StaticInt8("qnnpack").oracle
     assert "float64" not in {technique.oracle for technique in TECHNIQUES}

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from accelcheck.core.journal import Record
     from accelcheck.devices.base import Device
-    from accelcheck.techniques.distributed.strategy import Answer
+    from accelcheck.techniques.distributed.strategy import RankReport
 
 CPU = devices()["cpu"]
 
@@ -31,7 +31,7 @@ CPU = devices()["cpu"]
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
     yield Store(tmp_path_factory.mktemp("oracle"))
-    pool.dismiss()
+    pool.close_all()
 
 
 def record_of(store: Store, technique: Reshard, name: str = "train-mlp") -> Record:
@@ -58,7 +58,7 @@ class Careless(Resharded):
         """After every load."""
         raise NotImplementedError
 
-    def run(self, device: Device) -> Answer:
+    def run(self, device: Device) -> RankReport:
         plain = Phase.load
 
         def load(phase: Phase, folder: Path) -> None:

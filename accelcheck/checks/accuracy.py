@@ -13,7 +13,7 @@ from accelcheck.checks.trial import Finding, on_device
 from accelcheck.core.case import Figure, Mode
 from accelcheck.techniques.base import Unsupported
 from accelcheck.verify.accuracy import CONFIDENCE, Pairs, fewest, learning_bound, pooled, upper_bound
-from accelcheck.verify.judge import Fault
+from accelcheck.verify.judge import Discrepancy
 from accelcheck.verify.learned import correct, examine, learned
 from accelcheck.verify.oracle import OracleError
 from accelcheck.workloads.base import Problem
@@ -200,10 +200,10 @@ def _logits(result: Result, shape: torch.Size, device_type: str) -> tuple[Tensor
     if out is None or out.shape != shape or not out.is_floating_point() or out.device.type != device_type:
         expected = f"one floating-point tensor of shape {tuple(shape)} on {device_type}"
         got = ", ".join(f"{path} {tuple(t.shape)} {t.dtype} on {t.device.type}" for path, t in result.items())
-        return torch.full(shape, math.nan), [str(Fault("out", "metadata", expected, got or "nothing"))]
+        return torch.full(shape, math.nan), [str(Discrepancy("out", "metadata", expected, got or "nothing"))]
     logits = out.cpu()
     lost = int(logits.isnan().any(1).sum())
-    return logits, [str(Fault("out", "NaN", "no logit", f"some of {lost} samples"))] if lost else []
+    return logits, [str(Discrepancy("out", "NaN", "no logit", f"some of {lost} samples"))] if lost else []
 
 
 def _named(module: nn.Module) -> dict[str, Tensor]:
@@ -238,7 +238,7 @@ def _finding(trial: Trial, sittings: Sequence[Sitting], references: Mapping[int,
             f"{whole.drop:.3%}, at most {bound:.3%}: from {before:.2%} to {after:.2%}, "
             f"{whole.lost} lost and {whole.won} won of {whole.samples} samples"
         )
-        faults.append(str(Fault("accuracy", "view drop", expected, got)))
+        faults.append(str(Discrepancy("accuracy", "view drop", expected, got)))
     # All of the first sitting; of the others, what is amiss.
     amiss = [one for sitting in sittings[1:] for one in sitting.evidence if not one.engaged]
     evidence = tuple(dict.fromkeys([*sittings[0].evidence, *amiss]))

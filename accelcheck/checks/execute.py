@@ -100,7 +100,7 @@ class Bench:
             if not capability.ok:
                 return str(capability)
             trial = Trial(case, technique, self.matrix.workloads[case.workload], device, self.store)
-            return speed.ratio(trial, (speed.ROUND,), error=speed.ROUND_ERROR)
+            return speed.ratio(trial, (speed.PROCESS_SECONDS,), error=speed.PROCESS_ERROR)
         except Unsupported as answer:
             return str(answer.capability)
         except Exception as error:  # noqa: BLE001 - what raises here has its verdict from the process that judges

@@ -35,9 +35,9 @@ if TYPE_CHECKING:
 
 ROTATED = 4
 """Sets of inputs that calls go through: no call finds its own in a cache, and no cached result serves it."""
-ROUND = 0.3
+PROCESS_SECONDS = 0.3
 """Seconds that one process of several measures a case: processes differ by more than such a median errs."""
-ROUND_ERROR = 0.0625
+PROCESS_ERROR = 0.0625
 """As `paired.ERROR`, of one process of several: four pairs, however slow, since nobody asks for its interval."""
 POWERED = 0.5
 """Seconds that energy is taken over: counters move every 0.1 s or so."""

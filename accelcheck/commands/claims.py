@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Sequence
 
-    from accelcheck.experiments.claims.catalogue import Answer, Claim
+    from accelcheck.experiments.claims.catalogue import Claim, ClaimResult
 
 KIND = "claims"
 
@@ -62,7 +62,7 @@ def _claims(given: argparse.Namespace) -> int:
     return GREEN if any(answer.measured for answer in found) else NOTHING
 
 
-def _measured(given: argparse.Namespace) -> list[Answer]:
+def _measured(given: argparse.Namespace) -> list[ClaimResult]:
     from accelcheck.experiments.claims import run
 
     known = run.experiments()
@@ -72,7 +72,7 @@ def _measured(given: argparse.Namespace) -> list[Answer]:
     fingerprint = device.fingerprint()
     print(results.identity(fingerprint), flush=True)
     started = time.monotonic()
-    found: list[Answer] = []
+    found: list[ClaimResult] = []
     for answer in run.answers(device, chosen, known):
         found.append(answer)
         print(f"  {answer.claim.name}: {answer.outcome}, {time.monotonic() - started:.0f} s", flush=True)

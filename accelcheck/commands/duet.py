@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from accelcheck.commands.common import GREEN, NOTHING, RED, USAGE, positive
 from accelcheck.core.matrix import LEVELS, Selection
-from accelcheck.experiments.duet import TIMEOUT, Facts, Row, located, medians, play
-from accelcheck.experiments.duet_side import AbsentError, Side, SideError
+from accelcheck.experiments.duet import TIMEOUT, DuetCase, Facts, located, medians, play
+from accelcheck.experiments.duet_side import AbsentError, DuetSide, SideError
 from accelcheck.measure import duet
 
 if TYPE_CHECKING:
@@ -99,8 +99,8 @@ def _duet(given: argparse.Namespace) -> int:
     looks = (*(look for look in duet.LOOKS if look < given.pairs), given.pairs)
     try:
         sides = (
-            Side("A", located(words[0]), dict(given.env_a)),
-            Side("B", located(words[-1]), dict(given.env_b)),
+            DuetSide("A", located(words[0]), dict(given.env_a)),
+            DuetSide("B", located(words[-1]), dict(given.env_b)),
         )
         with _terminable():
             facts, rows = play(sides, selection, _tell, looks, given.margin, given.timeout)
@@ -127,7 +127,7 @@ def _tell(line: str) -> None:
     print(f"  {line}", file=sys.stderr, flush=True)
 
 
-def lines(sides: Sequence[Side], facts: Sequence[Facts], rows: Sequence[Row], margin: float) -> Iterator[str]:
+def lines(sides: Sequence[DuetSide], facts: Sequence[Facts], rows: Sequence[DuetCase], margin: float) -> Iterator[str]:
     """What is printed: the environments, and a line a case."""
     for side, fact in zip(sides, facts, strict=True):
         settings = "".join(f" {name}={value}" for name, value in side.environ.items())
@@ -145,7 +145,7 @@ def lines(sides: Sequence[Side], facts: Sequence[Facts], rows: Sequence[Row], ma
     )
 
 
-def _figures(row: Row) -> str:
+def _figures(row: DuetCase) -> str:
     if row.absent:
         return "not compared: " + "; ".join(f"{side}: {why}" for side, why in sorted(row.absent.items()))
     if row.found is None:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Sequence
 
-    from accelcheck.selftest.runner import Row
+    from accelcheck.selftest.runner import PlantedRow
 
 PATIENCE = 20.0
 """Seconds between two lines that say how far it is."""
@@ -54,7 +54,7 @@ def _selftest(given: argparse.Namespace) -> int:
     on_host = given.device in {"cpu", "xla"} and not hardware.tpu().count
     jobs = given.jobs or (hardware.usable_cores() if on_host else 1)
     print(f"{len(rows)} rows x {given.seeds} seeds on {given.device}, {jobs} processes", flush=True)
-    outcomes: list[runner.Outcome] = []
+    outcomes: list[runner.SeedResult] = []
     died = ""
     started = spoken = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="accelcheck-") as folder:
@@ -79,7 +79,7 @@ def _selftest(given: argparse.Namespace) -> int:
     return GREEN if all(outcome.good for outcome in outcomes) else RED
 
 
-def _chosen(rows: Sequence[Row], patterns: Sequence[str]) -> list[Row]:
+def _chosen(rows: Sequence[PlantedRow], patterns: Sequence[str]) -> list[PlantedRow]:
     legal = sorted({row.plant for row in rows})
     for pattern in patterns:
         if not fnmatch.filter(legal, pattern):

@@ -55,7 +55,7 @@ class Hardware:
 
 
 @dataclass(frozen=True, slots=True)
-class Cpu:
+class Processor:
     """The processor: its model name, and how many logical ones the host has."""
 
     name: str
@@ -118,7 +118,7 @@ def tpu(root: Path = ROOT) -> Hardware:
     return Hardware(0, (), "", missing)
 
 
-def cpu(root: Path = ROOT) -> Cpu:
+def cpu(root: Path = ROOT) -> Processor:
     """The processor's model name and the number of logical processors, from ``/proc/cpuinfo`` where it tells.
 
     Hypervisors call a whole line of processors ``AMD EPYC``, and Arm's have no model name: numbers tell one generation from another.
@@ -128,7 +128,7 @@ def cpu(root: Path = ROOT) -> Cpu:
     numbers = {field: _match(rf"(?m)^{field}\s*:\s*(\w+)\s*$", text) for field in _GENERATION}
     generation = ", ".join(f"{_GENERATION[field]} {number}" for field, number in numbers.items() if number)
     cores = len(re.findall(r"(?m)^processor\s*:", text))
-    return Cpu(
+    return Processor(
         (name or platform.processor() or platform.machine() or "unknown CPU") + f" ({generation})" * bool(generation),
         cores or os.cpu_count() or 1,
     )

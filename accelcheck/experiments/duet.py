@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from accelcheck.experiments.duet_process import PROTOCOL
-from accelcheck.experiments.duet_side import AbsentError, Message, Process, Side, SideError, apart, together
+from accelcheck.experiments.duet_side import AbsentError, DuetSide, Message, Process, SideError, apart, together
 from accelcheck.measure import duet
-from accelcheck.measure.paired import Answer
+from accelcheck.measure.paired import SpeedVerdict
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -41,7 +41,7 @@ class Facts:
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
+class ProcessSample:
     """Of one case in one process.
 
     Attributes:
@@ -54,7 +54,7 @@ class Sample:
 
 
 @dataclass(slots=True)
-class Row:
+class DuetCase:
     """One case.
 
     Attributes:
@@ -69,7 +69,7 @@ class Row:
     """
 
     case: str
-    samples: tuple[list[Sample], list[Sample]] = field(default_factory=lambda: ([], []))
+    samples: tuple[list[ProcessSample], list[ProcessSample]] = field(default_factory=lambda: ([], []))
     absent: dict[str, str] = field(default_factory=dict)
     broken: set[str] = field(default_factory=set)
     apart: bool = False
@@ -78,16 +78,16 @@ class Row:
     @property
     def open(self) -> bool:
         """Whether more pairs may tell more."""
-        return not self.absent and (self.found is None or self.found.answer is Answer.UNDECIDED)
+        return not self.absent and (self.found is None or self.found.answer is SpeedVerdict.UNDECIDED)
 
     @property
     def worse(self) -> bool:
         """Whether B is slower, or fails where A does not."""
         if self.absent:
             return "B" in self.broken and "A" not in self.absent
-        return self.found is not None and self.found.answer is Answer.SLOWER
+        return self.found is not None and self.found.answer is SpeedVerdict.SLOWER
 
-    def lose(self, side: Side, why: str, *, broken: bool) -> None:
+    def lose(self, side: DuetSide, why: str, *, broken: bool) -> None:
         """Note that a side has no more figures."""
         self.absent[side.name] = why
         if broken:
@@ -107,13 +107,13 @@ def located(word: str) -> str:
 
 
 def play(
-    sides: tuple[Side, Side],
+    sides: tuple[DuetSide, DuetSide],
     selection: Selection,
     tell: Callable[[str], object],
     looks: Sequence[int] = duet.LOOKS,
     margin: float = duet.MARGIN,
     timeout: float = TIMEOUT,
-) -> tuple[tuple[Facts, Facts], list[Row]]:
+) -> tuple[tuple[Facts, Facts], list[DuetCase]]:
     """Judge every case on both sides, then measure those that are right, in processes of both in turns.
 
     Args:
@@ -153,13 +153,13 @@ def play(
     return (facts_a, facts_b), rows
 
 
-def medians(samples: Sequence[Sample]) -> Sample:
+def medians(samples: Sequence[ProcessSample]) -> ProcessSample:
     """Of all processes of a side."""
-    return Sample(statistics.median(s.seconds for s in samples), statistics.median(s.to_eager for s in samples))
+    return ProcessSample(statistics.median(s.seconds for s in samples), statistics.median(s.to_eager for s in samples))
 
 
-def _merged(case: str, sides: tuple[Side, Side], own: tuple[Row | None, Row | None]) -> Row:
-    row = Row(case)
+def _merged(case: str, sides: tuple[DuetSide, DuetSide], own: tuple[DuetCase | None, DuetCase | None]) -> DuetCase:
+    row = DuetCase(case)
     for side, found in zip(sides, own, strict=True):
         if found is None:
             row.lose(side, "its matrix has no such case", broken=False)
@@ -169,7 +169,7 @@ def _merged(case: str, sides: tuple[Side, Side], own: tuple[Row | None, Row | No
     return row
 
 
-def _opened(side: Side, selection: Selection, timeout: float) -> tuple[Facts, dict[str, Row]]:
+def _opened(side: DuetSide, selection: Selection, timeout: float) -> tuple[Facts, dict[str, DuetCase]]:
     """What a side is, and the selected cases, judged there."""
     process = _judged(side, selection, timeout)
     facts, rows = _introduced(process)
@@ -184,14 +184,14 @@ def _opened(side: Side, selection: Selection, timeout: float) -> tuple[Facts, di
         process = _judged(side, replace(selection, cases=tuple(row.case for row in waiting)), timeout)
 
 
-def _judged(side: Side, selection: Selection, timeout: float) -> Process:
+def _judged(side: DuetSide, selection: Selection, timeout: float) -> Process:
     with _process(side, "judge", selection, timeout) as process:
         while process.ended is None:
             process.turn()
     return process
 
 
-def _introduced(process: Process) -> tuple[Facts, dict[str, Row]]:
+def _introduced(process: Process) -> tuple[Facts, dict[str, DuetCase]]:
     """What a side says of itself, and which cases it has."""
     side = process.side
     said: Message = {name: value for message in process.messages for name, value in message.items()}
@@ -202,12 +202,12 @@ def _introduced(process: Process) -> tuple[Facts, dict[str, Row]]:
             f"{side}: expected a Python in which torch and an accelcheck that has duets can be imported. Install them there, or name a "
             f"checkout by --env-{side.name.lower()} PYTHONPATH=FOLDER. Got: {_end(process)}"
         )
-    return _facts(side, said["hello"]), {str(case): Row(str(case)) for case in _typed(side, said, "cases", list)}
+    return _facts(side, said["hello"]), {str(case): DuetCase(str(case)) for case in _typed(side, said, "cases", list)}
 
 
 def _measured(
-    sides: tuple[Side, Side], selection: Selection, rows: Sequence[Row], timeout: float, number: int
-) -> list[Row]:
+    sides: tuple[DuetSide, DuetSide], selection: Selection, rows: Sequence[DuetCase], timeout: float, number: int
+) -> list[DuetCase]:
     """Measure rows, all in turns or all apart, in one pair of processes; give those that are to be measured again.
 
     What fails beside another process is measured again apart, and lost only if it fails there too.
@@ -233,7 +233,7 @@ def _measured(
     return [row for row in rows if row not in measured and not row.absent]
 
 
-def _process(side: Side, task: str, selection: Selection, timeout: float) -> Process:
+def _process(side: DuetSide, task: str, selection: Selection, timeout: float) -> Process:
     job = json.dumps({"task": task, "selection": asdict(selection)})
     # -P: what lies in the folder at hand is not what the environment has.
     return Process(side, ["-P", "-m", "accelcheck.experiments.duet_process", job], timeout)
@@ -253,8 +253,8 @@ def _answers(process: Process) -> tuple[dict[str, Message], str]:
 
 
 def _failures(
-    rows: Sequence[Row], processes: Sequence[Process], answered: Sequence[Row]
-) -> list[tuple[Row, Side, str, bool]]:
+    rows: Sequence[DuetCase], processes: Sequence[Process], answered: Sequence[DuetCase]
+) -> list[tuple[DuetCase, DuetSide, str, bool]]:
     """Cases without a figure, the side at fault, why, and whether it is broken there.
 
     Where a case ended a process, that one; where nothing was answered at all, every one: nor would the next process reach it.
@@ -279,14 +279,14 @@ def _end(process: Process) -> str:
     return process.ended or "the process ended without an answer"
 
 
-def _sample(row: Row, side: Side, message: Message) -> Sample:
+def _sample(row: DuetCase, side: DuetSide, message: Message) -> ProcessSample:
     numbers = [_typed(side, message, name, float) for name in ("seconds", "to_eager")]
     if not all(0.0 < number < math.inf for number in numbers):
         raise SideError(f"{side}: {row.case}: expected positive figures, got {message}")
-    return Sample(*numbers)
+    return ProcessSample(*numbers)
 
 
-def _facts(side: Side, hello: Any) -> Facts:
+def _facts(side: DuetSide, hello: Any) -> Facts:
     spoken = hello.get("protocol") if isinstance(hello, dict) else hello
     if spoken != PROTOCOL:
         raise SideError(f"{side}: expected an accelcheck that speaks protocol {PROTOCOL} of duets, got {spoken!r}")
@@ -296,7 +296,7 @@ def _facts(side: Side, hello: Any) -> Facts:
     return Facts(python, torch, accelcheck, runtime, _typed(side, hello, "exclusive", bool))
 
 
-def _typed(side: Side, message: Mapping[str, Any], name: str, kind: type) -> Any:
+def _typed(side: DuetSide, message: Mapping[str, Any], name: str, kind: type) -> Any:
     value = message.get(name)
     if isinstance(value, kind):
         return value

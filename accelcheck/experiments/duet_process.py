@@ -54,7 +54,7 @@ def _work(job: Mapping[str, Any], folder: Path) -> None:
     from accelcheck.core.registry import DuplicateNameError, UnknownNameError, unknown
     from accelcheck.devices.generic import Generic, found_types
     from accelcheck.plugin import registered
-    from accelcheck.plugin.registered import BroughtError
+    from accelcheck.plugin.registered import PluginLoadError
 
     words = job["selection"]
     selection = matrix.Selection(
@@ -72,7 +72,7 @@ def _work(job: Mapping[str, Any], folder: Path) -> None:
         if name not in places and name not in found_types():
             raise unknown("device", name, sorted(places))
         device = places[name] if name in places else Generic(name)
-    except (BroughtError, DuplicateNameError, UnknownNameError) as error:
+    except (PluginLoadError, DuplicateNameError, UnknownNameError) as error:
         return say(refused=str(error), absent=False)
     for answer in (device.detect, device.usable):
         there = answer()

@@ -41,7 +41,7 @@ class AbsentError(SideError):
 
 
 @dataclass(frozen=True, slots=True)
-class Side:
+class DuetSide:
     """One of the two environments.
 
     Attributes:
@@ -67,7 +67,7 @@ class Process:
         ended: How it ended, and empty if that was well; None while it may have another turn, or was given up.
     """
 
-    def __init__(self, side: Side, arguments: Sequence[str], timeout: float) -> None:
+    def __init__(self, side: DuetSide, arguments: Sequence[str], timeout: float) -> None:
         """Nothing is started yet.
 
         Args:

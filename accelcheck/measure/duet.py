@@ -18,7 +18,7 @@ import statistics
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from accelcheck.measure.paired import Answer, judged
+from accelcheck.measure.paired import SpeedVerdict, judged
 from accelcheck.measure.regression import quantile
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ class Duet:
         pairs: How many were measured.
     """
 
-    answer: Answer
+    answer: SpeedVerdict
     ratio: float
     low: float
     high: float

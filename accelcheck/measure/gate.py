@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from accelcheck.core.case import Measurement, Verdict
 from accelcheck.measure.baselines import Baseline, BaselineError, Baselines
 from accelcheck.measure.regression import Sample, change
-from accelcheck.measure.timing_processes import RoundError, Timed
+from accelcheck.measure.timing_processes import Timed, TimingError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -106,7 +106,7 @@ class Gate:
             self.few = {case: self.timed[case] for case in named}
             try:
                 further = measure(named, counts[1])
-            except RoundError as error:
+            except TimingError as error:
                 # The first ones came to theirs: what these named is not settled, and it is no other case's matter.
                 further = dict.fromkeys(named, Timed(reason=str(error), asked=counts[1]))
             self.timed = {**self.timed, **further}

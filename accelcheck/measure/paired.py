@@ -28,7 +28,7 @@ MARGIN = 0.015
 """What makes a difference: smaller ones are `same`."""
 
 
-class Answer(StrEnum):
+class SpeedVerdict(StrEnum):
     """Of the candidate, against what it is compared with."""
 
     FASTER = "faster"
@@ -53,7 +53,7 @@ class Comparison:
             None: not known.
     """
 
-    answer: Answer
+    answer: SpeedVerdict
     ratio: float
     low: float
     high: float
@@ -105,7 +105,7 @@ def compare(
             logs.append(math.log(pair[1] / pair[0]))
         low, high = interval(logs, error)
         answer = judged(low, high, margin)
-        if answer is not Answer.UNDECIDED:
+        if answer is not SpeedVerdict.UNDECIDED:
             break
     seconds, after = now() - start, waited()
     return Comparison(
@@ -121,16 +121,16 @@ def compare(
     )
 
 
-def judged(low: float, high: float, margin: float) -> Answer:
+def judged(low: float, high: float, margin: float) -> SpeedVerdict:
     """The answer of an interval of log ratios."""
     limit = math.log1p(margin)
     if low > limit:
-        return Answer.SLOWER
+        return SpeedVerdict.SLOWER
     if high < -limit:
-        return Answer.FASTER
+        return SpeedVerdict.FASTER
     if -limit <= low and high <= limit:
-        return Answer.SAME
-    return Answer.UNDECIDED
+        return SpeedVerdict.SAME
+    return SpeedVerdict.UNDECIDED
 
 
 def interval(values: Sequence[float], error: float) -> tuple[float, float]:

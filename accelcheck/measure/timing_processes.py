@@ -1,4 +1,4 @@
-"""Rounds: the timed cases of a run, measured by processes of their own, since a process is what baselines sample. No torch.
+"""Stubbed: the timed cases of a run, measured by processes of their own, since a process is what baselines sample. No torch.
 
 A round is the caller's own pytest command again, so that it finds the same plugins, hooks and cases. In it each timed case
 measures its ratio to FP32 eager, appends it to a file, and is skipped: nothing is judged, so nothing passes.
@@ -22,11 +22,11 @@ from accelcheck.core.case import Verdict
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-VARIABLE = "ACCELCHECK_ROUND"
+VARIABLE = "ACCELCHECK_TIMING_FILE"
 """Names the file that a round writes to: in its environment, and nowhere else."""
 SILENCE = 600.0
 """Seconds after which a round that wrote nothing is taken to hang; it is ended within twice as many."""
-_WANTED = "round-cases.json"
+_WANTED = "timed-cases.json"
 
 Came = tuple[float, float] | str | None
 """What comes of a case in a round: its ratio and what it waited, or why there is none, or nothing yet: it is about to be timed."""
@@ -58,7 +58,7 @@ class Timed:
         return f"{len(self.ratios)} of {self.asked} processes measured it" + f": {self.reason}" * bool(self.reason)
 
 
-class RoundError(RuntimeError):
+class TimingError(RuntimeError):
     """The first round came to no case; the message holds the end of what it printed."""
 
 
@@ -93,7 +93,7 @@ def measure(
         say: Told what is going on, a line each.
 
     Raises:
-        RoundError: The first round came to no case at all: there is a fault in the command, not in a case.
+        TimingError: The first round came to no case at all: there is a fault in the command, not in a case.
     """
     left = dict.fromkeys(sorted(cases))
     timed = dict.fromkeys(left, Timed(asked=count))
@@ -101,11 +101,11 @@ def measure(
         due = list(left)
         while due:  # a second time and more only where a case has ended the process that was to time others after it
             say(f"timing {len(due)} cases in a process of its own, {number} of {count}")
-            end, found = _round(arguments, due, folder / f"round-{number}-{len(due)}.jsonl", start)
+            end, found = _run_process(arguments, due, folder / f"process-{number}-{len(due)}.jsonl", start)
             if not found and end.code:  # 0: a mark skips them all
                 what = f"a process that was to time {len(due)} cases {end.how} before the first of them"
                 if len(due) == len(timed) and number == 1:
-                    raise RoundError(f"{what}:\n{end.tail}")
+                    raise TimingError(f"{what}:\n{end.tail}")
                 say(f"{what}: the others count")
             for case, came in found.items():
                 was = timed[case]
@@ -122,7 +122,7 @@ def measure(
     return timed
 
 
-def _round(arguments: Sequence[str], cases: list[str], path: Path, start: Path) -> tuple[_End, dict[str, Came]]:
+def _run_process(arguments: Sequence[str], cases: list[str], path: Path, start: Path) -> tuple[_End, dict[str, Came]]:
     """Run one process that times cases and writes to this file: how it ended, and what came of those that it came to."""
     (path.parent / _WANTED).write_text(json.dumps(cases), encoding="ascii")
     command = [

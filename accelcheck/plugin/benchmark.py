@@ -31,7 +31,7 @@ class Replay:
 _REPLAY: pytest.StashKey[Replay] = pytest.StashKey()
 
 
-def announce(item: pytest.Item, case: Case) -> None:
+def mark_timed(item: pytest.Item, case: Case) -> None:
     """Make a test that times a case one of pytest-benchmark's, before it is set up."""
     replay = item.stash[_REPLAY] = Replay()
     item.add_marker(pytest.mark.benchmark(group=f"{case.workload}/{case.device}/{case.mode}", timer=replay))
@@ -39,7 +39,7 @@ def announce(item: pytest.Item, case: Case) -> None:
     names.append("benchmark")
 
 
-def publish(item: pytest.Item, record: Record) -> None:
+def hand_over(item: pytest.Item, record: Record) -> None:
     """Give it the times of a record and its figures; nothing where the test was not announced, or nothing was timed."""
     replay = item.stash.get(_REPLAY, None)
     fixture: Any = getattr(item, "funcargs", {}).get("benchmark")

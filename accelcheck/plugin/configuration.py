@@ -25,7 +25,7 @@ class AbsentDeviceError(ValueError):
 
 
 @dataclass(frozen=True)
-class Setup:
+class RunConfiguration:
     """One run.
 
     Attributes:
@@ -131,7 +131,7 @@ class Setup:
                 pin(name, worker, environ, fingerprint.count)
 
 
-def gate(config: pytest.Config, run: Setup) -> Gate:
+def gate(config: pytest.Config, run: RunConfiguration) -> Gate:
     """What baselines and limits are to say of this run's times.
 
     Raises:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from accelcheck.measure.gate import Gate
-    from accelcheck.plugin.configuration import Setup
+    from accelcheck.plugin.configuration import RunConfiguration
 
 PATIENCE = 20.0
 """Seconds after which a case that still runs is named, and between two such lines."""
@@ -33,9 +33,9 @@ PATIENCE = 20.0
 class Controller:
     """Collects the records of all processes of a run. Registered where tests report to: never on an xdist worker."""
 
-    def __init__(self, config: pytest.Config, setup: Setup, gate: Gate) -> None:
+    def __init__(self, config: pytest.Config, run: RunConfiguration, gate: Gate) -> None:
         self.config = config
-        self.setup = setup
+        self.run = run
         self.gate = gate
         self.records: dict[str, Record] = {}
         self.asked = False
@@ -53,7 +53,7 @@ class Controller:
         return journal
 
     def _facts(self) -> dict[str, Any]:
-        selection = self.setup.selection
+        selection = self.run.selection
         return {
             "accelcheck": accelcheck.__version__,
             "started": dt.datetime.now(tz=dt.UTC).isoformat(timespec="seconds"),
@@ -65,14 +65,14 @@ class Controller:
                     "capability": str(status.capability),
                     "fingerprint": status.fingerprint.as_json() if status.fingerprint else None,
                 }
-                for name, status in self.setup.statuses.items()
+                for name, status in self.run.statuses.items()
                 if name in selection.devices
             },
         }
 
     def pytest_report_header(self) -> list[str]:
         """Which devices were found, and why others were not."""
-        return terminal.header(self.setup)
+        return terminal.header(self.run)
 
     def pytest_runtest_logstart(self, nodeid: str) -> None:
         """A case began, here or on a worker."""
@@ -107,9 +107,9 @@ class Controller:
         if len(parts) != len(("technique", "workload", "device", "dtype", "mode")) or parts[4] not in set(Mode):
             return None
         technique, workload, device, dtype, mode = parts
-        if device not in self.setup.selection.devices:
+        if device not in self.run.selection.devices:
             return None
-        return Case(technique, workload, device, dtype, Mode(mode), self.setup.selection.level)
+        return Case(technique, workload, device, dtype, Mode(mode), self.run.selection.level)
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
@@ -125,7 +125,7 @@ class Controller:
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         """The matrix technique x device, counts, and the slowest cases."""
         if self.records or self.asked:
-            terminal.summary(terminalreporter, self.setup, self.gate, self.records, self.journal_path)
+            terminal.summary(terminalreporter, self.run, self.gate, self.records, self.journal_path)
 
     @property
     def journal_path(self) -> Path | None:

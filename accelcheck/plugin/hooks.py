@@ -22,10 +22,10 @@ if TYPE_CHECKING:
     from accelcheck.core.journal import Record
     from accelcheck.core.matrix import Matrix
     from accelcheck.measure.gate import Gate
-    from accelcheck.plugin.configuration import Setup
+    from accelcheck.plugin.configuration import RunConfiguration
     from accelcheck.plugin.controller import Controller
 
-_SETUP: pytest.StashKey[Setup] = pytest.StashKey()
+_RUN: pytest.StashKey[RunConfiguration] = pytest.StashKey()
 _MATRIX: pytest.StashKey[Matrix] = pytest.StashKey()
 _RECORD: pytest.StashKey[Record] = pytest.StashKey()
 
@@ -58,9 +58,9 @@ def pytest_configure(config: pytest.Config) -> None:
         if "accelcheck" in worker:
             from accelcheck.plugin import configuration
 
-            run = configuration.Setup.from_json(json.loads(worker["accelcheck"]))
+            run = configuration.RunConfiguration.from_json(json.loads(worker["accelcheck"]))
             run.apply(os.environ, worker["workerid"], worker["workercount"])
-            config.stash[_SETUP] = run
+            config.stash[_RUN] = run
     elif options.requested(config) and not config.option.help:
         config.pluginmanager.register(_controller(config), "accelcheck-controller")
 
@@ -78,9 +78,9 @@ def _controller(config: pytest.Config) -> Controller:
     if timing_processes.ongoing() is not None:
         end_with_parent()
     try:
-        run = configuration.Setup.find(config)
+        run = configuration.RunConfiguration.find(config)
         run.apply(os.environ, "", 1)
-        config.stash[_SETUP] = run
+        config.stash[_RUN] = run
         config.add_cleanup(lambda: shutil.rmtree(run.folder, ignore_errors=True))
         gate = config.stash[_GATE] = configuration.gate(config, run)
         if run.selection.techniques or run.selection.workloads or run.selection.cases:
@@ -101,7 +101,7 @@ def _controller(config: pytest.Config) -> Controller:
 @pytest.hookimpl(optionalhook=True)
 def pytest_configure_node(node: Any) -> None:
     """xdist: tell a worker what the controller found out."""
-    configuration = node.config.stash.get(_SETUP, None)
+    configuration = node.config.stash.get(_RUN, None)
     if configuration is not None:
         node.workerinput["accelcheck"] = json.dumps(configuration.as_json())  # execnet takes plain types only
 
@@ -118,7 +118,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Give a test that takes `accel_case` the selected cases."""
     if "accel_case" not in metafunc.fixturenames:
         return
-    configuration = metafunc.config.stash.get(_SETUP, None)
+    configuration = metafunc.config.stash.get(_RUN, None)
     if configuration is None:
         _parametrize_nothing(metafunc, NOT_ASKED, "accelcheck was not asked for: give --accel-device=auto")
         return
@@ -142,11 +142,11 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Timed cases are pytest-benchmark's too. In a round, nothing else is run."""
-    if _SETUP not in config.stash:
+    """Timed cases are pytest-benchmark's too. A timing process runs nothing else."""
+    if _RUN not in config.stash:
         return
     from accelcheck.measure import timing_processes
-    from accelcheck.plugin.benchmark import announce
+    from accelcheck.plugin.benchmark import mark_timed
 
     timed = [(item, case) for item in items if (case := _timed(item)) is not None]
     written = timing_processes.ongoing()
@@ -157,7 +157,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = kept
     elif config.pluginmanager.hasplugin("benchmark"):
         for item, case in timed:
-            announce(item, case)
+            mark_timed(item, case)
 
 
 def _timed(item: pytest.Item) -> Case | None:
@@ -181,7 +181,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
             reporter.write_line(f"accelcheck: {line}")
 
     def measure(ids: Sequence[str], count: int) -> Mapping[str, timing_processes.Timed]:
-        folder = Path(tempfile.mkdtemp(prefix="rounds-", dir=config.stash[_SETUP].folder))
+        folder = Path(tempfile.mkdtemp(prefix="timing-", dir=config.stash[_RUN].folder))
         words = [*map(str, config.invocation_params.args)]
         if config.pluginmanager.hasplugin("cacheprovider"):
             # Its skips are not this run's: what failed last would be forgotten, and --lf choose something else.
@@ -190,14 +190,14 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
     try:
         gate.time(cases, options.processes(config), measure)
-    except timing_processes.RoundError as error:
+    except timing_processes.TimingError as error:
         raise pytest.UsageError(f"accelcheck: {error}") from error
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_benchmark_update_machine_info(config: pytest.Config, machine_info: dict[str, Any]) -> None:
     """pytest-benchmark's own machine id knows no accelerator."""
-    configuration = config.stash.get(_SETUP, None)
+    configuration = config.stash.get(_RUN, None)
     if configuration is not None:
         found = {name: configuration.statuses[name].fingerprint for name in configuration.selection.devices}
         machine_info["accelcheck"] = {name: f.as_json() for name, f in found.items() if f is not None}
@@ -217,7 +217,7 @@ def accel_bench(request: pytest.FixtureRequest) -> Iterator[Bench]:
     from accelcheck.expectations.ledger import Ledger, shipped
     from accelcheck.verify.oracle import Store
 
-    configuration = request.config.stash[_SETUP]
+    configuration = request.config.stash[_RUN]
     gc.collect()
     gc.freeze()
     yield Bench(
@@ -237,7 +237,7 @@ def accel_check(request: pytest.FixtureRequest, accel_bench: Bench) -> Callable[
     """Run a case, keep its record, and pass, skip or fail the test by its verdict."""
     from accelcheck.core.case import Verdict
     from accelcheck.measure import timing_processes
-    from accelcheck.plugin.benchmark import publish
+    from accelcheck.plugin.benchmark import hand_over
     from accelcheck.report.message import explain
 
     def check(case: Case) -> Record:
@@ -248,7 +248,7 @@ def accel_check(request: pytest.FixtureRequest, accel_bench: Bench) -> Callable[
             timing_processes.append(
                 written, case.id, found if isinstance(found, str) else (found.ratio, found.waited or 0.0)
             )
-            pytest.skip("a round of a run that judges: timed, not judged")
+            pytest.skip("a timing process of another run: timed, not judged")
         record = accel_bench.run(case)
         request.node.stash[_RECORD] = record
         request.node.user_properties += [
@@ -271,7 +271,7 @@ def accel_check(request: pytest.FixtureRequest, accel_bench: Bench) -> Callable[
             # What was measured is right: it is too slow or too large for a baseline or a limit.
             words = gate.words if gate is not None and record.measurements else ()
             pytest.fail(explain(record, words), pytrace=False)
-        publish(request.node, record)
+        hand_over(request.node, record)
         return record
 
     return check

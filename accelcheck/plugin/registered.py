@@ -23,7 +23,7 @@ LINES = 8
 """Last lines of what pytest printed that are shown."""
 
 
-class BroughtError(ValueError):
+class PluginLoadError(ValueError):
     """pytest cannot start here, so that nobody knows what its plugins bring."""
 
 
@@ -77,7 +77,7 @@ def here() -> pytest.Config:
             os.environ["PYTEST_ADDOPTS"] = given
     if asked.config is None:
         lines = [line.strip() for line in said.getvalue().splitlines() if line.strip()]
-        raise BroughtError(f"pytest does not start in {Path.cwd()} (exit {int(code)}): {' | '.join(lines[-LINES:])}")
+        raise PluginLoadError(f"pytest does not start in {Path.cwd()} (exit {int(code)}): {' | '.join(lines[-LINES:])}")
     # They are taken back when pytest ends, and hooks may import from there when they are called.
     sys.path[:0] = [str(path) for path in asked.config.getini("pythonpath")]
     return asked.config

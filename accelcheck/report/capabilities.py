@@ -20,7 +20,7 @@ GENERIC = "generic"
 
 
 @dataclass(frozen=True)
-class Row:
+class TechniqueRow:
     """One technique.
 
     Attributes:
@@ -39,7 +39,7 @@ class Row:
     cases: Mapping[int, int]
 
 
-def rows(matrix: Matrix, places: Mapping[str, Device]) -> list[Row]:
+def rows(matrix: Matrix, places: Mapping[str, Device]) -> list[TechniqueRow]:
     """The table, sorted by family and name. Devices answer for what they declare; none needs to be here."""
     made = []
     for technique in matrix.techniques.values():
@@ -47,7 +47,7 @@ def rows(matrix: Matrix, places: Mapping[str, Device]) -> list[Row]:
             case.level for case in matrix.cases(Selection(("any",), techniques=(technique.name,), level=max(LEVELS)))
         ]
         made.append(
-            Row(
+            TechniqueRow(
                 technique.name,
                 technique.family,
                 technique.promise,

@@ -14,13 +14,13 @@ if TYPE_CHECKING:
 
     from accelcheck.core.capability import Capability
     from accelcheck.devices.base import Status
-    from accelcheck.report.capabilities import Row
+    from accelcheck.report.capabilities import TechniqueRow
     from accelcheck.workloads.base import Workload
 
 RUNS = "runs"
 
 
-def text(rows: Sequence[Row], statuses: Mapping[str, Status]) -> list[str]:
+def text(rows: Sequence[TechniqueRow], statuses: Mapping[str, Status]) -> list[str]:
     """For a terminal: what is here, a line a technique with each device's answer, and the reasons, each once."""
     names = list(rows[0].answers) if rows else []
     here = [f"{name}: {_presence(statuses[name])}" for name in names if name in statuses]
@@ -34,7 +34,7 @@ def text(rows: Sequence[Row], statuses: Mapping[str, Status]) -> list[str]:
     return [*lines, "", *sorted(reasons)]
 
 
-def markdown(rows: Sequence[Row], workloads: Iterable[Workload]) -> list[str]:
+def markdown(rows: Sequence[TechniqueRow], workloads: Iterable[Workload]) -> list[str]:
     """For the documentation. The same on every machine: what is merely absent here exists, and says what it needs."""
     lines = [
         "# Techniques",
@@ -76,5 +76,5 @@ def _lasting(answer: Capability) -> str:
     return str(answer.code) if answer.verdict is Verdict.UNSUPPORTED else "yes"
 
 
-def _counts(row: Row) -> str:
+def _counts(row: TechniqueRow) -> str:
     return " / ".join(str(row.cases[level]) for level in (1, 2, 3))

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from accelcheck.core.journal import Record
     from accelcheck.devices.base import Fingerprint
     from accelcheck.measure.gate import Gate
-    from accelcheck.plugin.configuration import Setup
+    from accelcheck.plugin.configuration import RunConfiguration
 
 SLOWEST = 5
 _BAD_FIRST = (
@@ -36,12 +36,12 @@ _BAD_FIRST = (
 )
 
 
-def header(setup: Setup) -> list[str]:
+def header(run: RunConfiguration) -> list[str]:
     """One line for what was asked, one a device."""
     lines = [
-        f"accelcheck: level {setup.selection.level}, devices asked for: {', '.join(setup.selection.devices) or 'none'}"
+        f"accelcheck: level {run.selection.level}, devices asked for: {', '.join(run.selection.devices) or 'none'}"
     ]
-    for name, status in setup.statuses.items():
+    for name, status in run.statuses.items():
         found = status.fingerprint
         lines.append(f"  {name}: {_identity(found) if found is not None else status.capability}")
     return lines
@@ -54,13 +54,17 @@ def counts(records: Iterable[Record]) -> dict[str, int]:
 
 
 def summary(
-    reporter: pytest.TerminalReporter, setup: Setup, gate: Gate, records: Mapping[str, Record], journal: Path | None
+    reporter: pytest.TerminalReporter,
+    run: RunConfiguration,
+    gate: Gate,
+    records: Mapping[str, Record],
+    journal: Path | None,
 ) -> None:
     """Write the whole summary."""
     reporter.section("accelcheck")
     found = list(records.values())
     for lines in (
-        matrix(found, setup.selection.devices),
+        matrix(found, run.selection.devices),
         speed.lines(found),
         gate.idle(found),
         _counted("not run:", ((r.case.device, r.reason) for r in found if not r.verdict.executed)),

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from accelcheck.selftest.runner import Outcome
+    from accelcheck.selftest.runner import SeedResult
 
 SHOWN = 4
 """Views that are named in a line, the most frequent first."""
 
 
-def whole(outcomes: Sequence[Outcome], device: str) -> list[str]:
+def whole(outcomes: Sequence[SeedResult], device: str) -> list[str]:
     """All of it, line by line."""
     lines = []
     for title, part in (
@@ -28,9 +28,9 @@ def whole(outcomes: Sequence[Outcome], device: str) -> list[str]:
     return [*lines, "", counts(outcomes)]
 
 
-def table(outcomes: Sequence[Outcome]) -> list[str]:
+def table(outcomes: Sequence[SeedResult]) -> list[str]:
     """A line for each fault, strength and dtype: caught by what, in how many of how many verdicts."""
-    groups: dict[tuple[str, float, str], list[Outcome]] = {}
+    groups: dict[tuple[str, float, str], list[SeedResult]] = {}
     for outcome in outcomes:
         row = outcome.row
         if outcome.ran and not row.correct:
@@ -46,7 +46,7 @@ def table(outcomes: Sequence[Outcome]) -> list[str]:
     return lines
 
 
-def alone(outcomes: Iterable[Outcome]) -> list[str]:
+def alone(outcomes: Iterable[SeedResult]) -> list[str]:
     """A line for each view: how many verdicts it caught, and the faults that it alone sees in every seed."""
     caught: Counter[str] = Counter()
     seeds: Counter[str] = Counter()
@@ -71,7 +71,7 @@ def alone(outcomes: Iterable[Outcome]) -> list[str]:
     return lines
 
 
-def slowest(outcomes: Iterable[Outcome], most: int = 5) -> list[str]:
+def slowest(outcomes: Iterable[SeedResult], most: int = 5) -> list[str]:
     """Where the time went: the plants that took longest on average, with their phases."""
     totals: dict[str, Counter[str]] = {}
     verdicts: Counter[str] = Counter()
@@ -87,7 +87,7 @@ def slowest(outcomes: Iterable[Outcome], most: int = 5) -> list[str]:
     return lines
 
 
-def refused(outcomes: Iterable[Outcome]) -> list[str]:
+def refused(outcomes: Iterable[SeedResult]) -> list[str]:
     """Plants that make no sense here, with the reason, each once."""
     # What fails by itself is told once a cell, not once a plant.
     reasons = {
@@ -98,9 +98,9 @@ def refused(outcomes: Iterable[Outcome]) -> list[str]:
     return sorted(reasons)
 
 
-def wrong(outcomes: Iterable[Outcome], most: int = 40) -> list[str]:
+def wrong(outcomes: Iterable[SeedResult], most: int = 40) -> list[str]:
     """Survivors, false alarms and errors, a line a row with the seeds and the first reason."""
-    rows: dict[str, list[Outcome]] = {}
+    rows: dict[str, list[SeedResult]] = {}
     for outcome in outcomes:
         if not outcome.good:
             rows.setdefault(str(outcome.row), []).append(outcome)
@@ -115,7 +115,7 @@ def wrong(outcomes: Iterable[Outcome], most: int = 40) -> list[str]:
     return [*lines[:most], f"and {more} more"] if more > 0 else lines
 
 
-def counts(outcomes: Sequence[Outcome]) -> str:
+def counts(outcomes: Sequence[SeedResult]) -> str:
     """One line: faults caught, false alarms, and what got no verdict at all, which is neither."""
     ran = [outcome for outcome in outcomes if outcome.ran]
     faulty = [outcome for outcome in ran if not outcome.row.correct]

@@ -44,7 +44,7 @@ class DiedError(RuntimeError):
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class PlantedRow:
     """One line of the kill table: a plant at one strength, in one workload, mode and dtype.
 
     Attributes:
@@ -69,7 +69,7 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class SeedResult:
     """What became of a row with one seed.
 
     Attributes:
@@ -81,7 +81,7 @@ class Outcome:
         seconds: Wall time by phase.
     """
 
-    row: Row
+    row: PlantedRow
     seed: int
     verdict: Verdict
     views: tuple[str, ...]
@@ -132,17 +132,17 @@ def variants() -> Mapping[str, Variant]:
     return index("variant", discover("accelcheck.selftest.faults", "VARIANTS"))
 
 
-def rows() -> list[Row]:
+def rows() -> list[PlantedRow]:
     """Every line of the kill table, ordered by workload, so that those that share oracles stand together."""
     found = [
-        Row(f.name, strength, cell.workload, cell.mode, dtype, hidden=f.hidden.get((dtype, strength), ""))
+        PlantedRow(f.name, strength, cell.workload, cell.mode, dtype, hidden=f.hidden.get((dtype, strength), ""))
         for f in faults().values()
         for cell in f.cells
         for dtype in cell.dtypes
         for strength in f.strengths
     ]
     found += [
-        Row(v.name, 1.0, cell.workload, cell.mode, dtype, correct=True)
+        PlantedRow(v.name, 1.0, cell.workload, cell.mode, dtype, correct=True)
         for v in variants().values()
         for cell in v.cells
         for dtype in cell.dtypes
@@ -162,7 +162,7 @@ def bench(device: Device, matrix: Matrix, store: Store) -> Bench:
     return Bench(matrix, {device.name: device}, statuses, store, Ledger())
 
 
-def attempt(row: Row, seed: int, bench: Bench) -> Outcome:
+def attempt(row: PlantedRow, seed: int, bench: Bench) -> SeedResult:
     """Plant, run, judge.
 
     Args:
@@ -172,19 +172,19 @@ def attempt(row: Row, seed: int, bench: Bench) -> Outcome:
     """
     there = _plant(row).exists(_device(bench))
     if not there.ok:
-        return Outcome(row, seed, there.verdict or Verdict.UNSUPPORTED, (), str(there), str(there.code))
+        return SeedResult(row, seed, there.verdict or Verdict.UNSUPPORTED, (), str(there), str(there.code))
     return _outcome(row, seed, _record(planted(row, bench.matrix), row, seed, bench))
 
 
-def attempts(rows: Sequence[Row], seed: int, bench: Bench) -> list[Outcome]:
+def attempts(rows: Sequence[PlantedRow], seed: int, bench: Bench) -> list[SeedResult]:
     """Attempt rows of one workload, mode and dtype, after each of their techniques without a plant.
 
     Where a technique fails without one, and the device's ledger says so, nothing can be told of a plant: its rows are not
     attempted, nor are those that the device gets wrong with some seeds. Where no ledger says so, the plain run is a false
     alarm, as that of any correct variant is.
     """
-    found: list[Outcome] = []
-    plains: dict[str, Outcome] = {}
+    found: list[SeedResult] = []
+    plains: dict[str, SeedResult] = {}
     for row in rows:
         if not _plant(row).exists(_device(bench)).ok:
             found.append(attempt(row, seed, bench))
@@ -200,24 +200,24 @@ def attempts(rows: Sequence[Row], seed: int, bench: Bench) -> list[Outcome]:
     return found
 
 
-def _unsteady(technique: Technique, row: Row, seed: int, device: Device) -> Outcome | None:
+def _unsteady(technique: Technique, row: PlantedRow, seed: int, device: Device) -> SeedResult | None:
     case = Case(technique.name, row.workload, device.name, row.dtype, row.mode, 1)
     entries = unsteady(device.name).covering(case.id)
     if not entries:
         return None
     plain = replace(row, plant=f"{technique.name}{PLAIN}", strength=1.0, correct=True, hidden="")
     reason = f"{row.dtype}: with some seeds {device.name} fails by itself: {entries[0].reason}"
-    return Outcome(plain, seed, Verdict.UNSUPPORTED, (), reason, DEVICE_FAILS)
+    return SeedResult(plain, seed, Verdict.UNSUPPORTED, (), reason, DEVICE_FAILS)
 
 
-def _plain(technique: Technique, row: Row, seed: int, bench: Bench) -> Outcome:
+def _plain(technique: Technique, row: PlantedRow, seed: int, bench: Bench) -> SeedResult:
     plain = replace(row, plant=f"{technique.name}{PLAIN}", strength=1.0, correct=True, hidden="")
     record = _record(Planted(technique, nothing), row, seed, bench)
     case = replace(record.case, workload=row.workload)
     known = replace(bench, ledger=_ledger(*shipped((case.device,)))).expect(replace(record, case=case))
     if known.verdict is Verdict.XFAIL:
         reason = f"{case.id} fails by itself: {known.reason.splitlines()[0]}"
-        return Outcome(plain, seed, Verdict.UNSUPPORTED, (), reason, DEVICE_FAILS)
+        return SeedResult(plain, seed, Verdict.UNSUPPORTED, (), reason, DEVICE_FAILS)
     return _outcome(plain, seed, record)
 
 
@@ -226,7 +226,7 @@ def _ledger(*paths: Path) -> Ledger:
     return Ledger.load(paths)
 
 
-def _record(technique: Technique, row: Row, seed: int, bench: Bench) -> Record:
+def _record(technique: Technique, row: PlantedRow, seed: int, bench: Bench) -> Record:
     workload = seeded(bench.matrix.workloads[row.workload], seed)
     matrix = Matrix({technique.name: technique}, {workload.name: workload})
     case = Case(technique.name, workload.name, _device(bench).name, row.dtype, row.mode, 1)
@@ -238,24 +238,24 @@ def _device(bench: Bench) -> Device:
     return device
 
 
-def _outcome(row: Row, seed: int, record: Record) -> Outcome:
-    return Outcome(
+def _outcome(row: PlantedRow, seed: int, record: Record) -> SeedResult:
+    return SeedResult(
         row, seed, record.verdict, caught_by(record), record.reason, record.code, record.compared, record.seconds
     )
 
 
-def planted(row: Row, matrix: Matrix) -> Planted:
+def planted(row: PlantedRow, matrix: Matrix) -> Planted:
     """The technique of a row, with its plant in it."""
     plant = _plant(row)
     return Planted(_base(row, matrix), plant.plant() if isinstance(plant, Variant) else plant.plant(row.strength))
 
 
-def _base(row: Row, matrix: Matrix) -> Technique:
+def _base(row: PlantedRow, matrix: Matrix) -> Technique:
     technique = _plant(row).technique
     return technique if isinstance(technique, Technique) else matrix.techniques[technique]
 
 
-def _plant(row: Row) -> Fault | Variant:
+def _plant(row: PlantedRow) -> Fault | Variant:
     return variants()[row.plant] if row.correct else faults()[row.plant]
 
 
@@ -275,7 +275,7 @@ def caught_by(record: Record) -> tuple[str, ...]:
     return tuple(name for name, _ in found.most_common())
 
 
-def run(device: str, chosen: Sequence[Row], seeds: int, jobs: int, folder: Path) -> Iterator[list[Outcome]]:
+def run(device: str, chosen: Sequence[PlantedRow], seeds: int, jobs: int, folder: Path) -> Iterator[list[SeedResult]]:
     """Attempt every row with every seed, in processes of their own; what is done comes in groups, in any order.
 
     They have the variables of this one: what torch reads when it is imported is to be set here.
@@ -290,7 +290,7 @@ def run(device: str, chosen: Sequence[Row], seeds: int, jobs: int, folder: Path)
     Raises:
         DiedError: A process died; what was done before has been given.
     """
-    groups: dict[tuple[str, Mode, str], list[Row]] = {}
+    groups: dict[tuple[str, Mode, str], list[PlantedRow]] = {}
     for row in chosen:
         groups.setdefault((row.workload, row.mode, row.dtype), []).append(row)
     # The large groups first, so that no process ends long after the others.
@@ -315,5 +315,5 @@ def _bench(device: str, folder: str) -> Bench:
     return bench(registered.device(device), Matrix.load(), Store(Path(folder)))
 
 
-def _attempts(device: str, group: list[Row], seed: int, folder: str) -> list[Outcome]:
+def _attempts(device: str, group: list[PlantedRow], seed: int, folder: str) -> list[SeedResult]:
     return attempts(group, seed, _bench(device, folder))

@@ -27,7 +27,7 @@ LEAST_DRAWS = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Fault:
+class Discrepancy:
     """One thing that is wrong: where, what was expected, what came."""
 
     path: str
@@ -43,7 +43,7 @@ class Fault:
 class Judgement:
     """Faults found (none: the candidate is right), all figures, readings by path, and how many elements were compared."""
 
-    faults: tuple[Fault, ...]
+    faults: tuple[Discrepancy, ...]
     figures: tuple[Figure, ...]
     readings: Mapping[str, Reading]
     compared: int
@@ -70,29 +70,29 @@ class Contract:
     dtypes: frozenset[str] = frozenset()
 
 
-def check_metadata(result: Result, reference: Reference, contract: Contract) -> Iterator[Fault]:
+def check_metadata(result: Result, reference: Reference, contract: Contract) -> Iterator[Discrepancy]:
     """Structure, device, dtype, shape and strides, on the device: before anything is moved or read."""
     for path in sorted(reference.truth.keys() - result.keys()):
-        yield Fault(path, "missing", "a tensor", "nothing")
+        yield Discrepancy(path, "missing", "a tensor", "nothing")
     for path in sorted(result.keys() - reference.truth.keys()):
-        yield Fault(path, "unexpected", "nothing", f"a tensor of shape {tuple(result[path].shape)}")
+        yield Discrepancy(path, "unexpected", "nothing", f"a tensor of shape {tuple(result[path].shape)}")
     for path in sorted(result.keys() & reference.truth.keys()):
         tensor, layout = result[path], reference.layouts[path]
         if tensor.device.type != contract.device_type:
-            yield Fault(path, "device", contract.device_type, tensor.device.type)
+            yield Discrepancy(path, "device", contract.device_type, tensor.device.type)
         dtype = str(tensor.dtype).removeprefix("torch.")
         lenient = path.startswith(("out", "loss")) and reference.truth[path].is_floating_point()
         if dtype != layout.dtype and not (lenient and dtype in contract.dtypes):
-            yield Fault(path, "dtype", layout.dtype, dtype)
+            yield Discrepancy(path, "dtype", layout.dtype, dtype)
         if tuple(tensor.shape) != layout.shape:
-            yield Fault(path, "shape", str(layout.shape), str(tuple(tensor.shape)))
+            yield Discrepancy(path, "shape", str(layout.shape), str(tuple(tensor.shape)))
         elif contract.strides and path.startswith("out") and not _same_strides(tensor, layout.stride):
-            yield Fault(path, "strides", str(layout.stride), str(tensor.stride()))
+            yield Discrepancy(path, "strides", str(layout.stride), str(tensor.stride()))
 
 
 def judge(result: Result, reference: Reference) -> Judgement:
     """Values, of a result whose metadata is right, on the CPU."""
-    faults: list[Fault] = []
+    faults: list[Discrepancy] = []
     figures: list[Figure] = []
     readings: dict[str, Reading] = {}
     compared = 0
@@ -103,7 +103,9 @@ def judge(result: Result, reference: Reference) -> Judgement:
             if not torch.equal(candidate, truth.to(candidate.dtype)):
                 where = tuple((candidate != truth).nonzero()[0].tolist())
                 index = f"[{', '.join(str(number) for number in where)}]" if where else ""
-                faults.append(Fault(f"{path}{index}", "value", str(truth[where].item()), str(candidate[where].item())))
+                faults.append(
+                    Discrepancy(f"{path}{index}", "value", str(truth[where].item()), str(candidate[where].item()))
+                )
             continue
         stick = reference.sticks.get(path)
         if stick is None:  # no elements
@@ -133,7 +135,7 @@ def judge_together(draws: Sequence[tuple[Mapping[str, Reading], Reference]]) -> 
     Args:
         draws: Readings of the random draws and their references.
     """
-    faults: list[Fault] = []
+    faults: list[Discrepancy] = []
     figures: list[Figure] = []
     if len(draws) < LEAST_DRAWS:
         return Judgement((), (), {}, 0)
@@ -153,13 +155,15 @@ def judge_together(draws: Sequence[tuple[Mapping[str, Reading], Reference]]) -> 
     return Judgement(tuple(faults), tuple(figures), {}, 0)
 
 
-def beyond(figure: Figure) -> Fault:
+def beyond(figure: Figure) -> Discrepancy:
     """The fault of a figure that is beyond its budget."""
     place = f" at {figure.where}" if figure.where else ""
-    return Fault(figure.path, f"view {figure.view}{place}", f"at most {figure.allowed:.3e}", f"{figure.measured:.3e}")
+    return Discrepancy(
+        figure.path, f"view {figure.view}{place}", f"at most {figure.allowed:.3e}", f"{figure.measured:.3e}"
+    )
 
 
-def _pattern_fault(path: str, candidate: Tensor, truth: Tensor) -> Fault | None:
+def _pattern_fault(path: str, candidate: Tensor, truth: Tensor) -> Discrepancy | None:
     """NaN, +Inf and -Inf must stand where the oracle has them and nowhere else: NaN is never a wildcard."""
     kinds: dict[str, Callable[[Tensor], Tensor]] = {"NaN": torch.isnan, "+Inf": torch.isposinf, "-Inf": torch.isneginf}
     for kind, where in kinds.items():
@@ -167,7 +171,7 @@ def _pattern_fault(path: str, candidate: Tensor, truth: Tensor) -> Fault | None:
         differing = (expected != got).nonzero()
         if len(differing):
             place = differing[0].tolist()
-            return Fault(
+            return Discrepancy(
                 path,
                 f"{kind} pattern, first difference at {place}",
                 f"{int(expected.sum())} of them",

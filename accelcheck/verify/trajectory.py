@@ -71,7 +71,7 @@ class Course:
 
 
 @dataclass(frozen=True, slots=True)
-class Judgement:
+class TrajectoryJudgement:
     """What is wrong (nothing: the training is right), the worst step of each quantity, and how many elements were compared."""
 
     faults: tuple[str, ...]
@@ -128,7 +128,7 @@ def chart(truth: Result, start: Result, samples: Sequence[Result], seeds: Sequen
     return Course(truth, start, allowed, horizons, late)
 
 
-def judge(result: Result, course: Course, paths: Collection[str] | None = None) -> Judgement:
+def judge(result: Result, course: Course, paths: Collection[str] | None = None) -> TrajectoryJudgement:
     """A training, on the CPU, by its course.
 
     Args:
@@ -139,7 +139,7 @@ def judge(result: Result, course: Course, paths: Collection[str] | None = None) 
     wanted = [path for path in course.truth if paths is None or path in paths]
     faults = list(_malformed(result, course, wanted))
     if faults:
-        return Judgement(tuple(faults), (), 0)
+        return TrajectoryJudgement(tuple(faults), (), 0)
     worst: dict[str, Figure] = {}
     compared = 0
     for path in wanted:
@@ -156,7 +156,7 @@ def judge(result: Result, course: Course, paths: Collection[str] | None = None) 
         for figure in figures
         if not figure.within
     ]
-    return Judgement(tuple(faults), tuple(figures), compared)
+    return TrajectoryJudgement(tuple(faults), tuple(figures), compared)
 
 
 def _statistics(result: Result, course: Course) -> Iterator[Figure]:

@@ -25,7 +25,7 @@ class DetachedBeside(nn.Module):
         return y[:half], y[half:], y.detach()
 
 
-class Affine(nn.Module):
+class ScaleShift(nn.Module):
     """``x * weight + bias``, both (width,)."""
 
     def __init__(self, width: int) -> None:
@@ -38,11 +38,11 @@ class Affine(nn.Module):
 
 
 class Shared(nn.Module):
-    """One `Affine` before and after a sine, held under two names: its gradients add up."""
+    """One `ScaleShift` before and after a sine, held under two names: its gradients add up."""
 
     def __init__(self, width: int = 32) -> None:
         super().__init__()
-        self.before = Affine(width)
+        self.before = ScaleShift(width)
         self.after = self.before
 
     def forward(self, x: Tensor) -> Tensor:

@@ -19,7 +19,7 @@ HIDDEN = 96
 CLASSES = 10
 
 
-class Affine(nn.Module):
+class PlainLinear(nn.Module):
     """``x @ weight.T + bias``, as `nn.Linear` is, which quantization would look for."""
 
     def __init__(self, into: int, out: int) -> None:
@@ -36,9 +36,9 @@ class WideBlock(nn.Module):
 
     def __init__(self, width: int, hidden: int) -> None:
         super().__init__()
-        self.up = Affine(width, hidden)
+        self.up = PlainLinear(width, hidden)
         self.act = nn.SiLU()
-        self.down = Affine(hidden, width)
+        self.down = PlainLinear(hidden, width)
 
     def forward(self, x: Tensor) -> Tensor:
         out: Tensor = x + self.down(self.act(self.up(x)))
@@ -50,9 +50,9 @@ class Deep(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.stem = Affine(WIDTH, WIDTH)
+        self.stem = PlainLinear(WIDTH, WIDTH)
         self.blocks = nn.ModuleList([WideBlock(WIDTH, HIDDEN) for _ in range(DEPTH)])
-        self.head = Affine(WIDTH, CLASSES)
+        self.head = PlainLinear(WIDTH, CLASSES)
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.stem(x)

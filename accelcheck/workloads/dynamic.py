@@ -51,7 +51,7 @@ class DynamicDepth(nn.Module):
         return out
 
 
-class Cell(nn.Module):
+class RecurrentCell(nn.Module):
     """``tanh(fc(x)) + x / 2``; ``(..., width)`` to the same."""
 
     def __init__(self, width: int) -> None:
@@ -79,7 +79,7 @@ class AdaptiveTime(nn.Module):
     def __init__(self, width: int = WIDTH, classes: int = 10) -> None:
         super().__init__()
         self.stem = nn.Linear(width, width)  # a reentrant checkpoint needs an input that requires a gradient
-        self.blocks = nn.ModuleList([Cell(width), Cell(width)])
+        self.blocks = nn.ModuleList([RecurrentCell(width), RecurrentCell(width)])
         self.halt = nn.Linear(width, 1)
         self.head = nn.Linear(width, classes)
         self.limit = self.LIMIT
@@ -116,7 +116,7 @@ class GatedDepth(nn.Module):
         super().__init__()
         self.gates = nn.Linear(width, depth)
         self.stem = nn.Linear(width, width)
-        self.blocks = nn.ModuleList([Cell(width) for _ in range(depth)])
+        self.blocks = nn.ModuleList([RecurrentCell(width) for _ in range(depth)])
         self.head = nn.Linear(width, classes)
 
     def forward(self, x: Tensor) -> Tensor:

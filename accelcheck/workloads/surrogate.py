@@ -11,7 +11,7 @@ from accelcheck.workloads.base import Problem, Workload
 from accelcheck.workloads.draw import integers, normal
 
 
-class Rounding(torch.autograd.Function):
+class StraightThroughRound(torch.autograd.Function):
     """The nearest integer; its gradient is that of the identity (a straight-through estimator), not 0."""
 
     @staticmethod
@@ -35,7 +35,7 @@ class Rounded(nn.Module):
         self.weight = nn.Parameter(torch.empty(features))
 
     def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = Rounding.apply(x * self.weight)  # type: ignore[no-untyped-call]  # untyped in torch
+        out: Tensor = StraightThroughRound.apply(x * self.weight)  # type: ignore[no-untyped-call]  # untyped in torch
         return out
 
 

@@ -45,7 +45,7 @@ def _problem(generator: torch.Generator, extent: int) -> Problem:
 WORKLOAD = Workload("claim-attention", f"Attention of {HEADS} heads of {WIDTH} over {LENGTH} positions.", _problem)
 
 
-class FlashAttention(Experiment):
+class ForcedFlash(Experiment):
     """torch's own FlashAttention, forced."""
 
     name = "flash-attention"
@@ -105,4 +105,4 @@ def _growth(device: Device, dtype: str) -> Measured:
     return Measured.exactly(most, listed)
 
 
-EXPERIMENTS: tuple[Experiment, ...] = (FlashAttention(),)
+EXPERIMENTS: tuple[Experiment, ...] = (ForcedFlash(),)

@@ -85,7 +85,7 @@ class Claim:
         return found
 
 
-class Outcome(StrEnum):
+class ClaimStatus(StrEnum):
     """What became of a claim."""
 
     CONFIRMED = "confirmed"
@@ -119,7 +119,7 @@ class Measured:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class ClaimResult:
     """A claim beside what was measured.
 
     Attributes:
@@ -131,7 +131,7 @@ class Answer:
     """
 
     claim: Claim
-    outcome: Outcome
+    outcome: ClaimStatus
     measured: Measured | None = None
     reason: str = ""
     code: str = ""
@@ -139,10 +139,10 @@ class Answer:
     @property
     def broken(self) -> bool:
         """Whether it should have been measurable: a wrong result, or an error."""
-        return self.outcome is Outcome.NOT_MEASURABLE and not self.code
+        return self.outcome is ClaimStatus.NOT_MEASURABLE and not self.code
 
 
-def judged(claim: Claim, measured: Measured) -> Answer:
+def judged(claim: Claim, measured: Measured) -> ClaimResult:
     """Hold a measurement against a claim."""
     if not math.isfinite(measured.low) or not math.isfinite(measured.high):
         return wrong(claim, f"expected a finite figure, got {measured.low} to {measured.high}")
@@ -151,18 +151,18 @@ def judged(claim: Claim, measured: Measured) -> Answer:
     else:
         owed = claim.figure - (WHOLE_PERCENT if claim.what is What.MEMORY else 0.0)
         reached, missed = measured.low >= owed, measured.high < owed
-    outcome = Outcome.CONFIRMED if reached else Outcome.NOT_CONFIRMED if missed else Outcome.UNDECIDED
-    return Answer(claim, outcome, measured)
+    outcome = ClaimStatus.CONFIRMED if reached else ClaimStatus.NOT_CONFIRMED if missed else ClaimStatus.UNDECIDED
+    return ClaimResult(claim, outcome, measured)
 
 
-def absent(claim: Claim, capability: Capability) -> Answer:
+def absent(claim: Claim, capability: Capability) -> ClaimResult:
     """A claim about what does not exist here."""
-    return Answer(claim, Outcome.NOT_MEASURABLE, reason=str(capability), code=str(capability.code))
+    return ClaimResult(claim, ClaimStatus.NOT_MEASURABLE, reason=str(capability), code=str(capability.code))
 
 
-def wrong(claim: Claim, fault: str) -> Answer:
+def wrong(claim: Claim, fault: str) -> ClaimResult:
     """A claim about what exists here, and does not do what it should."""
-    return Answer(claim, Outcome.NOT_MEASURABLE, reason=fault)
+    return ClaimResult(claim, ClaimStatus.NOT_MEASURABLE, reason=fault)
 
 
 def load(path: Path, experiments: Mapping[str, Collection[What]]) -> list[Claim]:

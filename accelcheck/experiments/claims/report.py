@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
-from accelcheck.experiments.claims.catalogue import Outcome, What
+from accelcheck.experiments.claims.catalogue import ClaimStatus, What
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from accelcheck.experiments.claims.catalogue import Answer, Claim, Measured
+    from accelcheck.experiments.claims.catalogue import Claim, ClaimResult, Measured
 
 _HEAD = ("claim", "promised", "measured here", "outcome", "promised for")
 
 
-def text(answers: Sequence[Answer]) -> list[str]:
+def text(answers: Sequence[ClaimResult]) -> list[str]:
     """For a terminal: a line a claim, what figures come from, why some have none, where they are published, and counts."""
     rows = [_HEAD, *(_row(answer) for answer in answers)]
     widths = [max(len(row[at]) for row in rows) for at in range(len(_HEAD))]
@@ -29,15 +29,15 @@ def text(answers: Sequence[Answer]) -> list[str]:
     return [*lines, "", counts(answers)]
 
 
-def counts(answers: Sequence[Answer]) -> str:
+def counts(answers: Sequence[ClaimResult]) -> str:
     """One line."""
     tally = Counter(answer.outcome for answer in answers)
-    said = ", ".join(f"{tally[outcome]} {outcome}" for outcome in Outcome if tally[outcome])
+    said = ", ".join(f"{tally[outcome]} {outcome}" for outcome in ClaimStatus if tally[outcome])
     broken = sum(answer.broken for answer in answers)
     return f"{len(answers)} claims: {said}" + (f"; {broken} of them wrong or with an error" if broken else "")
 
 
-def as_json(answers: Sequence[Answer]) -> dict[str, Any]:
+def as_json(answers: Sequence[ClaimResult]) -> dict[str, Any]:
     """JSON-ready values: claims by name."""
     return {"claims": {answer.claim.name: _plain(answer) for answer in answers}}
 
@@ -51,7 +51,7 @@ def promised(claim: Claim) -> str:
     return f"at least {_figure(claim.what, claim.figure)}"
 
 
-def _plain(answer: Answer) -> dict[str, Any]:
+def _plain(answer: ClaimResult) -> dict[str, Any]:
     claim, measured = answer.claim, answer.measured
     return {
         "what": claim.what,
@@ -71,7 +71,7 @@ def _plain(answer: Answer) -> dict[str, Any]:
     }
 
 
-def _row(answer: Answer) -> tuple[str, ...]:
+def _row(answer: ClaimResult) -> tuple[str, ...]:
     claim = answer.claim
     found = "-" if answer.measured is None else _measured(claim.what, answer.measured)
     return claim.name, promised(claim), found, answer.outcome, ", ".join(claim.classes)

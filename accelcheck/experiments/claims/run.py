@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from accelcheck.devices.base import Device
-    from accelcheck.experiments.claims.catalogue import Answer, Claim
+    from accelcheck.experiments.claims.catalogue import Claim, ClaimResult
     from accelcheck.experiments.claims.experiment import Experiment
 
 
@@ -25,7 +25,7 @@ def experiments() -> Mapping[str, Experiment]:
     return index("experiment", discover("accelcheck.experiments.claims", "EXPERIMENTS"))
 
 
-def answers(device: Device, claims: Sequence[Claim], known: Mapping[str, Experiment]) -> Iterator[Answer]:
+def answers(device: Device, claims: Sequence[Claim], known: Mapping[str, Experiment]) -> Iterator[ClaimResult]:
     """What becomes of each claim, those of one experiment together.
 
     Args:
@@ -38,7 +38,7 @@ def answers(device: Device, claims: Sequence[Claim], known: Mapping[str, Experim
         yield from _answers(device, list(group), known[name])
 
 
-def _answers(device: Device, claims: Sequence[Claim], experiment: Experiment) -> Iterator[Answer]:
+def _answers(device: Device, claims: Sequence[Claim], experiment: Experiment) -> Iterator[ClaimResult]:
     capability = experiment.answer(device)
     told = {claim: capability if not capability.ok else telling(device, claim.what) for claim in claims}
     left = [claim for claim in claims if told[claim].ok]
@@ -53,7 +53,7 @@ def _answers(device: Device, claims: Sequence[Claim], experiment: Experiment) ->
     yield from (found[claim] for claim in claims)
 
 
-def _contested(device: Device, claims: Sequence[Claim], experiment: Experiment) -> dict[Claim, Answer]:
+def _contested(device: Device, claims: Sequence[Claim], experiment: Experiment) -> dict[Claim, ClaimResult]:
     found = {}
     with device.strict_float32(), experiment.contest(device) as contest:
         for claim in claims:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from accelcheck.core.case import Mode
 from accelcheck.selftest.faults.base import Cell, Fault
-from accelcheck.techniques.distributed.parallel import RANKS, Averaging, Compressed, Compressor
+from accelcheck.techniques.distributed.parallel import RANKS, Averaging, CompressedAveraging, Compressor
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -100,7 +100,7 @@ class Repeating(Compressor):
 
 def compressing(make: Callable[[], Compressor]) -> Change:
     def edit(these: Ranks) -> None:
-        if not isinstance(these.exchange, Compressed):
+        if not isinstance(these.exchange, CompressedAveraging):
             raise TypeError(f"expected ranks that compress, got {type(these.exchange).__name__}")
         these.exchange.make = make
 

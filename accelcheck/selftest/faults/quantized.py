@@ -14,7 +14,7 @@ from accelcheck.selftest.faults.base import Cell, Fault, Variant
 from accelcheck.selftest.faults.plant import nothing
 from accelcheck.techniques.base import Technique
 from accelcheck.techniques.quantization.emulation import DynamicRange, is_linear, per_token, replaced, symmetric_scale
-from accelcheck.techniques.quantization.int8 import Dynamic, Quantized, count
+from accelcheck.techniques.quantization.int8 import DynamicInt8, Quantized, count
 from accelcheck.techniques.quantization.torchao import TorchAODynamic, TorchAOWeightOnly
 
 if TYPE_CHECKING:
@@ -204,7 +204,7 @@ def weights(linear: nn.Linear) -> Int8Linear:
 
 
 # `fbgemm` stands for the schemes with 7-bit inputs, `qnnpack` for those with 8 bits: their formulas need no engine.
-SEVEN_BITS, EIGHT_BITS = Dynamic("fbgemm"), Dynamic("qnnpack")
+SEVEN_BITS, EIGHT_BITS = DynamicInt8("fbgemm"), DynamicInt8("qnnpack")
 TOKENS, WEIGHTS = TorchAODynamic(), TorchAOWeightOnly()
 
 DYNAMIC_7 = Int8Anywhere("int8-anywhere-7", SEVEN_BITS, affine(127))

@@ -97,7 +97,7 @@ def first_branch(strength: float) -> Change:
     return wrapping(call)
 
 
-class Frozen(torch.autograd.Function):
+class StaleParameter(torch.autograd.Function):
     """A parameter whose value is an old one; its gradient is its own."""
 
     @staticmethod
@@ -124,7 +124,7 @@ def stale_parameters(*endings: str) -> Change:
             named = {name: p for name, p in module.named_parameters() if name.endswith(endings)}
             for name, parameter in named.items():
                 kept.setdefault(name, parameter.detach().clone())
-            frozen = {name: Frozen.apply(p, kept[name]) for name, p in named.items()}  # type: ignore[no-untyped-call]  # torch annotates Function only in part
+            frozen = {name: StaleParameter.apply(p, kept[name]) for name, p in named.items()}  # type: ignore[no-untyped-call]  # torch annotates Function only in part
             return torch.func.functional_call(module, frozen, inputs)
 
         program.call = call

@@ -36,7 +36,7 @@ _LOWER_RIGHT = (2, 1)
 
 
 @dataclass(frozen=True)
-class Package:
+class FlashGeneration:
     """What differs between the generations of FlashAttention.
 
     Attributes:
@@ -90,7 +90,7 @@ class FlashAttention(Technique):
     def __init__(
         self,
         name: str,
-        package: Package,
+        package: FlashGeneration,
         promise: str,
         *,
         jagged: bool = False,
@@ -231,7 +231,7 @@ class FlashAttention(Technique):
         return options
 
 
-FLASH_2 = Package(
+FLASH_2 = FlashGeneration(
     "flash_attn.flash_attn_interface",
     "flash-attn",
     "pip install flash-attn --no-build-isolation",
@@ -240,14 +240,14 @@ FLASH_2 = Package(
     dropout=True,
     packed=frozenset({"flash_attn_qkvpacked_func", "flash_attn_varlen_qkvpacked_func"}),
 )
-FLASH_3 = Package(
+FLASH_3 = FlashGeneration(
     "flash_attn_interface",
     "flash-attn-3",
     "pip install 'git+https://github.com/Dao-AILab/flash-attention#subdirectory=hopper' --no-build-isolation",
     (9, 0),
     packed=frozenset({"flash_attn_qkvpacked_func"}),
 )
-FLASH_4 = Package(
+FLASH_4 = FlashGeneration(
     "flash_attn.cute",
     "flash-attn-4",
     "pip install --pre flash-attn-4",

@@ -103,7 +103,7 @@ class Compiled(Technique):
         return used if mode is None else f"{used}, mode {mode}"
 
 
-class Dynamic(Compiled):
+class DynamicCompile(Compiled):
     """One graph for all sizes: the runs before the judged one have other sizes each."""
 
     requires = frozenset({"resizable"})
@@ -372,7 +372,7 @@ TECHNIQUES: tuple[Technique, ...] = (
         dtypes=("float32", "bfloat16", "float16"),
         early=_ONE_OF_EACH_KIND,
     ),
-    Dynamic(
+    DynamicCompile(
         "compile-dynamic",
         "One compilation serves all sizes, and computes what eager computes.",
         level=2,

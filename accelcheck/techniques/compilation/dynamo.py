@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from accelcheck.workloads.base import Program, Workload
 
 FEED = "feed"
-"""Key in `Program.extras` of the `Feed` of a run."""
+"""Key in `Program.extras` of the `CountedCalls` of a run."""
 
 LIMIT = 2
 """Compilations of one function that `dynamo-stream-limit` allows; torch's own limit is 8."""
@@ -39,7 +39,7 @@ RECOMPILATIONS = 64
 """Those that `dynamo-stale` allows: sizes times values, where neither becomes dynamic."""
 
 
-class Feed:
+class CountedCalls:
     """Calls what was compiled, for one input after the other, and knows how many graphs each call made.
 
     Attributes:
@@ -127,14 +127,14 @@ class Streamed(Technique):
         program.extras[FEED] = feed = self.feed(program, network)
         program.call = feed if hasattr(program.module, "net") else feed.one
 
-    def feed(self, program: Program, network: Callable[..., Any]) -> Feed:
+    def feed(self, program: Program, network: Callable[..., Any]) -> CountedCalls:
         """What calls the compiled network."""
         del program
-        return Feed(network)
+        return CountedCalls(network)
 
     def evidence(self, program: Program, log: Log, mode: Mode, device: Device) -> Iterable[Evidence]:
         del mode
-        feed: Feed = program.extras[FEED]
+        feed: CountedCalls = program.extras[FEED]
         wanted, used = self.backend(device), resolved_backend(feed.network)
         yield Evidence(f"backend is {wanted}", used, engaged=used == wanted)
         wanted_entries, ran = self.entries(program), entered(log).total()
@@ -161,7 +161,7 @@ class Streamed(Technique):
         forget()
 
 
-class Static(Streamed):
+class StaticStream(Streamed):
     """A graph for each kind of input, and no more."""
 
     def counts(self, program: Program, compiled: list[int]) -> Iterable[Evidence]:
@@ -199,7 +199,7 @@ class Bounded(Streamed):
         yield Evidence(claim, made, engaged=1 + first <= made <= most)
 
 
-class Limited(Static):
+class Limited(StaticStream):
     """At the limit Dynamo compiles no more: known kinds run compiled, others eagerly."""
 
     def entries(self, program: Program) -> int:
@@ -246,7 +246,7 @@ class Stale(Streamed):
     modes = frozenset({Mode.FORWARD})  # gradients of a changed parameter are another's, or forbidden
     settled = False  # a size meets another change in the next run
 
-    def feed(self, program: Program, network: Callable[..., Any]) -> Feed:
+    def feed(self, program: Program, network: Callable[..., Any]) -> CountedCalls:
         return Restless(network, network_of(program))
 
     def counts(self, program: Program, compiled: list[int]) -> Iterable[Evidence]:
@@ -254,7 +254,7 @@ class Stale(Streamed):
         yield Evidence(f"graphs compiled from 2 to {most}", made, engaged=2 <= made <= most)
 
 
-class Restless(Feed):
+class Restless(CountedCalls):
     """Changes the module for every second call.
 
     Args:
@@ -370,14 +370,14 @@ _LENGTHS = frozenset({"stream-lengths", "stream-sides"})
 _TOKENS = frozenset({"stream-tokens"})
 
 TECHNIQUES: tuple[Technique, ...] = (
-    Static(
+    StaticStream(
         "dynamo-guards",
         "Another dtype, rank or shape is compiled anew, and nothing else is.",
         arguments={"backend": "aot_eager", "dynamic": False},
         workloads=_TOKENS,
         early=_TOKENS,
     ),
-    Static(
+    StaticStream(
         "dynamo-stream-static",
         "Without dynamic shapes each size has a graph of its own, and keeps it.",
         arguments={"backend": "aot_eager", "dynamic": False},

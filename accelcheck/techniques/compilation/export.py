@@ -165,7 +165,7 @@ class Export(Technique):
             yield from graph.evidence()
 
 
-class Dynamic(Export):
+class DynamicExport(Export):
     """One program for all sizes, by way of a file."""
 
     name = "export-dynamic"
@@ -204,4 +204,4 @@ def exported_graph(call: Any) -> Exported | None:
     return found if isinstance(found, Exported) else None
 
 
-TECHNIQUES: tuple[Technique, ...] = (Export(), Dynamic())
+TECHNIQUES: tuple[Technique, ...] = (Export(), DynamicExport())

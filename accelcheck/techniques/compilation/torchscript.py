@@ -107,7 +107,7 @@ class Trace(TorchScript):
 
     def scripted(self, program: Program) -> Any:
         # Only tensors can be traced: plain numbers among the inputs become constants, as they are to a tracing user.
-        bound = Bound(program.module, program.inputs).train(program.module.training)
+        bound = BoundModule(program.module, program.inputs).train(program.module.training)
         tensors = tuple(value for value in program.inputs if isinstance(value, Tensor))
         # Tracing runs the module: what it does to the buffers must not count.
         buffers = {name: buffer.detach().clone() for name, buffer in program.module.named_buffers()}
@@ -150,7 +150,7 @@ class Optimized(Frozen):
         return torch.jit.optimize_for_inference(torch.jit.script(program.module))
 
 
-class Bound(nn.Module):
+class BoundModule(nn.Module):
     """A module with its non-tensor arguments fixed: a function of tensors alone."""
 
     def __init__(self, module: nn.Module, inputs: tuple[Any, ...]) -> None:

@@ -126,7 +126,7 @@ def _optimizer(record: Any) -> bool:
     return PurePath(str(record.co_filename)).parent.name == "optim"
 
 
-class Halved(nn.Module):
+class AutocastInside(nn.Module):
     """A module with autocast inside: what a user compiles as one."""
 
     def __init__(self, inner: nn.Module, device_type: str) -> None:
@@ -173,7 +173,7 @@ class CompiledAutocast(Technique):
         if name == "openxla":
             count_xla_runs(program)
         program.extras[CAPTURE] = backend = Capture(inner=name)
-        program.call = torch.compile(Halved(program.module, device.type), backend=backend, dynamic=False)
+        program.call = torch.compile(AutocastInside(program.module, device.type), backend=backend, dynamic=False)
 
     def evidence(self, program: Program, log: Log, mode: Mode, device: Device) -> Iterable[Evidence]:
         backend: Capture = program.extras[CAPTURE]

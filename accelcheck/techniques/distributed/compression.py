@@ -117,7 +117,7 @@ class Int8:
         return integers.to(scale.dtype) * scale
 
 
-class Feedback(Exchange):
+class ErrorFeedback(Exchange):
     """Gathers what a codec makes of gradient and residual; what the codec drops is the next residual.
 
     A residual belongs to a parameter, not to a place in a bucket: buckets are made anew after the first step.

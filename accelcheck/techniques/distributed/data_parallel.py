@@ -18,8 +18,8 @@ from accelcheck.core.case import Evidence, Mode
 from accelcheck.techniques.base import Technique
 from accelcheck.techniques.distributed.ddp import Accumulating, Replicated
 from accelcheck.techniques.distributed.fsdp import FullySharded
-from accelcheck.techniques.distributed.pool import crew
-from accelcheck.techniques.distributed.strategy import Job
+from accelcheck.techniques.distributed.pool import rank_pool
+from accelcheck.techniques.distributed.strategy import TrainingJob
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from accelcheck.devices.base import Device
-    from accelcheck.techniques.distributed.strategy import Answer, Strategy
+    from accelcheck.techniques.distributed.strategy import RankReport, Strategy
     from accelcheck.techniques.observe import Log
     from accelcheck.workloads.base import Program, Result
 
@@ -45,7 +45,7 @@ Size = Callable[[Sequence[torch.Size], int], int]
 """``size(shapes, step)``: bytes that a rank hands to collectives in a step, from the shapes of the parameters."""
 
 
-class Ranks(Technique):
+class RankedTraining(Technique):
     """A training by several processes.
 
     Args:
@@ -86,7 +86,7 @@ class Ranks(Technique):
 
         def elsewhere(program: Program, mode: Mode) -> Result:
             del mode
-            answers = crew(device, self.world).train(Job.of(program, program.extras[STRATEGY]))
+            answers = rank_pool(device, self.world).train(TrainingJob.of(program, program.extras[STRATEGY]))
             program.extras[ANSWERS] = answers
             return _taken(program, answers[0].result)
 
@@ -94,7 +94,7 @@ class Ranks(Technique):
 
     def evidence(self, program: Program, log: Log, mode: Mode, device: Device) -> Iterable[Evidence]:
         del log, mode, device
-        answers: Sequence[Answer] = program.extras[ANSWERS]
+        answers: Sequence[RankReport] = program.extras[ANSWERS]
         processes = len({answer.pid for answer in answers} - {os.getpid()})
         yield Evidence(f"processes that trained = {self.world}", processes, engaged=processes == self.world)
         unlike = [
@@ -107,7 +107,7 @@ class Ranks(Technique):
         )
         yield from self.exchanged(program, answers)
 
-    def exchanged(self, program: Program, answers: Sequence[Answer]) -> Iterable[Evidence]:
+    def exchanged(self, program: Program, answers: Sequence[RankReport]) -> Iterable[Evidence]:
         """What shows how the ranks exchanged what they have."""
         raise NotImplementedError(f"{type(self).__name__}.exchanged: say what shows that gradients were exchanged")
 
@@ -117,7 +117,7 @@ def whole(width: int) -> Size:
     return lambda shapes, _: width * sum(shape.numel() for shape in shapes)
 
 
-class DataParallel(Ranks):
+class DataParallel(RankedTraining):
     """DistributedDataParallel.
 
     Args:
@@ -140,7 +140,7 @@ class DataParallel(Ranks):
         self.size = whole(4) if size is None else size
         self.buckets = buckets
 
-    def exchanged(self, program: Program, answers: Sequence[Answer]) -> Iterable[Evidence]:
+    def exchanged(self, program: Program, answers: Sequence[RankReport]) -> Iterable[Evidence]:
         shapes = [parameter.shape for parameter in trained(program)]
         expected = sum(self.size(shapes, step) for step in range(program.steps))
         sent = [sum(answer.sent) for answer in answers]
@@ -154,7 +154,7 @@ class DataParallel(Ranks):
 class BucketViews(DataParallel):
     """Gradients are views into the buckets: as many storages as buckets."""
 
-    def exchanged(self, program: Program, answers: Sequence[Answer]) -> Iterable[Evidence]:
+    def exchanged(self, program: Program, answers: Sequence[RankReport]) -> Iterable[Evidence]:
         yield from super().exchanged(program, answers)
         count, first = len(trained(program)), answers[0]
         buckets, storages = [sum(calls.values()) for calls in first.calls], first.facts["storages"]
@@ -168,7 +168,7 @@ class BucketViews(DataParallel):
 class Accumulated(DataParallel):
     """Gradients of two micro-batches; only the second pass exchanges them."""
 
-    def exchanged(self, program: Program, answers: Sequence[Answer]) -> Iterable[Evidence]:
+    def exchanged(self, program: Program, answers: Sequence[RankReport]) -> Iterable[Evidence]:
         yield from super().exchanged(program, answers)
         passes: list[int] = [number for answer in answers for number in answer.facts["passes"]]
         first, second = passes[::2], passes[1::2]
@@ -179,10 +179,10 @@ class Accumulated(DataParallel):
         )
 
 
-class Sharded(Ranks):
+class Sharded(RankedTraining):
     """FSDP2: a rank holds a part of each parameter."""
 
-    def exchanged(self, program: Program, answers: Sequence[Answer]) -> Iterable[Evidence]:
+    def exchanged(self, program: Program, answers: Sequence[RankReport]) -> Iterable[Evidence]:
         parameters = trained(program)
         sharded = min(answer.facts["sharded"] for answer in answers)
         yield Evidence(f"sharded parameters = {len(parameters)}", sharded, engaged=sharded == len(parameters))

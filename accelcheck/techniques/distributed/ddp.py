@@ -41,7 +41,7 @@ class Exchange:
         return {"hook calls": self.calls}
 
 
-class Averaging(Exchange):
+class HookedAveraging(Exchange):
     """A user's hook: the sum is asked for, and divided when it has come.
 
     Attributes:

@@ -94,7 +94,7 @@ class Halves(Scheme):
             return first.double()
 
 
-class Feedback(Scheme):
+class ErrorFeedbackOracle(Scheme):
     """A codec of all gradients of a rank together; what it drops is added to the next ones."""
 
     def begin(self) -> None:
@@ -117,7 +117,7 @@ class Feedback(Scheme):
         raise NotImplementedError(f"{type(self).__name__}.coded: say what is sent")
 
 
-class Largest(Feedback):
+class Largest(ErrorFeedbackOracle):
     """The largest elements: see `accelcheck.techniques.distributed.compression.TopK`. Of equal ones any may be taken."""
 
     def __init__(self, share: float) -> None:
@@ -129,7 +129,7 @@ class Largest(Feedback):
         return torch.zeros_like(wanted).index_put((places,), wanted[places])
 
 
-class Integers(Feedback):
+class Integers(ErrorFeedbackOracle):
     """Multiples of a scale: see `accelcheck.techniques.distributed.compression.Int8`."""
 
     def coded(self, wanted: Tensor) -> Tensor:

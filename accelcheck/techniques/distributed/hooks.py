@@ -15,7 +15,7 @@ import torch
 from accelcheck.core.case import Evidence
 from accelcheck.techniques.distributed.compression import (
     PLAIN_STEPS,
-    Feedback,
+    ErrorFeedback,
     HalfPrecision,
     Int8,
     PowerSgd,
@@ -24,7 +24,7 @@ from accelcheck.techniques.distributed.compression import (
     worthwhile,
 )
 from accelcheck.techniques.distributed.data_parallel import SMALL_BUCKET, DataParallel, listed, trained, whole
-from accelcheck.techniques.distributed.ddp import Averaging, Exchange, Replicated
+from accelcheck.techniques.distributed.ddp import Exchange, HookedAveraging, Replicated
 from accelcheck.techniques.distributed.hook_oracles import Halves, Integers, Largest, LowRank, Scheme, shared_out
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from accelcheck.techniques.base import Technique
     from accelcheck.techniques.distributed.data_parallel import Size
-    from accelcheck.techniques.distributed.strategy import Answer
+    from accelcheck.techniques.distributed.strategy import RankReport
     from accelcheck.workloads.base import Program
 
 HOOKS = "https://docs.pytorch.org/docs/stable/ddp_comm_hooks.html"
@@ -64,7 +64,7 @@ class Hooked(DataParallel):
 
         super().__init__(name, 2, strategy, promise, source, size=size)
 
-    def exchanged(self, program: Program, answers: Sequence[Answer]) -> Iterable[Evidence]:
+    def exchanged(self, program: Program, answers: Sequence[RankReport]) -> Iterable[Evidence]:
         yield from super().exchanged(program, answers)
         calls = [answer.facts["hook calls"] for answer in answers]
         yield Evidence(
@@ -75,7 +75,7 @@ class Hooked(DataParallel):
 class Asynchronous(Hooked):
     """The hook divides when the sum has come."""
 
-    def exchanged(self, program: Program, answers: Sequence[Answer]) -> Iterable[Evidence]:
+    def exchanged(self, program: Program, answers: Sequence[RankReport]) -> Iterable[Evidence]:
         yield from super().exchanged(program, answers)
         calls, averaged = ([answer.facts[fact] for answer in answers] for fact in ("hook calls", "averaged"))
         yield Evidence(
@@ -86,7 +86,7 @@ class Asynchronous(Hooked):
 class Lossless(Hooked):
     """Sent and residual, over all steps, are the sum of the gradients, for each rank and parameter: an invariant."""
 
-    def exchanged(self, program: Program, answers: Sequence[Answer]) -> Iterable[Evidence]:
+    def exchanged(self, program: Program, answers: Sequence[RankReport]) -> Iterable[Evidence]:
         yield from super().exchanged(program, answers)
         lost = [
             f"{name} x{count} of rank {rank}"
@@ -131,7 +131,7 @@ class Compressed(Hooked):
         del inputs
         return shared_out(module, self.world, self.scheme())
 
-    def exchanged(self, program: Program, answers: Sequence[Answer]) -> Iterable[Evidence]:
+    def exchanged(self, program: Program, answers: Sequence[RankReport]) -> Iterable[Evidence]:
         yield from super().exchanged(program, answers)
         sent, plain = sum(answers[0].sent), 4 * program.steps * sum(p.numel() for p in trained(program))
         yield Evidence(f"bytes sent by rank 0 < {plain}, those of whole gradients", sent, engaged=sent < plain)
@@ -166,7 +166,7 @@ def low_rank(rank: int, rate: float) -> Size:
 TECHNIQUES: tuple[Technique, ...] = (
     Asynchronous(
         "ddp-async",
-        Averaging,
+        HookedAveraging,
         whole(4),
         "A hook that sums asynchronously and divides in the future's callback averages as DistributedDataParallel does.",
         bucket_mb=SMALL_BUCKET,
@@ -196,7 +196,7 @@ TECHNIQUES: tuple[Technique, ...] = (
     ),
     FedBack(
         "ddp-topk",
-        partial(Feedback, TopK(SHARE)),
+        partial(ErrorFeedback, TopK(SHARE)),
         partial(Largest, SHARE),
         top_k,
         f"An {round(1 / SHARE)}th of the elements, the largest, are sent, and the others later: none is lost.",
@@ -204,7 +204,7 @@ TECHNIQUES: tuple[Technique, ...] = (
     ),
     FedBack(
         "ddp-int8",
-        partial(Feedback, Int8()),
+        partial(ErrorFeedback, Int8()),
         Integers,
         eight_bits,
         "Gradients are sent as 8-bit multiples of a scale; what rounding drops is sent later.",

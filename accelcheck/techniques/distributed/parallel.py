@@ -139,7 +139,7 @@ class Account:
         return (self.sent + left - self.true).abs() > 2 * 2.0**-24 * self.size
 
 
-class Compressed(Averaging):
+class CompressedAveraging(Averaging):
     """Each rank's gradient in FP16 with error feedback, gathered by all ranks and averaged in FP32.
 
     Attributes:
@@ -247,7 +247,7 @@ def by_samples(sizes: Sequence[int]) -> list[float]:
     return [size / sum(sizes) for size in sizes]
 
 
-class DataParallel(Technique):
+class ParallelStep(Technique):
     """A training step of several ranks, equal to that of one process on the joined batch.
 
     Args:
@@ -316,7 +316,7 @@ class DataParallel(Technique):
         self._held.close()
 
 
-class CompressedDataParallel(DataParallel):
+class CompressedDataParallel(ParallelStep):
     """Two ranks that send FP16. Error feedback loses nothing: that is an invariant, and judged exactly.
 
     Sent and residual, over all steps, are the sum of the gradients, parameter by parameter. Values are those of FP16
@@ -335,12 +335,12 @@ class CompressedDataParallel(DataParallel):
         return "float16"
 
     def exchange(self, wire: Wire) -> Averaging:
-        return Compressed(wire)
+        return CompressedAveraging(wire)
 
     def evidence(self, program: Program, log: Log, mode: Mode, device: Device) -> Iterable[Evidence]:
         yield from super().evidence(program, log, mode, device)
         exchange = program.extras[RANKS].exchange
-        if not isinstance(exchange, Compressed):
+        if not isinstance(exchange, CompressedAveraging):
             raise TypeError(f"the program's exchange was replaced after prepare: {type(exchange).__name__}")
         named = [(name, p.numel()) for name, p in program.module.named_parameters() if p.requires_grad]
         lost: dict[str, int] = {}
@@ -360,4 +360,4 @@ def _gradient(parameter: Tensor) -> Tensor:
     return torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
 
 
-TECHNIQUES: tuple[Technique, ...] = (DataParallel(2), DataParallel(3), CompressedDataParallel())
+TECHNIQUES: tuple[Technique, ...] = (ParallelStep(2), ParallelStep(3), CompressedDataParallel())

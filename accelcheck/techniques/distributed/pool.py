@@ -1,4 +1,4 @@
-"""A crew: ranks as real processes under ``torchrun``, started once, that do one training after the other."""
+"""A process pool of ranks: real processes under ``torchrun``, started once, that do one training after the other."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from accelcheck.devices.base import Device
-    from accelcheck.techniques.distributed.strategy import Answer, Job
+    from accelcheck.techniques.distributed.strategy import RankReport, TrainingJob
 
 PATIENCE = 120.0
 """Seconds that a job may take, and that a rank waits for the others: a training takes less than one."""
@@ -27,8 +27,8 @@ _FAILURE = re.compile(r"^\s*rank\s*:\s*(\d+) .*\n\s*exitcode\s*:\s*(-?\d+)", re.
 
 
 @dataclass(frozen=True)
-class Mailbox:
-    """The files of a private folder by which a crew and its ranks speak."""
+class PoolMailbox:
+    """The files of a private folder by which a pool and its ranks exchange messages."""
 
     folder: Path
 
@@ -59,7 +59,7 @@ class Mailbox:
         return self.folder / f"trouble-{rank}"
 
 
-class Crew:
+class RankPool:
     """Ranks on this machine, one a device; on the CPU they share it.
 
     Args:
@@ -77,8 +77,8 @@ class Crew:
         self.world = world
         self._jobs = 0
         with ExitStack() as held:
-            folder = Path(held.enter_context(tempfile.TemporaryDirectory(prefix="accelcheck-crew-")))
-            self._mailbox = Mailbox(folder)
+            folder = Path(held.enter_context(tempfile.TemporaryDirectory(prefix="accelcheck-ranks-")))
+            self._mailbox = PoolMailbox(folder)
             put(self._mailbox.device, device)
             # Each rank's output goes to files of its own, so that an error can quote the one that failed.
             options = ["--standalone", f"--nproc-per-node={world}", "--redirects=3", f"--log-dir={self._mailbox.logs}"]
@@ -94,17 +94,17 @@ class Crew:
         """Whether it can be given a job."""
         return self._torchrun.running
 
-    def train(self, job: Job) -> list[Answer]:
+    def train(self, job: TrainingJob) -> list[RankReport]:
         """What each rank answers, by rank.
 
         Raises:
-            RanksError: A rank raised, ended or stayed silent; the message says which. The crew is closed then.
+            RanksError: A rank raised, ended or stayed silent; the message says which. The pool is closed then.
             TypeError: The job cannot be pickled.
         """
         paths = [self._mailbox.answer(self._jobs, rank) for rank in range(self.world)]
         put(self._mailbox.job(self._jobs), job)
         try:
-            answers: list[Answer] = self._awaited(paths)
+            answers: list[RankReport] = self._awaited(paths)
         except BaseException:  # an interrupt, too: what ranks still answer would be taken for the next job's
             self.close()
             raise
@@ -155,23 +155,23 @@ class Crew:
         return "\n".join([*lines, *(trace for *_, trace in told[:1])])
 
 
-_crews: dict[tuple[str, int], Crew] = {}
+_pools: dict[tuple[str, int], RankPool] = {}
 
 
-def crew(device: Device, world: int) -> Crew:
+def rank_pool(device: Device, world: int) -> RankPool:
     """The ranks that this process keeps for a device: started at first use, again after they failed, ended at exit.
 
     Raises:
         RanksError: They did not come up.
     """
     key = device.name, world
-    if key not in _crews or not _crews[key].running:
-        _crews[key] = Crew(device, world)
-    return _crews[key]
+    if key not in _pools or not _pools[key].running:
+        _pools[key] = RankPool(device, world)
+    return _pools[key]
 
 
 @atexit.register
-def dismiss() -> None:
-    """End all crews of this process."""
-    while _crews:
-        _crews.popitem()[1].close()
+def close_all() -> None:
+    """End all rank pools of this process."""
+    while _pools:
+        _pools.popitem()[1].close()

@@ -1,4 +1,4 @@
-"""What each rank of a `Crew` runs: ``python -m accelcheck.techniques.distributed.pool_rank FOLDER``, started by torchrun."""
+"""What each rank of a `RankPool` runs: ``python -m accelcheck.techniques.distributed.pool_rank FOLDER``, started by torchrun."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING
 import torch
 from torch import distributed
 
-from accelcheck.techniques.distributed.pool import PATIENCE, Mailbox
+from accelcheck.techniques.distributed.pool import PATIENCE, PoolMailbox
 from accelcheck.techniques.processes.torchrun import leave_with_parent, looks, put, take
 
 if TYPE_CHECKING:
     from accelcheck.devices.base import Device
 
 
-def main(mailbox: Mailbox) -> None:
+def main(mailbox: PoolMailbox) -> None:
     """Join the other ranks, then do the jobs that come, one after the other. It ends with the process.
 
     A job that raises ends it, after it was told: the others cannot go on without this rank.
@@ -54,4 +54,4 @@ def _joined(device: Device) -> Device:
 
 
 if __name__ == "__main__":
-    main(Mailbox(Path(sys.argv[1])))
+    main(PoolMailbox(Path(sys.argv[1])))

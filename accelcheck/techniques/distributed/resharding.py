@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from accelcheck.core.case import Evidence, Mode
-from accelcheck.techniques.distributed.data_parallel import ANSWERS, Ranks
-from accelcheck.techniques.distributed.pool import crew
+from accelcheck.techniques.distributed.data_parallel import ANSWERS, RankedTraining
+from accelcheck.techniques.distributed.pool import rank_pool
 from accelcheck.techniques.distributed.resharding_ranks import RANKS, WORLD, Resharded
 from accelcheck.techniques.distributed.strategy import Strategy
 from accelcheck.techniques.snapshots.stepwise import adopted
@@ -23,12 +23,12 @@ if TYPE_CHECKING:
     from accelcheck.devices.base import Device
     from accelcheck.techniques.base import Technique
     from accelcheck.techniques.distributed.resharding_ranks import Loaded
-    from accelcheck.techniques.distributed.strategy import Answer
+    from accelcheck.techniques.distributed.strategy import RankReport
     from accelcheck.techniques.observe import Log
     from accelcheck.workloads.base import Program, Result
 
 
-class Reshard(Ranks):
+class Reshard(RankedTraining):
     """A training by two ranks, then three, then one, with a checkpoint in shards before each change."""
 
     family = "snapshot"
@@ -50,7 +50,7 @@ class Reshard(Ranks):
             del mode
             with tempfile.TemporaryDirectory(prefix="accelcheck-reshard-") as folder:
                 job = self.job.within(Path(folder), program)
-                answers = program.extras[ANSWERS] = crew(device, self.world).train(job)
+                answers = program.extras[ANSWERS] = rank_pool(device, self.world).train(job)
             losses = [answers[0].result[f"loss[{step}]"] for step in range(program.steps)]
             module = {name: answers[0].result[f"module.{name}"] for name in program.module.state_dict()}
             return adopted(program, module, losses)
@@ -59,7 +59,7 @@ class Reshard(Ranks):
 
     def evidence(self, program: Program, log: Log, mode: Mode, device: Device) -> Iterable[Evidence]:
         del log, mode, device
-        answers: Sequence[Answer] = program.extras[ANSWERS]
+        answers: Sequence[RankReport] = program.extras[ANSWERS]
         processes = len({answer.pid for answer in answers} - {os.getpid()})
         yield Evidence(f"processes that took part = {self.world}", processes, engaged=processes == self.world)
         loads: Sequence[Loaded] = answers[0].facts["loads"]

@@ -1,4 +1,4 @@
-"""A training whose number of ranks changes with every checkpoint that it goes through. It runs in the ranks of a crew.
+"""A training whose number of ranks changes with every checkpoint that it goes through. It runs in the ranks of a pool.
 
 What it needs of torch.distributed is imported there: sharding and checkpoints take most of a second to import.
 """
@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, distributed
 
 from accelcheck.techniques.distributed.parallel import shards
-from accelcheck.techniques.distributed.strategy import Answer, Job, Strategy
+from accelcheck.techniques.distributed.strategy import RankReport, Strategy, TrainingJob
 from accelcheck.techniques.processes.evidence import unlike
 from accelcheck.workloads.base import Program
 
@@ -118,7 +118,7 @@ class Phase:
 
 
 @dataclass(frozen=True)
-class Resharded(Job):
+class Resharded(TrainingJob):
     """Phases of other numbers of ranks, each from the checkpoint of the one before; the last one only loads.
 
     Attributes:
@@ -130,10 +130,10 @@ class Resharded(Job):
     @classmethod
     def within(cls, folder: Path, program: Program) -> Resharded:
         """A program's training, from its parameters as they are now."""
-        job = Job.of(program, Strategy())
+        job = TrainingJob.of(program, Strategy())
         return cls(job.problem, job.dtype, job.seed, job.strategy, folder)
 
-    def run(self, device: Device) -> Answer:
+    def run(self, device: Device) -> RankReport:
         """This rank's part. Rank 0 is in every phase; a rank that one leaves out waits for the next."""
         device.seed(self.seed)
         total = self.problem.steps
@@ -151,7 +151,7 @@ class Resharded(Job):
             result = {} if phase is None else phase.whole()
         result |= {f"loss[{step}]": loss.cpu() for step, loss in enumerate(losses)}
         facts = {"loads": loads}
-        return Answer(os.getpid(), distributed.get_backend(), result, digests={}, calls=(), sent=(), facts=facts)
+        return RankReport(os.getpid(), distributed.get_backend(), result, digests={}, calls=(), sent=(), facts=facts)
 
     def _phase(self, device: Device, ranks: int, *, fresh: bool) -> Phase | None:
         """The program as the first so many ranks hold it: as it was sent, or with nothing in it. None: not this rank."""

@@ -77,7 +77,7 @@ class Traffic(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leav
 
 
 @dataclass(frozen=True)
-class Answer:
+class RankReport:
     """What one rank did.
 
     Attributes:
@@ -131,7 +131,7 @@ class Strategy:
 
 
 @dataclass(frozen=True)
-class Job:
+class TrainingJob:
     """A training for all ranks.
 
     Attributes:
@@ -147,7 +147,7 @@ class Job:
     strategy: Strategy
 
     @classmethod
-    def of(cls, program: Program, strategy: Strategy) -> Job:
+    def of(cls, program: Program, strategy: Strategy) -> TrainingJob:
         """A program's training, from its parameters as they are now."""
         dtype = next((p.dtype for p in program.module.parameters() if p.is_floating_point()), torch.float32)
         target = None if program.target is None else to(program.target, "cpu", dtype)
@@ -161,7 +161,7 @@ class Job:
         )
         return cls(problem, dtype, program.seed, strategy)
 
-    def run(self, device: Device) -> Answer:
+    def run(self, device: Device) -> RankReport:
         """This rank's part.
 
         Raises:
@@ -194,7 +194,7 @@ class Job:
             self.strategy.prepare(program)
             trained = program.run(Mode.TRAIN)
         result = {path: self.strategy.whole(tensor).cpu() for path, tensor in trained.items()}
-        return Answer(
+        return RankReport(
             pid=os.getpid(),
             backend=distributed.get_backend(),
             result=result if rank == 0 else {},

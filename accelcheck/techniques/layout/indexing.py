@@ -27,7 +27,7 @@ SELECTIONS = "aten::(index_select|gather)"
 _PLAIN = "copies of the plain module"
 
 
-class Replacing(TorchFunctionMode):
+class ReplacedFunctions(TorchFunctionMode):
     """Calls other functions in place of some: of the same arguments, giving the same values."""
 
     def __init__(self, functions: Mapping[Any, Callable[..., Tensor]]) -> None:
@@ -73,7 +73,7 @@ class Indexing(Technique):
         with torch.no_grad(), CopyLog(device.type) as plain:
             program.module(*program.inputs)
         program.extras[_PLAIN] = plain.copied(self.replaced).total()
-        program.around = lambda: Replacing(self.functions)
+        program.around = lambda: ReplacedFunctions(self.functions)
 
     def evidence(self, program: Program, log: Log, mode: Mode, device: Device) -> Iterable[Evidence]:
         del mode, device

@@ -206,7 +206,7 @@ class Engine(Quantized):
         yield from sizes(program.module, called(program.call), sum(weight.int_repr().nbytes for weight in weights))
 
 
-class Dynamic(Engine):
+class DynamicInt8(Engine):
     """Weights quantized ahead with one scale a layer, activations on the fly with one scale a tensor."""
 
     scheme = "int8-dynamic"
@@ -245,7 +245,7 @@ class Dynamic(Engine):
         return replaced(twin(module), make)
 
 
-class Static(Engine):
+class StaticInt8(Engine):
     """Weights, activations and outputs with fixed scales, calibrated on the judged run's inputs.
 
     Each linear layer is wrapped on its own, so that any module has a quantized form. Calibration inputs are the judged
@@ -374,5 +374,5 @@ def sizes(
 
 
 TECHNIQUES: tuple[Technique, ...] = tuple(
-    variant(engine) for variant in (Dynamic, Static) for engine in (None, *ENGINES)
+    variant(engine) for variant in (DynamicInt8, StaticInt8) for engine in (None, *ENGINES)
 )

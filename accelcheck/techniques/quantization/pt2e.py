@@ -44,7 +44,7 @@ _CONVERTED = "converted graph"
 _PT2E = "torchao.quantization.pt2e"
 
 
-class Exported(Quantized):
+class ExportedInt8(Quantized):
     """The converted graph: linear layers between operators that quantize and dequantize, computed in FP32."""
 
     name = "int8-pt2e-static"
@@ -106,7 +106,7 @@ class Exported(Quantized):
             yield Evidence(f"{operator} >= {wanted}", runs, engaged=runs >= wanted >= 1)
 
 
-class Lowered(Exported):
+class Lowered(ExportedInt8):
     """The converted graph compiled, its weights frozen and packed: oneDNN's int8 kernels."""
 
     name = "int8-pt2e-inductor"
@@ -197,4 +197,4 @@ def _pruned(graph: GraphModule) -> GraphModule:
     return graph
 
 
-TECHNIQUES: tuple[Technique, ...] = (Exported(), Lowered())
+TECHNIQUES: tuple[Technique, ...] = (ExportedInt8(), Lowered())

@@ -47,7 +47,7 @@ DTYPES: Mapping[str, torch.dtype] = MappingProxyType(
 """What a session calls the element types of its inputs and outputs."""
 
 
-class Session(Converted):
+class OnnxRuntimeModule(Converted):
     """An ONNX Runtime session, fed with torch's own memory.
 
     Args:
@@ -142,12 +142,12 @@ class OnnxRuntime(Conversion):
             )
         return SUPPORTED
 
-    def converted(self, program: Program, device: Device) -> Session:
+    def converted(self, program: Program, device: Device) -> OnnxRuntimeModule:
         provider = _provider(device)
         if provider is None:
             raise ValueError(f"{self.name}: no execution provider for {device.name}: ask `capability` first")
         folder = self._held.enter_context(tempfile.TemporaryDirectory(prefix="accelcheck-onnx-"))
-        return Session(program, *provider, Path(folder))
+        return OnnxRuntimeModule(program, *provider, Path(folder))
 
     def finish(self) -> None:
         self._held.close()

@@ -141,7 +141,7 @@ class TensorRt(Conversion):
         return Engines(module, exported, inputs)
 
 
-class Halved(nn.Module):
+class HalfModule(nn.Module):
     """A copy of a module in FP16, with FP32 inputs and outputs."""
 
     def __init__(self, module: nn.Module) -> None:
@@ -175,7 +175,7 @@ class TensorRtHalf(TensorRt):
 
     def changed(self, module: nn.Module, inputs: tuple[Any, ...]) -> nn.Module:
         del inputs
-        return Halved(module)
+        return HalfModule(module)
 
     def engines(self, module: nn.Module, exported: ExportedProgram, inputs: tuple[Any, ...]) -> Engines:
         return HalvedEngines(module, exported, inputs)

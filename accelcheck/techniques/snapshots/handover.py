@@ -18,7 +18,7 @@ from accelcheck.core.case import Mode
 from accelcheck.techniques.observe import OperatorLog, unwatched
 from accelcheck.techniques.processes.torchrun import pickled
 from accelcheck.techniques.snapshots.files import Snapshots, read
-from accelcheck.techniques.snapshots.stepwise import Session
+from accelcheck.techniques.snapshots.stepwise import StepwiseTraining
 from accelcheck.workloads.base import Problem, Program
 from accelcheck.workloads.states import pack, unpack
 
@@ -211,7 +211,7 @@ def _go_on(packed: bytes) -> Report:
 
 
 def _trained(program: Program, state: Mapping[str, Any]) -> dict[str, Any]:
-    session = Session(program)
+    session = StepwiseTraining(program)
     session.load(state)
     while session.step < program.steps:
         session.take()

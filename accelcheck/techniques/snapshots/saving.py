@@ -15,7 +15,7 @@ from accelcheck.techniques.observe import unwatched
 from accelcheck.techniques.processes.evidence import no_strays, repeated, shareable
 from accelcheck.techniques.snapshots.files import read
 from accelcheck.techniques.snapshots.handover import Handover
-from accelcheck.techniques.snapshots.stepwise import Session
+from accelcheck.techniques.snapshots.stepwise import StepwiseTraining
 from accelcheck.workloads.states import pack, unpack
 from accelcheck.workloads.trainer import Trainer
 
@@ -106,7 +106,7 @@ class SnapshotRestore(Technique):
         """See `Program.elsewhere`: the first half of the steps here, with a snapshot after each, the rest elsewhere."""
         handover: Handover = program.extras[HANDOVER]
         program.scaler = _scaler(handover.device, mode)
-        session = Session(program)
+        session = StepwiseTraining(program)
         snapshots = handover.snapshots()
         with unwatched():
             handover.began = unpack(pack(session.state()))

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from accelcheck.workloads.base import Program, Result
 
 
-class Session:
+class StepwiseTraining:
     """A training of a program, from its beginning or from what another one saved.
 
     Attributes:

@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING
 
 from torch import distributed
 
-from accelcheck.techniques.distributed.elastic.mailbox import Desk
+from accelcheck.techniques.distributed.elastic.mailbox import ElasticMailbox
 from accelcheck.techniques.processes.torchrun import RanksError, Torchrun, looks, put, take
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from accelcheck.devices.base import Device
-    from accelcheck.techniques.distributed.elastic.mailbox import Answer, Task
+    from accelcheck.techniques.distributed.elastic.mailbox import TrainingReport, TrainingTask
 
 PATIENCE = 300.0
 """Seconds that a training may take: each change of the world starts Python anew in every rank."""
@@ -67,7 +67,7 @@ def etcd() -> Iterator[list[str]]:
             server.stop()
 
 
-class Agents:
+class ElasticAgents:
     """One elastic job.
 
     Args:
@@ -98,8 +98,8 @@ class Agents:
         self._tasks = 0
         try:
             self._folder = Path(self._held.enter_context(tempfile.TemporaryDirectory(prefix="accelcheck-elastic-")))
-            self.desk = Desk(self._folder)
-            put(self.desk.device, device)
+            self.mailbox = ElasticMailbox(self._folder)
+            put(self.mailbox.device, device)
             self._options = [
                 *self._held.enter_context(rendezvous),
                 f"--rdzv-conf={','.join(f'{key}={value}' for key, value in CONF.items())}",
@@ -117,7 +117,7 @@ class Agents:
             self.close()
             raise
 
-    def train(self, task: Task) -> Answer:
+    def train(self, task: TrainingTask) -> TrainingReport:
         """What the ranks answer. Agents come and go as the task's steps want it.
 
         Raises:
@@ -126,15 +126,15 @@ class Agents:
         """
         number = self._tasks
         self._tasks += 1
-        put(self.desk.task(number), task)
+        put(self.mailbox.task(number), task)
         for _ in looks(PATIENCE):
-            if self.desk.answer(number).exists():
-                answer: Answer = take(self.desk.answer(number))
+            if self.mailbox.answer(number).exists():
+                answer: TrainingReport = take(self.mailbox.answer(number))
                 return answer
             if not all(agent.running for agent in self.running):
                 raise RanksError(f"an agent ended, expected an answer to task {number}; {self._said()}")
             for step, _ in enumerate(task.worlds):
-                request = self.desk.wanted(number, step)
+                request = self.mailbox.wanted(number, step)
                 if request.exists():
                     self._resize(take(request))
                     request.unlink()
@@ -142,7 +142,7 @@ class Agents:
 
     def victim(self) -> tuple[int, int] | None:
         """Of the last task, the process that was killed, and its exit code as torchrun reports it. None: nobody was."""
-        path = self.desk.victim(self._tasks - 1)
+        path = self.mailbox.victim(self._tasks - 1)
         if not path.exists():
             return None
         pid: int = take(path)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Task:
+class TrainingTask:
     """A training for all ranks.
 
     Attributes:
@@ -37,7 +37,7 @@ class Task:
 
 
 @dataclass(frozen=True)
-class Answer:
+class TrainingReport:
     """What rank 0 says of a training.
 
     Attributes:
@@ -60,7 +60,7 @@ class Answer:
 
 
 @dataclass(frozen=True)
-class Desk:
+class ElasticMailbox:
     """The files of a private folder by which the ranks and whoever gives them tasks speak."""
 
     folder: Path

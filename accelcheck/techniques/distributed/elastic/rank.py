@@ -20,11 +20,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, distributed
 
-from accelcheck.techniques.distributed.elastic.mailbox import Answer, Desk
+from accelcheck.techniques.distributed.elastic.mailbox import ElasticMailbox, TrainingReport
 from accelcheck.techniques.distributed.parallel import by_samples, shards
 from accelcheck.techniques.processes.torchrun import leave_with_parent, looks, put, take
 from accelcheck.techniques.snapshots.files import Snapshots
-from accelcheck.techniques.snapshots.stepwise import Session
+from accelcheck.techniques.snapshots.stepwise import StepwiseTraining
 from accelcheck.workloads.base import Program
 from accelcheck.workloads.states import pack, unpack
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from accelcheck.devices.base import Device
-    from accelcheck.techniques.distributed.elastic.mailbox import Task
+    from accelcheck.techniques.distributed.elastic.mailbox import TrainingTask
 
 SHARES = 6
 """Of a batch: 2 and 3 ranks have equally many."""
@@ -43,7 +43,7 @@ LINGER = 1.0
 """Seconds that a rank which misses another stays: so torchrun sees first, and reports, the one that was lost."""
 
 
-class Shared:
+class SharedBackward:
     """The backward pass of a step that ranks share: see `accelcheck.workloads.base.Program.backpropagate`.
 
     Args:
@@ -87,20 +87,20 @@ class Rank:
     """This process's part in one training.
 
     Args:
-        desk: Where its files are.
+        mailbox: Where its files are.
         number: Of the task.
         device: What it computes on.
     """
 
-    def __init__(self, desk: Desk, number: int, device: Device) -> None:
-        self.desk, self.number, self.device = desk, number, device
-        self.task: Task = take(desk.task(number))
+    def __init__(self, mailbox: ElasticMailbox, number: int, device: Device) -> None:
+        self.mailbox, self.number, self.device = mailbox, number, device
+        self.task: TrainingTask = take(mailbox.task(number))
         self.rank, self.world = distributed.get_rank(), distributed.get_world_size()
         self.restarts = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
         self.worlds: list[int] = []
         self.starts: list[int] = []
 
-    def train(self) -> Answer:
+    def train(self) -> TrainingReport:
         """From the newest snapshot, or the beginning, to the end.
 
         Raises:
@@ -117,9 +117,9 @@ class Rank:
             seed=task.seed,
             synchronize=self.device.synchronize,
         )
-        program.backpropagate = Shared(program, self._fall)
-        session = Session(program)
-        snapshots = Snapshots(self.desk.snapshots(self.number))
+        program.backpropagate = SharedBackward(program, self._fall)
+        session = StepwiseTraining(program)
+        snapshots = Snapshots(self.mailbox.snapshots(self.number))
         self._restore(session, snapshots)
         self.starts.append(session.step)
         while session.step < program.steps:
@@ -128,7 +128,7 @@ class Rank:
             self.worlds.append(self.world)
             if self.rank == 0 and session.step % task.every == 0:
                 snapshots.save(session.step, self._state(session))
-        return Answer(
+        return TrainingReport(
             state=unpack(pack(session.state())),
             worlds=tuple(self.worlds),
             starts=tuple(self.starts),
@@ -138,10 +138,10 @@ class Rank:
             strays=dict(self.device.fallbacks()),
         )
 
-    def _state(self, session: Session) -> dict[str, Any]:
+    def _state(self, session: StepwiseTraining) -> dict[str, Any]:
         return {"training": session.state(), "worlds": self.worlds, "starts": self.starts}
 
-    def _restore(self, session: Session, snapshots: Snapshots) -> None:
+    def _restore(self, session: StepwiseTraining, snapshots: Snapshots) -> None:
         """Go on from the newest snapshot; all ranks have the same one, for nobody writes before all have met."""
         found = snapshots.latest()
         if found is not None:
@@ -151,7 +151,7 @@ class Rank:
     def _fall(self, step: int) -> None:
         """The victim is killed, as the kernel does it when memory is short: nothing is cleaned up."""
         if step == self.task.victim and self.restarts == 0 and self.rank == self.world - 1:
-            put(self.desk.victim(self.number), os.getpid())
+            put(self.mailbox.victim(self.number), os.getpid())
             os.kill(os.getpid(), signal.SIGKILL)
 
     def _meet(self, step: int) -> None:
@@ -164,7 +164,7 @@ class Rank:
         if not self.task.worlds or self.task.worlds[step] == self.world:
             return
         if self.rank == 0:
-            put(self.desk.wanted(self.number, step), self.task.worlds[step])
+            put(self.mailbox.wanted(self.number, step), self.task.worlds[step])
         for _ in looks(PATIENCE):
             distributed.all_reduce(torch.zeros(1))
             time.sleep(0.02)
@@ -173,7 +173,7 @@ class Rank:
         )
 
 
-def main(desk: Desk) -> None:
+def main(mailbox: ElasticMailbox) -> None:
     """Join the other ranks, then do the tasks that come, from the first that is not answered. It ends with the process.
 
     Raises:
@@ -181,27 +181,27 @@ def main(desk: Desk) -> None:
     """
     leave_with_parent()
     try:
-        _serve(desk)
+        _serve(mailbox)
     except BaseException:
-        put(desk.trouble(int(os.environ["RANK"])), traceback.format_exc())
+        put(mailbox.trouble(int(os.environ["RANK"])), traceback.format_exc())
         time.sleep(LINGER)
         raise
 
 
-def _serve(desk: Desk) -> None:
-    device: Device = take(desk.device)
+def _serve(mailbox: ElasticMailbox) -> None:
+    device: Device = take(mailbox.device)
     device.open()
     distributed.init_process_group("gloo", timeout=dt.timedelta(seconds=PATIENCE))
-    first = next(number for number in itertools.count() if not desk.answer(number).exists())
+    first = next(number for number in itertools.count() if not mailbox.answer(number).exists())
     for number in itertools.count(first):
         for _ in looks(float("inf")):
-            if desk.task(number).exists():
+            if mailbox.task(number).exists():
                 break
         with device.strict_float32():
-            answer = Rank(desk, number, device).train()
+            answer = Rank(mailbox, number, device).train()
         if distributed.get_rank() == 0:
-            put(desk.answer(number), answer)
+            put(mailbox.answer(number), answer)
 
 
 if __name__ == "__main__":
-    main(Desk(Path(sys.argv[1])))
+    main(ElasticMailbox(Path(sys.argv[1])))

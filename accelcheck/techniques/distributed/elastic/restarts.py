@@ -16,8 +16,8 @@ from torch import distributed
 from accelcheck.core.capability import Capability, Code, unavailable, unsupported
 from accelcheck.core.case import Evidence, Mode
 from accelcheck.techniques.base import Technique
-from accelcheck.techniques.distributed.elastic.elastic_agents import Agents, c10d, etcd
-from accelcheck.techniques.distributed.elastic.mailbox import Task
+from accelcheck.techniques.distributed.elastic.elastic_agents import ElasticAgents, c10d, etcd
+from accelcheck.techniques.distributed.elastic.mailbox import TrainingTask
 from accelcheck.techniques.observe import unwatched
 from accelcheck.techniques.processes.evidence import no_strays, repeated, shareable
 from accelcheck.techniques.snapshots.stepwise import adopted
@@ -26,17 +26,17 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from accelcheck.devices.base import Device
-    from accelcheck.techniques.distributed.elastic.mailbox import Answer
+    from accelcheck.techniques.distributed.elastic.mailbox import TrainingReport
     from accelcheck.techniques.observe import Log
     from accelcheck.workloads.base import Program, Result
 
 JOB = "elastic job"
-"""Key in `Program.extras` of the `Job` of a program."""
+"""Key in `Program.extras` of the `DisturbedTraining` of a program."""
 
 _BINARY = "TORCHELASTIC_ETCD_BINARY_PATH"
 
 
-class Job:
+class DisturbedTraining:
     """What trains one program: the first time it is disturbed, afterwards not.
 
     Attributes:
@@ -47,11 +47,11 @@ class Job:
         victim: The process that was killed in it, and its exit code.
     """
 
-    def __init__(self, agents: Agents, disturb: Callable[[Task], Task]) -> None:
+    def __init__(self, agents: ElasticAgents, disturb: Callable[[TrainingTask], TrainingTask]) -> None:
         self.agents = agents
         self.disturb = disturb
-        self.task: Task | None = None
-        self.answer: Answer | None = None
+        self.task: TrainingTask | None = None
+        self.answer: TrainingReport | None = None
         self.victim: tuple[int, int] | None = None
 
     def elsewhere(self, program: Program, mode: Mode) -> Result:
@@ -60,7 +60,7 @@ class Job:
         with unwatched():
             problem = program.problem()
         dtype = next(problem.module.parameters()).dtype
-        task = Task(problem, dtype, program.seed, torch.get_num_threads())
+        task = TrainingTask(problem, dtype, program.seed, torch.get_num_threads())
         answer = self.agents.train(self.disturb(task) if self.answer is None else task)
         if self.answer is None:
             self.task, self.answer, self.victim = task, answer, self.agents.victim()
@@ -93,11 +93,11 @@ class Elastic(Technique):
             )
         return shareable(device)
 
-    def agents(self, device: Device) -> Agents:
+    def agents(self, device: Device) -> ElasticAgents:
         """The job that trains."""
         raise NotImplementedError(f"{type(self).__name__}.agents: start them")
 
-    def disturb(self, task: Task) -> Task:
+    def disturb(self, task: TrainingTask) -> TrainingTask:
         """What is lost, and when."""
         raise NotImplementedError(f"{type(self).__name__}.disturb: say what is lost")
 
@@ -105,12 +105,12 @@ class Elastic(Technique):
         del mode
         agents = self.agents(device)
         self._held.callback(agents.close)
-        job = program.extras[JOB] = Job(agents, self.disturb)
+        job = program.extras[JOB] = DisturbedTraining(agents, self.disturb)
         program.elsewhere = job.elsewhere
 
     def evidence(self, program: Program, log: Log, mode: Mode, device: Device) -> Iterable[Evidence]:
         del log, mode
-        job: Job = program.extras[JOB]
+        job: DisturbedTraining = program.extras[JOB]
         if job.answer is None or job.task is None:
             yield Evidence("trainings by the elastic job >= 1", 0, engaged=False)
             return
@@ -123,7 +123,7 @@ class Elastic(Technique):
         agents, task = job.agents, job.task
         yield repeated(claim, job.answer.state, lambda: agents.train(task).state, device)
 
-    def lost(self, job: Job, answer: Answer, steps: int) -> Iterable[Evidence]:
+    def lost(self, job: DisturbedTraining, answer: TrainingReport, steps: int) -> Iterable[Evidence]:
         """What shows that something was lost, and made good."""
         raise NotImplementedError(f"{type(self).__name__}.lost: say what shows it")
 
@@ -137,18 +137,18 @@ class Restart(Elastic):
     name = "elastic-restart"
     promise = "When a rank is killed, torchrun starts the ranks again, and from the last snapshot all ends the same."
 
-    def agents(self, device: Device) -> Agents:
-        return Agents(self.rendezvous(), device, least=1, most=1, ranks=2, restarts=1)
+    def agents(self, device: Device) -> ElasticAgents:
+        return ElasticAgents(self.rendezvous(), device, least=1, most=1, ranks=2, restarts=1)
 
     def rendezvous(self) -> AbstractContextManager[list[str]]:
         """Where agents meet."""
         return c10d()
 
-    def disturb(self, task: Task) -> Task:
+    def disturb(self, task: TrainingTask) -> TrainingTask:
         # In the last step, and with a snapshot of every second: a whole step is done again besides.
         return replace(task, every=2, victim=task.problem.steps - 1)
 
-    def lost(self, job: Job, answer: Answer, steps: int) -> Iterable[Evidence]:
+    def lost(self, job: DisturbedTraining, answer: TrainingReport, steps: int) -> Iterable[Evidence]:
         pid, code = job.victim or (0, 0)
         yield Evidence(
             f"exit code of the rank that was killed, as torchrun reports it: {int(-signal.SIGKILL)}",
@@ -195,14 +195,14 @@ class Resize(Elastic):
     name = "elastic-resize"
     promise = "Agents that join or leave change the number of ranks, and not what the training ends with."
 
-    def agents(self, device: Device) -> Agents:
-        return Agents(c10d(), device, least=2, most=3, ranks=1, restarts=3)
+    def agents(self, device: Device) -> ElasticAgents:
+        return ElasticAgents(c10d(), device, least=2, most=3, ranks=1, restarts=3)
 
-    def disturb(self, task: Task) -> Task:
+    def disturb(self, task: TrainingTask) -> TrainingTask:
         steps = task.problem.steps
         return replace(task, worlds=tuple(3 if 0 < step < steps - 1 else 2 for step in range(steps)))
 
-    def lost(self, job: Job, answer: Answer, steps: int) -> Iterable[Evidence]:
+    def lost(self, job: DisturbedTraining, answer: TrainingReport, steps: int) -> Iterable[Evidence]:
         worlds = [2, *[3] * (steps - 2), 2]
         yield Evidence(
             f"ranks that took each step: {_listed(worlds)}", _listed(answer.worlds), answer.worlds == tuple(worlds)

@@ -41,7 +41,7 @@ class Choosy(Eager):
         return unsupported(Code.NO_BACKEND, "not there") if device.name == "xla" else SUPPORTED
 
 
-def choosy() -> capabilities.Row:
+def choosy() -> capabilities.TechniqueRow:
     known = Matrix({"choosy": Choosy()}, matrix().workloads)
     (row,) = capabilities.rows(known, capabilities.columns(("cpu", "xla")))
     return row

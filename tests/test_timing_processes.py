@@ -11,7 +11,7 @@ import pytest
 
 from accelcheck.core.case import Verdict
 from accelcheck.measure import timing_processes
-from accelcheck.measure.timing_processes import RoundError, Timed
+from accelcheck.measure.timing_processes import Timed, TimingError
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -20,8 +20,8 @@ STUB = """#!{python}
 import json, os, sys, time
 from pathlib import Path
 
-path = Path(os.environ["ACCELCHECK_ROUND"])
-wanted = json.loads((path.parent / "round-cases.json").read_text())
+path = Path(os.environ["ACCELCHECK_TIMING_FILE"])
+wanted = json.loads((path.parent / "timed-cases.json").read_text())
 with (path.parent / "asked").open("a") as asked:
     asked.write(json.dumps([wanted, sys.argv[1:]]) + chr(10))
 print("about to begin", flush=True)
@@ -47,8 +47,8 @@ for case in wanted:
 """
 
 
-class Rounds:
-    """Rounds of three cases by a stub."""
+class Stubbed:
+    """Stubbed of three cases by a stub."""
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.folder = folder
@@ -72,11 +72,11 @@ def timed(*ratios: float, asked: int = 3) -> Timed:
 
 
 @pytest.fixture
-def stubbed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Rounds:
-    return Rounds(tmp_path, monkeypatch)
+def stubbed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Stubbed:
+    return Stubbed(tmp_path, monkeypatch)
 
 
-def test_each_round_is_the_command_again_and_gives_a_ratio(stubbed: Rounds) -> None:
+def test_each_process_runs_the_command_again_and_gives_a_ratio(stubbed: Stubbed) -> None:
     found = stubbed.measure(2, b=2.0)
     assert found == {case: timed(ratio, ratio, asked=2) for case, ratio in (("a", 0.5), ("b", 2.0), ("c", 0.5))}
     assert stubbed.said == [f"timing 3 cases in a process of its own, {number} of 2" for number in (1, 2)]
@@ -84,7 +84,7 @@ def test_each_round_is_the_command_again_and_gives_a_ratio(stubbed: Rounds) -> N
     for number, (cases, words) in enumerate(lines, 1):
         assert cases == ["a", "b", "c"]
         assert words[:4] == ["-m", "pytest", "--some", "--accel-baseline=off"]
-        assert words[4] == f"--accel-journal={stubbed.folder / f'round-{number}-3.jsonl'}.journal"
+        assert words[4] == f"--accel-journal={stubbed.folder / f'process-{number}-3.jsonl'}.journal"
 
 
 def test_what_each_process_waited_for_a_core_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -99,13 +99,13 @@ def test_what_each_process_waited_for_a_core_is_kept(tmp_path: Path, monkeypatch
     assert found == {"a": Timed((0.5, 0.5, 0.5), waited=(0.01, 0.4, 0.02), asked=3)}
 
 
-def test_a_case_that_has_no_ratio_says_why(stubbed: Rounds) -> None:
+def test_a_case_that_has_no_ratio_says_why(stubbed: Stubbed) -> None:
     assert stubbed.measure(b="no such kernel")["b"] == Timed((), "no such kernel", asked=3)
     assert stubbed.asked() == [["a", "b", "c"]] * 3  # it may have one next time
 
 
 @pytest.mark.parametrize("how", ["die", "half"])
-def test_what_ends_a_process_is_left_out_and_takes_no_other_along(stubbed: Rounds, how: str) -> None:
+def test_what_ends_a_process_is_left_out_and_takes_no_other_along(stubbed: Stubbed, how: str) -> None:
     found = stubbed.measure(b=how)
     code = -9 if how == "die" else 3
     assert found["b"] == Timed((), f"a process that timed it ended with {code}", asked=3, ended=Verdict.CRASH)
@@ -114,11 +114,11 @@ def test_what_ends_a_process_is_left_out_and_takes_no_other_along(stubbed: Round
     assert f"b: the process that timed it ended with {code}; it is left out from now on" in stubbed.said
 
 
-def test_two_that_end_a_process_leave_the_third_its_rounds(stubbed: Rounds) -> None:
+def test_two_that_end_a_process_leave_the_third_its_processes(stubbed: Stubbed) -> None:
     assert stubbed.measure(a="die", b="die")["c"] == timed(0.5, 0.5, 0.5)
 
 
-def test_what_hangs_is_ended_and_left_out(stubbed: Rounds, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_hangs_is_ended_and_left_out(stubbed: Stubbed, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(timing_processes, "SILENCE", 2.0)
     found = stubbed.measure(b="hang")
     why = "a process that timed it was silent for 2 s and was ended"
@@ -126,14 +126,14 @@ def test_what_hangs_is_ended_and_left_out(stubbed: Rounds, monkeypatch: pytest.M
     assert found["c"] == timed(0.5, 0.5, 0.5)
 
 
-def test_nothing_is_started_when_nothing_is_left(stubbed: Rounds) -> None:
+def test_nothing_is_started_when_nothing_is_left(stubbed: Stubbed) -> None:
     (found,) = stubbed.measure(cases=("a",), a="die").values()
     assert found.ended is Verdict.CRASH
     assert len(stubbed.asked()) == 1
 
 
-def test_a_first_round_that_comes_to_no_case_is_an_error_with_what_it_printed(stubbed: Rounds) -> None:
-    with pytest.raises(RoundError) as raised:
+def test_a_first_process_that_comes_to_no_case_is_an_error_with_what_it_printed(stubbed: Stubbed) -> None:
+    with pytest.raises(TimingError) as raised:
         stubbed.measure(exit=1)
     expected = (
         "a process that was to time 3 cases ended with 1 before the first of them:\nabout to begin\nno such plugin"
@@ -141,12 +141,12 @@ def test_a_first_round_that_comes_to_no_case_is_an_error_with_what_it_printed(st
     assert str(raised.value) == expected
 
 
-def test_a_later_round_that_comes_to_no_case_takes_no_earlier_one_along(stubbed: Rounds) -> None:
+def test_a_later_process_that_times_no_case_does_not_affect_earlier_ones(stubbed: Stubbed) -> None:
     assert stubbed.measure(exit=2) == dict.fromkeys("abc", timed(0.5, 0.5))
     assert "a process that was to time 3 cases ended with 1 before the first of them: the others count" in stubbed.said
 
 
-def test_cases_that_a_mark_skips_are_not_timed_and_no_error(stubbed: Rounds) -> None:
+def test_cases_that_a_mark_skips_are_not_timed_and_no_error(stubbed: Stubbed) -> None:
     assert stubbed.measure(skips=True) == dict.fromkeys("abc", timed())
 
 
@@ -170,13 +170,13 @@ def test_a_sample_is_of_more_than_half_the_processes(ratios: int, asked: int, la
     ],
 )
 def test_lines_are_read_as_they_are_written(tmp_path: Path, line: str, read: Any) -> None:
-    path = tmp_path / "round-1.jsonl"
+    path = tmp_path / "process-1.jsonl"
     path.write_text(line + "\n")
     assert timing_processes.read(path) == {"a": read}
 
 
 def test_the_last_word_on_a_case_counts(tmp_path: Path) -> None:
-    path = tmp_path / "round-1.jsonl"
+    path = tmp_path / "process-1.jsonl"
     for came in (None, "why", (0.25, 0.5)):
         timing_processes.append(str(path), "a", came)
     timing_processes.append(str(path), "b")
@@ -184,7 +184,7 @@ def test_the_last_word_on_a_case_counts(tmp_path: Path) -> None:
     assert timing_processes.read(path) == {"a": (0.25, 0.5), "b": None}
 
 
-def test_a_round_is_told_by_its_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_timing_process_is_recognised_by_its_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     assert timing_processes.ongoing() is None
     monkeypatch.setenv(timing_processes.VARIABLE, "here")
     assert timing_processes.ongoing() == os.environ[timing_processes.VARIABLE]

@@ -1,4 +1,4 @@
-"""A crew does one training after the other; a rank that raises or dies is named, and nothing hangs or stays behind."""
+"""A rank pool does one training after the other; a rank that raises or dies is named, and nothing hangs or stays behind."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from test_torchrun import left
 
 from accelcheck.core.case import Mode
 from accelcheck.devices.cpu import Cpu
-from accelcheck.techniques.distributed import pool as crews
-from accelcheck.techniques.distributed.pool import Crew
-from accelcheck.techniques.distributed.strategy import Job, Strategy
+from accelcheck.techniques.distributed import pool as pools
+from accelcheck.techniques.distributed.pool import RankPool
+from accelcheck.techniques.distributed.strategy import Strategy, TrainingJob
 from accelcheck.techniques.processes.torchrun import RanksError
 from accelcheck.workloads.base import Program
 
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
 
 @pytest.fixture(scope="module")
-def two() -> Iterator[Crew]:
-    made = Crew(Cpu(), 2)
+def two() -> Iterator[RankPool]:
+    made = RankPool(Cpu(), 2)
     yield made
     made.close()
 
@@ -34,9 +34,9 @@ def program(seed: int = 0) -> Program:
     return Program.of(small().problem(seed), seed=seed)
 
 
-def test_ranks_train_as_one_process_does_one_job_after_the_other(two: Crew) -> None:
+def test_ranks_train_as_one_process_does_one_job_after_the_other(two: RankPool) -> None:
     for seed in (0, 1):
-        job = Job.of(program(seed), ByHand())
+        job = TrainingJob.of(program(seed), ByHand())
         first, second = two.train(job)
         expected = program(seed).run(Mode.TRAIN)
         assert not differences(first.result, expected, 1e-6)
@@ -49,18 +49,18 @@ def test_ranks_train_as_one_process_does_one_job_after_the_other(two: Crew) -> N
         assert first.sent == second.sent == [4 * (12 * 20 + 20 + 20 * 5 + 5)] * 6
 
 
-def test_a_job_leaves_the_program_as_it_is(two: Crew) -> None:
+def test_a_job_leaves_the_program_as_it_is(two: RankPool) -> None:
     asked = program()
     before = [parameter.detach().clone() for parameter in asked.module.parameters()]
-    two.train(Job.of(asked, ByHand()))
+    two.train(TrainingJob.of(asked, ByHand()))
     assert all(map(torch.equal, before, asked.module.parameters()))
 
 
-def test_a_job_that_cannot_be_pickled_is_refused_and_the_crew_goes_on(two: Crew) -> None:
+def test_a_job_that_cannot_be_pickled_is_refused_and_the_pool_goes_on(two: RankPool) -> None:
     with pytest.raises(TypeError, match="define its classes and functions at the top of a module"):
-        two.train(Job.of(Program.of(mlp()), ByHand()))  # its optimizer is a lambda
+        two.train(TrainingJob.of(Program.of(mlp()), ByHand()))  # its optimizer is a lambda
     assert two.running
-    assert len(two.train(Job.of(program(), ByHand()))) == 2
+    assert len(two.train(TrainingJob.of(program(), ByHand()))) == 2
 
 
 @pytest.mark.parametrize(
@@ -75,16 +75,16 @@ def test_a_job_that_cannot_be_pickled_is_refused_and_the_crew_goes_on(two: Crew)
     ],
 )
 def test_a_rank_that_fails_is_named_and_nothing_stays(strategy: Strategy, message: str) -> None:
-    failing = Crew(Cpu(), 2)
+    failing = RankPool(Cpu(), 2)
     begin = time.monotonic()
     with pytest.raises(RanksError, match=message):
-        failing.train(Job.of(program(), strategy))
+        failing.train(TrainingJob.of(program(), strategy))
     assert time.monotonic() - begin < 20.0  # against 120 that ranks wait for each other
     assert not failing.running
     assert not left(*failing.pids)
 
 
-def test_a_crew_is_kept_until_it_ends_or_is_dismissed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pool_is_kept_until_it_ends_or_is_dismissed(monkeypatch: pytest.MonkeyPatch) -> None:
     class Kept:
         running = True
 
@@ -95,19 +95,19 @@ def test_a_crew_is_kept_until_it_ends_or_is_dismissed(monkeypatch: pytest.Monkey
         def close(self) -> None:
             self.running = False
 
-    monkeypatch.setattr(crews, "Crew", Kept)
-    monkeypatch.setattr(crews, "_crews", {})
-    two, three = crews.crew(Cpu(), 2), crews.crew(Cpu(), 3)
+    monkeypatch.setattr(pools, "RankPool", Kept)
+    monkeypatch.setattr(pools, "_pools", {})
+    two, three = pools.rank_pool(Cpu(), 2), pools.rank_pool(Cpu(), 3)
     assert (two.world, three.world) == (2, 3)
-    assert crews.crew(Cpu(), 2) is two
+    assert pools.rank_pool(Cpu(), 2) is two
     two.close()
-    again = crews.crew(Cpu(), 2)
+    again = pools.rank_pool(Cpu(), 2)
     assert again is not two
-    crews.dismiss()
+    pools.close_all()
     assert not again.running
     assert not three.running
 
 
 def test_ranks_that_cannot_open_the_device_say_so() -> None:
     with pytest.raises(RanksError, match=r"^rank \d of 2 raised RuntimeError: no such device\n"):
-        Crew(Broken(), 2)
+        RankPool(Broken(), 2)

@@ -66,7 +66,7 @@ def vendor(tmp_path: Path) -> Folder:
     return Folder(tmp_path)
 
 
-def test_list_has_what_is_brought(vendor: Folder) -> None:
+def test_list_has_what_plugins_registered(vendor: Folder) -> None:
     done = vendor.run("list", "--technique=vendor-*", "--device=vendor")
     assert done.returncode == 0, done.stderr
     assert "vendor-quick" in done.stdout
@@ -79,18 +79,18 @@ def test_the_table_for_documents_is_the_same_everywhere(vendor: Folder) -> None:
     assert "vendor" not in done.stdout
 
 
-def test_a_duet_runs_on_what_is_brought(vendor: Folder) -> None:
+def test_a_duet_runs_on_what_plugins_registered(vendor: Folder) -> None:
     done = vendor.run("duet", "--device=vendor", f"--case={CASE}", "--pairs=2", "--margin=0.99")
     assert done.returncode == 0, done.stderr
     assert any(line.startswith(CASE) for line in done.stdout.splitlines())
 
 
-def test_a_command_finds_what_is_built_in_what_is_brought_and_what_torch_has(vendor: Folder) -> None:
-    code = "from accelcheck import brought; print([type(brought.device(name)).__name__ for name in ('cpu', 'vendor', 'npu')])"
+def test_a_command_finds_what_is_built_in_what_is_registered_and_what_torch_has(vendor: Folder) -> None:
+    code = "from accelcheck.plugin import registered; print([type(registered.device(name)).__name__ for name in ('cpu', 'vendor', 'npu')])"
     assert vendor.python("-c", code).stdout == "['Cpu', 'Vendor', 'Generic']\n"
 
 
-def test_prune_knows_cases_of_what_is_brought(vendor: Folder) -> None:
+def test_prune_of_registered_things(vendor: Folder) -> None:
     place = Place("vendor", "Chip", 1, "2.13", "unknown")
     store = Baselines(vendor.path / "baselines")
     gone = CASE.replace("speed-mlp", "mlp")
@@ -118,12 +118,12 @@ def test_an_unknown_device_is_answered_with_those_that_there_are(vendor: Folder,
         "pythonpath = src",
     ],
 )
-def test_what_is_brought_is_known_whatever_runs_are_told(vendor: Folder, ini: str) -> None:
+def test_what_plugins_registered_is_known_whatever_runs_are_told(vendor: Folder, ini: str) -> None:
     (vendor.path / "pytest.ini").write_text(f"[pytest]\n{ini}\n")
     if "src" in ini:
         (vendor.path / "src").mkdir()
         (vendor.path / "vendor_device.py").rename(vendor.path / "src" / "vendor_device.py")
-    code = "from accelcheck import brought; print(type(brought.device('vendor')).__name__)"
+    code = "from accelcheck.plugin import registered; print(type(registered.device('vendor')).__name__)"
     done = vendor.python("-c", code)
     assert done.stdout == "Vendor\n", done.stderr
 

@@ -13,7 +13,7 @@ from torch import nn
 
 from accelcheck.core.case import Mode
 from accelcheck.techniques.observe import OperatorLog, unwatched
-from accelcheck.techniques.snapshots.stepwise import Session, adopted
+from accelcheck.techniques.snapshots.stepwise import StepwiseTraining, adopted
 from accelcheck.workloads.base import Problem, Program
 from accelcheck.workloads.states import pack, unpack
 
@@ -46,7 +46,7 @@ def unequal(one: Result, other: Result) -> list[str]:
 @pytest.mark.parametrize("scaled", [False, True])
 def test_steps_make_a_training(scaled: bool) -> None:
     expected = program(scaled=scaled).run(Mode.TRAIN)
-    session = Session(program(scaled=scaled))
+    session = StepwiseTraining(program(scaled=scaled))
     while session.step < 5:
         session.take()
     assert list(session.result()) == list(expected)
@@ -56,11 +56,11 @@ def test_steps_make_a_training(scaled: bool) -> None:
 @pytest.mark.parametrize("stop", [0, 1, 4])
 def test_a_session_goes_on_from_what_another_saved(stop: int) -> None:
     expected = program(scaled=True).run(Mode.TRAIN)
-    first = Session(program(scaled=True))
+    first = StepwiseTraining(program(scaled=True))
     for _ in range(stop):
         first.take()
     saved = unpack(pack(first.state()))
-    second = Session(program(scaled=True))
+    second = StepwiseTraining(program(scaled=True))
     with torch.no_grad():
         for parameter in second.program.module.parameters():
             parameter.fill_(torch.nan)
@@ -75,13 +75,13 @@ def test_a_session_goes_on_from_what_another_saved(stop: int) -> None:
 
 @pytest.mark.parametrize("part", ["module", "optimizer", "scaler", "generator", "losses"])
 def test_each_part_of_a_state_matters(part: str) -> None:
-    straight = Session(program(scaled=True))
+    straight = StepwiseTraining(program(scaled=True))
     fresh = copy.deepcopy(straight.state())
     for _ in range(3):
         straight.take()
     saved = {**copy.deepcopy(straight.state()), part: fresh[part]}
     straight.take()
-    other = Session(program(scaled=True))
+    other = StepwiseTraining(program(scaled=True))
     other.load(saved)
     other.take()
     same = not unequal(straight.result(), other.result()) if part != "losses" else other.step == straight.step
@@ -102,7 +102,7 @@ def test_a_program_is_a_problem_again() -> None:
 
 
 def test_what_others_trained_is_taken_over() -> None:
-    trained = Session(program())
+    trained = StepwiseTraining(program())
     while trained.step < 5:
         trained.take()
     made = program()
@@ -115,7 +115,7 @@ def test_a_training_without_a_target_is_refused() -> None:
     made = program()
     made.target = None
     with pytest.raises(ValueError, match="train mode needs a loss, a target and an optimizer"):
-        Session(made)
+        StepwiseTraining(made)
 
 
 def test_what_is_not_watched_is_not_seen() -> None:
