@@ -1,15 +1,16 @@
-"""One session a backend, and four for accelcheck itself. ``nox -s cpu`` is where to start; ``nox -l`` lists all.
+"""One session per backend, and those for accelcheck itself. Start with ``nox -s cpu``; ``nox -l`` lists all sessions.
 
-A backend whose hardware is absent is skipped before anything is installed, with the reason. Arguments after ``--`` go to
-pytest. Variables:
+Nox skips a backend whose hardware is absent before it installs anything, and prints the reason. Arguments after ``--`` go to
+pytest. Environment variables:
 
-* ``ACCELCHECK_LEVEL``: level of the suite, 1 to 4; 2 unless said.
-* ``ACCELCHECK_WORKERS``: pytest-xdist workers; unless said, one a core on the CPU and for XLA there, else one a chip.
-* ``ACCELCHECK_BASELINE``: what is done with baselines: check, update, new-only, off; check unless said.
-* ``ACCELCHECK_INDEX``: address of a wheel index for the torch pin of this session, such as a vendor's. When it does not
-  answer within a few seconds, the default index serves.
+* ``ACCELCHECK_LEVEL``: level of the suite, 1 to 4. The default, 1, answers within minutes.
+* ``ACCELCHECK_WORKERS``: number of pytest-xdist workers. The default is one per core for the CPU and for XLA on it, and one per
+  chip otherwise.
+* ``ACCELCHECK_BASELINE``: what is done with stored baselines: check (default), update, new-only or off.
+* ``ACCELCHECK_INDEX``: address of the wheel index that this session's torch is installed from, such as a vendor's. When it
+  does not answer within a few seconds, the default index is used.
 
-``nox --no-venv -s rocm`` runs in the environment at hand and installs nothing: for vendors' containers.
+``nox --no-venv -s rocm`` installs nothing and runs in the environment at hand: for vendors' containers.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ EXTRAS = {
     "tpu": "[accuracy]",
 }
 INDEX_TIMEOUT = 5.0
-"""Seconds that a wheel index has to answer."""
+"""Seconds to wait for a wheel index to answer."""
 
 nox.needs_version = ">=2025.2"
 nox.options.sessions = ["cpu"]
@@ -79,12 +80,12 @@ ABSENT = {
 
 
 def _venv(device: str) -> str:
-    """No environment is made for a session that will be skipped."""
+    """The backend of a session's environment: none for a session that will be skipped."""
     return "virtualenv" if ABSENT[device].ok else "none"
 
 
 def _index(session: nox.Session) -> list[str]:
-    """Arguments for pip that name the wheel index asked for, if it answers."""
+    """Arguments that make pip use the requested wheel index; none if it does not answer."""
     address = os.environ.get("ACCELCHECK_INDEX")
     if not address:
         return []
@@ -124,17 +125,19 @@ def _suite(session: nox.Session, device: str) -> None:
         session.install("-e", f".{EXTRAS[device]}")
     chosen = (
         f"--accel-device={device}",
-        f"--accel-level={os.environ.get('ACCELCHECK_LEVEL', '2')}",
+        f"--accel-level={os.environ.get('ACCELCHECK_LEVEL') or '1'}",
         "--accel-require",
         "-q",
         *session.posargs,
     )
     alone = device == "xla" and "PJRT_DEVICE" not in os.environ and not hardware.tpu().count
-    environ = {"PJRT_DEVICE": "CPU"} if alone else {}
-    # A worker that dies takes its own case along, and no other.
+    environ = {"ACCELCHECK_SESSION": device}  # for the command that the report recommends
+    if alone:
+        environ["PJRT_DEVICE"] = "CPU"
+    # A worker that dies fails the case that it ran; another one takes over the rest.
     workers = ("-n", _workers(device), "--max-worker-restart=1000")
     session.run("pytest", "--pyargs", "accelcheck.suite", *chosen, *workers, env=environ)
-    # Timing needs the machine for itself: afterwards, and without workers. A selection may leave nothing to time.
+    # Timing needs the machine for itself, so it runs afterwards and without workers. A selection may leave nothing to time.
     timing = ("pytest", "--pyargs", "accelcheck.suite.test_speed", *chosen, "-n", "0")
     session.run(
         *timing, f"--accel-baseline={_baseline()}", env=environ, success_codes=[0, 5] if session.posargs else [0]

@@ -282,11 +282,11 @@ def test_a_session_installs_its_pin_and_runs_the_suite_on_its_device(noxfile: An
     assert judged[:3] == ["pytest", "--pyargs", "accelcheck.suite"]
     assert timed[:3] == ["pytest", "--pyargs", "accelcheck.suite.test_speed"]
     for ran in session.runs:
-        assert {"--accel-device=cpu", "--accel-level=2", "--accel-require", "--exitfirst"} <= set(ran)
+        assert {"--accel-device=cpu", "--accel-level=1", "--accel-require", "--exitfirst"} <= set(ran)
     assert judged[judged.index("-n") + 1] != "0"
     assert timed[timed.index("-n") + 1] == "0"
     assert "--accel-baseline=check" in timed
-    assert session.env == {}
+    assert session.env == {"ACCELCHECK_SESSION": "cpu"}
 
 
 def test_the_environment_at_hand_is_left_as_it_is(noxfile: Any) -> None:
@@ -335,11 +335,11 @@ def test_xla_uses_the_processor_where_there_is_no_tpu(noxfile: Any, monkeypatch:
     chips(0)
     session = Session()
     noxfile._suite(session, "xla")
-    assert session.env == {"PJRT_DEVICE": "CPU"}
+    assert session.env == {"ACCELCHECK_SESSION": "xla", "PJRT_DEVICE": "CPU"}
     chips(4)
     session = Session()
     noxfile._suite(session, "xla")
-    assert session.env == {}
+    assert session.env == {"ACCELCHECK_SESSION": "xla"}
 
 
 def test_a_session_without_its_hardware_installs_nothing(noxfile: Any, monkeypatch: pytest.MonkeyPatch) -> None:
