@@ -74,7 +74,7 @@ def board(slot: str, vendor: str, device: str, kind: str) -> dict[str, str]:
 def test_no_device_module_imports_torch() -> None:
     code = """
     import sys
-    from accelcheck import registry
+    from accelcheck.core import registry
     from accelcheck.devices import strict
     names = [device.name for device in registry.discover("accelcheck.devices", "DEVICES")]
     print(sorted(names), "torch" in sys.modules, "numpy" in sys.modules)

@@ -147,8 +147,8 @@ def test_source_counts_and_comments_do_not(tmp_path: Path, monkeypatch: pytest.M
 
 def test_every_process_has_the_same(tmp_path: Path) -> None:
     code = """
-from accelcheck.case import Mode
-from accelcheck.qualify.digest import digest
+from accelcheck.core.case import Mode
+from accelcheck.measure.digest import digest
 from accelcheck.workloads.speed import WORKLOADS
 print([digest("a", workload.problem(3)) for workload in WORKLOADS])
 """

@@ -552,11 +552,11 @@ def test_a_killed_parent_leaves_no_stopped_process(tmp_path: Path) -> None:
     parent = f"""
         import json, time
         from dataclasses import asdict
-        from accelcheck.matrix import Selection
-        from accelcheck.qualify.duet_side import Process, Side
+        from accelcheck.core.matrix import Selection
+        from accelcheck.experiments.duet_side import DuetSide, Process
 
         job = json.dumps({{"task": "measure", "selection": asdict(Selection(("cpu",), cases=({MLP!r},)))}})
-        child = Process(Side("A", {sys.executable!r}), ["-m", "accelcheck.experiments.duet_process", job], 600)
+        child = Process(DuetSide("A", {sys.executable!r}), ["-m", "accelcheck.experiments.duet_process", job], 600)
         child.turn()
         child.stop()
         print(child.ended, child._process.pid, flush=True)

@@ -192,7 +192,7 @@ def test_every_line_is_there_as_soon_as_it_was_written(tmp_path: Path) -> None:
 WRITER = """
 import json, sys
 from pathlib import Path
-from accelcheck.journal import Journal
+from accelcheck.core.journal import Journal
 journal = Journal(Path(sys.argv[1]))
 journal.header({})
 record = json.loads(sys.argv[2])

@@ -104,7 +104,7 @@ def test_techniques_and_workloads_are_in_order_whatever_order_they_were_register
 
 PRINT = """
 import hashlib
-from accelcheck.matrix import Matrix, Selection
+from accelcheck.core.matrix import Matrix, Selection
 cases = Matrix.load().cases(Selection(("cpu", "xla"), level=4))
 print(hashlib.sha256("\\n".join(f"{case.id} {case.level} {case.seed}" for case in cases).encode()).hexdigest())
 """

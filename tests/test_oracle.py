@@ -63,7 +63,7 @@ from dataclasses import replace
 from pathlib import Path
 import torch
 from fault_harness import Planted, case, seeded
-from accelcheck.faults.plant import nothing
+from accelcheck.selftest.faults.plant import nothing
 from accelcheck.verify import oracle
 
 torch.set_num_threads(1)

@@ -420,12 +420,13 @@ PLANTED = """
 import json
 from pathlib import Path
 from fault_harness import bench, built_in
-from accelcheck.case import Case, Mode
+from accelcheck.core.case import Case, Mode
 from accelcheck.devices.xla import Xla
-from accelcheck.faults import asynchrony
-from accelcheck.faults.base import Planted
-from accelcheck.faults.plant import nothing
-from accelcheck.techniques import loading, offload
+from accelcheck.selftest.faults import asynchrony
+from accelcheck.selftest.faults.base import Planted
+from accelcheck.selftest.faults.plant import nothing
+from accelcheck.techniques.data import loading
+from accelcheck.techniques.memory import offload
 from accelcheck.verify.oracle import Store
 
 xla, mlp, store = Xla(), built_in()["mlp"], Store(Path({folder!r}))

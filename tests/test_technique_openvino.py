@@ -108,7 +108,7 @@ def test_what_registering_the_backend_changes_is_put_back() -> None:
 AFTERWARDS = """
 import gc, os, signal
 from technique_harness import mlp, named, run
-from accelcheck.techniques.openvino import TECHNIQUES
+from accelcheck.techniques.runtimes.openvino import TECHNIQUES
 for _ in range(3):
     for technique in TECHNIQUES:
         run(technique, mlp())
