@@ -116,7 +116,7 @@ def techniques() -> list[Technique]:
         Toy("toy-prepare", raises),
         Toy("toy-run", after(_no_kernel)),
         Toy("toy-abort", aborts),
-        Toy("toy-round", aborts_a_round),
+        Toy("toy-process", aborts_a_timing_process),
         Toy("toy-slow", sleeps),
     ]
 
@@ -150,7 +150,7 @@ def aborts(program: Program) -> None:
     os.abort()
 
 
-def aborts_a_round(program: Program) -> None:
+def aborts_a_timing_process(program: Program) -> None:
     if timing_processes.ongoing() is not None:
         os.abort()
 

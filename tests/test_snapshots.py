@@ -252,7 +252,7 @@ KILLED = """
 import os, random, signal, sys, time
 from pathlib import Path
 from test_snapshots import state
-from accelcheck.techniques.snapshots import Snapshots
+from accelcheck.techniques.snapshots.files import Snapshots
 
 folder, chosen, caught = Path(sys.argv[1]), random.Random(0), 0
 for kill in range(100):

@@ -252,7 +252,7 @@ def accel_check(request: pytest.FixtureRequest, accel_bench: Bench) -> Callable[
         record = accel_bench.run(case)
         request.node.stash[_RECORD] = record
         request.node.user_properties += [
-            ("accelcheck.core.case", case.id),
+            ("accelcheck.case", case.id),
             ("accelcheck.verdict", str(record.verdict)),
             *([("accelcheck.code", record.code)] if record.code else []),
             *((f"accelcheck.evidence.{e.claim}", str(e.observed)) for e in record.evidence),
