@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from accelcheck.techniques.base import Technique
     from accelcheck.verify.oracle import Store
     from accelcheck.workloads.base import Result
-    from accelcheck.workloads.trainer import Parts
+    from accelcheck.workloads.trainer import Parts, Trainable
 
 MLP = "trajectory-mlp"
 NUMBERS = (0, 1, 2)
@@ -130,10 +130,10 @@ def not_restoring(key: str) -> Change:
         trainer = trainer_of(program)
         plain = trainer.load
 
-        def load(program: Program, parts: Parts, state: Mapping[str, Any]) -> None:
+        def load(program: Trainable, parts: Parts, state: Mapping[str, Any]) -> None:
             plain(program, parts, {**state, key: fresh(program, parts)[key]})
 
-        def fresh(program: Program, parts: Parts) -> Mapping[str, Any]:
+        def fresh(program: Trainable, parts: Parts) -> Mapping[str, Any]:
             return trainer.state(program, parts)
 
         trainer.load = load  # type: ignore[method-assign]  # on this instance alone

@@ -14,14 +14,10 @@ import torch
 from torch import Tensor, nn
 
 from accelcheck.core.case import Mode
+from accelcheck.workloads.signatures import Loss, OptimizerMaker, Result
 from accelcheck.workloads.trainer import Recipe, Trainer
 
-Result = dict[str, Tensor]
-"""What a run produced, by path: ``out``, ``out[1]['hidden']``, ``grad:input[0]``, ``grad:fc1.weight``,
-``buffer:bn.running_mean``, ``loss[2]``, ``parameter:fc1.weight``."""
-
-OptimizerMaker = Callable[[Sequence[nn.Parameter]], torch.optim.Optimizer]
-Loss = Callable[[Any, Tensor], Tensor]
+__all__ = ["Dropout", "Loss", "OptimizerMaker", "Problem", "Program", "Result", "Workload", "flatten", "leaf", "to"]
 
 
 @dataclass(frozen=True)

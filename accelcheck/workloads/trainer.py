@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor
@@ -12,10 +12,12 @@ from accelcheck.workloads.states import pack, unpack
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
+    from contextlib import AbstractContextManager
 
+    from torch import nn
     from torch.optim.lr_scheduler import LRScheduler
 
-    from accelcheck.workloads.base import Program, Result
+    from accelcheck.workloads.signatures import Loss, OptimizerMaker, Result
 
 Inputs = tuple[Any, ...]
 
@@ -43,6 +45,28 @@ class Recipe:
     clip: float
     accumulation: int = 1
     augment: Callable[[Inputs], Inputs] = _as_they_are
+
+
+class Trainable(Protocol):
+    """What a trainer needs of a program; see the attributes of `accelcheck.workloads.base.Program`."""
+
+    module: nn.Module
+    inputs: tuple[Any, ...]
+    target: Tensor | None
+    loss: Loss | None
+    optimizer: OptimizerMaker | None
+    steps: int
+    seed: int
+    call: Callable[..., Any] | None
+    scaler: torch.amp.GradScaler | None
+
+    # Properties: a dataclass whose default is a function is read-only to type checkers.
+    @property
+    def around(self) -> Callable[[], AbstractContextManager[Any]]: ...
+    @property
+    def update(self) -> Callable[[], AbstractContextManager[Any]]: ...
+    @property
+    def synchronize(self) -> Callable[[], None]: ...
 
 
 class Loader:
@@ -111,7 +135,7 @@ class Trainer:
         self.step = 0
         self.records: Callable[[int], bool] = milestone
 
-    def train(self, program: Program) -> Result:
+    def train(self, program: Trainable) -> Result:
         """Take `program.steps` steps.
 
         Returns:
@@ -144,7 +168,7 @@ class Trainer:
         self._parts = parts
         return result
 
-    def parts(self, program: Program) -> Parts:
+    def parts(self, program: Trainable) -> Parts:
         """Fresh ones."""
         if program.optimizer is None:
             raise ValueError("a training needs an optimizer: give the Problem one")
@@ -152,7 +176,7 @@ class Trainer:
         loader = Loader(len(program.inputs[0]), self.recipe.batches, program.seed)
         return Parts(optimizer, self.recipe.schedule(optimizer), loader)
 
-    def take(self, program: Program, parts: Parts) -> tuple[Tensor, Tensor]:
+    def take(self, program: Trainable, parts: Parts) -> tuple[Tensor, Tensor]:
         """One optimizer step. Gives the loss, averaged over its mini-batches, and the gradient's norm before clipping."""
         parts.optimizer.zero_grad(set_to_none=True)
         losses = []
@@ -167,12 +191,12 @@ class Trainer:
             self.update(program, parts)
         return torch.stack(losses).sum(), norm
 
-    def unscale(self, program: Program, parts: Parts) -> None:
+    def unscale(self, program: Trainable, parts: Parts) -> None:
         """Take the scale out of the gradients, where there is a scaler."""
         if program.scaler is not None:
             program.scaler.unscale_(parts.optimizer)
 
-    def update(self, program: Program, parts: Parts) -> None:
+    def update(self, program: Trainable, parts: Parts) -> None:
         """Step optimizer, or let the scaler decide whether to; then scale and schedule."""
         if program.scaler is None:
             parts.optimizer.step()
@@ -181,7 +205,7 @@ class Trainer:
             program.scaler.update()
         parts.schedule.step()
 
-    def loss(self, program: Program, parts: Parts) -> Tensor:
+    def loss(self, program: Trainable, parts: Parts) -> Tensor:
         """Of the next mini-batch."""
         call = program.module if program.call is None else program.call
         inputs, target = self.batch(program, parts.loader)
@@ -189,7 +213,7 @@ class Trainer:
             loss: Tensor = program.loss(call(*inputs), target)  # type: ignore[misc]  # `train` saw that it is there
         return loss
 
-    def batch(self, program: Program, loader: Loader) -> tuple[Inputs, Tensor]:
+    def batch(self, program: Trainable, loader: Loader) -> tuple[Inputs, Tensor]:
         """Inputs, augmented, and target of the next mini-batch. Inputs that are no tensors are the same for all."""
         rows = loader.draw()
         inputs = tuple(_rows(value, rows) for value in program.inputs)
@@ -199,11 +223,11 @@ class Trainer:
         """What a mini-batch adds to the loss of its step."""
         return loss / self.recipe.accumulation
 
-    def clip(self, program: Program) -> Tensor:
+    def clip(self, program: Trainable) -> Tensor:
         """Scale gradients down to the largest norm; gives the norm before, 0-D."""
         return torch.nn.utils.clip_grad_norm_(program.module.parameters(), self.recipe.clip).detach()
 
-    def state(self, program: Program, parts: Parts) -> dict[str, Any]:
+    def state(self, program: Trainable, parts: Parts) -> dict[str, Any]:
         """All that the next step depends on: tensors, numbers, text, and containers of them."""
         return {
             "module": program.module.state_dict(),
@@ -215,7 +239,7 @@ class Trainer:
             "step": self.step,
         }
 
-    def load(self, program: Program, parts: Parts, state: Mapping[str, Any]) -> None:
+    def load(self, program: Trainable, parts: Parts, state: Mapping[str, Any]) -> None:
         """Put a `state` in place. Parameters keep their storage, so that what was compiled for them stays valid."""
         program.module.load_state_dict(state["module"])
         parts.optimizer.load_state_dict(state["optimizer"])
@@ -226,7 +250,7 @@ class Trainer:
         torch.random.set_rng_state(state["generator"])
         self.step = state["step"]
 
-    def save(self, program: Program) -> bytes:
+    def save(self, program: Trainable) -> bytes:
         """The state after the last run, as ``torch.save`` writes it, on the CPU: nothing in it is shared with the living.
 
         To be called before the program is changed: a run itself copies nothing from the device.
@@ -238,7 +262,7 @@ class Trainer:
             raise ValueError("there is nothing to save: train first")
         return pack(self.state(program, self._parts))
 
-    def restore(self, program: Program, parts: Parts, saved: bytes) -> None:
+    def restore(self, program: Trainable, parts: Parts, saved: bytes) -> None:
         """Load what `save` gave."""
         self.load(program, parts, unpack(saved))
         program.synchronize()

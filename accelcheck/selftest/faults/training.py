@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from accelcheck.selftest.faults.base import Change
     from accelcheck.workloads.base import Program
-    from accelcheck.workloads.trainer import Parts, Trainer
+    from accelcheck.workloads.trainer import Parts, Trainable, Trainer
 
 
 def trainer(edit: Callable[[Trainer], None]) -> Change:
@@ -76,7 +76,7 @@ def forgetting(*entries: str) -> Callable[[float], Change]:
     def edit(trained: Trainer) -> None:
         plain = trained.load
 
-        def load(program: Program, parts: Parts, state: Mapping[str, Any]) -> None:
+        def load(program: Trainable, parts: Parts, state: Mapping[str, Any]) -> None:
             fresh = trained.state(program, parts)
             plain(program, parts, {**state, **{name: fresh[name] for name in entries}})
 
@@ -137,7 +137,7 @@ def restored(trained: Trainer) -> None:
     """All state is copied and loaded after every step: a training that is resumed all the time."""
     plain = trained.take
 
-    def take(program: Program, parts: Parts) -> tuple[Tensor, Tensor]:
+    def take(program: Trainable, parts: Parts) -> tuple[Tensor, Tensor]:
         out = plain(program, parts)
         parts.generator = torch.random.get_rng_state()
         trained.load(program, parts, copy.deepcopy(trained.state(program, parts)))

@@ -15,8 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from accelcheck.techniques.data.dataloader import Feed
-    from accelcheck.workloads.base import Program
-    from accelcheck.workloads.trainer import Inputs, Parts, Recipe
+    from accelcheck.workloads.trainer import Inputs, Parts, Recipe, Trainable
 
     Feeder = Callable[[Sequence[Tensor], Iterable[list[int]]], Feed]
 
@@ -84,7 +83,7 @@ class FedTrainer(Trainer):
         self.feed: Feed | None = None
         self.loader: FedLoader | None = None
 
-    def parts(self, program: Program) -> Parts:
+    def parts(self, program: Trainable) -> Parts:
         made = super().parts(program)
         with _disable_current_modes():  # the data set is read here as from a disk: nothing that the run is watched for
             tensors = [value.detach().cpu() for value in (*program.inputs, program.target) if isinstance(value, Tensor)]
@@ -96,7 +95,7 @@ class FedTrainer(Trainer):
         made.loader = self.loader
         return made
 
-    def batch(self, program: Program, loader: Loader) -> tuple[Inputs, Tensor]:
+    def batch(self, program: Trainable, loader: Loader) -> tuple[Inputs, Tensor]:
         if not isinstance(loader, FedLoader):
             raise TypeError(f"expected the FedLoader that `parts` made, got {type(loader).__name__}")
         # Unwatched: else a lazy device would compile another graph for the run that is watched than for all others.

@@ -44,11 +44,11 @@ class Books:
     """An `Account` of each parameter: what a rank should have sent of its gradients, and what it sent.
 
     Args:
-        rounds: Whether taking what was sent off what was wanted rounds too, by 2**-24 of both their sizes.
+        rounding: Whether taking what was sent off what was wanted rounds too, by 2**-24 of both their sizes.
     """
 
-    def __init__(self, *, rounds: bool = False) -> None:
-        self.rounds = rounds
+    def __init__(self, *, rounding: bool = False) -> None:
+        self.rounding = rounding
         self._accounts: dict[Tensor, Account] = {}
 
     def add(self, parameters: Sequence[Tensor], gradient: Tensor, residual: Tensor, sent: Tensor) -> None:
@@ -57,7 +57,7 @@ class Books:
         for parameter, *noted in zip(parameters, *pieces, strict=True):
             account = self._accounts.setdefault(parameter, Account(parameter.numel()))
             account.add(*noted)
-            if self.rounds:
+            if self.rounding:
                 account.size += noted[-1].cpu().double().abs()
 
     def lost(self, names: Mapping[Tensor, str], residuals: Mapping[Tensor, Tensor]) -> dict[str, int]:
@@ -169,7 +169,7 @@ class PowerSgd(Exchange):
 
     def __init__(self, rank: int, rate: float, *, feedback: bool = True) -> None:
         self.rank, self.rate, self.feedback = rank, rate, feedback
-        self.books = Books(rounds=True)
+        self.books = Books(rounding=True)
         self.state: Any = None
         self.buckets: dict[int, Sequence[Tensor]] = {}
 

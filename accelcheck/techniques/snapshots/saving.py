@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from accelcheck.techniques.snapshots.files import Snapshots
     from accelcheck.techniques.snapshots.handover import Report
     from accelcheck.workloads.base import Program, Result, Workload
-    from accelcheck.workloads.trainer import Recipe
+    from accelcheck.workloads.trainer import Recipe, Trainable
 
 HANDOVER = "handover"
 """Key in `Program.extras` of the `Handover` of a program."""
@@ -46,7 +46,7 @@ class Relay(Trainer):
         super().__init__(recipe)
         self.handover = handover
 
-    def train(self, program: Program) -> Result:
+    def train(self, program: Trainable) -> Result:
         """See `Trainer.train`."""
         handover, steps = self.handover, program.steps
         self.step = 0
@@ -67,7 +67,7 @@ class Relay(Trainer):
         place = next(program.module.parameters()).device
         return result | {path: tensor.to(place) for path, tensor in last["result"].items()}
 
-    def _catch_up(self, program: Program, state: dict[str, Any]) -> None:
+    def _catch_up(self, program: Trainable, state: dict[str, Any]) -> None:
         if self._parts is None:
             raise TypeError("a training left no parts")
         self.load(program, self._parts, state)

@@ -164,16 +164,16 @@ class ElasticAgents:
             Torchrun(self._options, "accelcheck.techniques.distributed.elastic.rank", [str(self._folder)], log, ENVIRON)
         )
 
-    def _resize(self, agents: int) -> None:
+    def _resize(self, count: int) -> None:
         """Start agents, or kill the youngest, until there are so many."""
-        while len(self.running) < agents:
+        while len(self.running) < count:
             self._start()
-        while len(self.running) > agents:
+        while len(self.running) > count:
             agent = self.running.pop()
             agent.kill()
             self.killed.append(agent)
 
     def _said(self) -> str:
-        agents = [f"agent {number} said:\n{agent.said()}" for number, agent in enumerate(self.running)]
+        printed = [f"agent {number} said:\n{agent.said()}" for number, agent in enumerate(self.running)]
         raised = [f"{path.name} of a rank:\n{take(path)}" for path in sorted(self._folder.glob("trouble-*"))]
-        return "\n".join([*agents, *raised])
+        return "\n".join([*printed, *raised])

@@ -40,15 +40,15 @@ class DisturbedTraining:
     """What trains one program: the first time it is disturbed, afterwards not.
 
     Attributes:
-        agents: That train.
+        elastic_agents: Those that train.
         disturb: Makes a disturbed task of a quiet one.
         task: The first one, as it is when nothing disturbs it.
         answer: To it, disturbed.
         victim: The process that was killed in it, and its exit code.
     """
 
-    def __init__(self, agents: ElasticAgents, disturb: Callable[[TrainingTask], TrainingTask]) -> None:
-        self.agents = agents
+    def __init__(self, elastic_agents: ElasticAgents, disturb: Callable[[TrainingTask], TrainingTask]) -> None:
+        self.elastic_agents = elastic_agents
         self.disturb = disturb
         self.task: TrainingTask | None = None
         self.answer: TrainingReport | None = None
@@ -61,9 +61,9 @@ class DisturbedTraining:
             problem = program.problem()
         dtype = next(problem.module.parameters()).dtype
         task = TrainingTask(problem, dtype, program.seed, torch.get_num_threads())
-        answer = self.agents.train(self.disturb(task) if self.answer is None else task)
+        answer = self.elastic_agents.train(self.disturb(task) if self.answer is None else task)
         if self.answer is None:
-            self.task, self.answer, self.victim = task, answer, self.agents.victim()
+            self.task, self.answer, self.victim = task, answer, self.elastic_agents.victim()
         return adopted(program, answer.state["module"], answer.state["losses"])
 
 
@@ -93,9 +93,9 @@ class Elastic(Technique):
             )
         return shareable(device)
 
-    def agents(self, device: Device) -> ElasticAgents:
+    def elastic_agents(self, device: Device) -> ElasticAgents:
         """The job that trains."""
-        raise NotImplementedError(f"{type(self).__name__}.agents: start them")
+        raise NotImplementedError(f"{type(self).__name__}.elastic_agents: start them")
 
     def disturb(self, task: TrainingTask) -> TrainingTask:
         """What is lost, and when."""
@@ -103,9 +103,9 @@ class Elastic(Technique):
 
     def prepare(self, program: Program, mode: Mode, device: Device) -> None:
         del mode
-        agents = self.agents(device)
-        self._held.callback(agents.close)
-        job = program.extras[JOB] = DisturbedTraining(agents, self.disturb)
+        elastic_agents = self.elastic_agents(device)
+        self._held.callback(elastic_agents.close)
+        job = program.extras[JOB] = DisturbedTraining(elastic_agents, self.disturb)
         program.elsewhere = job.elsewhere
 
     def evidence(self, program: Program, log: Log, mode: Mode, device: Device) -> Iterable[Evidence]:
@@ -120,8 +120,8 @@ class Elastic(Technique):
         yield no_strays(job.answer.strays, device, "in the ranks")
         yield from self.lost(job, job.answer, program.steps)
         claim = "parts of the state at the end that differ from those of a training of which nothing was lost = 0"
-        agents, task = job.agents, job.task
-        yield repeated(claim, job.answer.state, lambda: agents.train(task).state, device)
+        elastic_agents, task = job.elastic_agents, job.task
+        yield repeated(claim, job.answer.state, lambda: elastic_agents.train(task).state, device)
 
     def lost(self, job: DisturbedTraining, answer: TrainingReport, steps: int) -> Iterable[Evidence]:
         """What shows that something was lost, and made good."""
@@ -137,7 +137,7 @@ class Restart(Elastic):
     name = "elastic-restart"
     promise = "When a rank is killed, torchrun starts the ranks again, and from the last snapshot all ends the same."
 
-    def agents(self, device: Device) -> ElasticAgents:
+    def elastic_agents(self, device: Device) -> ElasticAgents:
         return ElasticAgents(self.rendezvous(), device, least=1, most=1, ranks=2, restarts=1)
 
     def rendezvous(self) -> AbstractContextManager[list[str]]:
@@ -195,7 +195,7 @@ class Resize(Elastic):
     name = "elastic-resize"
     promise = "Agents that join or leave change the number of ranks, and not what the training ends with."
 
-    def agents(self, device: Device) -> ElasticAgents:
+    def elastic_agents(self, device: Device) -> ElasticAgents:
         return ElasticAgents(c10d(), device, least=2, most=3, ranks=1, restarts=3)
 
     def disturb(self, task: TrainingTask) -> TrainingTask:
@@ -211,11 +211,13 @@ class Resize(Elastic):
         yield Evidence(
             f"first steps of the groups of ranks: {_listed(starts)}", _listed(answer.starts), answer.starts == starts
         )
-        ends = [agent.wait(0) for agent in job.agents.killed]
+        ends = [agent.wait(0) for agent in job.elastic_agents.killed]
         yield Evidence(
             f"exit codes of agents that left: {-signal.SIGKILL}", _listed(ends), engaged=ends == [-signal.SIGKILL]
         )
-        yield Evidence("agents that stayed = 2", len(job.agents.running), engaged=len(job.agents.running) == 2)
+        yield Evidence(
+            "agents that stayed = 2", len(job.elastic_agents.running), engaged=len(job.elastic_agents.running) == 2
+        )
 
 
 def _listed(numbers: Iterable[int]) -> str:
