@@ -1,1 +1,4 @@
-"""What a run takes: clocks, paired statistics, baselines, memory, launches. Above devices, below techniques."""
+"""How time and memory are measured: clocks, paired statistics, baselines, memory, kernel launches, timing processes.
+
+Whether a result is right belongs in `accelcheck.verify`; nothing here knows a technique.
+"""

@@ -1,1 +1,4 @@
-"""What people read: made from records alone, runs nothing."""
+"""Reports for people, made from records alone.
+
+Nothing here runs a case or imports torch at its top.
+"""

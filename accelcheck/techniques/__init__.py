@@ -1,1 +1,4 @@
-"""The acceleration techniques, one file a family, each with its `TECHNIQUES`."""
+"""The acceleration techniques: a package a family, each module with its `TECHNIQUES`.
+
+On top are only the base class, the observation of runs, and the reference, eager; machinery lives in the package of its family.
+"""

@@ -1,0 +1,244 @@
+"""The order of packages, the names of things, and that what is registered is found: by reading the source."""
+
+from __future__ import annotations
+
+import ast
+import graphlib
+import importlib
+import re
+import sys
+import tokenize
+from collections import defaultdict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+import accelcheck
+from accelcheck.core.registry import discover
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+PACKAGE = Path(accelcheck.__file__).parent
+MODULES = {
+    ".".join(("accelcheck", *path.relative_to(PACKAGE).with_suffix("").parts)).removesuffix(".__init__"): path
+    for path in sorted(PACKAGE.rglob("*.py"))
+}
+LEVELS = (
+    {"core"},
+    {"expectations"},
+    {"devices"},
+    {"workloads"},
+    {"measure"},
+    {"verify"},
+    {"techniques"},
+    {"checks"},
+    {"suite"},
+    {"report"},
+    {"plugin"},
+    {"experiments", "selftest"},
+    {"commands", "api"},
+    {"cli"},
+)
+"""Each package imports only from itself and from those before it. The package itself, with its version, is below all."""
+RANK = {name: rank for rank, names in enumerate(LEVELS) for name in names}
+BY_NAME = {
+    (
+        "accelcheck.core.matrix",
+        package,
+    ): "the matrix finds what is registered by the package's name, so that no list needs an edit"
+    for package in ("accelcheck.devices", "accelcheck.techniques", "accelcheck.workloads")
+}
+"""Packages that a module below them imports by name, with the reason."""
+
+OLD_WORDS = {
+    "crew",
+    "crews",
+    "desk",
+    "desks",
+    "brought",
+    "publish",
+    "publishes",
+    "published",
+    "setup",
+    "agents",
+    "rounds",
+}
+"""Words that names no longer use: each meant something else than the field means by it."""
+KEPT = {
+    ("plugin/benchmark.py", "rounds"): "an argument of pytest-benchmark's `pedantic`",
+    ("workloads/custom.py", "setup_context"): "a method that torch.autograd.Function calls",
+    ("experiments/claims/catalogue.py", "published"): "a field of claims.toml: what an article publishes",
+    ("experiments/claims/report.py", "published"): "the same field",
+}
+"""Identifiers with one of these words in its ordinary meaning, or from a library, with the reason."""
+
+
+def package_of(module: str) -> str:
+    """The package below accelcheck (or the module on top) that a module belongs to; empty for accelcheck itself."""
+    return (*module.split("."), "")[1]
+
+
+def imported(path: Path, *, annotations: bool = False) -> Iterator[str]:
+    """The modules of accelcheck that a module imports, also inside of functions; for annotations only where these are asked for."""
+
+    def nodes(parent: ast.AST) -> Iterator[ast.AST]:
+        for node in ast.iter_child_nodes(parent):
+            if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING" and not annotations:
+                for other in node.orelse:
+                    yield other
+                    yield from nodes(other)
+            else:
+                yield node
+                yield from nodes(node)
+
+    for node in nodes(ast.parse(path.read_text("utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names if alias.name in MODULES)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}:{node.lineno}: expected an absolute import"
+            for alias in node.names:
+                whole = f"{node.module}.{alias.name}"
+                yield from (name for name in ([whole] if whole in MODULES else [node.module or ""]) if name in MODULES)
+
+
+def named(path: Path) -> Iterator[str]:
+    """The modules of accelcheck that a module imports by a text: `discover` and `import_module` of a literal."""
+    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+        if isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2] in {"discover", "import_module"}:
+            first = node.args[0]
+            if isinstance(first, ast.Constant) and str(first.value) in MODULES:
+                yield str(first.value)
+
+
+def upward(module: str, names: set[str]) -> list[str]:
+    """What of the imported is not below a module."""
+    own = package_of(module)
+    others = {name: package_of(name) for name in names}
+    return sorted(name for name, other in others.items() if other and other != own and RANK[other] >= RANK[own])
+
+
+def test_every_package_has_its_place_in_the_order() -> None:
+    assert {package_of(name) for name in MODULES} - {""} == set(RANK)
+
+
+@pytest.mark.parametrize("module", [name for name in MODULES if name != "accelcheck"])
+def test_imports_only_go_down(module: str) -> None:
+    assert upward(module, set(imported(MODULES[module]))) == []
+    by_name = set(named(MODULES[module])) - {name for of, name in BY_NAME if of == module}
+    assert upward(module, by_name) == []
+
+
+def test_an_import_that_goes_up_is_found(tmp_path: Path) -> None:
+    path = tmp_path / "late.py"
+    path.write_text(
+        "if TYPE_CHECKING:\n    from accelcheck.cli import main\n"
+        "def late():\n    from accelcheck.plugin import hooks\n    import_module('accelcheck.report')\n"
+    )
+    assert set(imported(path)) == {"accelcheck.plugin.hooks"}
+    assert upward("accelcheck.report.late", set(imported(path))) == ["accelcheck.plugin.hooks"]
+    assert upward("accelcheck.commands.late", set(imported(path))) == []
+    assert set(named(path)) == {"accelcheck.report"}
+
+
+def test_nothing_inside_imports_the_public_interface() -> None:
+    assert [name for name, path in MODULES.items() if "accelcheck.api" in imported(path, annotations=True)] == []
+
+
+def test_no_modules_import_each_other_not_even_for_annotations() -> None:
+    graph = {name: set(imported(path, annotations=True)) - {name} for name, path in MODULES.items()}
+    graphlib.TopologicalSorter(graph).prepare()  # raises CycleError
+
+
+def test_no_two_public_classes_share_a_name() -> None:
+    places = defaultdict(list)
+    for module, path in MODULES.items():
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                places[node.name].append(module)
+    assert {name: modules for name, modules in places.items() if len(modules) > 1} == {}
+
+
+def words(identifier: str) -> list[str]:
+    """The words of a name, in small letters: ``ElasticAgents`` and ``elastic_agents`` alike."""
+    return [word.lower() for word in re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+", identifier)]
+
+
+def outdated(identifier: str) -> bool:
+    """Whether a name has a word that was given up. Rounding is no process: ``round`` alone is torch's and Python's."""
+    if words(identifier) == ["elastic", "agents"] or identifier.startswith("pytest_"):
+        return False
+    parts = words(identifier)
+    return bool(OLD_WORDS & set(parts)) or (parts[:1] == ["round"] and identifier[0].isupper())
+
+
+def identifiers() -> set[tuple[str, str]]:
+    """Every name in the source, with its file: of modules, classes, functions, arguments, variables and attributes."""
+    found = set()
+    for path in MODULES.values():
+        place = path.relative_to(PACKAGE).as_posix()
+        found |= {(place, part) for part in path.relative_to(PACKAGE).with_suffix("").parts}
+        with path.open("rb") as file:
+            found |= {
+                (place, token.string) for token in tokenize.tokenize(file.readline) if token.type == tokenize.NAME
+            }
+    return found
+
+
+def test_no_name_has_a_word_that_was_given_up() -> None:
+    assert {pair for pair in identifiers() if outdated(pair[1])} == set(KEPT)
+
+
+@pytest.mark.parametrize("name", ["RankCrew", "timing_rounds", "RoundResult", "setup", "agents", "brought"])
+def test_a_word_that_was_given_up_is_found(name: str) -> None:
+    assert outdated(name)
+
+
+@pytest.mark.parametrize(
+    "name", ["round", "Rounding", "StraightThroughRound", "elastic_agents", "ElasticAgents", "pytest_runtest_setup"]
+)
+def test_a_word_in_its_own_meaning_is_kept(name: str) -> None:
+    assert not outdated(name)
+
+
+@pytest.mark.parametrize("package", [name for name, path in MODULES.items() if path.name == "__init__.py"])
+def test_every_package_says_what_lives_in_it_and_what_does_not(package: str) -> None:
+    text = ast.get_docstring(ast.parse(MODULES[package].read_text("utf-8"))) or ""
+    assert len(re.findall(r"[.?!](?=\s|$)", text)) >= 2, f"{package}: expected two sentences, got {text!r}"
+
+
+@pytest.mark.parametrize(
+    "package",
+    [name for name, path in MODULES.items() if name.startswith("accelcheck.techniques") and path.name == "__init__.py"],
+)
+def test_a_technique_in_any_package_of_techniques_is_found(
+    package: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "one_more.py").write_text("TECHNIQUES = ('one more',)")
+    (tmp_path / "inner").mkdir()
+    (tmp_path / "inner" / "__init__.py").write_text("")
+    (tmp_path / "inner" / "another.py").write_text("TECHNIQUES = ('another',)")
+    module = importlib.import_module(package)
+    monkeypatch.setattr(module, "__path__", [*module.__path__, str(tmp_path)])
+    try:
+        found = discover("accelcheck.techniques", "TECHNIQUES")
+    finally:
+        for name in ("one_more", "inner", "inner.another"):
+            sys.modules.pop(f"{package}.{name}", None)
+            vars(module).pop(name, None)
+    assert {"one more", "another"} <= {thing for thing in found if isinstance(thing, str)}
+
+
+def test_every_module_that_defines_techniques_is_found() -> None:
+    found = {id(technique) for technique in discover("accelcheck.techniques", "TECHNIQUES")}
+    assigned = re.compile(r"^TECHNIQUES\b", re.MULTILINE)
+    defining = [
+        name
+        for name, path in MODULES.items()
+        if name.startswith("accelcheck.techniques") and assigned.search(path.read_text("utf-8"))
+    ]
+    assert len(defining) > 30
+    assert dict.fromkeys(defining, True) == {
+        name: all(id(technique) in found for technique in importlib.import_module(name).TECHNIQUES) for name in defining
+    }
