@@ -16,11 +16,13 @@ import pytest
 
 import accelcheck
 from accelcheck.core.registry import discover
+from accelcheck.expectations.ledger import Ledger
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 PACKAGE = Path(accelcheck.__file__).parent
+GUIDE = PACKAGE.parent / "CONTRIBUTING.md"
 MODULES = {
     ".".join(("accelcheck", *path.relative_to(PACKAGE).with_suffix("").parts)).removesuffix(".__init__"): path
     for path in sorted(PACKAGE.rglob("*.py"))
@@ -242,3 +244,19 @@ def test_every_module_that_defines_techniques_is_found() -> None:
     assert dict.fromkeys(defining, True) == {
         name: all(id(technique) in found for technique in importlib.import_module(name).TECHNIQUES) for name in defining
     }
+
+
+def test_the_guide_has_every_package_and_the_order_of_imports() -> None:
+    guide = GUIDE.read_text("utf-8")
+    listed = set(re.findall(r"^\| `accelcheck/(\w+)(?:\.py|/)` \|", guide, re.MULTILINE))
+    assert listed == set(RANK)
+    order = re.search(r"^`cli`(.+?)`core`\.$", guide, re.MULTILINE | re.DOTALL)
+    assert order is not None
+    assert [set(re.findall(r"`(\w+)`", part)) for part in order[0].split(">")] == list(reversed(LEVELS))
+
+
+def test_the_entry_of_a_ledger_in_the_guide_is_one(tmp_path: Path) -> None:
+    found = re.search(r"^```toml\n(.*?)^```$", GUIDE.read_text("utf-8"), re.MULTILINE | re.DOTALL)
+    assert found is not None
+    (tmp_path / "ledger.toml").write_text(found[1])
+    assert len(Ledger.load((tmp_path / "ledger.toml",)).entries) == 1
