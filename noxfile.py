@@ -204,3 +204,5 @@ def typecheck(session: nox.Session) -> None:
     session.install(*PINS["cpu"], *_index(session))
     session.install("-e", ".", *nox.project.dependency_groups(nox.project.load_toml(), "typecheck"))
     session.run("mypy", *session.posargs)
+    for example in sorted(Path("examples").rglob("*.py")):  # one by one: two are named conftest.py
+        session.run("mypy", str(example))
