@@ -30,7 +30,8 @@ def facts(cases: Iterable[Case]) -> set[Fact]:
 
 def everything() -> list[Case]:
     """All built-in cases of one device."""
-    from accelcheck.core.matrix import LEVELS, Matrix, Selection
+    from accelcheck.core.matrix import Matrix, Selection
+    from accelcheck.core.words import LEVELS
 
     return Matrix.load().cases(Selection((DEVICE,), level=max(LEVELS)))
 

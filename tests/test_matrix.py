@@ -14,8 +14,9 @@ from fault_harness import Planted
 
 from accelcheck.core import matrix
 from accelcheck.core.case import Mode
-from accelcheck.core.matrix import DTYPES, LEVELS, Matrix, Selection, level
+from accelcheck.core.matrix import Matrix, Selection, level
 from accelcheck.core.registry import DuplicateNameError, UnknownNameError, index
+from accelcheck.core.words import DTYPES, LEVELS
 from accelcheck.selftest.faults.plant import nothing
 from accelcheck.workloads.base import Problem, Workload
 
@@ -124,6 +125,30 @@ def test_ids_order_levels_and_seeds_do_not_depend_on_the_process(whole: Matrix) 
     assert [worker.returncode for worker in workers] == [0, 0]
     lines = (f"{case.id} {case.level} {case.seed}" for case in whole.cases(EVERYTHING))
     assert digests == {hashlib.sha256("\n".join(lines).encode()).hexdigest()}
+
+
+def test_the_registry_imports_no_compiler() -> None:
+    """They take longer than torch itself, and a run that only collects needs none of them."""
+    code = (
+        "import sys, torch; before = set(sys.modules); "
+        "from accelcheck.core.matrix import Matrix; Matrix.load(); "
+        "heavy = {'torch._inductor', 'torch._dynamo', 'sympy', 'onnxscript', 'openvino'}; "
+        "print(sorted(heavy & set(sys.modules) - before))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_each_technique_and_workload_is_asked_about_the_other_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[str, str]] = []
+
+    def accepts(self: Technique, workload: Workload) -> bool:
+        asked.append((self.name, workload.name))
+        return True
+
+    monkeypatch.setattr(Planted, "accepts", accepts)
+    SMALL.cases(EVERYTHING)
+    assert len(asked) == len(set(asked)) == len(SMALL.techniques) * len(SMALL.workloads)
 
 
 def test_techniques_of_a_workload_share_its_seed() -> None:

@@ -30,7 +30,8 @@ WITNESS = """
 import sys
 def pytest_unconfigure(config):
     if not hasattr(config, "workerinput"):
-        heavy = [name for name in ("torch", "accelcheck.plugin.controller", "accelcheck.devices.probe") if name in sys.modules]
+        names = ("torch", "accelcheck.core.matrix", "accelcheck.plugin.controller", "accelcheck.devices.probe")
+        heavy = [name for name in names if name in sys.modules]
         open("loaded.txt", "w").write(" ".join(heavy))
 """
 
@@ -54,6 +55,16 @@ def test_importing_the_plugin_imports_no_torch() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
+
+
+def test_what_the_registry_imports_is_frozen_before_cases_are_collected(
+    suite: Suite, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise the garbage collector goes through torch again and again while pytest makes its items."""
+    frozen: list[str] = []
+    monkeypatch.setattr(gc, "freeze", lambda: frozen.append("frozen"))
+    assert suite.run(*only("toy"), "--collect-only").ret == OK
+    assert frozen == ["frozen"]
 
 
 def test_the_plugin_can_be_named_by_hand(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -46,6 +46,11 @@ def test_a_module_that_registers_nothing_is_no_error(package: str) -> None:
     assert discover(package, "NOTHING") == []
 
 
+def test_a_module_whose_name_begins_with_an_underscore_is_not_imported(package: str, tmp_path: Path) -> None:
+    (tmp_path / package / "_machinery.py").write_text("import no_such_module_at_all")
+    assert discover(package, "THINGS") == ["a1", "z1", "z2"]
+
+
 def test_a_module_that_cannot_be_imported_is_not_passed_over(package: str, tmp_path: Path) -> None:
     (tmp_path / package / "broken.py").write_text("import no_such_module_at_all")
     with pytest.raises(ModuleNotFoundError, match="no_such_module_at_all"):

@@ -13,7 +13,8 @@ from stored_cases import everything, facts, stored
 
 from accelcheck.core.case import TIMED
 from accelcheck.core.journal import read
-from accelcheck.core.matrix import LEVELS, Selection
+from accelcheck.core.matrix import Selection
+from accelcheck.core.words import LEVELS
 from accelcheck.measure.digest import digest
 from accelcheck.workloads.probes import Draw
 

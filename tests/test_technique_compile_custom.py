@@ -15,10 +15,10 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from accelcheck.core.capability import Code
 from accelcheck.core.case import Verdict
+from accelcheck.techniques.compilation._folding import FoldConstants
 from accelcheck.techniques.compilation.capture import CALL, Capture, Captured, Node
 from accelcheck.techniques.compilation.compile import forget
 from accelcheck.techniques.compilation.custom import FxPass, UserBackend
-from accelcheck.techniques.compilation.folding import FoldConstants
 from accelcheck.workloads.base import Program
 
 if TYPE_CHECKING:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from accelcheck.commands.common import GREEN, NOTHING, RED, USAGE
 from accelcheck.core import matrix
 from accelcheck.core.registry import unknown
+from accelcheck.core.words import LEVELS
 from accelcheck.measure.baselines import Baseline, BaselineError, Baselines
 from accelcheck.measure.regression import CHECKED, change
 from accelcheck.plugin import options, registered
@@ -126,7 +127,7 @@ def _prune(given: argparse.Namespace) -> int:
 
     @functools.cache
     def existing(device: str) -> set[str]:
-        return {case.id for case in known.cases(matrix.Selection((device,), level=max(matrix.LEVELS)))}
+        return {case.id for case in known.cases(matrix.Selection((device,), level=max(LEVELS)))}
 
     stale, foreign = store.partial(), list[Path]()
     for path, found in store.stored():

@@ -9,7 +9,8 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from accelcheck.commands.common import GREEN, NOTHING, RED, USAGE, positive
-from accelcheck.core.matrix import LEVELS, Selection
+from accelcheck.core.matrix import Selection
+from accelcheck.core.words import LEVELS
 from accelcheck.experiments.duet import TIMEOUT, DuetCase, Facts, located, medians, play
 from accelcheck.experiments.duet_side import AbsentError, DuetSide, SideError
 from accelcheck.measure import duet

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import fnmatch
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
 from accelcheck.core.case import Case, Mode
 from accelcheck.core.registry import discover, index, unknown
+from accelcheck.core.words import LEVELS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -17,11 +19,6 @@ if TYPE_CHECKING:
     from accelcheck.workloads.base import Workload
 
 T = TypeVar("T")
-
-LEVELS = (1, 2, 3, 4)
-"""smoke, standard, full, soak."""
-DTYPES = ("float32", "bfloat16", "float16")
-"""Storage dtypes that a case may have."""
 
 
 @dataclass(frozen=True)
@@ -57,25 +54,28 @@ class Matrix:
 
     def cases(self, selection: Selection, modes: Iterable[Mode] = tuple(Mode)) -> list[Case]:
         """The selected cases, sorted by device (as asked), technique, workload, dtype, mode."""
+        modes = tuple(modes)
+        workloads = _matching(self.workloads, selection.workloads)  # once: each technique goes through all of them
         chosen = [
-            (technique, workload, dtype, mode)
+            (technique.name, workload.name, dtype, mode, cost)
             for technique in _matching(self.techniques, selection.techniques)
-            for workload in _matching(self.workloads, selection.workloads)
+            if (covered := [mode for mode in modes if technique.covers(mode)])
+            for workload in workloads
             if technique.accepts(workload)
             for dtype in technique.dtypes
-            if dtype in workload.dtypes
-            if not selection.dtypes or dtype in selection.dtypes
-            for mode in modes
-            if mode in workload.modes and technique.covers(mode)
+            if dtype in workload.dtypes and (not selection.dtypes or dtype in selection.dtypes)
+            if (cost := level(technique, workload, dtype)) <= selection.level or selection.cases
+            for mode in covered
+            if mode in workload.modes
         ]
         cases = [
-            Case(technique.name, workload.name, device, dtype, mode, level(technique, workload, dtype))
+            Case(technique, workload, device, dtype, mode, cost)
             for device in selection.devices
-            for technique, workload, dtype, mode in chosen
+            for technique, workload, dtype, mode, cost in chosen
         ]
         if selection.cases:
             return [case for case in cases if case.id in selection.cases]
-        return [case for case in cases if case.level <= selection.level]
+        return cases
 
     def check(self, selection: Selection) -> None:
         """See that every name asked for exists.
@@ -125,4 +125,5 @@ def unknown_case(word: str, legal: Sequence[str]) -> Exception:
 def _matching(things: Mapping[str, T], patterns: Sequence[str]) -> list[T]:
     if not patterns:
         return list(things.values())
-    return [thing for name, thing in things.items() if any(fnmatch.fnmatchcase(name, p) for p in patterns)]
+    matches = [re.compile(fnmatch.translate(pattern)).match for pattern in patterns]
+    return [thing for name, thing in things.items() if any(match(name) for match in matches)]

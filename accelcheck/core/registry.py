@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib
-import pkgutil
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
@@ -31,12 +29,19 @@ class UnknownNameError(ValueError):
 def discover(package: str, attribute: str) -> list[Any]:
     """All members of `attribute` (``DEVICES``, ``TECHNIQUES``, ``WORKLOADS``) of the modules of `package` and its packages.
 
+    Modules whose name begins with an underscore hold machinery and are not imported: one that imports a compiler at its top
+    would cost every run that only collects.
+
     Raises:
         ImportError: A module cannot be imported.
     """
+    import pkgutil
+
     root = importlib.import_module(package)
     found: list[Any] = [*getattr(root, attribute, ())]
     for module in sorted(pkgutil.iter_modules(root.__path__), key=lambda info: info.name):
+        if module.name.startswith("_"):
+            continue
         name = f"{package}.{module.name}"
         found += discover(name, attribute) if module.ispkg else getattr(importlib.import_module(name), attribute, ())
     return found
@@ -60,6 +65,8 @@ def index(kind: str, things: Iterable[T]) -> Mapping[str, T]:
 
 def unknown(kind: str, word: str, legal: Sequence[str]) -> UnknownNameError:
     """The error for a word that is not among the legal ones: it says which are, and which is nearest."""
+    import difflib
+
     near = difflib.get_close_matches(word, legal, n=1, cutoff=0.4)
     hint = f" Did you mean {near[0]!r}?" if near else ""
     return UnknownNameError(f"unknown {kind} {word!r}.{hint} Legal values: {', '.join(legal)}.")

@@ -111,6 +111,9 @@ def _matrix(config: pytest.Config) -> Matrix:
         from accelcheck.plugin import registered
 
         config.stash[_MATRIX] = registered.matrix(config)
+        # torch and the registry are some 300,000 objects that live to the end. Without this the garbage collector goes
+        # through all of them again and again while pytest makes its items: it then collects in twice the time.
+        gc.freeze()
     return config.stash[_MATRIX]
 
 
@@ -152,7 +155,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     written = timing_processes.ongoing()
     if written is not None:
         cases = timing_processes.wanted(written)
-        kept = [item for item, case in timed if case.id in cases]
+        kept = dict.fromkeys(item for item, case in timed if case.id in cases)  # a set would lose the order
         config.hook.pytest_deselected(items=[item for item in items if item not in kept])
         items[:] = kept
     elif config.pluginmanager.hasplugin("benchmark"):

@@ -1,12 +1,10 @@
-"""The command line and its ini twins: declared once, read once. No torch."""
+"""The command line and its ini twins: declared once, read once. Imports little, since every pytest start imports it."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from accelcheck.core.matrix import DTYPES, LEVELS, Selection
-from accelcheck.core.registry import unknown
+from accelcheck.core.words import DTYPES, LEVELS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -14,14 +12,15 @@ if TYPE_CHECKING:
 
     import pytest
 
+    from accelcheck.core.matrix import Selection
+    from accelcheck.core.registry import UnknownNameError
     from accelcheck.devices.base import Status
     from accelcheck.measure.gate import Use
 
 SUITE = "accelcheck.suite"
 
 
-@dataclass(frozen=True)
-class Option:
+class Option(NamedTuple):
     """One option: ``--accel-NAME`` on the command line, ``accel_NAME`` in the ini file."""
 
     name: str
@@ -128,7 +127,7 @@ def chosen_devices(words: Iterable[str], known: Iterable[str], statuses: Mapping
         elif word in names:
             chosen.append(word)
         else:
-            raise unknown("device", word, ["auto", "all", *names])
+            raise _unknown("device", word, ["auto", "all", *names])
     return tuple(dict.fromkeys(chosen))
 
 
@@ -142,7 +141,7 @@ def level(config: pytest.Config) -> int:
     if given is None:
         return 1
     if str(given) not in {str(number) for number in LEVELS}:
-        raise unknown("level", str(given), [str(number) for number in LEVELS])
+        raise _unknown("level", str(given), [str(number) for number in LEVELS])
     return int(given)
 
 
@@ -158,7 +157,7 @@ def use(config: pytest.Config) -> Use:
     if given is None:
         return Use.OFF
     if given not in set(Use):
-        raise unknown("use of baselines", str(given), list(map(str, Use)))
+        raise _unknown("use of baselines", str(given), list(map(str, Use)))
     return Use(given)
 
 
@@ -174,7 +173,7 @@ def processes(config: pytest.Config) -> tuple[int, int]:
     if given is None:
         return CHECKED if use(config) == "check" else STORED, STORED
     if not str(given).isascii() or not str(given).isdigit() or int(given) < 2:
-        raise unknown("number of processes", str(given), ["a whole number of at least 2"])
+        raise _unknown("number of processes", str(given), ["a whole number of at least 2"])
     return int(given), int(given)
 
 
@@ -187,7 +186,7 @@ def dtypes(config: pytest.Config) -> tuple[str, ...]:
     given = tuple(value(config, "dtype") or ())
     for word in given:
         if word not in DTYPES:
-            raise unknown("dtype", word, DTYPES)
+            raise _unknown("dtype", word, DTYPES)
     return given
 
 
@@ -203,12 +202,20 @@ def seconds(config: pytest.Config) -> float:
     except ValueError:
         number = -1.0
     if not 0 < number < float("inf"):
-        raise unknown("probe timeout", str(given), ["a positive number of seconds"])
+        raise _unknown("probe timeout", str(given), ["a positive number of seconds"])
     return number
+
+
+def _unknown(kind: str, word: str, legal: Iterable[str]) -> UnknownNameError:
+    from accelcheck.core.registry import unknown
+
+    return unknown(kind, word, list(legal))
 
 
 def selection(config: pytest.Config, devices: tuple[str, ...]) -> Selection:
     """Everything that chooses cases."""
+    from accelcheck.core.matrix import Selection
+
     return Selection(
         devices=devices,
         techniques=tuple(value(config, "technique") or ()),

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from accelcheck.core.capability import Capability, Code, unavailable
-from accelcheck.core.matrix import LEVELS, Matrix, Selection, devices
+from accelcheck.core.matrix import Matrix, Selection, devices
 from accelcheck.core.registry import unknown
+from accelcheck.core.words import LEVELS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

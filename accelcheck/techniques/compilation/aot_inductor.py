@@ -16,7 +16,6 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch._inductor import aoti_compile_and_package, aoti_load_package
 
 from accelcheck.core.case import Evidence, Mode
 from accelcheck.techniques.compilation.compile import inductor_capability
@@ -51,6 +50,8 @@ class Package(Converted):
     kind = "package"
 
     def __init__(self, program: Program, folder: Path, options: Mapping[str, Any]) -> None:
+        from torch._inductor import aoti_compile_and_package, aoti_load_package  # a second, which only this case owes
+
         exported = torch.export.export(program.module, program.inputs)
         path = aoti_compile_and_package(exported, package_path=f"{folder}/model.pt2", inductor_configs=dict(options))
         self.size = Path(path).stat().st_size

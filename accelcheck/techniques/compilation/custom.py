@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from accelcheck.core.capability import Capability
     from accelcheck.devices.base import Device
-    from accelcheck.techniques.compilation.folding import FoldConstants
+    from accelcheck.techniques.compilation._folding import FoldConstants
     from accelcheck.techniques.observe import Log
     from accelcheck.workloads.base import Program, Workload
 
@@ -108,7 +108,7 @@ class FxPass(Technique):
 
     def make(self) -> FoldConstants:
         """The user's pass."""
-        from accelcheck.techniques.compilation.folding import FoldConstants
+        from accelcheck.techniques.compilation._folding import FoldConstants
 
         return FoldConstants()
 
