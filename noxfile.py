@@ -45,6 +45,16 @@ EXTRAS = {
     "xla": "[accuracy]",
     "tpu": "[accuracy]",
 }
+BENCHMARKS = (
+    ("benchmarks/plugin_cost.py",),
+    (
+        "benchmarks/verdict_speed.py",
+        *("--exponents", "10", "16", "20", "--memory", "10", "16", "20", "24", "--blocks", "15"),
+    ),
+    ("benchmarks/speed_gates.py", "--table", "baselines/cpu/speed_gates.jsonl"),
+    ("benchmarks/baseline_checks.py", "--level", "2", "--folder", "baselines/cpu/baseline_checks", "--table"),
+)
+"""The benchmarks that finish within a minute. Each exits with 1 where a limit that the documentation promises is exceeded."""
 INDEX_TIMEOUT = 5.0
 """Seconds to wait for a wheel index to answer."""
 
@@ -188,6 +198,15 @@ def selftest(session: nox.Session) -> None:
     session.install(*PINS["cpu"], *_index(session))
     session.install("-e", f".{EXTRAS['cpu']}")
     session.run("accelcheck", "selftest", *session.posargs)
+
+
+@nox.session
+def benchmarks(session: nox.Session) -> None:
+    """What the documentation promises about speed: the short scripts of benchmarks/, one after the other."""
+    session.install(*PINS["cpu"], *_index(session))
+    session.install("-e", ".", *nox.project.dependency_groups(nox.project.load_toml(), "tests"))
+    for words in BENCHMARKS:
+        session.run("python", *words)
 
 
 @nox.session

@@ -1,10 +1,10 @@
-"""From sessions of speed_gates.py to the table: what makes a repetition, what counts as found, and which promises are kept.
+"""Makes the table from sessions of speed_gates.py: what makes a repetition, what counts as found, and which promises are kept.
 
-* A gate with a saved run holds a session against the one before it: each session is saved once and checked once. Sessions
-  of different machines or conditions are never held against each other; their repetitions are added up.
+* A gate with a saved run compares a session with the one before it: each session is saved once and checked once. Sessions
+  of different machines or conditions are never compared with each other; their repetitions are added up.
 * Gate 1 has one repetition a session and cell.
-* Gate 2 holds processes 11 to 13 of a session against the first 10 of the one before: no process is in two repetitions. Beside
-  it stands the share in random draws of 10 and 3 processes of all sessions, which do share processes.
+* Gate 2 compares processes 11 to 13 of a session with the first 10 of the one before: no process is in two repetitions. Printed
+  beside it is the share in random draws of 10 and 3 processes of all sessions, which do share processes.
 * Gate 3 takes the pairs of processes that ran in turns, one as A and one as B, in the order in which they ran, until it has an
   answer or 34 pairs; the next repetition takes the pairs that follow. What is left over at the end is dropped.
 

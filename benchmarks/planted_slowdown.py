@@ -1,6 +1,6 @@
-"""pytest plugin that makes cases slower by a known part of what they take. Used by baseline_checks.py, in rounds alone.
+"""pytest plugin that makes cases slower by a known part of what they take. Used by baseline_checks.py, in timing processes only.
 
-After each call of a candidate it waits for its part of the time that the call took: on devices whose calls return when they are done.
+After each call of a candidate it waits for a part of the time that the call took. For devices whose calls return when they are done.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ VARIABLE = "PLANTED_SLOWDOWN"
 
 
 def longer(call: Callable[[], object], part: float) -> Callable[[], object]:
-    """The call, and `part` of its own time more."""
+    """The call, followed by waiting for `part` of its own time."""
 
     def slowed() -> object:
         start = time.perf_counter()
@@ -37,7 +37,7 @@ def longer(call: Callable[[], object], part: float) -> Callable[[], object]:
 
 
 def judged(case: str) -> str:
-    """Id that a timed case has while it runs: its mode is the one that it times."""
+    """Id that a timed case has while it runs: with the mode that it times."""
     head, _, mode = case.rpartition("/")
     return f"{head}/{TIMED[Mode(mode)]}"
 

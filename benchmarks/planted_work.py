@@ -1,8 +1,8 @@
 """Four CPU workloads, and an operation that makes each of them slower by a known part. Used by speed_gates.py.
 
-What is planted is the inverse error function of a few thousand elements: 7 ns each, hardly any memory, and a time that follows
-their number. How many make 3, 5 or 10 % is found in blocks of the workload with and without it, in turns (`calibrated`); how
-much they make in the sessions themselves is in the table.
+The planted operation is the inverse error function of a few thousand elements: about 7 ns each, hardly any memory, and a time proportional
+to their number. `calibrated` finds how many elements make 3, 5 or 10 %, from blocks of the workload with and without the operation, in
+turns. The table shows the slowdowns that were measured in the sessions themselves.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ if TYPE_CHECKING:
 SLOWDOWNS = (0, 3, 5, 10)
 """Per cent; 0 is the false-alarm cell."""
 PROBED = 1 << 14
-"""Elements that are timed alone, to know about where to look."""
+"""Elements that are timed alone, for a first estimate."""
 AIMS = (0.05, 0.1, 0.2, 0.3)
-"""Slowdowns, about, that the line is drawn through."""
+"""Approximate slowdowns that the straight line is fitted to."""
 WINDOW = 25
-"""Blocks of that first look."""
+"""Blocks of the first estimate."""
 _CPU = Cpu()
 
 
@@ -86,7 +86,7 @@ WORKLOADS: Mapping[str, Callable[[], Call]] = {
 
 
 def slowed(call: Call, elements: int) -> Call:
-    """The same, and so many elements of the planted operation; with none, the very same."""
+    """The call with so many elements of the planted operation; with none, the call itself."""
     if not elements:
         return call
     source, target = torch.linspace(-0.9, 0.9, elements), torch.empty(elements)
@@ -124,13 +124,13 @@ def part(base: Sequence[float], other: Sequence[float]) -> float:
 
 
 def calibrated(name: str, rounds: int) -> tuple[dict[int, int], dict[int, float]]:
-    """How many elements make a workload slower by each of `SLOWDOWNS`, and by which part they were then seen to.
+    """How many elements make a workload slower by each of `SLOWDOWNS`, and the slowdown that was then measured with them.
 
-    Time follows the number of elements in a straight line. It is drawn through large slowdowns, where what disturbs counts least.
+    Time is linear in the number of elements. The line is fitted to large slowdowns, where disturbances matter least.
 
     Args:
         name: Of the workload.
-        rounds: Of blocks of each number of elements; twice as many in the second look.
+        rounds: Of blocks of each number of elements; twice as many in the second measurement.
     """
     call = WORKLOADS[name]()
     alone, each = (median(times) for times in in_turns(timed([call, slowed(lambda: None, PROBED)]), WINDOW))

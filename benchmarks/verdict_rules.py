@@ -1,10 +1,10 @@
-"""How often decision rules catch a fault, and how often they fail a correct kernel: others' rules and ours, in one run.
+"""How often decision rules catch a fault, and how often they fail a correct kernel: accelcheck's and other projects', in one run.
 
-    python benchmarks/verdict_rules.py
+    python benchmarks/verdict_rules.py --json baselines/cpu/verdict_rules.json
     python benchmarks/verdict_rules.py --faults all --seeds 3
 
 Plants faults and correct kernels of `accelcheck.selftest.faults` in eager and int8 programs on the CPU and prints a Markdown table. A
-trial is one plant in one workload and storage dtype with one seed: its own parameters and inputs. Every rule of others
+trial is one plant in one workload and storage dtype with one seed: its own parameters and inputs. Every rule of other projects
 judges the output of the case's own random inputs, by the reference that its authors use:
 
 - eager in the storage dtype for `assert_close`, KernelBench, BackendBench, aiter and dynamo;
@@ -16,14 +16,15 @@ bfloat16 and 1e-3 for float16 (torchbench), of 1e-3 (huggingface and timm, infer
 the tolerance and the comparison with FP64.
 
 accelcheck's verdict is the engine's, as it is in a run of the suite: further random inputs, structured inputs (probes), a
-rerun, mutations and evidence are part of it. The line "first draw alone" is its judgement of the very tensors that the others
-get, and of nothing else. The int8 kernel is correct by its own scheme, which accelcheck's oracle emulates; other rules have no
+rerun, mutations and evidence are part of it. The line "first draw alone" is its judgement of exactly the tensors that the other rules
+get. The int8 kernel is correct by its own scheme, which accelcheck's oracle emulates; other rules have no
 such reference, so the last column leaves it out.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import logging
 import multiprocessing
 import os
@@ -34,7 +35,7 @@ from collections import Counter
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch._dynamo.utils import same
@@ -295,8 +296,8 @@ def chosen(which: str) -> list[PlantedRow]:
     return found
 
 
-def table(trials: list[Trialled]) -> str:
-    """Markdown: most faults caught first, then fewest correct kernels failed."""
+def shares(trials: list[Trialled]) -> list[dict[str, Any]]:
+    """Of each rule the parts of the trials that it fails: most faults caught first, then fewest correct kernels failed."""
     faults = [trial for trial in trials if not trial.row.correct]
     correct = [trial for trial in trials if trial.row.correct]
     no_int8 = [trial for trial in correct if "int8" not in trial.row.plant]
@@ -304,11 +305,24 @@ def table(trials: list[Trialled]) -> str:
     def share(name: str, among: list[Trialled]) -> float:
         return sum(name in trial.failing for trial in among) / max(1, len(among))
 
-    names = sorted([OURS, FIRST_DRAW, *RULES], key=lambda name: (-share(name, faults), share(name, correct)))
+    found = [
+        {
+            "rule": name,
+            "caught": share(name, faults),
+            "failed": share(name, correct),
+            "failed-without-int8": share(name, no_int8),
+        }
+        for name in (OURS, FIRST_DRAW, *RULES)
+    ]
+    return sorted(found, key=lambda rule: (-rule["caught"], rule["failed"]))
+
+
+def table(rules: list[dict[str, Any]]) -> str:
+    """Markdown."""
     lines = ["| rule | faults caught | correct kernels failed | the same without int8 |", "|---|---:|---:|---:|"]
     lines += [
-        f"| {name} | {share(name, faults):.1%} | {share(name, correct):.1%} | {share(name, no_int8):.1%} |"
-        for name in names
+        f"| {rule['rule']} | {rule['caught']:.1%} | {rule['failed']:.1%} | {rule['failed-without-int8']:.1%} |"
+        for rule in rules
     ]
     return "\n".join(lines)
 
@@ -330,6 +344,7 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, default=12, help="seeds of parameters and inputs (default 12)")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes (default: one a processor)")
     parser.add_argument("--missed", action="store_true", help="list what every rule misses or fails, not ours alone")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the table, as docs/verdicts.md takes it")
     options = parser.parse_args()
     start = time.perf_counter()
     groups: dict[tuple[str, str], list[PlantedRow]] = {}
@@ -352,7 +367,19 @@ def main() -> int:
         f"{of_faults} and {len(trials) - of_faults} trials; torch {torch.__version__} on the CPU, "
         f"{time.perf_counter() - start:.0f} s with {options.jobs} processes\n"
     )
-    print(table(trials))
+    rules = shares(trials)
+    print(table(rules))
+    if options.json:
+        stored = {
+            "torch": torch.__version__,
+            "seeds": options.seeds,
+            "faults": plants[False],
+            "correct kernels": plants[True],
+            "trials of faults": of_faults,
+            "trials of correct kernels": len(trials) - of_faults,
+            "rules": rules,
+        }
+        options.json.write_text(json.dumps(stored, indent=2) + "\n", encoding="utf-8")
     same_bits = Counter(str(trial.row) for trial in trials if trial.unchanged and not trial.row.correct)
     if same_bits:
         print("\nThe first draw has eager's own bits, so no rule can see anything in it:")

@@ -105,7 +105,9 @@ def test_every_session_is_listed_with_what_it_does() -> None:
     done = run_nox("--list")
     assert done.returncode == 0, done.stderr
     sessions = re.findall(r"^([*-]) (\w+) -> \S.*$", done.stdout, re.MULTILINE)
-    assert sorted(name for _, name in sessions) == sorted([*BACKENDS, "tests", "selftest", "lint", "typecheck"])
+    assert sorted(name for _, name in sessions) == sorted(
+        [*BACKENDS, "tests", "selftest", "benchmarks", "lint", "typecheck"]
+    )
     assert [name for selected, name in sessions if selected == "*"] == ["cpu"]
 
 
@@ -287,6 +289,13 @@ def test_a_session_installs_its_pin_and_runs_the_suite_on_its_device(noxfile: An
     assert timed[timed.index("-n") + 1] == "0"
     assert "--accel-baseline=check" in timed
     assert session.env == {"ACCELCHECK_SESSION": "cpu"}
+
+
+def test_the_session_of_benchmarks_runs_each_of_them(noxfile: Any) -> None:
+    session = Session()
+    noxfile.benchmarks.func(session)
+    assert set(noxfile.PINS["cpu"]) <= set(session.installed)
+    assert session.runs == [["python", *words] for words in noxfile.BENCHMARKS]
 
 
 def test_the_environment_at_hand_is_left_as_it_is(noxfile: Any) -> None:
