@@ -231,6 +231,24 @@ def test_the_table_of_gates_is_what_the_stored_sessions_give(
     assert f"An empty call takes {call} times" in " ".join(page.split())
 
 
+def test_the_counts_of_baseline_checks_are_those_of_the_stored_ones(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script = benchmark("baseline_checks", monkeypatch)
+    lines = (STORED / "baseline_checks" / "cpu-level-2" / "checks.jsonl").read_text(encoding="utf-8").splitlines()
+    assert script.show([json.loads(line) for line in lines]) == 0
+    printed = capsys.readouterr().out
+    page = " ".join(text("docs/speed.md").split())
+    assert re.search(r"no regression in (\d+) of \1 checks", printed)
+    for pattern, claim in (
+        (r"of (\d+) checks", "none was reported in {} checks"),
+        (r"(\d+) cases;", "of {} cases of level 2"),
+        (r"named in (\d+ of \d+),", "that it finds, {} were"),
+    ):
+        (found,) = re.findall(pattern, printed)
+        assert claim.format(found) in page
+
+
 def test_the_limits_of_the_plugins_cost_are_those_of_the_script(monkeypatch: pytest.MonkeyPatch) -> None:
     script = benchmark("plugin_cost", monkeypatch)
     for page in ("README.md", "docs/options.md"):
