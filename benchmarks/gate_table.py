@@ -266,6 +266,17 @@ def show(lines: Sequence[dict[str, Any]]) -> int:
     return red
 
 
+def spreads(sessions: Sequence[Session]) -> dict[str, tuple[float, float]]:
+    """By workload the standard deviation of log ratios where nothing was planted: of pairs in turns, and of processes one after the other."""
+
+    def spread(pairs: Sequence[tuple[Any, Any]], name: str) -> float:
+        return statistics.stdev(math.log(b[name]["0"]["seconds"] / a[name]["0"]["seconds"]) for a, b in pairs)
+
+    in_turns = [(a, b) for one in sessions for a, b in one["pairs"]]
+    in_sequence = [two for one in sessions for two in itertools.pairwise(one["processes"])]
+    return {name: (spread(in_turns, name), spread(in_sequence, name)) for name in sessions[0]["names"]}
+
+
 def _shown(sessions: Sequence[Session]) -> int:
     quick = sessions[0]["quick"]
     counted = [f"{sum(one['condition'] == condition for one in sessions)} {condition}" for condition in CONDITIONS]
@@ -294,6 +305,8 @@ def _shown(sessions: Sequence[Session]) -> int:
     found, asked = two.sums("stated, planted")
     print(f"gate 2, planted changes of at least the stated size: {found} of {asked} found")
     print("gate 2, random draws that share processes, false: " + "; ".join(map(resampled, groups(sessions))))
+    both = ", ".join(f"{name} {turns:.1%} and {apart:.1%}" for name, (turns, apart) in spreads(sessions).items())
+    print(f"spread of log ratios, nothing planted, of pairs in turns and of processes one after the other: {both}")
     calls = statistics.median(s["empty"]["ours"] / s["empty"]["theirs"] for s in sessions)
     print(f"an empty call: {calls:.3f} of torch.utils.benchmark's median\n")
     good = [

@@ -227,6 +227,22 @@ def test_the_table_of_gates_is_what_the_stored_sessions_give(
     rows = [line for line in printed.splitlines() if line.startswith(("| gate", "| pytest-benchmark", "| torch.utils"))]
     assert len(rows) == 7
     assert [row for row in rows if row not in page] == []
+    sessions = [line for line in script.read([STORED / "speed_gates.jsonl"]) if line["kind"] == "session"]
+    *small, (turns, apart) = [
+        (f"{100 * one:.1f}", f"{100 * other:.1f}") for one, other in script.spreads(sessions).values()
+    ]
+    assert {one for one, _ in small} == {"0.5"}
+    assert sorted(other for _, other in small) == ["0.7", "0.8", "1.0"]
+    assert "standard deviation of 0.5 %" in page
+    assert "of 0.7 to 1.0 %" in page
+    assert f"are {turns} and {apart} %" in page
+    false = [
+        found["0"]["ratio"] - 1
+        for one in sessions
+        for found in one["gate-1"]["own"].values()
+        if found["0"]["answer"] in {"slower", "faster"}
+    ]
+    assert f"{100 * max(false):.1f} % slower and {-100 * min(false):.1f} % faster" in " ".join(page.split())
     (call,) = re.findall(r"an empty call: ([\d.]+)", printed)
     assert f"An empty call takes {call} times" in " ".join(page.split())
 
