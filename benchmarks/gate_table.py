@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from planted_work import SLOWDOWNS
 from pytest_benchmark.utils import parse_compare_fail
+from scipy.stats import binom
 
 from accelcheck.measure import duet, regression
 
@@ -352,10 +353,7 @@ class Criterion:
         beyond, allowed = (
             (self.asked - self.alarms, 1 - self.at_least) if self.at_least else (self.alarms, self.at_most)
         )
-        chance = sum(
-            math.comb(self.asked, k) * allowed**k * (1 - allowed) ** (self.asked - k)
-            for k in range(beyond, self.asked + 1)
-        )
+        chance = float(binom.sf(beyond - 1, self.asked, allowed))
         return "undecided" if chance > CHANCE else "not met"
 
     def __str__(self) -> str:

@@ -17,7 +17,6 @@ from torch import nn
 
 from accelcheck.devices.cpu import Cpu
 from accelcheck.measure.clocks import block, settle, undisturbed
-from accelcheck.measure.paired import median
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -120,7 +119,7 @@ def in_turns(blocks: Sequence[Callable[[], float]], rounds: int) -> list[list[fl
 
 def part(base: Sequence[float], other: Sequence[float]) -> float:
     """By how much the other is slower, from the median log ratio of rounds."""
-    return math.expm1(median([math.log(b / a) for a, b in zip(base, other, strict=True)]))
+    return math.expm1(statistics.median([math.log(b / a) for a, b in zip(base, other, strict=True)]))
 
 
 def calibrated(name: str, rounds: int) -> tuple[dict[int, int], dict[int, float]]:
@@ -133,7 +132,7 @@ def calibrated(name: str, rounds: int) -> tuple[dict[int, int], dict[int, float]
         rounds: Of blocks of each number of elements; twice as many in the second measurement.
     """
     call = WORKLOADS[name]()
-    alone, each = (median(times) for times in in_turns(timed([call, slowed(lambda: None, PROBED)]), WINDOW))
+    alone, each = (statistics.median(times) for times in in_turns(timed([call, slowed(lambda: None, PROBED)]), WINDOW))
     tried = [round(PROBED * aim * alone / each) for aim in AIMS]
     seen = in_turns(timed([call, *(slowed(call, count) for count in tried)]), rounds)
     slope, start = statistics.linear_regression(tried, [part(seen[0], other) for other in seen[1:]])

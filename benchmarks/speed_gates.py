@@ -42,7 +42,7 @@ from accelcheck.experiments import duet_process
 from accelcheck.experiments.duet_side import DuetSide, Process, together
 from accelcheck.measure import duet
 from accelcheck.measure.clocks import BLOCK, block, settle, undisturbed
-from accelcheck.measure.paired import compare, median
+from accelcheck.measure.paired import compare
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -133,7 +133,7 @@ def empty(seconds: float) -> dict[str, float]:
         for _ in range(round(seconds * 200)):
             ours.append(timed_block())
             theirs.append(timer.timeit(calls).median)
-    return {"ours": median(ours), "theirs": median(theirs)}
+    return {"ours": statistics.median(ours), "theirs": statistics.median(theirs)}
 
 
 def sample(job: dict[str, Any]) -> dict[str, Any]:
@@ -165,7 +165,7 @@ def sampled(job: dict[str, Any], name: str, hand_over: Callable[[], None]) -> di
     return {
         str(per_cent): {
             "seconds": duet.latency(slower),
-            "ratio": math.exp(median([math.log(b / a) for a, b in zip(eager, slower, strict=True)])),
+            "ratio": math.exp(statistics.median([math.log(b / a) for a, b in zip(eager, slower, strict=True)])),
         }
         for per_cent, slower in zip(SLOWDOWNS, planted, strict=True)
     }

@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import os
 import statistics
 import sys
@@ -31,6 +30,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.profiler import ProfilerActivity, profile
 
+from accelcheck.measure import paired
 from accelcheck.verify.judge import judge
 from accelcheck.verify.oracle import Layout, Reference
 from accelcheck.verify.precision import SMALLEST_SUBNORMAL, UNIT_ROUNDOFF
@@ -92,16 +92,9 @@ def blocks(ours: Callable[[], object], theirs: Callable[[], object], count: int)
 
 
 def interval(values: list[float], confidence: float = 0.95) -> tuple[float, float]:
-    """Of the median, by order statistics; the whole range where there are too few values."""
-    ordered, count = sorted(values), len(values)
-    outside, rank = 0.0, 0
-    while rank < count // 2:  # values below the rank-th that a median of B(count, 1/2) may have
-        outside += math.comb(count, rank) / 2**count
-        if outside > (1 - confidence) / 2:
-            break
-        rank += 1
-    low = max(0, rank - 1)
-    return ordered[low], ordered[count - 1 - low]
+    """Interval of the median by order statistics; the whole range where there are too few values."""
+    error = (1 - confidence) / 2
+    return paired.interval(values, error) if len(values) >= paired.fewest(error) else (min(values), max(values))
 
 
 def peak(call: Callable[[], object]) -> int:

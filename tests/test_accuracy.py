@@ -6,7 +6,7 @@ import math
 import random
 from dataclasses import replace
 from functools import partial
-from statistics import NormalDist
+from statistics import NormalDist, fmean, stdev
 from typing import TYPE_CHECKING, Any, cast
 
 import pytest
@@ -26,7 +26,6 @@ from accelcheck.verify.accuracy import (
     learning_bound,
     pooled,
     replicated_bound,
-    student,
     upper_bound,
 )
 from accelcheck.verify.learned import correct, learned
@@ -84,6 +83,29 @@ def test_the_bound_solves_tangos_equation_where_both_directions_occur() -> None:
     score = (12 - 5 - 200 * bound) / math.sqrt(200 * (2 * likely + bound * (1 - bound)))
     assert score == pytest.approx(-Z, abs=1e-5)
     assert bound > 0.035
+
+
+@pytest.mark.parametrize(
+    ("samples", "lost", "won"), [(30, 0, 0), (50, 49, 1), (200, 12, 5), (1797, 0, 9), (1797, 40, 3)]
+)
+def test_a_drop_beyond_the_bound_is_rejected_and_one_within_is_not(samples: int, lost: int, won: int) -> None:
+    """Tango's restricted maximum likelihood, here by a search over a grid of nuisance probabilities."""
+
+    def score(drop: float) -> float:
+        def likelihood(
+            rate: float,
+        ) -> float:  # of lost, won and neither, with probabilities rate + drop, rate and the rest
+            parts = ((lost, rate + drop), (won, rate), (samples - lost - won, 1 - 2 * rate - drop))
+            return sum(count * math.log(part) for count, part in parts if count)
+
+        least, most = max(0.0, -drop), (1 - drop) / 2
+        rates = (least + (most - least) * (step + 0.5) / 20_000 for step in range(20_000))
+        rate = max(rates, key=likelihood)
+        return (lost - won - samples * drop) / math.sqrt(samples * (2 * rate + drop * (1 - drop)))
+
+    bound = upper_bound(Pairs(samples, lost, won))
+    apart = 0.01 * (bound - (lost - won) / samples)
+    assert score(bound - apart) > -Z > score(bound + apart)
 
 
 def test_a_candidate_that_loses_more_has_a_larger_bound() -> None:
@@ -157,8 +179,11 @@ def test_the_spread_over_seeds_counts() -> None:
 @pytest.mark.parametrize(
     ("freedom", "quantile"), [(1, 12.706), (2, 4.303), (3, 3.182), (5, 2.571), (10, 2.228), (29, 2.045)]
 )
-def test_students_quantiles_are_those_of_the_tables(freedom: int, quantile: float) -> None:
-    assert student(0.975, freedom) == pytest.approx(quantile, abs=5e-4)
+def test_the_bound_over_seeds_has_students_quantiles_of_the_tables(freedom: int, quantile: float) -> None:
+    count = freedom + 1
+    drops = [0.01 * (-1) ** index for index in range(count)]
+    scale = stdev(drops) / math.sqrt(count)
+    assert replicated_bound(drops, 0.975) == pytest.approx(fmean(drops) + quantile * scale, abs=5e-4 * scale)
 
 
 @pytest.mark.parametrize("limit", [0.001, 0.01, 0.05])

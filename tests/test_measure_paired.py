@@ -11,7 +11,7 @@ import pytest
 
 from accelcheck.measure import paired
 from accelcheck.measure.clocks import ClockError
-from accelcheck.measure.paired import ERROR, LOOKS, SpeedVerdict, compare, fewest, interval, judged, median
+from accelcheck.measure.paired import ERROR, LOOKS, SpeedVerdict, compare, fewest, interval, judged
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -171,6 +171,15 @@ def test_the_interval_is_the_narrowest_whose_error_is_allowed(error: float) -> N
         assert below(count, int(low)) <= error < below(count, int(low) + 1)
 
 
+@pytest.mark.parametrize(
+    ("count", "rank"),
+    [(6, 1), (9, 2), (12, 3), (15, 4), (17, 5), (20, 6), (23, 7), (25, 8), (30, 10), (40, 14), (50, 18)],
+)
+def test_ranks_are_those_of_printed_tables(count: int, rank: int) -> None:
+    # Of the interval of the median at 95 %, as of the sign test (Dixon and Mood 1946: one more than the critical count).
+    assert interval(range(1, count + 1), 0.025) == (rank, count + 1 - rank)
+
+
 def test_errors_that_are_powers_of_one_half_count_exactly() -> None:
     for power in range(1, 30):
         assert fewest(0.5**power) == power
@@ -217,11 +226,6 @@ def test_judged_by_where_the_interval_lies() -> None:
     assert judged(-limit, limit * 1.01, 0.02) is SpeedVerdict.UNDECIDED
     assert judged(-limit * 1.01, limit, 0.02) is SpeedVerdict.UNDECIDED
     assert judged(limit, 1.0, 0.02) is SpeedVerdict.UNDECIDED
-
-
-def test_the_median_of_even_counts_is_the_mean_of_the_middle_two() -> None:
-    assert median([3.0, 1.0, 2.0]) == 2.0
-    assert median([4.0, 1.0, 2.0, 3.0]) == 2.5
 
 
 def test_what_was_waited_for_a_core_is_a_part_of_the_time(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,47 +8,41 @@ import statistics
 
 import pytest
 
-from accelcheck.measure.regression import CHECKED, ERROR, LEAST_SPREAD, STORED, Sample, change, quantile
+from accelcheck.measure.regression import CHECKED, ERROR, LEAST_SPREAD, STORED, Sample, change
 
-# Quantiles of Student's t, from printed tables.
+# Of Student's t at 1 - 0.01 / cases, from printed tables: stored and checked processes, cases, quantile.
 TABLE = (
-    (0.95, 1, 6.314),
-    (0.975, 2, 4.303),
-    (0.99, 3, 4.541),
-    (0.95, 4, 2.132),
-    (0.995, 5, 4.032),
-    (0.999, 7, 4.785),
-    (0.95, 11, 1.796),
-    (0.99, 11, 2.718),
-    (0.9995, 12, 4.318),
-    (0.975, 30, 2.042),
-    (0.975, 120, 1.980),
-    (0.5, 9, 0.0),
+    (2, 2, 1, 6.965),
+    (3, 2, 1, 4.541),
+    (2, 2, 2, 9.925),
+    (4, 3, 2, 4.032),
+    (6, 3, 10, 4.785),
+    (10, 3, 1, 2.718),
+    (11, 3, 20, 4.318),
+    (16, 16, 4, 3.030),
+    (61, 61, 1, 2.358),
 )
 
 
-@pytest.mark.parametrize(("probability", "freedom", "value"), TABLE)
-def test_quantiles_are_those_of_printed_tables(probability: float, freedom: int, value: float) -> None:
-    assert quantile(probability, freedom) == pytest.approx(value, abs=5e-4)
+@pytest.mark.parametrize(("stored", "checked", "cases", "quantile"), TABLE)
+def test_limits_have_the_quantiles_of_printed_tables(stored: int, checked: int, cases: int, quantile: float) -> None:
+    found = change(Sample(0.0, 0.01, stored), Sample(0.0, 0.01, checked), cases)
+    scale = 0.01 * math.sqrt(1 / stored + 1 / checked)
+    assert math.log(found.limit) == pytest.approx(quantile * scale, abs=5e-4 * scale)
 
 
-def test_quantiles_of_one_and_two_degrees_have_formulas_far_out_too() -> None:
-    for probability in (0.9, 0.999, 1 - 1e-6):
-        assert quantile(probability, 1) == pytest.approx(math.tan(math.pi * (probability - 0.5)), rel=1e-6)
-        a = 2 * probability - 1
-        assert quantile(probability, 2) == pytest.approx(a * math.sqrt(2 / (1 - a * a)), rel=1e-6)
+def test_of_thousands_of_cases_two_degrees_of_freedom_have_their_formula_still() -> None:
+    # Far out, where a series or a table ends: t = a sqrt(2 / (1 - a^2)), a being the probability between -t and t.
+    for cases in (1, 100, 10_000):
+        a = 1 - 2 * ERROR / cases
+        found = change(Sample(0.0, 0.01, 2), Sample(0.0, 0.01, 2), cases)
+        assert math.log(found.limit) == pytest.approx(0.01 * a * math.sqrt(2 / (1 - a * a)), rel=1e-6)
 
 
-def test_with_many_degrees_the_quantile_is_the_normal_distributions() -> None:
-    for probability in (0.9, 0.99, 1 - 1e-5):
-        normal = statistics.NormalDist().inv_cdf(probability)
-        assert quantile(probability, 5000) == pytest.approx(normal, rel=2e-3)
-
-
-@pytest.mark.parametrize(("probability", "freedom"), [(0.4, 3), (1.0, 3), (0.9, 0), (math.nan, 3)])
-def test_quantiles_outside_their_range_are_refused(probability: float, freedom: int) -> None:
-    with pytest.raises(ValueError, match="expected a probability"):
-        quantile(probability, freedom)
+def test_with_many_processes_the_quantile_is_the_normal_distributions() -> None:
+    normal = statistics.NormalDist().inv_cdf(1 - ERROR / 10)
+    found = change(Sample(0.0, 0.01, 5000), Sample(0.0, 0.01, 5000), 10)
+    assert math.log(found.limit) == pytest.approx(normal * 0.01 * math.sqrt(2 / 5000), rel=2e-3)
 
 
 def test_a_sample_is_of_logarithms() -> None:

@@ -20,7 +20,7 @@ from accelcheck.techniques.layout import views
 from accelcheck.techniques.memory import checkpoint
 from accelcheck.techniques.observe import OperatorLog
 from accelcheck.techniques.precision import amp
-from accelcheck.verify import ensemble
+from accelcheck.verify import ensemble, trajectory
 from accelcheck.verify.cache import once
 from accelcheck.verify.trajectory import LATE, REACH, SEEDS, Course, chart, distance, judge, quantity, step
 from accelcheck.workloads.base import Program
@@ -495,6 +495,12 @@ def test_beyond_the_horizon_only_the_statistics_are_judged() -> None:
 def test_a_problem_that_is_chaos_from_the_first_step_is_refused() -> None:
     with pytest.raises(ValueError, match="loss, norm: rounding errors decide"):
         charted(always(1.0))
+
+
+def test_the_prediction_interval_has_students_quantile_of_the_tables() -> None:
+    centre, half = trajectory._interval([1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 9.0])
+    assert centre == 5.0
+    assert half == pytest.approx(5.041 * 7.5**0.5 * (10 / 9) ** 0.5, rel=1e-4)  # t of 8 degrees at 0.9995
 
 
 def test_the_prediction_interval_holds_999_of_1000_trainings() -> None:

@@ -19,7 +19,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from accelcheck.measure.paired import SpeedVerdict, judged
-from accelcheck.measure.regression import quantile
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -82,9 +81,11 @@ def judge(ratios: Sequence[float], cases: int, looks: int = len(LOOKS), margin: 
         raise ValueError(
             f"expected a case, a look and a margin between 0 and 1, got {cases} cases, {looks} looks and {margin}"
         )
+    from scipy.special import stdtrit  # the command's start-up does not wait for SciPy
+
     logs = [math.log(ratio) for ratio in ratios]
     mean = statistics.fmean(logs)
     scale = statistics.stdev(logs) / math.sqrt(len(logs))
-    half = scale * quantile(1 - ERROR / (2 * cases * looks), len(logs) - 1)
+    half = scale * float(stdtrit(len(logs) - 1, 1 - ERROR / (2 * cases * looks)))
     low, high = mean - half, mean + half
     return Duet(judged(low, high, margin), math.exp(mean), math.exp(low), math.exp(high), len(logs))

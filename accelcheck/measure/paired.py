@@ -6,12 +6,12 @@ does at that moment, so their ratio is steady where neither of them is.
 
 from __future__ import annotations
 
-import functools
+import importlib
 import math
+import statistics
 import time
 from dataclasses import dataclass
 from enum import StrEnum
-from fractions import Fraction
 from typing import TYPE_CHECKING
 
 from accelcheck.measure.contention import waited
@@ -91,6 +91,7 @@ def compare(
         raise ValueError(f"expected a margin between 0 and 1 and at least one look, got {margin} and {list(looks)}")
     times: tuple[list[float], list[float]] = ([], [])
     logs: list[float] = []
+    importlib.import_module("scipy.special")  # now, not between blocks that are timed
     before = waited()
     start = now()
     for look in looks:
@@ -110,7 +111,7 @@ def compare(
     seconds, after = now() - start, waited()
     return Comparison(
         answer,
-        math.exp(median(logs)),
+        math.exp(statistics.median(logs)),
         math.exp(low),
         math.exp(high),
         len(logs),
@@ -145,11 +146,14 @@ def interval(values: Sequence[float], error: float) -> tuple[float, float]:
     Raises:
         ValueError: Too few values.
     """
-    rank = _rank(len(values), error)
+    import numpy as np
+    from scipy.special import bdtr
+
+    count = len(values)
+    # The largest k with P(Binomial(count, 1/2) <= k - 1) <= error.
+    rank = int(np.searchsorted(bdtr(np.arange(count), count, 0.5), error, side="right"))
     if rank == 0:
-        raise ValueError(
-            f"expected at least {fewest(error)} values for an error of {error:g} a side, got {len(values)}"
-        )
+        raise ValueError(f"expected at least {fewest(error)} values for an error of {error:g} a side, got {count}")
     ordered = sorted(values)
     return ordered[rank - 1], ordered[-rank]
 
@@ -157,23 +161,3 @@ def interval(values: Sequence[float], error: float) -> tuple[float, float]:
 def fewest(error: float) -> int:
     """Fewest values that have an interval with this error a side: 2**-n must not exceed it."""
     return math.ceil(-math.log2(error))
-
-
-def median(values: Sequence[float]) -> float:
-    """The middle value, or the mean of the two in the middle."""
-    ordered = sorted(values)
-    half = len(ordered) // 2
-    return ordered[half] if len(ordered) % 2 else (ordered[half - 1] + ordered[half]) / 2
-
-
-@functools.lru_cache(maxsize=4096)
-def _rank(count: int, error: float) -> int:
-    """The largest k with P(Binomial(count, 1/2) < k) <= error."""
-    allowed = int(Fraction(error) * 2**count)  # in whole numbers: floats miss powers of 1/2 by their last bit
-    exactly = at_most = 1  # ways in which `rank` values lie below
-    rank = 0
-    while at_most <= allowed and rank < count:
-        rank += 1
-        exactly = exactly * (count - rank + 1) // rank
-        at_most += exactly
-    return rank

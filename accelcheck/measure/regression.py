@@ -7,7 +7,6 @@ both samples pooled, its error divided among all cases of a run (Bonferroni), so
 
 from __future__ import annotations
 
-import functools
 import math
 import statistics
 from dataclasses import dataclass
@@ -26,8 +25,8 @@ MISSED = 0.01
 """Probability that a check misses a change of the smallest detectable size. The further processes that it asks may miss it too: what
 is stated as found in 95 of 100 runs has room for both."""
 LEAST_SPREAD = 0.004
-"""Standard deviation of log ratios below which none is believed: the least that was ever seen between processes of torch
-(0.4 to 1.5 %, ANCHORS.md section 4, on two cores). Of ten processes some lie close together by chance."""
+"""Smallest standard deviation of log ratios that is believed, because ten processes may agree by chance: the least that
+`benchmarks/speed_gates.py` measured between processes of torch (0.4 to 1.5 % on two cores)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,46 +94,12 @@ def change(stored: Sample, checked: Sample, cases: int) -> Change:
     """
     if cases < 1 or min(stored.count, checked.count) < 2:
         raise ValueError(f"expected a case and samples of two or more, got {cases} cases, {stored} and {checked}")
+    from scipy.special import stdtrit  # pytest's start-up does not wait for SciPy
+
     freedom = stored.count + checked.count - 2
     pooled = (stored.count - 1) * stored.spread**2 + (checked.count - 1) * checked.spread**2
     spread = max(math.sqrt(pooled / freedom), LEAST_SPREAD)
     scale = spread * math.sqrt(1 / stored.count + 1 / checked.count)
-    limit = scale * quantile(1 - ERROR / cases, freedom)
-    found = limit + scale * quantile(1 - MISSED, freedom)
+    limit = scale * float(stdtrit(freedom, 1 - ERROR / cases))
+    found = limit + scale * float(stdtrit(freedom, 1 - MISSED))
     return Change(math.exp(checked.mean - stored.mean), math.exp(limit), math.exp(found))
-
-
-@functools.lru_cache(maxsize=256)  # all cases of a run ask for the same few
-def quantile(probability: float, freedom: int) -> float:
-    """Quantile of Student's t distribution, by bisection.
-
-    Args:
-        probability: Between 0.5 and 1.
-        freedom: Degrees of freedom, at least 1.
-
-    Raises:
-        ValueError: An argument is outside its range.
-    """
-    if not 0.5 <= probability < 1.0 or freedom < 1:
-        raise ValueError(f"expected a probability of [0.5, 1) and a degree of freedom, got {probability} and {freedom}")
-    low, high = 0.0, 1.0
-    while _within(high, freedom) < 2 * probability - 1:
-        high *= 2
-    for _ in range(100):
-        middle = (low + high) / 2
-        low, high = (middle, high) if _within(middle, freedom) < 2 * probability - 1 else (low, middle)
-    return high
-
-
-def _within(t: float, freedom: int) -> float:
-    """Probability that Student's t lies between -t and t: the finite series of Abramowitz and Stegun, 26.7.3 and 26.7.4."""
-    angle = math.atan(t / math.sqrt(freedom))
-    cosine = math.cos(angle)
-    odd = freedom % 2
-    term, total = (cosine if odd else 1.0), 0.0
-    for step in range(1 + odd, freedom, 2):
-        total += term
-        term *= cosine**2 * step / (step + 1)
-    if odd:
-        return 2 / math.pi * (angle + math.sin(angle) * total)
-    return math.sin(angle) * total

@@ -8,14 +8,14 @@ from statistics import NormalDist, fmean, stdev
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Iterable, Sequence
 
 CONFIDENCE = 0.975
 """One-sided, of every bound: what ICH E9 (Statistical Principles for Clinical Trials, 1998, 5.5) asks of a trial that is to
 show non-inferiority. A technique that costs just as much as it may passes in 1 of 40 trials, one that costs more in fewer."""
 
 _PRECISION = 1e-9
-"""To which a bound is solved for, as a part of all samples: of 10**6 samples, a thousandth of one."""
+"""Precision of a bound, as a part of all samples: of 10**6 samples, a thousandth of one."""
 
 
 @dataclass(frozen=True)
@@ -67,8 +67,14 @@ def upper_bound(pairs: Pairs, confidence: float = CONFIDENCE) -> float:
     """
     if pairs.samples < 1:
         raise ValueError("no sample was compared: there is no bound")
+    if pairs.lost == pairs.samples:
+        return 1.0
+    from scipy.optimize import brentq
+
     z = NormalDist().inv_cdf(confidence)
-    return _root(lambda drop: -z - _score(pairs, drop), max(pairs.drop, -1.0 + _PRECISION), 1.0)
+    # The score is 0 at the observed drop, falls from there on, and is minus infinity at a drop of 1.
+    low = max(pairs.drop, -1.0 + _PRECISION)
+    return float(brentq(lambda drop: _score(pairs, drop) + z, low, 1.0, xtol=_PRECISION))
 
 
 def replicated_bound(drops: Sequence[float], confidence: float = CONFIDENCE) -> float:
@@ -87,7 +93,9 @@ def replicated_bound(drops: Sequence[float], confidence: float = CONFIDENCE) -> 
     """
     if len(drops) < 2:
         raise ValueError(f"a spread needs two seeds or more, got {len(drops)}")
-    return fmean(drops) + student(confidence, len(drops) - 1) * stdev(drops) / math.sqrt(len(drops))
+    from scipy.special import stdtrit
+
+    return fmean(drops) + float(stdtrit(len(drops) - 1, confidence)) * stdev(drops) / math.sqrt(len(drops))
 
 
 def learning_bound(replicates: Sequence[Pairs], confidence: float = CONFIDENCE) -> float:
@@ -114,27 +122,6 @@ def fewest(limit: float, confidence: float = CONFIDENCE) -> int:
     return math.ceil(square * (1.0 - limit) / limit)
 
 
-def student(probability: float, freedom: int) -> float:
-    """Quantile of Student's t with a whole number of degrees of freedom, for a probability of 1/2 or more.
-
-    Inverts the finite series 26.7.3 and 26.7.4 of M. Abramowitz and I. Stegun, Handbook of Mathematical Functions, 1964.
-    """
-    angle = _root(lambda x: (1.0 + _central(x, freedom)) / 2.0 - probability, 0.0, math.pi / 2)
-    return math.tan(angle) * math.sqrt(freedom)
-
-
-def _central(angle: float, freedom: int) -> float:
-    """Probability that ``|t| <= tan(angle) * sqrt(freedom)``."""
-    cosine, sine = math.cos(angle), math.sin(angle)
-    odd = freedom % 2
-    # Terms in cos**odd, cos**(odd + 2), ...: 1/2, 3/4, ... between them where even, 2/3, 4/5, ... where odd.
-    term, total = cosine if odd else 1.0, 0.0
-    for power in range(odd, freedom - 1, 2):
-        total += term
-        term *= cosine * cosine * (power + 1) / (power + 2)
-    return (angle + sine * total) * 2.0 / math.pi if odd else sine * total
-
-
 def _score(pairs: Pairs, drop: float) -> float:
     """Tango's statistic for a given true drop: standard normal under it."""
     n, lost, won = pairs.samples, pairs.lost, pairs.won
@@ -145,11 +132,3 @@ def _score(pairs: Pairs, drop: float) -> float:
     variance = n * (2.0 * likely + drop * (1.0 - drop))
     excess = lost - won - n * drop
     return excess / math.sqrt(variance) if variance > 0.0 else math.copysign(math.inf, excess) if excess else 0.0
-
-
-def _root(function: Callable[[float], float], low: float, high: float) -> float:
-    """Where a rising function becomes positive, from above: by halving."""
-    while high - low > _PRECISION:
-        middle = (low + high) / 2.0
-        low, high = (middle, high) if function(middle) < 0.0 else (low, middle)
-    return high

@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import math
 import re
+import statistics
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -44,8 +45,8 @@ LATE = 10
 """Steps at the end whose mean is judged by the seeds."""
 SEEDS = 9
 """Trainings that the prediction interval is made of."""
-QUANTILE = 5.041
-"""Of Student's t with SEEDS - 1 = 8 degrees of freedom: 99.9 % of trainings are within, on both sides together."""
+COVERED = 0.999
+"""Part of correct trainings that the prediction interval holds, both sides together."""
 
 NUMBERS = ("loss", "norm")
 _PATH = re.compile(r"(?:(?P<number>loss|norm)\[(?P<at>\d+)\]|parameter:(?P<name>.+)@(?P<after>\d+))")
@@ -205,9 +206,10 @@ def _horizon(kind: str, truth: Result, allowed: Mapping[str, float], seeds: Sequ
 
 def _interval(values: Sequence[float]) -> tuple[float, float]:
     """Centre and half width of what one more value may be."""
-    mean = sum(values) / len(values)
-    deviation = math.sqrt(sum((value - mean) ** 2 for value in values) / (len(values) - 1))
-    return mean, QUANTILE * deviation * math.sqrt(1 + 1 / len(values))
+    from scipy.special import stdtrit
+
+    quantile = float(stdtrit(len(values) - 1, (1 + COVERED) / 2))
+    return statistics.fmean(values), quantile * statistics.stdev(values) * math.sqrt(1 + 1 / len(values))
 
 
 def _late(result: Result, kind: str) -> float:
