@@ -15,6 +15,7 @@ from accelcheck.core.matrix import Matrix, Selection
 from accelcheck.devices.base import Status
 from accelcheck.report import capabilities
 from accelcheck.report import capability_table as shown
+from accelcheck.report.console import plain
 from accelcheck.techniques.eager import Eager
 
 if TYPE_CHECKING:
@@ -84,7 +85,7 @@ def test_cases_are_counted_up_to_each_level() -> None:
 
 
 def test_the_text_has_answers_codes_and_every_reason_once() -> None:
-    lines = shown.text([choosy(), choosy()], {"xla": Status("xla", unavailable(Code.NO_HARDWARE, "no chip"))})
+    lines = plain(shown.text([choosy(), choosy()], {"xla": Status("xla", unavailable(Code.NO_HARDWARE, "no chip"))}))
     assert lines[0] == "xla: unavailable [no-hardware] no chip"
     assert [line.split()[:3] for line in lines if line.startswith("choosy")] == [
         ["choosy", "no-package", "no-backend"]

@@ -21,6 +21,7 @@ from accelcheck.experiments.claims import catalogue, report, run
 from accelcheck.experiments.claims.catalogue import Claim, ClaimResult, ClaimStatus, Measured, What, judged
 from accelcheck.experiments.claims.experiment import Contest, Experiment, telling
 from accelcheck.experiments.curve import WrongError
+from accelcheck.report.console import plain
 from accelcheck.techniques.base import Unsupported
 
 if TYPE_CHECKING:
@@ -154,7 +155,7 @@ ANSWERS = [
 
 
 def test_the_text_has_claim_beside_measurement_and_every_reason() -> None:
-    lines = [" ".join(line.split()) for line in report.text(ANSWERS)]
+    lines = [" ".join(line.split()) for line in plain(report.text(ANSWERS))]
     assert "speed at least 1.50x 1.02x (1.00x to 1.04x) not confirmed gpu" in lines
     assert "memory at least -50.0 % -50.0 % confirmed gpu" in lines
     assert "more at least -40.0 % +6.0 % not confirmed gpu" in lines

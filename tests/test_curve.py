@@ -19,6 +19,7 @@ from accelcheck.experiments import curve, curve_plot
 from accelcheck.experiments import curve_report as report
 from accelcheck.measure.curve import COLUMNS, COUNTS, MOST, ROWS, BreakEven, Form, Gap, Point, Shapes, break_even
 from accelcheck.report import results
+from accelcheck.report.console import plain
 from accelcheck.techniques.observe import OperatorLog
 
 if TYPE_CHECKING:
@@ -272,7 +273,7 @@ FOUND: list[Point | Gap] = [
 
 
 def test_the_text_has_a_line_a_point_each_reason_once_and_the_break_even_points() -> None:
-    lines = report.text(FOUND, limit=8)
+    lines = plain(report.text(FOUND, limit=8))
     assert sum("to " in line and "static" in line and "shapes" not in line for line in lines) == 4
     assert any(line.split()[:5] == ["10", "static", "20.00", "10.00", "0.500"] for line in lines)
     assert lines.count("dynamic: no dynamic shapes here") == 1
@@ -280,20 +281,20 @@ def test_the_text_has_a_line_a_point_each_reason_once_and_the_break_even_points(
     assert "static, varying shapes: none up to 10 statements" in lines
     assert "dynamic, fixed shapes: not measured" in lines
     assert any("torch stops at 8" in line for line in lines)
-    assert not any("torch stops" in line for line in report.text(FOUND, limit=64))
+    assert not any("torch stops" in line for line in plain(report.text(FOUND, limit=64)))
 
 
 def test_a_reason_that_holds_at_some_counts_says_at_which() -> None:
-    lines = report.text([made(1, 2.0), Gap(10, FIXED, STATIC, "wrong: expected less")], limit=8)
+    lines = plain(report.text([made(1, 2.0), Gap(10, FIXED, STATIC, "wrong: expected less")], limit=8))
     assert "static: wrong: expected less (10 statements, fixed shapes)" in lines
 
 
 def test_xla_shows_its_programs_and_says_where_an_earlier_form_had_made_them() -> None:
     lazy = [made(1, 2.0, programs=1), made(1, 2.0, DYNAMIC, programs=0)]
-    lines = report.text(lazy, limit=8)
+    lines = plain(report.text(lazy, limit=8))
     assert any("XLA programs" in line for line in lines)
     assert any("keeps programs by content" in line for line in lines)
-    assert not any("XLA" in line for line in report.text(FOUND, limit=8))
+    assert not any("XLA" in line for line in plain(report.text(FOUND, limit=8)))
 
 
 def test_json_is_sorted_rounded_and_whole(tmp_path: Path) -> None:

@@ -36,7 +36,7 @@ SEEN = [
 
 
 def test_the_table_has_a_line_for_each_fault_and_strength_the_strongest_first() -> None:
-    _, *lines = report.table(SEEN)
+    _, *lines = report.table(SEEN).lines()
     assert [line.split() for line in lines] == [
         ["faint", "float32", "0/1", "hidden:", "less", "than", "rounding"],
         ["gain", "0.5", "float32", "2/2", "gain", "2,", "row", "1"],
@@ -46,7 +46,7 @@ def test_the_table_has_a_line_for_each_fault_and_strength_the_strongest_first() 
 
 
 def test_a_view_tells_what_it_alone_sees_in_every_seed() -> None:
-    _, *lines = report.alone(SEEN)
+    _, *lines = report.alone(SEEN).lines()
     assert [line.split() for line in lines] == [
         ["gain", "3", "gain", "0.5", "in", "matmul/float32/forward"],
         ["row", "2", "leak", "in", "matmul/float32/forward"],

@@ -16,7 +16,7 @@ from accelcheck.core.words import LEVELS
 from accelcheck.measure.baselines import Baseline, BaselineError, Baselines
 from accelcheck.measure.regression import CHECKED, change
 from accelcheck.plugin import options, registered
-from accelcheck.report.columns import aligned
+from accelcheck.report import console
 
 if TYPE_CHECKING:
     import argparse
@@ -81,13 +81,13 @@ def _show(given: argparse.Namespace) -> int:
         return NOTHING
     chosen = places if given.place is None else {given.place: _named(places, given.place)}
     for folder, stored in chosen.items():
-        print(folder)
-        rows = [("case", "time / FP32 eager's", "spread", "processes", "slowdown seen")]
+        rows = []
         for found in stored.values():
             ratio = found.ratio
             seen = f"{100 * (change(ratio, replace(ratio, count=CHECKED), len(stored)).smallest - 1):.1f} %"
             rows.append((found.case, f"{ratio.factor:.4f}", f"{100 * ratio.spread:.2f} %", str(ratio.count), seen))
-        print("\n".join(f"  {line}" for line in aligned(rows)))
+        head = ("case", "time / FP32 eager's", "spread", "processes", "slowdown seen")
+        console.show([folder, console.Table(head, rows, right=range(1, len(head)), indent=2)])
     return GREEN
 
 
@@ -95,14 +95,14 @@ def _compare(given: argparse.Namespace) -> int:
     places = _places(_store(given))
     first, second = _named(places, given.first), _named(places, given.second)
     both = [case for case in first if case in second and _work(first[case]) == _work(second[case])]
-    rows: list[tuple[str, ...]] = [("case", "first", "second", "change", "limit", "")]
+    rows: list[tuple[str, ...]] = []
     slower = False
     for case in both:
         held = change(first[case].ratio, second[case].ratio, len(both))
         factors = (first[case].ratio.factor, second[case].ratio.factor, held.factor, held.limit)
         slower = slower or held.regression
         rows.append((case, *(f"{factor:.4f}" for factor in factors), "slower" if held.regression else ""))
-    print("\n".join(aligned(rows)))
+    console.show([console.Table(("case", "first", "second", "change", "limit", ""), rows, right=range(1, 5))])
     for name, only in (("first", set(first) - set(both)), ("second", set(second) - set(both))):
         print(f"only in the {name}, or changed since: {len(only)} cases")
     if not both:

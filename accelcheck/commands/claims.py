@@ -13,7 +13,7 @@ from accelcheck.commands.common import GREEN, NOTHING, RED, USAGE, refusal
 from accelcheck.core.registry import unknown
 from accelcheck.experiments.claims import catalogue, report
 from accelcheck.plugin import registered
-from accelcheck.report import results
+from accelcheck.report import console, results
 
 if TYPE_CHECKING:
     import argparse
@@ -70,16 +70,14 @@ def _measured(given: argparse.Namespace) -> list[ClaimResult]:
     device = registered.device(given.device)
     device.open()
     fingerprint = device.fingerprint()
-    print(results.identity(fingerprint), flush=True)
+    console.show([results.identity(fingerprint)])
     started = time.monotonic()
     found: list[ClaimResult] = []
-    for answer in run.answers(device, chosen, known):
-        found.append(answer)
-        print(f"  {answer.claim.name}: {answer.outcome}, {time.monotonic() - started:.0f} s", flush=True)
-    print()
-    for line in report.text(found):
-        print(line)
-    print(f"{time.monotonic() - started:.0f} s")
+    with console.progress("claims", len(chosen), interval=0.0) as done:
+        for answer in run.answers(device, chosen, known):
+            found.append(answer)
+            done(f"{answer.claim.name}: {answer.outcome}", 1)
+    console.show(["", *report.text(found), f"{time.monotonic() - started:.0f} s"])
     if given.json is not None:
         results.write(given.json, KIND, fingerprint, report.as_json(found))
     return found

@@ -12,9 +12,9 @@ from accelcheck.commands.common import GREEN, NOTHING, RED, USAGE, refusal
 from accelcheck.core.registry import unknown
 from accelcheck.experiments import curve_plot
 from accelcheck.experiments import curve_report as report
-from accelcheck.measure.curve import COUNTS, MOST, Point
+from accelcheck.measure.curve import COUNTS, MOST, Form, Point, Shapes
 from accelcheck.plugin import registered
-from accelcheck.report import results
+from accelcheck.report import console, results
 
 if TYPE_CHECKING:
     import argparse
@@ -70,18 +70,15 @@ def _measured(given: argparse.Namespace, chosen: tuple[int, ...], *, draw: bool)
     device.open()
     fingerprint = device.fingerprint()
     title = results.identity(fingerprint)
-    print(title, flush=True)
-    started = spoken = time.monotonic()
+    console.show([title])
+    started = time.monotonic()
     found = []
-    for one in curve.measure(device, chosen):
-        found.append(one)
-        if time.monotonic() - spoken > 20.0:
-            spoken = time.monotonic()
-            print(f"  {one.count} statements, {spoken - started:.0f} s", flush=True)
+    with console.progress("points", len(chosen) * len(Shapes) * len(Form)) as done:
+        for one in curve.measure(device, chosen):
+            found.append(one)
+            done(f"{one.count} statements, {one.shapes} shapes, {one.form}", 1)
     limit = curve.recompile_limit()
-    for line in report.text(found, limit):
-        print(line)
-    print(f"{time.monotonic() - started:.0f} s")
+    console.show([*report.text(found, limit), f"{time.monotonic() - started:.0f} s"])
     if given.json is not None:
         results.write(given.json, KIND, fingerprint, report.as_json(found, limit))
     if draw:

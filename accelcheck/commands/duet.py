@@ -14,6 +14,7 @@ from accelcheck.core.words import LEVELS
 from accelcheck.experiments.duet import TIMEOUT, DuetCase, Facts, located, medians, play
 from accelcheck.experiments.duet_side import AbsentError, DuetSide, SideError
 from accelcheck.measure import duet
+from accelcheck.report import console
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -103,12 +104,12 @@ def _duet(given: argparse.Namespace) -> int:
             DuetSide("A", located(words[0]), dict(given.env_a)),
             DuetSide("B", located(words[-1]), dict(given.env_b)),
         )
-        with _terminable():
-            facts, rows = play(sides, selection, _tell, looks, given.margin, given.timeout)
+        with _terminable(), console.progress("pairs at most", looks[-1], interval=0.0) as done:
+            facts, rows = play(sides, selection, done, looks, given.margin, given.timeout)
     except SideError as error:
         print(f"accelcheck: {error}", file=sys.stderr)
         return NOTHING if isinstance(error, AbsentError) else USAGE
-    print("\n".join(lines(sides, facts, rows, given.margin)))
+    console.show(report(sides, facts, rows, given.margin))
     if any(row.worse for row in rows):
         return RED
     return GREEN if any(row.found for row in rows) else NOTHING
@@ -124,12 +125,10 @@ def _terminable() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def _tell(line: str) -> None:
-    print(f"  {line}", file=sys.stderr, flush=True)
-
-
-def lines(sides: Sequence[DuetSide], facts: Sequence[Facts], rows: Sequence[DuetCase], margin: float) -> Iterator[str]:
-    """What is printed: the environments, and a line a case."""
+def report(
+    sides: Sequence[DuetSide], facts: Sequence[Facts], rows: Sequence[DuetCase], margin: float
+) -> Iterator[str | console.Table]:
+    """What is printed: the environments, and a row for each case."""
     for side, fact in zip(sides, facts, strict=True):
         settings = "".join(f" {name}={value}" for name, value in side.environ.items())
         yield (
@@ -137,25 +136,29 @@ def lines(sides: Sequence[DuetSide], facts: Sequence[Facts], rows: Sequence[Duet
             f"   python {fact.python}, torch {fact.torch}, accelcheck {fact.accelcheck}, {fact.runtime}"
         )
     yield ""
-    wide = max((len(row.case) for row in rows), default=4)
-    yield f"{'case':{wide}}  {'A':>10} {'B':>10} {'B / A':>7}  {'interval':16} {'pairs':>5}  {'of eager: A':>11} {'B':>6}  answer"
-    yield from (f"{row.case:{wide}}  {_figures(row)}" for row in rows)
+    head = ("case", "A", "B", "B / A", "interval", "pairs", "of eager: A", "B", "answer")
+    yield console.Table(head, [(row.case, *_figures(row)) for row in rows], right=(1, 2, 3, 5, 6, 7))
     yield (
         "\nTimes are the tenth percentiles of processes' blocks, the median process's. B / A is of times: above 1, B is "
         f"slower. Within {margin:.1%} they are the same."
     )
 
 
-def _figures(row: DuetCase) -> str:
-    if row.absent:
-        return "not compared: " + "; ".join(f"{side}: {why}" for side, why in sorted(row.absent.items()))
-    if row.found is None:
-        return "not compared"
+def _figures(row: DuetCase) -> tuple[str, ...]:
+    if row.absent or row.found is None:
+        reasons = "; ".join(f"{side}: {why}" for side, why in sorted(row.absent.items()))
+        return (*["-"] * 7, f"not compared: {reasons}" if reasons else "not compared")
     found = row.found
     a, b = (medians(samples) for samples in row.samples)
     return (
-        f"{_time(a.seconds):>10} {_time(b.seconds):>10} {found.ratio:7.3f}  {f'{found.low:.3f} to {found.high:.3f}':16} "
-        f"{found.pairs:5}  {a.to_eager:11.3f} {b.to_eager:6.3f}  {found.answer}"
+        _time(a.seconds),
+        _time(b.seconds),
+        f"{found.ratio:.3f}",
+        f"{found.low:.3f} to {found.high:.3f}",
+        str(found.pairs),
+        f"{a.to_eager:.3f}",
+        f"{b.to_eager:.3f}",
+        found.answer,
     )
 
 

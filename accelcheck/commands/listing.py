@@ -32,7 +32,7 @@ def add(commands: Any) -> None:
 
 
 def _list(given: argparse.Namespace) -> int:
-    from accelcheck.report import capabilities
+    from accelcheck.report import capabilities, console
     from accelcheck.report import capability_table as shown
 
     # What is the same on every machine is what accelcheck itself has.
@@ -47,11 +47,10 @@ def _list(given: argparse.Namespace) -> int:
         if not given.technique or any(fnmatch.fnmatchcase(row.name, glob) for glob in given.technique)
     ]
     if given.markdown:
-        lines = shown.markdown(rows, known.workloads.values())
+        print("\n".join(shown.markdown(rows, known.workloads.values())))
     else:
         statuses, _ = probe([name for name in places if name != capabilities.GENERIC], extra=extra)
-        lines = shown.text(rows, statuses)
-    print("\n".join(lines))
+        console.show(shown.text(rows, statuses))
     return GREEN
 
 

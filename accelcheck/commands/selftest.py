@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from accelcheck.commands.common import GREEN, NOTHING, RED, positive, refusal
 from accelcheck.core.registry import unknown
 from accelcheck.devices import hardware
+from accelcheck.report import console
 from accelcheck.selftest import report
 
 if TYPE_CHECKING:
@@ -20,9 +21,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from accelcheck.selftest.runner import PlantedRow
-
-PATIENCE = 20.0
-"""Seconds between two lines that say how far it is."""
 
 
 def add(commands: Any) -> None:
@@ -56,21 +54,20 @@ def _selftest(given: argparse.Namespace) -> int:
     print(f"{len(rows)} rows x {given.seeds} seeds on {given.device}, {jobs} processes", flush=True)
     outcomes: list[runner.SeedResult] = []
     died = ""
-    started = spoken = time.monotonic()
-    with tempfile.TemporaryDirectory(prefix="accelcheck-") as folder:
+    started = time.monotonic()
+    with (
+        tempfile.TemporaryDirectory(prefix="accelcheck-") as folder,
+        console.progress("verdicts", len(rows) * given.seeds) as done,
+    ):
         try:
             for group in runner.run(given.device, rows, given.seeds, jobs, Path(folder)):
                 outcomes += group
-                if time.monotonic() - spoken > PATIENCE:
-                    spoken = time.monotonic()
-                    done = sum(not outcome.plain for outcome in outcomes)
-                    print(f"  {done} of {len(rows) * given.seeds} verdicts, {spoken - started:.0f} s", flush=True)
+                row = group[-1].row
+                done(f"{row.workload}/{row.dtype}/{row.mode}", sum(not outcome.plain for outcome in group))
         except runner.DiedError as error:
             died = str(error)
     outcomes.sort(key=lambda outcome: (str(outcome.row), outcome.seed))
-    for line in report.whole(outcomes, given.device):
-        print(line)
-    print(f"{time.monotonic() - started:.0f} s")
+    console.show([*report.whole(outcomes, given.device), f"{time.monotonic() - started:.0f} s"])
     if died:
         print(f"accelcheck: {died}", file=sys.stderr)
         return RED

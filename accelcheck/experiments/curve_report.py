@@ -6,6 +6,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from accelcheck.measure.curve import COLUMNS, FIXED_ROWS, ROWS, Form, Gap, Point, Shapes, break_even
+from accelcheck.report.console import Table
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -19,18 +20,18 @@ SIZES = {
 _HEAD = ("statements", "form", "eager us", "compiled us", "time / eager's", "graphs", "first pass s", "paid back after")
 
 
-def text(found: Sequence[Point | Gap], limit: int) -> list[str]:
+def text(found: Sequence[Point | Gap], limit: int) -> list[str | Table]:
     """For a terminal: a table a kind of shapes, what is not there, and where each form breaks even.
 
     Args:
         found: Of one device.
         limit: Graphs of one function that torch makes unless it is told otherwise.
     """
-    lines: list[str] = []
+    lines: list[str | Table] = []
     for shapes in Shapes:
         points = [one for one in found if isinstance(one, Point) and one.shapes is shapes]
         if points:
-            lines += ["", f"{shapes} shapes: {SIZES[shapes]}, FP32, inference", *_table(points)]
+            lines += ["", f"{shapes} shapes: {SIZES[shapes]}, FP32, inference", _table(points)]
     absent = sorted({f"{gap.form}: {gap.reason}{_places(found, gap)}" for gap in found if isinstance(gap, Gap)})
     lines += ["", "Not measured", *absent] if absent else []
     return [*lines, "", "Break-even", *_crossings(found), "", *_notes(found, limit)]
@@ -61,9 +62,10 @@ def as_json(found: Sequence[Point | Gap], limit: int) -> dict[str, Any]:
     }
 
 
-def _table(points: Sequence[Point]) -> list[str]:
+def _table(points: Sequence[Point]) -> Table:
     lazy = any(point.programs is not None for point in points)
-    rows: list[tuple[str, ...]] = [(*_HEAD[:6], "XLA programs", *_HEAD[6:]) if lazy else _HEAD]
+    head = (*_HEAD[:6], "XLA programs", *_HEAD[6:]) if lazy else _HEAD
+    rows: list[tuple[str, ...]] = []
     for point in sorted(points, key=lambda point: (point.form != Form.STATIC, point.count)):
         cells = [
             str(point.count),
@@ -76,8 +78,7 @@ def _table(points: Sequence[Point]) -> list[str]:
             "never" if point.repaid is None else f"{point.repaid} calls",
         ]
         rows.append((*cells[:6], str(point.programs), *cells[6:]) if lazy else tuple(cells))
-    widths = [max(len(row[at]) for row in rows) for at in range(len(rows[0]))]
-    return ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
+    return Table(head, rows, right=range(len(head)))
 
 
 def _broken_even(found: Sequence[Point | Gap]) -> Iterator[tuple[Form, Shapes, BreakEven]]:

@@ -109,7 +109,7 @@ def located(word: str) -> str:
 def play(
     sides: tuple[DuetSide, DuetSide],
     selection: Selection,
-    tell: Callable[[str], object],
+    tell: Callable[[str, int], object],
     looks: Sequence[int] = duet.LOOKS,
     margin: float = duet.MARGIN,
     timeout: float = TIMEOUT,
@@ -119,7 +119,7 @@ def play(
     Args:
         sides: A and B.
         selection: Of one device; which cases that is, either side's own matrix says.
-        tell: Is told how far it is.
+        tell: Takes what is being done, and how many more pairs have been measured.
         looks: Pairs of processes after which to look, ascending; 2 at least. What is decided is not measured again.
         margin: Relative difference that counts.
         timeout: Seconds that a process may be silent.
@@ -129,7 +129,7 @@ def play(
     """
     opened = []
     for side in sides:
-        tell(f"{side.name}: judging what is to be timed")
+        tell(f"{side.name}: judging the cases", 0)
         opened.append(_opened(side, selection, timeout))
     (facts_a, rows_a), (facts_b, rows_b) = opened
     rows = [_merged(case, sides, (rows_a.get(case), rows_b.get(case))) for case in dict.fromkeys([*rows_a, *rows_b])]
@@ -145,11 +145,12 @@ def play(
                 alike = [row for row in waiting if row.apart == waiting[0].apart]
                 waiting = [*_measured(sides, selection, alike, timeout, pairs), *(r for r in waiting if r not in alike)]
             pairs += 1
+            tell(f"measuring {sum(row.open for row in rows)} of {len(rows)} cases", 1)
         for row in rows:
             if row.open:
                 ratios = [b.seconds / a.seconds for a, b in zip(*row.samples, strict=True)]
                 row.found = duet.judge(ratios, cases, len(looks), margin)
-        tell(f"{pairs} pairs: {sum(not row.open for row in rows)} of {len(rows)} cases done")
+        tell(f"{sum(not row.open for row in rows)} of {len(rows)} cases done", 0)
     return (facts_a, facts_b), rows
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from accelcheck.core.capability import Code
 from accelcheck.core.case import Verdict
-from accelcheck.report.columns import aligned
+from accelcheck.report.console import Table
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -20,18 +20,17 @@ if TYPE_CHECKING:
 RUNS = "runs"
 
 
-def text(rows: Sequence[TechniqueRow], statuses: Mapping[str, Status]) -> list[str]:
-    """For a terminal: what is here, a line a technique with each device's answer, and the reasons, each once."""
+def text(rows: Sequence[TechniqueRow], statuses: Mapping[str, Status]) -> list[str | Table]:
+    """For people: the devices, a row for each technique with each device's answer, and the reasons, each once."""
     names = list(rows[0].answers) if rows else []
     here = [f"{name}: {_presence(statuses[name])}" for name in names if name in statuses]
-    cells = [[row.name, *(_short(row.answers[name]) for name in names), _counts(row)] for row in rows]
-    head = ["technique", *names, "cases at level 1, 2, 3"]
-    first, *others = aligned([head, *cells])
-    lines = [*here, "", first]
-    for family, group in groupby(zip(rows, others, strict=True), key=lambda pair: pair[0].family):
-        lines += [f"[{family}]", *(line for _, line in group)]
-    reasons = {f"{name}: {answer}": row.name for row in rows for name, answer in row.answers.items() if not answer.ok}
-    return [*lines, "", *sorted(reasons)]
+    cells: list[list[str]] = []
+    for family, group in groupby(rows, key=lambda row: row.family):
+        cells.append([f"[{family}]", *("" for _ in names), ""])
+        cells += [[row.name, *(_short(row.answers[name]) for name in names), _counts(row)] for row in group]
+    table = Table(["technique", *names, "cases at level 1, 2, 3"], cells)
+    reasons = {f"{name}: {answer}" for row in rows for name, answer in row.answers.items() if not answer.ok}
+    return [*here, "", table, "", *sorted(reasons)]
 
 
 def markdown(rows: Sequence[TechniqueRow], workloads: Iterable[Workload]) -> list[str]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
+from accelcheck.report.console import Table
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
@@ -14,61 +16,62 @@ SHOWN = 4
 """Views that are named in a line, the most frequent first."""
 
 
-def whole(outcomes: Sequence[SeedResult], device: str) -> list[str]:
-    """All of it, line by line."""
-    lines = []
-    for title, part in (
-        ("Faults", table(outcomes)),
-        ("Views", alone(outcomes)),
+def whole(outcomes: Sequence[SeedResult], device: str) -> list[str | Table]:
+    """The whole report: titles, tables and lines."""
+    lines: list[str | Table] = []
+    parts: tuple[tuple[str, Sequence[str | Table]], ...] = (
+        ("Faults", [table(outcomes)]),
+        ("Views", [alone(outcomes)]),
         (f"Not planted on {device}", refused(outcomes)),
         ("Slowest plants, seconds a verdict", slowest(outcomes)),
         ("Wrong verdicts", wrong(outcomes)),
-    ):
+    )
+    for title, part in parts:
         lines += ["", title, *part] if part else []
     return [*lines, "", counts(outcomes)]
 
 
-def table(outcomes: Sequence[SeedResult]) -> list[str]:
-    """A line for each fault, strength and dtype: caught by what, in how many of how many verdicts."""
+def table(outcomes: Sequence[SeedResult]) -> Table:
+    """A row for each fault, strength and dtype: caught by what, in how many of how many verdicts."""
     groups: dict[tuple[str, float, str], list[SeedResult]] = {}
     for outcome in outcomes:
         row = outcome.row
         if outcome.ran and not row.correct:
             groups.setdefault((row.plant, -row.strength, row.dtype), []).append(outcome)
-    lines = [f"{'fault':34} {'strength':>8}  {'dtype':8}  {'caught':>9}  by"]
+    rows = []
     for (plant, strength, dtype), group in sorted(groups.items()):
         caught = [outcome for outcome in group if outcome.caught]
         views = Counter(view for outcome in caught for view in outcome.views)
         by = ", ".join(f"{view} {count}" for view, count in views.most_common(SHOWN))
         degree = "" if strength == -1.0 else f"{-strength:g}"
         note = f"  hidden: {group[0].row.hidden}" if group[0].row.hidden else ""
-        lines.append(f"{plant:34} {degree:>8}  {dtype:8}  {f'{len(caught)}/{len(group)}':>9}  {by}{note}")
-    return lines
+        rows.append((plant, degree, dtype, f"{len(caught)}/{len(group)}", f"{by}{note}"))
+    return Table(("fault", "strength", "dtype", "caught", "by"), rows, right=(1, 3))
 
 
-def alone(outcomes: Iterable[SeedResult]) -> list[str]:
-    """A line for each view: how many verdicts it caught, and the faults that it alone sees in every seed."""
+def alone(outcomes: Iterable[SeedResult]) -> Table:
+    """A row for each view: how many verdicts it caught, and the faults that it alone sees in every seed."""
     caught: Counter[str] = Counter()
     seeds: Counter[str] = Counter()
-    rows: dict[str, Counter[str]] = {}
+    views: dict[str, Counter[str]] = {}
     for outcome in outcomes:
         if outcome.row.correct or not outcome.ran:
             continue
         name = str(outcome.row)
         seeds[name] += 1
         caught.update(set(outcome.views))
-        rows.setdefault(name, Counter()).update(set(outcome.views))
+        views.setdefault(name, Counter()).update(set(outcome.views))
     sole: dict[str, list[str]] = {}
-    for name, views in sorted(rows.items()):
-        always = [view for view, count in views.items() if count == seeds[name]]
+    for name, found in sorted(views.items()):
+        always = [view for view, count in found.items() if count == seeds[name]]
         if len(always) == 1:
             sole.setdefault(always[0], []).append(name)
-    lines = [f"{'view':28} {'caught':>7}  it alone sees in every seed"]
+    rows = []
     for view, count in caught.most_common():
         only = sole.get(view, [])
         more = f" and {len(only) - 1} more" if len(only) > 1 else ""
-        lines.append(f"{view:28} {count:7}  {only[0] + more if only else '-'}")
-    return lines
+        rows.append((view, str(count), only[0] + more if only else "-"))
+    return Table(("view", "caught", "it alone sees in every seed"), rows, right=(1,))
 
 
 def slowest(outcomes: Iterable[SeedResult], most: int = 5) -> list[str]:

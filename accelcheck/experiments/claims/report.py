@@ -6,6 +6,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from accelcheck.experiments.claims.catalogue import ClaimStatus, What
+from accelcheck.report.console import Table
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -15,11 +16,9 @@ if TYPE_CHECKING:
 _HEAD = ("claim", "promised", "measured here", "outcome", "promised for")
 
 
-def text(answers: Sequence[ClaimResult]) -> list[str]:
+def text(answers: Sequence[ClaimResult]) -> list[str | Table]:
     """For a terminal: a line a claim, what figures come from, why some have none, where they are published, and counts."""
-    rows = [_HEAD, *(_row(answer) for answer in answers)]
-    widths = [max(len(row[at]) for row in rows) for at in range(len(_HEAD))]
-    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    lines: list[str | Table] = [Table(_HEAD, [_row(answer) for answer in answers])]
     for title, part in (
         ("What was measured", [f"{a.claim.name}: {a.claim.workload}: {a.measured.how}" for a in answers if a.measured]),
         ("Not measurable here", _grouped((a.claim.name, a.reason) for a in answers if a.reason)),

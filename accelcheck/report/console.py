@@ -1,0 +1,211 @@
+"""What the commands print: tables, and progress. On a terminal by rich, elsewhere as plain lines. No torch.
+
+Text that comes from elsewhere (journals, ledgers, plugins) is neither markup nor control sequences: what is not printable is escaped.
+rich is imported on a terminal, and for progress; declaring a command does not import it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime as dt
+import math
+import re
+import sys
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from accelcheck.report.columns import aligned
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+    from typing import Literal, TextIO
+
+    from rich.console import Console
+
+INTERVAL = 20.0
+"""Seconds between two lines of progress where the output is no terminal."""
+_BAR = 20
+"""Width of the bar: leaves half of 80 columns to what is being done."""
+_BREAKS = re.compile(r"(?<=\s)(?=\S)|(?<=\w[-/])(?=[^\W\d])")
+"""Where a cell may be folded: between words, and within names (`sdpa-math`, `mlp/float32`) but not numbers (`1e-05`, `3/20`)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Rows under a head.
+
+    Attributes:
+        head: Names of the columns.
+        rows: Cells, as many in each row as there are names.
+        right: Columns that are aligned to the right, by index.
+        indent: Spaces before each line.
+    """
+
+    head: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    right: Collection[int] = ()
+    indent: int = 0
+
+    def lines(self) -> list[str]:
+        """As plain text: every column as wide as its widest cell, nothing cut."""
+        cells = [[escaped(cell) for cell in row] for row in (self.head, *self.rows)]
+        return [f"{' ' * self.indent}{line}" for line in aligned(cells, self.right)]
+
+
+def escaped(text: str) -> str:
+    """The text with everything that is not printable as an escape sequence of Python: control characters, line ends, surrogates."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
+
+
+def plain(parts: Iterable[str | Table]) -> list[str]:
+    """The lines that `show` writes where the output is no terminal."""
+    found: list[str] = []
+    for part in parts:
+        found += part.lines() if isinstance(part, Table) else [escaped(line) for line in part.split("\n")]
+    return found
+
+
+def show(parts: Iterable[str | Table], file: TextIO | None = None) -> None:
+    """Print lines and tables.
+
+    A terminal gets tables that fit into it, their cells folded; whatever else is written to gets them whole.
+
+    Args:
+        parts: Texts of one or more lines, and tables.
+        file: Where to; standard output if None.
+    """
+    target = sys.stdout if file is None else file
+    for part in parts:
+        if isinstance(part, Table) and target.isatty():
+            _fit(part, console(target))
+        else:
+            print("\n".join(plain([part])), file=target)
+    target.flush()
+
+
+def console(file: TextIO) -> Console:
+    """A console on a file that interprets nothing in what it prints. FORCE_COLOR makes no terminal of what is none."""
+    from rich.console import Console
+
+    return Console(file=file, force_terminal=file.isatty(), markup=False, highlight=False, emoji=False)
+
+
+def _fit(table: Table, on: Console) -> None:
+    from rich.padding import Padding
+    from rich.table import Table as Fitted
+    from rich.text import Text
+
+    rows = [[escaped(cell) for cell in row] for row in (table.head, *table.rows)]
+    gap, widths = _widths(rows, on.width - table.indent)
+    fitted = Fitted(box=None, pad_edge=False, padding=(0, gap, 0, 0), header_style="bold")
+    head, *cells = ([Text(_folded(cell, width)) for cell, width in zip(row, widths, strict=True)] for row in rows)
+    for index, (name, width) in enumerate(zip(head, widths, strict=True)):
+        side: Literal["left", "right"] = "right" if index in table.right else "left"
+        fitted.add_column(name, justify=side, overflow="fold", width=width)
+    for row in cells:
+        fitted.add_row(*row)
+    on.print(Padding(fitted, (0, 0, 0, table.indent), expand=False))
+
+
+def _widths(rows: Sequence[Sequence[str]], room: int) -> tuple[int, list[int]]:
+    """Space between columns, and their widths: as wide as their cells, or else no narrower than these can be folded.
+
+    rich would narrow the widest columns first, and break words and numbers in the middle.
+    """
+    columns = list(zip(*rows, strict=True))
+    most = [max(map(len, column)) for column in columns]
+    found = [max(len(piece.rstrip()) for cell in column for piece in _BREAKS.split(cell)) for column in columns]
+    gap = 2 if sum(found) + 2 * (len(found) - 1) <= room else 1
+    left = room - sum(found) - gap * (len(found) - 1)
+    while left > 0 and (narrow := [index for index, width in enumerate(found) if width < most[index]]):
+        for index in narrow[:left]:
+            found[index] += 1
+        left -= len(narrow)
+    return gap, found
+
+
+def _folded(text: str, width: int) -> str:
+    lines = [""]
+    for piece in _BREAKS.split(text):
+        if lines[-1] and len(lines[-1]) + len(piece.rstrip()) > width:
+            lines.append("")
+        lines[-1] += piece
+    return "\n".join(line.rstrip() for line in lines)
+
+
+@contextlib.contextmanager
+def progress(
+    unit: str, total: int, file: TextIO | None = None, interval: float = INTERVAL
+) -> Iterator[Callable[[str, int], None]]:
+    """Show how far a command is, how long it has taken and how long it will take.
+
+    A terminal gets a bar. It is drawn when a step is done and never between: a thread that draws would disturb what is timed.
+    Whatever else is written to gets a line when a step is done.
+
+    Args:
+        unit: What is counted, in the plural.
+        total: How many there are.
+        file: Where to; standard error if None.
+        interval: Least number of seconds between two lines.
+
+    Yields:
+        Function that notes what was done last, or comes next, and how many more are done.
+    """
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
+
+    target = sys.stderr if file is None else file
+    live = target.isatty()
+    columns = (
+        TextColumn("{task.description}", markup=False),
+        BarColumn(bar_width=_BAR),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("left"),
+        TimeRemainingColumn(),
+        TextColumn("{task.fields[doing]}", markup=False),
+    )
+    bar = Progress(
+        *columns,
+        console=console(target),
+        auto_refresh=False,
+        transient=True,
+        redirect_stdout=False,  # it may be a file, while standard error is a terminal
+        speed_estimate_period=math.inf,  # steps may take minutes
+        disable=not live,
+    )
+    spoken = time.monotonic()
+    with bar:
+        task = bar.add_task(unit, total=total, doing="")
+        bar.advance(task, 0)  # from here on the pace is estimated
+
+        def done(doing: str, count: int = 0) -> None:
+            nonlocal spoken
+            bar.update(task, doing=escaped(doing))
+            bar.advance(task, count)
+            if live:
+                bar.refresh()
+            elif time.monotonic() - spoken >= interval:
+                spoken = time.monotonic()
+                state = bar.tasks[0]
+                left = "" if state.time_remaining is None else f", {_clock(state.time_remaining)} left"
+                note = f": {escaped(doing)}" if doing else ""
+                print(
+                    f"  {state.completed:.0f} of {total} {unit}, {_clock(state.elapsed or 0.0)} elapsed{left}{note}",
+                    file=target,
+                    flush=True,
+                )
+
+        yield done
+
+
+def _clock(seconds: float) -> str:
+    """As rich has it: hours, minutes and seconds."""
+    return str(dt.timedelta(seconds=int(seconds)))
