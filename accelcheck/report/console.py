@@ -160,6 +160,7 @@ def progress(
         TimeElapsedColumn,
         TimeRemainingColumn,
     )
+    from rich.table import Column
 
     target = sys.stderr if file is None else file
     live = target.isatty()
@@ -170,15 +171,19 @@ def progress(
         TimeElapsedColumn(),
         TextColumn("left"),
         TimeRemainingColumn(),
-        TextColumn("{task.fields[doing]}", markup=False),
+        TextColumn(
+            "{task.fields[doing]}", markup=False, table_column=Column(ratio=1, no_wrap=True, overflow="ellipsis")
+        ),
     )
     bar = Progress(
         *columns,
         console=console(target),
         auto_refresh=False,
         transient=True,
+        expand=True,
         redirect_stdout=False,  # it may be a file, while standard error is a terminal
         speed_estimate_period=math.inf,  # steps may take minutes
+        get_time=time.monotonic,
         disable=not live,
     )
     spoken = time.monotonic()
