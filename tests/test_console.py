@@ -83,6 +83,14 @@ def test_a_terminal_gets_a_table_that_fits_folded_between_words_and_never_within
         assert column in "".join(line[: file.shown[0].index("A")].split(" ")[0] for line in file.shown)
 
 
+def test_of_what_fits_no_terminal_the_longest_words_are_folded_and_no_others() -> None:
+    file = written(Table(("name", "path", "count"), [("compiled", "x" * 200, "123456")], right=(2,)), terminal=True)
+    assert isinstance(file, Terminal)
+    assert max(map(len, file.shown)) <= 80
+    assert file.shown[0].split() == ["name", "path", "count"]
+    assert file.shown[1].split() == ["compiled", "x" * 62, "123456"]
+
+
 def test_a_table_that_fits_is_not_folded() -> None:
     small = Table(("view", "caught"), [("row", "12"), ("column", "3")], right=(1,), indent=2)
     file = written(small, terminal=True)

@@ -76,7 +76,7 @@ def test_a_slowdown_beyond_the_limit_is_a_regression(tmp_path: Path) -> None:
     assert record.reason.endswith("got 1.1")
 
 
-@pytest.mark.parametrize(("waited", "said"), [(0.31, "; 31% of the time it waited for a core"), (0.01, "")])
+@pytest.mark.parametrize(("waited", "said"), [(0.31, "; it waited for a core 31% of the time"), (0.01, "")])
 def test_a_regression_says_that_other_work_was_beside_it(tmp_path: Path, waited: float, said: str) -> None:
     Baselines(tmp_path).write(STORED, replace=True)
     beside = gate(tmp_path, Use.CHECK)
@@ -169,7 +169,7 @@ def test_what_has_a_baseline_and_could_not_be_timed_is_an_error(tmp_path: Path) 
     record = checking.judge(RECORD)
     assert record.verdict is Verdict.ERROR
     why = "1 of 2 processes measured it: a process that timed it ended with -9"
-    assert record.reason == f"not held against its baseline: {why}"
+    assert record.reason == f"not compared with its baseline: {why}"
     assert said(record).reason == why
     checking.timed = {}
     assert "0 of 2 processes measured it" in checking.judge(RECORD).reason
@@ -189,7 +189,7 @@ def test_what_half_of_all_processes_could_not_time_does_not_replace_what_is_stor
 def test_a_baseline_says_which_processes_it_lacks(tmp_path: Path) -> None:
     storing = gate(tmp_path, Use.UPDATE)
     storing.timed = {CASE.id: Timed((0.9,) * 9, "RuntimeError: out of memory", asked=10)}
-    assert said(storing.keep(RECORD)).reason == "stored over 9 processes of 10: RuntimeError: out of memory"
+    assert said(storing.keep(RECORD)).reason == "stored from 9 processes of 10: RuntimeError: out of memory"
 
 
 def test_a_baseline_that_cannot_be_written_is_an_error_of_its_case(tmp_path: Path) -> None:
@@ -258,7 +258,7 @@ def test_further_processes_that_do_not_start_are_an_error_of_what_was_named(tmp_
     checking.time([CASE], (3, 10), measure)
     record = checking.judge(RECORD)
     assert record.verdict is Verdict.ERROR
-    assert record.reason == "not held against its baseline: 0 of 10 processes measured it: a process ended with 1"
+    assert record.reason == "not compared with its baseline: 0 of 10 processes measured it: a process ended with 1"
 
 
 def test_what_ended_a_process_is_not_timed_again(tmp_path: Path) -> None:
@@ -330,7 +330,7 @@ def test_a_limit_that_was_held_against_nothing_is_said(tmp_path: Path) -> None:
     assert limited.idle([RECORD]) == []
     assert limited.idle([replace(RECORD, measurements=())]) == []  # as where workers do not time
     without = replace(RECORD, measurements=MEASURED[:1])
-    line = "limit: memory-at-most 0.8 of compile-*/*/cpu/*/speed: no case that was timed here has such a figure"
+    line = "limit: memory-at-most 0.8 of compile-*/*/cpu/*/speed: no timed case has this figure"
     assert limited.idle([without]) == [line]
     assert len(limited.idle([replace(RECORD, case=replace(CASE, technique="eager"))])) == 2
 

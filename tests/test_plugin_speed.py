@@ -210,7 +210,7 @@ def test_a_limit_that_no_case_has_a_figure_for_is_said(suite: Suite) -> None:
     (suite.path / "limits.toml").write_text(f"schema = 1\n{limit}")
     ran = timed(suite, "--accel-limits=limits.toml")
     assert ran.ret == 0
-    assert "limit: memory-at-most 0.5 of tyo/*: no case that was timed here has such a figure" in ran.out
+    assert "limit: memory-at-most 0.5 of tyo/*: no timed case has this figure" in ran.out
 
 
 def test_no_baseline_is_said(suite: Suite) -> None:

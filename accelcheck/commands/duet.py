@@ -154,12 +154,17 @@ def _figures(row: DuetCase) -> tuple[str, ...]:
         _time(a.seconds),
         _time(b.seconds),
         f"{found.ratio:.3f}",
-        f"{found.low:.3f} to {found.high:.3f}",
+        f"{_factor(found.low)} to {_factor(found.high)}",
         str(found.pairs),
         f"{a.to_eager:.3f}",
         f"{b.to_eager:.3f}",
         found.answer,
     )
+
+
+def _factor(ratio: float) -> str:
+    """Few pairs may leave an interval of many orders of magnitude."""
+    return f"{ratio:.3f}" if ratio < 1000 else f"{ratio:.1e}"
 
 
 def _time(seconds: float) -> str:

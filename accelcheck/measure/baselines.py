@@ -1,4 +1,4 @@
-"""Stored figures: one small JSON file a case, a folder a device and torch, written whole or not at all. No torch."""
+"""Stored figures: a small JSON file per case, in a folder per device and torch version, written atomically. No torch."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from accelcheck.devices.base import Fingerprint
 
 SCHEMA = 1
-"""Version of the file's layout; a reader refuses another one."""
+"""Version of the file's layout; other versions are refused."""
 _SUFFIX = ".json"
 _PARTIAL = ".partial"
 CHOOSING = frozenset(
@@ -38,27 +38,27 @@ CHOOSING = frozenset(
         "ZE_AFFINITY_MASK",
     }
 )
-"""Variables that say which chips or files are used, and change nothing else: kind and number of chips are the place's."""
+"""Variables that only select chips or files. The kind and number of chips are part of the place."""
 _STEEPEST = 20.0
-"""Logarithm of the largest ratio that is believed: half a thousand million times."""
+"""Logarithm of the largest plausible ratio, half a billion."""
 _FIELDS = ("schema", "case", "digest", "device", "ratio", "figures")
 _MENDING = "restore the file from version control, or remove it and store the case again with --accel-baseline=new-only"
 
 
 class BaselineError(ValueError):
-    """A stored baseline is not what it should be, or cannot be written; the message names file, field and what to do."""
+    """A stored baseline is invalid or cannot be written; the message names the file, the field and what to do."""
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """The coarse fingerprint: what must be the same for figures to be held against each other.
+    """The coarse fingerprint: figures are comparable only if it is the same.
 
     Attributes:
         device: The device's name.
         chip: The processor's name.
-        count: How many of them.
-        torch: Its minor version, such as ``2.13``.
-        runtime: Without its minor version: ``CUDA 13``, ``HIP 7``, ``PJRT CPU``, ``ATen AVX2``.
+        count: Number of processors.
+        torch: Major and minor version, such as ``2.13``.
+        runtime: Runtime without its minor version: ``CUDA 13``, ``HIP 7``, ``PJRT CPU``, ``ATen AVX2``.
     """
 
     device: str
@@ -69,7 +69,7 @@ class Place:
 
     @classmethod
     def of(cls, fingerprint: Fingerprint) -> Place:
-        """Of a device here."""
+        """The place of a device on this machine."""
         version = fingerprint.versions.get("torch") or metadata.version("torch")
         torch = ".".join(version.split("+")[0].split(".")[:2])
         runtime = re.sub(r"(\d+)\.[\w.+-]*", r"\1", fingerprint.runtime)
@@ -82,21 +82,21 @@ class Place:
 
     @property
     def folder(self) -> str:
-        """Folder of its baselines, below that of all."""
+        """Folder of its baselines, below the root."""
         return f"{self.slug}/{file_name(f'torch-{self.torch}-{self.runtime}')}"
 
 
 @dataclass(frozen=True, slots=True)
 class Baseline:
-    """What is stored of a case.
+    """The stored figures of a case.
 
     Attributes:
-        case: Its id.
-        digest: Of what its work depends on: a case whose workload has changed has no baseline.
+        case: Id of the case.
+        digest: Digest of what its work depends on; a case whose workload has changed has no baseline.
         place: Where it was measured.
         ratio: Log ratio of its time to FP32 eager's.
-        figures: Other figures of the case, by name, for comparison: in the units of its measurements.
-        environment: The variables set that change speed, by name: with others there is nothing to hold against it.
+        figures: Other figures of the case, by name, in the units of its measurements.
+        environment: Variables that were set and change speed, by name; figures with other settings are not comparable.
     """
 
     case: str
@@ -113,7 +113,7 @@ class Baseline:
 
 
 def settings(fingerprint: Fingerprint) -> dict[str, str]:
-    """The variables set on a device that figures held against each other must share."""
+    """The variables that are set and that comparable figures must share."""
     return {name: value for name, value in fingerprint.environment.items() if name not in CHOOSING}
 
 
@@ -121,25 +121,25 @@ class Baselines:
     """The store: a folder of folders.
 
     Args:
-        root: Its folder; need not exist.
+        root: Folder of the store; need not exist.
     """
 
     def __init__(self, root: Path) -> None:
         self.root = root
 
     def read(self, place: Place) -> dict[str, Baseline]:
-        """All baselines of a place, by case id; where a killed writer or a merge left two of a case, one of them.
+        """All baselines of a place, by case id; one of them where a killed writer or a merge left two of a case.
 
         Raises:
-            BaselineError: A file is not what it should be.
+            BaselineError: A file is invalid.
         """
         return {case: found[-1] for case, found in self.cases(place).items()}
 
     def cases(self, place: Place) -> dict[str, list[Baseline]]:
-        """All baselines of a place, by case id: more than one where a writer was killed, or two branches merged.
+        """All baselines of a place, by case id: several if a writer was killed or two branches were merged.
 
         Raises:
-            BaselineError: A file is not what it should be.
+            BaselineError: A file is invalid.
         """
         found: dict[str, list[Baseline]] = {}
         for _, baseline in self.stored(place):
@@ -147,10 +147,10 @@ class Baselines:
         return found
 
     def stored(self, place: Place | None = None) -> Iterator[tuple[Path, Baseline]]:
-        """All files, sorted by path, and what they hold; of one place or of all.
+        """All files and their baselines, sorted by path, of one place or of all.
 
         Raises:
-            BaselineError: A file is not what it should be.
+            BaselineError: A file is invalid.
         """
         if place is not None:
             folders = [self.root / place.folder]
@@ -160,13 +160,13 @@ class Baselines:
             try:
                 found = _read(path)
             except FileNotFoundError:
-                continue  # another run has replaced it by that of a changed workload
+                continue  # another run has replaced it after a change of the workload
             yield path, found
 
     def near(self, place: Place, case: str, digest: str) -> list[Baseline]:
-        """Baselines of a case at other places with the same chip, the nearest first: another torch, runtime or number of them.
+        """Baselines of a case at other places with the same chip, the nearest first: other torch, runtime or number of chips.
 
-        They are for information: a file that is not what it should be is none.
+        They are for information only, so invalid files are ignored.
         """
         found = []
         for path in sorted(self.root.glob(f"*/*/{_name(case, digest)}")):
@@ -177,13 +177,13 @@ class Baselines:
         return sorted(others, key=lambda one: _distance(one.place, place))
 
     def writable(self, place: Place) -> None:
-        """See that baselines can be stored here, before hours are spent on them.
+        """Check that baselines can be stored, before hours of measuring.
 
         Raises:
-            BaselineError: They cannot.
+            BaselineError: They cannot be stored.
         """
         folder = self.root / place.folder
-        # os.path says of what may not be looked into that it is not there, where pathlib raises.
+        # os.path.exists is False for paths below an unreadable folder, where pathlib raises.
         there = next(path for path in (folder, *folder.parents) if os.path.exists(path))  # noqa: PTH110 - see above
         if not os.path.isdir(there) or not os.access(there, os.W_OK | os.X_OK):  # noqa: PTH112 - see above
             raise BaselineError(
@@ -191,11 +191,11 @@ class Baselines:
             )
 
     def write(self, baseline: Baseline, *, replace: bool) -> bool:
-        """Store a baseline: the file is the old one or the new one, whatever happens, and other files are not touched.
+        """Store a baseline atomically, without touching files of other cases.
 
         Args:
             baseline: Replaces others of the same case and place.
-            replace: Whether to replace a stored one of the same digest.
+            replace: Whether to replace a stored baseline with the same digest.
 
         Returns:
             Whether it was stored.
@@ -227,11 +227,11 @@ class Baselines:
         return not kept
 
     def partial(self) -> list[Path]:
-        """What writers left that were killed, and what is being written."""
+        """Files that killed writers left, and files that are being written."""
         return sorted(self.root.glob(f"*/*/.*{_PARTIAL}"))
 
     def remove(self, path: Path) -> None:
-        """Remove a file, when nobody writes to its folder.
+        """Remove a file while holding the lock of its folder.
 
         Raises:
             BaselineError: It cannot be removed.
@@ -268,12 +268,12 @@ def _text(baseline: Baseline) -> str:
 
 
 def _rounded(value: float) -> float:
-    """Six significant digits, for people who read differences; whole numbers, such as bytes, stay exact."""
+    """Round to six significant digits, to keep diffs readable; whole numbers, such as bytes, stay exact."""
     return int(value) if float(value).is_integer() else float(f"{value:.6g}")
 
 
 def _listed(folder: Path) -> list[Path]:
-    """What a folder holds, sorted; nothing where there is none. A glob would also say nothing of one that may not be read."""
+    """Sorted entries of a folder; none if it is absent. Unlike a glob, raises for a folder that cannot be read."""
     try:
         return sorted(folder.iterdir())
     except (FileNotFoundError, NotADirectoryError):
@@ -283,7 +283,7 @@ def _listed(folder: Path) -> list[Path]:
 
 
 def _distance(one: Place, other: Place) -> tuple[object, ...]:
-    """How far from each other two places with the same chip are: the number of them first, then torch, then the runtime."""
+    """Distance of two places with the same chip: by the number of chips, then torch, then the runtime."""
     versions = [[int(number) for number in re.findall(r"\d+", place.torch)] for place in (one, other)]
     apart = [abs(a - b) for a, b in zip(*versions, strict=False)]
     return one.count != other.count, apart, one.runtime != other.runtime, one.torch, one.runtime
@@ -296,7 +296,7 @@ def _read(path: Path) -> Baseline:
         raise
     except OSError as error:
         raise BaselineError(f"{path}: cannot be read: {error.strerror or error}") from error
-    except (ValueError, RecursionError) as error:  # ValueError: not ASCII, not JSON, or thousands of digits
+    except (ValueError, RecursionError) as error:  # ValueError: not ASCII, not JSON, or too many digits
         raise BaselineError(f"{path}: not JSON, or cut short ({error}); {_MENDING}") from error
     reader = _Reader(path)
     table = reader.table(data, "the file")
@@ -366,10 +366,10 @@ class _Reader:
 
 
 def _name(case: str, digest: str) -> str:
-    """Name of a baseline's file: never a bare id, which may be long and hold anything."""
+    """Name of a baseline's file. An id alone may be too long, and may contain any character."""
     return f"{file_name(case)[:80]}-{digest}{_SUFFIX}"
 
 
 def file_name(text: str) -> str:
-    """Lower-case letters, digits, dots and hyphens: a file name everywhere, and never a path."""
+    """Reduce a text to lower-case letters, digits, dots and hyphens: a valid file name on every system, and never a path."""
     return re.sub(r"[^a-z0-9.]+", "-", text.lower()).strip("-.")

@@ -1,4 +1,4 @@
-"""Times of blocks of calls: long enough for the clock, after warming up, undisturbed by the interpreter."""
+"""Times blocks of calls: long enough for the clock, after warm-up, without garbage collection."""
 
 from __future__ import annotations
 
@@ -18,33 +18,33 @@ if TYPE_CHECKING:
     from accelcheck.devices.base import Device
 
 BLOCK = 1e-3
-"""Seconds that a block of calls takes at least: a thousand times what a clock's reading and its resolution cost."""
+"""Least duration of a block in seconds: a thousand times the cost of reading a clock and its resolution."""
 MOST_CALLS = 1 << 16
-"""Calls of a block at most: of what does nothing."""
+"""Most calls of a block; reached by calls that do nothing."""
 GROWTH = 100
-"""Times as many calls at most from one try of a block to the next: a clock that says 0 once says nothing of how many fit."""
+"""Largest factor between the numbers of calls of two tries: a time of 0 does not tell how many calls fit."""
 WINDOW = 5
-"""Blocks whose median is compared with that of as many before, to see whether times have settled."""
+"""Number of blocks whose median is compared with that of as many before, to see whether times have settled."""
 SETTLED = 0.02
-"""A window that is faster than the one before it by less than this part is steady."""
+"""Times have settled if a window is faster than the one before by less than this share."""
 PATIENCE = 2.0
-"""Seconds of warming up at most."""
+"""Most seconds of warm-up."""
 
 _TRIM_THRESHOLD, _MMAP_MAX = -1, -4  # of <malloc.h>
 
 
 class ClockError(RuntimeError):
-    """A clock stood still or went backwards: there is no figure."""
+    """A clock stood still or went backwards, so there is no time."""
 
 
 def block(device: Device, call: Callable[[], object]) -> Callable[[], float]:
-    """What runs as many calls as take `BLOCK`, and gives the seconds of one of them.
+    """A function that runs as many calls as take `BLOCK`, and returns the seconds per call.
 
     Raises:
-        ClockError: Raised by what is returned, when a time is not positive.
+        ClockError: From the returned function, when a time is not positive.
     """
     times = 1
-    # The shorter of two: the first call of all may be many times as long as those that follow.
+    # The shorter of two: the very first call may take many times as long as the following ones.
     while (spent := min(device.elapsed(call, times) for _ in range(2))) < BLOCK and times < MOST_CALLS:
         times = min(MOST_CALLS, max(2 * times, math.ceil(times * BLOCK / max(spent, BLOCK / GROWTH))))
 
@@ -52,10 +52,10 @@ def block(device: Device, call: Callable[[], object]) -> Callable[[], float]:
 
 
 def positive(seconds: float, device: Device, times: int) -> float:
-    """The seconds that so many calls took.
+    """Check the seconds that this number of calls took.
 
     Raises:
-        ClockError: They are not positive.
+        ClockError: They are not positive and finite.
     """
     if not (seconds > 0.0 and math.isfinite(seconds)):
         raise ClockError(f"{device.name}: expected {times} calls to take a positive time, the clock says {seconds} s")
@@ -63,10 +63,10 @@ def positive(seconds: float, device: Device, times: int) -> float:
 
 
 def settle(timed: Callable[[], float], now: Callable[[], float] = time.perf_counter) -> int:
-    """Measure until times no longer fall: caches are warm, clocks are up, code is compiled. Freed memory stays with the process.
+    """Measure until times no longer fall: caches are warm, clock rates are up, code is compiled. Keeps freed memory in the process.
 
     Returns:
-        Number of blocks that it took. Where `PATIENCE` ended it, the last ones may still have fallen.
+        Number of blocks. If `PATIENCE` ended the warm-up, times may still have been falling.
     """
     keep_freed_memory()
     start, seen = now(), [timed() for _ in range(WINDOW)]
@@ -80,7 +80,7 @@ def settle(timed: Callable[[], float], now: Callable[[], float] = time.perf_coun
 
 @contextlib.contextmanager
 def undisturbed() -> Iterator[None]:
-    """Without garbage collection: what there is is collected before, and nothing during."""
+    """Disable garbage collection, after collecting once."""
     was = gc.isenabled()
     gc.collect()
     gc.disable()
@@ -93,16 +93,16 @@ def undisturbed() -> Iterator[None]:
 
 @functools.cache
 def keep_freed_memory() -> None:
-    """From now on this process gives no memory back to the kernel, where its allocator is glibc's.
+    """Make glibc's allocator keep freed memory in this process. Has no effect with other C libraries.
 
-    Otherwise chance decides, for as long as the process lives, whether every large result comes from fresh pages, which fault: of 36
-    processes that ran 20 element-wise operations on 2 MiB, five took 1.2 to 3.3 times as long as the others, which spread by 2 %.
-    With this, none of 24 did (docs/findings.md has the page faults of such processes).
+    Otherwise some processes get every large result on fresh pages, which fault, for as long as they live: of 36 processes that ran
+    20 element-wise operations on 2 MiB, five took 1.2 to 3.3 times as long as the others, which spread by 2 %. With this, none of
+    24 did (docs/findings.md has the page faults of such processes).
     """
     if sys.platform != "linux":
         return
     with contextlib.suppress(AttributeError):  # another C library
         mallopt = ctypes.CDLL(None).mallopt
-        # Not by M_MMAP_THRESHOLD: older releases refuse one of more than 32 MiB, and then keep the one that they have.
+        # Not by M_MMAP_THRESHOLD: older releases refuse more than 32 MiB, and keep their own threshold.
         mallopt(_MMAP_MAX, 0)
         mallopt(_TRIM_THRESHOLD, -1)

@@ -1,4 +1,4 @@
-"""The compile curve as records: a form of a chain beside eager, and from how many statements on it is faster. No torch."""
+"""The compile curve as records: compiled chains beside eager, and the number of statements where they break even. No torch."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ if TYPE_CHECKING:
 COUNTS = (1, 2, 5, 10, 15, 20, 25, 30)
 """Numbers of statements, as published."""
 MOST = 100
-"""Statements at most: beyond it, what rounding may do to a chain is no longer small."""
+"""Most statements: in longer chains, rounding errors are no longer small."""
 COLUMNS = 16
 ROWS = tuple(range(4, 14))
 """The shapes of a varying stream: 4 to 13 rows, as published."""
 FIXED_ROWS = 16
-"""Rows of the fixed shape: none of the varying ones, so that no compiler has met it before."""
+"""Rows of the fixed shape: different from all varying shapes, so that nothing was compiled for it before."""
 
 
 class Form(StrEnum):
     """How the chain is compiled."""
 
     STATIC = "static"
-    """``dynamic=False``: for each shape anew."""
+    """``dynamic=False``: compiled for each shape."""
     DYNAMIC = "dynamic"
-    """``dynamic=True``: once for all shapes."""
+    """``dynamic=True``: compiled once for all shapes."""
 
 
 class Shapes(StrEnum):
-    """What goes into it."""
+    """Shapes of the inputs."""
 
     FIXED = "fixed"
     VARYING = "varying"
@@ -43,18 +43,18 @@ class Point:
     """One form of one chain on one kind of shapes, beside eager.
 
     Attributes:
-        count: Statements.
-        shapes: What goes in.
-        form: How it is compiled.
-        eager, seconds: Of one call, once all is compiled: medians.
-        ratio: Compiled time as a part of eager's, the median over pairs.
-        low, high: Interval of it.
-        pairs: How many were measured.
+        count: Number of statements.
+        shapes: Shapes of the inputs.
+        form: How the chain is compiled.
+        eager, seconds: Median seconds of one call, eager and compiled, without compilation.
+        ratio: Compiled time divided by eager's, the median over pairs.
+        low, high: Interval of the ratio.
+        pairs: Number of pairs measured.
         first: Seconds of the first pass over all shapes, compilation included.
-        eager_first: The same of eager.
-        graphs: That Dynamo captured, recompilations included.
-        recompilations: Of them, those of code that had been compiled before.
-        programs: That XLA compiled meanwhile; None elsewhere.
+        eager_first: The same for eager.
+        graphs: Number of graphs that Dynamo captured, recompilations included.
+        recompilations: Number of graphs of code that had been compiled before.
+        programs: Number of programs that XLA compiled in that pass; None on other devices.
     """
 
     count: int
@@ -74,7 +74,7 @@ class Point:
 
     @property
     def repaid(self) -> int | None:
-        """Calls after which compilation has paid for itself; None where a call is not faster."""
+        """Number of calls after which compilation has paid for itself; None if a call is not faster."""
         if self.high >= 1.0:
             return None
         return max(0, round((self.first - self.eager_first) / (self.eager * (1.0 - self.ratio))))
@@ -82,7 +82,7 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class Gap:
-    """A form that does not exist here, or did not run: why."""
+    """A form that does not exist on this device or did not run, and the reason."""
 
     count: int
     shapes: Shapes

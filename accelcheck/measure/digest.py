@@ -1,6 +1,6 @@
-"""A digest of what the work of a timed case depends on: where any of it changes, there is no baseline of it.
+"""A digest of what the work of a timed case depends on. When any of it changes, the stored baseline no longer applies.
 
-What the source that it names calls in turn is not followed: whoever changes that removes the baseline.
+Functions that the named source calls are not followed: after a change to these, remove the baseline.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def _plain(value: object) -> bool:
 
 
 def _called(thing: Any, within: tuple[int, ...] = ()) -> str:
-    """What a function or object is, and what is bound to it: never its address, which differs from process to process."""
+    """Describes a function or object and what is bound to it, without its address, which differs between processes."""
     if _plain(thing):
         return repr(thing)
     if id(thing) in within:
@@ -60,7 +60,7 @@ def _called(thing: Any, within: tuple[int, ...] = ()) -> str:
 
 
 def _bound(thing: Any) -> Iterable[Any]:
-    """What makes this one of its kind."""
+    """The values that are bound to a function or object: arguments, items, settings, closures."""
     if isinstance(thing, functools.partial):
         return thing.func, thing.args, thing.keywords
     if isinstance(thing, dict):
@@ -80,7 +80,7 @@ def _torchs(thing: Any) -> bool:
 
 
 def _source(thing: Any) -> str:
-    """Its name, and what is written there, without comments and layout; torch's own is its version's."""
+    """Its name and its source without comments and layout; only the name for torch's own, which the version identifies."""
     name = f"{thing.__module__}.{thing.__qualname__}"
     if _torchs(thing):
         return name

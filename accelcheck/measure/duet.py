@@ -1,14 +1,15 @@
-"""Which of two environments is faster: processes of both in turns, and an interval from how those of a pair differ.
+"""Which of two environments is faster: processes of both take turns, and an interval follows from the ratios within pairs.
 
-A process lands in memory where it lands, so processes are the sample; two that take turns share what the machine does meanwhile,
-so they make a pair. The interval of the mean log ratio of pairs is Student's t, with its error divided among
-looks, sides and cases, so that a run as a whole errs rarely. For so small an error, signed ranks and order statistics have no
-interval of fewer than 10 pairs, and for 5 cases of fewer than 13.
+Each process has its own memory layout, so the sample is processes. Two processes that take turns see the same disturbances of
+the machine, so they form a pair. The interval of the mean log ratio of pairs is Student's t, its error divided among looks,
+sides and cases, so that a whole run errs rarely. With so small an error, signed ranks and order statistics have no interval
+below 10 pairs, and for 5 cases none below 13.
 
-Simulated, 4000 duets of 5 cases a cell, spreads of 0.4, 1.0 and 1.5 % between processes: 5 % slower is found in 100, 100 and
-100 % after 6, 11 and 16 pairs on average; no false alarm; `same` is said of what is the same in 100, 100 and 83 %. Signed ranks
-find as much after 13, 15 and 19 pairs. Where besides one process in ten is slower by four such spreads on average, Student's t
-finds 100, 94 and 69 %, they find 100, 98 and 89 %, and both leave the rest undecided: what `latency` is for.
+A simulation of 4000 duets of 5 cases each, with spreads of 0.4, 1.0 and 1.5 % between processes: a slowdown of 5 % is found in
+100, 100 and 100 % after 6, 11 and 16 pairs on average, without a false alarm; equal environments are called `same` in 100, 100
+and 83 %. Signed ranks find as much after 13, 15 and 19 pairs. If in addition one process in ten is slower by four such spreads
+on average, Student's t finds 100, 94 and 69 %, signed ranks 100, 98 and 89 %, and both leave the rest undecided. `latency` is
+there to avoid such outliers.
 """
 
 from __future__ import annotations
@@ -24,22 +25,22 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 LOOKS = (5, 8, 13, 21, 34)
-"""Pairs of processes after which the answer is looked for."""
+"""Numbers of pairs of processes after which the interval is computed."""
 ERROR = 0.01
-"""Probability that in a run an interval of any case, at any look, misses the true ratio."""
+"""Probability that in a run any interval, of any case at any look, misses the true ratio."""
 MARGIN = 0.02
-"""What makes a difference: smaller ones are `same`. Between nothing and the 5 % that must be found."""
+"""Smallest relative difference that counts; smaller ones are `same`. Lies between 0 and the 5 % that must be found."""
 
 
 @dataclass(frozen=True, slots=True)
 class Duet:
-    """What came of the pairs of one case.
+    """The result of the pairs of one case.
 
     Attributes:
-        answer: Of the second environment against the first.
-        ratio: Its time as a part of the first's: the geometric mean over pairs.
+        answer: The second environment compared with the first.
+        ratio: Time of the second divided by that of the first: the geometric mean over pairs.
         low, high: Interval of the ratio.
-        pairs: How many were measured.
+        pairs: Number of pairs measured.
     """
 
     answer: SpeedVerdict
@@ -50,27 +51,27 @@ class Duet:
 
 
 def latency(times: Sequence[float]) -> float:
-    """What a process makes of the times of its blocks, two or more: their tenth percentile.
+    """The latency of a process from the times of its blocks, at least two: their tenth percentile.
 
-    Other work only ever makes a block slower, and may do so to most blocks of one process and to none of the next. Measured
-    beside five busy processes on two cores, processes spread by 2 to 21 % in their medians and by 1 to 3 % in this.
+    Other work can only slow a block down, and may slow most blocks of one process and none of the next. Beside five busy
+    processes on two cores, the medians of processes spread by 2 to 21 %, the tenth percentiles by 1 to 3 %.
     """
     return statistics.quantiles(times, n=10, method="inclusive")[0]
 
 
 def order(pair: int) -> tuple[int, int]:
-    """Which side of a pair runs first: A B B A ..., so that neither has the better place."""
+    """Order of the two sides in a pair: A B B A ..., so that neither side always comes first."""
     return (0, 1) if pair % 2 == 0 else (1, 0)
 
 
 def judge(ratios: Sequence[float], cases: int, looks: int = len(LOOKS), margin: float = MARGIN) -> Duet:
-    """The answer after so many pairs.
+    """The result after these pairs.
 
     Args:
-        ratios: Of the second environment's time to the first's, one a pair; two at least.
-        cases: How many are compared in this run: they share the error.
-        looks: How often each of them may be looked at: so do these.
-        margin: Relative difference from which on it is faster or slower.
+        ratios: Time of the second environment divided by that of the first, one per pair; at least two.
+        cases: Number of cases that are compared in this run: they share the error.
+        looks: Number of looks at each case: these share the error too.
+        margin: Smallest relative difference that counts.
 
     Raises:
         ValueError: Too few ratios, or one is not positive and finite; no case, no look; a margin not between 0 and 1.

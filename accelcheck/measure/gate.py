@@ -1,4 +1,4 @@
-"""Holds what a case measured against its baseline and the limits set for it, and stores baselines. No torch."""
+"""Compares the figures of a case with its baseline and its limits, and stores baselines. No torch."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ KEPT = ("latency", "latency-fp32-eager", "peak-memory", "peak-memory-fp32-eager"
 
 
 class Use(StrEnum):
-    """What is done with baselines."""
+    """Use of baselines in a run."""
 
     OFF = "off"
     CHECK = "check"
@@ -36,27 +36,28 @@ class Use(StrEnum):
 
 
 BUSY = 0.1
-"""Part of the time that a case may wait for a core before it is said of a regression. On two quiet cores half of all cases wait for
-1 to 3 % of it, and 77 % where qnnpack's threads and OpenMP's are in each other's way."""
+"""Share of the time that a case may wait for a core before the report of a regression mentions it. On two quiet cores half of all
+cases wait for 1 to 3 % of the time, and for 77 % where the threads of qnnpack and OpenMP compete."""
 STORING = frozenset({Use.UPDATE, Use.NEW_ONLY})
 
 
 @dataclass
 class Gate:
-    """Of one run.
+    """Baselines and limits of one run.
 
     Attributes:
-        use: What is done with baselines.
-        store: Where they are.
-        places: Where cases run, by device name.
-        environments: The variables set there that change speed, by device name.
-        limits: What people set.
-        words: The options of pytest that this comes from.
-        stored: Baselines of the devices where cases run, by device name and case id: more than one where a writer was killed, or
-            two branches merged.
-        timed: What processes of their own measured, by case id.
-        few: What the first processes measured of the cases that they named, by case id: what is in `timed` are further ones.
-        compared: How many cases are held against baselines in this run.
+        use: Use of baselines.
+        store: The stored baselines.
+        places: Place of each device, by device name.
+        environments: Variables that are set and change speed, by device name.
+        limits: Limits that users set.
+        words: The options of pytest that they come from.
+        stored: Baselines of the run's devices, by device name and case id. There are several of a case if a writer was killed
+            or two branches were merged.
+        timed: Measurements of timing processes, by case id.
+        few: Measurements of the first timing processes for cases that exceeded their limit, by case id; `timed` has those of
+            the further processes.
+        compared: Number of cases that this run compares with baselines.
     """
 
     use: Use
@@ -71,7 +72,7 @@ class Gate:
     compared: int = 1
 
     def wanted(self, cases: Iterable[Case]) -> list[Case]:
-        """Of the timed cases of a run, those that processes of their own must time."""
+        """The timed cases of a run that timing processes must measure."""
         if self.use is Use.OFF:
             return []
         if self.use is Use.CHECK:
@@ -79,7 +80,7 @@ class Gate:
         return [case for case in cases if case.device in self.places]
 
     def _comparable(self, case: Case) -> list[Baseline]:
-        """Baselines that it may have, whichever its digest is."""
+        """Baselines of this case and environment, whatever their digest."""
         here = self.environments.get(case.device, {})
         return [one for one in self._stored(case) if one.environment == here]
 
@@ -87,18 +88,18 @@ class Gate:
         return self.stored.get(case.device, {}).get(case.id, ())
 
     def time(self, cases: Sequence[Case], counts: tuple[int, int], measure: Measure) -> None:
-        """Have cases timed. What a check of few processes names is timed by more, and these alone count for it.
+        """Have cases timed. Cases that exceed their limit are timed again by more processes, and only these count.
 
-        A process lands where it lands: of some cases a third of all processes take 1.2 times as long as the others, and now
-        and then the few of a check are all of these. Samples of more show their own spread.
+        Processes differ in their memory layout: for some cases a third of all processes take 1.2 times as long as the others,
+        and sometimes all processes of a check are among these. Larger samples show this spread.
 
         Args:
-            cases: As `wanted` gives them.
-            counts: How many processes time each, and how many more those that a check names.
-            measure: Times the cases of these ids in so many processes.
+            cases: As from `wanted`.
+            counts: Number of processes for every case, and of further processes for cases that exceed their limit.
+            measure: Times cases, given their ids and the number of processes.
 
         Raises:
-            RoundError: The first of the processes came to no case.
+            TimingError: The first process measured no case.
         """
         self.compared = len(cases)
         self.timed = measure([case.id for case in cases], counts[0])
@@ -107,12 +108,12 @@ class Gate:
             try:
                 further = measure(named, counts[1])
             except TimingError as error:
-                # The first ones came to theirs: what these named is not settled, and it is no other case's matter.
+                # The first processes measured their cases: only the repeated cases remain undecided.
                 further = dict.fromkeys(named, Timed(reason=str(error), asked=counts[1]))
             self.timed = {**self.timed, **further}
 
     def _named(self, case: Case) -> bool:
-        """Whether it is a regression against a baseline that it may have: which one, its digest will say."""
+        """Whether it exceeds the limit of any baseline that it may have; its digest, known later, selects one."""
         timed = self.timed[case.id]
         if timed.lacking or timed.ended is not None:
             return False
@@ -120,7 +121,7 @@ class Gate:
         return any(change(one.ratio, sample, self.compared).regression for one in self._comparable(case))
 
     def judge(self, record: Record) -> Record:
-        """The record with what the baseline and the limits say of it; unchanged where nothing was measured."""
+        """The record with the outcome of the comparison with baseline and limits; unchanged if nothing was measured."""
         if record.verdict is not Verdict.PASS or not record.measurements:
             return record
         found = {measurement.name: measurement for measurement in record.measurements}
@@ -133,10 +134,10 @@ class Gate:
                 added = [Measurement(CHANGE, None, "x", reason=reason)]
             elif reason := self._lacking(record.case):
                 added = [Measurement(CHANGE, None, "x", reason=reason)]
-                if not faults:  # asked for, and not done
-                    verdict, faults = Verdict.ERROR, [f"not held against its baseline: {reason}"]
+                if not faults:  # the comparison was asked for and not made
+                    verdict, faults = Verdict.ERROR, [f"not compared with its baseline: {reason}"]
             else:
-                assert baseline is not None  # or it is apart
+                assert baseline is not None  # otherwise there was a reason
                 added, regressions = self._checked(record.case, baseline, found)
                 faults += regressions
             record = replace(record, measurements=(*record.measurements, *added))
@@ -147,7 +148,7 @@ class Gate:
     ) -> tuple[list[Measurement], list[str]]:
         held = change(baseline.ratio, Sample.of(self.timed[case.id].ratios), self.compared)
         smallest = held.smallest
-        if case.id in self.few:  # they must name it before more are asked
+        if case.id in self.few:  # these processes must exceed the limit first
             smallest = max(
                 smallest, change(baseline.ratio, Sample.of(self.few[case.id].ratios), self.compared).smallest
             )
@@ -159,7 +160,7 @@ class Gate:
         if held.regression:
             waited = statistics.median(self.timed[case.id].waited or (0.0,))
             beside = (
-                f"; {waited:.0%} of the time it waited for a core: other work, or threads of its own"
+                f"; it waited for a core {waited:.0%} of the time, because of other work or of its own threads"
                 if waited > BUSY
                 else ""
             )
@@ -167,14 +168,14 @@ class Gate:
                 f"regression: expected at most {held.limit:.4g} times the baseline's time beside FP32 eager, got {held.factor:.4g}{beside}"
             )
         memory, before = found.get("peak-memory"), baseline.figures.get("peak-memory")
-        # Exact on the CPU, and the same every time: what has grown has grown.
+        # Exact and reproducible on the CPU, so any growth is real.
         now = memory.value if memory is not None and case.device == "cpu" else None
         if now is not None and before is not None and now > before:
             faults.append(f"regression: expected a peak of at most {before:.0f} bytes, got {now:.0f}")
         return added, faults
 
     def _apart(self, record: Record, stored: Sequence[Baseline], baseline: Baseline | None) -> str:
-        """Why a case has no baseline to be held against; empty where it has."""
+        """Why a case has no baseline to compare with; empty if it has one."""
         if baseline is not None:
             here = self.environments.get(record.case.device, {})
             if here == baseline.environment:
@@ -198,11 +199,11 @@ class Gate:
         return f"no baseline for {place.folder}: store one with --accel-baseline=new-only"
 
     def _lacking(self, case: Case) -> str:
-        """Why there is no sample of a case; empty where there is one."""
+        """Why there is no sample of a case; empty if there is one."""
         return self.timed.get(case.id, Timed()).lacking
 
     def keep(self, record: Record) -> Record:
-        """The record of a case that passes with what became of its baseline, where baselines are stored: an error if it cannot be."""
+        """The record of a passing case with the outcome of storing its baseline; an error if it cannot be stored."""
         if record.verdict is not Verdict.PASS or not record.measurements or self.use not in STORING:
             return record
         said = self._lacking(record.case)
@@ -220,20 +221,20 @@ class Gate:
                 stored = self.store.write(baseline, replace=self.use is Use.UPDATE)
             except BaselineError as error:
                 return replace(record, verdict=Verdict.ERROR, reason=str(error))
-            said = f"stored over {sample.count} processes" if stored else "there is a baseline: kept"
+            said = f"stored from {sample.count} processes" if stored else "a baseline exists and is kept"
             if stored and timed.reason:
                 said += f" of {timed.asked}: {timed.reason}"
         return replace(record, measurements=(*record.measurements, Measurement(CHANGE, None, "x", reason=said)))
 
     def idle(self, records: Iterable[Record]) -> list[str]:
-        """Limits that were held against nothing, a line each: of no case that was timed, or of a figure that none has."""
+        """Unused limits, a line each: no timed case matches, or none has the figure."""
         measured = [
             (record.case.id, {measurement.name: measurement for measurement in record.measurements})
             for record in records
             if record.measurements
         ]
         return [
-            f"limit: {limit.kind} {limit.bound:g} of {', '.join(limit.cases)}: no case that was timed here has such a figure"
+            f"limit: {limit.kind} {limit.bound:g} of {', '.join(limit.cases)}: no timed case has this figure"
             for limit in self.limits
             if measured and not any(limit.covers(case) and limit.value(found) is not None for case, found in measured)
         ]
@@ -244,6 +245,6 @@ def _set(variables: Mapping[str, str]) -> str:
 
 
 CHANGE = "baseline-change"
-"""The measurement that says how the time has changed since the baseline."""
+"""Name of the measurement: change of the time since the baseline."""
 DETECTABLE = "baseline-detectable"
-"""The measurement that says how small a slowdown the check would have found."""
+"""Name of the measurement: smallest slowdown that the check finds."""

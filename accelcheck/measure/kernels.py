@@ -1,4 +1,4 @@
-"""What one call launches: kernels on an accelerator, operators on the CPU; and its trace."""
+"""What one call launches: kernels on an accelerator, operators on the CPU; and the trace."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from torch._C._autograd import DeviceType  # where torch.autograd has it from
+from torch._C._autograd import DeviceType  # the module from which torch.autograd imports it
 from torch.profiler import ProfilerActivity, profile
 
 if TYPE_CHECKING:
@@ -18,17 +18,17 @@ if TYPE_CHECKING:
 
 
 LISTED = 4
-"""Names that are listed, the most frequent ones; the trace has all."""
+"""Most names that are listed, the most frequent first; the trace has all."""
 
 
 @dataclass(frozen=True, slots=True)
 class Launches:
-    """What a call started.
+    """What a call launched.
 
     Attributes:
-        names: How many of each name: kernels of the device; on the CPU, and where the profiler sees no device, operators that no
-            other one called.
-        seconds: What they took, all together; None where only operators were seen.
+        names: Number of launches by name: kernels of the device; on the CPU, and where the profiler sees no device, operators
+            that no other operator called.
+        seconds: Their total time; None if only operators were seen.
     """
 
     names: Mapping[str, int]
@@ -36,11 +36,11 @@ class Launches:
 
     @property
     def count(self) -> int:
-        """How many."""
+        """Number of launches."""
         return sum(self.names.values())
 
     def instead_of(self, other: Launches) -> str:
-        """What the other starts and this one does not, and the reverse, by name; empty where they start the same."""
+        """What this one launches in place of the other's launches, by name; empty if both launch the same."""
         gone, come = Counter(other.names), Counter(self.names)
         if gone == come:
             return ""
@@ -51,12 +51,12 @@ def launches(device: Device, call: Callable[[], object], trace: Path | None = No
     """Profile one call.
 
     Args:
-        device: Open.
-        call: Warm: its first calls may compile.
-        trace: File for the trace, in Chrome's format; its folder exists.
+        device: An open device.
+        call: A call that has run before, since first calls may compile.
+        trace: File for the trace, in Chrome's format, in a folder that exists.
 
     Raises:
-        RuntimeError: A profiler runs already.
+        RuntimeError: A profiler is already running.
     """
     activities = [ProfilerActivity.CPU]
     if device.type == "cuda":
@@ -79,7 +79,7 @@ def _counted(events: Iterable[Any]) -> Launches:
 
 
 def _counts(events: Iterable[Any]) -> dict[str, int]:
-    # Of a kernel's name the function: its template arguments and parameters take hundreds of characters.
+    # Only the function: template arguments and parameters of a kernel's name take hundreds of characters.
     return dict(Counter(re.split(r"[<(]", event.name.removeprefix("void "), maxsplit=1)[0] for event in events))
 
 
@@ -92,7 +92,7 @@ def _listed(names: Counter[str]) -> str:
 
 
 def _operator(event: Any) -> bool:
-    # Operators have a namespace; what else is recorded are ranges (``Torch-Compiled Region``, ``## Call CompiledFxGraph``).
+    # Operators have a namespace; other events are ranges (``Torch-Compiled Region``, ``## Call CompiledFxGraph``).
     return "::" in event.name and " " not in event.name
 
 

@@ -1,4 +1,4 @@
-"""The most memory that a run's tensors take at once: to the byte on the CPU, by the device's statistics elsewhere."""
+"""Peak memory of a run's tensors: exact on the CPU, from the device's statistics elsewhere."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Peak:
-    """What a run took at most, above what was there when it began: a number of bytes, or the reason why it is not known.
+    """Peak memory of a run above what was allocated when it began, or the reason why it is unknown.
 
     Attributes:
-        bytes: Of live tensors; None where it is not known, never a 0 that means so.
-        reason: Why not; empty where it is known.
+        bytes: Peak in bytes; None, and never 0, if it is unknown.
+        reason: Why it is unknown; empty if it is known.
     """
 
     bytes: int | None
@@ -31,17 +31,18 @@ class Peak:
 
 
 def peak(device: Device, run: Callable[[], object]) -> Peak:
-    """Run, and tell how much memory was live at once.
+    """Run, and return the peak of live memory.
 
-    On the CPU every allocation and release is followed: exact, and the same every time. What was there before and is
-    released by the run does not count, so give it nothing to release (gradients, for one): device statistics do count it.
+    On the CPU every allocation and release is followed, so the figure is exact and reproducible. Memory that was allocated
+    before and is released by the run does not count there, but it does in device statistics: give the run nothing to
+    release, such as gradients.
 
     Args:
-        device: Open.
-        run: Not called where the device cannot tell. What it returns is held until it has ended.
+        device: An open device.
+        run: Is not called if the device has no statistics. Its return value is held until the peak has been read.
 
     Raises:
-        RuntimeError: A profiler runs already.
+        RuntimeError: A profiler is already running.
     """
     if device.type == "cpu":
         return Peak(_followed(run))
@@ -56,12 +57,12 @@ def peak(device: Device, run: Callable[[], object]) -> Peak:
     after = device.memory()
     del held
     if before is None or after.peak is None:
-        raise RuntimeError(f"{device.name}: expected memory statistics, as it gave before the run; got {after}")
+        raise RuntimeError(f"{device.name}: expected memory statistics as before the run, got {after}")
     return Peak(after.peak - before)
 
 
 def in_memory(tensor: Tensor) -> int:
-    """Bytes that a tensor holds; of a wrapper of several tensors (torchao's are such), the bytes of all of them."""
+    """Bytes that a tensor holds; for a wrapper of several tensors, such as torchao's, the bytes of all of them."""
     flatten = getattr(tensor, "__tensor_flatten__", None)
     if flatten is None:
         return tensor.nbytes
@@ -70,7 +71,7 @@ def in_memory(tensor: Tensor) -> int:
 
 
 def held(values: Iterable[Any]) -> int:
-    """Bytes of tensors, wherever in nested tuples and lists they are: packed weights are such."""
+    """Bytes of all tensors in nested tuples and lists, such as packed weights."""
     total = 0
     for value in values:
         if isinstance(value, Tensor):
@@ -81,7 +82,7 @@ def held(values: Iterable[Any]) -> int:
 
 
 def measurable(device: Device) -> Capability:
-    """Whether `peak` has a number there. Asked of an open device."""
+    """Whether `peak` gives a number for an open device."""
     if device.type == "cpu":
         return SUPPORTED
     found = device.memory()
@@ -104,14 +105,14 @@ def _followed(run: Callable[[], object]) -> int:
             live[pointer] = size
             now += size
         else:
-            # What was allocated before: the profiler reports it if an earlier one saw it come, and only then.
+            # Allocated before: the profiler reports the release only if an earlier profiler saw the allocation.
             now -= live.pop(pointer, 0)
         most = max(most, now)
     return most
 
 
 def _allocations(events: Iterable[Any]) -> Iterator[tuple[int, int, int]]:
-    """Time in ns, address and size in bytes of every allocation in a tree; a release has its size negated."""
+    """Time in ns, address and size in bytes of every allocation in a tree; releases have negative sizes."""
     for event in events:
         if event.tag == _EventType.Allocation:
             yield event.start_time_ns, event.extra_fields.ptr, event.extra_fields.alloc_size

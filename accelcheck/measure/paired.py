@@ -1,7 +1,7 @@
-"""Which of two is faster: both measured in turns in one process, and an interval that assumes nothing of how times spread.
+"""Which of two calls is faster: both are measured in turns in one process, and the interval assumes no distribution of times.
 
-Nothing read from an earlier process comes near: each process lands differently in memory. Times of a pair share what the machine
-does at that moment, so their ratio is steady where neither of them is.
+Figures of an earlier process are less precise, because each process has another memory layout. Both times of a pair see the same
+disturbances of the machine, so their ratio is steadier than either.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
 LOOKS = (0.25, 0.5, 1.0, 2.0)
-"""Seconds of measuring after which the answer is looked for: most are found at the first look."""
+"""Seconds of measuring after which the interval is computed. The first look decides most cases."""
 ERROR = 0.0025
-"""Probability, at each look and on each side, that the interval misses the true median: 4 looks, two sides, 2 % in all. A wrong
-answer needs more than that: an interval that misses the truth by the whole margin."""
+"""Probability, at each look and on each side, that the interval misses the true median: 2 % in all for 4 looks and two sides. A wrong
+answer is less likely: for it, the interval must miss the truth by the whole margin."""
 MARGIN = 0.015
-"""What makes a difference: smaller ones are `same`."""
+"""Smallest relative difference that counts; smaller ones are `same`."""
 
 
 class SpeedVerdict(StrEnum):
-    """Of the candidate, against what it is compared with."""
+    """The candidate compared with its base."""
 
     FASTER = "faster"
     SAME = "same"
@@ -39,18 +39,18 @@ class SpeedVerdict(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """What came of it.
+    """The result of `compare`.
 
     Attributes:
-        answer: Against the margin.
-        ratio: The candidate's time as a part of the other's: the median over pairs.
-        low, high: Interval of the ratio, with the error on each side that was asked for.
-        pairs: How many were measured.
-        seconds: How long that took.
-        base, candidate: Times of the blocks, in seconds, in the order in which they were measured.
-        waited: Seconds that threads of this process waited for a core meanwhile, as a part of `seconds`: above 1 where many did.
-            Work beside it, or its other threads, had them; that slows the two down alike only as far as they use cores alike.
-            None: not known.
+        answer: The verdict, given the margin.
+        ratio: The candidate's time divided by the base's: the median over pairs.
+        low, high: Interval of the ratio, with the given error on each side.
+        pairs: Number of pairs measured.
+        seconds: Duration of the measurement.
+        base, candidate: Times of the blocks, in seconds, in the order of measuring.
+        waited: Seconds that threads of this process waited for a core, divided by `seconds`; above 1 if several waited. Other
+            work, or other threads of this process, had the cores; that slows both calls equally only if both use cores
+            equally. None if the kernel does not tell.
     """
 
     answer: SpeedVerdict
@@ -75,13 +75,13 @@ def compare(
     """Measure both in turns, in the order A B B A, until the interval lies on one side of a margin or the last look is over.
 
     Args:
-        base: Runs a block of what is compared with, and gives its time in seconds.
-        candidate: The same of the candidate.
-        margin: Relative difference from which on it is faster or slower.
-        looks: Seconds after which to look, ascending.
-        now: Clock that the looks go by.
-        error: Probability that the interval misses the true median, at each look and on each side. It says how many pairs there
-            are at least.
+        base: Runs a block of the base, and returns its time in seconds.
+        candidate: The same for the candidate.
+        margin: Smallest relative difference that counts.
+        looks: Seconds after which to compute the interval, ascending.
+        now: Clock for the looks.
+        error: Probability that the interval misses the true median, at each look and on each side. It determines the least
+            number of pairs.
 
     Raises:
         ClockError: As `base` and `candidate` raise it.
@@ -95,9 +95,9 @@ def compare(
     before = waited()
     start = now()
     for look in looks:
-        # However slow a block is: below so many pairs there is no interval.
+        # However slow a block is: with fewer pairs there is no interval.
         while now() - start < look or len(logs) < fewest(error):
-            # The second of a pair may find caches warm, or the machine slower: each is second as often.
+            # The second of a pair may find caches warm, or the machine slower, so each is second equally often.
             order = (0, 1) if len(logs) % 2 == 0 else (1, 0)
             pair = [0.0, 0.0]
             for which in order:
@@ -123,7 +123,7 @@ def compare(
 
 
 def judged(low: float, high: float, margin: float) -> SpeedVerdict:
-    """The answer of an interval of log ratios."""
+    """The verdict of an interval of log ratios."""
     limit = math.log1p(margin)
     if low > limit:
         return SpeedVerdict.SLOWER
@@ -135,16 +135,17 @@ def judged(low: float, high: float, margin: float) -> SpeedVerdict:
 
 
 def interval(values: Sequence[float], error: float) -> tuple[float, float]:
-    """Interval of the median from order statistics: exact for every continuous distribution.
+    """Interval of the median from order statistics, exact for every continuous distribution.
 
-    The k-th smallest value is above the true median only if at most k - 1 values are below: Binomial(n, 1/2).
+    The k-th smallest value is above the true median if at most k - 1 values are below it, which has the probability
+    P(Binomial(n, 1/2) <= k - 1) (W. R. Thompson, Annals of Mathematical Statistics 7, 1936, 122-128).
 
     Args:
-        values: At least `fewest(error)` of them.
+        values: At least `fewest(error)` values.
         error: Probability of missing the median, on each side.
 
     Raises:
-        ValueError: Too few values.
+        ValueError: There are too few values.
     """
     import numpy as np
     from scipy.special import bdtr
@@ -159,5 +160,5 @@ def interval(values: Sequence[float], error: float) -> tuple[float, float]:
 
 
 def fewest(error: float) -> int:
-    """Fewest values that have an interval with this error a side: 2**-n must not exceed it."""
+    """Least number of values for an interval with this error on each side: 2**-n must not exceed it."""
     return math.ceil(-math.log2(error))

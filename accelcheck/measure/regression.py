@@ -1,8 +1,8 @@
-"""Whether a ratio has got worse since it was stored: means over processes, and a limit from how processes differ.
+"""Whether a ratio is worse than the stored one: means over processes, and a limit from the spread between processes.
 
-A process lands in memory where it lands, and stays there: its ratio is steady, another process's differs. So processes are
-the sample, not calls. Log ratios of processes are taken to be normal; the limit is that of Student's t with the spreads of
-both samples pooled, its error divided among all cases of a run (Bonferroni), so that a run as a whole errs rarely.
+Each process has its own memory layout for as long as it lives: its ratio is steady, and differs from that of another process.
+So the sample is processes, not calls. Log ratios of processes are assumed to be normal. The limit is that of Student's t with
+the pooled spread of both samples; its error is divided among all cases of a run (Bonferroni), so that a whole run errs rarely.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 STORED = 10
-"""Processes behind a baseline."""
+"""Processes of a baseline."""
 CHECKED = 3
-"""Processes behind a check; what they name is judged by `STORED` further ones."""
+"""Processes of a check. `STORED` further ones judge the cases that exceed the limit in these."""
 ERROR = 0.01
-"""Probability of one or more false alarms in a run in which nothing has changed."""
+"""Probability of at least one false alarm in a run in which nothing has changed."""
 MISSED = 0.01
-"""Probability that a check misses a change of the smallest detectable size. The further processes that it asks may miss it too: what
-is stated as found in 95 of 100 runs has room for both."""
+"""Probability that a check misses a change of the smallest detectable size. The further processes may miss it too, hence the stated
+95 of 100 runs."""
 LEAST_SPREAD = 0.004
 """Smallest standard deviation of log ratios that is believed, because ten processes may agree by chance: the least that
 `benchmarks/speed_gates.py` measured between processes of torch (0.4 to 1.5 % on two cores)."""
@@ -31,11 +31,11 @@ LEAST_SPREAD = 0.004
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """Log ratios, one a process.
+    """Log ratios, one per process.
 
     Attributes:
-        mean: Of the natural logarithms of the times' ratio, candidate to eager.
-        spread: Their standard deviation.
+        mean: Mean natural logarithm of the ratio of times, candidate to eager.
+        spread: Standard deviation of the logarithms.
         count: Number of processes.
     """
 
@@ -48,7 +48,7 @@ class Sample:
         """The sample of ratios, at least two.
 
         Raises:
-            ValueError: Fewer, or one is not positive and finite.
+            ValueError: There are fewer, or one is not positive and finite.
         """
         if len(ratios) < 2 or not all(0.0 < ratio < math.inf for ratio in ratios):
             raise ValueError(f"expected two or more positive ratios, got {list(ratios)}")
@@ -63,11 +63,11 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A check held against a baseline; all are factors of the time, 1.02 being 2 % slower.
+    """The comparison of a check with a baseline. All values are factors of the time: 1.02 is 2 % slower.
 
     Attributes:
-        factor: By how much the ratio has changed.
-        limit: From which factor on it is a regression.
+        factor: Change of the ratio.
+        limit: Largest factor that is no regression.
         smallest: The smallest slowdown that such a check finds in 95 of 100 runs.
     """
 
@@ -82,12 +82,12 @@ class Change:
 
 
 def change(stored: Sample, checked: Sample, cases: int) -> Change:
-    """Hold a check against a baseline.
+    """Compare a check with a baseline.
 
     Args:
-        stored: The baseline's.
-        checked: Measured now.
-        cases: How many are held against baselines in this run: they share the error.
+        stored: Sample of the baseline.
+        checked: Sample of this run.
+        cases: Number of cases that this run compares with baselines: they share the error.
 
     Raises:
         ValueError: There is no case, or a sample of fewer than two processes.

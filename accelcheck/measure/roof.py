@@ -1,4 +1,4 @@
-"""What a device can do at most, measured on it: multiplications and copies; and what of that a call needs."""
+"""Measured peak rates of a device for matmuls and copies, and the floating-point operations of a call."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ if TYPE_CHECKING:
     from accelcheck.devices.base import Device
 
 SIDE = {"cpu": 1024, "xla": 1024}
-"""Side of the square matrices that are multiplied: large enough that the product is bound by arithmetic."""
+"""Side of the square matrices, by device type: large enough that the product is bound by arithmetic."""
 ELSEWHERE = 8192
-"""The same on accelerators."""
+"""Side on all other devices."""
 COPIED = 1 << 28
-"""Bytes that are copied: more than caches hold."""
+"""Bytes read and written by the copy: more than caches hold."""
 BLOCKS = 5
-"""Blocks that are timed; the fastest counts, being a limit."""
+"""Number of timed blocks; the fastest counts, because a peak is sought."""
 
 
 @functools.cache
 def matmul_peak(device: Device, dtype: str) -> float:
-    """FLOP/s of a square matmul in a storage dtype, in the modes that are set.
+    """FLOP/s of a square matmul in a storage dtype, with the precision modes that are set.
 
-    Of two layouts the faster: float16 on the CPU takes 7 times as long where the second matrix is not transposed, as linear layers have it.
+    The faster of two layouts: float16 on the CPU takes 7 times as long where the second matrix is not transposed, as linear layers have it.
     """
     side = SIDE.get(device.type, ELSEWHERE)
     a, b = (torch.randn(side, side).to(device.torch_device(), getattr(torch, dtype)) for _ in range(2))
@@ -38,7 +38,7 @@ def matmul_peak(device: Device, dtype: str) -> float:
 
 @functools.cache
 def bandwidth(device: Device) -> float:
-    """Bytes/s that a copy reads and writes."""
+    """Bytes per second that a copy reads and writes."""
     source = torch.zeros(COPIED // 8, device=device.torch_device())
     target = torch.zeros_like(source)
     return COPIED / _fastest(device, lambda: target.copy_(source))

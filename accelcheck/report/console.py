@@ -27,6 +27,8 @@ INTERVAL = 20.0
 """Seconds between two lines of progress where the output is no terminal."""
 _BAR = 20
 """Width of the bar: leaves half of 80 columns to what is being done."""
+_NARROWEST = 8
+"""Columns are not made narrower than this to fit a table into a terminal."""
 _BREAKS = re.compile(r"(?<=\s)(?=\S)|(?<=\w[-/])(?=[^\W\d])")
 """Where a cell may be folded: between words, and within names (`sdpa-math`, `mlp/float32`) but not numbers (`1e-05`, `3/20`)."""
 
@@ -118,6 +120,9 @@ def _widths(rows: Sequence[Sequence[str]], room: int) -> tuple[int, list[int]]:
     found = [max(len(piece.rstrip()) for cell in column for piece in _BREAKS.split(cell)) for column in columns]
     gap = 2 if sum(found) + 2 * (len(found) - 1) <= room else 1
     left = room - sum(found) - gap * (len(found) - 1)
+    while left < 0 and max(found) > _NARROWEST:  # the longest words are folded after all
+        found[found.index(max(found))] -= 1
+        left += 1
     while left > 0 and (narrow := [index for index, width in enumerate(found) if width < most[index]]):
         for index in narrow[:left]:
             found[index] += 1

@@ -1,4 +1,4 @@
-"""The kill table: which fault is caught where, by which view, in how many seeds; and the false alarms. No torch."""
+"""The kill table: which view catches which fault, in how many seeds; and the false alarms. No torch."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from accelcheck.selftest.runner import SeedResult
 
 SHOWN = 4
-"""Views that are named in a line, the most frequent first."""
+"""Most views that a row names, the most frequent first."""
 
 
 def whole(outcomes: Sequence[SeedResult], device: str) -> list[str | Table]:
@@ -50,7 +50,7 @@ def table(outcomes: Sequence[SeedResult]) -> Table:
 
 
 def alone(outcomes: Iterable[SeedResult]) -> Table:
-    """A row for each view: how many verdicts it caught, and the faults that it alone sees in every seed."""
+    """A row for each view: how many faulty verdicts it caught, and the faults that only this view sees in every seed."""
     caught: Counter[str] = Counter()
     seeds: Counter[str] = Counter()
     views: dict[str, Counter[str]] = {}
@@ -75,7 +75,7 @@ def alone(outcomes: Iterable[SeedResult]) -> Table:
 
 
 def slowest(outcomes: Iterable[SeedResult], most: int = 5) -> list[str]:
-    """Where the time went: the plants that took longest on average, with their phases."""
+    """The plants that took longest on average, with the seconds of their phases."""
     totals: dict[str, Counter[str]] = {}
     verdicts: Counter[str] = Counter()
     for outcome in outcomes:
@@ -91,8 +91,8 @@ def slowest(outcomes: Iterable[SeedResult], most: int = 5) -> list[str]:
 
 
 def refused(outcomes: Iterable[SeedResult]) -> list[str]:
-    """Plants that make no sense here, with the reason, each once."""
-    # What fails by itself is told once a cell, not once a plant.
+    """Plants that do not apply to this device, with the reason, each once."""
+    # A cell that fails without a plant is reported once, not once for each plant.
     reasons = {
         outcome.reason if outcome.code == "device-fails" else f"{outcome.row.plant}: {outcome.reason}"
         for outcome in outcomes
@@ -119,7 +119,7 @@ def wrong(outcomes: Iterable[SeedResult], most: int = 40) -> list[str]:
 
 
 def counts(outcomes: Sequence[SeedResult]) -> str:
-    """One line: faults caught, false alarms, and what got no verdict at all, which is neither."""
+    """One line: faults caught, false alarms, and runs without a verdict, which are neither."""
     ran = [outcome for outcome in outcomes if outcome.ran]
     faulty = [outcome for outcome in ran if not outcome.row.correct]
     owed = [outcome for outcome in faulty if not outcome.row.hidden]

@@ -1,4 +1,4 @@
-"""Plants every fault and every correct variant in the matrix, and counts what the verdicts make of them."""
+"""Plants every fault and every correct variant in the matrix, and counts right and wrong verdicts."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ if TYPE_CHECKING:
 
 
 PLAIN = ", nothing planted"
-"""After a technique's name: what stands in a row in place of a plant's."""
+"""Follows a technique's name in a row without a plant."""
 DEVICE_FAILS = "device-fails"
-"""Code of rows that were not attempted because the device gets their workload wrong without any plant."""
+"""Code of rows that were not attempted because the device fails their workload without a plant."""
 
 
 class DiedError(RuntimeError):
-    """A process of the selftest ended before its work did."""
+    """A process of the selftest ended before its work was done."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,9 +50,9 @@ class PlantedRow:
     Attributes:
         plant: Name of the fault or variant.
         strength: Of a fault; 1 where it has no degrees.
-        workload, mode, dtype: Where.
+        workload, mode, dtype: Where it is planted.
         correct: Whether it is a correct variant.
-        hidden: Why a fault may be missed here; empty where it must be caught.
+        hidden: Why a fault may be missed in this row; empty where it must be caught.
     """
 
     plant: str
@@ -70,14 +70,14 @@ class PlantedRow:
 
 @dataclass(frozen=True, slots=True)
 class SeedResult:
-    """What became of a row with one seed.
+    """The outcome of a row with one seed.
 
     Attributes:
         verdict: The engine's.
-        views: The views and other checks that found something wrong.
+        views: Views and other checks that found something wrong.
         reason: The engine's reason.
-        code: Why it was not run.
-        compared: Elements compared.
+        code: Code of the reason why it was not run.
+        compared: Number of elements compared.
         seconds: Wall time by phase.
     """
 
@@ -92,7 +92,7 @@ class SeedResult:
 
     @property
     def ran(self) -> bool:
-        """Whether it was planted at all."""
+        """Whether it was run."""
         return self.verdict.executed
 
     @property
@@ -102,7 +102,7 @@ class SeedResult:
 
     @property
     def judged(self) -> bool:
-        """Whether there is a verdict about the result: an `error` is none."""
+        """Whether there is a verdict about the result: `pass` or `fail`, not `error`."""
         return self.verdict in {Verdict.PASS, Verdict.FAIL}
 
     @property
@@ -133,7 +133,7 @@ def variants() -> Mapping[str, Variant]:
 
 
 def rows() -> list[PlantedRow]:
-    """Every line of the kill table, ordered by workload, so that those that share oracles stand together."""
+    """Every row of the kill table, ordered by workload, so that rows that share oracles follow each other."""
     found = [
         PlantedRow(f.name, strength, cell.workload, cell.mode, dtype, hidden=f.hidden.get((dtype, strength), ""))
         for f in faults().values()
@@ -151,10 +151,10 @@ def rows() -> list[PlantedRow]:
 
 
 def bench(device: Device, matrix: Matrix, store: Store) -> Bench:
-    """What rows are attempted with; best kept, since a device is opened once by each.
+    """What rows are attempted with. Keep it: each opens the device once.
 
     Args:
-        device: Present here.
+        device: A device that is present.
         matrix: Of the built-in techniques and workloads.
         store: Of references.
     """
@@ -166,9 +166,9 @@ def attempt(row: PlantedRow, seed: int, bench: Bench) -> SeedResult:
     """Plant, run, judge.
 
     Args:
-        row: What is planted, and where.
-        seed: Number of the seed: workloads of other numbers have other parameters and inputs.
-        bench: Of one device.
+        row: The plant and where it is planted.
+        seed: Number of the seed. Each number gives a workload other parameters and inputs.
+        bench: With one device.
     """
     there = _plant(row).exists(_device(bench))
     if not there.ok:
@@ -179,9 +179,9 @@ def attempt(row: PlantedRow, seed: int, bench: Bench) -> SeedResult:
 def attempts(rows: Sequence[PlantedRow], seed: int, bench: Bench) -> list[SeedResult]:
     """Attempt rows of one workload, mode and dtype, after each of their techniques without a plant.
 
-    Where a technique fails without one, and the device's ledger says so, nothing can be told of a plant: its rows are not
-    attempted, nor are those that the device gets wrong with some seeds. Where no ledger says so, the plain run is a false
-    alarm, as that of any correct variant is.
+    Where a technique fails without a plant, and the device's ledger expects that, a verdict says nothing about a plant: such
+    rows are not attempted, nor are rows that fail on the device with some seeds. A failure that no ledger expects is a
+    false alarm, as with any correct variant.
     """
     found: list[SeedResult] = []
     plains: dict[str, SeedResult] = {}
@@ -265,7 +265,7 @@ def seeded(workload: Workload, number: int) -> Workload:
 
 
 def caught_by(record: Record) -> tuple[str, ...]:
-    """What found something wrong: views and other checks, each once, the most frequent first."""
+    """Views and other checks that found something wrong, each once, the most frequent first."""
     found: Counter[str] = Counter()
     if record.verdict is Verdict.FAIL:
         for line in record.reason.splitlines():
@@ -276,24 +276,24 @@ def caught_by(record: Record) -> tuple[str, ...]:
 
 
 def run(device: str, chosen: Sequence[PlantedRow], seeds: int, jobs: int, folder: Path) -> Iterator[list[SeedResult]]:
-    """Attempt every row with every seed, in processes of their own; what is done comes in groups, in any order.
+    """Attempt every row with every seed in worker processes, and yield groups of results in any order.
 
-    They have the variables of this one: what torch reads when it is imported is to be set here.
+    Workers inherit the environment, so set the variables that torch reads at import before.
 
     Args:
-        device: Name of a device, present here.
+        device: Name of a device that is present.
         chosen: Rows.
-        seeds: How many seeds, from 0.
-        jobs: Processes.
-        folder: For the references that they share; private to this run.
+        seeds: Number of seeds, from 0.
+        jobs: Number of processes.
+        folder: For the references that the processes share; private to this run.
 
     Raises:
-        DiedError: A process died; what was done before has been given.
+        DiedError: A process died. The results up to then have been yielded.
     """
     groups: dict[tuple[str, Mode, str], list[PlantedRow]] = {}
     for row in chosen:
         groups.setdefault((row.workload, row.mode, row.dtype), []).append(row)
-    # The large groups first, so that no process ends long after the others.
+    # Large groups first, so that no process ends long after the others.
     ordered = sorted(groups.values(), key=len, reverse=True)
     tasks = [(device, group, seed, str(folder)) for group in ordered for seed in range(seeds)]
     context = multiprocessing.get_context("spawn")  # torch's threads and a backend's client do not survive a fork

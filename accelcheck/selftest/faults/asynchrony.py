@@ -1,4 +1,4 @@
-"""Faults of results that are read before they are there, or computed elsewhere than asked."""
+"""Faults of results that are read before they are written, or computed on another device than the one asked for."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ if TYPE_CHECKING:
     from accelcheck.workloads.base import Program, Result
 
 PATIENCE = 10.0
-"""Seconds that either side of the border waits for the other at most: long, for both only copy."""
+"""Most seconds that either side waits for the other. Both only copy, so this is ample."""
 
 
 def raced(share: float) -> Change:
-    """A consumer reads a buffer that two libraries share while its producer has this share of it still to write.
+    """A consumer reads a buffer that two libraries share before its producer has written this share of it.
 
-    The producer is a thread, delayed until the consumer has read: the race is lost every time, without a clock. What is
-    not written yet is what the call before left.
+    The producer is a thread that waits until the consumer has read, so the race is lost every time and no clock is
+    involved. The part that is not written yet holds the result of the call before.
     """
 
     def change(program: Program) -> None:
@@ -64,13 +64,13 @@ def raced(share: float) -> Change:
 
 
 def streamed(strength: float) -> Change:
-    """The call runs on a stream of its own, delayed, and nobody waits for it: what is read is what memory held."""
+    """The call runs on a stream of its own, delayed, and nothing waits for it: the reader gets the memory's old content."""
     delay = int(strength)
 
     def call(plain: Any, *inputs: Any) -> Tensor:
         here = torch.cuda.current_stream()
         other = torch.cuda.Stream()  # type: ignore[no-untyped-call]  # not annotated in torch
-        # Sizes are known without a run: of a plain one, whose result is poisoned.
+        # The result of a plain run gives the sizes; its values are poisoned.
         read = torch.full_like(plain(*inputs), float("nan"))
         other.wait_stream(here)
         with torch.cuda.stream(other):
@@ -84,7 +84,7 @@ def streamed(strength: float) -> Change:
 
 
 class Unordered:
-    """A tensor that a consumer is given at once: it exports, as ``stream=-1`` has it, without ordering any streams."""
+    """A tensor that is exported without ordering any streams, as ``stream=-1`` asks."""
 
     def __init__(self, tensor: Tensor) -> None:
         self._tensor = tensor
@@ -98,7 +98,7 @@ class Unordered:
 
 
 def unordered(strength: float) -> Change:
-    """CuPy is given tensors without order between the stream that writes them and the one that it copies on."""
+    """CuPy gets tensors without an order between the stream that writes them and the stream that copies them."""
     del strength
 
     def change(program: Program) -> None:
@@ -109,7 +109,7 @@ def unordered(strength: float) -> Change:
 
 
 def unsynced(strength: float) -> Change:
-    """The host reads its mirror of the result before the device was synchronised: it holds the run before."""
+    """The host reads its mirror of the result before the device is synchronised, and gets the result of the run before."""
     del strength
 
     def change(program: Program) -> None:
@@ -129,7 +129,7 @@ def unsynced(strength: float) -> Change:
 
 
 def fallen_back(strength: float) -> Change:
-    """One kind of operator has no kernel on the device: the CPU computes it, and moves its result back."""
+    """One kind of operator has no kernel on the device: the CPU computes it, and the result is moved back."""
     del strength
 
     def on_cpu(func: Any, *args: Any, **options: Any) -> Tensor:
@@ -142,14 +142,14 @@ def fallen_back(strength: float) -> Change:
 
 
 def elsewhere(device: Device) -> Capability:
-    """Where there is something to fall back to."""
+    """Devices that can fall back to the CPU."""
     if device.type == "cpu":
         return unsupported(Code.NO_EFFECT, "the CPU is what others fall back to")
     return SUPPORTED
 
 
 def on_streams(device: Device) -> Capability:
-    """Where work is put on streams."""
+    """Devices whose streams a caller can choose."""
     if device.type != "cuda":
         return unsupported(Code.NO_FEATURE, f"{device.name} has no streams that a caller chooses")
     return SUPPORTED
@@ -166,7 +166,7 @@ FAULTS = (
     ),
     Fault(
         "stream-race",
-        "A call on another stream is not waited for; the strength is its delay in clock cycles.",
+        "Nothing waits for a call on another stream; the strength is its delay in clock cycles.",
         (Cell("mlp"),),
         streamed,
         strengths=(1e7,),
@@ -175,7 +175,7 @@ FAULTS = (
     ),
     Fault(
         "dlpack-unordered",
-        "A tensor is exported to a library on another stream, which nobody has wait for its producer.",
+        "A tensor is exported to a library on another stream that does not wait for the producer.",
         (Cell("mlp", dtypes=("float32", "float16")), Cell("mlp", Mode.BACKWARD, ("float32", "float16"))),
         unordered,
         number=40,
@@ -191,7 +191,7 @@ FAULTS = (
     ),
     Fault(
         "operator-on-the-cpu",
-        "An operator without a kernel falls back to the CPU: right, and nobody is told.",
+        "An operator without a kernel falls back to the CPU without notice; the result is right.",
         (Cell("mlp"), Cell("gelu")),
         fallen_back,
         number=41,

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def leaking(count: float, module: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """The last `count` queries see the one key that stands beyond the last whole tile."""
+    """The last `count` queries see the single key after the last whole tile."""
     del module
     query = torch.arange(q.size(-2), device=q.device).unsqueeze(-1)
     key = torch.arange(k.size(-2), device=k.device)
@@ -31,7 +31,7 @@ def leaking(count: float, module: Any, q: Tensor, k: Tensor, v: Tensor) -> Tenso
 
 
 def shifted(by: float, module: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """The diagonal `by` keys further to the right; the first query sees the first key whatever `by` is."""
+    """The diagonal is `by` keys further to the right; the first query always sees the first key."""
     del module
     seen = causal(q.size(-2), k.size(-2), q.device, int(by))
     first = torch.arange(k.size(-2), device=k.device) == 0
@@ -39,7 +39,7 @@ def shifted(by: float, module: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 def padded(more: float, module: Any, q: Tensor, k: Tensor, v: Tensor, lengths: Tensor) -> Tensor:
-    """Each sequence `more` keys longer than it is."""
+    """Each sequence is taken to be `more` keys longer than it is."""
     del module
     seen = torch.arange(k.size(2), device=k.device) < (lengths + int(more)).unsqueeze(-1)
     return attention(q, k, v, seen[:, None, None, :])
@@ -58,20 +58,20 @@ def top_left(module: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tens
 
 
 def plain_softmax(module: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
-    """0 / 0 in a row without keys."""
+    """A row without keys gives 0 / 0."""
     del module
     return attention(q, k, v, mask, weigh=lambda scores: scores.softmax(-1))
 
 
 def finite_mask(module: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
-    """The lowest number for -inf: a row without keys sees all of them."""
+    """The lowest finite number stands for -inf, so a row without keys sees all of them."""
     del module
     lowest = torch.finfo(torch.float32).min
     return attention(q, k, v, mask, weigh=lambda scores: scores.clamp(min=lowest).softmax(-1))
 
 
 def rescaled(error: float, module: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """The scale of the scores wrong by a relative error."""
+    """The scale of the scores has a relative error."""
     return attention(q, k, v, causal(q.size(-2), k.size(-2), q.device) if module.causal else None, factor=1.0 + error)
 
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def exchanged(module: Any, x: Tensor, gate: Tensor) -> Tensor:
-    """A function whose gradient of each operand is that of the other."""
+    """A function that returns the gradients of its two operands swapped."""
     return _Exchange.apply(module, x, gate, module.slope)  # type: ignore[no-untyped-call,no-any-return]  # untyped in torch
 
 
@@ -47,7 +47,7 @@ class _Exchange(torch.autograd.Function):
 
 
 class _Once(torch.autograd.Function):
-    """Right gradients that know nothing of what they were computed from: their own gradients are wrong."""
+    """First gradients are right, but detached from their inputs, so second gradients are wrong."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, gate: Tensor, slope: Tensor) -> Tensor:
@@ -82,7 +82,7 @@ def doubling(program: Any) -> None:
 
 
 def swapped(one: str, other: str) -> Change:
-    """Two tensors of the result stand in each other's place."""
+    """Two tensors of the result are swapped."""
 
     def edit(result: Result) -> None:
         result[one], result[other] = result[other], result[one]
@@ -100,7 +100,7 @@ FAULTS = (
     ),
     Fault(
         "attention-gradients-swapped",
-        "The gradients of query and key stand in each other's place.",
+        "The gradients of query and key are swapped.",
         (Cell("attention", Mode.BACKWARD),),
         lambda _: swapped("grad:input[0]", "grad:input[1]"),
         number=38,
@@ -114,7 +114,7 @@ FAULTS = (
     ),
     Fault(
         "double-backward-wrong",
-        "A custom function's gradients are right, and theirs are not.",
+        "A custom function's first gradients are right, its second gradients are wrong.",
         (Cell("custom-function", Mode.BACKWARD, ("float32",)),),
         lambda _: calling(detached),
         number=38,

@@ -23,7 +23,7 @@ Change: TypeAlias = "Callable[[Program], None]"
 """Changes a program in place, after the technique has prepared it."""
 
 EVERY = ("float32", "bfloat16", "float16")
-"""The storage dtypes that plants are tried in, unless one makes no sense in some."""
+"""Storage dtypes that plants are tried in, unless a plant does not apply to one of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class Cell:
 
     Attributes:
         workload: Name of a built-in workload.
-        mode: What of it is run.
+        mode: Mode that is run.
         dtypes: Storage dtypes.
     """
 
@@ -42,26 +42,26 @@ class Cell:
 
 
 def everywhere(device: Device) -> Capability:
-    """A plant that makes sense on any device."""
+    """For plants that apply to every device."""
     del device
     return SUPPORTED
 
 
 @dataclass(frozen=True)
 class Fault:
-    """A defect. One file a family lists its `FAULTS`.
+    """A defect. Each family's file lists its `FAULTS`.
 
     Attributes:
-        name: Its word in the kill table.
-        summary: One sentence: what an implementation that has it does wrong.
+        name: Its name in the kill table.
+        summary: One sentence: what a faulty implementation does wrong.
         cells: Where it is planted.
         plant: ``plant(strength)`` gives the change.
-        strengths: How much of it: relative errors, shares or counts, the strongest first; a single 1 where it has no degrees.
+        strengths: Relative errors, shares or counts, the strongest first; a single 1 where the fault has no degrees.
         number: Number in the list of faults that a suite must catch, 1 to 43; 0 for cheats and further ones.
         technique: Name of the technique that it is planted under, or the technique itself.
-        hidden: Reasons by dtype and strength (``{("bfloat16", 0.003): "..."}``) where it cannot be told from rounding: its
-            documented detectability ends there. Such rows are run and shown, and gate nothing.
-        exists: Whether it makes sense on a device.
+        hidden: Reasons why it cannot be told from rounding, by dtype and strength (``{("bfloat16", 0.003): "..."}``): its
+            documented detectability ends there. Such rows are run and shown, but do not decide the exit code.
+        exists: Whether it applies to a device.
     """
 
     name: str
@@ -77,7 +77,7 @@ class Fault:
 
 @dataclass(frozen=True)
 class Variant:
-    """A correct implementation that is not eager's. One file a family lists its `VARIANTS`.
+    """A correct implementation that differs from eager's. Each family's file lists its `VARIANTS`.
 
     Attributes:
         name, summary, cells, plant, technique, exists: As of a `Fault`; ``plant`` takes nothing.
@@ -92,7 +92,7 @@ class Variant:
 
 
 class Planted(Technique):
-    """A technique with a change planted after it: judged, and giving evidence, as the technique itself is.
+    """A technique with a change planted after it. It is judged, and gives evidence, as the technique itself does.
 
     Args:
         base: The technique.
@@ -104,7 +104,7 @@ class Planted(Technique):
         self.change = change
         self.name, self.family, self.promise, self.source = base.name, base.family, base.promise, base.source
         self.dtypes, self.modes, self.requires, self.excludes = base.dtypes, base.modes, base.requires, base.excludes
-        # A cache is a fault that shows in a second run only, so there is one at least.
+        # A faulty cache shows only in a second run, so there are at least two.
         self.warmups, self.resizing = max(1, base.warmups), base.resizing
         self.keeps_strides, self.bakes, self.level = base.keeps_strides, base.bakes, base.level
         self.differentiates_twice, self.accuracy_limit = base.differentiates_twice, base.accuracy_limit
@@ -112,7 +112,7 @@ class Planted(Technique):
 
     @property
     def watch(self) -> type[Log]:  # type: ignore[override]  # a class attribute of each technique, and so of its base
-        """How the base is observed."""
+        """The base's own observation."""
         return self.base.watch
 
     def capability(self, device: Device) -> Capability:

@@ -1,4 +1,4 @@
-"""What passes a careless check without doing the work, or doing more than was asked."""
+"""Implementations that pass a careless check without doing the work, or by doing more than was asked."""
 
 from __future__ import annotations
 
@@ -27,22 +27,22 @@ if TYPE_CHECKING:
 
 
 def always(change: Change) -> Callable[[float], Change]:
-    """A change without degrees."""
+    """Plants of a change that has no degrees."""
     return lambda _: change
 
 
 def eager_again(program: Program) -> None:
-    """The module itself: never compiled."""
+    """Returns the module itself, not compiled."""
     program.call = None
 
 
 def no_context(program: Program) -> None:
-    """Forward passes in no context: never autocast, no backend forced."""
+    """Runs forward passes without a context: no autocast, no forced backend."""
     program.around = contextlib.nullcontext
 
 
 def in_floating_point(program: Program) -> None:
-    """The module, held as a quantized one is: never converted."""
+    """Holds the module as a quantized one is held, but does not convert it."""
     program.call = Holder(program.module)
 
 
@@ -62,13 +62,13 @@ def one_nan(out: Tensor) -> Tensor:
 
 
 def nan_everywhere(plain: Any, *inputs: Any) -> Any:
-    """Where one element is NaN, all are: a shared reduction, a row maximum, a 0 times NaN in a mask."""
+    """One NaN makes all elements NaN, as a shared reduction, a row maximum or 0 times NaN in a mask does."""
     out = plain(*inputs)
     return torch.where(out.isnan().any(), math.nan, out)
 
 
 def nan_in_row(plain: Any, *inputs: Any) -> Any:
-    """Where one element is NaN, its column is too: for a tile shares it."""
+    """One NaN makes its column NaN, as a shared tile does."""
     out = plain(*inputs)
     return torch.where(out.isnan().any(0, keepdim=True), math.nan, out)
 
@@ -81,7 +81,7 @@ def elsewhere(result: Result) -> None:
 
 
 def other_dtype(out: Tensor) -> Tensor:
-    """Half types widened, FP32 made half: a converter that forgot to convert back."""
+    """Half types are widened, FP32 becomes half: a converter that did not convert back."""
     return out.half() if out.dtype == torch.float32 else out.float()
 
 
@@ -90,14 +90,14 @@ def column_major(out: Tensor) -> Tensor:
 
 
 def strided(device: Device) -> Capability:
-    """Where tensors have strides."""
+    """Devices whose tensors have strides."""
     if "strided" not in device.features:
         return unsupported(Code.NO_FEATURE, f"{device.name} has no strides")
     return SUPPORTED
 
 
 def overwriting(share: float) -> Change:
-    """The first rows of the input are scratch memory."""
+    """The first rows of the input are used as scratch memory."""
 
     def call(plain: Any, x: Tensor, *rest: Any) -> Any:
         out = plain(x, *rest)
@@ -109,7 +109,7 @@ def overwriting(share: float) -> Change:
 
 
 def drifting(strength: float) -> Change:
-    """A parameter is normalised in place as it is used: each call changes it by this factor more."""
+    """A parameter is normalised in place where it is used, so each call scales it by ``1 + strength``."""
 
     def call(module: nn.Module, *inputs: Any) -> Any:
         out = module(*inputs)
@@ -121,7 +121,7 @@ def drifting(strength: float) -> Change:
 
 
 def without(path: str) -> Callable[[float], Change]:
-    """A tensor of the result is not there."""
+    """A tensor of the result is missing."""
     return always(editing(lambda result: _drop(result, path)))
 
 
@@ -130,7 +130,7 @@ def _drop(result: Result, path: str) -> None:
 
 
 def detached(program: Program) -> None:
-    """Outputs are right and cut off from one layer: its gradient is never computed."""
+    """Outputs are right but detached from one layer, whose gradient is therefore not computed."""
     module = program.module
 
     def call(*inputs: Any) -> Any:
@@ -141,7 +141,7 @@ def detached(program: Program) -> None:
 
 
 def zeroed(program: Program) -> None:
-    """Zeros, of the right shapes, that belong to no graph of the inputs but have one."""
+    """Zeros of the right shapes, with a graph that does not reach the inputs."""
 
     def call(*inputs: Any) -> Any:
         ((_, out),) = flatten(program.module(*inputs))
@@ -156,34 +156,46 @@ MLP, MATMUL = Cell("mlp"), Cell("matmul")
 FAULTS = (
     Fault(
         "reference-returned",
-        "A compiler that gives eager's own result: right, and nothing was compiled.",
+        "A compiler returns eager's result: right, but nothing was compiled.",
         (Cell("elementwise-5", dtypes=FLOAT32),),
         always(eager_again),
         technique="compile-aot-eager",
     ),
     Fault(
         "autocast-never-entered",
-        "FP32 results under the name of bfloat16: better than asked, and not asked for.",
+        "FP32 results are passed off as bfloat16: more accurate, but not what was asked for.",
         (Cell("mlp", dtypes=FLOAT32), Cell("mlp", Mode.BACKWARD, FLOAT32)),
         always(no_context),
         technique="amp-bf16",
     ),
     Fault(
         "never-quantized",
-        "Linear layers are left in floating point under the name of int8.",
+        "Linear layers stay in floating point and are passed off as int8.",
         (Cell("mlp", dtypes=FLOAT32),),
         always(in_floating_point),
         technique="int8-dynamic",
     ),
-    Fault("cached-by-shape", "The first result for a shape, again.", (MLP, MATMUL), kept_by(shapes)),
+    Fault("cached-by-shape", "The first result for a shape is returned again.", (MLP, MATMUL), kept_by(shapes)),
     Fault("zeros", "Zeros.", (MLP, MATMUL, Cell("gelu")), always(replacing(out=torch.zeros_like))),
-    Fault("zeros-with-gradients", "Zeros, and gradients of zeros.", (Cell("mlp", Mode.BACKWARD),), always(zeroed)),
-    Fault("constant", "The mean of the result, everywhere.", (MLP, MATMUL), always(replacing(out=mean_everywhere))),
+    Fault(
+        "zeros-with-gradients",
+        "Results are zeros, and so are gradients.",
+        (Cell("mlp", Mode.BACKWARD),),
+        always(zeroed),
+    ),
+    Fault(
+        "constant", "Every element is the mean of the result.", (MLP, MATMUL), always(replacing(out=mean_everywhere))
+    ),
     Fault("input-returned", "The input.", (Cell("gelu"), MATMUL), always(calling(input_returned))),
-    Fault("nan-for-a-number", "One NaN where a number is due.", (MLP, MATMUL), always(replacing(out=one_nan))),
+    Fault(
+        "nan-for-a-number",
+        "One element is NaN where it should be a number.",
+        (MLP, MATMUL),
+        always(replacing(out=one_nan)),
+    ),
     Fault("nan-everywhere", "One NaN spreads to all elements.", (MLP, MATMUL), always(wrapping(nan_everywhere))),
     Fault("nan-spreads", "One NaN spreads along its column.", (MLP, MATMUL), always(wrapping(nan_in_row))),
-    Fault("output-on-another-device", "The output is somewhere else.", (MLP,), always(editing(elsewhere))),
+    Fault("output-on-another-device", "The output is on another device.", (MLP,), always(editing(elsewhere))),
     Fault("other-dtype", "The output has another dtype.", (MLP, MATMUL), always(replacing(out=other_dtype))),
     Fault(
         "other-strides",

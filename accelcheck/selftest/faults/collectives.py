@@ -22,7 +22,7 @@ TRAINING = (Cell("train-mlp", Mode.TRAIN, FLOAT32),)
 
 
 def ranks(edit: Callable[[Ranks], None]) -> Change:
-    """Change a program's ranks."""
+    """A change to a program's ranks."""
 
     def change(program: Program) -> None:
         edit(program.extras[RANKS])
@@ -31,7 +31,7 @@ def ranks(edit: Callable[[Ranks], None]) -> Change:
 
 
 def weighing(weigh: Callable[[Sequence[int]], list[float]]) -> Change:
-    """Other weights of the ranks' gradients, from their numbers of samples."""
+    """Weighs the ranks' gradients by `weigh` of their numbers of samples."""
 
     def edit(these: Ranks) -> None:
         these.weigh = weigh
@@ -52,10 +52,10 @@ def without_last(sizes: Sequence[int]) -> list[float]:
 
 
 class Unreduced(Averaging):
-    """The last bucket is never handed to the collective.
+    """Does not pass the last bucket to the collective.
 
     Args:
-        plain: What it is planted in.
+        plain: Exchange that it is planted in.
         share: Part of the gradient that is in the last bucket.
     """
 
@@ -79,7 +79,7 @@ def unreduced(strength: float) -> Change:
 
 
 class Forgetful(Compressor):
-    """Compresses, and keeps nothing of what it did not send."""
+    """Compresses without error feedback: the part that is not sent is lost."""
 
     def compress(self, gradient: Tensor) -> Tensor:
         sent = super().compress(gradient)
@@ -88,7 +88,7 @@ class Forgetful(Compressor):
 
 
 class Repeating(Compressor):
-    """Adds the residual of the step before, and keeps it in the next one too."""
+    """Adds the residual of the step before, and keeps it for the next step too."""
 
     def compress(self, gradient: Tensor) -> Tensor:
         before = self.residual
@@ -121,7 +121,7 @@ FAULTS = (
     ),
     Fault(
         "ddp-uneven-shards",
-        "Ranks with unequal numbers of samples weigh alike.",
+        "Ranks with unequal numbers of samples have equal weights.",
         TRAINING,
         lambda _: weighing(alike),
         technique="data-parallel-3",

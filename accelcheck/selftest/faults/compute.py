@@ -1,4 +1,4 @@
-"""Plain implementations of operators, each with the parts that plants vary: right as they stand by their defaults."""
+"""Plain implementations of operators, with parameters for the parts that plants vary. With the defaults they are right."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def causal(queries: int, keys: int, device: torch.device, diagonal: int = 0) -> 
 
 
 def softmax(scores: Tensor) -> Tensor:
-    """Over the last dimension; a row of ``-inf`` gives zeros, as torch promises for a row that is masked as a whole."""
+    """Softmax over the last dimension; a row of ``-inf`` gives zeros, as torch promises for a row that is masked entirely."""
     blind = (scores == -math.inf).all(-1, keepdim=True)
     return scores.masked_fill(blind, 0.0).softmax(-1).masked_fill(blind, 0.0)
 
@@ -46,8 +46,8 @@ def attention(
         k: Keys ``(..., Sk, D)``.
         v: Values ``(..., Sk, D)``.
         seen: Bool, broadcastable to ``(..., Sq, Sk)``; None: every query sees every key.
-        factor: By which the scale ``1 / sqrt(D)`` is wrong.
-        weigh: Weights from scores, in which ``-inf`` stands for a key that is not seen.
+        factor: Multiplies the scale ``1 / sqrt(D)``; 1 is right.
+        weigh: Computes weights from scores, in which ``-inf`` stands for a key that is not seen.
     """
     wide = accumulator(q)
     scores = q.to(wide) @ k.to(wide).transpose(-1, -2) * (factor / math.sqrt(q.size(-1)))
@@ -57,9 +57,9 @@ def attention(
 
 
 def online_attention(q: Tensor, k: Tensor, v: Tensor, seen: Tensor | None = None, *, size: int = 16) -> Tensor:
-    """Attention over blocks of `size` keys with a running maximum and sum, as FlashAttention does it.
+    """Attention over blocks of `size` keys with a running maximum and sum, as in FlashAttention.
 
-    The first block must show every query a key.
+    Every query must see a key of the first block.
     """
     wide = accumulator(q)
     queries, keys, values = q.to(wide), k.to(wide), v.to(wide)
@@ -82,7 +82,7 @@ def online_attention(q: Tensor, k: Tensor, v: Tensor, seen: Tensor | None = None
 
 
 def sequential(a: Tensor, b: Tensor, order: Iterable[int]) -> Tensor:
-    """One product after the other, each rounded before it is added: no fused multiply-add."""
+    """Adds the products one after the other, each rounded before: no fused multiply-add."""
     wide = accumulator(a)
     left, right = a.to(wide), b.to(wide)
     total = torch.zeros(*a.shape[:-1], b.shape[-1], dtype=wide)
@@ -92,17 +92,17 @@ def sequential(a: Tensor, b: Tensor, order: Iterable[int]) -> Tensor:
 
 
 def forwards(a: Tensor, b: Tensor) -> Tensor:
-    """From the first to the last."""
+    """Adds from the first to the last."""
     return sequential(a, b, range(a.shape[-1]))
 
 
 def reversed_order(a: Tensor, b: Tensor) -> Tensor:
-    """From the last to the first."""
+    """Adds from the last to the first."""
     return sequential(a, b, reversed(range(a.shape[-1])))
 
 
 def blocked(a: Tensor, b: Tensor, size: int = 16) -> Tensor:
-    """Sums of `size` products, then their sum."""
+    """Adds sums of `size` products."""
     total = forwards(a[..., :size], b[..., :size, :])
     for k in range(size, a.shape[-1], size):
         total = total + forwards(a[..., k : k + size], b[..., k : k + size, :])
@@ -110,7 +110,7 @@ def blocked(a: Tensor, b: Tensor, size: int = 16) -> Tensor:
 
 
 def split_k(a: Tensor, b: Tensor) -> Tensor:
-    """Two halves, one forwards and one backwards."""
+    """Adds two halves, one forwards and one backwards."""
     half = a.shape[-1] // 2
     return forwards(a[..., :half], b[..., :half, :]) + reversed_order(a[..., half:], b[..., half:, :])
 
@@ -127,7 +127,7 @@ def pairwise(a: Tensor, b: Tensor) -> Tensor:
 
 
 def kahan(a: Tensor, b: Tensor) -> Tensor:
-    """With what each addition lost carried to the next."""
+    """Compensated summation: carries what each addition lost to the next."""
     wide = accumulator(a)
     left, right = a.to(wide), b.to(wide)
     total = torch.zeros(*a.shape[:-1], b.shape[-1], dtype=wide)
@@ -141,7 +141,7 @@ def kahan(a: Tensor, b: Tensor) -> Tensor:
 
 
 def fused(a: Tensor, b: Tensor) -> Tensor:
-    """Fused multiply-adds to FP32: products of FP32 are exact in FP64, and each sum is rounded to FP32 once more."""
+    """Fused multiply-adds in FP32: products of FP32 are exact in FP64, and each sum is rounded to FP32 once."""
     left, right = a.double(), b.double()
     total = torch.zeros(*a.shape[:-1], b.shape[-1], dtype=torch.float32)
     for k in range(a.shape[-1]):
@@ -150,7 +150,7 @@ def fused(a: Tensor, b: Tensor) -> Tensor:
 
 
 def matrix_unit(a: Tensor, b: Tensor, size: int = 16) -> Tensor:
-    """`size` products summed exactly, and added to an FP32 accumulator: a matrix unit's step."""
+    """Adds exact sums of `size` products to an FP32 accumulator, as a matrix unit does."""
     left, right = a.double(), b.double()
     total = torch.zeros(*a.shape[:-1], b.shape[-1], dtype=torch.float32)
     for k in range(0, a.shape[-1], size):
@@ -159,13 +159,13 @@ def matrix_unit(a: Tensor, b: Tensor, size: int = 16) -> Tensor:
 
 
 def from_transposed(a: Tensor, b: Tensor) -> Tensor:
-    """``(b^T a^T)^T``: a kernel that was asked for the transposed product."""
+    """``(b^T a^T)^T``, as a kernel for the transposed product computes it."""
     wide = accumulator(a)
     return (b.to(wide).mT @ a.to(wide).mT).mT.contiguous()
 
 
 def half_accumulation(a: Tensor, b: Tensor) -> Tensor:
-    """Products rounded to FP16 and added in FP16, one after the other."""
+    """Rounds products to FP16 and adds them in FP16, one after the other."""
     terms = (a.float().unsqueeze(-1) * b.float().unsqueeze(-3)).half().numpy()
     if terms.shape[-2] == 0:
         return torch.zeros(*a.shape[:-1], b.shape[-1])
@@ -190,7 +190,7 @@ def layer_norm(
     Args:
         module: An `nn.LayerNorm`.
         x: ``(..., N)``.
-        eps: In place of the module's.
+        eps: Used instead of the module's.
         moments: Mean and variance over the last dimension, which is kept; `two_pass` if not given.
     """
     wide = accumulator(x)
@@ -201,13 +201,13 @@ def layer_norm(
 
 
 def two_pass(x: Tensor, correction: int = 0) -> tuple[Tensor, Tensor]:
-    """The mean, then the mean square of what differs from it, over ``N - correction``."""
+    """The mean, then the mean square of the differences from it, over ``N - correction``."""
     mean = x.mean(-1, keepdim=True)
     return mean, (x - mean).square().sum(-1, keepdim=True) / (x.size(-1) - correction)
 
 
 def welford(x: Tensor) -> tuple[Tensor, Tensor]:
-    """One pass that updates mean and variance with each element."""
+    """One pass that updates mean and variance with each element (B. P. Welford, Technometrics 4, 1962)."""
     mean, spread = torch.zeros_like(x[..., :1]), torch.zeros_like(x[..., :1])
     for index in range(x.size(-1)):
         value = x[..., index : index + 1]
@@ -218,13 +218,13 @@ def welford(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def one_pass(x: Tensor) -> tuple[Tensor, Tensor]:
-    """``E[x^2] - E[x]^2``: it cancels where the mean is large against the deviation."""
+    """``E[x^2] - E[x]^2``, which cancels where the mean is large compared with the deviation."""
     mean = x.mean(-1, keepdim=True)
     return mean, x.square().mean(-1, keepdim=True) - mean.square()
 
 
 def shifted_one_pass(x: Tensor) -> tuple[Tensor, Tensor]:
-    """The same of what differs from the first element, which is as large as the mean: nothing cancels."""
+    """The same of the differences from the first element, which is as large as the mean, so that nothing cancels."""
     first = x[..., :1]
     mean, variance = one_pass(x - first)
     return first + mean, variance
@@ -255,6 +255,6 @@ def by_columns(module: Any, x: Tensor) -> Tensor:
 
 
 def gelu_by_erfc(x: Tensor) -> Tensor:
-    """``x erfc(-x / sqrt(2)) / 2``: nothing cancels where x is far below 0."""
+    """GELU as ``x erfc(-x / sqrt(2)) / 2``: nothing cancels where x is far below 0."""
     wide = x.to(accumulator(x))
     return (0.5 * wide * torch.erfc(-wide / math.sqrt(2))).to(x.dtype)

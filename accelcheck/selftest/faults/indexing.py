@@ -1,4 +1,4 @@
-"""Faults of indices: they overflow, and updates that meet are lost."""
+"""Faults of indices: overflow, and lost updates where several go to one place."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 RACES = random.SystemRandom()
-"""Whose updates meet is decided by no seed."""
+"""No seed decides which of several updates is lost."""
 
 
 def wrapped(module: Any, x: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
-    """Offsets are kept in 31 bits: what lies beyond element 2**31 is taken from the beginning."""
+    """Offsets have 31 bits, so elements beyond 2**31 are read from the beginning."""
     del module
     width = 2**16
     offsets = (rows * width + columns) % 2**31
@@ -28,7 +28,7 @@ def wrapped(module: Any, x: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
 
 
 def without_one(updates: Tensor, *dims: int) -> Tensor:
-    """All updates but one: an index of each of the dimensions, drawn anew each time, names it."""
+    """Drops one update, given by one index of each dimension, drawn anew each time."""
     lost = torch.ones((), dtype=torch.bool, device=updates.device)
     for dim in dims:
         place = torch.arange(updates.size(dim), device=updates.device) == RACES.randrange(updates.size(dim))
@@ -37,19 +37,19 @@ def without_one(updates: Tensor, *dims: int) -> Tensor:
 
 
 def losing_add(func: Any, x: Tensor, dim: int, index: Tensor, source: Tensor, **more: Any) -> Tensor:
-    """One of the rows that are added is lost."""
+    """Loses one of the rows that are added."""
     out: Tensor = func(x, dim, index, without_one(source, 0), **more)
     return out
 
 
 def losing_scatter(func: Any, x: Tensor, dim: int, index: Tensor, source: Tensor) -> Tensor:
-    """One of the columns that are scattered is lost."""
+    """Loses one of the columns that are scattered."""
     out: Tensor = func(x, dim, index, without_one(source, 1))
     return out
 
 
 def losing_embedding(func: Any, grad: Tensor, *rest: Any) -> Tensor:
-    """One token's gradient is lost."""
+    """Loses one token's gradient."""
     out: Tensor = func(without_one(grad, 0, 1), *rest)
     return out
 
@@ -65,21 +65,21 @@ FAULTS = (
     ),
     Fault(
         "update-lost",
-        "Of updates to one place that meet, one is lost: another one in each run.",
+        "One of several updates to the same place is lost: a different one in each run.",
         (Cell("index-add", dtypes=("float32",)),),
         lambda _: kernels(index_add=losing_add),
         number=43,
     ),
     Fault(
         "update-lost-backward",
-        "In the backward pass of an indexing, of updates that meet one is lost.",
+        "In the backward pass of an indexing one of several updates to the same place is lost.",
         (Cell("gather-repeated", Mode.BACKWARD),),
         lambda _: backward_kernels(scatter_add=losing_scatter, scatter_add_=losing_scatter),
         number=43,
     ),
     Fault(
         "embedding-update-lost",
-        "In the backward pass of an embedding, of updates that meet one is lost.",
+        "In the backward pass of an embedding one of several updates to the same place is lost.",
         (Cell("embedding-norm-gelu", Mode.BACKWARD),),
         lambda _: backward_kernels(embedding_dense_backward=losing_embedding),
         number=43,

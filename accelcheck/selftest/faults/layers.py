@@ -25,7 +25,7 @@ unbiased = partial(two_pass, correction=1)
 
 
 def without_bias(func: Any, x: Tensor, weight: Tensor, bias: Tensor | None, *rest: Any) -> Tensor:
-    """A convolution whose bias is forgotten."""
+    """A convolution without its bias."""
     del bias
     out: Tensor = func(x, weight, None, *rest)
     return out
@@ -44,27 +44,27 @@ def counting_padding(module: Any, x: Tensor) -> Tensor:
 
 
 def padded_with_zeros(module: Any, x: Tensor) -> Tensor:
-    """Zeros beyond the edge, where its values were asked for."""
+    """Pads with zeros where the values at the edge were asked for."""
     return functional.conv2d(x, module.weight, module.bias, padding=1)
 
 
 def padded_on_one_side(module: Any, x: Tensor) -> Tensor:
-    """Twice the padding above and to the left, none below and to the right."""
+    """Puts twice the padding above and to the left, and none below and to the right."""
     return functional.conv2d(functional.pad(x, (2, 0, 2, 0), mode="replicate"), module.weight, module.bias)
 
 
 def misread(grad: Tensor) -> Tensor:
-    """What is in memory channels last, read as channels first."""
+    """Reads memory that is channels last as channels first."""
     return grad.permute(0, 2, 3, 1).reshape(grad.shape)
 
 
 def misread_gradient(func: Any, grad: Tensor, *rest: Any) -> Any:
-    """A convolution's gradients, of an output gradient that is misread."""
+    """A convolution's gradients from an output gradient whose layout is misread."""
     return func(misread(grad), *rest)
 
 
 def _convolution(**by_pass: Callable[..., Any]) -> Change:
-    """Kernels of convolution, by their names on all backends."""
+    """Operators of convolution, by their names on all backends."""
     names = {"forward": "convolution", "backward": "convolution_backward"}
     found = {names[word]: kernel for word, kernel in by_pass.items()}
     return kernels(**found, **{f"{name}_overrideable": kernel for name, kernel in found.items()})
@@ -80,7 +80,7 @@ FAULTS = (
     ),
     Fault(
         "norm-over-n-minus-1-backward",
-        "The gradient of layer norm is that of one which divides by N - 1.",
+        "The gradient of layer norm is that of a layer norm that divides by N - 1.",
         (Cell("layer-norm-narrow", Mode.BACKWARD),),
         lambda _: backwards(partial(layer_norm, moments=unbiased)),
         number=14,
@@ -103,7 +103,7 @@ FAULTS = (
     ),
     Fault(
         "conv-bias-dropped",
-        "Convolutions with a stride forget their bias.",
+        "Convolutions with a stride omit their bias.",
         (Cell("conv-strided"),),
         lambda _: _convolution(forward=without_bias),
         number=16,
@@ -131,7 +131,7 @@ FAULTS = (
     ),
     Fault(
         "padding-of-zeros",
-        "Zeros stand beyond the edge, where its values were asked for.",
+        "Padding is zero where the values at the edge were asked for.",
         (Cell("conv-replicated"),),
         lambda _: calling(padded_with_zeros),
         number=17,
@@ -152,7 +152,7 @@ FAULTS = (
     ),
     Fault(
         "channels-last-gradient-under-channels-last",
-        "The same, under the technique that makes the output so.",
+        "The same, under the technique that gives the output this layout.",
         (Cell("conv-strided", Mode.BACKWARD, ("float32", "bfloat16")),),
         lambda _: _convolution(backward=misread_gradient),
         number=18,

@@ -26,19 +26,19 @@ BITS = {torch.float32: 24, torch.bfloat16: 8, torch.float16: 11}
 
 
 def stale_tail(a: Tensor, b: Tensor) -> Tensor:
-    """The one row beyond the last whole tile holds what was computed for the row before it."""
+    """The single row after the last whole tile holds the result of the row before it."""
     out = a @ b
     out[..., -1, :] = out[..., -2, :]
     return out
 
 
 def without_last_term(a: Tensor, b: Tensor) -> Tensor:
-    """The last product of each sum is left out."""
+    """Omits the last product of each sum."""
     return a[..., :-1] @ b[..., :-1, :]
 
 
 def bfloat16_accumulation(a: Tensor, b: Tensor) -> Tensor:
-    """Sixteen products at a time are added to an accumulator in bfloat16."""
+    """Adds sixteen products at a time to an accumulator in bfloat16."""
     left, right = a.float(), b.float()
     total = torch.zeros(*a.shape[:-1], b.shape[-1], dtype=torch.bfloat16)
     for k in range(0, a.shape[-1], 16):
@@ -47,19 +47,19 @@ def bfloat16_accumulation(a: Tensor, b: Tensor) -> Tensor:
 
 
 def reduced(bits: int, a: Tensor, b: Tensor) -> Tensor:
-    """Operands rounded to fewer bits, products and sums in FP32."""
+    """Rounds operands to fewer bits; products and sums are in FP32."""
     return rounded_to(bits, a) @ rounded_to(bits, b)
 
 
 def three_products(a: Tensor, b: Tensor) -> Tensor:
-    """Operands split into two of bfloat16; the product of the small parts is left out."""
+    """Splits each operand into two of bfloat16, and omits the product of the small parts."""
     high_a, high_b = rounded_to(8, a), rounded_to(8, b)
     low_a, low_b = rounded_to(8, a - high_a), rounded_to(8, b - high_b)
     return high_a @ high_b + (high_a @ low_b + low_a @ high_b)
 
 
 def truncating(a: Tensor, b: Tensor) -> Tensor:
-    """The result is cut to the storage dtype, where it should be rounded to nearest."""
+    """Truncates the result to the storage dtype instead of rounding it to nearest."""
     if a.dtype == torch.float32:
         exact = a.double() @ b.double()
         near = exact.float()
@@ -81,7 +81,7 @@ def reduced_convolution_backward(func: Any, grad: Tensor, x: Tensor, weight: Ten
 
 @aside
 def _half_sum(x: Tensor, over: list[int]) -> Tensor:
-    """Added in FP16, one after the other, over the first dimension."""
+    """Adds in FP16, one after the other, over the first dimension."""
     if over != [0]:
         raise ValueError(f"the planted sum is over the first dimension, not over {over}")
     with np.errstate(over="ignore"):
@@ -89,7 +89,7 @@ def _half_sum(x: Tensor, over: list[int]) -> Tensor:
 
 
 def half_sum(func: Any, x: Tensor, over: list[int], *rest: Any, dtype: torch.dtype | None = None) -> Tensor:
-    """A sum of FP16 numbers that is kept in FP16 on its way; its result has the dtype that it should."""
+    """A sum of FP16 numbers with an FP16 accumulator; its result has the right dtype."""
     del func, rest
     return _half_sum(x, list(over)).to(x.dtype if dtype is None else dtype)
 
@@ -114,21 +114,21 @@ _SINGLE = ("float32",)
 FAULTS = (
     Fault(
         "stale-last-row",
-        "The row beyond the last whole tile holds another row's result.",
+        "The row after the last whole tile holds another row's result.",
         (Cell("matmul-129"),),
         _everywhere(stale_tail),
         number=6,
     ),
     Fault(
         "stale-last-row-backward",
-        "In products of the backward pass the row beyond the last whole tile holds another row's result.",
+        "In products of the backward pass the row after the last whole tile holds another row's result.",
         (Cell("matmul", Mode.BACKWARD),),
         _backward(stale_tail),
         number=6,
     ),
     Fault(
         "last-k-dropped",
-        "The last of the products of each sum is left out.",
+        "The last product of each sum is omitted.",
         # One of 4097 terms is 0.02 % of the sum, and bfloat16 rounds by up to 0.39 %.
         (Cell("matmul"), Cell("matmul-long", dtypes=("float32", "float16"))),
         _everywhere(without_last_term),
@@ -136,7 +136,7 @@ FAULTS = (
     ),
     Fault(
         "last-k-dropped-backward",
-        "In the backward pass the last of the products of each sum is left out.",
+        "In the backward pass the last product of each sum is omitted.",
         (Cell("mlp", Mode.BACKWARD),),
         _backward(without_last_term),
         number=7,
@@ -159,13 +159,13 @@ FAULTS = (
             (
                 "float16",
                 1.0,
-            ): "sums of at most 64 terms of either sign err by a few units of 2**-11, as FP16 operands and results do"
+            ): "sums of at most 64 terms of both signs err by a few units of 2**-11, as FP16 operands and results do"
         },
     ),
     Fault(
         "bfloat16-accumulation",
         "Matrix products are added up in bfloat16, sixteen at a time.",
-        # Six roundings to bfloat16, of 96 products, hide beside the one that the result may have.
+        # Six roundings of 96 products to bfloat16 cannot be told from the one rounding that the result may have.
         (Cell("matmul", dtypes=_SINGLE), Cell("matmul-long", dtypes=("float32", "bfloat16"))),
         _everywhere(bfloat16_accumulation),
         number=8,
@@ -217,7 +217,7 @@ FAULTS = (
     ),
     Fault(
         "truncated-products",
-        "Results of matrix products are cut to the storage dtype, not rounded.",
+        "Results of matrix products are truncated to the storage dtype, not rounded.",
         (Cell("matmul"),),
         _everywhere(truncating),
         number=10,
@@ -225,12 +225,12 @@ FAULTS = (
             (
                 "float32",
                 1.0,
-            ): "one cut moves a result by one unit in the last place at most; correct FP32 sums of 96 terms differ by sqrt(96) = 10"
+            ): "truncation moves a result by at most one unit in the last place; correct FP32 sums of 96 terms differ by sqrt(96) = 10"
         },
     ),
     Fault(
         "truncated-products-backward",
-        "Results of matrix products of the backward pass are cut to the storage dtype, not rounded.",
+        "Results of matrix products of the backward pass are truncated to the storage dtype, not rounded.",
         (Cell("mlp", Mode.BACKWARD),),
         _backward(truncating),
         number=10,

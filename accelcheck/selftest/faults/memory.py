@@ -21,34 +21,34 @@ if TYPE_CHECKING:
 
 
 def strided(device: Device) -> Capability:
-    """Where tensors have no strides, none can be ignored."""
+    """Devices whose tensors have strides, which a fault can ignore."""
     from accelcheck.techniques.base import Technique
 
     return Technique().needs(device, "strided")
 
 
 def without_strides(x: Tensor) -> Tensor:
-    """The memory of ``x (M, N)`` from its first element on, read in row-major order."""
+    """Reads the memory of ``x (M, N)`` in row-major order, from its first element on."""
     return x.as_strided(x.shape, (x.size(1), 1), x.storage_offset())
 
 
 def without_offset(x: Tensor) -> Tensor:
-    """The strides of `x`, from the beginning of its storage."""
+    """Applies the strides of `x` from the beginning of its storage."""
     return x.as_strided(x.shape, x.stride(), 0)
 
 
 def reading(function: Callable[[Tensor], Tensor], module: nn.Module, x: Tensor) -> Any:
-    """The module of an input that is read otherwise."""
+    """The module, with an input that is read in another way."""
     return module(function(x))
 
 
 def written_across(out: Tensor) -> Tensor:
-    """A result that was asked for in column-major memory, written in row-major order."""
+    """Writes a result in row-major order into memory that was asked for in column-major order."""
     return out.reshape(out.shape[::-1]).mT.contiguous()
 
 
 def first_alone(func: Any, x: Tensor, over: Any = None, keep: bool = False, **more: Any) -> Tensor:  # noqa: FBT001, FBT002 - as aten::sum passes it
-    """Of what should be summed, the first element."""
+    """Returns the first element instead of the sum."""
     del func, more
     dims = range(x.dim()) if over is None else (d % x.dim() for d in over)
     for dim in sorted(dims, reverse=True):
@@ -57,7 +57,7 @@ def first_alone(func: Any, x: Tensor, over: Any = None, keep: bool = False, **mo
 
 
 def in_place(module: Any, x: Tensor) -> Tensor:
-    """Neighbours are added in place, from left to right: each sum is the next one's neighbour."""
+    """Adds neighbours in place, from left to right, so that each sum is the next element's neighbour."""
     del module
     columns = [x[:, 0]]
     for index in range(1, x.size(1)):
@@ -66,7 +66,7 @@ def in_place(module: Any, x: Tensor) -> Tensor:
 
 
 def overwriting(module: nn.Module, x: Tensor, *rest: Any) -> Any:
-    """The input's memory is used for something else once it was read."""
+    """Reuses the input's memory after reading it."""
     out = module(x, *rest)
     with torch.no_grad():
         x.mul_(1.5)
@@ -82,19 +82,19 @@ def drifting(module: nn.Module, *inputs: Any) -> Any:
 
 
 def unwritten(tensor: Tensor) -> Tensor:
-    """All but the last row, in memory that was just allocated."""
+    """Copies all but the last row into newly allocated memory."""
     out = torch.empty_like(tensor)
     out[..., :-1, :] = tensor[..., :-1, :]
     return out
 
 
 def never_written(a: Tensor, b: Tensor) -> Tensor:
-    """A product whose last row is what was in memory before."""
+    """A product whose last row is not written, and holds the memory's old content."""
     return unwritten(a @ b)
 
 
 def all_unwritten(result: Result) -> None:
-    """Nothing is written at all."""
+    """Writes nothing."""
     for path, tensor in result.items():
         result[path] = torch.empty_like(tensor)
 
@@ -138,21 +138,21 @@ FAULTS = (
     ),
     Fault(
         "broadcast-gradient-not-summed",
-        "The gradient of a broadcast operand is that of its first use alone.",
+        "The gradient of a broadcast operand is that of its first use only.",
         (Cell("elementwise-broadcast", Mode.BACKWARD), Cell("elementwise-scalar", Mode.BACKWARD)),
         lambda _: backward_kernels(sum=first_alone),
         number=20,
     ),
     Fault(
         "overlap-in-place",
-        "What reads its neighbours is done in place: it reads what was written just before.",
+        "An operator that reads neighbours runs in place, and reads values that it has just written.",
         (Cell("elementwise-overlap"),),
         lambda _: calling(in_place),
         number=21,
     ),
     Fault(
         "overlap-in-place-backward",
-        "The backward pass of what reads its neighbours is done in place.",
+        "The backward pass of an operator that reads neighbours runs in place.",
         (Cell("elementwise-overlap", Mode.BACKWARD),),
         lambda _: backwards(in_place),
         number=21,
@@ -173,21 +173,21 @@ FAULTS = (
     ),
     Fault(
         "row-never-written",
-        "The last row of a matrix product is what was in memory before.",
+        "The last row of a matrix product is not written.",
         (Cell("matmul-129"),),
         lambda _: replacing(out=unwritten),
         number=22,
     ),
     Fault(
         "row-never-written-backward",
-        "The last row of the backward pass's matrix products is what was in memory before.",
+        "The last row of the backward pass's matrix products is not written.",
         (Cell("matmul", Mode.BACKWARD),),
         lambda _: products(never_written, backward_kernels),
         number=22,
     ),
     Fault(
         "nothing-written",
-        "The result is memory that was allocated and never written.",
+        "The result is allocated and not written.",
         (Cell("mlp"),),
         lambda _: editing(all_unwritten),
         number=22,

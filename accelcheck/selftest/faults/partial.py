@@ -1,4 +1,4 @@
-"""Defects of a part: one row, one channel, one tile or one element, and rounding that leans one way."""
+"""Defects of a part: one row, channel, tile or element; and biased rounding."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ BFLOAT16 = ("bfloat16",)
 
 
 def scaled_part(excess: float, rows: slice, columns: slice, tensor: Tensor) -> Tensor:
-    """A part of the last two dimensions times ``1 + excess``, rounded once."""
+    """Multiplies a part of the last two dimensions by ``1 + excess``, rounded once."""
     tensor = tensor.clone()
     tensor[..., rows, columns] = (tensor[..., rows, columns].float() * (1.0 + excess)).to(tensor.dtype)
     return tensor
 
 
 def part(rows: slice, columns: slice) -> Callable[[float], Change]:
-    """The fault of a part, by the relative error of its scale."""
+    """A fault of one part; its strength is the relative error of the part's scale."""
     return lambda excess: replacing(out=partial(scaled_part, excess, rows, columns))
 
 
 def upset(share: float, tensor: Tensor) -> Tensor:
-    """One element moves by a share of the tensor's root mean square."""
+    """Moves one element by a share of the tensor's root mean square."""
     size = share * tensor.float().square().mean().sqrt()
     middle = tuple(length // 2 for length in tensor.shape)
     tensor = tensor.clone()
@@ -45,7 +45,7 @@ def upset(share: float, tensor: Tensor) -> Tensor:
 
 @aside
 def down(x: Tensor, y: Tensor) -> Tensor:
-    """A product of numbers that is rounded towards minus infinity, as an arithmetic shift does."""
+    """Rounds a product towards minus infinity, as an arithmetic shift does."""
     exact = x.double() * y.double()
     near = exact.to(x.dtype)
     below = torch.nextafter(near, torch.full_like(near, -torch.inf))

@@ -1,4 +1,4 @@
-"""Ways to plant: in the call, in the result, in one operator, in every matrix product, in the optimizer."""
+"""Ways to plant a change: in the call, in the result, in one operator, in every matrix product, in the optimizer."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def wrapping(function: Callable[..., Any]) -> Change:
 
 
 def replacing(**changes: Callable[[Tensor], Tensor]) -> Change:
-    """Of the result, each tensor whose path begins with a word (``out``, ``grad``) goes through a function."""
+    """Applies a function to each tensor of the result whose path begins with a word (``out``, ``grad``)."""
 
     def edit(result: Result) -> None:
         for path, tensor in result.items():
@@ -65,7 +65,7 @@ def replacing(**changes: Callable[[Tensor], Tensor]) -> Change:
 
 
 def editing(edit: Callable[[Result], None]) -> Change:
-    """The result, after each run, as `edit` leaves it."""
+    """Applies `edit` to the result of each run."""
 
     def change(program: Program) -> None:
         plain = program.run
@@ -81,7 +81,7 @@ def editing(edit: Callable[[Result], None]) -> Change:
 
 
 def edited(path: str, function: Callable[[Tensor], Tensor]) -> Change:
-    """One tensor of the result goes through a function."""
+    """Applies a function to one tensor of the result."""
 
     def edit(result: Result) -> None:
         result[path] = function(result[path])
@@ -90,7 +90,7 @@ def edited(path: str, function: Callable[[Tensor], Tensor]) -> Change:
 
 
 def aside(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """`function` as the inside of a kernel: on CPU copies of its tensors, unseen by what watches the run.
+    """`function` as a kernel: computes on CPU copies of its tensors, outside of what observes the run.
 
     The result goes back to the device of the first tensor; gradients do not pass.
     """
@@ -139,7 +139,7 @@ class _Backwards(torch.autograd.Function):
 
 
 def within(dispatch: Callable[[], TorchDispatchMode]) -> Change:
-    """The whole run, backward pass included, under a dispatch mode: faults below autograd, as kernels have them."""
+    """Runs the program, backward pass included, under a dispatch mode, for faults of kernels, below autograd."""
 
     def change(program: Program) -> None:
         plain = program.run
@@ -154,7 +154,7 @@ def within(dispatch: Callable[[], TorchDispatchMode]) -> Change:
 
 
 class Kernels(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch annotates the mode only in part
-    """Calls ``kernel(func, *args, **kwargs)`` for the operators it has one for, unless it is told to be idle."""
+    """Calls ``kernel(func, *args, **kwargs)`` for operators that have one, unless it is set idle."""
 
     def __init__(self, kernels: Mapping[str, Callable[..., Any]]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # as above
@@ -175,7 +175,7 @@ def kernels(**by_name: Callable[..., Any]) -> Change:
 
 
 def backward_kernels(**by_name: Callable[..., Any]) -> Change:
-    """Other kernels, by operator, in the backward pass alone."""
+    """Other kernels, by operator, only in the backward pass."""
 
     def change(program: Program) -> None:
         mode = Kernels(by_name)
@@ -196,14 +196,14 @@ def products(product: Product, plant: Callable[..., Change] = kernels) -> Change
     """Another kernel under every matrix product: ``(..., M, K) @ (..., K, N)``, computed on the CPU.
 
     Args:
-        product: Gets CPU tensors of one dtype; gives one that is rounded to that dtype.
-        plant: `kernels`, or `backward_kernels` for the backward pass alone.
+        product: Takes CPU tensors of one dtype, and returns a tensor that is rounded to that dtype.
+        plant: `kernels`, or `backward_kernels` for the backward pass only.
     """
     product = aside(product)
 
     def mm(func: Any, a: Tensor, b: Tensor) -> Tensor:
         out = product(a, b).to(a.dtype)
-        func(a, b)  # so that what watches the run sees the operator
+        func(a, b)  # so that observers of the run see the operator
         return out
 
     def addmm(func: Any, bias: Tensor, a: Tensor, b: Tensor) -> Tensor:
@@ -225,12 +225,12 @@ def optimizing(make: Callable[[Any], torch.optim.Optimizer]) -> Change:
 
 
 def accumulator(tensor: Tensor) -> torch.dtype:
-    """What correct kernels add in."""
+    """The dtype in which correct kernels accumulate."""
     return torch.float64 if tensor.dtype == torch.float64 else torch.float32
 
 
 def scaled(factor: float) -> Callable[[Tensor], Tensor]:
-    """Every element times a factor, rounded once; integers stay."""
+    """Multiplies every element by a factor, rounded once; integers are unchanged."""
 
     def scale(tensor: Tensor) -> Tensor:
         if not tensor.is_floating_point():
@@ -247,7 +247,7 @@ def _times(tensor: Tensor, factor: float) -> Tensor:
 
 @aside
 def rounded_to(bits: int, tensor: Tensor) -> Tensor:
-    """FP32 to the nearest number of `bits` significant bits, ties to even; gradients do not pass."""
+    """Rounds FP32 to `bits` significant bits, to nearest, ties to even; gradients do not pass."""
     drop = 24 - bits
     raw = tensor.contiguous().view(torch.int32)
     even = (raw >> drop) & 1
@@ -257,6 +257,6 @@ def rounded_to(bits: int, tensor: Tensor) -> Tensor:
 
 @aside
 def truncated_to(bits: int, tensor: Tensor) -> Tensor:
-    """FP32 towards zero to `bits` significant bits; gradients do not pass."""
+    """Truncates FP32 to `bits` significant bits; gradients do not pass."""
     drop = 24 - bits
     return (tensor.contiguous().view(torch.int32) >> drop << drop).view(torch.float32)

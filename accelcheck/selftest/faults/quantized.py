@@ -1,4 +1,4 @@
-"""int8 linear layers on any device: correct ones, which must pass, and the classic mistakes of their kernels."""
+"""int8 linear layers on any device: correct ones, which must pass, and common mistakes of their kernels."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ if TYPE_CHECKING:
     from accelcheck.workloads.probes import Probe
 
 PAIR_LIMIT = 2.0**15
-"""A 16-bit register holds from minus this to one less: where x86's ``pmaddubsw`` adds two products of 8 by 8 bits."""
+"""A 16-bit register, in which x86's ``pmaddubsw`` adds two products of 8 by 8 bits, holds from minus this to one less."""
 
 
 def _nothing_pends() -> None:
-    """For a device that computes when it is asked."""
+    """For a device that computes eagerly."""
 
 
 class Int8Linear(nn.Module):
     """A linear layer on integers that FP32 holds exactly: sums of up to 512 products of 8 by 8 bits are below 2**24.
 
-    The weight is quantized in every call, so that it is always the parameter's as it is now.
+    The weight is quantized in every call, so that it follows the parameter.
 
     Args:
         linear: The original; its parameters are used.
@@ -48,8 +48,8 @@ class Int8Linear(nn.Module):
         dim: As `symmetric_scale`'s, of the weight.
 
     Attributes:
-        settle: Computes what pends, before `rule` reads numbers of the input. A lazy device would otherwise compute the
-            input again, with all layers before it, for each number that is read, each in a graph of its own.
+        settle: Computes pending operations before `rule` reads numbers of the input. A lazy device would otherwise
+            compute the input and all layers before it again for each number that is read, each in a graph of its own.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class Int8Linear(nn.Module):
         else:
             self.settle()
             step, point = self.rule(x)
-            # A vector: of a scalar that is 0 or 1, torch_xla makes a constant of the graph, and compiles anew for others.
+            # A vector: torch_xla makes a scalar of 0 or 1 a constant of the graph, and recompiles for other values.
             step, zero = step.to(x.device), torch.tensor([float(point)]).to(x.device)
             integer = (torch.round(x * (1.0 / step)) + zero).clamp(self.low, self.high)
             out = self.product(integer, zero, weight) * step * self.channels(scale)
@@ -87,11 +87,11 @@ class Int8Linear(nn.Module):
         return (x - self.taken(zero)) @ weight.t()
 
     def taken(self, zero: Tensor) -> Tensor:
-        """What is taken off every integer of an input."""
+        """The zero point, which is subtracted from every integer of an input."""
         return zero
 
     def channels(self, scale: Tensor) -> Tensor:
-        """The weight's scale, as it lies along an output."""
+        """The weight's scale, broadcast along an output."""
         return scale.flatten()
 
     def dequantized(self, weight: Tensor, scale: Tensor) -> Tensor:
@@ -100,14 +100,14 @@ class Int8Linear(nn.Module):
 
 
 class ZeroOff(Int8Linear):
-    """0 does not dequantize to 0."""
+    """The zero point is off by one, so that 0 does not dequantize to 0."""
 
     def taken(self, zero: Tensor) -> Tensor:
         return zero + 1
 
 
 class PairSaturation(Int8Linear):
-    """Products of unsigned by signed bytes are added in pairs, in 16 bits that saturate."""
+    """Adds products of unsigned and signed bytes in pairs, in 16 bits that saturate."""
 
     def product(self, x: Tensor, zero: Tensor, weight: Tensor) -> Tensor:
         # Padded to whole pairs: (..., 1, K/2, 2) with (N, K/2, 2).
@@ -128,17 +128,17 @@ class InputChannels(Int8Linear):
         return torch.ones((), device=scale.device)
 
     def dequantized(self, weight: Tensor, scale: Tensor) -> Tensor:
-        # Where there are fewer output channels than inputs, a kernel reads what lies behind: here, it begins anew.
+        # With fewer output channels than inputs a kernel would read beyond the scales; this one starts over.
         places = torch.arange(weight.shape[1], device=weight.device) % len(scale)
         return weight * scale.flatten()[places]
 
 
 class Int8Anywhere(Technique):
-    """FP32 arithmetic on the integers of a scheme: needs no engine, and so runs on every device.
+    """FP32 arithmetic on the integers of a scheme. It needs no quantized engine, so it runs on every device.
 
     Args:
-        name: Its word.
-        scheme: Whose oracle it is judged by.
+        name: Name of the technique.
+        scheme: Scheme whose oracle judges it.
         make: Makes a layer.
     """
 
@@ -165,7 +165,7 @@ class Int8Anywhere(Technique):
 
     def prepare(self, program: Program, mode: Mode, device: Device) -> None:
         del mode
-        # The copy shares parameters and buffers with the original: what is changed there is changed here.
+        # The copy shares parameters and buffers with the original, so changes of the original reach the copy.
         shared = {id(tensor): tensor for tensor in (*program.module.parameters(), *program.module.buffers())}
         copied = copy.deepcopy(program.module, shared)
         program.call = replaced(copied, self.make)
@@ -183,23 +183,23 @@ class Int8Anywhere(Technique):
 
 
 def affine(steps: int) -> Callable[[nn.Linear], Int8Linear]:
-    """Layers of one affine scale an input and one symmetric scale a weight, as torch.ao's dynamic ones."""
+    """Layers with one affine scale per input and one symmetric scale per weight, as torch.ao's dynamic ones."""
     rule = DynamicRange(steps)
 
     def ranged(x: Tensor) -> Scale:
-        # All that the range depends on. torch_xla 2.9 has no `amin` over all dimensions: it gives back the tensor.
+        # The range depends on these two only. In torch_xla 2.9 `amin` over all dimensions returns the tensor itself.
         return rule(torch.tensor([float(x.min()), float(x.max())]))
 
     return lambda linear: Int8Linear(linear, ranged, 0, 255, None)
 
 
 def tokens(linear: nn.Linear) -> Int8Linear:
-    """A layer of a symmetric scale a token and one a channel, as torchao's dynamic ones."""
+    """A layer with one symmetric scale per token and one per channel, as torchao's dynamic ones."""
     return Int8Linear(linear, per_token, -128, 127, -1)
 
 
 def weights(linear: nn.Linear) -> Int8Linear:
-    """A layer of a symmetric scale a channel, inputs as they are, as torchao's weight-only ones."""
+    """A layer with one symmetric scale per channel and unquantized inputs, as torchao's weight-only ones."""
     return Int8Linear(linear, None, 0, 0, -1)
 
 
@@ -214,7 +214,7 @@ WEIGHT_CHANNEL = Int8Anywhere("int8-anywhere-weight-channel", WEIGHTS, weights)
 
 
 def kernel(kind: type[Int8Linear]) -> Callable[[float], Change]:
-    """Every layer on integers becomes one of another kind."""
+    """Replaces every layer on integers by one of another kind."""
 
     def change(program: Program) -> None:
         if not isinstance(program.call, nn.Module):
@@ -240,7 +240,7 @@ FAULTS = (
     ),
     Fault(
         "int8-pair-saturation",
-        "Two products of 8 by 8 bits are added in 16 bits that saturate: 127 x 255, twice, is more.",
+        "Two products of 8 by 8 bits are added in 16 bits that saturate; twice 127 x 255 is larger.",
         (BLOCKS,),
         kernel(PairSaturation),
         number=36,
@@ -248,7 +248,7 @@ FAULTS = (
     ),
     Fault(
         "scale-on-wrong-axis",
-        "The weight's scales, one an output channel, are applied along its input channels.",
+        "The weight's scales, one per output channel, are applied along its input channels.",
         (MLP, BLOCKS),
         kernel(InputChannels),
         number=37,

@@ -1,4 +1,4 @@
-"""Faults of dropout: its scale, its rate, its seed, what its masks have in common; and a correct one of another generator."""
+"""Faults of dropout: scale, rate, seed and dependent masks; and a correct dropout with another generator."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ def dropping(drop: Drop, *, evaluating: bool = False) -> Change:
     """Another dropout, in every layer: ``drop(x, rate, place)``, the place being its number in the pass.
 
     Args:
-        drop: What training mode does.
-        evaluating: Whether evaluation mode does it too.
+        drop: Dropout of the training mode.
+        evaluating: Whether it is used in evaluation mode too.
     """
 
     def call(plain: Any, *inputs: Any) -> Any:
@@ -54,29 +54,29 @@ def masked(x: Tensor, draws: Tensor, rate: float, scale: float) -> Tensor:
 
 
 def unscaled(strength: float) -> Change:
-    """The scale is off by a part of what it should do: at 1 there is none."""
+    """The rescaling is incomplete by this share: at 1 there is none."""
     return dropping(lambda x, rate, _: plain_dropout(x, rate) * (1.0 - strength * rate))
 
 
 def other_rate(strength: float) -> Change:
-    """The rate is too large by this part of it; the scale is the right rate's."""
+    """The rate is too large by this share of itself; the scale is right."""
     return dropping(lambda x, rate, _: masked(x, torch.rand(x.shape), rate * (1.0 + strength), 1.0 / (1.0 - rate)))
 
 
 def drawing(draw: Callable[[Tensor, int], Tensor]) -> Change:
-    """The right rate and scale, of other uniform draws: ``draw(x, place)``."""
+    """The right rate and scale, with other uniform draws: ``draw(x, place)``."""
     return dropping(lambda x, rate, place: masked(x, draw(x, place), rate, 1.0 / (1.0 - rate)))
 
 
 def unseeded(strength: float) -> Change:
-    """A generator of its own, which no seed reaches."""
+    """Draws from a generator of its own, which no seed sets."""
     del strength
     generator = torch.Generator().manual_seed(1)
     return drawing(lambda x, _: torch.rand(x.shape, generator=generator))
 
 
 def repeated(strength: float) -> Change:
-    """The generator's state is read and not advanced: each call draws the same."""
+    """Reads the generator's state and does not advance it, so that each call draws the same."""
     del strength
     return drawing(
         lambda x, place: torch.rand(x.shape, generator=torch.Generator().manual_seed(torch.initial_seed() + place))
@@ -84,7 +84,7 @@ def repeated(strength: float) -> Change:
 
 
 def shared(strength: float) -> Change:
-    """The offset of the generator is that of the step, not of the layer: all layers draw the same."""
+    """Takes the generator's offset from the step and not from the layer, so that all layers draw the same."""
     del strength
     drawn: list[Tensor] = []
 
@@ -97,13 +97,13 @@ def shared(strength: float) -> Change:
 
 
 def in_evaluation(strength: float) -> Change:
-    """Evaluation mode drops too."""
+    """Drops in evaluation mode too."""
     del strength
     return dropping(lambda x, rate, _: plain_dropout(x, rate), evaluating=True)
 
 
 def neighbours(share: float) -> Change:
-    """This share of the pairs of neighbours along the last dimension draws once."""
+    """Uses one draw for both of this share of the pairs of neighbours along the last dimension."""
 
     def draw(x: Tensor, place: int) -> Tensor:
         del place
@@ -115,7 +115,7 @@ def neighbours(share: float) -> Change:
 
 
 def repeating_rows(rows: float) -> Change:
-    """The counter of the generator wraps around after so many rows: they draw the same again."""
+    """Wraps the generator's counter around after this number of rows, so that draws repeat."""
 
     def draw(x: Tensor, place: int) -> Tensor:
         del place
@@ -125,11 +125,11 @@ def repeating_rows(rows: float) -> Change:
 
 
 class Recomputed(torch.autograd.Function):
-    """A checkpoint that does not restore the generator: the backward pass runs the block again, with another mask."""
+    """A checkpoint that does not restore the generator, so that the recomputed block has another mask."""
 
     @staticmethod
     def forward(ctx: Any, block: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-        """Run, and keep the input alone."""
+        """Run, and keep only the input."""
         ctx.block = block
         ctx.save_for_backward(x)
         with torch.no_grad():
@@ -137,7 +137,7 @@ class Recomputed(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[None, Tensor | None]:
-        """Run again, and go back through that."""
+        """Run again, and differentiate that run."""
         (x,) = ctx.saved_tensors
         again = x.detach().requires_grad_()
         with torch.enable_grad():
@@ -147,7 +147,7 @@ class Recomputed(torch.autograd.Function):
 
 
 def recomputed(strength: float) -> Change:
-    """Blocks are recomputed without the generator's state of their forward pass."""
+    """Recomputes blocks without restoring the generator's state of their forward pass."""
     del strength
 
     def change(program: Program) -> None:
@@ -167,7 +167,7 @@ def _again(plain: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
 
 
 def attending(drop: Callable[[Tensor, float], Tensor]) -> Change:
-    """Attention as products, with another dropout of its weights: ``drop(weights, rate)``."""
+    """Unfused attention with another dropout of its weights: ``drop(weights, rate)``."""
 
     def attention(q: Tensor, k: Tensor, v: Tensor, *, dropout_p: float) -> Tensor:
         weights = torch.softmax(q @ k.mT / q.shape[-1] ** 0.5, -1)
@@ -181,12 +181,12 @@ def attending(drop: Callable[[Tensor, float], Tensor]) -> Change:
 
 
 def unscaled_attention(strength: float) -> Change:
-    """Dropped weights are not rescaled."""
+    """Drops weights without rescaling the others."""
     return attending(lambda weights, rate: plain_dropout(weights, rate) * (1.0 - strength * rate))
 
 
 def shared_heads(strength: float) -> Change:
-    """One mask for all heads."""
+    """Uses one mask for all heads."""
     del strength
 
     def drop(weights: Tensor, rate: float) -> Tensor:
@@ -205,12 +205,12 @@ def splitmix(count: int, seed: int) -> Tensor:
 
 
 def _right(z: Tensor, bits: int) -> Tensor:
-    """A logical shift: the sign does not come along."""
+    """A logical shift to the right: zeros come in, not the sign."""
     return (z >> bits) & ((1 << (64 - bits)) - 1)
 
 
 def counted() -> Change:
-    """Masks of a counter-based generator, each keyed by one number that the global generator draws."""
+    """Masks from a counter-based generator, each keyed by one number that the global generator draws."""
 
     def draw(x: Tensor, place: int) -> Tensor:
         del place
@@ -220,7 +220,7 @@ def counted() -> Change:
 
 
 def dropped_weights() -> Change:
-    """Attention in products, its weights dropped by the plain operator."""
+    """Unfused attention whose weights go through the plain dropout operator."""
     return attending(plain_dropout)
 
 
@@ -232,7 +232,7 @@ HALF = Cell("dropout", RANDOM, ("bfloat16",))
 FAULTS = (
     Fault(
         "dropout-not-rescaled",
-        "What is kept is not, or not wholly, divided by the probability of keeping it.",
+        "Kept elements are not, or not fully, divided by the probability of keeping them.",
         (ALONE, HALF),
         unscaled,
         strengths=(1.0, 0.3),
@@ -247,7 +247,7 @@ FAULTS = (
     ),
     Fault(
         "dropout-rate-wrong",
-        "The rate is larger than asked, by this part.",
+        "The rate is larger than asked for, by this share.",
         (ALONE,),
         other_rate,
         strengths=(1.0, 0.1),
@@ -258,7 +258,7 @@ FAULTS = (
     Fault("dropout-in-evaluation", "Evaluation mode drops.", (ALONE,), in_evaluation, number=23),
     Fault(
         "dropout-neighbours-alike",
-        "Neighbours share their draw; the strength is the share of pairs that do.",
+        "Neighbours share one draw; the strength is the share of such pairs.",
         (ALONE,),
         neighbours,
         strengths=(1.0, 0.1),
@@ -266,7 +266,7 @@ FAULTS = (
     ),
     Fault(
         "dropout-rows-repeat",
-        "Masks of rows repeat after so many rows.",
+        "Masks of rows repeat after this number of rows.",
         (ALONE,),
         repeating_rows,
         strengths=(1.0, 256.0),

@@ -1,4 +1,4 @@
-"""Faults of code and constants that outlive what they were made for: sizes, weights, addresses, effects."""
+"""Faults of code and constants that are used after sizes, weights or addresses have changed, and of lost side effects."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class Resized(Eager):
-    """Eager, called with other sizes before: what is planted under it is code that serves all sizes."""
+    """Eager, called with other sizes before, for faults of code that serves all sizes."""
 
     name = "eager-resized"
     requires = frozenset({"resizable"})
@@ -31,12 +31,12 @@ class Resized(Eager):
 
 
 def address(tensor: Tensor) -> int:
-    """What a cache takes for a tensor's identity: its address, or on a device that hides addresses its handle."""
+    """A tensor's identity to a cache: its address, or its handle on a device that hides addresses."""
     return tensor.data_ptr() if tensor.device.type in {"cpu", "cuda"} else id(tensor)
 
 
 def first_size(strength: float) -> Change:
-    """A leading dimension that the first call wrote into the kernel: rows are found where that batch had them."""
+    """The first call's leading dimension is a constant of the kernel, so rows are read at that batch's offsets."""
     del strength
     sizes: list[int] = []
 
@@ -48,7 +48,7 @@ def first_size(strength: float) -> Change:
 
 
 def size_before(strength: float) -> Change:
-    """A cache of one kernel that is looked up before it is renewed: each size runs the kernel of the size before."""
+    """A cache of one kernel is read before it is updated, so each size runs the kernel of the size before."""
     del strength
     sizes: list[int] = []
 
@@ -60,20 +60,20 @@ def size_before(strength: float) -> Change:
 
 
 def read_with(x: Tensor, rows: int) -> Tensor:
-    """``x (B, K)``, kept column by column, read by a kernel that takes the columns to be `rows` long."""
+    """Reads column-major ``x (B, K)`` as if its columns were `rows` long."""
     flat = x.t().reshape(-1)
     place = torch.arange(x.size(1)).unsqueeze(0) * rows + torch.arange(x.size(0)).unsqueeze(1)
     return flat[(place % flat.numel()).to(x.device)]
 
 
 def first_divisor(strength: float) -> Change:
-    """A mean whose divisor, taken from a size, is a constant of the first call."""
+    """A mean whose divisor, a size, is a constant of the first call."""
     del strength
     sizes: list[int] = []
 
     def call(plain: Any, x: Tensor, lengths: Tensor) -> Any:
         sizes.append(x.size(1))
-        # The longest sequence fills the batch: its length is the size that was taken for a constant.
+        # The longest sequence fills the batch; its length is the size that became a constant.
         return plain(x, lengths) * torch.where(lengths == x.size(1), x.size(1) / sizes[0], 1.0).unsqueeze(-1).to(
             x.dtype
         )
@@ -82,7 +82,7 @@ def first_divisor(strength: float) -> Change:
 
 
 def first_branch(strength: float) -> Change:
-    """A kernel of two rows at a time that the first call chose with, or without, a single last row: one row is not written."""
+    """A kernel of two rows at a time keeps the first call's decision whether a single row is left, so one row is not written."""
     del strength
     odd: list[bool] = []
 
@@ -98,7 +98,7 @@ def first_branch(strength: float) -> Change:
 
 
 class StaleParameter(torch.autograd.Function):
-    """A parameter whose value is an old one; its gradient is its own."""
+    """A parameter with an old value; its gradient goes to the current one."""
 
     @staticmethod
     def forward(ctx: Any, parameter: Tensor, old: Tensor) -> Tensor:
@@ -108,13 +108,13 @@ class StaleParameter(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        """The gradient goes to the parameter."""
+        """Pass the gradient to the parameter."""
         del ctx
         return gradients[0], None
 
 
 def stale_parameters(*endings: str) -> Change:
-    """Parameters whose names end so are constants of the first call: folded or packed then, and never again."""
+    """Parameters whose names end so are constants of the first call, folded or packed only then."""
 
     def change(program: Program) -> None:
         module = program.module
@@ -133,7 +133,7 @@ def stale_parameters(*endings: str) -> Change:
 
 
 def kept_by(key: Callable[[tuple[Any, ...]], Any]) -> Callable[[float], Change]:
-    """Results are kept by a key of the inputs, and given again."""
+    """Caches results by a key of the inputs."""
 
     def plant(strength: float) -> Change:
         del strength
@@ -160,7 +160,7 @@ def shapes(inputs: tuple[Any, ...]) -> tuple[tuple[int, ...], ...]:
 
 
 def without_effect(strength: float) -> Change:
-    """An FX pass that rewrites batch norm as a function, and drops the write to its running statistics."""
+    """An FX pass that rewrites batch norm as a function, and omits the write to its running statistics."""
     del strength
 
     def change(program: Program) -> None:
@@ -181,7 +181,7 @@ def without_effect(strength: float) -> Change:
 
 
 def without_cast(strength: float) -> Change:
-    """An FX pass computes the output's last addition in FP32; another takes the cast back for redundant and removes it."""
+    """One FX pass computes the output's last addition in FP32; another removes the cast back as redundant."""
     del strength
 
     def change(program: Program) -> None:
@@ -206,7 +206,7 @@ HALVES = ("bfloat16", "float16")
 FAULTS = (
     Fault(
         "stale-leading-dimension",
-        "A kernel for all sizes has the leading dimension of the first call written into it.",
+        "A kernel for all sizes has the leading dimension of the first call as a constant.",
         (Cell("matmul"), Cell("mlp")),
         first_size,
         number=26,
@@ -214,7 +214,7 @@ FAULTS = (
     ),
     Fault(
         "kernel-of-the-size-before",
-        "A cache of kernels by size hands out the one of the call before.",
+        "A cache of kernels by size returns the kernel of the call before.",
         (Cell("matmul"), Cell("mlp")),
         size_before,
         number=26,
@@ -230,7 +230,7 @@ FAULTS = (
     ),
     Fault(
         "stale-branch-on-size",
-        "A branch on the batch size goes the way it went in the first call.",
+        "A branch on the batch size is taken as in the first call.",
         (Cell("mlp"),),
         first_branch,
         number=26,
@@ -238,21 +238,21 @@ FAULTS = (
     ),
     Fault(
         "stale-weights",
-        "Weights are packed at the first call and not again when they change.",
+        "Weights are packed in the first call, and not again when they change.",
         (Cell("mlp"), Cell("train-mlp", Mode.TRAIN)),
         lambda _: stale_parameters("weight"),
         number=27,
     ),
     Fault(
         "stale-bias",
-        "One bias is folded into a constant at the first call.",
+        "One bias is folded into a constant in the first call.",
         (Cell("mlp"), Cell("train-mlp", Mode.TRAIN)),
         lambda _: stale_parameters("fc2.bias"),
         number=27,
     ),
     Fault(
         "cached-at-address",
-        "A result is kept by the addresses of the inputs, and given again when they hold something else.",
+        "A result is cached by the addresses of the inputs, and returned again when these hold other values.",
         (Cell("mlp"), Cell("matmul"), Cell("mean-pool")),
         kept_by(addresses),
         number=28,

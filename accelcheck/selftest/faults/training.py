@@ -1,4 +1,4 @@
-"""Faults of the training loop: scaler, clipping, resumption, and what optimizers remember."""
+"""Faults of the training loop: scaler, clipping, resumption and optimizer state."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def trainer(edit: Callable[[Trainer], None]) -> Change:
 
 
 def clipped_scaled(strength: float) -> Change:
-    """Gradients are clipped as they come from the scaled loss: the scaler unscales them later, by itself."""
+    """Clips the gradients of the scaled loss; the scaler unscales them later."""
     del strength
 
     def edit(trained: Trainer) -> None:
@@ -44,7 +44,7 @@ def clipped_scaled(strength: float) -> Change:
 
 
 def unskipped(strength: float) -> Change:
-    """An optimizer that promises the scaler to look at infinities itself, as fused ones do, and does not."""
+    """An optimizer that tells the scaler that it checks for infinities itself, as fused ones do, and does not."""
     del strength
 
     def change(program: Program) -> None:
@@ -57,11 +57,11 @@ def unskipped(strength: float) -> Change:
             plain = optimizer.step
 
             def step(own: torch.optim.Optimizer, *args: Any, **options: Any) -> Any:
-                # What the scaler hands over: the plain optimizer must not see it.
+                # Attributes that the scaler passes: the plain optimizer must not see them.
                 vars(own).update(grad_scale=None, found_inf=None)
                 return plain(*args, **options)
 
-            # A method, for schedules take it apart.
+            # A method, because schedules take it apart.
             vars(optimizer).update(_step_supports_amp_scaling=True, step=MethodType(step, optimizer))
             return optimizer
 
@@ -71,7 +71,7 @@ def unskipped(strength: float) -> Change:
 
 
 def forgetting(*entries: str) -> Callable[[float], Change]:
-    """A resumed training starts some of its state anew."""
+    """A resumed training starts with part of its state reset."""
 
     def edit(trained: Trainer) -> None:
         plain = trained.load
@@ -86,7 +86,7 @@ def forgetting(*entries: str) -> Callable[[float], Change]:
 
 
 def without_option(**options: Any) -> Callable[[float], Change]:
-    """Options of the optimizer are ignored."""
+    """Ignores options of the optimizer."""
 
     def change(program: Program) -> None:
         make = program.optimizer
@@ -105,7 +105,7 @@ def without_option(**options: Any) -> Callable[[float], Change]:
 
 
 class HalfState(torch.optim.SGD):
-    """Keeps its momentum in a half type.
+    """SGD that keeps its momentum in a half type.
 
     Args:
         parameters: As of SGD.
@@ -118,7 +118,7 @@ class HalfState(torch.optim.SGD):
         self.kept = dtype
 
     def step(self, closure: Any = None) -> Any:
-        """One step, and what it remembers is rounded."""
+        """Take a step, then round the momentum."""
         loss = super().step(closure)
         for state in self.state.values():
             for name, value in state.items():
@@ -128,13 +128,13 @@ class HalfState(torch.optim.SGD):
 
 
 def half_state(bits: float) -> Change:
-    """Momentum of so many significant bits."""
+    """Momentum with this number of significant bits."""
     dtype = torch.bfloat16 if bits == 8 else torch.float16
     return optimizing(partial(HalfState, dtype=dtype, lr=0.02, momentum=0.9))
 
 
 def restored(trained: Trainer) -> None:
-    """All state is copied and loaded after every step: a training that is resumed all the time."""
+    """Copies and loads all state after every step, as a training that is resumed at each step."""
     plain = trained.take
 
     def take(program: Trainable, parts: Parts) -> tuple[Tensor, Tensor]:
@@ -200,7 +200,7 @@ FAULTS = (
     Fault("decay-ignored", "Weight decay is ignored.", TRAJECTORY, without_option(weight_decay=0.0)),
     Fault(
         "half-precision-state",
-        "Momentum is kept in a half type, of so many significant bits.",
+        "Momentum is kept in a half type with this number of significant bits.",
         TRAINING,
         half_state,
         strengths=(8.0, 11.0),

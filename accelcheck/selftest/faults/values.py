@@ -1,4 +1,4 @@
-"""Faults of single values: gains, subnormals, NaN, overflow, and functions that are nearly the right ones."""
+"""Faults of values: gains, subnormals, NaN, overflow, and functions that are nearly right."""
 
 from __future__ import annotations
 
@@ -30,26 +30,26 @@ if TYPE_CHECKING:
 
 @aside
 def _flushed(tensor: Tensor) -> Tensor:
-    """Subnormal numbers become 0 of their sign."""
+    """Replaces subnormal numbers by 0 of their sign."""
     zeros = torch.zeros_like(tensor).copysign(tensor)
     return torch.where(tensor.abs() < torch.finfo(tensor.dtype).tiny, zeros, tensor)
 
 
 def flushing(func: Any, x: Tensor, y: Any) -> Tensor:
-    """A product whose operands and result are flushed."""
+    """A product whose subnormal operands and results are flushed."""
     other = _flushed(y) if isinstance(y, Tensor) else y
     return _flushed(func(_flushed(x), other))
 
 
 def truncating(func: Any, x: Tensor, y: Any) -> Tensor:
-    """A product in FP32, cut to the storage dtype."""
+    """A product in FP32, truncated to the storage dtype."""
     bits = {torch.bfloat16: 8, torch.float16: 11}[x.dtype]
     wide: Tensor = func(x.float(), y.float())
     return truncated_to(bits, wide).to(x.dtype)
 
 
 def keeps_subnormals(device: Device) -> Capability:
-    """Where subnormal numbers are flushed anyway, the fault is how the device is."""
+    """Devices that keep subnormal numbers: where they are flushed anyway, there is nothing to plant."""
     tiny = torch.full((2,), torch.finfo(torch.float32).tiny, device=device.torch_device())
     if bool(((tiny * 0.5).cpu() > 0).all()):
         return SUPPORTED
@@ -57,37 +57,37 @@ def keeps_subnormals(device: Device) -> Capability:
 
 
 def maximum(func: Any, x: Tensor, y: Tensor) -> Tensor:
-    """The other operand where one is NaN."""
+    """Returns the other operand where one is NaN."""
     out: Tensor = func(torch.where(x.isnan(), y, x), torch.where(y.isnan(), x, y))
     return out
 
 
 def clamp(func: Any, x: Tensor, low: Any = None, high: Any = None) -> Tensor:
-    """The lower bound where the operand is NaN, as ``min(max(x, low), high)`` of IEEE 754-2008 has it."""
+    """Returns the lower bound where the operand is NaN, as ``min(max(x, low), high)`` of IEEE 754-2008 does."""
     out: Tensor = func(torch.where(x.isnan(), torch.full_like(x, low), x), low, high)
     return out
 
 
 def relu(func: Any, x: Tensor) -> Tensor:
-    """0 where the operand is NaN."""
+    """Returns 0 where the operand is NaN."""
     out: Tensor = func(torch.where(x.isnan(), torch.zeros_like(x), x))
     return out
 
 
 def unshifted_softmax(module: Any, x: Tensor) -> Tensor:
-    """The maximum is not subtracted: large scores give Inf / Inf."""
+    """Softmax without subtracting the maximum: large scores give Inf / Inf."""
     grown = torch.exp(x.float())
     return (grown / grown.sum(module.dim, keepdim=True)).to(x.dtype)
 
 
 def half_moments(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Squares in FP16: they overflow from 256 on."""
+    """Squares in FP16, which overflow from 256 on."""
     mean = x.mean(-1, keepdim=True)
     return mean, (x - mean).half().square().float().mean(-1, keepdim=True)
 
 
 def tanh_gelu(module: Any, x: Tensor) -> Tensor:
-    """By tanh, where erf was asked for."""
+    """Computes GELU by tanh where erf was asked for."""
     del module
     return functional.gelu(x, approximate="tanh")
 
@@ -112,7 +112,7 @@ FAULTS = (
     ),
     Fault(
         "truncated-elementwise",
-        "Results of element-wise products are cut to the storage dtype, not rounded.",
+        "Results of element-wise products are truncated to the storage dtype, not rounded.",
         (Cell("elementwise-product", dtypes=_CUT),),
         lambda _: kernels(mul=truncating),
         number=10,
@@ -177,7 +177,7 @@ FAULTS = (
     ),
     Fault(
         "tanh-gelu-backward",
-        "The gradient is that of GELU by tanh where erf was asked for.",
+        "The gradient is that of GELU by tanh where GELU by erf was asked for.",
         (Cell("gelu", Mode.BACKWARD),),
         lambda _: backwards(tanh_gelu),
         number=15,

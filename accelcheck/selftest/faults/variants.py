@@ -1,4 +1,4 @@
-"""Correct implementations that are not eager's: other orders, other roundings, other algorithms. None may fail."""
+"""Correct implementations with another order, rounding or algorithm than eager's. None may fail."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def unfused(module: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 def base_two(module: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Softmax by powers of two, of scores times log2(e)."""
+    """Softmax by powers of two: ``2 ** (log2(e) * scores)``."""
 
     def weigh(scores: Tensor) -> Tensor:
         log2e = 1.4426950408889634
@@ -48,7 +48,7 @@ def flash(size: int, module: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 def normed(moments: Callable[[Tensor], tuple[Tensor, Tensor]], module: Any, x: Tensor) -> Tensor:
-    """Layer norm by other means."""
+    """Layer norm with other moments."""
     return compute.layer_norm(module, x, moments=moments)
 
 
@@ -59,20 +59,20 @@ def gelu(module: Any, x: Tensor) -> Tensor:
 
 
 def fused_epilogue(module: Any, x: Tensor) -> Tensor:
-    """Bias and ReLU in the accumulator, rounded once."""
+    """Adds bias and applies ReLU in the accumulator, and rounds once."""
     wide = accumulator(x)
     return torch.relu(x.to(wide) @ module.weight.to(wide) + module.bias.to(wide)).to(x.dtype)
 
 
 def fused_chain(module: Any, x: Tensor, y: Tensor) -> Tensor:
-    """All statements in FP32 registers, rounded once."""
+    """Computes all statements in FP32, and rounds once."""
     out: Tensor = module(x.to(accumulator(x)), y.to(accumulator(y)))
     return out.to(x.dtype)
 
 
 @aside
 def _other_payload(tensor: Tensor) -> Tensor:
-    """NaN with the sign bit set and another payload than torch's own."""
+    """NaN with the sign bit set and another payload than torch's."""
     kinds = {
         torch.float32: (torch.int32, -0x3FFFFF),
         torch.bfloat16: (torch.int16, -0x3F),
@@ -85,7 +85,7 @@ def _other_payload(tensor: Tensor) -> Tensor:
 
 
 def negative_zeros(tensor: Tensor) -> Tensor:
-    """-0 wherever there is 0."""
+    """Replaces 0 by -0."""
     return torch.where(tensor == 0, -torch.zeros_like(tensor), tensor)
 
 
@@ -108,7 +108,7 @@ def _tree(x: Tensor, over: list[int], keep: bool) -> Tensor:  # noqa: FBT001 - a
 
 
 class OtherSgd(torch.optim.Optimizer):
-    """SGD with momentum in another order: the step is made of the old momentum and the gradient, one after the other."""
+    """SGD with momentum in another order: the step adds the old momentum and the gradient one after the other."""
 
     def __init__(self, parameters: Iterable[Any], lr: float, momentum: float) -> None:
         super().__init__(parameters, {"lr": lr, "momentum": momentum})
@@ -123,13 +123,13 @@ class OtherSgd(torch.optim.Optimizer):
                 change = parameter.grad * group["lr"]
                 if held is not None:
                     change = change + held * group["momentum"]
-                # What is held is the velocity times the rate: v' lr = m (v lr) + g lr.
+                # The state is the velocity times the rate: v' lr = m (v lr) + g lr.
                 self.state[parameter]["held"] = change
                 parameter.sub_(change)
 
 
 def rebuilt(**changed: Any) -> Change:
-    """The program's own optimizer, with other arguments."""
+    """Rebuilds the program's optimizer with other arguments."""
 
     def change(program: Program) -> None:
         if program.optimizer is None:
@@ -278,7 +278,7 @@ VARIANTS = (
     Variant(
         "optimizer-fused",
         "The whole step in one kernel.",
-        # In half precision torch 2.13's fused SGD errs by itself: see docs/findings.md.
+        # In half precision torch 2.13's fused SGD itself is wrong: see docs/findings.md.
         (Cell("train-mlp", Mode.TRAIN, _SINGLE),),
         lambda: rebuilt(fused=True),
         exists=_fused_steps,
