@@ -62,7 +62,7 @@ def test_show_shows_one_folder_and_names_the_others_to_who_mistypes(
 
 def test_an_empty_store_is_said(store: Baselines, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(store, "show") == NOTHING
-    assert "nothing is stored" in capsys.readouterr().err
+    assert "no baseline is stored" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("second", "code"), [((0.0, 0.001), GREEN), ((0.0, 0.1), RED)])
@@ -83,8 +83,8 @@ def test_compare_says_what_is_in_one_alone_or_changed(store: Baselines, capsys: 
         store.write(changed, replace=True)
         assert run(store, "compare", BEFORE.folder, HERE.folder) == GREEN
         assert capsys.readouterr().out.splitlines()[-2:] == [
-            "only in the first, or changed since: 1 cases",
-            "only in the second, or changed since: 1 cases",
+            "only in the first folder, or changed since: 1 cases",
+            "only in the second folder, or changed since: 1 cases",
         ]
 
 
@@ -142,7 +142,7 @@ def test_prune_keeps_what_a_plugin_may_have_brought(store: Baselines, capsys: py
     foreign = ["vendor-fast/speed-mlp/cpu/float32/speed", "eager/vendor-model/cpu/float32/speed", "nothing-like-an-id"]
     put(store, HERE, 0.0, 0.0, 0.0, 0.0, 0.0, cases=[*CASES, *foreign])
     assert run(store, "prune") == GREEN
-    assert "3 kept, of techniques or workloads that nothing here has" in capsys.readouterr().out
+    assert "3 kept: their techniques or workloads are not registered here" in capsys.readouterr().out
     assert set(foreign) < set(store.read(HERE))
     assert run(store, "prune", "--unknown") == GREEN
     assert sorted(store.read(HERE)) == CASES

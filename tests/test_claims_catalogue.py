@@ -111,7 +111,7 @@ def test_an_entry_without_a_name_is_known_by_its_number(tmp_path: Path) -> None:
 
 def test_figures_have_the_end_that_their_kind_needs(tmp_path: Path) -> None:
     growing = {"experiment": '"flash-attention"', "what": '"growth"'}
-    with pytest.raises(ClaimsError, match="field 'least': a claim of growth has an upper end alone"):
+    with pytest.raises(ClaimsError, match="field 'least': a claim of growth has only an upper end"):
         catalogue.load(written(tmp_path / "a.toml", **growing), given())
     with pytest.raises(ClaimsError, match="field 'most': missing"):
         catalogue.load(written(tmp_path / "b.toml", **growing, least=None), given())
@@ -142,7 +142,7 @@ def test_an_absent_file_and_a_name_that_is_there_twice_are_refused(tmp_path: Pat
         catalogue.load(tmp_path / "absent.toml", given())
     path = written(tmp_path / "mine.toml")
     path.write_text(path.read_text() * 2)
-    with pytest.raises(ClaimsError, match="claim 2: field 'name': 'mine' is the name of another one"):
+    with pytest.raises(ClaimsError, match="claim 2: field 'name': 'mine' is also the name of another claim"):
         catalogue.load(path, given())
 
 

@@ -88,7 +88,7 @@ def test_of_what_fits_no_terminal_the_longest_words_are_folded_and_no_others() -
     assert isinstance(file, Terminal)
     assert max(map(len, file.shown)) <= 80
     assert file.shown[0].split() == ["name", "path", "count"]
-    assert file.shown[1].split() == ["compiled", "x" * 62, "123456"]
+    assert file.shown[1].split() == ["compiled", "x" * 64, "123456"]
 
 
 def test_a_table_that_fits_is_not_folded() -> None:

@@ -484,9 +484,9 @@ def test_exit_codes(stage: Stage, a: dict[str, Any], b: dict[str, Any], code: in
 def test_the_commands_margin_counts(stage: Stage, capsys: pytest.CaptureFixture[str]) -> None:
     plans = {"cases": {MLP: steady(0.01)}}, {"cases": {MLP: steady(0.0105)}}
     assert stage.cli(*plans, "--pairs=2") == 1
-    assert "Within 2.0% they are the same" in capsys.readouterr().out
+    assert "Differences within 2.0% count as the same" in capsys.readouterr().out
     assert stage.cli(*plans, "--pairs=2", "--margin=0.1") == 0
-    assert "Within 10.0% they are the same" in capsys.readouterr().out
+    assert "Differences within 10.0% count as the same" in capsys.readouterr().out
 
 
 def test_what_is_not_compared_is_printed_with_its_reason(stage: Stage, capsys: pytest.CaptureFixture[str]) -> None:
@@ -542,7 +542,7 @@ def test_what_is_selected_reaches_both_sides(stage: Stage) -> None:
 )
 def test_senseless_options_are_usage_errors(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["duet", *words]) == 4
-    assert "expected --python twice at most" in capsys.readouterr().err
+    assert "expected --python at most twice" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("words", [["--margin=0"], ["--margin=1.5"], ["--env-a=NAME"], ["--env-b==1"], ["--level=9"]])

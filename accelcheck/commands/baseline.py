@@ -1,4 +1,4 @@
-"""``accelcheck baseline``: look at stored baselines, compare two places, store anew, and clear out."""
+"""``accelcheck baseline``: show stored baselines, compare two places, update and prune."""
 
 from __future__ import annotations
 
@@ -30,30 +30,34 @@ def add(commands: Any) -> None:
         "--baselines",
         type=Path,
         metavar="FOLDER",
-        help="the store (that of pytest here: accel_baselines, or baselines)",
+        help="folder of the baselines (default: the one that pytest uses in this folder: accel_baselines, or else baselines)",
     )
     actions = baseline.add_subparsers(dest="action", required=True)
-    show = actions.add_parser("show", help="what is stored, and how small a slowdown a check of three processes sees")
-    show.add_argument("place", nargs="?", help="one folder of it, as show prints them (all)")
+    show = actions.add_parser(
+        "show", help="stored ratios, and the smallest slowdown that a check of three processes finds"
+    )
+    show.add_argument("place", nargs="?", help="one folder, as show prints it (default: all)")
     show.set_defaults(run=_caught(_show))
-    compare = actions.add_parser("compare", help="two folders of one store, case by case; 1 if the second is slower")
+    compare = actions.add_parser(
+        "compare", help="compare two folders case by case; the exit code is 1 if the second is slower"
+    )
     compare.add_argument("first")
     compare.add_argument("second")
     compare.set_defaults(run=_caught(_compare))
-    update = actions.add_parser("update", help="time the suite on a device in ten processes and store the outcome")
-    update.add_argument("--device", default="cpu", help="device to time (cpu)")
-    update.add_argument("--new-only", action="store_true", help="keep what is stored")
+    update = actions.add_parser("update", help="time the suite on a device in ten processes, and store the ratios")
+    update.add_argument("--device", default="cpu", help="device to time (default: cpu)")
+    update.add_argument("--new-only", action="store_true", help="keep stored baselines, and add missing ones")
     update.add_argument("arguments", nargs="*", help="further arguments of pytest, after --")
     update.set_defaults(run=_update)
     prune = actions.add_parser(
-        "prune", help="remove baselines of cases that no longer exist, and what killed writers left"
+        "prune", help="remove baselines of cases that no longer exist, and files that killed writers left"
     )
     prune.add_argument(
         "--unknown",
         action="store_true",
-        help="also those of techniques and workloads that nothing here has",
+        help="also remove baselines of techniques and workloads that are not registered",
     )
-    prune.add_argument("--dry-run", action="store_true", help="only say what would be removed")
+    prune.add_argument("--dry-run", action="store_true", help="print what would be removed, and remove nothing")
     prune.set_defaults(run=_caught(_prune))
 
 
@@ -69,7 +73,7 @@ def _caught(run: Callable[[argparse.Namespace], int]) -> Callable[[argparse.Name
 
 
 def _store(given: argparse.Namespace) -> Baselines:
-    """The one that is named, or that of a pytest run here."""
+    """The named store, or the one of a pytest run in this folder."""
     return Baselines(given.baselines or options.baselines(registered.here()))
 
 
@@ -77,7 +81,7 @@ def _show(given: argparse.Namespace) -> int:
     store = _store(given)
     places = _places(store)
     if not places:
-        print(f"accelcheck: {store.root}: nothing is stored", file=sys.stderr)
+        print(f"accelcheck: {store.root}: no baseline is stored", file=sys.stderr)
         return NOTHING
     chosen = places if given.place is None else {given.place: _named(places, given.place)}
     for folder, stored in chosen.items():
@@ -86,7 +90,7 @@ def _show(given: argparse.Namespace) -> int:
             ratio = found.ratio
             seen = f"{100 * (change(ratio, replace(ratio, count=CHECKED), len(stored)).smallest - 1):.1f} %"
             rows.append((found.case, f"{ratio.factor:.4f}", f"{100 * ratio.spread:.2f} %", str(ratio.count), seen))
-        head = ("case", "time / FP32 eager's", "spread", "processes", "slowdown seen")
+        head = ("case", "time / FP32 eager's", "spread", "processes", "slowdown found")
         console.show([folder, console.Table(head, rows, right=range(1, len(head)), indent=2)])
     return GREEN
 
@@ -104,7 +108,7 @@ def _compare(given: argparse.Namespace) -> int:
         rows.append((case, *(f"{factor:.4f}" for factor in factors), "slower" if held.regression else ""))
     console.show([console.Table(("case", "first", "second", "change", "limit", ""), rows, right=range(1, 5))])
     for name, only in (("first", set(first) - set(both)), ("second", set(second) - set(both))):
-        print(f"only in the {name}, or changed since: {len(only)} cases")
+        print(f"only in the {name} folder, or changed since: {len(only)} cases")
     if not both:
         return NOTHING
     return RED if slower else GREEN
@@ -118,7 +122,7 @@ def _update(given: argparse.Namespace) -> int:
         *([] if given.baselines is None else [f"--accel-baselines={given.baselines.resolve()}"]),
         *(f"--accel-baseline={use}", *given.arguments),
     ]
-    return subprocess.run(command, check=False).returncode  # noqa: S603 - what the caller asked for
+    return subprocess.run(command, check=False).returncode  # noqa: S603 - the command that the user asked for
 
 
 def _prune(given: argparse.Namespace) -> int:
@@ -143,13 +147,14 @@ def _prune(given: argparse.Namespace) -> int:
     print(f"{len(stale)} files {'would be removed' if given.dry_run else 'removed'}")
     if foreign:
         print(
-            f"{len(foreign)} kept, of techniques or workloads that nothing here has, another folder's plugins perhaps: --unknown removes them too"
+            f"{len(foreign)} kept: their techniques or workloads are not registered here, perhaps by plugins of another folder; "
+            "--unknown removes them too"
         )
     return GREEN
 
 
 def _work(baseline: Baseline) -> tuple[object, ...]:
-    """What two baselines of a case must share to be compared."""
+    """The parts that two baselines of a case must share to be comparable."""
     return baseline.digest, baseline.environment
 
 

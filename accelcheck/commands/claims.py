@@ -1,4 +1,4 @@
-"""``accelcheck claims``: what articles promise, measured on this device."""
+"""``accelcheck claims``: published claims, measured on this device."""
 
 from __future__ import annotations
 
@@ -28,15 +28,17 @@ def add(commands: Any) -> None:
     """Declare the command."""
     claims = commands.add_parser(
         KIND,
-        help="measure on this device what articles promise, and print claim beside measurement",
-        description="Measures published claims of speed, memory and error on this device. An outcome is confirmed where the "
-        "whole interval reaches the claim, not confirmed where none of it does, undecided between; what does not exist here is "
-        "not measurable. Exits with 1 if a result was wrong, not if a claim was.",
+        help="measure published claims on this device, and print each claim beside its measurement",
+        description="Measures published claims of speed, memory and error on this device. A claim is confirmed if the whole "
+        "interval reaches it, not confirmed if no part of the interval does, and undecided otherwise; it is not measurable if "
+        "this device lacks the technique. Exits with 1 if a result was wrong, not if a claim is not confirmed.",
     )
-    claims.add_argument("--device", default="cpu", help="device to measure on (cpu)")
-    claims.add_argument("--claim", action="append", default=[], metavar="GLOB", help="claims by name; repeatable (all)")
+    claims.add_argument("--device", default="cpu", help="device to measure on (default: cpu)")
     claims.add_argument(
-        "--json", type=Path, metavar="FILE", help="write the results, as they are kept under baselines/"
+        "--claim", action="append", default=[], metavar="GLOB", help="claims by name; repeatable (default: all)"
+    )
+    claims.add_argument(
+        "--json", type=Path, metavar="FILE", help="write the results as JSON, in the format of the files in baselines/"
     )
     claims.set_defaults(run=_claims)
 
@@ -46,7 +48,7 @@ def _claims(given: argparse.Namespace) -> int:
     if absent is not None:
         print(f"accelcheck: {given.device}: {absent}", file=sys.stderr)
         return NOTHING
-    # Read when torch is imported. No pool of compiling processes beside what is timed, and nothing printed by the profiler, which
+    # torch reads these at import: no pool of compiling processes beside the measurement, and no messages of the profiler, which
     # follows memory.
     os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")

@@ -1,4 +1,4 @@
-"""What commands share: exit codes, kinds of arguments, and whether a device is here. No torch."""
+"""Shared by commands: exit codes, types of arguments, and whether a device is usable. No torch."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from accelcheck.devices.probe import probe
 from accelcheck.plugin import registered
 
 GREEN, RED, USAGE, NOTHING = 0, 1, 4, 5
-"""Exit codes: as pytest has them."""
+"""Exit codes, as pytest's."""
 
 
 def positive(text: str) -> int:
@@ -26,10 +26,10 @@ def positive(text: str) -> int:
 
 
 def refusal(name: str) -> str | None:
-    """Why a device cannot be used here, if it cannot.
+    """Why a device cannot be used on this machine; None if it can.
 
     Raises:
-        BroughtError: It is none of the built-in ones, and pytest does not start.
+        PluginLoadError: It is not built in, and pytest, which loads plugins, does not start.
         UnknownNameError: There is no such device.
     """
     known, extra = matrix.devices(), list[Device]()

@@ -1,4 +1,4 @@
-"""``accelcheck curve``: from how many cheap statements on torch.compile pays."""
+"""``accelcheck curve``: the number of cheap statements from which on torch.compile is faster than eager."""
 
 from __future__ import annotations
 
@@ -26,16 +26,18 @@ def add(commands: Any) -> None:
     """Declare the command."""
     curve = commands.add_parser(
         KIND,
-        help="eager, static and dynamic torch.compile over 1 to 30 cheap statements, and where compiling breaks even",
+        help="eager, static and dynamic torch.compile over 1 to 30 cheap statements, and where they break even",
         description="Measures a chain of element-wise statements, on a fixed shape and on a stream of varying ones, eagerly and "
-        "compiled with dynamic=False and dynamic=True, and prints from how many statements on compiled code is faster.",
+        "compiled with dynamic=False and dynamic=True, and prints the number of statements from which on compiled code is faster.",
     )
-    curve.add_argument("--device", default="cpu", help="device to measure on (cpu)")
+    curve.add_argument("--device", default="cpu", help="device to measure on (default: cpu)")
     curve.add_argument(
         "--counts", default=",".join(map(str, COUNTS)), metavar="N,N,...", help="numbers of statements (%(default)s)"
     )
     curve.add_argument("--plot", type=Path, metavar="FILE.png", help="draw the curve; needs matplotlib")
-    curve.add_argument("--json", type=Path, metavar="FILE", help="write the results, as they are kept under baselines/")
+    curve.add_argument(
+        "--json", type=Path, metavar="FILE", help="write the results as JSON, in the format of the files in baselines/"
+    )
     curve.set_defaults(run=_curve)
 
 
@@ -47,7 +49,7 @@ def _curve(given: argparse.Namespace) -> int:
         return NOTHING
     drawable = curve_plot.available()
     if given.plot and not drawable.ok:
-        print(f"accelcheck: no plot: {drawable}; everything else goes on", file=sys.stderr)
+        print(f"accelcheck: no plot: {drawable}; measuring continues", file=sys.stderr)
     try:
         for path in (given.plot, given.json):
             if path is not None:
@@ -62,7 +64,7 @@ def _curve(given: argparse.Namespace) -> int:
 
 
 def _measured(given: argparse.Namespace, chosen: tuple[int, ...], *, draw: bool) -> list[Any]:
-    # Read when torch is imported. These graphs have one kernel each: nothing is gained by a pool of compiling processes.
+    # torch reads this at import. These graphs have one kernel each, so a pool of compiling processes does not help.
     os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
     from accelcheck.experiments import curve
 
@@ -87,7 +89,7 @@ def _measured(given: argparse.Namespace, chosen: tuple[int, ...], *, draw: bool)
 
 
 def counts(text: str) -> tuple[int, ...]:
-    """Numbers of statements from a list with commas, ascending, each once.
+    """Numbers of statements from a comma-separated list, in ascending order without duplicates.
 
     Raises:
         UnknownNameError: One is not a whole number from 1 to `MOST`.
@@ -95,7 +97,7 @@ def counts(text: str) -> tuple[int, ...]:
     words = [word.strip() for word in text.split(",")]
     for word in words:
         if not (word.isascii() and word.isdigit() and 1 <= int(word) <= MOST):
-            raise unknown("number of statements", word, [f"whole numbers from 1 to {MOST}, with commas between"])
+            raise unknown("number of statements", word, [f"whole numbers from 1 to {MOST}, separated by commas"])
     return tuple(sorted({int(word) for word in words}))
 
 

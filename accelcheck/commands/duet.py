@@ -1,4 +1,4 @@
-"""``accelcheck duet``: two environments on this machine, and which of them is faster."""
+"""``accelcheck duet``: compares the speed of two environments on this machine."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ def add(commands: Any) -> None:
     command = commands.add_parser(
         "duet",
         help="compare two environments (wheels, runtimes, revisions) on this machine",
-        description="Measures the same cases in processes of two environments in turns, A B B A, and says of each whether B is "
-        "faster, the same, slower or undecided. Exits with 1 if B is slower in a case, or fails where A does not.",
+        description="Measures the same cases in processes of two environments in turns, A B B A, and reports for each case "
+        "whether B is faster, the same, slower or undecided. Exits with 1 if B is slower in a case, or fails where A does not.",
     )
     command.add_argument(
         "--python",
         action="append",
         default=[],
         metavar="PYTHON",
-        help="interpreter of A, then of B; given once, it is both's, and never, this one is",
+        help="interpreter of A, then of B; given once, of both (default: this interpreter for both)",
     )
     for side in ("a", "b"):
         command.add_argument(
@@ -42,28 +42,41 @@ def add(commands: Any) -> None:
             default=[],
             type=_setting,
             metavar="NAME=VALUE",
-            help=f"variable of {side.upper()} alone; repeatable",
+            help=f"environment variable for {side.upper()} only; repeatable",
         )
-    command.add_argument("--device", default="cpu", help="device to measure on (cpu)")
+    command.add_argument("--device", default="cpu", help="device to measure on (default: cpu)")
     command.add_argument(
-        "--technique", action="append", default=[], metavar="GLOB", help="techniques; repeatable (eager)"
+        "--technique",
+        action="append",
+        default=[],
+        metavar="GLOB",
+        help="techniques by name; repeatable (default: eager)",
     )
-    command.add_argument("--workload", action="append", default=[], metavar="GLOB", help="workloads; repeatable (all)")
     command.add_argument(
-        "--case", action="append", default=[], metavar="ID", help="exact case, whatever its level; repeatable"
+        "--workload", action="append", default=[], metavar="GLOB", help="workloads by name; repeatable (default: all)"
     )
-    command.add_argument("--level", type=int, choices=LEVELS, default=1, help="level of the cases, at most (1)")
     command.add_argument(
-        "--margin", type=_part, default=duet.MARGIN, help=f"relative difference that counts ({duet.MARGIN:g})"
+        "--case", action="append", default=[], metavar="ID", help="exact id of a case, of any level; repeatable"
+    )
+    command.add_argument("--level", type=int, choices=LEVELS, default=1, help="highest level of the cases (default: 1)")
+    command.add_argument(
+        "--margin",
+        type=_part,
+        default=duet.MARGIN,
+        help=f"smallest relative difference that counts (default: {duet.MARGIN:g})",
     )
     command.add_argument(
         "--pairs",
         type=positive,
         default=duet.LOOKS[-1],
-        help=f"most pairs of processes, 2 at least ({duet.LOOKS[-1]}); answers are looked for after {duet.LOOKS}",
+        help=f"most pairs of processes, at least 2 (default: {duet.LOOKS[-1]}); cases are decided after {duet.LOOKS} pairs",
     )
     command.add_argument(
-        "--timeout", type=float, default=TIMEOUT, metavar="SECONDS", help=f"for one case in a process ({TIMEOUT:g})"
+        "--timeout",
+        type=float,
+        default=TIMEOUT,
+        metavar="SECONDS",
+        help=f"time limit for one case in a process (default: {TIMEOUT:g})",
     )
     command.set_defaults(run=_duet)
 
@@ -78,14 +91,14 @@ def _setting(text: str) -> tuple[str, str]:
 def _part(text: str) -> float:
     number = float(text)
     if not 0.0 < number < 1.0:
-        raise argparse.ArgumentTypeError(f"expected a part between 0 and 1, such as 0.02, got {text}")
+        raise argparse.ArgumentTypeError(f"expected a number between 0 and 1, such as 0.02, got {text}")
     return number
 
 
 def _duet(given: argparse.Namespace) -> int:
     if len(given.python) > 2 or given.pairs < 2 or not given.timeout > 0:
         print(
-            "accelcheck: expected --python twice at most, two --pairs or more and a --timeout above 0, got "
+            "accelcheck: expected --python at most twice, --pairs of at least 2 and a --timeout above 0, got "
             f"{given.python}, {given.pairs} and {given.timeout:g}",
             file=sys.stderr,
         )
@@ -117,7 +130,7 @@ def _duet(given: argparse.Namespace) -> int:
 
 @contextlib.contextmanager
 def _terminable() -> Iterator[None]:
-    """SIGTERM ends what was started too: a process that is stopped would stay so."""
+    """Let SIGTERM end the child processes too; otherwise suspended ones would remain."""
     before = signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     try:
         yield
@@ -139,8 +152,8 @@ def report(
     head = ("case", "A", "B", "B / A", "interval", "pairs", "of eager: A", "B", "answer")
     yield console.Table(head, [(row.case, *_figures(row)) for row in rows], right=(1, 2, 3, 5, 6, 7))
     yield (
-        "\nTimes are the tenth percentiles of processes' blocks, the median process's. B / A is of times: above 1, B is "
-        f"slower. Within {margin:.1%} they are the same."
+        "\nTimes are the median over processes of the tenth percentile of a process's blocks. B / A is the ratio of times: above 1, "
+        f"B is slower. Differences within {margin:.1%} count as the same."
     )
 
 

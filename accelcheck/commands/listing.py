@@ -18,15 +18,15 @@ def add(commands: Any) -> None:
     """Declare the command."""
     listing = commands.add_parser(
         "list",
-        help="every technique, and whether it runs on each device",
-        description="Prints the capability table: every technique by family, each device's answer, and the reasons. Nothing is run.",
+        help="all techniques, and whether each device runs them",
+        description="Prints the capability table: techniques by family, each device's answer, and the reasons. Runs nothing.",
     )
-    listing.add_argument("--device", action="append", default=[], help="devices to ask; repeatable (all)")
+    listing.add_argument("--device", action="append", default=[], help="devices to ask; repeatable (default: all)")
     listing.add_argument(
-        "--technique", action="append", default=[], metavar="GLOB", help="techniques by name; repeatable (all)"
+        "--technique", action="append", default=[], metavar="GLOB", help="techniques by name; repeatable (default: all)"
     )
     listing.add_argument(
-        "--markdown", action="store_true", help="as docs/techniques.md, which is the same on every machine"
+        "--markdown", action="store_true", help="print docs/techniques.md, which is the same on every machine"
     )
     listing.set_defaults(run=_list)
 
@@ -35,7 +35,7 @@ def _list(given: argparse.Namespace) -> int:
     from accelcheck.report import capabilities, console
     from accelcheck.report import capability_table as shown
 
-    # What is the same on every machine is what accelcheck itself has.
+    # Plugins differ between machines: the documentation has accelcheck's own techniques only.
     config = None if given.markdown else registered.here()
     extra = [] if config is None else registered.devices(config)
     places = capabilities.columns(given.device, extra)

@@ -1,4 +1,4 @@
-"""``accelcheck selftest``: every planted fault caught, no correct variant failed."""
+"""``accelcheck selftest``: checks that verdicts catch every planted fault and pass every correct variant."""
 
 from __future__ import annotations
 
@@ -27,15 +27,17 @@ def add(commands: Any) -> None:
     """Declare the command."""
     runner = commands.add_parser(
         "selftest",
-        help="plant every fault and every correct variant, and see that verdicts tell them apart",
-        description="Plants every fault of the catalogue in the matrix and prints which view catches it; then every correct "
-        "variant, none of which may be called wrong. Exits with 1 if a fault survives or a correct variant fails.",
+        help="plant every fault and every correct variant, and check that verdicts tell them apart",
+        description="Plants every fault of the catalogue in the matrix and prints which view catches it, and plants every correct "
+        "variant, which must pass. Exits with 1 if a fault survives or a correct variant fails.",
     )
-    runner.add_argument("--device", default="cpu", help="device to plant on (cpu)")
-    runner.add_argument("--seeds", type=positive, default=20, help="seeds for each plant (20)")
-    runner.add_argument("--fault", action="append", default=[], metavar="GLOB", help="plants by name; repeatable (all)")
+    runner.add_argument("--device", default="cpu", help="device to plant on (default: cpu)")
+    runner.add_argument("--seeds", type=positive, default=20, help="number of seeds for each plant (default: 20)")
     runner.add_argument(
-        "--jobs", type=positive, default=None, help="processes (one a core; one on a single accelerator)"
+        "--fault", action="append", default=[], metavar="GLOB", help="plants by name; repeatable (default: all)"
+    )
+    runner.add_argument(
+        "--jobs", type=positive, default=None, help="number of processes (default: one per core; one on an accelerator)"
     )
     runner.set_defaults(run=_selftest)
 
@@ -45,7 +47,7 @@ def _selftest(given: argparse.Namespace) -> int:
     if absent is not None:
         print(f"accelcheck: {given.device}: {absent}", file=sys.stderr)
         return NOTHING
-    os.environ |= {"OMP_NUM_THREADS": "1", "TORCHINDUCTOR_COMPILE_THREADS": "1"}  # read when torch is imported
+    os.environ |= {"OMP_NUM_THREADS": "1", "TORCHINDUCTOR_COMPILE_THREADS": "1"}  # torch reads them at import
     from accelcheck.selftest import runner
 
     rows = _chosen(runner.rows(), given.fault)

@@ -1,7 +1,7 @@
-"""From how many cheap statements on ``torch.compile`` pays: eager beside static and dynamic compilation of a growing chain.
+"""The number of cheap statements from which on ``torch.compile`` is faster: eager beside static and dynamic compilation of a chain.
 
-After a published experiment: element-wise statements on a few rows of 16 columns, where nearly all the time is what it costs to
-start an operator. Compiled, a chain is one kernel, whatever its length, and the price of entering it: guards, and Python.
+After a published experiment: element-wise statements on a few rows of 16 columns, where nearly all the time is the overhead of
+calling operators. A compiled chain of any length costs one kernel, and the overhead of entering it: guards and Python.
 """
 
 from __future__ import annotations
@@ -33,24 +33,24 @@ if TYPE_CHECKING:
     Chain = Callable[[Tensor], Tensor]
 
 SETS = 4
-"""Sets of inputs of the fixed shape, which calls go through."""
+"""Number of inputs of the fixed shape, which calls take in turn."""
 SCALE = 1.7
 LARGEST = 2.2
-"""No statement but the first sees, or gives, anything larger: ``1.7 sin(x) + 0.5``."""
+"""Largest magnitude of every statement's operand and result after the first: ``1.7 sin(x) + 0.5``."""
 
 
 class WrongError(RuntimeError):
-    """What was compiled is not what was asked for: another result, or no graph at all."""
+    """The compiled chain is wrong: its result differs, or no graph was compiled."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """A chain and what was compiled of it, both right and warm; each call takes the next input.
+    """A chain, eager and compiled, both checked and warmed up; each call takes the next input.
 
     Attributes:
-        eager, compiled: One call.
-        first, eager_first, graphs, recompilations, programs: As of `Point`.
-        check: Raises `WrongError` if what is compiled is wrong by now.
+        eager, compiled: Make one call.
+        first, eager_first, graphs, recompilations, programs: As in `Point`.
+        check: Raises `WrongError` if the compiled chain has become wrong.
     """
 
     eager: Callable[[], object]
@@ -64,9 +64,10 @@ class Pair:
 
 
 def chain(count: int) -> Chain:
-    """So many statements in a row on ``x``, element-wise and out of place.
+    """A chain of `count` element-wise statements on ``x``, out of place.
 
-    A plain function, and its statements written out: modules, or a list of functions, would cost eager as much as the statements.
+    The statements are written out in a plain function: for eager, calling modules or a list of functions would cost as much as
+    the statements themselves.
     """
     whole, rest = divmod(count, 5)
 
@@ -91,10 +92,10 @@ def chain(count: int) -> Chain:
 
 
 def allowed(count: int) -> float:
-    """Most that a correct FP32 chain differs from the exact one: each statement's rounding, carried through those after it.
+    """Largest error of a correct FP32 chain: the rounding errors of all statements, propagated through the following ones.
 
-    No statement errs by more than `INEXACT_ULPS` units in the last place of `LARGEST`, and only the product enlarges what
-    came before.
+    No statement errs by more than `INEXACT_ULPS` units in the last place of `LARGEST`, and only the product amplifies
+    earlier errors.
     """
     each = INEXACT_ULPS * 2 * UNIT_ROUNDOFF["float32"] * LARGEST
     error = 0.0
@@ -107,7 +108,7 @@ def measure(device: Device, counts: Sequence[int] = COUNTS) -> Iterator[Point | 
     """The whole curve, count by count.
 
     Args:
-        device: Open.
+        device: An open device.
         counts: Numbers of statements, from 1 to `MOST`.
     """
     refused = {form: refusal(device, form) for form in Form}
@@ -117,26 +118,26 @@ def measure(device: Device, counts: Sequence[int] = COUNTS) -> Iterator[Point | 
 
 
 def refusal(device: Device, form: Form) -> str:
-    """Why nothing compiles in a form here; empty if it does. What a process pays once, for importing the compiler, is paid then."""
+    """Why a form does not compile on this device; empty if it does. Also imports the compiler, which costs time once per process."""
     found = compiler_capability(device)
     if not found.ok:
         return str(found)
     try:
         with compiled(device, 3, Shapes.FIXED, form):
             return ""
-    except Exception as error:  # noqa: BLE001 - whatever a compiler raises is its answer here
+    except Exception as error:  # noqa: BLE001 - a compiler may raise anything
         return brief(error)
 
 
 def recompile_limit() -> int:
-    """Graphs of one function after which torch runs what is new eagerly, unless it is told otherwise."""
+    """Number of graphs of one function after which torch, by default, runs new shapes eagerly."""
     from torch._dynamo import config
 
     return int(config.recompile_limit)
 
 
 def point(device: Device, count: int, shapes: Shapes, form: Form, looks: Sequence[float] = LOOKS) -> Point | Gap:
-    """Compile, see that it is right, and measure it beside eager; `looks` as of `accelcheck.measure.paired.compare`."""
+    """Compile a chain, check it, and measure it beside eager; `looks` as in `accelcheck.measure.paired.compare`."""
     try:
         with compiled(device, count, shapes, form) as pair, undisturbed():
             found = _beside(device, pair, looks)
@@ -163,7 +164,7 @@ def point(device: Device, count: int, shapes: Shapes, form: Form, looks: Sequenc
 
 @contextlib.contextmanager
 def compiled(device: Device, count: int, shapes: Shapes, form: Form) -> Iterator[Pair]:
-    """A chain and its compiled form, after the first pass over all shapes and a look at the results.
+    """A chain and its compiled form, after the first pass over all shapes and a check of the results.
 
     Raises:
         WrongError: The result is wrong, or nothing was compiled.
@@ -185,7 +186,9 @@ def compiled(device: Device, count: int, shapes: Shapes, form: Form) -> Iterator
                 if not made:
                     raise WrongError("expected a graph to be compiled, got none")
                 if graphs() != made:
-                    raise WrongError(f"expected no further graphs once all shapes were seen, got {graphs() - made}")
+                    raise WrongError(
+                        f"expected no further graphs after the first pass over all shapes, got {graphs() - made}"
+                    )
                 _check(count, eager, call, inputs)
 
             check()
@@ -204,7 +207,7 @@ def compiled(device: Device, count: int, shapes: Shapes, form: Form) -> Iterator
 
 
 def brief(error: BaseException) -> str:
-    """The first line of what an exception says, with its type."""
+    """The first line of an exception's message, with its type."""
     text = next(iter(str(error).splitlines()), "")
     return text if isinstance(error, WrongError) else f"{type(error).__name__}: {text}"
 
@@ -228,7 +231,7 @@ def _turns(call: Chain, inputs: Sequence[Tensor]) -> Callable[[], Tensor]:
 
 
 def _pass(device: Device, call: Chain, inputs: Sequence[Tensor]) -> float:
-    """Seconds of one call with each input, each waited for."""
+    """Seconds of one synchronised call with each input."""
     device.synchronize()
     start = time.perf_counter()
     for x in inputs:
@@ -244,14 +247,14 @@ def _check(count: int, eager: Chain, call: Chain, inputs: Sequence[Tensor]) -> N
         error = float((call(x).cpu().double() - truth).abs().max())
         if not error <= allowed(count):
             raise WrongError(
-                f"wrong: expected {count} statements on {tuple(x.shape)} to err by {allowed(count):.2g} at most, "
-                f"the compiled ones err by {error:.2g}"
+                f"wrong: expected an error of at most {allowed(count):.2g} for {count} statements on {tuple(x.shape)}, "
+                f"got {error:.2g}"
             )
 
 
 @contextlib.contextmanager
 def _recompiling(shapes: int) -> Iterator[None]:
-    """Room for a graph of each shape: at torch's own limit, what is left would run eagerly, and be timed as compiled."""
+    """Allow a graph for each shape: beyond torch's default limit, shapes would run eagerly and be timed as compiled."""
     from torch._dynamo import config
 
     with config.patch(recompile_limit=max(shapes, recompile_limit()), fail_on_recompile_limit_hit=True):
@@ -259,9 +262,9 @@ def _recompiling(shapes: int) -> Iterator[None]:
 
 
 def _fresh_caches() -> contextlib.AbstractContextManager[Any]:
-    """Inductor's cache in a folder of its own, and empty: compilation takes what it takes for the first time.
+    """An empty cache of inductor in a folder of its own, so that compilation takes as long as the first time.
 
-    Not for inductor alone: Dynamo compiles its guards on sizes with it.
+    Needed for other backends too: Dynamo compiles its guards on sizes with inductor.
     """
     from torch._inductor import utils
 
@@ -270,7 +273,7 @@ def _fresh_caches() -> contextlib.AbstractContextManager[Any]:
 
 
 def _programs(device: Device) -> int | None:
-    """Programs that XLA has compiled in this process, which keeps each by its content."""
+    """Number of programs that XLA has compiled in this process, where it caches them by content; None on other devices."""
     if device.type != "xla":
         return None
     data = importlib.import_module("torch_xla.debug.metrics").metric_data("CompileTime")

@@ -1,4 +1,4 @@
-"""The compile curve as a picture. Needs matplotlib, which nothing else does; no torch."""
+"""The compile curve as a picture. Needs matplotlib, an optional dependency. No torch."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from accelcheck.measure.curve import Gap
 
 _COLOURS = {Form.STATIC: "#0072b2", Form.DYNAMIC: "#d55e00"}
-"""Told apart by those who see few colours too: of Okabe and Ito's palette."""
+"""Of Okabe and Ito's palette, whose colours can be told apart with colour-blindness."""
 
 
 def available() -> Capability:
@@ -26,17 +26,17 @@ def available() -> Capability:
 
 
 def draw(path: Path, found: Sequence[Point | Gap], title: str) -> None:
-    """Draw ratios with their intervals over the number of statements, a panel a kind of shapes; where they cross is shaded.
+    """Draw ratios with intervals over the number of statements, in one panel per kind of shapes, with the break-even range shaded.
 
     Args:
         path: PNG file, in a folder that exists.
-        found: Of one device; gaps leave gaps.
-        title: Whose curve it is.
+        found: Points and gaps of one device; gaps are not drawn.
+        title: Title of the figure: the device.
 
     Raises:
         OSError: The file cannot be written.
     """
-    # Not pyplot: it would look for a screen, and keep every figure.
+    # Not pyplot, which looks for a screen and keeps every figure.
     figure: Any = import_module("matplotlib.figure").Figure(figsize=(11, 5.2), layout="constrained")
     panels = figure.subplots(1, len(Shapes), sharey=True)
     for panel, shapes in zip(panels, Shapes, strict=True):

@@ -21,11 +21,11 @@ _HEAD = ("statements", "form", "eager us", "compiled us", "time / eager's", "gra
 
 
 def text(found: Sequence[Point | Gap], limit: int) -> list[str | Table]:
-    """For a terminal: a table a kind of shapes, what is not there, and where each form breaks even.
+    """For people: a table for each kind of shapes, the gaps with their reasons, and where each form breaks even.
 
     Args:
-        found: Of one device.
-        limit: Graphs of one function that torch makes unless it is told otherwise.
+        found: Points and gaps of one device.
+        limit: Most graphs of one function that torch compiles by default.
     """
     lines: list[str | Table] = []
     for shapes in Shapes:
@@ -44,13 +44,13 @@ def crossing(at: BreakEven) -> str:
     if at.faster is None:
         return f"none up to {at.last} statements"
     if at.slower is None:
-        return f"faster at every count from {at.faster} on; none was slower for certain"
+        return f"faster at every count from {at.faster} on; none was certainly slower"
     about = "" if at.estimate is None else f", about {at.estimate:.1f} by interpolation"
     return f"between {at.slower} statements (slower) and {at.faster} (faster){about}"
 
 
 def as_json(found: Sequence[Point | Gap], limit: int) -> dict[str, Any]:
-    """JSON-ready values: points and gaps in the order of their counts, and the break-even points by name."""
+    """JSON-ready values: points and gaps in ascending order of counts, and the break-even points by name."""
     ordered = sorted(found, key=lambda one: (one.count, one.shapes, one.form))
     return {
         "columns": COLUMNS,
@@ -94,7 +94,7 @@ def _crossings(found: Sequence[Point | Gap]) -> Iterator[str]:
 
 
 def _places(found: Sequence[Point | Gap], gap: Gap) -> str:
-    """Where a reason holds, unless it is everywhere that the form was tried."""
+    """The counts and shapes that a reason holds for; empty if it holds wherever the form was tried."""
     tried = [one for one in found if one.form is gap.form]
     alike = [one for one in tried if isinstance(one, Gap) and one.reason == gap.reason]
     if len(alike) == len(tried):
@@ -104,17 +104,17 @@ def _places(found: Sequence[Point | Gap], gap: Gap) -> str:
 
 def _notes(found: Sequence[Point | Gap], limit: int) -> Iterator[str]:
     yield (
-        "A call takes the next of several inputs. The first pass has one call of each, compilation included, with empty caches; "
-        "a form is paid back when what it saves a call has made up for that."
+        "Each call takes the next of several inputs. The first pass is one call with each of them, compilation with empty caches "
+        "included; a form is paid back when the time saved by later calls equals the first pass's extra time."
     )
     graphs = max((one.graphs for one in found if isinstance(one, Point)), default=0)
     if graphs > limit:
         yield (
-            f"Static compilation makes a graph of each shape. torch stops at {limit} of one function and runs the rest eagerly "
-            "(recompile_limit); here it had room for all."
+            f"Static compilation makes a graph for each shape. By default torch stops at {limit} graphs of one function and runs other "
+            "shapes eagerly (recompile_limit); this measurement raised the limit."
         )
     if any(isinstance(one, Point) and one.programs == 0 for one in found):
         yield (
-            "XLA keeps programs by content: where a form had 0 to compile, the one before it had compiled the same, and its first "
-            "pass is that much shorter."
+            "XLA caches programs by content: a form with 0 programs reused those of the form before it, and its first pass is "
+            "shorter by their compilation."
         )

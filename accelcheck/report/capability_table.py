@@ -34,7 +34,7 @@ def text(rows: Sequence[TechniqueRow], statuses: Mapping[str, Status]) -> list[s
 
 
 def markdown(rows: Sequence[TechniqueRow], workloads: Iterable[Workload]) -> list[str]:
-    """For the documentation. The same on every machine: what is merely absent here exists, and says what it needs."""
+    """For the documentation. The same on every machine: a technique that is only unavailable here counts as existing."""
     lines = [
         "# Techniques",
         "",

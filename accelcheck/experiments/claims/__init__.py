@@ -1,4 +1,4 @@
-"""What articles promise, as data, and the experiments that measure it on a device.
+"""Published claims as data, and the experiments that measure them on a device.
 
-The promises are in ``claims.toml``; a new kind of measurement is one more module with its `EXPERIMENTS`.
+The claims are in ``claims.toml``. For a new kind of measurement, add a module that lists its `EXPERIMENTS`.
 """

@@ -1,4 +1,4 @@
-"""A technique of the suite on a workload, beside FP32 eager: judged as a case is, then measured."""
+"""A technique of the suite on a workload, beside FP32 eager: judged as a case, then measured."""
 
 from __future__ import annotations
 
@@ -46,12 +46,12 @@ class Applied(Experiment):
 
     Args:
         name: As `Experiment.name`.
-        technique: Its name; by device type where another one does it there.
-        workload: What it is applied to.
+        technique: Name of the technique.
+        workload: Workload that it is applied to.
         gives: As `Experiment.gives`.
         mode: Forward or train.
         dtype: Storage dtype of the technique's side; eager's is float32.
-        elsewhere: Techniques of other device types.
+        elsewhere: Names of techniques that replace it, by device type.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class Applied(Experiment):
         self._elsewhere = elsewhere
 
     def technique(self, device: Device) -> Technique:
-        """What is measured on a device."""
+        """The case that is measured on a device."""
         return techniques()[self._elsewhere.get(device.type, self._technique)]
 
     def answer(self, device: Device) -> Capability:
@@ -96,10 +96,10 @@ class Applied(Experiment):
 
 @contextlib.contextmanager
 def trial(technique: Technique, workload: Workload, device: Device, mode: Mode, dtype: str) -> Iterator[Trial]:
-    """A case that has been judged, and is right.
+    """Prepare and judge a case.
 
     Raises:
-        WrongError: It is wrong, or did not engage.
+        WrongError: The result is wrong, or the technique did not engage.
     """
     case = Case(technique.name, workload.name, device.name, dtype, mode, 1)
     with tempfile.TemporaryDirectory(prefix="accelcheck-") as folder:
@@ -117,10 +117,10 @@ def trial(technique: Technique, workload: Workload, device: Device, mode: Mode, 
 
 
 def again(judged: Trial, contender: Contender) -> None:
-    """What was timed is what was judged: the first inputs, and the parameters as they were, must give that again.
+    """Check that the timed program still gives the judged result for the first inputs and the original parameters.
 
     Raises:
-        WrongError: They do not.
+        WrongError: It does not.
     """
     contender.rewind()
     contender.program.synchronize = judged.device.synchronize
@@ -133,7 +133,7 @@ def again(judged: Trial, contender: Contender) -> None:
 
 @functools.cache
 def techniques() -> Mapping[str, Technique]:
-    """All of the package, by name."""
+    """All techniques of the package, by name."""
     return Matrix.load().techniques
 
 
@@ -180,7 +180,7 @@ def _deep(generator: torch.Generator, extent: int) -> Problem:
 
 
 def _trained(module: nn.Module, x: Tensor, target: Tensor, loss: object) -> Problem:
-    # Without momentum: an optimizer that keeps nothing, so that memory is parameters, gradients and activations.
+    # Without momentum, so that memory is parameters, gradients and activations, without optimizer state.
     return Problem(module, (x,), target=target, loss=loss, optimizer=partial(torch.optim.SGD, lr=0.01), steps=2)  # type: ignore[arg-type]  # torch's losses take more than the two
 
 

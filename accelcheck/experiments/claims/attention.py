@@ -1,4 +1,4 @@
-"""FlashAttention beside attention written out: time, error against FP64, and memory over the length."""
+"""FlashAttention beside unfused attention: time, error against FP64, and memory over the length."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ WORKLOAD = Workload("claim-attention", f"Attention of {HEADS} heads of {WIDTH} o
 
 
 class ForcedFlash(Experiment):
-    """torch's own FlashAttention, forced."""
+    """torch's FlashAttention, with its backend forced."""
 
     name = "flash-attention"
     gives = frozenset({What.SPEED_UP, What.ERROR, What.GROWTH})
@@ -56,7 +56,7 @@ class ForcedFlash(Experiment):
 
     @contextlib.contextmanager
     def contest(self, device: Device) -> Iterator[Contest]:
-        # The kernel for GPUs takes half precision alone.
+        # The kernel for GPUs takes half precision only.
         dtype = "float16" if device.type == "cuda" else "float32"
         with trial(techniques()[TECHNIQUE], WORKLOAD, device, Mode.FORWARD, dtype) as judged, torch.no_grad():
             inputs = judged.program(judged.case.seed).inputs
@@ -75,13 +75,13 @@ class ForcedFlash(Experiment):
 
 
 def flash(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Attention, by FlashAttention or not at all."""
+    """Attention by FlashAttention; fails where it is not available."""
     with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
         return functional.scaled_dot_product_attention(q, k, v)
 
 
 def written_out(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Attention as articles write it down, with a matrix of scores."""
+    """Unfused attention, with a matrix of scores."""
     scores = q @ k.transpose(-2, -1) / math.sqrt(q.size(-1))
     return torch.softmax(scores, dim=-1) @ v
 

@@ -1,4 +1,4 @@
-"""Claims as data: read from a file, each with a source, a workload, a figure and whom it was made for. No torch."""
+"""Claims as data, read from a file: each with source, workload, figure and kinds of devices. No torch."""
 
 from __future__ import annotations
 
@@ -17,53 +17,53 @@ if TYPE_CHECKING:
     from accelcheck.core.capability import Capability
 
 PACKAGED = Path(__file__).with_name("claims.toml")
-"""The claims that come with the package."""
+"""File of the claims that the package ships."""
 CLASSES = ("cpu", "gpu", "tpu")
 """Kinds of devices that a claim may be made for."""
 
 
 WHOLE_PERCENT = 0.005
-"""Memory is promised in whole percents, and measured to the byte: what rounds to the figure reaches it."""
+"""Tolerance for memory: it is claimed in whole percents and measured in bytes, so a value that rounds to the figure reaches it."""
 
 
 class ClaimsError(ValueError):
-    """A file of claims is not what it should be; the message names file, entry and field."""
+    """A file of claims is invalid; the message names file, entry and field."""
 
 
 class What(StrEnum):
-    """Of what a claim gives a figure."""
+    """The quantity of a claim."""
 
     SPEED_UP = "speed-up"
-    """The other's time as a multiple of the technique's: at least so much."""
+    """Time of the plain side divided by the technique's; the figure is a lower bound."""
     EXTRA_TIME = "extra-time"
-    """By which part it takes longer: at least so much."""
+    """Share by which it takes longer; the figure is a lower bound."""
     MEMORY = "memory"
-    """Which part of the other's memory it saves, what it is given and its parameters counted: at least so much."""
+    """Share of the plain side's memory that it saves, inputs and parameters included; the figure is a lower bound."""
     ERROR = "error"
-    """Relative error, in the Frobenius norm, against FP64: at most so much."""
+    """Relative error in the Frobenius norm against FP64; the figure is an upper bound."""
     GROWTH = "growth"
-    """By which factor memory grows as a size doubles: at most so much."""
+    """Factor by which memory grows when a size doubles; the figure is an upper bound."""
 
     @property
     def bounded(self) -> bool:
-        """Whether less is better."""
+        """Whether the figure is an upper bound."""
         return self in {What.ERROR, What.GROWTH}
 
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """One promise.
+    """One claim.
 
     Attributes:
-        name: Its word on the command line.
-        experiment: What measures it; several claims may share one.
-        workload: What is measured, in words: sizes as published, or chosen where none were.
-        what: Of what the figure is.
-        least: Lower end of the figure; None for what has an upper one alone.
-        most: Upper end; None where more is better and no range was given.
-        classes: Kinds of devices that it was made for.
-        source: Address where such a claim is published; empty where none is known.
-        published: What is said there, and what of the figure is not.
+        name: Name on the command line.
+        experiment: Name of the experiment that measures it; claims may share one.
+        workload: Description of the workload: sizes as published, or chosen if none were.
+        what: Quantity of the figure.
+        least: Lower end of the figure; None for a quantity with an upper bound.
+        most: Upper end; None if more is better and no range was given.
+        classes: Kinds of devices that the claim is about.
+        source: Address where the claim is published; empty if none is known.
+        published: What the source states, and which parts of the claim it does not.
     """
 
     name: str
@@ -78,15 +78,15 @@ class Claim:
 
     @property
     def figure(self) -> float:
-        """What a measurement has to reach, or to stay within: of a range, the end that is easier to reach."""
+        """The figure to reach or to stay within; for a range, the end that is easier to reach."""
         found = self.most if self.what.bounded else self.least
         if found is None:
-            raise ValueError(f"claim {self.name}: expected a figure; make claims by `load`, which sees to that")
+            raise ValueError(f"claim {self.name}: expected a figure; create claims by `load`, which checks that")
         return found
 
 
 class ClaimStatus(StrEnum):
-    """What became of a claim."""
+    """The outcome of a claim."""
 
     CONFIRMED = "confirmed"
     """The whole interval reaches the figure."""
@@ -102,9 +102,9 @@ class Measured:
     """A figure.
 
     Attributes:
-        value: In the unit of the claim's `What`.
-        low, high: Interval; both the value where it is exact.
-        how: What it comes from: times, bytes.
+        value: Value in the unit of the claim's `What`.
+        low, high: Interval; both equal the value if it is exact.
+        how: The times or bytes that it was computed from.
     """
 
     value: float
@@ -124,10 +124,10 @@ class ClaimResult:
 
     Attributes:
         claim: The claim.
-        outcome: What became of it.
-        measured: None where it is not measurable.
-        reason: Why it is not; empty otherwise.
-        code: Of `accelcheck.core.capability.Code` where it does not exist here; empty where it was tried, and something is wrong.
+        outcome: Outcome of the comparison.
+        measured: The measurement; None if there is none.
+        reason: Why there is none; empty otherwise.
+        code: A value of `accelcheck.core.capability.Code` if this device lacks the technique; empty if the attempt failed.
     """
 
     claim: Claim
@@ -138,12 +138,12 @@ class ClaimResult:
 
     @property
     def broken(self) -> bool:
-        """Whether it should have been measurable: a wrong result, or an error."""
+        """Whether the attempt to measure failed: a wrong result, or an error."""
         return self.outcome is ClaimStatus.NOT_MEASURABLE and not self.code
 
 
 def judged(claim: Claim, measured: Measured) -> ClaimResult:
-    """Hold a measurement against a claim."""
+    """Compare a measurement with a claim."""
     if not math.isfinite(measured.low) or not math.isfinite(measured.high):
         return wrong(claim, f"expected a finite figure, got {measured.low} to {measured.high}")
     if claim.what.bounded:
@@ -156,12 +156,12 @@ def judged(claim: Claim, measured: Measured) -> ClaimResult:
 
 
 def absent(claim: Claim, capability: Capability) -> ClaimResult:
-    """A claim about what does not exist here."""
+    """The result of a claim about a technique that this device lacks."""
     return ClaimResult(claim, ClaimStatus.NOT_MEASURABLE, reason=str(capability), code=str(capability.code))
 
 
 def wrong(claim: Claim, fault: str) -> ClaimResult:
-    """A claim about what exists here, and does not do what it should."""
+    """The result of a claim whose experiment gave a wrong result or an error."""
     return ClaimResult(claim, ClaimStatus.NOT_MEASURABLE, reason=fault)
 
 
@@ -169,11 +169,11 @@ def load(path: Path, experiments: Mapping[str, Collection[What]]) -> list[Claim]
     """Read a file of claims.
 
     Args:
-        path: TOML: a table ``claim`` for each, with the fields of `Claim`, ``devices`` being its `classes`.
-        experiments: What each experiment has a figure of, by name.
+        path: TOML file with a table ``claim`` for each claim, with the fields of `Claim`; ``devices`` has its `classes`.
+        experiments: Quantities that each experiment measures, by name.
 
     Raises:
-        ClaimsError: The file cannot be read, or an entry lacks a field, has one that is not known, or a value that is not legal.
+        ClaimsError: The file cannot be read, or an entry lacks a field, or has an unknown field or an illegal value.
     """
     try:
         data = tomllib.loads(path.read_text(encoding="utf-8"))
@@ -188,7 +188,7 @@ def load(path: Path, experiments: Mapping[str, Collection[What]]) -> list[Claim]
     for number, entry in enumerate(entries, start=1):
         claim = _Entry(path, number, entry).claim(experiments)
         if claim.name in found:
-            raise ClaimsError(f"{path}: claim {number}: field 'name': {claim.name!r} is the name of another one")
+            raise ClaimsError(f"{path}: claim {number}: field 'name': {claim.name!r} is also the name of another claim")
         found[claim.name] = claim
     return list(found.values())
 
@@ -198,7 +198,7 @@ _FIELDS = frozenset({*_TEXTS, "least", "most", "devices", "source"})
 
 
 class _Entry:
-    """One entry of a file, on its way to a claim."""
+    """One entry of a file, which becomes a claim."""
 
     def __init__(self, path: Path, number: int, entry: Any) -> None:
         self._entry = entry
@@ -248,7 +248,7 @@ class _Entry:
         least, most = (self._number(field, what) for field in ("least", "most"))
         if what.bounded:
             if least is not None:
-                raise self._bad("least", f"a claim of {what} has an upper end alone: give 'most'")
+                raise self._bad("least", f"a claim of {what} has only an upper end: give 'most'")
             if most is None:
                 raise self._bad("most", "missing")
         elif least is None:
@@ -289,4 +289,4 @@ _LEGAL = {
     What.ERROR: (1e-12, 1.0),
     What.GROWTH: (1.0, 1e3),
 }
-"""Figures that make sense."""
+"""Legal figures of a quantity."""

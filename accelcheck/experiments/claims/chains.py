@@ -1,4 +1,4 @@
-"""The compile curve's claims: what compilation gains on 30 statements, and loses on few."""
+"""Claims of the compile curve: the gain of compilation for 30 statements, and its loss for few."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class _Chain(Experiment):
     """Statements compiled in one form, for one kind of shapes."""
 
     length: str
-    """What the name says of the number of statements."""
+    """Part of the name that describes the number of statements."""
 
     def __init__(self, form: Form, shapes: Shapes) -> None:
         self.name = f"compile-{form}-{self.length}"
@@ -52,7 +52,7 @@ class Many(_Chain):
 
 
 class Few(_Chain):
-    """Short chains, each compiled: the least that one of them is slower."""
+    """Short chains, each compiled: the smallest slowdown among them."""
 
     gives = frozenset({What.EXTRA_TIME})
     length = "few"
@@ -69,7 +69,7 @@ class Few(_Chain):
             if not isinstance(found, Point):
                 raise WrongError(f"{count} statements: {found.reason}")
             points.append(found)
-        # Slower at each: as much as the fastest is, and as its end of the interval says.
+        # All are slower by at least the smallest ratio, and the smallest ends of the intervals bound it.
         least = min(points, key=lambda point: point.ratio)
         how = f"at {least.count} statements, {duration(least.seconds)} against {duration(least.eager)}"
         low, high = min(point.low for point in points), min(point.high for point in points)

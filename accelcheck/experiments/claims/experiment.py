@@ -1,4 +1,4 @@
-"""An experiment: something fast or small beside something plain, and the figures that both give."""
+"""An experiment: a fast or small implementation beside a plain one, and the figures that compare them."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ if TYPE_CHECKING:
     from accelcheck.devices.base import Device
 
 LONG = 0.2
-"""Seconds of a block from which on one is warm-up enough: it fills caches and raises clocks itself."""
+"""Seconds of a block that is long enough to warm up caches and clock rates by itself."""
 
 
 @dataclass
 class Side:
-    """One of the two.
+    """One of the two implementations.
 
     Attributes:
-        call: Does the work once, and gives its result.
-        clock: The device that it runs on, by which it is timed.
-        held: Bytes that it needs before it is called: parameters, inputs.
-        ready: Frees what an earlier call has left, before memory is measured.
+        call: Does the work once, and returns its result.
+        clock: The device that it runs on, which times it.
+        held: Bytes that exist before the call: parameters and inputs.
+        ready: Frees memory that earlier calls left, before memory is measured.
     """
 
     call: Callable[[], object]
@@ -46,9 +46,9 @@ class Contest:
     """Both sides, right and ready.
 
     Attributes:
-        plain: What articles compare with.
-        fast: What they praise.
-        others: Figures that do not come from the two calls alone, by what they are of.
+        plain: The implementation that the claim compares with.
+        fast: The implementation that the claim is about.
+        others: Figures that do not follow from the two calls alone, by quantity.
     """
 
     plain: Side
@@ -57,34 +57,34 @@ class Contest:
 
 
 class Experiment(ABC):
-    """What measures claims. One file a family; each lists its `EXPERIMENTS`."""
+    """Measures claims. Each module lists its `EXPERIMENTS`."""
 
     name: str
-    """Its word in the file of claims."""
+    """Name in the file of claims."""
     gives: frozenset[What]
-    """Of what it has a figure."""
+    """Quantities that it measures."""
 
     def answer(self, device: Device) -> Capability:
-        """Whether what it is about exists on an open device."""
+        """Whether an open device has what the experiment is about."""
         del device
         return SUPPORTED
 
     @abstractmethod
     def contest(self, device: Device) -> AbstractContextManager[Contest]:
-        """Both sides, after a look at the result of the fast one.
+        """Both sides, after a check of the fast side's result.
 
         Raises:
-            accelcheck.experiments.curve.WrongError: It is not right.
+            accelcheck.experiments.curve.WrongError: The result is wrong.
         """
 
 
 def telling(device: Device, what: What) -> Capability:
-    """Whether a device tells what such a figure needs."""
+    """Whether a device can measure such a figure."""
     return measurable(device) if what in {What.MEMORY, What.GROWTH} else SUPPORTED
 
 
 def measured(contest: Contest, what: What, figure: float) -> Measured:
-    """The figure of a contest, measured until it is known on which side of a claim's it lies, or looks are over.
+    """The figure of a contest, measured until its interval lies on one side of the claim, or until the last look.
 
     Raises:
         ClockError: As `accelcheck.measure.clocks` raises it.
@@ -95,7 +95,7 @@ def measured(contest: Contest, what: What, figure: float) -> Measured:
 
 
 def warm(timed: Callable[[], float]) -> None:
-    """Until times no longer fall; of what is slow, once."""
+    """Warm up until times no longer fall; once, if a block is slow."""
     if timed() < LONG:
         settle(timed)
 
@@ -104,7 +104,7 @@ def _time(contest: Contest, what: What, figure: float) -> Measured:
     plain, fast = (block(side.clock, side.call) for side in (contest.plain, contest.fast))
     warm(plain)
     warm(fast)
-    # As a part of what the claim owes: then the question is whether it is below 1, and measuring ends when that is known.
+    # Relative to the claimed time, so that measuring ends when the ratio is known to be below or above 1.
     owed = 1 / figure if what is What.SPEED_UP else 1 + figure
     found = compare(lambda: owed * plain(), fast)
     ratio, low, high = (owed * value for value in (found.ratio, found.low, found.high))
@@ -120,7 +120,7 @@ def _time(contest: Contest, what: What, figure: float) -> Measured:
 def _memory(contest: Contest) -> Measured:
     sizes = []
     for side in (contest.fast, contest.plain):
-        side.call()  # what is allocated once, by libraries, is there then
+        side.call()  # libraries have made their one-time allocations then
         side.ready()
         sizes.append(side.held + allocated(side.clock, side.call))
     fast, plain = sizes
@@ -128,12 +128,12 @@ def _memory(contest: Contest) -> Measured:
 
 
 def allocated(device: Device, call: Callable[[], object]) -> int:
-    """Bytes that a call allocates at most at once.
+    """Peak of the bytes that a call allocates.
 
     Raises:
-        RuntimeError: The device does not tell; see `telling`.
+        RuntimeError: The device has no memory statistics; see `telling`.
     """
     found = peak(device, call)
     if found.bytes is None:
-        raise RuntimeError(f"expected a peak of memory from a device that tells it, got none: {found.reason}")
+        raise RuntimeError(f"expected the device's memory statistics, got none: {found.reason}")
     return found.bytes

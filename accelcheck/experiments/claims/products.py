@@ -1,4 +1,4 @@
-"""Matrix products of other machinery beside the host's: CuPy beside NumPy, XLA beside torch on the CPU."""
+"""Matrix products on accelerators beside the host: CuPy beside NumPy, XLA beside torch on the CPU."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
     from accelcheck.devices.base import Device
 
 SIDE = 10000
-"""Of CuPy's and NumPy's square matrices, as published."""
+"""Side of CuPy's and NumPy's square matrices, as published."""
 ROWS = 16
-"""Of a product that are held against FP64: as many show what all are."""
+"""Number of rows of a product that are compared with FP64."""
 LEFT, RIGHT = (2048, 2048), (2048, 1024)
-"""XLA's operands, as published."""
+"""Shapes of XLA's operands, as published."""
 
 
 class CupyMatmul(Experiment):
@@ -65,7 +65,7 @@ class XlaMatmul(Experiment):
 
     def answer(self, device: Device) -> Capability:
         if device.type not in {"xla", "tpu"}:
-            return unsupported(Code.NO_BACKEND, f"{device.name} does not compute by XLA")
+            return unsupported(Code.NO_BACKEND, f"{device.name} does not compile with XLA")
         return SUPPORTED
 
     @contextlib.contextmanager

@@ -17,7 +17,7 @@ _HEAD = ("claim", "promised", "measured here", "outcome", "promised for")
 
 
 def text(answers: Sequence[ClaimResult]) -> list[str | Table]:
-    """For a terminal: a line a claim, what figures come from, why some have none, where they are published, and counts."""
+    """For people: a row for each claim, the origin of its figures, reasons for missing ones, sources, and counts."""
     lines: list[str | Table] = [Table(_HEAD, [_row(answer) for answer in answers])]
     for title, part in (
         ("What was measured", [f"{a.claim.name}: {a.claim.workload}: {a.measured.how}" for a in answers if a.measured]),
@@ -92,7 +92,7 @@ def _figure(what: What, number: float) -> str:
 
 
 def _grouped(said: Iterable[tuple[str, str]]) -> list[str]:
-    """What is said of several claims, once."""
+    """Lines that apply to several claims, each once."""
     groups: dict[str, list[str]] = {}
     for name, text in said:
         groups.setdefault(text, []).append(name)

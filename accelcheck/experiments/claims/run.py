@@ -1,4 +1,4 @@
-"""Measures claims: each experiment once, for all that share it."""
+"""Measures claims: each experiment once, for all claims that share it."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ if TYPE_CHECKING:
 
 
 def experiments() -> Mapping[str, Experiment]:
-    """All of the package, by name."""
+    """All experiments of the package, by name."""
     return index("experiment", discover("accelcheck.experiments.claims", "EXPERIMENTS"))
 
 
 def answers(device: Device, claims: Sequence[Claim], known: Mapping[str, Experiment]) -> Iterator[ClaimResult]:
-    """What becomes of each claim, those of one experiment together.
+    """The results of claims, grouped by experiment.
 
     Args:
-        device: Open.
-        claims: Of these experiments.
+        device: An open device.
+        claims: Claims of these experiments.
         known: Experiments by name.
     """
     ordered = sorted(claims, key=lambda claim: (claim.experiment, claim.name))
@@ -48,7 +48,7 @@ def _answers(device: Device, claims: Sequence[Claim], experiment: Experiment) ->
             found |= _contested(device, left, experiment)
         except Unsupported as answer:
             found |= {claim: absent(claim, answer.capability) for claim in left}
-        except Exception as error:  # noqa: BLE001 - whatever is wrong with an experiment is the answer to its claims
+        except Exception as error:  # noqa: BLE001 - any failure of an experiment is the result of its claims
             found |= {claim: wrong(claim, brief(error)) for claim in left}
     yield from (found[claim] for claim in claims)
 

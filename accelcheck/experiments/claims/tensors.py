@@ -1,4 +1,4 @@
-"""How tensors lie in memory, and what overwriting them saves: single operators, nothing compiled."""
+"""Memory layout of tensors, and memory saved by overwriting them: single operators, nothing compiled."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ if TYPE_CHECKING:
 
 
 class Strided(Experiment):
-    """An operator on a tensor whose strides are not those of its order, beside the same values in order.
+    """An operator on a tensor that is not contiguous, beside the same values in a contiguous tensor.
 
     Args:
         name: As `Experiment.name`.
-        shapes: Of the operands; the first one has its dimensions swapped in memory.
-        swapped: Which two.
-        operator: Of the operands.
-        depth: How many products each element of the result sums; 0 where it sums none, and must be exact.
+        shapes: Shapes of the operands; two dimensions of the first are swapped in memory.
+        swapped: The two dimensions.
+        operator: Operator on the operands.
+        depth: Number of products that each element of the result sums; 0 if there is no sum, so that the result must be exact.
     """
 
     gives = frozenset({What.EXTRA_TIME})
@@ -65,13 +65,13 @@ class Strided(Experiment):
 
 
 class InPlace(Experiment):
-    """An operator that overwrites what it is given, or what was just computed, beside one that does not.
+    """An operator that overwrites its input or an intermediate result, beside one that does not.
 
     Args:
         name: As `Experiment.name`.
-        shapes: Of the operands.
-        plain, saving: Of the operands; `saving` may overwrite the first one.
-        depth: As of `Strided`.
+        shapes: Shapes of the operands.
+        plain, saving: Operators on the operands; `saving` may overwrite the first operand.
+        depth: As in `Strided`.
     """
 
     gives = frozenset({What.MEMORY})
@@ -102,24 +102,24 @@ class InPlace(Experiment):
 
 
 def drawn(device: Device, *shapes: tuple[int, ...]) -> list[Tensor]:
-    """Standard normal operands, FP32, the same ones always."""
+    """Standard normal operands, FP32, from a fixed seed."""
     generator = torch.Generator().manual_seed(len(shapes))
     return [torch.randn(shape, generator=generator).to(device.torch_device()) for shape in shapes]
 
 
 def check(operator: Operator, operands: Sequence[Tensor], depth: int) -> None:
-    """Hold an operator's result against FP64.
+    """Compare an operator's result with FP64.
 
-    A sum of so many products, in whatever order, errs by no more than ``depth u / (1 - depth u)`` of the sum of their sizes
-    (Higham, Accuracy and Stability of Numerical Algorithms, 2002, eq. 3.5); what follows it here, a ReLU, enlarges nothing.
+    A sum of `depth` products, in any order, errs by at most ``depth u / (1 - depth u)`` times the sum of their magnitudes
+    (Higham, Accuracy and Stability of Numerical Algorithms, 2002, eq. 3.5); the ReLU that follows does not amplify errors.
 
     Raises:
-        WrongError: It errs by more.
+        WrongError: The error is larger.
     """
     exact = [operand.cpu().double() for operand in operands]
     error = (operator(*operands).cpu().double() - operator(*(value.clone() for value in exact))).abs()
     unit = UNIT_ROUNDOFF["float32"]
-    # One rounding more than products, for what is added to the sum.
+    # One rounding more than products, for the term that is added to the sum.
     part = (depth + 1) * unit / (1 - (depth + 1) * unit) if depth else unit
     allowed = part * operator(*(value.abs() for value in exact))
     beyond = error > allowed
