@@ -211,7 +211,9 @@ def test_the_command_measures_the_claims_that_were_asked_for_and_writes_them(
     ]
     data = json.loads(path.read_text())
     assert (data["kind"], sorted(data["claims"])) == ("claims", sorted(scripted["chosen"]))
-    assert "5 claims: 5 confirmed" in capsys.readouterr().out
+    told = capsys.readouterr()
+    assert "5 claims: 5 confirmed" in told.out
+    assert [line.split(",")[0] for line in told.err.splitlines()] == [f"  {done} of 5 claims" for done in range(1, 6)]
 
 
 def test_a_claim_that_is_not_confirmed_is_green_and_a_wrong_result_is_not(scripted: dict[str, Any]) -> None:

@@ -47,6 +47,7 @@ def columns(monkeypatch: pytest.MonkeyPatch) -> None:
     """A terminal of 80 columns, whatever this one is."""
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.delenv("TTY_COMPATIBLE", raising=False)
     monkeypatch.delenv("NO_COLOR", raising=False)
 
 

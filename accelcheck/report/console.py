@@ -1,7 +1,7 @@
-"""What the commands print: tables, and progress. On a terminal by rich, elsewhere as plain lines. No torch.
+"""Tables and progress of the commands: drawn by rich on a terminal, plain lines on any other output. No torch.
 
-Text that comes from elsewhere (journals, ledgers, plugins) is neither markup nor control sequences: what is not printable is escaped.
-rich is imported on a terminal, and for progress; declaring a command does not import it.
+Text from journals, ledgers and plugins is not interpreted as markup, and characters that are not printable are escaped. rich is
+imported when something is drawn, not when a command is declared.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 INTERVAL = 20.0
-"""Seconds between two lines of progress where the output is no terminal."""
+"""Least seconds between two lines of progress where the output is not a terminal."""
 _BAR = 20
-"""Width of the bar: leaves half of 80 columns to what is being done."""
+"""Width of the bar; leaves about 30 of 80 columns for the current step."""
 _NARROWEST = 8
-"""Columns are not made narrower than this to fit a table into a terminal."""
+"""Least width of a column whose words must be folded to fit a table into a terminal."""
 _BREAKS = re.compile(r"(?<=\s)(?=\S)|(?<=\w[-/])(?=[^\W\d])")
 """Where a cell may be folded: between words, and within names (`sdpa-math`, `mlp/float32`) but not numbers (`1e-05`, `3/20`)."""
 
@@ -56,12 +56,12 @@ class Table:
 
 
 def escaped(text: str) -> str:
-    """The text with everything that is not printable as an escape sequence of Python: control characters, line ends, surrogates."""
+    """The text with control characters, line ends, surrogates and other unprintable characters as Python's escape sequences."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
 
 
 def plain(parts: Iterable[str | Table]) -> list[str]:
-    """The lines that `show` writes where the output is no terminal."""
+    """The lines that `show` writes where the output is not a terminal."""
     found: list[str] = []
     for part in parts:
         found += part.lines() if isinstance(part, Table) else [escaped(line) for line in part.split("\n")]
@@ -71,11 +71,11 @@ def plain(parts: Iterable[str | Table]) -> list[str]:
 def show(parts: Iterable[str | Table], file: TextIO | None = None) -> None:
     """Print lines and tables.
 
-    A terminal gets tables that fit into it, their cells folded; whatever else is written to gets them whole.
+    On a terminal, cells of wide tables are folded to fit into it. Any other output gets whole tables.
 
     Args:
         parts: Texts of one or more lines, and tables.
-        file: Where to; standard output if None.
+        file: Output; standard output if None.
     """
     target = sys.stdout if file is None else file
     for part in parts:
@@ -87,7 +87,7 @@ def show(parts: Iterable[str | Table], file: TextIO | None = None) -> None:
 
 
 def console(file: TextIO) -> Console:
-    """A console on a file that interprets nothing in what it prints. FORCE_COLOR makes no terminal of what is none."""
+    """A console that does not interpret markup, emoji codes or numbers. It ignores FORCE_COLOR where the file is not a terminal."""
     from rich.console import Console
 
     return Console(file=file, force_terminal=file.isatty(), markup=False, highlight=False, emoji=False)
@@ -145,17 +145,17 @@ def progress(
 ) -> Iterator[Callable[[str, int], None]]:
     """Show how far a command is, how long it has taken and how long it will take.
 
-    A terminal gets a bar. It is drawn when a step is done and never between: a thread that draws would disturb what is timed.
-    Whatever else is written to gets a line when a step is done.
+    On a terminal a bar is drawn. It is redrawn only when a step is done, because a thread that redraws it would disturb what is
+    timed. Any other output gets a line after a step.
 
     Args:
-        unit: What is counted, in the plural.
-        total: How many there are.
-        file: Where to; standard error if None.
+        unit: Name of the steps, in the plural.
+        total: Number of steps.
+        file: Output; standard error if None.
         interval: Least number of seconds between two lines.
 
     Yields:
-        Function that notes what was done last, or comes next, and how many more are done.
+        A function that takes a text about the current step, and the number of steps done since its last call.
     """
     from rich.progress import (
         BarColumn,
@@ -168,7 +168,8 @@ def progress(
     from rich.table import Column
 
     target = sys.stderr if file is None else file
-    live = target.isatty()
+    on = console(target)
+    live = on.is_terminal and not on.is_dumb_terminal
     columns = (
         TextColumn("{task.description}", markup=False),
         BarColumn(bar_width=_BAR),
@@ -182,7 +183,7 @@ def progress(
     )
     bar = Progress(
         *columns,
-        console=console(target),
+        console=on,
         auto_refresh=False,
         transient=True,
         expand=True,
