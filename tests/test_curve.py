@@ -318,7 +318,7 @@ def test_a_file_that_cannot_be_replaced_stays_what_it_was(tmp_path: Path, monkey
     def full(*_: object, **__: object) -> int:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(type(path), "write_text", full)
+    monkeypatch.setattr("os.fsync", full)
     with pytest.raises(results.ResultsError, match=r"curve.json: cannot be written: No space left on device"):
         results.write(path, "curve", StubDevice().fingerprint(), {})
     assert path.read_text() == "old"

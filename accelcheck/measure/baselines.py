@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from filelock import FileLock
 
+from accelcheck.core.files import PARTIAL, replacing
 from accelcheck.measure.regression import Sample
 
 if TYPE_CHECKING:
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
 SCHEMA = 1
 """Version of the file's layout; other versions are refused."""
 _SUFFIX = ".json"
-_PARTIAL = ".partial"
 CHOOSING = frozenset(
     {
         "ASCEND_RT_VISIBLE_DEVICES",
@@ -204,31 +204,25 @@ class Baselines:
             BaselineError: The folder cannot be written.
         """
         folder = self.root / baseline.place.folder
-        partial = folder / f".{baseline.name}{_PARTIAL}"
         try:
             folder.mkdir(parents=True, exist_ok=True)
             with FileLock(folder / ".lock"):
                 path = folder / baseline.name
                 kept = path.exists() and not replace
                 if not kept:
-                    with partial.open("w", encoding="ascii") as file:
-                        file.write(_text(baseline))
-                        file.flush()
-                        os.fsync(file.fileno())
-                    partial.replace(path)
+                    with replacing(path) as file:
+                        file.write(_text(baseline).encode("ascii"))
                 for stale in folder.glob(f"{file_name(baseline.case)[:80]}-*{_SUFFIX}"):
                     if stale != path and _read(stale).case == baseline.case:
                         stale.unlink()
         except OSError as error:
-            with contextlib.suppress(OSError):
-                partial.unlink(missing_ok=True)
             reason = error.strerror or error
             raise BaselineError(f"{folder}: the baseline of {baseline.case} cannot be written: {reason}") from error
         return not kept
 
     def partial(self) -> list[Path]:
         """Files that killed writers left, and files that are being written."""
-        return sorted(self.root.glob(f"*/*/.*{_PARTIAL}"))
+        return sorted(self.root.glob(f"*/*/.*{PARTIAL}"))
 
     def remove(self, path: Path) -> None:
         """Remove a file while holding the lock of its folder.

@@ -8,6 +8,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 import accelcheck
+from accelcheck.core.files import replacing
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -57,10 +58,10 @@ def write(path: Path, kind: str, device: Fingerprint, body: Mapping[str, Any]) -
         "device": device.as_json(),
         **rounded(body),
     }
-    partial = path.with_name(f".{path.name}.partial")
+    text = json.dumps(plain, indent=1, sort_keys=True, allow_nan=False) + "\n"
     try:
-        partial.write_text(json.dumps(plain, indent=1, sort_keys=True, allow_nan=False) + "\n", encoding="ascii")
-        partial.replace(path)
+        with replacing(path) as file:
+            file.write(text.encode("ascii"))
     except OSError as error:
         raise ResultsError(f"{path}: cannot be written: {error.strerror or error}") from error
 

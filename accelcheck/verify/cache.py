@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from filelock import FileLock
 
+from accelcheck.core.files import replacing
+
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
@@ -25,8 +27,8 @@ def once(folder: Path, key: str, make: Callable[[], dict[str, Any]]) -> dict[str
     # A slow maker holds the lock: another worker waits for it rather than computing the same.
     with FileLock(f"{path}.lock"):
         if not path.exists():
-            partial = path.with_suffix(".partial")
-            torch.save(make(), partial)
-            partial.replace(path)
+            made = make()
+            with replacing(path, durable=False) as file:  # the folder does not outlive the run
+                torch.save(made, file)
         loaded: dict[str, Any] = torch.load(path, weights_only=True)
         return loaded

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from filelock import FileLock
 
+from accelcheck.core.files import PARTIAL, replacing
 from accelcheck.workloads.states import pack, unpack
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ class Snapshots:
             write(path, state)
             for _, old in self._found()[self.keep :]:
                 old.unlink()
-            for partial in self.folder.glob("*.partial"):  # their writers were killed: nobody else holds the lock
+            for partial in self.folder.glob(f".*{PARTIAL}"):  # their writers were killed: nobody else holds the lock
                 partial.unlink()
         return path
 
@@ -136,18 +136,8 @@ def write(path: Path, state: Mapping[str, Any]) -> int:
     """
     content = pack(state)
     header = {"format": FORMAT, "version": VERSION, "bytes": len(content), "sha256": _digest(content)}
-    partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
-    with partial.open("wb") as file:
-        size = file.write(json.dumps(header).encode() + b"\n") + file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    partial.replace(path)
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)  # the new name outlives a power failure too
-    finally:
-        os.close(folder)
-    return size
+    with replacing(path) as file:
+        return file.write(json.dumps(header).encode() + b"\n") + file.write(content)
 
 
 def read(path: Path) -> dict[str, Any]:

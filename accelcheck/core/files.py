@@ -1,0 +1,47 @@
+"""Files that are written whole or not at all. No torch."""
+
+from __future__ import annotations
+
+import os
+from contextlib import contextmanager, suppress
+from typing import IO, TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+PARTIAL = ".partial"
+"""Suffix of a file that is being written, or that a killed writer left behind."""
+
+
+@contextmanager
+def replacing(path: Path, *, durable: bool = True) -> Iterator[IO[bytes]]:
+    """A binary file that takes the place of `path` when the block ends: a reader finds the old content or the new.
+
+    Where the block raises, `path` stays as it is. Several processes may write at once; the last one wins.
+
+    Args:
+        path: In a folder that exists.
+        durable: Whether the file outlives a power failure, once the block has ended.
+
+    Raises:
+        OSError: The file cannot be written.
+    """
+    partial = path.with_name(f".{path.name}.{os.getpid()}{PARTIAL}")
+    try:
+        with partial.open("wb") as file:
+            yield file
+            if durable:
+                file.flush()
+                os.fsync(file.fileno())
+        partial.replace(path)
+    except BaseException:
+        with suppress(OSError):
+            partial.unlink()
+        raise
+    if durable:
+        folder = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)  # the file's new name
+        finally:
+            os.close(folder)
