@@ -89,7 +89,7 @@ def test_every_experiment_serves_a_claim() -> None:
         ({"devices": '["cuda"]'}, "devices", "got ['cuda']"),
         ({"devices": '"gpu"'}, "devices", "expected a list"),
         ({"source": '"http://example.org"'}, "source", "begins with https://"),
-        ({"figure": "2.0"}, "figure", "unknown; legal are"),
+        ({"figure": "2.0"}, "figure", "Legal values: devices, experiment"),
     ],
 )
 def test_an_entry_that_is_wrong_is_refused_with_file_entry_and_field(
@@ -122,11 +122,11 @@ def test_figures_have_the_end_that_their_kind_needs(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("", r"expected tables \[\[claim\]\] and nothing else, got nothing"),
-        ("[[claim]\n", "cannot be read"),
-        ("claim = []\n", "expected tables"),
-        ("claim = [1]\n", "claim 1: field 'claim': expected a table, got int"),
-        ("[[claim]]\n[other]\n", "got claim, other"),
+        ("", r"field 'claim': missing; expected a list of tables, \[\[claim\]\]"),
+        ("[[claim]\n", "not TOML"),
+        ("claim = []\n", "expected a list of tables"),
+        ("claim = [1]\n", "claim 1: field 'claim': expected a table, got 1"),
+        ("[[claim]]\n[other]\n", "unknown field 'other'"),
     ],
 )
 def test_a_file_that_is_wrong_as_a_whole_is_refused(tmp_path: Path, text: str, said: str) -> None:
@@ -142,7 +142,7 @@ def test_an_absent_file_and_a_name_that_is_there_twice_are_refused(tmp_path: Pat
         catalogue.load(tmp_path / "absent.toml", given())
     path = written(tmp_path / "mine.toml")
     path.write_text(path.read_text() * 2)
-    with pytest.raises(ClaimsError, match="claim 2: field 'name': 'mine' is also the name of another claim"):
+    with pytest.raises(ClaimsError, match=r"claim 2 \(mine\): field 'name': 'mine' is also the name of another claim"):
         catalogue.load(path, given())
 
 

@@ -338,12 +338,12 @@ def test_a_limit_that_was_held_against_nothing_is_said(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "named"),
     [
-        ("schema = 2", "'schema': expected 1, got 2"),
+        ("schema = 2", "'schema': expected 1, which this accelcheck reads, got 2"),
         ("schema = 1\nlimit = 3", "'limit': expected a list"),
         ("schema = 1\nlimit = [3]", "limit 1: field 'limit': expected a table, got 3"),
         (
             LIMITS.format(field="speed-up-at-last = 2"),
-            "field 'speed-up-at-last': expected one of cases, reason, speed-up",
+            "unknown field 'speed-up-at-last'. Did you mean 'speed-up-at-least'?",
         ),
         (
             LIMITS.format(field="speed-up-at-least = true"),
@@ -352,9 +352,10 @@ def test_a_limit_that_was_held_against_nothing_is_said(tmp_path: Path) -> None:
         (LIMITS.format(field="memory-at-most = -1"), "field 'memory-at-most': expected a positive number, got -1"),
         (LIMITS.format(field="memory-at-most = nan"), "field 'memory-at-most': expected a positive number, got nan"),
         (LIMITS.format(field=""), "at least one of speed-up-at-least"),
-        ('schema = 1\n[[limit]]\nmemory-at-most = 1\nreason = "x"', "field 'cases': expected a list"),
-        ('schema = 1\n[[limit]]\ncases = ["*"]\nmemory-at-most = 1', "field 'reason': expected a sentence"),
-        ("schema = ", "not readable TOML"),
+        ('schema = 1\n[[limit]]\nmemory-at-most = 1\nreason = "x"', "field 'cases': missing; expected a list"),
+        ('schema = 1\n[[limit]]\ncases = ["*"]\nmemory-at-most = 1', "field 'reason': missing; expected a sentence"),
+        ("schema = ", "not TOML"),
+        ("schema = 1\n[[limits]]", "unknown field 'limits'. Did you mean 'limit'?"),
     ],
 )
 def test_a_wrong_file_of_limits_is_named(tmp_path: Path, text: str, named: str) -> None:

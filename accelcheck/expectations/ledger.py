@@ -5,18 +5,28 @@ from __future__ import annotations
 import datetime as dt
 import fnmatch
 import re
-import tomllib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
+from accelcheck.core import toml
 from accelcheck.core.case import Verdict
 
 SCHEMA = 1
 FOLDER = Path(__file__).parent / "ledgers"
 """The ledgers that come with accelcheck: ``all.toml`` for what fails everywhere, and one a device, such as ``xla.toml``."""
 
-_FIELDS = {"cases", "verdict", "match", "reason", "link", "owner", "expires"}
+_TEXT = toml.Field("a text; nobody can act on an expectation without one", toml.is_text)
+_FIELDS = {
+    "cases": toml.Field("a list of case ids or globs", toml.is_texts),
+    "verdict": toml.Field("fail or error", lambda value: value in ("fail", "error")),  # a tuple: lists have no hash
+    "match": toml.Field("a regular expression", lambda value: isinstance(value, str)),
+    "reason": _TEXT,
+    "link": _TEXT,
+    "owner": _TEXT,
+    "expires": toml.Field(
+        "a date such as 2027-06-30", lambda value: isinstance(value, dt.date) and not isinstance(value, dt.datetime)
+    ),
+}
 
 
 class LedgerError(ValueError):
@@ -96,46 +106,18 @@ def unsteady(device: str) -> Ledger:
 
 
 def _entries(path: Path) -> list[Entry]:
-    try:
-        data = tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise LedgerError(f"the ledger {path} cannot be read: {error.strerror or error}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise LedgerError(f"the ledger {path} is not TOML: {error}") from error
-    if data.get("schema") != SCHEMA:
-        raise LedgerError(f"{path}: field 'schema' is {data.get('schema')!r}; this accelcheck reads {SCHEMA}")
-    if unknown := sorted(data.keys() - {"schema", "entry"}):
-        raise LedgerError(f"{path}: unknown field {', '.join(map(repr, unknown))}; entries are written as [[entry]]")
-    entries = data.get("entry", [])
-    if not isinstance(entries, list) or not all(isinstance(raw, dict) for raw in entries):
-        raise LedgerError(f"{path}: field 'entry' is {entries!r}; entries are written as [[entry]]")
-    return [_entry(f"{path}: entry {number}", raw) for number, raw in enumerate(entries, start=1)]
+    return [_entry(raw) for raw in toml.read(path, "entry", _FIELDS, LedgerError, SCHEMA)]
 
 
-def _entry(where: str, raw: dict[str, Any]) -> Entry:
-    if raw.keys() != _FIELDS:
-        wrong = sorted(raw.keys() ^ _FIELDS)
-        raise LedgerError(
-            f"{where}: fields {', '.join(sorted(_FIELDS))} are expected, each once; wrong: {', '.join(wrong)}"
-        )
-    if raw["verdict"] not in ("fail", "error"):  # no set: what came may not be hashable
-        raise LedgerError(f"{where}: field 'verdict' is {raw['verdict']!r}; legal values: fail, error")
-    if not isinstance(raw["expires"], dt.date) or isinstance(raw["expires"], dt.datetime):
-        raise LedgerError(f"{where}: field 'expires' is {raw['expires']!r}; expected a date such as 2027-06-30")
-    globs = raw["cases"]
-    if not isinstance(globs, list) or not globs or not all(isinstance(glob, str) and glob for glob in globs):
-        raise LedgerError(f"{where}: field 'cases' is {raw['cases']!r}; expected a list of case ids or globs")
+def _entry(raw: toml.Entry) -> Entry:
     try:
-        re.compile(raw["match"])
-    except (re.error, TypeError) as error:
-        raise LedgerError(f"{where}: field 'match' is not a regular expression: {error}") from error
-    if re.search(raw["match"], ""):
-        raise LedgerError(
-            f"{where}: field 'match' is {raw['match']!r}, which every line contains; expected what is said of this failure"
+        empty = re.search(raw["match"], "")
+    except re.error as error:
+        raise raw.wrong("match", f"expected a regular expression, got {raw['match']!r}: {error}") from error
+    if empty:
+        raise raw.wrong(
+            "match", f"expected a text of this failure alone, got {raw['match']!r}, which every line contains"
         )
-    for name in ("reason", "link", "owner"):
-        if not isinstance(raw[name], str) or not raw[name].strip():
-            raise LedgerError(f"{where}: field {name!r} is empty; an expectation without one cannot be acted on")
     return Entry(
         cases=tuple(raw["cases"]),
         verdict=Verdict(raw["verdict"]),

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import fnmatch
-import math
-import tomllib
+import sys
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from accelcheck.core import toml
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -16,6 +17,14 @@ if TYPE_CHECKING:
 
 SCHEMA = 1
 _KINDS = ("speed-up-at-least", "memory-at-most", "first-call-at-most")
+_BOUND = toml.Field(
+    "a positive number", lambda value: toml.is_number(value, 5e-324, sys.float_info.max), required=False
+)
+_FIELDS = {
+    "cases": toml.Field("a list of case ids or globs", toml.is_texts),
+    "reason": toml.Field("a sentence", toml.is_text),
+    **dict.fromkeys(_KINDS, _BOUND),
+}
 
 
 class LimitError(ValueError):
@@ -75,39 +84,10 @@ def load(paths: Iterable[Path]) -> tuple[Limit, ...]:
 
 
 def _load(path: Path) -> list[Limit]:
-    try:
-        data = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise LimitError(f"{path}: not readable TOML: {error}") from error
-    if data.get("schema") != SCHEMA:
-        raise LimitError(f"{path}: field 'schema': expected {SCHEMA}, got {data.get('schema')!r}")
-    entries = data.get("limit", [])
-    if not isinstance(entries, list):
-        raise LimitError(f"{path}: field 'limit': expected a list of tables, [[limit]], got {entries!r}")
-    return [limit for number, entry in enumerate(entries, 1) for limit in _entry(path, number, entry)]
-
-
-def _entry(path: Path, number: int, entry: Any) -> list[Limit]:
-    def wrong(name: str, expected: str) -> LimitError:
-        got = entry.get(name) if isinstance(entry, dict) else entry
-        return LimitError(f"{path}: limit {number}: field {name!r}: expected {expected}, got {got!r}")
-
-    if not isinstance(entry, dict):
-        raise wrong("limit", "a table")
-    for name in entry.keys() - {"cases", "reason", *_KINDS}:
-        raise wrong(name, f"one of cases, reason, {', '.join(_KINDS)}")
-    cases, reason = entry.get("cases"), entry.get("reason")
-    if not isinstance(cases, list) or not cases or not all(isinstance(case, str) for case in cases):
-        raise wrong("cases", "a list of case ids or globs")
-    if not isinstance(reason, str) or not reason.strip():
-        raise wrong("reason", "a sentence")
     found = []
-    for kind in _KINDS:
-        if kind in entry:
-            bound = entry[kind]
-            if isinstance(bound, bool) or not isinstance(bound, (int, float)) or not 0 < bound < math.inf:
-                raise wrong(kind, "a positive number")
-            found.append(Limit(tuple(cases), kind, float(bound), reason))
-    if not found:
-        raise wrong(_KINDS[0], f"at least one of {', '.join(_KINDS)}")
+    for entry in toml.read(path, "limit", _FIELDS, LimitError, SCHEMA):
+        kinds = [kind for kind in _KINDS if kind in entry.values]
+        if not kinds:
+            raise entry.wrong(_KINDS[0], f"missing; expected at least one of {', '.join(_KINDS)}")
+        found += [Limit(tuple(entry["cases"]), kind, float(entry[kind]), entry["reason"]) for kind in kinds]
     return found

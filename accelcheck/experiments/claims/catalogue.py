@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-import tomllib
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, cast
 
+from accelcheck.core import toml
 from accelcheck.core.registry import unknown
 
 if TYPE_CHECKING:
@@ -175,111 +175,76 @@ def load(path: Path, experiments: Mapping[str, Collection[What]]) -> list[Claim]
     Raises:
         ClaimsError: The file cannot be read, or an entry lacks a field, or has an unknown field or an illegal value.
     """
-    try:
-        data = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise ClaimsError(f"{path}: cannot be read: {error}") from error
-    entries = data.get("claim")
-    if set(data) != {"claim"} or not isinstance(entries, list) or not entries:
-        raise ClaimsError(
-            f"{path}: expected tables [[claim]] and nothing else, got {', '.join(sorted(data)) or 'nothing'}"
-        )
     found: dict[str, Claim] = {}
-    for number, entry in enumerate(entries, start=1):
-        claim = _Entry(path, number, entry).claim(experiments)
+    for entry in toml.read(path, "claim", _FIELDS, ClaimsError):
+        claim = _claim(entry, experiments)
         if claim.name in found:
-            raise ClaimsError(f"{path}: claim {number}: field 'name': {claim.name!r} is also the name of another claim")
+            raise entry.wrong("name", f"{claim.name!r} is also the name of another claim")
         found[claim.name] = claim
+    if not found:
+        raise ClaimsError(f"{path}: field 'claim': missing; expected a list of tables, [[claim]]")
     return list(found.values())
 
 
-_TEXTS = ("name", "experiment", "workload", "what", "published")
-_FIELDS = frozenset({*_TEXTS, "least", "most", "devices", "source"})
+def _is_source(value: object) -> bool:
+    return isinstance(value, str) and (not value or value.startswith("https://"))
 
 
-class _Entry:
-    """One entry of a file, which becomes a claim."""
+def _are_classes(value: object) -> bool:
+    return toml.is_texts(value) and set(cast("list[str]", value)) <= set(CLASSES)
 
-    def __init__(self, path: Path, number: int, entry: Any) -> None:
-        self._entry = entry
-        name = entry.get("name") if isinstance(entry, dict) else None
-        self._where = f"{path}: claim {number}" + (f" ({name})" if isinstance(name, str) else "")
-        if not isinstance(entry, dict):
-            raise self._bad("claim", f"expected a table, got {type(entry).__name__}")
 
-    def claim(self, experiments: Mapping[str, Collection[What]]) -> Claim:
-        entry = self._entry
-        for field in sorted(set(entry) - _FIELDS):
-            raise self._bad(field, f"unknown; legal are {', '.join(sorted(_FIELDS))}")
-        texts = {field: self._text(field) for field in _TEXTS}
-        if texts["what"] not in set(What):
-            raise self._bad("what", f"expected one of {', '.join(What)}, got {texts['what']!r}")
-        what = What(texts["what"])
-        if texts["experiment"] not in experiments:
-            raise self._bad("experiment", str(unknown("experiment", texts["experiment"], sorted(experiments))))
-        if what not in experiments[texts["experiment"]]:
-            given = ", ".join(sorted(experiments[texts["experiment"]]))
-            raise self._bad("what", f"experiment {texts['experiment']} measures {given}, not {what}")
-        least, most = self._figure(what)
-        return Claim(
-            texts["name"],
-            texts["experiment"],
-            texts["workload"],
-            what,
-            least,
-            most,
-            self._classes(),
-            self._source(),
-            texts["published"],
-        )
+_TEXT = toml.Field("a text", toml.is_text)
+_FIGURE = toml.Field("a number", lambda value: toml.is_number(value, -math.inf, math.inf), required=False)
+_FIELDS = {
+    "name": _TEXT,
+    "experiment": _TEXT,
+    "workload": _TEXT,
+    "what": toml.Field(f"one of {', '.join(What)}", lambda value: toml.is_text(value) and value in set(What)),
+    "least": _FIGURE,
+    "most": _FIGURE,
+    "devices": toml.Field(f"a list of {', '.join(CLASSES)}", _are_classes),
+    "source": toml.Field("an address that begins with https://, or an empty text", _is_source),
+    "published": _TEXT,
+}
 
-    def _text(self, field: str) -> str:
-        value = self._value(field)
-        if not isinstance(value, str) or not value.strip():
-            raise self._bad(field, f"expected a text, got {value!r}")
-        return value
 
-    def _value(self, field: str) -> Any:
-        if field not in self._entry:
-            raise self._bad(field, "missing")
-        return self._entry[field]
+def _claim(entry: toml.Entry, experiments: Mapping[str, Collection[What]]) -> Claim:
+    what, experiment = What(entry["what"]), entry["experiment"]
+    if experiment not in experiments:
+        raise entry.wrong("experiment", str(unknown("experiment", experiment, sorted(experiments))))
+    if what not in experiments[experiment]:
+        given = ", ".join(sorted(experiments[experiment]))
+        raise entry.wrong("what", f"experiment {experiment} measures {given}, not {what}")
+    least, most = _figures(entry, what)
+    return Claim(
+        entry["name"],
+        experiment,
+        entry["workload"],
+        what,
+        least,
+        most,
+        tuple(entry["devices"]),
+        entry["source"],
+        entry["published"],
+    )
 
-    def _figure(self, what: What) -> tuple[float | None, float | None]:
-        least, most = (self._number(field, what) for field in ("least", "most"))
-        if what.bounded:
-            if least is not None:
-                raise self._bad("least", f"a claim of {what} has only an upper end: give 'most'")
-            if most is None:
-                raise self._bad("most", "missing")
-        elif least is None:
-            raise self._bad("least", "missing")
-        elif most is not None and most < least:
-            raise self._bad("most", f"expected no less than 'least', {least:g}, got {most:g}")
-        return least, most
 
-    def _number(self, field: str, what: What) -> float | None:
-        value = self._entry.get(field)
-        if value is None:
-            return None
-        low, high = _LEGAL[what]
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not low <= value <= high:
-            raise self._bad(field, f"expected a number from {low:g} to {high:g} for {what}, got {value!r}")
-        return float(value)
-
-    def _classes(self) -> tuple[str, ...]:
-        value = self._value("devices")
-        if not isinstance(value, list) or not value or not set(map(str, value)) <= set(CLASSES):
-            raise self._bad("devices", f"expected a list of {', '.join(CLASSES)}, got {value!r}")
-        return tuple(value)
-
-    def _source(self) -> str:
-        value = self._value("source")
-        if not isinstance(value, str) or (value and not value.startswith("https://")):
-            raise self._bad("source", f"expected an address that begins with https://, or an empty text; got {value!r}")
-        return value
-
-    def _bad(self, field: str, what: str) -> ClaimsError:
-        return ClaimsError(f"{self._where}: field {field!r}: {what}")
+def _figures(entry: toml.Entry, what: What) -> tuple[float | None, float | None]:
+    low, high = _LEGAL[what]
+    for field in ("least", "most"):
+        value = entry.values.get(field)
+        if value is not None and not low <= value <= high:
+            raise entry.wrong(field, f"expected a number from {low:g} to {high:g} for {what}, got {value!r}")
+    least, most = entry.values.get("least"), entry.values.get("most")
+    if what.bounded and least is not None:
+        raise entry.wrong("least", f"a claim of {what} has only an upper end: give 'most'")
+    needed = "most" if what.bounded else "least"
+    if needed not in entry.values:
+        raise entry.wrong(needed, f"missing; expected a number from {low:g} to {high:g} for {what}")
+    if least is not None and most is not None and most < least:
+        raise entry.wrong("most", f"expected no less than 'least', {least:g}, got {most:g}")
+    return None if least is None else float(least), None if most is None else float(most)
 
 
 _LEGAL = {

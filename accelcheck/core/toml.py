@@ -1,0 +1,121 @@
+"""Reads TOML files that people write: a list of tables with known fields. No torch.
+
+An error names the file, the number of the entry, the field, what was expected and what was found.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from accelcheck.core.registry import unknown
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from pathlib import Path
+
+SCHEMA = "schema"
+"""Field of a file: the version of its layout."""
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """What an entry may have under a name.
+
+    Attributes:
+        expected: In words, for the error.
+        legal: Whether a value is legal.
+        required: Whether every entry has it.
+    """
+
+    expected: str
+    legal: Callable[[Any], bool]
+    required: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One table of a file; its fields are checked.
+
+    Attributes:
+        where: File and number, and the name where it has one.
+        values: By field; of fields that are not required, those that were given.
+        raises: Class of the file's errors.
+    """
+
+    where: str
+    values: Mapping[str, Any]
+    raises: type[ValueError]
+
+    def __getitem__(self, field: str) -> Any:
+        return self.values[field]
+
+    def wrong(self, field: str, what: str) -> ValueError:
+        """The error for what a `Field` cannot express."""
+        return self.raises(f"{self.where}: field {field!r}: {what}")
+
+    def checked(self, fields: Mapping[str, Field]) -> Entry:
+        """The entry, if its fields are legal.
+
+        Raises:
+            ValueError: Of the class `raises`; a field is missing, unknown or not legal.
+        """
+        for name in self.values:
+            if name not in fields:
+                raise self.wrong(name, str(unknown("field", name, sorted(fields))))
+        for name, field in fields.items():
+            if name in self.values and not field.legal(self.values[name]):
+                raise self.wrong(name, f"expected {field.expected}, got {self.values[name]!r}")
+            if name not in self.values and field.required:
+                raise self.wrong(name, f"missing; expected {field.expected}")
+        return self
+
+
+def read(
+    path: Path, kind: str, fields: Mapping[str, Field], raises: type[ValueError], schema: int | None = None
+) -> list[Entry]:
+    """Read a file that consists of tables ``[[kind]]``.
+
+    Args:
+        path: Of the file.
+        kind: Name of the tables.
+        fields: Of each table.
+        raises: Class of the errors.
+        schema: Version of the layout, which the field ``schema`` must have; None where there is no such field.
+
+    Raises:
+        ValueError: Of the class `raises`; the file cannot be read, or is not what was described.
+    """
+    try:
+        data = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise raises(f"{path}: cannot be read: {error.strerror or error}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise raises(f"{path}: not TOML: {error}") from error
+    known = {kind: Field(f"a list of tables, [[{kind}]]", lambda value: isinstance(value, list), required=False)}
+    if schema is not None:
+        known = {SCHEMA: Field(f"{schema}, which this accelcheck reads", lambda value: value == schema), **known}
+    found = []
+    for number, raw in enumerate(Entry(str(path), data, raises).checked(known).values.get(kind, []), start=1):
+        name = raw.get("name") if isinstance(raw, dict) else None
+        where = f"{path}: {kind} {number}" + (f" ({name})" if isinstance(name, str) else "")
+        if not isinstance(raw, dict):
+            raise raises(f"{where}: field {kind!r}: expected a table, got {raw!r}")
+        found.append(Entry(where, raw, raises).checked(fields))
+    return found
+
+
+def is_text(value: object) -> bool:
+    """Whether a value is a text that is not blank."""
+    return isinstance(value, str) and bool(value.strip())
+
+
+def is_texts(value: object) -> bool:
+    """Whether a value is a list of texts that are not blank, one at least."""
+    return isinstance(value, list) and bool(value) and all(map(is_text, value))
+
+
+def is_number(value: object, low: float, high: float) -> bool:
+    """Whether a value is a number within these bounds."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and low <= value <= high
