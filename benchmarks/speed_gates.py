@@ -36,6 +36,7 @@ import torch
 from planted_work import SLOWDOWNS, WORKLOADS, in_turns, shuffled, slowed, timed
 from torch.utils.benchmark import Timer
 
+from accelcheck.core import processes
 from accelcheck.devices import hardware
 from accelcheck.devices.cpu import Cpu
 from accelcheck.experiments import duet_process
@@ -145,9 +146,9 @@ def half(job: dict[str, Any]) -> dict[str, Any]:
     """The same, in turns with another process, and told as a process of a duet does."""
     turns = duet_process.Turns()
     for name in some_order(job):
-        duet_process.say(done=name, found=sampled(job, name, turns.hand_over))
+        processes.say(done=name, found=sampled(job, name, turns.hand_over))
         turns.hand_over()
-    duet_process.say(end=True)
+    processes.say(end=True)
     return {}
 
 

@@ -1,4 +1,4 @@
-"""What a test's `Torchrun` runs, without torch: ``complain`` ends at once, ``stay`` waits to be ended. No test by itself."""
+"""What a test's ranks run, without torch: ``complain`` ends at once, ``stay`` waits to be ended. No test by itself."""
 
 from __future__ import annotations
 
@@ -6,14 +6,19 @@ import os
 import sys
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from accelcheck.techniques.processes.torchrun import leave_with_parent, put
+from accelcheck.core.processes import Mailbox
 
-if __name__ == "__main__":
-    leave_with_parent()
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+def main(arguments: Sequence[str]) -> None:
+    how, folder = arguments
     rank = os.environ.get("RANK", "0")
-    if sys.argv[1] == "complain":
+    if how == "complain":
         print(f"rank {rank} has had enough", flush=True)
         sys.exit(7)
-    put(Path(sys.argv[2]) / f"here-{rank}", os.getpid())
+    Mailbox(Path(folder)).put(f"pid-{rank}", os.getpid())
     time.sleep(120)

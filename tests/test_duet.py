@@ -34,7 +34,6 @@ STUB = """#!{python}
 import json, os, signal, subprocess, sys, time
 from pathlib import Path
 
-MARK = "@accelcheck-duet@ "
 folder = Path({folder!r})
 plan = json.loads((folder / "{name}.json").read_text())
 job = json.loads(sys.argv[-1])
@@ -43,7 +42,8 @@ with (folder / "log").open("a") as log:
 
 
 def say(**record):
-    print("\\n" + MARK + json.dumps(record), flush=True)
+    with open(os.environ["ACCELCHECK_MESSAGES"], "a") as messages:
+        messages.write(json.dumps(record) + "\\n")
 
 
 with (folder / "pids").open("a") as pids:
@@ -57,8 +57,7 @@ def others():
 
 
 def turn():
-    say(turn=True)
-    sys.stdin.readline()
+    signal.raise_signal(signal.SIGSTOP)
 
 
 def misbehave(how):
@@ -94,8 +93,8 @@ if job["task"] == "measure":
 for case in asked:
     facts = plan["cases"][case]
     say(begin=case)
-    print("a line that is not finished, ", end="")
-    print(MARK + "not JSON", flush=True)
+    with open(os.environ["ACCELCHECK_MESSAGES"], "a") as messages:
+        messages.write("not JSON\\n")
     misbehave(facts.get(job["task"]))
     if job["task"] == "judge":
         say(done=case, **facts.get("verdict", {{}}))
@@ -120,7 +119,7 @@ if job["task"] == "measure":
 say(end=True)
 """
 HELLO = {
-    "protocol": 2,
+    "protocol": 3,
     "python": "3.12.0",
     "torch": "2.13.0",
     "accelcheck": "0.1.0",
@@ -294,7 +293,7 @@ def test_a_case_that_hangs_is_ended_and_said(stage: Stage) -> None:
         {"cases": {MLP: steady(measure="hang"), CNN: steady()}}, {"cases": {MLP: steady(), CNN: steady()}}, timeout=2.0
     )
     assert time.monotonic() - start < 60
-    assert rows[0].absent == {"A": "hangs: silent for 2 s (--timeout)"}
+    assert rows[0].absent == {"A": "hangs: silent for 2 s (--timeout); its last output: noise"}
     assert not rows[0].worse  # it is A that fails
     assert answer(rows[1]) is SpeedVerdict.SAME
 
@@ -411,7 +410,7 @@ def test_an_environment_that_cannot_start_is_a_usage_error(stage: Stage, capsys:
     said = capsys.readouterr().err
     assert "accelcheck: B (" in said
     assert "expected a Python in which torch and an accelcheck that has duets can be imported" in said
-    assert "status 3; its last words: first | second | last words" in said
+    assert "status 3; its last output: first | second | last words" in said
     assert "--env-b PYTHONPATH=FOLDER" in said
 
 
@@ -438,7 +437,7 @@ def test_a_python_that_is_a_link_stays_one(tmp_path: Path) -> None:
 
 def test_an_accelcheck_of_another_protocol_is_a_usage_error(stage: Stage, capsys: pytest.CaptureFixture[str]) -> None:
     assert stage.cli({"hello": {**HELLO, "protocol": 7}}, {}) == 4
-    assert "expected an accelcheck that speaks protocol 2 of duets, got 7" in capsys.readouterr().err
+    assert "expected an accelcheck that speaks protocol 3 of duets, got 7" in capsys.readouterr().err
 
 
 def test_an_unknown_name_is_a_usage_error_and_an_absent_device_is_nothing_done(
@@ -566,8 +565,7 @@ def test_a_killed_parent_leaves_no_stopped_process(tmp_path: Path) -> None:
         job = json.dumps({{"task": "measure", "selection": asdict(Selection(("cpu",), cases=({MLP!r},)))}})
         child = Process(DuetSide("A", {sys.executable!r}), ["-m", "accelcheck.experiments.duet_process", job], 600)
         child.turn()
-        child.stop()
-        print(child.ended, child._process.pid, flush=True)
+        print(child.ended, child._child.pid, flush=True)
         time.sleep(600)
         """
     environ = {**os.environ, "PYTHONPATH": str(Path(accelcheck.__file__).parents[1])}

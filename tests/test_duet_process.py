@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import io
-import sys
 import time
 from dataclasses import asdict
 from typing import TYPE_CHECKING
@@ -52,25 +50,19 @@ def test_a_process_judges_as_the_suite_does(tmp_path: Path) -> None:
 
 def test_a_process_measures_latency_and_its_part_of_eager(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(duet_process, "SECONDS", 0.02)
-    monkeypatch.setattr(sys, "stdin", io.StringIO("\n" * 1000))
+    monkeypatch.setattr(duet_process, "stop", lambda: None)
     found = worker(tmp_path, Eager()).measured(case("eager"), duet_process.Turns())
     assert 1e-7 < found["seconds"] < 1.0
     assert 0.1 < found["to_eager"] < 10.0
 
 
-def test_the_clock_of_a_process_stands_still_while_it_waits(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    class Slow:
-        def readline(self) -> str:
-            time.sleep(0.2)
-            return "\n"
-
-    monkeypatch.setattr(sys, "stdin", Slow())
+def test_the_clock_of_a_process_stands_still_while_it_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    stops: list[None] = []
+    monkeypatch.setattr(duet_process, "stop", lambda: stops.append(time.sleep(0.2)))  # type: ignore[func-returns-value]  # None
     monkeypatch.setattr(duet_process, "TURN", 0.02)
     turns = duet_process.Turns()
     start, began = turns.now(), time.perf_counter()
-    while capsys.readouterr().out.count("turn") == 0:
+    while not stops:
         now = turns.now()
     assert now - start < 0.15
     assert time.perf_counter() - began >= 0.2

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import importlib
+import json
 import os
 import subprocess
 import sys
 import textwrap
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 import torch
@@ -18,6 +20,9 @@ from accelcheck.core.capability import Code
 from accelcheck.core.case import Verdict
 from accelcheck.devices import probe as probe_module
 from accelcheck.devices.probe import HostFacts, probe
+
+if TYPE_CHECKING:
+    from accelcheck.core.processes import Child
 
 ROOT = Path(__file__).parents[1]
 TOY = Path(__file__).with_name("toy_backend.py")
@@ -66,13 +71,13 @@ def xla(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_cpu_machine_pays_for_one_child(monkeypatch: pytest.MonkeyPatch) -> None:
     started: list[list[str]] = []
-    start = probe_module._Child.start
+    start = probe_module._started
 
-    def count(child: probe_module._Child) -> None:
-        started.append(child.names)
-        start(child)
+    def count(words: list[str], environ: Mapping[str, str]) -> Child:
+        started.append(words)
+        return start(words, environ)
 
-    monkeypatch.setattr(probe_module._Child, "start", count)
+    monkeypatch.setattr(probe_module, "_started", count)
     statuses, facts = probe(["cpu", "cuda", "nonsuch"], LIMIT)
     assert statuses["cpu"].present
     fingerprint = statuses["cpu"].fingerprint
@@ -109,7 +114,8 @@ def test_by_hand() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "accelcheck.devices.probe", "cpu"], capture_output=True, text=True, check=True, cwd=ROOT
     )
-    assert [line for line in done.stdout.splitlines() if line.startswith(probe_module._MARK)]
+    stages = [message["stage"] for message in map(json.loads, done.stdout.splitlines()) if "stage" in message]
+    assert stages == ["import torch", "open cpu", "done"]
 
 
 @pytest.mark.usefixtures("xla")
@@ -211,7 +217,7 @@ def test_devices_of_other_packages(install: Install) -> None:
 def test_noise_on_standard_output_is_no_answer(install: Install, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("accelcheck.devices.xla.version", lambda _: "")
     install("torch", TORCH)
-    install("torch_xla", f"print('half a line', end=''); print('{probe_module._MARK}{{nonsense'); raise OSError('x')")
+    install("torch_xla", "print('half a line', end=''); print('{\"stage\": \"done\"}', flush=True); raise OSError('x')")
     statuses, _ = probe(["xla"], LIMIT)
     assert statuses["xla"].capability.code is Code.IMPORT_FAILED
 

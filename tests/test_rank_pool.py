@@ -9,14 +9,14 @@ import pytest
 import torch
 from rank_strategies import Broken, ByHand, Dying, Raising, small
 from technique_harness import differences, mlp
-from test_torchrun import left
+from test_core_processes import left
 
 from accelcheck.core.case import Mode
+from accelcheck.core.processes import ChildError
 from accelcheck.devices.cpu import Cpu
 from accelcheck.techniques.distributed import pool as pools
 from accelcheck.techniques.distributed.pool import RankPool
 from accelcheck.techniques.distributed.strategy import Strategy, TrainingJob
-from accelcheck.techniques.processes.torchrun import RanksError
 from accelcheck.workloads.base import Program
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ def test_a_job_that_cannot_be_pickled_is_refused_and_the_pool_goes_on(two: RankP
 def test_a_rank_that_fails_is_named_and_nothing_stays(strategy: Strategy, message: str) -> None:
     failing = RankPool(Cpu(), 2)
     begin = time.monotonic()
-    with pytest.raises(RanksError, match=message):
+    with pytest.raises(ChildError, match=message):
         failing.train(TrainingJob.of(program(), strategy))
     assert time.monotonic() - begin < 20.0  # against 120 that ranks wait for each other
     assert not failing.running
@@ -109,5 +109,5 @@ def test_a_pool_is_kept_until_it_ends_or_is_dismissed(monkeypatch: pytest.Monkey
 
 
 def test_ranks_that_cannot_open_the_device_say_so() -> None:
-    with pytest.raises(RanksError, match=r"^rank \d of 2 raised RuntimeError: no such device\n"):
+    with pytest.raises(ChildError, match=r"^rank \d of 2 raised RuntimeError: no such device\n"):
         RankPool(Broken(), 2)

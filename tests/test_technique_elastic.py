@@ -17,13 +17,13 @@ from torch import distributed
 from accelcheck.core.capability import Code
 from accelcheck.core.case import Mode, Verdict
 from accelcheck.core.matrix import devices
+from accelcheck.core.processes import ChildError, Mailbox
 from accelcheck.techniques.distributed.elastic import rank as elastic_rank
 from accelcheck.techniques.distributed.elastic.elastic_agents import ElasticAgents, c10d
-from accelcheck.techniques.distributed.elastic.mailbox import ElasticMailbox, TrainingReport, TrainingTask
+from accelcheck.techniques.distributed.elastic.mailbox import TrainingReport, TrainingTask
 from accelcheck.techniques.distributed.elastic.rank import Rank, SharedBackward
 from accelcheck.techniques.distributed.elastic.restarts import TECHNIQUES, Restart
 from accelcheck.techniques.processes.evidence import unlike
-from accelcheck.techniques.processes.torchrun import RanksError, put
 from accelcheck.techniques.snapshots.files import Snapshots
 from accelcheck.techniques.snapshots.stepwise import StepwiseTraining
 from accelcheck.workloads.base import Program
@@ -65,8 +65,8 @@ def alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def killed_and_gone_on(folder: Path, monkeypatch: pytest.MonkeyPatch, given: TrainingTask) -> TrainingReport:
-    mailbox = ElasticMailbox(folder)
-    put(mailbox.task(0), given)
+    mailbox = Mailbox(folder)
+    mailbox.put("task-0", given)
     with pytest.raises(KilledError):
         Rank(mailbox, 0, CPU).train()
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
@@ -75,8 +75,8 @@ def killed_and_gone_on(folder: Path, monkeypatch: pytest.MonkeyPatch, given: Tra
 
 def undisturbed(folder: Path, given: TrainingTask) -> TrainingReport:
     folder.mkdir()
-    mailbox = ElasticMailbox(folder)
-    put(mailbox.task(0), replace(given, victim=-1))
+    mailbox = Mailbox(folder)
+    mailbox.put("task-0", replace(given, victim=-1))
     return Rank(mailbox, 0, CPU).train()
 
 
@@ -119,12 +119,12 @@ def test_what_is_not_restored_changes_the_end(tmp_path: Path, monkeypatch: pytes
 @pytest.mark.usefixtures("alone")
 def test_a_step_waits_for_a_world_of_its_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(elastic_rank, "PATIENCE", 0.1)
-    mailbox = ElasticMailbox(tmp_path)
-    put(mailbox.task(0), task(worlds=(1, 1, 5, 1)))
+    mailbox = Mailbox(tmp_path)
+    mailbox.put("task-0", task(worlds=(1, 1, 5, 1)))
     with pytest.raises(TimeoutError, match=r"step 2: expected a world of 5 ranks, after 0\.1 s it is 1"):
         Rank(mailbox, 0, CPU).train()
-    assert mailbox.wanted(0, 2).exists()
-    found = Snapshots(mailbox.snapshots(0)).latest()
+    assert mailbox.has("wanted-0-2")
+    found = Snapshots(tmp_path / "snapshots-0").latest()
     assert found is not None
     assert found.step == 2
 
@@ -231,7 +231,7 @@ class Broken(StubDevice):
 def test_ranks_that_fail_are_an_error_that_quotes_them() -> None:
     agents = ElasticAgents(c10d(), Broken(), least=1, most=1, ranks=1, restarts=0)
     pid = agents.running[0].pid
-    with pytest.raises(RanksError, match="no such device here"):
+    with pytest.raises(ChildError, match="no such device here"):
         agents.train(task())
     agents.close()
     with pytest.raises(ProcessLookupError):

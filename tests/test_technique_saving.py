@@ -14,6 +14,7 @@ from technique_harness import StubDevice, mlp, workload
 from accelcheck.core.capability import Code
 from accelcheck.core.case import Evidence, Mode, Verdict
 from accelcheck.core.matrix import devices
+from accelcheck.core.processes import ChildError
 from accelcheck.techniques.processes.evidence import repeated, unlike
 from accelcheck.techniques.snapshots import handover
 from accelcheck.techniques.snapshots.files import Snapshots, read, write
@@ -207,7 +208,7 @@ def test_what_cannot_be_sent_is_said() -> None:
 
 def test_without_a_snapshot_there_is_nothing_to_go_on_from(tmp_path: Any) -> None:
     given = Handover(program_of_mlp(), Mode.TRAIN, CPU)
-    with pytest.raises(FileNotFoundError, match="expected a snapshot to go on from"):
+    with pytest.raises(ChildError, match=r"raised FileNotFoundError: .*expected a snapshot to go on from"):
         given.go_on(Snapshots(tmp_path), 4)
     given.close()
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from accelcheck.core.case import Verdict
+from accelcheck.core.processes import End
 from accelcheck.measure import timing_processes
 from accelcheck.measure.timing_processes import Timed, TimingError
 
@@ -21,7 +22,8 @@ import json, os, sys, time
 from pathlib import Path
 
 path = Path(os.environ["ACCELCHECK_TIMING_FILE"])
-wanted = json.loads((path.parent / "timed-cases.json").read_text())
+wanted = json.loads(path.read_text())
+messages = Path(os.environ["ACCELCHECK_MESSAGES"])
 with (path.parent / "asked").open("a") as asked:
     asked.write(json.dumps([wanted, sys.argv[1:]]) + chr(10))
 print("about to begin", flush=True)
@@ -32,7 +34,7 @@ if {plan!r}.get("skips"):
     sys.exit(0)
 for case in wanted:
     does = {plan!r}.get(case, 0.5)
-    with path.open("a") as file:
+    with messages.open("a") as file:
         file.write(json.dumps(dict(case=case, ratio=None)) + chr(10))
         file.flush()
         if does == "die":
@@ -48,7 +50,7 @@ for case in wanted:
 
 
 class Stubbed:
-    """Stubbed of three cases by a stub."""
+    """Times three cases by a stub in place of the interpreter."""
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.folder = folder
@@ -84,17 +86,16 @@ def test_each_process_runs_the_command_again_and_gives_a_ratio(stubbed: Stubbed)
     for number, (cases, words) in enumerate(lines, 1):
         assert cases == ["a", "b", "c"]
         assert words[:4] == ["-m", "pytest", "--some", "--accel-baseline=off"]
-        assert words[4] == f"--accel-journal={stubbed.folder / f'process-{number}-3.jsonl'}.journal"
+        assert words[4] == f"--accel-journal={stubbed.folder / f'process-{number}-3.journal'}"
 
 
 def test_what_each_process_waited_for_a_core_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     parts = iter([0.01, 0.4, 0.02])
 
-    def ended(_: object, path: Path, __: object) -> timing_processes._End:
-        timing_processes.append(str(path), "a", (0.5, next(parts)))
-        return timing_processes._End(0, silent=False, tail="")
+    def run(*_: object) -> tuple[End, str, dict[str, timing_processes.Came]]:
+        return End(0), "", {"a": (0.5, next(parts))}
 
-    monkeypatch.setattr(timing_processes, "_ended", ended)
+    monkeypatch.setattr(timing_processes, "_run_process", run)
     found = timing_processes.measure([], ["a"], 3, tmp_path, tmp_path, lambda _: None)
     assert found == {"a": Timed((0.5, 0.5, 0.5), waited=(0.01, 0.4, 0.02), asked=3)}
 
@@ -107,11 +108,11 @@ def test_a_case_that_has_no_ratio_says_why(stubbed: Stubbed) -> None:
 @pytest.mark.parametrize("how", ["die", "half"])
 def test_what_ends_a_process_is_left_out_and_takes_no_other_along(stubbed: Stubbed, how: str) -> None:
     found = stubbed.measure(b=how)
-    code = -9 if how == "die" else 3
-    assert found["b"] == Timed((), f"a process that timed it ended with {code}", asked=3, ended=Verdict.CRASH)
+    end = "died of SIGKILL" if how == "die" else "ended with status 3"
+    assert found["b"] == Timed((), f"a process that timed it {end}", asked=3, ended=Verdict.CRASH)
     assert found["a"] == found["c"] == timed(0.5, 0.5, 0.5)
     assert stubbed.asked() == [["a", "b", "c"], ["c"], ["a", "c"], ["a", "c"]]
-    assert f"b: the process that timed it ended with {code}; it is left out from now on" in stubbed.said
+    assert f"b: the process that timed it {end}; it is left out from now on" in stubbed.said
 
 
 def test_two_that_end_a_process_leave_the_third_its_processes(stubbed: Stubbed) -> None:
@@ -121,7 +122,7 @@ def test_two_that_end_a_process_leave_the_third_its_processes(stubbed: Stubbed) 
 def test_what_hangs_is_ended_and_left_out(stubbed: Stubbed, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(timing_processes, "SILENCE", 2.0)
     found = stubbed.measure(b="hang")
-    why = "a process that timed it was silent for 2 s and was ended"
+    why = "a process that timed it was silent for 2 s and was killed"
     assert found["b"] == Timed((), why, asked=3, ended=Verdict.HANG)
     assert found["c"] == timed(0.5, 0.5, 0.5)
 
@@ -135,15 +136,16 @@ def test_nothing_is_started_when_nothing_is_left(stubbed: Stubbed) -> None:
 def test_a_first_process_that_comes_to_no_case_is_an_error_with_what_it_printed(stubbed: Stubbed) -> None:
     with pytest.raises(TimingError) as raised:
         stubbed.measure(exit=1)
-    expected = (
-        "a process that was to time 3 cases ended with 1 before the first of them:\nabout to begin\nno such plugin"
-    )
+    expected = "a process that was to time 3 cases ended with status 1 before the first of them:\nabout to begin\nno such plugin"
     assert str(raised.value) == expected
 
 
 def test_a_later_process_that_times_no_case_does_not_affect_earlier_ones(stubbed: Stubbed) -> None:
     assert stubbed.measure(exit=2) == dict.fromkeys("abc", timed(0.5, 0.5))
-    assert "a process that was to time 3 cases ended with 1 before the first of them: the others count" in stubbed.said
+    assert (
+        "a process that was to time 3 cases ended with status 1 before the first of them: the others count"
+        in stubbed.said
+    )
 
 
 def test_cases_that_a_mark_skips_are_not_timed_and_no_error(stubbed: Stubbed) -> None:
@@ -169,19 +171,16 @@ def test_a_sample_is_of_more_than_half_the_processes(ratios: int, asked: int, la
         ('{"case": "a", "ratio": -1.0}', "expected a positive ratio, got -1.0"),
     ],
 )
-def test_lines_are_read_as_they_are_written(tmp_path: Path, line: str, read: Any) -> None:
-    path = tmp_path / "process-1.jsonl"
-    path.write_text(line + "\n")
-    assert timing_processes.read(path) == {"a": read}
+def test_reports_are_read_by_schema(line: str, read: Any) -> None:
+    assert timing_processes.read([json.loads(line), {"case": 1}, {"case": "b", "waited": "x"}]) == {"a": read}
 
 
-def test_the_last_word_on_a_case_counts(tmp_path: Path) -> None:
-    path = tmp_path / "process-1.jsonl"
+def test_the_last_report_of_a_case_counts(capsys: pytest.CaptureFixture[str]) -> None:
     for came in (None, "why", (0.25, 0.5)):
-        timing_processes.append(str(path), "a", came)
-    timing_processes.append(str(path), "b")
-    path.write_text(path.read_text() + '{"case": "c", "rat')
-    assert timing_processes.read(path) == {"a": (0.25, 0.5), "b": None}
+        timing_processes.report("a", came)
+    timing_processes.report("b")
+    lines = capsys.readouterr().out.splitlines()
+    assert timing_processes.read(map(json.loads, lines)) == {"a": (0.25, 0.5), "b": None}
 
 
 def test_a_timing_process_is_recognised_by_its_environment(monkeypatch: pytest.MonkeyPatch) -> None:

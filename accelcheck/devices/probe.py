@@ -1,28 +1,25 @@
-"""Finds out which devices run here, in child processes: a backend that raises, hangs or crashes takes nothing along.
+"""Finds out which devices run on this machine, in child processes: a backend that raises, hangs or crashes affects no other.
 
-The parent never imports torch. Each child prints JSON lines after a marker: how far it got, and one status a device.
-Run by hand: ``python -m accelcheck.devices.probe NAME...``.
+The parent never imports torch. Each child says how far it got, and one status a device.
+Run by hand, it prints that: ``python -m accelcheck.devices.probe NAME...``.
 """
 
 from __future__ import annotations
 
 import importlib
-import json
 import os
 import re
-import signal
-import subprocess
 import sys
-import tempfile
-import time
 import traceback
-from contextlib import suppress
+from collections import deque
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from functools import partial
-from typing import IO, TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from accelcheck.core import registry
 from accelcheck.core.capability import Capability, Code, unavailable
+from accelcheck.core.processes import Child, Message, calling, say
 from accelcheck.devices import hardware
 from accelcheck.devices.base import Device, Status, status_from_json
 from accelcheck.devices.packages import AUTOLOAD, backends, installed
@@ -30,24 +27,18 @@ from accelcheck.devices.packages import AUTOLOAD, backends, installed
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from accelcheck.core.processes import End
+
 TIMEOUT = 60.0
 """Seconds that a child may take."""
-_MARK = "@accelcheck-probe@ "
 _OTHERS = "*"
 """In a child's list of names: every accelerator that torch has and no file here is for."""
 _LOAD = "load:"
 """In a child's list of names, before that of an out-of-tree backend: load it."""
 _AT = "@"
 """Between the name of another package's device and its ``module:Class``."""
-_TICK = 0.02
-# The child sees the parent's import path, whatever put accelcheck and a vendor's device on it.
-_CHILD = (
-    "import json, sys; sys.path[:] = json.loads(sys.argv.pop(1)); "
-    "from accelcheck.devices.probe import main; main(sys.argv[1:])"
-)
 _SETTINGS = {
     "PYTORCH_NVML_BASED_CUDA_CHECK": "1",  # ask the driver for GPUs without making a context on one
-    "PYTHONFAULTHANDLER": "1",  # a crash says where
 }
 
 
@@ -125,68 +116,26 @@ def probe(
 
 
 @dataclass(slots=True)
-class _Child:
-    """One child process: what it was asked for, and what became of it."""
+class _Answers:
+    """What one child process was asked for, and what it answered."""
 
     names: list[str]
-    specs: Mapping[str, str]
-    environ: Mapping[str, str]
-    timeout: float
-    started: float = 0.0
-    process: subprocess.Popen[bytes] | None = None
-    out: IO[bytes] | None = None
-    err: IO[bytes] | None = None
     imported: bool = False
-    late: bool = False
     failure: Capability | None = None
     """Why it ended before all its names were answered."""
     statuses: dict[str, Status] = field(default_factory=dict)
 
-    def start(self) -> None:
-        self.out, self.err = tempfile.TemporaryFile(), tempfile.TemporaryFile()  # noqa: SIM115 - closed in `finish`
-        words = [self.specs.get(name, name) for name in self.names]
-        self.process = subprocess.Popen(  # noqa: S603 - our own interpreter
-            [sys.executable, "-c", _CHILD, json.dumps(sys.path), *words],
-            stdin=subprocess.DEVNULL,
-            stdout=self.out,
-            stderr=self.err,
-            env=dict(self.environ) | _SETTINGS,
-            start_new_session=True,
-        )
-        self.started = time.monotonic()
-
-    def ended(self) -> bool:
-        """Whether it is over; kills its whole process group when its time is."""
-        assert self.process is not None
-        if self.process.poll() is not None:
-            return True
-        if time.monotonic() - self.started < self.timeout:
-            return False
-        self.late = True
-        self.kill()
-        return True
-
-    def kill(self) -> None:
-        if self.process is not None and self.process.poll() is None:
-            with suppress(ProcessLookupError):
-                os.killpg(self.process.pid, signal.SIGKILL)
-            self.process.wait()
-
-    def finish(self) -> None:
-        """Read what it printed, and put a status to every name that it was asked for."""
-        assert self.process is not None
-        assert self.out is not None
-        assert self.err is not None
+    def finish(self, child: Child, timeout: float) -> None:
+        """Wait for the child, read its messages, and put a status to every name that it was asked for."""
+        end = child.wait(timeout, since=child.started)
         stage = "start"
-        with self.out, self.err:
-            for record in _records(self.out):
-                stage = str(record.get("stage", stage))
-                self.imported |= stage != "import torch"
-                self._take(record)
-            if self.failure is None and stage != "done":
-                self.failure = _end(
-                    self.process.returncode, stage, self.timeout if self.late else None, _text(self.err)
-                )
+        for message in child.messages():
+            stage = str(message.get("stage", stage))
+            self.imported |= stage != "import torch"
+            self._take(message)
+        if self.failure is None and stage != "done":
+            self.failure = _early(end, stage, child.output())
+        child.end()
         if self.failure is None:
             return
         # The last stage may name an accelerator that was found and being opened.
@@ -195,12 +144,12 @@ class _Child:
             if name != _OTHERS:
                 self.statuses.setdefault(name, Status(name, self.failure))
 
-    def _take(self, record: Mapping[str, Any]) -> None:
-        if "error" in record:
-            self.failure = unavailable(Code.IMPORT_FAILED, f"import torch: {record['error']}")
-        if "status" in record:
+    def _take(self, message: Message) -> None:
+        if "error" in message:
+            self.failure = unavailable(Code.IMPORT_FAILED, f"import torch: {message['error']}")
+        if "status" in message:
             try:
-                status = status_from_json(record["status"])
+                status = status_from_json(message["status"])
             except ValueError as error:
                 self.failure = unavailable(Code.PROBE_FAILED, f"the probe's answer cannot be read: {error}")
             else:
@@ -216,92 +165,75 @@ def _jobs(pending: Sequence[str], *, others: bool) -> list[list[str]]:
 
 def _ask(
     jobs: Sequence[list[str]], specs: Mapping[str, str], timeout: float
-) -> tuple[list[_Child], dict[str, str], bool]:
+) -> tuple[list[_Answers], dict[str, str], bool]:
     """Run the children; where a broken backend keeps them from importing torch, once more without it.
 
     Returns:
-        The children, the broken backends with their errors, and whether torch may load backends by itself.
+        The answers, the broken backends with their errors, and whether torch may load backends by itself.
     """
-
-    def run(environ: Mapping[str, str], jobs: Sequence[list[str]]) -> list[_Child]:
-        return _run([_Child(list(job), specs, environ, timeout) for job in jobs])
-
-    environ = dict(os.environ)
-    first = run(environ, jobs)
-    stuck = [child for child in first if not child.imported]
+    first = _run(jobs, specs, timeout, {})
+    stuck = [answers for answers in first if not answers.imported]
     entries = [entry.name for entry in backends()]
-    if not stuck or not entries or environ.get(AUTOLOAD) == "0":
+    if not stuck or not entries or os.environ.get(AUTOLOAD) == "0":
         return first, {}, True
-    environ[AUTOLOAD] = "0"
-    said = stuck[0].failure.reason if stuck[0].failure is not None else "import torch did not end"
+    without = {AUTOLOAD: "0"}
+    reason = stuck[0].failure.reason if stuck[0].failure is not None else "import torch did not end"
     broken: dict[str, str] = {}
     if len(entries) > 1:
-        tries = run(environ, [[f"{_LOAD}{name}"] for name in entries])
+        tries = _run([[f"{_LOAD}{name}"] for name in entries], specs, timeout, without)
         broken = {
             name: status.capability.reason
-            for name, child in zip(entries, tries, strict=True)
-            for status in child.statuses.values()
+            for name, answers in zip(entries, tries, strict=True)
+            for status in answers.statuses.values()
         }
-    # If each loads alone, it is what they do to each other, and all that is known is what `import torch` said.
-    broken = broken or dict.fromkeys(entries, said)
+    # Where each loads alone, they break each other, and nothing is known but the error of `import torch`.
+    broken = broken or dict.fromkeys(entries, reason)
     loads = [f"{_LOAD}{name}" for name in entries if name not in broken]
-    again = run(
-        environ,
-        [[word for name in child.names for word in ([*loads, name] if name == _OTHERS else [name])] for child in stuck],
-    )
-    if not any(child.imported for child in again):
+    names = [[word for name in one.names for word in ([*loads, name] if name == _OTHERS else [name])] for one in stuck]
+    again = _run(names, specs, timeout, without)
+    if not any(answers.imported for answers in again):
         return first, {}, True  # torch itself is broken, the backends are not to blame
-    return [*(child for child in first if child.imported), *again], broken, False
+    return [*(answers for answers in first if answers.imported), *again], broken, False
 
 
-def _run(children: list[_Child]) -> list[_Child]:
-    """Run children side by side, no more than the machine has processors (two at least)."""
-    waiting, running = list(children), list[_Child]()
+def _run(
+    jobs: Sequence[list[str]], specs: Mapping[str, str], timeout: float, environ: Mapping[str, str]
+) -> list[_Answers]:
+    """Run a child for each list of names, side by side, no more than the machine has processors (two at least)."""
     limit = max(2, hardware.usable_cores())
-    try:
-        while waiting or running:
-            while waiting and len(running) < limit:
-                child = waiting.pop(0)
-                child.start()
-                running.append(child)
-            time.sleep(_TICK)
-            for child in [child for child in running if child.ended()]:
-                running.remove(child)
-                child.finish()
-    finally:
-        for child in running:
-            child.kill()
-    return children
+    done, running = list[_Answers](), deque[tuple[_Answers, Child]]()
+    with ExitStack() as stack:
+
+        def finish() -> None:
+            answers, child = running.popleft()  # the oldest: its time is over first
+            answers.finish(child, timeout)
+            done.append(answers)
+
+        for names in jobs:
+            if len(running) == limit:
+                finish()
+            words = [specs.get(name, name) for name in names]
+            child = stack.enter_context(_started(words, environ))
+            running.append((_Answers(list(names)), child))
+        while running:
+            finish()
+    return done
 
 
-def _records(out: IO[bytes]) -> list[dict[str, Any]]:
-    out.seek(0)
-    lines = (line.decode(errors="replace").partition(_MARK) for line in out)
-    records: list[dict[str, Any]] = []
-    for _, mark, text in lines:
-        # A line that another thread wrote into, or that a crash cut short, is no answer.
-        with suppress(json.JSONDecodeError):
-            if mark:
-                records.append(json.loads(text))
-    return records
+def _started(words: Sequence[str], environ: Mapping[str, str]) -> Child:
+    return Child(calling(f"{__name__}:main", *words, parent=True), {**_SETTINGS, **environ})
 
 
-def _text(err: IO[bytes]) -> str:
-    err.seek(0)
-    return err.read().decode(errors="replace")
-
-
-def _end(code: int, stage: str, timeout: float | None, err: str) -> Capability:
+def _early(end: End | None, stage: str, output: str) -> Capability:
     """Why a child ended early."""
-    if timeout is not None:
-        return unavailable(Code.PROBE_TIMEOUT, f"no answer within {timeout:g} s, during: {stage}")
-    if code < 0:
-        place = re.search(r'^  File "(.+)", line (\d+) in (.+)$', err, re.MULTILINE)
+    if end is not None and end.silent is not None:
+        return unavailable(Code.PROBE_TIMEOUT, f"no answer within {end.silent:g} s, during: {stage}")
+    place = re.search(r'^  File "(.+)", line (\d+) in (.+)$', output, re.MULTILINE)  # of faulthandler
+    if end is not None and end.code < 0:
         where = f", in {place.group(3)} at {place.group(1)}:{place.group(2)}" if place else ""
-        return unavailable(Code.PROBE_FAILED, f"the probe died of {signal.Signals(-code).name} during: {stage}{where}")
-    lines = err.strip().splitlines()
-    last = lines[-1] if lines else "nothing on standard error"
-    return unavailable(Code.PROBE_FAILED, f"the probe ended with status {code} during: {stage}: {last}")
+        return unavailable(Code.PROBE_FAILED, f"the probe {end} during: {stage}{where}")
+    last = next(reversed(output.strip().splitlines()), "it printed nothing")
+    return unavailable(Code.PROBE_FAILED, f"the probe {end} during: {stage}: {last}")
 
 
 def _detect(device: Device) -> Capability:
@@ -317,12 +249,12 @@ def _broken(name: str, error: str) -> Capability:
     )
 
 
-def _absent(name: str, broken: Mapping[str, str], results: Sequence[_Child]) -> Capability:
+def _absent(name: str, broken: Mapping[str, str], results: Sequence[_Answers]) -> Capability:
     """Why an accelerator that was asked for by its type was not found."""
     for backend, error in broken.items():
         if name in backend:
             return _broken(backend, error)
-    failures = [child.failure for child in results if _OTHERS in child.names and child.failure is not None]
+    failures = [one.failure for one in results if _OTHERS in one.names and one.failure is not None]
     if failures:
         return failures[0]
     return unavailable(
@@ -341,7 +273,7 @@ def _spec(device: Device) -> str:
 
 
 def main(names: Sequence[str]) -> None:
-    """Answer for each name in turn, on standard output, and end the process without tearing backends down."""
+    """Answer for each name in turn, and end the process without tearing backends down."""
     try:
         _answer(names)
     finally:
@@ -351,12 +283,12 @@ def main(names: Sequence[str]) -> None:
 
 
 def _answer(names: Sequence[str]) -> None:
-    _say(stage="import torch")
+    say(stage="import torch")
     try:
         importlib.import_module("torch")
     except Exception as error:  # noqa: BLE001 - a backend that torch loads may raise anything
         traceback.print_exc()
-        _say(error=_last_line(error))
+        say(error=_last_line(error))
         return
     known = builtin()
     for name in names:
@@ -366,10 +298,10 @@ def _answer(names: Sequence[str]) -> None:
             _answer_backend(name)
         else:
             device, _, spec = name.partition(_AT)
-            _say(stage=f"open {device}")
+            say(stage=f"open {device}")
             make = partial(_foreign, spec) if spec else partial(known.__getitem__, device)
-            _say(status=_status(device, make).as_json())
-    _say(stage="done")
+            say(status=_status(device, make).as_json())
+    say(stage="done")
 
 
 def _answer_others(known: Mapping[str, Device]) -> None:
@@ -378,19 +310,19 @@ def _answer_others(known: Mapping[str, Device]) -> None:
     taken = {device.type for device in known.values()}
     for kind in found_types():
         if kind not in taken:
-            _say(stage=f"open {kind}")
-            _say(status=_status(kind, partial(Generic, kind)).as_json())
+            say(stage=f"open {kind}")
+            say(status=_status(kind, partial(Generic, kind)).as_json())
 
 
 def _answer_backend(word: str) -> None:
     """Load one backend as `import torch` would have; answers only if that fails."""
-    _say(stage=word)
+    say(stage=word)
     entry = next(entry for entry in backends() if entry.name == word.removeprefix(_LOAD))
     try:
         entry.load()()
     except Exception as error:  # noqa: BLE001 - a backend may raise anything
         traceback.print_exc()
-        _say(status=Status(word, unavailable(Code.IMPORT_FAILED, _last_line(error))).as_json())
+        say(status=Status(word, unavailable(Code.IMPORT_FAILED, _last_line(error))).as_json())
 
 
 def _status(name: str, make: Callable[[], Device]) -> Status:
@@ -425,10 +357,6 @@ def _last_line(error: BaseException) -> str:
         error = error.__cause__
         lines.append(traceback.format_exception_only(error)[-1].strip())
     return "; caused by ".join(line.splitlines()[0] for line in lines)
-
-
-def _say(**record: Any) -> None:
-    print(f"\n{_MARK}{json.dumps(record)}", flush=True)  # a backend may have left a line unfinished
 
 
 if __name__ == "__main__":

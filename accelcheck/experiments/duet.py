@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from accelcheck.experiments.duet_process import PROTOCOL
-from accelcheck.experiments.duet_side import AbsentError, DuetSide, Message, Process, SideError, apart, together
+from accelcheck.experiments.duet_side import AbsentError, DuetSide, Process, SideError, apart, together
 from accelcheck.measure import duet
 from accelcheck.measure.paired import SpeedVerdict
 
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from accelcheck.core.matrix import Selection
+    from accelcheck.core.processes import Message
 
 TIMEOUT = 600.0
 """Seconds that a process may be silent: of one case, or of importing torch."""

@@ -1,7 +1,8 @@
-"""One process of a duet: judges or measures cases in its own environment, and says so line by line on standard output.
+"""One process of a duet: judges or measures cases in its own environment, and reports to the parent.
 
-Each line is JSON after a marker: what the environment is, which cases it has, each case as it begins, and what came of it.
-Run by `accelcheck.experiments.duet` as ``python -m accelcheck.experiments.duet_process JOB``.
+Its messages are: what the environment is, which cases it has, each case as it begins, and the result of each case.
+Run by `accelcheck.experiments.duet` as ``python -m accelcheck.experiments.duet_process JOB``, without the launcher of
+`accelcheck.core.processes`, so that an accelcheck of another version can say which protocol it speaks.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from accelcheck import __version__
 from accelcheck.core.case import TIMED, Verdict
-from accelcheck.core.processes import end_with_parent
+from accelcheck.core.processes import end_with_parent, say, stop
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -27,13 +28,12 @@ if TYPE_CHECKING:
     from accelcheck.core.matrix import Matrix
     from accelcheck.devices.base import Device
 
-MARK = "@accelcheck-duet@ "
-PROTOCOL = 2
-"""Version of what parent and child say to each other."""
+PROTOCOL = 3
+"""Version of the messages between parent and child."""
 SECONDS = 0.5
-"""Of measuring a case in a process, half of them its own: longer ones would gain little, processes differing as they do."""
+"""Time in which a process measures a case, half of it with the case itself. Processes differ by more than longer ones would gain."""
 TURN = 0.05
-"""Seconds after which the other process has the turn: long beside a change, short beside what else happens on a machine."""
+"""Seconds after which the other process has its turn: long compared with a change of turns, short compared with disturbances."""
 
 
 def main(words: Sequence[str]) -> None:
@@ -75,9 +75,9 @@ def _work(job: Mapping[str, Any], folder: Path) -> None:
     except (PluginLoadError, DuplicateNameError, UnknownNameError) as error:
         return say(refused=str(error), absent=False)
     for answer in (device.detect, device.usable):
-        there = answer()
-        if not there.ok:
-            return say(refused=f"{name}: {there}", absent=True)
+        capability = answer()
+        if not capability.ok:
+            return say(refused=f"{name}: {capability}", absent=True)
     device.open()
     facts = device.fingerprint()
     say(
@@ -107,24 +107,22 @@ def _work(job: Mapping[str, Any], folder: Path) -> None:
 
 
 class Turns:
-    """The turns of this process, and a clock that stands still while another process has its own."""
+    """The turns of this process, and a clock that does not run during the turns of the other process."""
 
     def __init__(self) -> None:
         self._since = time.perf_counter()
         self._lost = 0.0
 
     def now(self) -> float:
-        """Seconds of its own turns; a turn that is over is handed over first."""
+        """Seconds of its own turns so far; gives the turn to the other process first, if its own is over."""
         if time.perf_counter() - self._since >= TURN:
             self.hand_over()
         return time.perf_counter() - self._lost
 
     def hand_over(self) -> None:
-        """Say so, and wait for the next turn."""
+        """Give the turn to the other process, and wait for the next one."""
         start = time.perf_counter()
-        say(turn=True)
-        if not sys.stdin.readline():
-            os._exit(1)  # nobody is there to give one
+        stop()
         self._since = time.perf_counter()
         self._lost += self._since - start
 
@@ -136,7 +134,7 @@ class _Worker:
     folder: Path
 
     def judged(self, case: Case) -> dict[str, Any]:
-        """Whether a case is right, as in the mode that it runs: what is wrong is not timed."""
+        """Whether a case is right, judged in the mode that is timed: wrong cases are not measured."""
         from accelcheck.checks.execute import Bench
         from accelcheck.core.capability import SUPPORTED
         from accelcheck.devices.base import Status
@@ -159,7 +157,7 @@ class _Worker:
         return {"wrong": why, "broken": not record.verdict.green}
 
     def measured(self, case: Case, turns: Turns) -> dict[str, Any]:
-        """Its latency in s, and that as a part of FP32 eager's, measured in turns with another process."""
+        """Its latency in s, and its ratio to FP32 eager's, measured in turns with another process."""
         from accelcheck.checks import speed
         from accelcheck.checks.trial import Trial
         from accelcheck.measure import duet
@@ -175,11 +173,6 @@ class _Worker:
         finally:
             technique.finish()
         return {"seconds": duet.latency(found.candidate), "to_eager": found.ratio}
-
-
-def say(**record: Any) -> None:
-    """Tell the parent."""
-    print(f"\n{MARK}{json.dumps(record)}", flush=True)  # a backend may have left a line unfinished
 
 
 if __name__ == "__main__":

@@ -1,43 +1,32 @@
-"""A process of a duet, as the parent sees it: it runs while it has the turn, and is stopped while another has it. No torch.
+"""A process of a duet, as the parent sees it: it runs while it has the turn, and is stopped while the other one has it. No torch.
 
-What it says are lines of JSON after a marker. Having said ``turn``, it waits for a line on its standard input.
+It stops itself at the end of a turn: its threads, such as OpenMP's, which may spin for longer than a turn, stop with it.
 """
 
 from __future__ import annotations
 
 import itertools
-import json
-import os
-import queue
-import signal
-import subprocess
-import tempfile
-import threading
-import time
-from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import IO, TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Self
 
-from accelcheck.experiments.duet_process import MARK
+from accelcheck.core.processes import Child
 from accelcheck.measure import duet
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-LINES = 5
-"""Last lines of a process's standard error that are shown."""
-_GRACE = 10.0  # seconds that a process may take to end when it has said everything
-_TICK = 0.5
+    from accelcheck.core.processes import Message
 
-Message = dict[str, Any]
+LINES = 5
+"""Last lines of a process's output that are shown."""
 
 
 class SideError(RuntimeError):
-    """An environment cannot be used; says what was expected of it and what came."""
+    """An environment cannot be used; the message says what was expected of it and what was found."""
 
 
 class AbsentError(SideError):
-    """The device is not there for an environment."""
+    """An environment does not have the device."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +36,7 @@ class DuetSide:
     Attributes:
         name: ``A`` or ``B``.
         python: Path of its interpreter.
-        environ: Variables that are set besides those that are.
+        environ: Variables besides those of this process.
     """
 
     name: str
@@ -59,12 +48,12 @@ class DuetSide:
 
 
 class Process:
-    """Starts with its first turn. To be left as a context, which ends it and what it has started.
+    """A child process; it starts with its first turn. A context, which ends the process and everything that it has started.
 
     Attributes:
-        side: Whose it is.
-        messages: What it has said, but for the ends of turns.
-        ended: How it ended, and empty if that was well; None while it may have another turn, or was given up.
+        side: The environment that it runs in.
+        messages: What it has reported.
+        ended: How it ended, and empty if it did everything; None while it may have another turn, or was given up.
     """
 
     def __init__(self, side: DuetSide, arguments: Sequence[str], timeout: float) -> None:
@@ -78,22 +67,20 @@ class Process:
         self.side = side
         self.messages: list[Message] = []
         self.ended: str | None = None
-        self._command = [side.python, *arguments]
+        self._arguments = arguments
         self._timeout = timeout
-        self._process: subprocess.Popen[bytes] | None = None
-        self._lines: queue.SimpleQueue[bytes] = queue.SimpleQueue()
-        self._err = tempfile.TemporaryFile()  # noqa: SIM115 - closed by __exit__
+        self._child: Child | None = None
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._end()
-        self._err.close()
+        if self._child is not None:
+            self._child.end()
 
     @property
     def died(self) -> bool:
-        """Whether it ended, and not well."""
+        """Whether it ended before it did everything."""
         return bool(self.ended)
 
     @property
@@ -107,80 +94,27 @@ class Process:
         Raises:
             SideError: It cannot be started.
         """
-        if self._process is None:
-            self._process = self._started()
+        if self._child is None:
+            self._child = self._started()
         else:
-            self._process.send_signal(signal.SIGCONT)
-            with suppress(BrokenPipeError):  # it died meanwhile: what follows says so
-                assert self._process.stdin is not None
-                self._process.stdin.write(b"\n")
-                self._process.stdin.flush()
-        how = self._heard(self._process)
-        if how is None:
+            self._child.go_on()
+        end = self._child.wait(self._timeout, silence=True, turns=True)
+        self.messages = self._child.messages()
+        if end is None:
             return
-        if not how:
-            with suppress(subprocess.TimeoutExpired):
-                self._process.wait(_GRACE)
-        self._end()
-        self._err.seek(0)
-        lines = [line.strip() for line in self._err.read().decode(errors="replace").splitlines() if line.strip()]
-        self.ended = how + ("; its last words: " + " | ".join(lines[-LINES:]) if how and lines else "")
+        how = f"the process {end}" if end.silent is None else f"hangs: silent for {end.silent:g} s (--timeout)"
+        lines = [line.strip() for line in self._child.output().splitlines() if line.strip()]
+        done = any("end" in message for message in self.messages)
+        self.ended = "" if done else how + ("; its last output: " + " | ".join(lines[-LINES:]) if lines else "")
+        self._child.end()  # what it has started may still hold the device
 
-    def stop(self) -> None:
-        """Stop all its threads until its next turn: idle ones of OpenMP may spin for longer than a turn of the other lasts."""
-        assert self._process is not None
-        self._process.send_signal(signal.SIGSTOP)
-        with suppress(ChildProcessError):  # it died meanwhile: its next turn says so
-            os.waitid(os.P_PID, self._process.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)  # until it stands still
-
-    def _started(self) -> subprocess.Popen[bytes]:
+    def _started(self) -> Child:
         try:
-            process = subprocess.Popen(  # noqa: S603 - the interpreter that was asked for
-                self._command,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=self._err,
-                env={**os.environ, "PYTHONFAULTHANDLER": "1", **self.side.environ},
-                start_new_session=True,
-            )
+            return Child(self._arguments, self.side.environ, python=self.side.python)
         except OSError as error:
             raise SideError(
                 f"{self.side}: expected a python executable; starting it: {error.strerror or error}"
             ) from error
-        assert process.stdout is not None
-        self._reader = threading.Thread(target=_read, args=(process.stdout, self._lines), daemon=True)
-        self._reader.start()
-        return process
-
-    def _heard(self, process: subprocess.Popen[bytes]) -> str | None:
-        """Collect messages until it hands over (None), says its last one, ends, or is silent for too long."""
-        since = time.monotonic()
-        while time.monotonic() - since < self._timeout:
-            over = process.poll() is not None and not self._reader.is_alive()
-            try:
-                line = self._lines.get(timeout=0.0 if over else _TICK)
-            except queue.Empty:
-                # What it started may hold its output open for ever.
-                if over or process.poll() is not None:
-                    return _status(process.returncode)
-                continue
-            message = _message(line)
-            if "turn" in message:
-                return None
-            if message:
-                since = time.monotonic()
-                self.messages.append(message)
-            if "end" in message:
-                return ""
-        return f"hangs: silent for {self._timeout:g} s (--timeout)"
-
-    def _end(self) -> None:
-        if self._process is None:
-            return
-        with suppress(ProcessLookupError, PermissionError):
-            os.killpg(self._process.pid, signal.SIGKILL)  # it, and what it has left behind
-        self._process.wait()
-        self._process = None
 
 
 def together(pair: Sequence[Process], first: int) -> None:
@@ -198,8 +132,6 @@ def together(pair: Sequence[Process], first: int) -> None:
             own.turn()
             if own.died:
                 return
-            if own.ended is None:
-                own.stop()
         if all(process.ended is not None for process in pair):
             return
 
@@ -209,21 +141,3 @@ def apart(pair: Sequence[Process], first: int) -> None:
     for which in duet.order(first):
         while pair[which].ended is None:
             pair[which].turn()
-
-
-def _read(out: IO[bytes], lines: queue.SimpleQueue[bytes]) -> None:
-    with suppress(ValueError):  # closed meanwhile
-        for line in out:
-            lines.put(line)
-
-
-def _message(line: bytes) -> Message:
-    _, mark, text = line.decode(errors="replace").partition(MARK)
-    with suppress(json.JSONDecodeError, RecursionError):  # cut short by a crash, or another thread wrote into it
-        found = json.loads(text) if mark else {}
-        return found if isinstance(found, dict) else {}
-    return {}
-
-
-def _status(code: int) -> str:
-    return f"the process died of {signal.Signals(-code).name}" if code < 0 else f"the process ended with status {code}"

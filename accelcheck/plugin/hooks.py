@@ -152,9 +152,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     from accelcheck.plugin.benchmark import mark_timed
 
     timed = [(item, case) for item in items if (case := _timed(item)) is not None]
-    written = timing_processes.ongoing()
-    if written is not None:
-        cases = timing_processes.wanted(written)
+    listed = timing_processes.ongoing()
+    if listed is not None:
+        cases = timing_processes.wanted(listed)
         kept = dict.fromkeys(item for item, case in timed if case.id in cases)  # a set would lose the order
         config.hook.pytest_deselected(items=[item for item in items if item not in kept])
         items[:] = kept
@@ -244,13 +244,10 @@ def accel_check(request: pytest.FixtureRequest, accel_bench: Bench) -> Callable[
     from accelcheck.report.message import explain
 
     def check(case: Case) -> Record:
-        written = timing_processes.ongoing()
-        if written is not None:
-            timing_processes.append(written, case.id)
+        if timing_processes.ongoing() is not None:
+            timing_processes.report(case.id)
             found = accel_bench.ratio(case)
-            timing_processes.append(
-                written, case.id, found if isinstance(found, str) else (found.ratio, found.waited or 0.0)
-            )
+            timing_processes.report(case.id, found if isinstance(found, str) else (found.ratio, found.waited or 0.0))
             pytest.skip("a timing process of another run: timed, not judged")
         record = accel_bench.run(case)
         request.node.stash[_RECORD] = record

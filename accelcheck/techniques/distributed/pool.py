@@ -7,11 +7,11 @@ import re
 import signal
 import tempfile
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from accelcheck.techniques.processes.torchrun import GRACE, SAID, RanksError, Torchrun, looks, put, take
+from accelcheck.core.processes import GRACE, LINES, ChildError, Mailbox
+from accelcheck.techniques.processes.torchrun import torchrun
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -26,39 +26,6 @@ _FAILURE = re.compile(r"^\s*rank\s*:\s*(\d+) .*\n\s*exitcode\s*:\s*(-?\d+)", re.
 """In torchrun's report: a rank that failed, and its exit code (a negative one: the signal that ended it)."""
 
 
-@dataclass(frozen=True)
-class PoolMailbox:
-    """The files of a private folder by which a pool and its ranks exchange messages."""
-
-    folder: Path
-
-    @property
-    def device(self) -> Path:
-        """What ranks run on."""
-        return self.folder / "device"
-
-    @property
-    def logs(self) -> Path:
-        """What ranks print, as torchrun sorts it."""
-        return self.folder / "logs"
-
-    def here(self, rank: int) -> Path:
-        """The process of a rank that is ready for jobs."""
-        return self.folder / f"here-{rank}"
-
-    def job(self, number: int) -> Path:
-        """A job for all ranks."""
-        return self.folder / f"job-{number}"
-
-    def answer(self, number: int, rank: int) -> Path:
-        """What a rank answers to a job."""
-        return self.folder / f"answer-{number}-{rank}"
-
-    def trouble(self, rank: int) -> Path:
-        """Type and text of what a rank raised, and the traceback."""
-        return self.folder / f"trouble-{rank}"
-
-
 class RankPool:
     """Ranks on this machine, one a device; on the CPU they share it.
 
@@ -70,7 +37,7 @@ class RankPool:
         pids: Process of each rank.
 
     Raises:
-        RanksError: They did not come up; the message has what they said.
+        ChildError: They did not come up; the message has what they said.
     """
 
     def __init__(self, device: Device, world: int) -> None:
@@ -78,15 +45,14 @@ class RankPool:
         self._jobs = 0
         with ExitStack() as held:
             folder = Path(held.enter_context(tempfile.TemporaryDirectory(prefix="accelcheck-ranks-")))
-            self._mailbox = PoolMailbox(folder)
-            put(self._mailbox.device, device)
-            # Each rank's output goes to files of its own, so that an error can quote the one that failed.
-            options = ["--standalone", f"--nproc-per-node={world}", "--redirects=3", f"--log-dir={self._mailbox.logs}"]
-            self._torchrun = Torchrun(
-                options, "accelcheck.techniques.distributed.pool_rank", [str(folder)], folder / "log", {}
-            )
-            held.callback(self._torchrun.close)
-            self.pids: list[int] = self._awaited([self._mailbox.here(rank) for rank in range(world)])
+            self._mailbox = Mailbox(folder)
+            self._mailbox.put("device", device)
+            # Each rank's output goes to files of its own, so that an error can quote the rank that failed.
+            self._logs = folder / "logs"
+            options = ["--standalone", f"--nproc-per-node={world}", "--redirects=3", f"--log-dir={self._logs}"]
+            self._torchrun = torchrun(options, "accelcheck.techniques.distributed.pool_rank:main", [folder])
+            held.callback(self._torchrun.end, GRACE)
+            self.pids: list[int] = self._awaited([f"pid-{rank}" for rank in range(world)])
             self._held = held.pop_all()
 
     @property
@@ -98,18 +64,17 @@ class RankPool:
         """What each rank answers, by rank.
 
         Raises:
-            RanksError: A rank raised, ended or stayed silent; the message says which. The pool is closed then.
+            ChildError: A rank raised, ended or stayed silent; the message says which. The pool is closed then.
             TypeError: The job cannot be pickled.
         """
-        paths = [self._mailbox.answer(self._jobs, rank) for rank in range(self.world)]
-        put(self._mailbox.job(self._jobs), job)
+        names = [f"answer-{self._jobs}-{rank}" for rank in range(self.world)]
+        self._mailbox.put(f"job-{self._jobs}", job)
         try:
-            answers: list[RankReport] = self._awaited(paths)
+            answers: list[RankReport] = self._awaited(names)
         except BaseException:  # an interrupt, too: what ranks still answer would be taken for the next job's
             self.close()
             raise
-        for path in (self._mailbox.job(self._jobs), *paths):
-            path.unlink()
+        self._mailbox.remove(f"job-{self._jobs}", *names)
         self._jobs += 1
         return answers
 
@@ -117,42 +82,41 @@ class RankPool:
         """End the ranks, and remove what they left."""
         self._held.close()
 
-    def _awaited(self, paths: Sequence[Path]) -> list[Any]:
-        """What is in each of the files, as soon as all are there; else the error says why they are not."""
-        raised = [self._mailbox.trouble(rank) for rank in range(self.world)]
-        for _ in looks(PATIENCE):
-            if all(path.exists() for path in paths):
-                return [take(path) for path in paths]
-            if not self.running or any(path.exists() for path in raised):
-                break
-        else:
-            missing = ", ".join(path.name for path in paths if not path.exists())
-            raise RanksError(f"no {missing} after {PATIENCE:g} s; torchrun said:\n{self._torchrun.said()}")
-        for _ in looks(GRACE):  # torchrun ends when a rank has; its report says which, and how
-            if not self.running:
-                break
-        raise RanksError(
-            self._killed() or self._raised() or f"the ranks ended; torchrun said:\n{self._torchrun.said()}"
+    def _awaited(self, names: Sequence[str]) -> list[Any]:
+        """The values that ranks put under these names.
+
+        Raises:
+            ChildError: A rank ended or raised, or the time is over.
+        """
+        box = self._mailbox
+        found = box.wait(names, PATIENCE, lambda: not self.running or bool(box.errors()))
+        if found is not None:
+            return found
+        if self.running and not box.errors():
+            missing = ", ".join(name for name in names if not box.has(name))
+            raise ChildError(f"no {missing} after {PATIENCE:g} s; torchrun's output:\n{self._torchrun.last()}")
+        self._torchrun.wait(GRACE)  # it ends when a rank has ended, and reports which one, and how
+        raise ChildError(
+            self._killed() or self._raised() or f"the ranks ended; torchrun's output:\n{self._torchrun.last()}"
         )
 
     def _killed(self) -> str:
-        """Which rank a signal ended, and what it said last: others then raise for want of it. Empty where none was."""
-        report = _FAILURE.findall(self._torchrun.log.read_text(errors="replace"))
+        """Which rank a signal ended, and its last output; empty where none was. Others may have raised because of it."""
+        report = _FAILURE.findall(self._torchrun.output())
         signals = [(rank, -int(code)) for rank, code in report if int(code) < 0 and -int(code) != signal.SIGTERM]
         if not signals:
             return ""
         rank, number = signals[0]
-        logs = sorted(self._mailbox.logs.glob(f"*/attempt_*/{rank}/*.log"))
-        said = [line for path in logs for line in path.read_text(errors="replace").splitlines()[-SAID:]]
+        logs = sorted(self._logs.glob(f"*/attempt_*/{rank}/*.log"))
+        printed = [line for path in logs for line in path.read_text(errors="replace").splitlines()[-LINES:]]
         head = f"rank {rank} of {self.world} was ended by signal {number}; its last output:"
-        return "\n".join([head, *(said or ["(none)"])])
+        return "\n".join([head, *(printed or ["(none)"])])
 
     def _raised(self) -> str:
-        """What ranks raised, the first one first: others often raise for want of it. Empty where none did."""
-        paths = {rank: self._mailbox.trouble(rank) for rank in range(self.world)}
-        told = sorted((path.stat().st_mtime_ns, rank, *take(path)) for rank, path in paths.items() if path.exists())
-        lines = [f"rank {rank} of {self.world} raised {brief}" for _, rank, brief, _ in told]
-        return "\n".join([*lines, *(trace for *_, trace in told[:1])])
+        """What ranks raised, the first one first, with its traceback; empty where none did."""
+        errors = self._mailbox.errors()
+        lines = [f"rank {rank} of {self.world} raised {brief}" for rank, brief, _ in errors]
+        return "\n".join([*lines, *(trace for *_, trace in errors[:1])])
 
 
 _pools: dict[tuple[str, int], RankPool] = {}
@@ -162,7 +126,7 @@ def rank_pool(device: Device, world: int) -> RankPool:
     """The ranks that this process keeps for a device: started at first use, again after they failed, ended at exit.
 
     Raises:
-        RanksError: They did not come up.
+        ChildError: They did not come up.
     """
     key = device.name, world
     if key not in _pools or not _pools[key].running:

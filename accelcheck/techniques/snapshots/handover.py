@@ -2,28 +2,27 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import os
-import pickle
 import tempfile
-from concurrent.futures import ProcessPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from multiprocessing import get_context
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from accelcheck.core.case import Mode
+from accelcheck.core.processes import Child, ChildError, Mailbox, calling
 from accelcheck.techniques.observe import OperatorLog, unwatched
-from accelcheck.techniques.processes.torchrun import pickled
 from accelcheck.techniques.snapshots.files import Snapshots, read
 from accelcheck.techniques.snapshots.stepwise import StepwiseTraining
 from accelcheck.workloads.base import Problem, Program
 from accelcheck.workloads.states import pack, unpack
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from accelcheck.devices.base import Device
     from accelcheck.workloads.base import Result
@@ -82,24 +81,41 @@ class Report:
 
 
 class Other:
-    """Another process, with an interpreter of its own. It starts at once, and is asked as often as one likes."""
+    """Another process, with an interpreter of its own. It starts at once, and continues any number of trainings."""
 
     def __init__(self, device: Device) -> None:
-        self._pool = ProcessPoolExecutor(1, mp_context=get_context("spawn"))
-        self._pool.submit(_warm_up, pickled(device))
+        self._asked = 0
+        self._held = ExitStack()
+        folder = Path(self._held.enter_context(tempfile.TemporaryDirectory(prefix="accelcheck-handover-")))
+        self._mailbox = Mailbox(folder)
+        self._mailbox.put("device", device)
+        self._child = self._held.enter_context(Child(calling(f"{__name__}:main", folder, parent=True)))
 
     def go_on(self, errand: Errand) -> Report:
-        """Go on with a training to its end.
+        """Continue a training to its end.
 
         Raises:
-            TimeoutError: It did not come back.
-            TypeError: The errand cannot be sent.
+            ChildError: The process raised, ended or was too slow.
+            TypeError: The errand cannot be pickled.
         """
-        return self._pool.submit(_go_on, pickled(errand)).result(PATIENCE)
+        number = self._asked
+        self._mailbox.put(f"errand-{number}", errand)
+        self._asked += 1
+        box, child = self._mailbox, self._child
+        found = box.wait([f"report-{number}"], PATIENCE, lambda: bool(box.errors()) or not child.running)
+        if found is None:
+            who = "the process that was to continue a training"
+            for _, brief, trace in box.errors()[-1:]:
+                box.remove(f"raised-{number}")
+                raise ChildError(f"{who} raised {brief}\n{trace}")
+            how = f"was silent for {PATIENCE:g} s" if child.running else child.wait()
+            raise ChildError(f"{who} {how}; its last output:\n{child.last()}")
+        report: Report = found[0]
+        return report
 
     def close(self) -> None:
         """End it."""
-        self._pool.shutdown(cancel_futures=True)
+        self._held.close()
 
 
 class Handover:
@@ -173,15 +189,24 @@ class Handover:
         return Errand(problem, self.device, dtype, self.program.seed, self.mode, scaled, threads, folder, records)
 
 
-def _warm_up(device: bytes) -> None:
-    """Import and open all that an errand needs, while the one who asks is busy with something else."""
-    pickle.loads(device).open()  # noqa: S301 - from our parent
-    torch.optim.SGD([torch.zeros(1, requires_grad=True)])
+def main(arguments: Sequence[str]) -> None:
+    """The other process: opens the device while the parent is still busy, then does one errand after the other.
+
+    Args:
+        arguments: The folder of the mailbox.
+    """
+    mailbox = Mailbox(Path(arguments[0]))
+    mailbox.take("device").open()
+    torch.optim.SGD([torch.zeros(1, requires_grad=True)])  # imports what an errand needs
+    for number in itertools.count():
+        errand = mailbox.coming(f"errand-{number}")
+        try:
+            mailbox.put(f"report-{number}", _go_on(errand))
+        except Exception as error:  # noqa: BLE001 - a workload or backend may raise anything: the parent reports it
+            mailbox.raised(number, error)
 
 
-def _go_on(packed: bytes) -> Report:
-    """In the other process."""
-    errand: Errand = pickle.loads(packed)  # noqa: S301 - from our parent
+def _go_on(errand: Errand) -> Report:
     device = errand.device
     torch.set_num_threads(errand.threads)
     device.open()

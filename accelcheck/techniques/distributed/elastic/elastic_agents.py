@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING
 
 from torch import distributed
 
-from accelcheck.techniques.distributed.elastic.mailbox import ElasticMailbox
-from accelcheck.techniques.processes.torchrun import RanksError, Torchrun, looks, put, take
+from accelcheck.core.processes import GRACE, ChildError, Mailbox
+from accelcheck.techniques.processes.torchrun import torchrun
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
+    from accelcheck.core.processes import Child
     from accelcheck.devices.base import Device
     from accelcheck.techniques.distributed.elastic.mailbox import TrainingReport, TrainingTask
 
@@ -93,13 +94,13 @@ class ElasticAgents:
         restarts: int,
     ) -> None:
         self._held = contextlib.ExitStack()
-        self.running: list[Torchrun] = []
-        self.killed: list[Torchrun] = []
+        self.running: list[Child] = []
+        self.killed: list[Child] = []
         self._tasks = 0
         try:
             self._folder = Path(self._held.enter_context(tempfile.TemporaryDirectory(prefix="accelcheck-elastic-")))
-            self.mailbox = ElasticMailbox(self._folder)
-            put(self.mailbox.device, device)
+            self.mailbox = Mailbox(self._folder)
+            self.mailbox.put("device", device)
             self._options = [
                 *self._held.enter_context(rendezvous),
                 f"--rdzv-conf={','.join(f'{key}={value}' for key, value in CONF.items())}",
@@ -121,48 +122,48 @@ class ElasticAgents:
         """What the ranks answer. Agents come and go as the task's steps want it.
 
         Raises:
-            RanksError: A rank raised, an agent ended, or nothing came; the message has their output.
+            ChildError: A rank raised, an agent ended, or nothing came; the message has their output.
             TypeError: The task cannot be pickled.
         """
         number = self._tasks
         self._tasks += 1
-        put(self.mailbox.task(number), task)
-        for _ in looks(PATIENCE):
-            if self.mailbox.answer(number).exists():
-                answer: TrainingReport = take(self.mailbox.answer(number))
-                return answer
-            if not all(agent.running for agent in self.running):
-                raise RanksError(f"an agent ended, expected an answer to task {number}; {self._said()}")
-            for step, _ in enumerate(task.worlds):
-                request = self.mailbox.wanted(number, step)
-                if request.exists():
-                    self._resize(take(request))
-                    request.unlink()
-        raise RanksError(f"no answer to task {number} after {PATIENCE:g} s; {self._said()}")
+        self.mailbox.put(f"task-{number}", task)
+
+        def over() -> bool:
+            for request in (f"wanted-{number}-{step}" for step, _ in enumerate(task.worlds)):
+                if self.mailbox.has(request):
+                    self._resize(self.mailbox.take(request))
+                    self.mailbox.remove(request)
+            return not all(agent.running for agent in self.running)
+
+        found = self.mailbox.wait([f"answer-{number}"], PATIENCE, over)
+        if found is None:
+            why = f"none after {PATIENCE:g} s" if all(agent.running for agent in self.running) else "an agent ended"
+            raise ChildError(f"expected an answer to task {number}: {why}\n{self._output()}")
+        answer: TrainingReport = found[0]
+        return answer
 
     def victim(self) -> tuple[int, int] | None:
         """Of the last task, the process that was killed, and its exit code as torchrun reports it. None: nobody was."""
-        path = self.mailbox.victim(self._tasks - 1)
-        if not path.exists():
+        name = f"victim-{self._tasks - 1}"
+        if not self.mailbox.has(name):
             return None
-        pid: int = take(path)
-        codes = {int(of): int(code) for agent in self.running for code, of in _FAILED.findall(agent.log.read_text())}
+        pid: int = self.mailbox.take(name)
+        codes = {int(of): int(code) for agent in self.running for code, of in _FAILED.findall(agent.output())}
         return pid, codes.get(pid, 0)
 
     def close(self) -> None:
         """End all agents and their ranks, and remove what they left."""
         for agent in self.running:
-            agent.kill(signal.SIGTERM)  # all at once: each waits for its ranks
+            agent.signal(signal.SIGTERM)  # to all at once: each waits for its ranks
         for agent in (*self.running, *self.killed):
-            agent.close()
+            agent.end(GRACE)
         self.running.clear()
         self._held.close()
 
     def _start(self) -> None:
-        log = self._folder / f"log-{len(self.running) + len(self.killed)}"
-        self.running.append(
-            Torchrun(self._options, "accelcheck.techniques.distributed.elastic.rank", [str(self._folder)], log, ENVIRON)
-        )
+        function = "accelcheck.techniques.distributed.elastic.rank:main"
+        self.running.append(torchrun(self._options, function, [self._folder], ENVIRON))
 
     def _resize(self, count: int) -> None:
         """Start agents, or kill the youngest, until there are so many."""
@@ -170,10 +171,10 @@ class ElasticAgents:
             self._start()
         while len(self.running) > count:
             agent = self.running.pop()
-            agent.kill()
+            agent.signal(signal.SIGKILL)
             self.killed.append(agent)
 
-    def _said(self) -> str:
-        printed = [f"agent {number} said:\n{agent.said()}" for number, agent in enumerate(self.running)]
-        raised = [f"{path.name} of a rank:\n{take(path)}" for path in sorted(self._folder.glob("trouble-*"))]
+    def _output(self) -> str:
+        printed = [f"agent {number} printed last:\n{agent.last()}" for number, agent in enumerate(self.running)]
+        raised = [f"rank {rank} raised:\n{trace}" for rank, _, trace in self.mailbox.errors()]
         return "\n".join([*printed, *raised])

@@ -1,4 +1,8 @@
-"""What an elastic job and its ranks say to each other: a training, what came of it, and the files both go by."""
+"""What an elastic job and its ranks leave each other in a `Mailbox`.
+
+``device``; for the training of each number ``task-0`` and ``answer-0``; ``victim-0``, the process that is about to be killed;
+``wanted-0-2``, the number of ranks that step 2 waits for; and the folder ``snapshots-0``.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from pathlib import Path
 
     import torch
 
@@ -57,39 +60,3 @@ class TrainingReport:
     pid: int
     place: str
     strays: Mapping[str, int]
-
-
-@dataclass(frozen=True)
-class ElasticMailbox:
-    """The files of a private folder by which the ranks and whoever gives them tasks speak."""
-
-    folder: Path
-
-    @property
-    def device(self) -> Path:
-        """What ranks compute on."""
-        return self.folder / "device"
-
-    def task(self, number: int) -> Path:
-        """For all ranks."""
-        return self.folder / f"task-{number}"
-
-    def answer(self, number: int) -> Path:
-        """To a task."""
-        return self.folder / f"answer-{number}"
-
-    def snapshots(self, number: int) -> Path:
-        """Folder with the snapshots of a task."""
-        return self.folder / f"snapshots-{number}"
-
-    def victim(self, number: int) -> Path:
-        """The process that is about to be killed."""
-        return self.folder / f"victim-{number}"
-
-    def trouble(self, rank: int) -> Path:
-        """The traceback of a rank that raised last: for want of another one, or for a reason of its own."""
-        return self.folder / f"trouble-{rank}"
-
-    def wanted(self, number: int, step: int) -> Path:
-        """The number of ranks that a step waits for."""
-        return self.folder / f"wanted-{number}-{step}"

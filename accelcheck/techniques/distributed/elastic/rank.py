@@ -1,7 +1,7 @@
-"""What each rank of an elastic job runs: ``python -m accelcheck.techniques.distributed.elastic.rank FOLDER``, started by torchrun.
+"""The program of each rank of an elastic job.
 
 A rank may be ended at any time, and another one be started in its place, in a world of another size. So every training
-goes on from its newest snapshot, and a step gives the same bits in a world of any size: the batch has a fixed number of
+continues from its newest snapshot, and a step gives the same bits in a world of any size: the batch has a fixed number of
 shares, each has its own backward pass, and their gradients are added up in one order.
 """
 
@@ -11,25 +11,23 @@ import datetime as dt
 import itertools
 import os
 import signal
-import sys
 import time
-import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, distributed
 
-from accelcheck.techniques.distributed.elastic.mailbox import ElasticMailbox, TrainingReport
+from accelcheck.core.processes import Mailbox, looks
+from accelcheck.techniques.distributed.elastic.mailbox import TrainingReport
 from accelcheck.techniques.distributed.parallel import by_samples, shards
-from accelcheck.techniques.processes.torchrun import leave_with_parent, looks, put, take
 from accelcheck.techniques.snapshots.files import Snapshots
 from accelcheck.techniques.snapshots.stepwise import StepwiseTraining
 from accelcheck.workloads.base import Program
 from accelcheck.workloads.states import pack, unpack
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from accelcheck.devices.base import Device
     from accelcheck.techniques.distributed.elastic.mailbox import TrainingTask
@@ -92,9 +90,9 @@ class Rank:
         device: What it computes on.
     """
 
-    def __init__(self, mailbox: ElasticMailbox, number: int, device: Device) -> None:
+    def __init__(self, mailbox: Mailbox, number: int, device: Device) -> None:
         self.mailbox, self.number, self.device = mailbox, number, device
-        self.task: TrainingTask = take(mailbox.task(number))
+        self.task: TrainingTask = mailbox.take(f"task-{number}")
         self.rank, self.world = distributed.get_rank(), distributed.get_world_size()
         self.restarts = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
         self.worlds: list[int] = []
@@ -119,7 +117,7 @@ class Rank:
         )
         program.backpropagate = SharedBackward(program, self._fall)
         session = StepwiseTraining(program)
-        snapshots = Snapshots(self.mailbox.snapshots(self.number))
+        snapshots = Snapshots(self.mailbox.folder / f"snapshots-{self.number}")
         self._restore(session, snapshots)
         self.starts.append(session.step)
         while session.step < program.steps:
@@ -151,7 +149,7 @@ class Rank:
     def _fall(self, step: int) -> None:
         """The victim is killed, as the kernel does it when memory is short: nothing is cleaned up."""
         if step == self.task.victim and self.restarts == 0 and self.rank == self.world - 1:
-            put(self.mailbox.victim(self.number), os.getpid())
+            self.mailbox.put(f"victim-{self.number}", os.getpid())
             os.kill(os.getpid(), signal.SIGKILL)
 
     def _meet(self, step: int) -> None:
@@ -164,7 +162,7 @@ class Rank:
         if not self.task.worlds or self.task.worlds[step] == self.world:
             return
         if self.rank == 0:
-            put(self.mailbox.wanted(self.number, step), self.task.worlds[step])
+            self.mailbox.put(f"wanted-{self.number}-{step}", self.task.worlds[step])
         for _ in looks(PATIENCE):
             distributed.all_reduce(torch.zeros(1))
             time.sleep(0.02)
@@ -173,35 +171,32 @@ class Rank:
         )
 
 
-def main(mailbox: ElasticMailbox) -> None:
-    """Join the other ranks, then do the tasks that come, from the first that is not answered. It ends with the process.
+def main(arguments: Sequence[str]) -> None:
+    """Join the other ranks, then do one task after the other, from the first without an answer, until the process is ended.
+
+    Args:
+        arguments: The folder of the mailbox.
 
     Raises:
-        BaseException: Whatever was raised here, after it was told, and a while after the others were lost.
+        BaseException: Whatever was raised, after it was reported, and `LINGER` s later.
     """
-    leave_with_parent()
+    mailbox = Mailbox(Path(arguments[0]))
     try:
         _serve(mailbox)
-    except BaseException:
-        put(mailbox.trouble(int(os.environ["RANK"])), traceback.format_exc())
+    except BaseException as error:
+        mailbox.raised(os.environ["RANK"], error)
         time.sleep(LINGER)
         raise
 
 
-def _serve(mailbox: ElasticMailbox) -> None:
-    device: Device = take(mailbox.device)
+def _serve(mailbox: Mailbox) -> None:
+    device: Device = mailbox.take("device")
     device.open()
     distributed.init_process_group("gloo", timeout=dt.timedelta(seconds=PATIENCE))
-    first = next(number for number in itertools.count() if not mailbox.answer(number).exists())
+    first = next(number for number in itertools.count() if not mailbox.has(f"answer-{number}"))
     for number in itertools.count(first):
-        for _ in looks(float("inf")):
-            if mailbox.task(number).exists():
-                break
+        mailbox.coming(f"task-{number}")
         with device.strict_float32():
             answer = Rank(mailbox, number, device).train()
         if distributed.get_rank() == 0:
-            put(mailbox.answer(number), answer)
-
-
-if __name__ == "__main__":
-    main(ElasticMailbox(Path(sys.argv[1])))
+            mailbox.put(f"answer-{number}", answer)

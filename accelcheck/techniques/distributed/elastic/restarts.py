@@ -15,6 +15,7 @@ from torch import distributed
 
 from accelcheck.core.capability import Capability, Code, unavailable, unsupported
 from accelcheck.core.case import Evidence, Mode
+from accelcheck.core.processes import GRACE
 from accelcheck.techniques.base import Technique
 from accelcheck.techniques.distributed.elastic.elastic_agents import ElasticAgents, c10d, etcd
 from accelcheck.techniques.distributed.elastic.mailbox import TrainingTask
@@ -211,7 +212,7 @@ class Resize(Elastic):
         yield Evidence(
             f"first steps of the groups of ranks: {_listed(starts)}", _listed(answer.starts), answer.starts == starts
         )
-        ends = [agent.wait(0) for agent in job.elastic_agents.killed]
+        ends = [end.code for agent in job.elastic_agents.killed if (end := agent.wait(GRACE))]
         yield Evidence(
             f"exit codes of agents that left: {-signal.SIGKILL}", _listed(ends), engaged=ends == [-signal.SIGKILL]
         )
