@@ -158,7 +158,7 @@ def test_another_schema_is_refused(schema: object, tmp_path: Path) -> None:
 def test_records_without_a_header_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "run.jsonl"
     path.write_text(f"{changed()}\n")
-    with pytest.raises(JournalError, match=r"run.jsonl:1: field 'kind' is 'case'; the first line must be the header"):
+    with pytest.raises(JournalError, match=r"run.jsonl:1: field 'kind' is 'case'; expected run in the first line"):
         read(path)
 
 

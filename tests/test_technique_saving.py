@@ -208,7 +208,7 @@ def test_what_cannot_be_sent_is_said() -> None:
 
 def test_without_a_snapshot_there_is_nothing_to_go_on_from(tmp_path: Any) -> None:
     given = Handover(program_of_mlp(), Mode.TRAIN, CPU)
-    with pytest.raises(ChildError, match=r"raised FileNotFoundError: .*expected a snapshot to go on from"):
+    with pytest.raises(ChildError, match=r"raised FileNotFoundError: .*expected a snapshot to continue from"):
         given.go_on(Snapshots(tmp_path), 4)
     given.close()
 

@@ -1,4 +1,4 @@
-"""Plain typed records that every other package shares: case, capability, registry, matrix, journal, units.
+"""What every other package shares: plain typed records (case, capability, registry, matrix, journal), files and child processes.
 
 Nothing here imports torch or another package of accelcheck, except for annotations.
 """

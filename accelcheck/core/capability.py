@@ -1,4 +1,4 @@
-"""Whether something exists here, and if not, which of `unsupported` and `unavailable` it is, and why. No torch."""
+"""Whether a device or technique can run on this machine; if not, whether it is `unsupported` or `unavailable`, and why. No torch."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class Code(StrEnum):
     """Why a device or a technique does not run: stable codes that reports can count."""
 
     OK = "ok"
-    # unavailable: it could exist on such a machine, this one lacks something
+    # unavailable: another machine, or this one with more hardware or software, could run it
     NO_HARDWARE = "no-hardware"
     NO_PACKAGE = "no-package"
     WRONG_BUILD = "wrong-build"
@@ -20,7 +20,7 @@ class Code(StrEnum):
     NOT_ASKED = "not-asked"
     PROBE_FAILED = "probe-failed"
     PROBE_TIMEOUT = "probe-timeout"
-    # unsupported: it does not exist there
+    # unsupported: the device does not have it
     NO_DTYPE = "no-dtype"
     NO_FEATURE = "no-feature"
     NO_BACKEND = "no-backend"
@@ -30,12 +30,12 @@ class Code(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Capability:
-    """The answer of a device or technique to "do you run here?".
+    """Whether a device or technique runs on this machine.
 
     Attributes:
-        code: ``ok``, or why not.
+        code: ``ok``, or why it does not run.
         reason: One sentence with the fact that was found; empty when it runs.
-        action: What a person can do about it, such as an install command; may be empty.
+        action: What the user can do about it, such as an install command; may be empty.
         verdict: ``None`` when it runs, else ``unsupported`` or ``unavailable``.
     """
 
@@ -46,7 +46,7 @@ class Capability:
 
     @property
     def ok(self) -> bool:
-        """Whether it runs here."""
+        """Whether it runs."""
         return self.verdict is None
 
     def __str__(self) -> str:
@@ -60,10 +60,10 @@ SUPPORTED = Capability(Code.OK, "", "", None)
 
 
 def unsupported(code: Code, reason: str, action: str = "") -> Capability:
-    """It does not exist there: no change to this machine would make it run."""
+    """The device does not have it: no change to this machine would make it run."""
     return Capability(code, reason, action, Verdict.UNSUPPORTED)
 
 
 def unavailable(code: Code, reason: str, action: str = "") -> Capability:
-    """It could run, but hardware, a package or a build is absent here."""
+    """It could run, but this machine lacks hardware, a package or a build."""
     return Capability(code, reason, action, Verdict.UNAVAILABLE)

@@ -1,4 +1,4 @@
-"""The plain records that travel through the house: a case, its evidence, its figures, its verdict. No torch."""
+"""The plain records that all packages share: a case, its evidence, its figures, its verdict. No torch."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ if TYPE_CHECKING:
 
 
 class Mode(StrEnum):
-    """What of a workload is run, and so what is checked of it."""
+    """Which part of a workload runs, and so which results are checked."""
 
     FORWARD = "forward"
     """Outputs."""
     BACKWARD = "backward"
     """Outputs in training mode, every gradient, every buffer."""
     TRAIN = "train"
-    """Losses, parameters and buffers of a few optimizer steps, each owed exactly but for rounding."""
+    """Losses, parameters and buffers of a few optimizer steps, each exact but for rounding."""
     TRAJECTORY = "trajectory"
-    """Losses, gradient norms and parameters of a long training, against the spread that seeds alone cause; its resumption."""
+    """Losses, gradient norms and parameters of a long training, compared with the spread over seeds; also its resumption."""
     RANDOM = "random"
     """The statistics of operations that draw random numbers."""
     ACCURACY = "accuracy"
@@ -37,11 +37,11 @@ class Mode(StrEnum):
 
 
 TIMED: Mapping[Mode, Mode] = MappingProxyType({Mode.SPEED: Mode.FORWARD, Mode.TRAIN_SPEED: Mode.TRAIN})
-"""The modes that measure, and what each of them runs."""
+"""The modes that measure time and memory, and the mode in which each is judged first."""
 
 
 class Verdict(StrEnum):
-    """What was found out about a case."""
+    """The result of a case."""
 
     PASS = "pass"  # noqa: S105 - a verdict, not a password
     FAIL = "fail"
@@ -57,12 +57,12 @@ class Verdict(StrEnum):
 
     @property
     def executed(self) -> bool:
-        """Whether the technique was run at all."""
+        """Whether the technique was run."""
         return self not in {Verdict.UNSUPPORTED, Verdict.UNAVAILABLE}
 
     @property
     def green(self) -> bool:
-        """Whether a run may be called successful with this verdict in it."""
+        """Whether a run with this verdict can still be successful."""
         return self in {Verdict.PASS, Verdict.XFAIL, Verdict.WAIVED, Verdict.UNSUPPORTED, Verdict.UNAVAILABLE}
 
 
@@ -75,7 +75,7 @@ class Case:
         workload: Name of a workload, such as ``mlp``.
         device: Name of a device, such as ``cpu`` or ``xla``.
         dtype: Storage dtype of parameters and inputs, as torch spells it without its prefix: ``float32``.
-        mode: What of the workload is run.
+        mode: Which part of the workload runs.
         level: The lowest level (1 smoke, 2 standard, 3 full, 4 soak) at which the case runs.
     """
 
@@ -98,7 +98,7 @@ class Case:
 
     @property
     def seed(self) -> int:
-        """Seed of the parameters and inputs: of the workload alone, so that all techniques share one oracle."""
+        """Seed of the parameters and inputs. It depends on the workload alone, so that all techniques share one oracle."""
         return stable_seed(self.workload)
 
 
@@ -124,7 +124,7 @@ class Evidence:
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """One tensor of a candidate seen through one view.
+    """The error of one tensor of a candidate in one view.
 
     Attributes:
         path: Name of the tensor in the result, such as ``out[1]['hidden']`` or ``grad:fc1.weight``.
@@ -149,7 +149,7 @@ class Figure:
 
     @property
     def used(self) -> float:
-        """Part of the budget that was used; infinite for NaN, and where an exact result was owed and not given."""
+        """The used part of the budget; infinite for NaN, and for any error where the budget is 0."""
         if self.measured == 0.0:
             return 0.0
         known = self.allowed > 0.0 and not math.isnan(self.measured)
@@ -158,14 +158,14 @@ class Figure:
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """One figure of how fast or how large a case is.
+    """One measured figure of a case: time or memory.
 
     Attributes:
         name: What was measured, such as ``latency``.
-        value: In `unit`; None where it is not known, never a 0 that means so.
+        value: In `unit`; None, never 0, where it is not known.
         unit: Such as ``s``, ``B``, ``samples/s``, or ``x`` for a ratio.
-        low, high: Interval of the value where one is known.
-        reason: Why there is no value, or what must be said of it.
+        low, high: Confidence interval of the value, where one is known.
+        reason: Why there is no value, or a remark on it.
     """
 
     name: str

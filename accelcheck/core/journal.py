@@ -1,4 +1,4 @@
-"""The journal: append-only JSON lines, one record a case, written as the run goes. Everything else is made from it. No torch."""
+"""The journal: a JSON line for each case, written during the run. All reports are made from it. No torch."""
 
 from __future__ import annotations
 
@@ -14,31 +14,31 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 SCHEMA = 2
-"""Version of the record layout; a reader refuses another one."""
+"""Version of the record layout; a reader refuses other versions."""
 
 
 class JournalError(ValueError):
-    """A journal cannot be written, or a line of one is not what it should be; the message names file, line and field."""
+    """A journal cannot be written, or a line is malformed; the message names file, line and field."""
 
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """What is kept of one case.
+    """The record of one case.
 
     Attributes:
         case: The case.
-        verdict: What was found out.
+        verdict: Its result.
         code: Of `accelcheck.core.capability.Code` for what did not run; empty otherwise.
-        reason: Why not, what failed, or what was expected to fail: one or several lines of text.
-        evidence: What showed that the technique ran.
-        figures: The figures: of every view the one nearest to (or farthest beyond) its budget, and all beyond theirs.
+        reason: Why it did not run, what failed, or why a failure is expected: one or several lines.
+        evidence: Observations that show whether the technique ran.
+        figures: For every view the figure with the largest used part of its budget, and all figures over their budgets.
         compared: Number of elements compared with the oracle.
-        eager_excess: How many times more eager errs than the rounding samples; see `accelcheck.verify.oracle`.
+        eager_excess: Eager's error divided by that of the rounding samples; see `accelcheck.verify.oracle`.
         seconds: Wall time by phase: ``oracle``, ``prepare`` (compilation and warm-up), ``run``, ``judge``.
         traceback: Of an `error`; empty otherwise.
-        measurements: Of cases that measure, and that pass.
-        digest: Of all that the work of such a case depends on; empty for others.
-        times: Seconds of one call, a block of calls each, in the order in which they were measured.
+        measurements: Time and memory of a timed case that passes.
+        digest: Digest of everything that the work of a timed case depends on; empty for others.
+        times: Seconds a call, one figure for each block of calls, in the order of measurement.
     """
 
     case: Case
@@ -122,10 +122,10 @@ class Record:
 
 
 class Journal:
-    """Writes records, one flushed line each, so that what was learned survives whatever ends the run.
+    """Writes records, each as a line that is flushed at once, so that they survive a crash of the run.
 
     Args:
-        path: The file; made, or emptied, at once.
+        path: The file; created, or truncated, at once.
 
     Raises:
         JournalError: It cannot be written.
@@ -165,7 +165,7 @@ def read(path: Path) -> tuple[dict[str, Any], list[Record]]:
 
     Raises:
         JournalError: The file cannot be read, or a line is not JSON, of another schema, or lacks a field; the message names
-            file and line. The last line may be cut short: it is what a killed run leaves, and is left out.
+            file and line. A last line that is cut short, as a killed run leaves it, is ignored.
     """
     header: dict[str, Any] = {}
     records: list[Record] = []
@@ -176,7 +176,7 @@ def read(path: Path) -> tuple[dict[str, Any], list[Record]]:
                 raise JournalError(f"{path}:{number}: schema {data.get('schema')!r}; this accelcheck reads {SCHEMA}")
             header = data
         elif not header:
-            raise JournalError(f"{path}:{number}: field 'kind' is {kind!r}; the first line must be the header, a run")
+            raise JournalError(f"{path}:{number}: field 'kind' is {kind!r}; expected run in the first line, the header")
         elif kind == "case":
             try:
                 records.append(Record.from_json(data))
@@ -188,9 +188,9 @@ def read(path: Path) -> tuple[dict[str, Any], list[Record]]:
 
 
 def _parsed(path: Path) -> Iterator[tuple[int, Any]]:
-    """Line numbers and what the lines hold, without a last one that was cut short."""
+    """Line numbers and parsed lines, without a last line that was cut short."""
     try:
-        # What is written is ASCII; other bytes are replaced, and then refused as the JSON that they are not.
+        # Journals are ASCII. Other bytes are replaced, and refused as malformed JSON.
         lines = path.read_text(encoding="ascii", errors="replace").splitlines(keepends=True)
     except OSError as error:
         raise JournalError(f"the journal {path} cannot be read: {error.strerror or error}") from error
@@ -232,7 +232,7 @@ def _observed(value: Any) -> int | float | str:
 
 
 _NON_FINITE = ("inf", "-inf", "nan")
-"""What `_finite` writes for the numbers that JSON lacks."""
+"""What `_finite` writes for numbers that JSON does not have."""
 
 
 def _finite(value: Any) -> Any:

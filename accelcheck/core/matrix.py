@@ -1,4 +1,4 @@
-"""The matrix: which cases there are. The same ids in the same order on every machine; nothing here asks a device."""
+"""The matrix of cases. Ids and their order are the same on every machine, because no device is asked."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Selection:
-    """What of the matrix was asked for. Empty means all; techniques and workloads may be globs."""
+    """The part of the matrix that was asked for. Empty means all; techniques and workloads may be globs."""
 
     devices: tuple[str, ...]
     techniques: tuple[str, ...] = ()
@@ -35,7 +35,7 @@ class Selection:
 
 @dataclass(frozen=True)
 class Matrix:
-    """Everything registered: built-in, and from other plugins."""
+    """All registered techniques and workloads, built-in and of other plugins."""
 
     techniques: Mapping[str, Technique]
     workloads: Mapping[str, Workload]
@@ -78,10 +78,10 @@ class Matrix:
         return cases
 
     def check(self, selection: Selection) -> None:
-        """See that every name asked for exists.
+        """Check that every selected name exists.
 
         Raises:
-            UnknownNameError: One does not; the message gives the legal values and the nearest.
+            UnknownNameError: A name does not exist; the message gives the legal names and the nearest one.
         """
         for kind, words, legal in (
             ("technique", selection.techniques, self.techniques),
@@ -99,19 +99,19 @@ class Matrix:
 
 
 def level(technique: Technique, workload: Workload, dtype: str) -> int:
-    """When a case runs: costs add. A slow technique, a large workload and a further dtype each wait one level more."""
+    """The level of a case. A slow technique, a large workload and a further dtype each raise it by one."""
     further = int(dtype != technique.dtypes[0])
     cost = technique.level + workload.level - 1 + further - int(workload.name in technique.early)
     return min(max(LEVELS), max(min(LEVELS), cost))
 
 
 def devices(found: Iterable[Device] = ()) -> Mapping[str, Device]:
-    """All known devices by name: built-in, and `found` ones (generic accelerators, other plugins'). Imports no torch."""
+    """All known devices by name: the built-in ones and `found` (generic accelerators, other plugins'). Imports no torch."""
     return index("device", [*discover("accelcheck.devices", "DEVICES"), *found])
 
 
 def unknown_case(word: str, legal: Sequence[str]) -> Exception:
-    """The error for a case id that does not exist: too many exist to list, so the nearest few are given."""
+    """The error for an unknown case id. It gives the nearest ids, because there are too many to list."""
     import difflib
 
     from accelcheck.core.registry import UnknownNameError

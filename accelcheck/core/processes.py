@@ -26,8 +26,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-import psutil  # type: ignore[import-untyped]  # it comes without annotations
-
 from accelcheck.core.case import Verdict
 from accelcheck.core.files import replacing
 
@@ -90,6 +88,8 @@ def calling(function: str, *arguments: object, parent: bool = False) -> list[str
 
 class Child:
     """A running Python program; a context, which ends the program and everything that it has started.
+
+    Start it in a thread that lives as long as the child: the kernel kills a child of `calling` with the thread that started it.
 
     Args:
         arguments: Of the interpreter; `calling` makes them for a function.
@@ -221,7 +221,8 @@ class Child:
             self.wait(grace)
         self._kill(tree)
         self._process.wait()
-        psutil.wait_procs(tree, timeout=1.0)
+        if tree:
+            _psutil().wait_procs(tree, timeout=1.0)
         self._folder.cleanup()
 
     def _state(self, options: int) -> os.waitid_result | None:
@@ -241,16 +242,23 @@ class Child:
             said, pause = size, limit
 
     def _tree(self) -> list[Any]:
+        psutil = _psutil()
         with suppress(psutil.Error):
             return list(psutil.Process(self.pid).children(recursive=True))
         return []
 
     def _kill(self, tree: Sequence[Any]) -> None:
         for process in tree:
-            with suppress(psutil.Error):
+            with suppress(_psutil().Error):
                 process.kill()
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, signal.SIGKILL)  # also what has lost its parent, and is in no tree
+
+
+def _psutil() -> Any:
+    import psutil  # type: ignore[import-untyped]  # it comes without annotations
+
+    return psutil  # imported late: it takes longer than the rest of the plugin's start
 
 
 # In the child.

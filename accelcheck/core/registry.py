@@ -1,4 +1,4 @@
-"""Finds what the packages `devices`, `techniques` and `workloads` and other plugins register. One file, no list to edit."""
+"""Finds the devices, techniques and workloads that are defined in the packages of these names, so that no list must be edited."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ T = TypeVar("T", bound=_Named)
 
 
 class DuplicateNameError(ValueError):
-    """Two things of one kind were registered under one name."""
+    """Two devices, techniques or workloads have the same name."""
 
 
 class UnknownNameError(ValueError):
-    """A name that nothing is registered under; the message gives the legal ones and the nearest."""
+    """No thing has this name; the message gives the legal names and the nearest one."""
 
 
 def discover(package: str, attribute: str) -> list[Any]:
@@ -48,7 +48,7 @@ def discover(package: str, attribute: str) -> list[Any]:
 
 
 def index(kind: str, things: Iterable[T]) -> Mapping[str, T]:
-    """Things by name, sorted by name, so that order is the same everywhere.
+    """Things by name, sorted by name, so that their order is the same on every machine.
 
     Raises:
         DuplicateNameError: Two have the same name.
@@ -64,7 +64,7 @@ def index(kind: str, things: Iterable[T]) -> Mapping[str, T]:
 
 
 def unknown(kind: str, word: str, legal: Sequence[str]) -> UnknownNameError:
-    """The error for a word that is not among the legal ones: it says which are, and which is nearest."""
+    """The error for an unknown word. It lists the legal words, and names the nearest one."""
     import difflib
 
     near = difflib.get_close_matches(word, legal, n=1, cutoff=0.4)

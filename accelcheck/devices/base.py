@@ -1,4 +1,4 @@
-"""What every device knows about itself. Importable without torch: nox and the probe's parent read it."""
+"""The interface of a device, and what it reports about itself. Imports no torch: nox and the probe's parent use it."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ class Fingerprint:
         device: The device's name.
         chip: The processor's name, such as ``NVIDIA H200`` or a CPU's model name.
         count: How many of them this process may use.
-        memory: Bytes of device memory of one chip; 0 where the device does not say.
+        memory: Bytes of device memory of one chip; 0 where it is not known.
         driver: Driver version; empty where there is none.
         runtime: Runtime and its version, such as ``CUDA 13.0``, ``HIP 7.2``, ``PJRT CPU``.
         versions: Version by package name: torch and the libraries that change results.
-        environment: The variables set here that change behaviour, by name.
+        environment: The variables that are set and change results or speed, by name.
     """
 
     device: str
@@ -51,12 +51,12 @@ class Fingerprint:
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """What the probe found out about one device: whether it runs here, and what it is.
+    """What the probe found out about one device: whether it can be used, and its fingerprint.
 
     Attributes:
         device: The device's name.
         capability: ``ok``, or why the device cannot be used.
-        fingerprint: Present when it can be used.
+        fingerprint: None where it cannot be used.
     """
 
     device: str
@@ -77,7 +77,7 @@ def status_from_json(data: Any) -> Status:
     """A status from parsed JSON, read by schema.
 
     Raises:
-        ValueError: A field is absent, of another type or not a legal word; the message names it.
+        ValueError: A field is missing, has another type or an illegal value; the message names it.
     """
     capability = _field(data, "capability", dict)
     verdict = _field(capability, "verdict", str, type(None))
@@ -115,7 +115,7 @@ def _field(data: Any, name: str, *types: type) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """Device memory in bytes, or the reason why it is not known (never a 0 that means unknown)."""
+    """Device memory in bytes; None, with the reason, where it is not known."""
 
     allocated: int | None
     peak: int | None
@@ -123,36 +123,36 @@ class Memory:
 
 
 class Device(ABC):
-    """A backend under test. One file a device; `accelcheck.devices` finds it by its `DEVICES`.
+    """A backend under test. Each has a file in `accelcheck.devices`, which lists it in `DEVICES`.
 
     The methods fall in three groups. `detect` reads the host alone and imports nothing. `fingerprint` runs in the
     probe's child process. Everything else runs in the process that executes cases, where torch is imported.
     """
 
     name: str
-    """The word for it on the command line."""
+    """Its name on the command line."""
     type: str
     """Its `torch.device` type; a ROCm build's is ``cuda``."""
     dtypes: frozenset[str] = frozenset({"float32"})
-    """Storage dtypes it declares to compute in. Declared and failing is a failure, never a skip."""
+    """Storage dtypes that it declares to support. A failure in one of them is a failure of the device, never skipped."""
     features: frozenset[str] = frozenset()
-    """What it declares besides: ``float64``, ``strided`` (tensors have strides), ``inductor``, ``cuda-graphs``,
+    """Other declared features: ``float64``, ``strided`` (tensors have strides), ``inductor``, ``cuda-graphs``,
     ``autocast-bfloat16``, ``autocast-float16``, ``memory-statistics``, ``quantized-engine`` (torch.ao's int8 kernels),
     ``lazy`` (operators are queued until `synchronize`), ``deterministic`` (the same run gives the same bits), ``exclusive``
     (one process at a time can hold it)."""
     variables: ClassVar[tuple[str, ...]] = ()
-    """Environment variables that change its results or its speed; those set are part of the fingerprint."""
+    """Environment variables that change its results or speed; the ones that are set are part of the fingerprint."""
 
     def detect(self) -> Capability:
-        """Whether the hardware and the packages are here, from the host alone: nothing imported, nothing taken."""
+        """Whether this machine has the hardware and the packages. Imports nothing and does not open the hardware."""
         return SUPPORTED
 
     @abstractmethod
     def fingerprint(self) -> Fingerprint:
-        """What it is. Called in a child process; raises what the backend raises when it cannot be used."""
+        """Its fingerprint. Called in a child process; raises whatever the backend raises when it cannot be used."""
 
     def usable(self) -> Capability:
-        """Called in the child after the imports: whether this torch build can use it, without taking the hardware."""
+        """Whether this torch build can use it. Called in the child process after the imports; does not open the hardware."""
         return SUPPORTED
 
     def open(self) -> None:
@@ -165,12 +165,12 @@ class Device(ABC):
 
     @abstractmethod
     def synchronize(self) -> None:
-        """Return when all work handed to the device is done; on a lazy device, hand it over first."""
+        """Wait until the device has done all its work; on a lazy device, submit the work first."""
 
     def elapsed(self, call: Callable[[], object], times: int) -> float:
-        """Seconds that so many calls take, one after the other, by the best clock that the device has.
+        """Seconds that `times` calls take one after the other, by the best clock of the device.
 
-        A device whose work outlives the call overrides this where it can tell when the work itself began and ended.
+        An asynchronous device overrides this where it has clocks of its own, such as events.
         """
         self.synchronize()
         start = time.perf_counter()
@@ -186,20 +186,20 @@ class Device(ABC):
         torch.manual_seed(seed)
 
     def memory(self) -> Memory:
-        """Memory held by tensors now, and the peak since `reset_memory`."""
+        """Memory that tensors hold now, and the peak since `reset_memory`."""
         return Memory(None, None, f"{self.name} offers no memory statistics")
 
     def telemetry(self) -> Telemetry:
-        """What the chip says of itself now."""
+        """The chip's clock, temperature and energy now."""
         return Telemetry()
 
     def reset_memory(self) -> None:
-        """Begin a new peak."""
+        """Reset the peak."""
         return
 
     @contextmanager
     def strict_float32(self) -> Iterator[None]:
-        """Within it, FP32 means FP32: TF32, bf16 and reduced-precision reductions are off. Restores what it found."""
+        """A context without TF32, bf16 and reduced-precision reductions in FP32 operators. It restores the settings afterwards."""
         from accelcheck.devices.strict import strict_matmul
 
         with strict_matmul():
@@ -215,11 +215,11 @@ class Device(ABC):
         return matmul_error(self.torch_device())
 
     def fallbacks(self) -> Mapping[str, int]:
-        """Operators that the backend silently ran on the CPU since `reset_fallbacks`, by name; empty if none are known."""
+        """Number of operators that the backend silently ran on the CPU since `reset_fallbacks`, by name."""
         return {}
 
     def reset_fallbacks(self) -> None:
-        """Begin a new count."""
+        """Reset the count."""
         return
 
     def environment(self) -> dict[str, str]:

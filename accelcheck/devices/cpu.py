@@ -1,4 +1,4 @@
-"""The processor, through torch's own kernels: always there, and the reference of all other devices."""
+"""The processor, through torch's own kernels. It is always present, and the reference for all other devices."""
 
 from __future__ import annotations
 
@@ -68,15 +68,15 @@ class Cpu(Device):
     def seed(self, seed: int) -> None:
         import torch
 
-        # Its own generator. torch.manual_seed leaves a note with a stack trace for each other backend, which takes longer
-        # than a small case's own work.
+        # The CPU's own generator. torch.manual_seed records a stack trace for each other backend, which takes longer than
+        # a small case.
         torch.default_generator.manual_seed(seed)
 
     def telemetry(self) -> Telemetry:
         return telemetry.processor()
 
     def synchronize(self) -> None:
-        # Operators return when they are done.
+        # CPU operators are synchronous.
         return
 
 

@@ -1,4 +1,4 @@
-"""NVIDIA GPUs, and what they share with AMD's: to torch both are of type ``cuda``."""
+"""NVIDIA GPUs, and what they share with AMD GPUs: torch gives both the type ``cuda``."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ class CudaLike(Device):
     """The variables that hide GPUs from a process."""
 
     def hardware(self) -> hardware.Hardware:
-        """What the host shows."""
-        raise NotImplementedError(f"{type(self).__name__}.hardware: say which GPUs the host shows")
+        """The GPUs of this host."""
+        raise NotImplementedError(f"{type(self).__name__}.hardware: a subclass must override it")
 
     def detect(self) -> Capability:
         found = self.hardware().capability
@@ -58,7 +58,7 @@ class CudaLike(Device):
         return requires_torch()
 
     def offered(self) -> Capability:
-        """Whether the driver offers a GPU to this process; makes no context when NVML is asked."""
+        """Whether the driver offers a GPU to this process. Creates no context where torch asks NVML."""
         import torch
 
         if torch.cuda.is_available():
@@ -80,7 +80,7 @@ class CudaLike(Device):
         torch.cuda.synchronize()
 
     def elapsed(self, call: Callable[[], object], times: int) -> float:
-        """By events of the current stream, so that the host's way to the device does not count, each call with a cold L2."""
+        """Measured by events of the current stream, so that the launch latency of the host does not count; each call has a cold L2."""
         import torch
 
         size = torch.cuda.get_device_properties(torch.cuda.current_device()).L2_cache_size
@@ -161,7 +161,7 @@ class Cuda(CudaLike):
     def open(self) -> None:
         import torch
 
-        # An older GPU emulates bf16: it is not what the device computes in.
+        # Older GPUs emulate bf16.
         if torch.cuda.is_available() and torch.cuda.get_device_capability() < _BF16_SINCE:
             self.dtypes -= {"bfloat16"}
             self.features -= {"autocast-bfloat16"}

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 _UNNAMED = "privateuseone"  # what PrivateUse1 is called until a backend gives it a name
 _TRIAL = 1 << 20  # bytes
 
-# What torch itself documents of its in-tree accelerators; a stranger declares nothing that its module does not say.
+# What torch documents of its in-tree accelerators. For others, only their modules tell.
 _FEATURES = {
     "xpu": frozenset({"strided", "inductor", "autocast-bfloat16", "autocast-float16"}),
     "mps": frozenset({"strided", "autocast-bfloat16", "autocast-float16"}),
@@ -35,9 +35,9 @@ _VARIABLES = {
 
 
 class Generic(Device):
-    """A device by its torch type alone; what it can do is asked of torch and of its module ``torch.<type>``.
+    """A device that is known by its torch type alone. torch and its module ``torch.<type>`` tell what it supports.
 
-    Until `open`, it declares what is known of the type without asking.
+    Before `open`, it declares what torch documents of the type.
     """
 
     variables: ClassVar[tuple[str, ...]] = ("PYTORCH_ALLOC_CONF",)
@@ -142,14 +142,14 @@ class Generic(Device):
         return next((entry for entry in backends() if self.type in {*package_of(entry).split("_"), entry.name}), None)
 
     def _load(self) -> None:
-        """Load its backend where autoloading is off, which leaves out one that is broken."""
+        """Load its backend where autoloading is off, as it is where another backend is broken."""
         if os.environ.get(AUTOLOAD) != "0":
             return
         provider = self._provider()
         load_backend(backends() if provider is None else [provider])
 
     def _waiter(self) -> Callable[[], object]:
-        """What waits for the device: torch's own call, else the module's, else reading a value back."""
+        """The function that waits for the device: torch's, else the module's, else one that reads a value back."""
         import torch
 
         candidates = [torch.accelerator.synchronize] if _current() == self.type else []
@@ -170,7 +170,7 @@ class Generic(Device):
         return torch.zeros(1, device=self.torch_device()).cpu()
 
     def _trial(self) -> str | None:
-        """Why torch.accelerator's memory statistics cannot be believed; ``None`` when both they and their peak follow an allocation."""
+        """Why torch.accelerator's memory statistics are not reliable; ``None`` where they and their peak follow an allocation."""
         import torch
 
         if _current() != self.type:
@@ -195,7 +195,7 @@ def found_types() -> tuple[str, ...]:
 
     private = torch._C._get_privateuse1_backend_name()  # noqa: SLF001 - torch has no public way to ask
     named = private if private != _UNNAMED and hasattr(torch, private) else None
-    # In this order, each once.
+    # In this order, without duplicates.
     return tuple(dict.fromkeys(kind for kind in (_current(), named) if kind is not None and kind != _UNNAMED))
 
 
@@ -208,7 +208,7 @@ def _current() -> str | None:
 
 
 def _ask(module: Any, function: str, *args: Any) -> Any:
-    """What a function of a device module answers; ``None`` where the module does not have it."""
+    """The result of a function of a device module; ``None`` where the module does not have it."""
     return getattr(module, function)(*args) if hasattr(module, function) else None
 
 

@@ -1,6 +1,6 @@
-"""What the host shows of its hardware, without taking it. Standard library only: nox reads this from a bare Python.
+"""The accelerators of the host, found without opening them. Standard library only, because nox runs this without packages.
 
-Every function takes the root of the file system, so that ``/proc``, ``/sys`` and ``/dev`` can be those of a test.
+Every function takes the root of the file system, so that tests can supply their own ``/proc``, ``/sys`` and ``/dev``.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _NVIDIA, _AMD, _GOOGLE = "0x10de", "0x1002", "0x1ae0"
 _DISPLAY, _ACCELERATOR = "0x03", "0x12"  # PCI base classes; AMD Instinct boards are processing accelerators
 
 _GENERATION = {"cpu family": "family", "model": "model", "CPU implementer": "implementer", "CPU part": "part"}
-"""Fields of ``/proc/cpuinfo``, of x86 and of Arm, and what they are called in a name."""
+"""Fields of ``/proc/cpuinfo``, of x86 and of Arm, and the words for them in a chip's name."""
 
 # Google's vendor id is also that of its network and disk adapters: only these device ids are TPUs.
 # Source: torch_xla/_internal/tpu.py and torch_tpu/_internal/utils/hardware.py.
@@ -42,10 +42,10 @@ class Hardware:
     """Accelerators of one vendor on this host.
 
     Attributes:
-        count: How many were seen.
-        names: Their names, one each, as far as the host tells; else empty.
-        driver: Version of the kernel driver; empty where the host does not tell.
-        capability: ``ok`` when a driver offers them to this process, else why not.
+        count: How many were found.
+        names: Their names, one each; empty where they are not known.
+        driver: Version of the kernel driver; empty where it is not known.
+        capability: ``ok`` where a driver offers them to this process, else the reason why not.
     """
 
     count: int
@@ -56,19 +56,19 @@ class Hardware:
 
 @dataclass(frozen=True, slots=True)
 class Processor:
-    """The processor: its model name, and how many logical ones the host has."""
+    """The processor: its model name, and the number of logical processors of the host."""
 
     name: str
     cores: int
 
 
 def nvidia(root: Path = ROOT) -> Hardware:
-    """NVIDIA GPUs: by the driver's ``/proc`` entries, its device nodes, WSL's adapter, or the PCI bus."""
+    """NVIDIA GPUs, from the driver's ``/proc`` entries, its device nodes, WSL's adapter, or the PCI bus."""
     names = tuple(_nvidia_names(root))
     nodes = [node for node in _children(root / "dev") if re.fullmatch(r"nvidia\d+", node.name)]
     boards = [board for board in _pci(root, _NVIDIA) if board.is_class(_DISPLAY) and board.driver != "vfio-pci"]
     driver = _match(r"Kernel Module.*?\s(\d+\.\d[\d.]*)", _read(root / "proc/driver/nvidia/version"))
-    # In a container the nodes are those passed in, while /proc and PCI show the whole host.
+    # In a container only the nodes of its own GPUs exist, while /proc and PCI show the whole host.
     count = len(nodes) or len(names)
     if not count and (root / "dev/dxg").exists() and any((root / "usr/lib/wsl/lib").glob("libcuda.so*")):
         count = 1
@@ -77,7 +77,7 @@ def nvidia(root: Path = ROOT) -> Hardware:
     if boards:
         capability = unavailable(
             Code.NO_HARDWARE,
-            f"PCI shows {len(boards)} NVIDIA GPU(s), but neither /dev/nvidia0 nor /proc/driver/nvidia is there",
+            f"PCI shows {len(boards)} NVIDIA GPU(s), but neither /dev/nvidia0 nor /proc/driver/nvidia exists",
             "load the NVIDIA driver, or pass the GPUs into the container (--gpus all)",
         )
     else:
@@ -86,7 +86,7 @@ def nvidia(root: Path = ROOT) -> Hardware:
 
 
 def amd(root: Path = ROOT) -> Hardware:
-    """AMD GPUs: by ROCm's compute driver (``/dev/kfd`` and its topology), else the PCI bus."""
+    """AMD GPUs, from ROCm's compute driver (``/dev/kfd`` and its topology), else the PCI bus."""
     names = tuple(_amd_names(root))
     driver = _read(root / "sys/module/amdgpu/version").strip()
     if (root / "dev/kfd").exists() and names:
@@ -103,7 +103,7 @@ def amd(root: Path = ROOT) -> Hardware:
 
 
 def tpu(root: Path = ROOT) -> Hardware:
-    """Google TPU chips: by their PCI ids, else by ``/dev/accel0`` and up. ``/dev/vfio`` alone shows nothing."""
+    """Google TPU chips, from their PCI ids, else from ``/dev/accel*``. ``/dev/vfio`` alone proves nothing."""
     names = tuple(
         _TPU_CHIPS.get(board.device, f"TPU {board.device}")
         for board in _pci(root, _GOOGLE)
@@ -119,9 +119,9 @@ def tpu(root: Path = ROOT) -> Hardware:
 
 
 def cpu(root: Path = ROOT) -> Processor:
-    """The processor's model name and the number of logical processors, from ``/proc/cpuinfo`` where it tells.
+    """The processor's model name and the number of logical processors, from ``/proc/cpuinfo`` where it has them.
 
-    Hypervisors call a whole line of processors ``AMD EPYC``, and Arm's have no model name: numbers tell one generation from another.
+    The name includes family and model numbers: hypervisors call several generations ``AMD EPYC``, and Arm processors have no name.
     """
     text = _read(root / "proc/cpuinfo")
     name = _match(r"(?m)^(?:model name|cpu model|Processor|cpu)\s*:\s*(.+)$", text)
@@ -164,7 +164,7 @@ def _nvidia_names(root: Path) -> Iterator[str]:
 
 def _amd_names(root: Path) -> Iterator[str]:
     for path in _children(root / "sys/class/kfd/kfd/topology/nodes"):
-        # Of a GPU that a container may not use, the properties are there but cannot be read.
+        # The properties of a GPU that the container may not use cannot be read.
         properties = dict(line.split(maxsplit=1) for line in _read(path / "properties").splitlines() if " " in line)
         if int(properties.get("simd_count", "0")) > 0:
             yield _gfx(int(properties.get("gfx_target_version", "0")))

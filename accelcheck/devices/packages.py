@@ -1,4 +1,4 @@
-"""What is installed, and how torch's out-of-tree backends are loaded. Nothing is imported to find that out."""
+"""Which packages and out-of-tree backends of torch are installed; found without importing them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _GROUP = "torch.backends"
 
 
 def installed(module: str) -> bool:
-    """Whether a module can be imported, as far as finding it tells. The packages that a dotted name is in stay unimported."""
+    """Whether a module can be found. Its parent packages are not imported."""
     top, *below = module.split(".")
     try:
         spec = importlib.util.find_spec(top)
@@ -32,7 +32,7 @@ def installed(module: str) -> bool:
 
 
 def requires(package: str, action: str) -> Capability:
-    """`SUPPORTED` if a top-level package is installed, else unavailable with what to do."""
+    """`SUPPORTED` if a top-level package is installed, else unavailable with the action."""
     if installed(package):
         return SUPPORTED
     return unavailable(Code.NO_PACKAGE, f"the package {package} is not installed", action)
@@ -66,16 +66,16 @@ def release(text: str) -> tuple[int, int]:
 
 
 def backends() -> tuple[metadata.EntryPoint, ...]:
-    """The out-of-tree backends that `import torch` loads, as entry points, sorted by name."""
+    """Entry points of the out-of-tree backends that `import torch` loads, sorted by name."""
     return tuple(sorted(metadata.entry_points(group=_GROUP), key=lambda entry: entry.name))
 
 
 def package_of(entry: metadata.EntryPoint) -> str:
-    """The top-level package that an entry point is in."""
+    """The top-level package of an entry point."""
     return entry.module.partition(".")[0]
 
 
 def load_backend(entries: Iterable[metadata.EntryPoint]) -> None:
-    """Load out-of-tree backends as `import torch` would: for processes in which that is turned off."""
+    """Load out-of-tree backends as `import torch` does unless `AUTOLOAD` is 0."""
     for entry in entries:
         entry.load()()

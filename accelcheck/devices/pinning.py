@@ -1,4 +1,4 @@
-"""One chip to one pytest-xdist worker, by the vendor's own mask, chosen among what the caller lets us see. No torch.
+"""Gives each pytest-xdist worker one of the visible chips, by the vendor's own mask. No torch.
 
 The mask must be set before the runtime starts, so this is called before torch is imported.
 Sources: CUDA programming guide (CUDA_VISIBLE_DEVICES), ROCm "GPU isolation techniques", torch_xla's
@@ -22,13 +22,13 @@ _OTHERS = {"cuda": "CUDA_VISIBLE_DEVICES", "npu": "ASCEND_RT_VISIBLE_DEVICES", "
 
 
 def pin(device_name: str, worker: str, environ: MutableMapping[str, str], count: int | None) -> dict[str, str]:
-    """Let a worker see one chip; workers beyond the number of chips share them, in turn.
+    """Let a worker see one chip; where there are more workers than chips, they share chips in turn.
 
     Args:
         device_name: The device's name.
         worker: The worker's name, ``gw0`` and up; any other (``master``) is left alone.
-        environ: Where to set the mask. A mask that is there is indexed into, and an empty one (or ``-1``) is kept.
-        count: How many chips the device has, for when there is no mask; ``None`` or 0 pins nothing then.
+        environ: Where to set the mask. The worker gets one chip of a mask that is set; an empty one (or ``-1``) stays.
+        count: Number of chips, used where no mask is set; with ``None`` or 0 nothing is pinned then.
 
     Returns:
         The variables that were set.

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 TIMEOUT = 60.0
 """Seconds that a child may take."""
 _OTHERS = "*"
-"""In a child's list of names: every accelerator that torch has and no file here is for."""
+"""In a child's list of names: every accelerator that torch has and that is not a known device."""
 _LOAD = "load:"
 """In a child's list of names, before that of an out-of-tree backend: load it."""
 _AT = "@"
@@ -44,15 +44,15 @@ _SETTINGS = {
 
 @dataclass(frozen=True, slots=True)
 class HostFacts:
-    """What concerns all devices.
+    """Facts of the host that concern all devices.
 
     Attributes:
         cpu: The processor's name.
         cores: How many logical processors this process may use.
         backends: Names of the installed out-of-tree backends, by their entry points.
-        broken: Of these, the ones that cannot be loaded, with what they raised or did.
-        autoload: Whether `import torch` may load them by itself. If not, `TORCH_DEVICE_BACKEND_AUTOLOAD=0` must be
-            set before torch is imported, or the import raises or hangs.
+        broken: The ones of them that cannot be loaded, with their errors.
+        autoload: Whether `import torch` may load them. If not, `TORCH_DEVICE_BACKEND_AUTOLOAD=0` must be set before torch
+            is imported, or the import raises or hangs.
     """
 
     cpu: str
@@ -77,8 +77,8 @@ def probe(
     """Which devices run here, and what they are.
 
     Args:
-        names: Devices to ask for; a name that is not known is taken for the type of some other accelerator. ``None``
-            asks for all, and answers for the other accelerators that are found.
+        names: Devices to ask for; an unknown name is taken as the torch type of some other accelerator. ``None`` asks for
+            all known devices and for the other accelerators that are found.
         timeout: Seconds that each child process may take.
         extra: Devices of other packages; their classes must be importable and take no arguments.
     """
@@ -157,7 +157,7 @@ class _Answers:
 
 
 def _jobs(pending: Sequence[str], *, others: bool) -> list[list[str]]:
-    """Which names each child is asked for: the CPU and the unknown accelerators share one, so most machines pay once."""
+    """Which names each child is asked for. The CPU and the unknown accelerators share a child: most machines start only one."""
     jobs = [[name] for name in pending if name != "cpu"]
     shared = [name for name in pending if name == "cpu"] + ([_OTHERS] if others else [])
     return [shared, *jobs] if shared else jobs
@@ -239,7 +239,7 @@ def _early(end: End | None, stage: str, output: str) -> Capability:
 def _detect(device: Device) -> Capability:
     try:
         return device.detect()
-    except Exception as error:  # noqa: BLE001 - a device of another package may raise anything; the others go on
+    except Exception as error:  # noqa: BLE001 - a device of another package may raise anything
         return unavailable(Code.PROBE_FAILED, f"detect: {_last_line(error)}")
 
 
@@ -315,7 +315,7 @@ def _answer_others(known: Mapping[str, Device]) -> None:
 
 
 def _answer_backend(word: str) -> None:
-    """Load one backend as `import torch` would have; answers only if that fails."""
+    """Load one backend as `import torch` would; report only a failure."""
     say(stage=word)
     entry = next(entry for entry in backends() if entry.name == word.removeprefix(_LOAD))
     try:

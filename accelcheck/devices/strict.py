@@ -1,4 +1,4 @@
-"""FP32 that is FP32: switches every reduced-precision mode of torch off and back, and measures whether it is off.
+"""Turns every reduced-precision mode of torch off and on again, and measures whether FP32 matmuls are exact FP32.
 
 torch >= 2.9 keeps two sets of switches: the legacy ones (`torch.set_float32_matmul_precision`, ``allow_tf32``) and a
 table of ``fp32_precision`` by backend and operator, where ``none`` inherits from the row above. A legacy setter writes
@@ -64,7 +64,7 @@ _FLAGS = (
 
 @contextmanager
 def strict_matmul() -> Iterator[None]:
-    """Within it, no reduced-precision mode is on; afterwards each switch is bitwise what it was. Not thread-safe."""
+    """A context with every reduced-precision mode off. It restores each switch afterwards. Not thread-safe."""
     found = read_state()
     try:
         _write(found.strict(), found)
@@ -74,7 +74,7 @@ def strict_matmul() -> Iterator[None]:
 
 
 def read_state() -> MatmulState:
-    """All switches as they are stored, also in states that torch's own getters refuse to read."""
+    """All switches as stored, also in states for which torch's own getters raise."""
     rows: list[str] = []
     with _quiet():
         for row in _ROWS:
@@ -125,7 +125,7 @@ def _c(name: str) -> Callable[..., Any]:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    # torch 2.9 warns at each legacy call, and some setters on builds that they mean nothing to.
+    # torch 2.9 warns at each legacy call, and at some setters on builds where they have no effect.
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
@@ -140,7 +140,7 @@ def matmul_error(device: torch.device | str, multiply: Callable[[Tensor, Tensor]
 
     Args:
         device: Where to multiply.
-        multiply: What multiplies two float32 matrices; `torch.matmul` by default.
+        multiply: Function that multiplies two float32 matrices; `torch.matmul` by default.
     """
     import torch
 
@@ -166,7 +166,7 @@ def accumulation_error(
     Args:
         device: Where to multiply.
         dtype: ``torch.float16`` or ``torch.bfloat16``.
-        multiply: What multiplies two matrices of `dtype`; `torch.matmul` by default.
+        multiply: Function that multiplies two matrices of `dtype`; `torch.matmul` by default.
 
     Returns:
         0.0 when sums are kept in FP32.

@@ -1,6 +1,6 @@
-"""What a chip says of itself while it works: clock, temperature, energy, and whether it throttles. No torch.
+"""A chip's clock, temperature, energy and throttling. No torch.
 
-NVIDIA's from NVML (the package nvidia-ml-py), AMD's from amdsmi, the processor's from sysfs. What cannot be asked is absent.
+Sources: NVML (the package nvidia-ml-py) for NVIDIA, amdsmi for AMD, sysfs for the processor. Figures that they do not give are None.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _SLOWED = {
     0x40: "thermal slowdown by hardware",
     0x80: "power brake",
 }
-"""Bits of NVML's clock event reasons that mean less than the chip could do; 1 (idle) and 2 (clocks set) are wishes."""
+"""Bits of NVML's clock event reasons that mean a slowed chip; 1 (idle) and 2 (clocks set by the user) do not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class Telemetry:
         clock: MHz.
         temperature: Degrees Celsius.
         energy: Joules since some moment in the past.
-        throttled: What slows the chip down; empty where nothing is known to. Of the processor, a count that grows when it is.
+        throttled: What slows the chip down; empty where nothing is known to. For a processor, the number of throttle events.
     """
 
     clock: float | None = None
@@ -43,7 +43,7 @@ class Telemetry:
 
 
 def processor(root: Path = _SYS) -> Telemetry:
-    """The first core's clock, the first package's temperature, all packages' energy, all cores' throttle counts."""
+    """Clock of the first core, temperature of the first package, energy of all packages, throttle counts of all cores."""
     clock = _number(root / "devices/system/cpu/cpu0/cpufreq/scaling_cur_freq")
     heat = _number(root / "class/thermal/thermal_zone0/temp")
     packages = [_number(path) for path in sorted(root.glob("class/powercap/intel-rapl:?/energy_uj"))]
@@ -59,11 +59,11 @@ def processor(root: Path = _SYS) -> Telemetry:
 
 
 def nvidia(uuid: str) -> Telemetry:
-    """Of the GPU of this UUID, such as ``GPU-1b2c...``: an index would be another one's under a mask."""
+    """Of the GPU with this UUID, such as ``GPU-1b2c...``. An index would mean another GPU where a mask is set."""
     try:
         nvml: Any = importlib.import_module("pynvml")
         nvml.nvmlInit()
-    except Exception:  # noqa: BLE001 - no package, no driver, no right to ask: nothing is known
+    except Exception:  # noqa: BLE001 - no package, no driver or no permission
         return Telemetry()
     found = Telemetry()
     with suppress(Exception):
@@ -107,7 +107,7 @@ def amd(bus: str) -> Telemetry:
 
 
 def _reasons(nvml: Any, handle: Any) -> int:
-    # Renamed in 2023; the old name is gone from some packages.
+    # NVML renamed it in 2023; some packages no longer have the old name.
     ask = getattr(nvml, "nvmlDeviceGetCurrentClocksEventReasons", None)
     return int((ask or nvml.nvmlDeviceGetCurrentClocksThrottleReasons)(handle))
 
@@ -115,7 +115,7 @@ def _reasons(nvml: Any, handle: Any) -> int:
 def _asked(ask: Callable[[], Any]) -> float | None:
     try:
         return float(ask())
-    except Exception:  # noqa: BLE001 - each question is refused by some chips
+    except Exception:  # noqa: BLE001 - some chips do not support some queries
         return None
 
 

@@ -30,7 +30,7 @@ _TORCH = ((2, 11), (2, 15))  # torch_tpu 0.2.0's own requirement, both ends incl
 
 
 class Tpu(Device):
-    """``tpu``. Its features are those that torch_tpu documents; nothing is declared that is not."""
+    """``tpu``. It declares the features that torch_tpu documents, and no others."""
 
     name = "tpu"
     type = "tpu"
@@ -110,7 +110,7 @@ class Tpu(Device):
         import torch
 
         with super().strict_float32():
-            # torch_tpu replaces this pair of functions by its own, which keep a state beside torch's.
+            # torch_tpu replaces this pair of functions; its own keep a separate state.
             found = torch.get_float32_matmul_precision()
             torch.set_float32_matmul_precision("highest")
             try:

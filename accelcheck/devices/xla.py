@@ -20,14 +20,14 @@ if TYPE_CHECKING:
     import torch
 
 _CLIENT = "PJRT_DEVICE"
-_READ = "aten::_local_scalar_dense"  # `Tensor.item()`: the host asks for the value, nothing is computed there
+_READ = "aten::_local_scalar_dense"  # `Tensor.item()`: the host reads a value, and computes nothing
 
 
 class Xla(Device):
     """``xla``.
 
     Without ``PJRT_DEVICE``, a machine with neither TPU nor Neuron runs on PJRT's CPU client, as torch_xla itself
-    decides; `open` then sets the variable, so that child processes and the fingerprint say so.
+    decides; `open` then sets the variable, so that child processes and the fingerprint have it.
     """
 
     name = "xla"
@@ -99,7 +99,7 @@ class Xla(Device):
     def fingerprint(self) -> Fingerprint:
         chips = hardware.tpu()
         if self.client == "TPU":
-            # The runtime takes the chips to count them; the PCI bus tells without.
+            # The runtime would open the chips to count them; the PCI bus does not.
             chip, count = chips.names[0] if chips.names else "TPU", chips.count
         else:
             chip = hardware.cpu().name if self.client == "CPU" else self.client
@@ -122,7 +122,7 @@ class Xla(Device):
         import_module("torch_xla.core.xla_model").wait_device_ops()
 
     def elapsed(self, call: Callable[[], object], times: int) -> float:
-        """Each call ends when its result is there, and it is held until then: what nobody holds is never computed."""
+        """Waits for each result, and keeps a reference to it until then: XLA does not compute results that are not referenced."""
         self.synchronize()
         start = time.perf_counter()
         for _ in range(times):
@@ -143,13 +143,13 @@ class Xla(Device):
             held = int(info["bytes_used"])
         except (RuntimeError, KeyError) as error:
             return Memory(None, None, f"torch_xla has no memory statistics on PJRT {self.client}: {error}")
-        return Memory(held, None, "torch_xla cannot begin a new peak")
+        return Memory(held, None, "torch_xla cannot reset the peak")
 
     @contextmanager
     def strict_float32(self) -> Iterator[None]:
         with super().strict_float32():
             if self.client == "CPU":
-                yield  # it multiplies FP32 in FP32 at every setting
+                yield  # it multiplies FP32 exactly at every setting
                 return
             precision: Any = import_module("torch_xla.backends")
             found = precision.get_mat_mul_precision()
@@ -168,7 +168,7 @@ class Xla(Device):
         return {name: count - self._counted[name] for name, count in now.items() if count > self._counted[name]}
 
     def reset_fallbacks(self) -> None:
-        # Its counters are everybody's: remembered, not cleared.
+        # Others read its counters too: they are remembered, not cleared.
         self._counted = _cpu_counters()
 
 

@@ -1,4 +1,4 @@
-"""What is expected of a device: the ledgers of known failures, and limits that people set on time and memory.
+"""Expectations of a device: ledgers of known failures, and limits that users set on time and memory.
 
-TOML files and their readers; nothing here runs a case or imports torch.
+TOML files and their readers. They run no case and import no torch.
 """

@@ -1,4 +1,4 @@
-"""The ledger: what a device is known to get wrong, each entry with a reason, a link, an owner and an expiry. No torch."""
+"""The ledger: known failures of a device, each with a reason, a link, an owner and an expiry date. No torch."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from accelcheck.core.case import Verdict
 
 SCHEMA = 1
 FOLDER = Path(__file__).parent / "ledgers"
-"""The ledgers that come with accelcheck: ``all.toml`` for what fails everywhere, and one a device, such as ``xla.toml``."""
+"""The ledgers of accelcheck: ``all.toml`` for failures on every device, and one for each device, such as ``xla.toml``."""
 
 _TEXT = toml.Field("a text; nobody can act on an expectation without one", toml.is_text)
 _FIELDS = {
@@ -30,21 +30,21 @@ _FIELDS = {
 
 
 class LedgerError(ValueError):
-    """A ledger is not what it should be; the message names the file, the entry and the field."""
+    """A ledger cannot be read or is malformed; the message names the file, the entry and the field."""
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One expectation.
+    """One expected failure.
 
     Attributes:
         cases: Case ids or globs, matched against whole ids.
-        verdict: ``fail`` or ``error``: what is expected to happen.
-        match: Regular expression that a line of the failure must contain; a line that no entry matches is not expected.
+        verdict: ``fail`` or ``error``: the expected verdict.
+        match: Regular expression for lines of the failure; a line that no entry matches is not expected.
         reason: What a maintainer needs to know to act on it.
         link: Where it is reported or documented.
-        owner: Who can mend it.
-        expires: From this day on the entry counts no more, and its cases fail again.
+        owner: Who can fix it.
+        expires: From this day on the entry does not apply, and its cases fail again.
     """
 
     cases: tuple[str, ...]
@@ -56,7 +56,7 @@ class Entry:
     expires: dt.date
 
     def covers(self, case_id: str, today: dt.date) -> bool:
-        """Whether the entry speaks of this case, today."""
+        """Whether the entry applies to this case today."""
         return today < self.expires and any(fnmatch.fnmatchcase(case_id, pattern) for pattern in self.cases)
 
 
@@ -71,20 +71,20 @@ class Ledger:
         """Read ledgers.
 
         Raises:
-            LedgerError: A file cannot be read or an entry is wrong.
+            LedgerError: A file cannot be read, or an entry is malformed.
         """
         return cls(tuple(entry for path in paths for entry in _entries(path)))
 
     def covering(self, case_id: str, today: dt.date | None = None) -> tuple[Entry, ...]:
-        """The entries that speak of a case today."""
+        """The entries that apply to a case today."""
         day = today or dt.datetime.now(tz=dt.UTC).date()
         return tuple(entry for entry in self.entries if entry.covers(case_id, day))
 
 
 def foreseen(entries: tuple[Entry, ...], verdict: Verdict, lines: list[str]) -> tuple[Entry, ...]:
-    """The entries that explain a failure, if together they explain every line of it; else none.
+    """The entries that explain a failure if together they explain every line of it, else none.
 
-    A known failure must not hide a new one beside it in the same case.
+    So a known failure does not hide a new one in the same case.
     """
     relevant = [entry for entry in entries if entry.verdict is verdict]
     explained = [[entry for entry in relevant if re.search(entry.match, line)] for line in lines]
@@ -94,13 +94,13 @@ def foreseen(entries: tuple[Entry, ...], verdict: Verdict, lines: list[str]) -> 
 
 
 def shipped(devices: tuple[str, ...]) -> tuple[Path, ...]:
-    """The ledgers that come with accelcheck for these devices: what fails on all of them, and on each."""
+    """Paths of accelcheck's ledgers for these devices, and of the one for all devices."""
     paths = (FOLDER / f"{name}.toml" for name in ("all", *devices))
     return tuple(path for path in paths if path.exists())
 
 
 def unsteady(device: str) -> Ledger:
-    """What a device gets wrong with some seeds only. The suite has one seed a case, and its entries are in `shipped`."""
+    """Failures of a device with some seeds only. They concern the selftest: the suite has one seed a case, and uses `shipped`."""
     path = FOLDER / f"{device}-seeds.toml"
     return Ledger.load((path,)) if path.exists() else Ledger()
 

@@ -1,4 +1,4 @@
-"""Limits that people set on how slow or how large a technique may be, each with its reason. No torch."""
+"""Limits that users set on the time and memory of a technique, each with a reason. No torch."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _FIELDS = {
 
 
 class LimitError(ValueError):
-    """A file of limits is not what it should be; the message names the file, the entry and the field."""
+    """A file of limits cannot be read or is malformed; the message names the file, the entry and the field."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,10 +37,10 @@ class Limit:
 
     Attributes:
         cases: Globs of case ids.
-        kind: ``speed-up-at-least`` (times faster than FP32 eager; broken where the whole interval is below),
-            ``memory-at-most`` (peak as a part of FP32 eager's), ``first-call-at-most`` (seconds, with cold caches).
-        bound: The number.
-        reason: Why.
+        kind: ``speed-up-at-least`` (FP32 eager's time divided by the technique's; broken where the whole interval is below),
+            ``memory-at-most`` (peak divided by FP32 eager's), ``first-call-at-most`` (seconds, with cold caches).
+        bound: The limit.
+        reason: Why it was set.
     """
 
     cases: tuple[str, ...]
@@ -49,7 +49,7 @@ class Limit:
     reason: str
 
     def broken(self, case_id: str, found: Mapping[str, Measurement]) -> str:
-        """How a case breaks it, in a line; empty where it does not, or has no such figure."""
+        """A line that says how a case breaks the limit; empty where it does not, or has no such figure."""
         value = self.value(found) if self.covers(case_id) else None
         if value is None or (value >= self.bound if self.kind == "speed-up-at-least" else value <= self.bound):
             return ""
@@ -57,11 +57,11 @@ class Limit:
         return f"limit: expected {word} {self.bound:g}, got {value:.4g} ({self.reason})"
 
     def covers(self, case_id: str) -> bool:
-        """Whether it is meant for a case."""
+        """Whether it applies to a case."""
         return any(fnmatch.fnmatchcase(case_id, pattern) for pattern in self.cases)
 
     def value(self, found: Mapping[str, Measurement]) -> float | None:
-        """The figure that it is held against; None where a case has none."""
+        """The figure that the limit applies to; None where the case has none."""
         if self.kind == "speed-up-at-least":
             speed_up = found.get("speed-up")
             return None if speed_up is None else speed_up.high
@@ -78,7 +78,7 @@ def load(paths: Iterable[Path]) -> tuple[Limit, ...]:
     """All limits of some files.
 
     Raises:
-        LimitError: A file cannot be read, or an entry is not what it should be.
+        LimitError: A file cannot be read, or an entry is malformed.
     """
     return tuple(limit for path in paths for limit in _load(path))
 

@@ -1,7 +1,7 @@
-"""Two environments on this machine, a process of each at a time, in turns: which of them is faster, case by case.
+"""Compares the speed of two environments on this machine, case by case, in pairs of processes that run in turns.
 
-The parent never imports torch; the environments may have different ones, and different accelchecks. What a process says is
-parsed by schema. A case that crashes or hangs is known by name, and the others go on in other processes.
+The parent never imports torch; the environments may have different versions of torch and of accelcheck. Messages of the
+processes are parsed by schema. A case that crashes or hangs is reported, and the other cases continue in new processes.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ if TYPE_CHECKING:
     from accelcheck.core.processes import Message
 
 TIMEOUT = 600.0
-"""Seconds that a process may be silent: of one case, or of importing torch."""
+"""Seconds that a process may be silent, during one case or the import of torch."""
 
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What an environment says of itself: versions, the device's driver and runtime, and whether one process alone can hold the device."""
+    """An environment: versions, the device's driver and runtime, and whether only one process at a time can hold the device."""
 
     python: str
     torch: str
@@ -43,11 +43,11 @@ class Facts:
 
 @dataclass(frozen=True, slots=True)
 class ProcessSample:
-    """Of one case in one process.
+    """The measurement of one case in one process.
 
     Attributes:
-        seconds: As `accelcheck.measure.duet.latency` has it.
-        to_eager: That as a part of FP32 eager's in the same process.
+        seconds: Latency, by `accelcheck.measure.duet.latency`.
+        to_eager: Latency divided by FP32 eager's in the same process.
     """
 
     seconds: float
@@ -60,13 +60,13 @@ class DuetCase:
 
     Attributes:
         case: Its id.
-        samples: Of either side, one a process.
-        absent: Why a side has no figure, or no more of them, by the side's name: it does not have the case, gets it wrong, or
-            does not survive it.
+        samples: For each side, one sample a process.
+        absent: Why a side has no figures or no further ones, by the side's name: the case does not exist, is wrong, crashes or
+            hangs there.
         broken: The sides on which it is wrong, crashes or hangs; not those on which it does not exist.
-        apart: Whether its processes run one after the other: the device allows no more, or it failed beside another process,
-            which may have held what it needs.
-        found: What came of the pairs; None before the first look.
+        apart: Whether its processes run one after the other: the device allows only one process, or the case failed beside
+            another process, which may have held memory that it needs.
+        found: The result of the pairs; None before the first look.
     """
 
     case: str
@@ -78,7 +78,7 @@ class DuetCase:
 
     @property
     def open(self) -> bool:
-        """Whether more pairs may tell more."""
+        """Whether more pairs may still decide it."""
         return not self.absent and (self.found is None or self.found.answer is SpeedVerdict.UNDECIDED)
 
     @property
@@ -89,7 +89,7 @@ class DuetCase:
         return self.found is not None and self.found.answer is SpeedVerdict.SLOWER
 
     def lose(self, side: DuetSide, why: str, *, broken: bool) -> None:
-        """Note that a side has no more figures."""
+        """Record that a side has no further figures."""
         self.absent[side.name] = why
         if broken:
             self.broken.add(side.name)
@@ -99,11 +99,13 @@ def located(word: str) -> str:
     """The absolute path of an interpreter, from a path or a name on PATH. A link stays one: a virtual environment's is.
 
     Raises:
-        SideError: There is none.
+        SideError: It does not exist.
     """
     found = shutil.which(word)
     if found is None:
-        raise SideError(f"expected the path of a python executable such as /env/bin/python, got {word}, which is none")
+        raise SideError(
+            f"expected the path of a python executable such as /env/bin/python, got {word}, which is not one"
+        )
     return str(Path(found).absolute())
 
 
@@ -115,14 +117,14 @@ def play(
     margin: float = duet.MARGIN,
     timeout: float = TIMEOUT,
 ) -> tuple[tuple[Facts, Facts], list[DuetCase]]:
-    """Judge every case on both sides, then measure those that are right, in processes of both in turns.
+    """Judge every case on both sides, then measure the correct ones in pairs of processes that run in turns.
 
     Args:
         sides: A and B.
-        selection: Of one device; which cases that is, either side's own matrix says.
-        tell: Takes what is being done, and how many more pairs have been measured.
-        looks: Pairs of processes after which to look, ascending; 2 at least. What is decided is not measured again.
-        margin: Relative difference that counts.
+        selection: Of one device; each side selects from its own matrix.
+        tell: Called with what is being done, and with the number of pairs measured since the last call.
+        looks: Numbers of pairs after which to look, ascending, from 2 on. Decided cases are not measured again.
+        margin: Relative difference from which a case counts as slower or faster.
         timeout: Seconds that a process may be silent.
 
     Raises:
@@ -156,7 +158,7 @@ def play(
 
 
 def medians(samples: Sequence[ProcessSample]) -> ProcessSample:
-    """Of all processes of a side."""
+    """Medians over all processes of a side."""
     return ProcessSample(statistics.median(s.seconds for s in samples), statistics.median(s.to_eager for s in samples))
 
 
@@ -172,7 +174,7 @@ def _merged(case: str, sides: tuple[DuetSide, DuetSide], own: tuple[DuetCase | N
 
 
 def _opened(side: DuetSide, selection: Selection, timeout: float) -> tuple[Facts, dict[str, DuetCase]]:
-    """What a side is, and the selected cases, judged there."""
+    """Facts of a side, and its selected cases, judged."""
     process = _judged(side, selection, timeout)
     facts, rows = _introduced(process)
     waiting = list(rows.values())
@@ -194,7 +196,7 @@ def _judged(side: DuetSide, selection: Selection, timeout: float) -> Process:
 
 
 def _introduced(process: Process) -> tuple[Facts, dict[str, DuetCase]]:
-    """What a side says of itself, and which cases it has."""
+    """Facts of a side, and its cases, from its messages."""
     side = process.side
     said: Message = {name: value for message in process.messages for name, value in message.items()}
     if "refused" in said:
@@ -210,9 +212,9 @@ def _introduced(process: Process) -> tuple[Facts, dict[str, DuetCase]]:
 def _measured(
     sides: tuple[DuetSide, DuetSide], selection: Selection, rows: Sequence[DuetCase], timeout: float, number: int
 ) -> list[DuetCase]:
-    """Measure rows, all in turns or all apart, in one pair of processes; give those that are to be measured again.
+    """Measure rows, all in turns or all apart, in one pair of processes; returns the rows to be measured again.
 
-    What fails beside another process is measured again apart, and lost only if it fails there too.
+    A case that fails beside another process is measured again apart, and lost only if it fails there too.
     """
     selection = replace(selection, cases=tuple(row.case for row in rows))
     in_turns = apart if rows[0].apart else together
@@ -237,12 +239,12 @@ def _measured(
 
 def _process(side: DuetSide, task: str, selection: Selection, timeout: float) -> Process:
     job = json.dumps({"task": task, "selection": asdict(selection)})
-    # -P: what lies in the folder at hand is not what the environment has.
+    # -P: packages of the working directory do not belong to the environment.
     return Process(side, ["-P", "-m", "accelcheck.experiments.duet_process", job], timeout)
 
 
 def _answers(process: Process) -> tuple[dict[str, Message], str]:
-    """What it says of each case, and the case that it had begun when it ended, or none."""
+    """Its answer for each case, and the case during which it ended; empty where it ended between cases."""
     answers: dict[str, Message] = {}
     begun = ""
     for message in process.messages:
@@ -257,9 +259,10 @@ def _answers(process: Process) -> tuple[dict[str, Message], str]:
 def _failures(
     rows: Sequence[DuetCase], processes: Sequence[Process], answered: Sequence[DuetCase]
 ) -> list[tuple[DuetCase, DuetSide, str, bool]]:
-    """Cases without a figure, the side at fault, why, and whether it is broken there.
+    """Cases without a figure, the side at fault, why, and whether the case is broken there.
 
-    Where a case ended a process, that one; where nothing was answered at all, every one: nor would the next process reach it.
+    If a process ended during a case, that case; if a process answered nothing, every case: the next process would not reach
+    them either.
     """
     found = []
     for process in processes:

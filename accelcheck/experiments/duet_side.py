@@ -31,7 +31,7 @@ class AbsentError(SideError):
 
 @dataclass(frozen=True, slots=True)
 class DuetSide:
-    """One of the two environments.
+    """One of the two environments of a duet.
 
     Attributes:
         name: ``A`` or ``B``.
@@ -118,11 +118,11 @@ class Process:
 
 
 def together(pair: Sequence[Process], first: int) -> None:
-    """Let two run in turns, A B B A, until both are over or one has died. Neither gets a case ahead of the other.
+    """Let two processes run in turns, A B B A, until both have ended or one has died. Neither gets a case ahead of the other.
 
     Args:
-        pair: Not started.
-        first: Number of the pair: every other one begins with the second process.
+        pair: Not started yet.
+        first: Number of the pair: in every other pair the second process begins.
     """
     for number in itertools.count(first):
         for which in duet.order(number):
@@ -137,7 +137,7 @@ def together(pair: Sequence[Process], first: int) -> None:
 
 
 def apart(pair: Sequence[Process], first: int) -> None:
-    """Let two run one after the other, each to its end; as `together` otherwise."""
+    """Let two processes run one after the other, each to its end; otherwise like `together`."""
     for which in duet.order(first):
         while pair[which].ended is None:
             pair[which].turn()

@@ -16,11 +16,11 @@ if TYPE_CHECKING:
     from accelcheck.techniques.distributed.ddp import Bucket, Future
 
 PLAIN_STEPS = 2
-"""Steps before PowerSGD begins: torch's least, since buckets are made anew after the first."""
+"""Steps before PowerSGD begins: torch's minimum, because buckets are rebuilt after the first step."""
 POWER_SEED = 6
-"""Seed of the column spaces that PowerSGD begins with."""
+"""Seed of PowerSGD's first column spaces."""
 LEVELS = 127
-"""Largest integer of 8 bits, both signs alike."""
+"""Largest magnitude of a symmetric 8-bit integer."""
 
 
 class HalfPrecision(Exchange):
@@ -41,10 +41,10 @@ class HalfPrecision(Exchange):
 
 
 class Books:
-    """An `Account` of each parameter: what a rank should have sent of its gradients, and what it sent.
+    """An `Account` of each parameter: the gradients that a rank should have sent, and what it sent.
 
     Args:
-        rounding: Whether taking what was sent off what was wanted rounds too, by 2**-24 of both their sizes.
+        rounding: Whether the subtraction of the sent part rounds too, by 2**-24 of the sizes of both operands.
     """
 
     def __init__(self, *, rounding: bool = False) -> None:
@@ -52,7 +52,7 @@ class Books:
         self._accounts: dict[Tensor, Account] = {}
 
     def add(self, parameters: Sequence[Tensor], gradient: Tensor, residual: Tensor, sent: Tensor) -> None:
-        """One step of a bucket: what is in it, flat; the residual is the one before."""
+        """One step of a bucket: its content, flat, and the previous residual."""
         pieces = (split(tensor, parameters) for tensor in (gradient, residual, sent))
         for parameter, *noted in zip(parameters, *pieces, strict=True):
             account = self._accounts.setdefault(parameter, Account(parameter.numel()))
@@ -61,7 +61,7 @@ class Books:
                 account.size += noted[-1].cpu().double().abs()
 
     def lost(self, names: Mapping[Tensor, str], residuals: Mapping[Tensor, Tensor]) -> dict[str, int]:
-        """By parameter, elements whose sum sent and residual are not the sum of their gradients; without those of none."""
+        """By parameter, the number of elements for which sent parts and residual do not add up to the gradients; where it is not 0."""
         counts = {
             names[parameter]: int(account.unbalanced(residuals.get(parameter)).sum())
             for parameter, account in self._accounts.items()
@@ -69,12 +69,12 @@ class Books:
         return {name: count for name, count in counts.items() if count}
 
     def facts(self, names: Mapping[Tensor, str], residuals: Mapping[Tensor, Tensor]) -> Mapping[str, Any]:
-        """What was lost, and how many parameters have an account."""
+        """The lost elements, and the number of parameters with an account."""
         return {"lost": self.lost(names, residuals), "accounts": len(self._accounts)}
 
 
 class Codec(Protocol):
-    """Makes tensors of the same sizes in all ranks from a flat FP32 tensor, and the other way round."""
+    """Encodes a flat FP32 tensor as tensors that have the same sizes in all ranks, and decodes them."""
 
     def encode(self, wanted: Tensor) -> Sequence[Tensor]:
         """What is sent."""
@@ -86,7 +86,7 @@ class Codec(Protocol):
 
 
 class TopK:
-    """The largest elements with their places, 8 bytes each: what the others have is 0.
+    """The largest elements with their indices, 8 bytes each; the other elements become 0.
 
     Args:
         share: Part of the elements that is sent, at least one.
@@ -105,7 +105,7 @@ class TopK:
 
 
 class Int8:
-    """Multiples of a scale that takes the largest element to 127: a byte each, and the scale."""
+    """Integer multiples of a scale that maps the largest element to 127: one byte an element, and the scale."""
 
     def encode(self, wanted: Tensor) -> Sequence[Tensor]:
         scale = (wanted.abs().amax() / LEVELS).clamp(min=torch.finfo(wanted.dtype).tiny)
@@ -118,9 +118,9 @@ class Int8:
 
 
 class ErrorFeedback(Exchange):
-    """Gathers what a codec makes of gradient and residual; what the codec drops is the next residual.
+    """Gathers the encoded sums of gradient and residual; the encoding error is the next residual.
 
-    A residual belongs to a parameter, not to a place in a bucket: buckets are made anew after the first step.
+    A residual belongs to a parameter, not to an offset in a bucket: buckets are rebuilt after the first step.
     """
 
     def __init__(self, codec: Codec) -> None:
@@ -159,12 +159,12 @@ class ErrorFeedback(Exchange):
 
 
 class PowerSgd(Exchange):
-    """torch's PowerSGD: a product of two thin matrices stands for each gradient that is worth it.
+    """torch's PowerSGD: a product of two thin matrices approximates each gradient that is large enough.
 
     Args:
         rank: Of the product.
-        rate: A matrix is worth it when it has more than that many times the elements of the two thin ones.
-        feedback: Whether what the product misses is added to the next gradient.
+        rate: A matrix is compressed when it has more than this many times the elements of the two thin ones.
+        feedback: Whether the error of the product is added to the next gradient.
     """
 
     def __init__(self, rank: int, rate: float, *, feedback: bool = True) -> None:
@@ -200,7 +200,7 @@ class PowerSgd(Exchange):
         return power.powerSGD_hook(self.state, bucket).then(note)
 
     def _begin(self, bucket: Bucket) -> None:
-        """Give matrices the columns to begin with, as a warm start does: torch's own depend on the bucket's order."""
+        """Set the first columns of matrices, as a warm start does: torch's own depend on the order in the bucket."""
         thin = [p.shape for p in bucket.parameters() if worthwhile(p.shape, self.rank, self.rate)]
         groups = list(dict.fromkeys(map(matrix, thin)))  # the hook keeps matrices of one shape together
         bases = [first_basis(shape, self.rank) for shape in sorted(thin, key=lambda s: groups.index(matrix(s)))]
@@ -227,7 +227,7 @@ def split(flat: Tensor, parameters: Sequence[Tensor]) -> Sequence[Tensor]:
 
 
 def largest(share: float, size: int) -> int:
-    """How many of `size` elements a share of them is: one at least."""
+    """Number of elements in a share of `size`; at least 1."""
     return max(1, int(share * size))
 
 
@@ -237,7 +237,7 @@ def matrix(shape: torch.Size) -> tuple[int, int]:
 
 
 def worthwhile(shape: torch.Size, rank: int, rate: float) -> int:
-    """Elements of the two thin matrices that PowerSGD sends for a gradient; 0 where it sends it whole.
+    """Elements of the two thin matrices that PowerSGD sends for a gradient; 0 where it sends the gradient whole.
 
     The rule of torch's ``_should_compress``, documented with ``min_compression_rate``.
     """
@@ -247,7 +247,7 @@ def worthwhile(shape: torch.Size, rank: int, rate: float) -> int:
 
 
 def first_basis(shape: torch.Size, rank: int) -> Tensor:
-    """Random columns for PowerSGD to begin with, ``(columns, rank)``, FP32: of matrices of one shape the same."""
+    """PowerSGD's first random columns, ``(columns, rank)``, FP32; the same for all matrices of one shape."""
     rows, columns = matrix(shape)
     generator = torch.Generator().manual_seed(POWER_SEED)
     return torch.randn(columns, min(rows, columns, rank), generator=generator)

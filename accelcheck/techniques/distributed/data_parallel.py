@@ -1,6 +1,6 @@
-"""Training by real processes that equals that of one process on the joined batch: DistributedDataParallel and FSDP2.
+"""Training by several processes, equal to that of one process on the joined batch: DistributedDataParallel and FSDP2.
 
-`torchrun` starts the ranks: over gloo on the CPU, over the device's own library elsewhere, one device a rank.
+`torchrun` starts the ranks. They use gloo on the CPU, and the device's own collectives, with one device a rank, elsewhere.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ if TYPE_CHECKING:
     from accelcheck.workloads.base import Program, Result
 
 STRATEGY = "strategy"
-"""Key in `Program.extras` of what ranks are told: another one may be put there after `prepare`."""
+"""Key in `Program.extras` of the ranks' strategy; it may be replaced after `prepare`."""
 ANSWERS = "answers"
-"""Key in `Program.extras` of what they answered last, by rank."""
+"""Key in `Program.extras` of the ranks' last reports, by rank."""
 
 DDP = "https://docs.pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html"
 FSDP = "https://docs.pytorch.org/docs/stable/distributed.fsdp.fully_shard.html"
 SMALL_BUCKET = 256 / 2**20
-"""MiB from which a bucket is full: several buckets, in models of a few KB too."""
+"""MiB at which a bucket is full: small enough for several buckets in models of a few KB."""
 
 Size = Callable[[Sequence[torch.Size], int], int]
-"""``size(shapes, step)``: bytes that a rank hands to collectives in a step, from the shapes of the parameters."""
+"""``size(shapes, step)``: bytes that a rank sends by collectives in a step, from the shapes of the parameters."""
 
 
 class RankedTraining(Technique):
@@ -51,8 +51,8 @@ class RankedTraining(Technique):
     Args:
         name: Of the variant.
         world: Number of ranks.
-        strategy: Makes what they are told.
-        promise, source: As of any technique.
+        strategy: Makes the ranks' strategy.
+        promise, source: As for any technique.
     """
 
     family = "distributed"
@@ -60,8 +60,8 @@ class RankedTraining(Technique):
     level = 2
     modes = frozenset({Mode.TRAIN})
     requires = frozenset({"training"})
-    # Each rank normalises by its own part of the batch: other results, by design. Where the data decide what is run, ranks run
-    # different things: DDP then misses gradients that it waits for, and FSDP's collectives wait for each other for ever.
+    # Batch norm: each rank normalises by its own part of the batch, so that results differ by design. Data-dependent control
+    # flow: ranks run different operators; DDP then lacks gradients that it waits for, and FSDP's collectives deadlock.
     excludes = frozenset({"batchnorm", "branching"})
 
     def __init__(
@@ -108,12 +108,12 @@ class RankedTraining(Technique):
         yield from self.exchanged(program, answers)
 
     def exchanged(self, program: Program, answers: Sequence[RankReport]) -> Iterable[Evidence]:
-        """What shows how the ranks exchanged what they have."""
+        """Evidence of how the ranks exchanged gradients and parameters."""
         raise NotImplementedError(f"{type(self).__name__}.exchanged: say what shows that gradients were exchanged")
 
 
 def whole(width: int) -> Size:
-    """Every gradient, in so many bytes an element."""
+    """Bytes of all gradients, with so many bytes an element."""
     return lambda shapes, _: width * sum(shape.numel() for shape in shapes)
 
 
@@ -121,8 +121,8 @@ class DataParallel(RankedTraining):
     """DistributedDataParallel.
 
     Args:
-        size: What each rank is to send; None for all its gradients in FP32.
-        buckets: Whether several are to be seen in a step.
+        size: Bytes that each rank has to send; None for all its gradients in FP32.
+        buckets: Whether a step must use several buckets.
     """
 
     def __init__(
@@ -146,13 +146,13 @@ class DataParallel(RankedTraining):
         sent = [sum(answer.sent) for answer in answers]
         yield Evidence(f"bytes sent by each rank = {expected}", listed(sent), engaged=set(sent) == {expected})
         if self.buckets:
-            # Torch makes one bucket of all parameters until it has seen, in the first step, when their gradients are ready.
+            # torch makes one bucket of all parameters until the first step has shown in which order gradients are ready.
             least = min(sum(calls.values()) for answer in answers for calls in answer.calls[1:])
             yield Evidence("all-reduces of a step, after the first, >= 2", least, engaged=least >= 2)
 
 
 class BucketViews(DataParallel):
-    """Gradients are views into the buckets: as many storages as buckets."""
+    """Gradients are views into the buckets: there are as many storages as buckets."""
 
     def exchanged(self, program: Program, answers: Sequence[RankReport]) -> Iterable[Evidence]:
         yield from super().exchanged(program, answers)
@@ -180,7 +180,7 @@ class Accumulated(DataParallel):
 
 
 class Sharded(RankedTraining):
-    """FSDP2: a rank holds a part of each parameter."""
+    """FSDP2: each rank holds a part of each parameter."""
 
     def exchanged(self, program: Program, answers: Sequence[RankReport]) -> Iterable[Evidence]:
         parameters = trained(program)
@@ -197,7 +197,7 @@ class Sharded(RankedTraining):
             least = min(calls.get(name, 0) for answer in answers for calls in answer.calls)
             yield Evidence(f"{name.strip('_')} of each step >= 1", least, engaged=least >= 1)
         sent = [sum(answer.sent) for answer in answers]
-        # At least once forward, parameters are gathered in parts; gradients are handed whole.
+        # Parameters are gathered in parts at least once, in the forward pass; gradients are sent whole.
         floor = program.steps * total
         yield Evidence(f"bytes sent by each rank > {floor}, all gradients", listed(sent), engaged=min(sent) > floor)
 
@@ -214,7 +214,7 @@ def listed(numbers: Iterable[int]) -> str:
 
 @torch.no_grad()
 def _taken(program: Program, result: Result) -> Result:
-    """The ranks' result, on the device, in the program's own parameters and buffers."""
+    """The ranks' result, copied into the program's parameters and buffers."""
     state: Result = {f"parameter:{name}": parameter for name, parameter in program.module.named_parameters()}
     state |= {f"buffer:{name}": buffer for name, buffer in program.module.named_buffers()}
     device = next(iter(state.values())).device
@@ -224,7 +224,7 @@ def _taken(program: Program, result: Result) -> Result:
 
 
 def _library(device: Device) -> Capability:
-    """Whether torch can carry collectives between processes that have such devices."""
+    """Whether torch has collectives between processes for such devices."""
     if device.type == "xla":
         return _on_xla(getattr(device, "client", "CPU"))
     try:

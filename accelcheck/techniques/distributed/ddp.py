@@ -1,4 +1,4 @@
-"""DistributedDataParallel in the ranks: its buckets, its views, its accumulation, and who exchanges its gradients."""
+"""DistributedDataParallel in the ranks: buckets, views, accumulation of gradients, communication hooks."""
 
 from __future__ import annotations
 
@@ -23,26 +23,26 @@ if TYPE_CHECKING:
 
 
 class Exchange:
-    """What is called in place of DistributedDataParallel's all-reduce: a communication hook with its state.
+    """A communication hook with its state: called in place of DistributedDataParallel's all-reduce.
 
     Attributes:
-        calls: Number of buckets that it was given.
+        calls: Number of buckets that it has received.
     """
 
     calls = 0
 
     def __call__(self, bucket: Bucket) -> Future:
-        """The mean of all ranks' buckets, or what stands for it, flat."""
+        """The mean of all ranks' buckets, or an approximation, flat."""
         raise NotImplementedError(f"{type(self).__name__}: exchange the bucket's gradients")
 
     def facts(self, names: Mapping[Tensor, str]) -> Mapping[str, Any]:
-        """What it noted of a training, from the name of each parameter."""
+        """Facts about a training, from the name of each parameter."""
         del names
         return {"hook calls": self.calls}
 
 
 class HookedAveraging(Exchange):
-    """A user's hook: the sum is asked for, and divided when it has come.
+    """A user's hook: it starts an all-reduce, and divides the sum when the all-reduce is done.
 
     Attributes:
         averaged: Number of buckets that were divided.
@@ -60,7 +60,7 @@ class HookedAveraging(Exchange):
         return self.mean(summed.value()[0], distributed.get_world_size())
 
     def mean(self, total: Tensor, world: int) -> Tensor:
-        """Of the ranks' sum."""
+        """Divides the ranks' sum."""
         return total / world
 
     def facts(self, names: Mapping[Tensor, str]) -> Mapping[str, Any]:
@@ -71,7 +71,7 @@ class Replicated(Strategy):
     """Each rank has the whole module, and DistributedDataParallel averages their gradients.
 
     Args:
-        bucket_mb: Size from which a bucket is full, in MiB; None for torch's own.
+        bucket_mb: Size at which a bucket is full, in MiB; None for torch's default.
         views: Whether gradients are views into their buckets.
         exchange: Communication hook; None for the all-reduce in C++.
     """
@@ -92,7 +92,7 @@ class Replicated(Strategy):
 
     def prepare(self, program: Program) -> None:
         if distributed.get_rank() > 0:
-            # Replicas begin as rank 0 is: what the others have is overwritten, or their training shows it.
+            # DistributedDataParallel copies rank 0's parameters to all ranks; otherwise the results differ.
             with torch.no_grad():
                 for parameter in program.module.parameters():
                     parameter.zero_()
@@ -121,7 +121,7 @@ class Replicated(Strategy):
 
 
 class Accumulating(Replicated):
-    """Two micro-batches a step: gradients stay with the rank after the first, and are exchanged after the second."""
+    """Two micro-batches a step: ranks exchange gradients only after the second."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -141,7 +141,7 @@ class Accumulating(Replicated):
         return torch.stack(losses).sum()
 
     def apart(self) -> contextlib.AbstractContextManager[Any]:
-        """Within it ranks do not exchange gradients."""
+        """A context in which ranks do not exchange gradients."""
         return self.ddp.no_sync()
 
     def facts(self, program: Program) -> Mapping[str, Any]:

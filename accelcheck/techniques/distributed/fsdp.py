@@ -1,4 +1,4 @@
-"""FSDP2 in the ranks: each holds a part of every parameter, and gathers a block's when it is needed."""
+"""FSDP2 in the ranks: each holds a part of every parameter, and gathers the parameters of a block when they are needed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class FullySharded(Strategy):
-    """`fully_shard` over the module's blocks, where it has some, else over its layers, and over what is left."""
+    """`fully_shard` over the module's blocks where it has some, else over its layers, and over the rest."""
 
     def prepare(self, program: Program) -> None:
         from torch.distributed.fsdp import fully_shard

@@ -1,10 +1,10 @@
-"""What ranks that compress their gradients must end with, in FP64: the oracles of the communication hooks.
+"""FP64 oracles of the communication hooks: the results of ranks that compress their gradients.
 
-Every scheme decides something about a gradient (which 16-bit number, which 8-bit integer, which elements). A correct
-implementation errs by FP32 rounding before it decides, so that the decision may fall either way where it is that close.
-Runs with rounding errors therefore decide about gradients that are off by `OFF` of the largest element (an element is a
-sum, and errs by the size of its terms, not by its own). They go in pairs, off by the same in opposite directions: whatever
-is close falls either way in each pair, and six runs leave little to chance.
+Every scheme takes decisions about a gradient (which 16-bit number, which 8-bit integer, which elements). A correct
+implementation has FP32 rounding errors before it decides, so that a close decision may go either way. The oracle's runs with
+rounding errors therefore decide about gradients that are off by `OFF` of the largest element (an element is a sum, and its
+error depends on the size of its terms, not on its own). The runs are pairs with opposite errors: each close decision goes both
+ways in each pair, and six runs leave little to chance.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ if TYPE_CHECKING:
 
 
 OFF = 4 * RELATIVE
-"""How far gradients may be off, relative to the largest element, when something is decided about them: what FP32
-activations are granted, for gradients of parameters that earlier decisions have moved."""
+"""Error of the gradients before a decision, relative to the largest element: as allowed for FP32 activations, because earlier
+decisions have changed the parameters."""
 
 
 class Scheme:
-    """What all ranks end with, from what each has.
+    """The gradient of all ranks, from each rank's own.
 
     Attributes:
-        flips: Whether decisions fall either way where they are close.
+        flips: Whether close decisions may go either way.
     """
 
     flips = False
@@ -67,7 +67,7 @@ class Scheme:
         raise NotImplementedError(f"{type(self).__name__}: give the mean of what the ranks send")
 
     def near(self, x: Tensor) -> Tensor:
-        """What an implementation may have in place of `x` when it decides."""
+        """`x` with the rounding error that an implementation may have before it decides."""
         if not self.flips:
             return x
         drawn = torch.rand(x.shape, generator=self._noise, dtype=x.dtype) - 0.5
@@ -95,7 +95,7 @@ class Halves(Scheme):
 
 
 class ErrorFeedbackOracle(Scheme):
-    """A codec of all gradients of a rank together; what it drops is added to the next ones."""
+    """A codec of all gradients of a rank together; its error is added to the next gradients."""
 
     def begin(self) -> None:
         super().begin()
@@ -118,7 +118,7 @@ class ErrorFeedbackOracle(Scheme):
 
 
 class Largest(ErrorFeedbackOracle):
-    """The largest elements: see `accelcheck.techniques.distributed.compression.TopK`. Of equal ones any may be taken."""
+    """The largest elements: see `accelcheck.techniques.distributed.compression.TopK`. Ties may be broken in any way."""
 
     def __init__(self, share: float) -> None:
         super().__init__()
@@ -139,9 +139,9 @@ class Integers(ErrorFeedbackOracle):
 
 
 class LowRank(Scheme):
-    """PowerSGD (Vogels, Karimireddy, Jaggi, NeurIPS 2019, algorithm 1), with plain averaging before it begins.
+    """PowerSGD (Vogels, Karimireddy, Jaggi, NeurIPS 2019, algorithm 1), with plain averaging in the first steps.
 
-    What a matrix becomes, and the next column space, depend on the span of the columns alone: any orthogonal basis does.
+    The approximation and the next column space depend on the span of the columns alone: any orthogonal basis serves.
     """
 
     def __init__(self, rank: int, rate: float) -> None:
@@ -177,12 +177,12 @@ class LowRank(Scheme):
 
 
 def shared_out(module: nn.Module, world: int, scheme: Scheme) -> nn.Module:
-    """The module with gradients as ranks exchange them: it shares its batch out, and joins the outputs.
+    """The module with gradients as ranks exchange them: it divides its batch among ranks, and joins the outputs.
 
     Args:
         module: FP64; copied. Inputs and outputs have the batch in their first dimension.
         world: Number of ranks.
-        scheme: What becomes of their gradients. It begins anew when the module's state is loaded.
+        scheme: Of the exchange of gradients. It is reset when the module's state is loaded.
     """
     inner = copy.deepcopy(module)
     outer = copy.copy(inner)  # of the same parameters, under the same names
@@ -205,7 +205,7 @@ def shared_out(module: nn.Module, world: int, scheme: Scheme) -> nn.Module:
 
 
 class _Replicas(torch.autograd.Function):
-    """A copy of all parameters for each rank; their gradients meet in the scheme."""
+    """A copy of all parameters for each rank; the scheme exchanges their gradients."""
 
     @staticmethod
     def forward(ctx: Any, scheme: Scheme, world: int, *parameters: Tensor) -> tuple[Tensor, ...]:
@@ -215,6 +215,6 @@ class _Replicas(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
         count = len(gradients) // ctx.world
-        # Of the joined mean, each rank has its samples' part: times the number of ranks, it is what the rank itself computes.
+        # A rank computes the mean over its own samples: its part of the joined mean, times the number of ranks.
         ranks = [[ctx.world * g for g in gradients[i : i + count]] for i in range(0, len(gradients), count)]
         return None, None, *ctx.scheme(ranks)

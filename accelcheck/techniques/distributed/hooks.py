@@ -1,8 +1,8 @@
 """DistributedDataParallel's communication hooks, in real processes: a user's own, 16 bits, PowerSGD, top-k, 8 bits.
 
-Hooks that compress end elsewhere than plain averaging, by design. What each must end with is said by an FP64 oracle that
-compresses alike (`accelcheck.techniques.distributed.hook_oracles`), so that FP32's budget holds; and that error feedback loses nothing is
-an invariant, judged exactly.
+Hooks that compress give other results than plain averaging, by design. Each is judged by an FP64 oracle that compresses in the
+same way (`accelcheck.techniques.distributed.hook_oracles`), with FP32's budget. That error feedback loses nothing is an invariant,
+which is checked exactly.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ SHARE = 1 / 8
 THIN = 1
 """Rank of PowerSGD's products: torch's default."""
 RATE = 2.0
-"""Least saving for which PowerSGD compresses a matrix: torch's default."""
+"""Smallest saving for which PowerSGD compresses a matrix: torch's default."""
 
 
 class Hooked(DataParallel):
@@ -73,7 +73,7 @@ class Hooked(DataParallel):
 
 
 class Asynchronous(Hooked):
-    """The hook divides when the sum has come."""
+    """The hook divides when the all-reduce is done."""
 
     def exchanged(self, program: Program, answers: Sequence[RankReport]) -> Iterable[Evidence]:
         yield from super().exchanged(program, answers)
@@ -84,7 +84,7 @@ class Asynchronous(Hooked):
 
 
 class Lossless(Hooked):
-    """Sent and residual, over all steps, are the sum of the gradients, for each rank and parameter: an invariant."""
+    """An invariant: for each rank and parameter, sent parts and residual add up to the sum of the gradients."""
 
     def exchanged(self, program: Program, answers: Sequence[RankReport]) -> Iterable[Evidence]:
         yield from super().exchanged(program, answers)
@@ -142,7 +142,7 @@ class FedBack(Lossless, Compressed):
 
 
 def top_k(shapes: Sequence[torch.Size], step: int) -> int:
-    """Bytes of a top-k step: an element and its place take 4 each."""
+    """Bytes of a top-k step: 4 for an element, and 4 for its index."""
     del step
     return 8 * largest(SHARE, sum(shape.numel() for shape in shapes))
 

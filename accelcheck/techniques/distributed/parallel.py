@@ -29,19 +29,19 @@ RANKS = "ranks"
 """Key in `Program.extras` of the `Ranks` of a run."""
 
 PATIENCE = dt.timedelta(seconds=60)
-"""How long a rank waits for the others: all are in this process, so only a defect makes them late."""
+"""Seconds that a rank waits for the others. All are in this process, so that only a defect makes them late."""
 
 HALF_LIMIT = torch.finfo(torch.float16).max
-"""Largest FP16 number: what is larger is sent as this, and its rest as residual."""
+"""Largest FP16 number. A larger one is sent as this, and the rest becomes residual."""
 
 
 class Wire:
-    """Gloo process groups of all ranks, and what went over them.
+    """Gloo process groups of all ranks, with counts of their traffic.
 
     Attributes:
         world: Number of ranks.
         collectives: Calls by each rank.
-        sent: Bytes that each rank handed to collectives.
+        sent: Bytes that each rank sent by collectives.
     """
 
     def __init__(self, world: int) -> None:
@@ -90,26 +90,26 @@ class Averaging:
         self.wire = wire
 
     def begin(self) -> None:
-        """A training begins."""
+        """Called when a training begins."""
         return
 
     def __call__(self, gradients: Sequence[Tensor], weights: Sequence[float]) -> list[Tensor]:
-        """What each rank ends with, from each rank's gradient (flat, of one size) and weight. On the CPU."""
+        """Each rank's gradient after the exchange, from all ranks' gradients (flat, of one size) and weights. On the CPU."""
         return self.wire.together(lambda rank: self.wire.reduce(rank, gradients[rank] * weights[rank]))
 
 
 class Compressor:
-    """Rounds a rank's gradients to FP16, and adds what was lost to the next one (error feedback).
+    """Rounds a rank's gradients to FP16, and adds the rounding error to the next gradient (error feedback).
 
     Attributes:
-        residual: What was not sent yet: FP32, flat; None before the first step.
+        residual: The part that was not sent yet, FP32, flat; None before the first step.
     """
 
     def __init__(self) -> None:
         self.residual: Tensor | None = None
 
     def compress(self, gradient: Tensor) -> Tensor:
-        """What is sent for an FP32 gradient: FP16, of the same shape."""
+        """The FP16 tensor to send for an FP32 gradient, of the same shape."""
         wanted = gradient if self.residual is None else gradient + self.residual
         sent = wanted.clamp(-HALF_LIMIT, HALF_LIMIT).half()
         self.residual = wanted - sent.float()
@@ -117,23 +117,23 @@ class Compressor:
 
 
 class Account:
-    """Keeps what one rank should have sent, and what it sent: FP64 on the CPU, apart from the compressor."""
+    """The gradients that one rank should have sent, and what it sent: FP64 on the CPU, independent of the compressor."""
 
     def __init__(self, elements: int) -> None:
         self.true, self.sent, self.size = (torch.zeros(elements, dtype=torch.float64) for _ in range(3))
 
     def add(self, gradient: Tensor, residual: Tensor | None, sent: Tensor) -> None:
-        """One step: the gradient, the residual before it, and what went over the wire."""
+        """One step: the gradient, the residual before it, and the sent tensor."""
         true = gradient.cpu().double()
         self.true += true
         self.sent += sent.cpu().double()
         self.size += true.abs() if residual is None else true.abs() + residual.cpu().double().abs()
 
     def unbalanced(self, residual: Tensor | None) -> Tensor:
-        """Where the sum sent and the residual are not the sum of the gradients: bool, an element each.
+        """Elements for which sent parts and residual do not add up to the gradients: bool, of the gradient's shape.
 
-        A step adds gradient and residual in FP32, which rounds by at most 2**-24 of their sizes; what FP16 drops of the
-        sum is an FP32 number, so taking it off again is exact. Twice that is allowed.
+        A step adds gradient and residual in FP32, which rounds by at most 2**-24 of their sizes; the FP16
+        rounding error of the sum is an FP32 number, so that its subtraction is exact. Twice that is allowed.
         """
         left = torch.zeros_like(self.true) if residual is None else residual.cpu().double()
         return (self.sent + left - self.true).abs() > 2 * 2.0**-24 * self.size
@@ -278,7 +278,7 @@ class ParallelStep(Technique):
         return SUPPORTED
 
     def exchange(self, wire: Wire) -> Averaging:
-        """How gradients are exchanged."""
+        """The exchange of gradients."""
         return Averaging(wire)
 
     def prepare(self, program: Program, mode: Mode, device: Device) -> None:
@@ -317,10 +317,10 @@ class ParallelStep(Technique):
 
 
 class CompressedDataParallel(ParallelStep):
-    """Two ranks that send FP16. Error feedback loses nothing: that is an invariant, and judged exactly.
+    """Two ranks that send FP16. That error feedback loses nothing is an invariant, which is checked exactly.
 
-    Sent and residual, over all steps, are the sum of the gradients, parameter by parameter. Values are those of FP16
-    gradients: a step may be off by FP16's rounding, which later steps make good.
+    For each parameter, sent parts and residual over all steps add up to the sum of the gradients. Results are those of FP16
+    gradients: a step may be off by FP16's rounding, which later steps correct.
     """
 
     width = 2

@@ -1,4 +1,4 @@
-"""A process pool of ranks: real processes under ``torchrun``, started once, that do one training after the other."""
+"""A pool of ranks: processes under ``torchrun`` that are started once, and do one training after the other."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ if TYPE_CHECKING:
     from accelcheck.techniques.distributed.strategy import RankReport, TrainingJob
 
 PATIENCE = 120.0
-"""Seconds that a job may take, and that a rank waits for the others: a training takes less than one."""
+"""Seconds that a job may take, and that a rank waits for the others. A training takes less than one."""
 
 _FAILURE = re.compile(r"^\s*rank\s*:\s*(\d+) .*\n\s*exitcode\s*:\s*(-?\d+)", re.MULTILINE)
-"""In torchrun's report: a rank that failed, and its exit code (a negative one: the signal that ended it)."""
+"""In torchrun's report: a failed rank and its exit code, which is negative for a signal."""
 
 
 class RankPool:
-    """Ranks on this machine, one a device; on the CPU they share it.
+    """Ranks on this machine, each with a device of its own; on the CPU they share it.
 
     Args:
-        device: What they run on; it travels to them by pickle.
+        device: Where they compute; sent to them as a pickle.
         world: Number of ranks.
 
     Attributes:
         pids: Process of each rank.
 
     Raises:
-        ChildError: They did not come up; the message has what they said.
+        ChildError: They did not start; the message has their output.
     """
 
     def __init__(self, device: Device, world: int) -> None:
@@ -57,21 +57,21 @@ class RankPool:
 
     @property
     def running(self) -> bool:
-        """Whether it can be given a job."""
+        """Whether it can take a job."""
         return self._torchrun.running
 
     def train(self, job: TrainingJob) -> list[RankReport]:
-        """What each rank answers, by rank.
+        """Each rank's report, by rank.
 
         Raises:
-            ChildError: A rank raised, ended or stayed silent; the message says which. The pool is closed then.
+            ChildError: A rank raised, ended or was too slow; the message says which. The pool is closed then.
             TypeError: The job cannot be pickled.
         """
         names = [f"answer-{self._jobs}-{rank}" for rank in range(self.world)]
         self._mailbox.put(f"job-{self._jobs}", job)
         try:
             answers: list[RankReport] = self._awaited(names)
-        except BaseException:  # an interrupt, too: what ranks still answer would be taken for the next job's
+        except BaseException:  # an interrupt, too: late answers would be taken for those to the next job
             self.close()
             raise
         self._mailbox.remove(f"job-{self._jobs}", *names)
@@ -79,7 +79,7 @@ class RankPool:
         return answers
 
     def close(self) -> None:
-        """End the ranks, and remove what they left."""
+        """End the ranks, and remove their files."""
         self._held.close()
 
     def _awaited(self, names: Sequence[str]) -> list[Any]:
@@ -123,10 +123,10 @@ _pools: dict[tuple[str, int], RankPool] = {}
 
 
 def rank_pool(device: Device, world: int) -> RankPool:
-    """The ranks that this process keeps for a device: started at first use, again after they failed, ended at exit.
+    """The rank pool of this process for a device: started at first use, restarted after a failure, ended at exit.
 
     Raises:
-        ChildError: They did not come up.
+        ChildError: The ranks did not start.
     """
     key = device.name, world
     if key not in _pools or not _pools[key].running:

@@ -1,4 +1,4 @@
-"""Distributed checkpoints: what some ranks saved in shards, more ranks, or fewer, load and go on with.
+"""Distributed checkpoints: ranks save a training in shards; more or fewer ranks load and continue it.
 
 `torch.distributed.checkpoint` reads its metadata by pickle: the folder is private to the run.
 """
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class Reshard(RankedTraining):
-    """A training by two ranks, then three, then one, with a checkpoint in shards before each change."""
+    """A training by two ranks, then three, then one, with a sharded checkpoint before each change."""
 
     family = "snapshot"
     job = Resharded

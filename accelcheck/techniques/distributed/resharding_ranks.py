@@ -1,6 +1,6 @@
-"""A training whose number of ranks changes with every checkpoint that it goes through. It runs in the ranks of a pool.
+"""A training whose number of ranks changes at every checkpoint. It runs in the ranks of a pool.
 
-What it needs of torch.distributed is imported there: sharding and checkpoints take most of a second to import.
+The parts of torch.distributed for sharding and checkpoints are imported in the ranks, because that takes most of a second.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ if TYPE_CHECKING:
 
 WORLD = 3
 RANKS = (2, 3, 1)
-"""Of each phase. Two and three hold shards, one holds everything; the last checkpoint goes back to two, who only load it."""
+"""Number of ranks in each phase: two and three hold shards, one holds everything. In the last phase two only load the checkpoint."""
 
 
 @dataclass(frozen=True)
 class Loaded:
-    """What was seen when a checkpoint was loaded.
+    """Observations when a checkpoint was loaded.
 
     Attributes:
-        files: With shards, in the checkpoint.
-        shards: How each parameter lay on the ranks that saved it.
+        files: Number of files with shards in the checkpoint.
+        shards: Placement of each parameter on the ranks that saved it.
         tensors: Number of tensors of module and optimizer that were loaded.
-        differing: Of these, put together from all shards, those that are not bitwise what was saved.
+        differing: The ones of them that, joined from all shards, are not bitwise equal to what was saved.
     """
 
     files: int
@@ -52,7 +52,7 @@ class Loaded:
 
 
 class Phase:
-    """A training that some of the ranks hold between them.
+    """A training that is sharded over some of the ranks.
 
     Args:
         program: With the whole module and the whole batch.
@@ -74,7 +74,7 @@ class Phase:
 
     def _backpropagate(self, step: int) -> Tensor:
         del step
-        # With the weight, the mean over ranks is the mean over the joined batch, of uneven parts too.
+        # With the weight, the mean over ranks is the mean over the joined batch, also for uneven parts.
         loss = self.program.training_loss(self.program.inputs, self.program.target) * self.weight
         loss.backward()  # type: ignore[no-untyped-call]  # torch annotates Tensor.backward only in part
         mean = loss.detach()
@@ -82,7 +82,7 @@ class Phase:
         return mean / self.mesh.size()
 
     def state(self) -> dict[str, Any]:
-        """Module and optimizer, as a checkpoint has them: of each tensor this rank's shard."""
+        """State of module and optimizer for a checkpoint: this rank's shard of each tensor."""
         from torch.distributed.checkpoint.state_dict import get_state_dict
 
         module, optimizer = get_state_dict(self.program.module, self.optimizer)
@@ -95,7 +95,7 @@ class Phase:
         save(self.state(), checkpoint_id=folder, process_group=self.mesh.get_group())
 
     def load(self, folder: Path) -> None:
-        """Go on from a checkpoint, whoever wrote it."""
+        """Continue from a checkpoint of any ranks."""
         from torch.distributed.checkpoint.state_dict import set_state_dict
         from torch.distributed.checkpoint.state_dict_loader import load
 
@@ -109,20 +109,20 @@ class Phase:
         )
 
     def whole(self) -> dict[str, Tensor]:
-        """Every tensor of the state, whole, on the CPU; called by all ranks of the mesh."""
+        """All tensors of the state, unsharded, on the CPU; called by all ranks of the mesh."""
         return {path: _whole(value).cpu() for path, value in _leaves(self.state()) if isinstance(value, Tensor)}
 
     def shards(self) -> tuple[str, ...]:
-        """How each parameter lies on the ranks."""
+        """Placement of each parameter on the ranks."""
         return tuple(_placed(parameter) for parameter in self.program.module.parameters())
 
 
 @dataclass(frozen=True)
 class Resharded(TrainingJob):
-    """Phases of other numbers of ranks, each from the checkpoint of the one before; the last one only loads.
+    """Phases with different numbers of ranks, each from the checkpoint of the previous one; the last one only loads.
 
     Attributes:
-        folder: For the checkpoints: empty.
+        folder: For the checkpoints; empty at the beginning.
     """
 
     folder: Path = Path()
@@ -134,7 +134,7 @@ class Resharded(TrainingJob):
         return cls(job.problem, job.dtype, job.seed, job.strategy, folder)
 
     def run(self, device: Device) -> RankReport:
-        """This rank's part. Rank 0 is in every phase; a rank that one leaves out waits for the next."""
+        """This rank's part. Rank 0 takes part in every phase; other ranks wait where a phase does not need them."""
         device.seed(self.seed)
         total = self.problem.steps
         steps = (range(total - 2), range(total - 2, total - 1), range(total - 1, total), range(0))
@@ -154,7 +154,7 @@ class Resharded(TrainingJob):
         return RankReport(os.getpid(), distributed.get_backend(), result, digests={}, calls=(), sent=(), facts=facts)
 
     def _phase(self, device: Device, ranks: int, *, fresh: bool) -> Phase | None:
-        """The program as the first so many ranks hold it: as it was sent, or with nothing in it. None: not this rank."""
+        """The program sharded over the first `count` ranks, with its parameters or empty; None where this rank is not one of them."""
         mesh = _mesh(device.type, ranks)
         if distributed.get_rank() >= ranks:
             return None
@@ -174,7 +174,7 @@ class Resharded(TrainingJob):
 
 
 def _hand_over(before: Phase | None, after: Phase | None, folder: Path) -> Loaded:
-    """Some ranks save, others load; every rank is in one of them at least, and calls this."""
+    """Some ranks save, others load; every rank does one of the two at least, and calls this."""
     saved: Mapping[str, Tensor] = {}
     if before is not None:
         before.save(folder)
@@ -194,7 +194,7 @@ def _hand_over(before: Phase | None, after: Phase | None, folder: Path) -> Loade
 
 @functools.cache
 def _mesh(device_type: str, ranks: int) -> DeviceMesh:
-    """The first so many ranks; called by all. Kept, for process groups are not to be made for every training."""
+    """The mesh of the first `count` ranks; called by all. Cached, so that process groups are not made for every training."""
     from torch.distributed.device_mesh import DeviceMesh
 
     return DeviceMesh(device_type, list(range(ranks)))

@@ -1,4 +1,4 @@
-"""A training that ranks share: what they are told, how each takes part, what each answers. It runs in the ranks."""
+"""A training that ranks share: the job, each rank's part in it, and its report. It runs in the ranks."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ HANDED = {
     "_allgather_base_": 1,
     "_reduce_scatter_base_": 1,
 }
-"""Collectives that carry gradients and parameters (``c10d::``), and which argument is what a rank hands to them."""
+"""Collectives that carry gradients and parameters (``c10d::``), and the index of the argument that a rank sends."""
 
 
 class Traffic(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves __init_subclass__ untyped
-    """Counts the collectives that are called within it: from Python, and from DistributedDataParallel's C++.
+    """Counts the collectives that Python and DistributedDataParallel's C++ call while the context is active.
 
-    Callbacks of hooks may run in threads of the process group, where no dispatch mode is: there, calls of
-    `torch.distributed.all_reduce` are counted.
+    Callbacks of hooks may run in threads of the process group, where no dispatch mode is active: in these threads, calls
+    of `torch.distributed.all_reduce` are counted.
 
     Attributes:
-        calls: How often each was called, by name.
-        sent: Bytes that this rank handed to them.
+        calls: Number of calls, by name.
+        sent: Bytes that this rank sent by them.
     """
 
     def __init__(self) -> None:
@@ -78,16 +78,16 @@ class Traffic(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leav
 
 @dataclass(frozen=True)
 class RankReport:
-    """What one rank did.
+    """One rank's report on a training.
 
     Attributes:
         pid: Of its process.
-        backend: That carried its collectives, as torch.distributed names it.
-        result: Of the training, whole, on the CPU: rank 0's; nothing of the others.
+        backend: Of its collectives, as torch.distributed names it.
+        result: The whole result of the training, on the CPU, from rank 0; empty from the other ranks.
         digests: Of each parameter's bytes after the training.
         calls: Collectives of each step, by name.
-        sent: Bytes that it handed to collectives, by step.
-        facts: What the strategy noted.
+        sent: Bytes that it sent by collectives, by step.
+        facts: The strategy's `facts`.
     """
 
     pid: int
@@ -100,9 +100,9 @@ class RankReport:
 
 
 class Strategy:
-    """How ranks share a training. A copy of it serves one training in each rank, and may keep what it likes.
+    """How ranks share a training. Each rank has a copy for each training, which may hold state.
 
-    It is sent by pickle: classes at the top of a module.
+    It is sent as a pickle: its class must be at the top of a module.
     """
 
     def prepare(self, program: Program) -> None:
@@ -110,22 +110,22 @@ class Strategy:
         raise NotImplementedError(f"{type(self).__name__}.prepare: say how the module is shared")
 
     def backpropagate(self, program: Program, weight: float) -> Tensor:
-        """One step's backward pass, or several. Gives the loss of the rank's part, times `weight`.
+        """The backward pass of a step, or several. Returns the loss of the rank's part of the batch, times `weight`.
 
         Args:
             program: The rank's.
-            weight: With it the mean over ranks is the mean over the joined batch, of uneven parts too.
+            weight: Factor with which the mean over ranks is the mean over the joined batch, also for uneven parts.
         """
         loss = program.training_loss(program.inputs, program.target) * weight
         loss.backward()  # type: ignore[no-untyped-call]  # torch annotates Tensor.backward only in part
         return loss.detach()
 
     def whole(self, tensor: Tensor) -> Tensor:
-        """A tensor of the result from what each rank has of it; called by all ranks."""
+        """A whole tensor of the result, from each rank's part of it; called by all ranks."""
         return tensor
 
     def facts(self, program: Program) -> Mapping[str, Any]:
-        """What shows, after the training, that it was shared in this way: plain numbers and words."""
+        """Evidence after the training that it was shared in this way: plain numbers and words."""
         del program
         return {}
 
@@ -135,7 +135,7 @@ class TrainingJob:
     """A training for all ranks.
 
     Attributes:
-        problem: On the CPU, in the storage dtype: each rank takes its part of the batch.
+        problem: On the CPU, in the storage dtype, with the whole batch.
         dtype: Of storage.
         seed: Of the generators of each rank.
         strategy: How the ranks share it.
@@ -165,7 +165,7 @@ class TrainingJob:
         """This rank's part.
 
         Raises:
-            ValueError: The batch cannot be shared out: see `accelcheck.techniques.distributed.parallel.shards`.
+            ValueError: The batch cannot be divided: see `accelcheck.techniques.distributed.parallel.shards`.
         """
         rank, world = distributed.get_rank(), distributed.get_world_size()
         parts = shards(self.problem.inputs, self.problem.target, world)
@@ -206,6 +206,6 @@ class TrainingJob:
 
 
 def digest(tensor: Tensor) -> str:
-    """Of a tensor's bits: equal bits give equal words."""
+    """A digest of a tensor's bits."""
     raw = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
     return hashlib.blake2b(raw.numpy().tobytes(), digest_size=8).hexdigest()

@@ -1,4 +1,1 @@
-"""Processes that several families of techniques start: ``torchrun``, and the evidence that such processes did their work.
-
-Nothing here knows what is trained in them.
-"""
+"""``torchrun`` for the families of techniques that train in several processes, and the evidence that these did their work."""

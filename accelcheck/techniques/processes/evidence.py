@@ -1,4 +1,4 @@
-"""What techniques that train in other processes ask and say of them: whether they may, and whether they did it right."""
+"""For techniques that train in other processes: whether a device allows it, and evidence that the training was right."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def shareable(device: Device) -> Capability:
-    """Whether another process can have the device while this one has it."""
+    """Whether another process can open the device while this one holds it."""
     client = getattr(device, "client", "CPU")  # of PJRT
     if device.type == "tpu" or client in {"TPU", "NEURON"}:
         return unsupported(Code.NO_FEATURE, f"a chip of {device.name} belongs to one process: another cannot open it")
@@ -25,13 +25,19 @@ def shareable(device: Device) -> Capability:
 
 
 def no_strays(strays: Mapping[str, int], device: Device, where: str) -> Evidence:
-    """Work of other processes that silently went to the CPU is a failure too."""
+    """Evidence that the other processes left no operator to the CPU.
+
+    Args:
+        strays: Number of calls on the CPU, by operator.
+        device: Under test.
+        where: The processes, in words.
+    """
     listed = ", ".join(f"{name} x{count}" for name, count in sorted(strays.items()))
     return Evidence(f"no operator left {device.name} for the CPU {where}", listed or "none did", engaged=not listed)
 
 
 def unlike(one: Any, other: Any, path: str = "") -> list[str]:
-    """Paths at which two states, as they are read from files, are not bitwise equal."""
+    """Paths at which two states are not bitwise equal."""
     if isinstance(one, Tensor) and isinstance(other, Tensor):
         same = one.dtype == other.dtype and torch.equal(one, other)
         return [] if same else [path]
@@ -46,12 +52,12 @@ def unlike(one: Any, other: Any, path: str = "") -> list[str]:
 
 
 def repeated(claim: str, state: Any, straight: Callable[[], Any], device: Device) -> Evidence:
-    """Whether a training that was disturbed ended in the same state, bit by bit, as one that was not.
+    """Evidence that a disturbed training ended in bitwise the same state as an undisturbed one.
 
     Args:
-        claim: What is claimed if nothing differs.
-        state: At the end of the disturbed one.
-        straight: Does one undisturbed, and gives its state; twice where the device may not repeat itself.
+        claim: Text of the evidence.
+        state: At the end of the disturbed training.
+        straight: Trains undisturbed, and returns the state; called twice where the device may not be deterministic.
         device: Under test.
     """
     undisturbed = straight()

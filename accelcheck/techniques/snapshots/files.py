@@ -1,8 +1,8 @@
-"""Snapshots of a training in files: written whole or not at all, told from damaged ones by a digest, read as data.
+"""Snapshots of a training in files: written whole or not at all, protected by a digest, read as data.
 
-A file is one line of JSON (format, version, size and SHA-256 of what follows), then what ``torch.save`` wrote. What a
-snapshot holds is on the CPU, so that any device can go on from it, and made of what ``torch.load`` reads with
-``weights_only=True``: nothing in a file is ever run. Sharded tensors are for ``torch.distributed.checkpoint``.
+A file is one line of JSON (format, version, size and SHA-256 of the rest), then the output of ``torch.save``. Tensors are on
+the CPU, so that any device can continue from them. ``torch.load`` reads a file with ``weights_only=True``: no code in it runs.
+Sharded tensors are for ``torch.distributed.checkpoint``.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ if TYPE_CHECKING:
 FORMAT = "accelcheck-snapshot"
 VERSION = 1
 LONGEST_HEADER = 1024
-"""Bytes: a line that is longer is none of ours."""
+"""Bytes; a longer first line is not a header."""
 
 _NAME = re.compile(r"step-(\d{8,})\.snapshot")
 
 
 class DamagedError(ValueError):
-    """A file is no intact snapshot. The message names the file, what was expected and what came."""
+    """A file is no intact snapshot. The message names the file, what was expected and what was found."""
 
     def __init__(self, path: Path, wrong: str) -> None:
         super().__init__(path, wrong)
@@ -44,13 +44,13 @@ class DamagedError(ValueError):
 
 @dataclass(frozen=True)
 class Snapshot:
-    """One that was read.
+    """A snapshot that was read.
 
     Attributes:
         path: Of the file.
         step: Steps that had been taken.
-        state: What was saved; tensors are on the CPU.
-        refused: Newer ones that are damaged, the newest first.
+        state: The saved state; tensors are on the CPU.
+        refused: Newer snapshots that are damaged, the newest first.
     """
 
     path: Path
@@ -62,11 +62,11 @@ class Snapshot:
 class Snapshots:
     """The snapshots of one training: the newest few, in a folder of their own.
 
-    Processes may share the folder: one at a time reads or writes, and one that was killed holds nobody up.
+    Processes may share the folder: a lock lets one at a time read or write, and a killed process releases it.
 
     Args:
-        folder: Made if it is not there.
-        keep: How many stay. With two, a damaged one costs the steps since the one before.
+        folder: Created if it does not exist.
+        keep: Number of snapshots to keep. With two, a damaged one costs the steps since the previous one.
 
     Raises:
         ValueError: `keep` is below 1.
@@ -81,7 +81,7 @@ class Snapshots:
         self._lock = FileLock(folder / ".lock")
 
     def save(self, step: int, state: Mapping[str, Any]) -> Path:
-        """Write the state after so many steps, then remove all but the newest.
+        """Write the state after `step` steps, then remove all but the newest snapshots.
 
         Raises:
             TypeError: As `write`.
@@ -94,15 +94,15 @@ class Snapshots:
             write(path, state)
             for _, old in self._found()[self.keep :]:
                 old.unlink()
-            for partial in self.folder.glob(f".*{PARTIAL}"):  # their writers were killed: nobody else holds the lock
+            for partial in self.folder.glob(f".*{PARTIAL}"):  # of killed writers: this one holds the lock
                 partial.unlink()
         return path
 
     def latest(self) -> Snapshot | None:
-        """The newest one that is intact; None if there is none at all.
+        """The newest intact one; None if there are no snapshots.
 
         Raises:
-            DamagedError: There are some, and all are damaged: it says of each why. Starting anew is for a person to decide.
+            DamagedError: There are some, and all are damaged; the message says why. The user decides whether to start again.
         """
         refused: list[DamagedError] = []
         with self._lock:
@@ -122,17 +122,17 @@ class Snapshots:
 
 
 def write(path: Path, state: Mapping[str, Any]) -> int:
-    """Write a snapshot: whoever opens the path finds the old file or the new one, whenever this process is killed.
+    """Write a snapshot. A reader finds the old file or the new one, even if this process is killed.
 
     Args:
-        path: Of the file; one that is there is replaced.
+        path: Of the file; an existing one is replaced.
         state: Tensors of any device, numbers, text, and dicts, lists and tuples of them.
 
     Returns:
         Bytes written.
 
     Raises:
-        TypeError: Something else is in the state, named by its path: it could be written, and never read.
+        TypeError: The state holds something else, which could be written but not read; the message has its path.
     """
     content = pack(state)
     header = {"format": FORMAT, "version": VERSION, "bytes": len(content), "sha256": _digest(content)}
@@ -141,10 +141,10 @@ def write(path: Path, state: Mapping[str, Any]) -> int:
 
 
 def read(path: Path) -> dict[str, Any]:
-    """What `write` was given, with all tensors on the CPU.
+    """The state that `write` got, with all tensors on the CPU.
 
     Raises:
-        DamagedError: It is not all there, not what was written, or nothing of ours.
+        DamagedError: The file is incomplete, has changed, or is no snapshot.
         FileNotFoundError: There is no such file.
     """
     with path.open("rb") as file:
@@ -156,7 +156,7 @@ def read(path: Path) -> dict[str, Any]:
         raise DamagedError(path, f"SHA-256: expected {header['sha256']}, got {found}")
     try:
         state = unpack(content)
-    except Exception as error:  # whatever a stranger's bytes make torch raise
+    except Exception as error:  # torch raises various errors for foreign files
         raise DamagedError(path, f"expected tensors and plain values, torch.load refused: {error}") from error
     if not isinstance(state, dict):
         raise DamagedError(path, f"expected a dict, got {type(state).__name__}")
@@ -164,7 +164,7 @@ def read(path: Path) -> dict[str, Any]:
 
 
 def _header(path: Path, line: bytes) -> dict[str, Any]:
-    """The first line, by schema."""
+    """The fields of the first line."""
     if not line:
         raise DamagedError(path, "expected a header, got an empty file")
     if not line.endswith(b"\n"):

@@ -1,4 +1,4 @@
-"""A training that stops, and is gone on with by another process that has nothing of it but a folder with snapshots."""
+"""A training that stops, and that another process continues from a folder with snapshots alone."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ if TYPE_CHECKING:
     from accelcheck.workloads.base import Result
 
 PATIENCE = 300.0
-"""Seconds for the other process to go on to the end: the first time it imports torch, and may compile."""
+"""Seconds for the other process to continue to the end; the first time it also imports torch, and may compile."""
 SEED = 20231
-"""Of the other process's generators, before it loads: what a snapshot does not hold is then something else."""
+"""Seed of the other process's generators before it loads: it shows whether the snapshot restores them."""
 
 
 @dataclass(frozen=True)
 class Errand:
-    """What the other process is told: how a training goes on, not where it stands.
+    """The other process's task: how to continue a training. The state is in the snapshots.
 
     Attributes:
         problem: On the CPU; its parameters are NaN.
@@ -59,14 +59,14 @@ class Errand:
 
 @dataclass(frozen=True)
 class Report:
-    """What the other process says.
+    """The other process's report.
 
     Attributes:
         pid: Its own.
-        used: Name of the snapshot that it went on from.
-        step: Steps that had been taken.
-        refused: Names of damaged ones, and what was wrong with each.
-        operators: That it dispatched on the device.
+        used: Name of the snapshot that it continued from.
+        step: Number of steps in that snapshot.
+        refused: Names of damaged snapshots, and what was wrong with each.
+        operators: Number of operators that it dispatched on the device.
         strays: Operators that left the device for the CPU, by name.
         last: File with the state at the end.
     """
@@ -119,7 +119,7 @@ class Other:
 
 
 class Handover:
-    """How one program's trainings are handed to another process, and what was seen of the last one.
+    """Hands the trainings of one program over to another process, and keeps what was observed of the last one.
 
     Args:
         program: On the device.
@@ -129,7 +129,7 @@ class Handover:
     Attributes:
         began: State of the last training before its first step.
         left: The newest intact snapshot of the last training.
-        report: Of the other process on it.
+        report: Of the other process.
         ended: State of the last training after its last step.
     """
 
@@ -149,7 +149,7 @@ class Handover:
         return Snapshots(Path(self._scratch.name) / str(self._count))
 
     def go_on(self, snapshots: Snapshots, steps: int, records: frozenset[int] = frozenset()) -> dict[str, Any]:
-        """Have the other process go on from the newest intact snapshot.
+        """Have the other process continue from the newest intact snapshot.
 
         Args:
             snapshots: Of the training.
@@ -166,7 +166,7 @@ class Handover:
         return last
 
     def straight(self, steps: int, records: frozenset[int] = frozenset()) -> dict[str, Any]:
-        """The state at the end of the last training, had it not been stopped: the other process does all of it."""
+        """The state at the end of the last training without a stop: the other process repeats all of it."""
         snapshots = self.snapshots()
         snapshots.save(0, self.began)
         report = self._other.go_on(self._errand(snapshots.folder, steps, records))
@@ -213,7 +213,7 @@ def _go_on(errand: Errand) -> Report:
     device.seed(SEED)
     found = Snapshots(errand.folder).latest()
     if found is None:
-        raise FileNotFoundError(f"{errand.folder}: expected a snapshot to go on from, got none")
+        raise FileNotFoundError(f"{errand.folder}: expected a snapshot to continue from, got none")
     with device.strict_float32():
         program = Program.of(
             errand.problem,
@@ -225,7 +225,7 @@ def _go_on(errand: Errand) -> Report:
         if errand.scaled:
             program.scaler = torch.amp.GradScaler(device.type)
         device.reset_fallbacks()
-        with OperatorLog(device.type) as log:  # as the first part was: XLA rounds otherwise where none watches
+        with OperatorLog(device.type) as log:  # as in the first part: on XLA a dispatch mode changes the rounding
             last = _trained(program, found.state) if errand.mode is Mode.TRAIN else _long(program, found.state, errand)
             device.synchronize()
     used = log.having(lambda operator: any(at == device.type for _, _, at in operator.outputs))

@@ -1,4 +1,4 @@
-"""Snapshots in files: another process goes on from one as if nothing had happened, and a damaged one is not used."""
+"""Snapshots in files: another process continues from one with the same result, and a damaged one is refused."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ which the check of scalers wants at the scale that it sets."""
 
 
 class Relay(Trainer):
-    """Takes the first half of the steps; another process takes the rest, from a file. Then all is as if it had not."""
+    """Takes the first half of the steps; another process takes the rest, from a file. The result is that of one process."""
 
     def __init__(self, recipe: Recipe, handover: Handover) -> None:
         super().__init__(recipe)
@@ -75,7 +75,7 @@ class Relay(Trainer):
 
 
 class SnapshotRestore(Technique):
-    """A training that stops half way, and is gone on with by another process, from a file."""
+    """A training that stops half way, and that another process continues from a file."""
 
     name = "snapshot-restore"
     family = "snapshot"

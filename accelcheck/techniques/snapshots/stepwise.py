@@ -1,4 +1,4 @@
-"""A training in train mode, one step at a time: it can be saved after any of them, and gone on with somewhere else."""
+"""A training in train mode, one step at a time. It can be saved after any step, and continued in another process."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ if TYPE_CHECKING:
 
 
 class StepwiseTraining:
-    """A training of a program, from its beginning or from what another one saved.
+    """A training of a program, from the beginning or from a saved state.
 
     Attributes:
-        program: What is trained, in place.
+        program: Trained in place.
         optimizer: Made for this training.
-        losses: Of the steps that were taken, also by those that it goes on from; 0-D, on the device.
+        losses: Of all steps, also of those before it was loaded; 0-D, on the device.
     """
 
     def __init__(self, program: Program) -> None:
@@ -30,15 +30,15 @@ class StepwiseTraining:
 
     @property
     def step(self) -> int:
-        """Steps that were taken."""
+        """Number of steps taken."""
         return len(self.losses)
 
     def take(self) -> None:
-        """One more step."""
+        """Take one step."""
         self.losses.append(self.program.take(self.optimizer, self.step))
 
     def state(self) -> dict[str, Any]:
-        """All that the next step and the result depend on."""
+        """Everything that the next step and the result depend on."""
         scaler = self.program.scaler
         return {
             "module": self.program.module.state_dict(),
@@ -49,7 +49,7 @@ class StepwiseTraining:
         }
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Go on from a state; parameters keep their storage."""
+        """Continue from a state; parameters keep their storage."""
         self.program.module.load_state_dict(state["module"])
         self.optimizer.load_state_dict(state["optimizer"])
         if self.program.scaler is not None:
@@ -59,7 +59,7 @@ class StepwiseTraining:
         self.program.synchronize()
 
     def result(self) -> Result:
-        """What train mode gives."""
+        """The result of train mode."""
         return self.program.trained(self.losses)
 
 
@@ -70,7 +70,7 @@ def placed(program: Program, losses: Sequence[Tensor]) -> list[Tensor]:
 
 
 def adopted(program: Program, module: Mapping[str, Tensor], losses: Sequence[Tensor]) -> Result:
-    """What train mode gives after a training that other processes did.
+    """The result of train mode after a training by other processes.
 
     Args:
         program: Gets the module's state, in place.

@@ -1,4 +1,4 @@
-"""Elastic training: ranks are killed and elastic agents come and go, and the training ends as if nothing had happened.
+"""Elastic training: ranks are killed, agents join and leave, and the result of the training stays the same.
 
-`rank` is the program that the ranks run, and `mailbox` holds the files that both sides exchange.
+`rank` is the program of the ranks, and `mailbox` describes what they and the agents exchange.
 """

@@ -1,4 +1,4 @@
-"""Agents: several ``torchrun`` on this machine that form one elastic job, as on several machines; they come and go."""
+"""Agents: several ``torchrun`` on this machine that form one elastic job, as on several machines; they join and leave."""
 
 from __future__ import annotations
 
@@ -22,24 +22,24 @@ if TYPE_CHECKING:
     from accelcheck.techniques.distributed.elastic.mailbox import TrainingReport, TrainingTask
 
 PATIENCE = 300.0
-"""Seconds that a training may take: each change of the world starts Python anew in every rank."""
+"""Seconds that a training may take: at each change of the world, every rank restarts Python."""
 
 CONF: Mapping[str, int] = {
-    "is_host": 0,  # the store of the rendezvous is in this process: every agent may go
-    "last_call_timeout": 2,  # seconds to wait for more agents than are needed: those that come look every second
+    "is_host": 0,  # this process holds the store of the rendezvous: every agent may leave
+    "last_call_timeout": 2,  # seconds to wait for more agents than needed: new ones look every second
     "keep_alive_interval": 1,
-    "keep_alive_max_attempt": 5,  # intervals of silence after which an agent is gone
+    "keep_alive_max_attempt": 5,  # intervals of silence after which an agent counts as lost
 }
-"""Of the rendezvous. Torch's own waits are for machines that boot."""
+"""Configuration of the rendezvous. torch's default waits are for machines that boot."""
 
 ENVIRON = {
-    # Each round with a store of its own. A store that outlives a round gives new ranks the addresses of old ones:
+    # A store for each rendezvous. One that is used again gives new ranks the addresses of old ones:
     # https://github.com/pytorch/pytorch/issues/135712
     "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
 }
 
 _FAILED = re.compile(r"exitcode: (-?\d+)\) local_rank: \d+ \(pid: (\d+)\)")
-"""In torchrun's output, of the rank that failed first."""
+"""In torchrun's output: exit code and process of the rank that failed first."""
 
 
 @contextlib.contextmanager
@@ -54,7 +54,7 @@ def c10d() -> Iterator[list[str]]:
 
 @contextlib.contextmanager
 def etcd() -> Iterator[list[str]]:
-    """A rendezvous in an etcd server, which is started, and ends with the context."""
+    """A rendezvous in an etcd server, which runs while the context is active."""
     from torch.distributed.elastic.rendezvous.etcd_server import EtcdServer
 
     with tempfile.TemporaryDirectory(prefix="accelcheck-etcd-") as folder:
@@ -73,14 +73,14 @@ class ElasticAgents:
 
     Args:
         rendezvous: Where its agents meet.
-        device: What the ranks compute on.
+        device: Where the ranks compute.
         least, most: Number of agents.
         ranks: Of each agent.
-        restarts: Failures after which an agent starts its ranks again.
+        restarts: Number of failures after which an agent restarts its ranks.
 
     Attributes:
-        running: Agents, in the order in which they came.
-        killed: Those that are no more.
+        running: Agents, in the order of their start.
+        killed: Agents that were killed.
     """
 
     def __init__(
@@ -109,7 +109,7 @@ class ElasticAgents:
                 f"--nproc-per-node={ranks}",
                 f"--max-restarts={restarts}",
                 "--local-addr=localhost",
-                f"--log-dir={self._folder / 'logs'}",  # or torchrun leaves one behind
+                f"--log-dir={self._folder / 'logs'}",  # otherwise torchrun leaves a folder behind
                 "--monitor-interval=0.1",
             ]
             for _ in range(least):
@@ -119,10 +119,10 @@ class ElasticAgents:
             raise
 
     def train(self, task: TrainingTask) -> TrainingReport:
-        """What the ranks answer. Agents come and go as the task's steps want it.
+        """The ranks' report. Agents are started and killed as the task's steps demand.
 
         Raises:
-            ChildError: A rank raised, an agent ended, or nothing came; the message has their output.
+            ChildError: A rank raised, an agent ended, or no report came; the message has their output.
             TypeError: The task cannot be pickled.
         """
         number = self._tasks
@@ -144,7 +144,7 @@ class ElasticAgents:
         return answer
 
     def victim(self) -> tuple[int, int] | None:
-        """Of the last task, the process that was killed, and its exit code as torchrun reports it. None: nobody was."""
+        """The process that was killed in the last task, and its exit code as torchrun reports it; None where none was."""
         name = f"victim-{self._tasks - 1}"
         if not self.mailbox.has(name):
             return None
@@ -153,7 +153,7 @@ class ElasticAgents:
         return pid, codes.get(pid, 0)
 
     def close(self) -> None:
-        """End all agents and their ranks, and remove what they left."""
+        """End all agents and their ranks, and remove their files."""
         for agent in self.running:
             agent.signal(signal.SIGTERM)  # to all at once: each waits for its ranks
         for agent in (*self.running, *self.killed):
@@ -166,7 +166,7 @@ class ElasticAgents:
         self.running.append(torchrun(self._options, function, [self._folder], ENVIRON))
 
     def _resize(self, count: int) -> None:
-        """Start agents, or kill the youngest, until there are so many."""
+        """Start agents, or kill the newest ones, until this number runs."""
         while len(self.running) < count:
             self._start()
         while len(self.running) > count:

@@ -26,8 +26,8 @@ class TrainingTask:
         dtype, seed: Of the program.
         threads: Of torch in each rank: sums depend on it.
         every: Steps between snapshots.
-        victim: Step in the middle of which the last rank is killed, the first time that it is taken; none if negative.
-        worlds: Number of ranks that each step waits for; none waits if it is empty.
+        victim: Step during which the last rank is killed, at the first attempt; none if negative.
+        worlds: Number of ranks that each step waits for; empty if no step waits.
     """
 
     problem: Problem
@@ -41,15 +41,15 @@ class TrainingTask:
 
 @dataclass(frozen=True)
 class TrainingReport:
-    """What rank 0 says of a training.
+    """Rank 0's report on a training.
 
     Attributes:
-        state: Of the `Session` at the end, on the CPU.
-        worlds: Number of ranks that took each step: of those that count, not of those that were lost.
-        starts: The step that each group of ranks began with.
-        restarts: How often torchrun had to restart them after failures, up to the end.
+        state: Of the `StepwiseTraining` at the end, on the CPU.
+        worlds: Number of ranks that took each step; attempts that were lost do not count.
+        starts: The first step of each group of ranks.
+        restarts: Number of restarts by torchrun after failures.
         pid: Of its process.
-        place: Type of the device that its parameters are on.
+        place: Type of the device of its parameters.
         strays: Operators that the backend ran on the CPU, by name.
     """
 

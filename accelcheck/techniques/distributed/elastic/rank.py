@@ -33,12 +33,12 @@ if TYPE_CHECKING:
     from accelcheck.techniques.distributed.elastic.mailbox import TrainingTask
 
 SHARES = 6
-"""Of a batch: 2 and 3 ranks have equally many."""
+"""Number of shares of a batch: 2 and 3 ranks get equal numbers of them."""
 PATIENCE = 120.0
-"""Seconds that ranks wait for each other, or for a world of another size: as long as it takes to start Python, and more."""
+"""Seconds that ranks wait for each other, or for a world of another size: longer than the start of Python."""
 
 LINGER = 1.0
-"""Seconds that a rank which misses another stays: so torchrun sees first, and reports, the one that was lost."""
+"""Seconds that a rank waits after it has lost another one, so that torchrun reports the lost one first."""
 
 
 class SharedBackward:
@@ -46,7 +46,7 @@ class SharedBackward:
 
     Args:
         program: This rank's, with the whole batch.
-        between: Called with the step's number after this rank's own part, before it meets the others.
+        between: Called with the step's number after this rank's own part, before the collective.
     """
 
     def __init__(self, program: Program, between: Callable[[int], None]) -> None:
@@ -60,7 +60,7 @@ class SharedBackward:
         parts = shards(program.inputs, target, count)
         parameters = [parameter for parameter in program.module.parameters() if parameter.requires_grad]
         sizes = [parameter.numel() for parameter in parameters]
-        # A row for each share: its gradient and, last, its loss. The others' rows are 0, and stay what they are in a sum.
+        # A row for each share: its gradient and, last, its loss. The rows of other ranks' shares are 0, which a sum does not change.
         rows = torch.zeros(count, sum(sizes) + 1)
         own = torch.arange(count).tensor_split(distributed.get_world_size())[distributed.get_rank()]
         for index in own.tolist():
@@ -70,7 +70,7 @@ class SharedBackward:
             loss.backward()  # type: ignore[no-untyped-call]  # torch annotates Tensor.backward only in part
             gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
             row = torch.cat([*(gradient.flatten() for gradient in gradients), loss.detach().reshape(1)])
-            program.synchronize()  # a lazy device would compile the shares of a rank together, and round otherwise
+            program.synchronize()  # a lazy device would compile the shares of a rank together, with other rounding
             rows[index] = row.cpu()
         self.between(step)
         distributed.all_reduce(rows)
@@ -85,9 +85,9 @@ class Rank:
     """This process's part in one training.
 
     Args:
-        mailbox: Where its files are.
+        mailbox: Of the job.
         number: Of the task.
-        device: What it computes on.
+        device: Where it computes.
     """
 
     def __init__(self, mailbox: Mailbox, number: int, device: Device) -> None:
@@ -99,7 +99,7 @@ class Rank:
         self.starts: list[int] = []
 
     def train(self) -> TrainingReport:
-        """From the newest snapshot, or the beginning, to the end.
+        """Train from the newest snapshot, or from the beginning, to the end.
 
         Raises:
             RuntimeError: Another rank has left.
@@ -140,24 +140,24 @@ class Rank:
         return {"training": session.state(), "worlds": self.worlds, "starts": self.starts}
 
     def _restore(self, session: StepwiseTraining, snapshots: Snapshots) -> None:
-        """Go on from the newest snapshot; all ranks have the same one, for nobody writes before all have met."""
+        """Continue from the newest snapshot. All ranks find the same one, because none writes before all have met."""
         found = snapshots.latest()
         if found is not None:
             session.load(found.state["training"])
             self.worlds, self.starts = found.state["worlds"], found.state["starts"]
 
     def _fall(self, step: int) -> None:
-        """The victim is killed, as the kernel does it when memory is short: nothing is cleaned up."""
+        """Kill the victim by SIGKILL, as the kernel does when memory is short, so that nothing is cleaned up."""
         if step == self.task.victim and self.restarts == 0 and self.rank == self.world - 1:
             self.mailbox.put(f"victim-{self.number}", os.getpid())
             os.kill(os.getpid(), signal.SIGKILL)
 
     def _meet(self, step: int) -> None:
-        """Wait until the world is of the size that the step is to be taken in: with another one, these ranks end.
+        """Wait until the world has the size that the step demands; these ranks end when it changes.
 
         Raises:
-            RuntimeError: A rank has left, which shows in the collective.
-            TimeoutError: Nothing happened.
+            RuntimeError: A rank has left: the collective fails.
+            TimeoutError: The world did not change.
         """
         if not self.task.worlds or self.task.worlds[step] == self.world:
             return
