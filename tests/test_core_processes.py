@@ -86,6 +86,7 @@ def test_a_function_is_called_with_its_arguments_and_gives_the_exit_status() -> 
         ("pass", End(0), "ended with status 0"),
         ("raise SystemExit(3)", End(3), "ended with status 3"),
         ("import os; os.kill(os.getpid(), 11)", End(-11), "died of SIGSEGV"),
+        ("import os; os.kill(os.getpid(), 40)", End(-40), "died of signal 40"),
     ],
 )
 def test_an_end_says_how(code: str, end: End, text: str) -> None:

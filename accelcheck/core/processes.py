@@ -70,7 +70,10 @@ class End:
     def __str__(self) -> str:
         if self.silent is not None:
             return f"was silent for {self.silent:g} s and was killed"
-        return f"died of {signal.Signals(-self.code).name}" if self.code < 0 else f"ended with status {self.code}"
+        if self.code >= 0:
+            return f"ended with status {self.code}"
+        names = {one.value: one.name for one in signal.Signals}
+        return f"died of {names.get(-self.code, f'signal {-self.code}')}"  # real-time signals have no names
 
 
 def calling(function: str, *arguments: object, parent: bool = False) -> list[str]:
