@@ -7,6 +7,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from accelcheck.commands.common import USAGE
+from accelcheck.core import imports
 from accelcheck.core.registry import DuplicateNameError, UnknownNameError, discover
 from accelcheck.plugin.registered import PluginLoadError
 
@@ -22,7 +23,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         add(commands)
     given = parser.parse_args(arguments)
     try:
+        if modules := getattr(given, "imports", ()):
+            imports.announce(modules)
         return int(given.run(given))
-    except (PluginLoadError, DuplicateNameError, UnknownNameError) as error:
+    except (PluginLoadError, DuplicateNameError, UnknownNameError, imports.ModuleImportError) as error:
         print(f"accelcheck: {error}", file=sys.stderr)
         return USAGE

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, distributed
 from torch.utils import _pytree as pytree
 from torch.utils import backend_registration
 
@@ -33,6 +33,9 @@ class Module:
     def device_count(self) -> int:
         return 1
 
+    def synchronize(self) -> None:
+        pass
+
     def manual_seed_all(self, seed: int) -> None:
         self.seeds.append(seed)
 
@@ -46,36 +49,38 @@ class Module:
         return [torch.bfloat16]
 
 
-class Toy(Tensor):
-    """A tensor of the device; its values are in a CPU tensor."""
+_VALUES: dict[int, Tensor] = {}
+"""The values of each tensor, on the CPU, by the address of its storage, which `detach` shares."""
 
-    raw: Tensor
-    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]  # as torch's own subclasses do
 
-    @staticmethod
-    def __new__(cls: type[Toy], raw: Tensor) -> Toy:  # noqa: PYI034 - a static method has no Self to return
-        out: Any = torch._C._acc.create_empty_tensor(tuple(raw.shape), raw.dtype)
-        out.__class__ = cls
-        toy: Toy = out
-        return toy
-
-    def __init__(self, raw: Tensor) -> None:
-        self.raw = raw
+def _made(values: Tensor) -> Tensor:
+    made: Tensor = torch._C._acc.create_empty_tensor(tuple(values.shape), values.dtype)
+    _VALUES[made.untyped_storage()._cdata] = values
+    return made
 
 
 def _inside(value: Any) -> Any:
     if isinstance(value, torch.device) and value.type == "toy":
         return torch.device("cpu")
-    return value.raw if isinstance(value, Toy) else value
+    if isinstance(value, Tensor) and value.device.type == "toy":
+        return _VALUES[value.untyped_storage()._cdata]
+    return value
 
 
 def _call(operator: Any, *args: Any, **kwargs: Any) -> Any:
+    given = [value for value in pytree.tree_leaves((args, kwargs)) if isinstance(value, Tensor)]
+    of = {id(_inside(value)): value for value in given}
     out = operator(*pytree.tree_map(_inside, args), **pytree.tree_map(_inside, kwargs))
-    return pytree.tree_map(lambda value: Toy(value) if isinstance(value, Tensor) else value, out)
+
+    def outside(value: Any) -> Any:
+        # What an in-place operator returns is its argument. Views are copies: torch has no way to make one in Python.
+        return (of.get(id(value)) if id(value) in of else _made(value)) if isinstance(value, Tensor) else value
+
+    return pytree.tree_map(outside, out)
 
 
 def _empty(size: list[int], *args: Any, dtype: torch.dtype | None = None, **kwargs: Any) -> Tensor:
-    return Toy(torch.empty(size, dtype=dtype))
+    return _made(torch.empty(size, dtype=dtype))
 
 
 def _copy(source: Tensor, target: Tensor, non_blocking: bool = False) -> Tensor:
@@ -89,6 +94,7 @@ _LIBRARIES: list[Any] = []  # an implementation lives as long as its library
 def load() -> None:
     """Register the device."""
     backend_registration._setup_privateuseone_for_python_backend("toy", backend_module=Module())
+    distributed.Backend.default_device_backend_map["toy"] = "gloo"
     make: Any = torch.library.Library  # torch does not annotate it
     every, aten = make("_", "IMPL"), make("aten", "IMPL")
     every.fallback(_call, "PrivateUse1")

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from accelcheck.checks import accuracy, numerics, randomness, speed, trajectory
 from accelcheck.checks.trial import Clock, Finding, Trial
+from accelcheck.core import imports
 from accelcheck.core.capability import Capability, Code, unsupported
 from accelcheck.core.case import Case, Figure, Mode, Verdict
 from accelcheck.core.journal import Record
@@ -137,6 +138,7 @@ class Bench:
     def _open(self, device: Device) -> None:
         """Open a device once a process, and see by a number that its FP32 is FP32."""
         if device.name not in self._opened:
+            imports.load()
             device.open()
             with device.strict_float32():
                 self._opened[device.name] = device.float32_error()

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from accelcheck.commands.common import GREEN, NOTHING, RED, USAGE
+from accelcheck.commands.common import GREEN, NOTHING, RED, USAGE, add_import
 from accelcheck.core import matrix
 from accelcheck.core.registry import unknown
 from accelcheck.core.words import LEVELS
@@ -46,6 +46,7 @@ def add(commands: Any) -> None:
     compare.set_defaults(run=_caught(_compare))
     update = actions.add_parser("update", help="time the suite on a device in ten processes, and store the ratios")
     update.add_argument("--device", default="cpu", help="device to time (default: cpu)")
+    add_import(update)
     update.add_argument("--new-only", action="store_true", help="keep stored baselines, and add missing ones")
     update.add_argument("arguments", nargs="*", help="further arguments of pytest, after --")
     update.set_defaults(run=_update)
@@ -119,6 +120,7 @@ def _update(given: argparse.Namespace) -> int:
     command = [
         *(sys.executable, "-m", "pytest", "--pyargs", "accelcheck.suite.test_speed"),
         *(f"--accel-device={given.device}", "--accel-require", "--accel-level=2"),
+        *(f"--accel-import={module}" for module in given.imports),
         *([] if given.baselines is None else [f"--accel-baselines={given.baselines.resolve()}"]),
         *(f"--accel-baseline={use}", *given.arguments),
     ]

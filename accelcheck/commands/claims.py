@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from accelcheck.commands.common import GREEN, NOTHING, RED, USAGE, refusal
+from accelcheck.commands.common import GREEN, NOTHING, RED, USAGE, add_import, refusal
 from accelcheck.core.registry import unknown
 from accelcheck.experiments.claims import catalogue, report
 from accelcheck.plugin import registered
@@ -34,6 +34,7 @@ def add(commands: Any) -> None:
         "this device lacks the technique. Exits with 1 if a result was wrong, not if a claim is not confirmed.",
     )
     claims.add_argument("--device", default="cpu", help="device to measure on (default: cpu)")
+    add_import(claims)
     claims.add_argument(
         "--claim", action="append", default=[], metavar="GLOB", help="claims by name; repeatable (default: all)"
     )

@@ -5,9 +5,8 @@ from __future__ import annotations
 import argparse
 import os
 
-from accelcheck.core import matrix
+from accelcheck.core import imports, matrix
 from accelcheck.core.capability import Code
-from accelcheck.core.registry import unknown
 from accelcheck.devices import hardware
 from accelcheck.devices.base import Device
 from accelcheck.devices.probe import probe
@@ -25,6 +24,18 @@ def positive(text: str) -> int:
     return number
 
 
+def add_import(command: argparse.ArgumentParser) -> None:
+    """Declare ``--import`` for a command that takes a device; `announce` reads it."""
+    command.add_argument(
+        "--import",
+        dest="imports",
+        action="append",
+        default=[],
+        metavar="MODULE",
+        help="module to import in every process that uses a device; repeatable: a backend of torch that no entry point loads",
+    )
+
+
 def refusal(name: str) -> str | None:
     """Why a device cannot be used on this machine; None if it can.
 
@@ -40,5 +51,5 @@ def refusal(name: str) -> str | None:
         os.environ.setdefault("PJRT_DEVICE", "CPU")
     statuses, _ = probe([name], extra=extra)
     if name not in known and statuses[name].capability.code is Code.NO_PACKAGE:
-        raise unknown("device", name, sorted(known))
+        raise imports.unknown_device(name, sorted(known), "--import")
     return None if statuses[name].present else str(statuses[name].capability)

@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from accelcheck.commands.common import GREEN, NOTHING, RED, USAGE, refusal
+from accelcheck.commands.common import GREEN, NOTHING, RED, USAGE, add_import, refusal
 from accelcheck.core.registry import unknown
 from accelcheck.experiments import curve_plot
 from accelcheck.experiments import curve_report as report
@@ -31,6 +31,7 @@ def add(commands: Any) -> None:
         "compiled with dynamic=False and dynamic=True, and prints the number of statements from which on compiled code is faster.",
     )
     curve.add_argument("--device", default="cpu", help="device to measure on (default: cpu)")
+    add_import(curve)
     curve.add_argument(
         "--counts", default=",".join(map(str, COUNTS)), metavar="N,N,...", help="numbers of statements (%(default)s)"
     )

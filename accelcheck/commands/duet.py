@@ -8,7 +8,7 @@ import signal
 import sys
 from typing import TYPE_CHECKING, Any
 
-from accelcheck.commands.common import GREEN, NOTHING, RED, USAGE, positive
+from accelcheck.commands.common import GREEN, NOTHING, RED, USAGE, add_import, positive
 from accelcheck.core.matrix import Selection
 from accelcheck.core.words import LEVELS
 from accelcheck.experiments.duet import TIMEOUT, DuetCase, Facts, located, medians, play
@@ -45,6 +45,7 @@ def add(commands: Any) -> None:
             help=f"environment variable for {side.upper()} only; repeatable",
         )
     command.add_argument("--device", default="cpu", help="device to measure on (default: cpu)")
+    add_import(command)
     command.add_argument(
         "--technique",
         action="append",

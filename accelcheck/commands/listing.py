@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import fnmatch
+import sys
 from typing import TYPE_CHECKING, Any
 
-from accelcheck.commands.common import GREEN
-from accelcheck.core import matrix
+from accelcheck.commands.common import GREEN, add_import
+from accelcheck.core import imports, matrix
 from accelcheck.devices.probe import probe
 from accelcheck.plugin import registered
 
 if TYPE_CHECKING:
     import argparse
+    from collections.abc import Sequence
+
+    from accelcheck.devices.base import Device
 
 
 def add(commands: Any) -> None:
@@ -22,6 +26,7 @@ def add(commands: Any) -> None:
         description="Prints the capability table: techniques by family, each device's answer, and the reasons. Runs nothing.",
     )
     listing.add_argument("--device", action="append", default=[], help="devices to ask; repeatable (default: all)")
+    add_import(listing)
     listing.add_argument(
         "--technique", action="append", default=[], metavar="GLOB", help="techniques by name; repeatable (default: all)"
     )
@@ -37,7 +42,7 @@ def _list(given: argparse.Namespace) -> int:
 
     # Plugins differ between machines: the documentation has accelcheck's own techniques only.
     config = None if given.markdown else registered.here()
-    extra = [] if config is None else registered.devices(config)
+    extra = [] if config is None else _others(given.device, registered.devices(config))
     places = capabilities.columns(given.device, extra)
     known = matrix.Matrix.load() if config is None else registered.matrix(config)
     known.check(matrix.Selection((), techniques=tuple(given.technique)))
@@ -52,6 +57,19 @@ def _list(given: argparse.Namespace) -> int:
         statuses, _ = probe([name for name in places if name != capabilities.GENERIC], extra=extra)
         console.show(shown.text(rows, statuses))
     return GREEN
+
+
+def _others(asked: Sequence[str], found: Sequence[Device]) -> list[Device]:
+    """Registered devices, and the accelerators that the modules of ``--import`` give torch."""
+    from accelcheck.devices.generic import Generic
+
+    known = matrix.devices(found)
+    if not imports.announced() or (asked and all(name in known for name in asked)):
+        return [*found]
+    statuses, host = probe(None, extra=found)
+    for name, failure in host.failed_imports.items():
+        print(f"accelcheck: --import={name}: {failure}", file=sys.stderr)
+    return [*found, *(Generic(name) for name in statuses if name not in known)]
 
 
 COMMANDS = (add,)

@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from accelcheck.commands.common import GREEN, NOTHING, RED, positive, refusal
+from accelcheck.commands.common import GREEN, NOTHING, RED, add_import, positive, refusal
 from accelcheck.core.registry import unknown
 from accelcheck.devices import hardware
 from accelcheck.report import console
@@ -32,6 +32,7 @@ def add(commands: Any) -> None:
         "variant, which must pass. Exits with 1 if a fault survives or a correct variant fails.",
     )
     runner.add_argument("--device", default="cpu", help="device to plant on (default: cpu)")
+    add_import(runner)
     runner.add_argument("--seeds", type=positive, default=20, help="number of seeds for each plant (default: 20)")
     runner.add_argument(
         "--fault", action="append", default=[], metavar="GLOB", help="plants by name; repeatable (default: all)"

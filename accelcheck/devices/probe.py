@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
-from accelcheck.core import registry
+from accelcheck.core import imports, registry
 from accelcheck.core.capability import Capability, Code, unavailable
 from accelcheck.core.processes import Child, Message, calling, say
 from accelcheck.devices import hardware
@@ -35,6 +35,8 @@ _OTHERS = "*"
 """In a child's list of names: every accelerator that torch has and that is not a known device."""
 _LOAD = "load:"
 """In a child's list of names, before that of an out-of-tree backend: load it."""
+_IMPORT = f"{imports.OPTION}="
+"""Before the name of a module that was to be imported, in stages and statuses of a child."""
 _AT = "@"
 """Between the name of another package's device and its ``module:Class``."""
 _SETTINGS = {
@@ -51,6 +53,7 @@ class HostFacts:
         cores: How many logical processors this process may use.
         backends: Names of the installed out-of-tree backends, by their entry points.
         broken: The ones of them that cannot be loaded, with their errors.
+        failed_imports: Modules of ``--accel-import`` that a child could not import, with their errors.
         autoload: Whether `import torch` may load them. If not, `TORCH_DEVICE_BACKEND_AUTOLOAD=0` must be set before torch
             is imported, or the import raises or hangs.
     """
@@ -60,6 +63,7 @@ class HostFacts:
     backends: tuple[str, ...] = ()
     broken: Mapping[str, str] = field(default_factory=dict)
     autoload: bool = True
+    failed_imports: Mapping[str, Capability] = field(default_factory=dict)
 
     def as_json(self) -> dict[str, Any]:
         """The record as JSON-ready values."""
@@ -95,7 +99,7 @@ def probe(
     results, broken, autoload = _ask(jobs, specs, timeout)
     found: dict[str, Status] = {}
     for result in results:
-        found |= {name: status for name, status in result.statuses.items() if not name.startswith(_LOAD)}
+        found |= {name: status for name, status in result.statuses.items() if not name.startswith((_LOAD, _IMPORT))}
     statuses |= {name: status for name, status in found.items() if names is None or name in wanted}
     for name, error in broken.items():
         if names is None or name in wanted:
@@ -108,6 +112,7 @@ def probe(
         backends=tuple(entry.name for entry in backends()),
         broken=broken,
         autoload=autoload,
+        failed_imports=_failed_imports(results),
     )
     return dict(sorted(statuses.items())), facts
 
@@ -138,8 +143,8 @@ class _Answers:
         child.end()
         if self.failure is None:
             return
-        # The last stage may name an accelerator that was found and being opened.
-        opened = [stage.removeprefix("open ")] if stage.startswith("open ") else []
+        # The last stage may name a module that was being imported, or an accelerator that was found and being opened.
+        opened = [stage.removeprefix("open ")] if stage.startswith(("open ", _IMPORT)) else []
         for name in (*self.names, *opened):
             if name != _OTHERS:
                 self.statuses.setdefault(name, Status(name, self.failure))
@@ -255,13 +260,24 @@ def _absent(name: str, broken: Mapping[str, str], results: Sequence[_Answers]) -
         if name in backend:
             return _broken(backend, error)
     failures = [one.failure for one in results if _OTHERS in one.names and one.failure is not None]
+    failures += _failed_imports(results).values()
     if failures:
         return failures[0]
     return unavailable(
         Code.NO_PACKAGE,
         f"no installed package gives torch a device of type {name}",
-        "install the vendor's torch extension, or check the spelling",
+        f"install the vendor's torch extension, check the spelling, or give {_IMPORT}MODULE",
     )
+
+
+def _failed_imports(results: Sequence[_Answers]) -> dict[str, Capability]:
+    """Why modules of ``--accel-import`` cannot be imported, by name."""
+    return {
+        name.removeprefix(_IMPORT): status.capability
+        for child in results
+        for name, status in child.statuses.items()
+        if name.startswith(_IMPORT)
+    }
 
 
 def _spec(device: Device) -> str:
@@ -292,6 +308,8 @@ def _answer(names: Sequence[str]) -> None:
         return
     known = builtin()
     for name in names:
+        if name == _OTHERS or _AT in name:
+            _import_announced()
         if name == _OTHERS:
             _answer_others(known)
         elif name.startswith(_LOAD):
@@ -312,6 +330,18 @@ def _answer_others(known: Mapping[str, Device]) -> None:
         if kind not in taken:
             say(stage=f"open {kind}")
             say(status=_status(kind, partial(Generic, kind)).as_json())
+
+
+def _import_announced() -> None:
+    """Import the modules of ``--accel-import``; answers for those that raise."""
+    for name in imports.announced():
+        say(stage=f"{_IMPORT}{name}")
+        try:
+            imports.load_one(name)
+        except imports.ModuleImportError as error:
+            traceback.print_exc()
+            failure = unavailable(Code.IMPORT_FAILED, _last_line(error.__cause__ or error), imports.ADVICE)
+            say(status=Status(f"{_IMPORT}{name}", failure).as_json())
 
 
 def _answer_backend(word: str) -> None:

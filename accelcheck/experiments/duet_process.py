@@ -50,8 +50,8 @@ def _work(job: Mapping[str, Any], folder: Path) -> None:
     """Do the ``task`` of a job, ``judge`` or ``measure``, with the cases of its ``selection``."""
     import torch
 
-    from accelcheck.core import matrix
-    from accelcheck.core.registry import DuplicateNameError, UnknownNameError, unknown
+    from accelcheck.core import imports, matrix
+    from accelcheck.core.registry import DuplicateNameError, UnknownNameError
     from accelcheck.devices.generic import Generic, found_types
     from accelcheck.plugin import registered
     from accelcheck.plugin.registered import PluginLoadError
@@ -67,12 +67,13 @@ def _work(job: Mapping[str, Any], folder: Path) -> None:
     (name,) = selection.devices
     try:
         known = registered.matrix(registered.here())
+        imports.load()
         known.check(selection)
         places = matrix.devices(registered.devices(registered.here()))
         if name not in places and name not in found_types():
-            raise unknown("device", name, sorted(places))
+            raise imports.unknown_device(name, sorted(places), "--import")
         device = places[name] if name in places else Generic(name)
-    except (PluginLoadError, DuplicateNameError, UnknownNameError) as error:
+    except (PluginLoadError, DuplicateNameError, UnknownNameError, imports.ModuleImportError) as error:
         return say(refused=str(error), absent=False)
     for answer in (device.detect, device.usable):
         capability = answer()

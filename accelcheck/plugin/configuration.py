@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import tempfile
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from accelcheck.core import matrix
+from accelcheck.core import imports, matrix
 from accelcheck.core.matrix import Selection
+from accelcheck.core.registry import UnknownNameError
 from accelcheck.plugin import options, registered
 
 if TYPE_CHECKING:
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 
     import pytest
 
+    from accelcheck.core.capability import Capability
     from accelcheck.devices.base import Device, Status
     from accelcheck.measure.gate import Gate
 
@@ -34,6 +36,8 @@ class RunConfiguration:
         autoload: Whether device backends may load themselves with torch; off when one of them breaks the import.
         folder: Private to the run; holds the references.
         ledgers: Further ledgers, besides the shipped ones.
+        imports: Modules that every process imports before it uses a device.
+        failed_imports: Modules that were to be imported and cannot be, with the reasons. Known to the controller alone.
     """
 
     selection: Selection
@@ -41,6 +45,8 @@ class RunConfiguration:
     autoload: bool
     folder: Path
     ledgers: tuple[Path, ...]
+    imports: tuple[str, ...] = ()
+    failed_imports: Mapping[str, Capability] = field(default_factory=dict)
 
     @classmethod
     def find(cls, config: pytest.Config) -> Self:
@@ -57,15 +63,24 @@ class RunConfiguration:
         ledgers = options.paths(config, "ledger")
         Ledger.load(ledgers)
         options.selection(config, ())  # wrong values are answered before the devices are asked
+        if options.imports(config):
+            imports.announce(options.imports(config))
         statuses, host = probe(None, options.seconds(config), registered.devices(config))
         words = options.value(config, "device") or ("auto",)
-        chosen = options.chosen_devices(words, statuses, statuses)
+        failed = host.failed_imports
+        try:
+            chosen = options.chosen_devices(words, statuses, statuses)
+        except UnknownNameError as error:
+            raise UnknownNameError(" ".join([str(error), *_lines(failed)])) from error
         selection = options.selection(config, chosen)
         absent = [f"{name}: {statuses[name].capability}" for name in chosen if not statuses[name].present]
+        absent += _lines(failed)
         if options.value(config, "require") and absent:
             raise AbsentDeviceError("--accel-require: a device that was asked for is absent. " + "; ".join(absent))
         folder = Path(tempfile.mkdtemp(prefix="accelcheck-"))
-        return cls(selection, statuses, host.autoload, folder, ledgers)
+        # A module that fails in the probe would fail in this process too, and with it the cases of all other devices.
+        loaded = tuple(name for name in imports.announced() if name not in failed)
+        return cls(selection, statuses, host.autoload, folder, ledgers, loaded, failed)
 
     def as_json(self) -> dict[str, Any]:
         """For a worker's input."""
@@ -75,6 +90,7 @@ class RunConfiguration:
             "autoload": self.autoload,
             "folder": str(self.folder),
             "ledgers": [str(path) for path in self.ledgers],
+            "imports": list(self.imports),
         }
 
     @classmethod
@@ -97,6 +113,7 @@ class RunConfiguration:
             autoload=bool(data["autoload"]),
             folder=Path(data["folder"]),
             ledgers=tuple(Path(path) for path in data["ledgers"]),
+            imports=tuple(data["imports"]),
         )
 
     def devices(self, config: pytest.Config) -> Mapping[str, Device]:
@@ -118,6 +135,7 @@ class RunConfiguration:
         from accelcheck.devices import hardware
         from accelcheck.devices.pinning import pin
 
+        imports.announce(self.imports, environ)
         if not self.autoload:
             environ["TORCH_DEVICE_BACKEND_AUTOLOAD"] = "0"
         if not worker:
@@ -129,6 +147,10 @@ class RunConfiguration:
             fingerprint = self.statuses[name].fingerprint
             if fingerprint is not None:
                 pin(name, worker, environ, fingerprint.count)
+
+
+def _lines(failed: Mapping[str, Capability]) -> list[str]:
+    return [f"{imports.OPTION}={name}: {capability}" for name, capability in failed.items()]
 
 
 def gate(config: pytest.Config, run: RunConfiguration) -> Gate:

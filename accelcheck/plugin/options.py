@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from accelcheck.core.imports import unknown_device
 from accelcheck.core.words import DTYPES, LEVELS
 
 if TYPE_CHECKING:
@@ -37,6 +38,12 @@ class Option(NamedTuple):
 
 OPTIONS = (
     Option("device", "device under test (repeatable): a name, `auto` (all that are here) or `all`", repeatable=True),
+    Option(
+        "import",
+        "module to import in every process that uses a device (repeatable): a backend of torch that no entry point loads",
+        repeatable=True,
+        metavar="MODULE",
+    ),
     Option("technique", "technique to run (repeatable, globs allowed); default: all", repeatable=True),
     Option("workload", "workload to run (repeatable, globs allowed); default: all", repeatable=True),
     Option("dtype", f"storage dtype to run (repeatable): {', '.join(DTYPES)}; default: all", repeatable=True),
@@ -56,6 +63,10 @@ OPTIONS = (
     Option("profile", "keep a trace of each timed case in this folder", metavar="FOLDER"),
     Option("probe_timeout", "seconds to wait for a device to answer (default 60)", metavar="SECONDS"),
 )
+
+
+SELECTING = ("device", "technique", "workload", "dtype", "case", "level")
+"""Names of the options that select cases."""
 
 
 def add(parser: pytest.Parser) -> None:
@@ -111,6 +122,11 @@ def requested(config: pytest.Config) -> bool:
     )
 
 
+def imports(config: pytest.Config) -> tuple[str, ...]:
+    """The modules to import in every process that uses a device."""
+    return tuple(value(config, "import") or ()) if hasattr(config.option, "accel_import") else ()
+
+
 def chosen_devices(words: Iterable[str], known: Iterable[str], statuses: Mapping[str, Status]) -> tuple[str, ...]:
     """Resolve `auto` and `all`, keeping the order asked for, each device once.
 
@@ -127,7 +143,7 @@ def chosen_devices(words: Iterable[str], known: Iterable[str], statuses: Mapping
         elif word in names:
             chosen.append(word)
         else:
-            raise _unknown("device", word, ["auto", "all", *names])
+            raise unknown_device(word, ["auto", "all", *names])
     return tuple(dict.fromkeys(chosen))
 
 

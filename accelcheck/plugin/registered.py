@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from accelcheck.core import imports
 from accelcheck.core.matrix import Matrix
 from accelcheck.core.matrix import devices as known_devices
+from accelcheck.plugin import options
 
 if TYPE_CHECKING:
     from accelcheck.devices.base import Device
@@ -75,6 +77,8 @@ def here() -> pytest.Config:
     finally:
         if given is not None:
             os.environ["PYTEST_ADDOPTS"] = given
+    if asked.config is not None and not imports.announced():
+        imports.announce(options.imports(asked.config))
     if asked.config is None:
         lines = [line.strip() for line in said.getvalue().splitlines() if line.strip()]
         raise PluginLoadError(f"pytest does not start in {Path.cwd()} (exit {int(code)}): {' | '.join(lines[-LINES:])}")
@@ -94,4 +98,5 @@ def device(name: str) -> Device:
     known = known_devices()
     if name not in known:
         known = known_devices(devices(here()))
+    imports.load()
     return known[name] if name in known else Generic(name)

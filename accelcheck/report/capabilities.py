@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from accelcheck.core.capability import Capability, Code, unavailable
+from accelcheck.core.imports import unknown_device
 from accelcheck.core.matrix import Matrix, Selection, devices
-from accelcheck.core.registry import unknown
 from accelcheck.core.words import LEVELS
 
 if TYPE_CHECKING:
@@ -80,5 +80,5 @@ def columns(asked: Sequence[str] = (), extra: Sequence[Device] = ()) -> Mapping[
     known = {**devices(extra), GENERIC: Generic(GENERIC)}
     for name in asked:
         if name not in known:
-            raise unknown("device", name, list(known))
+            raise unknown_device(name, list(known), "--import")
     return {name: device for name, device in known.items() if not asked or name in asked}

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import distributed
 
+from accelcheck.core import imports
 from accelcheck.core.processes import Mailbox
 from accelcheck.techniques.distributed.pool import PATIENCE
 
@@ -31,6 +32,7 @@ def main(arguments: Sequence[str]) -> None:
     mailbox = Mailbox(Path(arguments[0]))
     rank = int(os.environ["RANK"])
     try:
+        imports.load()
         device = _joined(mailbox.take("device"))
         mailbox.put(f"pid-{rank}", os.getpid())
         for number in itertools.count():

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from accelcheck.core import imports
 from accelcheck.core.case import Mode
 from accelcheck.core.processes import Child, ChildError, Mailbox, calling
 from accelcheck.techniques.observe import OperatorLog, unwatched
@@ -196,6 +197,7 @@ def main(arguments: Sequence[str]) -> None:
         arguments: The folder of the mailbox.
     """
     mailbox = Mailbox(Path(arguments[0]))
+    imports.load()
     mailbox.take("device").open()
     torch.optim.SGD([torch.zeros(1, requires_grad=True)])  # imports what an errand needs
     for number in itertools.count():

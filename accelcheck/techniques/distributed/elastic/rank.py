@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, distributed
 
+from accelcheck.core import imports
 from accelcheck.core.processes import Mailbox, looks
 from accelcheck.techniques.distributed.elastic.mailbox import TrainingReport
 from accelcheck.techniques.distributed.parallel import by_samples, shards
@@ -190,6 +191,7 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def _serve(mailbox: Mailbox) -> None:
+    imports.load()
     device: Device = mailbox.take("device")
     device.open()
     distributed.init_process_group("gloo", timeout=dt.timedelta(seconds=PATIENCE))

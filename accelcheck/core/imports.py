@@ -1,0 +1,88 @@
+"""Modules that a run imports in every process that uses a device: backends of torch that no entry point loads. No torch.
+
+The environment carries their names, because child processes inherit it: the probe's, workers, timing processes, ranks.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+from typing import TYPE_CHECKING
+
+from accelcheck.core.registry import UnknownNameError, unknown
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, MutableMapping, Sequence
+
+VARIABLE = "ACCELCHECK_IMPORT"
+"""Holds the names, with commas between."""
+OPTION = "--accel-import"
+ADVICE = "install the package, or put its folder on PYTHONPATH"
+"""What to do where a module cannot be imported."""
+
+
+class ModuleImportError(ImportError):
+    """A module cannot be imported; the message names it, what it raised, and what to do."""
+
+
+def announce(modules: Iterable[str], environ: MutableMapping[str, str] = os.environ) -> None:
+    """Set the modules that `load` imports, in this process and in those that it starts from now on.
+
+    Args:
+        modules: Their names; none removes those that were set.
+        environ: Of the process.
+
+    Raises:
+        UnknownNameError: One is not a module's name.
+    """
+    names = tuple(dict.fromkeys(modules))
+    for name in names:
+        if not all(part.isidentifier() for part in name.split(".")):
+            raise UnknownNameError(f"{OPTION}={name}: expected the name of a module, such as torch_vendor")
+    if names:
+        environ[VARIABLE] = ",".join(names)
+    else:
+        environ.pop(VARIABLE, None)
+
+
+def announced() -> tuple[str, ...]:
+    """The modules that `load` imports."""
+    return tuple(name for name in os.environ.get(VARIABLE, "").split(",") if name)
+
+
+def load() -> None:
+    """Import the announced modules, in order. Call it in every process before it uses or unpickles a device.
+
+    Raises:
+        ModuleImportError: One of them cannot be imported.
+    """
+    for name in announced():
+        load_one(name)
+
+
+def load_one(name: str) -> None:
+    """Import one module.
+
+    Raises:
+        ModuleImportError: It cannot be imported.
+    """
+    try:
+        importlib.import_module(name)
+    except Exception as error:
+        raise ModuleImportError(
+            f"{OPTION}={name}: cannot be imported: {type(error).__name__}: {error}; {ADVICE}"
+        ) from error
+
+
+def unknown_device(word: str, legal: Sequence[str], option: str = OPTION) -> UnknownNameError:
+    """The error for a device that is not known.
+
+    Args:
+        word: The device that was asked for.
+        legal: Names of the known ones.
+        option: Of the pytest run or of the command, that takes a module.
+    """
+    return UnknownNameError(
+        f"{unknown('device', word, legal)} A backend that only conftest.py imports is unknown too, because devices are "
+        f"looked for in child processes: give {option}=MODULE, or install it as a package with a torch.backends entry point."
+    )
