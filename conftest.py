@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from accelcheck.plugin.options import SELECTING
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -15,6 +17,15 @@ if TYPE_CHECKING:
 pytest_plugins = ["pytester"]
 
 TESTS = Path(__file__).parent / "tests"
+SUITE = Path(__file__).parent / "accelcheck" / "suite"
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Run the suite, and not the tests of accelcheck, where cases are selected and no path is given."""
+    selected = any(getattr(config.option, f"accel_{name}", None) is not None for name in SELECTING)
+    if selected and config.args_source is not pytest.Config.ArgsSource.ARGS:
+        config.args[:] = [str(SUITE)]
+        config.args_source = pytest.Config.ArgsSource.ARGS  # the header names the folder of the tests otherwise
 
 
 @pytest.fixture(autouse=True)

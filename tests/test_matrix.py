@@ -239,8 +239,21 @@ def test_an_exact_case_runs_whatever_its_level() -> None:
     assert ids(Selection(("cpu",), cases=(wanted,), level=1)) == [wanted]
 
 
-def test_a_selection_of_what_exists_is_accepted() -> None:
-    SMALL.check(Selection(("cpu",), ("amp-*",), ("mlp",), cases=("slow/cnn/cpu/float32/backward",)))
+@pytest.mark.parametrize(
+    "selection",
+    [
+        Selection(("cpu",), techniques=("amp-*",), level=4),
+        Selection(("cpu",), workloads=("mlp",), level=4),
+        Selection(("cpu",), cases=("slow/cnn/cpu/float32/backward",)),
+        Selection(("cpu",), ("slow",), ("cnn",), cases=("slow/cnn/cpu/float32/backward",)),
+    ],
+)
+def test_a_selection_that_has_cases_is_accepted(selection: Selection) -> None:
+    assert ids(selection)
+    try:
+        SMALL.check(selection)
+    except UnknownNameError as error:
+        pytest.fail(f"expected the selection to be accepted, got: {error}")
 
 
 @pytest.mark.parametrize(

@@ -17,15 +17,21 @@ import pytest
 import accelcheck
 from accelcheck.core.case import Case, Mode, Verdict
 from accelcheck.core.journal import Journal, JournalError, Record
+from accelcheck.measure import timing_processes
 from accelcheck.plugin.options import paths
-from accelcheck.report import terminal
+from accelcheck.report import coverage, terminal
+from accelcheck.report.coverage import Scope
+from accelcheck.report.progress import Progress
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
     from accelcheck.measure.gate import Gate
     from accelcheck.plugin.configuration import RunConfiguration
 
+SESSION = "ACCELCHECK_SESSION"
+"""Variable with the name of the nox session that a run is part of."""
 PATIENCE = 20.0
 """Seconds after which a case that still runs is named, and between two such lines."""
 
@@ -39,10 +45,13 @@ class Controller:
         self.gate = gate
         self.records: dict[str, Record] = {}
         self.asked = False
-        self.started = time.monotonic()
+        self.scope: Scope | None = None
+        self.timed_elsewhere = 0
+        self._modes: list[Mode] = []
         given = paths(config, "journal")
         self.journal = self._begin(given[0]) if given else None
-        self.progress = Progress(_terminal(config))
+        self.running = RunningCases(_terminal(config))
+        self.progress: Progress | None = None
 
     def _begin(self, path: Path) -> Journal:
         journal = Journal(path)
@@ -74,24 +83,64 @@ class Controller:
         """Which devices were found, and why others were not."""
         return terminal.header(self.run)
 
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_xdist_node_collection_finished(self, ids: Sequence[str]) -> None:
+        """Write what is going to run, when the first worker knows."""
+        self.announce(ids)
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_testnodedown(self, node: Any) -> None:
+        """Take over how many cases there are: workers know the matrix."""
+        data: str | None = getattr(node, "workeroutput", {}).get("accelcheck")
+        if data is not None:
+            self.scope = Scope.from_json(json.loads(data))
+
+    def announce(self, nodeids: Sequence[str]) -> None:
+        """Write what is going to run, once."""
+        if self._modes or self.config.option.collectonly or timing_processes.ongoing() is not None:
+            return
+        cases = [case for nodeid in nodeids if (case := self._case(_bracketed(nodeid))) is not None]
+        self._modes = [case.mode for case in cases]
+        if cases:
+            self._say(coverage.first_line(self.run, cases))
+
+    def _say(self, line: str) -> None:
+        reporter = self.config.pluginmanager.getplugin("terminalreporter")
+        if reporter is None:
+            return
+        writer = self.config.get_terminal_writer()
+        reporter.ensure_newline()
+        if writer.width_of_current_line:  # with -q the reporter does not know of the dots
+            writer.line()
+        writer.line(f"accelcheck: {line}")
+        writer.flush()
+
     def pytest_runtest_logstart(self, nodeid: str) -> None:
         """A case began, here or on a worker."""
-        self.progress.begin(nodeid)
+        self.running.begin(nodeid)
+        if self.progress is None and self._modes:
+            self.progress = Progress(self._modes, time.monotonic())
 
     def pytest_runtest_logfinish(self, nodeid: str) -> None:
         """A case ended."""
-        self.progress.end(nodeid)
+        self.running.end(nodeid)
+        case = self._case(_bracketed(nodeid))
+        if self.progress is not None and case is not None:
+            due = self.progress.finish(case.mode, time.monotonic())
+            if due is not None:
+                self._say(due)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Take a record over from a report; make one when the process died or the case was never reached."""
         name = _bracketed(report.nodeid)
         if report.when not in {"setup", "call", "teardown"}:
-            self.progress.end(report.nodeid)  # xdist never says that a test finished whose worker died
+            self.running.end(report.nodeid)  # xdist never says that a test finished whose worker died
         data: str | None = getattr(report, "accelcheck", None)
         if data is not None:
             record = Record.from_json(json.loads(data))
         else:
             self.asked = self.asked or name in {"no-case", "shared"}
+            self.timed_elsewhere += name == "shared" and report.when == "setup"
             case = self._case(name)
             if case is None or not report.failed or case.id in self.records:
                 return
@@ -114,7 +163,7 @@ class Controller:
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
         """What was asked for and ran nothing is not green."""
-        self.progress.stop()
+        self.running.stop()
         executed = sum(record.verdict.executed for record in self.records.values())
         if exitstatus == pytest.ExitCode.OK and (self.records or self.asked) and not executed:
             session.exitstatus = pytest.ExitCode.NO_TESTS_COLLECTED
@@ -123,9 +172,18 @@ class Controller:
             self.journal.end({"verdicts": counts, "exit": int(session.exitstatus)})
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
-        """The matrix technique x device, counts, and the slowest cases."""
+        """The matrix technique x device, counts, the slowest cases, and what the run did not look at."""
         if self.records or self.asked:
-            terminal.summary(terminalreporter, self.run, self.gate, self.records, self.journal_path)
+            remainder = coverage.lines(
+                self.run,
+                self.gate,
+                self.records.values(),
+                self.scope,
+                [str(word) for word in self.config.invocation_params.args],
+                os.environ.get(SESSION, ""),
+                self.timed_elsewhere,
+            )
+            terminal.summary(terminalreporter, self.run, self.records, self.journal_path, remainder)
 
     @property
     def journal_path(self) -> Path | None:
@@ -138,7 +196,7 @@ def _bracketed(nodeid: str) -> str:
     return nodeid.rpartition("::")[2].partition("[")[2].rpartition("]")[0]
 
 
-class Progress:
+class RunningCases:
     """Names cases that run long, while they run: a compilation of minutes otherwise looks like a hang."""
 
     def __init__(self, out: TextIO) -> None:

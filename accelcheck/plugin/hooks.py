@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import json
 import os
@@ -66,6 +67,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def _controller(config: pytest.Config) -> Controller:
+    from accelcheck.core import imports
     from accelcheck.core.journal import JournalError
     from accelcheck.core.processes import end_with_parent
     from accelcheck.core.registry import DuplicateNameError, UnknownNameError
@@ -77,6 +79,7 @@ def _controller(config: pytest.Config) -> Controller:
 
     if timing_processes.ongoing() is not None:
         end_with_parent()
+    config.add_cleanup(functools.partial(imports.announce, imports.announced()))
     try:
         run = configuration.RunConfiguration.find(config)
         run.apply(os.environ, "", 1)
@@ -169,8 +172,11 @@ def _timed(item: pytest.Item) -> Case | None:
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Before the first case: processes of their own time what is to be held against baselines."""
+    """Write what is going to run; then have timing processes measure the cases that are compared with baselines."""
     config = session.config
+    controller: Controller | None = config.pluginmanager.getplugin("accelcheck-controller")
+    if controller is not None:
+        controller.announce([item.nodeid for item in session.items])
     gate = config.stash.get(_GATE, None)
     timed = [case for item in session.items if (case := _timed(item)) is not None]
     if gate is None or config.option.collectonly or not (cases := gate.wanted(timed)):
@@ -195,6 +201,22 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         gate.time(cases, options.processes(config), measure)
     except timing_processes.TimingError as error:
         raise pytest.UsageError(f"accelcheck: {error}") from error
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Hand the controller how many cases there are: where there are workers, it has no matrix."""
+    config = session.config
+    if _RUN not in config.stash or _MATRIX not in config.stash:
+        return
+    from accelcheck.report.coverage import Scope
+
+    scope = Scope.of(config.stash[_MATRIX], config.stash[_RUN].selection)
+    controller: Controller | None = config.pluginmanager.getplugin("accelcheck-controller")
+    if controller is not None:
+        controller.scope = scope
+    elif hasattr(config, "workeroutput"):
+        config.workeroutput["accelcheck"] = json.dumps(scope.as_json())
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -6,18 +6,18 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from accelcheck.core.case import Verdict
+from accelcheck.core.imports import OPTION
 from accelcheck.report import speed
 from accelcheck.report.columns import aligned
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
     from pathlib import Path
 
     import pytest
 
     from accelcheck.core.journal import Record
     from accelcheck.devices.base import Fingerprint
-    from accelcheck.measure.gate import Gate
     from accelcheck.plugin.configuration import RunConfiguration
 
 SLOWEST = 5
@@ -44,6 +44,7 @@ def header(run: RunConfiguration) -> list[str]:
     for name, status in run.statuses.items():
         found = status.fingerprint
         lines.append(f"  {name}: {_identity(found) if found is not None else status.capability}")
+    lines += [f"  {OPTION}={name}: {capability}" for name, capability in run.failed_imports.items()]
     return lines
 
 
@@ -56,17 +57,24 @@ def counts(records: Iterable[Record]) -> dict[str, int]:
 def summary(
     reporter: pytest.TerminalReporter,
     run: RunConfiguration,
-    gate: Gate,
     records: Mapping[str, Record],
     journal: Path | None,
+    remainder: Sequence[str],
 ) -> None:
-    """Write the whole summary."""
+    """Write the whole summary.
+
+    Args:
+        reporter: Of the run.
+        run: The run.
+        records: By case id.
+        journal: File of the journal, if there is one.
+        remainder: What the run did not look at, a line each.
+    """
     reporter.section("accelcheck")
     found = list(records.values())
     for lines in (
         matrix(found, run.selection.devices),
         speed.lines(found),
-        gate.idle(found),
         _counted("not run:", ((r.case.device, r.reason) for r in found if not r.verdict.executed)),
         _counted(
             "expected to fail (ledger):",
@@ -84,6 +92,9 @@ def summary(
     reporter.write_line(f"{executed} cases executed, {compared} elements compared with the oracle: {totals}")
     if journal is not None:
         reporter.write_line(f"journal: {journal}")
+    reporter.write_line("")
+    for line in remainder:
+        reporter.write_line(line)
 
 
 def _counted(title: str, reasons: Iterable[tuple[str, str]]) -> list[str]:

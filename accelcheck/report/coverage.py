@@ -1,0 +1,221 @@
+"""What a run did not look at, and the command that looks deeper. No torch."""
+
+from __future__ import annotations
+
+import fnmatch
+import shlex
+from collections import Counter
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from accelcheck.core.imports import OPTION
+from accelcheck.core.matrix import LEVELS, Selection
+from accelcheck.measure.gate import CHANGE, Use
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Mapping, Sequence
+
+    from accelcheck.core.case import Case
+    from accelcheck.core.journal import Record
+    from accelcheck.core.matrix import Matrix
+    from accelcheck.measure.gate import Gate
+    from accelcheck.plugin.configuration import RunConfiguration
+
+SHOWN = 3
+"""Most lines about unused limits."""
+WIDTH = 100
+"""Most characters of a reason."""
+
+
+@dataclass(frozen=True)
+class Scope:
+    """How much there is on one device: the matrix is the same on each.
+
+    Attributes:
+        total: Cases of all levels.
+        levels: Cases up to each level, of the selected techniques, workloads and dtypes.
+        techniques: Number of selected techniques.
+    """
+
+    total: int
+    levels: tuple[int, ...]
+    techniques: int
+
+    def as_json(self) -> dict[str, Any]:
+        """For a worker's output."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Scope:
+        """Read what a worker sent."""
+        return cls(int(data["total"]), tuple(map(int, data["levels"])), int(data["techniques"]))
+
+    @classmethod
+    def of(cls, matrix: Matrix, selection: Selection) -> Scope:
+        """Count."""
+        everything = matrix.cases(Selection(("any",), level=max(LEVELS)))
+        selected = matrix.cases(replace(selection, devices=("any",), cases=(), level=max(LEVELS)))
+        return cls(
+            len(everything),
+            tuple(sum(case.level <= level for case in selected) for level in LEVELS),
+            sum(_matches(name, selection.techniques) for name in matrix.techniques),
+        )
+
+
+def first_line(run: RunConfiguration, cases: Sequence[Case]) -> str:
+    """What is going to run."""
+    techniques, workloads = {case.technique for case in cases}, {case.workload for case in cases}
+    counts = Counter(case.device for case in cases)
+    places = []
+    for name in run.selection.devices:
+        found = run.statuses[name].fingerprint
+        place = f"on {name} ({found.chip})" if found is not None else f"on {name} (absent: they are skipped)"
+        places.append(f"{counts[name]:,} cases {place}")
+    return (
+        f"level {run.selection.level}: {', '.join(places)}; techniques: {len(techniques)}, workloads: {len(workloads)}"
+    )
+
+
+def lines(
+    run: RunConfiguration,
+    gate: Gate,
+    records: Iterable[Record],
+    scope: Scope | None,
+    arguments: Sequence[str],
+    session: str,
+    timed: int = 0,
+) -> list[str]:
+    """The last section of the summary: at most about 12 lines.
+
+    Args:
+        run: The run.
+        gate: What it compared times with.
+        records: Of all its cases.
+        scope: How many cases there are; None where no process said.
+        arguments: The command line of the run, after ``pytest``.
+        session: The nox session that the run is part of; empty without nox.
+        timed: Number of test functions with timed cases that workers left out.
+    """
+    found = list(records)
+    present = {name for name in run.selection.devices if run.statuses[name].present}
+    return [
+        "not looked at:",
+        *(
+            f"  {line}"
+            for line in (
+                *_levels(run.selection, scope, found, present, deeper(run.selection, arguments, session)),
+                *_timed(timed, session),
+                *_devices(run),
+                *_techniques(scope, [record for record in found if record.case.device in present]),
+                *_baselines(gate, found),
+                *_limits(gate, found),
+            )
+        ),
+    ]
+
+
+def deeper(selection: Selection, arguments: Sequence[str], session: str) -> str:
+    """The command that runs the next level; empty at the last one."""
+    if selection.level == max(LEVELS):
+        return ""
+    level = selection.level + 1
+    if session:
+        words = [
+            f"--accel-{kind}={word}"
+            for kind in ("technique", "workload", "dtype")
+            for word in getattr(selection, f"{kind}s")
+        ]
+        return f"ACCELCHECK_LEVEL={level} nox -s {session}" + (f" -- {shlex.join(words)}" if words else "")
+    kept: list[str] = []
+    given = iter(arguments)
+    for word in given:
+        if word == "--accel-level":
+            next(given, None)
+        elif not word.startswith("--accel-level="):
+            kept.append(word)
+    return shlex.join(["pytest", *kept, f"--accel-level={level}"])
+
+
+def _levels(
+    selection: Selection, scope: Scope | None, records: Sequence[Record], present: Collection[str], command: str
+) -> list[str]:
+    if scope is None:
+        return [f"deeper levels: {command}"] if command else []
+    counts = Counter(record.case.device for record in records)
+    groups: dict[int, list[str]] = {}
+    for name in selection.devices:
+        if name in present:
+            groups.setdefault(counts[name], []).append(name)
+    found = []
+    for count, names in groups.items():
+        line = f"{', '.join(names)}, level {selection.level} of {max(LEVELS)}: {count:,} of {scope.total:,} cases"
+        if selection.cases:
+            line += ", selected by --accel-case"
+        elif command and (added := scope.levels[selection.level] - scope.levels[selection.level - 1]):
+            line += f"; level {selection.level + 1} adds {added:,}: {command}"
+        found.append(line)
+    return found
+
+
+def _timed(count: int, session: str) -> list[str]:
+    if not count:
+        return []
+    how = "the session times them next" if session else "run accelcheck.suite.test_speed without -n"
+    return [f"timed cases: workers would disturb them; {how}"]
+
+
+def _devices(run: RunConfiguration) -> list[str]:
+    absent = [
+        f"{name}: {_short(status.capability.reason)}" for name, status in run.statuses.items() if not status.present
+    ]
+    absent += [f"{OPTION}={name}: {_short(failure.reason)}" for name, failure in run.failed_imports.items()]
+    other = [name for name, status in run.statuses.items() if status.present and name not in run.selection.devices]
+    return [
+        *([f"absent devices: {'; '.join(absent)}"] if absent else []),
+        *([f"devices that are present and not selected: {', '.join(other)}"] if other else []),
+    ]
+
+
+def _techniques(scope: Scope | None, records: Sequence[Record]) -> list[str]:
+    executed = {record.case.technique for record in records if record.verdict.executed}
+    reasons: dict[str, str] = {}
+    for record in records:
+        if record.case.technique not in executed:
+            reasons.setdefault(record.case.technique, record.code or str(record.verdict))
+    counts = Counter(reasons.values())
+    if scope is not None and (more := scope.techniques - len(executed) - len(reasons)) > 0:
+        counts["no case in this run"] = more
+    if not counts:
+        return []
+    total = f" of {scope.techniques}" if scope is not None else ""
+    why = ", ".join(f"{number} {reason}" for reason, number in counts.most_common())
+    return [f"techniques without an executed case: {counts.total()}{total}: {why}"]
+
+
+def _baselines(gate: Gate, records: Sequence[Record]) -> list[str]:
+    timed = [record for record in records if record.measurements]
+    if not timed:
+        return []
+    if gate.use is Use.OFF:
+        return [f"baselines: {len(timed):,} timed cases were not compared; --accel-baseline=check compares them"]
+    if gate.use is not Use.CHECK:
+        return []
+    without = sum(any(one.name == CHANGE and one.value is None for one in record.measurements) for record in timed)
+    if not without:
+        return []
+    return [f"baselines: {without:,} of {len(timed):,} timed cases have none that they can be compared with"]
+
+
+def _limits(gate: Gate, records: Sequence[Record]) -> list[str]:
+    unused = gate.idle(records)
+    more = len(unused) - SHOWN
+    return [*unused[:SHOWN], *([f"limit: {more} more that no case is compared with"] if more > 0 else [])]
+
+
+def _matches(name: str, globs: Sequence[str]) -> bool:
+    return not globs or any(fnmatch.fnmatchcase(name, glob) for glob in globs)
+
+
+def _short(reason: str) -> str:
+    line = reason.partition("\n")[0]
+    return line if len(line) <= WIDTH else f"{line[: WIDTH - 3]}..."
