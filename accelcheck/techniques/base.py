@@ -1,4 +1,4 @@
-"""A technique: one acceleration variant, what it promises, where it runs, how it is applied, what shows that it ran."""
+"""The base class of techniques, and the exception with which one says that it does not exist for some inputs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,15 @@ if TYPE_CHECKING:
 
 
 class Unsupported(Exception):  # noqa: N818 - an answer about the case, not an error of anyone
-    """Only the run itself could tell that the technique does not exist for these inputs; carries the answer."""
+    """Raised when only the run itself can tell that the technique does not exist for the inputs.
+
+    Raise it from `Technique.prepare`, `Technique.evidence` or `Program.call`, where `Technique.capability` cannot know the
+    answer: when a kernel refuses the inputs, for example. The case then has the verdict of `capability`, and does not count
+    as a failure.
+
+    Args:
+        capability: The answer: `accelcheck.core.capability.unsupported` or ``unavailable``, with its code and reason.
+    """
 
     def __init__(self, capability: Capability) -> None:
         super().__init__(str(capability))
@@ -30,66 +38,94 @@ class Unsupported(Exception):  # noqa: N818 - an answer about the case, not an e
 
 
 class Technique:
-    """One acceleration variant. One file a family; each lists its `TECHNIQUES`.
+    """One variant of an acceleration technique: what it promises, where it runs, how it is applied, what shows that it ran.
 
-    A subclass overrides `prepare` (change the program: wrap the call, set a context, recast inputs), `evidence`
-    (what shows that it engaged) and, where the defaults do not fit, the rest. One instance serves all cases and keeps
-    no state between them.
+    A subclass sets `name`, `family`, `promise` and `source`, and overrides `prepare` (apply the technique to a program) and
+    `evidence` (show that it was used). All other attributes and methods have defaults; override those that do not fit.
+
+    A module below ``accelcheck.techniques`` lists its instances in ``TECHNIQUES``; other packages register theirs with the
+    hook ``pytest_accel_techniques``. One instance serves all cases: what `prepare` opens or changes, `finish` must close or
+    undo.
     """
 
     name: str
-    """Its word on the command line and in case ids."""
+    """Name on the command line and in case ids, such as ``compile-static``. Unique among techniques; never reused for
+    something else, since baselines and ledgers are stored under case ids."""
     family: str
-    """The family that tables group it under."""
+    """Group under which tables and the documentation list the technique, such as ``compile``."""
     promise: str
-    """One sentence: what it promises."""
+    """One sentence: what the technique promises. Shown in the capability table and in ``docs/techniques.md``."""
     source: str
-    """Where that promise is made: an address."""
+    """URL of the documentation or paper that makes this promise."""
     level: int = 1
-    """1 cheap, 2 slow, 3 very slow (long compilation): added to the workload's level, less one."""
+    """Cost: 1 cheap, 2 slow, 3 very slow (long compilation). A case runs from level
+    ``technique.level + workload.level - 1`` on, one level later if its dtype is not the first of `dtypes`."""
     early: frozenset[str] = frozenset()
-    """Workloads that a slow technique runs one level before its cost says: a few, so that smoke runs see it too."""
+    """Names of workloads with which the technique runs one level earlier than its cost says. Choose a few small ones, so
+    that runs of low levels include a slow technique at all."""
     dtypes: Sequence[str] = ("float32",)
-    """Storage dtypes of parameters and inputs that it is tried with."""
+    """Storage dtypes of parameters and inputs, in torch's spelling without its prefix. Each gives a case of its own where
+    the workload has it too; the first is the cheapest, see `level`."""
     modes: frozenset[Mode] = frozenset(Mode)
+    """Modes in which the technique can be applied. The timed modes follow from these, see `timed` and `covers`."""
     timed: bool = True
-    """Whether time and memory mean something: forward passes and trainings are then measured too. Not of what starts processes,
-    writes files, or is about what happens between runs."""
+    """Whether time and memory are measured too: ``speed`` where `modes` has ``forward``, ``train-speed`` where it has
+    ``train``. Set it to False where such figures mean nothing: techniques that start processes, write files, or concern
+    what happens between runs."""
     accuracy_limit: float = 0.01
-    """Most task accuracy that it may cost, as a part of all samples: the upper confidence bound of the drop stays within.
-    MLPerf's 99 % of the reference, unless it promises something else."""
+    """Largest drop of task accuracy that is allowed, as a fraction of all samples. The upper confidence bound of the drop
+    must not exceed it. The default corresponds to MLPerf Inference's 99 % of the reference accuracy."""
     requires: frozenset[str] = frozenset()
-    """Traits that a workload must have for the pair to mean anything."""
+    """Traits that a workload must have: see `accelcheck.workloads.base.Workload.traits`. Other workloads give no case."""
     excludes: frozenset[str] = frozenset()
-    """Traits that a workload must not have, where the technique does not promise to handle them."""
+    """Traits that a workload must not have, because the technique makes no promise about them."""
     warmups: int = 0
-    """Runs before the judged one, each with other inputs, so that what is judged is the steady state and no cache of
-    results can serve it. With `resizing` each has other sizes too."""
+    """Number of runs before the judged one, each with other inputs. Set it where the first runs compile, capture or
+    calibrate, so that the judged run shows the steady state; if it is too small, `evidence` fails."""
     resizing: bool = False
+    """Whether the warm-up runs also have other sizes, for workloads with the trait ``resizable``. Has no effect without
+    `warmups`."""
     keeps_strides: bool = True
-    """Whether outputs have the strides that eager gives them."""
+    """Whether outputs must have the strides that eager gives them. Not checked on devices without the feature
+    ``strided``."""
     differentiates_twice: bool = True
-    """Whether gradients of gradients exist under it."""
+    """Whether gradients can be differentiated again. If True, backward mode also checks gradients of gradients for
+    workloads with the trait ``twice-differentiable``."""
     bakes: bool = False
-    """Whether `prepare` copies parameters or calibrates: other parameters then need another preparation. Without it, what is
-    prepared must follow when parameters change in place."""
+    """Whether `prepare` copies parameters into what it makes, or calibrates on the inputs. If True, `finish` and `prepare`
+    are called again before a run with other parameters. If False, parameters change in place and the prepared program must
+    follow; one that holds copies then fails with wrong outputs."""
     packages: Mapping[str, str] = MappingProxyType({})
-    """Packages that it needs besides torch, by import name: the command that installs each."""
+    """Packages needed besides torch: import name, and the command that installs it. Cases are ``unavailable`` with this
+    command as the advice where one is not installed."""
     watch: ClassVar[type[Log]] = OperatorLog
-    """How the judged run is observed: `OperatorLog` (every dispatched operator) or `ProfilerLog` (for compiled code)."""
+    """Class of the log that `evidence` gets: `OperatorLog` records every dispatched operator, `ProfilerLog` what
+    torch.profiler sees. Compiled code needs `ProfilerLog`, since its operators are not dispatched."""
 
     fuses: bool = False
-    """Whether it promises to launch fewer kernels than eager does: where it does not, a timed case fails."""
+    """Whether the technique promises fewer kernel launches than eager. If True, a timed case fails that launches as many."""
 
     def capability(self, device: Device) -> Capability:
-        """Whether it exists on `device`: from declared features, without running anything slow. Packages are asked after."""
+        """Whether the technique exists on `device`; by default it does everywhere.
+
+        Decide from `device.type`, `device.features`, `device.dtypes` and torch's build: nothing slow. `packages` need no
+        check here, see `answer`.
+
+        Args:
+            device: Not necessarily present on this machine: the capability table asks for every known device.
+
+        Returns:
+            `SUPPORTED`, or ``unsupported(code, reason)`` where the technique cannot exist on such a device, or
+            ``unavailable(code, reason, action)`` where this machine lacks something that a person can install.
+        """
         del device
         return SUPPORTED
 
     def answer(self, device: Device, *features: str) -> Capability:
-        """Whether it runs on `device` for a workload that needs `features` of it: the one question that all ask.
+        """Whether a case runs on `device`, for a workload that needs these `features`; not meant to be overridden.
 
-        What does not exist there at all is said first, what is only absent here after it.
+        The first reason wins, in this order: a missing feature, `capability`, a package that is not installed. What does not
+        exist on the device is thus reported before what is only absent on this machine.
         """
         for found in (self.needs(device, *features), self.capability(device)):
             if not found.ok:
@@ -100,58 +136,107 @@ class Technique:
         return SUPPORTED
 
     def accepts(self, workload: Workload) -> bool:
-        """Whether the pair means anything. By default: modes overlap, required traits there, excluded ones not."""
+        """Whether the technique is tried with `workload`. By default: it has all of `requires` and none of `excludes`.
+
+        Override it to choose workloads by name, where a few show everything, and call ``super()``. The answer must depend on
+        nothing else, since case ids have to be the same on every machine.
+        """
         return self.requires <= workload.traits and not self.excludes & workload.traits
 
     def covers(self, mode: Mode) -> bool:
-        """Whether it is tried in a mode: of those that measure, in what `modes` has of what they run."""
+        """Whether the technique is tried in `mode`: for timed modes, whether it is `timed` and covers what they run."""
         return (self.timed and TIMED[mode] in self.modes) if mode in TIMED else mode in self.modes
 
     def admits(self, probe: Probe) -> bool:
-        """Whether a structured input of the workload means something under it. By default: all do."""
+        """Whether a structured input is meaningful with this technique. By default: every one that the workload names.
+
+        Override it where the technique makes no promise, such as for NaN in an integer grid.
+        """
         del probe
         return True
 
     def precision(self, dtype: str) -> str:
-        """Arithmetic precision it promises for a storage dtype: a key of `accelcheck.verify.precision.UNIT_ROUNDOFF`."""
+        """Arithmetic precision that the technique promises for a storage dtype, from which error budgets are derived.
+
+        Returns:
+            A key of `accelcheck.verify.precision.UNIT_ROUNDOFF`. By default `dtype` itself. Override it where operands are
+            rounded further (autocast, TF32); otherwise such a technique fails.
+        """
         return dtype
 
     def emulate(self, module: nn.Module, inputs: tuple[Any, ...]) -> nn.Module:
-        """The module that the FP64 oracle runs: itself, or (quantization) one that emulates the scheme.
+        """The module that the FP64 oracle runs. By default `module` itself.
+
+        Override it, together with `oracle`, where a correct result differs from the module's by more than rounding, as with
+        quantization: return a module that computes the scheme in FP64.
 
         Args:
-            module: The workload's module, FP64 on the CPU. To be copied, not changed.
+            module: The workload's module, FP64 on the CPU. Copy it; do not change it.
             inputs: The judged run's inputs, FP64 on the CPU: static quantization calibrates on them.
         """
         del inputs
         return module
 
     def emulate_optimizer(self, make: OptimizerMaker) -> OptimizerMaker:
-        """What makes the optimizer of the FP64 oracle's training: itself, or one that emulates what the technique does.
+        """The function that makes the optimizer of the FP64 oracle's training. By default `make` itself.
 
-        An attribute ``flips`` of it is set in runs with rounding errors, as those of emulating modules are.
+        If the result has an attribute ``flips``, the oracle sets it to a generator in runs with simulated rounding errors,
+        as it does for emulating modules: see `accelcheck.techniques.quantization.emulation.Quantizer`.
         """
         return make
 
     @property
     def oracle(self) -> str:
-        """Name of the oracle: techniques with the same name share it. Override together with `emulate` and the like."""
+        """Name of the oracle; techniques with the same name share references.
+
+        Override it together with `emulate` or `emulate_optimizer`: otherwise cases are judged by whichever reference was
+        computed first.
+        """
         return "float64"
 
     def prepare(self, program: Program, mode: Mode, device: Device) -> None:
-        """Change the program in place so that its next run uses the technique."""
+        """Change `program` in place so that its next runs use the technique: wrap its call, set a context, recast inputs.
+
+        Args:
+            program: On the device. `Program.extras` can keep what `evidence` needs later.
+            mode: What the program will run: forward, backward, train or trajectory.
+            device: Open.
+
+        Raises:
+            Unsupported: The technique does not exist for this program.
+        """
         raise NotImplementedError(f"{type(self).__name__}.prepare: apply the technique to the program")
 
     def evidence(self, program: Program, log: Log, mode: Mode, device: Device) -> Iterable[Evidence]:
-        """What was seen of the judged run that shows whether the technique engaged; at least one observation."""
+        """Observations of the judged run that show whether the technique was used.
+
+        At least one is needed, and each must hold: a case without evidence is an error, one with evidence that does not hold
+        fails.
+
+        Args:
+            program: After the run.
+            log: Of the run; an instance of `watch`.
+            mode: As given to `prepare`.
+            device: As given to `prepare`.
+
+        Raises:
+            Unsupported: The run shows that the technique has no effect here.
+        """
         raise NotImplementedError(f"{type(self).__name__}.evidence: say what shows that the technique ran")
 
     def finish(self) -> None:
-        """Undo global effects after a case, also after a failed one: reset compiler caches and the like."""
+        """Undo global effects of `prepare`: reset compiler caches, remove temporary files, restore settings.
+
+        Called after every case, also after one that failed, and before `prepare` is called again. Later cases of the same
+        process see whatever is left behind.
+        """
         return
 
     def needs(self, device: Device, *features: str) -> Capability:
-        """`SUPPORTED` if the device declares all `features`, else unsupported with the first that is missing."""
+        """`SUPPORTED` if the device declares all `features`, else ``unsupported`` with the first that is missing.
+
+        For use in `capability`; the names are those of `accelcheck.devices.base.Device.features`.
+        """
         for feature in features:
             if feature not in device.features:
                 return unsupported(Code.NO_FEATURE, f"{device.name} does not declare {feature}")

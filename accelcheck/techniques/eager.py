@@ -1,4 +1,4 @@
-"""Eager execution: nothing is accelerated. It checks the reference that the device itself gives."""
+"""Eager execution without any acceleration: it checks the device's own kernels."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 
 
 class Eager(Technique):
-    """The program as it is. Cases run in strict FP32 unless their technique says otherwise, so this one does."""
+    """The program as it is. Like all cases, it runs in strict FP32: reduced-precision modes of contractions are off."""
 
     name = "eager"
     family = "eager"
-    promise = "Plain operators give what the dtype's arithmetic allows."
+    promise = "Plain operators compute results as accurately as the arithmetic of their dtype allows."
     source = "https://docs.pytorch.org/docs/stable/notes/numerical_accuracy.html"
     dtypes = ("float32", "bfloat16", "float16")
 
@@ -31,10 +31,10 @@ class Eager(Technique):
     def evidence(self, program: Program, log: Log, mode: Mode, device: Device) -> Iterable[Evidence]:
         del program, mode
         seen = operators(log)
-        here = seen.having(lambda operator: any(at == device.type for _, _, at in operator.outputs))
+        computed = seen.having(lambda operator: any(at == device.type for _, _, at in operator.outputs))
         strays = seen.strays()
         return (
-            Evidence(f"operators computed on {device.type} >= 1", here, engaged=here >= 1),
+            Evidence(f"operators computed on {device.type} >= 1", computed, engaged=computed >= 1),
             Evidence(
                 "operators computed elsewhere = 0",
                 ", ".join(f"{name} x{count}" for name, count in sorted(strays.items())) or 0,

@@ -1,4 +1,4 @@
-"""How a run is watched: every operator that is dispatched, or what the profiler saw of compiled code."""
+"""Logs of a run: every operator that is dispatched, or the events that torch.profiler records of compiled code."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ CONTRACTION = (
     r"aten::(mm|addmm|bmm|baddbmm|addbmm|mv|addmv|dot|convolution|convolution_overrideable|_cudnn_rnn|mkldnn_rnn_layer"
     r"|_scaled_dot_product_(flash|efficient|cudnn)_attention|_scaled_dot_product_flash_attention_for_cpu)"
 )
-"""Pattern of the operators that sum products, those that matrix units and autocast are made for; no backward ones."""
+"""Pattern of the names of contractions (matrix products, convolutions, attention), without backward operators."""
 
 
 class Log(Protocol):
-    """A context manager that watches a run, and counts afterwards what it saw."""
+    """A context manager that records what a run executes. Instances are made with a `torch.device` type, such as ``cuda``."""
 
     def __init__(self, device_type: str) -> None: ...
 
@@ -37,35 +37,38 @@ class Log(Protocol):
     ) -> None: ...
 
     def count(self, pattern: str) -> int:
-        """How many operators or events have a name that the regular expression matches as a whole."""
+        """Number of operators or events whose whole name matches the regular expression `pattern`."""
         ...
 
     def names(self) -> Counter[str]:
-        """Count by name."""
+        """Number of operators or events by name."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Operator:
-    """One dispatched operator: `aten::mm`, with what can be told from its tensors without reading them."""
+    """One dispatched operator, with metadata of its tensors."""
 
     name: str
+    """Such as ``aten::mm``, without the overload."""
     inputs: tuple[tuple[torch.dtype, bool, str], ...]
-    """Of each tensor argument: dtype, whether it is contiguous, device type."""
+    """For each tensor argument: dtype, whether it is contiguous, device type."""
     outputs: tuple[tuple[torch.dtype, bool, str], ...]
+    """The same for each tensor of the result."""
     formats_in: tuple[str, ...] = ()
-    """Of each tensor argument, its `memory_format`."""
+    """`memory_format` of each tensor argument."""
     formats_out: tuple[str, ...] = ()
+    """`memory_format` of each tensor of the result."""
 
     def takes(self, dtype: torch.dtype) -> bool:
-        """Whether a tensor argument has that dtype."""
+        """Whether a tensor argument has this dtype."""
         return any(seen == dtype for seen, _, _ in self.inputs)
 
 
 class OperatorLog(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves __init_subclass__ untyped
-    """Logs every operator that reaches the backend: below autograd and autocast, so dtypes are those really used.
+    """Logs every operator that reaches the backend. This is below autograd and autocast, so dtypes are those really used.
 
-    Operators in compiled code do not pass here; use `ProfilerLog` for it.
+    Operators inside compiled code are not dispatched, and so not logged: use `ProfilerLog` for these.
     """
 
     def __init__(self, device_type: str) -> None:
@@ -89,32 +92,32 @@ class OperatorLog(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch 
         return Counter(operator.name for operator in self.operators)
 
     def having(self, test: Callable[[Operator], bool]) -> int:
-        """How many operators pass a test."""
+        """Number of operators that pass a test."""
         return sum(1 for operator in self.operators if test(operator))
 
     def strays(self) -> Counter[str]:
-        """Operators that computed a floating-point tensor somewhere else than on the device under test.
+        """Operators, by name, that took a tensor of the device under test and computed a floating-point one elsewhere.
 
-        A meta tensor has no data to compute: jagged tensors carry one.
+        Meta tensors, which jagged tensors contain, have no data and do not count.
         """
-        here = {self.device_type, "meta"}
+        allowed = {self.device_type, "meta"}
         return Counter(
             operator.name
             for operator in self.operators
-            if any(device not in here and dtype.is_floating_point for dtype, _, device in operator.outputs)
+            if any(device not in allowed and dtype.is_floating_point for dtype, _, device in operator.outputs)
             and any(device == self.device_type for _, _, device in operator.inputs)
         )
 
 
 @contextlib.contextmanager
 def unwatched() -> Iterator[None]:
-    """Within it no `OperatorLog` sees anything: for copies to the host that a file is written from. Nothing is computed there."""
+    """Context in which no `OperatorLog` records anything: for copies to the host that are written to a file."""
     with _disable_current_modes():
         yield
 
 
 class ProfilerLog:
-    """What torch.profiler saw: compiled regions entered, operators and device kernels launched, by name."""
+    """Events that torch.profiler records: compiled regions entered, operators, and device kernels launched, by name."""
 
     def __init__(self, device_type: str) -> None:
         activities = [ProfilerActivity.CPU]
@@ -142,10 +145,10 @@ class ProfilerLog:
 
 
 def operators(log: Log) -> OperatorLog:
-    """The log as one of operators.
+    """The log, checked to be an `OperatorLog`.
 
     Raises:
-        TypeError: It is another kind: the technique's `watch` does not fit its `evidence`.
+        TypeError: It is of another class: the technique's `watch` does not fit its `evidence`.
     """
     if not isinstance(log, OperatorLog):
         raise TypeError(
@@ -155,7 +158,7 @@ def operators(log: Log) -> OperatorLog:
 
 
 def memory_format(tensor: Tensor) -> str:
-    """``channels_last``, ``contiguous``, ``both`` (where sizes of 1 make them one), or ``strided`` for neither."""
+    """``channels_last``, ``contiguous``, ``both`` (equal where sizes are 1), or ``strided`` for neither."""
     dense = tensor.is_contiguous()
     if tensor.dim() == 4 and tensor.is_contiguous(memory_format=torch.channels_last):
         return "both" if dense else "channels_last"

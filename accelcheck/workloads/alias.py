@@ -1,4 +1,4 @@
-"""What shares memory: views of a value beside the value cut off from its gradient, and a layer under two names."""
+"""Shared memory: views of a value returned together with the detached value, and a layer under two names."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from accelcheck.workloads.draw import initialise, normal
 
 
 class DetachedBeside(nn.Module):
-    """The two halves of ``sin(x * weight)``, through which gradients flow, and the whole of it, detached.
+    """The two halves of ``sin(x * weight)``, which have gradients, and the whole value, detached.
 
-    As losses are returned with what is logged of them: a detached output must not cut off those that share its memory.
+    Models return a loss and its detached value for logging in the same way. The detached output must not remove the gradients
+    of outputs that share its memory.
     """
 
     def __init__(self, width: int = 32) -> None:
@@ -38,7 +39,7 @@ class ScaleShift(nn.Module):
 
 
 class Shared(nn.Module):
-    """One `ScaleShift` before and after a sine, held under two names: its gradients add up."""
+    """One `ScaleShift` before and after a sine, registered under two names: the gradients of both uses are summed."""
 
     def __init__(self, width: int = 32) -> None:
         super().__init__()
@@ -67,12 +68,12 @@ _TRAITS = frozenset({"scriptable", "resizable"})
 WORKLOADS = (
     Workload(
         "detached-beside",
-        "Views of a value as outputs, and the value itself, detached.",
+        "Views of a value as outputs, together with the detached value.",
         _detached,
         2,
         traits=_TRAITS,
     ),
     Workload(
-        "shared-layer", "A layer that a module holds under two names, and calls twice.", _shared, 2, traits=_TRAITS
+        "shared-layer", "A layer that is registered under two names and called twice.", _shared, 2, traits=_TRAITS
     ),
 )

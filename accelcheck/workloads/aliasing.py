@@ -1,4 +1,4 @@
-"""Views: outputs that lie in the input's memory, and writes through views."""
+"""Views: outputs that share the input's memory, and writes through views."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from accelcheck.workloads.draw import normal
 
 
 class Views(nn.Module):
-    """Of ``x (6, 8, 10)`` a list of slices, transpositions and diagonals; none has an element twice."""
+    """Slices, transpositions and a diagonal of ``x (6, 8, 10)``, as a list; no view has an element twice."""
 
     def forward(self, x: Tensor) -> list[Tensor]:
         return [
@@ -26,7 +26,7 @@ class Views(nn.Module):
 
 
 class ViewWrites(nn.Module):
-    """A copy of ``x (6, 8)``, written to through its views, and two of them: what is written through one, all show."""
+    """A copy of ``x (6, 8)`` that is written to through its views, and two of these views, which must see all writes."""
 
     def forward(self, x: Tensor) -> list[Tensor]:
         base = x.clone()
@@ -54,7 +54,7 @@ WORKLOADS = (
         "Slices, transpositions and a diagonal of the input.",
         _views,
         2,
-        frozenset({Mode.FORWARD}),  # a compiler takes views out of its graph, and then has no backward one to show
+        frozenset({Mode.FORWARD}),  # compilers remove views from their graphs, which leaves no backward graph
         frozenset({"views", "scriptable"}),
     ),
     Workload(

@@ -1,4 +1,4 @@
-"""Scaled dot-product attention: causal, masked, ragged, cross, past a tile, and with projections."""
+"""Scaled dot-product attention: causal, masked, ragged, cross, one row beyond a tile, and with projections."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Attention(nn.Module):
 
 
 class MaskedAttention(nn.Module):
-    """Attention with a mask broadcastable to ``(B, H, Sq, Sk)``: bool, true where a key is seen."""
+    """Attention with a bool mask broadcastable to ``(B, H, Sq, Sk)``: True where a query sees a key."""
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
         return functional.scaled_dot_product_attention(q, k, v, attn_mask=mask)
@@ -85,14 +85,14 @@ def _cross(generator: torch.Generator, extent: int, *, causal: bool) -> Problem:
 def _masked(generator: torch.Generator, extent: int) -> Problem:
     length = 40 + extent
     inputs = _qkv(generator, length, length, 16)
-    # Each query sees itself, so that no row is masked as a whole, and about two thirds of the rest.
+    # Each query sees itself, so that no row is masked completely, and about two thirds of the other keys.
     mask = (integers(generator, 0, 3, 2, 1, length, length) > 0) | torch.eye(length, dtype=torch.bool)
     return Problem(MaskedAttention(), (*inputs, mask))
 
 
 def _lower_right(generator: torch.Generator, extent: int) -> Problem:
     queries, keys = 24 + extent, 40 + extent
-    # The last query sees the last key, as one that is decoded after others does.
+    # The last query sees the last key, as when tokens are decoded after a prefix.
     mask = torch.ones(queries, keys, dtype=torch.bool).tril(keys - queries)
     return Problem(MaskedAttention(), (*_qkv(generator, queries, keys, 16), mask))
 
@@ -108,7 +108,7 @@ def _empty_row(generator: torch.Generator, extent: int) -> Problem:
 def _ragged(generator: torch.Generator, extent: int) -> Problem:
     length = 40 + extent
     inputs = tuple(normal(generator, 4, 2, length, 16) for _ in range(3))
-    # Two keys at least: over one, softmax is constant, and the key's gradient would be rounding noise.
+    # At least two keys: over one, softmax is constant, and the key's gradient is rounding noise.
     return Problem(RaggedAttention(), (*inputs, lengths(generator, 4, 2, length)))
 
 
@@ -142,29 +142,39 @@ WORKLOADS = (
     ),
     Workload(
         "attention-65",
-        "Causal, one more than a tile of 64: a leak or a stale row in the tail.",
+        "Causal attention over 65 positions, one more than a tile of 64: shows leaks and stale rows in the tail.",
         _past_tile,
         2,
         traits=_FIXED,
         probes=_PROBES | {"future"},
     ),
     Workload(
-        "attention-mask", "A boolean mask, another for each sequence.", _masked, 2, traits=_TRAITS, probes=_PROBES
+        "attention-mask",
+        "Attention with a boolean mask that differs between sequences.",
+        _masked,
+        2,
+        traits=_TRAITS,
+        probes=_PROBES,
     ),
     Workload(
         "attention-ragged",
-        "Padded sequences with a tensor of lengths, one of them 2.",
+        "Attention over padded sequences with their lengths in a tensor, one of them 2.",
         _ragged,
         2,
         traits=_TRAITS,
         probes=_PROBES,
     ),
     Workload(
-        "attention-cross", "Fewer queries than keys.", partial(_cross, causal=False), 2, traits=_TRAITS, probes=_PROBES
+        "attention-cross",
+        "Attention with fewer queries than keys.",
+        partial(_cross, causal=False),
+        2,
+        traits=_TRAITS,
+        probes=_PROBES,
     ),
     Workload(
         "attention-cross-causal",
-        "Fewer queries than keys, causal from the top left: bottom-right alignment shows.",
+        "Fewer queries than keys, causal from the top left: shows a mask aligned to the bottom right.",
         partial(_cross, causal=True),
         3,
         traits=_TRAITS,
@@ -172,7 +182,7 @@ WORKLOADS = (
     ),
     Workload(
         "attention-cross-right",
-        "Fewer queries than keys, causal from the bottom right by a mask: top-left alignment shows.",
+        "Fewer queries than keys, causal from the bottom right by a mask: shows one aligned to the top left.",
         _lower_right,
         3,
         traits=_TRAITS,
@@ -180,7 +190,7 @@ WORKLOADS = (
     ),
     Workload(
         "attention-empty-row",
-        "A query that sees no key: its output and its gradient are zeros.",
+        "Attention with a query that sees no key: its output and its gradient are zeros.",
         _empty_row,
         3,
         traits=_TRAITS,

@@ -1,4 +1,4 @@
-"""A classifier of bags of words: an embedding whose rows few samples reach, trained on a batch that no split divides."""
+"""A classifier of bags of words: a sparse embedding gradient, and a batch of 13 that no number of ranks divides."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ WORDS = 41
 
 
 class BagClassifier(nn.Module):
-    """Words' embeddings, weighed by place and added up; two layers with a GELU between.
+    """The weighted sum of three word embeddings, then two linear layers with a GELU between.
 
-    ``(batch, 3)`` int64 to ``(batch, classes)``. With equal weights, words of one bag would have equal gradients: whoever
-    sends the largest of them might take any.
+    ``(batch, 3)`` int64 to ``(batch, classes)``. The three weights differ, since with equal weights the words of a bag would
+    have equal gradients, and the choice of the largest elements (top-k compression) would be arbitrary.
     """
 
     def __init__(self, width: int = 24, hidden: int = 33, classes: int = 7) -> None:
@@ -37,7 +37,7 @@ class BagClassifier(nn.Module):
 def _train(generator: torch.Generator, extent: int) -> Problem:
     module = BagClassifier()
     initialise(module, generator)
-    del extent  # the number of bags is what makes parts ragged
+    del extent  # 13 bags: parts for the ranks are of different sizes
     batch = 13
     return Problem(
         module,
@@ -52,7 +52,7 @@ def _train(generator: torch.Generator, extent: int) -> Problem:
 WORKLOADS = (
     Workload(
         "train-bags",
-        "Six steps of SGD with momentum on 13 bags of 3 words: ragged parts, rows that some parts never reach.",
+        "Six steps of SGD with momentum on 13 bags of 3 words: ranks get parts of different sizes, and miss some words.",
         _train,
         2,
         frozenset({Mode.TRAIN}),

@@ -1,4 +1,4 @@
-"""A workload: a module with a deterministic maker of parameters and inputs, and how it is run in each mode."""
+"""Workloads: a module, a deterministic function that makes its parameters and inputs, and how it is run in each mode."""
 
 from __future__ import annotations
 
@@ -22,16 +22,18 @@ __all__ = ["Dropout", "Loss", "OptimizerMaker", "Problem", "Program", "Result", 
 
 @dataclass(frozen=True)
 class Problem:
-    """A workload made concrete: on the CPU, in FP32 (integer and bool inputs keep their dtype).
+    """One instance of a workload, with parameters and inputs: on the CPU, in FP32 (integer and bool inputs keep their dtype).
+
+    `Program.of` moves it to a device and casts it.
 
     Attributes:
-        module: The model or function. Stateless functions are modules without parameters.
-        inputs: Positional arguments of the module; tensors or plain numbers.
-        target: What `loss` compares the output with; for training.
-        loss: Scalar loss of the module's output and `target`; for training.
-        optimizer: Makes the optimizer from the parameters; for training.
-        steps: Number of optimizer steps of a training run.
-        recipe: How it is trained in trajectory mode; inputs and target are then a data set, one sample a row.
+        module: The model or function. A function without parameters is a module without parameters.
+        inputs: Positional arguments of the module: tensors or plain numbers.
+        target: Second argument of `loss`. Needed in train and trajectory mode, and by tasks.
+        loss: ``loss(output, target)`` returns a 0-D tensor. Needed in train and trajectory mode, and by tasks.
+        optimizer: Makes an optimizer of a list of parameters. Needed in train and trajectory mode, and by tasks.
+        steps: Number of optimizer steps in train and trajectory mode.
+        recipe: How the module is trained in trajectory mode. `inputs` and `target` are then a data set with one sample a row.
     """
 
     module: nn.Module
@@ -45,16 +47,17 @@ class Problem:
 
 @dataclass(frozen=True)
 class Dropout:
-    """One dropout of a workload, and where its mask shows.
+    """One dropout layer of a workload, and the tensors from which its mask can be read.
 
-    Of an output and of a gradient, each element must be what it is without dropout (the module in evaluation mode), and
-    clearly not 0, times 0 or ``1 / (1 - rate)``: from both, the mask can be read.
+    In random mode, each element of one output and of one gradient must be its value without dropout (the module in evaluation
+    mode) times 0 or ``1 / (1 - rate)``. The value without dropout must be clearly different from 0, so that a zero shows a
+    dropped element.
 
     Attributes:
         output: Path of the output, such as ``out[1]``.
         gradient: Path of the gradient, such as ``grad:input[0]``.
-        rate: Probability that an element is dropped.
-        transposed: Whether the gradient has the last two dimensions of the output swapped.
+        rate: Probability that an element is dropped, between 0 and 1.
+        transposed: Whether the last two dimensions of the gradient are those of the output in reverse order.
     """
 
     output: str
@@ -65,26 +68,42 @@ class Dropout:
 
 @dataclass(frozen=True)
 class Workload:
-    """A model or function that techniques are applied to. One file a family; each lists its `WORKLOADS`.
+    """A model or function that techniques are applied to.
+
+    Each module of the package ``accelcheck.workloads`` is a family and lists its instances in ``WORKLOADS``; other packages
+    register theirs with the hook ``pytest_accel_workloads``.
 
     Attributes:
-        name: Its word on the command line and in case ids.
-        summary: One sentence: what it is and which shapes it stresses.
-        make: ``make(generator, extent)`` gives the problem. All randomness comes from the CPU generator. Parameters
-            depend on the generator alone; `extent` is added to the sizes that may vary between calls (batch, length),
-            0 being the nominal size, for workloads with the trait ``resizable``.
-        level: 1 smoke, 2 standard, 3 full: the level at which a cheap technique runs it.
-        modes: The modes that make sense for it.
-        traits: What techniques ask for: ``matmul``, ``linear`` (has nn.Linear), ``conv`` (NCHW convolution), ``attention``
-            (calls scaled_dot_product_attention), ``inplace`` (submodules with an ``inplace`` attribute), ``blocks``
-            (a ``blocks`` ModuleList whose members can be checkpointed), ``resizable``, ``branching`` (Python control
-            flow on data), ``batchnorm``, ``exact`` (no rounding at all: indexing, copies), ``custom-function`` (has one: gradients are checked by finite differences),
-            ``twice-differentiable`` (its gradients are differentiated too), ``packed`` (its module is a
-            `accelcheck.workloads.packed.Packed`), ``variable-length`` (a packed one of sequences that differ in length),
-            ``scriptable``, ``training``, ``constants`` (has expressions that no input goes into), ``stream`` (calls its
-            ``net`` for one input after the other), ``activations`` (its memory is mostly activations), ``views`` (all
-            outputs are views of the first input), ``index-tensors`` (in brackets), ``index-operators`` (calls
-            torch.index_select or torch.gather).
+        name: Name on the command line and in case ids. Unique among workloads. The seed of parameters and inputs depends on
+            it alone; never reuse it for something else, since baselines and ledgers are stored under case ids.
+        summary: One sentence: what the workload is, and which shapes or operators it stresses.
+        make: ``make(generator, extent)`` returns the problem. Draw all random numbers from ``generator``, which is on the CPU.
+            Parameters must depend on the generator alone. Workloads with the trait ``resizable`` add ``extent`` (an int, 0 for
+            the nominal size) to the sizes that may vary between calls, such as batch or length; others ignore it.
+        level: 1 smoke, 2 standard, 3 full: the level from which a cheap technique runs the workload.
+        modes: The modes in which it is run. Each mode that is not here gives no case.
+        traits: What techniques ask for in `Technique.requires` and `Technique.excludes`. A workload that lacks a trait has fewer
+            cases, without a message; one that claims a trait wrongly fails. Built-in techniques know these:
+
+            - ``matmul``, ``linear`` (has `nn.Linear`), ``conv`` (NCHW convolution), ``attention`` (calls
+              ``scaled_dot_product_attention``): it has such contractions.
+            - ``resizable``: `make` follows its argument ``extent``.
+            - ``scriptable``: ``torch.jit.script`` can compile the module.
+            - ``branching``: Python control flow depends on data.
+            - ``training``: the problem has a target, a loss and an optimizer.
+            - ``batchnorm``: has batch normalisation.
+            - ``inplace``: has submodules with an attribute ``inplace``, which is False.
+            - ``blocks``: has a `nn.ModuleList` named ``blocks``, whose members take one tensor and can be checkpointed.
+            - ``activations``: its memory is mostly activations.
+            - ``exact``: does no rounding at all, as in indexing and copies.
+            - ``custom-function``: has an autograd function of its own; gradients are then checked by finite differences.
+            - ``twice-differentiable``: backward mode also checks gradients of gradients.
+            - ``packed``: its module is a `accelcheck.workloads.packed.Packed`; ``variable-length``: and its sequences differ in length.
+            - ``constants``: has expressions that depend on no input.
+            - ``stream``: calls its submodule ``net`` once for each input.
+            - ``views``: all outputs are views of the first input.
+            - ``index-tensors``: indexes with tensors in brackets; ``index-operators``: calls ``torch.index_select`` or
+              ``torch.gather``.
     """
 
     name: str
@@ -94,49 +113,60 @@ class Workload:
     modes: frozenset[Mode] = frozenset({Mode.FORWARD, Mode.BACKWARD})
     traits: frozenset[str] = frozenset()
     dtypes: frozenset[str] = frozenset({"float32", "bfloat16", "float16"})
-    """Storage dtypes in which eager itself still solves the problem."""
+    """Storage dtypes in which the workload runs. Leave out those in which eager itself does not solve the problem, such as
+    FP16 where its range is exceeded."""
     features: frozenset[str] = frozenset()
-    """What a device must declare for it to exist there: see `accelcheck.devices.base.Device.features`."""
+    """Features that a device must declare, see `accelcheck.devices.base.Device.features`; elsewhere cases are
+    ``unsupported``."""
     probes: frozenset[str] = frozenset()
-    """Structured inputs that mean something for it besides random ones: names of `accelcheck.workloads.probes.PROBES`."""
+    """Structured inputs to run besides the random ones: names in `accelcheck.workloads.probes.PROBES`. An unknown name raises
+    `UnknownNameError` when a case runs."""
     dropouts: tuple[Dropout, ...] = ()
-    """Its random operations; at least one where the modes have ``random``."""
+    """Its dropout layers. Needed if `modes` has ``random``."""
 
     def problem(self, seed: int, extent: int = 0) -> Problem:
-        """The problem of this seed: bitwise the same on every machine with the same torch.
+        """The problem for a seed: bitwise the same on every machine with the same torch.
 
-        Parameters are drawn under a forked global generator too, since `torch.nn` modules initialise from it.
+        Args:
+            seed: Of the generator that `make` draws from, and of a fork of torch's global generator, from which the
+                initialisers of `torch.nn` draw. The global generator itself does not change.
+            extent: Added to the sizes that may vary: see `make`.
         """
         generator = torch.Generator().manual_seed(seed)
         with torch.random.fork_rng(devices=[]):
-            torch.default_generator.manual_seed(seed)  # no other device's, which would not be restored
+            torch.default_generator.manual_seed(seed)  # of the CPU alone: the fork does not restore other devices'
             return self.make(generator, extent)
 
 
 @dataclass
 class Program:
-    """A problem on a device, ready to run; techniques change its parts.
+    """A problem on a device, ready to run. `Technique.prepare` changes its attributes to apply a technique.
 
     Attributes:
-        module: On the device. Its parameters are those that gradients are taken of.
-        inputs: On the device; float tensors get gradients in backward mode.
-        target, loss, optimizer, steps: As in `Problem`, on the device.
-        seed: Seed of the output gradients of backward mode.
-        call: What is called in place of `module`: a compiled, scripted or wrapped one. Defaults to `module`.
-        around: Context of every forward pass (loss included): autocast, a forced SDPA backend. A fresh one each time.
-        scaler: Scales the loss in backward and train modes when set.
-        synchronize: Called after every optimizer step and at the end: materialises lazy devices.
-        update: Context of every optimizer step.
-        within: Context of all that is run: forward, backward, optimizer step.
-        strided_cotangents: Whether the output gradients of backward mode lie in memory with their dimensions reversed.
-        twice: Whether backward mode differentiates the gradients too.
-        backpropagate: Given the number of a training step (0 begins a training), gives the parameters their gradients and
-            returns the loss; in train mode, in place of one pass over the whole batch.
-        advance: Given the optimizer and the number of a training step, takes the step and returns the loss; in train mode,
-            in place of `backpropagate` and `update`. Gradients are cleared before.
-        trainer: Trains it in trajectory mode; each of its parts can be replaced. None without a recipe.
-        elsewhere: Runs the program in a mode in this one's place: in other processes, or in a context that spans forward and
-            backward. What it gives is on the device.
+        module: On the device. Gradients and updates are those of its parameters.
+        inputs: On the device. Floating-point tensors get gradients in backward mode.
+        target: As in `Problem`, on the device.
+        loss: As in `Problem`.
+        optimizer: As in `Problem`; called at the beginning of each training.
+        steps: As in `Problem`.
+        seed: Seed of the output gradients of backward mode, and of the order of mini-batches in trajectory mode.
+        call: Called in place of `module` with the inputs: a compiled, scripted or wrapped module. None for `module` itself.
+        around: Returns the context of a forward pass, loss included, such as autocast. Called for every pass.
+        scaler: Scales outputs in backward mode, and losses in train and trajectory mode. None for no scaling.
+        synchronize: Called after every optimizer step and at the end of a run; makes lazy devices compute what is queued.
+        update: Returns the context of an optimizer step. Called for every step.
+        within: Returns the context of a whole run: forward, backward and optimizer steps. Called for every run.
+        backpropagate: ``backpropagate(step)`` computes the gradients of a training step, sets them on the parameters and
+            returns the loss. ``step`` counts from 0 in each training. In train mode, it replaces one pass over the whole batch.
+        advance: ``advance(optimizer, step)`` takes a whole training step and returns the loss. Gradients have been cleared.
+            In train mode, it replaces `backpropagate` and `update`.
+        trainer: Trains the program in trajectory mode; techniques may replace it by a subclass. None without a recipe.
+        elsewhere: ``elsewhere(program, mode)`` runs the program and returns its result, on the device. It replaces the whole
+            run: in other processes, or in a context that includes forward and backward. None for a run in this process.
+        strided_cotangents: Whether the output gradients of backward mode are not contiguous: the first dimension is then the
+            fastest in memory.
+        twice: Whether backward mode also computes gradients of gradients, as ``grad2:...``.
+        extras: For a technique's own use: what `Technique.prepare` leaves for `Technique.evidence`.
     """
 
     module: nn.Module
@@ -172,7 +202,7 @@ class Program:
     ) -> Program:
         """Move a problem to a device and cast its floating-point parameters, buffers, inputs and target to `dtype`.
 
-        The problem is consumed: its module is moved, not copied.
+        The module is moved, not copied: do not use the problem afterwards.
         """
         return cls(
             module=problem.module.to(device=device, dtype=dtype),
@@ -187,14 +217,14 @@ class Program:
         )
 
     def widened(self) -> Self:
-        """This program, which is on the CPU, in FP64; its numbers stay as the present dtype has rounded them."""
+        """Cast this program, which must be on the CPU, to FP64 in place. Values stay as its previous dtype rounded them."""
         self.module.double()
         self.inputs = tuple(to(value, "cpu", torch.float64) for value in self.inputs)
         self.target = to(self.target, "cpu", torch.float64)
         return self
 
     def problem(self) -> Problem:
-        """The problem that it is now: a copy on the CPU, in the dtypes that it has. See `of` for the way back."""
+        """A copy of the program's present state as a problem, on the CPU, in its present dtypes. `of` is the inverse."""
         host = torch.device("cpu")
         return Problem(
             copy.deepcopy(self.module).to(host),
@@ -207,11 +237,15 @@ class Program:
         )
 
     def run(self, mode: Mode) -> Result:
-        """Run once in a mode. Gradients are cleared before; parameters change in train and trajectory mode only.
+        """Run once in a mode. Gradients are cleared first; parameters change in train and trajectory mode only.
+
+        Returns:
+            Tensors on the device, detached: outputs (forward, backward), gradients and buffers (backward), or losses,
+            parameters and buffers (train). For trajectory mode see `Trainer.train`.
 
         Raises:
-            ValueError: The problem lacks a loss, target or optimizer for train mode, or a recipe for trajectory mode, or
-                the mode is none of forward, backward, train and trajectory.
+            ValueError: The problem lacks a loss, target or optimizer for train or trajectory mode, or a recipe for trajectory
+                mode, or `mode` is another one.
         """
         with self.within():
             result = self._ran(mode) if self.elsewhere is None else self.elsewhere(self, mode)
@@ -231,9 +265,9 @@ class Program:
         raise ValueError(f"a program runs forward, backward, train or trajectory, not {mode}{needs}")
 
     def repeated(self, mode: Mode) -> Callable[[], object]:
-        """What does the work of a mode once a call, and nothing besides: a forward pass, or the next training step.
+        """A function to time: each call does one forward pass or the next training step, and nothing else.
 
-        Its inputs are those that the program has when it is called.
+        Each call uses the inputs that the program then has.
 
         Raises:
             ValueError: The mode is neither forward nor train, or the problem lacks a loss, target or optimizer for train mode.
@@ -273,11 +307,11 @@ class Program:
         return self.gradients()
 
     def gradients(self) -> Result:
-        """Outputs, gradients and buffers, with the module in the mode (training or evaluation) that it is in."""
+        """Outputs, gradients and buffers. The module stays in the mode (training or evaluation) that it is in."""
         self.module.zero_grad(set_to_none=True)
         self.inputs = tuple(leaf(value) for value in self.inputs)
         result = dict(flatten(self._called()))
-        # Integer outputs carry no gradient; the gradient of a path depends on its name alone.
+        # Integer outputs have no gradient. An output gradient depends on the path alone, not on the number of outputs.
         roots = {path: out for path, out in result.items() if out.requires_grad}
         cotangents = [self.cotangent(path, out) for path, out in roots.items()]
         factor = 1.0
@@ -297,7 +331,7 @@ class Program:
         return result | self._buffers()
 
     def _second(self) -> Result:
-        """Gradients of the gradients, each contracted with a direction of its own."""
+        """Gradients of the gradients, each contracted with its own random direction."""
         outs = {path: out for path, out in flatten(self._called()) if out.requires_grad}
         leaves = {f"input[{i}]": v for i, v in enumerate(self.inputs) if isinstance(v, Tensor) and v.requires_grad}
         leaves |= {name: parameter for name, parameter in self.module.named_parameters() if parameter.requires_grad}
@@ -307,17 +341,17 @@ class Program:
         )
         found = {name: g for name, g in zip(leaves, first, strict=True) if g is not None and g.requires_grad}
         directions = [self.cotangent(f"grad:{name}", gradient) for name, gradient in found.items()]
-        # Where nothing depends on a leaf, some implementations know it and others compute zeros: all give zeros.
+        # Where nothing depends on a leaf, some implementations return None and others zeros: make it zeros for all.
         second = torch.autograd.grad(list(found.values()), list(leaves.values()), directions, materialize_grads=True)
         return {f"grad2:{name}": gradient for name, gradient in zip(leaves, second, strict=True)}
 
     def cotangent(self, path: str, out: Tensor) -> Tensor:
-        """The output gradient of a path, of the shape, dtype and device of `out`: it depends on path and seed alone."""
+        """The output gradient for a path, with the shape, dtype and device of `out`. Its values depend on path and seed alone."""
         from accelcheck.core.case import stable_seed
 
         generator = torch.Generator().manual_seed(self.seed ^ stable_seed(path))
         drawn = torch.randn(out.shape, generator=generator, dtype=torch.float32)
-        # Multiples of 1/64 below 4 are the same numbers in every dtype: the oracle and a half-precision run see one gradient.
+        # Multiples of 1/64 below 4 are exact in every dtype: the oracle and a half-precision run get the same gradient.
         drawn = (64 * drawn).round().clamp(-255, 255).div(64).to(device=out.device, dtype=out.dtype)
         return _reversed(drawn) if self.strided_cotangents else drawn
 
@@ -326,7 +360,7 @@ class Program:
         return self.trained([self.take(optimizer, step) for step in range(self.steps)])
 
     def begin(self) -> torch.optim.Optimizer:
-        """Begin a training of train mode: a fresh optimizer of the module, put in training mode.
+        """Begin a training in train mode: put the module in training mode and return a new optimizer.
 
         Raises:
             ValueError: The problem lacks a loss, a target or an optimizer.
@@ -337,7 +371,7 @@ class Program:
         return self.optimizer(list(self.module.parameters()))
 
     def take(self, optimizer: torch.optim.Optimizer, step: int) -> Tensor:
-        """One step of train mode, with its number; gives its loss, 0-D."""
+        """Take the training step with number `step`, counted from 0; returns its loss, 0-D."""
         optimizer.zero_grad(set_to_none=True)
         advance = self._advance if self.advance is None else self.advance
         loss = advance(optimizer, step)
@@ -356,13 +390,13 @@ class Program:
         return loss
 
     def trained(self, losses: Sequence[Tensor]) -> Result:
-        """What train mode gives after steps of these losses."""
+        """The result of train mode after steps with these losses: losses, parameters and buffers."""
         result: Result = {f"loss[{step}]": loss for step, loss in enumerate(losses)}
         result |= {f"parameter:{name}": parameter for name, parameter in self.module.named_parameters()}
         return result | self._buffers()
 
     def training_loss(self, inputs: tuple[Any, ...], target: Tensor | None) -> Tensor:
-        """The loss of one forward pass over these inputs, as train mode computes it.
+        """The loss of one forward pass over `inputs`, 0-D, as train mode computes it.
 
         Raises:
             ValueError: The problem has no loss, or no target is given.
@@ -381,7 +415,7 @@ class Program:
         return loss
 
     def _buffers(self) -> Result:
-        # A side effect of the forward pass is part of the result: batch-norm statistics, for one.
+        # Side effects of the forward pass, such as batch-norm statistics, are part of the result.
         return {f"buffer:{name}": buffer.clone() for name, buffer in self.module.named_buffers()}
 
 
@@ -392,23 +426,23 @@ def _reversed(tensor: Tensor) -> Tensor:
 
 
 def leaf(value: Any) -> Any:
-    """A floating-point tensor as a leaf that collects a fresh gradient, sharing storage and strides; else `value`."""
+    """A floating-point tensor as a new leaf without a gradient, with the same storage and strides; anything else unchanged."""
     if isinstance(value, Tensor) and value.is_floating_point():
         return value.detach().requires_grad_()
     return value
 
 
 def to(value: Any, device: torch.device | str, dtype: torch.dtype) -> Any:
-    """A tensor on `device`, in `dtype` when it is floating-point; anything else as it is.
+    """A tensor moved to `device`, and cast to `dtype` if it is floating-point; anything else unchanged.
 
-    Strides survive: what is transposed, sliced or expanded on the CPU is so on the device, by way of its base.
+    Strides are kept: a transposed, sliced or expanded tensor is moved with the storage behind it.
     """
     if not isinstance(value, Tensor):
         return value
     target = dtype if value.is_floating_point() else value.dtype
     if value.is_contiguous():
         return value.to(device=device, dtype=target)
-    # `Tensor.to` densifies sliced and expanded tensors: move the storage behind them, then take the same view of it.
+    # `Tensor.to` makes sliced and expanded tensors dense: move the storage behind them, then take the same view of it.
     storage_size = value.untyped_storage().nbytes() // value.element_size()
     base = value.as_strided((storage_size,), (1,), 0).to(device=device, dtype=target)
     return base.as_strided(value.shape, value.stride(), value.storage_offset())
@@ -418,7 +452,7 @@ def flatten(value: Any, path: str = "out") -> Iterator[tuple[str, Tensor]]:
     """Every tensor of nested tuples, lists and mappings, with its path.
 
     Raises:
-        TypeError: Something else than a tensor was found, named by its path.
+        TypeError: A value is neither a tensor nor such a container; the message names its path.
     """
     if isinstance(value, Tensor):
         yield path, value

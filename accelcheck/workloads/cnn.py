@@ -65,7 +65,7 @@ class Cnn(nn.Module):
 
 
 class FrozenCnn(Cnn):
-    """A `Cnn` whose batch norm stays in evaluation mode while the rest trains: how pretrained backbones are fine-tuned."""
+    """A `Cnn` whose batch norm stays in evaluation mode during training, as when pretrained backbones are fine-tuned."""
 
     def train(self, mode: bool = True) -> FrozenCnn:  # noqa: FBT001, FBT002 - the signature of nn.Module.train
         super().train(mode)
@@ -140,7 +140,7 @@ WORKLOADS = (
     ),
     Workload(
         "cnn-frozen-norm",
-        "The same network with batch norm frozen in evaluation mode, forward and backward.",
+        "As cnn, with batch norm frozen in evaluation mode, forward and backward.",
         partial(_images, make=FrozenCnn),
         2,
         traits=_CNN,
@@ -156,7 +156,7 @@ WORKLOADS = (
     ),
     Workload(
         "conv-replicated",
-        "A convolution padded with the values at the edge.",
+        "A convolution whose padding repeats the values at the edge.",
         partial(_conv, make=partial(nn.Conv2d, 4, 8, 3, padding=1, bias=False, padding_mode="replicate")),
         3,
         traits=_CONV,
@@ -164,7 +164,7 @@ WORKLOADS = (
     ),
     Workload(
         "conv-depthwise",
-        "A dilated convolution of one group a channel, with bias.",
+        "A dilated convolution with one group per channel and a bias.",
         partial(_conv, make=partial(nn.Conv2d, 16, 16, 3, padding=2, dilation=2, groups=16)),
         3,
         traits=_CONV,

@@ -1,4 +1,4 @@
-"""Operators with gradients of their own, as extensions write them."""
+"""Custom autograd functions, as extensions write them."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from accelcheck.workloads.draw import initialise, integers, normal
 
 
 class GatedFunction(torch.autograd.Function):
-    """``x sigmoid(slope gate)``: ``x`` and ``gate`` of one shape, ``slope`` 0-d; differentiable twice.
+    """``x * sigmoid(slope * gate)``: ``x`` and ``gate`` of the same shape, ``slope`` 0-d; differentiable twice.
 
-    In the form that `torch.func` asks for.
+    It has a separate ``setup_context``, which `torch.func` requires.
     """
 
     generate_vmap_rule = True
@@ -41,7 +41,7 @@ class GatedFunction(torch.autograd.Function):
 
 
 class Gated(nn.Module):
-    """`GatedFunction` with a learned slope. Not scriptable: TorchScript knows no custom functions."""
+    """`GatedFunction` with a learned slope. Not scriptable: TorchScript has no custom autograd functions."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -53,10 +53,10 @@ class Gated(nn.Module):
 
 
 def _swish_projection(device_type: str) -> Any:
-    """``swish(x) weight^T`` with ``swish(x) = x sigmoid(beta x)``, as one function that saves ``x`` alone.
+    """``swish(x) weight^T`` with ``swish(x) = x sigmoid(beta x)``, as one autograd function that does not save ``swish(x)``.
 
-    ``x`` (..., in), ``weight`` (out, in), ``beta`` (in,); differentiable twice. Without autocast's decorators a
-    half-precision gradient would meet saved FP32 operands; they want to know a device type.
+    ``x`` (..., in), ``weight`` (out, in), ``beta`` (in,); differentiable twice. Autocast's decorators, which take a device
+    type, are needed because half-precision gradients would otherwise be multiplied with saved FP32 operands.
 
     Swish: P. Ramachandran, B. Zoph, Q. V. Le, arXiv:1710.05941.
     """
@@ -82,7 +82,7 @@ def _swish_projection(device_type: str) -> Any:
     return SwishProjection
 
 
-# Made beforehand where they can be: a compiler that meets a class definition breaks its graph there.
+# Defined here for the known device types, since a class definition in a forward pass is a graph break for compilers.
 _PROJECTIONS = {device_type: _swish_projection(device_type) for device_type in ("cpu", "cuda", "xla")}
 
 
@@ -110,7 +110,7 @@ class SwishBlock(nn.Module):
 class SwishNetwork(nn.Module):
     """A linear stem, two `SwishBlock` in `blocks`, and a head: ``(B, features)`` to ``(B, classes)``.
 
-    The stem is no block: reentrant checkpoints need an input that requires a gradient, in training too.
+    The stem is no block, since the input of a reentrant checkpoint must require a gradient.
     """
 
     def __init__(self, features: int = 24, width: int = 32, hidden: int = 48, classes: int = 10) -> None:
@@ -165,7 +165,7 @@ _NETWORK = _TRAITS | {"matmul", "linear", "blocks"}
 WORKLOADS = (
     Workload(
         "custom-function",
-        "A custom autograd function of two inputs of one shape and a parameter, which are told apart by gradients.",
+        "A custom autograd function of two inputs and a parameter: swapped gradients show.",
         _gated,
         2,
         traits=_TRAITS | {"twice-differentiable"},

@@ -1,4 +1,4 @@
-"""Deep networks whose memory is activations: what keeps fewer of them shows."""
+"""Deep networks whose memory is mostly activations, so that peaks show which techniques keep fewer of them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ CLASSES = 10
 
 
 class PlainLinear(nn.Module):
-    """``x @ weight.T + bias``, as `nn.Linear` is, which quantization would look for."""
+    """``x @ weight.T + bias``. Not a `nn.Linear`, so that quantization techniques do not replace it."""
 
     def __init__(self, into: int, out: int) -> None:
         super().__init__()
@@ -32,7 +32,7 @@ class PlainLinear(nn.Module):
 
 
 class WideBlock(nn.Module):
-    """``x + down(silu(up(x)))``, three times as wide within; ``(batch, width)`` to the same."""
+    """``x + down(silu(up(x)))`` with `hidden` features inside; ``(batch, width)`` to the same."""
 
     def __init__(self, width: int, hidden: int) -> None:
         super().__init__()
@@ -46,7 +46,7 @@ class WideBlock(nn.Module):
 
 
 class Deep(nn.Module):
-    """A stem, `DEPTH` `WideBlock` in `blocks`, and a head. A block keeps 7 times the bytes of its output."""
+    """A stem, `DEPTH` times a `WideBlock` in `blocks`, and a head. Autograd saves 7 times the bytes of a block's output."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -63,7 +63,7 @@ class Deep(nn.Module):
 
 
 def _deep(generator: torch.Generator, extent: int) -> Problem:
-    del extent  # one size: compilers of dynamic shapes have other workloads
+    del extent  # one size: other workloads test dynamic shapes
     module = Deep()
     initialise(module, generator)
     return Problem(module, (normal(generator, BATCH, WIDTH),))
@@ -81,7 +81,7 @@ def _train(generator: torch.Generator, extent: int) -> Problem:
     )
 
 
-# No product is announced, nor are there linear layers: autocast and quantization have other workloads.
+# Neither `matmul` nor `linear`: other workloads test autocast and quantization.
 _TRAITS = frozenset({"blocks", "activations", "inplace", "scriptable"})
 
 WORKLOADS = (

@@ -1,4 +1,4 @@
-"""Handwritten digits, classified by an MLP, a CNN and a small vision transformer: tasks with a real data set."""
+"""Tasks on a real data set, handwritten digits: an MLP, a CNN and a small vision transformer."""
 
 from __future__ import annotations
 
@@ -67,11 +67,11 @@ class DigitsVit(nn.Module):
 
 
 def present() -> Capability:
-    """Whether scikit-learn, which brings the images, is installed."""
+    """Whether scikit-learn, whose package contains the images, is installed."""
     if importlib.util.find_spec("sklearn") is None:
         return unavailable(
             Code.NO_PACKAGE,
-            "scikit-learn, which brings the data, is not installed",
+            "scikit-learn, which contains the data set, is not installed",
             "pip install 'accelcheck[accuracy]'",
         )
     return SUPPORTED
@@ -79,9 +79,9 @@ def present() -> Capability:
 
 @cache
 def digits() -> tuple[Tensor, Tensor]:
-    """1797 images ``(1797, 64)`` FP32 of -1 to 1, and their classes ``(1797,)`` int64: the test set of UCI's optdigits.
+    """The test set of UCI's optdigits: images ``(1797, 64)`` FP32 between -1 and 1, and their classes ``(1797,)`` int64.
 
-    A pixel is one of 17 levels, k / 8 - 1: exact in every dtype of the suite. Not to be changed: all share them.
+    A pixel is one of 17 levels, k / 8 - 1, exact in every dtype of the suite. Do not modify the tensors: the cache shares them.
     """
     data = importlib.import_module("sklearn.datasets").load_digits()
     return torch.from_numpy(data.data).float() / 8.0 - 1.0, torch.from_numpy(data.target).long()
@@ -96,7 +96,7 @@ def _learn(
     steps: int,
     rate: float,
 ) -> Problem:
-    del extent  # the data set is what it is
+    del extent  # the data set has one size
     module = make()
     initialise(module, generator)
     images, classes = digits()
@@ -105,7 +105,7 @@ def _learn(
         (images.reshape(-1, *image),),
         target=classes,
         loss=functional.cross_entropy,
-        # All samples at once: no order of batches to agree on, and seeds differ by the initial parameters alone.
+        # All samples in one batch: there is no order of batches, and seeds differ by the initial parameters alone.
         optimizer=partial(torch.optim.AdamW, lr=rate),
         steps=steps,
     )
@@ -126,7 +126,7 @@ def _accuracy(name: str, summary: str, make: Maker, traits: frozenset[str]) -> T
 
 
 def _learning(name: str, summary: str, make: Maker, traits: frozenset[str], level: int) -> Task:
-    # FP32 alone: parameters kept in half precision lose updates, and no technique promises otherwise.
+    # FP32 alone: parameters in half precision lose small updates, and no technique promises otherwise.
     return Task(
         name,
         summary,
@@ -139,14 +139,13 @@ def _learning(name: str, summary: str, make: Maker, traits: frozenset[str], leve
     )
 
 
-# Two of each, since a workload has one level: a training takes 0.1 s (MLP) to 1 s (CNN, ViT) on one core, six times a case.
+# Two workloads per model, since each has one level. A training takes 0.1 s (MLP) to 1 s (CNN, ViT) on one core; a
+# learning case has six.
 WORKLOADS = (
-    _accuracy("digits-mlp", "Handwritten digits, by a trained MLP.", _MLP, _MLP_TRAITS),
-    _accuracy("digits-cnn", "Handwritten digits, by a trained CNN with batch norm.", _CNN, _CNN_TRAITS),
-    _accuracy("digits-vit", "Handwritten digits, by a trained vision transformer.", _VIT, _VIT_TRAITS),
-    _learning("digits-mlp-training", "Handwritten digits: the training of an MLP.", _MLP, _MLP_TRAITS, 2),
-    _learning(
-        "digits-cnn-training", "Handwritten digits: the training of a CNN with batch norm.", _CNN, _CNN_TRAITS, 3
-    ),
-    _learning("digits-vit-training", "Handwritten digits: the training of a vision transformer.", _VIT, _VIT_TRAITS, 3),
+    _accuracy("digits-mlp", "Handwritten digits classified by a trained MLP.", _MLP, _MLP_TRAITS),
+    _accuracy("digits-cnn", "Handwritten digits classified by a trained CNN with batch norm.", _CNN, _CNN_TRAITS),
+    _accuracy("digits-vit", "Handwritten digits classified by a trained vision transformer.", _VIT, _VIT_TRAITS),
+    _learning("digits-mlp-training", "Training of an MLP on handwritten digits.", _MLP, _MLP_TRAITS, 2),
+    _learning("digits-cnn-training", "Training of a CNN with batch norm on handwritten digits.", _CNN, _CNN_TRAITS, 3),
+    _learning("digits-vit-training", "Training of a vision transformer on handwritten digits.", _VIT, _VIT_TRAITS, 3),
 )

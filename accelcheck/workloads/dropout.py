@@ -1,4 +1,4 @@
-"""Dropout: alone, in blocks, and inside attention. Values are far from 0, so that masks can be read off them."""
+"""Dropout: alone, in blocks, and inside attention. Values are far from 0, so that masks can be read from results."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from accelcheck.workloads.base import Dropout, Problem, Workload
 from accelcheck.workloads.draw import initialise, normal
 
 RATE = 0.1
-"""Of most models. Not 0.5, where a mask and its complement, and a scale of 1 / p and one of 1 / (1 - p), are alike."""
+"""Dropout rate of most models. At 0.5, a mask and its complement, and the scales 1 / p and 1 / (1 - p), would be alike."""
 ATTENTION_RATE = 0.25
-"""A multiple of 1 / 256: fused kernels compare one random byte with the rate, and so round others (0.1 becomes 0.1016)."""
+"""A multiple of 1 / 256: fused kernels compare a random byte with the rate, and so round other rates (0.1 to 0.1016)."""
 BLOCKS = 3
 ROWS, FEATURES = 256, 512
-"""Of a mask of the blocks: 131072 draws tell a rate of 0.09 or 0.11 from 0.1 by 12 standard deviations."""
+"""Shape of a mask of `Block`: with 131072 draws, rates of 0.09 and 0.11 differ from 0.1 by 12 standard deviations."""
 
 
 class Alone(nn.Module):
-    """Dropout of any shape. No `nn.Dropout`: in place, which that offers, it would overwrite what it is checked against."""
+    """Dropout of any shape. Not `nn.Dropout`, whose ``inplace`` would overwrite the values that the check needs."""
 
     __constants__ = ("rate",)
 
@@ -35,7 +35,7 @@ class Alone(nn.Module):
 class Block(nn.Module):
     """``dropout(fc(x) + shift)``: ``(rows, 16)`` to ``(rows, features)``.
 
-    The shift has the shape of the output: its gradient is that of what goes into the dropout, and shows the mask.
+    The shift has the shape of the output, so that its gradient is that of the dropout's input, and shows the mask.
     """
 
     def __init__(self, rows: int, width: int, features: int) -> None:
@@ -50,7 +50,7 @@ class Block(nn.Module):
 
 
 class Branches(nn.Module):
-    """Each member of `blocks` on the same input; a list of their outputs. In a chain, masks would lie upon each other."""
+    """The outputs of all `blocks` for the same input, as a list. In a chain, one mask would hide the next."""
 
     def __init__(self, count: int, rows: int, width: int, features: int) -> None:
         super().__init__()
@@ -64,13 +64,13 @@ class Branches(nn.Module):
 
 
 class AttentionDropout(nn.Module):
-    """Attention of ``q, k (B, H, S, D)`` over diagonal values ``v (B, H, S, S)``: the output is the dropped weights.
+    """Attention of ``q, k (B, H, S, D)`` over diagonal values ``v (B, H, S, S)``: its output shows the weights after dropout.
 
-    Queries are projected, so that there is a product that autocast acts upon (the math path upcasts its own), and cast
-    back, since attention takes one dtype and autocast does not reach it on every device.
+    Queries are projected, so that autocast has a product to act on (attention's math path casts its own products up). They
+    are cast back, since attention takes one dtype and autocast does not include it on every device.
 
-    Gradients come from the diagonal of each head's output alone. Then ``grad_v[j, i]`` is the dropped weight of query i
-    and key j, times the i-th gradient: as elementwise as the output, and transposed.
+    Only the diagonal of each head's output has a gradient. ``grad_v[j, i]`` is then the weight of query i and key j after
+    dropout, times the i-th gradient: one mask element for each element, as in the output, but transposed.
     """
 
     __constants__ = ("rate",)
@@ -83,7 +83,7 @@ class AttentionDropout(nn.Module):
     def forward(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         rate = self.rate if self.training else 0.0
         out = functional.scaled_dot_product_attention(self.query(q).to(v.dtype), k, v, dropout_p=rate)
-        # A copy: inductor loses the gradient of a view beside a detached alias (github.com/pytorch/pytorch/pull/195357).
+        # A copy, since inductor loses the gradient of a view next to a detached alias (github.com/pytorch/pytorch/pull/195357).
         return out.detach(), out.diagonal(dim1=-2, dim2=-1).clone()
 
 
@@ -105,7 +105,7 @@ def _blocks(generator: torch.Generator, extent: int) -> Problem:
             if name.endswith("shift"):
                 parameter.copy_(_clear(generator, *parameter.shape))
             else:
-                # Products have a standard deviation of 1 / 16, the largest of them is 0.3: none cancels a shift.
+                # Products have a standard deviation of 1 / 16, and the largest is 0.3: none cancels a shift, which is 1 or more.
                 parameter.copy_(normal(generator, *parameter.shape) / (16 * width**0.5))
     return Problem(module, (normal(generator, ROWS, width),))
 
@@ -114,7 +114,7 @@ def _attention(generator: torch.Generator, extent: int) -> Problem:
     length, depth = 128 + extent, 32
     module = AttentionDropout(depth, ATTENTION_RATE)
     initialise(module, generator)
-    # Scores have a standard deviation of 1 / 4: weights are within e**1.2 of 1 / S, none is small.
+    # Scores have a standard deviation of 1 / 4: weights are within a factor of e**1.2 of 1 / S, and none is small.
     q, k = 0.25 * normal(generator, 4, 4, length, depth), normal(generator, 4, 4, length, depth)
     return Problem(module, (q, k, torch.diag_embed(_clear(generator, 4, 4, length))))
 
@@ -124,7 +124,7 @@ _RANDOM = frozenset({Mode.RANDOM})
 WORKLOADS = (
     Workload(
         "dropout",
-        "Dropout alone, of 262144 elements.",
+        "Dropout of 262144 elements, alone.",
         _alone,
         1,
         _RANDOM,
@@ -142,7 +142,7 @@ WORKLOADS = (
     ),
     Workload(
         "attention-dropout",
-        "Attention with dropout of its weights.",
+        "Attention with dropout on its weights.",
         _attention,
         2,
         _RANDOM,

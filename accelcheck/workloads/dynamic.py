@@ -1,4 +1,4 @@
-"""Networks whose depth depends on their input, and the margins that keep rounding from deciding it."""
+"""Networks whose depth depends on their input, drawn so that rounding errors cannot change a decision."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ if TYPE_CHECKING:
 
 WIDTH = 32
 MARGIN = 24 * 2.0**-8
-"""Least distance of every decision's number from its threshold: 24 times bfloat16's unit roundoff u.
+"""Smallest distance of a number that decides from its threshold: 24 times bfloat16's unit roundoff u.
 
-A halting probability is the sigmoid, of slope 1/4 at most, of a sum over a state of size 1 to 2 that up to ten residual blocks
-have each rounded three times: sqrt(30) u by chance, which leaves 2 to 3 u; the sum of up to five of them adds u each. Over 600
-networks it errs by 4 u at most, in bfloat16 and under autocast. The rest is for training, whose steps move it by up to 32 u
-and away from where a decision would change: 14 u are left at least.
+A halting probability is a sigmoid (slope 1/4 at most) of a state of magnitude 1 to 2. Up to ten residual blocks have each
+rounded this state three times, which gives an error of about sqrt(30) u, and so 2 to 3 u in the probability. Summing up to
+five probabilities adds one u each. Measured over 600 networks, in bfloat16 and under autocast: 4 u at most. The remaining
+margin is for training, whose steps move the number by up to 32 u, mostly away from the threshold; at least 14 u are left.
 """
 PONDERING = 0.05
-"""Price of a step, relative to the loss of the task."""
+"""Weight of the mean number of steps in the loss."""
 
 
 class DynamicDepth(nn.Module):
-    """A shared layer, applied once and once more for every sample (modulo 4) whose first feature is positive.
+    """A shared layer that is applied ``1 + n % 4`` times, where n is the number of samples whose first feature is positive.
 
     Takes and returns ``(B, width)``.
     """
@@ -64,21 +64,22 @@ class RecurrentCell(nn.Module):
 
 
 class AdaptiveTime(nn.Module):
-    """Adaptive computation time (A. Graves, arXiv:1603.08983): each sample takes as many steps as it asks for.
+    """Adaptive computation time (A. Graves, arXiv:1603.08983): each sample takes its own number of steps.
 
-    A step applies the two `blocks` to the state. After each, a sample halts with some probability; it stops after step N, the
-    first at which the sum of its probabilities reaches `limit`, and what is left of 1 is the remainder R, its weight of step
-    N. The batch goes on until all have stopped. Takes ``(B, width)``; returns the head of the weighted mean state, ``(B,
-    classes)``, and what the steps cost, ``N + R``, ``(B,)``.
+    A step applies the two `blocks` to the state and computes a halting probability for each sample. A sample stops after step
+    N, the first at which the sum of its probabilities reaches `limit`. The weight of each step is its probability; that of
+    step N is the remainder R, so that weights sum to 1. The loop ends when all samples have stopped.
+
+    Takes ``(B, width)``. Returns the head of the weighted mean state, ``(B, classes)``, and the ponder cost ``N + R``, ``(B,)``.
     """
 
     LIMIT = 0.99
     STEPS = 6
-    """Most of them; inputs are drawn so that none needs it."""
+    """Largest number of steps; inputs are drawn so that no sample reaches it."""
 
     def __init__(self, width: int = WIDTH, classes: int = 10) -> None:
         super().__init__()
-        self.stem = nn.Linear(width, width)  # a reentrant checkpoint needs an input that requires a gradient
+        self.stem = nn.Linear(width, width)  # the input of a reentrant checkpoint must require a gradient
         self.blocks = nn.ModuleList([RecurrentCell(width), RecurrentCell(width)])
         self.halt = nn.Linear(width, 1)
         self.head = nn.Linear(width, classes)
@@ -106,10 +107,10 @@ class AdaptiveTime(nn.Module):
 
 
 class GatedDepth(nn.Module):
-    """Four residual `blocks`, each run for the batch or skipped, as its mean score by a linear gate is positive or not.
+    """Four residual `blocks`; each runs for the whole batch if the mean score of its linear gate is positive, else not at all.
 
-    A block that runs is weighted by the sigmoid of each sample's own score, so that gates learn (as in A. Veit and S.
-    Belongie, arXiv:1711.11503); one that is skipped gets no gradient. Takes ``(B, width)``, returns ``(B, classes)``.
+    A block that runs is weighted by the sigmoid of each sample's own score, so that gates get gradients (as in A. Veit and
+    S. Belongie, arXiv:1711.11503). A skipped block gets no gradient. Takes ``(B, width)``, returns ``(B, classes)``.
     """
 
     def __init__(self, width: int = WIDTH, depth: int = 4, classes: int = 10) -> None:
@@ -131,7 +132,7 @@ class GatedDepth(nn.Module):
 
 @torch.no_grad()
 def halts_alike(module: AdaptiveTime, x: Tensor) -> Tensor:
-    """Which samples, ``(B,)`` bool, stop at the same step, before the last one, with the limit a margin off either way."""
+    """Which samples, ``(B,)`` bool, stop at the same step, before the last one, with the limit lowered or raised by `MARGIN`."""
     double = copy.deepcopy(module).double()
     found: list[Tensor] = []
     for double.limit in (module.limit - MARGIN, module.limit + MARGIN):
@@ -141,9 +142,10 @@ def halts_alike(module: AdaptiveTime, x: Tensor) -> Tensor:
 
 @torch.no_grad()
 def votes_alike(module: GatedDepth, runs: Tensor, x: Tensor) -> Tensor:
-    """Which samples, ``(B,)`` bool, have scores two margins off 0 on the side that `runs` (depth,) says of each block.
+    """Which samples, ``(B,)`` bool, have a score of at least ``2 * MARGIN`` for each block that `runs`, ``(depth,)`` bool.
 
-    Two, since no sigmoid makes them smaller, and training moves them as far.
+    For the other blocks, the score must be at most ``-2 * MARGIN``. The margin is doubled because no sigmoid reduces errors
+    of these scores, and training moves them as far.
     """
     scores = copy.deepcopy(module.gates).double()(x.double())
     clear: Tensor = torch.where(runs, scores >= 2 * MARGIN, scores <= -2 * MARGIN).all(1)
@@ -151,12 +153,12 @@ def votes_alike(module: GatedDepth, runs: Tensor, x: Tensor) -> Tensor:
 
 
 def at_all_scales(alike: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-    """Which samples, ``(B,)`` bool, are decided alike at every scale that inputs are given."""
+    """Which samples, ``(B,)`` bool, pass `alike` at each of `SCALES`, the factors of the random draws."""
     return torch.stack([alike(scale * x) for scale in SCALES]).all(0)
 
 
 def _decided(draw: Callable[[int], Tensor], alike: Callable[[Tensor], Tensor], batch: int) -> Tensor:
-    """The first `batch` samples whose decisions have a margin."""
+    """The first `batch` samples, of as many as it takes, that pass `alike` at all scales."""
     kept = draw(0)
     while len(kept) < batch:
         x = draw(2 * batch)
@@ -169,7 +171,7 @@ def _depth(generator: torch.Generator, extent: int) -> Problem:
     initialise(module, generator)
     batch = 10 + extent
     x = normal(generator, batch, WIDTH)
-    # The gates are +-1 or more in size: no rounding of the input moves one across 0.
+    # Magnitudes of 1 or more: rounding cannot change a sign.
     gates = (2 * integers(generator, 0, 2, batch) - 1) * (1.0 + x[:, 0].abs())
     return Problem(module, (torch.cat([gates.unsqueeze(-1), x[:, 1:]], dim=1),))
 
@@ -188,7 +190,7 @@ def _gated(generator: torch.Generator, extent: int) -> Problem:
     initialise(module, generator)
     depth = len(module.blocks)
     while True:
-        # What all samples have in common decides: some blocks run and some do not, for any part of the batch.
+        # A context that all samples share decides, so that the same blocks run for any part of the batch.
         context = normal(generator, 1, WIDTH)
         runs = module.gates(context)[0] > 0
         alike = partial(votes_alike, module, runs)
@@ -199,7 +201,7 @@ def _gated(generator: torch.Generator, extent: int) -> Problem:
 
 
 def pondered(out: tuple[Tensor, Tensor], target: Tensor) -> Tensor:
-    """Cross entropy of the logits, and the mean price of the steps."""
+    """Cross entropy of the logits, plus `PONDERING` times the mean ponder cost."""
     logits, ponder = out
     return functional.cross_entropy(logits, target) + PONDERING * ponder.mean()
 
@@ -223,7 +225,7 @@ def _trained(
 
 _TRAITS = frozenset({"branching", "linear", "matmul", "resizable", "scriptable"})
 _TRAINING = _TRAITS | {"blocks", "training"}
-_SINGLE = frozenset({"float32"})  # in half precision steps so small are lost
+_SINGLE = frozenset({"float32"})  # half precision loses such small steps
 
 WORKLOADS = (
     Workload(
@@ -235,21 +237,21 @@ WORKLOADS = (
     ),
     Workload(
         "adaptive-time",
-        "Adaptive computation time: two blocks applied until every sample has halted, and what that costs.",
+        "Adaptive computation time: two blocks, applied until every sample has halted, and the ponder cost.",
         _time,
         2,
         traits=_TRAITS | {"blocks"},
     ),
     Workload(
         "gated-depth",
-        "Four residual blocks, some of which the batch skips.",
+        "Four residual blocks, some of which are skipped for the whole batch.",
         _gated,
         2,
         traits=_TRAITS | {"blocks"},
     ),
     Workload(
         "train-adaptive-time",
-        "Four steps of SGD with momentum on cross entropy and the price of pondering.",
+        "Four steps of SGD with momentum on cross entropy and ponder cost.",
         partial(_trained, make=_time, loss=pondered),
         2,
         frozenset({Mode.TRAIN}),

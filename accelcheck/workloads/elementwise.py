@@ -95,7 +95,7 @@ class Times(nn.Module):
 
 
 class Weigh(nn.Module):
-    """``x * weight (32,)``: nothing is added, so that the smallest numbers stay what they are."""
+    """``x * weight``, ``weight (32,)``: nothing is added, so that subnormal results stay subnormal."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -106,14 +106,14 @@ class Weigh(nn.Module):
 
 
 class Bound(nn.Module):
-    """``clamp(max(x, y), -1, 1)`` and ``relu(x)``: selections alone."""
+    """``clamp(max(x, y), -1, 1)`` and ``relu(x)``: selections without rounding."""
 
     def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         return torch.maximum(x, y).clamp(-1.0, 1.0), torch.relu(x)
 
 
 class Overlap(nn.Module):
-    """Each column plus the one before it: done in place, reads and writes would overlap."""
+    """Each column plus the one before it: an implementation in place would overwrite what it still has to read."""
 
     def forward(self, x: Tensor) -> Tensor:
         return torch.cat([x[:, :1], x[:, 1:] + x[:, :-1]], dim=1)
@@ -155,7 +155,7 @@ _PROBES = frozenset({"nan[0]", "inf[0]", "-inf[0]", "nan[1]", "zeros", "slice"})
 WORKLOADS = (
     Workload(
         "elementwise-1",
-        "One element-wise addition: all launch, no fusion.",
+        "One element-wise addition: nothing to fuse.",
         partial(_problem, length=1),
         2,
         traits=_TRAITS,
@@ -186,7 +186,7 @@ WORKLOADS = (
     ),
     Workload(
         "elementwise-large",
-        "A product of 256 x 256: one row, column or tile is less than 1 % of it.",
+        "A product of 256 x 256 elements: one row, column or tile is less than 1 % of it.",
         _large,
         3,
         frozenset({Mode.FORWARD}),
@@ -194,7 +194,7 @@ WORKLOADS = (
     ),
     Workload(
         "elementwise-product",
-        "A product alone: what happens to the smallest numbers shows.",
+        "A product alone, which shows what happens to subnormal numbers.",
         _weigh,
         3,
         traits=_TRAITS,
@@ -203,7 +203,7 @@ WORKLOADS = (
     Workload("elementwise-broadcast", "A matrix times a row, whose gradient is a sum.", _broadcast, 2, traits=_TRAITS),
     Workload(
         "elementwise-bound",
-        "Maximum, clamp and ReLU, which must let NaN pass.",
+        "Maximum, clamp and ReLU, which must propagate NaN.",
         _bound,
         3,
         traits=_TRAITS | {"exact"},

@@ -1,4 +1,4 @@
-"""Slicing and indexing. Nothing is computed, so the result is exact, unless repeated indices add up."""
+"""Slicing and indexing: results are exact copies, except where repeated indices are summed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from accelcheck.workloads.draw import integers, normal, orders
 
 
 class Slicing(nn.Module):
-    """Even columns, then odd ones, of the last rows, then of the first: ``(rows, columns)``, each element once."""
+    """A permutation of ``x (rows, columns)``: the last rows first, even columns before odd ones."""
 
     def forward(self, x: Tensor) -> Tensor:
         rolled = torch.cat([x[-5:], x[:-5]])
@@ -35,24 +35,24 @@ class IndexSelect(nn.Module):
 
 
 class Gather(nn.Module):
-    """Of each row the elements that an index tensor names."""
+    """Elements of each row, selected by an index tensor."""
 
     def forward(self, x: Tensor, index: Tensor) -> Tensor:
         return torch.gather(x, 1, index)
 
 
 class IndexAdd(nn.Module):
-    """Rows of ``source (R, C)`` added to those rows of ``x`` that an index names, most of them many times."""
+    """Rows of ``source (R, C)`` added to rows of ``x`` that an index tensor selects, most of them many times."""
 
     def forward(self, x: Tensor, index: Tensor, source: Tensor) -> Tensor:
         return torch.index_add(x, 0, index, source)
 
 
 class FarElements(nn.Module):
-    """Elements of a matrix of 2**32, whose rows are all windows of ``x (2**17 - 1,)``: it takes no memory."""
+    """Elements of a view of 2**32 elements, whose rows are all windows of ``x (2**17 - 1,)``: it takes no memory."""
 
     def forward(self, x: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
-        return x.unfold(0, 65536, 1)[rows, columns]  # TorchScript takes 2**16 for a float
+        return x.unfold(0, 65536, 1)[rows, columns]  # not 2**16, which TorchScript types as a float
 
 
 def _index_add(generator: torch.Generator, extent: int) -> Problem:
@@ -113,10 +113,17 @@ WORKLOADS = (
         traits=_EXACT | _BRACKETS,
         probes=_PROBES,
     ),
-    Workload("index-select", "Some columns in another order.", _select, 2, traits=_EXACT | _OPERATORS, probes=_PROBES),
+    Workload(
+        "index-select",
+        "A selection of columns, in another order.",
+        _select,
+        2,
+        traits=_EXACT | _OPERATORS,
+        probes=_PROBES,
+    ),
     Workload(
         "gather",
-        "Other elements of each row; none twice.",
+        "A selection of elements of each row; none twice.",
         partial(_gather, repeated=False),
         2,
         traits=_EXACT | _OPERATORS,
@@ -124,26 +131,26 @@ WORKLOADS = (
     ),
     Workload(
         "far-elements",
-        "The last elements of a view of 2**32: indices do not fit into 31 bits.",
+        "The last elements of a view of 2**32 elements, whose offsets do not fit into 31 bits.",
         _far,
         3,
-        frozenset({Mode.FORWARD}),  # torch would write the view's gradient out: 16 GiB
+        frozenset({Mode.FORWARD}),  # the view's gradient would take 16 GiB
         frozenset({"scriptable", "exact"}) | _BRACKETS,
         features=frozenset({"strided"}),
     ),
     Workload(
         "index-add",
-        "Many rows added to few: updates meet.",
+        "Many rows added to few, so that updates collide.",
         _index_add,
         2,
         traits=_TRAITS,
-        # Atomic additions round half precision once an update: nothing owes more.
+        # In half precision, atomic additions round after each update, and no technique promises better.
         dtypes=frozenset({"float32"}),
         probes=frozenset({"ones", "scaled"}),
     ),
     Workload(
         "gather-repeated",
-        "Elements taken several times, whose gradients add up.",
+        "Elements selected several times, whose gradients are summed.",
         partial(_gather, repeated=True),
         2,
         traits=_TRAITS | _OPERATORS,

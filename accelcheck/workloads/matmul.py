@@ -1,4 +1,4 @@
-"""Matrix product, bias and ReLU: nominal, edge sizes around a tile, empty, and inputs with every kind of strides."""
+"""Matrix product, bias and ReLU: nominal size, sizes around a tile, empty, and inputs with different kinds of strides."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Affine(nn.Module):
-    """Holds ``weight (K, N)``, not transposed as in `nn.Linear`, and ``bias (N,)``."""
+    """Holds ``weight (K, N)``, which is not transposed as in `nn.Linear`, and ``bias (N,)``."""
 
     def __init__(self, inner: int, columns: int) -> None:
         super().__init__()
@@ -38,7 +38,7 @@ class MatmulBiasRelu(Affine):
 
 
 class MatmulBiasReluTotal(Affine):
-    """The same, and its sum over rows plus the bias: ``(N,)``, neither empty nor zero where there are no rows."""
+    """As `MatmulBiasRelu`, with a second output ``(N,)``: the sum over rows plus the bias, which is not empty without rows."""
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         out = torch.relu(x @ self.weight + self.bias)
@@ -46,7 +46,7 @@ class MatmulBiasReluTotal(Affine):
 
 
 class Product(nn.Module):
-    """``x @ weight``, summed over rows if so told: ``(rows, K)`` to ``(rows, N)`` or ``(N,)``."""
+    """``x @ weight``, with `total` summed over rows: ``(rows, K)`` to ``(rows, N)`` or ``(N,)``."""
 
     __constants__ = ("total",)
 
@@ -73,7 +73,7 @@ def _total(generator: torch.Generator, extent: int) -> Problem:
     module = Product(8, 8, total=True)
     with torch.no_grad():
         module.weight.copy_(0.125 + 0.01 * normal(generator, 8, 8))
-    # 4096 terms of about 1: FP16 would stop counting at 2048.
+    # 4096 terms of about 1: a sum in FP16 would stop at 2048.
     return Problem(module, (1.0 + 0.05 * normal(generator, 4096 + extent, 8),))
 
 
@@ -87,7 +87,7 @@ def _sliced(generator: torch.Generator, rows: int, inner: int) -> Tensor:
 
 
 def _expanded(generator: torch.Generator, rows: int, inner: int) -> Tensor:
-    # A batch of three that is one matrix in memory: its gradient must not be.
+    # A batch of three that share one matrix in memory; their gradients must not.
     return separated(generator, rows, inner).expand(3, rows, inner)
 
 
@@ -120,7 +120,7 @@ WORKLOADS = (
     ),
     Workload(
         "matmul-127",
-        "One less than a tile in every size: a stale or masked tail shows.",
+        "Each size one less than a tile of 128: shows stale or masked tails.",
         partial(_fixed, sizes=(127,) * 3),
         2,
         traits=_TRAITS,
@@ -128,7 +128,7 @@ WORKLOADS = (
     ),
     Workload(
         "matmul-129",
-        "One more than a tile in every size: a last tile of one row.",
+        "Each size one more than a tile of 128: the last tile has one row.",
         partial(_fixed, sizes=(129,) * 3),
         2,
         traits=_TRAITS,
@@ -159,11 +159,11 @@ WORKLOADS = (
     ),
     Workload(
         "matmul-total",
-        "The sum over 4096 rows of a matrix product, each about 1: what autocast must add in float32.",
+        "The sum over 4096 rows of a matrix product, each about 1, which autocast must accumulate in float32.",
         _total,
         3,
         traits=_RESIZABLE,
-        # PJRT's CPU client adds half precision in half precision.
+        # PJRT's CPU client accumulates half precision in half precision.
         dtypes=frozenset({"float32"}),
     ),
     Workload(

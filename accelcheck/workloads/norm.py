@@ -24,7 +24,7 @@ class EmbeddingNormGelu(nn.Module):
 
 
 class Gelu(nn.Module):
-    """The exact GELU, by erf and not by tanh."""
+    """The exact GELU, which uses erf, not tanh."""
 
     def forward(self, x: Tensor) -> Tensor:
         return functional.gelu(x)
@@ -39,19 +39,19 @@ def _embedding(generator: torch.Generator, extent: int) -> Problem:
 def _narrow(generator: torch.Generator, extent: int) -> Problem:
     module = nn.LayerNorm(4)
     initialise(module, generator)
-    # A variance of 1e-4 against an eps of 1e-5, over four values: a wrong eps, or N - 1 for N, shows.
+    # A variance of 1e-4 with an eps of 1e-5, over four values: a wrong eps, or N - 1 in place of N, changes the result.
     return Problem(module, (0.01 * normal(generator, 64 + extent, 4),))
 
 
 def _large(generator: torch.Generator, extent: int) -> Problem:
     module = nn.LayerNorm(24)
     initialise(module, generator)
-    # Squares are beyond FP16's range.
+    # Squares exceed FP16's range.
     return Problem(module, (1e4 * normal(generator, 16 + extent, 24),))
 
 
 def _softmax(generator: torch.Generator, extent: int) -> Problem:
-    # exp(200) overflows where the maximum is not subtracted first.
+    # exp(200) overflows unless the maximum is subtracted first.
     return Problem(nn.Softmax(-1), (200.0 + normal(generator, 16 + extent, 24),))
 
 
@@ -86,7 +86,7 @@ WORKLOADS = (
     ),
     Workload(
         "gelu",
-        "GELU on a dense grid of [-4, 4]: the tanh approximation shows.",
+        "GELU on a dense grid of [-4, 4], on which the tanh approximation differs visibly.",
         _gelu,
         2,
         traits=_TRAITS,
@@ -94,7 +94,7 @@ WORKLOADS = (
     ),
     Workload(
         "gelu-infinity",
-        "GELU of an infinity, which it must let pass.",
+        "GELU of an infinity, which must reach the output.",
         _gelu,
         2,
         frozenset({Mode.FORWARD}),

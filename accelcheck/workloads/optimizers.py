@@ -1,4 +1,4 @@
-"""Parameters of awkward sizes, trained by the optimizers that the models of the other families leave out."""
+"""Parameters of awkward sizes, trained with the optimizers that no other family uses."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
     from accelcheck.workloads.base import OptimizerMaker
 
 SIZES = ((), (7,), (16,), (33,), (5, 13), (120,))
-"""Shapes of the parameters: one number, less than a vector register, whole ones, and whole ones with a remainder."""
+"""Shapes of the parameters: a scalar, less than one vector register, several registers, and several with a remainder."""
 
 
 class Bank(nn.Module):
-    """Each parameter scales its own columns of the input, within a sine: ``(B, 242)`` to the same, nothing summed."""
+    """``sin(x * scales)``, where each parameter holds the scales of its own columns: ``(B, 242)`` to the same, nothing summed."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -42,7 +42,7 @@ def _bank(generator: torch.Generator, extent: int, *, optimizer: OptimizerMaker)
         module,
         (normal(generator, *shape),),
         target=normal(generator, *shape),
-        # A gradient of about 1 an element: nothing that is squared underflows, and no eps outweighs it.
+        # Gradients of about 1 for each element: their squares do not underflow, and are large against eps.
         loss=_squares,
         optimizer=optimizer,
         steps=4,
@@ -50,7 +50,7 @@ def _bank(generator: torch.Generator, extent: int, *, optimizer: OptimizerMaker)
 
 
 def _squares(out: Tensor, target: Tensor) -> Tensor:
-    """Squared errors of a sample, the mean over samples; added in FP32 at least, for there are thousands."""
+    """The sum of squared errors of a sample, averaged over samples; accumulated in FP32 or wider, as there are thousands."""
     wide = torch.promote_types(out.dtype, torch.float32)
     total = functional.mse_loss(out.to(wide), target.to(wide), reduction="sum") / len(out)
     return total.to(out.dtype)
@@ -64,14 +64,14 @@ def _workload(name: str, summary: str, optimizer: OptimizerMaker) -> Workload:
         3,
         frozenset({Mode.TRAIN}),
         frozenset({"resizable", "scriptable", "training"}),
-        # In pure FP16 squared gradients are subnormal.
+        # With parameters in FP16, squared gradients are subnormal.
         frozenset({"float32", "bfloat16"}),
     )
 
 
-# As in train-transformer: with the usual eps the rounding of a gradient near 0 would decide its sign. And FP32 holds these
-# decay rates: where an optimizer keeps its count in a tensor it computes 1 - 0.999**t in FP32, which cancels. Workloads
-# with the usual rates show that.
+# eps as in train-transformer: with the usual value, the rounding error of a gradient near 0 would decide the sign of a step.
+# The decay rates are exact in FP32: optimizers that keep their step count in a tensor compute 1 - 0.999**t in FP32, which
+# cancels. Workloads with the usual rates show that.
 _EPS, _BETAS = 1e-3, (0.875, 0.96875)
 
 WORKLOADS = (
@@ -88,8 +88,8 @@ WORKLOADS = (
     _workload(
         "rmsprop",
         "Four steps of RMSprop with momentum, on parameters of awkward sizes.",
-        # Not centred: gradients change little from step to step, so that the variance would be left of a cancellation.
-        # And the first step is that of a gradient ten times as large.
+        # Not centred: gradients change little from step to step, so that the variance would be the result of a cancellation.
+        # eps is larger because the first step is that of a gradient ten times as large.
         partial(torch.optim.RMSprop, lr=1e-2, eps=100 * _EPS, momentum=0.9),
     ),
     _workload(

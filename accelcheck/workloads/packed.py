@@ -1,4 +1,4 @@
-"""Self-attention over packed queries, keys and values: of one length, and of sequences that differ in length."""
+"""Self-attention over queries, keys and values packed in one tensor: sequences of one length, and of different lengths."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ HEADS, DEPTH = 2, 16
 
 
 class Packed(nn.Module):
-    """Self-attention that techniques may replace as a whole: of ``qkv (B, S, 3, H, D)``, to ``(B, S, H, D)``."""
+    """Self-attention that techniques may replace as a whole: ``qkv (B, S, 3, H, D)`` to ``(B, S, H, D)``."""
 
     __constants__ = ("causal",)
 
@@ -25,7 +25,7 @@ class Packed(nn.Module):
 
 
 class PackedAttention(Packed):
-    """Every sequence as long as the tensor."""
+    """All sequences have the length of the tensor."""
 
     def forward(self, qkv: Tensor) -> Tensor:
         parts = qkv.permute(2, 0, 3, 1, 4)
@@ -34,7 +34,7 @@ class PackedAttention(Packed):
 
 
 class VariableAttention(Packed):
-    """Each sequence as long as ``lengths (B,)`` says: what stands beyond its end is not seen, and gives zeros."""
+    """Sequences of ``lengths (B,)``: tokens beyond the end of a sequence are masked, and their outputs are zeros."""
 
     def forward(self, qkv: Tensor, lengths: Tensor) -> Tensor:
         place = torch.arange(qkv.size(1), device=qkv.device)
@@ -48,20 +48,20 @@ class VariableAttention(Packed):
 
 
 def _fixed(generator: torch.Generator, extent: int) -> Problem:
-    # Two blocks of 128: the one above the diagonal can be left out as a whole.
+    # Two blocks of 128: kernels can skip the whole block above the diagonal.
     return Problem(PackedAttention(causal=True), (normal(generator, 2, 136 + extent, 3, HEADS, DEPTH),))
 
 
 def _variable(generator: torch.Generator, extent: int, *, causal: bool) -> Problem:
     batch, length = 4, 40 + extent
     qkv = normal(generator, batch, length, 3, HEADS, DEPTH)
-    # Two tokens at least: over one, softmax is constant, and the key's gradient would be rounding noise.
+    # At least two tokens: over one, softmax is constant, and the key's gradient is rounding noise.
     return Problem(VariableAttention(causal=causal), (qkv, lengths(generator, batch, 2, length)))
 
 
 _TRAITS = frozenset({"attention", "matmul", "packed", "resizable", "scriptable"})
 _VARIABLE = _TRAITS | {"variable-length"}
-# No NaN: in a key, implementations differ about the queries that do not see it.
+# No NaN: implementations differ in what a NaN in a masked key does to queries.
 _PROBES = frozenset({"slice", "zeros"})
 
 WORKLOADS = (
@@ -75,7 +75,7 @@ WORKLOADS = (
     ),
     Workload(
         "attention-varlen",
-        "Packed sequences of several lengths in one batch.",
+        "Packed sequences of different lengths in one batch.",
         partial(_variable, causal=False),
         2,
         traits=_VARIABLE,
@@ -83,7 +83,7 @@ WORKLOADS = (
     ),
     Workload(
         "attention-varlen-causal",
-        "Packed sequences of several lengths in one batch, causal.",
+        "Packed sequences of different lengths in one batch, causal.",
         partial(_variable, causal=True),
         3,
         traits=_VARIABLE,

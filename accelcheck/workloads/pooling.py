@@ -41,14 +41,14 @@ class MaxPool(nn.Module):
 
 
 class AveragePool(nn.Module):
-    """The mean over 3x3 windows, two apart, of what is no padding: ``(N, C, H, W)``."""
+    """The mean over 3x3 windows with stride 2, padding excluded: ``(N, C, H, W)``."""
 
     def forward(self, x: Tensor) -> Tensor:
         return functional.avg_pool2d(x, 3, stride=2, padding=1, count_include_pad=False)
 
 
 def _average(generator: torch.Generator, extent: int) -> Problem:
-    # Far from 0, so that padding taken for values shows.
+    # Values far from 0, so that padding counted as values changes the mean.
     return Problem(AveragePool(), (1.0 + 0.25 * normal(generator, 2, 4, 9 + extent, 11),))
 
 
@@ -63,11 +63,11 @@ def _max(generator: torch.Generator, extent: int) -> Problem:
     module = MaxPool()
     initialise(module, generator)
     steps = 12 + extent
-    # A grid in another order for each sequence and feature, so that no two steps tie, in bfloat16 either.
+    # A grid, permuted for each sequence and feature, so that no two steps are equal, not even in bfloat16.
     grid = 0.25 * (orders(generator, 6, 24, steps).mT - steps / 2)
     x = grid + 0.05 * torch.rand(6, steps, 24, generator=generator)
     held = lengths(generator, 6, 1, steps)
-    # Padding is larger than all else: where it leaks, it wins.
+    # Padding is larger than all values: if it leaks, it becomes the maximum.
     return Problem(module, (torch.where(valid(x, held), x, x + 8.0), held))
 
 
@@ -78,7 +78,7 @@ _PROBES = frozenset({"nan[0]", "zeros", "ones"})
 WORKLOADS = (
     Workload(
         "mean-pool",
-        "The mean over padded sequences with a tensor of lengths.",
+        "The mean over padded sequences, with their lengths in a tensor.",
         _mean,
         2,
         traits=_TRAITS,
@@ -86,17 +86,17 @@ WORKLOADS = (
     ),
     Workload(
         "average-pool",
-        "The mean over windows that reach beyond the edge, of what is inside.",
+        "The mean over windows that extend over the edge, padding excluded.",
         _average,
         3,
         traits=_TRAITS - {"matmul", "linear"},
-        # PJRT's CPU client adds half precision in half precision.
+        # PJRT's CPU client accumulates half precision in half precision.
         dtypes=frozenset({"float32"}),
         probes=_PROBES | {"scaled"},
     ),
     Workload(
         "max-pool",
-        "The maximum over padded sequences with a tensor of lengths.",
+        "The maximum over padded sequences, with their lengths in a tensor.",
         _max,
         2,
         traits=_TRAITS,

@@ -1,4 +1,4 @@
-"""Draws: the random inputs and the structured ones (probes) that a case is judged by."""
+"""Draws: the sets of parameters and inputs that a case is judged with, random and structured ones (probes)."""
 
 from __future__ import annotations
 
@@ -17,11 +17,12 @@ if TYPE_CHECKING:
     from accelcheck.workloads.base import Problem, Workload
 
 SCALES = (1.0, 0.75, 0.875, 0.625)
-"""Factors of the random inputs, by draw: a constant that was rounded once leans one way at one scale, not at all. None is
-above 1: workloads choose their range so that nothing overflows and every function is well conditioned."""
+"""Factors of the random inputs, by draw. A constant that is rounded once biases results in one direction at one scale, but
+not at all of them. No factor is above 1, since workloads choose a range in which nothing overflows and every function is
+well conditioned."""
 DRAWS = len(SCALES)
 _STRIDE = 7919
-"""Between the seeds of draws: a prime, so that draws do not meet the seeds of warm-ups."""
+"""Distance between the seeds of draws. Large, so that no draw has the seed of a warm-up run (the case's seed plus 1, 2, ...)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,8 +30,8 @@ class Draw:
     """One set of parameters and inputs of a case.
 
     Attributes:
-        number: Of the random parameters and inputs; 0 is the case's own.
-        probe: Name of the probe that the inputs then become; empty: random inputs.
+        number: Number of the random parameters and inputs, from 0 to ``DRAWS - 1``; 0 has the case's own seed.
+        probe: Name of the probe that is applied to them; empty for random inputs.
     """
 
     number: int = 0
@@ -41,30 +42,30 @@ class Draw:
 
     @property
     def plain(self) -> Draw:
-        """The same parameters with their random inputs."""
+        """The draw with the same number and random inputs."""
         return Draw(self.number)
 
     @property
     def parameters(self) -> tuple[int, bool]:
-        """What tells its parameters from another draw's: the number, and whether a probe changes them."""
+        """Equal for two draws if and only if they have the same parameters: the number, and whether a probe changes them."""
         return self.number, self.probe == "channels"
 
     @property
     def special(self) -> bool:
-        """Whether an input has a NaN or an infinite element."""
+        """Whether the probe puts a NaN or an infinite element into an input."""
         return self.probe.startswith(("nan", "inf", "-inf"))
 
     def seed(self, seed: int) -> int:
-        """Seed of the problem, from that of the case."""
+        """Seed of the problem, from the case's seed."""
         return seed + _STRIDE * self.number
 
     def problem(self, workload: Workload, seed: int, dtype: str) -> Problem:
-        """The problem: on the CPU, in FP32, bitwise the same wherever it is made.
+        """The problem of this draw: on the CPU, in FP32, bitwise the same in every process and on every machine.
 
         Args:
-            workload: What of.
-            seed: The case's.
-            dtype: Storage dtype: it decides what is subnormal.
+            workload: Makes the problem.
+            seed: The case's seed.
+            dtype: Storage dtype of the case, such as ``bfloat16``: it decides which numbers are subnormal.
         """
         problem = workload.problem(self.seed(seed))
         if self.probe:
@@ -75,15 +76,16 @@ class Draw:
 
 @dataclass(frozen=True)
 class Probe:
-    """A structured input. Workloads name those that mean something for them.
+    """A structured input, such as zeros or one NaN. A workload lists the names of those that are meaningful for it.
 
     Attributes:
-        name: Its word.
-        summary: What it shows.
-        apply: ``apply(problem, dtype)`` gives the problem with other inputs (or parameters); may change it in place.
-        modes: In which it is used; in backward mode no value may then lie on a kink.
-        reshapes: Whether inputs get another shape: what is compiled for one shape is compiled again.
-        repeated: Whether it is used with all random parameters and inputs, to see what leans one way in all of them.
+        name: Name in `Workload.probes` and in failures.
+        summary: What it exposes.
+        apply: ``apply(problem, dtype)`` returns the problem with other inputs (or parameters). It may change the problem in
+            place. ``dtype`` is the case's storage dtype.
+        modes: Modes in which it is used. With backward mode, no value may lie where a function is not differentiable.
+        reshapes: Whether inputs get another shape. Slow techniques and lazy devices, which would compile again, skip it.
+        repeated: Whether it is also applied to the other random draws, to find a bias that all of them share.
     """
 
     name: str
@@ -95,7 +97,12 @@ class Probe:
 
 
 def draws(workload: Workload, mode: Mode, admitted: Callable[[Probe], bool]) -> list[Draw]:
-    """All draws of a case: the case's own, further parameters and inputs, then the probes with its own parameters.
+    """All draws of a case: draw 0, the further random draws, then the probes applied to draw 0.
+
+    Args:
+        workload: Names its probes.
+        mode: Probes that are not for this mode are left out.
+        admitted: Whether a probe may be used; `Technique.admits`, for one.
 
     Raises:
         UnknownNameError: The workload names a probe that does not exist.
@@ -107,15 +114,15 @@ def draws(workload: Workload, mode: Mode, admitted: Callable[[Probe], bool]) -> 
     found = [Draw()]
     for number in range(1, DRAWS):
         found += [Draw(number), *(Draw(number, probe.name) for probe in probes if probe.repeated)]
-    # Those that give inputs another shape come last: compiled code that cannot follow is not asked to.
+    # Those that change shapes come last, so that the others still run the code that was compiled for the first shape.
     return [*found, *(Draw(0, probe.name) for probe in sorted(probes, key=lambda probe: probe.reshapes))]
 
 
 def _changed(problem: Problem, change: Callable[[Tensor], Tensor], *only: int) -> Problem:
-    """Other floating-point inputs: all, or those of some positions. Strides stay where a factor or a sum makes them.
+    """The problem with other floating-point inputs: all, or those at the positions `only`. Strides stay the same.
 
     Raises:
-        ValueError: There is no such input: what is asked of it would show nothing.
+        ValueError: No floating-point input is at one of these positions.
     """
     floating = {i for i, v in enumerate(problem.inputs) if isinstance(v, Tensor) and v.is_floating_point()}
     if not set(only) <= floating:
@@ -132,7 +139,7 @@ def _changed(problem: Problem, change: Callable[[Tensor], Tensor], *only: int) -
 
 
 def _refilled(value: Tensor, content: Tensor) -> Tensor:
-    """`content` in the strides of `value`: where elements share memory (an expanded input), the last one written stays."""
+    """`content` with the strides of `value`. Along an expanded dimension, where elements share memory, the first one counts."""
     if content.stride() == value.stride() or content.shape != value.shape:
         return content
     size = value.untyped_storage().nbytes() // value.element_size()
@@ -154,7 +161,7 @@ def _ones(problem: Problem, dtype: torch.dtype) -> Problem:
 
 
 def _hot(x: Tensor) -> Tensor:
-    """Row r has its one 1 at position r, modulo the width."""
+    """Row r is 1 at position r modulo the width, and 0 elsewhere."""
     rows = x.numel() // max(1, x.shape[-1])
     hot = torch.zeros(rows, x.shape[-1])
     hot[torch.arange(rows), torch.arange(rows) % x.shape[-1]] = 1.0
@@ -181,7 +188,7 @@ def _exponents(count: int) -> Tensor:
 
 
 def _channels(problem: Problem, dtype: torch.dtype) -> Problem:
-    """Parameters, not inputs: every output channel another power of two."""
+    """Scales parameters, not inputs: each output channel by another power of two."""
     del dtype
     with torch.no_grad():
         for parameter in problem.module.parameters():
@@ -192,7 +199,7 @@ def _channels(problem: Problem, dtype: torch.dtype) -> Problem:
 
 
 def _midpoints(problem: Problem, dtype: torch.dtype) -> Problem:
-    """Halfway between two neighbours of bfloat16 in even rows, of float16 in odd ones; all bits fit FP32."""
+    """Numbers halfway between two neighbours of bfloat16 in even rows, of float16 in odd rows; exact in FP32."""
     del dtype
 
     def change(x: Tensor) -> Tensor:
@@ -204,7 +211,7 @@ def _midpoints(problem: Problem, dtype: torch.dtype) -> Problem:
 
 
 def _cancel(problem: Problem, dtype: torch.dtype) -> Problem:
-    """A large number among ones: what is added in half precision loses the ones."""
+    """One large number among ones: a sum in half precision loses the ones."""
     del dtype
 
     def change(x: Tensor) -> Tensor:
@@ -216,24 +223,24 @@ def _cancel(problem: Problem, dtype: torch.dtype) -> Problem:
 
 
 def _tiny(problem: Problem, dtype: torch.dtype) -> Problem:
-    """Half of the smallest normal number: results are subnormal, or 0 where they are flushed."""
+    """Numbers of about half the smallest normal one: results are subnormal, or 0 where they are flushed."""
     return _changed(problem, lambda x: torch.where(x < 0, -0.5, 0.5) * torch.finfo(dtype).tiny * (1.0 + x.abs() / 8))
 
 
 def _huge(problem: Problem, dtype: torch.dtype) -> Problem:
-    """Around 1e4: squares overflow float16."""
+    """Numbers of about 1e4, whose squares overflow float16."""
     del dtype
     return _changed(problem, lambda x: 8e3 * torch.where(x < 0, -1.0, 1.0) + 1e3 * x / x.abs().max())
 
 
 def _scaled(problem: Problem, dtype: torch.dtype) -> Problem:
-    """1024 times the inputs: a homogeneous workload answers with 1024 times the outputs, every rounding the same."""
+    """1024 times the inputs: a homogeneous workload gives exactly 1024 times the outputs, since every rounding is the same."""
     del dtype
     return _changed(problem, lambda x: 1024 * x)
 
 
 def _future(problem: Problem, dtype: torch.dtype) -> Problem:
-    """The last key and value dwarf all others: who sees them too early shows it, whatever the weights."""
+    """The last key and value are much larger than all others: a query that wrongly sees them has a wrong output."""
     del dtype
 
     def change(x: Tensor) -> Tensor:
@@ -245,13 +252,13 @@ def _future(problem: Problem, dtype: torch.dtype) -> Problem:
 
 
 def _sharp(problem: Problem, dtype: torch.dtype) -> Problem:
-    """Queries eight times as long: weights near 0 and 1, where an error of the scores shows most."""
+    """Queries scaled by 8: attention weights near 0 and 1, where an error of the scores matters most."""
     del dtype
     return _changed(problem, lambda x: 8 * x, 0)
 
 
 def _slice(problem: Problem, dtype: torch.dtype) -> Problem:
-    """All samples but the first: each gives what it gives in the whole batch."""
+    """All samples but the first: each must give what it gives in the whole batch."""
     del dtype
     return replace(problem, inputs=tuple(v[1:].clone() if isinstance(v, Tensor) else v for v in problem.inputs))
 
@@ -261,7 +268,7 @@ def _special(number: float, operand: int) -> Callable[[Problem, torch.dtype], Pr
         del dtype
 
         def change(x: Tensor) -> Tensor:
-            # Of elements that share memory the first decides.
+            # Of elements that share memory `_refilled` takes the first.
             place = tuple(0 if stride == 0 else size // 2 for size, stride in zip(x.shape, x.stride(), strict=True))
             x = x.clone()
             x[place] = number
@@ -277,27 +284,33 @@ BOTH = frozenset({Mode.FORWARD, Mode.BACKWARD})
 PROBES = {
     probe.name: probe
     for probe in (
-        Probe("zeros", "What is left is the bias; the zero of an integer grid is 0.", _zeros),
-        Probe("ones", "Padding and counts.", _ones),
-        Probe("one-hot", "Each row picks one weight: indices, strides and tails.", _one_hot),
-        Probe("one-hot-values", "Attention whose output is its weights.", _one_hot_values, repeated=True),
-        Probe("powers", "Features of other sizes: absolute tolerances and shared scales.", _powers),
-        Probe("channels", "Output channels of other sizes: scales along the wrong axis.", _channels),
-        Probe("midpoints", "Ties of half precision: truncation for rounding to nearest.", _midpoints),
+        Probe("zeros", "Zeros: only the bias is left, and zero points of integer grids must stand for 0.", _zeros),
+        Probe("ones", "Ones: wrong padding and wrong counts of terms.", _ones),
+        Probe("one-hot", "Each row selects one weight: wrong indices, strides and tails.", _one_hot),
+        Probe(
+            "one-hot-values", "Values that make the output of attention its weights.", _one_hot_values, repeated=True
+        ),
+        Probe("powers", "Features of different magnitudes: absolute tolerances and shared scales.", _powers),
+        Probe("channels", "Output channels of different magnitudes: scales along the wrong axis.", _channels),
+        Probe("midpoints", "Ties of half precision: truncation in place of rounding to nearest.", _midpoints),
         Probe("cancel", "One large number among ones: accumulation in half precision.", _cancel),
         Probe("tiny", "Subnormal numbers, forward and backward: flushing to zero.", _tiny, BOTH),
         Probe("huge", "Inputs near 1e4: squares that overflow.", _huge),
         Probe("scaled", "1024 times the inputs: saturation, clipping.", _scaled),
-        Probe("future", "A last key and value that nobody earlier may see.", _future),
-        Probe("sharp", "Attention to few keys: the scale of the scores.", _sharp),
+        Probe("future", "A large last key and value, which earlier queries must not see.", _future),
+        Probe("sharp", "Attention to few keys: a wrong scale of the scores.", _sharp),
         Probe(
             "slice",
-            "A part of the batch alone: samples that depend on each other, stale shapes.",
+            "A part of the batch: samples that depend on each other, stale shapes.",
             _slice,
             reshapes=True,
         ),
         *(
-            Probe(f"{word}[{operand}]", f"One {word} in an operand: swallowed or spread.", _special(number, operand))
+            Probe(
+                f"{word}[{operand}]",
+                f"One {word} in an operand: must reach exactly the results that depend on it.",
+                _special(number, operand),
+            )
             for word, number in (("nan", float("nan")), ("inf", float("inf")), ("-inf", float("-inf")))
             for operand in range(3)
         ),

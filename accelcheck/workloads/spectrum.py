@@ -1,4 +1,4 @@
-"""A layer on the spectrum of a signal: expressions of constants alone, and a buffer that the forward pass moves."""
+"""A layer on the spectrum of a signal: expressions of constants alone, and a buffer that the forward pass updates."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from accelcheck.workloads.draw import initialise, normal
 
 
 class Spectrum(nn.Module):
-    """A window, the first cosines (DCT-II), less the running mean of earlier batches; and a layer on that.
+    """A window, the first cosine terms (DCT-II) minus a running mean over batches, and a linear layer on these.
 
-    Takes ``(B, n)``, gives ``(B, 5)`` and ``(B, terms)``. Window and cosines are made of constants at every call. In
-    training, the mean of the batch goes into the running one. Products are added in FP32 at least, and rounded to the
-    dtype of the input at the end.
+    Takes ``(B, n)``, returns the layer's output ``(B, 5)`` and the terms ``(B, terms)``. Window and cosines are computed from
+    constants in every call. In training, the mean of the batch updates the running mean. Sums are accumulated in FP32 or wider,
+    and rounded to the dtype of the input at the end.
     """
 
     def __init__(self, terms: int = 6) -> None:
@@ -51,7 +51,7 @@ def _spectrum(generator: torch.Generator, extent: int) -> Problem:
 WORKLOADS = (
     Workload(
         "spectrum",
-        "A window and a cosine transform made of constants, a running mean, a layer.",
+        "A window and a cosine transform computed from constants, a running mean, a linear layer.",
         _spectrum,
         2,
         traits=frozenset({"constants"}),

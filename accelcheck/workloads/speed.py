@@ -1,4 +1,4 @@
-"""What is timed: the other families' models at sizes where arithmetic and memory count, some milliseconds on two CPU cores."""
+"""Timed workloads: models of the other families at larger sizes, of some milliseconds on two CPU cores."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class StemEncoder(Encoder):
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.stem(x)
-        for block in self.blocks:  # again, since TorchScript knows no super()
+        for block in self.blocks:  # repeated from the base class, since TorchScript has no super()
             x = block(x)
         out: Tensor = self.norm(x)
         return out
@@ -111,7 +111,7 @@ WORKLOADS = (
     ),
     Workload(
         "speed-elementwise",
-        "Twenty element-wise statements on 512 x 1024: 2 MiB each, all memory.",
+        "Twenty element-wise statements on tensors of 512 x 1024 (2 MiB): limited by memory bandwidth.",
         _elementwise,
         1,
         _FORWARD,
@@ -119,7 +119,7 @@ WORKLOADS = (
     ),
     Workload(
         "speed-attention",
-        "Causal attention of 8 heads over 512 positions, twice: 1.1 GFLOP.",
+        "Causal attention of 8 heads over 512 positions, in a batch of 2: 1.1 GFLOP.",
         _attention,
         2,
         _FORWARD,

@@ -1,4 +1,4 @@
-"""The state of a training as bytes: what ``torch.save`` writes of it, and ``torch.load`` reads as data alone."""
+"""The state of a training as bytes that ``torch.save`` writes and ``torch.load`` reads with ``weights_only=True``."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ _VALUES = (str, bytes, int, float, bool, type(None), torch.dtype, torch.device)
 
 
 def pack(state: Mapping[str, Any]) -> bytes:
-    """A state moved to the CPU, as ``torch.save`` writes it: it shares no memory with what lives on.
+    """A state moved to the CPU and written by ``torch.save``.
 
     Args:
         state: Tensors of any device, numbers, text, and dicts, lists and tuples of them.
 
     Raises:
-        TypeError: Something else is in it, named by its path: it could be written, and not be read with
-            ``weights_only=True``.
+        TypeError: It contains another type, which ``torch.load`` could not read with ``weights_only=True``. The message names
+            its path.
     """
     file = io.BytesIO()
     torch.save(_plain(state, "state"), file)
@@ -29,10 +29,10 @@ def pack(state: Mapping[str, Any]) -> bytes:
 
 
 def unpack(content: bytes) -> Any:
-    """What was packed, with all tensors on the CPU. Nothing in it is run.
+    """The state that `pack` wrote, with all tensors on the CPU. No code in it is executed.
 
     Raises:
-        RuntimeError, pickle.UnpicklingError, EOFError: It is something else.
+        RuntimeError, pickle.UnpicklingError, EOFError: `content` was not written by `pack`.
     """
     return torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
 
@@ -42,7 +42,7 @@ def _plain(value: Any, path: str) -> Any:
     if kind in _TENSORS:
         host = value.detach().cpu()
         whole = host.untyped_storage().nbytes() == host.nbytes
-        return host if whole else host.clone()  # a view would take all that it is a view of along
+        return host if whole else host.clone()  # torch.save writes the whole storage behind a view
     if isinstance(value, Mapping):
         return {_plain(key, f"a key of {path}"): _plain(item, f"{path}[{key!r}]") for key, item in value.items()}
     if kind in {list, tuple, torch.Size}:
@@ -50,5 +50,5 @@ def _plain(value: Any, path: str) -> Any:
         return list(items) if kind is list else tuple(items)
     if kind in _VALUES:
         return value
-    hint = "; what is sharded is for torch.distributed.checkpoint" if isinstance(value, Tensor) else ""
+    hint = "; save sharded tensors with torch.distributed.checkpoint" if isinstance(value, Tensor) else ""
     raise TypeError(f"{path}: expected tensors, numbers, text, and dicts, lists and tuples of them, got {kind}{hint}")

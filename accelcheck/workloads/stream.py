@@ -1,4 +1,4 @@
-"""Networks that are called again and again: with other sizes, dtypes and ranks, and with data that branches."""
+"""Networks called many times, with inputs of other sizes, dtypes and ranks, and with data that decides a branch."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 GAIN = 1.0
-"""A global that `Centred` reads at every call."""
+"""A global variable that `Centred` reads in every call."""
 
 LENGTHS = (12, 17, 12, 24, 12, 9, 17, 24, 12)
-"""Of a stream: each new one comes between two that were there before."""
+"""Lengths of the inputs of a stream. Known lengths come again between new ones."""
 LONG = 14
-"""Longer inputs go another way, where sizes branch."""
+"""Length above which inputs take the other branch, in workloads that branch on the size."""
 
 
 class Stream(nn.Module):
@@ -37,10 +37,10 @@ class Stream(nn.Module):
 
 
 class Centred(nn.Module):
-    """A layer, less the mean of its rows, and a head: ``(n, 8)`` to ``(n, 4)``. The size goes into the result.
+    """A layer, minus the mean of its rows, and a head: ``(n, 8)`` to ``(n, 4)``. The result depends on the size n.
 
     Args:
-        limit: Rows are squared first where there are more; without it, no size makes a difference of kind.
+        limit: Rows are squared if there are more than this. None for no such branch.
     """
 
     def __init__(self, limit: int | None = None) -> None:
@@ -53,7 +53,7 @@ class Centred(nn.Module):
 
     @property
     def paths(self) -> int:
-        """Ways through it that a size may choose."""
+        """Number of branches that a size can choose from."""
         return 1 if self.limit is None else 2
 
     def forward(self, x: Tensor) -> Tensor:
@@ -61,7 +61,7 @@ class Centred(nn.Module):
         rows = torch.tanh(functional.linear(x, self.weight, self.bias))
         if self.limit is not None and size > self.limit:
             rows = rows * rows
-        # The size is a factor, and no shape: a kernel that kept an older one runs, and errs.
+        # The size is a factor here, not a shape: code compiled for another size runs without an error, with a wrong result.
         out = functional.linear(rows - rows.sum(0) / size, self.head)
         return out * (self.scale * GAIN)
 
@@ -109,7 +109,7 @@ def _signs(generator: torch.Generator, extent: int) -> Problem:
     del extent
     module = Stream(Signed())
     initialise(module, generator)
-    # All elements of an input are near 1, or near -1: no rounding moves their sum across 0.
+    # All elements of an input are near 1, or near -1: rounding cannot change the sign of their sum.
     return Problem(module, tuple(sign + 0.2 * normal(generator, 10, 8) for sign in (1.0, -1.0, 1.0, -1.0)))
 
 
@@ -125,21 +125,21 @@ WORKLOADS = (
     ),
     Workload(
         "stream-sides",
-        "The same with a branch on the length.",
+        "As stream-lengths, with a branch on the length.",
         partial(_lengths, limit=LONG),
         3,
         traits=_TRAITS,
     ),
     Workload(
         "stream-tokens",
-        "An embedding called with another dtype, another rank, another length, and with known ones again.",
+        "An embedding called with another dtype, another rank and another length, and again with known ones.",
         _tokens,
         3,
         traits=_TRAITS,
     ),
     Workload(
         "stream-signs",
-        "A branch on the sum of the input, called four times, each side twice.",
+        "A branch on the sum of the input, called four times, twice on each side.",
         _signs,
         3,
         traits=_TRAITS | {"branching"},

@@ -1,4 +1,4 @@
-"""A function whose gradient is not its derivative, as quantization-aware training has it."""
+"""A function with a surrogate gradient, which is not its derivative, as in quantization-aware training."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from accelcheck.workloads.draw import integers, normal
 
 
 class StraightThroughRound(torch.autograd.Function):
-    """The nearest integer; its gradient is that of the identity (a straight-through estimator), not 0."""
+    """Rounding to the nearest integer, with the gradient of the identity (a straight-through estimator) in place of 0."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
@@ -28,7 +28,7 @@ class StraightThroughRound(torch.autograd.Function):
 
 
 class Rounded(nn.Module):
-    """``round(x weight)``: ``x (N, F)``, a weight for each feature. Not scriptable: TorchScript knows no custom functions."""
+    """``round(x * weight)``: ``x (N, F)``, ``weight (F,)``. Not scriptable: TorchScript has no custom autograd functions."""
 
     def __init__(self, features: int) -> None:
         super().__init__()
@@ -43,14 +43,14 @@ def _rounded(generator: torch.Generator, extent: int) -> Problem:
     module = Rounded(12)
     with torch.no_grad():
         module.weight.copy_(2.0 ** integers(generator, -1, 2, 12))
-    # Products are below 0.4 in size: far from a tie, so that nothing but the gradient depends on rounding errors.
+    # Products are below 0.4 in magnitude, far from a tie: rounding errors change no output.
     return Problem(module, (0.2 * torch.tanh(normal(generator, 16 + extent, 12)),))
 
 
 WORKLOADS = (
     Workload(
         "straight-through",
-        "Rounding with the gradient of the identity: what differentiates the operators in its place gives zeros.",
+        "Rounding with the gradient of the identity; differentiating the operators instead would give zeros.",
         _rounded,
         3,
         traits=frozenset({"resizable"}),

@@ -1,4 +1,4 @@
-"""A task: a workload with a real data set, whose accuracy on held-out samples is what counts."""
+"""Tasks: workloads with a real data set, judged by their accuracy on held-out samples."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ def _present() -> Capability:
 
 @dataclass(frozen=True)
 class Lesson:
-    """One fold: what to learn from, and what to be examined on.
+    """The training set and the held-out samples of one fold.
 
     Attributes:
-        training: The untrained problem with all samples but those of the fold.
-        samples: Those samples, ``(m, ...)`` FP32 on the CPU.
+        training: The untrained problem, whose data are all samples outside the fold.
+        samples: The training samples, ``(m, ...)`` FP32 on the CPU.
         classes: Their classes, ``(m,)`` int64.
-        inputs: The fold's samples, ``(n, ...)`` FP32 on the CPU.
+        inputs: The held-out samples of the fold, ``(n, ...)`` FP32 on the CPU.
         target: Their classes, ``(n,)`` int64.
     """
 
@@ -43,17 +43,20 @@ class Lesson:
 
 @dataclass(frozen=True)
 class Task(Workload):
-    """A workload for the modes accuracy and learning.
+    """A workload for the modes accuracy and learning: a classifier with a data set, judged by cross-validation.
 
-    `make` gives a problem whose single input holds all samples, whose target holds their classes (int64), and whose
-    module gives logits ``(n, classes)``. Samples are held out in turn, so that each is judged once a round of folds.
+    `make` returns a problem whose single input holds all samples, whose target holds their classes (int64), and whose
+    module returns logits ``(n, classes)``. Each fold is held out in turn, so that every sample is judged equally often.
 
     Attributes:
-        folds: How many parts the samples are dealt into.
-        seeds: Trainings that learning mode compares; a multiple of `folds`, so that every sample weighs the same.
-        least: Accuracy that FP32 eager must reach on the held-out samples of all folds. A model that learnt nothing has
-            nothing to lose: whatever a technique did to it would pass.
-        present: Whether the data set is here.
+        folds: Number of parts that the samples are divided into, 2 or more.
+        seeds: Number of trainings that learning mode compares; a multiple of `folds`, so that every sample has the same weight.
+        least: Accuracy, 0 to 1, that FP32 eager must reach on the held-out samples of all folds. Without it, a model that
+            learned nothing would hide every loss of accuracy.
+        present: Whether the data set is available on this machine; cases are ``unavailable`` otherwise.
+
+    Raises:
+        ValueError: There are fewer than two folds or seeds, or `seeds` is no multiple of `folds`.
     """
 
     folds: int = 3
@@ -69,7 +72,11 @@ class Task(Workload):
             )
 
     def lesson(self, seed: int, fold: int) -> Lesson:
-        """The fold's samples, and the problem of this seed with all others."""
+        """The held-out samples of a fold, and the problem of this seed with all other samples.
+
+        Raises:
+            ValueError: The problem has no target.
+        """
         whole = self.problem(seed)
         if whole.target is None:
             raise ValueError(f"{self.name}: a task needs a target: the class of each sample")
@@ -81,9 +88,9 @@ class Task(Workload):
 
 
 def deal(classes: Tensor, folds: int) -> Tensor:
-    """The fold of each sample, ``(n,)`` int64: sizes differ by one at most, and so do the counts of each class.
+    """The fold of each sample, ``(n,)`` int64. Sizes of folds differ by at most one, and so do their counts of each class.
 
-    Samples of one class are dealt in turn, in the order that they have.
+    Samples of one class are dealt to the folds in turn, in their order in the data set.
     """
     dealt = torch.empty_like(classes)
     dealt[classes.argsort(stable=True)] = torch.arange(len(classes)) % folds

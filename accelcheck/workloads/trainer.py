@@ -1,4 +1,4 @@
-"""A long training made of parts that can be replaced: loader, accumulation, clipping, schedule, and all their state."""
+"""Training loop of trajectory mode: loader, accumulation, clipping, schedule. Each part can be replaced and saved."""
 
 from __future__ import annotations
 
@@ -29,15 +29,16 @@ def _as_they_are(inputs: Inputs) -> Inputs:
 
 @dataclass(frozen=True)
 class Recipe:
-    """How a problem is trained for long. Its inputs and target are then a data set, one sample a row.
+    """How a problem is trained in trajectory mode. Its inputs and target are a data set with one sample a row.
 
     Attributes:
-        batches: Mini-batches that the data set is divided into; a remainder of rows waits for the next epoch.
-        schedule: Makes the schedule of the learning rate from the optimizer; stepped once an optimizer step.
-        clip: Largest gradient norm that a step is taken with.
-        accumulation: Mini-batches whose gradients are averaged for one step.
-        augment: What is done to the inputs of a mini-batch, on the device. It draws from torch's CPU generator, so that
-            all devices see the same.
+        batches: Number of mini-batches that the data set is divided into, of equal size. Rows that are left over are not used
+            in that epoch.
+        schedule: Makes the learning-rate schedule from the optimizer. It is stepped once per optimizer step.
+        clip: Largest norm of the gradient; longer gradients are scaled down to it.
+        accumulation: Number of mini-batches whose gradients are averaged for one optimizer step.
+        augment: Changes the inputs of a mini-batch, on the device. Draw from torch's CPU generator, so that all devices get the
+            same random numbers. Must be picklable.
     """
 
     batches: int
@@ -70,7 +71,7 @@ class Trainable(Protocol):
 
 
 class Loader:
-    """Shuffled mini-batches of row numbers without end, in another order each epoch; its position can be saved."""
+    """Endless shuffled mini-batches of row numbers, in another order in each epoch. Its position can be saved."""
 
     def __init__(self, rows: int, batches: int, seed: int) -> None:
         self.rows = rows
@@ -87,22 +88,24 @@ class Loader:
         return self.order[self.position - self.size : self.position]
 
     def state_dict(self) -> dict[str, Any]:
-        """Where it stands."""
+        """Its position: the generator's state, the order of the present epoch, and the next row in it."""
         return {"generator": self.generator.get_state(), "order": self.order, "position": self.position}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from where another one stood."""
+        """Continue from the position of another loader, given by its `state_dict`."""
         self.generator.set_state(state["generator"])
         self.order, self.position = state["order"], state["position"]
 
 
 @dataclass
 class Parts:
-    """What a training holds besides the program: made by `Trainer.parts`, saved and restored with it.
+    """The state of a training besides the program: made by `Trainer.parts`, saved and restored with it.
 
     Attributes:
-        optimizer, schedule, loader: As their names say.
-        generator: State of torch's CPU generator when they were made, or after the last run with them.
+        optimizer: The optimizer of the module's parameters.
+        schedule: The learning-rate schedule of `optimizer`.
+        loader: Draws the mini-batches.
+        generator: State of torch's CPU generator when the parts were made, or after the last run with them.
     """
 
     optimizer: torch.optim.Optimizer
@@ -112,19 +115,19 @@ class Parts:
 
 
 def milestone(step: int) -> bool:
-    """Whether parameters are recorded after so many steps: powers of two, and multiples of ten."""
+    """Whether parameters are recorded after this number of steps: powers of two, and multiples of ten."""
     return step & (step - 1) == 0 or step % 10 == 0
 
 
 class Trainer:
-    """Trains a program by a recipe. A run starts from the program as it is, or from a saved state, and leaves one.
+    """Trains a program according to a recipe. A subclass can replace each part of a step.
 
     Attributes:
-        recipe: As `Recipe`.
-        start: What to go on from: what `save` gave after an earlier run, or None for the beginning.
+        recipe: How to train.
+        start: A state to continue from, as returned by `save` after an earlier run; None to start from the program as it is.
         scales: The scaler's scale after each step of the last run, by step; empty without a scaler.
-        step: Number of the step that is being taken, counted from the beginning of the training.
-        records: Whether parameters are recorded after so many steps.
+        step: Number of the step that is being taken, counted from 0 at the beginning of the training.
+        records: ``records(count)`` tells whether parameters are recorded after ``count`` steps.
     """
 
     def __init__(self, recipe: Recipe) -> None:
@@ -136,11 +139,11 @@ class Trainer:
         self.records: Callable[[int], bool] = milestone
 
     def train(self, program: Trainable) -> Result:
-        """Take `program.steps` steps.
+        """Take `program.steps` optimizer steps.
 
         Returns:
-            ``loss[i]`` and ``norm[i]`` (of the gradient before clipping) of step i, 0-D; ``parameter:name@n`` after n
-            steps, where `records` wants them.
+            ``loss[i]`` and ``norm[i]`` (of the gradient before clipping) of step i, 0-D; and ``parameter:name@n`` after n
+            steps, for each n that `records` selects.
 
         Raises:
             ValueError: The program lacks a loss, a target or an optimizer.
@@ -169,7 +172,7 @@ class Trainer:
         return result
 
     def parts(self, program: Trainable) -> Parts:
-        """Fresh ones."""
+        """New parts for a training from its beginning."""
         if program.optimizer is None:
             raise ValueError("a training needs an optimizer: give the Problem one")
         optimizer = program.optimizer(list(program.module.parameters()))
@@ -177,7 +180,7 @@ class Trainer:
         return Parts(optimizer, self.recipe.schedule(optimizer), loader)
 
     def take(self, program: Trainable, parts: Parts) -> tuple[Tensor, Tensor]:
-        """One optimizer step. Gives the loss, averaged over its mini-batches, and the gradient's norm before clipping."""
+        """Take one optimizer step; returns the loss averaged over its mini-batches, and the gradient's norm before clipping."""
         parts.optimizer.zero_grad(set_to_none=True)
         losses = []
         for _ in range(self.recipe.accumulation):
@@ -192,12 +195,12 @@ class Trainer:
         return torch.stack(losses).sum(), norm
 
     def unscale(self, program: Trainable, parts: Parts) -> None:
-        """Take the scale out of the gradients, where there is a scaler."""
+        """Divide the gradients by the scaler's scale, if there is a scaler."""
         if program.scaler is not None:
             program.scaler.unscale_(parts.optimizer)
 
     def update(self, program: Trainable, parts: Parts) -> None:
-        """Step optimizer, or let the scaler decide whether to; then scale and schedule."""
+        """Step the optimizer (with a scaler, unless gradients are infinite), then update the scaler and step the schedule."""
         if program.scaler is None:
             parts.optimizer.step()
         else:
@@ -206,29 +209,29 @@ class Trainer:
         parts.schedule.step()
 
     def loss(self, program: Trainable, parts: Parts) -> Tensor:
-        """Of the next mini-batch."""
+        """The loss of the next mini-batch, 0-D, unscaled."""
         call = program.module if program.call is None else program.call
         inputs, target = self.batch(program, parts.loader)
         with program.around():
-            loss: Tensor = program.loss(call(*inputs), target)  # type: ignore[misc]  # `train` saw that it is there
+            loss: Tensor = program.loss(call(*inputs), target)  # type: ignore[misc]  # `train` checked that there is a loss
         return loss
 
     def batch(self, program: Trainable, loader: Loader) -> tuple[Inputs, Tensor]:
-        """Inputs, augmented, and target of the next mini-batch. Inputs that are no tensors are the same for all."""
+        """Augmented inputs and target of the next mini-batch. Inputs that are no tensors are passed on unchanged."""
         rows = loader.draw()
         inputs = tuple(_rows(value, rows) for value in program.inputs)
         return self.recipe.augment(inputs), _rows(program.target, rows)
 
     def share(self, loss: Tensor) -> Tensor:
-        """What a mini-batch adds to the loss of its step."""
+        """The contribution of a mini-batch's loss to the loss of its step."""
         return loss / self.recipe.accumulation
 
     def clip(self, program: Trainable) -> Tensor:
-        """Scale gradients down to the largest norm; gives the norm before, 0-D."""
+        """Clip the norm of the gradient; returns the norm before clipping, 0-D."""
         return torch.nn.utils.clip_grad_norm_(program.module.parameters(), self.recipe.clip).detach()
 
     def state(self, program: Trainable, parts: Parts) -> dict[str, Any]:
-        """All that the next step depends on: tensors, numbers, text, and containers of them."""
+        """Everything that the next step depends on: tensors, numbers, text, and containers of them."""
         return {
             "module": program.module.state_dict(),
             "optimizer": parts.optimizer.state_dict(),
@@ -240,7 +243,7 @@ class Trainer:
         }
 
     def load(self, program: Trainable, parts: Parts, state: Mapping[str, Any]) -> None:
-        """Put a `state` in place. Parameters keep their storage, so that what was compiled for them stays valid."""
+        """Restore a `state`. Parameters keep their storage, so that code compiled for them stays valid."""
         program.module.load_state_dict(state["module"])
         parts.optimizer.load_state_dict(state["optimizer"])
         parts.schedule.load_state_dict(state["schedule"])
@@ -251,9 +254,9 @@ class Trainer:
         self.step = state["step"]
 
     def save(self, program: Trainable) -> bytes:
-        """The state after the last run, as ``torch.save`` writes it, on the CPU: nothing in it is shared with the living.
+        """The state after the last run, as bytes written by ``torch.save``, with all tensors on the CPU.
 
-        To be called before the program is changed: a run itself copies nothing from the device.
+        Call it before the program changes: runs do not copy their state.
 
         Raises:
             ValueError: There was no run.
@@ -263,7 +266,7 @@ class Trainer:
         return pack(self.state(program, self._parts))
 
     def restore(self, program: Trainable, parts: Parts, saved: bytes) -> None:
-        """Load what `save` gave."""
+        """Load bytes that `save` returned."""
         self.load(program, parts, unpack(saved))
         program.synchronize()
 

@@ -1,4 +1,4 @@
-"""Long trainings: mini-batches in shuffled order, gradients accumulated and clipped, a schedule, noise on the inputs."""
+"""Long trainings: shuffled mini-batches, accumulated and clipped gradients, a learning-rate schedule, dropped inputs."""
 
 from __future__ import annotations
 
@@ -20,13 +20,14 @@ STEPS = 50
 BATCHES = 8
 CLASSES = 10
 DROPPED = 0.25
-"""Part of the inputs that is dropped, as `torch.nn.Dropout` does, but drawn on the CPU: each device drops the same."""
+"""Probability that an input is dropped. As in `torch.nn.Dropout`, but drawn on the CPU, so that all devices drop the same."""
 
 
 class Perceptron(nn.Module):
-    """Linear, then two blocks of SiLU and linear. Smooth: no rounding decides whether a unit passes its gradient.
+    """A linear layer, then two blocks of SiLU and linear: ``(N, features)`` to ``(N, CLASSES)``.
 
-    The first layer is no block: reentrant checkpoints need an input that requires a gradient.
+    Smooth, so that rounding errors switch no unit on or off. The first layer is no block, since the input of a reentrant
+    checkpoint must require a gradient.
     """
 
     def __init__(self, features: int = 24, hidden: int = 32) -> None:
@@ -42,7 +43,7 @@ class Perceptron(nn.Module):
 
 
 def drop(inputs: Inputs) -> Inputs:
-    """Drop elements of floating-point inputs, and scale up what stays."""
+    """Drop elements of floating-point inputs, and scale the others up."""
     return tuple(_dropped(value) for value in inputs)
 
 
@@ -58,7 +59,7 @@ def _mlp(generator: torch.Generator, extent: int) -> Problem:
     initialise(module, generator)
     rows, features = BATCHES * (16 + extent), 24
     x = normal(generator, rows, features)
-    # Classes that can be learnt from a sample, most of the time.
+    # Classes that mostly depend on the sample, so that there is something to learn.
     target = (x @ normal(generator, features, CLASSES) + normal(generator, rows, CLASSES)).argmax(1)
     return Problem(
         module,
@@ -67,7 +68,7 @@ def _mlp(generator: torch.Generator, extent: int) -> Problem:
         loss=functional.cross_entropy,
         optimizer=partial(torch.optim.SGD, lr=0.2, momentum=0.9, weight_decay=1e-2),
         steps=STEPS,
-        # Gradients are 0.3 to 2 long: some are clipped, some are not.
+        # Gradients have norms of 0.3 to 2: some are clipped, some are not.
         recipe=Recipe(BATCHES, partial(CosineAnnealingLR, T_max=STEPS), clip=0.9, accumulation=2, augment=drop),
     )
 
@@ -82,7 +83,7 @@ def _transformer(generator: torch.Generator, extent: int) -> Problem:
         (tokens,),
         target=tokens.roll(1, 1) // 5,
         loss=functional.cross_entropy,
-        # As in train-transformer: a small eps would let the rounding of a gradient near 0 decide its sign.
+        # As in train-transformer: with a small eps, the rounding error of a gradient near 0 would decide the sign of a step.
         optimizer=partial(torch.optim.AdamW, lr=1e-2, eps=1e-3, weight_decay=0.1),
         steps=STEPS,
         recipe=Recipe(BATCHES, partial(CosineAnnealingLR, T_max=STEPS), clip=1.0),
@@ -94,17 +95,17 @@ _TRAITS = frozenset({"matmul", "linear", "scriptable", "resizable", "blocks", "t
 WORKLOADS = (
     Workload(
         "trajectory-mlp",
-        "Fifty steps of SGD with momentum and decay, accumulated, clipped, scheduled, with dropped inputs.",
+        "Fifty steps of SGD with momentum and decay: accumulation, clipping, a schedule, dropped inputs.",
         _mlp,
         1,
         frozenset({Mode.TRAJECTORY}),
         _TRAITS | {"inplace"},
-        # In pure half precision updates smaller than a parameter's spacing are lost: eager itself ends elsewhere.
+        # In half precision, updates smaller than a parameter's spacing are lost: eager itself diverges from the oracle.
         frozenset({"float32"}),
     ),
     Workload(
         "trajectory-transformer",
-        "Fifty steps of AdamW on tokens to be found by attention, clipped and scheduled.",
+        "Fifty steps of AdamW on tokens that attention must find: clipping and a schedule.",
         _transformer,
         2,
         frozenset({Mode.TRAJECTORY}),

@@ -1,4 +1,4 @@
-"""Pre-norm transformer encoders: one block, several, and a small language model that is trained."""
+"""Pre-norm transformer encoders: one block, several blocks, and the training of a small language model."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class Tagger(nn.Module):
         x = self.tokens(tokens) + self.positions[: tokens.size(1)]
         for block in self.blocks:
             x = block(x)
-        out: Tensor = self.head(self.norm(x)).transpose(1, 2)  # classes second, as cross_entropy wants them
+        out: Tensor = self.head(self.norm(x)).transpose(1, 2)  # cross_entropy expects classes in the second dimension
         return out
 
 
@@ -88,8 +88,8 @@ def _train(generator: torch.Generator, extent: int) -> Problem:
         (integers(generator, 0, VOCABULARY, *shape),),
         target=integers(generator, 0, VOCABULARY, *shape),
         loss=functional.cross_entropy,
-        # AdamW's first step is lr * g / (|g| + eps): with the usual eps of 1e-8, the rounding of a gradient near 0
-        # would decide its sign and move the parameter by a whole lr.
+        # AdamW's first step is lr * g / (|g| + eps): with the usual eps of 1e-8, the rounding error of a gradient near 0
+        # would decide the sign of the step, and move the parameter by a whole lr.
         optimizer=partial(torch.optim.AdamW, lr=1e-3, eps=1e-3),
         steps=4,
     )
@@ -114,7 +114,7 @@ WORKLOADS = (
         2,
         frozenset({Mode.TRAIN}),
         _TRAITS | {"blocks", "training"},
-        # In pure FP16 AdamW's second moments are subnormal: eager itself ends elsewhere (head.bias errs 5 %).
+        # With parameters in FP16, AdamW's second moments are subnormal: eager itself differs from the oracle (head.bias by 5 %).
         frozenset({"float32", "bfloat16"}),
     ),
 )
