@@ -1,4 +1,4 @@
-"""The FlashAttention packages: their functions in place of torch's attention, and on packed and jagged tensors."""
+"""The FlashAttention packages: their functions replace torch's attention, and run on packed and jagged tensors."""
 
 from __future__ import annotations
 
@@ -30,25 +30,25 @@ if TYPE_CHECKING:
     from accelcheck.workloads.base import Program
 
 _KERNELS = r"(?i)(?!.*pytorch_flash)(?=.*(flash|fmha))(?=.*({})).*kernel.*"
-"""Device kernels of the packages; those of torch's own flash attention lie in the namespace ``pytorch_flash``."""
+"""Pattern of the packages' device kernels. Those of torch's own flash attention are in the namespace ``pytorch_flash``."""
 _LOWER_RIGHT = (2, 1)
-"""Since this flash-attn, causal masks end at the last key; before, they began at the first."""
+"""First flash-attn whose causal masks are aligned to the last key (bottom right); before, to the first (top left)."""
 
 
 @dataclass(frozen=True)
 class FlashGeneration:
-    """What differs between the generations of FlashAttention.
+    """The differences between the generations of FlashAttention.
 
     Attributes:
-        module: Where its functions are.
-        distribution: What its version is known by.
+        module: Import name of the module with its functions.
+        distribution: Name of the distribution, for its version.
         install: Command that installs it.
-        capability: Lowest compute capability of an NVIDIA GPU that it has kernels for.
-        rocm: Whether it has kernels for AMD's GPUs.
+        capability: Lowest CUDA compute capability that it has kernels for.
+        rocm: Whether it has kernels for AMD GPUs.
         dropout: Whether its functions take ``dropout_p``.
-        unbounded: What an end of ``window_size`` is that sees everything.
-        packed: Functions that take query, key and value in one tensor: of sequences of one length, and of jagged ones.
-        needs: A module that comes along with it, and is absent where only its folder is there.
+        unbounded: Value in ``window_size`` that stands for no limit on that side.
+        packed: Names of its functions that take query, key and value in one tensor, padded or jagged.
+        needs: Another module that is installed together with it; None if `module` alone shows whether it is installed.
     """
 
     module: str
@@ -62,20 +62,20 @@ class FlashGeneration:
     needs: str | None = None
 
     def call(self, function: str, *tensors: Tensor, **options: Any) -> Tensor:
-        """What a function of the package gives; of several results the first."""
+        """Calls a function of the package; returns its result, or the first of several."""
         out = getattr(import_module(self.module), function)(*tensors, **options)
         result: Tensor = out[0] if isinstance(out, tuple) else out
         return result
 
 
 class FlashAttention(Technique):
-    """Attention by functions of a package: of each call of torch's, or, where a workload packs its tensors, as a whole.
+    """Replaces each call of torch's attention by the package's, or the whole module of a workload with packed tensors.
 
     Args:
-        name: The variant's name.
-        package: Which generation.
+        name: As `Technique.name`.
+        package: The generation of FlashAttention.
         promise: As `Technique.promise`.
-        jagged: Whether sequences of one length go through the functions for jagged ones too.
+        jagged: Whether to use the functions for jagged sequences also where all have the same length.
         excludes: As `Technique.excludes`.
     """
 
@@ -108,16 +108,18 @@ class FlashAttention(Technique):
         package = self.package
         if device.type != "cuda" or (torch.version.hip is not None and not package.rocm):
             makers = "NVIDIA and AMD GPUs" if package.rocm else "NVIDIA GPUs"
-            return unsupported(Code.NO_BACKEND, f"{package.distribution} has kernels for {makers} alone")
+            return unsupported(Code.NO_BACKEND, f"{package.distribution} has kernels for {makers} only")
         if torch.version.hip is None and torch.cuda.get_device_capability() < package.capability:
             wanted, found = (".".join(map(str, c)) for c in (package.capability, torch.cuda.get_device_capability()))
             return unsupported(
-                Code.NO_FEATURE, f"{package.distribution} needs compute capability {wanted}, and the GPU has {found}"
+                Code.NO_FEATURE, f"{package.distribution} needs compute capability {wanted}, the GPU has {found}"
             )
         found = version(package.distribution)
         if found and release(found) < _LOWER_RIGHT:
             return unavailable(
-                Code.WRONG_VERSION, f"{package.distribution} {found} aligns causal masks otherwise", package.install
+                Code.WRONG_VERSION,
+                f"{package.distribution} {found} aligns causal masks to the top left",
+                package.install,
             )
         return SUPPORTED
 
@@ -172,16 +174,16 @@ class FlashAttention(Technique):
         )
 
     def attend(self, call: Call) -> Tensor:
-        """Attention of a call of torch's: ``(B, H, S, D)`` becomes ``(B, S, H, D)``, and back.
+        """Attention for one call of torch's function, ``(B, H, S, D)``; the package uses ``(B, S, H, D)``.
 
         Raises:
-            Unsupported: The call has a mask that is not causal, or dropout that the package lacks.
+            Unsupported: The call has a mask that is not causal, or dropout, which the package lacks.
         """
         options = self._options(call)
-        # Top left: keys beyond the last query are seen by none, and without them both alignments are one.
+        # Aligned to the top left, no query sees keys beyond the last query; without them, both alignments are the same.
         keys = min(call.sizes[2:]) if call.is_causal else call.key.size(2)
         depth, width = call.query.size(-1), call.value.size(-1)
-        # Zeros beyond the depth change no score; kernels want one depth, a multiple of 8.
+        # Kernels need the same depth for all three, a multiple of 8. Zeros in added columns change no score.
         wide = -(-max(depth, width) // 8) * 8
         q, k, v = (
             functional.pad(part.transpose(1, 2), (0, wide - part.size(-1)))
@@ -208,7 +210,7 @@ class FlashAttention(Technique):
         return out.view(batch, queries, *out.shape[1:])
 
     def _options(self, call: Call) -> dict[str, Any]:
-        """Mask and dropout in the package's words."""
+        """Keyword arguments of the package for the call's mask and dropout."""
         options: dict[str, Any] = {}
         queries, keys = call.sizes[2:]
         mask = call.mask()
@@ -217,16 +219,14 @@ class FlashAttention(Technique):
         if call.dropout_p:
             options["dropout_p"] = call.dropout_p
         if call.is_causal and queries > keys:
-            # The package counts from the last key: ``j <= i + keys - queries + right`` is ``j <= i``.
+            # The package aligns to the last key: with this window, ``j <= i + keys - queries + right`` is ``j <= i``.
             options["window_size"] = (self.package.unbounded, queries - keys)
         elif call.is_causal:
             options["causal"] = True
         elif mask is not None:
             lower_right = torch.ones(queries, keys, dtype=torch.bool, device=mask.device).tril(keys - queries)
             if mask.dtype != torch.bool or not torch.equal(mask, lower_right.expand_as(mask)):
-                raise Unsupported(
-                    unsupported(Code.NO_FEATURE, f"{self.package.distribution} takes no masks but causal ones")
-                )
+                raise Unsupported(unsupported(Code.NO_FEATURE, f"{self.package.distribution} takes only causal masks"))
             options["causal"] = True
         return options
 
@@ -253,22 +253,22 @@ FLASH_4 = FlashGeneration(
     "pip install --pre flash-attn-4",
     (9, 0),
     unbounded=None,
-    needs="cutlass",  # flash-attn 2 brings the folder along, without what it needs
+    needs="cutlass",  # flash-attn 2 contains the same folder, but does not install this dependency
 )
 
 TECHNIQUES: tuple[Technique, ...] = (
     FlashAttention(
         "flash-attn-2",
         FLASH_2,
-        "Exact attention in tiles, of separate and of packed tensors, with dropout inside the kernel.",
+        "Exact attention in tiles, for separate and packed tensors, with dropout inside the kernel.",
         excludes=frozenset({"variable-length"}),
     ),
     FlashAttention(
         "flash-attn-2-varlen",
         FLASH_2,
-        "Sequences of several lengths in one call, each given what it gets alone.",
+        "Exact attention for sequences of different lengths in one call: each result is that of the sequence alone.",
         jagged=True,
     ),
-    FlashAttention("flash-attn-3", FLASH_3, "Exact attention by Hopper's asynchronous matrix units and copies."),
-    FlashAttention("flash-attn-4", FLASH_4, "Exact attention by kernels written in CuTe DSL for Hopper and Blackwell."),
+    FlashAttention("flash-attn-3", FLASH_3, "Exact attention with Hopper's asynchronous matrix units and copies."),
+    FlashAttention("flash-attn-4", FLASH_4, "Exact attention with kernels in CuTe DSL for Hopper and Blackwell."),
 )

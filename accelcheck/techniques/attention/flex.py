@@ -1,4 +1,4 @@
-"""FlexAttention: attention with a mask and a score function, compiled to one kernel or computed piece by piece."""
+"""FlexAttention: attention with a mask function and a score function, compiled to one kernel or run eagerly."""
 
 from __future__ import annotations
 
@@ -33,24 +33,24 @@ if TYPE_CHECKING:
     from accelcheck.workloads.base import Program
 
 DEVICES = frozenset({"cpu", "cuda", "hpu", "mps", "xpu"})
-"""Types that ``flex_attention`` takes tensors of; it raises a ValueError on any other."""
-_SAYS_SO = (2, 11)
-"""Since this torch, a backward pass on the CPU is refused by name; before, inductor raised an IndexError."""
+"""Device types whose tensors ``flex_attention`` takes; it raises a ValueError for others."""
+_CLEAR_REFUSAL = (2, 11)
+"""First torch that refuses a backward pass on the CPU with a clear error; before, inductor raised an IndexError."""
 _REFUSALS = ("does not support backward", "is only supported on")
 _SCORES = r"aten::_safe_softmax"
-"""Dispatched once a call where the whole score matrix is held: see `accelcheck.techniques.attention.sdpa`."""
+"""Dispatched once per call that computes the whole score matrix: see `accelcheck.techniques.attention.sdpa`."""
 _FOUND = "flex operators"
-"""Where a program keeps how many operators of it each compiled graph held."""
+"""Key in `Program.extras` of the number of `flex_attention` operators in each compiled graph."""
 _TEMPLATE = r"triton_tem_fused.*"
-"""Kernels that inductor makes of Triton templates."""
+"""Pattern of kernels that inductor generates from Triton templates."""
 
 
 class FlexEager(Technique):
-    """Every ``scaled_dot_product_attention`` as ``flex_attention`` without a compiler: the score matrix is held."""
+    """Replaces ``scaled_dot_product_attention`` by ``flex_attention`` without a compiler, which computes the score matrix."""
 
     name = "flex-attention-eager"
     family = "attention"
-    promise = "A mask function and a score function give what a mask and a bias give."
+    promise = "Attention with a mask function and a score function equals attention with a mask and a bias."
     source = "https://docs.pytorch.org/docs/stable/nn.attention.flex_attention.html"
     level = 2  # each call captures its functions anew
     early = frozenset({"attention-mask"})
@@ -64,7 +64,7 @@ class FlexEager(Technique):
     def capability(self, device: Device) -> Capability:
         if device.type not in DEVICES:
             return unsupported(
-                Code.NO_BACKEND, f"flex_attention takes tensors of {', '.join(sorted(DEVICES))}, not of {device.type}"
+                Code.NO_BACKEND, f"flex_attention supports {', '.join(sorted(DEVICES))}, not {device.type}"
             )
         return SUPPORTED
 
@@ -86,10 +86,10 @@ class FlexEager(Technique):
 
 
 class FlexCompiled(FlexEager):
-    """``torch.compile(flex_attention)``: one kernel that the functions are inlined into."""
+    """``torch.compile(flex_attention)``: one kernel, into which the mask and score functions are inlined."""
 
     name = "flex-attention"
-    promise = "One compiled kernel gives exact attention under any mask and score function."
+    promise = "One compiled kernel computes exact attention with any mask and score function."
     level = 3
     early = frozenset({"attention-causal", "attention-mask", "attention-packed", "attention-varlen"})
     modes = frozenset(Mode) - {Mode.RANDOM}
@@ -99,12 +99,12 @@ class FlexCompiled(FlexEager):
         return inductor_capability(device) if found.ok else found
 
     def prepare(self, program: Program, mode: Mode, device: Device) -> None:
-        if device.type == "cpu" and mode not in _INFERENCE and release(torch.__version__) < _SAYS_SO:
+        if device.type == "cpu" and mode not in _INFERENCE and release(torch.__version__) < _CLEAR_REFUSAL:
             raise Unsupported(unsupported(Code.NO_FEATURE, "inductor has no backward of flex_attention for the CPU"))
         forget()
         found: list[int] = []
         program.extras[_FOUND] = found
-        intercept(program, partial(attend, torch.compile(flex_attention, dynamic=False, backend=_noting(found))))
+        intercept(program, partial(attend, torch.compile(flex_attention, dynamic=False, backend=_counting(found))))
 
     def evidence(self, program: Program, log: Log, mode: Mode, device: Device) -> Iterable[Evidence]:
         yield from taken(program, log, "flex_attention")
@@ -128,10 +128,10 @@ _INFERENCE = frozenset({Mode.FORWARD, Mode.ACCURACY})
 
 
 def attend(flex: Callable[..., Tensor], call: Call) -> Tensor:
-    """Attention of a call by `flex`.
+    """Attention for one call, computed by `flex`: `flex_attention`, compiled or not.
 
     Raises:
-        Unsupported: It has dropout, which `flex_attention` has not, or torch refuses the device or the backward pass.
+        Unsupported: The call has dropout, which `flex_attention` lacks, or torch refuses the device or the backward pass.
     """
     if call.dropout_p:
         raise Unsupported(unsupported(Code.NO_FEATURE, "flex_attention has no dropout"))
@@ -157,7 +157,7 @@ def attend(flex: Callable[..., Tensor], call: Call) -> Tensor:
 
 
 def causal(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
-    """A query sees the keys up to its own place, counted from the top left as torch's causal attention does."""
+    """Mask function: a query sees the keys up to its own position, aligned to the top left as in torch's causal attention."""
     del batch, head
     return query >= key
 
@@ -180,17 +180,17 @@ def biased(bias: Tensor) -> Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], T
     return score
 
 
-def _noting(found: list[int]) -> Callable[..., Any]:
-    """Inductor, noting of each graph how many `flex_attention` operators it holds."""
+def _counting(found: list[int]) -> Callable[..., Any]:
+    """Inductor as a backend that appends to `found`, for each graph, its number of `flex_attention` operators."""
     from torch._dynamo import lookup_backend
 
     inductor = lookup_backend("inductor")
 
-    def inductor_noting(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Any:
+    def counting_inductor(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Any:
         found.append(sum(node.target is torch.ops.higher_order.flex_attention for node in graph.graph.nodes))
         return inductor(graph, inputs)
 
-    return inductor_noting
+    return counting_inductor
 
 
 TECHNIQUES: tuple[Technique, ...] = (FlexEager(), FlexCompiled())

@@ -1,4 +1,4 @@
-"""Calls of ``scaled_dot_product_attention`` handed to another implementation of attention."""
+"""Replaces calls of ``scaled_dot_product_attention`` by another implementation of attention."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 
 _CALLS = "attention calls"
 _SDPA = r"aten::_?scaled_dot_product_\w+"
-"""Every way in which torch's own attention is dispatched."""
+"""Pattern of all operators of torch's own attention."""
 
 
 @dataclass(frozen=True)
 class Call:
-    """Arguments of one call, under the names of ``scaled_dot_product_attention``: q ``(B, H, Sq, D)``, k and v ``(B, H, Sk, D)``."""
+    """Arguments of one call of ``scaled_dot_product_attention``, by its names: q ``(B, H, Sq, D)``, k and v ``(B, H, Sk, D)``."""
 
     query: Tensor
     key: Tensor
@@ -38,16 +38,16 @@ class Call:
 
     @property
     def sizes(self) -> tuple[int, int, int, int]:
-        """Batch, heads, queries, keys."""
+        """Sizes of batch, heads, queries and keys."""
         return self.query.size(0), self.query.size(1), self.query.size(2), self.key.size(2)
 
     def mask(self) -> Tensor | None:
-        """The mask as ``(B, H, Sq, Sk)``."""
+        """The mask expanded to ``(B, H, Sq, Sk)``, or None."""
         return None if self.attn_mask is None else self.attn_mask.expand(self.sizes)
 
 
 class _Intercept(TorchFunctionMode):
-    """Hands attention over, wherever in the program it is called; counts the calls."""
+    """Replaces attention wherever the program calls it, and counts the calls."""
 
     def __init__(self, attend: Callable[[Call], Tensor], program: Program) -> None:
         super().__init__()
@@ -57,7 +57,7 @@ class _Intercept(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Iterable[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        # torch takes the mode off while this runs: what is called here is not intercepted again.
+        # torch disables the mode while this runs, so that calls from here are not intercepted again.
         if func is not functional.scaled_dot_product_attention:
             return func(*args, **(kwargs or {}))
         count(self._program)
@@ -65,18 +65,18 @@ class _Intercept(TorchFunctionMode):
 
 
 def intercept(program: Program, attend: Callable[[Call], Tensor]) -> None:
-    """Have `attend` compute the attention of every forward pass."""
+    """Make `attend` compute the attention of every forward pass."""
     program.extras[_CALLS] = 0
     program.around = lambda: _Intercept(attend, program)
 
 
 def count(program: Program) -> None:
-    """One more call that another implementation took."""
+    """Count one call of another implementation."""
     program.extras[_CALLS] = int(program.extras.get(_CALLS, 0)) + 1
 
 
 def taken(program: Program, log: Log, what: str) -> Iterable[Evidence]:
-    """That `what` was called, and torch's own attention was not."""
+    """Evidence that `what` was called, and torch's own attention was not."""
     calls = int(program.extras.get(_CALLS, 0))
     yield Evidence(f"calls of {what} >= 1", calls, engaged=calls >= 1)
     own = log.count(_SDPA)

@@ -1,4 +1,4 @@
-"""Padded batches and their tokens one after the other: ``(B, S, ...)`` with lengths, to ``(tokens, ...)`` and back."""
+"""Conversion between padded batches ``(B, S, ...)`` with lengths and jagged ones, ``(tokens, ...)`` with offsets."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ class Jagged:
     """Sequences without their padding.
 
     Attributes:
-        rows: Their tokens, ``(tokens, ...)``.
-        offsets: Where each begins, and the end of the last: ``(B + 1,)``, int64.
-        within: Which places of the padded batch hold a token: bool ``(B, S)``.
+        rows: The tokens of all sequences, one after the other: ``(tokens, ...)``.
+        offsets: Index in `rows` at which each sequence begins, and the end of the last one: ``(B + 1,)``, int64.
+        within: Which positions of the padded batch hold a token: bool ``(B, S)``.
     """
 
     rows: Tensor
@@ -34,11 +34,11 @@ class Jagged:
 
     @property
     def longest(self) -> int:
-        """Most tokens of a sequence."""
+        """Length of the longest sequence."""
         return int(self.offsets.diff().max())
 
     def padded(self, rows: Tensor) -> Tensor:
-        """Other rows of the same tokens, as a padded batch with zeros beyond the ends."""
+        """`rows`, ``(tokens, ...)`` for the same sequences, as a padded batch ``(B, S, ...)`` with zeros for padding."""
         batch = rows.new_zeros(*self.within.shape, *rows.shape[1:])
         batch[self.within] = rows
         return batch

@@ -1,4 +1,4 @@
-"""Attention of nested tensors in the jagged layout: sequences of several lengths without padding."""
+"""Attention of nested tensors in the jagged layout: sequences of different lengths without padding."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ if TYPE_CHECKING:
 
 _SEEN = "nested attention"
 _REFUSAL = "No viable backend"
-"""Part of what torch raises when none of its kernels takes the jagged tensors."""
+"""Part of torch's error message when none of its kernels takes the jagged tensors."""
 
 
 class NestedAttention(Technique):
-    """``scaled_dot_product_attention`` of three jagged tensors, in place of one over a padded batch with a mask."""
+    """``scaled_dot_product_attention`` of three jagged tensors, in place of that of a padded batch with a mask."""
 
     name = "sdpa-nested"
     family = "attention"
-    promise = "Attention of a jagged batch gives each sequence what it gets alone, forward and backward."
+    promise = "Attention of a jagged batch gives each sequence the result that it has alone, forward and backward."
     source = "https://docs.pytorch.org/docs/stable/nested.html"
     dtypes = ("float32", "bfloat16", "float16")
     requires = frozenset({"packed"})
@@ -43,14 +43,14 @@ class NestedAttention(Technique):
         if "strided" not in device.features:
             fact = " (torch_xla 2.9: 'NestedIntNode' object has no attribute 'expect_size')" * (device.type == "xla")
             return unsupported(
-                Code.NO_FEATURE, f"a jagged tensor needs strides, and {device.name} does not declare them{fact}"
+                Code.NO_FEATURE, f"jagged tensors need strides, which {device.name} does not declare{fact}"
             )
         return SUPPORTED
 
     def prepare(self, program: Program, mode: Mode, device: Device) -> None:
         del mode
         causal = isinstance(program.module, Packed) and program.module.causal
-        # Flash and memory-efficient attention have their jagged form in CUDA alone; elsewhere products are left.
+        # Flash and memory-efficient attention take jagged tensors on CUDA only; elsewhere the math path is left.
         if causal and device.type != "cuda":
             raise Unsupported(
                 unsupported(Code.NO_FEATURE, f"attention of jagged tensors has no causal mask on {device.name}")
@@ -59,7 +59,7 @@ class NestedAttention(Technique):
         def call(qkv: Tensor, lengths: Tensor | None = None) -> Tensor:
             every = torch.full((qkv.size(0),), qkv.size(1), device=qkv.device)
             jagged = Jagged.of(qkv, every if lengths is None else lengths)
-            # (tokens, H, D) -> (B, H, S of each, D); kernels want each of the three dense.
+            # (tokens, H, D) -> (B, H, length, D); kernels need each of the three contiguous.
             q, k, v = (
                 torch.nested.nested_tensor_from_jagged(part.contiguous(), jagged.offsets).transpose(1, 2)
                 for part in jagged.rows.unbind(1)
@@ -84,7 +84,9 @@ class NestedAttention(Technique):
         del log, mode, device
         layout, attended, tokens = program.extras.get(_SEEN, (torch.strided, 0, -1))
         yield Evidence("layout of the attention's result is jagged", str(layout), engaged=layout is torch.jagged)
-        yield Evidence(f"tokens that attention gave = {tokens}, without padding", attended, engaged=attended == tokens)
+        yield Evidence(
+            f"tokens in the attention's result = {tokens}, without padding", attended, engaged=attended == tokens
+        )
 
 
 TECHNIQUES: tuple[Technique, ...] = (NestedAttention(),)

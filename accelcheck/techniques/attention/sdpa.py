@@ -1,4 +1,4 @@
-"""Scaled dot product attention forced to one of its backends, with no fallback to another."""
+"""Scaled dot-product attention restricted to one of its backends, without a fallback to another."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ if TYPE_CHECKING:
     from accelcheck.workloads.base import Program
 
 _REFUSALS = re.compile(r"No available kernel|No viable backend for scaled_dot_product_attention")
-"""What torch raises when the forced backend takes the inputs not, or does not exist on their device."""
+"""Pattern of torch's error when the backend does not take the inputs, or does not exist on their device."""
 _WRONG_DTYPE = "to all be of dtype"
-"""Part of the warning in which torch says that a backend does not compute in the dtype of the inputs."""
+"""Part of torch's warning that a backend does not compute in the dtype of the inputs."""
 _CPU_FLASH = r"aten::_scaled_dot_product_flash_attention_for_cpu"
 _MATH = r"aten::(_scaled_dot_product_attention_math|_safe_softmax)"
-"""The math backend decomposes before it is dispatched; in torch only it uses ``_safe_softmax``."""
+"""The math backend is decomposed before it is dispatched; it alone uses ``_safe_softmax`` in torch."""
 _FUSED = r"aten::_scaled_dot_product_\w*attention\w*(?<!_backward)"
-"""Any backend that is one operator."""
+"""Pattern of the backends that are one fused operator."""
 
 
 class ForcedAttention(Technique):
-    """``sdpa_kernel`` with a single backend around every forward pass.
+    """Runs every forward pass under ``sdpa_kernel`` with a single backend.
 
-    A refusal of the inputs (CUDA's flash and an explicit mask, for one) is known at the call only: it is answered with
-    `Unsupported` and torch's own reasons.
+    Only the call itself shows whether the backend takes the inputs (CUDA's flash attention takes no explicit mask, for
+    example). If it does not, the case is `Unsupported`, with torch's own reasons.
     """
 
     family = "attention"
@@ -44,17 +44,16 @@ class ForcedAttention(Technique):
     requires = frozenset({"attention"})
 
     def __init__(self, name: str, backend: SDPBackend, operators: Mapping[str, str], promise: str) -> None:
-        """The operator that shows the backend, by device type; ``*`` is any type that is not named."""
+        """`operators` maps a device type to the pattern of the backend's operator; ``*`` stands for all other types."""
         self.name = name
         self.backend = backend
         self.operators = operators
         self.promise = promise
 
     def capability(self, device: Device) -> Capability:
-        """From the kernels that torch has for the device's type, and the build.
+        """Whether torch has a kernel of the backend for the device type, in this build.
 
-        A type without a chooser of its own (xla, for one) ignores what is forced and decomposes: there, only the math
-        backend is what runs.
+        Device types without a choice of backends, such as xla, ignore `sdpa_kernel` and always run the math backend.
         """
         if self._operator(device) is None:
             return unsupported(Code.NO_BACKEND, f"torch has no {self.backend.name} kernel for {device.type} tensors")
@@ -106,7 +105,7 @@ class ForcedAttention(Technique):
     def _refusal(
         self, error: RuntimeError, call: Callable[..., Any], inputs: tuple[Any, ...], device: Device
     ) -> Capability:
-        # torch gives its reasons as warnings, once a place: ask again, so that they are always heard.
+        # torch gives its reasons as warnings, each only once: call again, with all warnings on.
         said: list[str] = []
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
@@ -114,8 +113,8 @@ class ForcedAttention(Technique):
                 call(*inputs)
             except RuntimeError:
                 said = [str(warning.message).partition(" (Triggered")[0].strip() for warning in caught]
-        # One warning introduces the reasons of each backend ("... kernel not used because:"); the disabled ones have
-        # "runtime disabled" as theirs.
+        # A warning "... kernel not used because:" precedes the reasons of each backend. For disabled backends, the reason
+        # is "runtime disabled".
         reasons = [text for text in said if not text.endswith("because:") and "runtime disabled" not in text]
         code = Code.NO_DTYPE if any(_WRONG_DTYPE in text for text in reasons) else Code.NO_BACKEND
         because = "; ".join(dict.fromkeys(reasons)) or str(error).partition("\n")[0].strip()
@@ -124,24 +123,27 @@ class ForcedAttention(Technique):
 
 TECHNIQUES: tuple[Technique, ...] = (
     ForcedAttention(
-        "sdpa-math", SDPBackend.MATH, {"*": _MATH}, "Attention as matmul, softmax, matmul: the reference of the others."
+        "sdpa-math",
+        SDPBackend.MATH,
+        {"*": _MATH},
+        "Attention as matmul, softmax, matmul: the reference for the other backends.",
     ),
     ForcedAttention(
         "sdpa-flash",
         SDPBackend.FLASH_ATTENTION,
         {"cpu": _CPU_FLASH, "cuda": r"aten::_scaled_dot_product_flash_attention"},
-        "FlashAttention gives exact attention, in tiles that never hold the score matrix.",
+        "FlashAttention computes exact attention in tiles, without storing the score matrix.",
     ),
     ForcedAttention(
         "sdpa-efficient",
         SDPBackend.EFFICIENT_ATTENTION,
         {"cuda": r"aten::_scaled_dot_product_efficient_attention"},
-        "Memory-efficient attention gives exact attention without the score matrix, masks and FP32 included.",
+        "Memory-efficient attention computes exact attention without storing the score matrix, also with masks and in FP32.",
     ),
     ForcedAttention(
         "sdpa-cudnn",
         SDPBackend.CUDNN_ATTENTION,
         {"cuda": r"aten::_scaled_dot_product_cudnn_attention"},
-        "cuDNN's fused attention gives exact attention.",
+        "cuDNN's fused attention computes exact attention.",
     ),
 )

@@ -1,7 +1,7 @@
 """``torch.func``: modules mapped over samples, and differentiated as functions of their parameters and inputs.
 
-The names of the transforms' own predicates (`torch._C._functorch`) are the only way to see from inside that a tensor is
-mapped, or tracked by a transform rather than by the tape.
+Only private predicates of `torch._C._functorch` tell from inside a transform whether a tensor is mapped, or tracked by the
+transform rather than by the autograd graph.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ SAMPLEWISE = frozenset(
         "transformer-block",
     ]
 )
-"""One of each kind whose samples, along the first dimension of the inputs, know nothing of each other."""
+"""One workload of each kind whose samples, along the first dimension of the inputs, are independent of each other."""
 DIFFERENTIABLE = frozenset(
     [
         "attention-causal",
@@ -63,21 +63,21 @@ DIFFERENTIABLE = frozenset(
         "transformer-block",
     ]
 )
-"""One of each kind for `torch.func.grad` and `vjp`. Custom functions must have a ``setup_context``."""
+"""One workload of each kind, for `torch.func.grad` and `vjp`. Custom functions must have a ``setup_context``."""
 SMALL = frozenset(["elementwise-broadcast", "elementwise-overlap", "layer-norm-narrow", "max-pool", "softmax"])
-"""Those whose whole Jacobian has a million elements at most, of operators that have forward derivatives."""
+"""Workloads whose whole Jacobian has at most a million elements, and whose operators have forward derivatives."""
 
 _SEEN = "what the module was given under a transform"
 
 
 class Transform(Technique):
-    """A transform of `torch.func`, which counts what the module is given within it."""
+    """A transform of `torch.func` around the module, which counts the tensors that the module is called with."""
 
     family = "autograd"
     source = "https://docs.pytorch.org/docs/stable/func.api.html"
     keeps_strides = False
     subjects: frozenset[str]
-    """Names of the workloads that it is tried with."""
+    """Names of the workloads that the technique is tried with."""
 
     def __init__(self, name: str, promise: str) -> None:
         self.name = name
@@ -88,7 +88,7 @@ class Transform(Technique):
 
 
 class Mapped(Transform):
-    """``vmap`` over the samples: the module is called once, with one sample."""
+    """``vmap`` over the samples: the module is called once, for one sample."""
 
     subjects = SAMPLEWISE
     modes = frozenset({Mode.FORWARD, Mode.BACKWARD})
@@ -109,17 +109,17 @@ class Mapped(Transform):
 
 
 class Differentiated(Transform):
-    """Gradients by a transform of the program as a function of its parameters and floating-point inputs."""
+    """Gradients by a transform, applied to the program as a function of its parameters and floating-point inputs."""
 
     modes = frozenset({Mode.BACKWARD})
     differentiates_twice = False
 
     def gradients(self, function: Function, leaves: Mapping[str, Tensor]) -> tuple[Result, Result]:
-        """All outputs, and the gradients of `leaves` by name."""
+        """All outputs by path, and the gradients of `leaves` by name."""
         raise NotImplementedError(f"{type(self).__name__}.gradients: apply the transform")
 
     def tracks(self, leaf: Tensor) -> bool:
-        """Whether a parameter or input, as the module sees it, is tracked by the transform."""
+        """Whether the transform tracks a parameter or input, as the module sees it."""
         return bool(_functorch.is_gradtrackingtensor(leaf))
 
     def prepare(self, program: Program, mode: Mode, device: Device) -> None:
@@ -160,13 +160,13 @@ class Differentiated(Transform):
 
 
 class Grad(Differentiated):
-    """``vjp`` with the output gradients of the plain run, and in training ``grad_and_value`` of the loss."""
+    """``vjp`` with the output gradients of the plain run; in training, ``grad_and_value`` of the loss."""
 
     subjects = DIFFERENTIABLE
     modes = frozenset({Mode.BACKWARD, Mode.TRAIN})
 
     def gradients(self, function: Function, leaves: Mapping[str, Tensor]) -> tuple[Result, Result]:
-        transformed: Any = torch.func.vjp(function, leaves, has_aux=True)  # its type has no third part
+        transformed: Any = torch.func.vjp(function, leaves, has_aux=True)  # annotated without the auxiliary outputs
         floats, pull, others = transformed
         (found,) = pull(function.cotangents(floats))
         return floats | others, found
@@ -176,9 +176,9 @@ class Jacobian(Differentiated):
     """The whole Jacobian, row by row or column by column, contracted with the output gradients of the plain run.
 
     Args:
-        name: The variant's name.
+        name: As `Technique.name`.
         promise: As `Technique.promise`.
-        forward: Whether its columns are computed by forward-mode differentiation, all mapped; else its rows by reverse mode.
+        forward: True for its columns by forward-mode differentiation, False for its rows by reverse mode.
     """
 
     subjects = SMALL
@@ -210,11 +210,11 @@ class Jacobian(Differentiated):
 
 
 class Function:
-    """A program as a function of its parameters and floating-point inputs, by name, which it counts.
+    """A program as a function of a mapping: its parameters and floating-point inputs by name. Counts calls and tensors.
 
     Args:
-        program: Looked at in each call: what is called, and its inputs.
-        tracks: Whether a tensor is tracked by the transform at work.
+        program: Its call and inputs are read in each call of the function.
+        tracks: Whether the transform tracks a tensor.
     """
 
     def __init__(self, program: Program, tracks: Callable[[Tensor], bool]) -> None:
@@ -224,21 +224,21 @@ class Function:
         self._own = dict(program.module.named_parameters())
 
     def __call__(self, leaves: Mapping[str, Tensor]) -> tuple[Result, Result]:
-        """Floating-point outputs, and others."""
+        """Floating-point outputs, and all other outputs, by path."""
         outputs = dict(flatten(self._called(leaves)))
         floats = {path: out for path, out in outputs.items() if out.is_floating_point()}
         return floats, {path: out for path, out in outputs.items() if path not in floats}
 
     def parameters(self) -> dict[str, Tensor]:
-        """The module's, cut off from the tape."""
+        """The module's parameters by name, detached from the autograd graph."""
         return {name: parameter.detach() for name, parameter in self._own.items()}
 
     def cotangents(self, outputs: Result) -> Result:
-        """Those of the plain run."""
+        """The output gradients of the plain run, by path."""
         return {path: self.program.cotangent(path, out) for path, out in outputs.items()}
 
     def backpropagate(self, step: int) -> Tensor:
-        """Give parameters the gradients of the loss, which is returned: `Program.backpropagate`."""
+        """Set the parameters' gradients of the loss and return the loss, as `Program.backpropagate` requires."""
         if step == 0:
             self.seen.clear()
         program = self.program
@@ -262,12 +262,12 @@ class Function:
         inputs = tuple(leaves.get(f"input[{index}]", value) for index, value in enumerate(program.inputs))
         parameters = {f"module.{name}": leaves[name] for name in self._own}
         with program.around():
-            out = torch.func.functional_call(_Whole(program), parameters, inputs)
+            out = torch.func.functional_call(_ProgramModule(program), parameters, inputs)
         self._restore()
         return out
 
     def _restore(self) -> None:
-        """Put back what the call itself did not, so that later runs are those of a whole module."""
+        """Put back parameters that the call has left replaced, and count them, so that later runs use the module's own."""
         for name, parameter in self._own.items():
             prefix, _, last = name.rpartition(".")
             owner = self.program.module.get_submodule(prefix)
@@ -276,13 +276,15 @@ class Function:
                 setattr(owner, last, parameter)
 
 
-class _Whole(nn.Module):
-    """A module that calls what the program calls."""
+class _ProgramModule(nn.Module):
+    """A module with the program's module as a child that calls what the program calls."""
 
     def __init__(self, program: Program) -> None:
         super().__init__()
         self.module = program.module
-        self.program = program  # its call, which may be the module itself: registered twice, it would not be restored
+        self.program = (
+            program  # holds the call, which may be the module: registered as a child twice, it would not be restored
+        )
 
     def forward(self, *inputs: Any) -> Any:
         call = self.module if self.program.call is None else self.program.call
@@ -290,7 +292,10 @@ class _Whole(nn.Module):
 
 
 def mapped(module: nn.Module, seen: Counter[str]) -> Callable[..., Any]:
-    """The module on batches of one sample, mapped over all inputs whose first size is that of the first; `seen` counts."""
+    """`module` for batches of one sample, mapped over all inputs whose first size is that of the first input.
+
+    `seen` counts calls, batches, inputs with a batch dimension, and how many of these are mapped inside.
+    """
 
     def call(*inputs: Any) -> Any:
         batch = inputs[0].size(0)
@@ -311,10 +316,16 @@ def mapped(module: nn.Module, seen: Counter[str]) -> Callable[..., Any]:
 
 
 TECHNIQUES: tuple[Technique, ...] = (
-    Mapped("func-vmap", "A module mapped over samples gives what it gives for the batch."),
-    Grad("func-grad", "Gradients of a functional call are those that the tape gives."),
-    Jacobian("func-jacrev", "Rows of the Jacobian, mapped over outputs, make up the gradient.", forward=False),
+    Mapped("func-vmap", "A module mapped over samples gives the same outputs and gradients as for the batch."),
+    Grad("func-grad", "Gradients of a functional call equal those of autograd."),
     Jacobian(
-        "func-jacfwd", "Columns of the Jacobian by forward-mode differentiation make up the gradient.", forward=True
+        "func-jacrev",
+        "The Jacobian by reverse mode, mapped over its rows, contracts to autograd's gradient.",
+        forward=False,
+    ),
+    Jacobian(
+        "func-jacfwd",
+        "The Jacobian by forward mode, mapped over its columns, contracts to autograd's gradient.",
+        forward=True,
     ),
 )
