@@ -223,7 +223,7 @@ def test_a_size_that_is_not_known_is_not_folded() -> None:
 
 
 def test_a_graph_without_a_module_is_refused() -> None:
-    with pytest.raises(ValueError, match="expected a graph that has one"):
+    with pytest.raises(ValueError, match="expected a graph with an owning module"):
         FoldConstants()(fx.Graph())
 
 

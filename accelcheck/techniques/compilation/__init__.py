@@ -1,4 +1,4 @@
 """Compilers and graph capture: ``torch.compile`` and what surrounds it, export, AOTInductor, TorchScript.
 
-Machinery that several of them use is here too; runtimes that are not torch's are in `accelcheck.techniques.runtimes`.
+Code that several of them share is here too. Runtimes of other projects are in `accelcheck.techniques.runtimes`.
 """

@@ -1,4 +1,4 @@
-"""Constant folding: a graph pass for inductor, as users write them."""
+"""Constant folding, as an example of a user's graph pass for inductor."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 
 
 class FoldConstants(CustomGraphPass):
-    """Computes once, while compiling, what no input goes into.
+    """Replaces expressions that depend on no input by their values, computed once while compiling.
 
-    For ATen graphs that AOTAutograd has made functional: what writes is a node that says so, and is left alone.
+    For functional ATen graphs, as AOTAutograd makes them. Nodes that write to a tensor are declared so, and left alone.
 
     Attributes:
-        sizes: Nodes before and after, of each graph that the pass has met.
+        sizes: Number of nodes before and after the pass, for each graph.
     """
 
     def __init__(self) -> None:
@@ -36,13 +36,19 @@ class FoldConstants(CustomGraphPass):
         self.sizes.append((before, len(graph.nodes)))
 
     def change(self, graph: fx.Graph) -> None:
-        """What the pass does."""
+        """Fold constants in a graph, in place.
+
+        Raises:
+            ValueError: The graph has no owning module, which is needed to store constants.
+        """
         module = graph.owning_module
         if module is None:
-            raise ValueError("constants are kept by the module of a graph: expected a graph that has one")
+            raise ValueError(
+                "constants are stored in the module that owns a graph: expected a graph with an owning module"
+            )
         values = constants(graph.nodes)
         for node, value in values.items():
-            # A constructor alone is as short as the constant; what only folded nodes use is not needed.
+            # Keep constructors, which are as short as a constant, and skip values that only folded nodes use.
             if node.all_input_nodes and any(user not in values for user in node.users):
                 name = f"_folded_{node.name}"
                 module.register_buffer(name, value)
@@ -53,30 +59,30 @@ class FoldConstants(CustomGraphPass):
         graph.eliminate_dead_code()
 
     def uuid(self) -> Any:
-        """What inductor's caches tell the pass by: its source, and this very pass.
+        """Key of the pass in inductor's caches: its source and this instance.
 
-        A graph that came from a cache would not meet the pass, and nothing would show that it ran.
+        With this instance in the key, no graph comes from a cache, which would bypass the pass and its evidence.
         """
         return get_hash_for_files((__file__,)), type(self).__qualname__, self._identity
 
 
 def constants(nodes: Iterable[fx.Node]) -> dict[fx.Node, Tensor]:
-    """The values of all nodes that depend on nothing but constants, in order: real tensors on the nodes' own devices."""
+    """The values of all nodes that depend on constants alone, in graph order: real tensors on the nodes' devices."""
     values: dict[fx.Node, Tensor] = {}
-    with _disable_current_modes():  # the compiler traces with tensors that hold no values
+    with _disable_current_modes():  # the compiler traces with fake tensors, which have no values
         for node in nodes:
             if pure(node) and all(source in values for source in node.all_input_nodes):
                 args, kwargs = fx.map_arg((node.args, node.kwargs), values.__getitem__)
-                values[node] = node.target(*args, **kwargs)  # type: ignore[operator]  # `pure` saw that it is an operator
+                values[node] = node.target(*args, **kwargs)  # type: ignore[operator]  # `pure` checked that it is an operator
     return values
 
 
 def pure(node: fx.Node) -> bool:
-    """Whether a node gives one tensor of a known size, and does nothing else: it neither writes nor draws."""
+    """Whether a node only computes one tensor of a static size: it writes to none, and draws no random numbers."""
     operator, value = node.target, node.meta.get("val")
     return (
         isinstance(operator, OpOverload)
-        and not operator._schema.is_mutable  # noqa: SLF001 - torch offers no other question
+        and not operator._schema.is_mutable  # noqa: SLF001 - torch has no public name for it
         and torch.Tag.nondeterministic_seeded not in operator.tags
         and isinstance(value, Tensor)
         and all(isinstance(size, int) for size in value.shape)

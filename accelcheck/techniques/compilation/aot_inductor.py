@@ -1,9 +1,9 @@
 """AOTInductor: a program compiled ahead of time to a shared library, packaged in a file, loaded, and run without Python.
 
-What was found of its constants, the same with torch 2.9 and 2.13: the package holds a copy of every parameter and buffer, and
-later changes of the module are not seen. ``load_constants`` replaces them, by copies, or with ``user_managed`` by the
-caller's own tensors, whose later changes are then seen. One-dimensional tensors of 8 elements or fewer are literals in the
-code: ``get_constant_fqns`` does not name them, and nothing can replace them.
+Observed behaviour of constants, with torch 2.9 and 2.13: The package holds a copy of every parameter and buffer, so that later
+changes of the module have no effect. ``load_constants`` replaces them by copies, or, with ``user_managed``, by the caller's
+own tensors, whose later changes do have an effect. One-dimensional tensors of up to 8 elements become literals in the code:
+``get_constant_fqns`` does not list them, and they cannot be replaced.
 """
 
 from __future__ import annotations
@@ -30,21 +30,21 @@ if TYPE_CHECKING:
     from accelcheck.workloads.base import Program
 
 MAPS = Path("/proc/self/maps")
-"""Linux: a line for each mapping of this process, the sixth word of which is the file that is mapped."""
+"""Linux: one line for each memory mapping of this process; its sixth word is the mapped file."""
 
 
 class Package(Converted):
-    """A program that was compiled, packaged in a file and loaded.
+    """A module that is compiled, packaged in a file and loaded.
 
     Args:
-        program: Whose module is compiled, for the sizes of its inputs.
-        folder: Of the file.
-        options: Of inductor.
+        program: Has the module, and inputs with the sizes to compile for.
+        folder: Where to write the file.
+        options: Inductor's configuration.
 
     Attributes:
         size: Bytes of the file.
-        libraries: Shared libraries in the file.
-        mapped: Files of such a name that loading it mapped into this process.
+        libraries: Names of the shared libraries in the file.
+        mapped: Paths of the libraries that loading mapped into this process.
     """
 
     kind = "package"
@@ -65,13 +65,13 @@ class Package(Converted):
 
     def evidence(self) -> Iterable[Evidence]:
         yield from super().evidence()
-        there, mapped = len(self.libraries), len(self.mapped)
-        yield Evidence(f"shared libraries in the package of {self.size} bytes >= 1", there, engaged=there >= 1)
+        packed, mapped = len(self.libraries), len(self.mapped)
+        yield Evidence(f"shared libraries in the package of {self.size} bytes >= 1", packed, engaged=packed >= 1)
         yield Evidence("of them mapped into the process >= 1", mapped, engaged=mapped >= 1)
 
 
 class Supplied(Package):
-    """A package without weights, which was handed the module's own."""
+    """A package without weights, into which the module's own are loaded."""
 
     def __init__(self, program: Program, folder: Path, options: Mapping[str, Any]) -> None:
         super().__init__(program, folder, options)
@@ -88,18 +88,20 @@ class Supplied(Package):
 
 
 class AotInductor(Conversion):
-    """A package that holds its weights."""
+    """A package that contains its weights."""
 
     name = "aot-inductor"
     family = "aot-inductor"
-    promise = "A shared library, compiled ahead of time with the weights in it, computes what the module computes."
+    promise = (
+        "A shared library that is compiled ahead of time and contains the weights computes what the module computes."
+    )
     source = "https://docs.pytorch.org/docs/stable/user_guide/torch_compiler/torch.compiler_aot_inductor.html"
-    # A compilation takes 5 to 15 s of one core. This one needs another for each draw of the parameters.
+    # A compilation takes 5 to 15 s of one core, and each draw of parameters needs one.
     level = 3
     modes = frozenset({Mode.FORWARD})
     workloads = frozenset({"mlp"})
     options: Mapping[str, Any] = MappingProxyType({})
-    """Of inductor."""
+    """Inductor's configuration."""
     package: type[Package] = Package
 
     def __init__(self) -> None:
@@ -118,10 +120,10 @@ class AotInductor(Conversion):
 
 
 class Constants(AotInductor):
-    """A package without weights, which computes with the module's own."""
+    """A package without weights, which uses the module's own."""
 
     name = "aot-inductor-constants"
-    promise = "A shared library that is handed its weights after loading computes with them, and follows their changes."
+    promise = "A shared library that gets its weights after loading computes with them and follows their changes."
     bakes = False
     workloads = frozenset({"mlp", "elementwise-5", "cnn", "attention-causal", "transformer-block"})
     early = frozenset({"mlp", "elementwise-5", "transformer-block"})
@@ -130,7 +132,7 @@ class Constants(AotInductor):
 
 
 def mapped_files() -> set[str]:
-    """Files that are mapped into this process."""
+    """Paths of the files that are mapped into this process."""
     lines = (line.split(maxsplit=5) for line in MAPS.read_text().splitlines())
     return {words[5] for words in lines if len(words) == 6}
 

@@ -1,4 +1,4 @@
-"""A Dynamo backend of a user's own: it captures each graph, prints it, and runs it or hands it to another backend."""
+"""A custom Dynamo backend that captures each graph, prints it, and runs it or passes it to another backend."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
     Runnable = Callable[..., Any]
 
 CALL = "captured {stage} graph"
-"""Name of the profiler's event of each call of a captured graph."""
+"""Name of the profiler event for each call of a captured graph."""
 
 
 @dataclass(frozen=True)
 class Node:
-    """One operation of a graph: its name in the printed code, what it calls, and the dtype of what it gives, if a tensor."""
+    """One operation of a graph: name in the printed code, name of what it calls, dtype of its result (None if no tensor)."""
 
     name: str
     target: str
@@ -31,13 +31,13 @@ class Node:
 
 @dataclass(frozen=True)
 class Captured:
-    """What is kept of a graph, since backends change or free the graph itself.
+    """A record of a graph, since backends change or free the graph itself.
 
     Attributes:
         stage: ``dynamo``, or AOTAutograd's ``forward`` or ``backward``.
-        text: The readable code that was printed.
-        nodes: Operations in order; neither placeholders nor the output.
-        fed: Whether there was an example input for each placeholder.
+        text: The graph's readable code.
+        nodes: Its operations in order, without placeholders and output.
+        fed: Whether there was one example input for each placeholder.
     """
 
     stage: str
@@ -55,12 +55,12 @@ class Capture:
     """The backend.
 
     Args:
-        differentiates: Whether graphs go through AOTAutograd, whose forward and backward graphs are captured too and run.
-            Without it Dynamo's own graphs are run.
-        inner: Name of a backend that gets Dynamo's graphs in place of all that.
+        differentiates: True to run AOTAutograd's forward and backward graphs, which are captured too; False to run Dynamo's
+            graphs.
+        inner: Name of another backend that compiles Dynamo's graphs after they are captured. Overrides `differentiates`.
 
     Attributes:
-        graphs: What was captured, in order.
+        graphs: The captured graphs, in order.
     """
 
     def __init__(self, *, differentiates: bool = False, inner: str | None = None) -> None:
@@ -84,7 +84,7 @@ class Capture:
         return made
 
     def compiler(self, stage: str) -> Runnable:
-        """What AOTAutograd is given to compile the graphs of a stage with."""
+        """The compiler of a stage's graphs, for AOTAutograd."""
         from functorch.compile import make_boxed_func  # type: ignore[import-untyped]  # torch leaves it untyped
 
         def compile_graph(graph: fx.GraphModule, inputs: Sequence[Tensor]) -> Runnable:
@@ -95,7 +95,7 @@ class Capture:
         return compile_graph
 
     def running(self, stage: str, graph: fx.GraphModule) -> Runnable:
-        """What runs a captured graph, and lets the profiler see it."""
+        """A function that runs a captured graph inside a profiler event."""
         name = CALL.format(stage=stage)
 
         def run(*args: Any) -> Any:
@@ -105,7 +105,7 @@ class Capture:
         return run
 
     def keep(self, stage: str, graph: fx.GraphModule, inputs: Sequence[Tensor]) -> None:
-        """Print a graph, and remember it."""
+        """Append a record of a graph to `graphs`."""
         calls = [node for node in graph.graph.nodes if node.op.startswith("call_")]
         nodes = tuple(Node(node.name, called(node), _dtype(node)) for node in calls)
         placeholders = len(graph.graph.find_nodes(op="placeholder"))
@@ -113,18 +113,18 @@ class Capture:
         self.graphs.append(Captured(stage, text, nodes, placeholders == len(inputs)))
 
     def of(self, stage: str) -> list[Captured]:
-        """The graphs of a stage."""
+        """The captured graphs of a stage."""
         return [graph for graph in self.graphs if graph.stage == stage]
 
 
 def called(node: fx.Node) -> str:
-    """The word for what a node calls: ``linear``, ``_enter_autocast``, ``addmm.default``."""
+    """Name of what a node calls, such as ``linear``, ``_enter_autocast`` or ``addmm.default``."""
     if isinstance(node.target, str):
         return node.target
     return str(getattr(node.target, "__name__", node.target))
 
 
 def _dtype(node: fx.Node) -> torch.dtype | None:
-    # Dynamo keeps an example under one name, AOTAutograd under another.
+    # Dynamo stores the example under one name, AOTAutograd under another.
     value = node.meta.get("example_value", node.meta.get("val"))
     return value.dtype if isinstance(value, Tensor) else None

@@ -1,4 +1,4 @@
-"""``torch.compile``: inductor in its modes, the AOT and CUDA-graph backends, and XLA's."""
+"""``torch.compile``: inductor in its modes, and the backends aot_eager, cudagraphs and openxla."""
 
 from __future__ import annotations
 
@@ -25,30 +25,31 @@ if TYPE_CHECKING:
     from accelcheck.workloads.base import Program, Workload
 
 REGION = r"Torch-Compiled Region.*"
-"""Entries into code that dynamo compiled."""
+"""Pattern of profiler events: entries into code that Dynamo compiled."""
 AOT_GRAPH = r"AOTDispatcher Runtime Wrapper Prologue"
-"""Calls of a graph that went through AOTAutograd, with or without gradients."""
+"""Pattern of profiler events: calls of a graph that AOTAutograd made, with or without gradients."""
 BACKWARD_GRAPH = r"CompiledFunctionBackward"
-"""Calls of a backward graph that AOTAutograd made."""
+"""Pattern of profiler events: calls of a backward graph that AOTAutograd made."""
 INDUCTOR_GRAPH = r"## Call CompiledFxGraph .*"
-"""Calls of a kernel sequence that inductor generated, forward or backward."""
+"""Pattern of profiler events: calls of code that inductor generated, forward or backward."""
 GRAPH_LAUNCH = r"(cuda|hip)GraphLaunch"
-"""Replays of a captured CUDA or HIP graph."""
+"""Pattern of profiler events: replays of a captured CUDA or HIP graph."""
 
 _XLA_RUNS = "cached graph runs"
 
 CAPTURE_WARMUPS = 3
-"""CUDA graph trees run once eagerly, once to capture; the third run and later ones replay."""
+"""Warm-up runs where graphs are captured. CUDA graph trees run eagerly first, then capture, and replay from the third run."""
 
 
 class Compiled(Technique):
-    """The module under ``torch.compile``, graph breaks allowed, as most users call it.
+    """The module under ``torch.compile``, with graph breaks allowed, as most users call it.
 
     Args:
-        name: The variant's name.
+        name: As `Technique.name`.
         promise: As `Technique.promise`.
         level: As `Technique.level`.
-        arguments: Of ``torch.compile``. Without a backend, the default is taken, which an installed package may have set.
+        arguments: Keyword arguments of ``torch.compile``. Without ``backend``, the default is used, which an installed package
+            may have set.
         dtypes: As `Technique.dtypes`.
         early: As `Technique.early`.
     """
@@ -92,7 +93,7 @@ class Compiled(Technique):
         used = resolved_backend(program.call)
         yield Evidence(f"backend is {wanted}", self._described(used), engaged=used == wanted)
         yield from compiled(log, mode, used)
-        # fullgraph=False promises no single graph: a number to read, not to judge.
+        # fullgraph=False does not promise a single graph: for information only.
         yield Evidence("graph breaks (any number)", graph_breaks(), engaged=True)
 
     def finish(self) -> None:
@@ -104,10 +105,10 @@ class Compiled(Technique):
 
 
 class DynamicCompile(Compiled):
-    """One graph for all sizes: the runs before the judged one have other sizes each."""
+    """One graph for all sizes: each warm-up run has another size."""
 
     requires = frozenset({"resizable"})
-    # A branch on data or size may need a graph of its own: that is no recompilation to object to.
+    # A branch on data may need another graph, which would be a legitimate recompilation.
     excludes = frozenset({"branching"})
     resizing = True
     warmups = 2
@@ -121,7 +122,7 @@ class DynamicCompile(Compiled):
 
 
 class CudaGraphs(Compiled):
-    """A variant that replays captured graphs."""
+    """A variant that captures kernels in CUDA graphs and replays them."""
 
     warmups = CAPTURE_WARMUPS
 
@@ -129,7 +130,7 @@ class CudaGraphs(Compiled):
         if "cuda-graphs" not in device.features:
             return unsupported(
                 Code.NO_FEATURE,
-                f"{device.name} does not declare cuda-graphs: the compiler skips capture there and runs the plain graph",
+                f"{device.name} does not declare cuda-graphs: the compiler would skip the capture and run the plain graph",
             )
         return super().capability(device)
 
@@ -143,12 +144,12 @@ class CudaGraphs(Compiled):
 
 
 class MaxAutotune(Compiled):
-    """Inductor times its own templates against the library's for contractions, and takes the fastest.
+    """Inductor times its own templates and the library's kernels for contractions, and uses the fastest.
 
-    What it tunes depends on the device. On a CPU that is little: its C++ templates need constant weights (freezing), so
-    of plain modules only batched products are tuned, or, in torch 2.9, library calls against each other. Where nothing
-    was timed the answer is `no-effect`, never a pass. Timings kept from an earlier compilation would look like none, so
-    inductor's caches are empty at the start of each case. On a GPU the mode captures graphs too.
+    What it tunes depends on the device. On a CPU this is little: C++ templates need constant weights (freezing), so that in
+    plain modules only batched products are tuned, or, in torch 2.9, library calls among themselves. Where nothing was timed,
+    the case is ``unsupported`` with the code ``no-effect``. Each case starts with empty inductor caches, because kernels whose
+    timings are cached are not timed again. On a GPU the mode also captures CUDA graphs.
     """
 
     warmups = CAPTURE_WARMUPS
@@ -158,7 +159,7 @@ class MaxAutotune(Compiled):
         self._held = ExitStack()
 
     def accepts(self, workload: Workload) -> bool:
-        """Contractions alone are tuned."""
+        """Accepts workloads with contractions: nothing else is tuned."""
         return super().accepts(workload) and bool({"matmul", "linear", "conv", "attention"} & workload.traits)
 
     def prepare(self, program: Program, mode: Mode, device: Device) -> None:
@@ -175,8 +176,8 @@ class MaxAutotune(Compiled):
             raise Unsupported(
                 unsupported(
                     Code.NO_EFFECT,
-                    f"inductor had no choice of kernels to time for this workload on {device.name}: max-autotune gives "
-                    f"what compile-static gives",
+                    f"inductor had no choice of kernels to time for this workload on {device.name}: max-autotune does "
+                    f"the same as compile-static",
                 )
             )
         yield from super().evidence(program, log, mode, device)
@@ -190,13 +191,13 @@ class MaxAutotune(Compiled):
 
 
 class OpenXla(Compiled):
-    """torch_xla's backend: the graph is lowered once, later calls run what was compiled."""
+    """torch_xla's backend: the graph is compiled once, and later calls run the cached executable."""
 
     source = "https://docs.pytorch.org/xla/master/perf/dynamo.html"
 
     def capability(self, device: Device) -> Capability:
         if device.type != "xla":
-            return unsupported(Code.NO_BACKEND, f"backend openxla compiles for xla, not for {device.name}")
+            return unsupported(Code.NO_BACKEND, f"the backend openxla compiles for xla, not for {device.name}")
         return SUPPORTED
 
     def prepare(self, program: Program, mode: Mode, device: Device) -> None:
@@ -209,30 +210,30 @@ class OpenXla(Compiled):
 
 
 def compiled(log: Log, mode: Mode, backend: str) -> Iterable[Evidence]:
-    """What shows that a backend's graphs were made by way of AOTAutograd, and ran."""
+    """Evidence that a backend compiled graphs through AOTAutograd, and that they ran."""
     yield at_least(log, "compiled regions entered", REGION, 1)
     yield at_least(log, "AOTAutograd graphs called", AOT_GRAPH, 1)
     backward = mode is not Mode.FORWARD
     if backward:
         yield at_least(log, "compiled backward graphs called", BACKWARD_GRAPH, 1)
     if backend == "inductor":
-        # A backward pass that only hands gradients on (of an addition) has no kernels: inductor makes no graph of it.
+        # A backward pass without kernels (that of an addition only passes gradients on) gives no inductor graph.
         least = 2 if backward and inductor_graphs() >= 2 else 1
         yield at_least(log, "inductor graphs called", INDUCTOR_GRAPH, least)
     yield Evidence("graphs compiled >= 1", graphs(), engaged=graphs() >= 1)
 
 
 def default_backend() -> str:
-    """What ``torch.compile`` takes where no backend is given; inductor, in versions where it cannot be set."""
+    """Name of the backend that ``torch.compile`` uses by default; inductor, in versions where it cannot be set."""
     getter = getattr(torch.compiler, "get_default_backend", None)
     backend = "inductor" if getter is None else getter()
     return backend if isinstance(backend, str) else str(getattr(backend, "__name__", backend))
 
 
 def resolved_backend(call: Any) -> str:
-    """Name of the backend that a compiled module really has; ``unknown`` where torch hides it.
+    """Name of the backend that a compiled module really uses; ``unknown`` where torch does not show it.
 
-    Dynamo wraps the backend in callbacks that each name the next one; the innermost carries its `compiler_name`.
+    Dynamo wraps the backend in callbacks, each with a reference to the next; the innermost has the `compiler_name`.
     """
     backend = getattr(getattr(call, "dynamo_ctx", None), "callback", None)
     while (inner := getattr(backend, "_torchdynamo_orig_backend", None)) is not None:
@@ -241,7 +242,7 @@ def resolved_backend(call: Any) -> str:
 
 
 def inductor_capability(device: Device) -> Capability:
-    """Whether inductor generates code for the device, and what it needs for that is installed."""
+    """Whether inductor generates code for the device, and the compiler that it needs is installed."""
     if "inductor" not in device.features:
         fact = " (torch 2.9 with torch_xla 2.9 raises InductorError: KeyError: 'xla')" if device.type == "xla" else ""
         return unsupported(
@@ -253,7 +254,7 @@ def inductor_capability(device: Device) -> Capability:
             return unavailable(
                 Code.NO_PACKAGE,
                 f"inductor needs a C++ compiler for the CPU and found no {compiler!r}",
-                "install one, or name it in CXX",
+                "install one, or set CXX to its name",
             )
     if device.type == "cuda" and importlib.util.find_spec("triton") is None:
         return unavailable(
@@ -263,7 +264,7 @@ def inductor_capability(device: Device) -> Capability:
 
 
 def forget() -> None:
-    """Drop all compiled code and every count of it."""
+    """Drop all compiled code, and reset Dynamo's counters and records."""
     torch.compiler.reset()
     _counters().clear()
     from torch._dynamo.utils import clear_compilation_metrics
@@ -272,47 +273,48 @@ def forget() -> None:
 
 
 def graphs() -> int:
-    """Graphs compiled since `forget`, recompilations included."""
+    """Number of graphs compiled since `forget`, including recompilations."""
     return int(_counters()["stats"]["unique_graphs"])
 
 
 def inductor_graphs() -> int:
-    """Kernel sequences that inductor generated or took from its cache since `forget`."""
+    """Number of graphs that inductor compiled or took from its cache since `forget`."""
     kinds = ("fxgraph_cache_hit", "fxgraph_cache_miss", "fxgraph_cache_bypass")
     return sum(int(_counters()["inductor"][kind]) for kind in kinds)
 
 
 def graph_breaks() -> int:
-    """Graph breaks met since `forget`: pieces of code compiled to go on after one, or the counter of those with a reason.
+    """Number of graph breaks since `forget`: the larger of two counts, neither of which is complete.
 
-    Neither is complete: a branch on data resumes without a reason counted, and what follows may hold no tensor code.
+    One counts compiled continuations, and misses breaks that no tensor code follows. The other is Dynamo's counter of breaks
+    with a reason, which misses branches on data.
     """
     resumed = sum(1 for metric in compilations() if str(metric.co_name).startswith("torch_dynamo_resume_in"))
     return max(resumed, int(sum(_counters()["graph_break"].values())))
 
 
 def recompilations() -> int:
-    """Compilations of code that had been compiled before, since `forget`.
+    """Number of compilations since `forget` of code that had been compiled before.
 
-    A compilation's id is frame/attempt, as in the profiler's region names: the first attempt is 0.
+    The id of a compilation is frame/attempt, as in the profiler's region names; the first attempt has the number 0.
     """
     ids = {str(metric.compile_id) for metric in compilations() if metric.compile_id is not None}
     return sum(1 for name in ids if name.rpartition("/")[2].partition("_")[0] != "0")
 
 
 def count_xla_runs(program: Program) -> None:
-    """Begin to count runs of graphs that ``openxla`` compiled, warm-ups included."""
+    """Start counting runs of graphs that ``openxla`` compiled; `xla_ran` reads the count."""
     program.extras[_XLA_RUNS] = _cached_graph_runs()
 
 
 def xla_ran(program: Program, runs: int, graphs: int = 1) -> Evidence:
-    """That XLA ran `graphs` of its graphs, or more, in each of so many runs since `count_xla_runs`."""
+    """Evidence that XLA executed at least `graphs` cached graphs in each of `runs` runs since `count_xla_runs`."""
     seen, least = _cached_graph_runs() - int(program.extras[_XLA_RUNS]), runs * graphs
     return Evidence(f"runs of a cached XLA graph over {runs} runs >= {least}", seen, engaged=seen >= least)
 
 
 def mark_step(around: Any) -> Any:
-    """Tell CUDA graph trees at each forward pass that a new iteration begins, so that old outputs may be overwritten."""
+    """`around`, with a call that tells CUDA graph trees that a new iteration begins and old outputs may be overwritten."""
 
     def marked() -> Any:
         torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]  # not annotated
@@ -328,7 +330,7 @@ def _counters() -> Any:
 
 
 def compilations() -> list[Any]:
-    """Dynamo's record of each compilation since `forget`, those that failed included."""
+    """Dynamo's records of all compilations since `forget`, including failed ones."""
     from torch._dynamo.utils import get_compilation_metrics
 
     return list(get_compilation_metrics())
@@ -341,7 +343,7 @@ def _cached_graph_runs() -> int:
 
 
 def at_least(log: Log, what: str, pattern: str, least: int) -> Evidence:
-    """That events of a pattern were seen so many times or more."""
+    """Evidence that at least `least` events match `pattern`; `what` names them."""
     seen = log.count(pattern)
     return Evidence(f"{what} >= {least}", seen, engaged=seen >= least)
 
@@ -361,12 +363,13 @@ _ONE_OF_EACH_KIND = frozenset(
         "dynamic-depth",
     ]
 )
-"""Inductor takes 5 to 15 s a case on a CPU: three small workloads at level 1, one more of each kind at level 2."""
+"""Workloads that compile-static runs one level earlier. Inductor takes 5 to 15 s per case on a CPU: three small workloads run
+at level 1, one more of each kind at level 2."""
 
 TECHNIQUES: tuple[Technique, ...] = (
     Compiled(
         "compile-static",
-        "Code generated for these very shapes computes what eager computes.",
+        "Code generated for static shapes computes what eager computes.",
         level=2,
         arguments={"dynamic": False},
         dtypes=("float32", "bfloat16", "float16"),
@@ -374,37 +377,37 @@ TECHNIQUES: tuple[Technique, ...] = (
     ),
     DynamicCompile(
         "compile-dynamic",
-        "One compilation serves all sizes, and computes what eager computes.",
+        "One compilation serves all sizes and computes what eager computes.",
         level=2,
         arguments={"dynamic": True},
     ),
     CudaGraphs(
         "compile-reduce-overhead",
-        "Generated kernels are captured in a graph and replayed, without launch overhead.",
+        "Generated kernels, captured in a graph and replayed with less launch overhead, compute what eager computes.",
         level=2,
         arguments={"mode": "reduce-overhead", "dynamic": False},
     ),
     MaxAutotune(
         "compile-max-autotune",
-        "The fastest of several kernels for each contraction, and the same result.",
+        "The fastest of several kernels for each contraction computes what eager computes.",
         level=3,
         arguments={"mode": "max-autotune", "dynamic": False},
     ),
     Compiled(
         "compile-aot-eager",
-        "Captured and functionalised forward and backward graphs, run by eager kernels, keep eager's results.",
+        "Captured, functionalised forward and backward graphs, run with eager kernels, compute what eager computes.",
         level=1,
         arguments={"backend": "aot_eager"},
     ),
     CudaGraphs(
         "compile-cudagraphs",
-        "Eager kernels captured in a graph and replayed give what they give one by one.",
+        "Eager kernels, captured in a graph and replayed, compute what they compute when launched one by one.",
         level=2,
         arguments={"backend": "cudagraphs"},
     ),
     OpenXla(
         "compile-openxla",
-        "The captured graph is compiled by XLA once, and gives what lazy execution gives.",
+        "The captured graph, compiled once by XLA, computes what lazy execution computes.",
         level=1,
         arguments={"backend": "openxla"},
     ),

@@ -1,4 +1,4 @@
-"""Conversion: the module becomes something else ahead of time, and that runs in its place. What all such techniques share."""
+"""What all conversions share: techniques that convert the module ahead of time and run the result in its place."""
 
 from __future__ import annotations
 
@@ -37,26 +37,26 @@ RUNTIME_WORKLOADS = frozenset(
         "digits-vit",
     ]
 )
-"""What runtimes of other projects are tried with: one of each kind, and three where they are known to differ (NaN in a maximum,
-subnormal numbers, a query that sees no key). Each conversion takes a second or more."""
+"""Workloads that runtimes of other projects are tried with: one of each kind, and three on which runtimes are known to differ
+(NaN in a maximum, subnormal numbers, a query that sees no key). Few, since a conversion takes a second or more."""
 RUNTIME_EARLY = frozenset({"elementwise-bound", "elementwise-product", "attention-empty-row"})
-"""Of them, what would otherwise come at level 4."""
+"""Those of `RUNTIME_WORKLOADS` that would otherwise run at level 4."""
 
 
 class Converted:
-    """What is called in a module's place: it counts its calls, and whether the module's own code ran nevertheless.
+    """Replaces a module by what it was converted to. Counts calls, and calls of the module's own Python code.
 
     Args:
-        module: What it was made of. Converting is over: it may have entered the module's forward.
+        module: The original. Make the instance after the conversion, which may call the module's forward.
         run: Called with the module's inputs.
 
     Attributes:
-        calls: How often it ran.
-        entries: Python forwards of the module that were entered.
+        calls: Number of calls.
+        entries: Class names of the original's submodules whose Python forward was called; should stay empty.
     """
 
     kind = "converted module"
-    """What it is, in a word or two."""
+    """Name for it in evidence."""
 
     def __init__(self, module: nn.Module, run: Callable[..., Any]) -> None:
         self.run = run
@@ -69,33 +69,33 @@ class Converted:
         return self.run(*inputs)
 
     def evidence(self) -> Iterable[Evidence]:
-        """What shows that it ran, and that it ran alone."""
+        """Evidence that it ran, and that the module's own code did not."""
         yield Evidence(f"calls of the {self.kind} >= 1", self.calls, engaged=self.calls >= 1)
         entered = ", ".join(sorted(set(self.entries)))
         yield Evidence("Python forwards entered = 0", entered or 0, engaged=not entered)
 
 
 class Conversion(Technique):
-    """A technique whose `prepare` converts the module, in evaluation mode and with its weights, for the sizes at hand."""
+    """A technique whose `prepare` converts the module, in evaluation mode and with its weights, for the sizes of its inputs."""
 
     modes = frozenset({Mode.FORWARD, Mode.ACCURACY})
-    # Converters refuse Python control flow on data: it cannot be captured in one graph, as documented.
+    # Converters refuse Python control flow on data, as documented: it cannot be captured in one graph.
     excludes = frozenset({"branching"})
     bakes = True
     workloads: frozenset[str]
-    """Names of those that it is tried with."""
+    """Names of the workloads that the technique is tried with."""
 
     def accepts(self, workload: Workload) -> bool:
-        """See `workloads`."""
+        """Accepts the workloads named in `workloads`."""
         return super().accepts(workload) and workload.name in self.workloads
 
     def admits(self, probe: Probe) -> bool:
-        """What was converted for fixed sizes is not asked for others."""
+        """No probe with other sizes: the conversion is for fixed ones."""
         return not probe.reshapes
 
     @abstractmethod
     def converted(self, program: Program, device: Device) -> Converted:
-        """What is called in the place of `program.module`, which is in evaluation mode, for sizes like its inputs'."""
+        """Convert `program.module`, which is in evaluation mode, for the sizes of `program.inputs`."""
 
     def prepare(self, program: Program, mode: Mode, device: Device) -> None:
         del mode
@@ -109,4 +109,4 @@ class Conversion(Technique):
         if isinstance(call, Converted):
             yield from call.evidence()
         else:
-            yield Evidence("the call is what the module was converted to", type(call).__name__, engaged=False)
+            yield Evidence("the call is the converted module", type(call).__name__, engaged=False)

@@ -1,4 +1,4 @@
-"""What users add to ``torch.compile``: a backend of their own, and a pass over inductor's graphs."""
+"""Extensions of ``torch.compile`` that users write: a backend, and a pass over inductor's graphs."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from accelcheck.workloads.base import Program, Workload
 
 CAPTURE = "capture"
-"""Key in `Program.extras` of the backend of a run."""
+"""Key in `Program.extras` of the `Capture` backend."""
 PASS = "pass"  # noqa: S105 - a graph pass, not a password
-"""Key in `Program.extras` of the pass of a run."""
+"""Key in `Program.extras` of the `FoldConstants` pass."""
 
 _ONE_OF_EACH_KIND = frozenset(
     {"elementwise-5", "mlp", "train-mlp", "residual-block", "transformer-block", "index-select", "dynamic-depth"}
@@ -33,14 +33,16 @@ _ONE_OF_EACH_KIND = frozenset(
 
 
 class UserBackend(Technique):
-    """A backend of a few lines: it captures each graph, prints it, and runs it with eager kernels.
+    """A short backend that captures each graph, prints it, and runs it with eager kernels.
 
-    Forward passes alone run Dynamo's graph; where gradients are asked for, AOTAutograd's two.
+    In forward mode it runs Dynamo's graphs; in modes with gradients, AOTAutograd's forward and backward graphs.
     """
 
     name = "compile-user-backend"
     family = "compile"
-    promise = "A user's backend gets each captured graph, readable and runnable, and what it returns is run."
+    promise = (
+        "A user's backend gets each captured graph, readable and runnable, and the function that it returns is run."
+    )
     source = "https://docs.pytorch.org/docs/stable/user_guide/torch_compiler/torch.compiler_custom_backends.html"
     level = 2
     modes = frozenset({Mode.FORWARD, Mode.BACKWARD, Mode.TRAIN})
@@ -49,7 +51,7 @@ class UserBackend(Technique):
     differentiates_twice = False
 
     def accepts(self, workload: Workload) -> bool:
-        """One of each kind: graphs differ by what they call, not by how large it is."""
+        """Accepts one workload of each kind: graphs differ in their operators, not with sizes."""
         return super().accepts(workload) and workload.name in _ONE_OF_EACH_KIND
 
     def backend(self, mode: Mode) -> Capture:
@@ -88,11 +90,11 @@ class UserBackend(Technique):
 
 
 class FxPass(Technique):
-    """Inductor with a constant-folding pass before its own passes over the forward and backward graphs."""
+    """Inductor with a constant-folding pass, which runs before its own passes over forward and backward graphs."""
 
     name = "compile-fx-pass"
     family = "compile"
-    promise = "A user's pass changes the graph that inductor compiles: it gets smaller, and computes the same."
+    promise = "A user's pass over the graph that inductor compiles makes it smaller and keeps its results."
     source = "https://github.com/pytorch/pytorch/blob/main/torch/_inductor/custom_graph_pass.py"
     level = 2
     early = frozenset({"spectrum"})

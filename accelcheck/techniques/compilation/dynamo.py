@@ -1,6 +1,6 @@
-"""How Dynamo decides to compile again: guards, streams of sizes, branches on data, and values that change between calls.
+"""When Dynamo compiles again: guards, streams of sizes, branches on data, and values that change between calls.
 
-Its graphs are counted exactly, and every call is judged, also those with another size or a changed value between.
+The graphs of each call are counted exactly, and the result of every call is judged.
 """
 
 from __future__ import annotations
@@ -29,22 +29,21 @@ if TYPE_CHECKING:
     from accelcheck.workloads.base import Program, Workload
 
 FEED = "feed"
-"""Key in `Program.extras` of the `CountedCalls` of a run."""
+"""Key in `Program.extras` of the `CountedCalls`."""
 
 LIMIT = 2
-"""Compilations of one function that `dynamo-stream-limit` allows; torch's own limit is 8."""
-
+"""Limit of compilations of one function in `dynamo-stream-limit`; torch's own is 8."""
 
 RECOMPILATIONS = 64
-"""Those that `dynamo-stale` allows: sizes times values, where neither becomes dynamic."""
+"""Limit of compilations of one function in `dynamo-stale`, which may compile once for each pair of a size and a value."""
 
 
 class CountedCalls:
-    """Calls what was compiled, for one input after the other, and knows how many graphs each call made.
+    """Calls a compiled network for one input after the other, and counts the graphs that each call compiles.
 
     Attributes:
-        network: What was compiled.
-        runs: Of each run, the number of graphs that each call compiled.
+        network: The compiled network.
+        runs: For each run, the number of graphs that each of its calls compiled.
     """
 
     def __init__(self, network: Callable[..., Any]) -> None:
@@ -56,12 +55,12 @@ class CountedCalls:
         return tuple(self.call(number, x) for number, x in enumerate(inputs))
 
     def one(self, x: Tensor) -> Any:
-        """Of a network that is no stream."""
+        """The output for one input, for modules that are no streams."""
         (out,) = self(x)
         return out
 
     def call(self, number: int, x: Tensor) -> Any:
-        """The call of a number."""
+        """Make the call with this number, counted from 0 in each run."""
         del number
         before = graphs()
         out = self.network(x)
@@ -70,15 +69,15 @@ class CountedCalls:
 
 
 class Streamed(Technique):
-    """The network of a stream under ``torch.compile``: called for one input after the other, as a server does.
+    """The network of a stream under ``torch.compile``: called for one input after the other, as in a server.
 
     Args:
-        name: The variant's name.
+        name: As `Technique.name`.
         promise: As `Technique.promise`.
-        arguments: Of ``torch.compile``. Without a backend, the one that generates code for the device is taken.
-        workloads: Names of the streams that show it.
+        arguments: Keyword arguments of ``torch.compile``. Without ``backend``, that of `backend_for` is used.
+        workloads: Names of the workloads that the technique is tried with.
         early: As `Technique.early`.
-        settings: Of ``torch._dynamo.config``, for the length of a case.
+        settings: Values for ``torch._dynamo.config`` during a case.
     """
 
     family = "dynamo"
@@ -87,8 +86,8 @@ class Streamed(Technique):
     )
     watch = ProfilerLog
     modes = frozenset({Mode.FORWARD, Mode.BACKWARD})
-    warmups = 1  # the run that compiles: what is judged is the second one
-    differentiates_twice = False  # as under every other technique that compiles
+    warmups = 1  # the first run compiles, the second one is judged
+    differentiates_twice = False  # AOTAutograd raises: "does not currently support double backward"
 
     def __init__(
         self,
@@ -112,11 +111,11 @@ class Streamed(Technique):
         return SUPPORTED if "backend" in self.arguments else compiler_capability(device)
 
     def backend(self, device: Device) -> str:
-        """What compiles on a device."""
+        """Name of the backend on a device."""
         return str(self.arguments.get("backend") or backend_for(device))
 
     def accepts(self, workload: Workload) -> bool:
-        """The streams whose calls show what it promises."""
+        """Accepts the workloads named in `workloads`."""
         return super().accepts(workload) and workload.name in self.workloads
 
     def prepare(self, program: Program, mode: Mode, device: Device) -> None:
@@ -128,7 +127,7 @@ class Streamed(Technique):
         program.call = feed if hasattr(program.module, "net") else feed.one
 
     def feed(self, program: Program, network: Callable[..., Any]) -> CountedCalls:
-        """What calls the compiled network."""
+        """The object that calls the compiled network."""
         del program
         return CountedCalls(network)
 
@@ -146,14 +145,14 @@ class Streamed(Technique):
             yield Evidence("graphs compiled when the same kinds came again = 0", again, engaged=again == 0)
 
     settled = True
-    """Whether a second run with inputs of the same kinds has all its graphs."""
+    """Whether a later run with inputs of the same kinds must compile no graph."""
 
     def entries(self, program: Program) -> int:
-        """How often a run enters compiled code: once a call, where that runs as one graph."""
+        """Number of compiled regions that a run must enter: one per call, unless overridden."""
         return len(program.inputs)
 
     def counts(self, program: Program, compiled: list[int]) -> Iterable[Evidence]:
-        """What the number of graphs that each call of the first run compiled shows."""
+        """Evidence from the number of graphs that each call of the first run compiled."""
         raise NotImplementedError(f"{type(self).__name__}.counts: say how many graphs the calls may compile")
 
     def finish(self) -> None:
@@ -162,7 +161,7 @@ class Streamed(Technique):
 
 
 class StaticStream(Streamed):
-    """A graph for each kind of input, and no more."""
+    """Exactly one graph for each kind of input."""
 
     def counts(self, program: Program, compiled: list[int]) -> Iterable[Evidence]:
         found = ", ".join(map(str, compiled))
@@ -175,7 +174,7 @@ class Bounded(Streamed):
     """A number of graphs that does not grow with the number of sizes.
 
     Args:
-        specialises: Whether the first size has a graph of its own.
+        specialises: Whether the first size has its own graph.
     """
 
     def __init__(self, *args: Any, specialises: bool, **kwargs: Any) -> None:
@@ -186,8 +185,8 @@ class Bounded(Streamed):
         if self.specialises and device.type == "xla":
             return unsupported(
                 Code.NO_FEATURE,
-                "torch_xla sets torch._dynamo.config.automatic_dynamic_shapes to False when it is imported: without "
-                "dynamic=True each size is compiled for itself (https://github.com/pytorch/xla/pull/5285)",
+                "torch_xla sets torch._dynamo.config.automatic_dynamic_shapes to False when it is imported; without "
+                "dynamic=True each size is then compiled separately (https://github.com/pytorch/xla/pull/5285)",
             )
         return super().capability(device)
 
@@ -200,7 +199,7 @@ class Bounded(Streamed):
 
 
 class Limited(StaticStream):
-    """At the limit Dynamo compiles no more: known kinds run compiled, others eagerly."""
+    """At the limit Dynamo stops compiling: known kinds of input run compiled, others eagerly."""
 
     def entries(self, program: Program) -> int:
         compiled = list(dict.fromkeys(map(_kind, program.inputs)))[:LIMIT]
@@ -215,9 +214,9 @@ class Limited(StaticStream):
 
 
 class Branch(Streamed):
-    """A branch on data ends a graph; code before and after it is compiled, on both sides."""
+    """A branch on data breaks the graph; the code before it and both sides after it are compiled."""
 
-    settled = False  # other data may go where none went before
+    settled = False  # other data may take a side that has not been compiled
 
     def entries(self, program: Program) -> int:
         return 2 * len(program.inputs)  # before the branch, and after it
@@ -237,14 +236,14 @@ class Branch(Streamed):
 
 
 class Stale(Streamed):
-    """Between the calls of a stream the module changes, and changes back: each result follows.
+    """The module changes between the calls of a stream, and changes back; every result must follow.
 
-    Every second call finds another Python attribute, another global, a parameter changed in place, or a parameter
-    replaced. Each change doubles the output, exactly; halved, it is what it is without.
+    In every second call one of these has changed: a Python attribute, a global, the values of a parameter, or the parameter
+    object. Each change doubles the output exactly; half of it is compared with the unchanged module's output.
     """
 
-    modes = frozenset({Mode.FORWARD})  # gradients of a changed parameter are another's, or forbidden
-    settled = False  # a size meets another change in the next run
+    modes = frozenset({Mode.FORWARD})  # gradients would belong to another parameter, or fail
+    settled = False  # in the next run, a size comes with another change
 
     def feed(self, program: Program, network: Callable[..., Any]) -> CountedCalls:
         return Restless(network, network_of(program))
@@ -258,8 +257,11 @@ class Restless(CountedCalls):
     """Changes the module for every second call.
 
     Args:
-        network: What was compiled.
-        module: What it was compiled from: a `accelcheck.workloads.stream.Centred`.
+        network: The compiled network.
+        module: The module that was compiled, a `accelcheck.workloads.stream.Centred`.
+
+    Raises:
+        TypeError: `module` is of another class.
     """
 
     def __init__(self, network: Callable[..., Any], module: nn.Module) -> None:
@@ -272,7 +274,7 @@ class Restless(CountedCalls):
     def call(self, number: int, x: Tensor) -> Any:
         if number % 2 == 0:
             return super().call(number, x)
-        # Each run another change at the same size: code that is kept by size alone would not be found out otherwise.
+        # In each run a size comes with another change, which shows code that is kept by size alone.
         change = self.changes[(number // 2 + len(self.runs)) % len(self.changes)]
         with change(self.module):
             return super().call(number, x) * 0.5
@@ -280,7 +282,7 @@ class Restless(CountedCalls):
 
 @contextmanager
 def attribute(module: stream.Centred) -> Iterator[None]:
-    """Within it a Python number of the module is twice what it was."""
+    """Context in which a Python number of the module is doubled."""
     module.scale *= 2
     try:
         yield
@@ -290,7 +292,7 @@ def attribute(module: stream.Centred) -> Iterator[None]:
 
 @contextmanager
 def other_global(module: stream.Centred) -> Iterator[None]:
-    """Within it a global that the module reads is twice what it was."""
+    """Context in which a global that the module reads is doubled."""
     del module
     stream.GAIN *= 2
     try:
@@ -301,7 +303,7 @@ def other_global(module: stream.Centred) -> Iterator[None]:
 
 @contextmanager
 def in_place(module: stream.Centred) -> Iterator[None]:
-    """Within it the elements of a parameter are twice what they were."""
+    """Context in which a parameter is doubled in place."""
     module.head.data.mul_(2)
     try:
         yield
@@ -311,7 +313,7 @@ def in_place(module: stream.Centred) -> Iterator[None]:
 
 @contextmanager
 def replaced(module: stream.Centred) -> Iterator[None]:
-    """Within it another parameter is in the place of one, twice its size."""
+    """Context in which a parameter is replaced by another one with doubled values."""
     kept = module.head
     module.head = nn.Parameter(2 * kept.detach())
     try:
@@ -321,7 +323,7 @@ def replaced(module: stream.Centred) -> Iterator[None]:
 
 
 def network_of(program: Program) -> nn.Module:
-    """What is compiled: the network of a stream, else the module."""
+    """The module that is compiled: the network of a stream, or the workload's module if it is no stream."""
     network = getattr(program.module, "net", program.module)
     if not isinstance(network, nn.Module):
         raise TypeError(f"expected a module as the network of the stream, got {type(network).__name__}")
@@ -329,12 +331,15 @@ def network_of(program: Program) -> nn.Module:
 
 
 def paths(program: Program) -> int:
-    """Ways through the network that its inputs may choose, as it says itself."""
+    """Number of branches that inputs can choose from, which the network declares as ``paths``; 1 if it does not."""
     return int(getattr(network_of(program), "paths", 1))
 
 
 def news(inputs: tuple[Tensor, ...]) -> list[str]:
-    """Of each input what is new, against all before and the first one: ``first``, ``dtype``, ``rank``, ``shape``, ``known``."""
+    """What is new in each input: ``first``, ``known`` (its kind came before), or what differs from the first input.
+
+    The latter is ``dtype``, ``rank`` or ``shape``.
+    """
     found: list[str] = []
     for number, x in enumerate(inputs):
         if any(_kind(x) == _kind(earlier) for earlier in inputs[:number]):
@@ -349,7 +354,7 @@ def news(inputs: tuple[Tensor, ...]) -> list[str]:
 
 
 def at_limit() -> int:
-    """Functions that Dynamo gave up compiling since `forget`, at the limit of recompilations."""
+    """Number of compilations since `forget` that Dynamo refused because of the limit of recompilations."""
     reasons = (str(record.fail_reason) for record in compilations() if record.fail_reason is not None)
     return sum("limit" in reason for reason in reasons)
 
@@ -361,7 +366,7 @@ def _kind(x: Tensor) -> tuple[torch.dtype, tuple[int, ...]]:
 def _configured(settings: Mapping[str, Any]) -> AbstractContextManager[Any]:
     from torch._dynamo import config
 
-    # At the limit of recompilations new kinds run eagerly, unseen; only where that is asked for it may happen.
+    # At the limit of recompilations Dynamo silently runs eagerly: make it an error, unless `settings` say otherwise.
     held: AbstractContextManager[Any] = config.patch(**{"fail_on_recompile_limit_hit": True, **settings})
     return held
 
@@ -372,30 +377,30 @@ _TOKENS = frozenset({"stream-tokens"})
 TECHNIQUES: tuple[Technique, ...] = (
     StaticStream(
         "dynamo-guards",
-        "Another dtype, rank or shape is compiled anew, and nothing else is.",
+        "A new dtype, rank or shape is compiled again, and nothing else is.",
         arguments={"backend": "aot_eager", "dynamic": False},
         workloads=_TOKENS,
         early=_TOKENS,
     ),
     StaticStream(
         "dynamo-stream-static",
-        "Without dynamic shapes each size has a graph of its own, and keeps it.",
+        "Without dynamic shapes each size is compiled once, to its own graph.",
         arguments={"backend": "aot_eager", "dynamic": False},
         workloads=_LENGTHS,
         early=frozenset({"stream-lengths"}),
     ),
     Bounded(
         "dynamo-stream-automatic",
-        "From the second size on one graph serves all that follow.",
+        "One dynamic graph, compiled for the second size, serves all following sizes.",
         arguments={},
         workloads=_LENGTHS,
         early=frozenset({"stream-lengths"}),
-        settings={"automatic_dynamic_shapes": True},  # torch_xla switches it off for all devices of the process
+        settings={"automatic_dynamic_shapes": True},  # importing torch_xla sets it to False for the whole process
         specialises=True,
     ),
     Bounded(
         "dynamo-stream-dynamic",
-        "With dynamic shapes one graph serves all sizes that go the same way.",
+        "With dynamic shapes one graph serves all sizes that take the same branch.",
         arguments={"dynamic": True},
         workloads=_LENGTHS,
         early=frozenset({"stream-lengths"}),
@@ -403,7 +408,7 @@ TECHNIQUES: tuple[Technique, ...] = (
     ),
     Limited(
         "dynamo-stream-limit",
-        "Beyond the limit of recompilations new sizes run eagerly, known ones compiled.",
+        "Beyond the limit of recompilations, new sizes run eagerly and known ones compiled.",
         arguments={"backend": "aot_eager", "dynamic": False},
         workloads=_LENGTHS,
         early=frozenset({"stream-lengths"}),
@@ -411,14 +416,14 @@ TECHNIQUES: tuple[Technique, ...] = (
     ),
     Branch(
         "dynamo-branch",
-        "A branch on data breaks the graph, and each side gives what eager gives.",
+        "A branch on data breaks the graph, and both sides compute what eager computes.",
         arguments={"backend": "aot_eager"},
         workloads=frozenset({"stream-signs", "dynamic-depth"}),
         early=frozenset({"stream-signs"}),
     ),
     Stale(
         "dynamo-stale",
-        "Sizes, attributes, globals and parameters that change between calls, and change back, are followed.",
+        "Results follow sizes, attributes, globals and parameters that change between calls and change back.",
         arguments={"backend": "aot_eager"},
         workloads=_LENGTHS,
         early=frozenset({"stream-lengths"}),

@@ -1,4 +1,4 @@
-"""``torch.export``: the whole module as one graph, made ahead of time; with dynamic sizes, and by way of a file."""
+"""``torch.export``: the whole module as one graph, made ahead of time; for fixed sizes, and with dynamic ones via a file."""
 
 from __future__ import annotations
 
@@ -46,15 +46,15 @@ WORKLOADS = RESIZED | {
     "digits-cnn",
     "digits-vit",
 }
-"""One or two of each kind: the graph runs eager's operators, so what tells workloads apart is what tracing meets in them."""
+"""One or two workloads of each kind. The graph runs eager's operators, so that workloads differ only in what is traced."""
 
 
 class Exported(Converted):
-    """A program's graph.
+    """Runs the graph of an exported program.
 
     Args:
-        program: What was exported, or loaded.
-        module: What it was made of.
+        program: The exported or loaded program.
+        module: The module that was exported.
 
     Attributes:
         graph: The module that runs the program.
@@ -72,22 +72,22 @@ class Exported(Converted):
         yield from super().evidence()
         operators = sum(node.op == "call_function" for node in self.program.graph.nodes)
         yield Evidence("operators in the exported graph >= 1", operators, engaged=operators >= 1)
-        there = {id(parameter) for parameter in self.graph.parameters()}
-        shared = sum(id(parameter) in there for parameter in self.own)
+        graphs_own = {id(parameter) for parameter in self.graph.parameters()}
+        shared = sum(id(parameter) in graphs_own for parameter in self.own)
         yield Evidence(f"parameters shared with the module = {len(self.own)}", shared, engaged=shared == len(self.own))
 
 
 class Saved:
-    """A module that is exported at its first call with every size dynamic, saved, loaded, and run from the loaded program.
+    """Exports a module at its first call with all sizes dynamic, saves and loads the program, and runs the loaded one.
 
-    The first call is a warm-up's, so that what is judged has sizes that no tracing has seen.
+    The first call is a warm-up run, so that the judged run has sizes that were not traced.
 
     Attributes:
-        module: The loaded graph computes with its parameters and buffers.
-        loaded: The loaded program, after the first call.
+        module: The original, whose parameters and buffers the loaded graph uses.
+        loaded: The loaded program; None before the first call.
         size: Bytes of the saved program.
-        unlike: Parameters and buffers that were read back with other bits, or not at all.
-        sizes: The input shapes that it was called with.
+        unlike: Names of parameters and buffers that were loaded with other bits, or not at all.
+        sizes: The input shapes of all calls.
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -104,9 +104,9 @@ class Saved:
         return self.loaded(*inputs)
 
     def _loaded(self, inputs: tuple[Any, ...]) -> Exported:
-        # AUTO: export finds out which sizes are tied to each other or to a parameter's.
+        # AUTO: export finds which sizes must be equal to each other or to a parameter's.
         shapes = tuple(dict.fromkeys(range(v.dim()), Dim.AUTO) if isinstance(v, Tensor) else None for v in inputs)
-        # Detached: examples are saved along, and some devices cannot read back those that want gradients.
+        # Detached: examples are saved with the program, and some devices cannot load tensors that require gradients.
         examples = tuple(v.detach() if isinstance(v, Tensor) else v for v in inputs)
         file = io.BytesIO()
         torch.export.save(torch.export.export(self.module, examples, dynamic_shapes=shapes), file)
@@ -115,45 +115,45 @@ class Saved:
         loaded = Exported(torch.export.load(file), self.module)
         own, read = self.module.state_dict(keep_vars=True), loaded.graph.state_dict()
         self.unlike = [name for name, tensor in own.items() if name not in read or not torch.equal(read[name], tensor)]
-        # The caller's own tensors from here on: gradients land on them, and their updates are seen.
+        # From here on the graph uses the module's own tensors: they get the gradients, and their updates count.
         loaded.graph.load_state_dict(own, assign=True)
         return loaded
 
     @property
     def dynamic(self) -> int:
-        """Sizes of the loaded program's inputs that are symbols."""
+        """Number of sizes of the loaded program's inputs that are symbolic."""
         nodes = () if self.loaded is None else self.loaded.program.graph.nodes
         values = (node.meta.get("val") for node in nodes if node.op == "placeholder")
         return sum(isinstance(size, torch.SymInt) for v in values if isinstance(v, Tensor) for size in v.shape)
 
 
 class Export(Technique):
-    """``torch.export.export`` and ``ExportedProgram.module()``, for the sizes at hand."""
+    """``torch.export.export`` and ``ExportedProgram.module()``, for fixed sizes."""
 
     name = "export"
     family = "export"
-    promise = "A graph of the whole module, made ahead of time, computes and differentiates as the module does."
+    promise = "The exported graph of a module computes the module's outputs and gradients."
     source = "https://docs.pytorch.org/docs/stable/user_guide/torch_compiler/export.html"
     modes = frozenset({Mode.FORWARD, Mode.BACKWARD, Mode.TRAIN, Mode.RANDOM, Mode.ACCURACY})
-    # Export refuses Python control flow on data: GuardOnDataDependentSymNode, as documented.
+    # Export refuses Python control flow on data, as documented: GuardOnDataDependentSymNode.
     excludes = frozenset({"branching"})
 
     def accepts(self, workload: Workload) -> bool:
-        """See `WORKLOADS`."""
+        """Accepts the workloads named in `WORKLOADS`."""
         return super().accepts(workload) and workload.name in WORKLOADS
 
     def admits(self, probe: Probe) -> bool:
-        """A program for fixed sizes refuses others, and one for dynamic sizes those of 0 and 1: as documented."""
+        """No probe with other sizes: programs for fixed sizes refuse these, and dynamic ones sizes of 0 and 1, as documented."""
         return not probe.reshapes
 
     def prepare(self, program: Program, mode: Mode, device: Device) -> None:
         del device
-        # The graph keeps the training flag that it was made with.
+        # The graph keeps the training flag that the module has when it is exported.
         program.module.train(mode is not Mode.FORWARD)
         program.call = self.exported(program)
 
     def exported(self, program: Program) -> Exported | Saved:
-        """What is called in the module's place."""
+        """The object that is called in place of the module."""
         return Exported(torch.export.export(program.module, program.inputs), program.module)
 
     def evidence(self, program: Program, log: Log, mode: Mode, device: Device) -> Iterable[Evidence]:
@@ -166,17 +166,17 @@ class Export(Technique):
 
 
 class DynamicExport(Export):
-    """One program for all sizes, by way of a file."""
+    """One program for all sizes, saved to a file and loaded again."""
 
     name = "export-dynamic"
-    promise = "One program for all sizes, saved and loaded again, computes and differentiates as the module does."
+    promise = "One exported program for all sizes, saved and loaded, computes the module's outputs and gradients."
     modes = frozenset({Mode.FORWARD, Mode.BACKWARD, Mode.ACCURACY})
     requires = frozenset({"resizable"})
     resizing = True
     warmups = 2
 
     def accepts(self, workload: Workload) -> bool:
-        """See `RESIZED`."""
+        """Accepts the workloads named in `RESIZED`."""
         return super().accepts(workload) and workload.name in RESIZED
 
     def exported(self, program: Program) -> Saved:
@@ -199,7 +199,7 @@ class DynamicExport(Export):
 
 
 def exported_graph(call: Any) -> Exported | None:
-    """The exported program behind a program's call, if there is one."""
+    """The exported program that a `Program.call` runs; None if it is something else."""
     found = call.loaded if isinstance(call, Saved) else call
     return found if isinstance(found, Exported) else None
 

@@ -1,4 +1,4 @@
-"""Which compiler a device has for `torch.compile`, and which of what it compiled ran."""
+"""The compiler that a device has for `torch.compile`, and how often its compiled regions were entered."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ _REGION = re.compile(r"Torch-Compiled Region: (\S+)")
 
 
 def backend_for(device: Device) -> str:
-    """The backend that generates code for a device; ``aot_eager`` where none is known to.
+    """Name of the backend that generates code for a device; ``aot_eager`` where no backend is known to.
 
-    Inductor where the device declares it, XLA's for xla, else the default that the device's package has set.
+    ``openxla`` for xla; else the default of `torch.compile`, unless this is inductor and the device does not declare it.
     """
     if device.type == "xla":
         return "openxla"
@@ -32,16 +32,16 @@ def backend_for(device: Device) -> str:
 
 
 def compiler_capability(device: Device) -> Capability:
-    """Whether `backend_for` runs here."""
+    """Whether the backend that `backend_for` names runs on this machine."""
     return inductor_capability(device) if backend_for(device) == "inductor" else SUPPORTED
 
 
 def entered(log: Log, test: Callable[[Any], bool] = lambda _: True) -> Counter[str]:
-    """Entries into compiled code, by compile id: of the compilations that made a graph and that pass a test.
+    """Number of entries into compiled code, by compile id, for compilations that made a graph and pass a test.
 
     Args:
         log: A `ProfilerLog`.
-        test: Gets a record of `compilations`.
+        test: Called with a record of `compilations`.
     """
     wanted = {str(record.compile_id) for record in compilations() if record.graph_op_count and test(record)}
     seen: Counter[str] = Counter()

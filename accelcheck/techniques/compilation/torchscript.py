@@ -1,4 +1,4 @@
-"""TorchScript: scripted, traced, frozen and optimised modules. Deprecated by torch, and still in use."""
+"""TorchScript: scripted, traced, frozen and optimised modules. Deprecated by torch, but still in use."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ if TYPE_CHECKING:
     from accelcheck.workloads.base import Program
 
 ENTRIES = "python forward entries"
-"""Key in `Program.extras`: a list that grows by one name whenever a Python forward is entered."""
+"""Key in `Program.extras` of a list to which every call of a Python forward appends the module's class name."""
 
 
 class TorchScript(Technique):
-    """A module that the TorchScript interpreter runs, with the parameters and buffers of the original."""
+    """Runs the module in the TorchScript interpreter, with the parameters and buffers of the original."""
 
     family = "torchscript"
     source = "https://docs.pytorch.org/docs/stable/jit.html"
     watch = ProfilerLog
-    # The profiling executor observes the first run, optimises in the second, and runs the optimised plan from then on.
+    # The profiling executor observes the first run, optimises in the second, and then runs the optimised plan.
     warmups = 2
 
     def capability(self, device: Device) -> Capability:
@@ -47,7 +47,7 @@ class TorchScript(Technique):
 
     def prepare(self, program: Program, mode: Mode, device: Device) -> None:
         del device
-        # A script module keeps its own training flag, taken from the original when it is made.
+        # A script module has its own training flag, which it takes from the original when it is made.
         program.module.train(mode is not Mode.FORWARD)
         with deprecations_silenced():
             program.call = self.scripted(program)
@@ -57,14 +57,14 @@ class TorchScript(Technique):
 
     @abstractmethod
     def scripted(self, program: Program) -> Any:
-        """The script module, from `program.module` in the mode in which it will run."""
+        """The script module, made from `program.module`, which is in the mode (training or evaluation) of the run."""
 
     def evidence(self, program: Program, log: Log, mode: Mode, device: Device) -> Iterable[Evidence]:
         del device
         script = script_of(program.call)
         kind = type(program.call).__name__ if script is None else type(script).__name__
         yield Evidence("the call is a ScriptModule", kind, engaged=script is not None)
-        # Over the warm-up runs too: none of them may fall back to Python.
+        # Includes the warm-up runs: none of them may fall back to Python.
         entries: list[str] = program.extras[ENTRIES]
         yield Evidence("Python forwards entered = 0", ", ".join(sorted(set(entries))) or 0, engaged=not entries)
         calls = log.count("forward")
@@ -74,7 +74,7 @@ class TorchScript(Technique):
         plans = execution_plans(script)
         yield Evidence("optimised execution plans >= 1", plans, engaged=plans >= 1)
         training = mode is not Mode.FORWARD
-        flag = getattr(script, "training", False)  # freezing folds the flag away, as False
+        flag = getattr(script, "training", False)  # freezing removes the attribute, which is then False
         yield Evidence(f"training flag is {training}", str(flag), engaged=flag == training)
         if training:
             shared = shared_parameters(program.module, script)
@@ -82,16 +82,16 @@ class TorchScript(Technique):
             yield Evidence(f"parameters shared with the original = {total}", shared, engaged=shared == total)
 
     def finish(self) -> None:
-        # Scripts of one class share their compiled methods, and with them what the profiling executor learnt in earlier
-        # cases: without a fresh store a case's plan, and its last bits, would depend on which cases ran before it.
+        # Scripts of one class share compiled methods, and with them the profiles of earlier cases. With a new store, a case's
+        # plan, and the last bits of its results, do not depend on the cases that ran before it.
         recursive.concrete_type_store = recursive.ConcreteTypeStore()
 
 
 class Script(TorchScript):
-    """Compiled from the Python source of ``forward``."""
+    """``torch.jit.script``: compiled from the Python source of ``forward``."""
 
     name = "jit-script"
-    promise = "The module's source, compiled to TorchScript, computes what Python computes."
+    promise = "A module compiled from its source to TorchScript computes what Python computes."
     requires = frozenset({"scriptable"})
 
     def scripted(self, program: Program) -> Any:
@@ -99,17 +99,17 @@ class Script(TorchScript):
 
 
 class Trace(TorchScript):
-    """Recorded from one run: decisions taken in Python are fixed as they fell for the traced inputs."""
+    """``torch.jit.trace``: recorded from one run, with the control flow that Python took for the traced inputs."""
 
     name = "jit-trace"
-    promise = "The operators recorded from one run compute what Python computes, for other inputs of these shapes."
+    promise = "Operators recorded from one run compute what Python computes, for other inputs of the same shapes."
     excludes = frozenset({"branching"})
 
     def scripted(self, program: Program) -> Any:
-        # Only tensors can be traced: plain numbers among the inputs become constants, as they are to a tracing user.
+        # Only tensors can be traced: other inputs become constants, as for any user of tracing.
         bound = BoundModule(program.module, program.inputs).train(program.module.training)
         tensors = tuple(value for value in program.inputs if isinstance(value, Tensor))
-        # Tracing runs the module: what it does to the buffers must not count.
+        # Tracing runs the module: undo its changes to buffers.
         buffers = {name: buffer.detach().clone() for name, buffer in program.module.named_buffers()}
         traced = torch.jit.trace(bound, tensors, check_trace=False, strict=False)  # type: ignore[no-untyped-call]  # not annotated
         with torch.no_grad():
@@ -119,11 +119,11 @@ class Trace(TorchScript):
 
 
 class Frozen(TorchScript):
-    """Scripted, in evaluation mode, parameters turned into constants of the graph."""
+    """``torch.jit.freeze`` of a script in evaluation mode: parameters become constants of the graph."""
 
     name = "jit-freeze"
     bakes = True
-    promise = "A frozen graph, with parameters as constants that may be folded, computes what Python computes."
+    promise = "A frozen graph, whose parameters are constants that may be folded, computes what Python computes."
     requires = frozenset({"scriptable"})
     modes = frozenset({Mode.FORWARD, Mode.ACCURACY})
 
@@ -141,10 +141,10 @@ class Frozen(TorchScript):
 
 
 class Optimized(Frozen):
-    """Frozen, then rewritten by ``torch.jit.optimize_for_inference``: folded batch norms, fused and packed operators."""
+    """``torch.jit.optimize_for_inference``: a frozen graph with folded batch norms, fused and packed operators."""
 
     name = "jit-optimize"
-    promise = "A frozen graph rewritten for inference computes what Python computes."
+    promise = "A frozen graph that is optimised for inference computes what Python computes."
 
     def scripted(self, program: Program) -> Any:
         return torch.jit.optimize_for_inference(torch.jit.script(program.module))
@@ -176,35 +176,35 @@ class Traced:
 
 
 def script_of(call: Any) -> torch.jit.ScriptModule | None:
-    """The script module behind a program's call, if there is one."""
+    """The script module that a `Program.call` runs; None if it is something else."""
     found = call.script if isinstance(call, Traced) else call
     return found if isinstance(found, torch.jit.ScriptModule) else None
 
 
 def execution_plans(script: torch.jit.ScriptModule) -> int:
-    """Number of optimised plans that the executor of ``forward`` holds: 0 before its profiling runs are over."""
+    """Number of optimised plans of the executor of ``forward``: 0 until its profiling runs are complete."""
     try:
         return len(script.get_debug_state().execution_plans)
-    except RuntimeError:  # the profiling executor asserts that a plan exists before it shows any
+    except RuntimeError:  # raised while no plan exists
         return 0
 
 
 def shared_parameters(module: nn.Module, script: torch.jit.ScriptModule) -> int:
-    """How many of the module's parameters the script computes with, so that gradients land on them."""
-    there = {parameter.data_ptr() for parameter in script.parameters()}
-    return sum(1 for parameter in module.parameters() if parameter.data_ptr() in there)
+    """Number of the module's parameters that the script uses, and that therefore get its gradients."""
+    addresses = {parameter.data_ptr() for parameter in script.parameters()}
+    return sum(1 for parameter in module.parameters() if parameter.data_ptr() in addresses)
 
 
 def attributes(script: torch.jit.ScriptModule) -> Iterator[str]:
-    """Attributes that hold tensors and that the graph still reads from the module."""
+    """Names of tensor attributes that the graph still reads from the module."""
     graph: Any = script.inlined_graph  # bound from C++; the stub lacks most of it
     for node in graph.findAllNodes("prim::GetAttr"):
-        if node.output().type().isSubtypeOf(torch._C.TensorType.get()):  # noqa: SLF001 - the only home of graph types
+        if node.output().type().isSubtypeOf(torch._C.TensorType.get()):  # noqa: SLF001 - graph types have no public name
             yield str(node.s("name"))
 
 
 def count_entries(module: nn.Module, entries: list[str]) -> list[RemovableHandle]:
-    """Note each entry into the Python forward of any submodule. Script modules made before know nothing of the hooks."""
+    """Append the class name of any submodule whose Python forward is called. Script modules made before have no such hooks."""
 
     def entered(part: nn.Module, inputs: Any) -> None:
         del inputs
@@ -215,7 +215,7 @@ def count_entries(module: nn.Module, entries: list[str]) -> list[RemovableHandle
 
 @contextmanager
 def deprecations_silenced() -> Iterator[None]:
-    """That TorchScript is deprecated is known, and so is that tracing fixes Python values: `branching` is excluded."""
+    """Context without the warnings that TorchScript is deprecated, and that tracing fixes Python values."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", category=DeprecationWarning)
         warnings.filterwarnings("ignore", category=FutureWarning)

@@ -1,4 +1,4 @@
-"""``torch.compile`` around more than a module: a whole training step, and autocast within what is compiled."""
+"""``torch.compile`` around more than a module: around a whole training step, and around autocast."""
 
 from __future__ import annotations
 
@@ -33,33 +33,33 @@ if TYPE_CHECKING:
     from accelcheck.workloads.base import Program, Workload
 
 CAPTURE = "capture"
-"""Key in `Program.extras` of the backend of a run."""
+"""Key in `Program.extras` of the `Capture` backend."""
 
 RECOMPILATIONS = 64
-"""Of one function, at most. Each training makes an optimizer, whose step is compiled without and with its state: torch's
-limit of 8 is meant for one of them, and would let the fifth training run eagerly."""
+"""Limit of recompilations of one function. Each training makes an optimizer, whose step is compiled twice, without and with
+its state. With torch's limit of 8, meant for one optimizer, the fifth training would run eagerly."""
 
 CONTRACTIONS = frozenset(
     {"linear", "matmul", "mm", "addmm", "bmm", "baddbmm", "einsum", "conv1d", "conv2d", "scaled_dot_product_attention"}
 )
-"""What autocast gives half operands, as Dynamo's graphs call it."""
+"""Operators that autocast gives half-precision operands, by their names in Dynamo's graphs."""
 
 
 class TrainingStep(Technique):
     """Forward pass, loss, backward pass and optimizer step in one compiled function.
 
-    The optimizer ends a graph, and so does ``backward``, which compiled autograd captures with the accumulation of
-    gradients: three graphs a step.
+    This gives three graphs per step: forward pass and loss; the backward pass with the accumulation of gradients, captured
+    by compiled autograd; the optimizer step. Dynamo breaks the graph at ``backward`` and at the optimizer.
     """
 
     name = "compile-training-step"
     family = "compile"
-    promise = "A compiled training step updates parameters as eager does: forward, loss, backward and optimizer."
+    promise = "A compiled training step (forward, loss, backward and optimizer) updates parameters as eager does."
     source = "https://docs.pytorch.org/tutorials/intermediate/compiled_autograd_tutorial.html"
     level = 2
     modes = frozenset({Mode.TRAIN})
     requires = frozenset({"training"})
-    excludes = frozenset({"branching"})  # a loop that the data end is no graph, and so the step is not compiled as one
+    excludes = frozenset({"branching"})  # control flow on data breaks the graph, so that a step has more than three
     watch = ProfilerLog
     warmups = 1
     differentiates_twice = False
@@ -118,7 +118,7 @@ def _forward(record: Any) -> bool:
 
 
 def _autograd(record: Any) -> bool:
-    """Compiled autograd's compilations have an id of their own kind: ``!0/1/0``."""
+    """Ids of compiled autograd's compilations begin with an exclamation mark: ``!0/1/0``."""
     return str(record.compile_id).startswith("!")
 
 
@@ -127,7 +127,7 @@ def _optimizer(record: Any) -> bool:
 
 
 class AutocastInside(nn.Module):
-    """A module with autocast inside: what a user compiles as one."""
+    """A module with autocast inside, as users compile it."""
 
     def __init__(self, inner: nn.Module, device_type: str) -> None:
         super().__init__()
@@ -140,13 +140,11 @@ class AutocastInside(nn.Module):
 
 
 class CompiledAutocast(Technique):
-    """Autocast to bfloat16 inside the compiled region: the casts are part of the graph, forward and backward."""
+    """Autocast to bfloat16 inside the compiled region, whose casts become part of the forward and backward graphs."""
 
     name = "compile-autocast-bf16"
     family = "compile"
-    promise = (
-        "Autocast regions are captured: contractions of the compiled graph take bfloat16, parameters stay float32."
-    )
+    promise = "Autocast inside a compiled region is captured: contractions take bfloat16, parameters stay float32."
     source = "https://docs.pytorch.org/docs/stable/amp.html"
     level = 2
     modes = frozenset({Mode.FORWARD, Mode.BACKWARD})
@@ -159,7 +157,7 @@ class CompiledAutocast(Technique):
         return compiler_capability(device) if found.ok else found
 
     def accepts(self, workload: Workload) -> bool:
-        """One workload for each kind of contraction."""
+        """Accepts one workload for each kind of contraction."""
         return super().accepts(workload) and workload.name in {"mlp", "conv-strided", "transformer-block"}
 
     def precision(self, dtype: str) -> str:
