@@ -151,7 +151,7 @@ def test_a_loader_of_one_process_is_seen() -> None:
 
 def test_tensors_of_other_sizes_are_no_rows() -> None:
     problem = replace(mlp(), inputs=(torch.randn(8, 16), torch.zeros(3)))
-    with pytest.raises(ValueError, match="expected tensors of one first size"):
+    with pytest.raises(ValueError, match="needs tensors with the same first size"):
         run(PREFETCH, problem)
 
 

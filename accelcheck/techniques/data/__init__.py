@@ -1,4 +1,4 @@
-"""Data loading: worker processes, page-locked memory, prefetching; each batch must arrive as it was sent.
+"""Data loading: worker processes, page-locked memory, prefetching. Each batch must arrive unchanged.
 
-Only loading is here; sharding a data set over ranks belongs to the distributed techniques.
+Sharding a data set over ranks belongs to the distributed techniques.
 """

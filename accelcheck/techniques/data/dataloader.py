@@ -1,4 +1,4 @@
-"""Rows of tensors that come out of a DataLoader's worker processes, with a record of what came, and from whom."""
+"""Rows of tensors, read by a DataLoader's worker processes, with a record of the rows and of the workers that read them."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ if TYPE_CHECKING:
 
 WORKERS = 2
 PREFETCH = 2
-"""Batches that each worker is ahead."""
+"""Number of batches that each worker reads ahead."""
 PATIENCE = 60
-"""Seconds that a batch may take: workers only copy, so longer is a hang. A worker may have to import torch first."""
+"""Seconds after which a missing batch counts as a hang. Workers only copy, but may have to import torch first."""
 SPOILT = 5
-"""The row at which something happens: each worker has then given two or more."""
+"""Number of the row at which a fault happens; each worker has delivered at least two rows before."""
 UNREADABLE = "this row cannot be read"
 
 
 class Rows(Dataset[tuple[Any, ...]]):
-    """Of each row its number, the process that reads it, and the row of each tensor; all have one first size.
+    """A data set whose items are a row's number, the id of the process that reads it, and that row of each tensor.
 
-    The tensors lie in shared memory: workers that stay alive see what is filled in later.
+    All tensors have the same first size. They are in shared memory, so that persistent workers see later `fill` calls.
     """
 
     def __init__(self, tensors: Sequence[Tensor]) -> None:
@@ -40,25 +40,25 @@ class Rows(Dataset[tuple[Any, ...]]):
         return row, os.getpid(), *(tensor[row] for tensor in self.tensors)
 
     def fits(self, tensors: Sequence[Tensor]) -> bool:
-        """Whether `fill` can take these."""
+        """Whether `fill` accepts these tensors."""
         return [(own.shape, own.dtype) for own in self.tensors] == [(new.shape, new.dtype) for new in tensors]
 
     def fill(self, tensors: Sequence[Tensor]) -> None:
-        """Other content, of the same shapes and dtypes."""
+        """Replace the content by that of tensors with the same shapes and dtypes."""
         for own, new in zip(self.tensors, tensors, strict=True):
             own.copy_(new)
 
 
 @dataclass
 class Delivery:
-    """What came of a pass.
+    """What a pass over a loader delivered.
 
     Attributes:
-        batches: Number of them.
-        rows: Row numbers in the order in which they came.
-        workers: By whom each of them was read.
-        pinned: Batches that came in page-locked memory.
-        places: Device types on which batches came.
+        batches: Number of batches.
+        rows: Row numbers, in the order of their arrival.
+        workers: Id of the process that read each row.
+        pinned: Number of batches in page-locked memory.
+        places: Device types of the batches.
     """
 
     batches: int = 0
@@ -68,7 +68,7 @@ class Delivery:
     places: set[str] = field(default_factory=set)
 
     def take(self, batch: Sequence[Tensor]) -> tuple[list[int], list[Tensor]]:
-        """Note down a collated batch of `Rows`; gives its row numbers and tensors."""
+        """Record a collated batch of `Rows`; returns its row numbers and tensors."""
         rows, workers, *tensors = batch
         self.batches += 1
         self.rows += rows.tolist()
@@ -79,12 +79,12 @@ class Delivery:
 
 
 class Feed:
-    """A DataLoader whose workers stay from pass to pass.
+    """A DataLoader whose workers persist from pass to pass.
 
     Args:
-        tensors: On the CPU, of one first size.
-        sampler: The row numbers of each batch; asked anew for each pass.
-        pinned: Whether batches go through page-locked memory.
+        tensors: On the CPU, with the same first size.
+        sampler: Yields the row numbers of each batch; iterated again for each pass.
+        pinned: Whether batches are copied to page-locked memory.
     """
 
     def __init__(self, tensors: Sequence[Tensor], sampler: Iterable[list[int]], *, pinned: bool) -> None:
@@ -97,12 +97,12 @@ class Feed:
             persistent_workers=True,
             pin_memory=pinned,
             timeout=PATIENCE,
-            # Else each pass draws a seed for its workers from torch's own generator, from which the training draws too.
+            # Otherwise each pass would draw a seed for its workers from torch's global generator, which the training uses too.
             generator=torch.Generator(),
         )
 
     def __iter__(self) -> Iterator[Sequence[Tensor]]:
-        """A new pass; one that has not ended is given up."""
+        """Start a new pass; one that has not ended is abandoned."""
         return iter(self.loader)
 
     def close(self) -> None:
@@ -111,17 +111,17 @@ class Feed:
 
 
 def be_killed() -> None:
-    """End this process as the kernel does when memory is short."""
+    """Kill this process with SIGKILL, as the kernel does when memory runs out."""
     os.kill(os.getpid(), signal.SIGKILL)
 
 
 def be_unreadable() -> None:
-    """Fail as a file does."""
+    """Raise the OSError of an unreadable file."""
     raise OSError(UNREADABLE)
 
 
 class Spoilt(Rows):
-    """As many rows as it takes, over and over the same, and one at which something happens to the worker."""
+    """Rows with a fault: reading row `SPOILT` calls `happens` in the worker. Other rows repeat those of the tensors."""
 
     def __init__(self, tensors: Sequence[Tensor], happens: Callable[[], None]) -> None:
         super().__init__(tensors)
@@ -138,12 +138,12 @@ class Spoilt(Rows):
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """How a pass ended, in the middle of which something happened.
+    """How a pass with a fault in the middle ended.
 
     Attributes:
-        worker: The process to which it happened; 0 where too few rows came to tell.
-        error: Type and text of what the program got, and of its cause; empty where it got nothing.
-        rows: How many came before.
+        worker: Id of the process with the fault; 0 if too few rows arrived to tell.
+        error: Type and text of the exception that the program got, and of its cause; empty if there was none.
+        rows: Number of rows that arrived before.
     """
 
     worker: int
@@ -156,15 +156,16 @@ def spoilt_pass(
     happens: Callable[[], None],
     through: Callable[[Any], Iterable[Sequence[Tensor]]] = lambda loader: loader,
 ) -> Ending:
-    """Go through rows one of which is spoilt.
+    """Iterate over rows, one of which causes a fault in the worker that reads it.
 
-    Workers are one row ahead, so that the one to which it happens has nothing under way. A batch comes as a file descriptor
-    that its sender must hand over: where that is dead, the program may get a ConnectionResetError that names nobody.
+    Workers read one row ahead, so that the worker with the fault has sent everything before. A batch arrives as a file
+    descriptor, which its sender must pass on: if the sender is dead by then, the program may get a ConnectionResetError that
+    names no worker.
 
     Args:
-        tensors: Of one first size.
-        happens: To the worker that reads row `SPOILT`; picklable.
-        through: What the program iterates over, given the DataLoader.
+        tensors: With the same first size.
+        happens: Called in the worker that reads row `SPOILT`; picklable.
+        through: Returns the iterable that the program uses, given the DataLoader.
     """
     loader = DataLoader(
         Spoilt(tensors, happens),
@@ -178,18 +179,18 @@ def spoilt_pass(
     try:
         for batch in through(loader):
             seen.take(batch)
-    except (RuntimeError, OSError) as raised:  # RuntimeErrors may come from torch's handler of SIGCHLD, wherever we are
+    except (RuntimeError, OSError) as raised:  # torch's SIGCHLD handler may raise a RuntimeError at any point
         told = [f"{type(one).__name__}: {one}".strip() for one in (raised, raised.__cause__) if one is not None]
         error = ", because of ".join(told)
     finally:
         _end(loader)
-    # Workers take turns, and one is sent its next row when its last has come.
+    # Workers take turns: a worker is sent its next row when its last one has arrived.
     worker = next(iter(seen.workers[SPOILT - WORKERS :]), 0)
     return Ending(worker, error, len(seen.rows))
 
 
 def _end(loader: DataLoader[Any]) -> None:
-    """End the workers of a loader that keeps them. By itself torch does so with the last reference to them."""
-    keeper: Any = loader._iterator  # noqa: SLF001 - there is no other way
+    """End a loader's persistent workers now. Torch would end them when the last reference to them is gone."""
+    keeper: Any = loader._iterator  # noqa: SLF001 - torch has no public way
     if keeper is not None:
         keeper._shutdown_workers()  # noqa: SLF001 - as above

@@ -1,4 +1,4 @@
-"""Long trainings whose mini-batches come out of worker processes: in the training's own order, and to be resumed."""
+"""Long trainings with mini-batches from worker processes: in the training's own order, and resumable."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class Ahead:
-    """Row numbers of the mini-batches to come, without end, from where a loader stands when it is asked."""
+    """A sampler of the row numbers of all future mini-batches, from the position of `loader` when it is iterated."""
 
     def __init__(self, batches: int) -> None:
         self.batches = batches
@@ -29,7 +29,7 @@ class Ahead:
 
     def __iter__(self) -> Iterator[list[int]]:
         if self.loader is None:
-            raise RuntimeError("expected a loader to run ahead of: set `loader` first")
+            raise RuntimeError("no loader to read ahead of: set `loader` first")
         ahead = Loader(self.loader.rows, self.batches, 0)
         ahead.load_state_dict(self.loader.state_dict())
         while True:
@@ -37,13 +37,13 @@ class Ahead:
 
 
 class FedLoader(Loader):
-    """A loader whose mini-batches are brought to it.
+    """A loader whose mini-batches come from a `Feed`.
 
-    It stands where the training stands, however far ahead workers are: its state is what the training goes on from.
+    Its position, and so its saved state, is that of the training, however far ahead the workers read.
 
     Attributes:
-        seen: What was brought.
-        astray: Mini-batches of other rows than it names.
+        seen: What the feed has delivered.
+        astray: Number of mini-batches whose rows are not those that this loader draws.
     """
 
     def __init__(self, rows: int, batches: int, seed: int, feed: Feed, ahead: Ahead) -> None:
@@ -64,16 +64,16 @@ class FedLoader(Loader):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         super().load_state_dict(state)
-        self._pass = None  # what workers prefetched belongs elsewhere
+        self._pass = None  # what workers have prefetched belongs to the old position
 
 
 class FedTrainer(Trainer):
     """A trainer with a `FedLoader`.
 
     Args:
-        recipe: As of `Trainer`.
-        feeder: Makes a feed of tensors on the CPU and a sampler.
-        place: Where mini-batches go.
+        recipe: As in `Trainer`.
+        feeder: ``feeder(tensors, sampler)`` makes a feed of tensors on the CPU.
+        place: Device that mini-batches are moved to.
     """
 
     def __init__(self, recipe: Recipe, feeder: Feeder, place: torch.device) -> None:
@@ -85,7 +85,7 @@ class FedTrainer(Trainer):
 
     def parts(self, program: Trainable) -> Parts:
         made = super().parts(program)
-        with _disable_current_modes():  # the data set is read here as from a disk: nothing that the run is watched for
+        with _disable_current_modes():  # reading the data set is no part of the watched run
             tensors = [value.detach().cpu() for value in (*program.inputs, program.target) if isinstance(value, Tensor)]
         if self.feed is None:
             self.feed = self.feeder(tensors, self.ahead)
@@ -98,7 +98,7 @@ class FedTrainer(Trainer):
     def batch(self, program: Trainable, loader: Loader) -> tuple[Inputs, Tensor]:
         if not isinstance(loader, FedLoader):
             raise TypeError(f"expected the FedLoader that `parts` made, got {type(loader).__name__}")
-        # Unwatched: else a lazy device would compile another graph for the run that is watched than for all others.
+        # Not watched: otherwise a lazy device would compile another graph for the watched run than for the others.
         with _disable_current_modes():
             *inputs, target = (tensor.to(self.place, non_blocking=True) for tensor in loader.batch())
         came = iter(inputs)

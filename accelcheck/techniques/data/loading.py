@@ -1,4 +1,4 @@
-"""Data loading: the batch that a program runs on travels as it does in a training, and must arrive as it left."""
+"""Data loading: a program's inputs are moved as batches of a training are, and must arrive unchanged."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from accelcheck.workloads.base import Workload
 
 BATCH = 3
-"""Rows of a batch: few enough for both workers to have one, and for most workloads' last one to be smaller."""
+"""Rows per batch: few enough that both workers get batches, and that the last one is smaller for most workloads."""
 
 _FEED = "loader"
 _DELIVERY = "what the last pass delivered"
@@ -50,29 +50,29 @@ _BATCHES = frozenset({"mlp", "mlp-blocks", "deep-blocks"})
 
 
 class Travel(Technique):
-    """Before each run, inputs and target leave the device and come back: each run has new tensors, of the same bits.
+    """Before each run, moves inputs and target to the host and back, so that each run has new tensors with the same bits.
 
-    The engine sees that: it compares what the program has after a run with what it was given before.
+    The check of unchanged inputs compares the program's inputs after a run with those before, and so finds any difference.
     """
 
     family = "loading"
     timed = False
     modes = frozenset({Mode.FORWARD, Mode.BACKWARD, Mode.TRAIN})
-    # What a device makes of batch norm is told by other techniques: it has nothing to do with how a batch came.
+    # Errors of batch norm on a device have nothing to do with loading; other techniques show them.
     excludes = frozenset({"batchnorm"})
     early = frozenset({"deep-blocks"})
 
     def accepts(self, workload: Workload) -> bool:
-        """Workloads whose inputs are batches, one sample a row."""
+        """Accepts workloads whose inputs are batches with one sample a row."""
         return super().accepts(workload) and (workload.name in _BATCHES or "training" in workload.traits)
 
     def bring(self, program: Program, tensors: Sequence[Tensor], device: Device) -> Sequence[Tensor]:
-        """The same tensors on the device.
+        """Move tensors to the device.
 
         Args:
-            program: For its `extras`.
-            tensors: On the CPU: those of the inputs, and the target.
-            device: Where to.
+            program: Its `extras` can keep what `evidence` needs.
+            tensors: On the CPU: the tensors among the inputs, and the target.
+            device: The device to move to.
         """
         raise NotImplementedError(f"{type(self).__name__}.bring: move the tensors to the device")
 
@@ -82,10 +82,10 @@ class Travel(Technique):
         def run(program: Program, mode: Mode) -> Any:
             program.elsewhere = None
             try:
-                # What watches the run looks for operators that leave the device: these are none of its.
+                # Not watched: the log reports operators that leave the device, and these are no part of the run.
                 with _disable_current_modes(), torch.no_grad():
                     self._renew(program, device)
-                # The class's own: what may have taken its place on this instance is what called this.
+                # `Program.run` of the class: an instance attribute may have replaced it, and be what called this.
                 return Program.run(program, mode)
             finally:
                 program.elsewhere = run
@@ -104,7 +104,7 @@ class Travel(Technique):
 
 @dataclass
 class Pinning:
-    """How many tensors travelled, and how many of them were in page-locked memory."""
+    """Number of tensors that were moved, and of those that were in page-locked memory."""
 
     tensors: int = 0
     pinned: int = 0
@@ -114,7 +114,7 @@ class PinnedMemory(Travel):
     """``Tensor.pin_memory`` and ``Tensor.to(device, non_blocking=True)``."""
 
     name = "pinned-memory"
-    promise = "Page-locked memory lets transfers run beside computation, and changes no bit."
+    promise = "Page-locked memory allows transfers during computation, and changes no bit."
     source = "https://docs.pytorch.org/tutorials/intermediate/pinmem_nonblock.html"
     dtypes = ("float32", "bfloat16", "float16")
 
@@ -143,13 +143,13 @@ class PinnedMemory(Travel):
 
 
 class PrefetchLoader(Travel):
-    """A `torch.utils.data.DataLoader` of two worker processes that stay, each two batches ahead.
+    """A `torch.utils.data.DataLoader` with two persistent worker processes, each of which reads two batches ahead.
 
-    In trajectory mode it brings the training's mini-batches.
+    In trajectory mode it delivers the training's mini-batches.
     """
 
     name = "prefetch-loader"
-    promise = "Worker processes that run ahead give every row once and in order, and a training that can be resumed."
+    promise = "Worker processes that read ahead deliver every row once and in order, and trainings can be resumed."
     source = "https://docs.pytorch.org/docs/stable/data.html#multi-process-data-loading"
     modes = Travel.modes | {Mode.TRAJECTORY}
     level = 2
@@ -158,13 +158,13 @@ class PrefetchLoader(Travel):
         self._held = ExitStack()
 
     def feed(self, tensors: Sequence[Tensor], sampler: Iterable[list[int]], device: Device) -> Feed:
-        """A loader whose workers end with the case."""
+        """A loader whose workers are ended by `finish`."""
         made = Feed(tensors, sampler, pinned=page_locked(device).ok)
         self._held.callback(made.close)
         return made
 
     def passing(self, feed: Iterable[Sequence[Tensor]], device: Device) -> Iterable[Sequence[Tensor]]:
-        """The collated batches of a pass over a feed."""
+        """The collated batches of a pass over a loader."""
         del device
         return feed
 
@@ -215,10 +215,10 @@ class PrefetchLoader(Travel):
 
 
 class XlaDeviceLoader(PrefetchLoader):
-    """``torch_xla``'s ``MpDeviceLoader`` around such a loader: threads move batches to the device ahead of the program."""
+    """``torch_xla``'s ``MpDeviceLoader`` around a DataLoader: threads move batches to the device ahead of the program."""
 
     name = "xla-device-loader"
-    promise = "Batches that are moved ahead arrive on the device once and in order."
+    promise = "Batches that threads move to the device ahead of time arrive once and in order."
     source = (
         "https://docs.pytorch.org/xla/release/r2.9/learn/api-guide.html#module-torch_xla.distributed.parallel_loader"
     )
@@ -243,17 +243,17 @@ class XlaDeviceLoader(PrefetchLoader):
 
 
 class SpoiltLoader(PrefetchLoader):
-    """Something happens in the middle of a pass, which the program must be told; another loader then brings the batch."""
+    """A fault in the middle of a pass, which must raise an error in the program; a new loader then delivers the batch."""
 
     modes = frozenset({Mode.FORWARD})
 
     def spoilt(self, tensors: Sequence[Tensor], device: Device) -> Ending:
-        """The pass."""
-        raise NotImplementedError(f"{type(self).__name__}.spoilt: go through rows one of which is spoilt")
+        """Run the pass with the fault."""
+        raise NotImplementedError(f"{type(self).__name__}.spoilt: run a pass with a fault in the middle")
 
     def told(self, ending: Ending) -> tuple[str, bool]:
-        """What the program must be told, and whether it was."""
-        raise NotImplementedError(f"{type(self).__name__}.told: say what must have been raised")
+        """The error that the program must get, in words, and whether it got it."""
+        raise NotImplementedError(f"{type(self).__name__}.told: say which error must have been raised")
 
     def bring(self, program: Program, tensors: Sequence[Tensor], device: Device) -> Sequence[Tensor]:
         if _ENDING not in program.extras:
@@ -268,10 +268,10 @@ class SpoiltLoader(PrefetchLoader):
 
 
 class WorkerKilled(SpoiltLoader):
-    """A worker is killed."""
+    """A worker process is killed with SIGKILL."""
 
     name = "loader-worker-killed"
-    promise = "The death of a worker is an error that names it; nothing waits for it, and a new loader works."
+    promise = "A worker's death raises an error that names it, without a hang, and a new loader works."
     source = "https://docs.pytorch.org/docs/stable/data.html#torch.utils.data.DataLoader"
 
     def spoilt(self, tensors: Sequence[Tensor], device: Device) -> Ending:
@@ -284,10 +284,10 @@ class WorkerKilled(SpoiltLoader):
 
 
 class XlaUnreadable(SpoiltLoader, XlaDeviceLoader):
-    """A row cannot be read, and threads stand between the loader and the program."""
+    """A row cannot be read, with `MpDeviceLoader`'s threads between the loader and the program."""
 
     name = "xla-device-loader-error"
-    promise = "An error of the loader is an error of the pass."
+    promise = "An error in the loader is raised in the program."
 
     def spoilt(self, tensors: Sequence[Tensor], device: Device) -> Ending:
         return spoilt_pass(tensors, be_unreadable, lambda loader: self.passing(loader, device))
@@ -299,7 +299,7 @@ class XlaUnreadable(SpoiltLoader, XlaDeviceLoader):
 def _rows(tensors: Sequence[Tensor]) -> int:
     sizes = {len(tensor) if tensor.dim() else None for tensor in tensors}
     if len(sizes) != 1 or None in sizes:
-        raise ValueError(f"a batch to load row by row: expected tensors of one first size, got {[*sizes]}")
+        raise ValueError(f"loading row by row needs tensors with the same first size, got first sizes {[*sizes]}")
     return len(tensors[0])
 
 

@@ -1,4 +1,4 @@
-"""Tensors that cross into other array libraries: NumPy, JAX and CuPy, by DLPack and over streams.
+"""Exchange of tensors with other array libraries: NumPy, JAX and CuPy, through DLPack, also between streams.
 
 Whole models that another runtime executes are in `accelcheck.techniques.runtimes`.
 """

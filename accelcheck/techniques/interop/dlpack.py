@@ -1,4 +1,4 @@
-"""Tensors that cross into another array library and back without a copy: NumPy, JAX and CuPy through DLPack."""
+"""Zero-copy exchange of tensors with another array library and back: NumPy, JAX and CuPy through DLPack."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from accelcheck.workloads.base import Program, Workload
 
 CROSSINGS = "crossings"
-"""Where a program keeps what its tensors showed at the border."""
+"""Key in `Program.extras` of the list of `Crossing`."""
 WORKLOADS = frozenset(
     {
         "attention-mask",  # bool
@@ -43,11 +43,11 @@ WORKLOADS = frozenset(
         "train-mlp",
     }
 )
-"""One of each kind of memory: a border knows nothing of what is computed on either side."""
+"""One workload for each kind of tensor memory, since an exchange does not depend on what is computed."""
 
 
 class _Cross(torch.autograd.Function):
-    """A tensor that crosses, and its gradient, which crosses likewise."""
+    """Exchanges a tensor, and its gradient in the backward pass."""
 
     @staticmethod
     def forward(ctx: Any, value: Tensor, across: Callable[[Tensor], Tensor]) -> Tensor:
@@ -61,13 +61,13 @@ class _Cross(torch.autograd.Function):
 
 
 def cross(value: Tensor, across: Callable[[Tensor], Tensor]) -> Tensor:
-    """The tensor on this side again, differentiable; `across` sees tensors that require no gradient."""
+    """The tensor after an exchange there and back, differentiable; `across` gets tensors that require no gradient."""
     out: Tensor = _Cross.apply(value, across)  # type: ignore[no-untyped-call]  # torch annotates Function only in part
     return out
 
 
 def bordered(program: Program, across: Callable[[Tensor], Tensor]) -> None:
-    """Have every input and output of the program cross."""
+    """Exchange every input and output of the program."""
     module = program.module
 
     def call(*inputs: Any) -> Any:
@@ -82,7 +82,14 @@ def _each(values: Any, across: Callable[[Tensor], Tensor]) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Crossing:
-    """Addresses of a tensor's first element: here, in the other library, and here again; and whether they must be one."""
+    """One exchange of a tensor.
+
+    Attributes:
+        here: Address of the first element in torch.
+        there: Address of the first element in the other library.
+        back: Address of the first element of the tensor that came back.
+        shareable: Whether the library promises to share this tensor's memory, so that the addresses must be equal.
+    """
 
     here: int
     there: int
@@ -91,37 +98,37 @@ class Crossing:
 
     @property
     def shared(self) -> bool:
-        """Whether nothing was copied."""
+        """Whether all three addresses are equal: nothing was copied."""
         return self.here == self.there == self.back
 
 
 class Border(Technique):
-    """Every input and output of a workload goes through another library, and its gradients too."""
+    """Passes every input and output of a workload, and their gradients, through another library."""
 
     family = "interop"
     library: ClassVar[str]
-    """Its import name."""
+    """Import name of the library."""
     modes = frozenset({Mode.FORWARD, Mode.BACKWARD, Mode.TRAIN})
     limits = "they are empty"
-    """Of tensors that it cannot share: why."""
+    """Why the library cannot share some tensors, for evidence."""
 
     def accepts(self, workload: Workload) -> bool:
         return super().accepts(workload) and workload.name in WORKLOADS
 
     def give(self, tensor: Tensor) -> Any:
-        """The library's array of a tensor's memory."""
+        """The library's array over a tensor's memory."""
         return self.module().from_dlpack(tensor)
 
     def take(self, array: Any) -> Tensor:
-        """The tensor of an array's memory."""
+        """The tensor over an array's memory."""
         return from_dlpack(array)
 
     def address(self, array: Any) -> int:
-        """Of an array's first element."""
-        raise NotImplementedError(f"{type(self).__name__}.address: say where an array begins")
+        """Address of an array's first element."""
+        raise NotImplementedError(f"{type(self).__name__}.address: return the address of an array's first element")
 
     def fill(self, array: Any, value: Any) -> None:
-        """Write to an array; not for libraries whose arrays are immutable."""
+        """Write a value to all elements of an array. Not called for libraries with immutable arrays."""
         array[...] = value
 
     def first(self, array: Any) -> float:
@@ -135,10 +142,10 @@ class Border(Technique):
 
     def shareable(self, tensor: Tensor) -> bool:
         """Whether the library promises to share the tensor's memory."""
-        return tensor.numel() > 0  # of nothing, each library has its own address
+        return tensor.numel() > 0  # each library has its own address for empty arrays
 
     def module(self) -> Any:
-        """The library."""
+        """The library, imported."""
         return import_module(self.library)
 
     def prepare(self, program: Program, mode: Mode, device: Device) -> None:
@@ -163,12 +170,12 @@ class Border(Technique):
         copied = [crossing for crossing in crossings if not crossing.shared]
         wrongly = sum(crossing.shareable for crossing in copied)
         yield Evidence("shareable tensors that were copied = 0", wrongly, engaged=wrongly == 0)
-        # A number to read: where a library cannot share, it copies, and says so.
+        # For information: where a library documents that it cannot share, it may copy.
         yield Evidence(f"others that were copied: {self.limits} (any number)", len(copied) - wrongly, engaged=True)
         yield from self.writes(program)
 
     def writes(self, program: Program) -> Iterable[Evidence]:
-        """That what one side writes, the other sees."""
+        """Evidence that each side sees what the other one writes."""
         here = torch.zeros(16, device=program.inputs[0].device)
         there = self.give(here)
         back = self.take(there)
@@ -185,18 +192,18 @@ class NumpyBorder(Border):
 
     name = "dlpack-numpy"
     library = "numpy"
-    promise = "NumPy and torch share memory through DLPack: strides, dtypes and writes of either side are the other's."
+    promise = "NumPy and torch share memory through DLPack: both see the same strides, dtypes and writes."
     source = "https://numpy.org/doc/stable/reference/generated/numpy.from_dlpack.html"
     dtypes = ("float32", "float16")
 
     def capability(self, device: Device) -> Capability:
         if device.type != "cpu":
-            return unsupported(
-                Code.NO_FEATURE, f"NumPy's arrays lie in the host's memory, {device.name}'s tensors do not"
-            )
+            return unsupported(Code.NO_FEATURE, f"NumPy's arrays are in host memory, {device.name}'s tensors are not")
         if not self.give(torch.zeros(1)).flags.writeable:
             return unavailable(
-                Code.WRONG_VERSION, f"numpy {version('numpy')} imports all as read-only", "pip install 'numpy>=2.2.5'"
+                Code.WRONG_VERSION,
+                f"numpy {version('numpy')} makes all imported arrays read-only",
+                "pip install 'numpy>=2.2.5'",
             )
         return SUPPORTED
 
@@ -223,38 +230,39 @@ class NumpyBorder(Border):
 class JaxBorder(Border):
     """``jax.dlpack.from_dlpack`` and ``torch.from_dlpack``.
 
-    JAX shares what is dense in some order of its dimensions and aligned to 64 bytes; of what is not aligned it makes a copy,
-    and what is not dense it refuses, so that is made dense first. Without its 64-bit mode it would narrow 64-bit types.
+    JAX shares tensors that are dense in some order of their dimensions and aligned to 64 bytes. It copies tensors that are not
+    aligned, and refuses those that are not dense, which are therefore made contiguous first. 64-bit types are left out, since
+    JAX narrows them unless its 64-bit mode is on.
     """
 
     name = "dlpack-jax"
     library = "jax"
-    promise = "JAX and torch share memory through DLPack, where it is dense and aligned."
+    promise = "JAX and torch share dense and aligned memory through DLPack."
     source = "https://docs.jax.dev/en/latest/jax.dlpack.html"
     dtypes = ("float32", "bfloat16", "float16")
     packages = MappingProxyType({"jax": 'pip install "accelcheck[jax]"'})
     limits = "they are empty, not dense, or not aligned to 64 bytes"
     alignment = 64
-    """Bytes: what XLA's compiled code for the CPU is told of its operands."""
+    """Alignment in bytes that XLA's compiled code for the CPU assumes of its operands."""
 
     def capability(self, device: Device) -> Capability:
         if device.type == "cpu":
             return SUPPORTED
         if device.type != "cuda":
-            fact = " (torch_xla exports from CUDA alone)" * (device.type == "xla")
-            return unsupported(Code.NO_FEATURE, f"DLPack does not take {device.name}'s tensors to JAX{fact}")
+            fact = " (torch_xla exports only from CUDA)" * (device.type == "xla")
+            return unsupported(Code.NO_FEATURE, f"DLPack does not pass {device.name}'s tensors to JAX{fact}")
         plugins = {entry.name for entry in metadata.entry_points(group="jax_plugins")}
         kind = "cuda" if torch.version.hip is None else "rocm"
         if not any(kind in plugin for plugin in plugins):
             command = (
                 "pip install 'jax[cuda13]'" if kind == "cuda" else "https://docs.jax.dev/en/latest/installation.html"
             )
-            return unavailable(Code.NO_PACKAGE, f"JAX has no plugin for {kind} here", command)
+            return unavailable(Code.NO_PACKAGE, f"no JAX plugin for {kind} is installed", command)
         return SUPPORTED
 
     def prepare(self, program: Program, mode: Mode, device: Device) -> None:
         if device.type == "cuda":
-            # It would take three quarters of the device's memory at its first use.
+            # By default, JAX reserves three quarters of the device's memory at its first use.
             with mock.patch.dict(os.environ, {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}):
                 self.module().devices()
         super().prepare(program, mode, device)
@@ -276,7 +284,7 @@ class JaxBorder(Border):
         there = self.give(here)
         back = self.take(there)
         here.fill_(1.0)
-        # Its arrays are immutable: nothing is written there.
+        # JAX's arrays are immutable: only torch writes.
         seen = int(self.first(there) == 1.0) + int(float(back[0]) == 1.0)
         yield Evidence("writes here that the other side and its tensor saw = 2", seen, engaged=seen == 2)
 
@@ -286,14 +294,14 @@ class CupyBorder(Border):
 
     name = "cupy-zero-copy"
     library = "cupy"
-    promise = "CuPy and torch share device memory through DLPack: no copy, no stop of the stream."
+    promise = "CuPy and torch share device memory through DLPack, without a copy or a synchronisation."
     source = "https://docs.cupy.dev/en/stable/user_guide/interoperability.html"
     dtypes = ("float32", "float16")
     packages = MappingProxyType({"cupy": "pip install cupy-cuda13x (or the one for your CUDA or ROCm)"})
 
     def capability(self, device: Device) -> Capability:
         if device.type != "cuda":
-            return unsupported(Code.NO_FEATURE, f"CuPy's arrays lie in a GPU's memory, {device.name}'s tensors do not")
+            return unsupported(Code.NO_FEATURE, f"CuPy's arrays are in a GPU's memory, {device.name}'s tensors are not")
         return SUPPORTED
 
     def address(self, array: Any) -> int:
@@ -301,7 +309,7 @@ class CupyBorder(Border):
 
 
 def dense(tensor: Tensor) -> bool:
-    """Whether the elements fill their memory without gap or overlap, in some order of the dimensions."""
+    """Whether the elements fill their memory without gaps or overlaps, in some order of the dimensions."""
     order = sorted(range(tensor.dim()), key=lambda i: (tensor.stride(i), tensor.size(i)))
     sizes = [tensor.size(i) for i in order if tensor.size(i) != 1]
     strides = [tensor.stride(i) for i in order if tensor.size(i) != 1]

@@ -1,4 +1,4 @@
-"""NumPy in place of torch's matrix products: an independent implementation that must agree."""
+"""NumPy in place of torch's matrix products: an independent implementation, whose results must agree."""
 
 from __future__ import annotations
 
@@ -42,11 +42,11 @@ WORKLOADS = frozenset(
         "train-mlp",
     }
 )
-"""Products of every shape and stride, in one layer and in several."""
+"""Workloads with products of different shapes and strides, in one layer and in several."""
 
 
 def _sum(bias: Array, product: Array, *, beta: float = 1.0, alpha: float = 1.0) -> Array:
-    """``beta bias + alpha product``; as in torch, a bias times 0 is not read."""
+    """``beta * bias + alpha * product``. As in torch, the bias is ignored if beta is 0, also where it is NaN."""
     return alpha * product if beta == 0 else beta * bias + alpha * product
 
 
@@ -58,11 +58,11 @@ PRODUCTS: dict[str, Callable[..., Array]] = {
     ),
     "aten::addbmm": lambda bias, left, right, **factors: _sum(bias, (left @ right).sum(0), **factors),
 }
-"""What NumPy computes, by the operator whose place it takes."""
+"""NumPy's function for each operator that it replaces."""
 
 
 class _NumpyProducts(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves __init_subclass__ untyped
-    """Computes matrix products with NumPy, below autograd: those of the backward pass too."""
+    """Computes matrix products with NumPy, below autograd, so that it includes those of the backward pass."""
 
     def __init__(self, computed: Counter[str]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # untyped in torch
@@ -76,7 +76,7 @@ class _NumpyProducts(TorchDispatchMode):  # type: ignore[no-untyped-call]  # tor
             return func(*args, **(kwargs or {}))
         self._computed[name] += 1
         arrays = [value.detach().numpy() if isinstance(value, Tensor) else value for value in args]
-        with np.errstate(all="ignore"):  # NaN and infinities are judged, not warned of
+        with np.errstate(all="ignore"):  # no warnings for NaN and infinities, which are checked in the results
             out = np.asarray(PRODUCTS[name](*arrays, **(kwargs or {})), dtype=arrays[0].dtype)
         return torch.from_numpy(np.ascontiguousarray(out)).reshape(out.shape)
 
@@ -84,13 +84,13 @@ class _NumpyProducts(TorchDispatchMode):  # type: ignore[no-untyped-call]  # tor
 class NumpyMatmul(Technique):
     """Every matrix product of the workload, forward and backward, computed by NumPy on the memory of torch's tensors.
 
-    On the CPU alone: elsewhere every operand would leave the device. What another device computes is held against the FP64
-    oracle of the CPU, whose products this compares with NumPy's.
+    Only on the CPU: elsewhere every operand would have to leave the device. Other devices are compared with the FP64 oracle,
+    which runs on the CPU; this technique compares the CPU's products with NumPy's.
     """
 
     name = "matmul-numpy"
     family = "interop"
-    promise = "NumPy's matrix products of the same operands are torch's but for rounding."
+    promise = "NumPy's matrix products of the same operands equal torch's up to rounding."
     source = "https://numpy.org/doc/stable/reference/generated/numpy.matmul.html"
     dtypes = ("float32", "float16")
     modes = frozenset({Mode.FORWARD, Mode.BACKWARD, Mode.TRAIN})
@@ -101,7 +101,7 @@ class NumpyMatmul(Technique):
     def capability(self, device: Device) -> Capability:
         if device.type != "cpu":
             return unsupported(
-                Code.NO_FEATURE, f"NumPy computes in the host's memory: every operand would leave {device.name}"
+                Code.NO_FEATURE, f"NumPy computes in host memory: every operand would have to leave {device.name}"
             )
         return SUPPORTED
 

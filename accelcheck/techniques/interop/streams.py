@@ -1,4 +1,4 @@
-"""Tensors handed to CuPy and back while their producer, on another stream, has not written them yet."""
+"""Exchange with CuPy while the producer, on another stream, has not yet written the tensor."""
 
 from __future__ import annotations
 
@@ -21,28 +21,26 @@ if TYPE_CHECKING:
     from accelcheck.workloads.base import Program, Workload
 
 DELAY = 10**7
-"""Clock cycles that a producer waits before it writes: 5 ms at 2 GHz, in which a consumer that does not wait has long read."""
+"""Clock cycles for which a producer waits before it writes: 5 ms at 2 GHz. A consumer that does not wait reads earlier."""
 GIVE = "give"
-"""Where a program keeps what gives CuPy a tensor."""
+"""Key in `Program.extras` of the function that gives CuPy a tensor; a fault can replace it."""
 SEEN = "streams"
-"""Where it keeps what was seen of the streams."""
+"""Key in `Program.extras` of the counts of streams and of early exchanges."""
 WORKLOADS = frozenset({"matmul", "mlp", "train-mlp"})
 
 
 class CupyStreams(CupyBorder):
-    """Each tensor is written by torch on a stream of its own, after a delay, copied by CuPy on another, and read by torch.
+    """Torch writes each tensor on one stream after a delay, CuPy copies it on a second, and torch reads the copy on a third.
 
-    Nobody waits but the exchange itself: DLPack has the producer make the consumer's stream wait for its own. What either
-    side would read too early is NaN. Memory goes back to a pool only when the reading stream waits for those before it, and
-    every later use of these pools begins by waiting for the reading stream.
+    Only the exchange itself orders the streams: in DLPack's protocol the producer makes the consumer's stream wait for its
+    own. A side that reads too early gets NaN. Memory returns to a pool only after the reading stream waits for the other two,
+    and every later use of these pools first waits for the reading stream.
     """
 
     name = "cupy-stream"
-    promise = (
-        "An exchange through DLPack orders the streams of both sides: no consumer reads before its producer wrote."
-    )
+    promise = "An exchange through DLPack orders the streams of both sides: consumers read what the producer wrote."
     source = "https://dmlc.github.io/dlpack/latest/python_spec.html#syntax-for-data-interchange-with-dlpack"
-    warmups = 1  # CuPy compiles its kernels at their first use, which takes longer than the delay
+    warmups = 1  # CuPy compiles its kernels at the first use, which takes longer than the delay
 
     def accepts(self, workload: Workload) -> bool:
         return super().accepts(workload) and workload.name in WORKLOADS
@@ -56,7 +54,7 @@ class CupyStreams(CupyBorder):
         bordered(program, lambda tensor: self.through(tensor, program) if self.crosses(tensor) else tensor)
 
     def through(self, tensor: Tensor, program: Program) -> Tensor:
-        """The tensor, by way of two further streams."""
+        """The tensor, passed through two other streams."""
         give, seen = program.extras[GIVE], program.extras[SEEN]
         cuda: Any = torch.cuda  # its streams are not annotated
         reader, writer = cuda.current_stream(), cuda.Stream()
@@ -65,7 +63,7 @@ class CupyStreams(CupyBorder):
         with cuda.stream(writer):
             written, copied = torch.full_like(tensor, float("nan")), torch.full_like(tensor, float("nan"))
             writer.synchronize()
-            cuda._sleep(DELAY)  # noqa: SLF001 - what torch's own tests of streams delay with
+            cuda._sleep(DELAY)  # noqa: SLF001 - torch's own tests of streams use it
             written.copy_(tensor)
             with copier:
                 source, target = give(written), give(copied)
