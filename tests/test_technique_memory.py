@@ -153,7 +153,7 @@ def test_without_statistics_the_reason_stands_in_place_of_a_peak() -> None:
 
 
 def test_too_few_blocks_are_an_error() -> None:
-    with pytest.raises(TypeError, match=f"ModuleList of {SEGMENTS} or more"):
+    with pytest.raises(TypeError, match=f"ModuleList of at least {SEGMENTS} blocks"):
         run(SEGMENTED, stack(SEGMENTS - 1), Mode.BACKWARD)
 
 
@@ -301,7 +301,7 @@ def test_who_can_pin_host_memory() -> None:
     answer = page_locked(StubDevice("fancy"))
     if not torch.accelerator.is_available():
         assert answer.code is Code.NO_FEATURE
-        assert "torch pins no memory for stub: " in answer.reason
+        assert "torch cannot pin memory for stub: " in answer.reason
 
 
 def test_every_answer_names_the_workloads_it_is_for() -> None:

@@ -1,4 +1,4 @@
 """Memory layouts: memory formats, strided views, aliasing, index operators.
 
-Nothing here changes what is computed or in which precision.
+These techniques change neither what is computed nor its precision.
 """

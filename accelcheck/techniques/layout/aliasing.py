@@ -1,4 +1,4 @@
-"""Views share memory: nothing is copied, and what is written through one is seen in its base."""
+"""Views share memory with their base: nothing is copied, and writes through a view change the base."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ if TYPE_CHECKING:
     from accelcheck.workloads.base import Program
 
 MARK = 17.0
-"""What is written: exact in every dtype, and 17 standard deviations away from what workloads draw."""
+"""The value that is written: exact in every dtype, and 17 standard deviations away from the inputs of workloads."""
 
 _CALLS = "inputs and outputs of the calls"
 
 
 class CopyLog(OperatorLog):  # type: ignore[no-untyped-call]  # torch leaves __init_subclass__ untyped
-    """Counts too, by operator, the calls whose result lies in memory that none of its arguments lies in.
+    """Also counts, by operator, the calls whose result is in memory that belongs to no argument.
 
-    A device that shows no storage is believed what torch's schemas say of the operator.
+    For devices that show no storage addresses, torch's schema of the operator decides.
     """
 
     def __init__(self, device_type: str) -> None:
@@ -51,15 +51,15 @@ class CopyLog(OperatorLog):  # type: ignore[no-untyped-call]  # torch leaves __i
         return out
 
     def copied(self, pattern: str = ".*") -> Counter[str]:
-        """Of the operators that a regular expression matches as a whole, those that copied, with the number of times."""
+        """Number of copies by operator, for operators whose whole name matches the regular expression `pattern`."""
         return Counter({name: n for name, n in self.copies.items() if n and re.fullmatch(pattern, name)})
 
 
 def copy_log(log: Log) -> CopyLog:
-    """The log as one of copies.
+    """The log, checked to be a `CopyLog`.
 
     Raises:
-        TypeError: It is another kind: the technique's `watch` does not fit its `evidence`.
+        TypeError: It is of another class: the technique's `watch` does not fit its `evidence`.
     """
     if not isinstance(log, CopyLog):
         raise TypeError(f"expected a CopyLog, got {type(log).__name__}: set `watch = CopyLog` in the technique")
@@ -67,7 +67,7 @@ def copy_log(log: Log) -> CopyLog:
 
 
 def _places(values: Any) -> set[int] | None:
-    """Addresses of the storages of nested tensors; None where a device shows none: it raises, or gives 0."""
+    """Storage addresses of the tensors in nested containers; None where the device shows none (it raises, or returns 0)."""
     tensors = [value for value in tree_leaves(values) if isinstance(value, Tensor)]
     try:
         places = {tensor.untyped_storage().data_ptr() for tensor in tensors}
@@ -78,9 +78,9 @@ def _places(values: Any) -> set[int] | None:
 
 @torch.no_grad()
 def written_through(program: Program) -> list[tuple[int, int]]:
-    """Of each output: its elements, and how many elements of the first input change when it is overwritten.
+    """For each output, its number of elements, and that of elements of the first input that change when it is overwritten.
 
-    The call is run on copies of the inputs; works wherever tensors can be compared, whatever they are made of.
+    The program is called with copies of its inputs. Needs no storage addresses, so it works on every device.
     """
     call = program.module if program.call is None else program.call
     inputs = tuple(value.detach().clone() if isinstance(value, Tensor) else value for value in program.inputs)
@@ -96,15 +96,15 @@ def written_through(program: Program) -> list[tuple[int, int]]:
 
 
 class SharedViews(Technique):
-    """The program as it is: it must copy nothing.
+    """Runs the program unchanged, which must copy nothing.
 
-    A device without strides shows no storage (torch's functionalization keeps a view as a recipe); that writes reach the
-    base is owed there all the same.
+    Devices without strides show no storage, since torch's functionalization represents a view by the operations that made it.
+    There, only the effect of writes is checked.
     """
 
     name = "views-shared"
     family = "views"
-    promise = "Views copy nothing: they lie in the memory of their base, and share what is written."
+    promise = "Views copy nothing: they share the memory of their base, and writes through either are seen in both."
     source = "https://docs.pytorch.org/docs/stable/tensor_view.html"
     requires = frozenset({"views"})
     modes = frozenset({Mode.FORWARD})
@@ -128,7 +128,7 @@ class SharedViews(Technique):
         del mode
         ((inputs, out),) = program.extras[_CALLS]
         outs = [tensor for _, tensor in flatten(out)]
-        # Without strides, views are computed like anything else, and put in for their base when that is used.
+        # Without strides, views are computed as copies, which functionalization writes back when their base is used.
         if "strided" in device.features:
             shared = sum(_places(tensor) == _places(inputs[0]) for tensor in outs)
             yield Evidence(f"outputs in the input's storage = {len(outs)}", shared, engaged=shared == len(outs) >= 1)

@@ -1,4 +1,4 @@
-"""Memory layouts: channels-last convolution, and tensors made contiguous at the borders of modules."""
+"""Memory formats: channels-last convolutions, and tensors made contiguous before each module."""
 
 from __future__ import annotations
 
@@ -25,11 +25,13 @@ _COPIES = "tensors made contiguous"
 
 
 class ChannelsLast(Technique):
-    """The module's 4-D parameters and the 4-D inputs in ``torch.channels_last``."""
+    """Converts 4-D parameters and 4-D inputs to ``torch.channels_last``."""
 
     name = "channels-last"
     family = "layout"
-    promise = "NHWC strides change the speed of convolutions, not their values; the format propagates to outputs."
+    promise = (
+        "Channels-last (NHWC) strides change the speed of convolutions, not their values, and propagate to outputs."
+    )
     source = "https://docs.pytorch.org/tutorials/intermediate/memory_format_tutorial.html"
     requires = frozenset({"conv"})
     keeps_strides = False
@@ -54,11 +56,11 @@ class ChannelsLast(Technique):
 
 
 class Contiguous(Technique):
-    """Every module is called with contiguous tensors, as vendors' porting guides have it where kernels need them."""
+    """Calls every module with contiguous tensors, as vendors' porting guides recommend for kernels that need them."""
 
     name = "contiguous"
     family = "layout"
-    promise = "`.contiguous()` between modules changes strides, not values or gradients."
+    promise = "Calls of `.contiguous()` between modules change strides, not values or gradients."
     source = "https://docs.pytorch.org/docs/stable/generated/torch.Tensor.contiguous.html"
     keeps_strides = False
 
@@ -76,14 +78,14 @@ class Contiguous(Technique):
             extras[_COPIES] += 1
             return value.contiguous()
 
-        def border(
+        def make_contiguous(
             module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
         ) -> tuple[tuple[Any, ...], dict[str, Any]]:
             del module
             return tuple(dense(value) for value in args), {name: dense(value) for name, value in kwargs.items()}
 
         for module in program.module.modules():
-            module.register_forward_pre_hook(border, with_kwargs=True)
+            module.register_forward_pre_hook(make_contiguous, with_kwargs=True)
         call = program.module if program.call is None else program.call
         program.call = self._answering(call, program)
 
@@ -99,7 +101,7 @@ class Contiguous(Technique):
         def answer(*inputs: Any) -> Any:
             out = call(*inputs)
             if not program.extras[_COPIES]:
-                # Strides between modules are known only once they ran.
+                # Strides between modules are known only after a run.
                 raise Unsupported(unsupported(Code.NO_EFFECT, "every tensor given to a module is contiguous already"))
             return out
 

@@ -1,4 +1,4 @@
-"""Indexing operators in each other's place: brackets with index tensors, and index_select and gather."""
+"""Indexing operators in place of each other: index tensors in brackets, and index_select or gather."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ if TYPE_CHECKING:
 
 BRACKETS = "aten::index"
 SELECTIONS = "aten::(index_select|gather)"
-"""Patterns of the operators that copy what index tensors name; those of backward passes have other names."""
+"""Pattern of the operators of indexing functions. Operators of the backward pass have other names."""
 
 _PLAIN = "copies of the plain module"
 
 
 class ReplacedFunctions(TorchFunctionMode):
-    """Calls other functions in place of some: of the same arguments, giving the same values."""
+    """Replaces functions of torch by others, which get the same arguments."""
 
     def __init__(self, functions: Mapping[Any, Callable[..., Tensor]]) -> None:
         super().__init__()
@@ -41,12 +41,16 @@ class ReplacedFunctions(TorchFunctionMode):
 
 
 class Indexing(Technique):
-    """Every indexing of one kind is done by the other.
+    """Replaces all indexing of one kind by the other.
 
     Args:
-        replaced: Pattern of the operators that must be gone.
-        used: Pattern of those that take their place.
-        functions: What is called in place of which function of torch.
+        name: As `Technique.name`.
+        source: As `Technique.source`.
+        promise: As `Technique.promise`.
+        trait: The trait of workloads that index in the way to be replaced.
+        replaced: Pattern of the operators that must not be dispatched any more.
+        used: Pattern of the operators that replace them.
+        functions: Maps functions of torch to their replacements.
     """
 
     family = "indexing"
@@ -90,7 +94,11 @@ class Indexing(Technique):
 
 
 def _by_selection(x: Tensor, key: Any) -> Tensor:
-    """``x[key]`` by index_select and gather. Index tensors count from 0: index_select takes no others."""
+    """``x[key]`` by index_select and gather. Indices must not be negative, since index_select refuses these.
+
+    Raises:
+        Unsupported: The key is not one of the combinations that are implemented.
+    """
     keys = key if isinstance(key, tuple) else (key,)
     places = [place for place, one in enumerate(keys) if isinstance(one, Tensor)]
     if not places:
@@ -105,7 +113,9 @@ def _by_selection(x: Tensor, key: Any) -> Tensor:
         if places == [0, 1] and first.shape == others[0].shape and first.dim() == 1 and x.dim() == 2:
             return x.index_select(0, first).gather(1, others[0].unsqueeze(1)).squeeze(1)
     shapes = [tuple(one.shape) if isinstance(one, Tensor) else one for one in keys]
-    raise Unsupported(unsupported(Code.NO_FEATURE, f"index_select and gather are not put together to the key {shapes}"))
+    raise Unsupported(
+        unsupported(Code.NO_FEATURE, f"no combination of index_select and gather is implemented for the key {shapes}")
+    )
 
 
 def _select_by_brackets(x: Tensor, dim: int, index: Tensor) -> Tensor:
@@ -114,10 +124,10 @@ def _select_by_brackets(x: Tensor, dim: int, index: Tensor) -> Tensor:
 
 
 def _gather_by_brackets(x: Tensor, dim: int, index: Tensor) -> Tensor:
-    """The other dimensions count through their positions, in index tensors of the same shape.
+    """``torch.gather`` by brackets: the other dimensions are indexed by their own positions, in tensors of the same shape.
 
-    Made on the host: XLA folds what is counted on the device into the backward pass's scatter while it compiles, which
-    takes it seconds for a thousand elements.
+    These positions are made on the host. If they were made on the device, XLA would fold them into the backward pass's
+    scatter while compiling, which takes seconds for a thousand elements.
     """
     counted = torch.meshgrid(*(torch.arange(size) for size in index.shape), indexing="ij")
     return x[tuple(index if place == dim % x.dim() else grid.to(x.device) for place, grid in enumerate(counted))]
@@ -127,7 +137,7 @@ TECHNIQUES: tuple[Technique, ...] = (
     Indexing(
         "index-select",
         "https://docs.pytorch.org/docs/stable/generated/torch.index_select.html",
-        "index_select and gather copy what index tensors in brackets copy.",
+        "index_select and gather copy the same elements as index tensors in brackets.",
         "index-tensors",
         BRACKETS,
         SELECTIONS,
@@ -136,7 +146,7 @@ TECHNIQUES: tuple[Technique, ...] = (
     Indexing(
         "index-advanced",
         "https://docs.pytorch.org/docs/stable/tensors.html",
-        "Index tensors in brackets copy what index_select and gather copy.",
+        "Index tensors in brackets copy the same elements as index_select and gather.",
         "index-operators",
         SELECTIONS,
         BRACKETS,

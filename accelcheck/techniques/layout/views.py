@@ -1,4 +1,4 @@
-"""Inputs of equal values behind other strides: transposed, sliced, padded, offset. What lies around them is poisoned."""
+"""Inputs with the same values and other strides: transposed, sliced, padded, offset. Memory around them is poisoned."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from accelcheck.workloads.base import Program
 
 MARGIN = 17
-"""Poisoned elements before and after a view. Odd, so that no element size makes its address a multiple of 16 bytes."""
+"""Number of poisoned elements before and after a view. Odd, so that its address is no multiple of 16 bytes."""
 
 Strides = tuple[int, ...]
 _VIEWS = "views"
@@ -35,8 +35,8 @@ class View:
     Attributes:
         index: Position among the program's inputs.
         base: The whole storage, 1-D.
-        outside: Of each element of `base`, whether it is none of the window's.
-        contiguous: Whether the window is contiguous all the same.
+        outside: Which elements of `base` are not part of the window: bool, of its shape.
+        contiguous: Whether the window is nevertheless contiguous.
     """
 
     index: int
@@ -45,7 +45,7 @@ class View:
     contiguous: bool
 
     def intact(self) -> bool:
-        """Whether nothing was written around the window."""
+        """Whether all elements around the window still hold the poison."""
         around = self.base[self.outside]
         poison = _poison(self.base.dtype)
         whole = around.isnan() if math.isnan(poison) else around == poison
@@ -53,18 +53,18 @@ class View:
 
 
 class Viewed(Technique):
-    """Every tensor input is replaced by a view with the same values."""
+    """Replaces every tensor input by a view with the same values."""
 
     family = "views"
     timed = False
     source = "https://docs.pytorch.org/docs/stable/tensor_view.html"
     keeps_strides = False
-    # A trajectory's mini-batches are gathered from the inputs: none would be a view.
+    # In trajectory mode, mini-batches are gathered from the inputs, and so are no views.
     modes = frozenset(Mode) - {Mode.TRAJECTORY}
     dtypes = ("float32", "bfloat16", "float16")
 
     def __init__(self, name: str, promise: str, strides: Callable[[Sequence[int]], Strides], *, dense: bool) -> None:
-        """`strides` gives a shape's strides in elements, without overlap; `dense` are contiguous ones, at an offset."""
+        """`strides` maps a shape to strides in elements, without overlap; `dense` tells whether these are contiguous."""
         self.name = name
         self.promise = promise
         self.strides = strides
@@ -84,7 +84,11 @@ class Viewed(Technique):
         program.inputs = tuple(inputs)
         program.extras[_VIEWS] = views
         if not any(view.contiguous is self.dense for view in views):
-            raise Unsupported(unsupported(Code.NO_EFFECT, f"no input has a shape that {self.name} gives other strides"))
+            raise Unsupported(
+                unsupported(
+                    Code.NO_EFFECT, f"{self.name} changes the strides of no input: their shapes do not allow it"
+                )
+            )
 
     def evidence(self, program: Program, log: Log, mode: Mode, device: Device) -> Iterable[Evidence]:
         del mode, device
@@ -112,12 +116,12 @@ class Viewed(Technique):
         window = base.as_strided(value.shape, strides, MARGIN)
         window.copy_(value.detach())
         outside = torch.ones(base.shape, dtype=torch.bool, device=value.device)
-        outside.as_strided(value.shape, strides, MARGIN).fill_(False)  # noqa: FBT003 - torch takes the value so
+        outside.as_strided(value.shape, strides, MARGIN).fill_(False)  # noqa: FBT003 - torch's signature
         return window, View(index, base, outside, window.is_contiguous())
 
 
 def _dense(shape: Sequence[int]) -> Strides:
-    """Row-major."""
+    """Row-major strides."""
     strides = [1]
     for size in reversed(shape[1:]):
         strides.append(strides[-1] * size)
@@ -125,24 +129,24 @@ def _dense(shape: Sequence[int]) -> Strides:
 
 
 def _transposed(shape: Sequence[int]) -> Strides:
-    """Column-major: the first dimension runs fastest, as in a transposed copy."""
+    """Column-major strides: the first dimension is the fastest, as in a transposed copy."""
     return tuple(reversed(_dense(tuple(reversed(shape)))))
 
 
 def _sliced(shape: Sequence[int]) -> Strides:
-    """Every second element of a tensor whose last dimension is twice as long."""
+    """Strides of every second element of a tensor whose last dimension is twice as long."""
     return tuple(2 * stride for stride in _dense(shape))
 
 
 def _padded(shape: Sequence[int]) -> Strides:
-    """The first columns of a tensor with three more: rows are dense, and further apart than they are long."""
+    """Strides of the first columns of a tensor with three more: rows are dense, with gaps between them."""
     if len(shape) < 2:
         return _dense(shape)
     return (*(stride for stride in _dense((*shape[:-1], shape[-1] + 3))[:-1]), 1)
 
 
 def _poison(dtype: torch.dtype) -> float | int:
-    """NaN, or the largest integer, or true: what is least likely to be read unnoticed."""
+    """The value that most likely shows when it is read: NaN, the largest integer, or True."""
     if dtype.is_floating_point or dtype.is_complex:
         return math.nan
     return 1 if dtype is torch.bool else torch.iinfo(dtype).max
@@ -153,10 +157,23 @@ def _same_storage(value: object, base: Tensor) -> bool:
 
 
 TECHNIQUES: tuple[Technique, ...] = (
-    Viewed("view-transposed", "Column-major inputs give the values of row-major ones.", _transposed, dense=False),
-    Viewed("view-sliced", "Every second element is read, none between them.", _sliced, dense=False),
-    Viewed("view-padded", "A row stride longer than the row is honoured.", _padded, dense=False),
+    Viewed("view-transposed", "Column-major inputs give the same results as row-major ones.", _transposed, dense=False),
     Viewed(
-        "view-offset", "A storage offset that breaks the alignment of vector loads is honoured.", _dense, dense=True
+        "view-sliced",
+        "Inputs with stride 2 in the last dimension give the same results as dense ones.",
+        _sliced,
+        dense=False,
+    ),
+    Viewed(
+        "view-padded",
+        "Inputs with a row stride longer than the row give the same results as dense ones.",
+        _padded,
+        dense=False,
+    ),
+    Viewed(
+        "view-offset",
+        "Inputs at a storage offset that is not aligned for vector loads give the same results as aligned ones.",
+        _dense,
+        dense=True,
     ),
 )

@@ -1,4 +1,4 @@
-"""Less memory for the same result: activation checkpointing, offload, in-place operations, and the peaks that prove it.
+"""Less memory for the same result: activation checkpointing, offload, in-place operations, and their memory peaks.
 
-Where tensors lie in memory and how they are strided belongs in `accelcheck.techniques.layout`.
+Strides and memory formats belong in `accelcheck.techniques.layout`.
 """

@@ -1,4 +1,4 @@
-"""Activation checkpointing: blocks forget what they computed, and compute it again in the backward pass."""
+"""Activation checkpointing: blocks do not store their activations, but recompute them in the backward pass."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ _PLAIN = "contractions of one plain pass"
 
 
 class Checkpoint(Technique):
-    """Every member of the module's ``blocks`` runs under a checkpoint function."""
+    """Runs every member of the module's ``blocks`` under a checkpoint function."""
 
     family = "checkpoint"
     modes = frozenset({Mode.BACKWARD, Mode.TRAIN, Mode.TRAJECTORY, Mode.RANDOM, Mode.LEARNING})
     requires = frozenset({"blocks"})
-    differentiates_twice = False  # the reentrant ones refuse torch.autograd.grad
+    differentiates_twice = False  # reentrant checkpoints refuse torch.autograd.grad
 
     def __init__(self, name: str, source: str, promise: str) -> None:
         self.name = name
@@ -42,26 +42,26 @@ class Checkpoint(Technique):
         self.promise = promise
 
     def checkpointing(self) -> Callable[..., Any]:
-        """``checkpoint(function, *args)``, with the variant's options bound."""
-        raise NotImplementedError(f"{type(self).__name__}.checkpointing: give the checkpoint function")
+        """The variant's checkpoint function: ``checkpoint(function, *args)``."""
+        raise NotImplementedError(f"{type(self).__name__}.checkpointing: return the checkpoint function")
 
     def prepare(self, program: Program, mode: Mode, device: Device) -> None:
         blocks = program.module.blocks
         if not isinstance(blocks, nn.ModuleList):
-            raise TypeError(f"trait `blocks` promises a ModuleList; {type(program.module).__name__}.blocks is none")
+            raise TypeError(f"the trait `blocks` needs a ModuleList; {type(program.module).__name__}.blocks is none")
         program.extras[_PLAIN] = _contractions(program, mode, device)
         counts: Counter[str] = Counter()
         program.extras[_COUNTS] = counts
         save = self.checkpointing()
         for block in blocks:
-            # On the instance: wrapping the module instead would rename its parameters, by which gradients are found.
+            # On the instance: a wrapper module would rename the parameters, and with them the paths of gradients.
             block.forward = _checkpointed(block.forward, save, counts)
 
     def evidence(self, program: Program, log: Log, mode: Mode, device: Device) -> Iterable[Evidence]:
         del device
         counts: Counter[str] = program.extras[_COUNTS]
         calls, forwards = counts["calls"], counts["forwards"]
-        if program.twice:  # each of the two passes through the gradients' own graph computes the blocks once more
+        if program.twice:  # the second differentiation recomputes the blocks again
             yield Evidence(f"forwards of blocks >= {2 * calls}, twice their calls", forwards, forwards >= 2 * calls > 0)
         else:
             yield Evidence(
@@ -86,12 +86,12 @@ class TorchCheckpoint(Checkpoint):
 
 
 class XlaCheckpoint(Checkpoint):
-    """``torch_xla.utils.checkpoint``: barriers keep the compiler from merging the two computations."""
+    """``torch_xla.utils.checkpoint``: optimization barriers prevent the compiler from merging computation and recomputation."""
 
     def capability(self, device: Device) -> Capability:
         if device.type != "xla":
             return unsupported(
-                Code.NO_BACKEND, f"torch_xla.utils.checkpoint is for xla tensors, not those of {device.name}"
+                Code.NO_BACKEND, f"torch_xla.utils.checkpoint is for xla tensors, not for {device.name}'s"
             )
         return SUPPORTED
 
@@ -115,10 +115,10 @@ def _checkpointed(
 
 
 def _contractions(program: Program, mode: Mode, device: Device) -> int:
-    """Contractions of one pass forward and back, plain. Statistics are put back, and the CPU's generator with them.
+    """Number of contractions in one forward and backward pass without checkpoints. Restores buffers and the CPU's generator.
 
-    In train mode, as the judged run is: backward through batch norm in eval mode fails on xla, which is another case's
-    finding.
+    The module is in training mode, as in the judged run. (Backward through batch norm in evaluation mode fails on xla, which
+    other cases show.)
     """
     module = program.module
     buffers = {buffer: buffer.clone() for buffer in module.buffers()}
@@ -137,14 +137,18 @@ def _contractions(program: Program, mode: Mode, device: Device) -> int:
 
 TECHNIQUES: tuple[Technique, ...] = (
     TorchCheckpoint(
-        "checkpoint-reentrant", "Recomputing in the backward pass gives the gradients of storing.", reentrant=True
+        "checkpoint-reentrant",
+        "Recomputing activations in the backward pass gives the same gradients as storing them.",
+        reentrant=True,
     ),
     TorchCheckpoint(
-        "checkpoint-non-reentrant", "Recomputing in saved-tensor hooks gives the gradients of storing.", reentrant=False
+        "checkpoint-non-reentrant",
+        "Recomputing activations in saved-tensor hooks gives the same gradients as storing them.",
+        reentrant=False,
     ),
     XlaCheckpoint(
         "checkpoint-xla",
         "https://docs.pytorch.org/xla/release/r2.9/index.html",
-        "Recomputing behind optimization barriers gives the gradients of storing.",
+        "Recomputing activations behind optimization barriers gives the same gradients as storing them.",
     ),
 )

@@ -1,4 +1,4 @@
-"""Activation checkpointing in segments: of several blocks in a row, only what goes into the first is kept."""
+"""Activation checkpointing in segments of several blocks: only the input of each segment is stored."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ if TYPE_CHECKING:
     from accelcheck.workloads.base import Program
 
 SEGMENTS = 4
-"""Near the square root of the number of blocks (eight, in the suite's deep workloads), where the peak is lowest."""
+"""Number of segments. The peak is lowest near the square root of the number of blocks (eight in the suite's workloads)."""
 
 _FORWARDS = "forwards of each block"
 _PLAIN = "peak of the plain run"
 
 
 class Segments(Technique):
-    """The module's ``blocks`` run in `SEGMENTS` segments.
+    """Runs the module's ``blocks`` in `SEGMENTS` segments.
 
-    The last, which has what does not divide evenly, is stored: its backward pass comes at once.
+    The last segment, which also has the remaining blocks, is not checkpointed: its backward pass follows immediately.
     """
 
     family = "checkpoint"
@@ -47,7 +47,7 @@ class Segments(Technique):
         self.promise = promise
 
     def chain(self, blocks: Sequence[Callable[[Tensor], Any]], x: Tensor) -> Any:
-        """The blocks one after the other, in segments."""
+        """The output for `x` of all blocks in a row, run in segments."""
         raise NotImplementedError(f"{type(self).__name__}.chain: run the blocks in segments")
 
     def prepare(self, program: Program, mode: Mode, device: Device) -> None:
@@ -56,8 +56,8 @@ class Segments(Technique):
         counts: Counter[int] = Counter()
         program.extras[_FORWARDS] = counts
         plain = [_counted(block.forward, counts, number) for number, block in enumerate(blocks)]
-        # On the instances: wrapping modules instead would rename their parameters, by which gradients are found. The module
-        # goes through its blocks as before: the first one does the work of all.
+        # On the instances: wrapper modules would rename the parameters, and with them the paths of gradients. The module
+        # calls its blocks as before: the first one now runs all of them, and the others return their input.
         blocks[0].forward = lambda x: self.chain(plain, x)
         for block in blocks[1:]:
             block.forward = _passed_on
@@ -67,7 +67,9 @@ class Segments(Technique):
         counts: Counter[int] = program.extras[_FORWARDS]
         plain: Peak = program.extras[_PLAIN]
         blocks = _blocks(program)
-        forwards = [counts[number] for number in range(len(blocks))]  # before a run is measured, which has some too
+        forwards = [
+            counts[number] for number in range(len(blocks))
+        ]  # read before a run is measured, which adds to them
         passes = program.steps if mode is Mode.TRAIN else 1
         again = (SEGMENTS - 1) * (len(blocks) // SEGMENTS)
         bytes_ = f" (no peak: {plain.reason})" if plain.bytes is None else ""
@@ -88,11 +90,13 @@ class TorchSegments(Segments):
 
 
 class XlaSegments(Segments):
-    """Segments under ``torch_xla.utils.checkpoint``, divided as torch divides them."""
+    """Segments under ``torch_xla.utils.checkpoint``, divided as ``checkpoint_sequential`` divides them."""
 
     def capability(self, device: Device) -> Capability:
         if device.type != "xla":
-            return unsupported(Code.NO_BACKEND, f"torch_xla.utils.checkpoint is for xla tensors, not {device.type}")
+            return unsupported(
+                Code.NO_BACKEND, f"torch_xla.utils.checkpoint is for xla tensors, not for {device.name}'s"
+            )
         return SUPPORTED
 
     def chain(self, blocks: Sequence[Callable[[Tensor], Any]], x: Tensor) -> Any:
@@ -107,8 +111,7 @@ def _blocks(program: Program) -> nn.ModuleList:
     blocks = program.module.blocks
     if not isinstance(blocks, nn.ModuleList) or len(blocks) < SEGMENTS:
         raise TypeError(
-            f"expected {type(program.module).__name__}.blocks to be a ModuleList of {SEGMENTS} or more, to divide into "
-            f"segments; got {blocks}"
+            f"expected {type(program.module).__name__}.blocks to be a ModuleList of at least {SEGMENTS} blocks, got {blocks}"
         )
     return blocks
 
@@ -133,11 +136,11 @@ TECHNIQUES: tuple[Technique, ...] = (
     TorchSegments(
         "checkpoint-segments",
         "https://docs.pytorch.org/docs/stable/checkpoint.html#torch.utils.checkpoint.checkpoint_sequential",
-        "Segments that are computed again lower the peak of memory, and give the gradients of storing.",
+        "Recomputing segments of blocks lowers peak memory and gives the same gradients as storing activations.",
     ),
     XlaSegments(
         "checkpoint-segments-xla",
         "https://docs.pytorch.org/xla/release/r2.9/index.html",
-        "Segments that are computed again behind optimization barriers give the gradients of storing.",
+        "Recomputing segments of blocks behind optimization barriers gives the same gradients as storing activations.",
     ),
 )

@@ -1,4 +1,4 @@
-"""Host memory that a device copies from by itself: page-locked, or pinned."""
+"""Page-locked (pinned) host memory, from which a device can copy asynchronously."""
 
 from __future__ import annotations
 
@@ -15,20 +15,22 @@ if TYPE_CHECKING:
 def page_locked(device: Device) -> Capability:
     """Whether host memory can be pinned for an open device.
 
-    CUDA and ROCm have it; a stranger is asked for four bytes of it.
+    CUDA and ROCm can. For devices that are not known, a tensor of four bytes is pinned as a test.
     """
     if device.type == "cpu":
         return unsupported(
-            Code.NO_EFFECT, "tensors of the CPU stay in host memory: there is no transfer to pin them for"
+            Code.NO_EFFECT, "tensors of the CPU stay in host memory: there is no transfer that pinning could help"
         )
     if device.type == "xla":
         return unsupported(
             Code.NO_FEATURE,
-            "torch_xla gives torch no allocator of pinned memory: PJRT copies into buffers of its own before it transfers",
+            "torch_xla has no allocator of pinned memory: PJRT copies to its own buffers before a transfer",
         )
     if device.type != "cuda":
         try:
             torch.empty(1, pin_memory=True)
         except (RuntimeError, NotImplementedError) as error:
-            return unsupported(Code.NO_FEATURE, f"torch pins no memory for {device.name}: {str(error).splitlines()[0]}")
+            return unsupported(
+                Code.NO_FEATURE, f"torch cannot pin memory for {device.name}: {str(error).splitlines()[0]}"
+            )
     return SUPPORTED

@@ -1,4 +1,4 @@
-"""Activations that overwrite their input."""
+"""In-place activations, which overwrite their input."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ _OVERWRITTEN = "calls of toggled modules, by whether they gave back their input"
 
 
 class Inplace(Technique):
-    """``inplace=True`` on every submodule that has the attribute.
+    """Sets ``inplace=True`` on every submodule that has the attribute.
 
-    A device without strides dispatches another operator instead and rebinds the tensor (torch's functionalization):
-    there, what shows is that modules give back the tensor they were given.
+    Devices without strides dispatch another operator and rebind the tensor (torch's functionalization). There, the evidence is
+    that modules return the very tensor that they were called with.
     """
 
     name = "inplace"
     family = "inplace"
-    promise = "Overwriting activations saves memory and changes no value or gradient."
+    promise = "Activations that overwrite their input change no value or gradient."
     source = "https://docs.pytorch.org/docs/stable/notes/autograd.html#in-place-operations-with-autograd"
     dtypes = ("float32", "bfloat16", "float16")
     requires = frozenset({"inplace"})
@@ -72,7 +72,7 @@ class Inplace(Technique):
 
 
 def _inplace_operators(program: Program, device: Device) -> Counter[str]:
-    """Operators in place of one forward pass, by name. In eval mode: no statistics move, nothing random is drawn."""
+    """In-place operators of one forward pass, by name. In evaluation mode, so that no statistics or generators change."""
     training = program.module.training
     program.module.eval()
     inputs = tuple(value.clone() if isinstance(value, Tensor) else value for value in program.inputs)

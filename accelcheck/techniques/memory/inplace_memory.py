@@ -1,4 +1,4 @@
-"""What overwriting activations saves: the peak of memory against that of the plain module."""
+"""The memory that in-place activations save: peak memory compared with the plain module's."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ _PLAIN = "peak of the plain run"
 
 
 class InplaceMemory(Inplace):
-    """Without gradients: with them, most activations keep a copy of what they overwrite for the backward pass."""
+    """In-place activations without gradients; with gradients, most activations store what they overwrite."""
 
     name = "inplace-memory"
-    promise = "Overwriting activations lowers the peak of memory."
+    promise = "Activations that overwrite their input lower peak memory."
     modes = frozenset({Mode.FORWARD})
     requires = frozenset({"inplace", "activations"})
-    # In half precision the peak may be the workspace of a matmul, which no activation changes.
+    # In half precision the peak may be the workspace of a matmul, which activations do not affect.
     dtypes = ("float32",)  # type: ignore[assignment]  # inferred as a tuple of three from the class
 
     def capability(self, device: Device) -> Capability:
@@ -43,7 +43,9 @@ class InplaceMemory(Inplace):
         plain: Peak = program.extras[_PLAIN]
         found = of_run(program, mode, device)
         if plain.bytes is None or found.bytes is None:
-            raise ValueError(f"expected peaks, as `capability` saw that there are; got {plain} and {found}")
+            raise ValueError(
+                f"expected two measured peaks on a device that `capability` accepted, got {plain} and {found}"
+            )
         saved = plain.bytes - found.bytes
         yield Evidence(f"bytes saved of the plain run's peak of {plain.bytes} >= 1", saved, engaged=saved >= 1)
 

@@ -1,4 +1,4 @@
-"""Activation offload: what autograd saves waits in host memory until the backward pass asks for it."""
+"""Activation offload: tensors that autograd saves stay in host memory until the backward pass needs them."""
 
 from __future__ import annotations
 
@@ -30,15 +30,16 @@ _PLAIN = "peak of the plain run"
 
 @dataclass
 class Tally:
-    """What went to the host and came back.
+    """Counts of tensors that were moved to the host and back.
 
     Attributes:
-        packed, unpacked: Tensors that autograd saved, and asked for.
-        bytes: Of those packed.
-        elsewhere: Packed, and not on the CPU.
-        altered: Packed in another dtype or shape, or come back so, or to another device.
-        copied: Packed in memory of their own.
-        pinned: Packed in page-locked memory.
+        packed: Tensors that autograd saved.
+        unpacked: Tensors that the backward pass asked for.
+        bytes: Total bytes of the packed tensors.
+        elsewhere: Tensors that were not packed on the CPU.
+        altered: Tensors packed or unpacked with another dtype or shape, or unpacked to another device.
+        copied: Tensors packed in memory of their own.
+        pinned: Tensors packed in page-locked memory.
     """
 
     packed: int = 0
@@ -53,7 +54,7 @@ class Tally:
 class Counted(save_on_cpu):
     """``save_on_cpu`` that keeps a tally.
 
-    What it moves to the host is hidden from what watches the run: that looks for operators which leave the device.
+    Its copies to the host are hidden from the log, which would report them as operators that leave the device.
     """
 
     def __init__(self, tally: Tally, **options: Any) -> None:
@@ -85,7 +86,7 @@ class Counted(save_on_cpu):
 class Offload(Technique):
     """``torch.autograd.graph.save_on_cpu`` around every forward pass.
 
-    On the CPU its hooks run all the same. Pinned, they copy; else they keep the very tensor, which is where it should be.
+    On the CPU its hooks run too. With pinning they copy; without it they keep the tensor itself.
     """
 
     family = "offload"
@@ -100,8 +101,8 @@ class Offload(Technique):
         self.pinned = pinned
 
     def saving(self, tally: Tally, device: Device) -> AbstractContextManager[Any]:
-        """The context of a forward pass."""
-        # For a type that it finds no torch module of, save_on_cpu asks for CUDA whether there is something to pin for.
+        """The context for a forward pass."""
+        # save_on_cpu asks the device type's module in torch whether to pin memory, and torch.cuda if there is none.
         asked = device.type if page_locked(device).ok else "cuda"
         return Counted(tally, pin_memory=self.pinned, device_type=asked)
 
@@ -114,7 +115,7 @@ class Offload(Technique):
 
     def evidence(self, program: Program, log: Log, mode: Mode, device: Device) -> Iterable[Evidence]:
         del log
-        seen = replace(program.extras[_TALLY])  # before a run is measured, which offloads too
+        seen = replace(program.extras[_TALLY])  # copied before a run is measured, which adds to it
         plain: Peak | None = program.extras.get(_PLAIN)
         unknown = f" (no peak: {plain.reason})" if plain is not None and plain.bytes is None else ""
         yield Evidence(f"bytes saved in host memory >= 1{unknown}", seen.bytes, engaged=seen.bytes >= 1)
@@ -136,10 +137,14 @@ class Offload(Technique):
 
 
 TECHNIQUES: tuple[Technique, ...] = (
-    Offload("offload-cpu", "Activations that wait on the host give the gradients of those that stay.", pinned=False),
+    Offload(
+        "offload-cpu",
+        "Activations that are stored on the host give the same gradients as those that stay on the device.",
+        pinned=False,
+    ),
     Offload(
         "offload-cpu-pinned",
-        "Copies of activations, page-locked where the device can use that, give the gradients of the originals.",
+        "Activations copied to the host, page-locked where the device can use that, give the same gradients.",
         pinned=True,
     ),
 )

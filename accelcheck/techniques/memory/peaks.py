@@ -1,4 +1,4 @@
-"""What a program's run takes in memory, before and after a technique changed it."""
+"""Peak memory of a program's run, before and after a technique changes it."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 
 
 def of_run(program: Program, mode: Mode, device: Device) -> Peak:
-    """The peak of one run of the program as it is now; afterwards it is as it was, and so is the CPU's generator.
+    """Peak memory of one run of the program in its present state. Restores parameters, buffers and the CPU's generator.
 
-    A run before it allocates what is allocated once: workspaces of libraries, lazily made buffers. Nothing is run where
-    the device cannot tell.
+    An unmeasured run goes first, for allocations that are made once, such as library workspaces. Where the device cannot
+    measure memory, nothing is run, and the result gives the reason.
     """
     known = measurable(device)
     if not known.ok:
@@ -33,7 +33,7 @@ def of_run(program: Program, mode: Mode, device: Device) -> Peak:
 
     with torch.random.fork_rng(devices=[]):
         run()
-        program.module.zero_grad(set_to_none=True)  # or the measured run would release them
+        program.module.zero_grad(set_to_none=True)  # otherwise the measured run would release gradients
         found = peak(device, run)
     program.module.zero_grad(set_to_none=True)
     with torch.no_grad():
@@ -43,9 +43,13 @@ def of_run(program: Program, mode: Mode, device: Device) -> Peak:
 
 
 def lower(found: Peak, plain: Peak) -> Evidence:
-    """Whether the peak is below the plain run's; both are known."""
+    """Evidence that the peak is below the plain run's.
+
+    Raises:
+        ValueError: One of the peaks was not measured.
+    """
     if found.bytes is None or plain.bytes is None:
-        raise ValueError(f"expected two known peaks to compare, got {plain} and {found}")
+        raise ValueError(f"expected two measured peaks to compare, got {plain} and {found}")
     return Evidence(
         f"peak memory of a run, in bytes, < {plain.bytes}, the plain run's",
         found.bytes,
