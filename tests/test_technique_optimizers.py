@@ -136,7 +136,7 @@ def test_an_option_that_an_optimizer_has_not_is_no_feature(
 
 
 def test_a_program_without_an_optimizer_is_refused() -> None:
-    with pytest.raises(TypeError, match="promises an optimizer"):
+    with pytest.raises(TypeError, match="needs an optimizer"):
         FOREACH.prepare(Program.of(Problem(torch.nn.Linear(2, 2), (torch.ones(1, 2),))), Mode.TRAIN, StubDevice())
 
 

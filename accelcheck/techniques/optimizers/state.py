@@ -1,4 +1,4 @@
-"""Optimizers that remember in bfloat16 what they add to FP32 parameters, and what such a training computes, in FP64."""
+"""Optimizers with states in bfloat16 and parameters in FP32, and the FP64 emulation of such a training."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ if TYPE_CHECKING:
     from accelcheck.workloads.base import OptimizerMaker, Program, Workload
 
 _WORKLOADS = frozenset({"train-mlp", "train-transformer", "digits-mlp-training"})
-"""SGD with momentum, AdamW, and a training that must reach its accuracy."""
+"""SGD with momentum, AdamW, and a training of which the accuracy is checked."""
 
 _KEPT = "optimizer whose states are kept"
 
 
 @dataclass
 class KeptStates:
-    """Makes optimizers whose states are changed after each step, and changed back before the next.
+    """Makes optimizers whose states are converted after each step, and converted back before the next.
 
     Attributes:
-        make: Makes the optimizer.
-        narrow: What a state becomes after a step; numbers of steps taken stay as they are.
-        widen: What it becomes before the next.
-        made: The last optimizer.
+        make: Makes the original optimizer.
+        narrow: Converts a state after a step. Step counts are not converted.
+        widen: Converts a state back before the next step.
+        made: The optimizer that was made last.
     """
 
     make: OptimizerMaker
@@ -47,7 +47,7 @@ class KeptStates:
     made: torch.optim.Optimizer | None = None
 
     def __call__(self, parameters: Sequence[nn.Parameter]) -> torch.optim.Optimizer:
-        """An optimizer of these parameters."""
+        """Make an optimizer of these parameters."""
         self.made = self.make(parameters)
         self.made.register_step_pre_hook(lambda optimizer, *_: _each(optimizer, self.widen))
         self.made.register_step_post_hook(lambda optimizer, *_: _each(optimizer, self.narrow))
@@ -55,7 +55,7 @@ class KeptStates:
 
 
 class RoundedStates(KeptStates):
-    """What `HalfStates` gives, in FP64: states are rounded after each step. `flips` is as that of a `Quantizer`."""
+    """The emulation of `HalfStates` in FP64: states are rounded after each step. `flips` is as in `Quantizer`."""
 
     flips: torch.Generator | None = None
 
@@ -69,11 +69,11 @@ class RoundedStates(KeptStates):
 
 
 class HalfStates(Technique):
-    """Moments and momentum in bfloat16 between steps; a step widens them, computes in FP32 and rounds them again."""
+    """Keeps moments and momentum in bfloat16 between steps. A step widens them, computes in FP32 and rounds them again."""
 
     name = "optimizer-bf16-states"
     family = "precision"
-    promise = "Optimizer states take half the memory; parameters, gradients and the arithmetic of a step stay float32."
+    promise = "Optimizer states in bfloat16 take half the memory; parameters, gradients and arithmetic stay float32."
     source = "https://docs.pytorch.org/ao/stable/api_reference/api_ref_optim.html"
     modes = frozenset({Mode.TRAIN, Mode.LEARNING})
     level = 2
@@ -119,7 +119,7 @@ class HalfStates(Technique):
 
 
 def _states(optimizer: torch.optim.Optimizer) -> Iterator[tuple[dict[str, Any], str, Tensor]]:
-    """Every state as large as its parameter, where it is and under which name: numbers of steps are left out."""
+    """Every floating-point state, with the mapping that holds it and its name; without step counts."""
     for state in optimizer.state.values():
         for name, value in state.items():
             if name != "step" and isinstance(value, Tensor) and value.is_floating_point():

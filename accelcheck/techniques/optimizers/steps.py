@@ -1,4 +1,4 @@
-"""Faster optimizer steps: all parameters at once, in one kernel, capturable, compiled; each equal to the plain loop."""
+"""Faster optimizer steps: foreach, fused, capturable, compiled. Each must equal the plain loop over parameters."""
 
 from __future__ import annotations
 
@@ -35,18 +35,18 @@ if TYPE_CHECKING:
 
 _BANKS = frozenset(["train-adagrad", "train-amsgrad", "train-nadam", "train-nesterov", "train-rmsprop"])
 SUBJECTS = _BANKS | {"train-gated-depth", "train-mlp", "train-transformer", "trajectory-mlp"}
-"""One training for each optimizer, and one in which some parameters have no gradient."""
+"""One training for each optimizer, and one in which some parameters get no gradient."""
 
 _MADE = "the optimizer that was made last"
 
 
 class OptimizerStep(Technique):
-    """An option of the program's own optimizer.
+    """The program's own optimizer, with further options.
 
     Args:
-        name: The variant's name.
+        name: As `Technique.name`.
         promise: As `Technique.promise`.
-        options: Keyword arguments that the optimizer is made with besides its own.
+        options: Keyword arguments for the optimizer, in addition to its own.
     """
 
     family = "optimizer"
@@ -55,7 +55,7 @@ class OptimizerStep(Technique):
     requires = frozenset({"training"})
     early = _BANKS - {"train-nadam", "train-rmsprop"}
     subjects = SUBJECTS
-    """Names of the workloads that it is tried with."""
+    """Names of the workloads that the technique is tried with."""
 
     def __init__(self, name: str, promise: str, **options: bool) -> None:
         self.name = name
@@ -68,7 +68,7 @@ class OptimizerStep(Technique):
     def prepare(self, program: Program, mode: Mode, device: Device) -> None:
         del mode
         if program.optimizer is None:
-            raise TypeError("trait `training` promises an optimizer; the program has none")
+            raise TypeError("the trait `training` needs an optimizer; the program has none")
         kind = type(program.optimizer([nn.Parameter(torch.zeros(1))]))
         for option in self.options:
             if option not in inspect.signature(kind).parameters:
@@ -83,13 +83,13 @@ class OptimizerStep(Technique):
         program.optimizer = made
 
     def changed(self, optimizer: torch.optim.Optimizer, device: Device) -> torch.optim.Optimizer:
-        """The optimizer, after further changes."""
+        """The optimizer after further changes; by default, it is unchanged."""
         del device
         return optimizer
 
 
 class Foreach(OptimizerStep):
-    """Every operation of a step on the lists of all parameters and their states."""
+    """``foreach=True``: each operation of a step runs on lists of all parameters and states."""
 
     modes = frozenset({Mode.TRAIN, Mode.TRAJECTORY})
 
@@ -97,7 +97,7 @@ class Foreach(OptimizerStep):
         del mode
 
         def updates(operator: Operator) -> bool:
-            # What changes parameters (XLA has no in-place operators); clipping has others, and counts may be on the CPU.
+            # The operators that change parameters (XLA has no in-place ones). Clipping has others; step counts may be on the CPU.
             known = re.fullmatch(r"aten::_foreach_(add|addcdiv)_?", operator.name) is not None
             return known and any(at == device.type for _, _, at in operator.inputs)
 
@@ -106,7 +106,7 @@ class Foreach(OptimizerStep):
 
 
 class Fused(OptimizerStep):
-    """The whole step in one kernel."""
+    """``fused=True``: the whole step runs in one kernel."""
 
     dtypes = ("float32", "bfloat16", "float16")
 
@@ -122,7 +122,7 @@ class Fused(OptimizerStep):
 
 
 class Capturable(OptimizerStep):
-    """Nothing of a step is read by the host: its count too is a tensor on the device."""
+    """``capturable=True``: the host reads nothing of a step, and the step count is a tensor on the device."""
 
     def capability(self, device: Device) -> Capability:
         if device.type not in _get_capturable_supported_devices():
@@ -135,14 +135,14 @@ class Capturable(OptimizerStep):
         del log, mode
         optimizer: torch.optim.Optimizer = program.extras[_MADE]
         counts = [state["step"] for state in optimizer.state.values()]
-        here = sum(isinstance(count, Tensor) and count.device.type == device.type for count in counts)
-        yield Evidence(f"step counts on {device.type} = {len(counts)}", here, engaged=here == len(counts) > 0)
+        on_device = sum(isinstance(count, Tensor) and count.device.type == device.type for count in counts)
+        yield Evidence(f"step counts on {device.type} = {len(counts)}", on_device, engaged=on_device == len(counts) > 0)
         flags = {bool(group["capturable"]) for group in optimizer.param_groups}
         yield Evidence("groups are capturable", ", ".join(map(str, sorted(flags))), engaged=flags == {True})
 
 
 class CompiledStep(OptimizerStep):
-    """``torch.compile`` around the step. Each training makes an optimizer of its own, and so its own code: few are tried."""
+    """``torch.compile`` around the step. Few workloads, since every training makes an optimizer, which is compiled again."""
 
     source = "https://docs.pytorch.org/tutorials/recipes/compiling_optimizer.html"
     level = 2
@@ -153,7 +153,7 @@ class CompiledStep(OptimizerStep):
         return SUPPORTED if device.type == "xla" else inductor_capability(device)
 
     def changed(self, optimizer: torch.optim.Optimizer, device: Device) -> torch.optim.Optimizer:
-        # Code of earlier optimizers would count against the limit beyond which dynamo silently gives up.
+        # Code of earlier optimizers counts towards the limit beyond which Dynamo silently runs eagerly.
         forget()
         step: Any = torch.compile(optimizer.step, backend="openxla" if device.type == "xla" else "inductor")
         vars(optimizer)["step"] = step
@@ -175,8 +175,12 @@ class CompiledStep(OptimizerStep):
 
 
 TECHNIQUES: tuple[Technique, ...] = (
-    Foreach("optimizer-foreach", "A step on all parameters at once is that of one after the other.", foreach=True),
-    Fused("optimizer-fused", "A step in one kernel is that of many.", fused=True),
-    Capturable("optimizer-capturable", "A step that keeps its count on the device is the plain one.", capturable=True),
-    CompiledStep("optimizer-compiled", "A compiled step is the plain one."),
+    Foreach(
+        "optimizer-foreach", "A step on lists of all parameters equals the loop over single parameters.", foreach=True
+    ),
+    Fused("optimizer-fused", "A step in one kernel equals the loop over single parameters.", fused=True),
+    Capturable(
+        "optimizer-capturable", "A step that keeps its step count on the device equals the plain step.", capturable=True
+    ),
+    CompiledStep("optimizer-compiled", "A compiled step equals the plain step."),
 )
