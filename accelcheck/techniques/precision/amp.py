@@ -20,16 +20,16 @@ if TYPE_CHECKING:
     from accelcheck.workloads.base import Program, Workload
 
 INITIAL_SCALE = 2.0**7
-"""Of the gradient scaler: lifts most FP16 gradients above the smallest normal number, and overflows none of a training. The
-largest gradient of the trained workloads is 91; FP16 ends at 65504, so from 2**9.5 on the sums of products in a gradient
-become infinite. The growth interval (2000 steps) is far: a run leaves it as it was."""
+"""Initial scale of the gradient scaler. It lifts most FP16 gradients above the smallest normal number, and overflows in no
+training: the largest gradient of the trained workloads is 91 and FP16's largest number 65504, so that gradients overflow from a
+scale of 2**9.5 on. Runs are much shorter than the growth interval (2000 steps), and so never increase it."""
 _SCALE = "scale begun with"
 
 _CONTRACTING = frozenset({"matmul", "linear", "conv", "attention"})
 
 
 class Autocast(Technique):
-    """Forward passes under ``torch.autocast``; parameters and inputs stay FP32."""
+    """Runs forward passes under ``torch.autocast``; parameters and inputs stay FP32."""
 
     family = "amp"
     source = "https://docs.pytorch.org/docs/stable/amp.html"
@@ -38,16 +38,16 @@ class Autocast(Technique):
         self.name = name
         self.dtype = dtype
         if dtype == torch.float16:
-            # Without a scaler small FP16 gradients underflow: training in it is `grad-scaler-fp16`'s promise alone.
+            # Without a scaler small FP16 gradients underflow: only `grad-scaler-fp16` promises training.
             self.modes = frozenset({Mode.FORWARD, Mode.BACKWARD, Mode.RANDOM, Mode.ACCURACY})
         self.half = str(dtype).removeprefix("torch.")
-        self.promise = f"Contractions take {self.half} operands, reductions and parameters stay float32."
+        self.promise = f"Contractions take {self.half} operands; reductions and parameters stay float32."
 
     def capability(self, device: Device) -> Capability:
         return self.needs(device, f"autocast-{self.half}")
 
     def accepts(self, workload: Workload) -> bool:
-        """Autocast changes contractions alone: element-wise workloads would show nothing."""
+        """Accepts workloads with contractions: autocast affects nothing else here."""
         return super().accepts(workload) and bool(_CONTRACTING & workload.traits)
 
     def precision(self, dtype: str) -> str:
@@ -78,14 +78,14 @@ class ScaledAutocast(Autocast):
     def __init__(self, name: str, dtype: torch.dtype) -> None:
         super().__init__(name, dtype)
         self.modes = frozenset({Mode.BACKWARD, Mode.TRAIN, Mode.TRAJECTORY, Mode.RANDOM, Mode.LEARNING})
-        self.promise = "A scaled loss keeps small gradients representable; steps equal those without it."
+        self.promise = "Scaling the loss keeps small gradients representable; steps equal those without scaling."
 
     def prepare(self, program: Program, mode: Mode, device: Device) -> None:
         super().prepare(program, mode, device)
         scale = INITIAL_SCALE
         program.scaler = _CountingScaler(device.type, init_scale=scale)
         if mode is Mode.BACKWARD:
-            # Steps find out by themselves: a scaler halves its scale where gradients overflow. Here no step is taken.
+            # In a training, the scaler halves its scale when gradients overflow. Backward mode takes no step, so do it here.
             state = {name: buffer.clone() for name, buffer in program.module.named_buffers()}
             while program.run(mode) and _overflowed(program) and scale > 1:
                 scale /= 2
@@ -101,13 +101,13 @@ class ScaledAutocast(Autocast):
         if not isinstance(scaler, _CountingScaler):
             raise TypeError(f"the program's scaler was replaced after prepare: {type(scaler).__name__}")
         steps = program.steps if mode in {Mode.TRAIN, Mode.TRAJECTORY} else 1
-        # A scaler that torch disables (no such device) warns, and passes losses through.
+        # A scaler that torch disables (because there is no such device) only warns, and does not scale.
         scaled = scaler.scaled if scaler.is_enabled() else 0
         yield Evidence(f"losses scaled >= {steps}", scaled, engaged=scaled >= steps)
         scale, begun = float(scaler.get_scale()), program.extras[_SCALE]
         yield Evidence(f"scale after = {begun:g} (no step skipped)", scale, engaged=scale == begun)
         if mode is Mode.BACKWARD:
-            # No step, and so no scaler, looks at these: an overflow of the scale's making would pass for the technique's.
+            # Without a step the scaler does not check for overflow, which would look like an error of the technique.
             infinite = _overflowed(program)
             yield Evidence("scaled gradients that overflowed = 0", infinite, engaged=infinite == 0)
         else:
@@ -116,31 +116,32 @@ class ScaledAutocast(Autocast):
 
 
 def _overflowed(program: Program) -> int:
-    """How many parameters have a gradient that is not finite."""
+    """Number of parameters whose gradient is not finite."""
     gradients = [p.grad for p in program.module.parameters() if p.grad is not None]
     return sum(not bool(gradient.isfinite().all()) for gradient in gradients)
 
 
 class _CountingScaler(torch.amp.GradScaler):
-    """A gradient scaler that knows how often it was asked to scale."""
+    """A gradient scaler that counts its calls to `scale`."""
 
     scaled = 0
 
-    # The base class overloads this for tensors, lists and iterables of them.
+    # The base class overloads this for a tensor and for iterables of tensors.
     def scale(self, outputs: Any) -> Any:
         self.scaled += 1
         return super().scale(outputs)
 
 
 def contractions(log: OperatorLog, dtype: torch.dtype) -> int:
-    """How many contractions took a tensor of that dtype."""
+    """Number of contractions that took a tensor of this dtype."""
     return log.having(lambda operator: re.fullmatch(CONTRACTION, operator.name) is not None and operator.takes(dtype))
 
 
 def math_attention(log: OperatorLog, mode: Mode) -> int:
-    """Contractions that may take float32: attention's math path takes half inputs, and computes in float32 by itself.
+    """Number of contractions that may take float32: attention's math path casts half-precision inputs up by itself.
 
-    It multiplies twice going forward and four times going back; only it dispatches ``_safe_softmax``.
+    Each call has two products in the forward pass and four in the backward pass. Calls are counted by ``_safe_softmax``, which
+    nothing else dispatches.
     """
     return log.count("aten::_safe_softmax") * (2 if mode is Mode.FORWARD else 6)
 

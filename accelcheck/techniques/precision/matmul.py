@@ -1,7 +1,7 @@
 """FP32 contractions in reduced precision: TF32 and bf16 matmul, TF32 convolution.
 
-Whether a mode exists on a device is measured, not looked up: it must make a product of 12 significant bits inexact. On
-x86 CPUs, for one, oneDNN takes the modes as a permission, which its kernels use only with AMX.
+Whether a mode has an effect on a device is measured: it must make a product of numbers with 12 significant bits inexact. On
+x86 CPUs, for example, oneDNN treats the modes as a permission, which only its kernels for AMX use.
 """
 
 from __future__ import annotations
@@ -28,22 +28,22 @@ if TYPE_CHECKING:
 
 _SETTING = "setting in the run"
 _TWELVE_BITS = 1024.5
-"""Needs a significand of 12 bits; TF32 has 11, bfloat16 8, counting the implicit one."""
+"""A number with a significand of 12 bits; TF32 has 11 and bfloat16 8, including the implicit bit."""
 
 
 @contextmanager
 def matmul_mode(word: str) -> Iterator[None]:
-    """Within it, ``torch.set_float32_matmul_precision(word)`` holds and every other mode is off; then all is as found."""
+    """Context with ``torch.set_float32_matmul_precision(word)`` and all other modes off; restores all of them."""
     with strict_matmul():
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # torch 2.9 recommends switches that say nothing of "medium"
+            warnings.simplefilter("ignore")  # torch 2.9 recommends newer settings, which have no equivalent of "medium"
             torch.set_float32_matmul_precision(word)
         yield
 
 
 @contextmanager
 def convolution_mode(precision: str) -> Iterator[None]:
-    """Within it, cuDNN may convolve FP32 in `precision` (``ieee``, ``tf32``), other modes are off; then all is as found."""
+    """Context in which cuDNN may convolve FP32 in `precision` (``ieee``, ``tf32``), other modes off; restores all of them."""
     with strict_matmul():
         # torch sets this attribute when it is imported, which mypy does not see.
         torch.backends.cudnn.conv.fp32_precision = precision  # type: ignore[attr-defined]
@@ -51,8 +51,8 @@ def convolution_mode(precision: str) -> Iterator[None]:
 
 
 def convolution_error(device: torch.device) -> float:
-    """Relative error of an FP32 convolution that must give its input back: 0 in FP32, 2**-11 or so in TF32."""
-    # 64 channels and 3x3 taps: below that, libraries choose kernels without matrix units.
+    """Relative error of an FP32 convolution with an identity kernel: 0 in FP32, about 2**-11 in TF32."""
+    # 64 channels and a 3x3 kernel: for smaller ones, libraries choose kernels without matrix units.
     weight = torch.nn.init.dirac_(torch.empty(64, 64, 3, 3)).to(device)
     given = torch.full((2, 64, 8, 8), _TWELVE_BITS).to(device)
     with torch.no_grad():
@@ -66,35 +66,35 @@ class ReducedPrecision(Technique):
     family = "matmul-precision"
     source = "https://docs.pytorch.org/docs/stable/notes/cuda.html#tensorfloat-32-tf32-on-ampere-and-later-devices"
     works_on: frozenset[str]
-    """Traits, of which a workload needs one."""
+    """Traits of which a workload needs at least one."""
 
     @abstractmethod
     def mode(self) -> AbstractContextManager[None]:
-        """The context in which the mode holds."""
+        """The context in which the mode is on."""
 
     @abstractmethod
     def error(self, device: Device) -> float:
-        """Relative error, as things are set now, of a contraction that only full FP32 gives exactly."""
+        """Relative error, with the present settings, of a contraction that is exact in full FP32 only."""
 
     @abstractmethod
     def current(self) -> str:
-        """The setting as torch gives it back now."""
+        """The present value of the setting, read from torch."""
 
     @property
     @abstractmethod
     def wanted(self) -> str:
-        """What `current` is in the mode."""
+        """Value of `current` while the mode is on."""
 
     @property
     @abstractmethod
     def setting(self) -> str:
-        """How the mode is set, for reasons."""
+        """The code that turns the mode on, for reasons."""
 
     def accepts(self, workload: Workload) -> bool:
         return super().accepts(workload) and bool(self.works_on & workload.traits)
 
     def measured(self, device: Device) -> Capability:
-        """Whether the mode changes anything here; strict FP32 around it, so that the error is not the device's default."""
+        """Whether the mode changes anything on this device, compared with strict FP32."""
         with device.strict_float32():
             strict = self.error(device)
             with self.mode():
@@ -120,7 +120,7 @@ class ReducedPrecision(Technique):
                 extras[_SETTING] = self.current()
                 yield
 
-        program.within = within  # the backward pass must run in the mode too, which `Program.around` does not reach
+        program.within = within  # not `Program.around`, which does not include the backward pass
 
     def evidence(self, program: Program, log: Log, mode: Mode, device: Device) -> Iterable[Evidence]:
         del log, mode
@@ -132,7 +132,7 @@ class ReducedPrecision(Technique):
 
 
 class MatmulPrecision(ReducedPrecision):
-    """FP32 matmul in what ``torch.set_float32_matmul_precision`` allows."""
+    """FP32 matmul under ``torch.set_float32_matmul_precision``."""
 
     works_on = frozenset({"matmul", "linear", "attention"})
 
@@ -147,10 +147,10 @@ class MatmulPrecision(ReducedPrecision):
         return f'torch.set_float32_matmul_precision("{self.word}")'
 
     def capability(self, device: Device) -> Capability:
-        """Where torch's setting is read at all; what it does there is measured when a case runs."""
+        """Whether the device reads torch's setting. Whether this has an effect is measured when a case runs."""
         if device.type == "xla":
             return unsupported(
-                Code.NO_BACKEND, "torch_xla reads a setting of its own: torch_xla.backends.set_mat_mul_precision"
+                Code.NO_BACKEND, "torch_xla has its own setting: torch_xla.backends.set_mat_mul_precision"
             )
         return SUPPORTED
 
@@ -176,15 +176,15 @@ class ConvolutionPrecision(ReducedPrecision):
     """FP32 convolution in TF32."""
 
     name = "conv-tf32"
-    promise = "FP32 convolutions round operands to TF32 (10 bits of fraction) and accumulate in FP32."
+    promise = "FP32 convolutions round operands to TF32 (10 fraction bits) and accumulate in FP32."
     works_on = frozenset({"conv"})
     setting = 'torch.backends.cudnn.conv.fp32_precision = "tf32"'
     wanted = "tf32"
 
     def capability(self, device: Device) -> Capability:
-        """It is a setting of cuDNN."""
+        """Only CUDA: it is a setting of cuDNN."""
         if device.type != "cuda":
-            return unsupported(Code.NO_BACKEND, f"a setting of cuDNN, which {device.name} does not use")
+            return unsupported(Code.NO_BACKEND, f"this is a setting of cuDNN, which {device.name} does not use")
         return SUPPORTED
 
     def precision(self, dtype: str) -> str:
@@ -203,10 +203,16 @@ class ConvolutionPrecision(ReducedPrecision):
 
 TECHNIQUES: tuple[Technique, ...] = (
     MatmulPrecision(
-        "matmul-tf32", "high", "tf32", "FP32 matmuls round operands to TF32, or to two bf16 terms; FP32 accumulation."
+        "matmul-tf32",
+        "high",
+        "tf32",
+        "FP32 matmuls round operands to TF32, or to sums of two bf16 numbers, and accumulate in FP32.",
     ),
     MatmulPrecision(
-        "matmul-bf16", "medium", "bfloat16", "FP32 matmuls may round operands to bf16, where not, as in matmul-tf32."
+        "matmul-bf16",
+        "medium",
+        "bfloat16",
+        "FP32 matmuls may round operands to bf16, or else as in matmul-tf32, and accumulate in FP32.",
     ),
     ConvolutionPrecision(),
 )

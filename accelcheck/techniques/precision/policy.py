@@ -1,4 +1,4 @@
-"""A precision policy by module: the model computes in a half type, norms, embeddings and softmax stay in float32."""
+"""A precision policy by module: the model computes in half precision; norms, embeddings and softmax stay in float32."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ KEPT = (
     nn.Softmax,
     nn.LogSoftmax,
 )
-"""Modules that stay in float32: sums over many elements, exponentials, and tables that small updates go into."""
+"""Modules that stay in float32: sums over many elements, exponentials, and tables with small updates."""
 
 SENSITIVE = (
     r"aten::(native_layer_norm|_fused_rms_norm|native_group_norm|\w*batch_norm\w*|embedding|_(safe_|log_)?softmax)"
 )
-"""Operators, forward ones, that the policy keeps in float32."""
+"""Pattern of the forward operators that the policy keeps in float32."""
 
 
 _WORKLOADS = frozenset(
@@ -61,14 +61,14 @@ _WORKLOADS = frozenset(
         "digits-mlp-training",
     ]
 )
-"""Those with something to cast and, between them, every kind of module that is kept; one training of each kind."""
+"""Workloads that together have every kind of module in `KEPT`, and one training of each kind."""
 
 
 class Policy(Technique):
-    """Parameters stay float32 and are cast anew for each forward pass, so that they are followed when they change.
+    """Parameters are stored in float32 and cast for each forward pass, so that their changes take effect.
 
-    Casts stand at the borders alone: inputs of the model become half and its outputs float32; inputs of a module in
-    `KEPT` become float32 and its outputs half.
+    Inputs of the model are cast to half precision and its outputs to float32; inputs of a module in `KEPT` are cast to float32
+    and its outputs to half precision. There are no other casts.
     """
 
     family = "precision"
@@ -92,7 +92,7 @@ class Policy(Technique):
         return super().accepts(workload) and workload.name in _WORKLOADS
 
     def admits(self, probe: Probe) -> bool:
-        """What a half type does not hold, the first cast loses."""
+        """No huge inputs in float16, which the first cast would overflow."""
         return self.dtype != torch.float16 or probe.name != "huge"
 
     def precision(self, dtype: str) -> str:
@@ -138,7 +138,7 @@ def call(module: nn.Module, dtype: torch.dtype, *inputs: Any) -> Any:
 
 
 def cast(value: Any, dtype: torch.dtype) -> Any:
-    """Floating-point tensors, in nested tuples, lists and mappings too, as `dtype`."""
+    """`value` with floating-point tensors cast to `dtype`, also those in nested tuples, lists and mappings."""
     if isinstance(value, Tensor):
         return value.to(dtype) if value.is_floating_point() else value
     if isinstance(value, Mapping):
