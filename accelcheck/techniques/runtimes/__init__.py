@@ -1,4 +1,4 @@
-"""Runtimes that are not torch's own: ONNX Runtime, OpenVINO, TensorRT.
+"""Runtimes of other projects: ONNX Runtime, OpenVINO, TensorRT.
 
-Conversion that they share with export is in `accelcheck.techniques.compilation.conversion`.
+They share `accelcheck.techniques.compilation.conversion` with ``torch.export``.
 """

@@ -1,4 +1,4 @@
-"""ONNX Runtime: the module exported to ONNX, and run by a session in place of torch."""
+"""ONNX Runtime: the module is exported to ONNX and run by a session in place of torch."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ if TYPE_CHECKING:
 PROVIDERS: Mapping[str, tuple[str, Mapping[str, Any]]] = MappingProxyType(
     {
         "cpu": ("CPUExecutionProvider", {}),
-        "cuda": ("CUDAExecutionProvider", {"use_tf32": 0}),  # 1 unless said: products of FP32 tensors in TF32
+        "cuda": ("CUDAExecutionProvider", {"use_tf32": 0}),  # default 1: products of FP32 tensors in TF32
         "rocm": ("MIGraphXExecutionProvider", {}),
     }
 )
-"""By device: the execution provider that computes on it, and its options."""
+"""Execution provider and its options, by device."""
 DTYPES: Mapping[str, torch.dtype] = MappingProxyType(
     {
         "tensor(float)": torch.float32,
@@ -44,20 +44,23 @@ DTYPES: Mapping[str, torch.dtype] = MappingProxyType(
         "tensor(bool)": torch.bool,
     }
 )
-"""What a session calls the element types of its inputs and outputs."""
+"""torch's dtype for each name of an element type in a session."""
 
 
 class OnnxRuntimeModule(Converted):
-    """An ONNX Runtime session, fed with torch's own memory.
+    """An ONNX Runtime session that reads and writes the memory of torch's tensors.
 
     Args:
-        program: Whose module is exported, for the sizes of its inputs.
-        provider: Name of the execution provider that runs all nodes.
-        options: Of the provider.
-        folder: For the profile.
+        program: Has the module, and inputs with the sizes to export for.
+        provider: Name of the execution provider that must run all nodes.
+        options: Options of the provider.
+        folder: Where to write the model and the profile.
 
     Attributes:
-        session: Its profiler runs until `evidence` is asked for.
+        session: The session. `evidence` ends its profiler.
+
+    Raises:
+        TypeError: torch.onnx.export returned no ONNX program.
     """
 
     kind = "session"
@@ -90,7 +93,7 @@ class OnnxRuntimeModule(Converted):
         for declared in self.session.get_outputs():
             outs.append(torch.empty(declared.shape, dtype=DTYPES[declared.type], device=place))
             binding.bind_output(declared.name, *_memory(outs[-1]))
-        # The session has a stream of its own.
+        # The session runs on its own stream, which does not wait for torch's.
         self.synchronize()
         self.session.run_with_iobinding(binding)
         return pytree.tree_unflatten(outs, self.structure)
@@ -107,11 +110,11 @@ class OnnxRuntimeModule(Converted):
 
 
 class OnnxRuntime(Conversion):
-    """Export by ``torch.onnx.export(dynamo=True)``; all of ONNX Runtime's graph optimizations, as it has them on."""
+    """Exports with ``torch.onnx.export(dynamo=True)``, and runs with ONNX Runtime's default graph optimizations, which are all."""
 
     name = "onnxruntime"
     family = "onnxruntime"
-    promise = "ONNX Runtime computes the exported graph as torch computes the module."
+    promise = "ONNX Runtime computes from the exported graph what torch computes."
     source = "https://docs.pytorch.org/docs/stable/onnx_export.html"
     level = 2
     workloads = RUNTIME_WORKLOADS
@@ -128,7 +131,7 @@ class OnnxRuntime(Conversion):
         if provider is None:
             return unsupported(Code.NO_BACKEND, f"ONNX Runtime has no execution provider for {device.name}'s tensors")
         if not all(installed(package) for package in self.packages):
-            return SUPPORTED  # so far: packages are asked for next
+            return SUPPORTED  # `answer` checks the packages next
         try:
             offered = importlib.import_module("onnxruntime").get_available_providers()
             importlib.import_module("onnxscript")
@@ -137,7 +140,7 @@ class OnnxRuntime(Conversion):
         if provider[0] not in offered:
             return unavailable(
                 Code.WRONG_BUILD,
-                f"this onnxruntime offers {', '.join(offered)}, and no {provider[0]}",
+                f"the installed onnxruntime offers {', '.join(offered)}, but not {provider[0]}",
                 "install the onnxruntime build for this device: onnxruntime-gpu, onnxruntime-migraphx",
             )
         return SUPPORTED
@@ -159,7 +162,7 @@ def _provider(device: Device) -> tuple[str, Mapping[str, Any]] | None:
 
 
 def providers_of(profile: Path) -> Counter[str]:
-    """Nodes that were run, by the execution provider that ran them, from a profile that a session wrote."""
+    """Number of executed nodes by execution provider, from the profile that a session wrote."""
     events = json.loads(profile.read_text())
     return Counter(
         event["args"]["provider"]
@@ -169,7 +172,7 @@ def providers_of(profile: Path) -> Counter[str]:
 
 
 def _memory(tensor: Tensor) -> tuple[str, int, Any, tuple[int, ...], int]:
-    """Device, its number, element type, shape and address, as an IO binding wants them."""
+    """Device type, device number, element type, shape and address, in the order of an IO binding's arguments."""
     element = torch.empty(0, dtype=tensor.dtype).numpy().dtype
     return tensor.device.type, tensor.device.index or 0, element, tuple(tensor.shape), tensor.data_ptr()
 

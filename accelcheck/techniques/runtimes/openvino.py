@@ -1,7 +1,8 @@
-"""OpenVINO on the CPU: a converted model, and ``torch.compile``'s backend of that name. FP32, which must be asked for.
+"""OpenVINO on the CPU: a converted model, and the backend ``openvino`` of ``torch.compile``. In FP32, which is not the default.
 
-On processors with bfloat16 units OpenVINO computes FP32 models in bfloat16 unless it is told otherwise. Each ``Core`` gives the
-thread a signal stack, and the last one to go may leave that of one that went before: the next signal handled ends the process.
+On processors with bfloat16 units OpenVINO computes FP32 models in bfloat16 by default. Each ``Core`` installs a signal stack for
+the thread. When several are destroyed, the last one may reinstall a stack that has been freed, and the next signal then kills
+the process; hence `signal_stack_kept`.
 """
 
 from __future__ import annotations
@@ -36,12 +37,12 @@ if TYPE_CHECKING:
     from accelcheck.workloads.base import Program, Workload
 
 LOWER = re.compile(r".*_(bf16|f16|i8|u8)")
-"""Kernel types of the CPU plugin, such as ``brgconv_avx512_bf16``, that compute in less than FP32."""
+"""Pattern of the CPU plugin's kernel types that compute in less than FP32, such as ``brgconv_avx512_bf16``."""
 PACKAGES: Mapping[str, str] = MappingProxyType({"openvino": "pip install 'accelcheck[openvino]'"})
 
 
 class Model(Converted):
-    """A model that OpenVINO converted from an exported program, compiled for the CPU, and one request for its results."""
+    """A model that OpenVINO converts from an exported program and compiles for the CPU, with one inference request."""
 
     kind = "compiled model"
 
@@ -65,11 +66,11 @@ class Model(Converted):
 
 
 class OpenVino(Conversion):
-    """``openvino.convert_model``, ``compile_model`` and a synchronous request."""
+    """``openvino.convert_model``, ``compile_model`` and a synchronous inference request."""
 
     name = "openvino"
     family = "openvino"
-    promise = "OpenVINO computes the converted model, in FP32 where that is asked for, as torch computes the module."
+    promise = "OpenVINO, set to FP32, computes from the converted model what torch computes."
     source = "https://docs.openvino.ai/2026/openvino-workflow/model-preparation/convert-model-pytorch.html"
     level = 2
     workloads = RUNTIME_WORKLOADS
@@ -95,10 +96,11 @@ class OpenVino(Conversion):
 
 
 class Kept:
-    """A compiled module that sees whether its last result still has its values after the next call.
+    """Wraps a compiled module, and checks that a call does not overwrite the result of the previous one.
 
     Attributes:
-        overwritten: Calls that changed what an earlier one had returned.
+        run: The compiled module.
+        overwritten: Number of calls that changed the previous result.
     """
 
     def __init__(self, run: Any) -> None:
@@ -115,23 +117,24 @@ class Kept:
 
 
 class OpenVinoCompile(Technique):
-    """``torch.compile(backend="openvino")``: OpenVINO runs the parts of the graph that it knows, torch the rest.
+    """``torch.compile(backend="openvino")``: OpenVINO runs the parts of the graph that it supports, torch the others.
 
-    With the option ``aot_autograd``, which training needs; without it convolutions and transformers raise with torch 2.13.
-    Two fall-backs are silent: to inductor for a graph that cannot be converted, to eager for a part that cannot be run.
+    Uses the option ``aot_autograd``, which gradients need; without it, convolutions and transformers fail with torch 2.13. The
+    backend falls back silently to inductor for a graph that it cannot convert, and to eager for a part that it cannot run; both
+    are checked in `evidence`.
     """
 
     name = "openvino-compile"
     family = "openvino"
-    promise = "A graph captured by torch.compile, its parts run by OpenVINO in FP32, gives what the module gives."
+    promise = "Parts of a graph captured by torch.compile, run by OpenVINO in FP32, compute what the module computes."
     source = "https://docs.openvino.ai/2026/openvino-workflow/torch-compile.html"
     level = 2
     modes = frozenset({Mode.FORWARD, Mode.BACKWARD, Mode.ACCURACY})
     watch = ProfilerLog
     warmups = 1
-    differentiates_twice = False  # as all of AOTAutograd
+    differentiates_twice = False  # AOTAutograd does not support it
     packages = PACKAGES
-    # Not attention alone: torch keeps it for itself, and nothing is left for OpenVINO.
+    # Without attention alone, which the backend leaves to torch, so that OpenVINO would run nothing.
     workloads = frozenset({"elementwise-5", "mlp", "cnn", "transformer-block", "digits-mlp"})
 
     def __init__(self) -> None:
@@ -141,7 +144,7 @@ class OpenVinoCompile(Technique):
         return openvino_capability(device)
 
     def accepts(self, workload: Workload) -> bool:
-        """One of each kind: each is compiled anew."""
+        """Accepts the workloads named in `workloads`: one of each kind, since each is compiled."""
         return super().accepts(workload) and workload.name in self.workloads
 
     def prepare(self, program: Program, mode: Mode, device: Device) -> None:
@@ -169,7 +172,7 @@ class OpenVinoCompile(Technique):
         fallen = sum(bool(part.perm_fallback) for part in parts)
         yield Evidence(f"of {len(parts)} parts run by eager after all = 0", fallen, engaged=fallen == 0)
         left = {str(node.target) for graph in graphs for node in graph.graph.nodes if node.op == "call_function"}
-        # Nothing is promised about how much OpenVINO takes: a number to read, not to judge.
+        # For information: nothing is promised about how many operators OpenVINO runs.
         yield Evidence("operators left to torch (any number)", ", ".join(sorted(left)) or 0, engaged=True)
         yield Evidence("results overwritten by a later call = 0", call.overwritten, engaged=call.overwritten == 0)
 
@@ -180,11 +183,11 @@ class OpenVinoCompile(Technique):
 
 @contextmanager
 def registered() -> Iterator[None]:
-    """With OpenVINO's backend registered, its caches empty. Afterwards all that this changes for the process is put back."""
+    """Context with OpenVINO's backend registered and its caches empty. At its end, all process-wide changes are undone."""
     with warnings.catch_warnings():
-        # From torch 2.13 on the option has no effect but this warning.
+        # From torch 2.13 on, the option has no effect except this warning.
         warnings.filterwarnings("ignore", message=".*inline_inbuilt_nn_modules", category=FutureWarning)
-        with torch._dynamo.config.patch(inline_inbuilt_nn_modules=False):  # noqa: SLF001 - the only way to it
+        with torch._dynamo.config.patch(inline_inbuilt_nn_modules=False):  # noqa: SLF001 - torch has no public way
             openvino()
             importlib.import_module("openvino.torch")
             _forget()
@@ -192,11 +195,11 @@ def registered() -> Iterator[None]:
                 yield
             finally:
                 _forget()
-                _dynamo("backend").openvino_options = {}  # else those of the first case are everybody's
+                _dynamo("backend").openvino_options = {}  # otherwise later cases would use the options of the first
 
 
 def ran(requests: list[Any]) -> Iterable[Evidence]:
-    """What OpenVINO says of requests that were run with `properties`: where, and in which precision."""
+    """Evidence from OpenVINO's profile of requests that ran with `properties`: devices, nodes and precision."""
     models = [request.get_compiled_model() for request in requests]
     places = sorted({str(place) for model in models for place in model.get_property("EXECUTION_DEVICES")})
     yield Evidence("execution devices are CPU", ", ".join(places) or "none", engaged=places == ["CPU"])
@@ -210,14 +213,14 @@ def ran(requests: list[Any]) -> Iterable[Evidence]:
 
 
 def properties() -> dict[str, Any]:
-    """FP32, torch's number of threads, and a count of what was executed."""
+    """Configuration of OpenVINO: FP32, torch's number of threads, and a profile of executed nodes."""
     return {"INFERENCE_PRECISION_HINT": "f32", "INFERENCE_NUM_THREADS": torch.get_num_threads(), "PERF_COUNT": True}
 
 
 def openvino_capability(device: Device) -> Capability:
-    """Whether OpenVINO computes on the device's tensors and imports with this torch."""
+    """Whether OpenVINO can compute on the device's tensors, and imports with this version of torch."""
     if device.type != "cpu":
-        return unsupported(Code.NO_BACKEND, f"OpenVINO takes tensors in the CPU's memory, not {device.name}'s")
+        return unsupported(Code.NO_BACKEND, f"OpenVINO takes tensors in host memory, not {device.name}'s")
     if installed("openvino"):
         try:
             openvino()
@@ -227,8 +230,8 @@ def openvino_capability(device: Device) -> Capability:
 
 
 def openvino() -> Any:
-    """The package."""
-    # Its converter reports each use to its makers unless a user has turned that off; without the package it cannot.
+    """The package ``openvino``, imported with its telemetry disabled."""
+    # Its converter reports each use to its vendor, unless the package for telemetry cannot be imported.
     sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type]  # None: importing it raises ImportError
     return importlib.import_module("openvino")
 
@@ -236,7 +239,7 @@ def openvino() -> Any:
 def _forget() -> None:
     executor = _dynamo("execute")
     executor.clear_caches()
-    executor.req_cache.clear()  # which the line above leaves
+    executor.req_cache.clear()  # not cleared by the line above
 
 
 def _dynamo(name: str) -> Any:

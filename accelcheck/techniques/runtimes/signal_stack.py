@@ -1,4 +1,4 @@
-"""The stack that this thread's signal handlers run on. Libraries put another in its place and free it; Linux alone is kept."""
+"""Saving and restoring this thread's alternate signal stack (Linux), which libraries replace and then free."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ if TYPE_CHECKING:
 
 
 class SignalStack(ctypes.Structure):
-    """``stack_t`` of Linux."""
+    """Linux's ``stack_t``."""
 
     _fields_: ClassVar = [("address", ctypes.c_void_p), ("flags", ctypes.c_int), ("size", ctypes.c_size_t)]
 
 
 def signal_stack(new: SignalStack | None = None) -> SignalStack:
-    """The alternate signal stack of this thread; another one afterwards, if given. Linux alone.
+    """The alternate signal stack of this thread, which is then replaced by `new` if that is given. Linux only.
 
     Raises:
-        OSError: The kernel refuses the new one.
+        OSError: The kernel refuses the new stack.
     """
     was = SignalStack()
     libc = ctypes.CDLL(None, use_errno=True)
@@ -33,7 +33,7 @@ def signal_stack(new: SignalStack | None = None) -> SignalStack:
 
 @contextmanager
 def signal_stack_kept() -> Iterator[None]:
-    """Afterwards handlers run where they ran before, whatever was put in its place meanwhile."""
+    """Context that restores the signal stack at its end, also where a library has replaced it. No effect except on Linux."""
     if sys.platform != "linux":
         yield
         return

@@ -1,9 +1,9 @@
 """Torch-TensorRT: exported programs compiled to TensorRT engines, in FP32, FP16 and int8. NVIDIA GPUs only.
 
-Networks are strongly typed: each operator computes in the dtype that the exported graph gives it. That is the only kind since
-torch-tensorrt 2.14, and an option before; ``enabled_precisions``, by which TensorRT chose for itself, is gone. So the module
-is cast or quantized first, and what is compiled is its graph. int8 comes as quantize and dequantize operators, which
-NVIDIA's modelopt puts there.
+Networks are strongly typed: each operator computes in the dtype that it has in the exported graph. Since torch-tensorrt 2.14
+there is no other kind; before, it was an option, beside ``enabled_precisions``, with which TensorRT chose precisions itself. The
+module is therefore cast or quantized before it is exported. For int8, NVIDIA's modelopt inserts quantize and dequantize
+operators.
 """
 
 from __future__ import annotations
@@ -39,26 +39,26 @@ if TYPE_CHECKING:
 INSTALL = "pip install 'accelcheck[tensorrt]': the release of torch-tensorrt must be that of torch"
 PACKAGES: Mapping[str, str] = MappingProxyType({"torch_tensorrt": INSTALL})
 ENGINES = frozenset({"TorchTensorRTModule", "PythonTorchTensorRTModule"})
-"""Classes of the submodules that hold an engine; the second until torch-tensorrt 2.13."""
+"""Class names of the submodules that hold an engine; the second one until torch-tensorrt 2.13."""
 OPTIONS: Mapping[str, Any] = MappingProxyType(
     {
-        "min_block_size": 1,  # 5 unless said: graphs of fewer operators would stay in torch
-        "disable_tf32": True,  # False unless said: products of FP32 tensors would be TF32
-        "use_explicit_typing": True,  # until 2.13; what came after it has no other kind
+        "min_block_size": 1,  # default 5: torch would run smaller graphs
+        "disable_tf32": True,  # default False: products of FP32 tensors in TF32
+        "use_explicit_typing": True,  # until 2.13; later versions have no other kind
         "cache_built_engines": False,
         "reuse_cached_engines": False,
     }
 )
-"""Of ``torch_tensorrt.dynamo.compile``, where it has them."""
+"""Options of ``torch_tensorrt.dynamo.compile``; those that a version does not have are left out."""
 
 
 class Engines(Converted):
-    """A graph module whose parts are TensorRT engines.
+    """A graph module with TensorRT engines as submodules.
 
     Args:
-        module: What was exported.
-        exported: On the GPU.
-        inputs: Its example inputs.
+        module: The module that was exported.
+        exported: Its exported program, on the GPU.
+        inputs: Example inputs, on the GPU.
     """
 
     kind = "compiled graph"
@@ -81,7 +81,7 @@ class Engines(Converted):
 
     @property
     def left(self) -> list[str]:
-        """Operators that torch runs, sorted; taking an engine's outputs apart is none."""
+        """Sorted names of the operators that torch runs, without those that unpack an engine's outputs."""
         graphs = [part.graph for part in self.graph.modules() if isinstance(part, torch.fx.GraphModule)]
         calls = [node for graph in graphs for node in graph.nodes if node.op == "call_function"]
         return sorted(str(node.target) for node in calls if isinstance(node.target, torch._ops.OpOverload))  # noqa: SLF001 - their class has no public name
@@ -91,16 +91,16 @@ class Engines(Converted):
         engines = len(self.engines)
         yield Evidence("TensorRT engines >= 1", engines, engaged=engines >= 1)
         yield Evidence(f"runs of engines >= {max(1, engines)}", self.runs, engaged=self.runs >= max(1, engines))
-        # What TensorRT cannot convert stays with torch, as promised: a number to read, not to judge.
+        # For information: as documented, torch runs what TensorRT cannot convert.
         yield Evidence("operators left to torch (any number)", ", ".join(self.left) or 0, engaged=True)
 
 
 class TensorRt(Conversion):
-    """FP32, without TF32."""
+    """TensorRT in FP32, without TF32."""
 
     name = "tensorrt-fp32"
     family = "tensorrt"
-    promise = "TensorRT engines compute the exported graph in FP32 as torch computes the module."
+    promise = "TensorRT engines compute from the exported graph, in FP32, what torch computes."
     source = "https://docs.pytorch.org/TensorRT/user_guide/compilation/dynamo_export.html"
     # An engine takes seconds to a minute to build.
     level = 3
@@ -116,17 +116,17 @@ class TensorRt(Conversion):
             for package in self.packages:
                 try:
                     importlib.import_module(package)
-                except Exception as error:  # noqa: BLE001 - it raises a bare Exception where TensorRT's libraries are absent
+                except Exception as error:  # noqa: BLE001 - it raises a plain Exception where TensorRT's libraries are absent
                     return unavailable(Code.IMPORT_FAILED, f"{package} does not import: {error}", INSTALL)
         return SUPPORTED
 
     def changed(self, module: nn.Module, inputs: tuple[Any, ...]) -> nn.Module:
-        """What is exported in the module's place: itself, or a copy with other types."""
+        """The module to export: `module` itself, or a copy that is cast or quantized."""
         del inputs
         return module
 
     def exporting(self) -> AbstractContextManager[Any]:
-        """Context of the export."""
+        """Context for the export."""
         return nullcontext()
 
     def converted(self, program: Program, device: Device) -> Engines:
@@ -162,10 +162,10 @@ class HalvedEngines(Engines):
 
 
 class TensorRtHalf(TensorRt):
-    """FP16 parameters and operators, cast at the border."""
+    """TensorRT in FP16, with casts of the inputs and outputs."""
 
     name = "tensorrt-fp16"
-    promise = "TensorRT engines compute the graph in FP16, with FP32 inputs and outputs."
+    promise = "TensorRT engines compute the exported graph in FP16, with FP32 inputs and outputs."
     source = "https://docs.pytorch.org/TensorRT/user_guide/shapes_precision/mixed_precision.html"
     workloads = frozenset({"mlp", "cnn", "attention-causal", "transformer-block", "digits-mlp"})
 
@@ -185,7 +185,7 @@ class QuantizedEngines(Engines):
     """Engines of a program with int8 linear layers.
 
     Attributes:
-        wanted: Linear layers of the module.
+        wanted: Number of linear layers of the module.
     """
 
     wanted = 0
@@ -193,7 +193,7 @@ class QuantizedEngines(Engines):
     def evidence(self) -> Iterable[Evidence]:
         yield from super().evidence()
         quantizers = sum("tensorrt.quantize_op" in str(node.target) for node in self.exported.graph.nodes)
-        # Of each linear layer the input and the weight.
+        # One for the input and one for the weight of each linear layer.
         wanted = 2 * self.wanted
         yield Evidence(
             f"int8 quantizers in the exported graph = {wanted} >= 2", quantizers, engaged=quantizers == wanted >= 2
@@ -203,15 +203,15 @@ class QuantizedEngines(Engines):
 
 
 class TensorRtInt8(Quantized, TensorRt):
-    """int8 weights (a scale a channel) and inputs (a scale a tensor, calibrated on the judged inputs) of linear layers.
+    """Linear layers with int8 weights (one scale per channel) and inputs (one scale per tensor, from the judged inputs).
 
     The rule of modelopt's ``INT8_DEFAULT_CFG`` and of Torch-TensorRT's converter: scale max|x| / 127, no zero point, ties to
-    even, -128 to 127. It would quantize the inputs of layer norms too: workloads have none.
+    even, range -128 to 127. It would also quantize inputs of layer norms, which these workloads do not have.
     """
 
     name = "tensorrt-int8"
     family = "tensorrt"
-    promise = "TensorRT engines multiply int8 inputs and weights, with scales from calibration; the rest is FP32."
+    promise = "TensorRT engines multiply int8 inputs and weights, with calibrated scales; everything else is FP32."
     source = "https://docs.pytorch.org/TensorRT/user_guide/shapes_precision/quantization.html"
     workloads = frozenset({"mlp", "digits-mlp"})
     packages = MappingProxyType({**PACKAGES, "modelopt": INSTALL})
@@ -246,7 +246,7 @@ class TensorRtInt8(Quantized, TensorRt):
 
 
 def emulated(linear: nn.Linear, seen: Seen) -> EmulatedLinear:
-    """A linear layer with operands quantized to multiples of max|x| / 127."""
+    """The FP64 emulation of a linear layer whose operands are rounded to multiples of max|x| / 127."""
     largest = torch.tensor(max(-seen.low_in, seen.high_in), dtype=torch.float32)
     layer = EmulatedLinear(linear, before=Quantizer(_fixed(largest / 127.0), -128, 127))
     weight = linear.weight.detach().float()
