@@ -217,7 +217,7 @@ def test_a_device_is_asked_by_trial() -> None:
     needs(SCALED)
     assert SCALED.capability(StubDevice()).ok
     handing = SCALED.capability(Handing())
-    assert (handing.code, handing.reason) == (Code.NO_FEATURE, "stub hands aten::_scaled_mm to the CPU")
+    assert (handing.code, handing.reason) == (Code.NO_FEATURE, "stub falls back to the CPU for aten::_scaled_mm")
     assert WEIGHTS.capability(Handing()).code is Code.NO_FEATURE
 
 

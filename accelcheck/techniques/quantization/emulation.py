@@ -1,8 +1,8 @@
-"""int8 quantization in FP64, from the documented formulas: what a correct int8 implementation computes.
+"""Emulation of int8 quantization in FP64, from the documented formulas: what a correct int8 implementation computes.
 
-Integers are decided in FP32, as the schemes prescribe (scales are FP32 numbers, a value x becomes round(x * (1 / s)) with
-ties to even); everything after the decision is FP64. A correct candidate then differs by FP32 rounding alone, and by rare
-moves of one quantum where a value lies within rounding error of a tie: see `Quantizer.flips`.
+Integers are computed in FP32, as the schemes prescribe: scales are FP32 numbers, and a value x becomes round(x * (1 / s)) with
+ties to even. All further arithmetic is FP64. A correct candidate then differs by FP32 rounding errors, and rarely by one
+quantum, where a value is within rounding error of a tie: see `Quantizer.flips`.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ SMALL_SCALE = 6.1e-5
 """Smallest scale of a dynamic activation: the smallest normal FP16 number (ATen/native/quantized/cpu/QuantUtils.h)."""
 
 RELATIVE = 2.0**-20
-"""Relative error granted to FP32 activations and to the ranges taken from them: 2**4 unit roundoffs of 2**-24, for
-values that went through a few layers."""
+"""Relative error that is allowed for FP32 activations and their ranges: 2**4 unit roundoffs of 2**-24, for
+values that have passed a few layers."""
 
 REACH = 2.0**7 * RELATIVE
-"""Distance to a tie, in quanta, within which a correct implementation may decide either way: positions are up to 2**7."""
+"""Distance to a tie, in quanta, within which a correct implementation may round either way, for positions up to 2**7."""
 
 Scale = tuple[Tensor, int]
-"""FP32 scale, broadcastable to what is quantized, and the zero point."""
+"""FP32 scale, broadcastable to the quantized tensor, and zero point."""
 
 
 def symmetric_scale(x: Tensor, dim: int | None = -1) -> Tensor:
@@ -48,19 +48,20 @@ def symmetric_scale(x: Tensor, dim: int | None = -1) -> Tensor:
 
     Args:
         x: FP32, any shape.
-        dim: Each slice along it has its own scale (that dimension becomes 1); None for one scale.
+        dim: Dimension over which the maximum is taken, and which becomes 1; None for a single scale.
     """
     largest = x.abs().amax() if dim is None else x.abs().amax(dim, keepdim=True)
     return (largest / 127.5).clamp(min=EPSILON)
 
 
 def rounded(position: Tensor, value: Tensor, flips: torch.Generator | None, reach: float = REACH) -> Tensor:
-    """Positions to the nearest integers, ties to even; with `flips`, as one of the correct implementations rounds.
+    """Positions rounded to the nearest integers, ties to even; with `flips`, as some correct implementation rounds them.
 
     Args:
         position: Any shape.
-        value: What the positions are of, of their shape: equal values go to the same side.
-        flips: A CPU generator: every element nearer than `reach` to a tie goes to either side with probability 1/2.
+        value: The values at these positions, of the same shape. Equal values are rounded to the same side.
+        flips: A CPU generator. If given, every element closer than `reach` to a tie is rounded to either side with
+            probability 1/2.
         reach: In quanta.
     """
     integer = torch.round(position)
@@ -73,7 +74,7 @@ def rounded(position: Tensor, value: Tensor, flips: torch.Generator | None, reac
 
 
 def nearest(x: Tensor, dtype: torch.dtype, flips: torch.Generator | None = None) -> Tensor:
-    """Numbers of any floating-point dtype to the nearest of another one, within its range; `flips` as in `rounded`."""
+    """`x` rounded to the nearest numbers of a floating-point `dtype`, within its range, in the dtype of `x`; `flips` as in `rounded`."""
     limits = torch.finfo(dtype)
     _, exponent = torch.frexp(x)
     # Neighbours are eps 2**(exponent - 1) apart, but not closer than subnormal numbers are.
@@ -83,13 +84,13 @@ def nearest(x: Tensor, dtype: torch.dtype, flips: torch.Generator | None = None)
 
 
 def per_token(x: Tensor) -> Scale:
-    """The rule of torchao's dynamic activation: a symmetric scale for each row along the last dimension."""
+    """Torchao's rule for dynamic activations: one symmetric scale per row along the last dimension."""
     return symmetric_scale(x), 0
 
 
 @dataclass(frozen=True)
 class DynamicRange:
-    """ATen's ``ChooseQuantizationParams`` for a quint8 activation: one affine scale from the tensor's own range.
+    """ATen's ``ChooseQuantizationParams`` for a quint8 activation: one affine scale from the range of the tensor.
 
     Attributes:
         steps: 127 with ``reduce_range`` (fbgemm, x86, oneDNN: two products of 7 by 8 bits fit 16 bits), 255 without.
@@ -106,24 +107,24 @@ class DynamicRange:
         if scale < SMALL_SCALE:
             factor = SMALL_SCALE / scale
             low, high, scale = low * factor, high * factor, SMALL_SCALE
-        # Of the two ends that determine the zero point, the one whose terms are smaller.
+        # Take the zero point from the end of the range whose terms are smaller, as ATen does.
         from_low, from_high = -low / scale, self.steps - high / scale
         zero = from_low if -abs(low / scale) < self.steps - abs(high / scale) else from_high
         return torch.tensor(scale, dtype=torch.float32), round(min(max(zero, 0.0), float(self.steps)))
 
 
 class FixedRange:
-    """torch.ao's MinMaxObserver (``per_tensor_affine``, quint8, ``quant_min=0``): one affine scale, from calibration.
+    """torch.ao's MinMaxObserver (``per_tensor_affine``, quint8, ``quant_min=0``): one affine scale from a calibrated range.
 
     Args:
-        low: Smallest value seen.
-        high: Largest value seen; less than `low` when nothing was.
+        low: Smallest value in the calibration.
+        high: Largest value in the calibration; less than `low` if there was none.
         steps: ``quant_max``.
     """
 
     def __init__(self, low: float, high: float, steps: int) -> None:
-        # Once, not in each run: what calibration found does not depend on how a run rounds.
-        self.scale, self.zero = torch.tensor(1.0), 0  # the observer's defaults, when it saw nothing
+        # Computed once: the calibrated range does not depend on how a run rounds.
+        self.scale, self.zero = torch.tensor(1.0), 0  # the observer's defaults without any value
         if low <= high:
             least = torch.tensor(min(low, 0.0), dtype=torch.float32)
             largest = torch.tensor(max(high, 0.0), dtype=torch.float32)
@@ -136,17 +137,18 @@ class FixedRange:
 
 
 class Quantizer(nn.Module):
-    """Activations to integers and back: FP64 in, FP64 out, of the same shape.
+    """Quantizes and dequantizes activations: FP64 in, FP64 out, of the same shape.
 
-    `flips` makes a run one of those that a correct implementation may give. With a relative FP32 error e in x, a value
-    whose position p = x / s lies within |p| e of n + 1/2 may be rounded either way, one quantum apart; a value further
-    from a tie may not. So, when a generator is set, every element nearer than `REACH` to a tie goes to either side with
-    probability 1/2, equal ones to the same. Of evenly spread values that is one in 1 / (2 REACH) = 4096; of a symmetric range with as many steps
-    as integers it includes each row's largest, whose position is 127.5 by construction. Six such runs leave a given
-    element where it was in 1 of 64 cases. The scale, a common factor, moves by up to `RELATIVE`.
+    The attribute `flips`, None or a CPU generator, makes a run one of those that a correct implementation may produce. With a
+    relative FP32 error e in x, a value whose position p = x / s is within |p| e of n + 1/2 may be rounded either way, one
+    quantum apart; a value further from a tie may not. With a generator, every element closer than `REACH` to a tie is therefore
+    rounded to either side with probability 1/2, equal values to the same side. Of evenly distributed values this is one in
+    1 / (2 REACH) = 4096. With a symmetric range that has as many steps as integers, it includes the largest value of each row,
+    whose position is 127.5 by construction. After six such runs, a given element has never been moved in 1 of 64 cases. The
+    scale, a common factor, changes by up to `RELATIVE`.
 
     Args:
-        rule: Gives scale and zero point of an FP32 tensor.
+        rule: Returns scale and zero point for an FP32 tensor.
         low: Smallest integer.
         high: Largest integer.
     """
@@ -170,13 +172,13 @@ class Quantizer(nn.Module):
 
 
 class Dequantized(nn.Module):
-    """A linear layer in FP64, whose weight went onto a grid and back.
+    """A linear layer in FP64 with a dequantized weight.
 
     Args:
-        linear: The FP64 original, whose bias is used.
-        weight: ``(N, K)``, dequantized; any floating-point dtype.
-        before: Quantizes the input; None to leave it.
-        after: Quantizes the output; None to leave it.
+        linear: The FP64 original, whose bias is copied.
+        weight: The dequantized weight ``(N, K)``, in any floating-point dtype.
+        before: Quantizes and dequantizes the input; None for no quantization.
+        after: Quantizes and dequantizes the output; None for no quantization.
     """
 
     weight: Tensor
@@ -197,15 +199,15 @@ class Dequantized(nn.Module):
 
 
 class EmulatedLinear(Dequantized):
-    """A linear layer on int8 operands, in FP64.
+    """The FP64 emulation of a linear layer with an int8 weight.
 
     Args:
         linear: The FP64 original.
-        dim: As `symmetric_scale`'s, of the weight: -1 for a scale per output channel, None for one.
+        dim: As in `symmetric_scale`, for the weight: -1 for one scale per output channel, None for a single one.
         before: As in `Dequantized`.
         after: As in `Dequantized`.
-        integer_bias: Whether the bias is rounded to int32 with the product of the two scales; `before` has then a scale
-            that does not depend on its input.
+        integer_bias: Whether the bias is rounded to int32, with the product of the two scales as its scale. The scale of
+            `before` must then not depend on its input.
     """
 
     def __init__(
@@ -228,7 +230,7 @@ class EmulatedLinear(Dequantized):
 
 @dataclass
 class Seen:
-    """Smallest and largest input and output of a layer, as MinMaxObserver keeps them."""
+    """Smallest and largest input and output of a layer over all calls, as in MinMaxObserver."""
 
     low_in: float = math.inf
     high_in: float = -math.inf
@@ -236,7 +238,7 @@ class Seen:
     high_out: float = -math.inf
 
     def __call__(self, module: nn.Module, inputs: tuple[Any, ...], out: Tensor) -> None:
-        """A forward hook."""
+        """Update the ranges; a forward hook."""
         del module
         self.low_in = min(self.low_in, float(inputs[0].amin()))
         self.high_in = max(self.high_in, float(inputs[0].amax()))
@@ -245,12 +247,12 @@ class Seen:
 
 
 def is_linear(module: nn.Module) -> bool:
-    """Whether quantization converts it: `nn.Linear` itself. Subclasses (attention's output projection) are left alone."""
+    """Whether quantization converts a module: a `nn.Linear`, but no subclass, such as attention's output projection."""
     return type(module) is nn.Linear
 
 
 def calibrate(module: nn.Module, inputs: tuple[Any, ...]) -> dict[nn.Module, Seen]:
-    """Run once without quantization; the ranges seen by each linear layer."""
+    """Run the module once without quantization; returns the ranges of each linear layer's inputs and outputs."""
     seen = {layer: Seen() for layer in module.modules() if is_linear(layer)}
     hooks: list[RemovableHandle] = [layer.register_forward_hook(watcher) for layer, watcher in seen.items()]
     try:
@@ -263,7 +265,11 @@ def calibrate(module: nn.Module, inputs: tuple[Any, ...]) -> dict[nn.Module, See
 
 
 def replaced(module: nn.Module, make: Callable[[nn.Linear], nn.Module]) -> nn.Module:
-    """The module with each linear layer replaced in place; a layer used twice by one replacement. The root may be one."""
+    """Replace each linear layer of a module in place by ``make(layer)``; a layer used twice gets one replacement.
+
+    Returns:
+        `module`, or its replacement if it is a linear layer itself.
+    """
     made: dict[nn.Module, nn.Module] = {}
 
     def replacement(layer: nn.Module) -> nn.Module:
@@ -280,5 +286,5 @@ def replaced(module: nn.Module, make: Callable[[nn.Linear], nn.Module]) -> nn.Mo
 
 
 def twin(module: nn.Module) -> nn.Module:
-    """A copy in evaluation mode that shares nothing with the original."""
+    """A deep copy in evaluation mode."""
     return copy.deepcopy(module).eval()

@@ -1,4 +1,4 @@
-"""Linear layers on float8 operands by ``torch._scaled_mm``, and what they compute, in FP64."""
+"""Linear layers with float8 operands, multiplied by ``torch._scaled_mm``, and their FP64 emulation."""
 
 from __future__ import annotations
 
@@ -22,37 +22,37 @@ if TYPE_CHECKING:
     from accelcheck.workloads.base import Program
 
 TILE = 16
-"""Both dimensions of a float8 weight are multiples of it where matrix units multiply; others are padded with zeros."""
+"""Matrix units need multiples of this number in both dimensions of a float8 weight; others are padded with zeros."""
 
 NEEDED = (8, 9)
-"""Least CUDA compute capability with float8 matrix units (https://docs.nvidia.com/cuda/cuda-c-programming-guide)."""
+"""Lowest CUDA compute capability with float8 matrix units (https://docs.nvidia.com/cuda/cuda-c-programming-guide)."""
 
 WORKLOADS = frozenset({"mlp", "mlp-blocks", "multi-head-attention", "transformer-block", "digits-mlp", "digits-vit"})
-"""Enough shapes: several dimensions, sizes that are no multiples of `TILE`, activations of several layers."""
+"""Workloads with inputs of several dimensions, sizes that are no multiples of `TILE`, and several layers."""
 
 
 def scale_of(x: Tensor, dtype: torch.dtype, *, rows: bool) -> Tensor:
-    """FP32 scale by which a tensor fills the range of a float8 dtype: of each row ``(..., 1)``, or of all ``()``."""
+    """FP32 scale that maps the largest magnitude to a float8 dtype's maximum: per row, ``(..., 1)``, or one, ``()``."""
     sizes = x.float().abs()
-    # `max`: torch_xla 2.9 has no `amax` over all dimensions, and gives the tensor back.
+    # `max`: in torch_xla 2.9, `amax` over all dimensions returns the tensor itself.
     largest = sizes.amax(-1, keepdim=True) if rows else sizes.max()
     return (largest / torch.finfo(dtype).max).clamp(min=EPSILON)
 
 
 def quantize(x: Tensor, dtype: torch.dtype, *, rows: bool) -> tuple[Tensor, Tensor]:
-    """float8 elements of a tensor's shape, and their scale."""
+    """The tensor's elements in float8, of its shape, and their FP32 scale."""
     scale = scale_of(x, dtype, rows=rows)
     limit = torch.finfo(dtype).max
     return (x.float() / scale).clamp(-limit, limit).to(dtype), scale
 
 
 class Float8Linear(nn.Module):
-    """A linear layer that multiplies float8 operands, both with scales of their own, and gives the input's dtype.
+    """A linear layer that multiplies float8 operands; its output has the dtype of the input.
 
     Args:
-        original: Its bias is used.
-        dtype: A float8 one, of both operands.
-        rows: Whether each token and each output channel has its own scale; else each operand has one.
+        original: Its bias is shared.
+        dtype: The float8 dtype of both operands.
+        rows: True for one scale per token and per output channel, False for one scale per operand.
     """
 
     weight: Tensor
@@ -62,14 +62,14 @@ class Float8Linear(nn.Module):
         super().__init__()
         self.channels, self.dtype, self.rows = original.out_features, dtype, rows
         weight, scale = quantize(original.weight.detach(), dtype, rows=rows)
-        # Transposed views of padded memory: `torch._scaled_mm` wants the second operand column-major.
+        # Padded and used transposed: `torch._scaled_mm` needs a column-major second operand.
         self.register_buffer("weight", _padded(_padded(weight, 1), 0))
         self.register_buffer("scale", _padded(scale, 0, 1.0).t().contiguous() if rows else scale)
         self.bias = original.bias
 
     def forward(self, x: Tensor) -> Tensor:
         elements, scale = quantize(x.reshape(-1, x.shape[-1]), self.dtype, rows=self.rows)
-        product = torch._scaled_mm(  # noqa: SLF001 - torch.nn.functional.scaled_mm calls it, and is newer than torch 2.9
+        product = torch._scaled_mm(  # noqa: SLF001 - its public name, torch.nn.functional.scaled_mm, is newer than torch 2.9
             _padded(elements, 1), self.weight.t(), scale_a=scale, scale_b=self.scale, out_dtype=x.dtype
         )
         out = product[:, : self.channels].reshape(*x.shape[:-1], self.channels)
@@ -77,7 +77,7 @@ class Float8Linear(nn.Module):
 
 
 class WidenedLinear(nn.Module):
-    """A linear layer that keeps its weight in float8, with a scale a channel, and widens it for every product."""
+    """A linear layer that stores its weight in float8, with one scale per channel, and widens it for every product."""
 
     weight: Tensor
     scale: Tensor
@@ -94,7 +94,7 @@ class WidenedLinear(nn.Module):
 
 
 class Float8Grid(nn.Module):
-    """Activations to float8 and back: FP64 in, FP64 out, of the same shape. `flips` is as `Quantizer.flips`."""
+    """Casts activations to float8 and back: FP64 in, FP64 out, of the same shape. `flips` is as in `Quantizer`."""
 
     def __init__(self, dtype: torch.dtype, *, rows: bool) -> None:
         super().__init__()
@@ -102,7 +102,7 @@ class Float8Grid(nn.Module):
         self.flips: torch.Generator | None = None
 
     def forward(self, x: Tensor) -> Tensor:
-        # Whether an element lies near a tie decides; rounding errors of the decision itself are `flips`.
+        # Without dispatch modes: the oracle must not simulate rounding errors here, since `flips` accounts for them.
         with torch.no_grad(), _disable_current_modes():
             single = x.float()
             scale = scale_of(single, self.dtype, rows=self.rows)
@@ -112,13 +112,23 @@ class Float8Grid(nn.Module):
 
 
 def emulated(layer: nn.Linear, dtype: torch.dtype, *, rows: bool, inputs: bool = True) -> Dequantized:
-    """What a float8 layer computes, in FP64; with `inputs`, its input is float8 too."""
+    """The FP64 emulation of a layer with a float8 weight and, with `inputs`, a float8 input."""
     elements, scale = quantize(layer.weight.detach().float(), dtype, rows=rows)
     return Dequantized(layer, elements.double() * scale.double(), Float8Grid(dtype, rows=rows) if inputs else None)
 
 
 def tried(device: Device, dtype: torch.dtype, out: torch.dtype, *, rows: bool) -> Capability:
-    """Whether a product of ones of a float8 dtype, with a dtype of outputs, comes out right on the device itself."""
+    """Whether the device multiplies a float8 dtype, tried with a product of ones.
+
+    Args:
+        device: Open.
+        dtype: The float8 dtype of the operands.
+        out: Dtype of the output.
+        rows: As in `Float8Linear`.
+
+    Raises:
+        RuntimeError: The product is wrong.
+    """
     layer = nn.Linear(TILE, TILE, bias=False)
     nn.init.ones_(layer.weight)
     place = device.torch_device()
@@ -126,12 +136,12 @@ def tried(device: Device, dtype: torch.dtype, out: torch.dtype, *, rows: bool) -
     try:
         got = Float8Linear(layer.to(place), dtype, rows=rows)(torch.ones(TILE, TILE, dtype=out).to(place)).cpu()
     except (RuntimeError, NotImplementedError, TypeError, ValueError) as error:
-        reason = f"{device.name} multiplies no {dtype} to {out}: {str(error).splitlines()[0]}"
+        reason = f"{device.name} does not multiply {dtype} to {out}: {str(error).splitlines()[0]}"
         if device.type == "cuda" and torch.version.hip is None and torch.cuda.get_device_capability() < NEEDED:
-            return unavailable(Code.NO_HARDWARE, reason, "use a GPU of compute capability 8.9 or more")
+            return unavailable(Code.NO_HARDWARE, reason, "use a GPU with compute capability 8.9 or higher")
         return unsupported(Code.NO_FEATURE, reason)
     if strays := device.fallbacks():
-        return unsupported(Code.NO_FEATURE, f"{device.name} hands {', '.join(sorted(strays))} to the CPU")
+        return unsupported(Code.NO_FEATURE, f"{device.name} falls back to the CPU for {', '.join(sorted(strays))}")
     if not bool((got == TILE).all()):
         raise RuntimeError(f"{device.name}: sums of {TILE} products of ones in {dtype}: expected {TILE}, got {got}")
     return SUPPORTED
@@ -143,11 +153,11 @@ def is_product(operator: Operator, dtype: torch.dtype) -> bool:
 
 
 class ScaledProduct(Replacing):
-    """`Float8Linear` in place of every linear layer.
+    """Replaces every linear layer by a `Float8Linear`.
 
     Args:
-        name: Its word.
-        dtype: A float8 one.
+        name: As `Technique.name`.
+        dtype: The float8 dtype.
         rows: As in `Float8Linear`.
         level: As `Technique.level`.
     """
@@ -162,11 +172,11 @@ class ScaledProduct(Replacing):
         self.name, self.stored, self.rows, self.level = name, dtype, rows, level
         self.format = str(dtype).removeprefix("torch.")
         self.action = f"{self.format} products (aten::_scaled_mm)"
-        each = "a token and a channel" if rows else "a tensor"
-        self.promise = f"Linear layers multiply {self.format} activations and weights, with a scale {each}."
+        each = "token and channel" if rows else "tensor"
+        self.promise = f"Linear layers multiply {self.format} activations and weights, with one scale per {each}."
 
     def capability(self, device: Device) -> Capability:
-        """By trial, in FP32 and in bfloat16 outputs: kernels differ in what they give."""
+        """Whether one of FP32 and bfloat16 outputs works, by trial: kernels differ in the outputs that they support."""
         answers = [tried(device, self.stored, out, rows=self.rows) for out in (torch.float32, torch.bfloat16)]
         return next((answer for answer in answers if answer.ok), answers[0])
 
@@ -191,11 +201,11 @@ class ScaledProduct(Replacing):
 
 
 class WeightOnly(Replacing):
-    """`WidenedLinear` in place of every linear layer: for every device that casts."""
+    """Replaces every linear layer by a `WidenedLinear`, on every device that can cast to float8."""
 
     name = "float8-weight-only"
     family = "precision"
-    promise = "Linear layers keep float8 weights (a scale a channel); activations and arithmetic stay float32."
+    promise = "Linear layers store float8 weights (one scale per channel); activations and arithmetic stay float32."
     source = "https://docs.pytorch.org/docs/stable/tensor_attributes.html#torch.dtype"
     oracle = "float8_e4m3fn-weight-channel"
     workloads = WORKLOADS
@@ -204,7 +214,7 @@ class WeightOnly(Replacing):
     action = "float8 weights widened for a product"
 
     def capability(self, device: Device) -> Capability:
-        """By trial: numbers that float8 holds, there and back."""
+        """Whether numbers that are exact in float8 survive a cast there and back, by trial."""
         held = torch.tensor([448.0, -0.001953125, 1.125])
         device.reset_fallbacks()
         try:
@@ -212,7 +222,7 @@ class WeightOnly(Replacing):
         except (RuntimeError, NotImplementedError, TypeError) as error:
             return unsupported(Code.NO_DTYPE, f"{device.name} has no {self.stored}: {str(error).splitlines()[0]}")
         if strays := device.fallbacks():
-            return unsupported(Code.NO_FEATURE, f"{device.name} hands {', '.join(sorted(strays))} to the CPU")
+            return unsupported(Code.NO_FEATURE, f"{device.name} falls back to the CPU for {', '.join(sorted(strays))}")
         if not torch.equal(back, held):
             raise RuntimeError(
                 f"{device.name}: to {self.stored} and back: expected {held.tolist()}, got {back.tolist()}"
@@ -230,11 +240,11 @@ class WeightOnly(Replacing):
 
 
 def _padded(x: Tensor, dim: int, value: float = 0.0) -> Tensor:
-    """A matrix with a dimension filled up to a multiple of `TILE`."""
+    """A matrix with `value` appended along a dimension, up to a multiple of `TILE`."""
     missing = -x.shape[dim] % TILE
     if not missing:
         return x.contiguous()
-    if x.dtype.itemsize == 1:  # as bytes, since backends pad no float8: 0 is 0
+    if x.dtype.itemsize == 1:  # as bytes, in which 0 is 0 too, since backends cannot pad float8
         return pad(x.view(torch.uint8), (0, missing) if dim == 1 else (0, 0, 0, missing)).view(x.dtype)
     return pad(x, (0, missing) if dim == 1 else (0, 0, 0, missing), value=value)
 
@@ -243,6 +253,6 @@ TECHNIQUES: tuple[Technique, ...] = (
     WeightOnly(),
     ScaledProduct("float8-scaled-mm", torch.float8_e4m3fn, rows=False),
     ScaledProduct("float8-scaled-mm-rowwise", torch.float8_e4m3fn, rows=True, level=2),
-    # The type of AMD's CDNA3, whose matrix units do not know e4m3fn.
+    # The float8 dtype of AMD's CDNA3, whose matrix units do not support e4m3fn.
     ScaledProduct("float8-scaled-mm-fnuz", torch.float8_e4m3fnuz, rows=False, level=2),
 )

@@ -1,4 +1,4 @@
-"""What quantization saves: bytes of the weights in memory, and of the file that the model is saved to."""
+"""The size of the file that a quantized model is saved to, compared with FP32."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def on_disk(state: Mapping[str, Any]) -> tuple[int, int]:
-    """Bytes of the file that ``torch.save`` writes of a state, and those among them that are tensors' elements."""
+    """Bytes of the file that ``torch.save`` writes for a state, and how many of these are elements of tensors."""
     file = io.BytesIO()
     torch.save(state, file)
     with zipfile.ZipFile(file) as archive:
@@ -26,15 +26,15 @@ def on_disk(state: Mapping[str, Any]) -> tuple[int, int]:
 
 
 def smaller_file(plain: nn.Module, quantized: nn.Module, weights: int) -> Evidence:
-    """Whether the elements in the quantized model's file are fewer than in FP32's, by a third of its weights or more.
+    """Evidence that elements take at least a third of the FP32 weights' bytes less in the quantized model's file.
 
-    int8 takes three quarters away; what torch.ao adds, 16 bytes a channel, is a quarter where a channel has 16 inputs. Of
-    a small model, what a file holds besides elements is as large as the weights.
+    int8 saves three quarters of these bytes. torch.ao adds 16 bytes per channel, a quarter for channels with 16 inputs. Only
+    elements are compared, because everything else in the file of a small model is as large as its weights.
 
     Args:
-        plain: The model as it was; counted as if it were FP32.
-        quantized: What became of it.
-        weights: Bytes of the weights in FP32.
+        plain: The original model; counted as if it were FP32.
+        quantized: The quantized model.
+        weights: Bytes of the quantized layers' weights in FP32.
     """
     full = {name: value.float() if value.is_floating_point() else value for name, value in plain.state_dict().items()}
     (file, before), (smaller, after) = on_disk(full), on_disk(quantized.state_dict())

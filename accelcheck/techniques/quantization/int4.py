@@ -1,4 +1,4 @@
-"""Linear layers on 4-bit weights that share scales in groups, packed two a byte, and what they compute, in FP64."""
+"""Linear layers with 4-bit weights, packed two per byte, with one scale per group; and their FP64 emulation."""
 
 from __future__ import annotations
 
@@ -18,29 +18,29 @@ if TYPE_CHECKING:
     from accelcheck.techniques.observe import Operator
 
 LEVELS = 15
-"""Steps from the smallest integer of four bits to the largest."""
+"""Number of steps from the smallest 4-bit integer to the largest."""
 
 MIDDLE = 8
-"""The integer that the kernel takes off each of 0 to `LEVELS`."""
+"""The integer that the kernel subtracts from each integer of 0 to `LEVELS`."""
 
 GROUP = 32
-"""Weights that share a scale: the smallest group that the kernel knows."""
+"""Number of weights that share a scale: the smallest group that the kernel supports."""
 
 SMALLEST = 1e-6
-"""Smallest scale, as torchao chooses it for this kernel."""
+"""Smallest scale, as in torchao's rule for this kernel."""
 
 TILE = 16
-"""Output channels come in multiples of it; others are padded with zeros."""
+"""The kernel needs a multiple of this number of output channels; other weights are padded with zeros."""
 
 WORKLOADS = frozenset({"mlp", "mlp-blocks", "multi-head-attention", "transformer-block", "digits-mlp", "digits-vit"})
-"""Widths that are multiples of a group and others, several dimensions, activations of several layers."""
+"""Workloads with widths that are and are not multiples of a group, inputs of several dimensions, and several layers."""
 
 
 def quantize(weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Integers of an FP32 weight ``(N, K)``, and each group's scale and zero point, ``(N, K / GROUP)``.
+    """Integers for an FP32 weight ``(N, K)``, of its shape, and the groups' scales and zero points, ``(N, K / GROUP)`` each.
 
-    The rule of torchao's ``_choose_qparams_affine_tinygemm``: the integers span a group's own range, and the zero point is
-    the number that the middle one stands for.
+    The rule of torchao's ``_choose_qparams_affine_tinygemm``: the integers span the range of their group, and the zero point is
+    the floating-point number that the integer `MIDDLE` stands for.
     """
     groups = weight.reshape(weight.shape[0], -1, GROUP)
     low, high = groups.aminmax(dim=-1, keepdim=True)
@@ -50,7 +50,7 @@ def quantize(weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def packed(original: nn.Linear) -> Dequantized:
-    """What a `KernelLinear` and a `NibbleLinear` compute, in FP64."""
+    """The FP64 emulation of `KernelLinear` and `NibbleLinear`."""
     weight = original.weight.detach().float()
     integers, scale, zero = (part.double() for part in quantize(_padded(weight, GROUP)))
     whole = (integers - MIDDLE) * scale.repeat_interleave(GROUP, 1) + zero.repeat_interleave(GROUP, 1)
@@ -58,7 +58,7 @@ def packed(original: nn.Linear) -> Dequantized:
 
 
 def unpacked(original: nn.Linear, group: int) -> Dequantized:
-    """What a layer on torchao's asymmetric int4 weight computes, in FP64: 0 is one of the numbers, whatever the range."""
+    """The FP64 emulation of a layer with torchao's asymmetric int4 weight, whose ranges always include 0."""
     groups = original.weight.detach().float().reshape(original.out_features, -1, group)
     low, high = groups.amin(-1, keepdim=True).clamp(max=0.0), groups.amax(-1, keepdim=True).clamp(min=0.0)
     scale = ((high - low) / LEVELS).clamp(min=torch.finfo(torch.float32).smallest_normal)
@@ -69,10 +69,10 @@ def unpacked(original: nn.Linear, group: int) -> Dequantized:
 
 
 class KernelLinear(nn.Module):
-    """A linear layer whose weight takes four bits an element, multiplied by torch's kernel for processors.
+    """A linear layer with four bits per weight, multiplied by torch's kernel for the CPU.
 
     Args:
-        original: FP32 on the CPU; its bias is used.
+        original: FP32 on the CPU. Its bias is shared.
     """
 
     weight: Tensor
@@ -95,10 +95,10 @@ class KernelLinear(nn.Module):
 
 
 class NibbleLinear(nn.Module):
-    """The same for every device: two elements of the weight in a byte, taken apart for every product.
+    """A linear layer with four bits per weight for every device: two weights in a byte, unpacked for every product.
 
     Args:
-        original: Its bias is used.
+        original: FP32. Its bias is shared.
     """
 
     weight: Tensor
@@ -121,16 +121,18 @@ class NibbleLinear(nn.Module):
 
 
 class Int4(Replacing):
-    """Layers on packed weights in place of every linear layer.
+    """Replaces every linear layer by one with packed weights.
 
     Args:
-        name: Its word.
+        name: As `Technique.name`.
         layer: `KernelLinear` or `NibbleLinear`.
-        operator: Name of the operator that takes the packed weight, dispatched once a layer.
+        operator: Name of the operator that takes the packed weight; dispatched once per layer.
         level: As `Technique.level`.
     """
 
-    promise = f"Linear layers keep weights of 4 bits (a scale and a zero a group of {GROUP}); activations stay float32."
+    promise = (
+        f"Linear layers store 4-bit weights (one scale and zero point per group of {GROUP}); activations stay float32."
+    )
     source = "https://docs.pytorch.org/ao/stable/workflows/inference.html"
     oracle = f"int4-packed-{GROUP}"
     workloads = WORKLOADS
@@ -142,8 +144,8 @@ class Int4(Replacing):
 
     def capability(self, device: Device) -> Capability:
         if self.layer is KernelLinear and device.type != "cpu":
-            reason = f"aten::_weight_int4pack_mm_for_cpu computes on processors, not on {device.name}"
-            return unsupported(Code.NO_FEATURE, reason, "see int4-weight-only")
+            reason = f"aten::_weight_int4pack_mm_for_cpu runs on the CPU, not on {device.name}"
+            return unsupported(Code.NO_FEATURE, reason, "use int4-weight-only")
         return SUPPORTED
 
     def make(self, linear: nn.Linear) -> nn.Module:
@@ -157,7 +159,7 @@ class Int4(Replacing):
 
 
 def _padded(matrix: Tensor, multiple: int) -> Tensor:
-    """With zeros up to a multiple of columns."""
+    """`matrix`, with zero columns appended up to the next multiple."""
     return pad(matrix, (0, -matrix.shape[1] % multiple))
 
 

@@ -1,4 +1,4 @@
-"""Quantization of linear layers, forward only: what all variants share, and int8 by torch.ao.quantization."""
+"""Base classes of quantized linear layers, forward only, and int8 by torch.ao.quantization."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ if TYPE_CHECKING:
     from accelcheck.workloads.probes import Probe
 
 ENGINES = ("x86", "fbgemm", "onednn", "qnnpack")
-"""The int8 engines that torch has; which of them a build and a processor have, torch.backends.quantized says."""
+"""Torch's int8 engines. ``torch.backends.quantized.supported_engines`` lists those of a build and processor."""
 
 CALIBRATED_STEPS = 127
-"""``quant_max`` of torch.ao's default activation observer: 7 bits, which no engine saturates on."""
+"""``quant_max`` of torch.ao's default activation observer: 7 bits, with which no engine saturates."""
 
 
 class Holder(nn.Module):
-    """Holds a module: conversions replace children alone, and the module may be a linear layer itself."""
+    """A module with one child, since conversions only replace children, and the child may be a linear layer itself."""
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
@@ -55,51 +55,51 @@ class Holder(nn.Module):
 
 
 class Quantized(Technique):
-    """What all variants share: they quantize a copy of the module, and promise the storage dtype around the grid."""
+    """Base class of techniques that quantize a copy of the module; arithmetic around the integers is in the storage dtype."""
 
     family = "quantization"
     modes = frozenset({Mode.FORWARD, Mode.ACCURACY})
     requires = frozenset({"linear"})
-    # An error of the size of a quantum takes another branch: no emulation can follow it.
+    # An error of one quantum may take another branch, which no emulation can follow.
     excludes = frozenset({"branching"})
     bakes = True
 
     def admits(self, probe: Probe) -> bool:
-        """A grid has no NaN, no infinity and no subnormal numbers, and no room beyond its calibration."""
+        """No NaN, infinities, subnormal numbers or values beyond the calibrated range, which integers cannot represent."""
         return probe.name in {"zeros", "ones", "one-hot", "powers", "channels", "slice"}
 
     def precision(self, dtype: str) -> str:
-        """That of the arithmetic around the grid: the oracle's emulation carries the quantization."""
+        """The precision of the arithmetic around the integers; the oracle's emulation accounts for the quantization."""
         return dtype
 
     @abstractmethod
     def quantized(self, module: nn.Module, inputs: tuple[Any, ...]) -> nn.Module:
-        """The module, quantized: `module` is a `Holder` of a copy, and may be changed."""
+        """Quantize `module`, a `Holder` of a copy, in place or not; returns the quantized module."""
 
     @abstractmethod
     def emulate(self, module: nn.Module, inputs: tuple[Any, ...]) -> nn.Module:
-        """See the base class; every variant has its own."""
+        """The FP64 emulation, see `Technique.emulate`. Every variant must have its own."""
 
     @property
     @abstractmethod
     def oracle(self) -> str:
-        """Name of the scheme."""
+        """Name of the quantization scheme, see `Technique.oracle`."""
 
     def prepare(self, program: Program, mode: Mode, device: Device) -> None:
-        """Quantize from the parameters as they are. Static variants calibrate on `program.inputs`: the judged ones."""
+        """Quantize the present parameters. Static variants calibrate on `program.inputs`, the judged ones."""
         del mode, device
         with deprecations_silenced():
             program.call = self.quantized(Holder(twin(program.module)), program.inputs)
 
 
 class Replacing(Quantized):
-    """A variant with layers of its own in place of linear ones. They hold their quantized weight as ``weight``.
+    """Base class of techniques that replace linear layers by their own, which hold a quantized ``weight``.
 
     Attributes:
-        workloads: Those that it is tried on, by name.
-        layer: Type of the layers.
+        workloads: Names of the workloads that the technique is tried with.
+        layer: Class of the layers.
         stored: Dtype of their weights.
-        action: What the judged run does with a weight once, in words for evidence.
+        action: What a run does with each weight once, in words for evidence.
     """
 
     workloads: frozenset[str]
@@ -109,15 +109,15 @@ class Replacing(Quantized):
 
     @abstractmethod
     def make(self, linear: nn.Linear) -> nn.Module:
-        """A layer in place of a linear one, whose bias it uses."""
+        """The layer that replaces `linear` and shares its bias."""
 
     @abstractmethod
     def exactly(self, linear: nn.Linear) -> nn.Module:
-        """What that layer computes, in FP64."""
+        """The FP64 emulation of that layer."""
 
     @abstractmethod
     def taken(self, operator: Operator) -> bool:
-        """Whether an operator of the judged run is what `action` says."""
+        """Whether an operator of the judged run does what `action` says."""
 
     def accepts(self, workload: Workload) -> bool:
         return super().accepts(workload) and workload.name in self.workloads
@@ -145,29 +145,29 @@ class Replacing(Quantized):
 
 
 class Engine(Quantized):
-    """A variant of torch.ao.quantization, on one of its engines.
+    """A variant of torch.ao.quantization, with one of its engines.
 
     Args:
-        engine: One of `ENGINES`, or None for the one that torch chose.
+        engine: One of `ENGINES`, or None for torch's default.
     """
 
     source = "https://docs.pytorch.org/docs/stable/quantization.html"
     watch = ProfilerLog
     scheme: str
     event: str
-    """The operator that the profiler must see."""
+    """Name of the operator that the profiler must record."""
     converted: type[nn.Module]
 
     def __init__(self, engine: str | None = None) -> None:
         self.asked = engine
         self.name = self.scheme if engine is None else f"{self.scheme}-{engine}"
-        # The default engine is one of the others: once more by its name only in a standard run.
+        # The default engine is one of the others, which need not run again by name at level 1.
         self.level = 1 if engine is None else 2
         self._held = ExitStack()
 
     @property
     def engine(self) -> str:
-        """The engine that is used here."""
+        """Name of the engine that is used on this machine."""
         return self.asked or str(torch.backends.quantized.engine)
 
     def capability(self, device: Device) -> Capability:
@@ -179,7 +179,8 @@ class Engine(Quantized):
         supported = torch.backends.quantized.supported_engines
         if self.engine not in supported or self.engine == "none":
             return unavailable(
-                Code.WRONG_BUILD, f"engine {self.engine!r} is not among this torch's: {', '.join(sorted(supported))}"
+                Code.WRONG_BUILD,
+                f"this torch build lacks the engine {self.engine!r}; it has {', '.join(sorted(supported))}",
             )
         return SUPPORTED
 
@@ -207,22 +208,22 @@ class Engine(Quantized):
 
 
 class DynamicInt8(Engine):
-    """Weights quantized ahead with one scale a layer, activations on the fly with one scale a tensor."""
+    """Weights quantized ahead of time with one scale per layer, activations at run time with one scale per tensor."""
 
     scheme = "int8-dynamic"
-    promise = "Linear layers multiply int8 weights with activations quantized as they come; results are FP32."
+    promise = "Linear layers multiply int8 weights by activations quantized at run time; results are FP32."
     event = "quantized::linear_dynamic"
 
     @property
-    def converted(self) -> type[nn.Module]:  # type: ignore[override]  # importing it takes a second: when used
-        """The quantized layer's type."""
+    def converted(self) -> type[nn.Module]:  # type: ignore[override]  # a property, since its import takes a second
+        """Class of the quantized layers."""
         from torch.ao.nn.quantized.dynamic import Linear
 
         return Linear
 
     @property
     def steps(self) -> int:
-        """torch.ao asks for ``reduce_range``; qnnpack ignores it, as its own warning says (qlinear_dynamic.cpp)."""
+        """Steps of the activation's range: torch.ao sets ``reduce_range``, which qnnpack ignores (qlinear_dynamic.cpp)."""
         return 255 if self.engine == "qnnpack" else 127
 
     @property
@@ -246,19 +247,19 @@ class DynamicInt8(Engine):
 
 
 class StaticInt8(Engine):
-    """Weights, activations and outputs with fixed scales, calibrated on the judged run's inputs.
+    """Weights, activations and outputs with fixed scales, calibrated on the inputs of the judged run.
 
-    Each linear layer is wrapped on its own, so that any module has a quantized form. Calibration inputs are the judged
-    ones because the oracle must find the same ranges from what it is given.
+    Each linear layer is wrapped separately, so that every module can be quantized. Calibration uses the judged inputs because
+    the oracle has no others, and must find the same ranges.
     """
 
     scheme = "int8-static"
-    promise = "Linear layers take and give int8 with scales fixed by calibration; between layers all is FP32."
+    promise = "Linear layers have int8 inputs and outputs with calibrated scales; everything between them is FP32."
     event = "quantized::linear"
 
     @property
-    def converted(self) -> type[nn.Module]:  # type: ignore[override]  # importing it takes a second: when used
-        """The quantized layer's type."""
+    def converted(self) -> type[nn.Module]:  # type: ignore[override]  # a property, since its import takes a second
+        """Class of the quantized layers."""
         from torch.ao.nn.quantized import Linear
 
         return Linear
@@ -305,13 +306,13 @@ class StaticInt8(Engine):
 
 
 def count(module: nn.Module, test: Callable[[nn.Module], bool]) -> int:
-    """How many places in a module hold a submodule that passes a test; one that is used twice counts twice."""
+    """Number of submodules that pass a test; one that is registered twice counts twice."""
     return sum(1 for _, part in module.named_modules(remove_duplicate=False) if test(part))
 
 
 @contextmanager
 def engine_set(engine: str) -> Iterator[None]:
-    """Another quantized engine for a while."""
+    """Context in which torch uses this quantized engine."""
     before = torch.backends.quantized.engine
     torch.backends.quantized.engine = engine
     try:
@@ -322,7 +323,7 @@ def engine_set(engine: str) -> Iterator[None]:
 
 @contextmanager
 def deprecations_silenced() -> Iterator[None]:
-    """torch.ao.quantization's deprecation, and its advice on observers, are known: see the technique's status."""
+    """Context without the warnings that torch.ao.quantization is deprecated, and without its advice on observers."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", category=DeprecationWarning)
         warnings.filterwarnings("ignore", category=FutureWarning)
@@ -333,10 +334,10 @@ def deprecations_silenced() -> Iterator[None]:
 
 
 def called(call: Any) -> nn.Module:
-    """A program's call as the quantized module that it must be.
+    """`Program.call`, checked to be a module.
 
     Raises:
-        TypeError: It is something else.
+        TypeError: It is no module.
     """
     if not isinstance(call, nn.Module):
         raise TypeError(f"expected the quantized module as the program's call, got {type(call).__name__}")
@@ -344,12 +345,12 @@ def called(call: Any) -> nn.Module:
 
 
 def modules(call: Any) -> Iterable[nn.Module]:
-    """All places of the quantized module that hold a submodule."""
+    """All submodules of the quantized module; those that are registered twice come twice."""
     return (part for _, part in called(call).named_modules(remove_duplicate=False))
 
 
 def stored_as(wanted: str, found: Iterable[torch.dtype]) -> Evidence:
-    """Whether weights have one dtype, given as its text."""
+    """Evidence that all weights have the dtype `wanted`, such as ``torch.int8``."""
     seen = sorted({str(dtype) for dtype in found})
     return Evidence(f"dtype of the weights is {wanted}", ", ".join(seen) or "no weights", engaged=seen == [wanted])
 
@@ -357,13 +358,13 @@ def stored_as(wanted: str, found: Iterable[torch.dtype]) -> Evidence:
 def sizes(
     plain: nn.Module, quantized: nn.Module, after: int, converted: Callable[[nn.Module], bool] = is_linear
 ) -> Iterator[Evidence]:
-    """In memory, and in a file, against FP32.
+    """Evidence that the weights take less memory than in FP32, and the model a smaller file.
 
     Args:
-        plain: The module as it was.
-        quantized: What became of it.
-        after: Bytes of the quantized weights.
-        converted: Tells the layers of `plain` whose weights these are.
+        plain: The original module.
+        quantized: The quantized module.
+        after: Bytes of the quantized weights in memory.
+        converted: Which layers of `plain` are quantized.
     """
     parts = plain.named_modules(remove_duplicate=False)
     before = sum(4 * part.weight.numel() for _, part in parts if isinstance(part, nn.Linear) and converted(part))

@@ -1,4 +1,4 @@
-"""Static int8 by quantization of an exported graph (torchao's pt2e), run as it is and lowered by inductor for x86."""
+"""Static int8 quantization of an exported graph (torchao's pt2e), run as a graph and lowered by inductor for x86."""
 
 from __future__ import annotations
 
@@ -38,17 +38,17 @@ if TYPE_CHECKING:
     from accelcheck.workloads.probes import Probe
 
 STEPS = 255
-"""``quant_max`` of the quantizer's default for activations."""
+"""The quantizer's default ``quant_max`` for activations."""
 
 _CONVERTED = "converted graph"
 _PT2E = "torchao.quantization.pt2e"
 
 
 class ExportedInt8(Quantized):
-    """The converted graph: linear layers between operators that quantize and dequantize, computed in FP32."""
+    """Runs the converted graph: linear layers in FP32, between operators that quantize and dequantize."""
 
     name = "int8-pt2e-static"
-    promise = "Linear layers take int8 with scales fixed by calibration, against int8 weights with a scale a channel."
+    promise = "Linear layers take int8 inputs, with calibrated scales, and int8 weights, with one scale per channel."
     source = "https://docs.pytorch.org/ao/stable/pt2e_quantization/pt2e_quant_x86_inductor.html"
     oracle = "int8-static-input-per-channel"
     level = 2
@@ -61,7 +61,7 @@ class ExportedInt8(Quantized):
         return super().accepts(workload) and workload.name in self.workloads
 
     def admits(self, probe: Probe) -> bool:
-        """A graph is exported for one shape."""
+        """No probe with other shapes: the graph is exported for one."""
         return super().admits(probe) and not probe.reshapes
 
     def capability(self, device: Device) -> Capability:
@@ -100,17 +100,17 @@ class ExportedInt8(Quantized):
         yield from sizes(program.module, graph, sum(weight.nbytes for weight in weights))
 
     def ran(self, log: Log, wanted: int) -> Iterator[Evidence]:
-        """What the judged run shows of `wanted` layers."""
+        """Evidence from the log that `wanted` layers ran quantized."""
         for operator in ("quantize_per_tensor", "dequantize_per_tensor", "dequantize_per_channel"):
             runs = operators(log).count(f"quantized_decomposed::{operator}")
             yield Evidence(f"{operator} >= {wanted}", runs, engaged=runs >= wanted >= 1)
 
 
 class Lowered(ExportedInt8):
-    """The converted graph compiled, its weights frozen and packed: oneDNN's int8 kernels."""
+    """Compiles the converted graph, with frozen and packed weights, to oneDNN's int8 kernels."""
 
     name = "int8-pt2e-inductor"
-    promise = "The same as int8-pt2e-static, multiplied in int8 by the kernels that inductor lowers to."
+    promise = "As int8-pt2e-static, with products in int8 by the kernels that inductor lowers to."
     level = 3
     early = frozenset({"digits-mlp"})
     workloads = frozenset({"mlp", "mlp-blocks", "digits-mlp"})
@@ -118,13 +118,13 @@ class Lowered(ExportedInt8):
     watch = ProfilerLog
 
     def admits(self, probe: Probe) -> bool:
-        """What a grid does with structured inputs, int8-pt2e-static shows, and compiles nothing for it."""
+        """No probes: int8-pt2e-static runs them with the same quantization, and need not compile."""
         del probe
         return False
 
     def capability(self, device: Device) -> Capability:
         if device.type != "cpu" or platform.machine().lower() not in {"x86_64", "amd64"}:
-            return unsupported(Code.NO_BACKEND, f"inductor lowers it on x86 processors, not on {device.name}")
+            return unsupported(Code.NO_BACKEND, f"inductor lowers pt2e graphs on x86 processors, not on {device.name}")
         found = inductor_capability(device)
         return pt2e_capability() if found.ok else found
 
@@ -132,7 +132,7 @@ class Lowered(ExportedInt8):
         forget()
         super().prepare(program, mode, device)
         program.call = torch.compile(called(program.call))
-        # Around calls, not as an option of `compile`: dynamo too asks for it, and a call compiles when it must.
+        # Around calls, not as an option of `compile`: Dynamo reads the setting too, and any call may compile.
         settings = importlib.import_module("torch._inductor.config")
         program.around = lambda: settings.patch(freezing=True)
 
@@ -148,7 +148,7 @@ class Lowered(ExportedInt8):
 
 @cache
 def pt2e_capability() -> Capability:
-    """Whether torchao is here and has the tools, wherever it keeps them."""
+    """Whether torchao is installed and has pt2e quantization for x86."""
     found = torchao_capability("Int8WeightOnlyConfig")
     if not found.ok:
         return found
@@ -161,9 +161,9 @@ def pt2e_capability() -> Capability:
 
 
 def _quantizer() -> Any:
-    """The quantizer for x86, of linear layers alone, with ranges from smallest to largest.
+    """The quantizer for x86, for linear layers only, with ranges from the smallest to the largest value.
 
-    Its default takes ranges from histograms: those of FP32 and of FP64 would differ by more than rounding.
+    By default it takes ranges from histograms, which differ between FP32 and FP64 by more than rounding.
     """
     tools, quantizers = importlib.import_module(_PT2E), importlib.import_module(f"{_PT2E}.quantizer")
     x86 = importlib.import_module(f"{_PT2E}.quantizer.x86_inductor_quantizer")
@@ -189,7 +189,7 @@ def _quantizer() -> Any:
 
 
 def _pruned(graph: GraphModule) -> GraphModule:
-    """Without the FP32 weights that conversion leaves beside the int8 ones, and that no operator reads."""
+    """Remove the FP32 weights that conversion keeps next to the int8 ones, and that no operator reads."""
     read = {str(node.target) for node in graph.graph.nodes if node.op == "get_attr"}
     for name in [name for name, _ in graph.named_parameters() if name not in read]:
         owner, _, own = name.rpartition(".")

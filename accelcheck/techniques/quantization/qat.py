@@ -1,4 +1,4 @@
-"""Quantization-aware training by torchao, its conversion, and what such a training computes, in FP64."""
+"""torchao's quantization-aware training and conversion, and the FP64 emulation of such a training."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _LAYERS = "linear layers"
 
 
 class _Straight(torch.autograd.Function):
-    """A value in place of another: the gradient passes where `inside` holds."""
+    """Replaces `x` by `value`; the gradient of `x` is passed where `inside` is True, and is 0 elsewhere."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, value: Tensor, inside: Tensor) -> Tensor:
@@ -51,10 +51,10 @@ class _Straight(torch.autograd.Function):
 
 
 class FakeQuantizer(nn.Module):
-    """To int8 and back by rows, FP64 in and out; gradients pass where nothing is clipped.
+    """Quantizes rows to int8 and back, FP64 in and out. Gradients pass where nothing is clipped.
 
-    Activations have an affine range for each token, weights a symmetric one for each channel: the rules of torchao's
-    ``IntxFakeQuantizer``. `flips` is as that of `accelcheck.techniques.quantization.emulation.Quantizer`; zero points are rounded too.
+    The rules of torchao's ``IntxFakeQuantizer``: an affine range per token for activations, a symmetric one per channel for
+    weights. `flips` is as in `accelcheck.techniques.quantization.emulation.Quantizer`, and also applies to zero points.
     """
 
     def __init__(self, *, symmetric: bool) -> None:
@@ -86,7 +86,7 @@ class FakeQuantizer(nn.Module):
 
 
 class FakeQuantized(nn.Module):
-    """A linear layer on fake-quantized operands, in FP64; its parameters are the original's."""
+    """A linear layer with fake-quantized operands, in FP64, with the parameters of the original."""
 
     def __init__(self, linear: nn.Linear) -> None:
         super().__init__()
@@ -98,11 +98,11 @@ class FakeQuantized(nn.Module):
 
 
 class Qat(Technique):
-    """Trains with torchao's fake-quantized layers; afterwards a copy is converted, and layers are compared one by one."""
+    """Trains with torchao's fake-quantized layers. `evidence` converts a copy and compares its layers one by one."""
 
     name = "int8-qat"
     family = "quantization"
-    promise = "Training sees int8 activations (a range a token) and weights (a scale a channel); conversion keeps them."
+    promise = "Training uses int8 activations (one range per token) and weights (one scale per channel); conversion keeps both."
     source = "https://docs.pytorch.org/ao/stable/workflows/qat.html"
     modes = frozenset({Mode.BACKWARD, Mode.TRAIN, Mode.LEARNING})
     level = 2
@@ -144,7 +144,7 @@ class Qat(Technique):
 
 
 def _round_trip(layers: dict[str, Any], converted: nn.Module, inputs: dict[str, Tensor]) -> Iterator[Evidence]:
-    """What a converted layer holds and gives, against its fake-quantized one on the same inputs."""
+    """Evidence that converted layers have the weights and outputs of the fake-quantized ones, on the same inputs."""
     found = {name: part for name, part in converted.named_modules() if name in layers and is_linear(part)}
     kinds = sum(
         type(getattr(part.weight, "data", None)).__name__ == "IntxUnpackedToInt8Tensor" for part in found.values()
@@ -159,7 +159,7 @@ def _round_trip(layers: dict[str, Any], converted: nn.Module, inputs: dict[str, 
             weight = layer.weight_fake_quantizer(layer.weight)
             changed += int((part.weight.dequantize() != weight).sum())
             given = layer.activation_fake_quantizer(inputs[name])
-            # Two sums of K products and a bias, in any order, differ by 2 (K + 1) u times the sum of their sizes at most.
+            # Two sums of K products and a bias, in any order, differ by at most 2 (K + 1) u times the sum of magnitudes.
             sizes = F.linear(given.abs(), weight.abs(), None if layer.bias is None else layer.bias.abs())
             most = 2 * (weight.shape[1] + 1) * UNIT * sizes
             apart = (part(inputs[name]) - layer(inputs[name])).abs()
@@ -175,7 +175,7 @@ def _fake(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
 
 
 def _inputs(program: Program, layers: dict[str, nn.Module]) -> dict[str, Tensor]:
-    """What comes into each layer, in evaluation mode, as the parameters are now."""
+    """The input of each layer, by name, in evaluation mode and with the present parameters."""
     seen: dict[str, Tensor] = {}
 
     def watch(name: str, layer: nn.Module) -> Any:

@@ -1,4 +1,4 @@
-"""torchao's ``quantize_``: int8, float8 and int4 weights in place of a linear layer's own. Forward only."""
+"""torchao's ``quantize_``: int8, float8 and int4 weights for linear layers. Forward only."""
 
 from __future__ import annotations
 
@@ -30,34 +30,34 @@ if TYPE_CHECKING:
     from accelcheck.workloads.base import Program, Workload
 
 GROUP = 16
-"""Weights that share a scale in int4: a divisor of every width in the suite."""
+"""Number of weights that share a scale in int4: a divisor of every width in the suite."""
 
 AO_PACKAGE = "pip install 'accelcheck[torchao]'"
 
 
 class TorchAO(Quantized):
-    """torchao's ``quantize_`` with a configuration of version 2: weights become tensors of a type of its own."""
+    """torchao's ``quantize_`` with a configuration of version 2, which turns weights into tensor subclasses."""
 
     source = "https://docs.pytorch.org/ao/stable/api_reference/api_ref_quantization.html"
     config: str
-    """Name of the configuration in torchao.quantization."""
+    """Name of the configuration class in ``torchao.quantization``."""
     tensor = "Int8Tensor"
-    """Type of the weights."""
+    """Class name of the quantized weights."""
     stored = torch.int8
-    """Dtype of what they hold."""
+    """Dtype of the stored integers or floats."""
 
     def capability(self, device: Device) -> Capability:
         del device
         return torchao_capability(self.config)
 
     def converts(self, layer: nn.Module) -> bool:
-        """Whether a layer is to be quantized. By default: every linear layer."""
+        """Whether a layer is to be quantized; by default, every linear layer is."""
         return is_linear(layer)
 
     def settings(self, torchao: Any) -> dict[str, Any]:
         """Arguments of the configuration; `torchao` is the module ``torchao.quantization``."""
         del torchao
-        # Left alone, `quantize_` changes inductor's configuration for the rest of the process.
+        # By default, `quantize_` changes inductor's configuration for the rest of the process.
         return {"set_inductor_config": False}
 
     def quantized(self, module: nn.Module, inputs: tuple[Any, ...]) -> nn.Module:
@@ -89,14 +89,14 @@ class TorchAO(Quantized):
 
     @abstractmethod
     def ran(self, log: Log, wanted: int) -> Evidence:
-        """What the judged run shows: `wanted` layers should have computed with what is stored."""
+        """Evidence from the log that `wanted` layers computed with their stored weights."""
 
 
 class TorchAODynamic(TorchAO):
-    """Both operands int8: activations with a scale a token, computed as they come."""
+    """int8 weights and activations; activations are quantized at run time with one scale per token."""
 
     name = "int8-torchao-dynamic"
-    promise = "Linear layers multiply int8 activations (a scale a token) with int8 weights (a scale a channel)."
+    promise = "Linear layers multiply int8 activations (one scale per token) by int8 weights (one scale per channel)."
     config = "Int8DynamicActivationInt8WeightConfig"
     oracle = "int8-token-channel"
 
@@ -112,10 +112,10 @@ class TorchAODynamic(TorchAO):
 
 
 class TorchAOWeightOnly(TorchAO):
-    """Weights int8, activations as they are."""
+    """int8 weights, floating-point activations."""
 
     name = "int8-torchao-weight-only"
-    promise = "Linear layers keep int8 weights (a scale a channel); activations stay in floating point."
+    promise = "Linear layers store int8 weights (one scale per channel); activations stay in floating point."
     config = "Int8WeightOnlyConfig"
     oracle = "int8-weight-channel"
 
@@ -130,14 +130,16 @@ class TorchAOWeightOnly(TorchAO):
 
 @cache
 def torchao_capability(name: str) -> Capability:
-    """Whether torchao is here, imports with this torch, and has the configuration of the scheme that the oracle emulates."""
+    """Whether torchao is installed, imports with this torch, and has version 2 of a configuration, which oracles emulate."""
     if importlib.util.find_spec("torchao") is None:
         return unavailable(Code.NO_PACKAGE, "torchao is not installed", AO_PACKAGE)
     pair = f"torchao {importlib.metadata.version('torchao')} with torch {torch.__version__}"
     try:
         quantization = importlib.import_module("torchao.quantization")
     except (ImportError, AttributeError, RuntimeError) as error:
-        return unavailable(Code.WRONG_VERSION, f"{pair} does not import: {error}", "install versions that pair")
+        return unavailable(
+            Code.WRONG_VERSION, f"{pair} does not import: {error}", "install matching versions of torch and torchao"
+        )
     config = getattr(quantization, name, None)
     versions = [] if config is None else [field.default for field in fields(config) if field.name == "version"]
     if versions != [2]:
@@ -146,12 +148,12 @@ def torchao_capability(name: str) -> Capability:
 
 
 class Float8WeightOnly(TorchAO):
-    """Weights float8, activations as they are."""
+    """float8 weights, floating-point activations."""
 
     name = "float8-torchao-weight-only"
     family = "precision"
     level = 2
-    promise = "Linear layers keep float8 weights (a scale a channel); activations stay in floating point."
+    promise = "Linear layers store float8 weights (one scale per channel); activations stay in floating point."
     config = "Float8WeightOnlyConfig"
     tensor = "Float8Tensor"
     stored = torch.float8_e4m3fn
@@ -173,19 +175,19 @@ class Float8WeightOnly(TorchAO):
 
 
 class Float8Dynamic(Float8WeightOnly):
-    """Both operands float8, each with one scale, activations as they come. Layers that no tile fits stay as they are."""
+    """float8 weights and activations, one scale per tensor. Layers whose sizes are no multiples of a tile are left alone."""
 
     name = "float8-torchao-dynamic"
-    promise = "Linear layers multiply float8 activations with float8 weights, with a scale a tensor."
+    promise = "Linear layers multiply float8 activations by float8 weights, with one scale per tensor."
     config = "Float8DynamicActivationFloat8WeightConfig"
     oracle = "float8_e4m3fn-tensor-tiled"
 
     def capability(self, device: Device) -> Capability:
-        """What torchao itself asks for: it refuses other hardware, whatever ``torch._scaled_mm`` does there."""
+        """CUDA, ROCm and XPU, by trial: torchao refuses other hardware, even where ``torch._scaled_mm`` works."""
         if device.type not in {"cuda", "xpu"}:
             return unsupported(
                 Code.NO_FEATURE,
-                f"torchao quantizes to float8 dynamically on CUDA, ROCm and XPU alone, not on {device.name}",
+                f"torchao supports dynamic float8 only on CUDA, ROCm and XPU, not on {device.name}",
             )
         found = super().capability(device)
         return float8.tried(device, self.stored, torch.float32, rows=False) if found.ok else found
@@ -196,7 +198,7 @@ class Float8Dynamic(Float8WeightOnly):
         )
 
     def settings(self, torchao: Any) -> dict[str, Any]:
-        # The fast accumulator of Hopper GPUs keeps 14 bits: no FP32 accumulation.
+        # The fast accumulator of Hopper GPUs has only 14 bits, and so is no FP32 accumulation.
         exactly = importlib.import_module("torchao.float8.inference").Float8MMConfig(use_fast_accum=False)
         one = torchao.PerTensor()
         return super().settings(torchao) | {"activation_dtype": self.stored, "granularity": one, "mm_config": exactly}
@@ -215,15 +217,17 @@ class Float8Dynamic(Float8WeightOnly):
 
 
 class Int4WeightOnly(TorchAO):
-    """Weights of four bits, each held in a byte, activations as they are. Runs wherever torch does.
+    """4-bit weights, each stored in a byte, floating-point activations. Runs on every device.
 
-    Of torchao's `Int4WeightOnlyConfig` no packing runs on a CPU in FP32 (0.18); `accelcheck.techniques.quantization.int4` packs.
+    Not torchao's `Int4WeightOnlyConfig`: none of its packings runs on a CPU in FP32 (torchao 0.18). Packed weights are in
+    `accelcheck.techniques.quantization.int4`.
     """
 
     name = "int4-torchao-weight-only"
     level = 2
     promise = (
-        f"Linear layers keep 4-bit weights (a scale and a zero a group of {GROUP}); activations stay in floating point."
+        f"Linear layers store 4-bit weights (one scale and zero point per group of {GROUP}); activations stay in floating "
+        "point."
     )
     config = "IntxWeightOnlyConfig"
     tensor = "IntxUnpackedToInt8Tensor"
@@ -236,7 +240,7 @@ class Int4WeightOnly(TorchAO):
         return isinstance(layer, nn.Linear) and is_linear(layer) and not layer.in_features % GROUP
 
     def settings(self, torchao: Any) -> dict[str, Any]:
-        # Symmetric integers, the default, clip the largest weight of a group: -8 stands against 7.
+        # The default, symmetric integers from -8 to 7, clips the largest weight of a group.
         grid = torchao.MappingType.ASYMMETRIC
         four_bits = torch.int4  # type: ignore[attr-defined]  # torch's stubs have no dtypes below a byte
         return {"weight_dtype": four_bits, "granularity": torchao.PerGroup(GROUP), "mapping_type": grid}
