@@ -1,4 +1,4 @@
-"""Runs a technique on a small problem as the engine does, on a device that a test can shape. No test by itself."""
+"""Helpers for tests: run a technique on a small problem as the engine does, on a stub device. Contains no tests."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class StubDevice(Device):
-    """The CPU, under a type, features and a matmul error of a test's choice."""
+    """The CPU, with a device type, features and a matmul error that the test chooses."""
 
     name = "stub"
 
@@ -51,6 +51,8 @@ class StubDevice(Device):
 
 @dataclass(frozen=True)
 class Ran:
+    """Result, evidence, program and log of a run."""
+
     result: Result
     evidence: tuple[Evidence, ...]
     program: Program
@@ -71,7 +73,7 @@ def run(
     device: Device | None = None,
     dtype: torch.dtype = torch.float32,
 ) -> Ran:
-    """Prepare, run, ask for evidence, finish: the engine's way."""
+    """Prepare, run, collect evidence and finish, in the engine's order."""
     place = StubDevice() if device is None else device
     try:
         with place.strict_float32():
@@ -86,12 +88,12 @@ def run(
 
 
 def plain(problem: Problem, mode: Mode = Mode.FORWARD, dtype: torch.dtype = torch.float32) -> Result:
-    """What the same problem gives without any technique."""
+    """The result of the problem without a technique."""
     return Program.of(problem, dtype=dtype).run(mode)
 
 
 def differences(one: Result, other: Result, tolerance: float = 1e-5) -> list[str]:
-    """Paths that only one has, or whose values differ by more than `tolerance`, relative to the largest value."""
+    """Paths that only one result has, or whose values differ by more than `tolerance`, relative to the largest value."""
     unlike = sorted(one.keys() ^ other.keys())
     for path in sorted(one.keys() & other.keys()):
         a, b = one[path].double(), other[path].double()
@@ -101,25 +103,25 @@ def differences(one: Result, other: Result, tolerance: float = 1e-5) -> list[str
 
 
 def named(techniques: Sequence[Technique], name: str) -> Technique:
-    """The technique of a family that has this name."""
+    """The technique with this name."""
     return next(technique for technique in techniques if technique.name == name)
 
 
 MODES = (Mode.FORWARD, Mode.BACKWARD, Mode.TRAIN)
-"""Those that a program runs in."""
+"""Modes in which `run` runs a program."""
 
 
 def workload(*traits: str, modes: frozenset[Mode] = frozenset(MODES)) -> Workload:
-    """A workload that is only asked for its traits."""
+    """A workload that has traits and cannot make a problem."""
 
     def make(generator: torch.Generator, extent: int) -> Problem:
-        raise AssertionError("only its traits are asked for")
+        raise AssertionError("this workload only has traits")
 
     return Workload("stub", "A stub.", make, modes=modes, traits=frozenset(traits))
 
 
 def seen(device_type: str, *operators: str) -> OperatorLog:
-    """A log in which these operators were dispatched, as on a device that is not here."""
+    """A log with these operators, as if they had been dispatched on a device of this type."""
     log = OperatorLog(device_type)
     fact = ((torch.float32, True, device_type),)
     log.operators += [Operator(name, fact, fact) for name in operators]
@@ -127,7 +129,7 @@ def seen(device_type: str, *operators: str) -> OperatorLog:
 
 
 def mlp(seed: int = 0) -> Problem:
-    """Two linear layers with a ReLU between; everything that training needs."""
+    """Two linear layers with a ReLU between, with all that training needs."""
     torch.manual_seed(seed)
     module = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 4))
     return trained(module, torch.randn(8, 16), torch.randn(8, 4))

@@ -51,17 +51,17 @@ def of(function: Callable[..., Any], *inputs: Tensor) -> Problem:
 # Views
 
 
-def test_views_lie_in_the_inputs_storage_and_show_what_is_written() -> None:
+def test_views_share_the_inputs_storage_and_see_writes() -> None:
     ran = run(SHARED, built_in()["shared-views"].problem(0))
     assert ran.engaged, ran.missing()
     assert ran.evidence[0].observed == 7
-    # Elements of the views of (6, 8, 10), each.
+    # Number of elements of each view of (6, 8, 10).
     sizes = [5 * 8 * 5, 480, 4 * 6 * 8, 60, 6 * 8 * 3, 6 * 8, 2 * 80]
     assert ran.evidence[2].observed == str(sizes)
     assert not differences(ran.result, plain(built_in()["shared-views"].problem(0)), 0.0)
 
 
-def test_looking_changes_neither_inputs_nor_outputs() -> None:
+def test_collecting_evidence_changes_neither_inputs_nor_outputs() -> None:
     ran = run(SHARED, of(lambda x: x.t()))
     assert torch.equal(ran.program.inputs[0], torch.arange(12.0).view(3, 4))
     assert torch.equal(ran.result["out"], torch.arange(12.0).view(3, 4).t())
@@ -73,21 +73,21 @@ def test_looking_changes_neither_inputs_nor_outputs() -> None:
         (lambda x: [x.t(), x[1:].clone()], 3),
         (lambda x: x.t().contiguous(), 3),
         (lambda x: x.reshape(-1).index_select(0, torch.arange(12)), 3),
-        (lambda x: (x.clone(), x.t())[1], 1),  # a view, after a copy for nothing
+        (lambda x: (x.clone(), x.t())[1], 1),  # a view, after a copy that is not used
     ],
 )
-def test_copies_are_seen(function: Callable[[Tensor], Any], missing: int) -> None:
+def test_copies_fail_the_evidence(function: Callable[[Tensor], Any], missing: int) -> None:
     assert len(run(SHARED, of(function)).missing()) == missing
 
 
-def test_without_strides_writes_must_be_seen_all_the_same() -> None:
+def test_without_strides_writes_must_still_reach_the_input() -> None:
     stub = StubDevice(features=())
     ran = run(SHARED, of(lambda x: [x.t(), x[1:]]), device=stub)
     assert [one.engaged for one in ran.evidence] == [True]
     assert [one.engaged for one in run(SHARED, of(lambda x: x.t().clone()), device=stub).evidence] == [False]
 
 
-def test_writes_reach_only_what_they_are_written_to() -> None:
+def test_writes_change_the_elements_of_their_view_alone() -> None:
     x = torch.arange(12.0).view(3, 4)
     problem = of(lambda x: [x[1], x[:, 1:3]], x.clone())
     ran = run(SHARED, problem)
@@ -95,7 +95,7 @@ def test_writes_reach_only_what_they_are_written_to() -> None:
     assert MARK not in x
 
 
-def test_copies_are_told_by_storage_and_where_there_is_none_by_schema() -> None:
+def test_copies_are_found_by_storage_address_or_else_by_schema() -> None:
     x = torch.randn(3, 4)
 
     with CopyLog("cpu") as log:
@@ -104,7 +104,7 @@ def test_copies_are_told_by_storage_and_where_there_is_none_by_schema() -> None:
         x.to("meta")
     assert log.copied() == {"aten::clone": 1, "aten::add": 1, "aten::cat": 1, "aten::_to_copy": 1}
     assert log.copied("aten::c.*") == {"aten::clone": 1, "aten::cat": 1}
-    y = x.to("meta")  # all of its storages have the address 0
+    y = x.to("meta")  # storages of meta tensors have the address 0
     with CopyLog("meta") as log:
         y[1:].t().clone().mul_(2).add(1)
     assert log.copied() == {"aten::clone": 1, "aten::add": 1}
@@ -115,10 +115,10 @@ def test_copies_are_told_by_storage_and_where_there_is_none_by_schema() -> None:
 
 @pytest.mark.parametrize("mode", [Mode.FORWARD, Mode.BACKWARD])
 @pytest.mark.parametrize(("name", "technique"), INDEXED)
-def test_the_other_operator_gives_the_same(name: str, technique: Any, mode: Mode) -> None:
+def test_the_replacing_operator_gives_the_same_result(name: str, technique: Any, mode: Mode) -> None:
     ran = run(technique, built_in()[name].problem(0), mode)
     assert ran.engaged, ran.missing()
-    # Gradients of elements that are taken several times add up in another order.
+    # Gradients of elements that are selected several times are summed in another order.
     assert not differences(ran.result, plain(built_in()[name].problem(0), mode), 1e-6)
     assert torch.equal(ran.result["out"], plain(built_in()[name].problem(0))["out"])
 
@@ -142,7 +142,7 @@ KEYS = [
 
 
 @pytest.mark.parametrize(("function", "copies"), KEYS)
-def test_keys_have_their_form_in_selections(function: Callable[..., Tensor], copies: int) -> None:
+def test_keys_are_translated_to_selections(function: Callable[..., Tensor], copies: int) -> None:
     inputs = torch.randn(5, 6), torch.tensor([3, 0, 2, 2])
     ran = run(SELECT, of(function, *inputs))
     assert ran.engaged, ran.missing()
@@ -151,7 +151,7 @@ def test_keys_have_their_form_in_selections(function: Callable[..., Tensor], cop
 
 
 @pytest.mark.parametrize("function", [lambda x, i: x[i, 1], lambda x, i: x[i.view(2, 2)], lambda x, i: x[None, i]])
-def test_other_keys_are_refused_by_shape(function: Callable[..., Tensor]) -> None:
+def test_unsupported_keys_are_refused_with_their_shape(function: Callable[..., Tensor]) -> None:
     with pytest.raises(Unsupported, match="no combination of index_select and gather is implemented") as refusal:
         run(SELECT, of(function, torch.randn(5, 6), torch.tensor([3, 0, 2, 2])))
     assert refusal.value.capability.code is Code.NO_FEATURE
@@ -171,12 +171,12 @@ def selecting(functions: dict[Any, Callable[..., Tensor]]) -> Technique:
     return indexing.Indexing("other", "", "", "index-tensors", indexing.BRACKETS, indexing.SELECTIONS, functions)
 
 
-def test_what_is_not_replaced_is_seen() -> None:
+def test_an_operator_that_is_not_replaced_fails_the_evidence() -> None:
     ran = run(selecting({}), built_in()["advanced-indexing"].problem(0))
     assert [one.engaged for one in ran.evidence] == [False, False, True]
 
 
-def test_a_selection_that_is_a_view_is_seen() -> None:
+def test_a_selection_that_is_a_view_fails_the_evidence() -> None:
     ran = run(
         selecting({torch.Tensor.__getitem__: lambda x, _: x[1:]}),
         of(lambda x, i: x[i], torch.randn(3, 4), torch.tensor([1, 2])),
@@ -184,7 +184,7 @@ def test_a_selection_that_is_a_view_is_seen() -> None:
     assert [one.engaged for one in ran.evidence] == [True, False, False]
 
 
-def test_traits_say_which_workloads_are_meant() -> None:
+def test_traits_select_the_workloads() -> None:
     assert SELECT.accepts(workload("index-tensors"))
     assert ADVANCED.accepts(workload("index-operators"))
     assert SHARED.accepts(workload("views"))

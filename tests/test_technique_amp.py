@@ -23,7 +23,7 @@ TOLERANCE = {"bfloat16": 0.05, "float16": 0.01}
 
 @pytest.mark.parametrize("technique", TECHNIQUES, ids=lambda technique: technique.name)
 @pytest.mark.parametrize("mode", MODES)
-def test_half_contractions_are_seen_and_values_hold(technique: Technique, mode: Mode) -> None:
+def test_contractions_in_half_precision_are_evidence_and_values_hold(technique: Technique, mode: Mode) -> None:
     if mode not in technique.modes:
         pytest.skip("no gradients to scale")
     ran = run(technique, mlp(), mode)
@@ -37,7 +37,7 @@ def test_outputs_are_half_and_gradients_are_not() -> None:
     assert ran.result["grad:0.weight"].dtype is torch.float32
 
 
-def test_a_contraction_kept_in_float32_is_seen() -> None:
+def test_a_contraction_in_float32_fails_the_evidence() -> None:
     class Opted(nn.Linear):
         def forward(self, input: Tensor) -> Tensor:  # noqa: A002 - the name that nn.Linear gives it
             with torch.autocast("cpu", enabled=False):
@@ -48,7 +48,7 @@ def test_a_contraction_kept_in_float32_is_seen() -> None:
     assert ran.missing() == ["contractions that took float32 <= 0: 1"]
 
 
-def test_without_autocast_nothing_engages() -> None:
+def test_without_autocast_the_evidence_fails() -> None:
     class Off(nn.Linear):
         def forward(self, input: Tensor) -> Tensor:  # noqa: A002 - as above
             with torch.autocast("cpu", enabled=False):
@@ -62,7 +62,7 @@ def test_without_autocast_nothing_engages() -> None:
 def test_attention_by_matmul_may_compute_in_float32(mode: Mode) -> None:
     class Attention(nn.Module):
         def forward(self, q: Tensor) -> Tensor:
-            # Three dimensions: the fused CPU kernel wants four, so torch takes the math path.
+            # Three dimensions: the fused CPU kernel needs four, so torch uses the math path.
             return functional.scaled_dot_product_attention(q, q, q)
 
     problem = Problem(nn.Sequential(nn.Linear(8, 8), Attention()), (torch.randn(2, 4, 8),))
@@ -70,7 +70,7 @@ def test_attention_by_matmul_may_compute_in_float32(mode: Mode) -> None:
     assert ran.engaged, ran.missing()
 
 
-def test_the_scale_survives_and_every_step_is_checked() -> None:
+def test_the_scale_stays_and_every_step_is_checked() -> None:
     ran = run(SCALED, mlp(), Mode.TRAIN)
     observed = {one.claim: one.observed for one in ran.evidence}
     assert observed["losses scaled >= 3"] == 3
@@ -78,7 +78,7 @@ def test_the_scale_survives_and_every_step_is_checked() -> None:
     assert observed["checks for infinite gradients >= 3"] == 3
 
 
-def test_a_skipped_step_is_seen() -> None:
+def test_a_skipped_step_fails_the_evidence() -> None:
     torch.manual_seed(0)
     problem = trained(nn.Linear(8, 8), 1e3 * torch.randn(64, 8), 1e4 * torch.randn(64, 8))
     ran = run(SCALED, problem, Mode.TRAIN)
@@ -94,14 +94,14 @@ def test_without_a_step_the_scale_is_halved_until_gradients_are_finite() -> None
     assert 1.0 <= scale < INITIAL_SCALE
 
 
-def test_an_overflow_that_is_not_of_the_scales_making_is_seen() -> None:
+def test_an_overflow_without_scaling_fails_the_evidence() -> None:
     problem = Problem(nn.Linear(8, 8), (torch.full((2048, 8), 3e4),))
     ran = run(SCALED, problem, Mode.BACKWARD)
     assert "scaled gradients that overflowed = 0: 1" in ran.missing()
 
 
 @pytest.mark.parametrize("technique", AUTOCAST, ids=lambda technique: technique.name)
-def test_it_asks_for_the_feature_and_a_contraction(technique: Technique) -> None:
+def test_it_needs_the_feature_and_a_contraction(technique: Technique) -> None:
     assert technique.capability(StubDevice()).ok
     assert technique.capability(StubDevice(features=())).code is Code.NO_FEATURE
     assert technique.accepts(workload("linear"))

@@ -1,4 +1,4 @@
-"""AOTInductor: a package runs from a shared library, with its own weights or with the module's, and what it keeps shows."""
+"""AOTInductor: a package runs from a shared library, with its own weights or the module's; parameters it keeps are reported."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def small(hidden: int = 12) -> Problem:
 
 
 def scaled(program: Program) -> torch.Tensor:
-    """Change the parameters in place; what the module then gives."""
+    """Change the parameters in place; returns the module's new output."""
     with torch.no_grad():
         for parameter in program.module.parameters():
             parameter.mul_(1.5)
@@ -44,7 +44,7 @@ def scaled(program: Program) -> torch.Tensor:
 
 @pytest.fixture(scope="module")
 def compiled() -> Iterator[Program]:
-    """Compiled once: it takes seconds. The first bias has 8 elements, the second 9."""
+    """Compiled once, since it takes seconds. The first bias has 8 elements, the second 9."""
     program = Program.of(small(hidden=8))
     SUPPLIED.prepare(program, Mode.FORWARD, CPU)
     yield program
@@ -53,7 +53,7 @@ def compiled() -> Iterator[Program]:
 
 @pytest.fixture
 def supplied(compiled: Program) -> Iterator[Program]:
-    """With its parameters put back afterwards."""
+    """The compiled program; its parameters are restored afterwards."""
     before = {name: tensor.clone() for name, tensor in compiled.module.state_dict().items()}
     compiled.call.entries.clear()  # type: ignore[union-attr]  # what another test called
     yield compiled
@@ -74,7 +74,7 @@ def test_a_package_runs_from_its_shared_library_with_the_weights_it_was_compiled
     package = program.call
     assert isinstance(package, Package)
     assert package.size > 10_000
-    # Not those that the module has since: `bakes` says so.
+    # Not the module's later values, which is why `bakes` is True.
     assert BAKED.bakes
     assert not torch.allclose(scaled(program), expected)
     torch.testing.assert_close(program.run(Mode.FORWARD)["out"], expected)
@@ -95,8 +95,8 @@ def test_a_package_without_weights_follows_the_module(supplied: Program) -> None
 
 
 @needs_compiler
-def test_small_parameters_are_literals_and_that_shows(supplied: Program) -> None:
-    """Torch inlines vectors of 8 elements or fewer: a change of them is lost, silently."""
+def test_small_parameters_are_literals_which_fails_the_evidence(supplied: Program) -> None:
+    """Torch inlines vectors of up to 8 elements, and later changes of these are silently lost."""
     with SUPPLIED.watch("cpu") as log:
         supplied.run(Mode.FORWARD)
     evidence = SUPPLIED.evidence(supplied, log, Mode.FORWARD, CPU)
@@ -134,7 +134,7 @@ def test_the_folder_of_a_package_is_removed(monkeypatch: pytest.MonkeyPatch) -> 
         ("entries", ["Linear"], "Python forwards entered = 0"),
     ],
 )
-def test_each_observation_can_be_missing(attribute: str, value: Any, claim: str) -> None:
+def test_each_observation_can_fail(attribute: str, value: Any, claim: str) -> None:
     package = object.__new__(Package)
     package.libraries, package.mapped, package.size, package.calls, package.entries = ["a.so"], ["/a.so"], 1, 1, []
     assert all(item.engaged for item in package.evidence())
@@ -156,7 +156,7 @@ def test_capabilities(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (absent.code, absent.verdict) == (Code.NO_PACKAGE, Verdict.UNAVAILABLE)
 
 
-def test_only_what_keeps_no_weights_is_prepared_once() -> None:
+def test_only_packages_without_weights_are_prepared_once() -> None:
     assert (BAKED.bakes, SUPPLIED.bakes) == (True, False)
     assert SUPPLIED.options == {"aot_inductor.package_constants_in_so": False}
     assert aot_inductor.TECHNIQUES == (BAKED, SUPPLIED)

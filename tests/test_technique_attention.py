@@ -39,7 +39,7 @@ def problem(mask: Tensor | None = None, head: int = 16, **options: Any) -> Probl
 @pytest.mark.parametrize("technique", [MATH, FLASH], ids=lambda technique: technique.name)
 @pytest.mark.parametrize("mode", [Mode.FORWARD, Mode.BACKWARD])
 @pytest.mark.parametrize("dtype", MATH.dtypes)
-def test_the_forced_backend_runs_alone(technique: Any, mode: Mode, dtype: str) -> None:
+def test_only_the_forced_backend_runs(technique: Any, mode: Mode, dtype: str) -> None:
     stored: torch.dtype = getattr(torch, dtype)
     ran = run(technique, problem(is_causal=True), mode, dtype=stored)
     assert ran.engaged, ran.missing()
@@ -52,7 +52,7 @@ def test_cpu_flash_takes_masks(mask: Tensor) -> None:
     assert run(FLASH, problem(mask)).engaged
 
 
-def test_a_refusal_is_an_answer_with_torchs_reason() -> None:
+def test_a_refusal_is_unsupported_with_torchs_reason() -> None:
     with pytest.warns(UserWarning, match="last dimension"), pytest.raises(Unsupported) as caught:
         run(FLASH, problem(head=8))
     answer = caught.value.capability
@@ -72,7 +72,7 @@ def test_a_refused_dtype_has_its_own_code() -> None:
     assert caught.value.capability.code is Code.NO_DTYPE
 
 
-def test_other_errors_stay_errors() -> None:
+def test_other_errors_are_raised() -> None:
     class Broken(nn.Module):
         def forward(self, _: Tensor) -> Tensor:
             raise RuntimeError("planted")
@@ -81,14 +81,14 @@ def test_other_errors_stay_errors() -> None:
         run(FLASH, Problem(Broken(), (torch.randn(2, 2),)))
 
 
-def test_what_exists_where() -> None:
+def test_capability_by_device() -> None:
     assert {t.name for t in TECHNIQUES if t.capability(StubDevice("cpu")).ok} == {"sdpa-math", "sdpa-flash"}
     assert {t.name for t in TECHNIQUES if t.capability(StubDevice("xla")).ok} == {"sdpa-math"}
     assert CUDNN.capability(StubDevice("cpu")).code is Code.NO_BACKEND
     assert not MATH.accepts(workload("linear"))
 
 
-def test_cuda_asks_the_build(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_capability_on_cuda_depends_on_the_build(monkeypatch: pytest.MonkeyPatch) -> None:
     device = StubDevice("cuda")
     monkeypatch.setattr(torch.backends.cuda, "is_flash_attention_available", lambda: False)
     assert FLASH.capability(device).code is Code.WRONG_BUILD

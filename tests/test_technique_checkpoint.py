@@ -40,7 +40,7 @@ def stack(norm: bool = False) -> Problem:
 
 @pytest.mark.parametrize("technique", TORCH, ids=lambda technique: technique.name)
 @pytest.mark.parametrize("mode", [Mode.BACKWARD, Mode.TRAIN])
-def test_blocks_are_computed_twice_with_the_same_result(technique: Any, mode: Mode) -> None:
+def test_blocks_are_recomputed_with_the_same_result(technique: Any, mode: Mode) -> None:
     ran = run(technique, stack(), mode)
     assert ran.engaged, ran.missing()
     assert ran.evidence[0].observed == 6 * (3 if mode is Mode.TRAIN else 1)
@@ -48,8 +48,8 @@ def test_blocks_are_computed_twice_with_the_same_result(technique: Any, mode: Mo
 
 
 @pytest.mark.parametrize("technique", TORCH, ids=lambda technique: technique.name)
-def test_batch_norm_statistics_move_twice(technique: Any) -> None:
-    """What torch does: a side effect of a block happens again when it is recomputed. The engine's verdict is `fail`."""
+def test_batch_norm_statistics_are_updated_twice(technique: Any) -> None:
+    """Torch repeats a block's side effects when it recomputes the block. The engine's verdict is then `fail`."""
     ran = run(technique, stack(norm=True), Mode.BACKWARD)
     assert ran.engaged, ran.missing()
     different = differences(ran.result, plain(stack(norm=True), Mode.BACKWARD))
@@ -58,7 +58,7 @@ def test_batch_norm_statistics_move_twice(technique: Any) -> None:
     assert ran.result["buffer:blocks.0.1.num_batches_tracked"].item() == 2
 
 
-def test_a_run_that_stores_is_seen() -> None:
+def test_a_run_that_stores_activations_fails_the_evidence() -> None:
     class Storing(type(named(TECHNIQUES, "checkpoint-reentrant"))):  # type: ignore[misc]  # a class all the same
         def checkpointing(self) -> Any:
             return lambda function, *args: function(*args)
@@ -67,15 +67,15 @@ def test_a_run_that_stores_is_seen() -> None:
     assert [one.engaged for one in ran.evidence] == [False, False]
 
 
-def test_the_trait_must_be_true() -> None:
+def test_blocks_that_are_no_module_list_are_an_error() -> None:
     with pytest.raises(AttributeError, match="blocks"):
         run(TORCH[0], trained(nn.Linear(8, 8), torch.randn(6, 8), torch.randn(6, 8)), Mode.BACKWARD)
 
 
-def test_where_it_runs() -> None:
+def test_capability_by_device() -> None:
     assert XLA.capability(StubDevice("cpu")).code is Code.NO_BACKEND
     assert XLA.capability(StubDevice("xla")).ok
-    # torch.utils.checkpoint fails on xla: that is for the ledger to know, and not hidden here.
+    # torch.utils.checkpoint fails on xla: the ledger has these failures, and `capability` must not hide them.
     assert all(technique.capability(StubDevice("xla")).ok for technique in TORCH)
     assert all(Mode.FORWARD not in technique.modes for technique in TECHNIQUES)
     assert not XLA.accepts(workload("linear"))

@@ -1,4 +1,4 @@
-"""torch.compile: results of eager, and evidence that tells compiled from eager, one graph from many, and which backend."""
+"""torch.compile: results equal eager's, and evidence shows compiled code, the number of graphs, and the backend."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ needs_compiler = pytest.mark.skipif(
 
 
 class Branching(nn.Module):
-    """Branches on its data: a graph break."""
+    """Branches on data, which breaks the graph."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -67,7 +67,7 @@ def small(rows: int = 5, seed: int = 0) -> Problem:
 def judged(
     technique: Technique, mode: Mode, problem: Problem | None = None, device: Device | None = None
 ) -> tuple[Result, list[Evidence]]:
-    """What the engine does: prepare, warm up with other inputs (and sizes), restore, run, ask for evidence."""
+    """As the engine does: prepare, warm up with other inputs (and sizes), restore, run, collect evidence."""
     device = device or StubDevice(features=("inductor",))
     program = Program.of(problem or small())
     before = {name: t.detach().clone() for name, t in program.module.state_dict().items()}
@@ -107,7 +107,7 @@ def finished() -> Iterator[None]:
         pytest.param("compile-dynamic", marks=needs_compiler),
     ],
 )
-def test_gives_eagers_result_with_evidence(name: str, mode: Mode) -> None:
+def test_compiled_results_equal_eagers_with_evidence(name: str, mode: Mode) -> None:
     expected = Program.of(small()).run(mode)
     result, evidence = judged(BY_NAME[name], mode)
     assert not missing(evidence)
@@ -115,7 +115,7 @@ def test_gives_eagers_result_with_evidence(name: str, mode: Mode) -> None:
 
 
 @needs_compiler
-def test_inductors_backward_graph_is_asked_for() -> None:
+def test_evidence_needs_inductors_backward_graph() -> None:
     _, evidence = judged(BY_NAME["compile-static"], Mode.BACKWARD)
     seen = {item.claim: item.observed for item in evidence}
     assert seen["inductor graphs called >= 2"] == 2
@@ -124,7 +124,7 @@ def test_inductors_backward_graph_is_asked_for() -> None:
 
 
 @needs_compiler
-def test_a_backward_pass_without_kernels_is_no_fault() -> None:
+def test_a_backward_pass_without_kernels_passes() -> None:
     class Shift(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
             return x + 1
@@ -134,7 +134,7 @@ def test_a_backward_pass_without_kernels_is_no_fault() -> None:
     assert {item.claim: item.observed for item in evidence}["inductor graphs called >= 1"] == 1
 
 
-def test_eager_in_place_of_compiled_shows() -> None:
+def test_eager_in_place_of_compiled_fails_the_evidence() -> None:
     technique = BY_NAME["compile-aot-eager"]
     program = Program.of(small())
     technique.prepare(program, Mode.FORWARD, StubDevice(features=()))
@@ -147,7 +147,7 @@ def test_eager_in_place_of_compiled_shows() -> None:
     assert "graphs compiled >= 1" in claims
 
 
-def test_a_region_that_runs_eagerly_shows() -> None:
+def test_a_region_that_runs_eagerly_fails_the_evidence() -> None:
     technique = Compiled("x", "", level=1, arguments={"backend": "eager"})
     _, evidence = judged(technique, Mode.FORWARD)
     assert missing(evidence) == ["AOTAutograd graphs called >= 1"]
@@ -162,7 +162,7 @@ def test_graph_breaks_are_counted_and_allowed() -> None:
     assert int(seen["compiled regions entered >= 1"]) >= 2
 
 
-def test_recompilations_show() -> None:
+def test_recompilations_fail_the_evidence() -> None:
     specialised = DynamicCompile("x", "", level=1, arguments={"backend": "aot_eager", "dynamic": False})
     _, evidence = judged(specialised, Mode.FORWARD)
     assert missing(evidence) == ["recompilations over 3 sizes = 0", "graphs compiled over 3 sizes = 1"]
@@ -170,13 +170,13 @@ def test_recompilations_show() -> None:
     assert seen["recompilations over 3 sizes = 0"] == 2
 
 
-def test_the_default_backend_is_the_one_that_is_set() -> None:
+def test_the_default_backend_can_be_set() -> None:
     setter: Any = getattr(torch.compiler, "set_default_backend", None)
     if setter is None:
         pytest.skip("this torch has a fixed default backend")
     setter("aot_eager")
     try:
-        # No code generator is asked of the device where the default is another backend.
+        # The device needs no code generator if the default is another backend.
         assert BY_NAME["compile-static"].capability(StubDevice(features=())).ok
         _, evidence = judged(BY_NAME["compile-static"], Mode.FORWARD, device=StubDevice(features=()))
         assert not missing(evidence)
@@ -185,13 +185,13 @@ def test_the_default_backend_is_the_one_that_is_set() -> None:
         setter(None)
 
 
-def test_resolved_backend_of_what_is_not_compiled() -> None:
+def test_the_backend_of_a_module_that_is_not_compiled_is_unknown() -> None:
     assert resolved_backend(nn.Linear(1, 1)) == "unknown"
     assert resolved_backend(torch.compile(nn.Linear(1, 1), mode="max-autotune")) == "inductor"
 
 
-def test_replays_are_asked_of_the_graph_techniques() -> None:
-    # A CPU that claims CUDA graphs: the backend skips them, and that shows.
+def test_graph_techniques_need_replays_as_evidence() -> None:
+    # A CPU that claims CUDA graphs: the backend skips them, and the evidence fails.
     _, evidence = judged(BY_NAME["compile-cudagraphs"], Mode.FORWARD, device=StubDevice(features=("cuda-graphs",)))
     assert missing(evidence) == ["captured graphs replayed >= 1"]
 
@@ -223,7 +223,7 @@ def test_max_autotune_with_nothing_to_time_has_no_effect() -> None:
     assert raised.value.capability.code is Code.NO_EFFECT
 
 
-def test_finish_forgets() -> None:
+def test_finish_resets_the_compiler() -> None:
     technique = BY_NAME["compile-aot-eager"]
     judged(technique, Mode.FORWARD)
     assert graphs() == 1

@@ -1,4 +1,4 @@
-"""A user's backend and a user's graph pass: what shows that they ran, and that a pass which loses something is found out."""
+"""A user's backend and a user's graph pass: evidence that they ran, and faults of passes that change results."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def _forgotten() -> Iterator[None]:
 
 
 def judged(store: Store, technique: Technique, name: str, mode: Mode = FORWARD, dtype: str = "float32") -> Record:
-    """The engine's record, on a CPU that inductor generates code for."""
+    """The engine's record of a case, on a CPU that inductor generates code for."""
     workload, device = built_in()[name], Bed()
     device.features |= {"inductor"}
     return bench(store, technique, workload, device).run(case(workload, mode, dtype, technique.name))
@@ -57,7 +57,7 @@ def observed(record: Record) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("name", "mode"), [("mlp", FORWARD), ("residual-block", BACKWARD), ("train-mlp", TRAIN), ("dynamic-depth", FORWARD)]
 )
-def test_a_users_backend_runs_what_it_captured(store: Store, name: str, mode: Mode) -> None:
+def test_a_users_backend_runs_the_graphs_that_it_captured(store: Store, name: str, mode: Mode) -> None:
     assert UserBackend().accepts(built_in()[name])
     record = judged(store, UserBackend(), name, mode)
     assert record.verdict is Verdict.PASS, record.reason
@@ -71,7 +71,7 @@ def test_a_users_backend_runs_what_it_captured(store: Store, name: str, mode: Mo
 
 
 def evidence(change: Callable[[Program], None], mode: Mode = FORWARD) -> dict[str, Evidence]:
-    """What is seen of an MLP under the user's backend, by claim, after a change to the prepared program."""
+    """Evidence by claim for an MLP with the user's backend, after a change to the prepared program."""
     technique, program = UserBackend(), Program.of(mlp())
     technique.prepare(program, mode, StubDevice())
     change(program)
@@ -86,7 +86,7 @@ def missing(found: dict[str, Evidence]) -> set[str]:
     return {claim for claim, item in found.items() if not item.engaged}
 
 
-def test_eager_in_place_of_the_backend_shows() -> None:
+def test_eager_in_place_of_the_backend_fails_the_evidence() -> None:
     def eager(program: Program) -> None:
         program.call = program.module
 
@@ -98,7 +98,7 @@ def test_eager_in_place_of_the_backend_shows() -> None:
     } <= missing(evidence(eager))
 
 
-def test_a_backend_whose_graphs_are_not_run_shows() -> None:
+def test_a_backend_whose_graphs_do_not_run_fails_the_evidence() -> None:
     class Idle(Capture):
         def running(self, stage: str, graph: fx.GraphModule) -> Any:
             del stage
@@ -111,7 +111,7 @@ def test_a_backend_whose_graphs_are_not_run_shows() -> None:
     assert missing(evidence(idle)) == {"calls of captured dynamo graphs >= 1"}
 
 
-def test_what_is_printed_can_be_read() -> None:
+def test_printed_graphs_are_readable_code() -> None:
     found: list[Program] = []
     assert not missing(evidence(found.append, BACKWARD))
     backend: Capture = found[0].extras["capture"]
@@ -125,14 +125,14 @@ def test_what_is_printed_can_be_read() -> None:
     assert backend.of("backward") == [backward]
 
 
-def test_a_text_that_lacks_an_operation_is_not_readable() -> None:
+def test_text_without_an_operation_is_not_readable() -> None:
     nodes = (Node("linear", "linear", torch.float32), Node("relu", "relu", torch.float32))
     assert Captured("dynamo", "linear = ...; relu = ...", nodes, fed=True).readable
     assert not Captured("dynamo", "linear = ...", nodes, fed=True).readable
     assert not Captured("dynamo", "", (), fed=True).readable
 
 
-def test_a_captured_graph_may_go_to_another_backend() -> None:
+def test_a_captured_graph_can_be_passed_to_another_backend() -> None:
     backend = Capture(inner="aot_eager")
     assert backend.__name__ == "capture, then aot_eager"
     module = torch.compile(nn.Linear(3, 2), backend=backend)
@@ -145,7 +145,7 @@ def test_a_captured_graph_may_go_to_another_backend() -> None:
 
 
 class Baking(Capture):
-    """Fault 27: takes parameters for constants when it compiles."""
+    """Fault 27: treats parameters as constants."""
 
     def __call__(self, graph: fx.GraphModule, inputs: Sequence[Tensor]) -> Any:
         run = super().__call__(graph, inputs)
@@ -153,7 +153,7 @@ class Baking(Capture):
         return lambda *args: run(*(a if k is None else k for a, k in zip(args, kept, strict=True)))
 
 
-def test_weights_that_the_backend_kept_are_found_out(store: Store) -> None:
+def test_a_backend_that_keeps_weights_fails(store: Store) -> None:
     class Kept(UserBackend):
         def backend(self, mode: Mode) -> Capture:
             del mode
@@ -161,7 +161,7 @@ def test_weights_that_the_backend_kept_are_found_out(store: Store) -> None:
 
     record = judged(store, Kept(), "mlp")
     assert not [item.claim for item in record.evidence if not item.engaged]
-    # The case's own parameters were there when it compiled; those of the next draw were written in their place.
+    # It compiled with the parameters of draw 0; those of the next draw are written into the same tensors.
     first = record.reason.splitlines()[0]
     assert first.startswith("out: view row")
     assert "[draw 1]" in first
@@ -179,7 +179,7 @@ def targets(graph: fx.GraphModule) -> list[str]:
     return [getattr(n.target, "__name__", str(n.target)) for n in graph.graph.nodes if n.op.startswith(("call", "get"))]
 
 
-def test_what_depends_on_constants_alone_is_folded() -> None:
+def test_expressions_of_constants_are_folded() -> None:
     def waves(x: Tensor) -> Tensor:
         ramp = torch.arange(4, dtype=torch.float32) / 4
         return x * torch.cos(ramp) + torch.ones(4)
@@ -192,14 +192,14 @@ def test_what_depends_on_constants_alone_is_folded() -> None:
     folding(graph.graph)
     graph.recompile()
     assert folding.sizes == [(before, len(graph.graph.nodes))]
-    # One constant in place of three nodes; a constructor alone stays.
+    # One constant in place of three nodes; a single constructor stays.
     assert targets(graph) == ["_folded_cos", "mul.Tensor", "ones.default", "add.Tensor"]
     assert torch.equal(graph(x), expected)
     constant = graph.get_buffer("_folded_cos")
     assert torch.equal(constant, torch.cos(torch.arange(4) / 4))
 
 
-def test_what_draws_or_writes_is_not_folded() -> None:
+def test_operators_that_draw_or_write_are_not_folded() -> None:
     def drawn(x: Tensor) -> Tensor:
         return x + torch.exp(torch.rand(4))
 
@@ -216,7 +216,7 @@ def test_what_draws_or_writes_is_not_folded() -> None:
         assert ("_folded_mul" in names) == (function is written)
 
 
-def test_a_size_that_is_not_known_is_not_folded() -> None:
+def test_dynamic_sizes_are_not_folded() -> None:
     graph = make_fx(lambda x: x + torch.cos(torch.zeros(x.shape[0])), tracing_mode="symbolic")(torch.randn(5))
     FoldConstants()(graph.graph)
     assert "cos.default" in targets(graph)
@@ -227,7 +227,7 @@ def test_a_graph_without_a_module_is_refused() -> None:
         FoldConstants()(fx.Graph())
 
 
-def test_each_pass_is_told_from_every_other() -> None:
+def test_each_pass_has_its_own_cache_key() -> None:
     class Other(FoldConstants):
         pass
 
@@ -237,7 +237,7 @@ def test_each_pass_is_told_from_every_other() -> None:
 
 
 class DropsEffects(FoldConstants):
-    """Fault 39: takes for dead what nobody reads, also where it writes."""
+    """Fault 39: removes nodes whose result is not used, even if they write to a tensor."""
 
     def change(self, graph: fx.Graph) -> None:
         super().change(graph)
@@ -247,7 +247,7 @@ class DropsEffects(FoldConstants):
 
 
 class DropsCasts(FoldConstants):
-    """Fault 39: takes for redundant a cast of what is returned."""
+    """Fault 39: removes casts of returned values as redundant."""
 
     def change(self, graph: fx.Graph) -> None:
         super().change(graph)
@@ -266,7 +266,7 @@ class Planted(FxPass):
 
 
 @needs_compiler
-def test_a_pass_that_drops_a_write_is_found_out(store: Store) -> None:
+def test_a_pass_that_drops_a_write_fails(store: Store) -> None:
     healthy = judged(store, FxPass(), "spectrum", BACKWARD)
     assert healthy.verdict is Verdict.PASS, healthy.reason
     assert observed(healthy)["graphs that met the pass = 2, all of inductor's"] == 2
@@ -275,7 +275,7 @@ def test_a_pass_that_drops_a_write_is_found_out(store: Store) -> None:
 
 
 @needs_compiler
-def test_a_pass_that_drops_a_cast_is_found_out(store: Store) -> None:
+def test_a_pass_that_drops_a_cast_fails(store: Store) -> None:
     healthy = judged(store, FxPass(), "spectrum", FORWARD, "bfloat16")
     assert healthy.verdict is Verdict.PASS, healthy.reason
     record = judged(store, Planted(DropsCasts), "spectrum", FORWARD, "bfloat16")
@@ -284,7 +284,7 @@ def test_a_pass_that_drops_a_cast_is_found_out(store: Store) -> None:
 
 
 @needs_compiler
-def test_a_pass_that_changes_nothing_shows(store: Store) -> None:
+def test_a_pass_that_changes_nothing_fails_the_evidence(store: Store) -> None:
     class Nothing(FoldConstants):
         def change(self, graph: fx.Graph) -> None:
             del graph
@@ -294,7 +294,7 @@ def test_a_pass_that_changes_nothing_shows(store: Store) -> None:
     assert "not engaged: graphs that the pass made smaller >= 1: observed" in record.reason
 
 
-def test_where_the_pass_exists() -> None:
+def test_capability_of_the_pass_by_device() -> None:
     answer = FxPass().capability(StubDevice("xla", ()))
     assert (answer.verdict, answer.code) == (Verdict.UNSUPPORTED, Code.NO_BACKEND)
     assert FxPass().accepts(workload("constants"))

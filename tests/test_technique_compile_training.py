@@ -1,4 +1,4 @@
-"""A whole training step in one compiled function, and autocast inside what is compiled: evidence, and faults found out."""
+"""A whole training step in one compiled function, and autocast inside compiled regions: evidence and faults."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def _forgotten() -> Iterator[None]:
 
 
 def judged(store: Store, technique: Technique, name: str, mode: Mode) -> Record:
-    """The engine's record, on a device without a code generator: aot_eager compiles."""
+    """The engine's record of a case, on a device without a code generator, so that aot_eager compiles."""
     workload = built_in()[name]
     return bench(store, technique, workload, Bed()).run(case(workload, mode, technique=technique.name))
 
@@ -43,7 +43,7 @@ def judged(store: Store, technique: Technique, name: str, mode: Mode) -> Record:
 def evidence(
     technique: Technique, mode: Mode, change: Callable[[Program], None] = lambda _: None
 ) -> tuple[Result, dict[str, Evidence]]:
-    """The result of an MLP, and what is seen of it by claim, after a change to the prepared program."""
+    """Result and evidence by claim for an MLP, after a change to the prepared program."""
     program = Program.of(mlp())
     technique.prepare(program, mode, StubDevice())
     try:
@@ -71,7 +71,7 @@ def test_a_compiled_training_step_passes(store: Store) -> None:
         assert seen[f"compiled {what} run = 4, one a step"] == 4
 
 
-def test_each_part_of_the_step_that_runs_eagerly_shows() -> None:
+def test_each_part_of_the_step_that_runs_eagerly_fails_the_evidence() -> None:
     def no_optimizer(program: Program) -> None:
         steps = program.advance
 
@@ -95,7 +95,7 @@ def test_each_part_of_the_step_that_runs_eagerly_shows() -> None:
     assert len(missing(found)) == 4
 
 
-def test_a_backward_pass_that_compiled_autograd_does_not_see_shows() -> None:
+def test_a_backward_pass_without_compiled_autograd_fails_the_evidence() -> None:
     def without(program: Program) -> None:
         def training_step(optimizer: torch.optim.Optimizer) -> Tensor:
             loss = program.training_loss(program.inputs, program.target)
@@ -111,8 +111,8 @@ def test_a_backward_pass_that_compiled_autograd_does_not_see_shows() -> None:
     assert missing(found) == ["compiled backward passes run = 3, one a step", "graphs compiled >= 3"]
 
 
-def test_every_training_is_compiled_however_many_there_are() -> None:
-    """Each makes an optimizer, whose step is compiled twice: the fifth would reach torch's own limit."""
+def test_later_trainings_are_compiled_too() -> None:
+    """Each training makes an optimizer, whose step is compiled twice: the fifth would reach torch's default limit."""
     technique, program = TrainingStep(), Program.of(mlp())
     technique.prepare(program, TRAIN, StubDevice())
     try:
@@ -126,8 +126,8 @@ def test_every_training_is_compiled_however_many_there_are() -> None:
         technique.finish()
 
 
-def test_a_step_that_keeps_old_weights_is_found_out(store: Store) -> None:
-    """Fault 27: the compiled forward pass sees the parameters of the first step."""
+def test_a_step_that_keeps_old_weights_fails(store: Store) -> None:
+    """Fault 27: the compiled forward pass keeps the parameters of the first step."""
 
     def stale(program: Program) -> None:
         module = program.module
@@ -136,7 +136,7 @@ def test_a_step_that_keeps_old_weights_is_found_out(store: Store) -> None:
         def call(*inputs: Any) -> Any:
             if not kept:
                 kept.update({name: p.detach().clone() for name, p in module.named_parameters()})
-            # The old value, and the gradient of the new one.
+            # The value for the old parameters, with the gradient for the new ones.
             old = {name: p + (kept[name] - p).detach() for name, p in module.named_parameters()}
             return torch.func.functional_call(module, old, inputs)
 
@@ -146,7 +146,7 @@ def test_a_step_that_keeps_old_weights_is_found_out(store: Store) -> None:
     assert {"loss[1]", "loss[2]", "loss[3]", "parameter:fc1.weight"} <= set(found)
 
 
-def test_a_program_takes_the_step_that_it_is_given() -> None:
+def test_a_program_uses_advance_for_its_steps() -> None:
     program, taken = Program.of(mlp()), []
 
     def advance(optimizer: torch.optim.Optimizer, number: int) -> Tensor:
@@ -160,7 +160,7 @@ def test_a_program_takes_the_step_that_it_is_given() -> None:
     assert float(result["loss[2]"]) == 2.0
 
 
-def test_settings_end_with_the_case() -> None:
+def test_finish_restores_settings() -> None:
     config = torch._dynamo.config
     before = (config.compiled_autograd, config.recompile_limit, config.fail_on_recompile_limit_hit)
     evidence(TrainingStep(), TRAIN)
@@ -180,7 +180,7 @@ def test_autocast_inside_the_compiled_region_passes(store: Store, mode: Mode) ->
     assert seen["captured contractions in bfloat16 >= 1"] == 3
 
 
-def test_autocast_that_is_not_captured_shows() -> None:
+def test_autocast_that_is_not_captured_fails_the_evidence() -> None:
     def without(program: Program) -> None:
         program.call = torch.compile(program.module, backend=program.extras["capture"])
 
@@ -207,7 +207,7 @@ def test_autocast_that_is_not_captured_shows() -> None:
 
 
 class Disabled(torch.nn.Module):
-    """Switches autocast off again."""
+    """Disables autocast inside."""
 
     def __init__(self, inner: torch.nn.Module) -> None:
         super().__init__()
@@ -218,7 +218,7 @@ class Disabled(torch.nn.Module):
             return self.inner(x)
 
 
-def test_parameters_of_another_dtype_show() -> None:
+def test_parameters_of_another_dtype_fail_the_evidence() -> None:
     technique, program = CompiledAutocast(), Program.of(mlp())
     technique.prepare(program, FORWARD, StubDevice())
     with technique.watch("cpu") as log:
@@ -241,7 +241,7 @@ def test_the_compiler_of_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
     assert compiler_capability(StubDevice("npu", ())).ok
 
 
-def test_what_inductor_lacks_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_capability_says_what_inductor_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("accelcheck.techniques.compilation.compile.shutil.which", lambda _: None)
     device = StubDevice(features=("inductor", "autocast-bfloat16"))
     for technique in (TrainingStep(), CompiledAutocast()):
@@ -250,7 +250,7 @@ def test_what_inductor_lacks_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     assert CompiledAutocast().capability(StubDevice("xla", ())).code is Code.NO_FEATURE
 
 
-def test_what_they_are_for() -> None:
+def test_workloads_and_modes() -> None:
     assert TrainingStep().accepts(workload("training"))
     assert not TrainingStep().accepts(workload("linear"))
     assert not TrainingStep().accepts(workload("training", "branching"))

@@ -1,4 +1,4 @@
-"""Dynamo's recompilations: counted call by call, judged call by call, and stale code found out by its results."""
+"""Dynamo's recompilations: graphs are counted and results judged call by call, so that stale code fails."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ LENGTHS = frozenset({"stream-lengths", "stream-sides"})
 OVERLOOKED = pytest.mark.xfail(
     bool(torch._dynamo.config.enable_cpp_symbolic_shape_guards),
     reason="torch 2.9 overlooks guards on sizes that it checks in C++, where a float attribute is one of its symbols",
-    strict=False,  # torch_xla, where a test has imported it, makes constants of float attributes
+    strict=False,  # torch_xla, if a test has imported it, makes float attributes constants
 )
 
 
@@ -51,7 +51,7 @@ def _forgotten() -> Iterator[None]:
 
 
 def judged(store: Store, technique: Technique, name: str, mode: Mode = Mode.FORWARD) -> Record:
-    """The engine's record, on a device without a code generator: what is tested is Dynamo."""
+    """The engine's record of a case, on a device without a code generator: these tests are about Dynamo."""
     workload = built_in()[name]
     return bench(store, technique, workload, Bed()).run(case(workload, mode, technique=technique.name))
 
@@ -67,7 +67,7 @@ def made(kind: type[Streamed], **arguments: Any) -> Any:
 
 
 def no_guards(guards: Sequence[Any]) -> list[bool]:
-    """Keeps none: what was compiled first serves every call."""
+    """No guards: the first compiled code serves every call."""
     return [False] * len(guards)
 
 
@@ -77,7 +77,7 @@ def unguarded(kind: type[Streamed], **arguments: Any) -> Any:
 
 @torch._dynamo.register_backend
 def baking(graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
-    """A backend that takes parameters for constants."""
+    """A backend that treats parameters as constants."""
     kept = [value.detach().clone() if isinstance(value, nn.Parameter) else None for value in inputs]
 
     def run(*args: Any) -> Any:
@@ -102,14 +102,14 @@ def baking(graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., 
         pytest.param("dynamo-stale", "stream-sides", marks=OVERLOOKED),
     ],
 )
-def test_each_row_passes(store: Store, name: str, stream: str) -> None:
+def test_each_technique_passes(store: Store, name: str, stream: str) -> None:
     technique = named(TECHNIQUES, name)
     assert technique.accepts(built_in()[stream])
     record = judged(store, technique, stream)
     assert record.verdict is Verdict.PASS, record.reason
 
 
-def test_gradients_of_every_size_are_judged(store: Store) -> None:
+def test_gradients_for_every_size_are_judged(store: Store) -> None:
     record = judged(store, named(TECHNIQUES, "dynamo-guards"), "stream-tokens", Mode.BACKWARD)
     assert record.verdict is Verdict.PASS, record.reason
 
@@ -122,18 +122,18 @@ def test_a_dtype_a_rank_and_a_shape_are_counted_one_by_one(store: Store) -> None
     assert seen["graphs compiled when the same kinds came again = 0"] == 0
 
 
-def test_what_is_new_of_an_input() -> None:
+def test_news_of_inputs() -> None:
     inputs = (torch.ones(2), torch.ones(2), torch.ones(2).int(), torch.ones(3), torch.ones(1, 2), torch.ones(3))
     assert dynamo.news(inputs) == ["first", "known", "dtype", "shape", "rank", "known"]
 
 
-def test_a_graph_for_each_size_is_not_dynamic(store: Store) -> None:
+def test_a_graph_for_each_size_fails_as_dynamic(store: Store) -> None:
     record = judged(store, made(Bounded, dynamic=False), "stream-lengths")
     assert record.verdict is Verdict.FAIL
     assert record.reason == "not engaged: graphs compiled over 4 sizes from 1 to 1: observed 4"
 
 
-def test_one_graph_for_all_sizes_is_not_static(store: Store) -> None:
+def test_one_graph_for_all_sizes_fails_as_static(store: Store) -> None:
     record = judged(store, made(StaticStream, dynamic=True), "stream-lengths")
     assert record.reason == (
         "not engaged: graphs compiled by each call = 1, 1, 0, 1, 0, 1, 0, 0, 0: "
@@ -144,18 +144,18 @@ def test_one_graph_for_all_sizes_is_not_static(store: Store) -> None:
 def test_beyond_the_limit_calls_run_eagerly(store: Store) -> None:
     record = judged(store, named(TECHNIQUES, "dynamo-stream-limit"), "stream-lengths")
     seen = {item.claim: item.observed for item in record.evidence}
-    # Of the lengths 12, 17, 12, 24, 12, 9, 17, 24 and 12 the first two are compiled.
+    # Of the lengths 12, 17, 12, 24, 12, 9, 17, 24 and 12, only the first two are compiled.
     assert seen["compiled regions entered in 9 calls = 6"] == 6
     assert seen["functions at the limit of recompilation = 1"] == 1
 
 
-def test_a_limit_that_is_not_reached_shows(store: Store) -> None:
+def test_a_limit_that_is_not_reached_fails_the_evidence(store: Store) -> None:
     record = judged(store, made(Limited, dynamic=True), "stream-lengths")
     assert "not engaged: graphs compiled = 2, the limit: observed 1" in record.reason
     assert "not engaged: functions at the limit of recompilation = 1: observed 0" in record.reason
 
 
-def test_no_row_runs_eagerly_unseen() -> None:
+def test_no_technique_falls_back_to_eager_silently() -> None:
     technique = made(StaticStream, dynamic=False)
     program = Program.of(built_in()["stream-lengths"].problem(0))
     technique.prepare(program, Mode.FORWARD, StubDevice())
@@ -166,7 +166,7 @@ def test_no_row_runs_eagerly_unseen() -> None:
         technique.finish()
 
 
-def test_eager_in_place_of_compiled_shows() -> None:
+def test_eager_in_place_of_compiled_fails_the_evidence() -> None:
     technique = named(TECHNIQUES, "dynamo-stream-static")
     program = Program.of(built_in()["stream-lengths"].problem(0))
     technique.prepare(program, Mode.FORWARD, StubDevice())
@@ -187,7 +187,7 @@ def test_both_sides_of_a_branch_run_compiled(store: Store) -> None:
     assert seen["continuations entered = 2"] == 2
 
 
-def test_a_branch_that_no_data_decides_shows(store: Store) -> None:
+def test_a_branch_without_data_fails_the_evidence(store: Store) -> None:
     record = judged(store, made(dynamo.Branch), "stream-lengths")
     assert "not engaged: graph breaks >= 1: observed 0" in record.reason
 
@@ -195,18 +195,18 @@ def test_a_branch_that_no_data_decides_shows(store: Store) -> None:
 # Fault 26: code that is kept for another size.
 
 
-def test_a_kernel_of_another_size_is_found_out(store: Store) -> None:
+def test_a_kernel_for_another_size_fails(store: Store) -> None:
     assert judged(store, made(StaticStream, dynamic=False), "stream-lengths").verdict is Verdict.PASS
     found = faults(judged(store, unguarded(StaticStream, dynamic=False), "stream-lengths"))
-    # A, B, A: the first size keeps its own code and is right, all others divide by it.
+    # The first size keeps its own code and is right; all others divide by the first size.
     wrong = {path for path, views in found.items() if path.startswith("out") and any("view" in v for v in views)}
     assert wrong == {"out[1]", "out[3]", "out[5]", "out[6]", "out[7]"}
 
 
-def test_a_stale_branch_on_the_size_is_found_out(store: Store) -> None:
+def test_a_stale_branch_on_the_size_fails(store: Store) -> None:
     assert judged(store, made(Bounded, dynamic=True), "stream-sides").verdict is Verdict.PASS
     found = faults(judged(store, unguarded(Bounded, dynamic=True), "stream-sides"))
-    # One graph serves all sizes, and goes the way of the first, a short one.
+    # One graph serves all sizes, and takes the branch of the first, short one.
     wrong = {path for path in found if path.startswith("out")}
     assert wrong == {"out[1]", "out[3]", "out[6]", "out[7]"}
 
@@ -215,7 +215,7 @@ def test_a_stale_branch_on_the_size_is_found_out(store: Store) -> None:
 
 
 @pytest.mark.parametrize("word", ["scale", "GAIN"])
-def test_a_stale_attribute_or_global_is_found_out(store: Store, word: str) -> None:
+def test_a_stale_attribute_or_global_fails(store: Store, word: str) -> None:
     def all_but_one(guards: Sequence[Any]) -> list[bool]:
         return [word not in guard.name for guard in guards]
 
@@ -223,15 +223,15 @@ def test_a_stale_attribute_or_global_is_found_out(store: Store, word: str) -> No
     planted.settings = {"recompile_limit": dynamo.RECOMPILATIONS, "specialize_float": True}
     found = faults(judged(store, planted, "stream-lengths"))
     wrong = {path for path, views in found.items() if path.startswith("out") and any("view" in v for v in views)}
-    # The kinds that met the change first keep it: others, and the same without it, are wrong.
+    # Sizes that first came with a change keep it; they are wrong without the change.
     assert wrong
     assert "out[0]" not in wrong
 
 
-def test_a_stale_parameter_is_found_out(store: Store) -> None:
+def test_a_stale_parameter_fails(store: Store) -> None:
     found = faults(judged(store, made(Stale, backend="baking"), "stream-lengths"))
     assert {path for path in found if path.startswith("out")}
-    # Without the changes between calls it takes other parameters altogether, as further draws have.
+    # Without changes between calls, the parameters of further draws still show it.
     record = judged(store, made(StaticStream, backend="baking", dynamic=False), "stream-lengths")
     assert "[draw 1]" in record.reason
     assert record.verdict is Verdict.FAIL
@@ -258,7 +258,7 @@ def test_every_change_doubles_the_output_and_is_undone() -> None:
     assert [id(p) for p in net.parameters()] == [id(p) for p in kept]
 
 
-def test_each_run_meets_other_changes() -> None:
+def test_sizes_come_with_other_changes_in_each_run() -> None:
     problem = built_in()["stream-lengths"].problem(0)
     net = problem.module.net
     assert isinstance(net, stream.Centred)
@@ -276,15 +276,15 @@ def test_each_run_meets_other_changes() -> None:
     assert first[0] == seen[0] == (1.0, 1.0)
 
 
-def test_only_the_network_with_what_changes_can_change() -> None:
+def test_changes_need_the_network_of_stream_lengths() -> None:
     with pytest.raises(TypeError, match="expected the network of stream-lengths, got Linear"):
         Restless(nn.Identity(), nn.Linear(1, 1))
 
 
-# What is left behind, and where it exists.
+# Restored settings, and capability.
 
 
-def test_settings_end_with_the_case() -> None:
+def test_finish_restores_settings() -> None:
     config = torch._dynamo.config
     before = config.recompile_limit
     technique = named(TECHNIQUES, "dynamo-stream-limit")
@@ -296,7 +296,7 @@ def test_settings_end_with_the_case() -> None:
     assert not config.fail_on_recompile_limit_hit
 
 
-def test_a_feed_counts_by_run() -> None:
+def test_counted_calls_count_graphs_by_run() -> None:
     feed = CountedCalls(lambda x: x)
     feed(torch.ones(1), torch.ones(2))
     feed(torch.ones(3))
@@ -314,7 +314,7 @@ def test_capabilities() -> None:
         assert technique.capability(StubDevice("npu", ())).ok
 
 
-def test_they_are_for_streams_of_their_own() -> None:
+def test_each_technique_accepts_its_own_streams() -> None:
     for technique in TECHNIQUES:
         assert not technique.accepts(workload("resizable"))
         assert not technique.accepts(workload("stream"))

@@ -14,7 +14,7 @@ from accelcheck.workloads.base import Program
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("dtype", EAGER.dtypes)
-def test_it_changes_nothing_and_shows_its_operators(mode: Mode, dtype: str) -> None:
+def test_it_changes_nothing_and_its_operators_are_evidence(mode: Mode, dtype: str) -> None:
     stored: torch.dtype = getattr(torch, dtype)
     ran = run(EAGER, mlp(), mode, dtype=stored)
     assert ran.engaged, ran.missing()
@@ -23,7 +23,7 @@ def test_it_changes_nothing_and_shows_its_operators(mode: Mode, dtype: str) -> N
     assert all(torch.equal(ran.result[path], other[path]) for path in other)
 
 
-def test_a_run_without_operators_is_no_evidence() -> None:
+def test_a_run_without_operators_fails_the_evidence() -> None:
     first, _ = EAGER.evidence(Program.of(mlp()), seen("cpu"), Mode.FORWARD, StubDevice())
     assert not first.engaged
 

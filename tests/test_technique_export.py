@@ -1,4 +1,4 @@
-"""torch.export: what is exported computes and trains as the module, by way of a file too, and defects of each kind show."""
+"""torch.export: exported programs compute and train as the module, also via a file, and defects fail."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def store(tmp_path: Path) -> Store:
 
 
 class Normed(nn.Module):
-    """Has buffers that training moves, and a mode that decides what is traced."""
+    """Has buffers that training updates, and is traced differently in training and evaluation mode."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -57,14 +57,14 @@ def test_an_exported_program_is_the_module(mode: Mode) -> None:
 
 @pytest.mark.parametrize("technique", [EXPORT, DYNAMIC], ids=lambda technique: technique.name)
 @pytest.mark.parametrize("mode", [FORWARD, BACKWARD])
-def test_buffers_structures_and_the_training_flag_survive(technique: Technique, mode: Mode) -> None:
+def test_buffers_structures_and_the_training_flag_are_kept(technique: Technique, mode: Mode) -> None:
     ran = run(technique, normed(), mode)
     assert {line.partition(":")[0] for line in ran.missing()} <= {"sizes served by one program >= 3"}
     assert not differences(ran.result, plain(normed(), mode))
 
 
 def resized(technique: Technique, mode: Mode, *rows: int) -> Ran:
-    """As the engine does: warm-ups of other sizes, then the judged size, the last."""
+    """As the engine does: warm-up runs with other sizes, then the judged size."""
     program = Program.of(mlp())
     technique.prepare(program, mode, StubDevice())
     for number in rows:
@@ -90,7 +90,7 @@ def test_one_loaded_program_serves_every_size(mode: Mode) -> None:
     assert saved.dynamic == 1
 
 
-def test_sizes_that_were_not_served_show() -> None:
+def test_sizes_that_were_not_served_fail_the_evidence() -> None:
     assert resized(DYNAMIC, FORWARD, 8, 8, 8).missing() == ["sizes served by one program >= 3: 1"]
 
 
@@ -99,7 +99,7 @@ def test_a_program_for_fixed_sizes_refuses_others() -> None:
         resized(EXPORT, FORWARD, 8, 5)
 
 
-def test_later_changes_of_the_parameters_are_seen() -> None:
+def test_later_changes_of_the_parameters_take_effect() -> None:
     for technique in (EXPORT, DYNAMIC):
         program = run(technique, mlp()).program
         with torch.no_grad():
@@ -109,7 +109,7 @@ def test_later_changes_of_the_parameters_are_seen() -> None:
         torch.testing.assert_close(program.run(FORWARD)["out"], expected, rtol=0.0, atol=0.0)
 
 
-def test_python_that_runs_nevertheless_shows() -> None:
+def test_python_that_still_runs_fails_the_evidence() -> None:
     class Eager(Export):
         def exported(self, program: Program) -> Exported:
             made = super().exported(program)
@@ -121,7 +121,7 @@ def test_python_that_runs_nevertheless_shows() -> None:
     assert missing == ["Python forwards entered = 0: Linear, ReLU, Sequential"]
 
 
-def test_a_call_that_was_replaced_shows() -> None:
+def test_a_replaced_call_fails_the_evidence() -> None:
     class Replaced(Export):
         def exported(self, program: Program) -> Any:
             return program.module
@@ -129,8 +129,8 @@ def test_a_call_that_was_replaced_shows() -> None:
     assert run(Replaced(), mlp()).missing() == ["the call is an exported program: Sequential"]
 
 
-def test_weights_that_are_lost_in_the_file_show(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As torch.export.save does with tensors of torch_xla: it writes no bytes, and zeros are read back."""
+def test_weights_that_are_lost_in_the_file_fail_the_evidence(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As with torch_xla's tensors, for which torch.export.save writes no bytes, so that zeros are loaded."""
     load = torch.export.load
 
     def zeros(file: Any) -> torch.export.ExportedProgram:
@@ -144,7 +144,7 @@ def test_weights_that_are_lost_in_the_file_show(monkeypatch: pytest.MonkeyPatch)
     assert resized(DYNAMIC, FORWARD, 9, 5, 8).missing() == [f"weights read back with other bits = 0: {names}"]
 
 
-def test_control_flow_on_data_is_not_promised() -> None:
+def test_workloads_with_control_flow_on_data_are_excluded() -> None:
     branching = built_in()["dynamic-depth"]
     assert not any(technique.accepts(branching) for technique in TECHNIQUES)
     assert all(technique.accepts(built_in()["mlp"]) for technique in TECHNIQUES)
@@ -152,7 +152,7 @@ def test_control_flow_on_data_is_not_promised() -> None:
 
 
 class BiasDropped(Export):
-    """A graph pass that takes the bias of every linear layer away."""
+    """A graph pass that removes the bias of every linear layer."""
 
     def exported(self, program: Program) -> Exported:
         exported = torch.export.export(program.module, program.inputs)
@@ -163,7 +163,7 @@ class BiasDropped(Export):
 
 
 class StaleWeights(DynamicExport):
-    """The loaded program keeps the weights that it was saved with."""
+    """The loaded program keeps the weights with which it was saved."""
 
     def exported(self, program: Program) -> Saved:
         class Stale(Saved):
@@ -186,16 +186,14 @@ class StaleWeights(DynamicExport):
     ],
     ids=["healthy", "healthy-dynamic", "bias-dropped", "stale-weights"],
 )
-def test_the_engine_tells_planted_faults_from_healthy_programs(
-    store: Store, technique: Export, found: set[str]
-) -> None:
+def test_planted_faults_fail_and_healthy_programs_pass(store: Store, technique: Export, found: set[str]) -> None:
     record = verdict_of(store, technique, seeded("mlp"), FORWARD)
     assert record.verdict is (Verdict.FAIL if found else Verdict.PASS), record.reason
     assert faults(record).keys() == found
 
 
-def test_the_engine_finds_the_gradient_that_export_drops(store: Store) -> None:
-    """torch.export traces through a custom function: what it differentiates later are the operators within."""
+def test_a_custom_gradient_that_export_drops_fails(store: Store) -> None:
+    """torch.export traces through a custom function, and so differentiates the operators inside it."""
     workload = seeded("straight-through")
     assert verdict_of(store, named(EAGER, "eager"), workload, BACKWARD).verdict is Verdict.PASS
     record = bench(store, EXPORT, workload).run(case(workload, BACKWARD, technique="export"))

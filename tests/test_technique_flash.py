@@ -37,7 +37,7 @@ ALL = pytest.mark.parametrize("technique", TECHNIQUES, ids=lambda technique: tec
 
 
 def here(technique: Any) -> FlashAttention:
-    """The technique as on a device that has it."""
+    """The technique, on a device that supports it."""
 
     def capability(device: Device) -> Capability:
         return SUPPORTED
@@ -48,7 +48,7 @@ def here(technique: Any) -> FlashAttention:
 
 
 def visible(queries: int, keys: int, causal: bool, window: tuple[int | None, int | None]) -> Tensor:
-    """As the packages document it: causal masks and windows are counted from the last key."""
+    """Attention as the packages document it: causal masks and windows are aligned to the last key."""
     left, right = (None if end is None or end < 0 else end for end in window)
     right = 0 if causal else right
     place = torch.arange(keys) - torch.arange(queries).unsqueeze(-1) - (keys - queries)
@@ -89,11 +89,11 @@ SIGNATURES = {
         "pack_gqa=None, deterministic=False",
     },
 }
-"""Of flash-attn 2.8.3, of the hopper folder of its repository, and of flash-attn-4 4.0.0b36."""
+"""Signatures of flash-attn 2.8.3, of the hopper folder of its repository, and of flash-attn-4 4.0.0b36."""
 
 
 class Stub(ModuleType):
-    """One of the packages, in plain torch, with its signatures; refuses what it refuses on a GPU."""
+    """A stub of one of the packages in plain torch, with its signatures; refuses the same inputs."""
 
     def __init__(self, package: FlashGeneration, mask: Callable[..., Tensor]) -> None:
         super().__init__(package.module)
@@ -123,7 +123,7 @@ class Stub(ModuleType):
         return (out, None) if self.package is FLASH_4 else out
 
     def one(self, q: Tensor, k: Tensor, v: Tensor, given: dict[str, Any]) -> Tensor:
-        """Of ``(B, S, H, D)``, in float32 as the kernels accumulate."""
+        """Attention of ``(B, S, H, D)``, in float32, in which the kernels accumulate."""
         for part in (q, k, v):
             assert part.dim() == 4
             assert part.dtype in {torch.float16, torch.bfloat16}, "FlashAttention only support fp16 and bf16 data type"
@@ -142,7 +142,7 @@ class Stub(ModuleType):
     def each(
         self, parts: Sequence[Tensor], ends: Sequence[Tensor], longest: Sequence[int], given: dict[str, Any]
     ) -> Tensor:
-        """Of ``(tokens, H, D)``."""
+        """Attention of jagged ``(tokens, H, D)``."""
         for offsets, most in zip(ends, longest, strict=True):
             assert offsets.dtype == torch.int32
             assert int(offsets[0]) == 0
@@ -160,7 +160,7 @@ class Stub(ModuleType):
 
 @pytest.fixture
 def installed(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Stub]:
-    """Puts a stub of a technique's package where it is imported from."""
+    """Installs a stub of a technique's package in ``sys.modules``."""
 
     def install(technique: Any, mask: Callable[..., Tensor] = visible) -> Stub:
         stub = Stub(technique.package, mask)
@@ -204,7 +204,7 @@ def test_a_mask_that_is_causal_from_the_bottom_right(technique: Any, installed: 
 
 
 @ALL
-def test_other_masks_are_answered(technique: Any, installed: Any) -> None:
+def test_other_masks_are_unsupported(technique: Any, installed: Any) -> None:
     installed(technique)
     for mask in (torch.ones(5, 12, dtype=torch.bool).tril(6), torch.zeros(5, 12)):
         with pytest.raises(Unsupported, match="only causal masks") as caught:
@@ -231,7 +231,7 @@ def test_packed_tensors(technique: Any, installed: Any, name: str) -> None:
     assert not differences(ran.result, plain(place.problem(1), Mode.BACKWARD, torch.float16), 4e-3)
 
 
-def test_dropout_is_handed_on_and_depths_are_made_equal(installed: Any) -> None:
+def test_dropout_is_passed_on_and_depths_are_padded(installed: Any) -> None:
     stub = installed(TWO)
     place = seeded("attention-dropout")
     assert Mode.RANDOM in TWO.modes
@@ -257,7 +257,7 @@ def test_the_statistics_of_dropout_are_judged(tmp_path: Any, installed: Any, mon
     assert verdict_of(store, here(TWO), place, Mode.RANDOM, "float16").verdict is Verdict.FAIL
 
 
-def test_a_device_that_never_calls_the_package_gives_no_evidence(installed: Any) -> None:
+def test_a_run_without_calls_of_the_package_fails_the_evidence(installed: Any) -> None:
     installed(TWO)
     assert run(TWO, Problem(torch.nn.ReLU(), (torch.randn(3),))).missing() == [
         "calls of flash_attn.flash_attn_interface >= 1: 0"
@@ -288,7 +288,7 @@ def test_kernels_on_a_gpu_are_evidence(forward: str, backward: str) -> None:
     assert not engaged(Mode.FORWARD, "void pytorch_flash::flash_fwd_kernel<T>", "flash_attn::_flash_attn_forward")
 
 
-def test_where_it_exists(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_capability_by_device(monkeypatch: pytest.MonkeyPatch) -> None:
     for technique in TECHNIQUES:
         for kind in ("cpu", "xla", "tpu", "vendor"):
             assert technique.answer(StubDevice(kind)).code is Code.NO_BACKEND
@@ -312,7 +312,7 @@ def test_where_it_exists(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_module_inside_a_package_is_found_without_importing_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "shared" / "inner").mkdir(parents=True)  # as flash_attn is where flash-attn-4 alone is installed
+    (tmp_path / "shared" / "inner").mkdir(parents=True)  # like flash_attn, if only flash-attn-4 is installed
     (tmp_path / "shared" / "inner" / "__init__.py").write_text("raise AssertionError")
     (tmp_path / "plain").mkdir()
     (tmp_path / "plain" / "__init__.py").write_text("raise AssertionError")
@@ -326,14 +326,14 @@ def test_a_module_inside_a_package_is_found_without_importing_it(
     assert not {"plain", "shared"} & sys.modules.keys()
 
 
-def test_what_it_is_for() -> None:
+def test_workloads_and_modes() -> None:
     assert not TWO.accepts(workload("linear"))
     assert not TWO.accepts(workload("attention", "variable-length"))
     assert VARLEN.accepts(workload("attention", "variable-length"))
     assert {dtype for technique in TECHNIQUES for dtype in technique.dtypes} == {"bfloat16", "float16"}
 
 
-def test_jagged_rows_come_back_to_their_places() -> None:
+def test_jagged_rows_return_to_their_positions() -> None:
     padded = torch.arange(24.0).reshape(2, 4, 3)
     jagged = Jagged.of(padded, torch.tensor([4, 1]))
     assert jagged.rows.shape == (5, 3)
@@ -360,14 +360,14 @@ def test_the_right_alignment_passes(tmp_path: Any, installed: Any, name: str) ->
     assert record.verdict is Verdict.PASS, record.reason
 
 
-def test_a_package_that_aligns_causal_masks_otherwise_is_caught(tmp_path: Any, installed: Any) -> None:
+def test_a_package_with_another_mask_alignment_fails(tmp_path: Any, installed: Any) -> None:
     installed(TWO, top_left)
     record = verdict_of(Store(tmp_path), here(TWO), seeded("attention-cross-right"), dtype="bfloat16")
     assert record.verdict is Verdict.FAIL
     assert "out: view" in record.reason
 
 
-def test_an_adapter_that_forgets_the_alignment_is_caught(
+def test_an_adapter_that_ignores_the_alignment_fails(
     tmp_path: Any, installed: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     installed(TWO)

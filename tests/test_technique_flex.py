@@ -58,26 +58,26 @@ def empty_row() -> Tensor:
     ],
     ids=["full", "causal", "scale", "grouped", "causal-cross", "empty-row", "bias", "keys"],
 )
-def test_every_kind_of_call_gives_what_torchs_attention_gives(made: Any, options: dict[str, Any]) -> None:
+def test_every_kind_of_call_equals_torchs_attention(made: Any, options: dict[str, Any]) -> None:
     mask = None if made is None else made()
     ran = run(EAGER, problem(mask, **options))
     assert ran.engaged, ran.missing()
     assert not differences(ran.result, plain(problem(mask, **options)))
 
 
-def test_the_compiled_kernel_gives_what_torchs_attention_gives() -> None:
+def test_the_compiled_kernel_equals_torchs_attention() -> None:
     ran = run(COMPILED, problem(empty_row()))
     assert ran.engaged, ran.missing()
     assert not differences(ran.result, plain(problem(empty_row())))
 
 
-def test_no_call_is_no_evidence() -> None:
+def test_a_run_without_calls_fails_the_evidence() -> None:
     for technique in TECHNIQUES:
         ran = run(technique, Problem(nn.ReLU(), (torch.randn(3),)))
         assert any("calls of flex_attention" in line for line in ran.missing())
 
 
-def test_torchs_own_attention_is_evidence_against() -> None:
+def test_a_run_of_torchs_own_attention_fails_the_evidence() -> None:
     class Stubborn(type(EAGER)):  # type: ignore[misc]  # the class of an instance
         def prepare(self, program: Program, mode: Mode, device: Any) -> None:
             super().prepare(program, mode, device)
@@ -89,7 +89,7 @@ def test_torchs_own_attention_is_evidence_against() -> None:
     assert [line.partition(":")[0] for line in ran.missing()] == ["torch's own attention dispatched = 0"]
 
 
-def test_a_backward_pass_on_the_cpu_is_answered(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_backward_pass_on_the_cpu_is_unsupported(monkeypatch: pytest.MonkeyPatch) -> None:
     def refusing(*args: Any, **options: Any) -> Tensor:
         raise NotImplementedError("FlexAttention does not support backward on CPU. Please do something else.")
 
@@ -99,13 +99,13 @@ def test_a_backward_pass_on_the_cpu_is_answered(monkeypatch: pytest.MonkeyPatch)
     assert caught.value.capability.code is Code.NO_FEATURE
 
 
-def test_the_compiled_backward_of_an_older_torch_is_answered(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_compiled_backward_of_an_older_torch_is_unsupported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "__version__", "2.9.0")
     with pytest.raises(Unsupported, match="no backward"):
         run(COMPILED, problem(), Mode.BACKWARD)
 
 
-def test_other_errors_stay_errors(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_errors_are_raised(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*args: Any, **options: Any) -> Tensor:
         raise ValueError("planted")
 
@@ -114,13 +114,13 @@ def test_other_errors_stay_errors(monkeypatch: pytest.MonkeyPatch) -> None:
         run(EAGER, problem())
 
 
-def test_dropout_is_answered() -> None:
+def test_dropout_is_unsupported() -> None:
     with pytest.raises(Unsupported, match="no dropout"):
         flex.attend(flex_attention, Call(torch.ones(1), torch.ones(1), torch.ones(1), dropout_p=0.5))
     assert Mode.RANDOM not in EAGER.modes | COMPILED.modes
 
 
-def test_where_it_exists() -> None:
+def test_capability_by_device() -> None:
     for kind in ("xla", "tpu", "vendor"):
         assert EAGER.capability(StubDevice(kind)).code is Code.NO_BACKEND
         assert COMPILED.capability(StubDevice(kind)).code is Code.NO_BACKEND
@@ -131,7 +131,7 @@ def test_where_it_exists() -> None:
     assert not EAGER.accepts(workload("linear"))
 
 
-def test_a_mask_function_that_is_off_by_one_is_caught(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_mask_function_that_is_off_by_one_fails(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     store, place = Store(tmp_path), seeded("attention-causal")
     assert Bed().type == "cpu"
     assert verdict_of(store, EAGER, place).verdict is Verdict.PASS

@@ -1,4 +1,4 @@
-"""float8: the emulation is what the kernels compute, faults stand out from it, and the evidence tells it from FP32."""
+"""float8: kernels equal the emulation, faults exceed rounding, and the evidence distinguishes it from FP32."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ WEIGHTS: Any = named(TECHNIQUES, "float8-weight-only")
 
 
 def needs(technique: Quantized) -> None:
-    """Skip where this torch's CPU kernels, or the packages here, lack it."""
+    """Skip if this torch's CPU kernels or the installed packages lack it."""
     answer = technique.answer(Bed())
     if not answer.ok:
         pytest.skip(str(answer))
 
 
 def odd(*, bias: bool = True) -> Problem:
-    """Sizes that are no multiples of a tile, three dimensions, an activation between."""
+    """Two layers with sizes that are no multiples of a tile, an input of three dimensions, an activation between."""
     torch.manual_seed(0)
     module = nn.Sequential(nn.Linear(77, 90, bias=bias), nn.Tanh(), nn.Linear(90, 47, bias=bias))
     return Problem(module, (torch.randn(3, 5, 77),))
@@ -53,7 +53,7 @@ def odd(*, bias: bool = True) -> Problem:
 
 
 @pytest.mark.parametrize("dtype", [E4M3, E5M2, FNUZ, torch.bfloat16, torch.float16])
-def test_nearest_is_the_cast(dtype: torch.dtype) -> None:
+def test_nearest_equals_the_cast(dtype: torch.dtype) -> None:
     limits = torch.finfo(dtype)
     drawn = torch.randn(20_000, generator=torch.Generator().manual_seed(0))
     grid = (torch.arange(256, dtype=torch.uint8)).view(E4M3).float()
@@ -86,7 +86,7 @@ def test_a_tensor_of_zeros_has_a_scale() -> None:
 
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("technique", TECHNIQUES, ids=lambda technique: technique.name)
-def test_candidate_is_what_the_emulation_says(technique: Any, bias: bool) -> None:
+def test_candidates_equal_the_emulation(technique: Any, bias: bool) -> None:
     needs(technique)
     ran = run(technique, odd(bias=bias))
     assert ran.engaged, ran.missing()
@@ -99,7 +99,7 @@ def test_candidate_is_what_the_emulation_says(technique: Any, bias: bool) -> Non
     assert float((truth - exact(*inputs)).norm() / truth.norm()) > 1e-3, "float8 must show against FP64"
 
 
-def test_a_row_of_large_numbers_leaves_the_other_rows_alone() -> None:
+def test_a_row_of_large_numbers_does_not_affect_other_rows() -> None:
     torch.manual_seed(0)
     layer = nn.Linear(32, 16)
     x = torch.randn(4, 32)
@@ -130,13 +130,13 @@ def doubled_scale(layer: Any) -> None:
 
 
 def wrong_axis(layer: Any) -> None:
-    """Scales of the output channels along the inputs: a weight ``(N, K)`` times ``(1, K)``."""
+    """Applies the scales of output channels along the inputs: a weight ``(N, K)`` times ``(1, K)``."""
     places = torch.arange(layer.weight.shape[1]) % len(layer.scale)
     layer.scale = layer.scale.flatten()[places].unsqueeze(0)
 
 
 def truncated_inputs(layer: Any) -> None:
-    """Elements are cut to four significant bits, not rounded: they then hold in float8 as they are."""
+    """Truncates elements to four significant bits, so that the cast to float8 does not round them."""
     forward = layer.forward
 
     def cut(x: Tensor) -> Tensor:
@@ -148,7 +148,7 @@ def truncated_inputs(layer: Any) -> None:
 
 
 def other_format(layer: Any) -> None:
-    """Three significant bits where four were promised."""
+    """Keeps three significant bits in place of four."""
     layer.weight = layer.weight.float().to(E5M2).float().to(E4M3)
 
 
@@ -175,7 +175,7 @@ def test_faults_of_float8_weights_are_caught(edit: Any, store: Store) -> None:
 
 
 @pytest.mark.parametrize("technique", TECHNIQUES, ids=lambda technique: technique.name)
-def test_a_module_that_nobody_converted_is_seen(technique: Any) -> None:
+def test_an_unconverted_module_fails_the_evidence(technique: Any) -> None:
     program = Program.of(odd())
     program.call = twin(program.module)
     with technique.watch("cpu") as log:
@@ -194,7 +194,7 @@ def test_products_of_anything_but_float8_are_not_counted() -> None:
     assert not seen["float8_e4m3fn products (aten::_scaled_mm) >= 2"].engaged
 
 
-def test_bytes_fall_to_a_quarter_and_are_told() -> None:
+def test_evidence_shows_that_bytes_fall_to_a_quarter() -> None:
     problem = Problem(nn.Linear(64, 32), (torch.randn(4, 64),))
     ran = run(WEIGHTS, problem)
     claims = {one.claim.partition(" fall")[0]: str(one.observed) for one in ran.evidence if "fall" in one.claim}
@@ -207,13 +207,13 @@ def test_bytes_fall_to_a_quarter_and_are_told() -> None:
 
 
 class Handing(StubDevice):
-    """Hands what it lacks to the CPU."""
+    """A device that falls back to the CPU."""
 
     def fallbacks(self) -> Mapping[str, int]:
         return {"aten::_scaled_mm": 1}
 
 
-def test_a_device_is_asked_by_trial() -> None:
+def test_capability_is_found_by_trial() -> None:
     needs(SCALED)
     assert SCALED.capability(StubDevice()).ok
     handing = SCALED.capability(Handing())
@@ -221,7 +221,7 @@ def test_a_device_is_asked_by_trial() -> None:
     assert WEIGHTS.capability(Handing()).code is Code.NO_FEATURE
 
 
-def test_a_device_that_raises_is_answered_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_device_that_raises_is_unsupported_with_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*given: Any, **more: Any) -> Tensor:
         raise RuntimeError("no float8 here\nand a long trace")
 
@@ -248,7 +248,7 @@ def test_a_gpu_without_float8_units_is_unavailable(monkeypatch: pytest.MonkeyPat
     assert (answer.code, answer.verdict) == (Code.NO_HARDWARE, Verdict.UNAVAILABLE)
 
 
-def test_a_dtype_of_outputs_that_the_kernel_lacks_is_said_when_it_is_met(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_output_dtype_that_the_kernel_lacks_is_unsupported_in_prepare(monkeypatch: pytest.MonkeyPatch) -> None:
     plain = torch._scaled_mm
 
     def picky(*given: Any, **more: Any) -> Tensor:
@@ -264,7 +264,7 @@ def test_a_dtype_of_outputs_that_the_kernel_lacks_is_said_when_it_is_met(monkeyp
     SCALED.prepare(Program.of(odd(), dtype=torch.bfloat16), Mode.FORWARD, StubDevice())
 
 
-def test_oracles_tell_formats_and_scales_apart() -> None:
+def test_oracles_differ_by_format_and_scales() -> None:
     made: list[Quantized] = [*TECHNIQUES, *torchao.TECHNIQUES]  # type: ignore[list-item]  # all of these are
     oracles = [technique.oracle for technique in made if not technique.name.endswith("weight-only")]
     assert len(set(oracles)) == len(oracles)
@@ -277,12 +277,12 @@ def test_oracles_tell_formats_and_scales_apart() -> None:
 AO = {technique.name: technique for technique in torchao.TECHNIQUES}
 
 
-def test_torchaos_dynamic_float8_is_for_gpus_and_is_what_the_emulation_says(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_torchaos_dynamic_float8_needs_a_gpu_and_equals_the_emulation(monkeypatch: pytest.MonkeyPatch) -> None:
     technique: Any = AO["float8-torchao-dynamic"]
     assert technique.capability(StubDevice()).code is Code.NO_FEATURE
     if not installed("torchao"):
         pytest.skip("torchao is not installed")
-    # Its check of the hardware lifted, it runs on the CPU's kernels.
+    # Without its check of the hardware, it runs with the CPU's kernels.
     api = importlib.import_module("torchao.quantization.quant_api")
     monkeypatch.setattr(api, "_check_hardware_support", lambda _: None)
     torch.manual_seed(0)
@@ -296,7 +296,7 @@ def test_torchaos_dynamic_float8_is_for_gpus_and_is_what_the_emulation_says(monk
     assert float((ran.result["out"].double() - truth).norm() / truth.norm()) < 1e-6
 
 
-def test_torchaos_weights_are_those_of_the_plain_variant() -> None:
+def test_torchaos_weights_equal_those_of_the_plain_variant() -> None:
     technique: Any = AO["float8-torchao-weight-only"]
     needs(technique)
     assert technique.oracle == WEIGHTS.oracle
@@ -305,7 +305,7 @@ def test_torchaos_weights_are_those_of_the_plain_variant() -> None:
     torch.testing.assert_close(one.result["out"], other.result["out"])
 
 
-def test_float8_keeps_to_a_few_workloads() -> None:
+def test_float8_accepts_a_few_workloads() -> None:
     assert {"mlp", "digits-mlp"} <= float8.WORKLOADS
     assert all(technique.accepts(seeded("mlp")) for technique in TECHNIQUES)
     assert not any(technique.accepts(seeded("matmul")) for technique in TECHNIQUES)

@@ -39,14 +39,14 @@ def small() -> Problem:
 
 
 @pytest.mark.parametrize("mode", [Mode.FORWARD, Mode.BACKWARD])
-def test_samples_give_what_the_batch_gives(mode: Mode) -> None:
+def test_samples_give_the_results_of_the_batch(mode: Mode) -> None:
     ran = run(VMAP, mlp(), mode)
     assert ran.engaged, ran.missing()
     assert [one.observed for one in ran.evidence] == [1, 1]
     assert not differences(ran.result, plain(mlp(), mode))
 
 
-def test_samples_that_know_of_each_other_are_told_from_those_that_do_not() -> None:
+def test_samples_that_depend_on_each_other_change_the_result() -> None:
     class Centred(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
             return x - x.mean(0)
@@ -57,7 +57,7 @@ def test_samples_that_know_of_each_other_are_told_from_those_that_do_not() -> No
     assert differences(run(VMAP, problem()).result, plain(problem())) == ["out"]
 
 
-def test_a_loop_over_samples_is_no_map() -> None:
+def test_a_loop_over_samples_fails_the_evidence() -> None:
     class Looped(Mapped):
         def prepare(self, program: Program, mode: Mode, device: Any) -> None:
             super().prepare(program, mode, device)
@@ -79,8 +79,8 @@ def test_a_loop_over_samples_is_no_map() -> None:
     assert not differences(ran.result, plain(mlp()))
 
 
-def test_what_is_no_batch_is_given_whole(store: Store) -> None:
-    """A 0-d operand, and one of a single row: their gradients are summed over the samples."""
+def test_inputs_that_are_no_batch_are_not_mapped(store: Store) -> None:
+    """Gradients of a 0-d operand, and of one with a single row, are summed over the samples."""
     for name in ("elementwise-scalar", "elementwise-broadcast"):
         record = verdict_of(store, VMAP, seeded(name), BACKWARD)
         assert record.verdict is Verdict.PASS, record.reason
@@ -90,7 +90,7 @@ def test_what_is_no_batch_is_given_whole(store: Store) -> None:
 
 
 @pytest.mark.parametrize("mode", [Mode.BACKWARD, Mode.TRAIN])
-def test_gradients_of_a_function_are_those_of_the_tape(mode: Mode) -> None:
+def test_gradients_of_a_function_equal_autograds(mode: Mode) -> None:
     ran = run(GRAD, mlp(), mode)
     assert ran.engaged, ran.missing()
     assert ran.evidence[0].observed == (3 if mode is Mode.TRAIN else 1)
@@ -98,22 +98,22 @@ def test_gradients_of_a_function_are_those_of_the_tape(mode: Mode) -> None:
 
 
 @pytest.mark.parametrize("technique", JACOBIANS, ids=lambda technique: technique.name)
-def test_the_jacobian_makes_up_the_gradient(technique: Any) -> None:
+def test_the_contracted_jacobian_equals_the_gradient(technique: Any) -> None:
     ran = run(technique, small(), Mode.BACKWARD)
     assert ran.engaged, ran.missing()
     assert not differences(ran.result, plain(small(), Mode.BACKWARD))
 
 
-def test_forward_derivatives_are_told_from_reverse_ones() -> None:
+def test_forward_and_reverse_mode_are_distinguished() -> None:
     forward = named(TECHNIQUES, "func-jacfwd")
     wrong = copy.copy(named(TECHNIQUES, "func-jacrev"))
-    wrong.tracks = forward.tracks  # type: ignore[attr-defined]  # of both, on this copy alone
+    wrong.tracks = forward.tracks  # type: ignore[attr-defined]  # replaced on this copy only
     ran = run(wrong, small(), Mode.BACKWARD)
     assert [one.engaged for one in ran.evidence] == [True, False, True, True]
 
 
 @pytest.mark.parametrize("mode", [Mode.BACKWARD, Mode.TRAIN])
-def test_the_tape_in_place_of_a_transform_is_seen(mode: Mode) -> None:
+def test_autograd_in_place_of_a_transform_fails_the_evidence(mode: Mode) -> None:
     class Taped(type(GRAD)):  # type: ignore[misc]  # a class all the same
         def prepare(self, program: Program, mode: Mode, device: Any) -> None:
             super().prepare(program, mode, device)
@@ -174,7 +174,7 @@ def test_every_named_workload_exists_and_is_accepted() -> None:
         assert min(levels) <= 2 <= max(levels)
 
 
-def test_the_output_gradients_are_those_of_the_plain_run() -> None:
+def test_output_gradients_equal_those_of_the_plain_run() -> None:
     program = Program.of(mlp(), seed=3)
     out = torch.zeros(8, 4)
     assert torch.equal(program.cotangent("out", out), Program.of(mlp(), seed=3).cotangent("out", out))
@@ -201,7 +201,7 @@ def mapped(module: Any, x: Tensor, gate: Tensor) -> Tensor:
     return out
 
 
-def test_swapped_gradients_are_caught_under_a_transform(store: Store) -> None:
+def test_swapped_gradients_fail_under_a_transform(store: Store) -> None:
     workload = seeded("custom-function")
     healthy = verdict_of(store, GRAD, workload, BACKWARD)
     assert healthy.verdict is Verdict.PASS, healthy.reason
@@ -211,7 +211,7 @@ def test_swapped_gradients_are_caught_under_a_transform(store: Store) -> None:
     assert faults(record).keys() == {"grad:input[0]", "grad:input[1]"}
 
 
-def test_swapped_gradients_are_caught_mapped_or_not(store: Store) -> None:
+def test_swapped_gradients_fail_mapped_or_not(store: Store) -> None:
     for function in (swapped, mapped):
         record = verdict_of(store, Planted(calling(function)), seeded("custom-function"), BACKWARD)
         assert {"grad:input[0]", "grad:input[1]"} <= faults(record).keys()

@@ -23,7 +23,7 @@ def test_activations_overwrite_their_inputs(mode: Mode) -> None:
     ran = run(INPLACE, activations(), mode)
     assert ran.engaged, ran.missing()
     assert ran.log.count("aten::(relu_|hardtanh_|silu_)") == 3 * (3 if mode is Mode.TRAIN else 1)
-    # Bitwise: also the statistics, which counting operators beforehand must not move.
+    # Bitwise, including the statistics, which counting operators beforehand must not change.
     other = plain(activations(), mode)
     assert all(torch.equal(ran.result[path], other[path]) for path in other)
     assert not differences(ran.result, other, 0.0)
@@ -41,13 +41,13 @@ def test_the_count_draws_nothing_random() -> None:
 
 
 def test_autograd_refuses_to_overwrite_what_it_saved() -> None:
-    """ReLU keeps its output for the backward pass, in-place dropout after it overwrites that: torch says so."""
+    """ReLU saves its output for the backward pass, and in-place dropout overwrites it: torch raises an error."""
     problem = Problem(nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Dropout(0.5)), (torch.randn(6, 8),))
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         run(INPLACE, problem, Mode.BACKWARD)
 
 
-def test_an_ignored_flag_is_seen() -> None:
+def test_an_ignored_flag_fails_the_evidence() -> None:
     class Deaf(nn.ReLU):
         def forward(self, input: Tensor) -> Tensor:  # noqa: A002 - the name that nn.ReLU gives it
             return input.relu()
@@ -56,7 +56,7 @@ def test_an_ignored_flag_is_seen() -> None:
     assert len(ran.missing()) == 2
 
 
-def test_without_strides_the_operators_are_not_asked_for() -> None:
+def test_without_strides_no_in_place_operators_are_needed() -> None:
     ran = run(INPLACE, activations(), device=StubDevice(features=()))
     assert ran.engaged
     assert not any("beyond" in one.claim for one in ran.evidence)

@@ -1,4 +1,4 @@
-"""int4 weights: four bits in truth, what the emulation says, faults that stand out, and evidence that can be false."""
+"""int4 weights: really four bits, equal to the emulation; faults exceed rounding, and evidence can fail."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ without_torchao = pytest.mark.skipif(not installed("torchao"), reason="torchao i
 
 
 def layers(inputs: int = 48, *, bias: bool = True) -> Problem:
-    """Two layers whose sizes are no multiples of a group and of a tile, on three dimensions."""
+    """Two layers with sizes that are no multiples of a group or tile, for an input of three dimensions."""
     torch.manual_seed(0)
     module = nn.Sequential(nn.Linear(inputs, 80, bias=bias), nn.Tanh(), nn.Linear(80, 23, bias=bias))
     return Problem(module, (torch.randn(3, 5, inputs),))
@@ -43,7 +43,7 @@ def layers(inputs: int = 48, *, bias: bool = True) -> Problem:
 
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("technique", ALL, ids=lambda technique: technique.name)
-def test_candidate_is_what_the_emulation_says(technique: Any, bias: bool) -> None:
+def test_candidates_equal_the_emulation(technique: Any, bias: bool) -> None:
     if not technique.answer(Bed()).ok:
         pytest.skip(str(technique.answer(Bed())))
     ran = run(technique, layers(bias=bias))
@@ -57,7 +57,7 @@ def test_candidate_is_what_the_emulation_says(technique: Any, bias: bool) -> Non
     assert 0.01 < float((truth - plain).norm() / plain.norm()) < 0.2
 
 
-def test_a_weight_of_sixteen_levels_is_kept_as_it_is() -> None:
+def test_a_weight_of_sixteen_levels_is_exact() -> None:
     weight = torch.arange(16.0).repeat(3, 4) * torch.tensor([[0.5], [1.0], [4.0]]) - 3.0
     integers, scale, zero = quantize(weight)
     groups = (integers - int4.MIDDLE).reshape(3, -1, GROUP) * scale.unsqueeze(-1) + zero.unsqueeze(-1)
@@ -80,7 +80,7 @@ def test_a_group_of_equal_weights_has_a_scale() -> None:
 
 
 @without_torchao
-def test_the_rules_are_those_of_torchao() -> None:
+def test_the_rules_equal_torchaos() -> None:
     primitives: Any = importlib.import_module("torchao.quantization.quant_primitives")
     tools: Any = importlib.import_module("torchao.quantization")
     weight = torch.randn(6, 3 * GROUP, generator=torch.Generator().manual_seed(0))
@@ -115,17 +115,17 @@ def every_layer(edit: Callable[[Any], None]) -> Change:
 
 
 def swapped(layer: Any) -> None:
-    """The nibbles of a byte change places."""
+    """Swaps the nibbles of each byte."""
     layer.weight = (layer.weight >> 4) + 16 * (layer.weight & 15)
 
 
 def zero_off(layer: Any) -> None:
-    """Integers are read as one more."""
+    """Reads integers as one more."""
     layer.scale[1] += layer.scale[0]
 
 
 def next_groups(layer: Any) -> None:
-    """Every group takes the scale of the next channel."""
+    """Uses the scales of the next channel for every group."""
     layer.scale = layer.scale.roll(1, 1)
 
 
@@ -136,7 +136,7 @@ def three_bits(layer: Any) -> None:
 @pytest.mark.parametrize(
     "edit", [swapped, zero_off, next_groups, three_bits, None], ids=lambda edit: edit.__name__ if edit else "healthy"
 )
-def test_faults_of_packed_weights_are_caught(edit: Any, store: Store) -> None:
+def test_faults_of_packed_weights_fail(edit: Any, store: Store) -> None:
     change = nothing if edit is None else every_layer(edit)
     record = verdict_of(store, Planted(NIBBLES, change), seeded("mlp-blocks"))
     assert record.verdict is (Verdict.PASS if edit is None else Verdict.FAIL), record.reason
@@ -154,7 +154,7 @@ def test_kernel_and_nibbles_pass_with_other_seeds(number: int, store: Store) -> 
 
 
 @pytest.mark.parametrize("technique", TECHNIQUES, ids=lambda technique: technique.name)
-def test_a_module_that_nobody_converted_is_seen(technique: Any) -> None:
+def test_an_unconverted_module_fails_the_evidence(technique: Any) -> None:
     program = Program.of(layers())
     program.call = twin(program.module)
     with technique.watch("cpu") as log:
@@ -164,13 +164,13 @@ def test_a_module_that_nobody_converted_is_seen(technique: Any) -> None:
 
 
 @without_torchao
-def test_layers_that_no_group_fits_are_left_and_not_counted() -> None:
+def test_layers_without_whole_groups_are_left_alone_and_not_counted() -> None:
     ran = run(TORCHAO, layers(50))
     assert ran.engaged, ran.missing()
     assert ran.evidence[0].claim == "linear layers with a weight of type IntxUnpackedToInt8Tensor = 1 >= 1"
 
 
-def test_the_kernel_is_for_processors_alone() -> None:
+def test_the_kernel_needs_the_cpu() -> None:
     kernel = named(TECHNIQUES, "int4-weight-only-kernel")
     assert kernel.capability(StubDevice()).ok
     assert kernel.capability(StubDevice("cuda")).code is Code.NO_FEATURE

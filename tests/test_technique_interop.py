@@ -25,7 +25,7 @@ NUMPY, JAX, CUPY = (named(TECHNIQUES, name) for name in ("dlpack-numpy", "dlpack
 
 
 class Array:
-    """What JAX makes of a tensor: shared where it is aligned, else a copy; it refuses what is not dense."""
+    """Import of a tensor as in JAX: shared if aligned, otherwise copied; refused if not dense."""
 
     def __init__(self, tensor: Tensor) -> None:
         if not dense(tensor):
@@ -47,7 +47,7 @@ class Array:
 
 @pytest.fixture
 def jax(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A stand-in for JAX, as far as a border asks it."""
+    """A stub of JAX with what the technique uses."""
     monkeypatch.setitem(sys.modules, "jax", ModuleType("jax"))
     monkeypatch.setitem(sys.modules, "jax.dlpack", SimpleNamespace(from_dlpack=Array))
 
@@ -64,7 +64,7 @@ def test_numpy_shares_every_kind_of_memory(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["matmul-sliced", "matmul-transposed", "mlp", "attention-mask"])
-def test_jax_shares_what_is_dense_and_aligned(jax: None, name: str) -> None:
+def test_jax_shares_dense_and_aligned_memory(jax: None, name: str) -> None:
     ran = run(JAX, seeded(name).problem(1), Mode.BACKWARD)
     assert ran.engaged, ran.missing()
     assert not differences(ran.result, plain(seeded(name).problem(1), Mode.BACKWARD), 0.0)
@@ -74,7 +74,7 @@ def test_jax_shares_what_is_dense_and_aligned(jax: None, name: str) -> None:
 
 @pytest.mark.skipif(not installed("jax"), reason="JAX is not installed")
 @pytest.mark.parametrize("dtype", JAX.dtypes)
-def test_jax_itself(dtype: str) -> None:
+def test_with_jax_installed_results_equal_eagers(dtype: str) -> None:
     stored: torch.dtype = getattr(torch, dtype)
     for name in ("matmul-sliced", "matmul-transposed", "attention-mask"):
         ran = run(JAX, seeded(name).problem(1), Mode.BACKWARD, dtype=stored)
@@ -82,13 +82,13 @@ def test_jax_itself(dtype: str) -> None:
         assert not differences(ran.result, plain(seeded(name).problem(1), Mode.BACKWARD, stored), 0.0)
 
 
-def test_gradients_cross_too() -> None:
+def test_gradients_are_exchanged_too() -> None:
     forward = run(NUMPY, seeded("mlp").problem(1)).program.extras[CROSSINGS]
     backward = run(NUMPY, seeded("mlp").problem(1), Mode.BACKWARD).program.extras[CROSSINGS]
     assert (len(forward), len(backward)) == (2, 4)
 
 
-def test_nested_outputs_cross() -> None:
+def test_nested_outputs_are_exchanged() -> None:
     class Two(nn.Module):
         def forward(self, x: Tensor) -> dict[str, Any]:
             return {"a": x + 1, "b": [x * 2, x - 1]}
@@ -112,7 +112,7 @@ def test_nested_outputs_cross() -> None:
         (torch.ones(1, 3).expand(2, 3), False),
     ],
 )
-def test_what_is_dense(tensor: Tensor, expected: bool) -> None:
+def test_dense_tensors(tensor: Tensor, expected: bool) -> None:
     assert dense(tensor) is expected
 
 
@@ -130,14 +130,14 @@ class CopyingBack(NumpyBorder):
 
 
 @pytest.mark.parametrize("technique", [Copying(), CopyingBack()])
-def test_a_copy_at_the_border_is_evidence_against(technique: Border) -> None:
+def test_a_copy_in_the_exchange_fails_the_evidence(technique: Border) -> None:
     missing = run(technique, seeded("mlp").problem(1)).missing()
     assert "shareable tensors that were copied = 0: 2" in missing
     assert any("writes here" in line for line in missing)
     assert any("writes there" in line for line in missing)
 
 
-def test_a_copy_of_jax_is_evidence_against(jax: None) -> None:
+def test_a_copy_by_jax_fails_the_evidence(jax: None) -> None:
     class CopyingJax(JaxBorder):
         def give(self, tensor: Tensor) -> Any:
             return super().give(tensor.clone())
@@ -147,7 +147,7 @@ def test_a_copy_of_jax_is_evidence_against(jax: None) -> None:
     assert any("writes here" in line for line in missing)
 
 
-def test_a_read_only_array_that_is_let_out_is_evidence_against(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_exported_read_only_array_fails_the_evidence(monkeypatch: pytest.MonkeyPatch) -> None:
     class Careless(NumpyBorder):
         def module(self) -> Any:
             numpy = SimpleNamespace(from_dlpack=np.from_dlpack)
@@ -161,14 +161,14 @@ def test_a_read_only_array_that_is_let_out_is_evidence_against(monkeypatch: pyte
 
 
 class Shifted(NumpyBorder):
-    """Loses the strides: as a library that reads any memory as row-major would."""
+    """Ignores strides, as a library that reads all memory as row-major."""
 
     def take(self, array: Any) -> Tensor:
         out = super().take(array)
         return out if out.is_contiguous() else out.as_strided(out.shape, torch.empty(out.shape).stride())
 
 
-def test_lost_strides_are_caught(tmp_path: Any) -> None:
+def test_lost_strides_fail(tmp_path: Any) -> None:
     store, place = Store(tmp_path), seeded("matmul-transposed")
     assert verdict_of(store, NUMPY, place, Mode.BACKWARD).verdict is Verdict.PASS
     assert verdict_of(store, Shifted(), place, Mode.BACKWARD).verdict is Verdict.FAIL
@@ -177,7 +177,7 @@ def test_lost_strides_are_caught(tmp_path: Any) -> None:
 # Where they exist
 
 
-def test_numpy_and_cupy_have_memory_of_their_own() -> None:
+def test_numpy_and_cupy_need_tensors_in_their_memory() -> None:
     assert NUMPY.answer(StubDevice("cpu")).ok
     for kind in ("cuda", "xla", "tpu", "vendor"):
         assert NUMPY.answer(StubDevice(kind)).code is Code.NO_FEATURE
@@ -186,7 +186,7 @@ def test_numpy_and_cupy_have_memory_of_their_own() -> None:
     assert CUPY.capability(StubDevice("cuda")).ok
 
 
-def test_a_numpy_that_imports_read_only_is_answered(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_numpy_that_imports_read_only_is_unavailable(monkeypatch: pytest.MonkeyPatch) -> None:
     def read_only(tensor: Tensor) -> Any:
         array = tensor.numpy().copy()
         array.flags.writeable = False
@@ -198,7 +198,7 @@ def test_a_numpy_that_imports_read_only_is_answered(monkeypatch: pytest.MonkeyPa
     assert "numpy>=2.2.5" in answer.action
 
 
-def test_jax_asks_for_its_plugin(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_jax_needs_its_plugin(monkeypatch: pytest.MonkeyPatch) -> None:
     assert JAX.capability(StubDevice("cpu")).ok
     assert JAX.capability(StubDevice("xla")).code is Code.NO_FEATURE
     plugins: list[SimpleNamespace] = []
@@ -210,7 +210,7 @@ def test_jax_asks_for_its_plugin(monkeypatch: pytest.MonkeyPatch) -> None:
     assert JAX.capability(StubDevice("cuda")).code is Code.NO_PACKAGE
 
 
-def test_jax_does_not_take_the_devices_memory(jax: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_jax_does_not_reserve_the_devices_memory(jax: None, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[str | None] = []
     name = "XLA_PYTHON_CLIENT_PREALLOCATE"
     monkeypatch.delenv(name, raising=False)
@@ -221,9 +221,9 @@ def test_jax_does_not_take_the_devices_memory(jax: None, monkeypatch: pytest.Mon
     assert name not in os.environ
 
 
-def test_sixty_four_bits_stay_here(jax: None) -> None:
+def test_types_of_64_bits_are_not_exchanged(jax: None) -> None:
     ran = run(JAX, seeded("index-select").problem(1))
     assert ran.engaged, ran.missing()
     kinds = [value.dtype for value in ran.program.inputs]
     assert torch.int64 in kinds
-    assert len(ran.program.extras[CROSSINGS]) == len(kinds)  # the index stayed, the output came
+    assert len(ran.program.extras[CROSSINGS]) == len(kinds)  # the int64 index was not exchanged, the output was

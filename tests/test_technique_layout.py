@@ -34,7 +34,7 @@ def test_channels_last_outputs() -> None:
     assert memory_format(ran.result["out"]) == "channels_last"
 
 
-def test_a_convolution_that_loses_the_format_is_seen() -> None:
+def test_a_convolution_that_loses_the_format_fails_the_evidence() -> None:
     class Undoing(nn.Conv2d):
         def forward(self, input: Tensor) -> Tensor:  # noqa: A002 - the name that nn.Conv2d gives it
             return nn.functional.conv2d(input.contiguous(), self.weight.contiguous(), self.bias)
@@ -56,7 +56,7 @@ class Turned(nn.Module):
 
 
 @pytest.mark.parametrize("mode", [Mode.FORWARD, Mode.BACKWARD])
-def test_contiguous_between_modules(mode: Mode) -> None:
+def test_tensors_between_modules_are_made_contiguous(mode: Mode) -> None:
     def problem() -> Problem:
         torch.manual_seed(0)
         return Problem(Turned(), (torch.randn(3, 6, 5),))
@@ -67,7 +67,7 @@ def test_contiguous_between_modules(mode: Mode) -> None:
     assert not differences(ran.result, plain(problem(), mode))
 
 
-def test_contiguous_inputs() -> None:
+def test_inputs_are_made_contiguous() -> None:
     problem = Problem(nn.ReLU(), (torch.randn(4, 3).t(),))
     ran = run(CONTIGUOUS, problem)
     assert ran.engaged
@@ -75,13 +75,13 @@ def test_contiguous_inputs() -> None:
     assert torch.equal(ran.result["out"], problem.inputs[0].relu())
 
 
-def test_nothing_to_make_contiguous_is_no_effect() -> None:
+def test_contiguous_tensors_give_no_effect() -> None:
     with pytest.raises(Unsupported) as caught:
         run(CONTIGUOUS, Problem(nn.ReLU(), (torch.randn(3, 4),)))
     assert caught.value.capability.code is Code.NO_EFFECT
 
 
-def test_strides_are_needed() -> None:
+def test_it_needs_a_device_with_strides() -> None:
     assert all(technique.capability(StubDevice(features=())).code is Code.NO_FEATURE for technique in TECHNIQUES)
     assert all(technique.capability(StubDevice()).ok for technique in TECHNIQUES)
     assert not CHANNELS_LAST.accepts(workload("linear"))

@@ -1,4 +1,4 @@
-"""Data loading: every row once and in order, from other processes, resumable; what loses rows, or a worker, is told."""
+"""Data loading: every row once and in order, from other processes, resumable; lost rows and workers fail."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_rows_come_once_in_order_and_from_two_other_processes(mode: Mode) -> Non
     assert not differences(ran.result, plain(mlp(), mode), 0.0)
 
 
-def test_what_came_is_what_left_and_lies_elsewhere() -> None:
+def test_tensors_arrive_unchanged_in_new_memory() -> None:
     program = Program.of(mlp(), dtype=torch.bfloat16)
     PREFETCH.prepare(program, Mode.TRAIN, StubDevice())
     (x,), target = program.inputs, program.target
@@ -79,7 +79,7 @@ def test_what_came_is_what_left_and_lies_elsewhere() -> None:
     assert torch.equal(came, x)
     assert torch.equal(again, target)
     assert came.data_ptr() != x.data_ptr()
-    # Workers stay, and see what is filled in later, into what came too: as the engine does for further draws.
+    # Workers persist and see later content, as the engine writes it for further draws.
     first = set(program.extras["what the last pass delivered"].workers)
     came.copy_(torch.arange(came.numel()).view_as(came))
     program.run(Mode.FORWARD)
@@ -94,7 +94,7 @@ def test_what_came_is_what_left_and_lies_elsewhere() -> None:
 
 
 class Losing(PrefetchLoader):
-    """What `change` makes of the batches."""
+    """A loader whose batches `change` changes."""
 
     def __init__(self, change: Callable[[list[Any]], list[Any]]) -> None:
         super().__init__()
@@ -121,7 +121,7 @@ def test_a_loader_that_loses_or_reorders_fails(store: Store, plant: str) -> None
     record = verdict_of(store, Losing(change), built_in()["mlp"])
     assert record.verdict is Verdict.FAIL
     assert f"each once, in this order: observed {seen}" in record.reason
-    # The result itself is wrong too: of other samples, or of samples in other places.
+    # The result is wrong too: it is that of other samples, or in another order.
     assert "\nout: " in record.reason
 
 
@@ -139,7 +139,7 @@ def test_an_intact_loader_passes(store: Store) -> None:
     assert verdict_of(store, PREFETCH, built_in()["mlp"]).verdict is Verdict.PASS
 
 
-def test_a_loader_of_one_process_is_seen() -> None:
+def test_a_loader_of_one_process_fails_the_evidence() -> None:
     class Alone(PrefetchLoader):
         def passing(self, feed: Iterable[Sequence[Tensor]], device: Device) -> Iterable[Sequence[Tensor]]:
             del device
@@ -192,14 +192,14 @@ def test_a_training_gets_its_mini_batches_in_its_own_order() -> None:
     expected, _ = trained(as_it_is)
     result, program = trained(fed)
     assert not differences(result, expected, 0.0)
-    # Two mini-batches a step, in an epoch of eight and into the next.
+    # Two mini-batches per step: an epoch of eight, and into the next.
     evidence = list(PREFETCH.evidence(program, PREFETCH.watch("cpu"), Mode.TRAJECTORY, StubDevice()))
     assert [(one.observed, one.engaged) for one in evidence] == [(12, True), (0, True), (2, True), (0, True)]
 
 
 @pytest.mark.usefixtures("_finished")
 @pytest.mark.parametrize("stop", [1, 3, 4])
-def test_a_training_goes_on_from_where_it_stood_not_from_where_workers_are(stop: int) -> None:
+def test_a_training_resumes_from_its_own_position_not_the_workers(stop: int) -> None:
     expected, _ = trained(as_it_is)
     _, program = trained(fed, stop)
     resumed, _ = trained(fed, 6 - stop, saved(program))
@@ -209,8 +209,8 @@ def test_a_training_goes_on_from_where_it_stood_not_from_where_workers_are(stop:
 
 
 @pytest.mark.usefixtures("_finished")
-def test_a_state_of_where_workers_are_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The fault that prefetching invites: what is saved is the sampler's state, four mini-batches ahead."""
+def test_a_state_with_the_workers_position_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A typical fault of prefetching: it saves the state of the sampler, which is four mini-batches ahead."""
 
     def state(self: FedLoader) -> dict[str, Any]:
         ahead = Loader(self.rows, self.ahead.batches, 0)
@@ -229,7 +229,7 @@ def test_a_state_of_where_workers_are_is_caught(monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.usefixtures("_finished")
-def test_workers_that_run_off_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_workers_with_other_rows_fail_the_evidence(monkeypatch: pytest.MonkeyPatch) -> None:
     class Other(Ahead):
         def __iter__(self) -> Iterator[list[int]]:
             stream = super().__iter__()
@@ -243,8 +243,8 @@ def test_workers_that_run_off_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     assert evidence[1].observed == 12
 
 
-def test_a_pass_leaves_torchs_own_generator_alone() -> None:
-    """By default a loader draws its workers' seed there: a training that draws too would go another way."""
+def test_a_pass_does_not_change_torchs_generator() -> None:
+    """By default, a loader draws its workers' seed from torch's generator, which changes trainings that draw from it too."""
     tensors = [torch.arange(6.0)]
     feed = Feed(tensors, [[0, 1, 2], [3, 4, 5]], pinned=False)
     before = torch.random.get_rng_state()
@@ -254,8 +254,8 @@ def test_a_pass_leaves_torchs_own_generator_alone() -> None:
 
 
 @pytest.mark.usefixtures("_finished")
-def test_a_pass_that_draws_there_sends_the_training_another_way(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a loader of torch does unless it is given a generator."""
+def test_a_pass_that_draws_from_torchs_generator_changes_the_training(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As torch's DataLoader without a generator of its own."""
 
     def begin(feed: Feed) -> Iterator[Sequence[Tensor]]:
         feed.loader.generator = None
@@ -270,7 +270,7 @@ def test_a_pass_that_draws_there_sends_the_training_another_way(monkeypatch: pyt
 # A worker that dies
 
 
-def test_a_killed_worker_is_named_at_once_and_nothing_hangs() -> None:
+def test_a_killed_worker_is_named_without_a_hang() -> None:
     begun = time.monotonic()
     ending = spoilt_pass([torch.arange(6.0)], be_killed)
     assert time.monotonic() - begun < PATIENCE
@@ -281,14 +281,14 @@ def test_a_killed_worker_is_named_at_once_and_nothing_hangs() -> None:
     assert ending.worker not in {0, os.getpid()}
 
 
-def test_an_unreadable_row_is_an_error_of_the_pass() -> None:
+def test_an_unreadable_row_raises_in_the_pass() -> None:
     ending = spoilt_pass([torch.arange(6.0)], be_unreadable)
     assert "OSError: Caught OSError in DataLoader worker process 1." in ending.error
     assert "this row cannot be read" in ending.error
     assert ending.rows == SPOILT
 
 
-def test_the_death_is_evidence_and_the_next_loader_works() -> None:
+def test_the_error_is_evidence_and_the_next_loader_works() -> None:
     ran = run(KILLED, mlp())
     assert ran.engaged, ran.missing()
     assert str(ran.evidence[0].observed).startswith("RuntimeError: DataLoader worker")
@@ -296,7 +296,7 @@ def test_the_death_is_evidence_and_the_next_loader_works() -> None:
     assert not differences(ran.result, plain(mlp()), 0.0)
 
 
-def test_a_death_that_is_hidden_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hidden_death_fails_the_evidence(monkeypatch: pytest.MonkeyPatch) -> None:
     class Hiding(type(KILLED)):  # type: ignore[misc]  # a class all the same
         def spoilt(self, tensors: Sequence[Tensor], device: Device) -> Any:
             del device
@@ -313,8 +313,8 @@ def test_a_death_that_is_hidden_is_seen(monkeypatch: pytest.MonkeyPatch) -> None
     assert "which was killed: nothing: the pass ended after" in line
 
 
-def test_an_error_that_threads_swallow_is_seen() -> None:
-    """What torch_xla's MpDeviceLoader does: see the ledger."""
+def test_an_error_that_threads_swallow_fails_the_evidence() -> None:
+    """As torch_xla's MpDeviceLoader: see the ledger."""
 
     class Swallowing(XlaUnreadable):
         def passing(self, feed: Iterable[Sequence[Tensor]], device: Device) -> Iterator[Sequence[Tensor]]:
@@ -332,7 +332,7 @@ def test_an_error_that_threads_swallow_is_seen() -> None:
 
 
 class Pins:
-    """Tensors that say they are pinned: as on a machine with a GPU."""
+    """Tensors that claim to be pinned, as on a machine with a GPU."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.pinned: set[int] = set()
@@ -363,7 +363,7 @@ def test_inputs_and_target_go_through_pinned_memory_and_do_not_block(monkeypatch
     assert not differences(ran.result, plain(mlp(), Mode.TRAIN), 0.0)
 
 
-def test_memory_that_is_not_pinned_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_that_is_not_pinned_fails_the_evidence(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Tensor, "pin_memory", Tensor.clone)
     assert run(PINNED, mlp(), device=StubDevice("cuda")).missing() == [
         "tensors that travelled from page-locked memory = 2: 0"
@@ -371,7 +371,7 @@ def test_memory_that_is_not_pinned_is_seen(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @pytest.mark.skipif(torch.accelerator.is_available(), reason="needs a torch that can pin nothing")
-def test_where_nothing_can_be_pinned_torch_says_so() -> None:
+def test_where_nothing_can_be_pinned_it_is_unsupported() -> None:
     with pytest.raises(RuntimeError, match=r"(?i)accelerator|nvidia"):
         run(PINNED, mlp(), device=StubDevice("cuda"))
 
@@ -379,7 +379,7 @@ def test_where_nothing_can_be_pinned_torch_says_so() -> None:
 # Where and on what
 
 
-def test_where_they_run() -> None:
+def test_capability_by_device() -> None:
     assert PINNED.capability(StubDevice("cpu")).code is Code.NO_EFFECT
     assert PINNED.capability(StubDevice("xla")).code is Code.NO_FEATURE
     assert PINNED.capability(StubDevice("cuda")).ok
@@ -389,7 +389,7 @@ def test_where_they_run() -> None:
         assert XLA_LOADER.capability(StubDevice(kind)).ok is (kind == "xla")
 
 
-def test_on_what_they_run() -> None:
+def test_workloads() -> None:
     assert PREFETCH.accepts(workload("training"))
     assert not PREFETCH.accepts(workload("training", "batchnorm"))
     assert not PREFETCH.accepts(workload("linear"))
@@ -397,7 +397,7 @@ def test_on_what_they_run() -> None:
     assert {technique.name for technique in TECHNIQUES if Mode.TRAJECTORY in technique.modes} == {"prefetch-loader"}
 
 
-def test_rows_know_what_fits() -> None:
+def test_rows_check_shapes_and_dtypes() -> None:
     rows = Rows([torch.zeros(4, 3), torch.zeros(4, dtype=torch.int64)])
     assert rows.fits([torch.ones(4, 3), torch.ones(4, dtype=torch.int64)])
     assert not rows.fits([torch.ones(4, 3), torch.ones(4)])
@@ -407,14 +407,14 @@ def test_rows_know_what_fits() -> None:
     assert (number, process, row.tolist(), int(index)) == (2, os.getpid(), [1.0, 1.0, 1.0], 2)
 
 
-def test_a_delivery_notes_places_and_order() -> None:
+def test_a_delivery_records_devices_and_order() -> None:
     seen = Delivery()
     numbers, (tensor,) = seen.take([torch.tensor([4, 2]), torch.tensor([7, 7]), torch.zeros(2, 3)])
     assert (numbers, tensor.shape) == ([4, 2], (2, 3))
     assert (seen.batches, seen.rows, seen.workers, seen.pinned, seen.places) == (1, [4, 2], [7, 7], 0, {"cpu"})
 
 
-# XLA, where it is installed: in a process of its own, for torch_xla changes torch.
+# XLA, if it is installed: in another process, since torch_xla changes torch.
 
 PLANTED = """
 import json
@@ -442,7 +442,7 @@ print(json.dumps(found))
 
 @pytest.mark.skipif(not Xla().detect().ok, reason="needs torch_xla")
 def test_results_that_are_unsynced_or_computed_on_the_cpu_fail_on_xla(tmp_path: Path) -> None:
-    """Fault 41, under a loader that moves batches ahead and under activations that wait on the host."""
+    """Fault 41, with a loader that moves batches ahead of time and with activations that are offloaded to the host."""
     here = Path(__file__).parent
     done = subprocess.run(
         [sys.executable, "-c", PLANTED.format(folder=str(tmp_path))],

@@ -26,13 +26,13 @@ MATMUL = [technique for technique in TECHNIQUES if isinstance(technique, MatmulP
 
 
 def obeying() -> StubDevice:
-    """A device whose matmul errs as TF32 does, whenever the mode allows it."""
+    """A device whose matmul has the error of TF32 whenever the mode allows it."""
     return StubDevice(error=lambda: 0.0 if torch.get_float32_matmul_precision() == "highest" else 2.0**-11)
 
 
 @pytest.mark.parametrize("technique", MATMUL, ids=lambda technique: technique.name)
 @pytest.mark.parametrize("mode", MODES)
-def test_the_mode_holds_in_the_whole_run_and_no_longer(technique: MatmulPrecision, mode: Mode) -> None:
+def test_the_mode_is_on_during_the_whole_run_only(technique: MatmulPrecision, mode: Mode) -> None:
     words: set[str] = set()
     problem = mlp()
     problem.module.register_forward_hook(lambda *_: words.add(torch.get_float32_matmul_precision()))
@@ -45,17 +45,17 @@ def test_the_mode_holds_in_the_whole_run_and_no_longer(technique: MatmulPrecisio
 
 
 @pytest.mark.parametrize("technique", MATMUL, ids=lambda technique: technique.name)
-def test_whether_it_runs_is_measured(technique: MatmulPrecision) -> None:
+def test_capability_is_measured(technique: MatmulPrecision) -> None:
     assert technique.measured(obeying()).ok
     answer = technique.measured(StubDevice(error=lambda: 0.0))
     assert answer.code is Code.NO_EFFECT
     assert "relative error 0 with it" in answer.reason
-    # Inexact with and without the mode: it is not the mode that does it.
+    # Inexact with and without the mode: the mode has no effect.
     assert technique.measured(StubDevice(error=lambda: 2.0**-9)).code is Code.NO_EFFECT
 
 
 @pytest.mark.parametrize("technique", TECHNIQUES, ids=lambda technique: technique.name)
-def test_a_device_that_reads_another_setting_is_not_asked(technique: ReducedPrecision) -> None:
+def test_a_device_with_another_setting_is_unsupported(technique: ReducedPrecision) -> None:
     def asked() -> float:
         raise AssertionError("asked")
 
@@ -63,7 +63,7 @@ def test_a_device_that_reads_another_setting_is_not_asked(technique: ReducedPrec
     assert technique.capability(StubDevice("cuda", error=asked)).ok
 
 
-def test_a_failed_run_leaves_the_mode() -> None:
+def test_a_failed_run_restores_the_mode() -> None:
     problem = mlp()
 
     def fail(*_: object) -> None:

@@ -1,4 +1,4 @@
-"""What lowers the peak of memory: segments under checkpoints, activations in place, activations that wait on the host."""
+"""Techniques that lower peak memory: checkpointed segments, in-place activations, offloaded activations."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def store(tmp_path: Path) -> Store:
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_segments_are_computed_again_but_the_last_and_lower_the_peak(mode: Mode) -> None:
+def test_segments_except_the_last_are_recomputed_and_lower_the_peak(mode: Mode) -> None:
     ran = run(SEGMENTED, stack(), mode)
     assert ran.engaged, ran.missing()
     # Nine blocks: three segments of two, and a last one of three.
@@ -88,7 +88,7 @@ def test_segments_are_computed_again_but_the_last_and_lower_the_peak(mode: Mode)
 
 
 def test_a_measured_run_leaves_no_trace() -> None:
-    """Parameters, gradients and generator are as if nobody had measured: before the run and after it."""
+    """A measured run changes neither parameters, gradients nor the generator."""
     torch.manual_seed(1)
     ran = run(SEGMENTED, stack(), Mode.TRAIN)
     after = torch.rand(3)
@@ -108,7 +108,7 @@ def test_the_suites_deep_blocks_need_less_than_half_the_memory() -> None:
 
 
 class Storing(TorchSegments):
-    """Takes the segments, and stores them."""
+    """Segments that are stored, not recomputed."""
 
     def chain(self, blocks: Sequence[Callable[[Tensor], Any]], x: Tensor) -> Any:
         for block in blocks:
@@ -117,7 +117,7 @@ class Storing(TorchSegments):
 
 
 class Drifting(TorchSegments):
-    """When a block is computed again, its input is 1 % off."""
+    """Recomputes a block with an input that is wrong by 1 %."""
 
     def chain(self, blocks: Sequence[Callable[[Tensor], Any]], x: Tensor) -> Any:
         def drifting(block: Callable[[Tensor], Any]) -> Callable[[Tensor], Any]:
@@ -132,7 +132,7 @@ class Drifting(TorchSegments):
         return super().chain([drifting(block) for block in blocks], x)
 
 
-def test_segments_that_are_stored_are_seen_by_both() -> None:
+def test_stored_segments_fail_both_observations() -> None:
     ran = run(Storing(SEGMENTED.name, "", ""), stack(), Mode.BACKWARD)
     assert [one.engaged for one in ran.evidence] == [False, False]
 
@@ -145,7 +145,7 @@ def test_recomputing_with_other_inputs_fails(store: Store) -> None:
     assert "not engaged" not in record.reason
 
 
-def test_without_statistics_the_reason_stands_in_place_of_a_peak() -> None:
+def test_without_statistics_evidence_gives_the_reason() -> None:
     ran = run(SEGMENTED, stack(), Mode.BACKWARD, StubDevice("fancy"))
     assert ran.engaged
     (forwards,) = ran.evidence
@@ -157,10 +157,10 @@ def test_too_few_blocks_are_an_error() -> None:
         run(SEGMENTED, stack(SEGMENTS - 1), Mode.BACKWARD)
 
 
-def test_where_segments_run() -> None:
+def test_capability_of_segments_by_device() -> None:
     assert XLA_SEGMENTED.capability(StubDevice("cpu")).code is Code.NO_BACKEND
     assert XLA_SEGMENTED.capability(StubDevice("xla")).ok
-    # torch.utils.checkpoint fails on xla: that is for the ledger to know, and not hidden here.
+    # torch.utils.checkpoint fails on xla: the ledger has these failures, and `capability` must not hide them.
     assert SEGMENTED.capability(StubDevice("xla")).ok
 
 
@@ -172,8 +172,8 @@ def test_the_bytes_saved_are_those_of_one_activation() -> None:
     assert ran.engaged, ran.missing()
     x, hidden = 64 * 16 * 4, 64 * 64 * 4
     saved = ran.evidence[-1]
-    # Plain, a block's input, what goes into its activation and what comes out; in place, the input, the activation, and
-    # what is made of it.
+    # Plain: a block's input, and the input and output of its activation. In place: the block's input, the activation's
+    # output, and the next layer's output.
     assert f"peak of {x + 2 * hidden} " in saved.claim
     assert saved.observed == (x + 2 * hidden) - (2 * x + hidden)
     assert not differences(ran.result, plain(stack()), 0.0)
@@ -205,20 +205,20 @@ def test_in_place_needs_memory_that_can_be_measured() -> None:
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("technique", [OFFLOAD, PINNED], ids=lambda technique: technique.name)
-def test_what_is_saved_goes_to_the_host_and_comes_back(technique: Offload, mode: Mode) -> None:
+def test_saved_tensors_go_to_the_host_and_back(technique: Offload, mode: Mode) -> None:
     ran = run(technique, stack(3), mode)
     assert ran.engaged, ran.missing()
     assert not differences(ran.result, plain(stack(3), mode), 0.0)
     observed = {one.claim: one.observed for one in ran.evidence}
     saved, steps = 0, 3 if mode is Mode.TRAIN else 1
-    # A block saves the input of `up`, the input and the result of the activation; weights are saved where their product's
-    # input requires a gradient: not for the first in training.
+    # A block saves the input of `up`, and the input and output of the activation. A weight is saved if the input of its
+    # product requires a gradient, which the first one's does not in training.
     rows, width, hidden, weight = 64, 16, 64, 16 * 64
     for block in range(3):
         first = block == 0 and mode is Mode.TRAIN
         saved += 4 * (rows * width + 2 * rows * hidden + (1 if first else 2) * weight)
     if mode is Mode.TRAIN:
-        saved += 4 * rows * width  # what the loss squares
+        saved += 4 * rows * width  # saved by the loss
     assert observed["bytes saved in host memory >= 1"] == steps * saved
     count = next(one.observed for one in ran.evidence if "came back" in one.claim)
     copied = 0 if technique is OFFLOAD else count
@@ -226,7 +226,7 @@ def test_what_is_saved_goes_to_the_host_and_comes_back(technique: Offload, mode:
 
 
 class Halving(Counted):
-    """What is saved loses half its bits, and comes back in the right dtype."""
+    """Saves tensors in half precision, and returns them in the right dtype."""
 
     def __init__(self, tally: Tally, **options: Any) -> None:
         super().__init__(tally, **options)
@@ -248,7 +248,7 @@ def test_an_offload_that_loses_bits_fails(store: Store) -> None:
     assert "grad:input[0]: view row" in record.reason
 
 
-def test_an_offload_that_loses_the_dtype_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_offload_that_loses_the_dtype_fails_the_evidence(monkeypatch: pytest.MonkeyPatch) -> None:
     def init(self: Any, pin_memory: bool = False, device_type: str = "cuda") -> None:
         saved_tensors_hooks.__init__(
             self, lambda tensor: (tensor.device, tensor.bfloat16()), lambda packed: packed[1].to(packed[0]).float()
@@ -260,7 +260,7 @@ def test_an_offload_that_loses_the_dtype_is_seen(monkeypatch: pytest.MonkeyPatch
     assert "saved or come back in another dtype, shape or place" in missing
 
 
-def test_an_offload_that_keeps_all_where_it_is_is_seen() -> None:
+def test_an_offload_that_moves_nothing_fails_the_evidence() -> None:
     class Idle(Offload):
         def saving(self, tally: Tally, device: Device) -> Any:
             del tally, device
@@ -272,7 +272,7 @@ def test_an_offload_that_keeps_all_where_it_is_is_seen() -> None:
 
 
 class Counting(StubDevice):
-    """A device with statistics, which says that each measured run takes less than the one before."""
+    """A device with memory statistics, in which each measured run takes less than the one before."""
 
     def __init__(self, step: int) -> None:
         super().__init__("fancy")
@@ -286,7 +286,7 @@ class Counting(StubDevice):
 
 
 @pytest.mark.parametrize("step", [-10, 0, 10])
-def test_elsewhere_the_peak_must_be_lower(step: int) -> None:
+def test_on_other_devices_the_peak_must_be_lower(step: int) -> None:
     ran = run(OFFLOAD, stack(3), Mode.BACKWARD, Counting(step))
     measured = ran.evidence[-1]
     assert measured.claim == f"peak memory of a run, in bytes, < {1000 + step}, the plain run's"
@@ -294,7 +294,7 @@ def test_elsewhere_the_peak_must_be_lower(step: int) -> None:
     assert measured.engaged is (step < 0)
 
 
-def test_who_can_pin_host_memory() -> None:
+def test_devices_that_can_pin_host_memory() -> None:
     assert page_locked(StubDevice("cpu")).code is Code.NO_EFFECT
     assert page_locked(StubDevice("xla")).code is Code.NO_FEATURE
     assert page_locked(StubDevice("cuda")).ok  # a ROCm build's type too
@@ -304,7 +304,7 @@ def test_who_can_pin_host_memory() -> None:
         assert "torch cannot pin memory for stub: " in answer.reason
 
 
-def test_every_answer_names_the_workloads_it_is_for() -> None:
+def test_workloads() -> None:
     for technique in (SEGMENTED, XLA_SEGMENTED, INPLACE, OFFLOAD, PINNED):
         assert technique.accepts(SMALL)
         assert not technique.accepts(workload("blocks", "inplace"))

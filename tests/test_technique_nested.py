@@ -24,7 +24,7 @@ NESTED = named(TECHNIQUES, "sdpa-nested")
 
 @pytest.mark.parametrize("mode", [Mode.FORWARD, Mode.BACKWARD])
 @pytest.mark.parametrize("dtype", NESTED.dtypes)
-def test_each_sequence_gets_what_it_gets_under_a_mask(mode: Mode, dtype: str) -> None:
+def test_each_sequence_equals_masked_attention(mode: Mode, dtype: str) -> None:
     stored: torch.dtype = getattr(torch, dtype)
     made = seeded("attention-varlen")
     ran = run(NESTED, made.problem(1), mode, dtype=stored)
@@ -33,13 +33,13 @@ def test_each_sequence_gets_what_it_gets_under_a_mask(mode: Mode, dtype: str) ->
     assert not differences(ran.result, plain(made.problem(1), mode, stored), tolerance)
 
 
-def test_a_causal_mask_on_the_cpu_is_answered() -> None:
+def test_a_causal_mask_on_the_cpu_is_unsupported() -> None:
     with pytest.raises(Unsupported, match="no causal mask on stub") as caught:
         run(NESTED, seeded("attention-varlen-causal").problem(1))
     assert caught.value.capability.code is Code.NO_FEATURE
 
 
-def test_a_refusal_of_torch_is_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_refusal_of_torch_is_unsupported(monkeypatch: pytest.MonkeyPatch) -> None:
     def refusing(*args: Any, **options: Any) -> Tensor:
         raise RuntimeError("No viable backend for scaled_dot_product_attention was found.")
 
@@ -48,7 +48,7 @@ def test_a_refusal_of_torch_is_an_answer(monkeypatch: pytest.MonkeyPatch) -> Non
         run(NESTED, seeded("attention-varlen").problem(1))
 
 
-def test_padding_that_is_attended_is_evidence_against(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_padding_that_is_attended_fails_the_evidence(monkeypatch: pytest.MonkeyPatch) -> None:
     made = seeded("attention-varlen")
     assert run(NESTED, made.problem(1)).engaged
     ran = run(NESTED, made.problem(1))
@@ -56,7 +56,7 @@ def test_padding_that_is_attended_is_evidence_against(monkeypatch: pytest.Monkey
     assert not any(e.engaged for e in NESTED.evidence(ran.program, ran.log, Mode.FORWARD, StubDevice()))
 
 
-def test_where_it_exists() -> None:
+def test_capability_by_device() -> None:
     assert NESTED.capability(StubDevice()).ok
     assert NESTED.capability(StubDevice("cuda")).ok
     absent = NESTED.capability(StubDevice("xla", features=()))
@@ -66,7 +66,7 @@ def test_where_it_exists() -> None:
     assert not NESTED.accepts(workload("attention"))
 
 
-def test_a_meta_tensor_is_computed_nowhere() -> None:
+def test_meta_tensors_are_no_strays() -> None:
     here, elsewhere = torch.ones(2), torch.ones(2, device="meta")
     with OperatorLog("cpu") as log:
         torch.empty_like(here, device="meta")
@@ -76,7 +76,7 @@ def test_a_meta_tensor_is_computed_nowhere() -> None:
     assert log.strays()
 
 
-def test_a_sequence_that_sees_its_neighbour_is_caught(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sequence_that_sees_its_neighbour_fails(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     store, place = Store(tmp_path), seeded("attention-varlen")
     assert verdict_of(store, NESTED, place, Mode.BACKWARD).verdict is Verdict.PASS
     plainly = Jagged.of.__func__  # type: ignore[attr-defined]  # of a class method

@@ -23,11 +23,11 @@ NUMPY = named(TECHNIQUES, "matmul-numpy")
 
 
 @pytest.mark.parametrize("mode", [Mode.FORWARD, Mode.BACKWARD, Mode.TRAIN])
-def test_products_forward_and_backward_are_numpys(mode: Mode) -> None:
+def test_numpy_computes_products_forward_and_backward(mode: Mode) -> None:
     ran = run(NUMPY, mlp(), mode)
     assert ran.engaged, ran.missing()
     assert not differences(ran.result, plain(mlp(), mode))
-    # Two layers; backward, each gives a gradient of its weight and of its input.
+    # Two layers; in the backward pass, each has a gradient of its weight and of its input.
     assert ran.program.extras[COMPUTED].total() == {Mode.FORWARD: 2, Mode.BACKWARD: 6, Mode.TRAIN: 15}[mode]
 
 
@@ -66,7 +66,7 @@ def test_every_operator(function: Callable[..., Tensor], sizes: Any, operator: s
     assert not differences(ran.result, plain(Problem(Each(function), made)))
 
 
-def test_a_bias_times_nothing_is_not_read() -> None:
+def test_a_bias_times_zero_is_not_read() -> None:
     def function(bias: Tensor, x: Tensor, y: Tensor) -> Tensor:
         return torch.addmm(bias, x, y, beta=0.0)
 
@@ -74,17 +74,17 @@ def test_a_bias_times_nothing_is_not_read() -> None:
     assert bool(run(NUMPY, Problem(Each(function), made)).result["out"].isfinite().all())
 
 
-def test_a_product_of_torchs_own_is_evidence_against() -> None:
+def test_a_product_by_torch_fails_the_evidence() -> None:
     out = torch.empty(3, 5)
     ran = run(NUMPY, Problem(Each(lambda x, y: torch.mm(x, y, out=out) + x @ y), numbers((3, 4), (4, 5))))
     assert [line.partition(" =")[0] for line in ran.missing()] == ["contractions by torch"]
 
 
-def test_no_product_is_no_evidence() -> None:
+def test_a_run_without_products_fails_the_evidence() -> None:
     assert run(NUMPY, Problem(nn.ReLU(), numbers((3, 4)))).missing() == ["contractions by NumPy >= 1: 0"]
 
 
-def test_where_it_exists() -> None:
+def test_capability_by_device() -> None:
     assert NUMPY.answer(StubDevice("cpu")).ok
     for kind in ("cuda", "xla", "tpu", "vendor"):
         assert NUMPY.answer(StubDevice(kind)).code is Code.NO_FEATURE
@@ -92,7 +92,7 @@ def test_where_it_exists() -> None:
     assert not NUMPY.accepts(seeded("attention-causal"))
 
 
-def test_a_product_that_is_not_torchs_is_caught(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrong_product_fails(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     store, place = Store(tmp_path), seeded("matmul")
     assert verdict_of(store, NUMPY, place).verdict is Verdict.PASS
 

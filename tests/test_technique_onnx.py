@@ -1,4 +1,4 @@
-"""ONNX Runtime: what a session says of itself, where it exists, and, where its packages are, that it computes the module."""
+"""ONNX Runtime: evidence from sessions, capability, and, where its packages are installed, results."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ needs_packages = pytest.mark.skipif(
 
 
 class Two(nn.Module):
-    """Takes integers, booleans and a number; gives a dictionary."""
+    """Takes integers, booleans and a plain number; returns a dictionary."""
 
     def forward(self, x: Tensor, index: Tensor, mask: Tensor) -> dict[str, Tensor]:
         return {"picked": x[index], "masked": torch.where(mask, x, 0.0)}
@@ -44,7 +44,7 @@ class Two(nn.Module):
 
 def two() -> Problem:
     torch.manual_seed(0)
-    # A transposed input: sessions read dense memory.
+    # A transposed input, since sessions read dense memory.
     x = torch.randn(5, 6).t()
     return Problem(Two(), (x, torch.tensor([3, 1]), torch.rand(6, 5) > 0.5))
 
@@ -57,7 +57,7 @@ def test_a_session_computes_the_module() -> None:
 
 
 @needs_packages
-def test_structures_dtypes_and_strides_go_in_and_out() -> None:
+def test_structures_dtypes_and_strides_are_supported() -> None:
     ran = run(ONNX, two())
     assert ran.engaged, ran.missing()
     assert ran.result.keys() == {"out['picked']", "out['masked']"}
@@ -65,7 +65,7 @@ def test_structures_dtypes_and_strides_go_in_and_out() -> None:
 
 
 @needs_packages
-def test_a_session_keeps_the_weights_it_was_made_with() -> None:
+def test_a_session_keeps_its_weights() -> None:
     program = Program.of(mlp())
     expected = program.run(FORWARD)["out"]
     ONNX.prepare(program, FORWARD, StubDevice())
@@ -78,7 +78,7 @@ def test_a_session_keeps_the_weights_it_was_made_with() -> None:
 
 
 @needs_packages
-def test_the_engine_tells_other_weights_from_the_modules(tmp_path: Path) -> None:
+def test_stale_weights_fail(tmp_path: Path) -> None:
     class Wrong(OnnxRuntime):
         def converted(self, program: Program, device: Device) -> OnnxRuntimeModule:
             with torch.no_grad():
@@ -96,14 +96,14 @@ def test_the_engine_tells_other_weights_from_the_modules(tmp_path: Path) -> None
 
 @needs_packages
 def test_a_query_that_sees_no_key_is_exported_as_one_that_sees_all(tmp_path: Path) -> None:
-    """Onnxscript masks with the lowest float, so that the row's softmax is uniform in place of zero."""
+    """Onnxscript masks with the lowest float, so that the row's softmax is uniform, not zero."""
     record = verdict_of(Store(tmp_path), ONNX, seeded("attention-empty-row"))
     assert record.verdict is Verdict.FAIL
     assert "row at [1, 1, 5, :]" in record.reason
 
 
 def profiled(path: Path, *providers: str) -> Path:
-    """A profile as sessions write it: one event of another kind, and two of each node."""
+    """A profile as sessions write it: one event of another kind, and two for each node."""
     events: list[dict[str, Any]] = [{"cat": "Session", "name": "model_run", "args": {}}]
     for provider in providers:
         events.append({"cat": "Node", "name": "Gemm_fence_before", "args": {"op_name": "Gemm"}})
@@ -137,7 +137,9 @@ def test_nodes_are_counted_by_provider(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_a_fall_back_to_the_cpu_shows(tmp_path: Path, first: str, ran: Sequence[str], missing: list[str]) -> None:
+def test_a_fallback_to_the_cpu_fails_the_evidence(
+    tmp_path: Path, first: str, ran: Sequence[str], missing: list[str]
+) -> None:
     session = object.__new__(OnnxRuntimeModule)
     profile = profiled(tmp_path / "profile.json", *ran)
     session.session = SimpleNamespace(get_providers=lambda: [first], end_profiling=lambda: str(profile))
@@ -146,7 +148,7 @@ def test_a_fall_back_to_the_cpu_shows(tmp_path: Path, first: str, ran: Sequence[
 
 
 class Binding:
-    """What an IO binding is told."""
+    """Records the calls of an IO binding."""
 
     def __init__(self) -> None:
         self.told: dict[str, tuple[Any, ...]] = {}
@@ -158,7 +160,7 @@ class Binding:
 
 
 class FakeRuntime:
-    """Keeps what a session is made with. Its only node doubles."""
+    """A stub of onnxruntime that records a session's arguments. Its only node doubles the input."""
 
     def __init__(self, *offered: str) -> None:
         self.offered = list(offered)
@@ -211,7 +213,7 @@ def test_capabilities(monkeypatch: pytest.MonkeyPatch) -> None:
     xla = ONNX.capability(StubDevice("xla"))
     assert (xla.code, xla.verdict) == (Code.NO_BACKEND, Verdict.UNSUPPORTED)
     monkeypatch.setattr(onnx, "installed", lambda _: False)
-    assert ONNX.capability(StubDevice("cuda")).ok  # so far: `answer` asks for packages
+    assert ONNX.capability(StubDevice("cuda")).ok  # `answer` checks the packages
     monkeypatch.setattr(onnx, "installed", lambda _: True)
     fake = FakeRuntime("CPUExecutionProvider")
     monkeypatch.setitem(sys.modules, "onnxruntime", cast("ModuleType", fake))
@@ -227,7 +229,7 @@ def test_capabilities(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (absent.code, absent.verdict) == (Code.IMPORT_FAILED, Verdict.UNAVAILABLE)
 
 
-def test_packages_that_are_absent_are_named_with_what_installs_them(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_absent_packages_are_named_with_their_install_command(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(onnx, "installed", lambda _: False)
     monkeypatch.setattr("accelcheck.techniques.base.installed", lambda _: False)
     answer = ONNX.answer(StubDevice())

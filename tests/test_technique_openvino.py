@@ -1,4 +1,4 @@
-"""OpenVINO: what it says of itself, where it exists, and, where it is installed, that it computes the module and what it loses."""
+"""OpenVINO: evidence from its profile, capability, and, where it is installed, results and known defects."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ needs_openvino = pytest.mark.skipif(importlib.util.find_spec("openvino") is None
 
 
 class Two(nn.Module):
-    """Takes integers and booleans; gives a dictionary."""
+    """Takes integers and booleans; returns a dictionary."""
 
     def forward(self, x: Tensor, index: Tensor, mask: Tensor) -> dict[str, Tensor]:
         return {"picked": x[index], "masked": torch.where(mask, x, 0.0)}
@@ -51,7 +51,7 @@ def test_a_converted_model_computes_the_module_in_fp32(problem: Any) -> None:
 
 
 @needs_openvino
-def test_a_default_that_computes_in_less_than_fp32_shows(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_default_below_fp32_fails_the_evidence(monkeypatch: pytest.MonkeyPatch) -> None:
     package = openvino.openvino()
     if "BF16" not in package.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES"):
         pytest.skip("this processor has no bfloat16: OpenVINO computes in FP32 whatever is asked for")
@@ -61,7 +61,7 @@ def test_a_default_that_computes_in_less_than_fp32_shows(monkeypatch: pytest.Mon
 
 
 @needs_openvino
-def test_nan_that_openvino_loses_is_found(tmp_path: Path) -> None:
+def test_a_nan_that_openvino_loses_fails(tmp_path: Path) -> None:
     """Openvino#35649: its ReLU makes 0 of NaN."""
     record = verdict_of(Store(tmp_path), MODEL, seeded("elementwise-bound"))
     assert record.verdict is Verdict.FAIL
@@ -78,7 +78,7 @@ def test_the_telemetry_of_the_converter_is_not_loaded() -> None:
 
 
 @needs_openvino
-def test_the_backend_computes_the_module_and_overwrites_what_it_returned() -> None:
+def test_the_backend_computes_the_module_and_overwrites_earlier_results() -> None:
     program = Program.of(mlp())
     expected = plain(mlp())
     COMPILED.prepare(program, FORWARD, StubDevice())
@@ -96,7 +96,7 @@ def test_the_backend_computes_the_module_and_overwrites_what_it_returned() -> No
 
 @needs_openvino
 @pytest.mark.filterwarnings("ignore:.*inline_inbuilt_nn_modules:FutureWarning")  # as it is from torch 2.13 on
-def test_what_registering_the_backend_changes_is_put_back() -> None:
+def test_registering_the_backend_is_undone() -> None:
     before = torch._dynamo.config.inline_inbuilt_nn_modules
     run(COMPILED, mlp())
     dynamo = "openvino.frontend.pytorch.torchdynamo"
@@ -131,7 +131,7 @@ def test_signals_are_handled_after_its_models_are_gone() -> None:
 
 
 def request(hint: str = "f32", place: str = "CPU", *kernels: str) -> Any:
-    """A request whose model has these properties, and which executed kernels of these types."""
+    """An inference request with these model properties, which executed kernels of these types."""
     properties = {"EXECUTION_DEVICES": [place], "INFERENCE_PRECISION_HINT": SimpleNamespace(to_string=lambda: hint)}
     nodes = [SimpleNamespace(exec_type=kernel, status="Status.EXECUTED") for kernel in kernels]
     nodes.append(SimpleNamespace(exec_type="unknown_bf16", status="Status.NOT_RUN"))
@@ -158,7 +158,7 @@ def request(hint: str = "f32", place: str = "CPU", *kernels: str) -> Any:
     ],
     ids=["healthy", "bfloat16", "elsewhere", "nothing", "no-request"],
 )
-def test_each_observation_can_be_missing(requests: list[Any], missing: list[str]) -> None:
+def test_each_observation_can_fail(requests: list[Any], missing: list[str]) -> None:
     assert [item.claim for item in ran(requests) if not item.engaged] == missing
 
 
@@ -178,7 +178,7 @@ def test_capabilities(monkeypatch: pytest.MonkeyPatch) -> None:
             found = technique.capability(StubDevice(kind))
             assert (found.code, found.verdict) == (Code.NO_BACKEND, Verdict.UNSUPPORTED)
         monkeypatch.setattr(openvino, "installed", lambda _: False)
-        assert technique.capability(StubDevice()).ok  # so far: `answer` asks for packages
+        assert technique.capability(StubDevice()).ok  # `answer` checks the packages
         monkeypatch.setattr("accelcheck.techniques.base.installed", lambda _: False)
         answer = technique.answer(StubDevice())
         assert (answer.code, answer.action) == (Code.NO_PACKAGE, "pip install 'accelcheck[openvino]'")

@@ -1,4 +1,4 @@
-"""Optimizer states in bfloat16: what is kept between steps, what the oracle does, and the faults that stand out from it."""
+"""Optimizer states in bfloat16: states between steps, the oracle, and faults that exceed rounding."""
 
 from __future__ import annotations
 
@@ -57,18 +57,18 @@ def test_states_are_half_between_steps_and_parameters_are_not(make: Any, states:
     assert 0.0 < apart < 1e-3
 
 
-def test_the_number_of_steps_is_left_alone() -> None:
+def test_step_counts_are_not_converted() -> None:
     ran = run(TECHNIQUE, problem(adam), Mode.TRAIN)
     made = ran.program.extras["optimizer whose states are kept"].made
     assert {float(state["step"]) for state in made.state.values()} == {3.0}
 
 
-def test_an_optimizer_without_states_is_seen() -> None:
+def test_an_optimizer_without_states_fails_the_evidence() -> None:
     ran = run(TECHNIQUE, problem(lambda parameters: torch.optim.SGD(parameters, lr=0.05)), Mode.TRAIN)
     assert "optimizer states >= 4: 0" in ran.missing()
 
 
-def test_states_that_stay_wide_are_seen() -> None:
+def test_states_that_stay_in_float32_fail_the_evidence() -> None:
     program = Program.of(problem(momentum))
     TECHNIQUE.prepare(program, Mode.TRAIN, DEVICE)
     assert isinstance(program.optimizer, KeptStates)
@@ -117,7 +117,7 @@ def narrowing(narrow: Callable[[Tensor], Tensor]) -> Change:
 
 
 def uncorrected(program: Program) -> None:
-    """Moments are taken as if a hundred thousand steps had been made: nothing corrects their bias towards 0."""
+    """Uses a step count of a hundred thousand, so that the bias of moments towards 0 is not corrected."""
     assert isinstance(program.optimizer, KeptStates)
     make = program.optimizer.make
 
@@ -143,7 +143,7 @@ FAULTS: dict[str, tuple[Change, str]] = {
 
 
 @pytest.mark.parametrize(("change", "name"), FAULTS.values(), ids=FAULTS)
-def test_faults_of_states_are_caught_by_values(change: Change, name: str, store: Store) -> None:
+def test_faults_of_states_fail_by_their_values(change: Change, name: str, store: Store) -> None:
     record = verdict_of(store, Planted(TECHNIQUE, change), seeded(name), Mode.TRAIN)
     assert record.verdict is Verdict.FAIL, record.reason
     assert "parameter:" in record.reason
@@ -156,7 +156,7 @@ def test_the_technique_itself_passes(number: int, store: Store) -> None:
     assert record.verdict is Verdict.PASS, record.reason + record.traceback
 
 
-def test_the_oracle_flips_in_runs_with_rounding_errors_alone() -> None:
+def test_the_oracle_flips_only_in_runs_with_rounding_errors() -> None:
     seen: list[bool] = []
 
     class Watching(RoundedStates):
@@ -173,13 +173,13 @@ def test_the_oracle_flips_in_runs_with_rounding_errors_alone() -> None:
     assert reference.budgets
 
 
-def test_states_kept_wide_are_told_from_half_ones(store: Store) -> None:
-    """Not only the evidence: the oracle is that of rounded states, and exact ones are further from it than rounding."""
+def test_states_kept_in_float32_fail(store: Store) -> None:
+    """Values fail, not only the evidence: exact states differ from the oracle's rounded ones by more than rounding errors."""
     record = verdict_of(store, Planted(TECHNIQUE, narrowing(lambda state: state)), seeded("train-mlp"), Mode.TRAIN)
     assert "parameter:" in record.reason
 
 
-def test_it_asks_for_the_dtype_and_for_a_training() -> None:
+def test_it_needs_the_dtype_and_a_training() -> None:
     assert TECHNIQUE.capability(DEVICE).ok
     narrow = StubDevice()
     narrow.dtypes = frozenset({"float32"})
@@ -188,7 +188,7 @@ def test_it_asks_for_the_dtype_and_for_a_training() -> None:
     assert TECHNIQUE.accepts(seeded("train-transformer"))
 
 
-def test_a_program_without_an_optimizer_is_an_error_that_says_so() -> None:
+def test_a_program_without_an_optimizer_is_an_error() -> None:
     program = Program.of(Problem(nn.Linear(2, 2), (torch.zeros(1, 2),)))
     with pytest.raises(TypeError, match="expected a program with an optimizer"):
         TECHNIQUE.prepare(program, Mode.TRAIN, DEVICE)

@@ -42,20 +42,20 @@ def training(optimizer: Any) -> Problem:
 
 @pytest.mark.parametrize("optimizer", [SGD, ADAMW], ids=["sgd", "adamw"])
 @pytest.mark.parametrize("technique", [FOREACH, FUSED], ids=lambda technique: technique.name)
-def test_a_step_is_that_of_the_loop(technique: Any, optimizer: Any) -> None:
+def test_a_step_equals_the_loop(technique: Any, optimizer: Any) -> None:
     ran = run(technique, training(optimizer), Mode.TRAIN)
     assert ran.engaged, ran.missing()
     assert not differences(ran.result, plain(training(optimizer), Mode.TRAIN))
 
 
-def test_a_compiled_step_is_that_of_the_loop() -> None:
+def test_a_compiled_step_equals_the_loop() -> None:
     ran = run(COMPILED, training(SGD), Mode.TRAIN)
     assert ran.engaged, ran.missing()
     assert not differences(ran.result, plain(training(SGD), Mode.TRAIN))
 
 
 @pytest.mark.parametrize("technique", [FOREACH, FUSED, COMPILED], ids=lambda technique: technique.name)
-def test_the_plain_loop_is_seen(technique: Any) -> None:
+def test_the_plain_loop_fails_the_evidence(technique: Any) -> None:
     class Plain(type(technique)):  # type: ignore[misc]  # a class all the same
         def changed(self, optimizer: torch.optim.Optimizer, device: Any) -> torch.optim.Optimizer:
             del device
@@ -66,8 +66,8 @@ def test_the_plain_loop_is_seen(technique: Any) -> None:
     assert ran.evidence[0].observed == 0
 
 
-def test_clipping_is_no_step() -> None:
-    """In a trajectory gradients are clipped; only what changes parameters counts."""
+def test_clipping_does_not_count_as_a_step() -> None:
+    """Trajectories clip gradients; only operators that change parameters count as steps."""
 
     class Clipped(type(FOREACH)):  # type: ignore[misc]  # a class all the same
         def changed(self, optimizer: torch.optim.Optimizer, device: Any) -> torch.optim.Optimizer:
@@ -93,7 +93,7 @@ def counting(technique: Any, optimizer: torch.optim.Optimizer, device: str) -> l
     return [one.engaged for one in technique.evidence(program, log, Mode.TRAIN, StubDevice(device))]
 
 
-def test_where_a_step_is_counted_is_seen() -> None:
+def test_step_counts_on_the_host_fail_the_evidence() -> None:
     parameter = torch.nn.Parameter(torch.zeros(2))
     optimizer = torch.optim.Adam([parameter], capturable=True)
     assert counting(CAPTURABLE, optimizer, "meta") == [False, True]  # no step was taken
@@ -104,10 +104,10 @@ def test_where_a_step_is_counted_is_seen() -> None:
     assert counting(CAPTURABLE, optimizer, "meta") == [True, False]
 
 
-# Where, and on what
+# Capability and workloads
 
 
-def test_where_it_runs() -> None:
+def test_capability_by_device() -> None:
     answers = {
         technique.name: {kind: technique.capability(StubDevice(kind)).code for kind in ("cpu", "cuda", "xla")}
         for technique in (FOREACH, FUSED, CAPTURABLE)
@@ -127,7 +127,7 @@ def test_where_it_runs() -> None:
     [(FUSED, torch.optim.NAdam, "NAdam"), (CAPTURABLE, torch.optim.SGD, "SGD")],
     ids=["fused-nadam", "capturable-sgd"],
 )
-def test_an_option_that_an_optimizer_has_not_is_no_feature(
+def test_an_option_that_an_optimizer_lacks_is_unsupported(
     technique: Any, optimizer: Callable[..., Any], name: str
 ) -> None:
     program = Program.of(training(partial(optimizer, lr=0.01)))
@@ -160,7 +160,7 @@ def test_parameters_have_awkward_sizes() -> None:
 
 
 @pytest.mark.parametrize("technique", [FOREACH, FUSED], ids=lambda technique: technique.name)
-def test_an_option_that_is_lost_is_caught(store: Store, technique: Any) -> None:
+def test_an_option_that_is_lost_fails(store: Store, technique: Any) -> None:
     healthy = verdict_of(store, technique, seeded("train-nesterov"), TRAIN)
     assert healthy.verdict is Verdict.PASS, healthy.reason
     for lost in ({"momentum": 0.0}, {"nesterov": False}, {"weight_decay": 0.0}):
@@ -169,8 +169,8 @@ def test_an_option_that_is_lost_is_caught(store: Store, technique: Any) -> None:
         assert any(path.startswith("parameter:") for path in faults(record))
 
 
-def test_a_kernel_that_leaves_whole_registers_out_is_caught(store: Store) -> None:
-    """As torch's fused SGD did in half precision: what fills a vector register is not updated, the remainder is."""
+def test_a_kernel_that_skips_whole_registers_fails(store: Store) -> None:
+    """As torch's fused SGD did in half precision: only the elements beyond the last whole vector register are updated."""
 
     class Skipping(torch.optim.SGD):
         def step(self, closure: Any = None) -> Any:

@@ -1,4 +1,4 @@
-"""The precision policy: half everywhere but in what it keeps, casts at the borders, parameters as they were."""
+"""The precision policy: half precision except in kept modules, casts of their inputs and outputs, float32 parameters."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ TOLERANCE = {"policy-bf16": 0.05, "policy-fp16": 0.01}
 
 
 class Scored(nn.Module):
-    """An embedding, a norm, a linear layer and a softmax; its own parameter is used beside those of its parts."""
+    """An embedding, a norm, a linear layer, a softmax, and a parameter of the module itself."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -60,7 +60,7 @@ def scored() -> Problem:
 
 @pytest.mark.parametrize("technique", TECHNIQUES, ids=lambda technique: technique.name)
 @pytest.mark.parametrize("mode", [Mode.FORWARD, Mode.BACKWARD])
-def test_half_between_float32_at_the_borders(technique: Any, mode: Mode) -> None:
+def test_modules_compute_in_half_with_float32_inputs_and_outputs(technique: Any, mode: Mode) -> None:
     problem = scored()
     ran = run(technique, problem, mode)
     assert ran.engaged, ran.missing()
@@ -74,27 +74,27 @@ def test_half_between_float32_at_the_borders(technique: Any, mode: Mode) -> None
 
 
 @pytest.mark.parametrize("technique", TECHNIQUES, ids=lambda technique: technique.name)
-def test_training_scales_fp16_losses_alone_and_keeps_parameters(technique: Any) -> None:
+def test_training_scales_only_fp16_losses_and_keeps_parameters(technique: Any) -> None:
     ran = run(technique, mlp(), Mode.TRAIN)
     assert ran.engaged, ran.missing()
     assert (ran.program.scaler is not None) is (technique.dtype is torch.float16)
     assert not differences(ran.result, plain(mlp(), Mode.TRAIN), TOLERANCE[technique.name])
 
 
-def test_a_norm_that_computes_in_half_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_norm_in_half_precision_fails_the_evidence(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(policy, "KEPT", (nn.Embedding, nn.Softmax))
     ran = run(BF16, scored())
     assert ran.missing() == ["norms, embeddings, softmax that took bfloat16 = 0: 1"]
 
 
-def test_a_linear_layer_kept_in_float32_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_linear_layer_in_float32_fails_the_evidence(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(policy, "KEPT", (*policy.KEPT, nn.Linear))
     missing = run(BF16, scored()).missing()
     assert "contractions that took bfloat16 >= 1: 0" in missing
     assert "contractions that took float32 <= 0: 1" in missing
 
 
-def test_a_model_that_nobody_cast_is_seen() -> None:
+def test_a_model_without_casts_fails_the_evidence() -> None:
     ran = run(BF16, scored())
     program = Program.of(scored())
     with BF16.watch("cpu") as log:
@@ -103,7 +103,7 @@ def test_a_model_that_nobody_cast_is_seen() -> None:
     assert not all(one.engaged for one in BF16.evidence(program, log, Mode.FORWARD, DEVICE))
 
 
-def test_parameters_changed_in_place_are_followed() -> None:
+def test_parameters_changed_in_place_take_effect() -> None:
     program = Program.of(mlp())
     BF16.prepare(program, Mode.FORWARD, DEVICE)
     program.run(Mode.FORWARD)
@@ -113,7 +113,7 @@ def test_parameters_changed_in_place_are_followed() -> None:
     assert float(program.run(Mode.FORWARD)["out"].abs().sum()) == 0.0
 
 
-def test_batch_statistics_stay_float32_and_move() -> None:
+def test_batch_statistics_stay_float32_and_are_updated() -> None:
     torch.manual_seed(0)
     module = nn.Sequential(nn.Linear(6, 6), nn.BatchNorm1d(6))
     ran = run(FP16, trained(module, torch.randn(16, 6), torch.randn(16, 6)), Mode.TRAIN)
@@ -123,7 +123,7 @@ def test_batch_statistics_stay_float32_and_move() -> None:
     assert float(mean.abs().sum()) > 0
 
 
-def test_cast_goes_into_nested_values_and_leaves_integers() -> None:
+def test_cast_converts_nested_values_but_not_integers() -> None:
     given = {"a": (torch.ones(2), [torch.ones(2, dtype=torch.int32)]), "b": 3}
     got = cast(given, torch.float16)
     assert got["a"][0].dtype is torch.float16
@@ -131,7 +131,7 @@ def test_cast_goes_into_nested_values_and_leaves_integers() -> None:
     assert got["b"] == 3
 
 
-def test_it_asks_for_the_dtype_and_for_a_workload_it_means_something_for() -> None:
+def test_it_needs_the_dtype_and_a_listed_workload() -> None:
     assert BF16.capability(DEVICE).ok
     narrow = StubDevice()
     narrow.dtypes = frozenset({"float32"})
@@ -142,7 +142,7 @@ def test_it_asks_for_the_dtype_and_for_a_workload_it_means_something_for() -> No
     assert not FP16.admits(PROBES["huge"])
 
 
-# Faults 29, 30 and 31 of the row: what a scaler, a clipped step and a reduction get wrong
+# Faults 29, 30 and 31: a wrong scaler, a wrong clipping, a wrong reduction
 
 
 TRAJECTORY = {
@@ -161,10 +161,10 @@ TRAJECTORY = {
     ids=["clipped-before-unscale", "step-not-skipped", "healthy"],
 )
 @pytest.mark.parametrize("technique", TRAJECTORY.values(), ids=TRAJECTORY)
-def test_scaler_faults_are_caught_in_a_long_training(
+def test_scaler_faults_fail_in_a_long_training(
     technique: Technique, change: Change, named_line: str, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ensemble, "SAMPLES", 2)  # fewer allow less, and these faults exceed it many times
+    monkeypatch.setattr(ensemble, "SAMPLES", 2)  # fewer samples give tighter budgets, which these faults exceed by far
     record = verdict_of(store, Planted(technique, change), seeded("trajectory-mlp"), Mode.TRAJECTORY)
     if not named_line:
         assert record.verdict is Verdict.PASS, record.reason + record.traceback
@@ -174,12 +174,12 @@ def test_scaler_faults_are_caught_in_a_long_training(
 
 
 @pytest.mark.parametrize(("change", "verdict"), [(kernels(sum=half_sum), Verdict.FAIL), (nothing, Verdict.PASS)])
-def test_a_large_sum_kept_in_fp16_is_caught(change: Change, verdict: Verdict, store: Store) -> None:
+def test_a_large_sum_in_fp16_fails(change: Change, verdict: Verdict, store: Store) -> None:
     technique = Planted(named(amp.TECHNIQUES, "amp-fp16"), change)
     assert verdict_of(store, technique, seeded("matmul-total")).verdict is verdict
 
 
-def test_a_norm_that_is_off_by_two_percent_shows_through_half_precision(store: Store) -> None:
+def test_a_norm_with_two_percent_error_fails_in_half_precision(store: Store) -> None:
     def shifted(func: Any, x: Tensor, shape: list[int], weight: Tensor, *rest: Any) -> Any:
         return func(x, shape, weight * 1.02, *rest)
 

@@ -1,4 +1,4 @@
-"""pt2e: the converted graph is what the emulation says, faults in it stand out, and inductor lowers it to int8 kernels."""
+"""pt2e: the converted graph equals the emulation, faults in it fail, and inductor lowers it to int8 kernels."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ without_torchao = pytest.mark.skipif(not installed("torchao"), reason="torchao i
 
 
 class Residual(nn.Module):
-    """A residual of two layers, the second without bias, on three dimensions."""
+    """A residual block of two layers, the second without bias, for an input of three dimensions."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -62,7 +62,7 @@ def stacked() -> Problem:
 
 
 def error(technique: Any, problem: Problem, out: Tensor, x: Tensor | None = None) -> float:
-    """Of an output against the emulation, calibrated on the problem's input and asked for `x`."""
+    """Error of an output for `x` against the emulation, both calibrated on the problem's input."""
     exact, given = twin(problem.module).double(), problem.inputs[0].double()
     with torch.no_grad():
         truth = technique.emulate(exact, (given,))(given if x is None else x.double())
@@ -71,7 +71,7 @@ def error(technique: Any, problem: Problem, out: Tensor, x: Tensor | None = None
 
 @without_torchao
 @pytest.mark.parametrize("make", [residual, stacked])
-def test_the_converted_graph_is_what_the_emulation_says(make: Callable[[], Problem]) -> None:
+def test_the_converted_graph_equals_the_emulation(make: Callable[[], Problem]) -> None:
     ran = run(STATIC, make())
     assert ran.engaged, ran.missing()
     assert error(STATIC, make(), ran.result["out"]) < 1e-6
@@ -82,7 +82,7 @@ def test_the_converted_graph_is_what_the_emulation_says(make: Callable[[], Probl
 
 
 @without_torchao
-def test_what_calibration_did_not_see_is_clipped() -> None:
+def test_values_outside_the_calibrated_range_are_clipped() -> None:
     program = Program.of(stacked())
     STATIC.prepare(program, Mode.FORWARD, PLACE)
     large = 3 * program.inputs[0]
@@ -91,14 +91,14 @@ def test_what_calibration_did_not_see_is_clipped() -> None:
 
 
 @without_torchao
-def test_weights_that_conversion_leaves_behind_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_weights_that_conversion_leaves_behind_fail_the_evidence(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pt2e, "_pruned", lambda graph: graph)
     (missing,) = run(STATIC, stacked()).missing()
     assert missing.startswith("bytes of elements in a file")
 
 
 @without_torchao
-def test_a_graph_that_nobody_quantized_is_seen() -> None:
+def test_an_unquantized_graph_fails_the_evidence() -> None:
     program = Program.of(stacked())
     program.call = twin(program.module)
     program.extras["converted graph"] = program.call
@@ -110,7 +110,7 @@ def test_a_graph_that_nobody_quantized_is_seen() -> None:
 
 @without_torchao
 @pytest.mark.skipif(not LOWERED.capability(PLACE).ok, reason="nothing is lowered here")
-def test_the_lowered_graph_multiplies_in_int8_and_is_what_the_emulation_says() -> None:
+def test_the_lowered_graph_multiplies_in_int8_and_equals_the_emulation() -> None:
     ran = run(LOWERED, stacked())
     assert ran.engaged, ran.missing()
     assert error(LOWERED, stacked(), ran.result["out"]) < 1e-6
@@ -146,7 +146,7 @@ def seven_bits(arguments: list[Any]) -> None:
 
 
 def rolled(program: Program) -> None:
-    """Channels of a weight take their neighbours' scales."""
+    """Channels of a weight use their neighbours' scales."""
     graph: Any = program.call
     for name, value in graph.state_dict().items():
         if "scale" in name:
@@ -163,7 +163,7 @@ FAULTS: dict[str, Change] = {
 
 @without_torchao
 @pytest.mark.parametrize(("name", "change"), FAULTS.items(), ids=FAULTS)
-def test_faults_of_the_graph_are_caught(name: str, change: Change, store: Store) -> None:
+def test_faults_of_the_graph_fail(name: str, change: Change, store: Store) -> None:
     record = verdict_of(store, Planted(STATIC, change), seeded("mlp"))
     assert record.verdict is (Verdict.PASS if name == "healthy" else Verdict.FAIL), record.reason + record.traceback
     assert "not engaged" not in record.reason
@@ -172,7 +172,7 @@ def test_faults_of_the_graph_are_caught(name: str, change: Change, store: Store)
 # Capability
 
 
-def test_it_asks_for_torchao_and_lowers_on_x86_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_needs_torchao_and_lowers_only_on_x86(monkeypatch: pytest.MonkeyPatch) -> None:
     answer = STATIC.answer(Bed())
     assert answer.ok or "torchao" in answer.reason
     assert LOWERED.capability(StubDevice("cuda")).code is Code.NO_BACKEND
@@ -180,7 +180,7 @@ def test_it_asks_for_torchao_and_lowers_on_x86_alone(monkeypatch: pytest.MonkeyP
     assert LOWERED.capability(PLACE).code is Code.NO_BACKEND
 
 
-def test_a_torchao_without_it_is_of_the_wrong_version(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_torchao_without_pt2e_is_the_wrong_version(monkeypatch: pytest.MonkeyPatch) -> None:
     def missing(name: str) -> None:
         raise ImportError(f"no {name}")
 

@@ -1,4 +1,4 @@
-"""QAT: the emulation is what torchao trains with, the round trip holds, and faults of either are caught."""
+"""QAT: the emulation equals torchao's training, conversion keeps weights and outputs, and faults of either fail."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ without_torchao = pytest.mark.skipif(not installed("torchao"), reason="torchao i
 # The emulation
 
 
-def test_activations_go_to_their_own_grid_by_rows() -> None:
+def test_activations_are_quantized_by_rows() -> None:
     x = torch.tensor([[-1.0, 0.0, 0.3, 3.0], [0.0, 0.0, 0.0, 1e-3]]).double()
     out = FakeQuantizer(symmetric=False)(x)
     assert torch.equal(out[:, 1], torch.zeros(2).double()), "0 stays 0"
@@ -41,8 +41,8 @@ def test_activations_go_to_their_own_grid_by_rows() -> None:
     assert float((out - x).abs()[1].max()) <= 1e-3 / 255 / 2 + 1e-9
 
 
-def test_gradients_pass_but_for_what_is_clipped() -> None:
-    # The largest of a symmetric row is at 127.5, and goes to 128: beyond what eight bits hold.
+def test_gradients_pass_except_where_values_are_clipped() -> None:
+    # The largest value of a symmetric row is at 127.5 and rounds to 128, which exceeds eight bits.
     x = torch.tensor([[127.5, 63.0, -31.0]], dtype=torch.float64, requires_grad=True)
     quantizer = FakeQuantizer(symmetric=True)
     quantizer(x).sum().backward()
@@ -50,7 +50,7 @@ def test_gradients_pass_but_for_what_is_clipped() -> None:
     assert x.grad.tolist() == [[0.0, 1.0, 1.0]]
 
 
-def test_flips_move_a_gradient_in_and_out_of_the_range() -> None:
+def test_flips_switch_gradients_at_the_end_of_the_range() -> None:
     quantizer = FakeQuantizer(symmetric=True)
     quantizer.flips = torch.Generator().manual_seed(0)
     seen = set()
@@ -63,7 +63,7 @@ def test_flips_move_a_gradient_in_and_out_of_the_range() -> None:
 
 
 @without_torchao
-def test_the_emulation_is_what_torchao_trains_with() -> None:
+def test_the_emulation_equals_torchaos_training() -> None:
     mode = Mode.BACKWARD
     ran = run(TECHNIQUE, mlp(), mode)
     assert ran.engaged, ran.missing()
@@ -83,7 +83,7 @@ def test_the_emulation_is_what_torchao_trains_with() -> None:
 
 
 @without_torchao
-def test_conversion_keeps_what_training_saw() -> None:
+def test_conversion_keeps_weights_and_outputs() -> None:
     ran = run(TECHNIQUE, mlp(), Mode.TRAIN)
     observed = {one.claim: one.observed for one in ran.evidence}
     assert observed["fake-quantized linear layers = 2 >= 1"] == 2
@@ -93,7 +93,7 @@ def test_conversion_keeps_what_training_saw() -> None:
 
 
 @without_torchao
-def test_the_model_is_left_in_the_mode_that_it_was_in() -> None:
+def test_the_model_stays_in_its_mode() -> None:
     ran = run(TECHNIQUE, mlp(), Mode.TRAIN)
     assert ran.program.module.training
     kind = importlib.import_module("torchao.quantization.qat.linear").FakeQuantizedLinear
@@ -101,7 +101,7 @@ def test_the_model_is_left_in_the_mode_that_it_was_in() -> None:
 
 
 @without_torchao
-def test_a_conversion_to_another_scheme_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_conversion_to_another_scheme_fails_the_evidence(monkeypatch: pytest.MonkeyPatch) -> None:
     right = qat._quantize
 
     def other(module: nn.Module, step: str) -> None:
@@ -119,7 +119,7 @@ def test_a_conversion_to_another_scheme_is_seen(monkeypatch: pytest.MonkeyPatch)
 
 
 @without_torchao
-def test_a_model_that_nobody_prepared_is_seen() -> None:
+def test_an_unprepared_model_fails_the_evidence() -> None:
     program = Program.of(mlp())
     program.extras["linear layers"] = 2
     with TECHNIQUE.watch("cpu") as log:
@@ -148,13 +148,13 @@ def zero_off(layer: Any) -> None:
 
 
 def no_gradient(layer: Any) -> None:
-    """Rounding passes no gradient: weights that quantization sees never learn."""
+    """Rounding passes no gradient, so that quantized weights do not learn."""
     forward = layer.weight_fake_quantizer.forward
     layer.weight_fake_quantizer.forward = lambda x: forward(x).detach() + 0 * x
 
 
 def wrong_axis(layer: Any) -> None:
-    """Weights have a scale an input channel."""
+    """Weights have one scale per input channel."""
 
     def forward(x: Tensor) -> Tensor:
         scale = x.detach().abs().amax(0, keepdim=True) / 127.5
@@ -188,14 +188,14 @@ def unquantized_inputs(layer: Any) -> None:
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )
-def test_faults_of_fake_quantization_are_caught(edit: Any, named: str, store: Store) -> None:
+def test_faults_of_fake_quantization_fail(edit: Any, named: str, store: Store) -> None:
     change = nothing if edit is None else every_layer(edit)
     record = verdict_of(store, Planted(TECHNIQUE, change), seeded("mlp-blocks"), Mode.BACKWARD)
     assert record.verdict is (Verdict.PASS if edit is None else Verdict.FAIL), record.reason + record.traceback
     assert named in record.reason
 
 
-def test_it_asks_for_torchao() -> None:
+def test_it_needs_torchao() -> None:
     answer = TECHNIQUE.answer(Bed())
     assert answer.ok or "torchao" in answer.reason
     assert TECHNIQUE.accepts(seeded("train-mlp"))

@@ -1,4 +1,4 @@
-"""int8: the emulation is what the kernels compute, faults stand out from it, and the evidence tells int8 from FP32."""
+"""int8: kernels equal the emulation, faults exceed rounding, and the evidence distinguishes int8 from FP32."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ if TYPE_CHECKING:
 TECHNIQUES = (*int8.TECHNIQUES, *(one for one in torchao.TECHNIQUES if one.name.startswith("int8")))
 
 ROUNDING = 1e-6
-"""Relative error that FP32 rounding explains in the small modules here."""
+"""Largest relative error by FP32 rounding in these small modules."""
 
 
 class Residual(nn.Module):
-    """Uses one layer twice, has one without bias, and gives two outputs of different ranks."""
+    """Uses one layer twice, has one without bias, and returns two outputs of different ranks."""
 
     def __init__(self, size: int) -> None:
         super().__init__()
@@ -103,7 +103,7 @@ def technique(request: pytest.FixtureRequest) -> Iterator[Quantized]:
 
 
 @pytest.mark.parametrize("name", MODULES)
-def test_candidate_is_what_the_emulation_says(technique: Quantized, name: str) -> None:
+def test_candidates_equal_the_emulation(technique: Quantized, name: str) -> None:
     device = StubDevice(features=("quantized-engine",))
     close = 0
     for seed in range(4):
@@ -123,7 +123,7 @@ def test_candidate_is_what_the_emulation_says(technique: Quantized, name: str) -
         assert error(result, truth) <= budget
         close += error(result, truth) <= ROUNDING
         assert error(result, plain) > 1e-3, "int8 must show against FP64"
-    # In torchao's scheme each row's largest negative value is at a tie; elsewhere ties are rare.
+    # In torchao's scheme each row's largest negative value is at a tie; in others, ties are rare.
     assert close >= (0 if isinstance(technique, TorchAODynamic) else 3)
 
 
@@ -141,7 +141,7 @@ def _reduced(x: Tensor, scale: Tensor, zero: int) -> Tensor:
 
 @pytest.mark.parametrize("fault", [_off_by_one, _truncated, _reduced], ids=lambda fault: fault.__name__[1:])
 @pytest.mark.parametrize("kind", [DynamicInt8, StaticInt8])
-def test_quantizer_fault_stands_out(
+def test_quantizer_faults_exceed_rounding(
     kind: type[DynamicInt8 | StaticInt8],
     fault: Callable[[Tensor, Tensor, int], Tensor],
     monkeypatch: pytest.MonkeyPatch,
@@ -161,7 +161,7 @@ def test_quantizer_fault_stands_out(
 
 
 @pytest.mark.parametrize("kind", [StaticInt8, TorchAODynamic])
-def test_scale_on_the_wrong_axis_stands_out(kind: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_scale_on_the_wrong_axis_exceeds_rounding(kind: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     technique = kind()
     right = emulation.symmetric_scale
 
@@ -171,7 +171,7 @@ def test_scale_on_the_wrong_axis_stands_out(kind: Any, monkeypatch: pytest.Monke
         monkeypatch.setattr(emulation, "symmetric_scale", right)
         return module
 
-    # One layer, so that the ties of the per-token scheme do not spread.
+    # One layer, so that flips at ties in the per-token scheme do not reach further layers.
     assert _excess(technique, broken, monkeypatch, sizes=(64, 32)) > (1000 if kind is StaticInt8 else 1)
 
 
@@ -181,7 +181,7 @@ def _excess(
     monkeypatch: pytest.MonkeyPatch,
     sizes: tuple[int, ...] = (64, 96, 10),
 ) -> float:
-    """Error of a faulty implementation over what six flipped runs of the right one show: the best of eight seeds."""
+    """Error of a faulty implementation relative to that of six flipped runs of the right one; the best of eight seeds."""
     ratios = []
     for seed in range(8):
         exact = exactly(program(lambda: mlp(*sizes), (32, 64), seed))
@@ -196,7 +196,7 @@ def _excess(
 
 @pytest.mark.parametrize("steps", [127, 255])
 @pytest.mark.parametrize("shift", [0.0, 3.0, -3.0, 100.0])
-def test_dynamic_range_is_that_of_torch(steps: int, shift: float) -> None:
+def test_dynamic_range_equals_torchs(steps: int, shift: float) -> None:
     for seed in range(20):
         x = torch.randn(37, generator=torch.Generator().manual_seed(seed)) + shift
         scale, zero = torch._choose_qparams_per_tensor(x, reduce_range=steps == 127)
@@ -206,7 +206,7 @@ def test_dynamic_range_is_that_of_torch(steps: int, shift: float) -> None:
 
 
 @pytest.mark.parametrize("x", [torch.zeros(4), torch.tensor([1e-7, -1e-7]), torch.tensor([0.0, 1e-6])])
-def test_dynamic_range_of_almost_nothing_is_that_of_torch(x: Tensor) -> None:
+def test_dynamic_range_of_tiny_values_equals_torchs(x: Tensor) -> None:
     scale, zero = torch._choose_qparams_per_tensor(x, reduce_range=True)
     ours, ours_zero = DynamicRange(127)(x)
     assert float(ours) == pytest.approx(scale, rel=2**-23)
@@ -214,7 +214,7 @@ def test_dynamic_range_of_almost_nothing_is_that_of_torch(x: Tensor) -> None:
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
-def test_fixed_range_and_symmetric_scale_are_those_of_the_observers() -> None:
+def test_fixed_range_and_symmetric_scale_equal_the_observers() -> None:
     from torch.ao.quantization import default_observer, default_per_channel_weight_observer, default_weight_observer
 
     for seed in range(20):
@@ -230,12 +230,12 @@ def test_fixed_range_and_symmetric_scale_are_those_of_the_observers() -> None:
             assert torch.equal(emulation.symmetric_scale(x, dim).flatten(), observer.calculate_qparams()[0].flatten())
 
 
-def test_range_of_nothing_seen_is_the_observers_default() -> None:
+def test_range_without_values_is_the_observers_default() -> None:
     scale, zero = FixedRange(float("inf"), float("-inf"), 127)(torch.zeros(1))
     assert (float(scale), zero) == (1.0, 0)
 
 
-def test_flips_move_torn_elements_by_one_quantum_and_no_others() -> None:
+def test_flips_move_elements_near_ties_by_one_quantum() -> None:
     quantizer = Quantizer(lambda _: (torch.tensor(1.0), 0), -128, 127)
     whole = torch.arange(-100.0, 100.0).double()
     x = torch.stack([whole + 0.5, whole + 0.25, whole])
@@ -255,7 +255,7 @@ def test_flips_move_equal_elements_together() -> None:
     assert torch.equal(found[0], found[2])
 
 
-def test_flips_move_the_scale_by_rounding_alone() -> None:
+def test_flips_move_the_scale_by_rounding_errors() -> None:
     quantizer = Quantizer(FixedRange(-1.0, 2.0, 127), 0, 255)
     x = torch.linspace(-1, 2, 50).double()
     plain = quantizer(x)
@@ -265,11 +265,11 @@ def test_flips_move_the_scale_by_rounding_alone() -> None:
     assert max(moved) > emulation.RELATIVE / 4
 
 
-def test_quantizer_leaves_an_empty_tensor() -> None:
+def test_quantizer_accepts_an_empty_tensor() -> None:
     assert Quantizer(DynamicRange(127), 0, 255)(torch.zeros(0, 4).double()).shape == (0, 4)
 
 
-def test_replaced_shares_a_shared_layer_and_leaves_subclasses() -> None:
+def test_replaced_keeps_shared_layers_and_subclasses() -> None:
     class Special(nn.Linear):
         pass
 
@@ -293,7 +293,7 @@ def test_weights_are_quantized_by_value_not_by_reference() -> None:
     assert float(emulated(torch.ones(1, 8).double()).abs().sum()) > 0
 
 
-def test_plain_program_gives_no_evidence() -> None:
+def test_a_plain_program_fails_the_evidence() -> None:
     technique = DynamicInt8()
     device = StubDevice(features=("quantized-engine",))
     original = program(*MODULES["mlp"], 0)
@@ -344,7 +344,7 @@ def test_capability_without_the_feature_and_without_the_engine() -> None:
     assert (absent.code, absent.verdict) == (Code.WRONG_BUILD, Verdict.UNAVAILABLE)
 
 
-def test_torchao_absent_or_unimportable(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_torchao_that_is_absent_or_does_not_import_is_unavailable(monkeypatch: pytest.MonkeyPatch) -> None:
     torchao_capability.cache_clear()
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
     absent = TorchAODynamic().capability(StubDevice(features=()))
@@ -365,7 +365,7 @@ def test_torchao_absent_or_unimportable(monkeypatch: pytest.MonkeyPatch) -> None
     torchao_capability.cache_clear()
 
 
-def test_oracles_are_one_a_scheme() -> None:
+def test_there_is_one_oracle_per_scheme() -> None:
     assert len({technique.name for technique in TECHNIQUES}) == len(TECHNIQUES)
     assert DynamicInt8("x86").oracle == DynamicInt8("fbgemm").oracle != DynamicInt8("qnnpack").oracle
     assert StaticInt8("x86").oracle != StaticInt8("qnnpack").oracle

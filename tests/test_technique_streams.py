@@ -1,4 +1,4 @@
-"""Streams as they are on a GPU, on the CPU: what is queued behind a delay happens when somebody waits, and not before."""
+"""A simulation of GPU streams on the CPU: work that is queued behind a delay runs only when something waits for it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 class Stream:
-    """A queue: its work is done at once, or, behind a delay, when something waits for it."""
+    """A queue: its work runs immediately, or, behind a delay, when something waits for it."""
 
     made = 0
 
@@ -47,7 +47,7 @@ class Stream:
             work()
 
     def wait_stream(self, other: Stream) -> None:
-        if self is current["torch"][0]:  # its work is not queued: what it waits for is due
+        if self is current["torch"][0]:  # its work is not queued, so what it waits for must run now
             other.synchronize()
         elif other.pending:
             self.pending.append(other.synchronize)
@@ -71,7 +71,7 @@ current: dict[str, list[Stream]] = {"torch": [Stream()], "cupy": [Stream()]}
 
 
 class Queued(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves __init_subclass__ untyped
-    """Copies go to the stream."""
+    """Queues copies on the stream."""
 
     def __init__(self, stream: Stream) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # untyped in torch
@@ -95,14 +95,14 @@ def stream(of: Stream) -> Iterator[None]:
 
 
 class Array:
-    """CuPy's, on the memory of a tensor."""
+    """CuPy's array, over the memory of a tensor."""
 
     def __init__(self, tensor: Tensor, ordered: bool) -> None:
         self.tensor = tensor
         self.ordered = ordered
 
     def __setitem__(self, place: Any, source: Array) -> None:
-        # Not by torch: the mode of the stream that is torch's current one would take it.
+        # Not with torch, since the mode of torch's current stream would queue it.
         current["cupy"][-1].put(lambda: np.copyto(self.tensor.numpy(), source.tensor.numpy()))
 
     def __dlpack_device__(self) -> Any:
@@ -116,11 +116,11 @@ class Array:
 
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """Puts the queues in the place of CUDA's, and a library that orders them, or does not, where CuPy is imported."""
+    """Replaces CUDA's streams by the queues, and CuPy by a library that orders them or does not."""
 
     def install(*, imports: bool = True, exports: bool = True) -> None:
         def from_dlpack(tensor: Any) -> Array:
-            # What `Tensor.__dlpack__(stream=...)` does for a consumer that names its stream.
+            # As `Tensor.__dlpack__(stream=...)` does for a consumer that names its stream.
             if imports and isinstance(tensor, Tensor):
                 current["cupy"][-1].wait_stream(current["torch"][-1])
             return Array(tensor if isinstance(tensor, Tensor) else tensor._tensor, exports)
@@ -138,7 +138,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 
 
 @pytest.mark.parametrize("mode", [Mode.FORWARD, Mode.BACKWARD])
-def test_an_ordered_exchange_gives_what_was_written(gpu: Any, mode: Mode) -> None:
+def test_an_ordered_exchange_gives_the_written_values(gpu: Any, mode: Mode) -> None:
     gpu()
     made = seeded("mlp")
     ran = run(TECHNIQUE, made.problem(1), mode)
@@ -146,7 +146,7 @@ def test_an_ordered_exchange_gives_what_was_written(gpu: Any, mode: Mode) -> Non
     assert not differences(ran.result, plain(made.problem(1), mode))
 
 
-def test_without_a_delay_there_is_no_evidence(gpu: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_delay_the_evidence_fails(gpu: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     gpu()
     monkeypatch.setattr(torch.cuda, "_sleep", lambda _: None)
     assert run(TECHNIQUE, seeded("mlp").problem(1)).missing() == [
@@ -154,13 +154,13 @@ def test_without_a_delay_there_is_no_evidence(gpu: Any, monkeypatch: pytest.Monk
     ]
 
 
-def test_one_stream_is_no_evidence(gpu: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_single_stream_fails_the_evidence(gpu: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     gpu()
     monkeypatch.setattr(torch.cuda, "Stream", lambda: current["torch"][0])
     assert any("streams of reader" in line for line in run(TECHNIQUE, seeded("mlp").problem(1)).missing())
 
 
-def test_where_it_exists(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_capability_by_device(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "cupy", None)
     for kind in ("cpu", "xla", "tpu", "vendor"):
         assert TECHNIQUE.answer(StubDevice(kind)).code is Code.NO_FEATURE
@@ -168,14 +168,14 @@ def test_where_it_exists(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "pip install cupy" in TECHNIQUE.packages["cupy"]
 
 
-def test_only_numbers_that_can_be_poisoned_cross() -> None:
+def test_only_floating_point_tensors_are_exchanged() -> None:
     assert TECHNIQUE.crosses(torch.ones(2))
     assert not TECHNIQUE.crosses(torch.ones(2, dtype=torch.bool))
     assert not TECHNIQUE.crosses(torch.ones(0))
     assert {name for name in streams.WORKLOADS if not TECHNIQUE.accepts(seeded(name))} == set()
 
 
-# Planted: fault 40, a race of streams at a border
+# Planted: fault 40, a race of streams in an exchange
 
 
 @pytest.mark.parametrize("mode", [Mode.FORWARD, Mode.BACKWARD])
@@ -187,14 +187,14 @@ def test_an_ordered_exchange_passes(tmp_path: Any, gpu: Any, mode: Mode) -> None
 
 @pytest.mark.parametrize("mode", [Mode.FORWARD, Mode.BACKWARD])
 @pytest.mark.parametrize("way", ["imports", "exports"])
-def test_a_library_that_orders_no_streams_is_caught(tmp_path: Any, gpu: Any, mode: Mode, way: str) -> None:
+def test_a_library_that_does_not_order_streams_fails(tmp_path: Any, gpu: Any, mode: Mode, way: str) -> None:
     gpu(**{way: False})
     record = verdict_of(Store(tmp_path), TECHNIQUE, seeded("mlp"), mode)
     assert record.verdict is Verdict.FAIL
     assert "NaN pattern" in record.reason
 
 
-def test_the_fault_of_the_catalogue_is_caught(tmp_path: Any, gpu: Any) -> None:
+def test_the_planted_fault_fails(tmp_path: Any, gpu: Any) -> None:
     gpu()
     (fault,) = (fault for fault in FAULTS if fault.name == "dlpack-unordered")
     assert fault.technique == TECHNIQUE.name

@@ -1,4 +1,4 @@
-"""Torch-TensorRT, up to the engines that need a GPU: what is asked of the compiler, what is exported, what shows, the int8 oracle."""
+"""Torch-TensorRT without a GPU: the compiler's options, exported programs, evidence, and the int8 oracle."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ CUDA = StubDevice("cuda")
 
 
 class TorchTensorRTModule(nn.Module):
-    """Stands in for an engine: runs the exported graph."""
+    """A stub of an engine that runs the exported graph."""
 
     def __init__(self, exported: ExportedProgram) -> None:
         super().__init__()
@@ -43,7 +43,7 @@ class TorchTensorRTModule(nn.Module):
 
 
 class Compiled(nn.Module):
-    """What the compiler gives: a module with the engine as a part, and perhaps operators beside it."""
+    """A compiler's result: a module with an engine as a submodule, and perhaps other operators."""
 
     def __init__(self, exported: ExportedProgram, beside: bool) -> None:
         super().__init__()
@@ -60,7 +60,7 @@ class Beside(nn.Module):
 
 
 class Compiler:
-    """``torch_tensorrt.dynamo``; keeps what it was asked for."""
+    """A stub of ``torch_tensorrt.dynamo`` that records its arguments."""
 
     def __init__(self, make: Callable[[ExportedProgram], nn.Module] | None = None) -> None:
         self.make = make or (lambda exported: Compiled(exported, beside=False))
@@ -77,7 +77,7 @@ class Compiler:
         reuse_cached_engines: bool = False,
         **kwargs: Any,
     ) -> nn.Module:
-        """The signature of torch-tensorrt 2.14, where it matters."""
+        """The relevant part of torch-tensorrt 2.14's signature."""
         self.asked = {
             "arg_inputs": arg_inputs,
             "disable_tf32": disable_tf32,
@@ -99,7 +99,7 @@ class Compiler:
         use_explicit_typing: bool = False,
         **kwargs: Any,
     ) -> nn.Module:
-        """That of 2.9."""
+        """The relevant part of torch-tensorrt 2.9's signature."""
         made = self.newest(
             exported_program, arg_inputs=arg_inputs, disable_tf32=disable_tf32, min_block_size=min_block_size, **kwargs
         )
@@ -121,9 +121,9 @@ def install(monkeypatch: pytest.MonkeyPatch, build: Callable[..., nn.Module]) ->
 
 @pytest.fixture
 def modelopt(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """NVIDIA's modelopt, as far as it is used: quantize operators around linear layers, and an operator to export."""
+    """A stub of NVIDIA's modelopt: quantize operators around linear layers, and an operator to export."""
     with torch.library._scoped_library("tensorrt", "FRAGMENT") as library:
-        # A name of its own beside that of the real one, which may be there too.
+        # Another name than that of the real one, which may be installed.
         library.define("quantize_op_stub(Tensor input, Tensor amax) -> Tensor")
         library.impl("quantize_op_stub", _ruled, "CPU")
         library.impl("quantize_op_stub", lambda x, _: torch.empty_like(x), "Meta")
@@ -135,7 +135,7 @@ def modelopt(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def by_127(x: Tensor, amax: Tensor, steps: float = 127.0) -> Tensor:
-    """TensorRT's pair of quantize and dequantize layers, by torch's own operators."""
+    """TensorRT's pair of quantize and dequantize layers, in torch's operators."""
     scale = (amax / steps).float().flatten()
     zero = torch.zeros(len(scale), dtype=torch.int32)
     if len(scale) == 1:
@@ -149,7 +149,7 @@ def by_range(x: Tensor, amax: Tensor) -> Tensor:
 
 
 RULES = {"quantize_op_stub": by_127}
-"""What the operator does."""
+"""Implementation of the operator."""
 
 
 def _ruled(x: Tensor, amax: Tensor) -> Tensor:
@@ -183,7 +183,7 @@ def _quantized(model: nn.Module, config: Any, forward_loop: Callable[[nn.Module]
     return model
 
 
-def test_fp32_is_compiled_without_tf32_whatever_its_size(compiler: Compiler) -> None:
+def test_fp32_graphs_of_any_size_are_compiled_without_tf32(compiler: Compiler) -> None:
     ran = run(FP32, mlp(), device=CUDA)
     assert ran.engaged, ran.missing()
     assert not differences(ran.result, plain(mlp()))
@@ -197,30 +197,30 @@ def test_fp32_is_compiled_without_tf32_whatever_its_size(compiler: Compiler) -> 
     }
 
 
-def test_older_releases_are_asked_for_strong_typing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_older_releases_get_the_option_for_strong_typing(monkeypatch: pytest.MonkeyPatch) -> None:
     compiler = Compiler()
     install(monkeypatch, compiler.oldest)
     assert run(FP32, mlp(), device=CUDA).engaged
     assert compiler.asked["use_explicit_typing"] is True
-    assert compiler.asked["enabled_precisions"] == {torch.float32}  # any other is an error beside strong typing
+    assert compiler.asked["enabled_precisions"] == {torch.float32}  # with strong typing, anything else is an error
     assert compiler.asked["disable_tf32"] is True
     assert {"min_block_size", "disable_tf32", "use_explicit_typing"} <= set(OPTIONS)
 
 
-def test_fp16_is_cast_at_the_border(compiler: Compiler) -> None:
+def test_fp16_casts_inputs_and_outputs(compiler: Compiler) -> None:
     problem = mlp()
     ran = run(FP16, problem, device=CUDA)
     assert ran.engaged, ran.missing()
     assert ran.result["out"].dtype == torch.float32
     exact = plain(mlp())
     assert not differences(ran.result, exact, tolerance=2e-3)
-    assert differences(ran.result, exact, tolerance=1e-6)  # FP16 shows
+    assert differences(ran.result, exact, tolerance=1e-6)  # it is not FP32
     assert {parameter.dtype for parameter in ran.program.module.parameters()} == {torch.float32}
     assert FP16.precision("float32") == "float16"
     del compiler
 
 
-def test_integers_and_structures_pass_the_border(compiler: Compiler) -> None:
+def test_integers_and_structures_are_supported(compiler: Compiler) -> None:
     class Two(nn.Module):
         def forward(self, x: Tensor, index: Tensor) -> dict[str, Tensor]:
             return {"picked": 2 * x[index], "index": index + 1}
@@ -236,12 +236,12 @@ def missing(make: Callable[[ExportedProgram], nn.Module], technique: TensorRt, p
     return run(technique, mlp(), device=CUDA).missing()
 
 
-def test_a_graph_that_stayed_in_torch_shows(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_graph_that_stays_in_torch_fails_the_evidence(monkeypatch: pytest.MonkeyPatch) -> None:
     found = missing(lambda exported: exported.module(), FP32, monkeypatch)
     assert found == ["TensorRT engines >= 1: 0", "runs of engines >= 1: 0"]
 
 
-def test_an_engine_that_was_not_run_shows(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_engine_that_does_not_run_fails_the_evidence(monkeypatch: pytest.MonkeyPatch) -> None:
     class Idle(Compiled):
         def forward(self, *inputs: Tensor) -> Any:
             return self._run_on_acc_0.graph_module(*inputs)
@@ -254,11 +254,11 @@ def test_operators_left_to_torch_are_named(monkeypatch: pytest.MonkeyPatch) -> N
     ran = run(FP32, mlp(), device=CUDA)
     seen = {item.claim: item.observed for item in ran.evidence}
     assert ran.engaged
-    # The stand-in for an engine holds a graph too.
+    # The stub of an engine has a graph too.
     assert "aten.relu.default" in str(seen["operators left to torch (any number)"])
 
 
-def test_a_graph_without_halves_shows(compiler: Compiler) -> None:
+def test_a_graph_without_float16_fails_the_evidence(compiler: Compiler) -> None:
     class Uncast(TensorRtHalf):
         def changed(self, module: nn.Module, inputs: tuple[Any, ...]) -> nn.Module:
             del inputs
@@ -276,7 +276,7 @@ def int8(monkeypatch: pytest.MonkeyPatch, technique: TensorRt, seed: int = 0) ->
 
 
 class OpaqueEngine(nn.Module):
-    """As `Compiled`, but with an engine that holds no graph, as real ones."""
+    """As `Compiled`, but with an engine without a graph, like real ones."""
 
     def __init__(self, exported: ExportedProgram) -> None:
         super().__init__()
@@ -293,31 +293,31 @@ class OpaqueEngine(nn.Module):
 
 
 def error(ran: Ran, seed: int) -> float:
-    """Of what was run, against the oracle: relative."""
+    """Relative error of a run against the oracle."""
     problem = mlp(seed)
     exact, inputs = problem.module.double().eval(), tuple(value.double() for value in problem.inputs)
     with torch.no_grad():
         truth = INT8.emulate(exact, inputs)(*inputs)
-        assert (exact(*inputs) - truth).norm() / truth.norm() > 1e-3  # int8 shows
+        assert (exact(*inputs) - truth).norm() / truth.norm() > 1e-3  # it is not FP32
     return float((ran.result["out"].double() - truth).norm() / truth.norm())
 
 
 @pytest.mark.usefixtures("modelopt")
 @pytest.mark.parametrize("seed", range(3))
-def test_int8_computes_what_its_oracle_says(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
+def test_int8_equals_its_oracle(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
     ran = int8(monkeypatch, INT8, seed)
     assert ran.engaged, ran.missing()
     assert error(ran, seed) <= 1e-6
 
 
 @pytest.mark.usefixtures("modelopt")
-def test_scales_of_another_rule_are_far_from_the_oracle(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_scales_of_another_rule_differ_from_the_oracle(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(RULES, "quantize_op_stub", by_range)
     assert error(int8(monkeypatch, INT8), 0) > 1e-4
 
 
 @pytest.mark.usefixtures("modelopt")
-def test_layers_that_were_not_quantized_show(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_layers_that_are_not_quantized_fail_the_evidence(monkeypatch: pytest.MonkeyPatch) -> None:
     class Plain(TensorRtInt8):
         def quantized(self, module: nn.Module, inputs: tuple[Any, ...]) -> nn.Module:
             del inputs
@@ -327,14 +327,14 @@ def test_layers_that_were_not_quantized_show(monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.usefixtures("modelopt")
-def test_quantizers_left_to_torch_show(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_quantizers_left_to_torch_fail_the_evidence(monkeypatch: pytest.MonkeyPatch) -> None:
     install(monkeypatch, Compiler(lambda exported: Compiled(exported, beside=False)).newest)
-    # The graph of this stand-in is visible, as one that TensorRT did not take would be.
+    # The graph of this stub is visible, like one that TensorRT did not convert.
     assert run(INT8, mlp(), device=CUDA).missing() == ["of them left to torch = 0: 4"]
 
 
 @pytest.mark.skipif(importlib.util.find_spec("modelopt") is None, reason="pip install nvidia-modelopt")
-def test_the_oracle_is_what_modelopt_simulates() -> None:
+def test_the_oracle_equals_modelopts_simulation() -> None:
     problem = mlp()
     module, (x,) = problem.module.eval(), problem.inputs
     with torch.no_grad():
@@ -343,7 +343,7 @@ def test_the_oracle_is_what_modelopt_simulates() -> None:
     assert (simulated - truth).norm() / truth.norm() <= 1e-6
 
 
-def test_workloads_are_those_that_each_promises() -> None:
+def test_workloads_by_technique() -> None:
     known = {workload.name: workload for workload in discover("accelcheck.workloads", "WORKLOADS")}
     for technique in TECHNIQUES:
         accepted = {name for name, workload in known.items() if technique.accepts(workload)}
@@ -367,7 +367,7 @@ def test_capabilities(monkeypatch: pytest.MonkeyPatch) -> None:
     assert set(INT8.packages) == {"torch_tensorrt", "modelopt"}
 
 
-def test_an_installation_without_tensorrts_libraries_is_no_crash(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_installation_without_tensorrts_libraries_is_unavailable(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(name: str) -> Any:
         raise Exception(f"import error when try to import {name}")  # noqa: TRY002 - what torch_tensorrt raises
 

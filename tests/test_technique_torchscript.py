@@ -1,4 +1,4 @@
-"""TorchScript: results of eager, gradients on the original's parameters, and evidence that the interpreter ran."""
+"""TorchScript: results equal eager's, the original's parameters get the gradients, and the interpreter runs."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Small(nn.Module):
 
 
 class Scaled(nn.Module):
-    """Takes a plain number besides tensors."""
+    """Takes a plain number and tensors."""
 
     def forward(self, x: Tensor, factor: float, y: Tensor) -> Tensor:
         return x * factor + y
@@ -67,7 +67,7 @@ def small(seed: int = 0) -> Problem:
 
 
 def judged(technique: TorchScript, mode: Mode, problem: Problem) -> tuple[Result, list[Evidence], Program]:
-    """What the engine does: prepare, warm up with other inputs, restore, run, ask for evidence."""
+    """As the engine does: prepare, warm up with other inputs, restore, run, collect evidence."""
     program = Program.of(problem)
     before = {name: t.detach().clone() for name, t in program.module.state_dict().items()}
     technique.prepare(program, mode, StubDevice())
@@ -90,7 +90,7 @@ PAIRS = [(technique, mode) for technique in TECHNIQUES for mode in sorted(techni
 
 
 @pytest.mark.parametrize(("technique", "mode"), PAIRS, ids=lambda x: getattr(x, "name", str(x)))
-def test_gives_eagers_result_with_evidence(technique: TorchScript, mode: Mode) -> None:
+def test_scripts_give_eagers_result_with_evidence(technique: TorchScript, mode: Mode) -> None:
     expected = Program.of(small()).run(mode)
     result, evidence, _ = judged(technique, mode, small())
     assert all(item.engaged for item in evidence), [item for item in evidence if not item.engaged]
@@ -98,14 +98,14 @@ def test_gives_eagers_result_with_evidence(technique: TorchScript, mode: Mode) -
 
 
 @pytest.mark.parametrize("technique", [Script(), Trace()], ids=lambda technique: technique.name)
-def test_gradients_land_on_the_programs_parameters(technique: TorchScript) -> None:
+def test_the_programs_parameters_get_the_gradients(technique: TorchScript) -> None:
     result, _, program = judged(technique, Mode.BACKWARD, small())
     names = {f"grad:{name}" for name, _ in program.module.named_parameters()}
     assert names <= result.keys()
     assert all(float(result[name].abs().sum()) > 0 for name in names - {"grad:first.bias"})
 
 
-def test_a_tracing_run_leaves_the_buffers_alone() -> None:
+def test_tracing_does_not_change_buffers() -> None:
     program = Program.of(small())
     before = copy.deepcopy(program.module.state_dict())
     Trace().prepare(program, Mode.BACKWARD, StubDevice())
@@ -119,7 +119,7 @@ def test_trace_takes_plain_numbers_as_constants() -> None:
     assert all(item.engaged for item in evidence)
 
 
-def test_python_in_place_of_the_script_shows() -> None:
+def test_python_in_place_of_the_script_fails_the_evidence() -> None:
     technique = Script()
     program = Program.of(small())
     technique.prepare(program, Mode.FORWARD, StubDevice())
@@ -132,7 +132,7 @@ def test_python_in_place_of_the_script_shows() -> None:
     assert not claims["calls of the interpreter >= 1"].engaged
 
 
-def test_script_made_in_the_other_mode_shows() -> None:
+def test_a_script_in_the_other_mode_fails_the_evidence() -> None:
     technique = Script()
     program = Program.of(small())
     technique.prepare(program, Mode.BACKWARD, StubDevice())
@@ -147,7 +147,7 @@ def test_script_made_in_the_other_mode_shows() -> None:
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
-def test_an_unfrozen_graph_reads_its_parameters() -> None:
+def test_an_unfrozen_graph_fails_the_evidence() -> None:
     class Unfrozen(Frozen):
         def scripted(self, program: Program) -> Any:
             return torch.jit.script(program.module)
@@ -167,13 +167,13 @@ def test_capability_ends_with_python_3_14(monkeypatch: pytest.MonkeyPatch) -> No
     assert (answer.code, answer.verdict) == (Code.WRONG_VERSION, Verdict.UNSUPPORTED)
 
 
-def test_deprecation_is_not_shown(recwarn: pytest.WarningsRecorder) -> None:
+def test_deprecation_warnings_are_not_shown(recwarn: pytest.WarningsRecorder) -> None:
     Script().prepare(Program.of(small()), Mode.FORWARD, StubDevice())
     assert not [w for w in recwarn if issubclass(w.category, (DeprecationWarning, FutureWarning))]
 
 
 def of_its_own_class(workload: Workload) -> Workload:
-    """The same workload, with a module of a class that no script was made of yet."""
+    """The same workload, with a module of a class that has not been scripted yet."""
     kind = type("Own", (type(workload.problem(0).module),), {})
 
     def make(generator: torch.Generator, extent: int) -> Problem:
@@ -184,7 +184,7 @@ def of_its_own_class(workload: Workload) -> Workload:
     return replace(workload, make=make)
 
 
-def test_figures_do_not_depend_on_the_cases_before(tmp_path: Path) -> None:
+def test_results_do_not_depend_on_earlier_cases(tmp_path: Path) -> None:
     store, workload = Store(tmp_path), built_in()["elementwise-5"]
     alone = verdict_of(store, Script(), of_its_own_class(workload), Mode.BACKWARD)
     shared = of_its_own_class(workload)

@@ -50,7 +50,7 @@ def test_values_do_not_depend_on_strides(technique: Any, mode: Mode, dtype: torc
     ("name", "stride"),
     [("transposed", (1, 5, 20)), ("sliced", (24, 6, 2)), ("padded", (24, 6, 1)), ("offset", (12, 3, 1))],
 )
-def test_strides(name: str, stride: tuple[int, ...]) -> None:
+def test_strides_of_each_view(name: str, stride: tuple[int, ...]) -> None:
     ran = run(named(TECHNIQUES, f"view-{name}"), Problem(nn.ReLU(), (torch.randn(5, 4, 3),)))
     (value,) = ran.program.inputs
     assert value.stride() == stride
@@ -59,11 +59,11 @@ def test_strides(name: str, stride: tuple[int, ...]) -> None:
 
 
 def touching(edit: Callable[[Tensor], object]) -> nn.Module:
-    """A module that looks or writes past its input."""
+    """A module that reads or writes beyond its input."""
 
     class Touching(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
-            # Through a storage of its own, as a wrong kernel would.
+            # Through the storage, as a wrong kernel would.
             edit(torch.empty(0, dtype=x.dtype).set_(x.untyped_storage()))
             return x * 2
 
@@ -71,13 +71,13 @@ def touching(edit: Callable[[Tensor], object]) -> nn.Module:
 
 
 @pytest.mark.parametrize("technique", TECHNIQUES, ids=lambda technique: technique.name)
-def test_a_write_around_the_view_is_seen(technique: Any) -> None:
+def test_a_write_around_the_view_fails_the_evidence(technique: Any) -> None:
     ran = run(technique, Problem(touching(lambda base: base[MARGIN - 1].fill_(0)), (torch.randn(5, 4),)))
     assert ran.missing() == ["inputs around which memory was written = none: 0"]
 
 
 @pytest.mark.parametrize("name", ["view-sliced", "view-padded"])
-def test_a_write_between_the_elements_is_seen(name: str) -> None:
+def test_a_write_between_the_elements_fails_the_evidence(name: str) -> None:
     past = {"view-sliced": MARGIN + 1, "view-padded": MARGIN + 4}[name]
     ran = run(named(TECHNIQUES, name), Problem(touching(lambda base: base[past].fill_(0)), (torch.randn(5, 4),)))
     assert not ran.engaged
@@ -94,7 +94,7 @@ def test_a_kernel_that_ignores_strides_reads_poison(technique: Any) -> None:
 
 
 @pytest.mark.parametrize("value", [torch.empty(0, 3), 3])
-def test_no_tensor_to_view_is_no_effect(value: Tensor | int) -> None:
+def test_inputs_without_a_view_give_no_effect(value: Tensor | int) -> None:
     class Constant(nn.Module):
         def forward(self, _: Tensor | int) -> Tensor:
             return torch.ones(2)
@@ -112,5 +112,5 @@ def test_only_an_offset_exists_for_one_element() -> None:
         run(named(TECHNIQUES, "view-transposed"), single)
 
 
-def test_strides_are_needed() -> None:
+def test_it_needs_a_device_with_strides() -> None:
     assert all(technique.capability(StubDevice(features=())).code is Code.NO_FEATURE for technique in TECHNIQUES)

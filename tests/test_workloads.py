@@ -1,4 +1,4 @@
-"""Workloads keep their word: reproducible, of the traits they claim, right in every precision, without ambiguity."""
+"""Workloads are reproducible, have the traits they claim, and are well conditioned in every precision."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 TRAITS = frozenset(re.findall(r"``([a-z-]+)``", inspect.getdoc(Workload).partition("traits:")[2]))  # type: ignore[union-attr]  # it has a docstring
 EXACT = frozenset({Mode.FORWARD, Mode.BACKWARD, Mode.TRAIN})
-"""Modes in which values are owed; the workloads of other checks are tested with them."""
+"""Modes in which values are compared; workloads for other checks are tested with these checks."""
 NAMES = index(
     "workload",
     [
@@ -47,7 +47,7 @@ def having(*traits: str) -> list[str]:
 
 
 def tensors(problem: Problem) -> dict[str, Tensor]:
-    """All that a problem consists of."""
+    """All tensors of a problem."""
     inputs = {f"input[{i}]": value for i, value in enumerate(problem.inputs) if isinstance(value, Tensor)}
     target = {} if problem.target is None else {"target": problem.target}
     return dict(problem.module.state_dict()) | inputs | target
@@ -66,7 +66,7 @@ def program(name: str, dtype: torch.dtype = torch.float32) -> Program:
 
 
 def widened(name: str, dtype: torch.dtype) -> Program:
-    """FP64 arithmetic on the numbers that `dtype` holds: the truth for a run in `dtype`."""
+    """FP64 arithmetic on numbers rounded to `dtype`: the true result for a run in `dtype`."""
     made = program(name, dtype)
     made.module.double()
     made.inputs = tuple(
@@ -95,7 +95,7 @@ def modules(name: str, kind: type[nn.Module]) -> list[nn.Module]:
 # The whole set
 
 
-def test_the_smoke_level_is_small_and_covers_the_families() -> None:
+def test_level_1_is_small_and_covers_the_families() -> None:
     smoke = {name for name, workload in NAMES.items() if workload.level == 1}
     assert smoke == {"attention-causal", "cnn", "elementwise-5", "matmul", "mlp", "mlp-blocks", "train-mlp"}
 
@@ -106,8 +106,8 @@ def test_a_workload_is_well_formed(name: str) -> None:
     assert re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", name)
     assert workload.level in {1, 2, 3}
     assert workload.traits <= TRAITS
-    # The gradient of a view of 2**32 elements would be written out; what is large looks at places, the same backward.
-    # Views have no computation whose gradient could be compiled.
+    # The gradient of a view of 2**32 elements would take 16 GiB. elementwise-large and gelu-infinity show nothing more in the
+    # backward pass. Views have no computation whose gradient could be compiled.
     outputs_alone = {"far-elements", "elementwise-large", "gelu-infinity", "shared-views"}
     gradients = set() if name in outputs_alone else {Mode.BACKWARD}
     assert workload.modes == ({Mode.TRAIN} if "training" in workload.traits else {Mode.FORWARD} | gradients)
@@ -118,7 +118,7 @@ def test_a_workload_is_well_formed(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_seed_gives_one_problem_whatever_was_drawn_before(name: str) -> None:
+def test_a_problem_depends_on_its_seed_alone(name: str) -> None:
     first = tensors(NAMES[name].problem(7))
     torch.rand(5)
     state = torch.random.get_rng_state()
@@ -146,7 +146,7 @@ def test_another_seed_gives_other_parameters_and_inputs(name: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_parameters_and_inputs_share_no_numbers(name: str) -> None:
-    # The global generator and the problem's have one seed: drawing from both would make a weight of the input's numbers.
+    # The global generator has the problem's seed: weights drawn from it would be the numbers of the inputs.
     problem = NAMES[name].problem(3)
     held = [p.detach().flatten() for p in problem.module.parameters()]
     held += [v.flatten() for v in problem.inputs if v.is_floating_point() and v.numel()]
@@ -163,7 +163,7 @@ def test_parameters_and_inputs_share_no_numbers(name: str) -> None:
 
 @pytest.mark.parametrize("extent", [-3, 5])
 @pytest.mark.parametrize("name", NAMES)
-def test_extent_changes_the_inputs_sizes_alone(name: str, extent: int) -> None:
+def test_extent_changes_only_the_sizes_of_inputs(name: str, extent: int) -> None:
     workload = NAMES[name]
     nominal, other = workload.problem(7), workload.problem(7, extent)
     assert same(dict(nominal.module.state_dict()), dict(other.module.state_dict()))
@@ -185,7 +185,7 @@ def strides(name: str, extent: int) -> tuple[int, ...]:
 
 
 @pytest.mark.parametrize("extent", [0, 3])
-def test_strides_survive_the_move_to_the_device(extent: int) -> None:
+def test_strides_are_kept_on_the_device(extent: int) -> None:
     assert strides("matmul-transposed", extent) == (1, 64 + extent)
     assert strides("matmul-sliced", extent) == (3 * (96 + 8), 1)
     assert strides("matmul-expanded", extent) == (0, 96, 1)
@@ -194,7 +194,7 @@ def test_strides_survive_the_move_to_the_device(extent: int) -> None:
     assert torch.equal(x, NAMES["matmul-sliced"].problem(1).inputs[0].bfloat16())
 
 
-def test_edges_are_where_they_should_be() -> None:
+def test_edge_sizes_and_strides() -> None:
     assert NAMES["matmul-one"].problem(0).inputs[0].shape == (1, 1)
     assert NAMES["matmul-empty"].problem(0).inputs[0].shape == (0, 96)
     result = program("matmul-empty").run(Mode.BACKWARD)
@@ -214,19 +214,19 @@ def test_float32_is_close_to_float64(name: str, mode: Mode) -> None:
     assert result
     assert sum(tensor.numel() for tensor in result.values()) > 0
     found = errors(result, program(name, torch.float64).run(mode))
-    # Some ten to thirty roundings of 6e-8 each, without cancellation; batch norm's backward cancels (see draw.py).
+    # Ten to thirty roundings of 6e-8 each, without cancellation, except in batch norm's backward pass (see draw.py).
     limit = 5e-6 if "batchnorm" in NAMES[name].traits else 1e-6
     assert not {key: error for key, error in found.items() if not error <= limit}
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize(("name", "mode"), RUNS)
-def test_half_precision_runs_and_nothing_flips(name: str, mode: Mode, dtype: torch.dtype) -> None:
+def test_half_precision_is_close_to_float64(name: str, mode: Mode, dtype: torch.dtype) -> None:
     result = program(name, dtype).run(mode)
     assert {tensor.dtype for tensor in result.values() if tensor.is_floating_point()} == {dtype}
     found = errors(result, widened(name, dtype).run(mode))
-    # A flipped ReLU, gate or maximum changes whole rows. Where batch norm follows convolutions a few do flip, and in
-    # FP16 the squared gradients that AdamW keeps are subnormal.
+    # A flipped ReLU, gate or maximum would change whole rows. After batch norm a few ReLUs do flip, and in FP16 AdamW's
+    # squared gradients are subnormal.
     loose = "batchnorm" in NAMES[name].traits or (name == "train-transformer" and dtype is torch.float16)
     limit = 0.25 if loose else 0.06 if dtype is torch.bfloat16 else 0.008
     assert not {key: error for key, error in found.items() if not error <= limit}
@@ -251,7 +251,7 @@ def test_no_preactivation_is_near_zero(name: str, monkeypatch: pytest.MonkeyPatc
     made.run(Mode.FORWARD)
     assert seen
     for x in seen:
-        # bfloat16 rounds a sum of size |x| by |x| / 256 or so.
+        # bfloat16 rounds a sum of magnitude |x| by about |x| / 256.
         assert float(x.abs().min()) > float(x.square().mean().sqrt()) / 100
         assert 0.4 < float((x > 0).float().mean()) < 0.6
 
@@ -260,7 +260,7 @@ def test_no_preactivation_is_near_zero(name: str, monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_structural_traits_are_neither_false_nor_missing(name: str) -> None:
+def test_structural_traits_match_the_module(name: str) -> None:
     traits = NAMES[name].traits
     assert ("linear" in traits) == bool(modules(name, nn.Linear))
     assert ("conv" in traits) == bool(modules(name, nn.Conv2d))
@@ -272,7 +272,7 @@ def test_structural_traits_are_neither_false_nor_missing(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_operators_agree_with_the_traits(name: str) -> None:
+def test_traits_match_the_operators(name: str) -> None:
     traits = NAMES[name].traits
     with OperatorLog("cpu") as log:
         program(name).run(min(NAMES[name].modes))
@@ -283,7 +283,7 @@ def test_operators_agree_with_the_traits(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", having("inplace"))
-def test_in_place_gives_the_same_and_spares_the_inputs(name: str) -> None:
+def test_in_place_gives_the_same_and_keeps_the_inputs(name: str) -> None:
     mode = Mode.TRAIN if "training" in NAMES[name].traits else Mode.BACKWARD
     expected = program(name).run(mode)
     made = program(name)
@@ -313,7 +313,7 @@ def test_blocks_are_applied_in_sequence_on_one_tensor(name: str) -> None:
     for _, args, out in calls:
         assert len(args) == 1
         assert args[0].shape == out.shape
-    if "branching" in NAMES[name].traits:  # data decide which of them are called, and how often
+    if "branching" in NAMES[name].traits:  # data decides which blocks are called, and how often
         assert {position for position, _, _ in calls} <= set(range(len(blocks)))
         assert calls
         return
@@ -342,24 +342,24 @@ def test_blocks_may_have_their_forward_replaced(name: str) -> None:
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning", "ignore:.*torch.jit.*:FutureWarning")
 @pytest.mark.parametrize("name", having("scriptable"))
-def test_scripted_gives_the_same(name: str) -> None:
+def test_scripts_give_the_same(name: str) -> None:
     for mode in NAMES[name].modes:
         made = program(name, torch.float64)
-        made.module.train(mode is not Mode.FORWARD)  # a scripted module keeps the mode that it was scripted in
+        made.module.train(mode is not Mode.FORWARD)  # a scripted module keeps the mode in which it was scripted
         made.call = torch.jit.script(made.module)
         found = errors(made.run(mode), program(name, torch.float64).run(mode))
-        # Its fuser and its autodiff may reorder sums.
+        # TorchScript's fuser and autodiff may reorder sums.
         assert max(found.values()) <= 1e-12
 
 
-def test_all_are_scriptable_but_those_that_torchscript_cannot_read() -> None:
-    # torch.jit.script compiles no autograd.Function, no ``*inputs`` and no torch.promote_types.
+def test_scriptable_workloads_are_those_that_torchscript_compiles() -> None:
+    # torch.jit.script does not compile autograd.Function, ``*inputs`` or torch.promote_types.
     beyond = {*having("custom-function"), *having("stream"), *having("constants"), "straight-through"}
     assert having("scriptable") == [name for name in NAMES if name not in beyond]
 
 
 @pytest.mark.parametrize(("name", "mode"), [(name, mode) for name, mode in RUNS if "exact" in NAMES[name].traits])
-def test_exact_means_bitwise(name: str, mode: Mode) -> None:
+def test_exact_workloads_are_bitwise_equal(name: str, mode: Mode) -> None:
     low, high = program(name).run(mode), program(name, torch.float64).run(mode)
     assert low.keys() == high.keys()
     for key, tensor in low.items():
@@ -367,14 +367,14 @@ def test_exact_means_bitwise(name: str, mode: Mode) -> None:
 
 
 def test_repeated_indices_round_in_the_backward_pass() -> None:
-    # Output gradients are multiples of 1/64: their sums fit FP32, and not bfloat16.
+    # Output gradients are multiples of 1/64: their sums are exact in FP32, but not in bfloat16.
     low, high = (made("gather-repeated", torch.bfloat16).run(Mode.BACKWARD) for made in (program, widened))
     assert torch.equal(low["out"].double(), high["out"])
     assert not torch.equal(low["grad:input[0]"].double(), high["grad:input[0]"])
 
 
 @pytest.mark.parametrize("name", sorted({"dynamic-depth", "gated-depth"} & set(having("branching"))))
-def test_branching_takes_several_depths(name: str) -> None:
+def test_branching_workloads_take_several_depths(name: str) -> None:
     def matmuls(seed: int) -> int:
         problem = NAMES[name].problem(seed)
         with OperatorLog("cpu") as log:
@@ -399,8 +399,8 @@ def test_chains_are_bounded() -> None:
         for dtype in sorted(NAMES[name].dtypes)
     ],
 )
-def test_no_rounding_decides_how_deep_a_network_is(name: str, dtype: str) -> None:
-    """In half precision and under autocast, at every scale, before training and after it, of other seeds too."""
+def test_rounding_does_not_change_the_depth_of_a_network(name: str, dtype: str) -> None:
+    """In half precision and under autocast, at every scale, before and after training, with several seeds."""
     autocast = functools.partial(torch.autocast, "cpu", torch.bfloat16, enabled=dtype == "float32")
     for seed, number in itertools.product((stable_seed(name), 1, 2, 3), range(DRAWS)):
 
@@ -416,12 +416,12 @@ def test_no_rounding_decides_how_deep_a_network_is(name: str, dtype: str) -> Non
 
 
 @pytest.mark.parametrize("name", ["adaptive-time", "train-adaptive-time"])
-def test_samples_of_a_batch_take_different_times(name: str) -> None:
+def test_samples_take_different_numbers_of_steps(name: str) -> None:
     assert len(set(decisions(Program.of(NAMES[name].problem(stable_seed(name)))))) >= 2
 
 
 def decisions(made: Program, around: Callable[[], Any] = contextlib.nullcontext) -> list[int]:
-    """The steps that each sample takes, or the blocks that the batch runs."""
+    """The number of steps of each sample, or the blocks that run for the batch."""
     ran: list[int] = []
     handles = [
         block.register_forward_hook(lambda *_, position=position: ran.append(position))
@@ -431,11 +431,11 @@ def decisions(made: Program, around: Callable[[], Any] = contextlib.nullcontext)
         out = made.module(*made.inputs)
     for handle in handles:
         handle.remove()
-    # N + R, with R in (0, 1]: R is above 0 by what keeps a sum of N - 1 probabilities off the limit.
+    # N + R, with R in (0, 1]: R is not near 0, because the sum of N - 1 probabilities is not near the limit.
     return ran if isinstance(out, Tensor) else [math.ceil(float(spent)) - 1 for spent in out[1]]
 
 
-def test_adaptive_time_is_what_its_definition_says() -> None:
+def test_adaptive_time_follows_its_definition() -> None:
     made = program("adaptive-time", torch.float64)
     module, (x,) = made.module, made.inputs
     assert isinstance(module, AdaptiveTime)
@@ -473,7 +473,7 @@ def test_the_gates_of_the_dynamic_network_are_far_from_zero() -> None:
 # Masks and padding
 
 
-def test_no_row_of_the_mask_is_empty_and_none_of_the_masks_is_full() -> None:
+def test_no_row_of_a_mask_is_empty_and_no_mask_is_full() -> None:
     for seed in range(5):
         mask = NAMES["attention-mask"].problem(seed).inputs[3]
         assert mask.dtype == torch.bool
@@ -485,7 +485,7 @@ def test_no_row_of_the_mask_is_empty_and_none_of_the_masks_is_full() -> None:
     ("name", "padded", "dim"),
     [("attention-ragged", 1, 2), ("attention-ragged", 2, 2), ("mean-pool", 0, 1), ("max-pool", 0, 1)],
 )
-def test_padding_is_not_seen(name: str, padded: int, dim: int) -> None:
+def test_padding_has_no_effect(name: str, padded: int, dim: int) -> None:
     made = program(name)
     expected = made.run(Mode.FORWARD)
     value, held = made.inputs[padded], made.inputs[-1]
@@ -498,7 +498,7 @@ def test_padding_is_not_seen(name: str, padded: int, dim: int) -> None:
 
 
 @pytest.mark.parametrize("name", ["mean-pool", "max-pool"])
-def test_pooling_is_that_of_each_sequence_alone(name: str) -> None:
+def test_pooling_equals_that_of_each_sequence_alone(name: str) -> None:
     made = program(name, torch.float64)
     x, held = made.inputs
     linear = made.module.linear
@@ -511,7 +511,7 @@ def test_pooling_is_that_of_each_sequence_alone(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["attention-causal", "attention-65", "attention-cross-causal"])
-def test_the_future_is_not_seen(name: str) -> None:
+def test_later_keys_have_no_effect(name: str) -> None:
     made = program(name)
     expected = made.run(Mode.FORWARD)["out"]
     queries = expected.shape[2]
@@ -525,7 +525,7 @@ def test_the_future_is_not_seen(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", having("training"))
-def test_training_moves_every_parameter_and_lowers_the_loss(name: str) -> None:
+def test_training_changes_every_parameter_and_lowers_the_loss(name: str) -> None:
     made = program(name)
     before = {path: parameter.detach().clone() for path, parameter in made.module.named_parameters()}
     result = made.run(Mode.TRAIN)
@@ -537,10 +537,10 @@ def test_training_moves_every_parameter_and_lowers_the_loss(name: str) -> None:
         assert torch.equal(old, result[f"parameter:{path}"]) == skipped, path
 
 
-# What they are drawn with
+# The functions of draw.py
 
 
-def test_drawing() -> None:
+def test_functions_that_draw() -> None:
     generator = torch.Generator().manual_seed(0)
     assert signs(5).tolist() == [1.0, -1.0, 1.0, -1.0, 1.0]
     drawn = lengths(generator, 50, 2, 9)
