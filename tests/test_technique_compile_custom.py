@@ -17,7 +17,7 @@ from accelcheck.core.capability import Code
 from accelcheck.core.case import Verdict
 from accelcheck.techniques.compilation._folding import FoldConstants
 from accelcheck.techniques.compilation.capture import CALL, Capture, Captured, Node
-from accelcheck.techniques.compilation.compile import forget
+from accelcheck.techniques.compilation.compile import reset_compiler
 from accelcheck.techniques.compilation.custom import FxPass, UserBackend
 from accelcheck.workloads.base import Program
 
@@ -37,7 +37,7 @@ needs_compiler = pytest.mark.skipif(
 @pytest.fixture(autouse=True)
 def _forgotten() -> Iterator[None]:
     yield
-    forget()
+    reset_compiler()
 
 
 def judged(store: Store, technique: Technique, name: str, mode: Mode = FORWARD, dtype: str = "float32") -> Record:

@@ -13,7 +13,7 @@ from torch import Tensor
 from accelcheck.core.capability import Code
 from accelcheck.core.case import Verdict
 from accelcheck.selftest.faults.base import Planted
-from accelcheck.techniques.compilation.compile import forget
+from accelcheck.techniques.compilation.compile import reset_compiler
 from accelcheck.techniques.compilation.regions import backend_for, compiler_capability, entered
 from accelcheck.techniques.compilation.training_step import AutocastInside, CompiledAutocast, TrainingStep
 from accelcheck.workloads.base import Program
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 @pytest.fixture(autouse=True)
 def _forgotten() -> Iterator[None]:
     yield
-    forget()
+    reset_compiler()
 
 
 def judged(store: Store, technique: Technique, name: str, mode: Mode) -> Record:

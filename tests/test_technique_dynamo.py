@@ -13,14 +13,14 @@ from torch import nn
 from accelcheck.core.capability import Code
 from accelcheck.core.case import Mode, Verdict
 from accelcheck.techniques.compilation import dynamo
-from accelcheck.techniques.compilation.compile import forget
+from accelcheck.techniques.compilation.compile import reset_compiler
 from accelcheck.techniques.compilation.dynamo import (
     TECHNIQUES,
-    Bounded,
+    BoundedStream,
+    ChangingCalls,
     CountedCalls,
-    Limited,
-    Restless,
-    Stale,
+    LimitedStream,
+    StaleStream,
     StaticStream,
     Streamed,
 )
@@ -47,7 +47,7 @@ OVERLOOKED = pytest.mark.xfail(
 @pytest.fixture(autouse=True)
 def _forgotten() -> Iterator[None]:
     yield
-    forget()
+    reset_compiler()
 
 
 def judged(store: Store, technique: Technique, name: str, mode: Mode = Mode.FORWARD) -> Record:
@@ -58,9 +58,9 @@ def judged(store: Store, technique: Technique, name: str, mode: Mode = Mode.FORW
 
 def made(kind: type[Streamed], **arguments: Any) -> Any:
     """A variant with other arguments of torch.compile."""
-    extra: dict[str, Any] = {"specialises": False} if issubclass(kind, Bounded) else {}
+    extra: dict[str, Any] = {"specialises": False} if issubclass(kind, BoundedStream) else {}
     settings: dict[str, Any] = {"specialize_float": True}  # see OVERLOOKED
-    if kind is Limited:
+    if kind is LimitedStream:
         settings |= {"recompile_limit": dynamo.LIMIT, "fail_on_recompile_limit_hit": False}
     compiled = {"backend": "aot_eager", **arguments}
     return kind("x", "", arguments=compiled, workloads=LENGTHS, early=frozenset(), settings=settings, **extra)
@@ -128,7 +128,7 @@ def test_news_of_inputs() -> None:
 
 
 def test_a_graph_for_each_size_fails_as_dynamic(store: Store) -> None:
-    record = judged(store, made(Bounded, dynamic=False), "stream-lengths")
+    record = judged(store, made(BoundedStream, dynamic=False), "stream-lengths")
     assert record.verdict is Verdict.FAIL
     assert record.reason == "not engaged: graphs compiled over 4 sizes from 1 to 1: observed 4"
 
@@ -150,7 +150,7 @@ def test_beyond_the_limit_calls_run_eagerly(store: Store) -> None:
 
 
 def test_a_limit_that_is_not_reached_fails_the_evidence(store: Store) -> None:
-    record = judged(store, made(Limited, dynamic=True), "stream-lengths")
+    record = judged(store, made(LimitedStream, dynamic=True), "stream-lengths")
     assert "not engaged: graphs compiled = 2, the limit: observed 1" in record.reason
     assert "not engaged: functions at the limit of recompilation = 1: observed 0" in record.reason
 
@@ -188,7 +188,7 @@ def test_both_sides_of_a_branch_run_compiled(store: Store) -> None:
 
 
 def test_a_branch_without_data_fails_the_evidence(store: Store) -> None:
-    record = judged(store, made(dynamo.Branch), "stream-lengths")
+    record = judged(store, made(dynamo.BranchStream), "stream-lengths")
     assert "not engaged: graph breaks >= 1: observed 0" in record.reason
 
 
@@ -204,8 +204,8 @@ def test_a_kernel_for_another_size_fails(store: Store) -> None:
 
 
 def test_a_stale_branch_on_the_size_fails(store: Store) -> None:
-    assert judged(store, made(Bounded, dynamic=True), "stream-sides").verdict is Verdict.PASS
-    found = faults(judged(store, unguarded(Bounded, dynamic=True), "stream-sides"))
+    assert judged(store, made(BoundedStream, dynamic=True), "stream-sides").verdict is Verdict.PASS
+    found = faults(judged(store, unguarded(BoundedStream, dynamic=True), "stream-sides"))
     # One graph serves all sizes, and takes the branch of the first, short one.
     wrong = {path for path in found if path.startswith("out")}
     assert wrong == {"out[1]", "out[3]", "out[6]", "out[7]"}
@@ -219,7 +219,7 @@ def test_a_stale_attribute_or_global_fails(store: Store, word: str) -> None:
     def all_but_one(guards: Sequence[Any]) -> list[bool]:
         return [word not in guard.name for guard in guards]
 
-    planted = made(Stale, dynamic=False, options={"guard_filter_fn": all_but_one})
+    planted = made(StaleStream, dynamic=False, options={"guard_filter_fn": all_but_one})
     planted.settings = {"recompile_limit": dynamo.RECOMPILATIONS, "specialize_float": True}
     found = faults(judged(store, planted, "stream-lengths"))
     wrong = {path for path, views in found.items() if path.startswith("out") and any("view" in v for v in views)}
@@ -229,7 +229,7 @@ def test_a_stale_attribute_or_global_fails(store: Store, word: str) -> None:
 
 
 def test_a_stale_parameter_fails(store: Store) -> None:
-    found = faults(judged(store, made(Stale, backend="baking"), "stream-lengths"))
+    found = faults(judged(store, made(StaleStream, backend="baking"), "stream-lengths"))
     assert {path for path in found if path.startswith("out")}
     # Without changes between calls, the parameters of further draws still show it.
     record = judged(store, made(StaticStream, backend="baking", dynamic=False), "stream-lengths")
@@ -244,7 +244,7 @@ def test_every_change_doubles_the_output_and_is_undone() -> None:
     before, kept = {name: p.clone() for name, p in net.named_parameters()}, list(net.parameters())
     with torch.no_grad():
         plain = net(problem.inputs[1])
-        changes = Restless(net, net).changes
+        changes = ChangingCalls(net, net).changes
         for change in changes:
             with change(net):
                 assert torch.equal(net(problem.inputs[1]), 2 * plain), change.__name__
@@ -268,7 +268,7 @@ def test_sizes_come_with_other_changes_in_each_run() -> None:
         seen.append((net.scale, stream.GAIN))
         return x
 
-    feed = Restless(spy, net)
+    feed = ChangingCalls(spy, net)
     feed(*problem.inputs)
     first, seen = seen, []
     feed(*problem.inputs)
@@ -278,7 +278,7 @@ def test_sizes_come_with_other_changes_in_each_run() -> None:
 
 def test_changes_need_the_network_of_stream_lengths() -> None:
     with pytest.raises(TypeError, match="expected the network of stream-lengths, got Linear"):
-        Restless(nn.Identity(), nn.Linear(1, 1))
+        ChangingCalls(nn.Identity(), nn.Linear(1, 1))
 
 
 # Restored settings, and capability.

@@ -18,7 +18,7 @@ from accelcheck.selftest.faults.base import Planted
 from accelcheck.selftest.faults.plant import nothing, truncated_to
 from accelcheck.techniques.base import Unsupported
 from accelcheck.techniques.quantization import float8, torchao
-from accelcheck.techniques.quantization.emulation import nearest, twin
+from accelcheck.techniques.quantization.emulation import eval_copy, nearest
 from accelcheck.techniques.quantization.float8 import TECHNIQUES, Float8Linear, ScaledProduct, WidenedLinear, quantize
 from accelcheck.workloads.base import Problem, Program
 
@@ -91,7 +91,7 @@ def test_candidates_equal_the_emulation(technique: Any, bias: bool) -> None:
     ran = run(technique, odd(bias=bias))
     assert ran.engaged, ran.missing()
     original = odd(bias=bias)
-    exact, inputs = twin(original.module).double(), (original.inputs[0].double(),)
+    exact, inputs = eval_copy(original.module).double(), (original.inputs[0].double(),)
     truth = technique.emulate(exact, inputs)(*inputs)
     error = float((ran.result["out"].double() - truth).norm() / truth.norm())
     assert error < 1e-6
@@ -177,7 +177,7 @@ def test_faults_of_float8_weights_are_caught(edit: Any, store: Store) -> None:
 @pytest.mark.parametrize("technique", TECHNIQUES, ids=lambda technique: technique.name)
 def test_an_unconverted_module_fails_the_evidence(technique: Any) -> None:
     program = Program.of(odd())
-    program.call = twin(program.module)
+    program.call = eval_copy(program.module)
     with technique.watch("cpu") as log:
         program.run(Mode.FORWARD)
     seen = list(technique.evidence(program, log, Mode.FORWARD, StubDevice()))
@@ -288,11 +288,11 @@ def test_torchaos_dynamic_float8_needs_a_gpu_and_equals_the_emulation(monkeypatc
     torch.manual_seed(0)
     module = nn.Sequential(nn.Linear(32, 48), nn.Tanh(), nn.Linear(48, 10))
     x = torch.randn(6, 32)
-    ran = run(technique, Problem(twin(module), (x,)))
+    ran = run(technique, Problem(eval_copy(module), (x,)))
     assert ran.engaged, ran.missing()
     assert ran.evidence[0].claim == "linear layers with a weight of type Float8Tensor = 1 >= 1"
     with torch.no_grad():
-        truth = technique.emulate(twin(module).double(), ())(x.double())
+        truth = technique.emulate(eval_copy(module).double(), ())(x.double())
     assert float((ran.result["out"].double() - truth).norm() / truth.norm()) < 1e-6
 
 

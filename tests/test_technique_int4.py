@@ -17,7 +17,7 @@ from accelcheck.devices.packages import installed
 from accelcheck.selftest.faults.base import Planted
 from accelcheck.selftest.faults.plant import nothing
 from accelcheck.techniques.quantization import int4, torchao
-from accelcheck.techniques.quantization.emulation import twin
+from accelcheck.techniques.quantization.emulation import eval_copy
 from accelcheck.techniques.quantization.int4 import GROUP, TECHNIQUES, KernelLinear, NibbleLinear, quantize
 from accelcheck.workloads.base import Problem, Program
 
@@ -49,7 +49,7 @@ def test_candidates_equal_the_emulation(technique: Any, bias: bool) -> None:
     ran = run(technique, layers(bias=bias))
     assert ran.engaged, ran.missing()
     original = layers(bias=bias)
-    exact, x = twin(original.module).double(), original.inputs[0].double()
+    exact, x = eval_copy(original.module).double(), original.inputs[0].double()
     with torch.no_grad():
         truth, plain = technique.emulate(exact, ())(x), exact(x)
     assert float((ran.result["out"].double() - truth).norm() / truth.norm()) < 1e-6
@@ -156,7 +156,7 @@ def test_kernel_and_nibbles_pass_with_other_seeds(number: int, store: Store) -> 
 @pytest.mark.parametrize("technique", TECHNIQUES, ids=lambda technique: technique.name)
 def test_an_unconverted_module_fails_the_evidence(technique: Any) -> None:
     program = Program.of(layers())
-    program.call = twin(program.module)
+    program.call = eval_copy(program.module)
     with technique.watch("cpu") as log:
         program.run(Mode.FORWARD)
     seen = list(technique.evidence(program, log, Mode.FORWARD, StubDevice()))

@@ -17,7 +17,7 @@ from accelcheck.core.capability import Code
 from accelcheck.core.case import Mode, Verdict
 from accelcheck.devices.packages import installed
 from accelcheck.techniques.interop import dlpack
-from accelcheck.techniques.interop.dlpack import CROSSINGS, TECHNIQUES, Border, JaxBorder, NumpyBorder, dense
+from accelcheck.techniques.interop.dlpack import EXCHANGES, TECHNIQUES, ArrayExchange, JaxExchange, NumpyExchange, dense
 from accelcheck.verify.oracle import Store
 from accelcheck.workloads.base import Problem
 
@@ -60,7 +60,7 @@ def test_numpy_shares_every_kind_of_memory(name: str) -> None:
     expected = plain(seeded(name).problem(1), mode)
     assert ran.result.keys() == expected.keys()
     assert all(torch.equal(ran.result[path], expected[path]) for path in expected)
-    assert all(c.shared for c in ran.program.extras[CROSSINGS] if c.shareable)
+    assert all(c.shared for c in ran.program.extras[EXCHANGES] if c.shareable)
 
 
 @pytest.mark.parametrize("name", ["matmul-sliced", "matmul-transposed", "mlp", "attention-mask"])
@@ -68,7 +68,7 @@ def test_jax_shares_dense_and_aligned_memory(jax: None, name: str) -> None:
     ran = run(JAX, seeded(name).problem(1), Mode.BACKWARD)
     assert ran.engaged, ran.missing()
     assert not differences(ran.result, plain(seeded(name).problem(1), Mode.BACKWARD), 0.0)
-    first = ran.program.extras[CROSSINGS][0]
+    first = ran.program.extras[EXCHANGES][0]
     assert first.shared == (name != "matmul-sliced")
 
 
@@ -83,8 +83,8 @@ def test_with_jax_installed_results_equal_eagers(dtype: str) -> None:
 
 
 def test_gradients_are_exchanged_too() -> None:
-    forward = run(NUMPY, seeded("mlp").problem(1)).program.extras[CROSSINGS]
-    backward = run(NUMPY, seeded("mlp").problem(1), Mode.BACKWARD).program.extras[CROSSINGS]
+    forward = run(NUMPY, seeded("mlp").problem(1)).program.extras[EXCHANGES]
+    backward = run(NUMPY, seeded("mlp").problem(1), Mode.BACKWARD).program.extras[EXCHANGES]
     assert (len(forward), len(backward)) == (2, 4)
 
 
@@ -95,7 +95,7 @@ def test_nested_outputs_are_exchanged() -> None:
 
     ran = run(NUMPY, Problem(Two(), (torch.ones(3),)), Mode.BACKWARD)
     assert sorted(ran.result) == ["grad:input[0]", "out['a']", "out['b'][0]", "out['b'][1]"]
-    assert len(ran.program.extras[CROSSINGS]) == 8
+    assert len(ran.program.extras[EXCHANGES]) == 8
 
 
 @pytest.mark.parametrize(
@@ -119,36 +119,36 @@ def test_dense_tensors(tensor: Tensor, expected: bool) -> None:
 # Evidence that can be false
 
 
-class Copying(NumpyBorder):
+class Copying(NumpyExchange):
     def give(self, tensor: Tensor) -> Any:
         return super().give(tensor).copy()
 
 
-class CopyingBack(NumpyBorder):
+class CopyingBack(NumpyExchange):
     def take(self, array: Any) -> Tensor:
         return super().take(array).clone()
 
 
 @pytest.mark.parametrize("technique", [Copying(), CopyingBack()])
-def test_a_copy_in_the_exchange_fails_the_evidence(technique: Border) -> None:
+def test_a_copy_in_the_exchange_fails_the_evidence(technique: ArrayExchange) -> None:
     missing = run(technique, seeded("mlp").problem(1)).missing()
     assert "shareable tensors that were copied = 0: 2" in missing
-    assert any("writes here" in line for line in missing)
-    assert any("writes there" in line for line in missing)
+    assert any("a write by torch" in line for line in missing)
+    assert any("a write by the library" in line for line in missing)
 
 
 def test_a_copy_by_jax_fails_the_evidence(jax: None) -> None:
-    class CopyingJax(JaxBorder):
+    class CopyingJax(JaxExchange):
         def give(self, tensor: Tensor) -> Any:
             return super().give(tensor.clone())
 
     missing = run(CopyingJax(), seeded("mlp").problem(1)).missing()
     assert "shareable tensors that were copied = 0: 2" in missing
-    assert any("writes here" in line for line in missing)
+    assert any("a write by torch" in line for line in missing)
 
 
 def test_an_exported_read_only_array_fails_the_evidence(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Careless(NumpyBorder):
+    class Careless(NumpyExchange):
         def module(self) -> Any:
             numpy = SimpleNamespace(from_dlpack=np.from_dlpack)
             numpy.zeros = lambda _: SimpleNamespace(flags=SimpleNamespace(), __dlpack__=lambda: None)
@@ -160,7 +160,7 @@ def test_an_exported_read_only_array_fails_the_evidence(monkeypatch: pytest.Monk
 # Planted
 
 
-class Shifted(NumpyBorder):
+class Shifted(NumpyExchange):
     """Ignores strides, as a library that reads all memory as row-major."""
 
     def take(self, array: Any) -> Tensor:
@@ -226,4 +226,4 @@ def test_types_of_64_bits_are_not_exchanged(jax: None) -> None:
     assert ran.engaged, ran.missing()
     kinds = [value.dtype for value in ran.program.inputs]
     assert torch.int64 in kinds
-    assert len(ran.program.extras[CROSSINGS]) == len(kinds)  # the int64 index was not exchanged, the output was
+    assert len(ran.program.extras[EXCHANGES]) == len(kinds)  # the int64 index was not exchanged, the output was

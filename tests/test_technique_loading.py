@@ -22,14 +22,14 @@ from accelcheck.core.capability import Code
 from accelcheck.core.case import Mode, Verdict
 from accelcheck.devices.xla import Xla
 from accelcheck.techniques.data.dataloader import (
-    PATIENCE,
-    SPOILT,
+    FAULTY_ROW,
+    TIMEOUT,
     Delivery,
     Feed,
     Rows,
-    be_killed,
-    be_unreadable,
-    spoilt_pass,
+    faulty_pass,
+    kill_self,
+    raise_unreadable,
 )
 from accelcheck.techniques.data.feeding import Ahead, FedLoader
 from accelcheck.techniques.data.loading import TECHNIQUES, PrefetchLoader, XlaUnreadable
@@ -272,20 +272,20 @@ def test_a_pass_that_draws_from_torchs_generator_changes_the_training(monkeypatc
 
 def test_a_killed_worker_is_named_without_a_hang() -> None:
     begun = time.monotonic()
-    ending = spoilt_pass([torch.arange(6.0)], be_killed)
-    assert time.monotonic() - begun < PATIENCE
-    assert ending.error.startswith(f"RuntimeError: DataLoader worker (pid(s) {ending.worker})") or (
-        ending.error.startswith(f"RuntimeError: DataLoader worker (pid {ending.worker})")
+    end = faulty_pass([torch.arange(6.0)], kill_self)
+    assert time.monotonic() - begun < TIMEOUT
+    assert end.error.startswith(f"RuntimeError: DataLoader worker (pid(s) {end.worker})") or (
+        end.error.startswith(f"RuntimeError: DataLoader worker (pid {end.worker})")
     )
-    assert 4 <= ending.rows <= SPOILT
-    assert ending.worker not in {0, os.getpid()}
+    assert 4 <= end.rows <= FAULTY_ROW
+    assert end.worker not in {0, os.getpid()}
 
 
 def test_an_unreadable_row_raises_in_the_pass() -> None:
-    ending = spoilt_pass([torch.arange(6.0)], be_unreadable)
-    assert "OSError: Caught OSError in DataLoader worker process 1." in ending.error
-    assert "this row cannot be read" in ending.error
-    assert ending.rows == SPOILT
+    end = faulty_pass([torch.arange(6.0)], raise_unreadable)
+    assert "OSError: Caught OSError in DataLoader worker process 1." in end.error
+    assert "this row cannot be read" in end.error
+    assert end.rows == FAULTY_ROW
 
 
 def test_the_error_is_evidence_and_the_next_loader_works() -> None:
@@ -298,7 +298,7 @@ def test_the_error_is_evidence_and_the_next_loader_works() -> None:
 
 def test_a_hidden_death_fails_the_evidence(monkeypatch: pytest.MonkeyPatch) -> None:
     class Hiding(type(KILLED)):  # type: ignore[misc]  # a class all the same
-        def spoilt(self, tensors: Sequence[Tensor], device: Device) -> Any:
+        def run_faulty(self, tensors: Sequence[Tensor], device: Device) -> Any:
             del device
 
             def quietly(loader: Any) -> Iterator[Any]:
@@ -307,7 +307,7 @@ def test_a_hidden_death_fails_the_evidence(monkeypatch: pytest.MonkeyPatch) -> N
                 except RuntimeError:
                     return
 
-            return spoilt_pass(tensors, be_killed, quietly)
+            return faulty_pass(tensors, kill_self, quietly)
 
     (line,) = run(Hiding(), mlp()).missing()
     assert "which was killed: nothing: the pass ended after" in line
@@ -325,7 +325,9 @@ def test_an_error_that_threads_swallow_fails_the_evidence() -> None:
                 return
 
     ran = run(Swallowing(), mlp(), device=StubDevice("cpu"))
-    assert ran.missing() == [f"an OSError says that a row cannot be read: nothing: the pass ended after {SPOILT} rows"]
+    assert ran.missing() == [
+        f"an OSError says that a row cannot be read: nothing: the pass ended after {FAULTY_ROW} rows"
+    ]
 
 
 # Pinned memory

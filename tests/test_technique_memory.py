@@ -220,9 +220,9 @@ def test_saved_tensors_go_to_the_host_and_back(technique: Offload, mode: Mode) -
     if mode is Mode.TRAIN:
         saved += 4 * rows * width  # saved by the loss
     assert observed["bytes saved in host memory >= 1"] == steps * saved
-    count = next(one.observed for one in ran.evidence if "came back" in one.claim)
+    count = next(one.observed for one in ran.evidence if "returned for" in one.claim)
     copied = 0 if technique is OFFLOAD else count
-    assert observed[f"saved in memory of their own = {copied}"] == copied
+    assert observed[f"tensors saved in their own memory = {copied}"] == copied
 
 
 class Halving(Counted):
@@ -257,7 +257,7 @@ def test_an_offload_that_loses_the_dtype_fails_the_evidence(monkeypatch: pytest.
     monkeypatch.setattr(save_on_cpu, "__init__", init)
     ran = run(OFFLOAD, stack(3), Mode.BACKWARD)
     missing = [claim.partition(" = ")[0] for claim in ran.missing()]
-    assert "saved or come back in another dtype, shape or place" in missing
+    assert "tensors saved or returned with another dtype, shape or device" in missing
 
 
 def test_an_offload_that_moves_nothing_fails_the_evidence() -> None:

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from accelcheck.core.capability import Code
 from accelcheck.core.case import Verdict
 from accelcheck.techniques.runtimes import openvino
-from accelcheck.techniques.runtimes.openvino import TECHNIQUES, Kept, ran
+from accelcheck.techniques.runtimes.openvino import TECHNIQUES, OverwriteCheck, ran
 from accelcheck.verify.oracle import Store
 from accelcheck.workloads.base import Problem, Program
 
@@ -164,8 +164,8 @@ def test_each_observation_can_fail(requests: list[Any], missing: list[str]) -> N
 
 def test_results_that_a_later_call_changes_are_counted() -> None:
     shared = torch.zeros(3)
-    overwriting = Kept(shared.copy_)
-    fresh = Kept(torch.clone)
+    overwriting = OverwriteCheck(shared.copy_)
+    fresh = OverwriteCheck(torch.clone)
     for call in (overwriting, fresh):
         for number in (1.0, 2.0, float("nan"), float("nan")):
             call(torch.full((3,), number))

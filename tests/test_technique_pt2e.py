@@ -18,7 +18,7 @@ from accelcheck.devices.packages import installed
 from accelcheck.selftest.faults.base import Planted
 from accelcheck.selftest.faults.plant import nothing
 from accelcheck.techniques.quantization import pt2e
-from accelcheck.techniques.quantization.emulation import twin
+from accelcheck.techniques.quantization.emulation import eval_copy
 from accelcheck.techniques.quantization.pt2e import TECHNIQUES
 from accelcheck.workloads.base import Problem, Program
 from accelcheck.workloads.probes import PROBES
@@ -63,7 +63,7 @@ def stacked() -> Problem:
 
 def error(technique: Any, problem: Problem, out: Tensor, x: Tensor | None = None) -> float:
     """Error of an output for `x` against the emulation, both calibrated on the problem's input."""
-    exact, given = twin(problem.module).double(), problem.inputs[0].double()
+    exact, given = eval_copy(problem.module).double(), problem.inputs[0].double()
     with torch.no_grad():
         truth = technique.emulate(exact, (given,))(given if x is None else x.double())
     return float((out.double() - truth).norm() / truth.norm())
@@ -100,7 +100,7 @@ def test_weights_that_conversion_leaves_behind_fail_the_evidence(monkeypatch: py
 @without_torchao
 def test_an_unquantized_graph_fails_the_evidence() -> None:
     program = Program.of(stacked())
-    program.call = twin(program.module)
+    program.call = eval_copy(program.module)
     program.extras["converted graph"] = program.call
     with STATIC.watch("cpu") as log:
         program.run(Mode.FORWARD)

@@ -21,8 +21,8 @@ from accelcheck.techniques.quantization.emulation import (
     EmulatedLinear,
     FixedRange,
     Quantizer,
+    eval_copy,
     replaced,
-    twin,
 )
 from accelcheck.techniques.quantization.int8 import DynamicInt8, Quantized, StaticInt8
 from accelcheck.techniques.quantization.torchao import TorchAODynamic, torchao_capability
@@ -74,7 +74,7 @@ def program(make: Callable[[], nn.Module], shape: tuple[int, ...], seed: int) ->
 def exactly(original: Program) -> Program:
     """The same program in FP64."""
     inputs = tuple(value.double() for value in original.inputs)
-    return Program(module=twin(original.module).double(), inputs=inputs)
+    return Program(module=eval_copy(original.module).double(), inputs=inputs)
 
 
 def error(result: dict[str, Tensor], truth: dict[str, Tensor]) -> float:
@@ -275,7 +275,7 @@ def test_replaced_keeps_shared_layers_and_subclasses() -> None:
 
     shared = nn.Linear(3, 3)
     module = nn.Sequential(shared, nn.Sequential(shared, Special(3, 3))).double()
-    out = replaced(twin(module), EmulatedLinear)
+    out = replaced(eval_copy(module), EmulatedLinear)
     assert isinstance(out, nn.Sequential)
     inner = out[1]
     assert isinstance(inner, nn.Sequential)

@@ -169,9 +169,9 @@ def test_capability_by_device(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_only_floating_point_tensors_are_exchanged() -> None:
-    assert TECHNIQUE.crosses(torch.ones(2))
-    assert not TECHNIQUE.crosses(torch.ones(2, dtype=torch.bool))
-    assert not TECHNIQUE.crosses(torch.ones(0))
+    assert TECHNIQUE.exchangeable(torch.ones(2))
+    assert not TECHNIQUE.exchangeable(torch.ones(2, dtype=torch.bool))
+    assert not TECHNIQUE.exchangeable(torch.ones(0))
     assert {name for name in streams.WORKLOADS if not TECHNIQUE.accepts(seeded(name))} == set()
 
 

@@ -20,7 +20,7 @@ from torch import Tensor
 from accelcheck.measure.clocks import block, settle, undisturbed
 from accelcheck.measure.curve import COLUMNS, COUNTS, FIXED_ROWS, ROWS, Form, Gap, Point, Shapes
 from accelcheck.measure.paired import LOOKS, compare
-from accelcheck.techniques.compilation.compile import forget, graphs, recompilations
+from accelcheck.techniques.compilation.compile import graphs, recompilations, reset_compiler
 from accelcheck.techniques.compilation.regions import backend_for, compiler_capability
 from accelcheck.verify.precision import INEXACT_ULPS, UNIT_ROUNDOFF
 
@@ -172,7 +172,7 @@ def compiled(device: Device, count: int, shapes: Shapes, form: Form) -> Iterator
     """
     inputs = _inputs(device, shapes)
     eager = chain(count)
-    forget()
+    reset_compiler()
     try:
         with torch.no_grad(), _fresh_caches(), _recompiling(len(inputs)):
             eager_first = _pass(device, eager, inputs)
@@ -203,7 +203,7 @@ def compiled(device: Device, count: int, shapes: Shapes, form: Form) -> Iterator
                 check,
             )
     finally:
-        forget()
+        reset_compiler()
 
 
 def brief(error: BaseException) -> str:

@@ -19,9 +19,9 @@ from accelcheck.techniques.compilation.compile import (
     BACKWARD_GRAPH,
     INDUCTOR_GRAPH,
     REGION,
-    forget,
     graphs,
     inductor_capability,
+    reset_compiler,
 )
 from accelcheck.techniques.observe import ProfilerLog
 
@@ -70,7 +70,7 @@ class FlexEager(Technique):
 
     def prepare(self, program: Program, mode: Mode, device: Device) -> None:
         del mode, device
-        forget()
+        reset_compiler()
         intercept(program, partial(attend, flex_attention))
 
     def evidence(self, program: Program, log: Log, mode: Mode, device: Device) -> Iterable[Evidence]:
@@ -82,7 +82,7 @@ class FlexEager(Technique):
         yield Evidence("inductor graphs called = 0", compiled, engaged=compiled == 0)
 
     def finish(self) -> None:
-        forget()
+        reset_compiler()
 
 
 class FlexCompiled(FlexEager):
@@ -101,7 +101,7 @@ class FlexCompiled(FlexEager):
     def prepare(self, program: Program, mode: Mode, device: Device) -> None:
         if device.type == "cpu" and mode not in _INFERENCE and release(torch.__version__) < _CLEAR_REFUSAL:
             raise Unsupported(unsupported(Code.NO_FEATURE, "inductor has no backward of flex_attention for the CPU"))
-        forget()
+        reset_compiler()
         found: list[int] = []
         program.extras[_FOUND] = found
         intercept(program, partial(attend, torch.compile(flex_attention, dynamic=False, backend=_counting(found))))

@@ -84,7 +84,7 @@ class Compiled(Technique):
 
     def prepare(self, program: Program, mode: Mode, device: Device) -> None:
         del mode, device
-        forget()
+        reset_compiler()
         program.call = torch.compile(program.module, **self.arguments)
 
     def evidence(self, program: Program, log: Log, mode: Mode, device: Device) -> Iterable[Evidence]:
@@ -97,7 +97,7 @@ class Compiled(Technique):
         yield Evidence("graph breaks (any number)", graph_breaks(), engaged=True)
 
     def finish(self) -> None:
-        forget()
+        reset_compiler()
 
     def _described(self, used: str) -> str:
         mode = self.arguments.get("mode")
@@ -263,7 +263,7 @@ def inductor_capability(device: Device) -> Capability:
     return SUPPORTED
 
 
-def forget() -> None:
+def reset_compiler() -> None:
     """Drop all compiled code, and reset Dynamo's counters and records."""
     torch.compiler.reset()
     _counters().clear()
@@ -273,18 +273,18 @@ def forget() -> None:
 
 
 def graphs() -> int:
-    """Number of graphs compiled since `forget`, including recompilations."""
+    """Number of graphs compiled since `reset_compiler`, including recompilations."""
     return int(_counters()["stats"]["unique_graphs"])
 
 
 def inductor_graphs() -> int:
-    """Number of graphs that inductor compiled or took from its cache since `forget`."""
+    """Number of graphs that inductor compiled or took from its cache since `reset_compiler`."""
     kinds = ("fxgraph_cache_hit", "fxgraph_cache_miss", "fxgraph_cache_bypass")
     return sum(int(_counters()["inductor"][kind]) for kind in kinds)
 
 
 def graph_breaks() -> int:
-    """Number of graph breaks since `forget`: the larger of two counts, neither of which is complete.
+    """Number of graph breaks since `reset_compiler`: the larger of two counts, neither of which is complete.
 
     One counts compiled continuations, and misses breaks that no tensor code follows. The other is Dynamo's counter of breaks
     with a reason, which misses branches on data.
@@ -294,7 +294,7 @@ def graph_breaks() -> int:
 
 
 def recompilations() -> int:
-    """Number of compilations since `forget` of code that had been compiled before.
+    """Number of compilations since `reset_compiler` of code that had been compiled before.
 
     The id of a compilation is frame/attempt, as in the profiler's region names; the first attempt has the number 0.
     """
@@ -330,7 +330,7 @@ def _counters() -> Any:
 
 
 def compilations() -> list[Any]:
-    """Dynamo's records of all compilations since `forget`, including failed ones."""
+    """Dynamo's records of all compilations since `reset_compiler`, including failed ones."""
     from torch._dynamo.utils import get_compilation_metrics
 
     return list(get_compilation_metrics())

@@ -9,7 +9,13 @@ import torch
 from accelcheck.core.case import Evidence, Mode
 from accelcheck.techniques.base import Technique
 from accelcheck.techniques.compilation.capture import CALL, Capture
-from accelcheck.techniques.compilation.compile import at_least, compiled, forget, inductor_capability, inductor_graphs
+from accelcheck.techniques.compilation.compile import (
+    at_least,
+    compiled,
+    inductor_capability,
+    inductor_graphs,
+    reset_compiler,
+)
 from accelcheck.techniques.compilation.regions import entered
 from accelcheck.techniques.observe import ProfilerLog
 
@@ -60,7 +66,7 @@ class UserBackend(Technique):
 
     def prepare(self, program: Program, mode: Mode, device: Device) -> None:
         del device
-        forget()
+        reset_compiler()
         program.extras[CAPTURE] = backend = self.backend(mode)
         program.call = torch.compile(program.module, backend=backend)
 
@@ -86,7 +92,7 @@ class UserBackend(Technique):
         yield Evidence(f"compiled regions entered >= {runs}", ran, engaged=ran >= runs)
 
     def finish(self) -> None:
-        forget()
+        reset_compiler()
 
 
 class FxPass(Technique):
@@ -116,7 +122,7 @@ class FxPass(Technique):
 
     def prepare(self, program: Program, mode: Mode, device: Device) -> None:
         del mode, device
-        forget()
+        reset_compiler()
         program.extras[PASS] = folding = self.make()
         program.call = torch.compile(
             program.module, backend="inductor", dynamic=False, options={"post_grad_custom_pre_pass": folding}
@@ -133,7 +139,7 @@ class FxPass(Technique):
         yield Evidence("graphs that the pass made smaller >= 1", told or "none", engaged=smaller >= 1)
 
     def finish(self) -> None:
-        forget()
+        reset_compiler()
 
 
 TECHNIQUES: tuple[Technique, ...] = (UserBackend(), FxPass())

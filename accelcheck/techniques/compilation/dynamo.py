@@ -15,7 +15,13 @@ from torch import Tensor, nn
 from accelcheck.core.capability import SUPPORTED, Capability, Code, unsupported
 from accelcheck.core.case import Evidence, Mode
 from accelcheck.techniques.base import Technique
-from accelcheck.techniques.compilation.compile import compilations, forget, graph_breaks, graphs, resolved_backend
+from accelcheck.techniques.compilation.compile import (
+    compilations,
+    graph_breaks,
+    graphs,
+    reset_compiler,
+    resolved_backend,
+)
 from accelcheck.techniques.compilation.regions import backend_for, compiler_capability, entered
 from accelcheck.techniques.observe import ProfilerLog
 from accelcheck.workloads import stream
@@ -120,7 +126,7 @@ class Streamed(Technique):
 
     def prepare(self, program: Program, mode: Mode, device: Device) -> None:
         del mode
-        forget()
+        reset_compiler()
         self._held.enter_context(_configured(self.settings))
         network = torch.compile(network_of(program), **{**self.arguments, "backend": self.backend(device)})
         program.extras[FEED] = feed = self.feed(program, network)
@@ -157,7 +163,7 @@ class Streamed(Technique):
 
     def finish(self) -> None:
         self._held.close()
-        forget()
+        reset_compiler()
 
 
 class StaticStream(Streamed):
@@ -170,7 +176,7 @@ class StaticStream(Streamed):
         yield Evidence(f"graphs compiled by each call = {wanted}", told, engaged=found == wanted)
 
 
-class Bounded(Streamed):
+class BoundedStream(Streamed):
     """A number of graphs that does not grow with the number of sizes.
 
     Args:
@@ -198,7 +204,7 @@ class Bounded(Streamed):
         yield Evidence(claim, made, engaged=1 + first <= made <= most)
 
 
-class Limited(StaticStream):
+class LimitedStream(StaticStream):
     """At the limit Dynamo stops compiling: known kinds of input run compiled, others eagerly."""
 
     def entries(self, program: Program) -> int:
@@ -213,7 +219,7 @@ class Limited(StaticStream):
         yield Evidence("functions at the limit of recompilation = 1", reached, engaged=reached == 1)
 
 
-class Branch(Streamed):
+class BranchStream(Streamed):
     """A branch on data breaks the graph; the code before it and both sides after it are compiled."""
 
     settled = False  # other data may take a side that has not been compiled
@@ -235,7 +241,7 @@ class Branch(Streamed):
         yield Evidence(f"continuations entered = {wanted}", sides, engaged=sides == wanted)
 
 
-class Stale(Streamed):
+class StaleStream(Streamed):
     """The module changes between the calls of a stream, and changes back; every result must follow.
 
     In every second call one of these has changed: a Python attribute, a global, the values of a parameter, or the parameter
@@ -246,14 +252,14 @@ class Stale(Streamed):
     settled = False  # in the next run, a size comes with another change
 
     def feed(self, program: Program, network: Callable[..., Any]) -> CountedCalls:
-        return Restless(network, network_of(program))
+        return ChangingCalls(network, network_of(program))
 
     def counts(self, program: Program, compiled: list[int]) -> Iterable[Evidence]:
         made, most = sum(compiled), len(program.inputs)
         yield Evidence(f"graphs compiled from 2 to {most}", made, engaged=2 <= made <= most)
 
 
-class Restless(CountedCalls):
+class ChangingCalls(CountedCalls):
     """Changes the module for every second call.
 
     Args:
@@ -354,7 +360,7 @@ def news(inputs: tuple[Tensor, ...]) -> list[str]:
 
 
 def at_limit() -> int:
-    """Number of compilations since `forget` that Dynamo refused because of the limit of recompilations."""
+    """Number of compilations since `reset_compiler` that Dynamo refused because of the limit of recompilations."""
     reasons = (str(record.fail_reason) for record in compilations() if record.fail_reason is not None)
     return sum("limit" in reason for reason in reasons)
 
@@ -389,7 +395,7 @@ TECHNIQUES: tuple[Technique, ...] = (
         workloads=_LENGTHS,
         early=frozenset({"stream-lengths"}),
     ),
-    Bounded(
+    BoundedStream(
         "dynamo-stream-automatic",
         "One dynamic graph, compiled for the second size, serves all following sizes.",
         arguments={},
@@ -398,7 +404,7 @@ TECHNIQUES: tuple[Technique, ...] = (
         settings={"automatic_dynamic_shapes": True},  # importing torch_xla sets it to False for the whole process
         specialises=True,
     ),
-    Bounded(
+    BoundedStream(
         "dynamo-stream-dynamic",
         "With dynamic shapes one graph serves all sizes that take the same branch.",
         arguments={"dynamic": True},
@@ -406,7 +412,7 @@ TECHNIQUES: tuple[Technique, ...] = (
         early=frozenset({"stream-lengths"}),
         specialises=False,
     ),
-    Limited(
+    LimitedStream(
         "dynamo-stream-limit",
         "Beyond the limit of recompilations, new sizes run eagerly and known ones compiled.",
         arguments={"backend": "aot_eager", "dynamic": False},
@@ -414,14 +420,14 @@ TECHNIQUES: tuple[Technique, ...] = (
         early=frozenset({"stream-lengths"}),
         settings={"recompile_limit": LIMIT, "fail_on_recompile_limit_hit": False},
     ),
-    Branch(
+    BranchStream(
         "dynamo-branch",
         "A branch on data breaks the graph, and both sides compute what eager computes.",
         arguments={"backend": "aot_eager"},
         workloads=frozenset({"stream-signs", "dynamic-depth"}),
         early=frozenset({"stream-signs"}),
     ),
-    Stale(
+    StaleStream(
         "dynamo-stale",
         "Results follow sizes, attributes, globals and parameters that change between calls and change back.",
         arguments={"backend": "aot_eager"},

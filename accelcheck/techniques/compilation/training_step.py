@@ -17,8 +17,8 @@ from accelcheck.techniques.compilation.compile import (
     at_least,
     compiled,
     count_xla_runs,
-    forget,
     graphs,
+    reset_compiler,
     xla_ran,
 )
 from accelcheck.techniques.compilation.regions import backend_for, compiler_capability, entered
@@ -74,7 +74,7 @@ class TrainingStep(Technique):
         from torch._dynamo import config
 
         del mode
-        forget()
+        reset_compiler()
         self._held.enter_context(
             config.patch(compiled_autograd=True, recompile_limit=RECOMPILATIONS, fail_on_recompile_limit_hit=True)
         )
@@ -110,7 +110,7 @@ class TrainingStep(Technique):
 
     def finish(self) -> None:
         self._held.close()
-        forget()
+        reset_compiler()
 
 
 def _forward(record: Any) -> bool:
@@ -166,7 +166,7 @@ class CompiledAutocast(Technique):
 
     def prepare(self, program: Program, mode: Mode, device: Device) -> None:
         del mode
-        forget()
+        reset_compiler()
         name = backend_for(device)
         if name == "openxla":
             count_xla_runs(program)
@@ -189,7 +189,7 @@ class CompiledAutocast(Technique):
         yield Evidence("parameters are float32", ", ".join(sorted(kept)), engaged=kept == {"float32"})
 
     def finish(self) -> None:
-        forget()
+        reset_compiler()
 
 
 TECHNIQUES: tuple[Technique, ...] = (TrainingStep(), CompiledAutocast())

@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 WORKERS = 2
 PREFETCH = 2
 """Number of batches that each worker reads ahead."""
-PATIENCE = 60
+TIMEOUT = 60
 """Seconds after which a missing batch counts as a hang. Workers only copy, but may have to import torch first."""
-SPOILT = 5
+FAULTY_ROW = 5
 """Number of the row at which a fault happens; each worker has delivered at least two rows before."""
 UNREADABLE = "this row cannot be read"
 
@@ -96,7 +96,7 @@ class Feed:
             prefetch_factor=PREFETCH,
             persistent_workers=True,
             pin_memory=pinned,
-            timeout=PATIENCE,
+            timeout=TIMEOUT,
             # Otherwise each pass would draw a seed for its workers from torch's global generator, which the training uses too.
             generator=torch.Generator(),
         )
@@ -110,34 +110,34 @@ class Feed:
         _end(self.loader)
 
 
-def be_killed() -> None:
+def kill_self() -> None:
     """Kill this process with SIGKILL, as the kernel does when memory runs out."""
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def be_unreadable() -> None:
+def raise_unreadable() -> None:
     """Raise the OSError of an unreadable file."""
     raise OSError(UNREADABLE)
 
 
-class Spoilt(Rows):
-    """Rows with a fault: reading row `SPOILT` calls `happens` in the worker. Other rows repeat those of the tensors."""
+class FaultyRows(Rows):
+    """Rows with a fault: reading row `FAULTY_ROW` calls `fault` in the worker. Other rows repeat those of the tensors."""
 
-    def __init__(self, tensors: Sequence[Tensor], happens: Callable[[], None]) -> None:
+    def __init__(self, tensors: Sequence[Tensor], fault: Callable[[], None]) -> None:
         super().__init__(tensors)
-        self.happens = happens
+        self.fault = fault
 
     def __len__(self) -> int:
-        return SPOILT + 2 * WORKERS * PREFETCH
+        return FAULTY_ROW + 2 * WORKERS * PREFETCH
 
     def __getitem__(self, row: int) -> tuple[Any, ...]:
-        if row == SPOILT:
-            self.happens()
+        if row == FAULTY_ROW:
+            self.fault()
         return row, *super().__getitem__(row % super().__len__())[1:]
 
 
 @dataclass(frozen=True, slots=True)
-class Ending:
+class PassEnd:
     """How a pass with a fault in the middle ended.
 
     Attributes:
@@ -151,11 +151,11 @@ class Ending:
     rows: int
 
 
-def spoilt_pass(
+def faulty_pass(
     tensors: Sequence[Tensor],
-    happens: Callable[[], None],
+    fault: Callable[[], None],
     through: Callable[[Any], Iterable[Sequence[Tensor]]] = lambda loader: loader,
-) -> Ending:
+) -> PassEnd:
     """Iterate over rows, one of which causes a fault in the worker that reads it.
 
     Workers read one row ahead, so that the worker with the fault has sent everything before. A batch arrives as a file
@@ -164,15 +164,15 @@ def spoilt_pass(
 
     Args:
         tensors: With the same first size.
-        happens: Called in the worker that reads row `SPOILT`; picklable.
+        fault: Called in the worker that reads row `FAULTY_ROW`; picklable.
         through: Returns the iterable that the program uses, given the DataLoader.
     """
     loader = DataLoader(
-        Spoilt(tensors, happens),
+        FaultyRows(tensors, fault),
         num_workers=WORKERS,
         prefetch_factor=1,
         persistent_workers=True,
-        timeout=PATIENCE // 4,
+        timeout=TIMEOUT // 4,
         generator=torch.Generator(),
     )
     seen, error = Delivery(), ""
@@ -180,13 +180,13 @@ def spoilt_pass(
         for batch in through(loader):
             seen.take(batch)
     except (RuntimeError, OSError) as raised:  # torch's SIGCHLD handler may raise a RuntimeError at any point
-        told = [f"{type(one).__name__}: {one}".strip() for one in (raised, raised.__cause__) if one is not None]
-        error = ", because of ".join(told)
+        messages = [f"{type(one).__name__}: {one}".strip() for one in (raised, raised.__cause__) if one is not None]
+        error = ", because of ".join(messages)
     finally:
         _end(loader)
     # Workers take turns: a worker is sent its next row when its last one has arrived.
-    worker = next(iter(seen.workers[SPOILT - WORKERS :]), 0)
-    return Ending(worker, error, len(seen.rows))
+    worker = next(iter(seen.workers[FAULTY_ROW - WORKERS :]), 0)
+    return PassEnd(worker, error, len(seen.rows))
 
 
 def _end(loader: DataLoader[Any]) -> None:

@@ -22,9 +22,9 @@ from accelcheck.techniques.data.dataloader import (
     WORKERS,
     Delivery,
     Feed,
-    be_killed,
-    be_unreadable,
-    spoilt_pass,
+    faulty_pass,
+    kill_self,
+    raise_unreadable,
 )
 from accelcheck.techniques.data.feeding import FedLoader, FedTrainer
 from accelcheck.techniques.memory.host import page_locked
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from accelcheck.devices.base import Device
-    from accelcheck.techniques.data.dataloader import Ending
+    from accelcheck.techniques.data.dataloader import PassEnd
     from accelcheck.techniques.data.feeding import Feeder
     from accelcheck.techniques.observe import Log
     from accelcheck.workloads.base import Workload
@@ -44,12 +44,12 @@ BATCH = 3
 
 _FEED = "loader"
 _DELIVERY = "what the last pass delivered"
-_ENDING = "how a spoilt pass ended"
-_PINNED = "tensors that travelled, and were pinned"
+_FAULTY_END = "how a faulty pass ended"
+_PINNED = "counts of moved and pinned tensors"
 _BATCHES = frozenset({"mlp", "mlp-blocks", "deep-blocks"})
 
 
-class Travel(Technique):
+class RoundTrip(Technique):
     """Before each run, moves inputs and target to the host and back, so that each run has new tensors with the same bits.
 
     The check of unchanged inputs compares the program's inputs after a run with those before, and so finds any difference.
@@ -66,7 +66,7 @@ class Travel(Technique):
         """Accepts workloads whose inputs are batches with one sample a row."""
         return super().accepts(workload) and (workload.name in _BATCHES or "training" in workload.traits)
 
-    def bring(self, program: Program, tensors: Sequence[Tensor], device: Device) -> Sequence[Tensor]:
+    def move(self, program: Program, tensors: Sequence[Tensor], device: Device) -> Sequence[Tensor]:
         """Move tensors to the device.
 
         Args:
@@ -74,7 +74,7 @@ class Travel(Technique):
             tensors: On the CPU: the tensors among the inputs, and the target.
             device: The device to move to.
         """
-        raise NotImplementedError(f"{type(self).__name__}.bring: move the tensors to the device")
+        raise NotImplementedError(f"{type(self).__name__}.move: move the tensors to the device")
 
     def prepare(self, program: Program, mode: Mode, device: Device) -> None:
         del mode
@@ -96,7 +96,7 @@ class Travel(Technique):
         target = () if program.target is None else (program.target,)
         whole = [*program.inputs, *target]
         left = [value.detach().cpu() for value in whole if isinstance(value, Tensor)]
-        came = iter(self.bring(program, left, device))
+        came = iter(self.move(program, left, device))
         renewed = [next(came) if isinstance(value, Tensor) else value for value in whole]
         program.inputs = tuple(renewed[: len(program.inputs)])
         program.target = renewed[-1] if target else None
@@ -110,7 +110,7 @@ class Pinning:
     pinned: int = 0
 
 
-class PinnedMemory(Travel):
+class PinnedMemory(RoundTrip):
     """``Tensor.pin_memory`` and ``Tensor.to(device, non_blocking=True)``."""
 
     name = "pinned-memory"
@@ -121,7 +121,7 @@ class PinnedMemory(Travel):
     def capability(self, device: Device) -> Capability:
         return page_locked(device)
 
-    def bring(self, program: Program, tensors: Sequence[Tensor], device: Device) -> Sequence[Tensor]:
+    def move(self, program: Program, tensors: Sequence[Tensor], device: Device) -> Sequence[Tensor]:
         seen = Pinning()
         program.extras[_PINNED] = seen
         moved = []
@@ -142,7 +142,7 @@ class PinnedMemory(Travel):
         )
 
 
-class PrefetchLoader(Travel):
+class PrefetchLoader(RoundTrip):
     """A `torch.utils.data.DataLoader` with two persistent worker processes, each of which reads two batches ahead.
 
     In trajectory mode it delivers the training's mini-batches.
@@ -151,7 +151,7 @@ class PrefetchLoader(Travel):
     name = "prefetch-loader"
     promise = "Worker processes that read ahead deliver every row once and in order, and trainings can be resumed."
     source = "https://docs.pytorch.org/docs/stable/data.html#multi-process-data-loading"
-    modes = Travel.modes | {Mode.TRAJECTORY}
+    modes = RoundTrip.modes | {Mode.TRAJECTORY}
     level = 2
 
     def __init__(self) -> None:
@@ -175,7 +175,7 @@ class PrefetchLoader(Travel):
             feeder: Feeder = lambda tensors, sampler: self.feed(tensors, sampler, device)  # noqa: E731 - as an argument
             program.trainer = FedTrainer(program.trainer.recipe, feeder, device.torch_device())
 
-    def bring(self, program: Program, tensors: Sequence[Tensor], device: Device) -> Sequence[Tensor]:
+    def move(self, program: Program, tensors: Sequence[Tensor], device: Device) -> Sequence[Tensor]:
         feed: Feed | None = program.extras.get(_FEED)
         if feed is not None and feed.rows.fits(tensors):
             feed.rows.fill(tensors)
@@ -191,13 +191,15 @@ class PrefetchLoader(Travel):
         if mode is Mode.TRAJECTORY:
             trainer, loader = _fed(program)
             seen, due = loader.seen, program.steps * trainer.recipe.accumulation
-            yield Evidence(f"mini-batches that came = {due}", seen.batches, engaged=seen.batches == due)
-            yield Evidence("of them of other rows than were due = 0", loader.astray, engaged=loader.astray == 0)
+            yield Evidence(f"mini-batches delivered = {due}", seen.batches, engaged=seen.batches == due)
+            yield Evidence(
+                "mini-batches with other rows than the training draws = 0", loader.astray, engaged=loader.astray == 0
+            )
         else:
             seen = program.extras[_DELIVERY]
             rows = len(program.extras[_FEED].rows)
             yield Evidence(
-                f"rows that came = 0 to {rows - 1}, each once, in this order",
+                f"rows delivered = 0 to {rows - 1}, each once, in this order",
                 _in_order(seen.rows, rows),
                 engaged=seen.rows == list(range(rows)),
             )
@@ -222,7 +224,7 @@ class XlaDeviceLoader(PrefetchLoader):
     source = (
         "https://docs.pytorch.org/xla/release/r2.9/learn/api-guide.html#module-torch_xla.distributed.parallel_loader"
     )
-    modes = Travel.modes
+    modes = RoundTrip.modes
 
     def capability(self, device: Device) -> Capability:
         if device.type != "xla":
@@ -239,61 +241,63 @@ class XlaDeviceLoader(PrefetchLoader):
     def evidence(self, program: Program, log: Log, mode: Mode, device: Device) -> Iterable[Evidence]:
         yield from super().evidence(program, log, mode, device)
         places = program.extras[_DELIVERY].places
-        yield Evidence(f"batches came on {device.type}", ", ".join(sorted(places)), engaged=places == {device.type})
+        yield Evidence(
+            f"batches are delivered on {device.type}", ", ".join(sorted(places)), engaged=places == {device.type}
+        )
 
 
-class SpoiltLoader(PrefetchLoader):
+class FaultyLoader(PrefetchLoader):
     """A fault in the middle of a pass, which must raise an error in the program; a new loader then delivers the batch."""
 
     modes = frozenset({Mode.FORWARD})
 
-    def spoilt(self, tensors: Sequence[Tensor], device: Device) -> Ending:
+    def run_faulty(self, tensors: Sequence[Tensor], device: Device) -> PassEnd:
         """Run the pass with the fault."""
-        raise NotImplementedError(f"{type(self).__name__}.spoilt: run a pass with a fault in the middle")
+        raise NotImplementedError(f"{type(self).__name__}.run_faulty: run a pass with a fault in the middle")
 
-    def told(self, ending: Ending) -> tuple[str, bool]:
+    def check_error(self, end: PassEnd) -> tuple[str, bool]:
         """The error that the program must get, in words, and whether it got it."""
-        raise NotImplementedError(f"{type(self).__name__}.told: say which error must have been raised")
+        raise NotImplementedError(f"{type(self).__name__}.check_error: say which error must have been raised")
 
-    def bring(self, program: Program, tensors: Sequence[Tensor], device: Device) -> Sequence[Tensor]:
-        if _ENDING not in program.extras:
-            program.extras[_ENDING] = self.spoilt(tensors, device)
-        return super().bring(program, tensors, device)
+    def move(self, program: Program, tensors: Sequence[Tensor], device: Device) -> Sequence[Tensor]:
+        if _FAULTY_END not in program.extras:
+            program.extras[_FAULTY_END] = self.run_faulty(tensors, device)
+        return super().move(program, tensors, device)
 
     def evidence(self, program: Program, log: Log, mode: Mode, device: Device) -> Iterable[Evidence]:
-        ending: Ending = program.extras[_ENDING]
-        claim, told = self.told(ending)
-        yield Evidence(claim, ending.error or f"nothing: the pass ended after {ending.rows} rows", engaged=told)
+        end: PassEnd = program.extras[_FAULTY_END]
+        claim, raised = self.check_error(end)
+        yield Evidence(claim, end.error or f"nothing: the pass ended after {end.rows} rows", engaged=raised)
         yield from super().evidence(program, log, mode, device)
 
 
-class WorkerKilled(SpoiltLoader):
+class WorkerKilled(FaultyLoader):
     """A worker process is killed with SIGKILL."""
 
     name = "loader-worker-killed"
     promise = "A worker's death raises an error that names it, without a hang, and a new loader works."
     source = "https://docs.pytorch.org/docs/stable/data.html#torch.utils.data.DataLoader"
 
-    def spoilt(self, tensors: Sequence[Tensor], device: Device) -> Ending:
+    def run_faulty(self, tensors: Sequence[Tensor], device: Device) -> PassEnd:
         del device
-        return spoilt_pass(tensors, be_killed)
+        return faulty_pass(tensors, kill_self)
 
-    def told(self, ending: Ending) -> tuple[str, bool]:
-        named = re.search(rf"RuntimeError: .*\b{ending.worker}\b", ending.error)
-        return f"a RuntimeError names worker {ending.worker}, which was killed", named is not None
+    def check_error(self, end: PassEnd) -> tuple[str, bool]:
+        named = re.search(rf"RuntimeError: .*\b{end.worker}\b", end.error)
+        return f"a RuntimeError names worker {end.worker}, which was killed", named is not None
 
 
-class XlaUnreadable(SpoiltLoader, XlaDeviceLoader):
+class XlaUnreadable(FaultyLoader, XlaDeviceLoader):
     """A row cannot be read, with `MpDeviceLoader`'s threads between the loader and the program."""
 
     name = "xla-device-loader-error"
     promise = "An error in the loader is raised in the program."
 
-    def spoilt(self, tensors: Sequence[Tensor], device: Device) -> Ending:
-        return spoilt_pass(tensors, be_unreadable, lambda loader: self.passing(loader, device))
+    def run_faulty(self, tensors: Sequence[Tensor], device: Device) -> PassEnd:
+        return faulty_pass(tensors, raise_unreadable, lambda loader: self.passing(loader, device))
 
-    def told(self, ending: Ending) -> tuple[str, bool]:
-        return "an OSError says that a row cannot be read", UNREADABLE in ending.error
+    def check_error(self, end: PassEnd) -> tuple[str, bool]:
+        return "an OSError says that a row cannot be read", UNREADABLE in end.error
 
 
 def _rows(tensors: Sequence[Tensor]) -> int:

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from accelcheck.techniques.observe import Log
     from accelcheck.workloads.base import Program, Workload
 
-CROSSINGS = "crossings"
-"""Key in `Program.extras` of the list of `Crossing`."""
+EXCHANGES = "exchanges"
+"""Key in `Program.extras` of the list of `ExchangeRecord`."""
 WORKLOADS = frozenset(
     {
         "attention-mask",  # bool
@@ -46,42 +46,42 @@ WORKLOADS = frozenset(
 """One workload for each kind of tensor memory, since an exchange does not depend on what is computed."""
 
 
-class _Cross(torch.autograd.Function):
+class _Exchange(torch.autograd.Function):
     """Exchanges a tensor, and its gradient in the backward pass."""
 
     @staticmethod
-    def forward(ctx: Any, value: Tensor, across: Callable[[Tensor], Tensor]) -> Tensor:
-        ctx.across = across
-        return across(value.detach())
+    def forward(ctx: Any, value: Tensor, through_library: Callable[[Tensor], Tensor]) -> Tensor:
+        ctx.through_library = through_library
+        return through_library(value.detach())
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> tuple[Tensor, None]:
         (grad,) = grads
-        return cross(grad, ctx.across), None
+        return exchange(grad, ctx.through_library), None
 
 
-def cross(value: Tensor, across: Callable[[Tensor], Tensor]) -> Tensor:
-    """The tensor after an exchange there and back, differentiable; `across` gets tensors that require no gradient."""
-    out: Tensor = _Cross.apply(value, across)  # type: ignore[no-untyped-call]  # torch annotates Function only in part
+def exchange(value: Tensor, through_library: Callable[[Tensor], Tensor]) -> Tensor:
+    """The tensor after an exchange there and back, differentiable; `through_library` gets tensors that require no gradient."""
+    out: Tensor = _Exchange.apply(value, through_library)  # type: ignore[no-untyped-call]  # torch annotates Function only in part
     return out
 
 
-def bordered(program: Program, across: Callable[[Tensor], Tensor]) -> None:
+def exchange_all(program: Program, through_library: Callable[[Tensor], Tensor]) -> None:
     """Exchange every input and output of the program."""
     module = program.module
 
     def call(*inputs: Any) -> Any:
-        return _each(module(*_each(inputs, across)), across)
+        return _each(module(*_each(inputs, through_library)), through_library)
 
     program.call = call
 
 
-def _each(values: Any, across: Callable[[Tensor], Tensor]) -> Any:
-    return pytree.tree_map_only(Tensor, lambda value: cross(value, across), values)
+def _each(values: Any, through_library: Callable[[Tensor], Tensor]) -> Any:
+    return pytree.tree_map_only(Tensor, lambda value: exchange(value, through_library), values)
 
 
 @dataclass(frozen=True, slots=True)
-class Crossing:
+class ExchangeRecord:
     """One exchange of a tensor.
 
     Attributes:
@@ -102,7 +102,7 @@ class Crossing:
         return self.here == self.there == self.back
 
 
-class Border(Technique):
+class ArrayExchange(Technique):
     """Passes every input and output of a workload, and their gradients, through another library."""
 
     family = "interop"
@@ -135,7 +135,7 @@ class Border(Technique):
         """The first element of an array."""
         return float(array.reshape(-1)[0])
 
-    def crosses(self, tensor: Tensor) -> bool:
+    def exchangeable(self, tensor: Tensor) -> bool:
         """Whether the library has the tensor's dtype."""
         del tensor
         return True
@@ -150,25 +150,27 @@ class Border(Technique):
 
     def prepare(self, program: Program, mode: Mode, device: Device) -> None:
         del mode, device
-        crossings: list[Crossing] = []
-        program.extras[CROSSINGS] = crossings
+        exchanges: list[ExchangeRecord] = []
+        program.extras[EXCHANGES] = exchanges
 
-        def across(tensor: Tensor) -> Tensor:
-            if not self.crosses(tensor):
+        def through_library(tensor: Tensor) -> Tensor:
+            if not self.exchangeable(tensor):
                 return tensor
             array = self.give(tensor)
             back = self.take(array)
-            crossings.append(Crossing(tensor.data_ptr(), self.address(array), back.data_ptr(), self.shareable(tensor)))
+            exchanges.append(
+                ExchangeRecord(tensor.data_ptr(), self.address(array), back.data_ptr(), self.shareable(tensor))
+            )
             return back
 
-        bordered(program, across)
+        exchange_all(program, through_library)
 
     def evidence(self, program: Program, log: Log, mode: Mode, device: Device) -> Iterable[Evidence]:
         del log, mode, device
-        crossings: list[Crossing] = program.extras[CROSSINGS]
-        yield Evidence(f"tensors through {self.library} >= 2", len(crossings), engaged=len(crossings) >= 2)
-        copied = [crossing for crossing in crossings if not crossing.shared]
-        wrongly = sum(crossing.shareable for crossing in copied)
+        exchanges: list[ExchangeRecord] = program.extras[EXCHANGES]
+        yield Evidence(f"tensors through {self.library} >= 2", len(exchanges), engaged=len(exchanges) >= 2)
+        copied = [record for record in exchanges if not record.shared]
+        wrongly = sum(record.shareable for record in copied)
         yield Evidence("shareable tensors that were copied = 0", wrongly, engaged=wrongly == 0)
         # For information: where a library documents that it cannot share, it may copy.
         yield Evidence(f"others that were copied: {self.limits} (any number)", len(copied) - wrongly, engaged=True)
@@ -181,13 +183,13 @@ class Border(Technique):
         back = self.take(there)
         here.fill_(1.0)
         seen = int(self.first(there) == 1.0) + int(float(back[0]) == 1.0)
-        yield Evidence("writes here that the other side and its tensor saw = 2", seen, engaged=seen == 2)
+        yield Evidence("views that see a write by torch = 2", seen, engaged=seen == 2)
         self.fill(there, 2.0)
         seen = int(float(here[0]) == 2.0) + int(float(back[0]) == 2.0)
-        yield Evidence("writes there that both tensors here saw = 2", seen, engaged=seen == 2)
+        yield Evidence("views that see a write by the library = 2", seen, engaged=seen == 2)
 
 
-class NumpyBorder(Border):
+class NumpyExchange(ArrayExchange):
     """``numpy.from_dlpack`` and ``torch.from_dlpack``."""
 
     name = "dlpack-numpy"
@@ -227,7 +229,7 @@ class NumpyBorder(Border):
         )
 
 
-class JaxBorder(Border):
+class JaxExchange(ArrayExchange):
     """``jax.dlpack.from_dlpack`` and ``torch.from_dlpack``.
 
     JAX shares tensors that are dense in some order of their dimensions and aligned to 64 bytes. It copies tensors that are not
@@ -273,7 +275,7 @@ class JaxBorder(Border):
     def address(self, array: Any) -> int:
         return int(array.unsafe_buffer_pointer())
 
-    def crosses(self, tensor: Tensor) -> bool:
+    def exchangeable(self, tensor: Tensor) -> bool:
         return tensor.element_size() < 8
 
     def shareable(self, tensor: Tensor) -> bool:
@@ -286,10 +288,10 @@ class JaxBorder(Border):
         here.fill_(1.0)
         # JAX's arrays are immutable: only torch writes.
         seen = int(self.first(there) == 1.0) + int(float(back[0]) == 1.0)
-        yield Evidence("writes here that the other side and its tensor saw = 2", seen, engaged=seen == 2)
+        yield Evidence("views that see a write by torch = 2", seen, engaged=seen == 2)
 
 
-class CupyBorder(Border):
+class CupyExchange(ArrayExchange):
     """``cupy.from_dlpack`` and ``torch.from_dlpack``, all on one stream."""
 
     name = "cupy-zero-copy"
@@ -316,4 +318,4 @@ def dense(tensor: Tensor) -> bool:
     return tensor.numel() == 0 or strides == [math.prod(sizes[:i]) for i in range(len(sizes))]
 
 
-TECHNIQUES: tuple[Technique, ...] = (NumpyBorder(), JaxBorder(), CupyBorder())
+TECHNIQUES: tuple[Technique, ...] = (NumpyExchange(), JaxExchange(), CupyExchange())

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from accelcheck.core.case import Evidence, Mode
-from accelcheck.techniques.interop.dlpack import CupyBorder, bordered
+from accelcheck.techniques.interop.dlpack import CupyExchange, exchange_all
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -29,7 +29,7 @@ SEEN = "streams"
 WORKLOADS = frozenset({"matmul", "mlp", "train-mlp"})
 
 
-class CupyStreams(CupyBorder):
+class CupyStreams(CupyExchange):
     """Torch writes each tensor on one stream after a delay, CuPy copies it on a second, and torch reads the copy on a third.
 
     Only the exchange itself orders the streams: in DLPack's protocol the producer makes the consumer's stream wait for its
@@ -45,13 +45,13 @@ class CupyStreams(CupyBorder):
     def accepts(self, workload: Workload) -> bool:
         return super().accepts(workload) and workload.name in WORKLOADS
 
-    def crosses(self, tensor: Tensor) -> bool:
+    def exchangeable(self, tensor: Tensor) -> bool:
         return tensor.is_floating_point() and tensor.numel() > 0
 
     def prepare(self, program: Program, mode: Mode, device: Device) -> None:
         del mode, device
         program.extras |= {GIVE: self.give, SEEN: Counter()}
-        bordered(program, lambda tensor: self.through(tensor, program) if self.crosses(tensor) else tensor)
+        exchange_all(program, lambda tensor: self.through(tensor, program) if self.exchangeable(tensor) else tensor)
 
     def through(self, tensor: Tensor, program: Program) -> Tensor:
         """The tensor, passed through two other streams."""

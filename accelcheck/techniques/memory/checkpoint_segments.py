@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint_sequential
 from accelcheck.core.capability import SUPPORTED, Capability, Code, unsupported
 from accelcheck.core.case import Evidence, Mode
 from accelcheck.techniques.base import Technique
-from accelcheck.techniques.memory.peaks import lower, of_run
+from accelcheck.techniques.memory.peaks import evidence_of_lower_peak, peak_of_run
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -52,7 +52,7 @@ class Segments(Technique):
 
     def prepare(self, program: Program, mode: Mode, device: Device) -> None:
         blocks = _blocks(program)
-        program.extras[_PLAIN] = of_run(program, mode, device)
+        program.extras[_PLAIN] = peak_of_run(program, mode, device)
         counts: Counter[int] = Counter()
         program.extras[_FORWARDS] = counts
         plain = [_counted(block.forward, counts, number) for number, block in enumerate(blocks)]
@@ -79,7 +79,7 @@ class Segments(Technique):
             engaged=forwards == [2 * passes] * again + [passes] * (len(blocks) - again),
         )
         if plain.bytes is not None:
-            yield lower(of_run(program, mode, device), plain)
+            yield evidence_of_lower_peak(peak_of_run(program, mode, device), plain)
 
 
 class TorchSegments(Segments):

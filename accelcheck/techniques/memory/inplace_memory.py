@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from accelcheck.core.case import Evidence, Mode
 from accelcheck.measure.memory import Peak, measurable
 from accelcheck.techniques.memory.inplace import Inplace
-from accelcheck.techniques.memory.peaks import of_run
+from accelcheck.techniques.memory.peaks import peak_of_run
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -35,13 +35,13 @@ class InplaceMemory(Inplace):
         return measurable(device)
 
     def prepare(self, program: Program, mode: Mode, device: Device) -> None:
-        program.extras[_PLAIN] = of_run(program, mode, device)
+        program.extras[_PLAIN] = peak_of_run(program, mode, device)
         super().prepare(program, mode, device)
 
     def evidence(self, program: Program, log: Log, mode: Mode, device: Device) -> Iterable[Evidence]:
         yield from super().evidence(program, log, mode, device)
         plain: Peak = program.extras[_PLAIN]
-        found = of_run(program, mode, device)
+        found = peak_of_run(program, mode, device)
         if plain.bytes is None or found.bytes is None:
             raise ValueError(
                 f"expected two measured peaks on a device that `capability` accepted, got {plain} and {found}"

@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from accelcheck.core.case import Evidence, Mode
 from accelcheck.techniques.base import Technique
 from accelcheck.techniques.memory.host import page_locked
-from accelcheck.techniques.memory.peaks import lower, of_run
+from accelcheck.techniques.memory.peaks import evidence_of_lower_peak, peak_of_run
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -108,7 +108,7 @@ class Offload(Technique):
 
     def prepare(self, program: Program, mode: Mode, device: Device) -> None:
         if device.type != "cpu":
-            program.extras[_PLAIN] = of_run(program, mode, device)
+            program.extras[_PLAIN] = peak_of_run(program, mode, device)
         tally = Tally()
         program.extras[_TALLY] = tally
         program.around = lambda: self.saving(tally, device)
@@ -120,20 +120,20 @@ class Offload(Technique):
         unknown = f" (no peak: {plain.reason})" if plain is not None and plain.bytes is None else ""
         yield Evidence(f"bytes saved in host memory >= 1{unknown}", seen.bytes, engaged=seen.bytes >= 1)
         yield Evidence(
-            f"tensors that came back for the backward pass = {seen.packed}, all that were saved",
+            f"tensors returned for the backward pass = {seen.packed}, all that were saved",
             seen.unpacked,
             engaged=seen.unpacked == seen.packed,
         )
-        yield Evidence("saved elsewhere than on the CPU = 0", seen.elsewhere, engaged=seen.elsewhere == 0)
+        yield Evidence("tensors not saved on the CPU = 0", seen.elsewhere, engaged=seen.elsewhere == 0)
         yield Evidence(
-            "saved or come back in another dtype, shape or place = 0", seen.altered, engaged=seen.altered == 0
+            "tensors saved or returned with another dtype, shape or device = 0", seen.altered, engaged=seen.altered == 0
         )
         copied = 0 if device.type == "cpu" and not self.pinned else seen.packed
-        yield Evidence(f"saved in memory of their own = {copied}", seen.copied, engaged=seen.copied == copied)
+        yield Evidence(f"tensors saved in their own memory = {copied}", seen.copied, engaged=seen.copied == copied)
         pinned = seen.packed if self.pinned and page_locked(device).ok else 0
-        yield Evidence(f"saved in page-locked memory = {pinned}", seen.pinned, engaged=seen.pinned == pinned)
+        yield Evidence(f"tensors saved in page-locked memory = {pinned}", seen.pinned, engaged=seen.pinned == pinned)
         if plain is not None and plain.bytes is not None:
-            yield lower(of_run(program, mode, device), plain)
+            yield evidence_of_lower_peak(peak_of_run(program, mode, device), plain)
 
 
 TECHNIQUES: tuple[Technique, ...] = (

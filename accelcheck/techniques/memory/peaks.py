@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from accelcheck.workloads.base import Program
 
 
-def of_run(program: Program, mode: Mode, device: Device) -> Peak:
+def peak_of_run(program: Program, mode: Mode, device: Device) -> Peak:
     """Peak memory of one run of the program in its present state. Restores parameters, buffers and the CPU's generator.
 
     An unmeasured run goes first, for allocations that are made once, such as library workspaces. Where the device cannot
@@ -42,7 +42,7 @@ def of_run(program: Program, mode: Mode, device: Device) -> Peak:
     return found
 
 
-def lower(found: Peak, plain: Peak) -> Evidence:
+def evidence_of_lower_peak(found: Peak, plain: Peak) -> Evidence:
     """Evidence that the peak is below the plain run's.
 
     Raises:

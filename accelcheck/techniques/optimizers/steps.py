@@ -19,10 +19,10 @@ from accelcheck.techniques.base import Technique, Unsupported
 from accelcheck.techniques.compilation.compile import (
     INDUCTOR_GRAPH,
     REGION,
-    forget,
     graph_breaks,
     graphs,
     inductor_capability,
+    reset_compiler,
 )
 from accelcheck.techniques.observe import ProfilerLog, operators
 
@@ -154,7 +154,7 @@ class CompiledStep(OptimizerStep):
 
     def changed(self, optimizer: torch.optim.Optimizer, device: Device) -> torch.optim.Optimizer:
         # Code of earlier optimizers counts towards the limit beyond which Dynamo silently runs eagerly.
-        forget()
+        reset_compiler()
         step: Any = torch.compile(optimizer.step, backend="openxla" if device.type == "xla" else "inductor")
         vars(optimizer)["step"] = step
         return optimizer
@@ -171,7 +171,7 @@ class CompiledStep(OptimizerStep):
         yield Evidence("graph breaks (any number)", graph_breaks(), engaged=True)
 
     def finish(self) -> None:
-        forget()
+        reset_compiler()
 
 
 TECHNIQUES: tuple[Technique, ...] = (

@@ -128,7 +128,7 @@ class ReducedPrecision(Technique):
         yield Evidence(f"setting in the run = {self.wanted}", setting, engaged=setting == self.wanted)
         with self.mode():
             error = self.error(device)
-        yield Evidence("relative error of a product of 12 significant bits, so set, > 0", error, engaged=error > 0)
+        yield Evidence("relative error of a product of 12 significant bits in this mode > 0", error, engaged=error > 0)
 
 
 class MatmulPrecision(ReducedPrecision):

@@ -229,7 +229,7 @@ class EmulatedLinear(Dequantized):
 
 
 @dataclass
-class Seen:
+class Ranges:
     """Smallest and largest input and output of a layer over all calls, as in MinMaxObserver."""
 
     low_in: float = math.inf
@@ -251,9 +251,9 @@ def is_linear(module: nn.Module) -> bool:
     return type(module) is nn.Linear
 
 
-def calibrate(module: nn.Module, inputs: tuple[Any, ...]) -> dict[nn.Module, Seen]:
+def calibrate(module: nn.Module, inputs: tuple[Any, ...]) -> dict[nn.Module, Ranges]:
     """Run the module once without quantization; returns the ranges of each linear layer's inputs and outputs."""
-    seen = {layer: Seen() for layer in module.modules() if is_linear(layer)}
+    seen = {layer: Ranges() for layer in module.modules() if is_linear(layer)}
     hooks: list[RemovableHandle] = [layer.register_forward_hook(watcher) for layer, watcher in seen.items()]
     try:
         with torch.no_grad():
@@ -285,6 +285,6 @@ def replaced(module: nn.Module, make: Callable[[nn.Linear], nn.Module]) -> nn.Mo
     return replacement(module)
 
 
-def twin(module: nn.Module) -> nn.Module:
+def eval_copy(module: nn.Module) -> nn.Module:
     """A deep copy in evaluation mode."""
     return copy.deepcopy(module).eval()

@@ -187,10 +187,10 @@ class ScaledProduct(Replacing):
     def make(self, linear: nn.Linear) -> nn.Module:
         return Float8Linear(linear, self.stored, rows=self.rows)
 
-    def exactly(self, linear: nn.Linear) -> nn.Module:
+    def emulated_layer(self, linear: nn.Linear) -> nn.Module:
         return emulated(linear, self.stored, rows=self.rows)
 
-    def taken(self, operator: Operator) -> bool:
+    def is_action(self, operator: Operator) -> bool:
         return is_product(operator, self.stored)
 
     def prepare(self, program: Program, mode: Mode, device: Device) -> None:
@@ -232,10 +232,10 @@ class WeightOnly(Replacing):
     def make(self, linear: nn.Linear) -> nn.Module:
         return WidenedLinear(linear, self.stored)
 
-    def exactly(self, linear: nn.Linear) -> nn.Module:
+    def emulated_layer(self, linear: nn.Linear) -> nn.Module:
         return emulated(linear, self.stored, rows=True, inputs=False)
 
-    def taken(self, operator: Operator) -> bool:
+    def is_action(self, operator: Operator) -> bool:
         return operator.name == "aten::_to_copy" and operator.takes(self.stored)
 
 

@@ -151,10 +151,10 @@ class Int4(Replacing):
     def make(self, linear: nn.Linear) -> nn.Module:
         return self.layer(linear)
 
-    def exactly(self, linear: nn.Linear) -> nn.Module:
+    def emulated_layer(self, linear: nn.Linear) -> nn.Module:
         return packed(linear)
 
-    def taken(self, operator: Operator) -> bool:
+    def is_action(self, operator: Operator) -> bool:
         return operator.name == self.operator and operator.takes(self.stored)
 
 

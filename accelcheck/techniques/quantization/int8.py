@@ -21,9 +21,9 @@ from accelcheck.techniques.quantization.emulation import (
     FixedRange,
     Quantizer,
     calibrate,
+    eval_copy,
     is_linear,
     replaced,
-    twin,
 )
 from accelcheck.techniques.quantization.footprint import smaller_file
 
@@ -89,7 +89,7 @@ class Quantized(Technique):
         """Quantize the present parameters. Static variants calibrate on `program.inputs`, the judged ones."""
         del mode, device
         with deprecations_silenced():
-            program.call = self.quantized(Holder(twin(program.module)), program.inputs)
+            program.call = self.quantized(Holder(eval_copy(program.module)), program.inputs)
 
 
 class Replacing(Quantized):
@@ -112,11 +112,11 @@ class Replacing(Quantized):
         """The layer that replaces `linear` and shares its bias."""
 
     @abstractmethod
-    def exactly(self, linear: nn.Linear) -> nn.Module:
+    def emulated_layer(self, linear: nn.Linear) -> nn.Module:
         """The FP64 emulation of that layer."""
 
     @abstractmethod
-    def taken(self, operator: Operator) -> bool:
+    def is_action(self, operator: Operator) -> bool:
         """Whether an operator of the judged run does what `action` says."""
 
     def accepts(self, workload: Workload) -> bool:
@@ -128,20 +128,20 @@ class Replacing(Quantized):
 
     def emulate(self, module: nn.Module, inputs: tuple[Any, ...]) -> nn.Module:
         del inputs
-        return replaced(twin(module), self.exactly)
+        return replaced(eval_copy(module), self.emulated_layer)
 
     def evidence(self, program: Program, log: Log, mode: Mode, device: Device) -> Iterable[Evidence]:
         del mode, device
         wanted = count(program.module, is_linear)
         layers = [layer for layer in modules(program.call) if isinstance(layer, self.layer)]
-        left = count(called(program.call), is_linear)
-        runs = operators(log).having(self.taken)
+        left = count(as_module(program.call), is_linear)
+        runs = operators(log).having(self.is_action)
         held = sum(buffer.nbytes for layer in layers for buffer in layer.buffers())
         yield Evidence(f"linear layers converted = {wanted} >= 1", len(layers), engaged=len(layers) == wanted >= 1)
         yield Evidence("linear layers left as they were = 0", left, engaged=left == 0)
         yield Evidence(f"{self.action} >= {wanted}", runs, engaged=runs >= wanted >= 1)
         yield stored_as(str(self.stored), (layer.get_buffer("weight").dtype for layer in layers))
-        yield from sizes(program.module, called(program.call), held)
+        yield from sizes(program.module, as_module(program.call), held)
 
 
 class Engine(Quantized):
@@ -195,7 +195,7 @@ class Engine(Quantized):
         del mode, device
         wanted = count(program.module, is_linear)
         layers = [layer for layer in modules(program.call) if isinstance(layer, self.converted)]
-        left = count(called(program.call), is_linear)
+        left = count(as_module(program.call), is_linear)
         runs = log.count(self.event)
         active = torch.backends.quantized.engine
         weights: list[torch.Tensor] = [layer.weight() for layer in layers]  # type: ignore[operator]  # a method there
@@ -204,7 +204,7 @@ class Engine(Quantized):
         yield Evidence(f"{self.event} events >= {wanted}", runs, engaged=runs >= wanted >= 1)
         yield Evidence(f"engine is {self.engine}", active, engaged=active == self.engine)
         yield stored_as("torch.qint8", (weight.dtype for weight in weights))
-        yield from sizes(program.module, called(program.call), sum(weight.int_repr().nbytes for weight in weights))
+        yield from sizes(program.module, as_module(program.call), sum(weight.int_repr().nbytes for weight in weights))
 
 
 class DynamicInt8(Engine):
@@ -243,7 +243,7 @@ class DynamicInt8(Engine):
         def make(linear: nn.Linear) -> nn.Module:
             return EmulatedLinear(linear, dim=None, before=Quantizer(DynamicRange(self.steps), 0, 255))
 
-        return replaced(twin(module), make)
+        return replaced(eval_copy(module), make)
 
 
 class StaticInt8(Engine):
@@ -289,7 +289,7 @@ class StaticInt8(Engine):
         return out
 
     def emulate(self, module: nn.Module, inputs: tuple[Any, ...]) -> nn.Module:
-        copied = twin(module)
+        copied = eval_copy(module)
         seen = calibrate(copied, inputs)
 
         def make(linear: nn.Linear) -> nn.Module:
@@ -333,7 +333,7 @@ def deprecations_silenced() -> Iterator[None]:
         yield
 
 
-def called(call: Any) -> nn.Module:
+def as_module(call: Any) -> nn.Module:
     """`Program.call`, checked to be a module.
 
     Raises:
@@ -346,7 +346,7 @@ def called(call: Any) -> nn.Module:
 
 def modules(call: Any) -> Iterable[nn.Module]:
     """All submodules of the quantized module; those that are registered twice come twice."""
-    return (part for _, part in called(call).named_modules(remove_duplicate=False))
+    return (part for _, part in as_module(call).named_modules(remove_duplicate=False))
 
 
 def stored_as(wanted: str, found: Iterable[torch.dtype]) -> Evidence:

@@ -12,18 +12,18 @@ from torch import nn
 
 from accelcheck.core.capability import SUPPORTED, Capability, Code, unavailable, unsupported
 from accelcheck.core.case import Evidence, Mode
-from accelcheck.techniques.compilation.compile import forget, inductor_capability, inductor_graphs
+from accelcheck.techniques.compilation.compile import inductor_capability, inductor_graphs, reset_compiler
 from accelcheck.techniques.observe import ProfilerLog, operators
 from accelcheck.techniques.quantization.emulation import (
     EmulatedLinear,
     FixedRange,
     Quantizer,
     calibrate,
+    eval_copy,
     is_linear,
     replaced,
-    twin,
 )
-from accelcheck.techniques.quantization.int8 import Quantized, called, count, sizes
+from accelcheck.techniques.quantization.int8 import Quantized, as_module, count, sizes
 from accelcheck.techniques.quantization.torchao import AO_PACKAGE, torchao_capability
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ class ExportedInt8(Quantized):
         return _pruned(tools.convert_pt2e(prepared))
 
     def emulate(self, module: nn.Module, inputs: tuple[Any, ...]) -> nn.Module:
-        copied = twin(module)
+        copied = eval_copy(module)
         seen = calibrate(copied, inputs)
 
         def make(linear: nn.Linear) -> nn.Module:
@@ -93,7 +93,7 @@ class ExportedInt8(Quantized):
     def evidence(self, program: Program, log: Log, mode: Mode, device: Device) -> Iterable[Evidence]:
         del mode, device
         wanted = count(program.module, is_linear)
-        graph = called(program.extras[_CONVERTED])
+        graph = as_module(program.extras[_CONVERTED])
         yield from self.ran(log, wanted)
         weights = [value for value in graph.state_dict().values() if value.dtype == torch.int8]
         yield Evidence(f"int8 weights in the graph = {wanted} >= 1", len(weights), engaged=len(weights) == wanted >= 1)
@@ -129,9 +129,9 @@ class Lowered(ExportedInt8):
         return pt2e_capability() if found.ok else found
 
     def prepare(self, program: Program, mode: Mode, device: Device) -> None:
-        forget()
+        reset_compiler()
         super().prepare(program, mode, device)
-        program.call = torch.compile(called(program.call))
+        program.call = torch.compile(as_module(program.call))
         # Around calls, not as an option of `compile`: Dynamo reads the setting too, and any call may compile.
         settings = importlib.import_module("torch._inductor.config")
         program.around = lambda: settings.patch(freezing=True)
@@ -143,7 +143,7 @@ class Lowered(ExportedInt8):
         yield Evidence(f"onednn::qlinear_pointwise >= {wanted}", runs, engaged=runs >= wanted >= 1)
 
     def finish(self) -> None:
-        forget()
+        reset_compiler()
 
 
 @cache

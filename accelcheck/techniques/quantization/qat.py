@@ -165,7 +165,7 @@ def _round_trip(layers: dict[str, Any], converted: nn.Module, inputs: dict[str, 
             apart = (part(inputs[name]) - layer(inputs[name])).abs()
             worst = max(worst, float((apart / most.clamp(min=torch.finfo(torch.float32).tiny)).max()))
     yield Evidence("elements of weights that conversion changed = 0", changed, engaged=changed == 0 < len(found))
-    claim = "outputs of converted layers apart, of what the order of sums explains <= 1"
+    claim = "difference of converted layers' outputs, relative to the rounding bound of their sums <= 1"
     yield Evidence(claim, round(worst, 4), engaged=worst <= 1.0 and bool(found))
 
 

@@ -18,8 +18,15 @@ from accelcheck.core.case import Evidence, Mode
 from accelcheck.measure.memory import in_memory
 from accelcheck.techniques.observe import operators
 from accelcheck.techniques.quantization import float8, int4
-from accelcheck.techniques.quantization.emulation import EmulatedLinear, Quantizer, is_linear, per_token, replaced, twin
-from accelcheck.techniques.quantization.int8 import Quantized, called, count, modules, sizes, stored_as
+from accelcheck.techniques.quantization.emulation import (
+    EmulatedLinear,
+    Quantizer,
+    eval_copy,
+    is_linear,
+    per_token,
+    replaced,
+)
+from accelcheck.techniques.quantization.int8 import Quantized, as_module, count, modules, sizes, stored_as
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -83,7 +90,7 @@ class TorchAO(Quantized):
         )
         yield stored_as(str(self.stored), (values.dtype for values in held))
         yield from sizes(
-            program.module, called(program.call), sum(in_memory(weight.data) for weight in tensors), self.converts
+            program.module, as_module(program.call), sum(in_memory(weight.data) for weight in tensors), self.converts
         )
         yield self.ran(log, wanted)
 
@@ -103,7 +110,7 @@ class TorchAODynamic(TorchAO):
     def emulate(self, module: nn.Module, inputs: tuple[Any, ...]) -> nn.Module:
         del inputs
         return replaced(
-            twin(module), lambda linear: EmulatedLinear(linear, before=Quantizer(per_token, low=-128, high=127))
+            eval_copy(module), lambda linear: EmulatedLinear(linear, before=Quantizer(per_token, low=-128, high=127))
         )
 
     def ran(self, log: Log, wanted: int) -> Evidence:
@@ -121,7 +128,7 @@ class TorchAOWeightOnly(TorchAO):
 
     def emulate(self, module: nn.Module, inputs: tuple[Any, ...]) -> nn.Module:
         del inputs
-        return replaced(twin(module), EmulatedLinear)
+        return replaced(eval_copy(module), EmulatedLinear)
 
     def ran(self, log: Log, wanted: int) -> Evidence:
         runs = operators(log).having(lambda op: op.name == "aten::_to_copy" and op.takes(torch.int8))
@@ -167,7 +174,7 @@ class Float8WeightOnly(TorchAO):
 
     def emulate(self, module: nn.Module, inputs: tuple[Any, ...]) -> nn.Module:
         del inputs
-        return replaced(twin(module), lambda linear: float8.emulated(linear, self.stored, rows=True, inputs=False))
+        return replaced(eval_copy(module), lambda linear: float8.emulated(linear, self.stored, rows=True, inputs=False))
 
     def ran(self, log: Log, wanted: int) -> Evidence:
         runs = operators(log).having(lambda op: op.name == "aten::_to_copy" and op.takes(self.stored))
@@ -209,7 +216,7 @@ class Float8Dynamic(Float8WeightOnly):
         def make(linear: nn.Linear) -> nn.Module:
             return float8.emulated(linear, self.stored, rows=False) if self.converts(linear) else linear
 
-        return replaced(twin(module), make)
+        return replaced(eval_copy(module), make)
 
     def ran(self, log: Log, wanted: int) -> Evidence:
         runs = operators(log).having(lambda op: float8.is_product(op, self.stored))
@@ -251,7 +258,7 @@ class Int4WeightOnly(TorchAO):
         def make(linear: nn.Linear) -> nn.Module:
             return int4.unpacked(linear, GROUP) if self.converts(linear) else linear
 
-        return replaced(twin(module), make)
+        return replaced(eval_copy(module), make)
 
     def ran(self, log: Log, wanted: int) -> Evidence:
         runs = operators(log).having(lambda op: op.name == "aten::_to_copy" and op.takes(torch.int8))

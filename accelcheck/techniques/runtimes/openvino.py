@@ -23,7 +23,7 @@ from accelcheck.core.capability import SUPPORTED, Capability, Code, unavailable,
 from accelcheck.core.case import Evidence, Mode
 from accelcheck.devices.packages import installed
 from accelcheck.techniques.base import Technique
-from accelcheck.techniques.compilation.compile import REGION, forget, resolved_backend
+from accelcheck.techniques.compilation.compile import REGION, reset_compiler, resolved_backend
 from accelcheck.techniques.compilation.conversion import RUNTIME_EARLY, RUNTIME_WORKLOADS, Conversion, Converted
 from accelcheck.techniques.observe import ProfilerLog
 from accelcheck.techniques.runtimes.signal_stack import signal_stack_kept
@@ -95,7 +95,7 @@ class OpenVino(Conversion):
         return Model(program)
 
 
-class Kept:
+class OverwriteCheck:
     """Wraps a compiled module, and checks that a call does not overwrite the result of the previous one.
 
     Attributes:
@@ -149,16 +149,16 @@ class OpenVinoCompile(Technique):
 
     def prepare(self, program: Program, mode: Mode, device: Device) -> None:
         del mode, device
-        forget()
+        reset_compiler()
         self._held.enter_context(signal_stack_kept())
         self._held.enter_context(registered())
         options: dict[str, Any] = {"device": "CPU", "aot_autograd": True, "config": properties()}
-        program.call = Kept(torch.compile(program.module, backend="openvino", dynamic=False, options=options))
+        program.call = OverwriteCheck(torch.compile(program.module, backend="openvino", dynamic=False, options=options))
 
     def evidence(self, program: Program, log: Log, mode: Mode, device: Device) -> Iterable[Evidence]:
         del mode, device
         call = program.call
-        if not isinstance(call, Kept):
+        if not isinstance(call, OverwriteCheck):
             yield Evidence("the call is a compiled module", type(call).__name__, engaged=False)
             return
         used = resolved_backend(call.run)
@@ -178,7 +178,7 @@ class OpenVinoCompile(Technique):
 
     def finish(self) -> None:
         self._held.close()
-        forget()
+        reset_compiler()
 
 
 @contextmanager
@@ -190,11 +190,11 @@ def registered() -> Iterator[None]:
         with torch._dynamo.config.patch(inline_inbuilt_nn_modules=False):  # noqa: SLF001 - torch has no public way
             openvino()
             importlib.import_module("openvino.torch")
-            _forget()
+            _clear_caches()
             try:
                 yield
             finally:
-                _forget()
+                _clear_caches()
                 _dynamo("backend").openvino_options = {}  # otherwise later cases would use the options of the first
 
 
@@ -236,7 +236,7 @@ def openvino() -> Any:
     return importlib.import_module("openvino")
 
 
-def _forget() -> None:
+def _clear_caches() -> None:
     executor = _dynamo("execute")
     executor.clear_caches()
     executor.req_cache.clear()  # not cleared by the line above

@@ -23,7 +23,14 @@ from accelcheck.core.capability import SUPPORTED, Capability, Code, unavailable,
 from accelcheck.core.case import Evidence, Mode
 from accelcheck.devices.packages import installed
 from accelcheck.techniques.compilation.conversion import Conversion, Converted
-from accelcheck.techniques.quantization.emulation import EmulatedLinear, Quantizer, calibrate, is_linear, replaced, twin
+from accelcheck.techniques.quantization.emulation import (
+    EmulatedLinear,
+    Quantizer,
+    calibrate,
+    eval_copy,
+    is_linear,
+    replaced,
+)
 from accelcheck.techniques.quantization.int8 import Holder, Quantized, count
 
 if TYPE_CHECKING:
@@ -33,7 +40,7 @@ if TYPE_CHECKING:
 
     from accelcheck.devices.base import Device
     from accelcheck.techniques.base import Technique
-    from accelcheck.techniques.quantization.emulation import Scale, Seen
+    from accelcheck.techniques.quantization.emulation import Ranges, Scale
     from accelcheck.workloads.base import Program
 
 INSTALL = "pip install 'accelcheck[tensorrt]': the release of torch-tensorrt must be that of torch"
@@ -226,7 +233,7 @@ class TensorRtInt8(Quantized, TensorRt):
         return out
 
     def changed(self, module: nn.Module, inputs: tuple[Any, ...]) -> nn.Module:
-        return self.quantized(Holder(twin(module)), inputs)
+        return self.quantized(Holder(eval_copy(module)), inputs)
 
     def exporting(self) -> AbstractContextManager[Any]:
         context: AbstractContextManager[Any] = importlib.import_module(
@@ -240,12 +247,12 @@ class TensorRtInt8(Quantized, TensorRt):
         return engines
 
     def emulate(self, module: nn.Module, inputs: tuple[Any, ...]) -> nn.Module:
-        copied = twin(module)
+        copied = eval_copy(module)
         seen = calibrate(copied, inputs)
         return replaced(copied, lambda linear: emulated(linear, seen[linear]))
 
 
-def emulated(linear: nn.Linear, seen: Seen) -> EmulatedLinear:
+def emulated(linear: nn.Linear, seen: Ranges) -> EmulatedLinear:
     """The FP64 emulation of a linear layer whose operands are rounded to multiples of max|x| / 127."""
     largest = torch.tensor(max(-seen.low_in, seen.high_in), dtype=torch.float32)
     layer = EmulatedLinear(linear, before=Quantizer(_fixed(largest / 127.0), -128, 127))
