@@ -1,4 +1,4 @@
-"""Real processes: DistributedDataParallel, FSDP2 and gradient compression, right and wrong; what each shows of itself."""
+"""DistributedDataParallel, FSDP2 and gradient compression in real processes: correct and faulty ones, and evidence."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ COMPRESSED = [technique.name for technique in TECHNIQUES if isinstance(technique
 
 
 def judged(store: Store, name: str, workload: Workload, strategy: Strategy | None = None) -> Record:
-    """The engine's record of a technique, its ranks told something else where a strategy is given."""
+    """The engine's record of a technique; with `strategy`, its ranks run that one instead."""
     technique: Technique = named(TECHNIQUES, name)
     if strategy is not None:
         technique = Planted(technique, lambda program: program.extras.update({STRATEGY: strategy}))
@@ -49,25 +49,25 @@ def judged(store: Store, name: str, workload: Workload, strategy: Strategy | Non
 
 
 def absent(record: Record) -> list[str]:
-    """Claims that were not borne out."""
+    """Claims of evidence that failed."""
     return [one.claim for one in record.evidence if not one.engaged]
 
 
 @pytest.mark.parametrize("name", [technique.name for technique in TECHNIQUES])
-def test_it_trains_as_its_oracle_does(store: Store, name: str) -> None:
+def test_each_technique_trains_as_its_oracle(store: Store, name: str) -> None:
     record = judged(store, name, small())
     assert record.verdict is Verdict.PASS, record.reason
     assert record.compared > 1000
 
 
 @pytest.mark.parametrize("world", [2, 3])
-def test_fault_32_a_sum_for_a_mean_is_caught(store: Store, world: int) -> None:
+def test_fault_32_a_sum_in_place_of_a_mean_fails(store: Store, world: int) -> None:
     name, right = f"ddp-{world}", sum(range(world)) / world
     assert judged(store, name, ranked(world)).verdict is Verdict.PASS
     record = judged(store, name, ranked(world), Replicated(bucket_mb=SMALL_BUCKET, exchange=Summing()))
     assert record.verdict is Verdict.FAIL
     assert "view row" in faults(record)["parameter:w"]
-    # Two steps go from 8 by twice the mean, or by twice the sum.
+    # Two steps from 8 subtract twice the mean, or twice the sum.
     for strategy, ends in ((Replicated(), 8 - 2 * right), (Replicated(exchange=Summing()), 8 - 2 * right * world)):
         program = Program.of(ranked(world).problem(0))
         named(TECHNIQUES, name).prepare(program, Mode.TRAIN, Cpu())
@@ -83,10 +83,10 @@ def test_fault_32_a_sum_for_a_mean_is_caught(store: Store, world: int) -> None:
         ("ddp-powersgd", PowerSgd(hooks.THIN, hooks.RATE, feedback=False)),
     ],
 )
-def test_fault_33_compression_without_error_feedback_is_caught(store: Store, name: str, exchange: Exchange) -> None:
+def test_fault_33_compression_without_error_feedback_fails(store: Store, name: str, exchange: Exchange) -> None:
     record = judged(store, name, small(), Replicated(exchange=exchange))
     assert record.verdict is Verdict.FAIL
-    # By the invariant, and by the values: each alone would do.
+    # Both the invariant and the values fail; either is enough.
     assert absent(record) == ["elements whose sum sent and residual are not the sum of their gradients = 0"]
     assert {"view row", "view element"} <= faults(record)["parameter:0.weight"]
 
@@ -100,20 +100,20 @@ def test_fault_33_compression_without_error_feedback_is_caught(store: Store, nam
     ],
     ids=["rounds towards zero", "residuals by place in a bucket that is made anew", "the other 16 bits"],
 )
-def test_another_compression_is_caught_by_its_values(store: Store, name: str, exchange: Exchange) -> None:
+def test_another_compression_fails_by_its_values(store: Store, name: str, exchange: Exchange) -> None:
     record = judged(store, name, small(), Replicated(exchange=exchange))
     assert record.verdict is Verdict.FAIL
     assert "view row" in faults(record)["parameter:0.weight"]
 
 
-def test_ranks_that_never_exchange_are_caught(store: Store) -> None:
+def test_ranks_that_never_exchange_fail(store: Store) -> None:
     record = judged(store, "ddp-2", small(), Apart(bucket_mb=SMALL_BUCKET))
     assert record.verdict is Verdict.FAIL
     assert "parameters that differ between ranks = 0" in absent(record)
     assert "bytes sent by each rank = 8760" in absent(record)
 
 
-def test_accumulation_that_exchanges_each_time_is_caught_by_its_evidence(store: Store) -> None:
+def test_accumulation_that_exchanges_each_time_fails_the_evidence(store: Store) -> None:
     record = judged(store, "ddp-no-sync", small(), Early())
     assert record.verdict is Verdict.FAIL
     assert absent(record) == [
@@ -123,7 +123,7 @@ def test_accumulation_that_exchanges_each_time_is_caught_by_its_evidence(store: 
 
 
 def answered(facts: dict[str, Any] | None = None, **changes: Any) -> list[RankReport]:
-    """What two ranks answer to the small training; rank 1 with changes."""
+    """The answers of two ranks for the small training, those of rank 1 with changes."""
     good = RankReport(
         pid=os.getpid() + 1,
         backend="gloo",
@@ -175,7 +175,7 @@ FSDP = {"facts": SHARDS, "calls": GATHERED, "sent": [2190] * 6}
         ("ddp-powersgd", {"facts": FED, "sent": [1460] * 2 + [328] * 4}, {"sent": [1460] * 6}, "bytes sent by each rank = 4232"),
     ],
 )  # fmt: skip
-def test_each_observation_can_be_false(name: str, good: dict[str, Any], wrong: dict[str, Any], claim: str) -> None:
+def test_each_observation_can_fail(name: str, good: dict[str, Any], wrong: dict[str, Any], claim: str) -> None:
     assert all(one.engaged for one in shown(name, [replace(answer, **good) for answer in answered()]))
     first, second = (replace(answer, **good) for answer in answered())
     missed = [one.claim for one in shown(name, [first, replace(second, **wrong)]) if not one.engaged]
@@ -188,7 +188,7 @@ def test_copied_gradients_are_no_views() -> None:
 
 
 class Mean(Scheme):
-    """Nothing is compressed."""
+    """A scheme without compression."""
 
     def __call__(self, ranks: Sequence[Sequence[Tensor]]) -> Sequence[Tensor]:
         return [torch.stack(of_all).mean(0) for of_all in zip(*ranks, strict=True)]
@@ -200,10 +200,10 @@ class Mean(Scheme):
     [Mean, partial(Largest, 1.0), partial(LowRank, 2**20, 0.0)],
     ids=["mean", "all elements", "full rank"],
 )
-def test_an_oracle_that_drops_nothing_is_the_plain_one(make: Callable[[], Scheme], world: int) -> None:
-    # 8 samples: three ranks have 3, 3 and 2.
+def test_an_oracle_without_compression_equals_the_plain_one(make: Callable[[], Scheme], world: int) -> None:
+    # 8 samples: three ranks get 3, 3 and 2.
     program = Program.of(mlp(), dtype=torch.float64)
-    program.steps = 5  # PowerSGD begins after two
+    program.steps = 5  # PowerSGD starts after two steps
     expected = Program.of(mlp(), dtype=torch.float64)
     expected.steps = 5
     program.module = shared_out(program.module, world, make())
@@ -213,7 +213,7 @@ def test_an_oracle_that_drops_nothing_is_the_plain_one(make: Callable[[], Scheme
 @pytest.mark.parametrize(
     "scheme", [Largest(0.1), Integers(), LowRank(1, 2.0), Halves(torch.bfloat16)], ids=lambda s: type(s).__name__
 )
-def test_an_oracle_that_compresses_begins_anew_with_the_state(scheme: Scheme) -> None:
+def test_an_oracle_that_compresses_restarts_with_the_state(scheme: Scheme) -> None:
     program = Program.of(mlp(), dtype=torch.float64)
     program.steps = 5
     program.module = shared_out(program.module, 2, scheme)
@@ -224,7 +224,7 @@ def test_an_oracle_that_compresses_begins_anew_with_the_state(scheme: Scheme) ->
     assert differences(first, plain(mlp(), Mode.TRAIN, torch.float64), 1e-6)
 
 
-def test_what_a_scheme_drops_is_its_residual() -> None:
+def test_the_residual_is_what_a_scheme_drops() -> None:
     generator = torch.Generator().manual_seed(0)
     scheme = Largest(0.25)
     gradients = [torch.randn(8, generator=generator, dtype=torch.float64) for _ in range(12)]
@@ -258,7 +258,7 @@ def test_close_decisions_fall_both_ways_in_each_pair_of_runs(scheme: Scheme, clo
         assert exact.round(decimals=3).tolist() in ends
 
 
-def test_codecs_give_back_what_they_send() -> None:
+def test_codecs_decode_what_they_encode() -> None:
     wanted = torch.tensor([0.5, -4.0, 0.0, 1.0, 3.0])
     assert TopK(0.4).decode(TopK(0.4).encode(wanted), 5).tolist() == [0.0, -4.0, 0.0, 0.0, 3.0]
     integers, scale = Int8().encode(wanted)
@@ -268,12 +268,12 @@ def test_codecs_give_back_what_they_send() -> None:
     assert Int8().decode(Int8().encode(torch.zeros(3)), 3).tolist() == [0.0] * 3
 
 
-def test_powersgd_compresses_what_is_worth_it() -> None:
+def test_powersgd_compresses_only_large_matrices() -> None:
     sizes = {(64, 48): 112, (64,): 0, (10, 64): 74, (3, 2): 0, (4, 3, 5, 5): 79}
     assert {shape: worthwhile(torch.Size(shape), 1, 2.0) for shape in sizes} == sizes
 
 
-def test_only_trainings_that_every_rank_does_alike_are_accepted() -> None:
+def test_only_trainings_that_are_equal_on_every_rank_are_accepted() -> None:
     for technique in TECHNIQUES:
         assert technique.accepts(workload("training"))
         assert not technique.accepts(workload("training", "batchnorm"))
@@ -282,7 +282,7 @@ def test_only_trainings_that_every_rank_does_alike_are_accepted() -> None:
         assert technique.modes == {Mode.TRAIN}
 
 
-def test_a_device_for_each_rank_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_rank_needs_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
     three = named(TECHNIQUES, "ddp-3")
     assert three.capability(Cpu()).ok
     assert three.capability(StubDevice("xla")).code is Code.NO_BACKEND

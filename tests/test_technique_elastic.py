@@ -1,4 +1,4 @@
-"""Elastic training: a killed rank costs nothing but time, and without snapshots it shows."""
+"""Elastic training: a killed rank does not change the result, and without snapshots the evidence fails."""
 
 from __future__ import annotations
 
@@ -41,16 +41,16 @@ def task(name: str = "train-mlp", **options: Any) -> TrainingTask:
     return TrainingTask(seeded(name).problem(1), torch.float32, 1, 1, **options)
 
 
-# One training after the other, by ranks in this process: what a snapshot is for, without torchrun.
+# Trainings by ranks in this process, one after the other, without torchrun.
 
 
 class KilledError(Exception):
-    """In place of a signal."""
+    """Raised in place of a signal."""
 
 
 @pytest.fixture
 def alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A world of one rank in this process, in which the victim raises."""
+    """A world of one rank in this process, whose victim raises `KilledError`."""
 
     def fall(self: Rank, step: int) -> None:
         if step == self.task.victim and self.restarts == 0:
@@ -82,7 +82,7 @@ def undisturbed(folder: Path, given: TrainingTask) -> TrainingReport:
 
 @pytest.mark.usefixtures("alone")
 @pytest.mark.parametrize("name", ["train-mlp", "train-transformer"])
-def test_a_training_goes_on_from_its_snapshot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+def test_a_training_resumes_from_its_snapshot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     given = task(name, every=2, victim=3)
     straight = undisturbed(tmp_path / "straight", given)
     answer = killed_and_gone_on(tmp_path, monkeypatch, given)
@@ -96,14 +96,16 @@ def test_a_training_goes_on_from_its_snapshot(tmp_path: Path, monkeypatch: pytes
 
 
 @pytest.mark.usefixtures("alone")
-def test_without_a_snapshot_it_begins_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_snapshot_the_training_restarts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Snapshots, "latest", lambda _: None)
     assert killed_and_gone_on(tmp_path, monkeypatch, task(victim=3)).starts == (0,)
 
 
 @pytest.mark.usefixtures("alone")
 @pytest.mark.parametrize("part", ["module", "optimizer"])
-def test_what_is_not_restored_changes_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part: str) -> None:
+def test_a_part_that_is_not_restored_changes_the_result(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part: str
+) -> None:
     given = task(victim=3)
     straight = undisturbed(tmp_path / "straight", given)
     load = StepwiseTraining.load
@@ -137,7 +139,7 @@ def ended(
     sent: list[torch.Tensor],
     total: torch.Tensor | None,
 ) -> list[torch.Tensor]:
-    """Loss and gradients that a rank ends with. What it sends is kept, and becomes the total, if there is one yet."""
+    """Loss and gradients at the end of a rank. Records what the rank sends, and adds it to the total if there is one."""
 
     def meet(rows: torch.Tensor) -> None:
         sent.append(rows.clone())
@@ -151,7 +153,7 @@ def ended(
 
 
 @pytest.mark.parametrize("name", ["train-mlp", "train-transformer"])
-def test_worlds_of_all_sizes_give_the_same_bits(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+def test_worlds_of_all_sizes_give_bitwise_equal_results(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     ends = []
     for world in (1, 2, 3, 4):
         sent: list[torch.Tensor] = []
@@ -170,14 +172,14 @@ def test_worlds_of_all_sizes_give_the_same_bits(monkeypatch: pytest.MonkeyPatch,
             torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-6)
 
 
-# The real thing: torchrun, signals, processes.
+# With torchrun, signals and processes.
 
 
 def observed(record: Any, claim: str) -> Any:
     return next(one.observed for one in record.evidence if one.claim.startswith(claim))
 
 
-def test_a_killed_rank_is_started_again_and_the_training_ends_the_same(store: Store) -> None:
+def test_a_killed_rank_is_restarted_with_the_same_result(store: Store) -> None:
     technique, thing = named(TECHNIQUES, "elastic-restart"), seeded("train-mlp")
     record = bench(store, technique, thing, CPU).run(case(thing, Mode.TRAIN, technique=technique.name))
     assert record.verdict is Verdict.PASS, record.reason
@@ -198,7 +200,7 @@ def test_without_snapshots_the_verdict_is_fail(store: Store) -> None:
     assert record.reason == "not engaged: first steps of the groups of ranks: 0, 2: observed 0"
 
 
-def test_where_it_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_capability_by_device(monkeypatch: pytest.MonkeyPatch) -> None:
     for technique in TECHNIQUES:
         assert technique.modes == {Mode.TRAIN}
         assert not technique.accepts(workload("training", "batchnorm"))
@@ -210,7 +212,7 @@ def test_where_it_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     assert TECHNIQUES[0].capability(StubDevice()).code is Code.WRONG_VERSION
 
 
-def test_etcd_is_asked_for_by_name(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_etcd_must_be_installed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     technique = named(TECHNIQUES, "elastic-etcd")
     assert technique.packages == {"etcd": "pip install python-etcd"}
     monkeypatch.setenv("TORCHELASTIC_ETCD_BINARY_PATH", str(tmp_path / "etcd"))
@@ -222,13 +224,13 @@ def test_etcd_is_asked_for_by_name(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
 
 
 class Broken(StubDevice):
-    """Cannot be opened in the ranks."""
+    """A device that cannot be opened in the ranks."""
 
     def open(self) -> None:
         raise RuntimeError("no such device here")
 
 
-def test_ranks_that_fail_are_an_error_that_quotes_them() -> None:
+def test_errors_of_ranks_are_quoted() -> None:
     agents = ElasticAgents(c10d(), Broken(), least=1, most=1, ranks=1, restarts=0)
     pid = agents.running[0].pid
     with pytest.raises(ChildError, match="no such device here"):

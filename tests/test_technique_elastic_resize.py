@@ -1,4 +1,4 @@
-"""Agents come and go: a file of its own, for it takes as long as all other tests of elastic training together."""
+"""Agents join and leave: in its own file, since it takes as long as all other tests of elastic training together."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Data-parallel training: equal to one process, over a real collective, and nothing lost by compression."""
+"""Data-parallel training equals one process, over a real collective, and error feedback loses nothing."""
 
 from __future__ import annotations
 
@@ -37,20 +37,20 @@ def prepared(technique: Technique) -> Program:
 
 
 @pytest.mark.parametrize("technique", [TWO, THREE], ids=lambda technique: technique.name)
-def test_ranks_train_as_one_process_does(technique: Technique) -> None:
-    # 8 samples: three ranks have 3, 3 and 2.
+def test_ranks_train_as_one_process(technique: Technique) -> None:
+    # 8 samples: three ranks get 3, 3 and 2.
     ran = run(technique, mlp(), Mode.TRAIN)
     assert ran.engaged, ran.missing()
     assert not differences(ran.result, plain(mlp(), Mode.TRAIN), 1e-6)
 
 
-def test_every_rank_counts_what_it_sends() -> None:
+def test_every_rank_counts_the_bytes_that_it_sends() -> None:
     ran = run(THREE, mlp(), Mode.TRAIN)
     elements = sum(parameter.numel() for parameter in ran.program.module.parameters())
     assert [one.observed for one in ran.evidence[:3]] == [3, "3, 3, 3", ", ".join([str(4 * 3 * elements)] * 3)]
 
 
-def test_compression_halves_what_is_sent_and_keeps_the_training_near() -> None:
+def test_compression_halves_the_bytes_and_keeps_results_close() -> None:
     ran = run(COMPRESSED, mlp(), Mode.TRAIN)
     assert ran.engaged, ran.missing()
     elements = sum(parameter.numel() for parameter in ran.program.module.parameters())
@@ -60,7 +60,7 @@ def test_compression_halves_what_is_sent_and_keeps_the_training_near() -> None:
     assert not differences(ran.result, expected, 1e-4)
 
 
-def test_error_feedback_keeps_what_rounding_clamping_and_underflow_drop() -> None:
+def test_error_feedback_keeps_all_that_compression_drops() -> None:
     torch.manual_seed(0)
     compressor, account = Compressor(), Account(5)
     for _ in range(20):
@@ -71,7 +71,7 @@ def test_error_feedback_keeps_what_rounding_clamping_and_underflow_drop() -> Non
     assert account.unbalanced(None).tolist() == [True, True, True, True, False]
 
 
-def test_a_compressor_that_forgets_is_seen_by_its_parameters() -> None:
+def test_a_compressor_without_error_feedback_fails_the_evidence() -> None:
     class Forgetful(Compressor):
         def compress(self, gradient: Tensor) -> Tensor:
             sent = super().compress(gradient)
@@ -90,7 +90,7 @@ def test_a_compressor_that_forgets_is_seen_by_its_parameters() -> None:
 
 
 class StubLog:
-    """Nothing was watched: the technique keeps its own count."""
+    """An empty log: the technique counts by itself."""
 
     def __init__(self, device_type: str) -> None:
         self.device_type = device_type
@@ -99,7 +99,7 @@ class StubLog:
         raise AssertionError(f"the log is not asked, and was: {name}")
 
 
-def test_a_training_begins_without_the_residual_of_another() -> None:
+def test_a_training_starts_without_a_residual() -> None:
     program = prepared(COMPRESSED)
     before = [parameter.detach().clone() for parameter in program.module.parameters()]
     try:
@@ -112,7 +112,7 @@ def test_a_training_begins_without_the_residual_of_another() -> None:
         COMPRESSED.finish()
 
 
-def test_ranks_that_end_with_different_gradients_are_seen() -> None:
+def test_ranks_with_different_gradients_fail_the_evidence() -> None:
     program = prepared(TWO)
     ranks: Ranks = program.extras[RANKS]
     exchange = ranks.exchange
@@ -135,11 +135,11 @@ def test_a_collective_reaches_every_rank(wire: Wire) -> None:
     assert (wire.collectives, wire.sent) == ([2] * 3, [10] * 3)
 
 
-def test_uneven_shards_weigh_by_their_samples() -> None:
+def test_uneven_shards_are_weighted_by_their_samples() -> None:
     assert by_samples([3, 3, 2]) == [0.375, 0.375, 0.25]
 
 
-def test_a_parameter_that_no_shard_reaches_gets_zeros() -> None:
+def test_a_parameter_without_gradients_gets_zeros() -> None:
     class Half(nn.Module):
         def __init__(self) -> None:
             super().__init__()

@@ -1,4 +1,4 @@
-"""Distributed checkpoints in real ranks: nothing changes on the way, and what does is caught."""
+"""Distributed checkpoints in real ranks: no bit changes, and faults that change one fail."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def missing(record: Record) -> list[str]:
     return [one.claim for one in record.evidence if not one.engaged]
 
 
-def test_ranks_go_on_from_what_others_saved(store: Store) -> None:
+def test_ranks_resume_from_checkpoints_of_other_ranks(store: Store) -> None:
     record = record_of(store, Reshard())
     assert record.verdict is Verdict.PASS, record.reason
     seen = {one.claim: one.observed for one in record.evidence}
@@ -52,10 +52,10 @@ def test_ranks_go_on_from_what_others_saved(store: Store) -> None:
 
 
 class Careless(Resharded):
-    """Something is lost on the way."""
+    """Loses part of the state."""
 
     def lose(self, phase: Phase) -> None:
-        """After every load."""
+        """Called after every load."""
         raise NotImplementedError
 
     def run(self, device: Device) -> RankReport:
@@ -73,14 +73,14 @@ class Careless(Resharded):
 
 
 class Forgetful(Careless):
-    """What the optimizer remembered."""
+    """Loses the optimizer's state."""
 
     def lose(self, phase: Phase) -> None:
         phase.optimizer.state.clear()
 
 
 class Lossy(Careless):
-    """One element, in one of the loads."""
+    """Changes one element in one of the loads."""
 
     @torch.no_grad()
     def lose(self, phase: Phase) -> None:
@@ -96,7 +96,7 @@ class Lossy(Careless):
     ],
     ids=["optimizer", "element"],
 )
-def test_what_is_lost_is_caught(store: Store, job: type[Resharded], claim: str) -> None:
+def test_lost_state_fails(store: Store, job: type[Resharded], claim: str) -> None:
     class Losing(Reshard):
         pass
 
@@ -107,7 +107,7 @@ def test_what_is_lost_is_caught(store: Store, job: type[Resharded], claim: str) 
     assert any(line.startswith("parameter:") for line in record.reason.splitlines())
 
 
-def test_where_it_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_capability_by_device(monkeypatch: pytest.MonkeyPatch) -> None:
     technique = named(TECHNIQUES, "dcp-reshard")
     assert technique.capability(StubDevice()).ok
     assert technique.capability(StubDevice("xla")).code is Code.NO_BACKEND

@@ -1,4 +1,4 @@
-"""Snapshots handed to another process: nothing is lost, what is lost is caught, and damaged files are not used."""
+"""Snapshots that another process loads: nothing is lost, lost parts fail, and damaged files are not used."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def process() -> Iterator[Other]:
 
 @pytest.fixture(autouse=True)
 def _one_process(process: Other, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All cases share the other process: it takes seconds to start."""
+    """One other process for all cases, since it takes seconds to start."""
 
     class Shared:
         def __init__(self, device: Device) -> None:
@@ -72,7 +72,7 @@ def missing(record: Record) -> list[str]:
 
 
 @pytest.mark.parametrize(("name", "mode"), [("train-mlp", Mode.TRAIN), ("trajectory-mlp", Mode.TRAJECTORY)])
-def test_another_process_ends_as_this_one_would(store: Store, name: str, mode: Mode) -> None:
+def test_another_process_gives_the_same_result(store: Store, name: str, mode: Mode) -> None:
     record = record_of(store, SnapshotRestore(), name, mode)
     assert record.verdict is Verdict.PASS, record.reason
     assert observed(record, "process that went on") != os.getpid()
@@ -81,7 +81,7 @@ def test_another_process_ends_as_this_one_would(store: Store, name: str, mode: M
 
 
 class Losing(SnapshotRestore):
-    """What is saved of one part is a fresh one."""
+    """Saves a new state in place of one part's."""
 
     def __init__(self, part: str) -> None:
         super().__init__()
@@ -103,13 +103,13 @@ class Losing(SnapshotRestore):
 
 
 @pytest.mark.parametrize("part", ["module", "optimizer", "schedule", "loader", "generator", "scaler"])
-def test_every_part_that_is_lost_is_caught(store: Store, part: str) -> None:
+def test_every_lost_part_fails(store: Store, part: str) -> None:
     record = record_of(store, Losing(part), "trajectory-mlp", Mode.TRAJECTORY)
     assert record.verdict is Verdict.FAIL
     assert "parts of the state at the end that differ from those without a stop = 0" in missing(record)
 
 
-def test_an_optimizer_that_is_lost_in_a_short_training_is_caught(store: Store) -> None:
+def test_a_lost_optimizer_state_fails_in_a_short_training(store: Store) -> None:
     class Forgetful(SnapshotRestore):
         def spoil(self, snapshots: Snapshots) -> None:
             found = snapshots.latest()
@@ -140,9 +140,9 @@ def test_every_kind_of_damage_is_refused(tmp_path: Any, kind: str) -> None:
     assert (found.step, found.state["step"], len(found.refused)) == (1, 1, 1)
 
 
-def test_damage_that_is_not_seen_is_caught(store: Store) -> None:
+def test_undetected_damage_fails(store: Store) -> None:
     class Unseen(SnapshotDamaged):
-        """The weights are changed, and the digest with them."""
+        """Changes the weights and adjusts the digest."""
 
         def spoil(self, snapshots: Snapshots) -> None:
             newest = max(snapshots.folder.glob("*.snapshot"))
@@ -156,7 +156,7 @@ def test_damage_that_is_not_seen_is_caught(store: Store) -> None:
     assert any(line.startswith("parameter:") for line in record.reason.splitlines())
 
 
-def test_a_training_that_was_not_handed_over_is_no_evidence() -> None:
+def test_a_training_in_the_same_process_fails_the_evidence() -> None:
     technique = SnapshotRestore()
     program = program_of_mlp()
     technique.prepare(program, Mode.TRAIN, CPU)
@@ -182,20 +182,20 @@ def test_the_files_are_removed() -> None:
     assert not left.exists()
 
 
-def test_a_process_of_its_own_is_started_and_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_other_process_is_started_and_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(handover, "Other", Other)
     technique = SnapshotRestore()
     program = program_of_mlp()
     technique.prepare(program, Mode.TRAIN, CPU)
     program.run(Mode.TRAIN)
     report = program.extras[HANDOVER].report
-    os.kill(report.pid, 0)  # it lives
+    os.kill(report.pid, 0)  # the process is alive
     technique.finish()
     with pytest.raises(ProcessLookupError):
         os.kill(report.pid, 0)
 
 
-def test_what_cannot_be_sent_is_said() -> None:
+def test_programs_that_cannot_be_sent_are_an_error() -> None:
     technique = SnapshotRestore()
     program = Program.of(mlp())  # its optimizer is made by a lambda
     technique.prepare(program, Mode.TRAIN, CPU)
@@ -206,7 +206,7 @@ def test_what_cannot_be_sent_is_said() -> None:
         technique.finish()
 
 
-def test_without_a_snapshot_there_is_nothing_to_go_on_from(tmp_path: Any) -> None:
+def test_without_a_snapshot_resuming_is_an_error(tmp_path: Any) -> None:
     given = Handover(program_of_mlp(), Mode.TRAIN, CPU)
     with pytest.raises(ChildError, match=r"raised FileNotFoundError: .*expected a snapshot to continue from"):
         given.go_on(Snapshots(tmp_path), 4)
@@ -224,7 +224,7 @@ def test_states_are_compared_bit_by_bit() -> None:
     assert unlike({"t": torch.zeros(1)}, {"t": 0.0}) == ["t"]
 
 
-def test_only_a_device_that_repeats_itself_is_held_to_the_bits() -> None:
+def test_only_deterministic_devices_must_repeat_bits() -> None:
     states = [{"x": torch.tensor(float(number))} for number in range(4)]
     found = repeated("same", states[0], iter(states[1:]).__next__, StubDevice())
     assert (found.engaged, found.observed) == (True, "not comparable: two undisturbed trainings differ too")
@@ -237,7 +237,7 @@ def test_only_a_device_that_repeats_itself_is_held_to_the_bits() -> None:
 
 
 @pytest.mark.parametrize("technique", [SnapshotRestore(), SnapshotDamaged()], ids=lambda technique: technique.name)
-def test_where_it_runs(technique: SnapshotRestore) -> None:
+def test_capability_by_device(technique: SnapshotRestore) -> None:
     for kind in ("cpu", "cuda", "xla", "privateuseone"):
         assert technique.capability(StubDevice(kind)).ok
     chip = StubDevice("xla")
@@ -248,7 +248,7 @@ def test_where_it_runs(technique: SnapshotRestore) -> None:
     assert not technique.accepts(workload("linear"))
 
 
-def test_where_there_is_no_scaler_none_is_held() -> None:
+def test_a_device_without_fp16_autocast_gets_no_scaler() -> None:
     technique = SnapshotRestore()
     program = program_of_mlp()
     technique.prepare(program, Mode.TRAIN, StubDevice(features=("strided",)))
