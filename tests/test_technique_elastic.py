@@ -139,7 +139,7 @@ def ended(
     sent: list[torch.Tensor],
     total: torch.Tensor | None,
 ) -> list[torch.Tensor]:
-    """Loss and gradients at the end of a rank. Records what the rank sends, and adds it to the total if there is one."""
+    """Loss and gradients of a rank. `sent` gets what it sends; its sum over all ranks is `total`, if that is given."""
 
     def meet(rows: torch.Tensor) -> None:
         sent.append(rows.clone())
