@@ -49,7 +49,7 @@ _PINNED = "counts of moved and pinned tensors"
 _BATCHES = frozenset({"mlp", "mlp-blocks", "deep-blocks"})
 
 
-class RoundTrip(Technique):
+class ReloadedInputs(Technique):
     """Before each run, moves inputs and target to the host and back, so that each run has new tensors with the same bits.
 
     The check of unchanged inputs compares the program's inputs after a run with those before, and so finds any difference.
@@ -110,7 +110,7 @@ class Pinning:
     pinned: int = 0
 
 
-class PinnedMemory(RoundTrip):
+class PinnedMemory(ReloadedInputs):
     """``Tensor.pin_memory`` and ``Tensor.to(device, non_blocking=True)``."""
 
     name = "pinned-memory"
@@ -142,7 +142,7 @@ class PinnedMemory(RoundTrip):
         )
 
 
-class PrefetchLoader(RoundTrip):
+class PrefetchLoader(ReloadedInputs):
     """A `torch.utils.data.DataLoader` with two persistent worker processes, each of which reads two batches ahead.
 
     In trajectory mode it delivers the training's mini-batches.
@@ -151,7 +151,7 @@ class PrefetchLoader(RoundTrip):
     name = "prefetch-loader"
     promise = "Worker processes that read ahead deliver every row once and in order, and trainings can be resumed."
     source = "https://docs.pytorch.org/docs/stable/data.html#multi-process-data-loading"
-    modes = RoundTrip.modes | {Mode.TRAJECTORY}
+    modes = ReloadedInputs.modes | {Mode.TRAJECTORY}
     level = 2
 
     def __init__(self) -> None:
@@ -224,7 +224,7 @@ class XlaDeviceLoader(PrefetchLoader):
     source = (
         "https://docs.pytorch.org/xla/release/r2.9/learn/api-guide.html#module-torch_xla.distributed.parallel_loader"
     )
-    modes = RoundTrip.modes
+    modes = ReloadedInputs.modes
 
     def capability(self, device: Device) -> Capability:
         if device.type != "xla":
