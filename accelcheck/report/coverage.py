@@ -9,7 +9,8 @@ from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from accelcheck.core.imports import OPTION
-from accelcheck.core.matrix import LEVELS, Selection
+from accelcheck.core.matrix import Selection
+from accelcheck.core.words import LEVELS
 from accelcheck.measure.gate import CHANGE, Use
 
 if TYPE_CHECKING:
