@@ -30,8 +30,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.fixture(autouse=True)
 def _one_thread(request: pytest.FixtureRequest) -> Iterator[None]:
-    # Operators of tests are tiny, and threads of several workers would wait for each other. Not of the suite: it judges
-    # devices as they are.
+    # Operators in tests are tiny, and the threads of several workers would wait for each other. The suite keeps the number of
+    # threads, because it judges devices as they are.
     if TESTS not in request.path.parents:
         yield
         return
@@ -45,7 +45,7 @@ def _one_thread(request: pytest.FixtureRequest) -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
-    """References of one module's tests: two modules may call different workloads the same."""
+    """References of the tests of one module: two modules may give different workloads the same name."""
     from accelcheck.verify.oracle import Store
 
     return Store(tmp_path_factory.mktemp("references"))

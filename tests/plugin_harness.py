@@ -1,5 +1,6 @@
-"""Runs pytest with accelcheck inside a test: on a probe that answers at once, with techniques that are right or wrong on
-purpose. No test by itself.
+"""Runs pytest with accelcheck inside a test, with a stub of the probe and with techniques that are right, or wrong on purpose.
+
+It has no tests of its own.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
     from accelcheck.devices.base import Device
     from accelcheck.techniques.observe import Log
 
-# pytester forgets what a run inside this process imported, and torch's modules cannot be imported twice: import them now.
+# After a run in this process, pytester removes the modules that the run imported, but torch cannot be imported twice: import it now.
 Matrix.load()
 importlib.import_module("torch._dynamo")
 
@@ -65,12 +66,12 @@ Act = Callable[[Program], None]
 
 
 class Toy(Technique):
-    """Runs the module and sees it run; `act` says what it does besides.
+    """Runs the module and gives evidence of it; `act` changes what it does.
 
     Args:
-        name: Its word.
+        name: Of the technique.
         act: Called with the program in `prepare`.
-        engaged: What its evidence says; ``None`` gives no evidence.
+        engaged: Whether its evidence says that it ran; ``None`` gives no evidence.
     """
 
     family = "toy"
@@ -122,7 +123,7 @@ def techniques() -> list[Technique]:
 
 
 def workloads() -> list[Workload]:
-    """``tiny`` and ``small`` are at level 1, ``later`` at level 2; ``broken`` cannot be made, ``timed`` is."""
+    """``tiny`` and ``small`` are at level 1, ``later`` at level 2; making ``broken`` raises; ``timed`` is timed."""
     traits, modes, dtypes = frozenset({"toy"}), frozenset({Mode.FORWARD}), frozenset({"float32", "bfloat16"})
     return [
         Workload("tiny", "A linear layer.", linear, 1, modes, traits, dtypes),
@@ -164,7 +165,7 @@ def _no_kernel(out: Tensor) -> Tensor:
 
 
 def after(change: Callable[[Tensor], Tensor]) -> Act:
-    """Give another output than the module's."""
+    """Change the module's output."""
 
     def act(program: Program) -> None:
         program.call = lambda value: change(program.module(value))
@@ -223,20 +224,20 @@ class Ran:
 
 
 class Suite:
-    """Runs accelcheck's suite, or tests of one's own, in a fresh folder; keeps a journal of every run."""
+    """Runs the suite or other tests in an empty folder, with a journal of every run."""
 
     def __init__(self, pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
         self.pytester = pytester
         self._monkeypatch = monkeypatch
         self.probed = 0
         pytester.makeconftest(CONFTEST)
-        # None of the caller's settings, and nothing of the run that this test is part of.
+        # Remove the settings of the caller and of the run that this test is part of.
         for name in ("PJRT_DEVICE", "TORCH_DEVICE_BACKEND_AUTOLOAD", "PYTEST_XDIST_WORKER", "PYTEST_PLUGINS"):
             monkeypatch.delenv(name, raising=False)
         self.answer()
 
     def answer(self, **found: Capability) -> None:
-        """What the probe says in runs inside this process: the CPU is there, `found` devices are as given."""
+        """Set what the probe answers in runs in this process: the CPU is present, `found` devices have the given answers."""
 
         def probe(
             names: Iterable[str] | None, timeout: float = 0, extra: Iterable[Device] = ()
@@ -276,19 +277,19 @@ class Suite:
         return path
 
     def run(self, *arguments: str) -> Ran:
-        """The suite, inside this process: fast, and the probe is the stub."""
+        """Run the suite in this process, which is fast, with the stub of the probe."""
         return self._ran(self.inside(*self._words(arguments)))
 
     def inside(self, *words: str) -> pytest.RunResult:
-        """pytest, inside this process."""
+        """Run pytest in this process."""
         return self.pytester.runpytest_inprocess(*words)
 
     def run_apart(self, *arguments: str) -> Ran:
-        """The suite, in a process of its own: everything is real."""
+        """Run the suite in a child process, with the real probe."""
         return self._ran(self.pytester.runpytest_subprocess(*self._words(arguments), timeout=PATIENT))
 
     def reproduce(self, ran: Ran) -> Ran:
-        """Run the command that a failure gave, in a process of its own."""
+        """Run the command that a failure prints, in a child process."""
         (command,) = {line.split("reproduce: ")[1] for line in ran.out.splitlines() if "reproduce: " in line}
         program, *arguments = shlex.split(command)
         assert program == "pytest"
@@ -297,7 +298,7 @@ class Suite:
 
     def _words(self, arguments: tuple[str, ...]) -> list[str]:
         (self.path / JOURNAL).unlink(missing_ok=True)
-        # The last of two says where: a test may name another one.
+        # A test may give another journal: the last option counts.
         return ["--pyargs", "accelcheck.suite", f"--accel-journal={JOURNAL}", *arguments]
 
     def _ran(self, result: pytest.RunResult) -> Ran:
@@ -308,7 +309,7 @@ class Suite:
 
 
 def reaches(stat: Path, *states: str) -> bool:
-    """Whether the process of this file in /proc comes to one of these states in time."""
+    """Whether the process of this file in /proc gets into one of these states within 30 s."""
     for _ in range(600):
         try:
             found = stat.read_text(encoding="ascii").rpartition(")")[2].split()[0]

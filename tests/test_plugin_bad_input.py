@@ -131,7 +131,7 @@ def test_a_required_device_that_is_absent_ends_the_run_before_collection(suite: 
     line = refused(suite.run(*only("toy", device="all"), "--accel-require"))
     reasons = {"xla": "no-package", "cuda": "no-hardware", "rocm": "no-hardware", "tpu": "no-hardware"}
     assert all(f"{name}: unavailable [{reason}]" in line for name, reason in reasons.items())
-    assert "--accel-require: a device that was asked for is absent" in line
+    assert "--accel-require: a selected device is absent" in line
 
 
 @pytest.mark.parametrize(

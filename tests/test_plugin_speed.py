@@ -111,7 +111,7 @@ def test_baselines_are_stored_held_and_a_slowdown_is_named(suite: Suite) -> None
     path.write_text(json.dumps(data))
     ran = timed(suite, "--accel-baseline=check", "--accel-processes=2")
     assert ran.verdicts == {TIMED: "pass"}
-    assert "held against baselines: 1 of 1 cases" in ran.out
+    assert "compared with baselines: 1 of 1 cases" in ran.out
     assert (suite.path / "baselines").is_dir()
 
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 
+from accelcheck.core import imports
 from accelcheck.core.capability import Code
 from accelcheck.core.case import Verdict
 from accelcheck.devices import probe as probe_module
@@ -223,7 +224,14 @@ def test_noise_on_standard_output_is_no_answer(install: Install, monkeypatch: py
 
 
 def test_host_facts_are_plain() -> None:
-    assert HostFacts("cpu", 2).as_json() == {"cpu": "cpu", "cores": 2, "backends": (), "broken": {}, "autoload": True}
+    assert HostFacts("cpu", 2).as_json() == {
+        "cpu": "cpu",
+        "cores": 2,
+        "backends": (),
+        "broken": {},
+        "autoload": True,
+        "failed_imports": {},
+    }
 
 
 def test_a_broken_torch_is_not_blamed_on_a_backend(install: Install) -> None:
@@ -234,3 +242,40 @@ def test_a_broken_torch_is_not_blamed_on_a_backend(install: Install) -> None:
     assert "libc10.so" in statuses["cpu"].capability.reason
     assert facts.autoload
     assert facts.broken == {}
+
+
+@pytest.mark.parametrize(
+    ("code", "timeout", "expected", "word"),
+    [
+        ("raise OSError('libtoy.so: no such file')", LIMIT, Code.IMPORT_FAILED, "OSError: libtoy.so: no such file"),
+        (CRASH, LIMIT, Code.PROBE_FAILED, "died of SIGSEGV during: --accel-import=toy_imported"),
+        (HANG, 5.0, Code.PROBE_TIMEOUT, "no answer within 5 s, during: --accel-import=toy_imported"),
+    ],
+    ids=["raises", "crashes", "hangs"],
+)
+def test_a_module_that_cannot_be_imported_is_named_and_other_devices_go_on(
+    install: Install, monkeypatch: pytest.MonkeyPatch, code: str, timeout: float, expected: Code, word: str
+) -> None:
+    install("torch", TORCH)
+    install("toy_imported", code)
+    monkeypatch.setenv(imports.VARIABLE, "toy_imported")
+    statuses, facts = probe(["cpu", "toy"], timeout)
+    assert statuses["cpu"].present, statuses["cpu"].capability
+    assert list(facts.failed_imports) == ["toy_imported"]
+    for capability in (facts.failed_imports["toy_imported"], statuses["toy"].capability):
+        assert capability.code is expected
+        assert word in capability.reason
+
+
+def test_an_imported_module_is_there_before_a_device_of_another_package(
+    install: Install, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install("torch", TORCH)
+    install("toy_imported", "loaded = True")
+    opens = "    def open(self):\n        import sys\n        assert 'toy_imported' in sys.modules\n"
+    install("foreign_importing", FOREIGN.replace("    def synchronize", f"{opens}    def synchronize"))
+    device = importlib.import_module("foreign_importing").Foreign()
+    monkeypatch.setenv(imports.VARIABLE, "toy_imported")
+    statuses, facts = probe(["foreign"], LIMIT, [device])
+    assert statuses["foreign"].present, statuses["foreign"].capability
+    assert not facts.failed_imports

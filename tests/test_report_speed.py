@@ -38,7 +38,7 @@ def test_what_is_held_against_a_baseline_says_its_limit_and_what_would_have_been
     )
     found = lines([held, record("other", 3, 3)])
     assert found[2].endswith("1.002 (1.031, 1.046)")
-    assert any(line.startswith("held against baselines: 1 of 2 cases; in brackets") for line in found)
+    assert any(line.startswith("compared with baselines: 1 of 2 cases; in brackets") for line in found)
 
 
 def test_notes_on_baselines_name_few_cases_and_count_many() -> None:

@@ -1,4 +1,4 @@
-"""The pytest side: hooks, options, run configuration, controller, what plugins registered, pytest-benchmark's adapter.
+"""The pytest plugin: hooks, options, run configuration, controller, registered devices and techniques, adapter for pytest-benchmark.
 
-Nothing here imports torch at its top, since every pytest run of everyone who has accelcheck installed imports `hooks`.
+No module of this package imports torch at import: every pytest run where accelcheck is installed imports `hooks`.
 """

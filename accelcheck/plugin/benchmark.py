@@ -1,4 +1,4 @@
-"""Hands what was timed to pytest-benchmark, through its public fixture: its table, JSON, comparisons and histograms show it."""
+"""Passes measured times to the public fixture of pytest-benchmark, so that its table, JSON, comparisons and histograms have them."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ if TYPE_CHECKING:
 
 
 class Replay:
-    """A timer that tells times that were measured before: pytest-benchmark reads it twice a round."""
+    """A timer that replays measured times: pytest-benchmark reads it twice per round."""
 
     def __init__(self) -> None:
         self._left: list[float] = []
 
     def load(self, times: Sequence[float]) -> None:
-        """What the next readings are to differ by."""
+        """Set the differences between the next pairs of readings, in seconds."""
         self._left = [moment for seconds in times for moment in (0.0, seconds)]
 
     def __call__(self) -> float:
@@ -32,7 +32,7 @@ _REPLAY: pytest.StashKey[Replay] = pytest.StashKey()
 
 
 def mark_timed(item: pytest.Item, case: Case) -> None:
-    """Make a test that times a case one of pytest-benchmark's, before it is set up."""
+    """Give a test of a timed case the marker and the fixture of pytest-benchmark. Call it before the test is set up."""
     replay = item.stash[_REPLAY] = Replay()
     item.add_marker(pytest.mark.benchmark(group=f"{case.workload}/{case.device}/{case.mode}", timer=replay))
     names: list[str] = getattr(item, "fixturenames", [])
@@ -40,7 +40,7 @@ def mark_timed(item: pytest.Item, case: Case) -> None:
 
 
 def hand_over(item: pytest.Item, record: Record) -> None:
-    """Give it the times of a record and its figures; nothing where the test was not announced, or nothing was timed."""
+    """Pass the times and figures of a record to pytest-benchmark; nothing happens without `mark_timed` or without times."""
     replay = item.stash.get(_REPLAY, None)
     fixture: Any = getattr(item, "funcargs", {}).get("benchmark")
     if replay is None or fixture is None or not record.times:
@@ -51,4 +51,4 @@ def hand_over(item: pytest.Item, record: Record) -> None:
 
 
 def _nothing() -> None:
-    """What is called in place of the work that was timed before."""
+    """Called in place of the work, which was timed before."""

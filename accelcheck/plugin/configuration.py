@@ -1,4 +1,4 @@
-"""What a run was asked for and what this machine has: found out once, on the controller, and sent to every worker. No torch."""
+"""What was selected for a run and which devices this machine has: found once, on the controller, and sent to every worker. No torch."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class AbsentDeviceError(ValueError):
-    """A device that must be here (``--accel-require``) is not."""
+    """A selected device is absent, and ``--accel-require`` was given."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class RunConfiguration:
     """One run.
 
     Attributes:
-        selection: What of the matrix was asked for.
+        selection: What was selected from the matrix.
         statuses: What the probe found of each known device, in order of their names.
         autoload: Whether device backends may load themselves with torch; off when one of them breaks the import.
         folder: Private to the run; holds the references.
@@ -62,7 +62,7 @@ class RunConfiguration:
 
         ledgers = options.paths(config, "ledger")
         Ledger.load(ledgers)
-        options.selection(config, ())  # wrong values are answered before the devices are asked
+        options.selection(config, ())  # wrong values are reported before devices are probed
         if options.imports(config):
             imports.announce(options.imports(config))
         statuses, host = probe(None, options.seconds(config), registered.devices(config))
@@ -76,7 +76,7 @@ class RunConfiguration:
         absent = [f"{name}: {statuses[name].capability}" for name in chosen if not statuses[name].present]
         absent += _lines(failed)
         if options.value(config, "require") and absent:
-            raise AbsentDeviceError("--accel-require: a device that was asked for is absent. " + "; ".join(absent))
+            raise AbsentDeviceError("--accel-require: a selected device is absent. " + "; ".join(absent))
         folder = Path(tempfile.mkdtemp(prefix="accelcheck-"))
         # A module that fails in the probe would fail in this process too, and with it the cases of all other devices.
         loaded = tuple(name for name in imports.announced() if name not in failed)
@@ -117,7 +117,7 @@ class RunConfiguration:
         )
 
     def devices(self, config: pytest.Config) -> Mapping[str, Device]:
-        """All known devices by name: built-in, other plugins', and accelerators that the probe met."""
+        """All known devices by name: built-in ones, those of other plugins, and accelerators that the probe found."""
         from accelcheck.devices.generic import Generic
 
         hooked = registered.devices(config)
@@ -125,7 +125,7 @@ class RunConfiguration:
         return matrix.devices([*hooked, *(Generic(name) for name in self.statuses if name not in known)])
 
     def apply(self, environ: MutableMapping[str, str], worker: str, workers: int) -> None:
-        """Set what must be set before torch is imported in this process; what the caller has set stays.
+        """Set the environment variables that torch reads when it is imported; values that the user has set stay.
 
         Args:
             environ: Of this process.
@@ -154,11 +154,11 @@ def _lines(failed: Mapping[str, Capability]) -> list[str]:
 
 
 def gate(config: pytest.Config, run: RunConfiguration) -> Gate:
-    """What baselines and limits are to say of this run's times.
+    """What the times of this run are compared with: baselines and limits.
 
     Raises:
-        BaselineError: A stored baseline of a device that is asked for is not what it should be.
-        LimitError: A file of limits is not what it should be.
+        BaselineError: A stored baseline of a selected device is malformed.
+        LimitError: A file of limits is malformed.
         UnknownNameError: An option has a value that is not legal.
     """
     from accelcheck.expectations import limits

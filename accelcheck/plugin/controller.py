@@ -33,11 +33,11 @@ if TYPE_CHECKING:
 SESSION = "ACCELCHECK_SESSION"
 """Variable with the name of the nox session that a run is part of."""
 PATIENCE = 20.0
-"""Seconds after which a case that still runs is named, and between two such lines."""
+"""Seconds after which a running case is named, and between two such lines."""
 
 
 class Controller:
-    """Collects the records of all processes of a run. Registered where tests report to: never on an xdist worker."""
+    """Collects the records of all processes of a run. Never registered on an xdist worker."""
 
     def __init__(self, config: pytest.Config, run: RunConfiguration, gate: Gate) -> None:
         self.config = config
@@ -80,7 +80,7 @@ class Controller:
         }
 
     def pytest_report_header(self) -> list[str]:
-        """Which devices were found, and why others were not."""
+        """The level, the found devices, and why others are absent."""
         return terminal.header(self.run)
 
     @pytest.hookimpl(optionalhook=True)
@@ -131,7 +131,7 @@ class Controller:
                 self._say(due)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Take a record over from a report; make one when the process died or the case was never reached."""
+        """Read the record from a report; make one if the process died or the case was not reached."""
         name = _bracketed(report.nodeid)
         if report.when not in {"setup", "call", "teardown"}:
             self.running.end(report.nodeid)  # xdist never says that a test finished whose worker died
@@ -162,7 +162,7 @@ class Controller:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
-        """What was asked for and ran nothing is not green."""
+        """A selection of which no case was executed does not exit with 0."""
         self.running.stop()
         executed = sum(record.verdict.executed for record in self.records.values())
         if exitstatus == pytest.ExitCode.OK and (self.records or self.asked) and not executed:
@@ -187,21 +187,21 @@ class Controller:
 
     @property
     def journal_path(self) -> Path | None:
-        """Where the journal went, if it was asked for."""
+        """File of the journal, if there is one."""
         return self.journal.path if self.journal is not None else None
 
 
 def _bracketed(nodeid: str) -> str:
-    """What stands between the brackets of a test's name; brackets in folder names are not meant."""
+    """The text in the brackets of a test's name; brackets in names of folders do not count."""
     return nodeid.rpartition("::")[2].partition("[")[2].rpartition("]")[0]
 
 
 class RunningCases:
-    """Names cases that run long, while they run: a compilation of minutes otherwise looks like a hang."""
+    """Names cases that have run for long, while they run: without it, a compilation of minutes looks like a hang."""
 
     def __init__(self, out: TextIO) -> None:
         self._out = out
-        self._alone = False  # whether our line is the last one there: the reporter's dots end without a newline
+        self._alone = False  # whether the last line is one of ours: the reporter's dots end without a newline
         self._running: dict[str, float] = {}
         self._lock = threading.Lock()
         self._stopped = threading.Event()

@@ -50,7 +50,7 @@ def pytest_addhooks(pluginmanager: pytest.PytestPluginManager) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Find out what was asked for and what is here: on the controller by probing, on a worker by being told."""
+    """Read the options and probe the devices on the controller; on a worker, read what the controller found."""
     config.addinivalue_line(
         "markers", "accel(*modes): parametrize `accel_case` with the selected cases of these modes (default: all modes)"
     )
@@ -87,7 +87,7 @@ def _controller(config: pytest.Config) -> Controller:
         config.add_cleanup(lambda: shutil.rmtree(run.folder, ignore_errors=True))
         gate = config.stash[_GATE] = configuration.gate(config, run)
         if run.selection.techniques or run.selection.workloads or run.selection.cases:
-            _matrix(config).check(run.selection)  # names need the registry, and that needs torch: only when given
+            _matrix(config).check(run.selection)  # only when names are given, because the registry imports torch
         return controller.Controller(config, run, gate)
     except (
         configuration.AbsentDeviceError,
@@ -103,10 +103,10 @@ def _controller(config: pytest.Config) -> Controller:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_configure_node(node: Any) -> None:
-    """xdist: tell a worker what the controller found out."""
-    configuration = node.config.stash.get(_RUN, None)
-    if configuration is not None:
-        node.workerinput["accelcheck"] = json.dumps(configuration.as_json())  # execnet takes plain types only
+    """With xdist: send a worker what the controller found."""
+    run = node.config.stash.get(_RUN, None)
+    if run is not None:
+        node.workerinput["accelcheck"] = json.dumps(run.as_json())  # execnet takes plain types only
 
 
 def _matrix(config: pytest.Config) -> Matrix:
@@ -121,11 +121,11 @@ def _matrix(config: pytest.Config) -> Matrix:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Give a test that takes `accel_case` the selected cases."""
+    """Parametrize a test that takes `accel_case` with the selected cases."""
     if "accel_case" not in metafunc.fixturenames:
         return
-    configuration = metafunc.config.stash.get(_RUN, None)
-    if configuration is None:
+    run = metafunc.config.stash.get(_RUN, None)
+    if run is None:
         _parametrize_nothing(metafunc, NOT_ASKED, "accelcheck was not asked for: give --accel-device=auto")
         return
     from accelcheck.core.case import TIMED, Mode
@@ -139,7 +139,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
                 metafunc, SHARED, "timing needs the machine for itself: run accelcheck.suite.test_speed without -n"
             )
             return
-    cases = _matrix(metafunc.config).cases(configuration.selection, modes)
+    cases = _matrix(metafunc.config).cases(run.selection, modes)
     if cases:
         metafunc.parametrize("accel_case", cases, ids=[case.id for case in cases])
     else:
@@ -148,7 +148,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Timed cases are pytest-benchmark's too. A timing process runs nothing else."""
+    """Mark timed cases for pytest-benchmark. A timing process keeps only the cases that it is to time."""
     if _RUN not in config.stash:
         return
     from accelcheck.measure import timing_processes
@@ -193,7 +193,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         folder = Path(tempfile.mkdtemp(prefix="timing-", dir=config.stash[_RUN].folder))
         words = [*map(str, config.invocation_params.args)]
         if config.pluginmanager.hasplugin("cacheprovider"):
-            # Its skips are not this run's: what failed last would be forgotten, and --lf choose something else.
+            # A timing process skips every case: in the cache of this run, --lf would lose the last failures.
             words += ["-o", f"cache_dir={folder / 'cache'}"]
         return timing_processes.measure(words, ids, count, folder, config.invocation_params.dir, say)
 
@@ -221,10 +221,10 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_benchmark_update_machine_info(config: pytest.Config, machine_info: dict[str, Any]) -> None:
-    """pytest-benchmark's own machine id knows no accelerator."""
-    configuration = config.stash.get(_RUN, None)
-    if configuration is not None:
-        found = {name: configuration.statuses[name].fingerprint for name in configuration.selection.devices}
+    """Add the devices to the machine information of pytest-benchmark, which has no accelerators."""
+    run = config.stash.get(_RUN, None)
+    if run is not None:
+        found = {name: run.statuses[name].fingerprint for name in run.selection.devices}
         machine_info["accelcheck"] = {name: f.as_json() for name, f in found.items() if f is not None}
 
 
@@ -234,23 +234,24 @@ def _parametrize_nothing(metafunc: pytest.Metafunc, name: str, reason: str) -> N
 
 @pytest.fixture(scope="session")
 def accel_bench(request: pytest.FixtureRequest) -> Iterator[Bench]:
-    """Everything that cases run with, one a process.
+    """Everything that cases run with, once per process.
 
-    What there is before the first case stays to the end: the garbage collector need not go through it before each timed case.
+    Objects made before the first case live until the end of the run, so they are frozen: the garbage collector then does not
+    scan them before each timed case.
     """
     from accelcheck.checks.execute import Bench
     from accelcheck.expectations.ledger import Ledger, shipped
     from accelcheck.verify.oracle import Store
 
-    configuration = request.config.stash[_RUN]
+    run = request.config.stash[_RUN]
     gc.collect()
     gc.freeze()
     yield Bench(
         matrix=_matrix(request.config),
-        devices=configuration.devices(request.config),
-        statuses=configuration.statuses,
-        store=Store(configuration.folder),
-        ledger=Ledger.load((*shipped(configuration.selection.devices), *configuration.ledgers)),
+        devices=run.devices(request.config),
+        statuses=run.statuses,
+        store=Store(run.folder),
+        ledger=Ledger.load((*shipped(run.selection.devices), *run.ledgers)),
         gate=request.config.stash.get(_GATE, None),
         traces=options.folder(request.config, "profile"),
     )
@@ -259,7 +260,7 @@ def accel_bench(request: pytest.FixtureRequest) -> Iterator[Bench]:
 
 @pytest.fixture
 def accel_check(request: pytest.FixtureRequest, accel_bench: Bench) -> Callable[[Case], Record]:
-    """Run a case, keep its record, and pass, skip or fail the test by its verdict."""
+    """Run a case, keep its record, and pass, skip or fail the test according to the verdict."""
     from accelcheck.core.case import Verdict
     from accelcheck.measure import timing_processes
     from accelcheck.plugin.benchmark import hand_over
@@ -290,7 +291,7 @@ def accel_check(request: pytest.FixtureRequest, accel_bench: Bench) -> Callable[
             raise pytest.xfail.Exception(record.reason.partition("\n")[0])  # the whole reason is in the journal
         if not record.verdict.green:
             gate = accel_bench.gate
-            # What was measured is right: it is too slow or too large for a baseline or a limit.
+            # The result is right, but too slow or too large for a baseline or a limit.
             words = gate.words if gate is not None and record.measurements else ()
             pytest.fail(explain(record, words), pytrace=False)
         hand_over(request.node, record)
@@ -305,6 +306,6 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
     report = yield
     record = item.stash.get(_RECORD, None)
     if record is not None and report.when == "call":
-        # A plain text, since that is what execnet takes; on the report, since only it travels as the run goes.
+        # As text, because execnet takes plain types only; on the report, because xdist sends reports while the run goes.
         setattr(report, "accelcheck", json.dumps(record.as_json()))  # noqa: B010 - TestReport has no such attribute of its own
     return report

@@ -1,4 +1,4 @@
-"""Hooks that other plugins and conftest files implement to bring devices, techniques and workloads of their own."""
+"""Hooks by which other plugins and conftest files register devices, techniques and workloads."""
 
 from __future__ import annotations
 
@@ -18,8 +18,7 @@ if TYPE_CHECKING:
 def pytest_accel_devices() -> Iterable[Device]:  # type: ignore[empty-body]  # a specification
     """Devices besides the built-in ones.
 
-    In a pytest run called on the controller before torch is imported: the module that defines the device must not import it at
-    its top.
+    The controller calls it before torch is imported: the module that defines the device must not import torch at import.
     """
 
 

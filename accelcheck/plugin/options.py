@@ -37,7 +37,7 @@ class Option(NamedTuple):
 
 
 OPTIONS = (
-    Option("device", "device under test (repeatable): a name, `auto` (all that are here) or `all`", repeatable=True),
+    Option("device", "device under test (repeatable): a name, `auto` (all that are present) or `all`", repeatable=True),
     Option(
         "import",
         "module to import in every process that uses a device (repeatable): a backend of torch that no entry point loads",
@@ -49,15 +49,15 @@ OPTIONS = (
     Option("dtype", f"storage dtype to run (repeatable): {', '.join(DTYPES)}; default: all", repeatable=True),
     Option("case", "exact case id to run, whatever its level (repeatable)", repeatable=True, metavar="ID"),
     Option("level", "1 smoke (default), 2 standard, 3 full, 4 soak", metavar="N"),
-    Option("require", "fail at once when a device that was asked for is absent", flag=True),
-    Option("journal", "write one JSON line a case to this file as the run goes", metavar="FILE"),
+    Option("require", "fail at once when a selected device is absent", flag=True),
+    Option("journal", "write one JSON line per case to this file while the run goes", metavar="FILE"),
     Option("ledger", "further file of expected failures (repeatable)", repeatable=True, metavar="FILE"),
-    Option("baseline", "hold times against stored baselines: check, update, new-only or off (default)", metavar="USE"),
-    Option("baselines", "folder of the stored baselines (default: baselines, beside the ini file)", metavar="FOLDER"),
+    Option("baseline", "compare times with stored baselines: check, update, new-only or off (default)", metavar="USE"),
+    Option("baselines", "folder of the stored baselines (default: baselines, next to the ini file)", metavar="FOLDER"),
     Option("limits", "file of limits on speed, memory and compile time (repeatable)", repeatable=True, metavar="FILE"),
     Option(
         "processes",
-        "processes that time each case for a check (default 3, and 10 more what these name) or an update (10)",
+        "processes that time each case for a check (default 3, then 10 more for suspected regressions) or an update (10)",
         metavar="N",
     ),
     Option("profile", "keep a trace of each timed case in this folder", metavar="FOLDER"),
@@ -86,14 +86,14 @@ def add(parser: pytest.Parser) -> None:
 
 
 def value(config: pytest.Config, name: str) -> Any:
-    """What was given for an option: the command line before the ini file; ``None`` if neither says anything."""
+    """The value of an option: from the command line, else from the ini file, else ``None``."""
     dest = f"accel_{name}"
     given = config.getoption(dest)
     return given if given is not None else (config.getini(dest) or None)
 
 
 def paths(config: pytest.Config, name: str) -> tuple[Path, ...]:
-    """The files given for an option: relative to where pytest was started, or to the ini file that names them."""
+    """The files given for an option, relative to the folder in which pytest was started, or to that of the ini file that names them."""
     given = value(config, name) or ()
     words = [given] if isinstance(given, str) else given
     if config.getoption(f"accel_{name}") is not None:
@@ -110,13 +110,13 @@ def folder(config: pytest.Config, name: str) -> Path | None:
 
 
 def baselines(config: pytest.Config) -> Path:
-    """The store of baselines; where accelcheck is no plugin of this pytest, that which it has unless said."""
+    """The folder of the stored baselines; the default one if accelcheck is not a plugin of this pytest."""
     given = folder(config, "baselines") if hasattr(config.option, "accel_baselines") else None
     return given or config.rootpath / "baselines"
 
 
 def requested(config: pytest.Config) -> bool:
-    """Whether this pytest run is about accelcheck at all: an option or ini value is set, or the suite is named."""
+    """Whether this pytest run uses accelcheck: an option or an ini value is set, or the suite is an argument."""
     return any(value(config, option.name) is not None for option in OPTIONS) or any(
         str(argument).startswith((SUITE, SUITE.replace(".", "/"))) for argument in config.args
     )
@@ -131,7 +131,7 @@ def chosen_devices(words: Iterable[str], known: Iterable[str], statuses: Mapping
     """Resolve `auto` and `all`, keeping the order asked for, each device once.
 
     Raises:
-        UnknownNameError: A word is no device; the message gives the legal values and the nearest.
+        UnknownNameError: A word is not a device; the message has the legal values and the nearest one.
     """
     names = list(known)
     chosen: list[str] = []
@@ -148,7 +148,7 @@ def chosen_devices(words: Iterable[str], known: Iterable[str], statuses: Mapping
 
 
 def level(config: pytest.Config) -> int:
-    """The level asked for.
+    """The selected level.
 
     Raises:
         UnknownNameError: It is none of the four.
@@ -178,7 +178,7 @@ def use(config: pytest.Config) -> Use:
 
 
 def processes(config: pytest.Config) -> tuple[int, int]:
-    """How many processes are to time each case, and how many more what a check of these names.
+    """How many processes time each case, and how many more time the cases that a check suspects of a regression.
 
     Raises:
         UnknownNameError: It is not a number of at least 2.
@@ -194,7 +194,7 @@ def processes(config: pytest.Config) -> tuple[int, int]:
 
 
 def dtypes(config: pytest.Config) -> tuple[str, ...]:
-    """The storage dtypes asked for.
+    """The selected storage dtypes.
 
     Raises:
         UnknownNameError: One is not among those that cases may have.
@@ -229,7 +229,7 @@ def _unknown(kind: str, word: str, legal: Iterable[str]) -> UnknownNameError:
 
 
 def selection(config: pytest.Config, devices: tuple[str, ...]) -> Selection:
-    """Everything that chooses cases."""
+    """All options that select cases."""
     from accelcheck.core.matrix import Selection
 
     return Selection(

@@ -1,4 +1,4 @@
-"""What conftest.py and other packages bring by hooks: in a pytest run, and for commands what one here would have. No torch."""
+"""Devices, techniques and workloads that conftest.py and other packages register by hooks, for pytest runs and for commands. No torch."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 
 
 LINES = 8
-"""Last lines of what pytest printed that are shown."""
+"""How many of the last lines that pytest printed an error shows."""
 
 
 class PluginLoadError(ValueError):
-    """pytest cannot start here, so that nobody knows what its plugins bring."""
+    """pytest cannot start in this folder, so it is unknown what its plugins register."""
 
 
 def devices(config: pytest.Config) -> list[Device]:
@@ -35,7 +35,7 @@ def devices(config: pytest.Config) -> list[Device]:
 
 
 def matrix(config: pytest.Config) -> Matrix:
-    """Techniques and workloads, the built-in ones and others. Imports torch.
+    """Built-in and registered techniques and workloads. Imports torch.
 
     Raises:
         DuplicateNameError: Two things share a name.
@@ -49,7 +49,7 @@ def _all(config: pytest.Config, name: str) -> list[Any]:
 
 
 class _Asked:
-    """Keeps what pytest knows of this folder, and runs nothing."""
+    """Keeps the configuration of pytest for this folder, and runs no test."""
 
     config: pytest.Config | None = None
 
@@ -61,12 +61,12 @@ class _Asked:
 
 @functools.cache
 def here() -> pytest.Config:
-    """Pytest in this folder: its plugins and conftest.py are loaded, and nothing is collected.
+    """The configuration of pytest in this folder, with its plugins and conftest.py; nothing is collected.
 
-    Without ``addopts``: they are for runs, and some, such as those that ask for coverage, would begin to work.
+    Without ``addopts``: they are meant for runs, and some, such as those of coverage, would start to work.
 
     Raises:
-        BroughtError: It does not start.
+        PluginLoadError: pytest does not start.
     """
     asked, said = _Asked(), io.StringIO()
     given = os.environ.pop("PYTEST_ADDOPTS", None)
@@ -82,16 +82,18 @@ def here() -> pytest.Config:
     if asked.config is None:
         lines = [line.strip() for line in said.getvalue().splitlines() if line.strip()]
         raise PluginLoadError(f"pytest does not start in {Path.cwd()} (exit {int(code)}): {' | '.join(lines[-LINES:])}")
-    # They are taken back when pytest ends, and hooks may import from there when they are called.
+    # pytest removes them when it ends, but hooks may import from these folders when they are called.
     sys.path[:0] = [str(path) for path in asked.config.getini("pythonpath")]
     return asked.config
 
 
 def device(name: str) -> Device:
-    """A device by name, for a command: a built-in one, one that plugins bring, or an accelerator that torch has.
+    """A device by name, for a command: built-in, registered by a plugin, or an accelerator that torch has.
+
+    Imports the modules of ``--import``.
 
     Raises:
-        BroughtError: It is none of the built-in ones, and pytest does not start.
+        PluginLoadError: It is none of the built-in ones, and pytest does not start.
     """
     from accelcheck.devices.generic import Generic
 

@@ -1,4 +1,4 @@
-"""The capability table: every technique, what it promises, and each device's answer. The one source of lists and documentation."""
+"""The capability table: every technique, its promise, and each device's answer. Lists and documentation are made from it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from accelcheck.techniques.base import Technique
 
 GENERIC = "generic"
-"""Stands for a device that nothing is known of but that torch has it."""
+"""Name of the column for a device of which only the torch type is known."""
 
 
 @dataclass(frozen=True)
@@ -27,8 +27,8 @@ class TechniqueRow:
     Attributes:
         name, family, promise, source: As of the `Technique`.
         packages: As `Technique.packages`.
-        answers: By device: whether it runs there, and if not, why.
-        cases: By level: how many cases of it one device has up to there.
+        answers: By device: whether it runs on the device, and if not, why.
+        cases: By level: how many of its cases one device has up to that level.
     """
 
     name: str
@@ -41,7 +41,7 @@ class TechniqueRow:
 
 
 def rows(matrix: Matrix, places: Mapping[str, Device]) -> list[TechniqueRow]:
-    """The table, sorted by family and name. Devices answer for what they declare; none needs to be here."""
+    """The table, sorted by family and name. Devices answer from what they declare; none needs to be present."""
     made = []
     for technique in matrix.techniques.values():
         levels = [
@@ -62,15 +62,19 @@ def rows(matrix: Matrix, places: Mapping[str, Device]) -> list[TechniqueRow]:
 
 
 def _answer(technique: Technique, device: Device) -> Capability:
-    """A technique's answer; some can be had of a device alone that is here."""
+    """A technique's answer; some techniques need the device to be present."""
     try:
         return technique.answer(device)
-    except (RuntimeError, AssertionError, ImportError):  # what torch raises of an accelerator that it has not
-        return unavailable(Code.NOT_ASKED, f"only {device.name} itself can tell", "ask where it is")
+    except (
+        RuntimeError,
+        AssertionError,
+        ImportError,
+    ):  # torch raises one of these for an accelerator that it does not have
+        return unavailable(Code.NOT_ASKED, f"only {device.name} itself can tell", "ask on a machine that has it")
 
 
 def columns(asked: Sequence[str] = (), extra: Sequence[Device] = ()) -> Mapping[str, Device]:
-    """The devices of the table: those asked for, or all that are built in, `extra` ones and a generic one.
+    """The devices of the table: the selected ones, or all built-in ones, `extra` ones and a generic one.
 
     Raises:
         UnknownNameError: There is no such device.

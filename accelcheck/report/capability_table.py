@@ -34,7 +34,7 @@ def text(rows: Sequence[TechniqueRow], statuses: Mapping[str, Status]) -> list[s
 
 
 def markdown(rows: Sequence[TechniqueRow], workloads: Iterable[Workload]) -> list[str]:
-    """For the documentation. The same on every machine: a technique that is only unavailable here counts as existing."""
+    """For the documentation. The same on every machine: a technique that only this machine lacks counts as existing."""
     lines = [
         "# Techniques",
         "",

@@ -1,4 +1,4 @@
-"""What a failing case says: the case, what was expected, what came, and the one command that shows it again. No torch."""
+"""The message of a failing case: the case, the expected and the actual result, and the command that reproduces it. No torch."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def explain(record: Record, more: Iterable[str] = ()) -> str:
 
     Args:
         record: Of the case.
-        more: Options of pytest that show it again, besides those that name the case.
+        more: Options of pytest that the reproduction needs, besides those that name the case.
     """
     lines = [f"{record.case.id}: {record.verdict}", ""]
     lines += [f"  {line}" for line in record.reason.splitlines()]

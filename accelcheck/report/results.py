@@ -1,4 +1,4 @@
-"""Files of results that people keep and compare: small sorted JSON with a schema, of what, when, with what and where. No torch."""
+"""Files of results that people keep and compare: small sorted JSON with a schema, date, versions and device. No torch."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 SCHEMA = 1
 """Version of the layout."""
 DIGITS = 4
-"""Significant digits of what is measured: no clock has more, and a difference between two files stays readable."""
+"""Significant digits of measurements: no clock has more, and a diff of two files stays readable."""
 
 
 class ResultsError(ValueError):
@@ -27,10 +27,10 @@ class ResultsError(ValueError):
 
 
 def writable(path: Path) -> None:
-    """See, before anything is measured, that a file can be made.
+    """Check, before anything is measured, that a file can be written.
 
     Raises:
-        ResultsError: It cannot.
+        ResultsError: It cannot be written.
     """
     if path.is_dir():
         raise ResultsError(f"{path}: expected a file's name, got a folder")
@@ -39,12 +39,12 @@ def writable(path: Path) -> None:
 
 
 def write(path: Path, kind: str, device: Fingerprint, body: Mapping[str, Any]) -> None:
-    """Write a file whole: it is the old one or the new one.
+    """Write a file atomically: readers see the old one or the new one.
 
     Args:
         path: In a folder that exists.
-        kind: Of results: what `body` is.
-        device: What was measured.
+        kind: Of the results in `body`.
+        device: The device that was measured.
         body: JSON-ready values, and floats, which are rounded.
 
     Raises:
@@ -67,7 +67,7 @@ def write(path: Path, kind: str, device: Fingerprint, body: Mapping[str, Any]) -
 
 
 def identity(device: Fingerprint) -> str:
-    """A device in a line: what it is, and with what."""
+    """A device in one line: chip, count, runtime and versions."""
     versions = ", ".join(f"{name} {version}" for name, version in sorted(device.versions.items()))
     return f"{device.device}: {device.chip} x {device.count}, {device.runtime}, {versions}"
 

@@ -1,4 +1,4 @@
-"""The terminal's table of what was timed: a line a case. No torch."""
+"""The terminal's table of timed cases, a line per case. No torch."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ HEAD = (
     "baseline",
 )
 SHOWN = 3
-"""Cases that are named where a note is about them; of more, the number."""
+"""Most cases that a note names; of more, it gives the number."""
 
 
 def lines(records: Iterable[Record]) -> list[str]:
-    """The table, and what must be said of baselines; nothing where nothing was timed."""
+    """The table and notes on baselines; empty if no case was timed."""
     timed = [record for record in records if record.measurements]
     if not timed:
         return []
@@ -51,7 +51,7 @@ def lines(records: Iterable[Record]) -> list[str]:
     held = [record for record in timed if _named(record, "baseline-detectable") is not None]
     if held:
         found.append(
-            f"held against baselines: {len(held)} of {len(timed)} cases; in brackets the factor from which on it is a regression, "
+            f"compared with baselines: {len(held)} of {len(timed)} cases; in brackets the factor from which on it is a regression, "
             "and the smallest slowdown that such a check finds in 95 of 100 runs"
         )
     notes: dict[str, list[str]] = {}
@@ -63,7 +63,7 @@ def lines(records: Iterable[Record]) -> list[str]:
 
 
 def _some(cases: list[str]) -> str:
-    """How many, and which where they are few."""
+    """The cases if they are few, else their number."""
     return ", ".join(cases) if len(cases) <= SHOWN else f"{len(cases)} cases"
 
 
@@ -96,7 +96,7 @@ def _row(record: Record) -> tuple[str, ...]:
 
 
 def _fewer(record: Record) -> str:
-    """What a case launches in place of what eager does, where that is less; else nothing."""
+    """The launches of a case beside those of eager, if there are fewer; else empty."""
     found = {measurement.name: measurement for measurement in record.measurements}
     own, eager = found.get("launches"), _value(found.get("launches-fp32-eager"))
     if own is None or own.value is None or eager is None or own.value >= eager:

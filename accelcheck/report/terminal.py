@@ -1,4 +1,4 @@
-"""The terminal: which devices are here, the matrix technique x device, counts per verdict, the slowest cases. No torch."""
+"""The terminal's header and summary: devices, the matrix technique x device, counts per verdict, the slowest cases. No torch."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _BAD_FIRST = (
 
 
 def header(run: RunConfiguration) -> list[str]:
-    """One line for what was asked, one a device."""
+    """One line for the selection, one per device, and one per module that cannot be imported."""
     lines = [
         f"accelcheck: level {run.selection.level}, devices asked for: {', '.join(run.selection.devices) or 'none'}"
     ]
@@ -49,7 +49,7 @@ def header(run: RunConfiguration) -> list[str]:
 
 
 def counts(records: Iterable[Record]) -> dict[str, int]:
-    """How many of each verdict, the worst first."""
+    """How many cases have each verdict, the worst verdict first."""
     tally = Counter(record.verdict for record in records)
     return {str(verdict): tally[verdict] for verdict in _BAD_FIRST if tally[verdict]}
 

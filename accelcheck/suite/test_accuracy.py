@@ -1,4 +1,4 @@
-"""Does the accuracy hold? Trained models on held-out samples, and what training reaches, against FP32 eager."""
+"""Task accuracy: trained models on held-out samples, and the accuracy that training reaches, against FP32 eager."""
 
 from __future__ import annotations
 
@@ -25,5 +25,5 @@ def test_accuracy(accel_case: Case, accel_check: Check) -> None:
 
 @pytest.mark.accel(Mode.LEARNING)
 def test_learning(accel_case: Case, accel_check: Check) -> None:
-    """Training with the technique reaches the accuracy of training without."""
+    """Training with the technique reaches the accuracy of training without it."""
     accel_check(accel_case)

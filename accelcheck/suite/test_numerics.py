@@ -1,4 +1,4 @@
-"""Is it right? Every selected case, judged by the FP64 oracle."""
+"""Numerics: every selected case, judged by the FP64 oracle."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ if TYPE_CHECKING:
 
 @pytest.mark.accel(Mode.FORWARD)
 def test_equivalence(accel_case: Case, accel_check: Check) -> None:
-    """The outputs."""
+    """The outputs of a forward pass are right."""
     accel_check(accel_case)
 
 
 @pytest.mark.accel(Mode.BACKWARD)
 def test_gradients(accel_case: Case, accel_check: Check) -> None:
-    """The outputs in training mode, every gradient, and every buffer."""
+    """The outputs in training mode, every gradient, and every buffer are right."""
     accel_check(accel_case)
 
 
 @pytest.mark.accel(Mode.TRAIN)
 def test_training(accel_case: Case, accel_check: Check) -> None:
-    """Losses, final parameters and buffers of a short training."""
+    """Losses, final parameters and buffers of a short training are right."""
     accel_check(accel_case)

@@ -1,4 +1,4 @@
-"""Is it random? Masks of dropout: their rate, independence and scale, seeds, the gradient's mask, evaluation mode."""
+"""Randomness: rate, independence and scale of dropout masks, seeds, the gradient's mask, evaluation mode."""
 
 from __future__ import annotations
 
@@ -19,5 +19,5 @@ if TYPE_CHECKING:
 
 @pytest.mark.accel(Mode.RANDOM)
 def test_randomness(accel_case: Case, accel_check: Check) -> None:
-    """Random operations."""
+    """Random operations have the right distribution and follow their seeds."""
     accel_check(accel_case)

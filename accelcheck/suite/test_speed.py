@@ -1,4 +1,4 @@
-"""Is it fast? Time and memory beside FP32 eager, of what is right. Not with workers: timing needs the machine for itself."""
+"""Speed: time and memory beside FP32 eager, of cases that are right. Not run with workers, because other load disturbs timing."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 
 @pytest.mark.accel(Mode.SPEED)
 def test_speed(accel_case: Case, accel_check: Check) -> None:
-    """A forward pass."""
+    """Time and memory of a forward pass."""
     accel_check(accel_case)
 
 
 @pytest.mark.accel(Mode.TRAIN_SPEED)
 def test_training_speed(accel_case: Case, accel_check: Check) -> None:
-    """A training step."""
+    """Time and memory of a training step."""
     accel_check(accel_case)

@@ -1,4 +1,4 @@
-"""Does a long training go where it should? Every selected case, judged by what rounding and seeds alone cause."""
+"""Long trainings: every selected case, judged by the differences that rounding and seeds alone cause."""
 
 from __future__ import annotations
 
@@ -17,5 +17,5 @@ if TYPE_CHECKING:
 
 @pytest.mark.accel(Mode.TRAJECTORY)
 def test_trajectory(accel_case: Case, accel_check: Callable[[Case], Record]) -> None:
-    """Losses, gradient norms and parameters of a long training, its resumption, and its gradient scaler."""
+    """Losses, gradient norms and parameters of a long training, its resumption, and its gradient scaler are right."""
     accel_check(accel_case)
