@@ -35,7 +35,7 @@ class Field:
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class TomlTable:
     """One table of a file; its fields are checked.
 
     Attributes:
@@ -55,7 +55,7 @@ class Entry:
         """The error for what a `Field` cannot express."""
         return self.raises(f"{self.where}: field {field!r}: {what}")
 
-    def checked(self, fields: Mapping[str, Field]) -> Entry:
+    def checked(self, fields: Mapping[str, Field]) -> TomlTable:
         """The entry, if its fields are legal.
 
         Raises:
@@ -74,7 +74,7 @@ class Entry:
 
 def read(
     path: Path, kind: str, fields: Mapping[str, Field], raises: type[ValueError], schema: int | None = None
-) -> list[Entry]:
+) -> list[TomlTable]:
     """Read a file that consists of tables ``[[kind]]``.
 
     Args:
@@ -97,12 +97,12 @@ def read(
     if schema is not None:
         known = {SCHEMA: Field(f"{schema}, which this accelcheck reads", lambda value: value == schema), **known}
     found = []
-    for number, raw in enumerate(Entry(str(path), data, raises).checked(known).values.get(kind, []), start=1):
+    for number, raw in enumerate(TomlTable(str(path), data, raises).checked(known).values.get(kind, []), start=1):
         name = raw.get("name") if isinstance(raw, dict) else None
         where = f"{path}: {kind} {number}" + (f" ({name})" if isinstance(name, str) else "")
         if not isinstance(raw, dict):
             raise raises(f"{where}: field {kind!r}: expected a table, got {raw!r}")
-        found.append(Entry(where, raw, raises).checked(fields))
+        found.append(TomlTable(where, raw, raises).checked(fields))
     return found
 
 

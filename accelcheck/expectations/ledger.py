@@ -109,7 +109,7 @@ def _entries(path: Path) -> list[Entry]:
     return [_entry(raw) for raw in toml.read(path, "entry", _FIELDS, LedgerError, SCHEMA)]
 
 
-def _entry(raw: toml.Entry) -> Entry:
+def _entry(raw: toml.TomlTable) -> Entry:
     try:
         empty = re.search(raw["match"], "")
     except re.error as error:

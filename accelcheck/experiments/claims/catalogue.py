@@ -209,7 +209,7 @@ _FIELDS = {
 }
 
 
-def _claim(entry: toml.Entry, experiments: Mapping[str, Collection[What]]) -> Claim:
+def _claim(entry: toml.TomlTable, experiments: Mapping[str, Collection[What]]) -> Claim:
     what, experiment = What(entry["what"]), entry["experiment"]
     if experiment not in experiments:
         raise entry.wrong("experiment", str(unknown("experiment", experiment, sorted(experiments))))
@@ -230,7 +230,7 @@ def _claim(entry: toml.Entry, experiments: Mapping[str, Collection[What]]) -> Cl
     )
 
 
-def _figures(entry: toml.Entry, what: What) -> tuple[float | None, float | None]:
+def _figures(entry: toml.TomlTable, what: What) -> tuple[float | None, float | None]:
     low, high = _LEGAL[what]
     for field in ("least", "most"):
         value = entry.values.get(field)
