@@ -139,7 +139,7 @@ def test_a_case_that_ends_the_processes_that_time_it_is_a_crash_and_not_run_agai
     )
     assert ran.verdicts == {TIMED: "pass", TIMED.replace("toy", "toy-process"): "crash"}
     crash = next(record for record in ran.records if record.case.technique == "toy-process")
-    assert crash.reason == "a process that timed it ended with -6"
+    assert crash.reason == "a process that timed it died of SIGABRT"
     (path,) = stored(suite)
     assert json.loads(path.read_text())["ratio"]["processes"] == 2
 
