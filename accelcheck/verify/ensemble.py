@@ -17,6 +17,7 @@ from accelcheck.verify.trajectory import SEEDS, Course, chart, judge
 from accelcheck.workloads.base import Program
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
     from accelcheck.core.case import Case
@@ -42,21 +43,22 @@ def course(folder: Path, case: Case, technique: Technique, workload: Workload) -
     """
     precision = technique.precision(case.dtype)
     key = f"{case.workload}/{case.seed}/{case.dtype}/{case.mode}/{precision}/{technique.oracle}"
-    plain = once(folder, key, lambda: _plain(*_compute(workload, technique, case, precision)))
+    # Not made anew for each precision: eager's trainings depend on none.
+    name = f"{case.workload}/{case.seed}/{case.dtype}/{case.mode}/seeds"
+    seeds = once(folder, name, lambda: {str(number): _other(workload, case, number) for number in range(SEEDS)})
+    plain = once(folder, key, lambda: _plain(*_compute(workload, technique, case, precision, [*seeds.values()])))
     late = {kind: (pair[0], pair[1]) for kind, pair in plain["late"].items()}
     return Course(plain["truth"], plain["start"], plain["allowed"], plain["horizons"], late), plain["eager_excess"]
 
 
-def _compute(workload: Workload, technique: Technique, case: Case, precision: str) -> tuple[Course, float]:
+def _compute(
+    workload: Workload, technique: Technique, case: Case, precision: str, seeds: Sequence[Result]
+) -> tuple[Course, float]:
     exact = _exactly(workload, technique, case)
     start = {name: parameter.detach().clone() for name, parameter in exact.module.named_parameters()}
     with sdpa_kernel(SDPBackend.MATH):  # nothing fused stands between the roundings
         truth = _trained(f"{workload.name}: FP64", exact, case.seed)
         samples = [_sample(workload, technique, case, precision, index) for index in range(SAMPLES)]
-    seeds = [
-        _trained(f"{workload.name}: eager", _other(workload, case, number), case.seed + number)
-        for number in range(SEEDS)
-    ]
     try:
         found = chart(truth, start, samples, seeds)
     except ValueError as error:
@@ -89,14 +91,14 @@ def _sample(workload: Workload, technique: Technique, case: Case, precision: str
         return _trained(f"{workload.name}: FP64 with rounding errors", program, case.seed)
 
 
-def _other(workload: Workload, case: Case, number: int) -> Program:
+def _other(workload: Workload, case: Case, number: int) -> Result:
     """Eager from another seed, 0 being the case's own: other parameters and order, the same data."""
     dtype: torch.dtype = getattr(torch, case.dtype)
     own = Program.of(workload.problem(case.seed), dtype=dtype, seed=case.seed)
     if number:
         own.module = workload.problem(case.seed + number).module.to(dtype)
         own.seed = case.seed + number
-    return own
+    return _trained(f"{workload.name}: eager", own, case.seed + number)
 
 
 def _trained(who: str, program: Program, seed: int) -> Result:

@@ -12,7 +12,9 @@ times sign of the unit), plus noise that is several times smaller.
 from __future__ import annotations
 
 import math
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -44,9 +46,23 @@ def by_value(generator: torch.Generator, tensor: Tensor) -> Tensor:
     empty image) do not average out, as independent random errors would. A number is the fractional part of a random factor
     times the element's mantissa; values that differ in their first 27 bits get unrelated numbers.
     """
-    factor = 2.0**26 * (1.0 + torch.rand((), generator=generator, dtype=torch.float64))
+    factor = _factor(generator)
     mantissa, _ = torch.frexp(tensor)
     return mantissa.to(torch.float64).mul_(factor).frac_().abs_().nan_to_num_()
+
+
+def of_mantissas(generator: torch.Generator, mantissas: Any, *, finite: bool) -> Any:
+    """`by_value` to the same bits, of a NumPy FP64 array's mantissas as ``np.frexp`` gives them of magnitudes."""
+    numbers = mantissas * _factor(generator)
+    numbers -= np.trunc(numbers)
+    np.abs(numbers, out=numbers)
+    if not finite:
+        np.nan_to_num(numbers, copy=False)
+    return numbers
+
+
+def _factor(generator: torch.Generator) -> float:
+    return 2.0**26 * (1.0 + torch.rand((), generator=generator, dtype=torch.float64).item())
 
 
 def orders(generator: torch.Generator, *shape: int) -> Tensor:
