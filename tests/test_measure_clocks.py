@@ -171,9 +171,9 @@ def test_times_that_fall_for_ever_are_left_when_patience_ends() -> None:
     assert count == warming.blocks < 200
 
 
-def test_slow_blocks_are_measured_one_window_at_least() -> None:
-    warming = Warming(10.0)
-    assert settle(warming.timed, warming.now) == WINDOW
+def test_warming_up_ends_with_the_block_that_exceeds_the_patience() -> None:
+    assert settle((slow := Warming(10.0)).timed, slow.now) == 1
+    assert settle((slow := Warming(PATIENCE / 2)).timed, slow.now) == 2
 
 
 # Nothing disturbs

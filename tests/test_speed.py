@@ -82,7 +82,7 @@ def trial(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Trial:
     return Trial(CASE, named(EAGER, "eager"), WORKLOAD, Cpu(), Store(tmp_path))
 
 
-def _paired(self: Any, base: Contender, candidate: Contender, *_: Any) -> paired.Comparison:
+def _paired(self: Any, base: Contender, candidate: Contender, *_: Any, **__: Any) -> paired.Comparison:
     first, second = (block(self.trial.device, side.call) for side in (base, candidate))
     return paired.compare(first, second, looks=(0.001,))
 
@@ -284,3 +284,35 @@ def test_a_slow_case_is_called_a_few_times_in_a_round(tmp_path: Path, monkeypatc
     assert found.pairs == 4
     # Two calls find how many make a block; four pairs are measured, though one takes longer than a round has.
     assert next(technique.calls) == technique.warmups + 2 + 4
+
+
+def test_a_contender_that_is_compared_twice_warms_up_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    warmed: list[object] = []
+    monkeypatch.setattr(speed, "settle", warmed.append)
+    monkeypatch.setattr(speed, "compare", partial(paired.compare, looks=(0.001,)))
+    measuring = speed._Measuring(
+        Trial(replace(CASE, mode=Mode.FORWARD), named(EAGER, "eager"), WORKLOAD, Cpu(), Store(tmp_path))
+    )
+    one, two, three = (measuring._eager("float32") for _ in range(3))
+    measuring._paired(one, two)
+    measuring._paired(three, two)
+    assert warmed == [one.timed, two.timed, three.timed]
+
+
+@pytest.mark.parametrize(("latency", "error"), [(speed.SLOW / 2, paired.ERROR), (speed.SLOW, speed.PROCESS_ERROR)])
+def test_slow_calls_have_fewer_pairs_beside_their_own_precision(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, latency: float, error: float
+) -> None:
+    errors: list[float] = []
+
+    def compared(_: object, base: Contender, candidate: Contender, *, error: float) -> paired.Comparison:
+        del base, candidate
+        errors.append(error)
+        return paired.compare(lambda: 1.0, lambda: 1.0, looks=(0.001,), error=error)
+
+    monkeypatch.setattr(speed._Measuring, "_paired", compared)
+    workload = replace(WORKLOAD, dtypes=frozenset({"float32", "float16"}))
+    case = replace(CASE, mode=Mode.FORWARD, dtype="float16")
+    measuring = speed._Measuring(Trial(case, named(EAGER, "eager"), workload, Cpu(), Store(tmp_path)))
+    measuring._same_precision(measuring._eager("float16"), latency)
+    assert errors == [error]

@@ -39,6 +39,10 @@ PROCESS_SECONDS = 0.3
 """Seconds that one process of several measures a case: processes differ by more than such a median errs."""
 PROCESS_ERROR = 0.0625
 """As `paired.ERROR`, of one process of several: four pairs, however slow, since nobody asks for its interval."""
+SLOW = 0.1
+"""Seconds of a call from which on the comparison in the technique's own precision, which gates nothing, has the pairs of one
+process of several: the nine of `paired.ERROR` take tens of seconds where calls are this slow, as float16 is on CPUs that
+convert each of its operations to FP32 and back (7 to 55 times as long as FP32)."""
 POWERED = 0.5
 """Seconds that energy is taken over: counters move every 0.1 s or so."""
 SPEED_UP = "speed-up"
@@ -81,7 +85,10 @@ class Contender:
         state: Its parameters and buffers as they were before it ran.
         call: One forward pass or training step.
         preparation: Seconds that the technique took to prepare.
+        timed: Runs a block of warm calls, and gives the seconds of one; None until it is first compared.
     """
+
+    timed: Callable[[], float] | None = None
 
     def __init__(self, trial: Trial) -> None:
         """Prepare; nothing is run but what the technique runs itself."""
@@ -138,7 +145,7 @@ class _Measuring:
                 self._roof(candidate, eager, latency)
             if trial.technique.precision(trial.case.dtype) != "float32":
                 with self._clocked("speed-up-same-precision", "x"):
-                    self._same_precision(candidate)
+                    self._same_precision(candidate, latency)
         self._sizes(candidate, eager)
         faults = [*self._unfused(), *self._judged(candidate)]
         work = digest(trial.case.id, _problem(trial, 0))
@@ -194,10 +201,15 @@ class _Measuring:
         now: Callable[[], float] = time.perf_counter,
         error: float = ERROR,
     ) -> Comparison:
-        first, second = (block(self.trial.device, side.call) for side in (base, candidate))
-        settle(first)
-        settle(second)
+        first, second = (self._settled(side) for side in (base, candidate))
         return compare(first, second, looks=looks, now=now, error=error)
+
+    def _settled(self, side: Contender) -> Callable[[], float]:
+        """Blocks of a contender's calls, warmed up: once, however often it is compared."""
+        if side.timed is None:
+            side.timed = block(self.trial.device, side.call)
+            settle(side.timed)
+        return side.timed
 
     def _times(self, candidate: Contender, eager: Contender) -> float:
         """The candidate's median, in seconds, once its figures are there."""
@@ -239,7 +251,7 @@ class _Measuring:
         said = f"{found.answer}, {found.pairs} pairs"
         self._add(name, 1 / found.ratio, "x", said, low=1 / found.high, high=1 / found.low)
 
-    def _same_precision(self, candidate: Contender) -> None:
+    def _same_precision(self, candidate: Contender, latency: float) -> None:
         """Beside eager with everything in the precision that the technique computes in, where eager has it."""
         name = "speed-up-same-precision"
         precision = self.trial.technique.precision(self.trial.case.dtype)
@@ -247,7 +259,8 @@ class _Measuring:
             return self._add(name, None, "x", f"eager does not compute in {precision}")
         if precision not in self.trial.workload.dtypes:
             return self._add(name, None, "x", f"the workload is none in {precision}")
-        return self._speed_up(name, self._paired(self._eager(precision), candidate))
+        error = ERROR if latency < SLOW else PROCESS_ERROR
+        return self._speed_up(name, self._paired(self._eager(precision), candidate, error=error))
 
     def _roof(self, candidate: Contender, eager: Contender, latency: float) -> None:
         device = self.trial.device

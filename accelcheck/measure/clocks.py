@@ -28,7 +28,7 @@ WINDOW = 5
 SETTLED = 0.02
 """Times have settled if a window is faster than the one before by less than this share."""
 PATIENCE = 2.0
-"""Most seconds of warm-up."""
+"""Most seconds of warm-up, besides the block that is running when they are over."""
 
 _TRIM_THRESHOLD, _MMAP_MAX = -1, -4  # of <malloc.h>
 
@@ -69,7 +69,9 @@ def settle(timed: Callable[[], float], now: Callable[[], float] = time.perf_coun
         Number of blocks. If `PATIENCE` ended the warm-up, times may still have been falling.
     """
     keep_freed_memory()
-    start, seen = now(), [timed() for _ in range(WINDOW)]
+    start, seen = now(), [timed()]
+    while len(seen) < WINDOW and now() - start < PATIENCE:
+        seen.append(timed())
     while now() - start < PATIENCE:
         seen += [timed() for _ in range(WINDOW)]
         before, after = statistics.median(seen[-2 * WINDOW : -WINDOW]), statistics.median(seen[-WINDOW:])
