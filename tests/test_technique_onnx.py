@@ -57,6 +57,23 @@ def test_a_session_computes_the_module() -> None:
 
 
 @needs_packages
+def test_the_operators_that_the_exporter_knows_are_listed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    registration = importlib.import_module("torch.onnx._internal.exporter._registration")
+    real = registration.onnxscript_apis.get_torchlib_ops
+    calls: list[int] = []
+
+    def find() -> list[Any]:
+        calls.append(1)
+        return list(real())
+
+    monkeypatch.setattr(registration.onnxscript_apis, "get_torchlib_ops", find)
+    for _ in range(2):
+        assert run(ONNX, mlp()).engaged
+    assert len(calls) == 1
+    assert registration.onnxscript_apis.get_torchlib_ops is find
+
+
+@needs_packages
 def test_structures_dtypes_and_strides_are_supported() -> None:
     ran = run(ONNX, two())
     assert ran.engaged, ran.missing()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import importlib
 import json
 import tempfile
@@ -10,6 +12,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
+from unittest import mock
 
 import torch
 from torch import Tensor
@@ -21,7 +24,7 @@ from accelcheck.devices.packages import installed
 from accelcheck.techniques.compilation.conversion import RUNTIME_EARLY, RUNTIME_WORKLOADS, Conversion, Converted
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from accelcheck.devices.base import Device
     from accelcheck.techniques.base import Technique
@@ -68,7 +71,8 @@ class OnnxRuntimeModule(Converted):
     def __init__(self, program: Program, provider: str, options: Mapping[str, Any], folder: Path) -> None:
         runtime = importlib.import_module("onnxruntime")
         exported = torch.export.export(program.module, program.inputs)
-        model = torch.onnx.export(exported, dynamo=True, verbose=False)
+        with operators_listed_once():
+            model = torch.onnx.export(exported, dynamo=True, verbose=False)
         if model is None:
             raise TypeError("torch.onnx.export: expected an ONNX program, got nothing")
         path = folder / "model.onnx"
@@ -154,6 +158,27 @@ class OnnxRuntime(Conversion):
 
     def finish(self) -> None:
         self._held.close()
+
+
+@contextlib.contextmanager
+def operators_listed_once() -> Iterator[None]:
+    """Within it exports share the list of ONNX functions that implement torch's operators.
+
+    The exporter parses the source of some 500 functions for each export, half of the time of a small one; the list is
+    the same every time. Where a release of torch has it from elsewhere, nothing changes.
+    """
+    apis = getattr(importlib.import_module("torch.onnx._internal.exporter._registration"), "onnxscript_apis", None)
+    find: Callable[[], Sequence[Any]] | None = getattr(apis, "get_torchlib_ops", None)
+    if find is None:
+        yield
+        return
+    with mock.patch.object(apis, "get_torchlib_ops", functools.partial(_listed, find)):
+        yield
+
+
+@functools.cache
+def _listed(find: Callable[[], Sequence[Any]]) -> tuple[Any, ...]:
+    return tuple(find())
 
 
 def _provider(device: Device) -> tuple[str, Mapping[str, Any]] | None:
