@@ -1,4 +1,4 @@
-"""The check of task accuracy: what a technique does to a trained model, and to what training reaches."""
+"""The check of task accuracy: of a trained model under a technique, and of a model that a technique trained."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ WATCHED_STEPS = 2
 
 
 class UndecidedError(RuntimeError):
-    """Too few samples to decide, whatever they show. An `error` of the case: nobody's failure, and never a pass."""
+    """There are too few samples to decide, whatever the result. The case is an `error`: neither a failure nor a pass."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Sitting:
         pairs: Who was right, sample by sample.
         right: Samples that the candidate has right.
         evidence: What shows that the technique ran.
-        faults: What is wrong besides the accuracy.
+        faults: Faults other than a loss of accuracy.
     """
 
     pairs: Pairs
@@ -64,7 +64,7 @@ def verify(trial: Trial) -> Finding:
 
     Raises:
         TypeError: The workload is no task.
-        Unsupported: Its data set is not here.
+        Unsupported: Its data set is absent.
         UndecidedError: There are too few samples for the technique's limit.
         OracleError: FP32 eager did not learn the task.
     """
@@ -211,7 +211,7 @@ def _named(module: nn.Module) -> dict[str, Tensor]:
 
 
 def _fill(tensors: Mapping[str, Tensor], values: Mapping[str, Tensor]) -> None:
-    """Give tensors, wherever they are, the values of the same names, in place."""
+    """Copy values into the tensors of the same names, in place, on whatever device these are."""
     with torch.no_grad():
         for name, tensor in tensors.items():
             tensor.copy_(values[name])
@@ -239,7 +239,7 @@ def _finding(trial: Trial, sittings: Sequence[Sitting], references: Mapping[int,
             f"{whole.lost} lost and {whole.won} won of {whole.samples} samples"
         )
         faults.append(str(Discrepancy("accuracy", "view drop", expected, got)))
-    # All of the first sitting; of the others, what is amiss.
+    # All evidence of the first sitting; of the others only what did not engage.
     amiss = [one for sitting in sittings[1:] for one in sitting.evidence if not one.engaged]
     evidence = tuple(dict.fromkeys([*sittings[0].evidence, *amiss]))
     return Finding(evidence, faults, figures, whole.samples)

@@ -1,4 +1,4 @@
-"""The way of one case: capability, workload, oracle, technique, verdict. One way, no back and forth."""
+"""Runs one case: capability, workload, oracle, technique, verdict."""
 
 from __future__ import annotations
 
@@ -42,19 +42,19 @@ CHECKS: Mapping[Mode, Callable[[Trial], Finding]] = MappingProxyType(
         Mode.TRAIN_SPEED: speed.verify,
     }
 )
-"""What finds the verdict of a case, by its mode."""
+"""The check that finds the verdict of a case, by the case's mode."""
 
 FLOAT32_LIMIT = 4 * 2.0**-24
 """Most that the strictness probe may err where FP32 was asked for. Its products and sums are exact in FP32, so 0 is
 expected; TF32 errs 2**-11. A few units are left to devices that multiply in split halves."""
 
 LINES = 20
-"""Lines that are kept of an exception's text."""
+"""Lines of an exception's text that are kept."""
 
 
 @dataclass
 class Bench:
-    """What cases are run with: everything known, and what of it is here.
+    """What cases are run with: all techniques, workloads and devices, and which devices are present.
 
     Attributes:
         matrix: Techniques and workloads by name.
@@ -62,7 +62,7 @@ class Bench:
         statuses: What the probe found, by device name.
         store: References of this run.
         ledger: Known failures.
-        gate: What baselines and limits say of what was measured; None where nothing was asked.
+        gate: Holds measurements against baselines and limits; None where neither was asked for.
         traces: Folder for traces of timed cases.
     """
 
@@ -76,7 +76,7 @@ class Bench:
     _opened: dict[str, float] = field(default_factory=dict)
 
     def run(self, case: Case) -> Record:
-        """Find the verdict of one case. Whatever goes wrong in it becomes its record; nothing is raised for it."""
+        """Find the verdict of one case. An exception that the case raises becomes its record and is not raised again."""
         clock = Clock()
         timed = self.gate.timed.get(case.id) if self.gate is not None else None
         if timed is not None and timed.ended is not None:  # it would do the same to this process
@@ -94,7 +94,7 @@ class Bench:
         return self.gate.keep(self.expect(self.gate.judge(record)))
 
     def ratio(self, case: Case) -> Comparison | str:
-        """A case that is timed beside FP32 eager, or why it cannot be had; nothing is judged."""
+        """Time a case beside FP32 eager, without judging it; the reason, as text, where it cannot be timed."""
         technique, device = self.matrix.techniques[case.technique], self.devices[case.device]
         try:
             capability = self._capability(case, technique, device)
@@ -136,7 +136,7 @@ class Bench:
         return technique.answer(device, *sorted(self.matrix.workloads[case.workload].features))
 
     def _open(self, device: Device) -> None:
-        """Open a device once a process, and see by a number that its FP32 is FP32."""
+        """Open a device once a process, and measure that its FP32 matmul computes in FP32."""
         if device.name not in self._opened:
             imports.load()
             device.open()
@@ -167,7 +167,7 @@ class Bench:
 
 
 def _brief(error: BaseException) -> str:
-    """Type and text of an exception, the first lines of it: some libraries print whole tensors."""
+    """Type and text of an exception, cut to `LINES` lines: some libraries print whole tensors."""
     lines = f"{type(error).__name__}: {error}".splitlines()
     more = len(lines) - LINES
     return "\n".join([*lines[:LINES], f"({more} more lines)"] if more > 0 else lines)
@@ -206,7 +206,7 @@ def _record(case: Case, found: Finding) -> Record:
 
 
 def _telling(figures: Sequence[Figure]) -> tuple[Figure, ...]:
-    """Of every view the figure closest to its budget, and all beyond theirs."""
+    """For each view the figure closest to its budget, and every gating figure beyond its budget."""
     closest: dict[str, Figure] = {}
     for figure in figures:
         if figure.view not in closest or figure.used > closest[figure.view].used:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from accelcheck.workloads.base import Problem, Program, Result
 
 MOST_FAULTS = 10
-"""Draws are judged until so many faults are found: the first ones say what is wrong."""
+"""No further draw is judged once this many faults are found: the first ones say what is wrong."""
 
 
 def verify(trial: Trial, chosen: Sequence[Draw] | None = None) -> Finding:
@@ -44,7 +44,7 @@ def verify(trial: Trial, chosen: Sequence[Draw] | None = None) -> Finding:
 
 
 class _Run:
-    """The draws of one case, one after the other, in one prepared program wherever that is possible."""
+    """Runs the draws of one case in turn, in one prepared program where the technique allows it."""
 
     def __init__(self, trial: Trial) -> None:
         self.trial = trial
@@ -61,7 +61,7 @@ class _Run:
         self.parameters = FIRST.parameters
 
     def finding(self, chosen: Sequence[Draw] | None = None) -> Finding:
-        """Go through the draws."""
+        """Run and judge the draws, then what the random draws show together."""
         trial = self.trial
         for draw in draws(trial.workload, trial.case.mode, self._admitted) if chosen is None else chosen:
             try:
@@ -135,7 +135,7 @@ class _Run:
             self.program.inputs = kept
 
     def _values(self, result: Result, reference: Reference, draw: Draw) -> Result:
-        """Judge; what was judged is returned, on the CPU: nothing where the metadata is wrong."""
+        """Judge a result. Returns it on the CPU; empty where its metadata is wrong."""
         wrong = [_labelled(str(fault), draw) for fault in check_metadata(result, reference, self.contract)]
         if wrong:
             self.faults += wrong
@@ -154,7 +154,7 @@ class _Run:
         return result
 
     def _rerun(self, result: Result, state: State) -> None:
-        """The same again: bitwise where the device declares it, and how far apart where it does not."""
+        """Run once more: the bits must be the same where the device declares it deterministic; elsewhere the distance is recorded."""
         trial = self.trial
         kept = {path: tensor.clone() for path, tensor in result.items()}
         again = self._again(state)
@@ -207,8 +207,9 @@ class _Run:
 def _refill(program: Program, other: Program, dense: Sequence[bool], *, strided: bool) -> None:
     """Take over the parameters, buffers, inputs and target of another program of the same workload.
 
-    In place, in the strides that the technique gave them: what was compiled stays valid, and what was kept by address
-    shows. Not where elements share memory, and on a device without strides only what is `dense` where it was made.
+    Tensors are filled in place, in the strides that the technique gave them: compiled code stays valid, and results that were
+    cached by address show. Inputs whose elements share memory are replaced instead; on a device without strides, so are those
+    that were not `dense` where they were made.
     """
     for name, tensor in [*program.module.named_parameters(), *program.module.named_buffers()]:
         tensor.copy_(
@@ -232,7 +233,7 @@ def _renewed(own: Any, new: Any) -> Any:
 
 
 def _labelled(line: str, draw: Draw) -> str:
-    """A fault's line with the draw that showed it; the case's own draw goes without saying."""
+    """A fault's line with the draw that showed it; the case's own draw is not named."""
     if draw == FIRST:
         return line
     path, what, rest = line.split(": ", 2)

@@ -1,4 +1,4 @@
-"""The check of random operations: masks read off outputs and gradients, and what is owed between runs, seeds and modes."""
+"""The check of random operations: dropout masks read from outputs and gradients, compared between runs, seeds and modes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 ALARM = 1e-6
 """Probability that a correct generator fails a case: divided among all statistics of the case (Bonferroni)."""
 STATISTICS = (randomness.rate, randomness.slice_rates, randomness.lags, randomness.slices)
-"""Of each mask of the first run."""
+"""Statistics of each mask of the first run."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Undropped:
     Attributes:
         truth: By FP64 on the CPU, of parameters and inputs as the storage dtype rounds them.
         eager: Relative error of the CPU's eager in the technique's precision: see `verify.randomness.errors`.
-        told: Where a mask can be read.
+        told: Where the mask can be read from the value.
     """
 
     truth: Tensor
@@ -117,7 +117,7 @@ def _kept(result: Result) -> Result:
 
 
 def _expected(trial: Trial) -> Mapping[str, Undropped]:
-    """What each output and gradient of a dropout is without dropout, by path; gradients as the output lies."""
+    """Each output and gradient of a dropout without dropout, by path; gradients are transposed to the output's layout."""
     case, workload = trial.case, trial.workload
     precision = trial.technique.precision(case.dtype)
     # TF32 has the significand of float16.
@@ -190,7 +190,7 @@ def _evaluated(result: Result, expected: Mapping[str, Undropped], dropouts: Sequ
 
 
 def _statistics(runs: Mapping[str, Result], dropouts: Sequence[Dropout]) -> Iterator[Figure]:
-    """Of each mask of the first run, and of any two masks of all runs: layers, calls and seeds."""
+    """Statistics of each mask of the first run, and of every pair of masks of all runs: layers, calls and seeds."""
     masks = [
         Mask(f"{dropout.output}{name}", result[dropout.output] != 0, dropout.rate)
         for name, result in runs.items()

@@ -55,7 +55,7 @@ def verify(trial: Trial) -> Finding:
     judged = replace(trial, case=replace(trial.case, mode=mode))
     found = numerics.verify(judged, (FIRST,))
     if found.faults or not found.compared or not all(e.engaged for e in found.evidence):
-        return found  # what is wrong is not timed
+        return found  # a case that fails is not timed
     trial.technique.finish()
     with trial.clock("measure"), trial.device.strict_float32():
         return _Measuring(judged).finding(found)
@@ -118,7 +118,7 @@ class Contender:
         self.call = call
 
     def rewind(self) -> None:
-        """Its first inputs and its own parameters, as they were."""
+        """Restore the first inputs and the initial parameters."""
         self.state.restore()
         self.program.inputs, self.program.target = self.sets[0]
 
@@ -132,7 +132,7 @@ class _Measuring:
         self.blocks: tuple[float, ...] = ()
 
     def finding(self, found: Finding) -> Finding:
-        """Everything that is measured, and what is wrong afterwards."""
+        """All measurements, and the faults that show after them."""
         trial = self.trial
         candidate = self._first_calls()
         eager = self._eager("float32")
@@ -153,7 +153,7 @@ class _Measuring:
 
     @contextlib.contextmanager
     def _clocked(self, name: str, unit: str) -> Iterator[None]:
-        """What is measured here is absent, with the reason, when its clock fails."""
+        """Record a measurement without a value, with the reason, when its clock fails."""
         try:
             yield
         except ClockError as error:
@@ -229,7 +229,7 @@ class _Measuring:
         return latency
 
     def _chip(self, before: Telemetry, candidate: Contender, latency: float) -> None:
-        """What the chip said of itself while it was timed, and the energy of a call."""
+        """The chip's clock, temperature and throttling while it was timed, and the energy of a call."""
         device = self.trial.device
         after = device.telemetry()
         if after.throttled != before.throttled or (after.throttled and device.type != "cpu"):
@@ -289,7 +289,7 @@ class _Measuring:
         self._add("parameters", held(_parameters(candidate)), "B")
 
     def _unfused(self) -> list[str]:
-        """What must launch less than eager does, and does not. A single launch cannot become fewer."""
+        """A fault where a technique that promises fusion launches as many kernels as eager. A single launch cannot become fewer."""
         found = {measurement.name: measurement.value for measurement in self.found}
         own, plain = found["launches"], found["launches-fp32-eager"]
         if not self.trial.technique.fuses or own is None or plain is None or plain < 2 or own < plain:
@@ -337,7 +337,7 @@ def _items(inputs: tuple[Any, ...]) -> int:
 
 
 def _parameters(contender: Contender) -> Iterator[Any]:
-    """What the module that is called keeps: tensors, and packed ones in tuples."""
+    """The state of the module that is called: tensors, and packed tensors in tuples."""
     called = contender.program.call
     module = called if isinstance(called, torch.nn.Module) else contender.program.module
     yield from module.state_dict().values()

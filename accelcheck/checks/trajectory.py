@@ -1,4 +1,4 @@
-"""The check of long trainings: where they go, whether they can be resumed, and what their gradient scaler does."""
+"""The check of long trainings: their course, whether they can be resumed, and the rules of their gradient scaler."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ It is halved once, and grows after steps 5; a scaler that forgot to count anew w
 
 
 class Bed:
-    """A prepared program, put back to its beginning for every run of it.
+    """A prepared program that is reset to its initial state before each run.
 
     Parameters keep their storage and the call stays as it is, so that code is compiled once; optimizer, schedule, loader
     and scaler are made anew for each run.
@@ -59,7 +59,7 @@ class Bed:
 
     @property
     def trainer(self) -> Trainer:
-        """Of the program, by whoever changed it."""
+        """The program's trainer, which the technique may have replaced."""
         if self.program.trainer is None:
             raise TypeError("the program's trainer was taken away after it was prepared")
         return self.program.trainer
@@ -70,7 +70,7 @@ class Bed:
         return self._scaler is not None and self._scaler.is_enabled()
 
     def begin(self, steps: int, configure: Callable[[torch.amp.GradScaler], None] | None = None) -> None:
-        """Put everything back to the beginning, for a run of so many steps."""
+        """Reset everything to the initial state, for a run of this many steps."""
         program, trial = self.program, self.trial
         self._state.restore()
         program.module.zero_grad(set_to_none=True)
@@ -192,7 +192,7 @@ def _resume(bed: Bed, result: Result, course: Course) -> tuple[list[str], Eviden
 
 
 def _unequal(expected: Result, got: Result, first: int) -> list[str]:
-    """What differs from step `first` on, as one fault that names the earliest."""
+    """The differences from step `first` on, as one fault that names the earliest."""
     wanted = {path for path in expected if step(path) >= first}
     differing = [
         path
@@ -251,7 +251,7 @@ def _rule(bed: Bed) -> Iterator[str]:
 
 
 def _indifference(bed: Bed, course: Course) -> Iterator[str]:
-    """From every initial scale the training goes the same way: gradients are unscaled before they are clipped and used."""
+    """The training must not depend on the initial scale: gradients are unscaled before they are clipped and used."""
     paths = {path for path in course.truth if step(path) < SCALED_STEPS}
     for scale in SCALES:
 

@@ -1,4 +1,4 @@
-"""One case on its way through a check: what a check is given, what it gives back, and what all checks need."""
+"""What a check is given (`Trial`), what it returns (`Finding`), and the functions that all checks share."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Clock:
 
 @dataclass(frozen=True)
 class Trial:
-    """A case with everything that it names, and what it is run with."""
+    """A case, the technique, workload and device that it names, and the store of references."""
 
     case: Case
     technique: Technique
@@ -75,17 +75,17 @@ class Trial:
 
 @dataclass(frozen=True)
 class Finding:
-    """What a check found out.
+    """The outcome of a check.
 
     Attributes:
         evidence: What shows that the technique ran.
-        faults: One line for each thing that is wrong, its path first; none: the case passes.
-        figures: What was measured, against which budget.
+        faults: One line for each fault, its path first; empty where the case passes.
+        figures: Measured errors and their budgets.
         compared: Number of elements that were compared; a pass needs at least one.
         eager_excess: See `accelcheck.verify.oracle.Reference`; 0 where a check has no such reference.
-        measurements: How fast and how large it is, where the check measures.
-        digest: Of all that the work depends on, where the check measures.
-        times: What it timed, in seconds.
+        measurements: Time and memory, where the check measures them.
+        digest: Of everything that the timed work depends on, where the check measures.
+        times: Times of blocks, in seconds.
     """
 
     evidence: Sequence[Evidence]
@@ -99,7 +99,7 @@ class Finding:
 
 
 def warm_up(trial: Trial, program: Program) -> None:
-    """Run with other inputs, so that what is judged is the steady state and no cache of results can serve it."""
+    """Run with other inputs first, so that the judged run is in the steady state and no cached result can serve it."""
     technique = trial.technique
     judged = program.inputs, program.target, program.scaler
     for number in range(1, technique.warmups + 1):
@@ -112,7 +112,7 @@ def warm_up(trial: Trial, program: Program) -> None:
 
 
 class State:
-    """Parameters and buffers as they were, to restore them between runs and to see that nothing changed them."""
+    """A copy of parameters and buffers, to restore them between runs and to check that a run did not change them."""
 
     def __init__(self, program: Program) -> None:
         self._tensors = dict(program.module.named_parameters())
@@ -120,7 +120,7 @@ class State:
         self._before = {name: snapshot(t) for name, t in (self._tensors | self._buffers).items()}
 
     def restore(self) -> None:
-        """Put the values back, in place, so that what was compiled for these tensors stays valid."""
+        """Write the values back in place, so that code compiled for these tensors stays valid."""
         with torch.no_grad():
             for name, tensor in (self._tensors | self._buffers).items():
                 if not unchanged(tensor.detach().cpu(), self._before[name]):
@@ -145,7 +145,7 @@ _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def unchanged(value: Tensor, was: Tensor) -> bool:
-    """Bit for bit: by value NaN would differ from itself, and -0 not from 0."""
+    """Whether two tensors have the same bits: compared by value, NaN would differ from itself, and -0 would equal 0."""
     if value.is_complex():
         value, was = torch.view_as_real(value), torch.view_as_real(was)
     bits = _BITS[value.element_size()]
@@ -162,7 +162,7 @@ def mutations(inputs: Sequence[Any], before: Sequence[Any]) -> list[str]:
 
 
 def on_device(log: Log | None, fallbacks: Mapping[str, int], device: Device) -> Evidence:
-    """Work that silently went to the CPU is a failure, whatever its result; `log` is None where nothing watched."""
+    """Evidence that no operator fell back to the CPU; `log` is None where the run was not observed."""
     strays = dict(fallbacks)
     find: Callable[[], Mapping[str, int]] | None = getattr(log, "strays", None)
     if find is not None:

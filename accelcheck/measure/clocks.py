@@ -70,13 +70,12 @@ def settle(timed: Callable[[], float], now: Callable[[], float] = time.perf_coun
     """
     keep_freed_memory()
     start, seen = now(), [timed()]
-    while len(seen) < WINDOW and now() - start < PATIENCE:
-        seen.append(timed())
     while now() - start < PATIENCE:
-        seen += [timed() for _ in range(WINDOW)]
-        before, after = statistics.median(seen[-2 * WINDOW : -WINDOW]), statistics.median(seen[-WINDOW:])
-        if after > before * (1 - SETTLED):
-            break
+        seen.append(timed())
+        if len(seen) >= 2 * WINDOW and len(seen) % WINDOW == 0:
+            before, after = statistics.median(seen[-2 * WINDOW : -WINDOW]), statistics.median(seen[-WINDOW:])
+            if after > before * (1 - SETTLED):
+                break
     return len(seen)
 
 

@@ -1,4 +1,4 @@
-"""How much task accuracy a technique costs at most: confidence bounds of paired comparisons. Pure functions."""
+"""Upper confidence bounds of the task accuracy that a technique costs, from paired comparisons. Pure functions."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def pooled(groups: Iterable[Pairs]) -> Pairs:
 
 
 def upper_bound(pairs: Pairs, confidence: float = CONFIDENCE) -> float:
-    """What the drop in accuracy is at most, at a one-sided confidence.
+    """Upper bound of the drop in accuracy, at a one-sided confidence.
 
     Tango's score interval for the difference of paired proportions: the largest drop that a score test does not reject
     (T. Tango, Equivalence test and confidence interval for the difference in proportions for the paired-sample design,
@@ -99,7 +99,7 @@ def replicated_bound(drops: Sequence[float], confidence: float = CONFIDENCE) -> 
 
 
 def learning_bound(replicates: Sequence[Pairs], confidence: float = CONFIDENCE) -> float:
-    """What training costs at most: the larger of `replicated_bound` over seeds and `upper_bound` over all samples.
+    """Upper bound of the accuracy that training costs: the larger of `replicated_bound` over seeds and `upper_bound` over all samples.
 
     The first knows what seeds do, but sees no spread where none of the few seeds happened to differ; the second knows
     how little a sample says, but takes samples of one seed for independent. Neither alone is a bound.

@@ -1,4 +1,4 @@
-"""What is computed once for all processes of a run, and kept in the run's own folder."""
+"""Values that are computed once for all processes of a run, and stored in the run's own folder."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 
 
 def once(folder: Path, key: str, make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """What `make` gives, from the folder if it was made before under this key.
+    """The value of `make`, read from the folder if it was made before under this key.
 
     Args:
         folder: Private to the run, and removed with it.
-        key: Names all that the value depends on.
-        make: Gives tensors, numbers, text, and lists and dicts of them. What it raises is raised; nothing is kept then.
+        key: Names everything that the value depends on.
+        make: Returns tensors, numbers, text, and lists and dicts of them. If it raises, nothing is stored.
     """
     path = folder / f"{hashlib.blake2b(key.encode(), digest_size=12).hexdigest()}.pt"
     # A slow maker holds the lock: another worker waits for it rather than computing the same.

@@ -1,4 +1,4 @@
-"""Whether two runs gave the same bits, and how far apart they are where they did not."""
+"""Whether two runs gave the same bits, and the distance between them where they did not."""
 
 from __future__ import annotations
 

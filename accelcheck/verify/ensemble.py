@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from accelcheck.workloads.base import Result, Workload
 
 SAMPLES = 4
-"""Trainings with rounding errors. Each step's number is compared with those of 9 steps (`trajectory.REACH`), each tensor
+"""Number of trainings with rounding errors. Each step's number is compared with those of 9 steps (`trajectory.REACH`), each tensor
 has many elements: four are enough for either, and a training costs more than a pass."""
 
 
@@ -39,11 +39,11 @@ def course(folder: Path, case: Case, technique: Technique, workload: Workload) -
         workload: Has a recipe.
 
     Raises:
-        OracleError: A training failed or lost its way, or eager does not agree with FP64.
+        OracleError: A training failed or diverged, or eager does not agree with FP64.
     """
     precision = technique.precision(case.dtype)
     key = f"{case.workload}/{case.seed}/{case.dtype}/{case.mode}/{precision}/{technique.oracle}"
-    # Not made anew for each precision: eager's trainings depend on none.
+    # Shared by all precisions: eager's trainings depend on the storage dtype alone.
     name = f"{case.workload}/{case.seed}/{case.dtype}/{case.mode}/seeds"
     seeds = once(folder, name, lambda: {str(number): _other(workload, case, number) for number in range(SEEDS)})
     plain = once(folder, key, lambda: _plain(*_compute(workload, technique, case, precision, [*seeds.values()])))
@@ -56,7 +56,7 @@ def _compute(
 ) -> tuple[Course, float]:
     exact = _exactly(workload, technique, case)
     start = {name: parameter.detach().clone() for name, parameter in exact.module.named_parameters()}
-    with sdpa_kernel(SDPBackend.MATH):  # nothing fused stands between the roundings
+    with sdpa_kernel(SDPBackend.MATH):  # unfused, so that each operator's rounding is sampled
         truth = _trained(f"{workload.name}: FP64", exact, case.seed)
         samples = [_sample(workload, technique, case, precision, index) for index in range(SAMPLES)]
     try:

@@ -1,4 +1,4 @@
-"""Metadata first, then the NaN/Inf pattern, then the values: what is wrong with a candidate, named by its path."""
+"""Judges a candidate: metadata first, then the NaN/Inf pattern, then the values; faults are named by path."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ if TYPE_CHECKING:
 
 
 CLOSE = 4.0
-"""Beyond a budget by no more than this, the few samples that gave it may be to blame: more of them are asked first."""
+"""A candidate that exceeds its budget by at most this factor is judged again with a budget from more samples."""
 LEAST_DRAWS = 3
 """Fewer point the same way by chance too often: 1 of 4 times for two draws, given that both are beyond their budget."""
 
 
 @dataclass(frozen=True, slots=True)
 class Discrepancy:
-    """One thing that is wrong: where, what was expected, what came."""
+    """One fault: its path, what was expected, and what was found."""
 
     path: str
     what: str
@@ -57,11 +57,11 @@ class Judgement:
 
 @dataclass(frozen=True, slots=True)
 class Contract:
-    """What of the metadata a candidate owes.
+    """The metadata that a candidate must have.
 
     Attributes:
         device_type: `torch.device` type that every tensor must be on.
-        strides: Whether outputs owe eager's strides.
+        strides: Whether outputs must have eager's strides.
         dtypes: Dtypes besides eager's own that outputs and losses may have (autocast's).
     """
 
@@ -91,7 +91,7 @@ def check_metadata(result: Result, reference: Reference, contract: Contract) -> 
 
 
 def judge(result: Result, reference: Reference) -> Judgement:
-    """Values, of a result whose metadata is right, on the CPU."""
+    """Judge the values of a result on the CPU whose metadata is right."""
     faults: list[Discrepancy] = []
     figures: list[Figure] = []
     readings: dict[str, Reading] = {}
@@ -126,7 +126,7 @@ def judge(result: Result, reference: Reference) -> Judgement:
 
 
 def judge_together(draws: Sequence[tuple[Mapping[str, Reading], Reference]]) -> Judgement:
-    """What leans one way in every draw, in the signed views: a mean that none of the rounding samples has.
+    """Judge the signed views over all draws: errors that point one way with a mean that no rounding sample has.
 
     A fault needs the same direction in all draws, which have other parameters, inputs and scales, and a mean beyond
     `SLACK` times the largest of the samples' means. A path that one draw has no reading of is left out; fewer than

@@ -1,4 +1,4 @@
-"""What FP32 eager on the CPU learns of a task: trained once, shared by all techniques and processes of a run."""
+"""The models that FP32 eager on the CPU trains for a task: trained once a run, shared by techniques and processes."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def learned(folder: Path, task: Task, seed: int, fold: int) -> Learned:
 
     Args:
         folder: As `accelcheck.verify.oracle.Store`'s: private to the run, and trusted.
-        task: What is learnt.
+        task: The task.
         seed: Of the initial parameters.
         fold: The part that is held out.
     """

@@ -1,4 +1,4 @@
-"""The truth of a workload, and what may differ from it: computed once, shared by all techniques and processes of a run."""
+"""The FP64 result of a workload and the error budgets of a candidate: computed once a run, shared by techniques and processes."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ SAMPLES = 6
 """Runs of the oracle with random rounding errors. The largest of 6 is exceeded by a seventh in 1 of 7 cases, by a factor
 of 2 practically never: see `accelcheck.verify.precision.SLACK`."""
 PROBE_SAMPLES = 3
-"""The same for structured inputs: what they show is orders of magnitude or nothing."""
+"""The same for structured inputs, whose faults show by orders of magnitude."""
 CAREFUL = 32
-"""Samples that are asked where a candidate is beyond its budget by little. A number that spreads as the samples do exceeds
+"""Samples that are drawn where a candidate exceeds its budget by little. A number that spreads as the samples do exceeds
 twice the largest of 4 in 4 % of cases, of 7 in 1 %, of 33 in 0.02 % (normal distribution)."""
 TRUST = 4.0
 """Eager may err this many times more than the rounding samples before the oracle, or eager, is taken to be wrong. Over all
@@ -44,7 +44,7 @@ may show more, a wrong oracle shows orders of magnitude. `eager_excess` in the j
 
 
 _NO_KERNEL = re.compile(r"not implemented for|scalar type|dtype")
-"""What torch says of an operator that has no CPU kernel for a dtype, or of a workload with constants in another one."""
+"""Torch's messages for an operator without a CPU kernel for a dtype, or a workload with constants in another one."""
 REMEMBERED = 64
 """References that a process keeps in memory: all draws of some cases, which techniques share one after the other. A further
 one is read from the run's folder again."""
@@ -54,7 +54,7 @@ FIRST = Draw()
 
 
 class OracleError(RuntimeError):
-    """The oracle cannot be had or cannot be trusted: an `error` of the case, never a pass."""
+    """The oracle failed or cannot be trusted: the case is an `error`, never a pass."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class Layout:
 
 @dataclass(frozen=True)
 class Reference:
-    """All that a candidate is judged by.
+    """What a candidate is judged by.
 
     Attributes:
         truth: The FP64 oracle's result by path.
@@ -91,7 +91,7 @@ class Reference:
 
     @functools.cached_property
     def sticks(self) -> Mapping[str, Yardstick]:
-        """What candidates are measured with, by path: of all that has a budget."""
+        """A `Yardstick` for each path that has a budget."""
         return {path: Yardstick(self.truth[path], self.unit, self.spacing) for path in self.budgets}
 
 
@@ -148,7 +148,7 @@ def compute(
     """The oracle, eager, the rounding samples, and the budgets that follow.
 
     Raises:
-        OracleError: As `Store.get`.
+        OracleError: As for `Store.get`.
     """
     source = _Source(workload, technique, seed, dtype, mode, draw)
     precision = technique.precision(dtype)
@@ -171,7 +171,7 @@ def compute(
         samples = [oracle.sample(first + index, precision, dtype) for index in range(count)]
     with _blamed(f"{source}: eager {dtype} on the CPU"):
         eager = source.eager(dtype)
-    # Where NaN and infinities come in, eager is under test like any other: its own kernels lose them at times.
+    # With NaN and infinities among the inputs eager is under test too: some of its own kernels lose them.
     peers = [] if draw.special else [(f"eager {dtype} on the CPU", eager)]
     for who, result in [*peers, *(("a rounding sample", sample) for sample in samples)]:
         if differing := _unlike(truth, result):
@@ -262,7 +262,7 @@ class _Oracle:
         self._state = {name: value.clone() for name, value in program.module.state_dict().items()}
 
     def run(self) -> Result:
-        """Once, from the first state; what comes back shares no memory with it."""
+        """Run once from the initial state; the result shares no memory with it."""
         self._program.module.load_state_dict(self._state)
         return {path: tensor.clone() for path, tensor in self._program.run(self._mode).items()}
 
@@ -319,7 +319,7 @@ def _unlike(truth: Result, other: Result) -> str:
 
 @contextlib.contextmanager
 def _blamed(who: str) -> Iterator[None]:
-    """Whatever a workload raises is an answer about the oracle."""
+    """Turn any exception into an `OracleError` that names the failing part."""
     try:
         yield
     except Exception as error:
@@ -328,7 +328,7 @@ def _blamed(who: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _pure_math() -> Iterator[None]:
-    """Attention as matmul and softmax, so that its inner roundings are seen; nothing fused stands between."""
+    """Attention as matmul and softmax, unfused, so that its inner roundings are sampled."""
     with sdpa_kernel(SDPBackend.MATH):
         yield
 

@@ -1,4 +1,4 @@
-"""What a correct implementation of a precision may get: the FP64 oracle, run with random rounding errors.
+"""Samples of what a correct implementation of a precision computes: the FP64 oracle with random rounding errors.
 
 Monte Carlo arithmetic (D. S. Parker, UCLA CSD-970002, 1997): every operator's result is multiplied by 1 + e with e drawn
 uniformly from the rounding error that the precision allows. The spread of the final results is then what any correct
@@ -122,7 +122,7 @@ EXACT = frozenset(
         "_local_scalar_dense",
     ]
 )
-"""Operators that only move, select, compare or negate: they cannot round, in any precision."""
+"""Operators that only move, select, compare or negate: they never round."""
 
 CORRECTLY_ROUNDED = frozenset(
     [
@@ -370,7 +370,7 @@ def _written(which: Iterable[tuple[int, str]], args: tuple[Any, ...], kwargs: di
 
 
 def _unannounced(name: str, args: tuple[Any, ...]) -> list[Tensor]:
-    """What an operator writes without saying so in its schema: batch norm's running statistics, when it trains."""
+    """Tensors that an operator writes although its schema does not say so: batch norm's running statistics in training."""
     if name == "native_batch_norm" and args[5]:
         return _floats(args[3:5])
     return []
@@ -382,7 +382,7 @@ def _accumulates(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bo
 
 
 def _sequential_errors(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[int, Tensor]:
-    """What summing one term after the other in the accumulator's precision really does to these terms, by output.
+    """The actual error of summing these terms one after the other in the accumulator's precision, by output.
 
     Terms that repeat, as the gradient of a mean does, round the same way each time: the error grows with K, not with its
     square root, and no statistical model of K shows it. Sequential sums are as correct as any other order.

@@ -1,4 +1,4 @@
-"""Is a long training right? Step by step while rounding alone explains the distance, by statistics once chaos has taken over.
+"""Judges a long training: step by step while rounding explains the distance, by statistics once the training is chaotic.
 
 Two trainings that differ by a rounding error drift apart; how fast depends on the problem (by a constant factor a step where
 it is chaotic, as Lyapunov exponents have it; not at all where descent contracts). So the allowance is measured, not
@@ -54,7 +54,7 @@ _PATH = re.compile(r"(?:(?P<number>loss|norm)\[(?P<at>\d+)\]|parameter:(?P<name>
 
 @dataclass(frozen=True)
 class Course:
-    """What a training is judged by.
+    """The reference that a training is judged by.
 
     Attributes:
         truth: The FP64 training, by path as `accelcheck.workloads.trainer.Trainer.train` gives them.
