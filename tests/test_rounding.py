@@ -320,3 +320,35 @@ def test_workloads_are_sampled_without_nan() -> None:
     with Rounding("float16", "float16", generator()):
         result = program.run(Mode.TRAIN)
     assert not [path for path, tensor in result.items() if bool(tensor.isnan().any())]
+
+
+# Small tensors go through NumPy
+
+AWKWARD = {
+    "normal": normal(6, 5),
+    "zeros among numbers": torch.relu(normal(40, 9)),
+    "zeros alone": torch.zeros(7, dtype=torch.float64),
+    "below the spacing": normal(50) * 2.0**-150,
+    "subnormal in FP64": normal(50) * 2.0**-1060,
+    "infinite": torch.tensor([1.0, float("inf"), -float("inf"), 3.0], dtype=torch.float64),
+    "NaN": torch.tensor([1.0, float("nan"), 0.0, -2.0], dtype=torch.float64),
+    "a single number": torch.tensor(0.3, dtype=torch.float64),
+    "near overflow": normal(30) * 1e308,
+}
+
+
+@pytest.mark.parametrize("length", [1, 64, "each"])
+@pytest.mark.parametrize("precision", ["float32", "tf32", "bfloat16", "float64"])
+@pytest.mark.parametrize("name", AWKWARD)
+def test_numpy_perturbs_to_the_bits_that_torch_does(
+    monkeypatch: pytest.MonkeyPatch, name: str, precision: str, length: int | str
+) -> None:
+    terms = torch.arange(AWKWARD[name].numel()).reshape(AWKWARD[name].shape) if length == "each" else int(length)
+    results = []
+    for small in (rounding.SMALL, -1):
+        monkeypatch.setattr(rounding, "SMALL", small)
+        drawn, tensor = generator(3), AWKWARD[name].clone()
+        assert rounding._by_numpy(tensor) is (small > 0)
+        Rounding(precision, precision, drawn)._perturb_(tensor, 2.0**-20, terms)
+        results.append((tensor.view(torch.int64), drawn.get_state()))
+    assert all(torch.equal(one, other) for one, other in zip(*results, strict=True))

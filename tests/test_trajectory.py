@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from accelcheck.selftest.faults.base import Change
     from accelcheck.techniques.base import Technique
     from accelcheck.verify.oracle import Store
-    from accelcheck.workloads.base import Result
+    from accelcheck.workloads.base import Result, Workload
     from accelcheck.workloads.trainer import Parts, Trainable
 
 MLP = "trajectory-mlp"
@@ -248,6 +248,21 @@ def test_reference_trainings_seed_no_other_device(store: Store, monkeypatch: pyt
     case = Case("eager", MLP, "cpu", "float32", Mode.TRAJECTORY, level=1)
     ensemble.course(store.folder, case, eager.Eager(), workload)
     assert seeded == []
+
+
+def test_eager_trains_from_each_seed_once_for_all_precisions(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    trained: list[int] = []
+    real = ensemble._other
+
+    def other(workload: Workload, case: Case, number: int) -> Result:
+        trained.append(number)
+        return real(workload, case, number)
+
+    monkeypatch.setattr(ensemble, "_other", other)
+    case = Case("eager", MLP, "cpu", "float32", Mode.TRAJECTORY, level=1)
+    for technique in (eager.Eager(), named(amp.TECHNIQUES, "amp-bf16")):
+        ensemble.course(store.folder, case, technique, built_in()[MLP])
+    assert trained == list(range(SEEDS))
 
 
 @pytest.mark.parametrize("number", NUMBERS)
