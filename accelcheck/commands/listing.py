@@ -42,8 +42,8 @@ def _list(given: argparse.Namespace) -> int:
 
     # Plugins differ between machines: the documentation has accelcheck's own techniques only.
     config = None if given.markdown else registered.here()
-    extra = [] if config is None else _others(given.device, registered.devices(config))
-    places = capabilities.columns(given.device, extra)
+    extra = [] if config is None else registered.devices(config)
+    places = capabilities.columns(given.device, [*extra, *_imported(given.device, extra)])
     known = matrix.Matrix.load() if config is None else registered.matrix(config)
     known.check(matrix.Selection((), techniques=tuple(given.technique)))
     rows = [
@@ -59,17 +59,17 @@ def _list(given: argparse.Namespace) -> int:
     return GREEN
 
 
-def _others(asked: Sequence[str], found: Sequence[Device]) -> list[Device]:
-    """Registered devices, and the accelerators that the modules of ``--import`` give torch."""
+def _imported(asked: Sequence[str], extra: Sequence[Device]) -> list[Device]:
+    """The accelerators that the modules of ``--import`` add to torch; none if all devices asked for are known without."""
     from accelcheck.devices.generic import Generic
 
-    known = matrix.devices(found)
+    known = matrix.devices(extra)
     if not imports.announced() or (asked and all(name in known for name in asked)):
-        return [*found]
-    statuses, host = probe(None, extra=found)
+        return []
+    statuses, host = probe(None, extra=extra)
     for name, failure in host.failed_imports.items():
         print(f"accelcheck: --import={name}: {failure}", file=sys.stderr)
-    return [*found, *(Generic(name) for name in statuses if name not in known)]
+    return [Generic(name) for name in statuses if name not in known]
 
 
 COMMANDS = (add,)
