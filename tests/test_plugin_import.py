@@ -65,9 +65,13 @@ def main():
     print([answer[1:] for answer in answers])
 """
 OTHER = """
+import tempfile
+from pathlib import Path
 from accelcheck.core import imports
-from accelcheck.devices.generic import Generic, found_types
-from accelcheck.techniques.snapshots.handover import Other
+from accelcheck.core.case import Mode
+from accelcheck.core.processes import ChildError
+from accelcheck.devices.generic import Generic
+from accelcheck.techniques.snapshots.handover import Errand, Other
 
 
 def main():
@@ -75,7 +79,12 @@ def main():
     device = Generic("toy")
     device.open()
     other = Other(device)
-    print(other._pool.submit(found_types).result()[-1])
+    with tempfile.TemporaryDirectory() as folder:  # without a snapshot: how far the process comes shows that it has the device
+        errand = Errand(None, device, None, 0, Mode.TRAIN, scaled=False, threads=1, folder=Path(folder), records=frozenset())
+        try:
+            other.go_on(errand)
+        except ChildError as error:
+            print(str(error).splitlines()[0].partition("FileNotFoundError")[1])
     other.close()
 """
 
@@ -124,12 +133,12 @@ def test_timing_processes_import_the_backend(vendor: Suite) -> None:
     words = ["--accel-import=vendor_timed", "--accel-baseline=update", "--accel-processes=2", "-p", "no:benchmark"]
     ran = vendor.run_apart(*only("toy", workload="timed", device="toy"), *words)
     assert ran.ret == OK, ran.out
-    assert "stored over 2 processes" in {m.reason for m in ran.record("toy", "timed").measurements}
+    assert "stored from 2 processes" in {m.reason for m in ran.record("toy", "timed").measurements}
 
 
 @pytest.mark.parametrize(
     ("program", "answer"),
-    [(RANKS, "[('toy', [6.0, 6.0]), ('toy', [6.0, 6.0])]"), (OTHER, "toy")],
+    [(RANKS, "[('toy', [6.0, 6.0]), ('toy', [6.0, 6.0])]"), (OTHER, "FileNotFoundError")],
     ids=["two ranks", "hand-over"],
 )
 def test_processes_of_techniques_import_the_backend(vendor: Suite, program: str, answer: str) -> None:

@@ -250,7 +250,7 @@ def test_reference_trainings_seed_no_other_device(store: Store, monkeypatch: pyt
     assert seeded == []
 
 
-def test_eager_trains_from_each_seed_once_for_all_precisions(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_eager_trains_from_each_seed_once_for_all_precisions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     trained: list[int] = []
     real = ensemble._other
 
@@ -261,7 +261,7 @@ def test_eager_trains_from_each_seed_once_for_all_precisions(store: Store, monke
     monkeypatch.setattr(ensemble, "_other", other)
     case = Case("eager", MLP, "cpu", "float32", Mode.TRAJECTORY, level=1)
     for technique in (eager.Eager(), named(amp.TECHNIQUES, "amp-bf16")):
-        ensemble.course(store.folder, case, technique, built_in()[MLP])
+        ensemble.course(tmp_path, case, technique, built_in()[MLP])
     assert trained == list(range(SEEDS))
 
 
