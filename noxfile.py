@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import http.client
 import os
+import shlex
 import sys
 import urllib.error
 import urllib.request
@@ -113,6 +114,14 @@ def _index(session: nox.Session) -> list[str]:
     return ["--index-url", address]
 
 
+def _of_timing(word: str) -> str:
+    """An argument for the second half of a session: files that the first half has written get another name."""
+    option, _, path = word.partition("=")
+    if option not in {"--accel-journal", "--junit-xml", "--junitxml"} or not path:
+        return word
+    return f"{option}={Path(path).with_stem(f'{Path(path).stem}-speed')}"
+
+
 def _baseline() -> str:
     return (
         os.environ.get("ACCELCHECK_BASELINE") or "check"
@@ -138,17 +147,20 @@ def _suite(session: nox.Session, device: str) -> None:
         f"--accel-level={os.environ.get('ACCELCHECK_LEVEL') or '1'}",
         "--accel-require",
         "-q",
+        "-rfE",  # not the reasons of every skip, so that the report of accelcheck comes last
         *session.posargs,
     )
     alone = device == "xla" and "PJRT_DEVICE" not in os.environ and not hardware.tpu().count
-    environ = {"ACCELCHECK_SESSION": device}  # for the command that the report recommends
+    kept = [word for word in session.posargs if not word.startswith("--accel-level=")]
+    command = ["nox", *(["--no-venv"] if _no_venv() else []), "-s", device, *(["--", *kept] if kept else [])]
+    environ = {"ACCELCHECK_SESSION": shlex.join(command)}  # the report recommends it for the next level
     if alone:
         environ["PJRT_DEVICE"] = "CPU"
     # A worker that dies fails the case that it ran; another one takes over the rest.
     workers = ("-n", _workers(device), "--max-worker-restart=1000")
     session.run("pytest", "--pyargs", "accelcheck.suite", *chosen, *workers, env=environ)
     # Timing needs the machine for itself, so it runs afterwards and without workers. A selection may leave nothing to time.
-    timing = ("pytest", "--pyargs", "accelcheck.suite.test_speed", *chosen, "-n", "0")
+    timing = ("pytest", "--pyargs", "accelcheck.suite.test_speed", *map(_of_timing, chosen), "-n", "0")
     session.run(
         *timing, f"--accel-baseline={_baseline()}", env=environ, success_codes=[0, 5] if session.posargs else [0]
     )

@@ -1,4 +1,4 @@
-"""``accelcheck``: what is asked outside of a pytest run."""
+"""Commands that work outside of a pytest run."""
 
 from __future__ import annotations
 

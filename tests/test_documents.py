@@ -95,7 +95,10 @@ def test_every_file_that_is_named_exists(page: Path) -> None:
 def _exists(dotted: str) -> bool:
     """Whether a module, or the module that an attribute is one of, is a file; the interpreter's own names of it aside."""
     path = ROOT.joinpath(*dotted.split("."))
-    return path.is_dir() or path.with_suffix(".py").is_file() or path.parent.with_suffix(".py").is_file()
+    if path.is_dir() or path.with_suffix(".py").is_file():
+        return True
+    module = path.parent.with_suffix(".py")
+    return module.is_file() and re.search(rf"\b{path.name}\b", module.read_text(encoding="utf-8")) is not None
 
 
 def test_the_table_of_options_has_each_option_as_it_is_declared() -> None:
@@ -142,7 +145,7 @@ def test_every_session_of_nox_that_a_page_uses_exists() -> None:
 
 def test_the_table_of_verdicts_has_words_that_are_verdicts() -> None:
     named = {name for row in table("docs/options.md", "verdict") for name in row[0].replace("`", "").split()}
-    assert named <= set(map(str, Verdict))
+    assert named == set(map(str, Verdict))
 
 
 def test_the_readme_is_short() -> None:

@@ -21,7 +21,7 @@ from plugin_harness import reaches
 import accelcheck
 from accelcheck import cli
 from accelcheck.core.matrix import Selection
-from accelcheck.experiments.duet import DuetCase, located, medians, play
+from accelcheck.experiments.duet import DuetCase, located, medians, run_pairs
 from accelcheck.experiments.duet_side import DuetSide, SideError
 from accelcheck.measure.paired import SpeedVerdict
 
@@ -147,15 +147,15 @@ class Stage:
         path.chmod(0o755)
         return path
 
-    def play(
+    def run_pairs(
         self, a: Mapping[str, Any], b: Mapping[str, Any], looks: Sequence[int] = (2, 4), **options: Any
     ) -> list[DuetCase]:
         sides = DuetSide("A", str(self.side("A", **a))), DuetSide("B", str(self.side("B", **b)))
-        _, rows = play(sides, Selection(("cpu",)), lambda *told: self.told.append(told), looks, **options)
+        _, rows = run_pairs(sides, Selection(("cpu",)), lambda *told: self.told.append(told), looks, **options)
         return rows
 
     def row(self, a: Mapping[str, Any], b: Mapping[str, Any], **options: Any) -> DuetCase:
-        (row,) = self.play({"cases": {MLP: a}}, {"cases": {MLP: b}}, **options)
+        (row,) = self.run_pairs({"cases": {MLP: a}}, {"cases": {MLP: b}}, **options)
         return row
 
     @property
@@ -217,7 +217,7 @@ def test_two_processes_measure_a_case_in_turns(stage: Stage) -> None:
 
 
 def test_a_process_that_needs_fewer_turns_waits_for_the_other_before_the_next_case(stage: Stage) -> None:
-    stage.play(
+    stage.run_pairs(
         {"cases": {MLP: steady(turns=1), CNN: steady(turns=2)}},
         {"cases": {MLP: steady(turns=4), CNN: steady(turns=2)}},
         looks=(2,),
@@ -238,13 +238,13 @@ def test_where_one_process_at_a_time_can_hold_the_device_they_run_one_after_the_
 ) -> None:
     plans: dict[str, dict[str, Any]] = {name: {"cases": {MLP: steady(turns=3)}} for name in "AB"}
     plans[holder] |= {"hello": {**HELLO, "exclusive": True}}
-    assert [len(row.samples[0]) for row in stage.play(plans["A"], plans["B"], looks=(2,))] == [2]
+    assert [len(row.samples[0]) for row in stage.run_pairs(plans["A"], plans["B"], looks=(2,))] == [2]
     assert stage.turns == ["A0"] * 3 + ["B0"] * 6 + ["A0"] * 3
 
 
 def test_a_decided_case_is_not_measured_again(stage: Stage) -> None:
     wild = {"seconds": [0.01, 0.02, 0.005, 0.04]}
-    rows = stage.play({"cases": {MLP: steady(), CNN: wild}}, {"cases": {MLP: steady(), CNN: steady()}})
+    rows = stage.run_pairs({"cases": {MLP: steady(), CNN: wild}}, {"cases": {MLP: steady(), CNN: steady()}})
     assert [row.case for row in rows] == [MLP, CNN]
     assert [cases for _, task, cases in stage.log if task == "measure"] == [[MLP, CNN]] * 4 + [[CNN]] * 4
     assert [len(row.samples[0]) for row in rows] == [2, 4]
@@ -273,7 +273,7 @@ def test_medians_are_over_processes(stage: Stage) -> None:
 
 def test_a_case_that_crashes_on_a_side_is_said_and_the_others_go_on(stage: Stage) -> None:
     three = {"one": steady(), MLP: steady(), CNN: steady()}
-    rows = stage.play({"cases": three}, {"cases": {**three, MLP: steady(measure="crash")}})
+    rows = stage.run_pairs({"cases": three}, {"cases": {**three, MLP: steady(measure="crash")}})
     first, crashed, last = rows
     assert answer(first) is answer(last) is SpeedVerdict.SAME
     assert "died of SIGSEGV" in crashed.absent["B"]
@@ -289,7 +289,7 @@ def test_a_case_that_crashes_on_a_side_is_said_and_the_others_go_on(stage: Stage
 
 def test_a_case_that_hangs_is_ended_and_said(stage: Stage) -> None:
     start = time.monotonic()
-    rows = stage.play(
+    rows = stage.run_pairs(
         {"cases": {MLP: steady(measure="hang"), CNN: steady()}}, {"cases": {MLP: steady(), CNN: steady()}}, timeout=2.0
     )
     assert time.monotonic() - start < 60
@@ -314,7 +314,9 @@ def test_what_is_wrong_on_a_side_is_never_timed(stage: Stage) -> None:
 
 
 def test_what_crashes_while_it_is_judged_does_not_hide_the_rest(stage: Stage) -> None:
-    rows = stage.play({"cases": {MLP: steady(judge="crash"), CNN: steady()}}, {"cases": {MLP: steady(), CNN: steady()}})
+    rows = stage.run_pairs(
+        {"cases": {MLP: steady(judge="crash"), CNN: steady()}}, {"cases": {MLP: steady(), CNN: steady()}}
+    )
     assert "SIGSEGV" in rows[0].absent["A"]
     assert answer(rows[1]) is SpeedVerdict.SAME
 
@@ -332,7 +334,7 @@ def test_what_fails_on_both_sides_is_no_reason_against_b(stage: Stage) -> None:
 
 
 def test_a_case_of_one_side_only_is_said(stage: Stage) -> None:
-    rows = stage.play({"cases": {MLP: steady()}}, {"cases": {MLP: steady(), CNN: steady()}})
+    rows = stage.run_pairs({"cases": {MLP: steady()}}, {"cases": {MLP: steady(), CNN: steady()}})
     assert rows[1].absent == {"A": "its matrix has no such case"}
     assert not rows[1].worse
     assert answer(rows[0]) is SpeedVerdict.SAME
@@ -346,7 +348,7 @@ def test_an_error_while_measuring_ends_that_case(stage: Stage) -> None:
 
 def test_what_fails_beside_another_process_is_measured_apart(stage: Stage) -> None:
     # As where one of two processes has taken the device's memory.
-    rows = stage.play(
+    rows = stage.run_pairs(
         {"cases": {MLP: steady(needs_all=True), CNN: steady(turns=2)}},
         {"cases": {MLP: steady(needs_all=True), CNN: steady(turns=2)}},
         looks=(2,),
@@ -361,7 +363,7 @@ def test_what_fails_beside_another_process_is_measured_apart(stage: Stage) -> No
 
 @pytest.mark.parametrize("exclusive", [False, True])
 def test_a_process_that_dies_when_it_has_answered_everything_loses_nothing(stage: Stage, *, exclusive: bool) -> None:
-    (row,) = stage.play(
+    (row,) = stage.run_pairs(
         {"cases": {MLP: steady()}, "end": "crash", "hello": {**HELLO, "exclusive": exclusive}},
         {"cases": {MLP: steady()}},
         looks=(2,),
@@ -371,7 +373,7 @@ def test_a_process_that_dies_when_it_has_answered_everything_loses_nothing(stage
 
 
 def test_a_process_that_dies_between_two_cases_loses_neither(stage: Stage) -> None:
-    rows = stage.play(
+    rows = stage.run_pairs(
         {"cases": {MLP: steady(after="crash"), CNN: steady()}},
         {"cases": {MLP: steady(), CNN: steady()}},
         looks=(2,),
@@ -381,7 +383,7 @@ def test_a_process_that_dies_between_two_cases_loses_neither(stage: Stage) -> No
 
 @pytest.mark.parametrize("task", ["judge", "measure"])
 def test_a_process_that_answers_nothing_loses_everything(stage: Stage, task: str) -> None:
-    rows = stage.play(
+    rows = stage.run_pairs(
         {"cases": {MLP: steady(), CNN: steady()}, f"{task}-start": "exit"}, {"cases": {MLP: steady(), CNN: steady()}}
     )
     assert all(row.absent["A"].startswith("not reached: the process ended with status 3") for row in rows)

@@ -60,7 +60,7 @@ class SkippedError(Exception):
 class Session:
     """A nox session that writes down what it is told to do."""
 
-    posargs = ("--exitfirst",)
+    posargs: tuple[str, ...] = ("--exitfirst",)
 
     def __init__(self, environment: Any = None) -> None:
         self.virtualenv = environment
@@ -288,7 +288,7 @@ def test_a_session_installs_its_pin_and_runs_the_suite_on_its_device(noxfile: An
     assert judged[judged.index("-n") + 1] != "0"
     assert timed[timed.index("-n") + 1] == "0"
     assert "--accel-baseline=check" in timed
-    assert session.env == {"ACCELCHECK_SESSION": "cpu"}
+    assert session.env == {"ACCELCHECK_SESSION": "nox -s cpu -- --exitfirst"}
 
 
 def test_the_session_of_benchmarks_runs_each_of_them(noxfile: Any) -> None:
@@ -296,6 +296,25 @@ def test_the_session_of_benchmarks_runs_each_of_them(noxfile: Any) -> None:
     noxfile.benchmarks.func(session)
     assert set(noxfile.PINS["cpu"]) <= set(session.installed)
     assert session.runs == [["python", *words] for words in noxfile.BENCHMARKS]
+
+
+def test_the_recommended_command_keeps_what_was_given_but_the_level(
+    noxfile: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["nox", "--no-venv", "-s", "cpu"])
+    session = Session()
+    session.posargs = ("-k", "a b", "--accel-level=2")
+    noxfile._suite(session, "cpu")
+    assert session.env["ACCELCHECK_SESSION"] == "nox --no-venv -s cpu -- -k 'a b'"
+
+
+def test_the_timing_half_writes_files_of_its_own(noxfile: Any) -> None:
+    session = Session()
+    session.posargs = ("--accel-journal=out/j.jsonl", "--junit-xml=junit.xml", "-x")
+    noxfile._suite(session, "cpu")
+    judged, timed = session.runs
+    assert {"--accel-journal=out/j.jsonl", "--junit-xml=junit.xml", "-x"} <= set(judged)
+    assert {"--accel-journal=out/j-speed.jsonl", "--junit-xml=junit-speed.xml", "-x"} <= set(timed)
 
 
 def test_the_environment_at_hand_is_left_as_it_is(noxfile: Any) -> None:
@@ -344,11 +363,11 @@ def test_xla_uses_the_processor_where_there_is_no_tpu(noxfile: Any, monkeypatch:
     chips(0)
     session = Session()
     noxfile._suite(session, "xla")
-    assert session.env == {"ACCELCHECK_SESSION": "xla", "PJRT_DEVICE": "CPU"}
+    assert session.env == {"ACCELCHECK_SESSION": "nox -s xla -- --exitfirst", "PJRT_DEVICE": "CPU"}
     chips(4)
     session = Session()
     noxfile._suite(session, "xla")
-    assert session.env == {"ACCELCHECK_SESSION": "xla"}
+    assert session.env == {"ACCELCHECK_SESSION": "nox -s xla -- --exitfirst"}
 
 
 def test_a_session_without_its_hardware_installs_nothing(noxfile: Any, monkeypatch: pytest.MonkeyPatch) -> None:

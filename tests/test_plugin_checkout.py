@@ -9,6 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from accelcheck.core.journal import read
+from accelcheck.core.matrix import Matrix, Selection
+
 CHECKOUT = Path(__file__).parents[1]
 SUITE = "accelcheck/suite/"
 
@@ -77,3 +80,7 @@ def test_workers_run_the_suite_too(tmp_path: Path) -> None:
     lines = done.stdout.splitlines()
     assert [line for line in lines if line.startswith("accelcheck: level 1: ")]
     assert "not looked at:" in lines
+    selection = Selection(("cpu",), ("eager",), ("mlp",))
+    judged = {case.id for case in Matrix.load().cases(selection) if not case.timed}
+    _, records = read(journal)
+    assert {record.case.id for record in records} == judged

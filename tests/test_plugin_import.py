@@ -71,16 +71,16 @@ from accelcheck.core import imports
 from accelcheck.core.case import Mode
 from accelcheck.core.processes import ChildError
 from accelcheck.devices.generic import Generic
-from accelcheck.techniques.snapshots.handover import Errand, Other
+from accelcheck.techniques.snapshots.handover import ContinuationProcess, ContinuationTask
 
 
 def main():
     imports.load()
     device = Generic("toy")
     device.open()
-    other = Other(device)
+    other = ContinuationProcess(device)
     with tempfile.TemporaryDirectory() as folder:  # without a snapshot: how far the process comes shows that it has the device
-        errand = Errand(None, device, None, 0, Mode.TRAIN, scaled=False, threads=1, folder=Path(folder), records=frozenset())
+        errand = ContinuationTask(None, device, None, 0, Mode.TRAIN, scaled=False, threads=1, folder=Path(folder), records=frozenset())
         try:
             other.go_on(errand)
         except ChildError as error:
@@ -173,7 +173,7 @@ def test_an_unknown_device_is_answered_with_how_a_backend_is_found(vendor: Suite
     assert ran.ret == pytest.ExitCode.USAGE_ERROR
     assert "unknown device 'toy'." in ran.err
     assert "Legal values: auto, all, cpu, cuda, rocm, tpu, xla." in ran.err
-    assert "A backend that only conftest.py imports is unknown too" in ran.err
+    assert "A backend that only conftest.py imports is not found" in ran.err
     assert "give --accel-import=MODULE, or install it as a package with a torch.backends entry point." in ran.err
 
 
@@ -187,7 +187,7 @@ def test_an_unknown_device_is_answered_with_the_module_that_failed(vendor: Suite
 def test_what_is_no_name_of_a_module_is_refused(vendor: Suite) -> None:
     ran = vendor.run(*only("toy"), "--accel-import=vendor/toy.py")
     assert ran.ret == pytest.ExitCode.USAGE_ERROR
-    assert "--accel-import=vendor/toy.py: expected the name of a module" in ran.err
+    assert "module 'vendor/toy.py': expected a name such as torch_vendor" in ran.err
 
 
 def test_a_run_leaves_the_variable_as_it_was(vendor: Suite) -> None:
@@ -200,12 +200,12 @@ def test_names_are_kept_in_order_each_once(monkeypatch: pytest.MonkeyPatch) -> N
     environ: dict[str, str] = {}
     imports.announce(["b", "a.c", "b"], environ)
     assert environ == {imports.VARIABLE: "b,a.c"}
-    with pytest.raises(UnknownNameError, match="expected the name of a module"):
+    with pytest.raises(UnknownNameError, match="expected a name such as"):
         imports.announce(["a,b"], environ)
     imports.announce([], environ)
     assert not environ
     monkeypatch.setenv(imports.VARIABLE, "no_such_module")
-    with pytest.raises(imports.ModuleImportError, match="--accel-import=no_such_module: cannot be imported"):
+    with pytest.raises(imports.ModuleImportError, match="module no_such_module: cannot be imported"):
         imports.load()
 
 
@@ -242,4 +242,4 @@ def test_a_command_names_the_module_that_failed(vendor: Suite) -> None:
 def test_commands_with_a_device_take_modules(vendor: Suite, name: str) -> None:
     done = command(vendor.path, name, "--device=nonsuch", "--import=not/a/module")
     assert done.returncode == pytest.ExitCode.USAGE_ERROR
-    assert "--accel-import=not/a/module: expected the name of a module" in done.stderr
+    assert "module 'not/a/module': expected a name such as torch_vendor" in done.stderr

@@ -111,6 +111,25 @@ def test_the_parent_does_not_import_torch() -> None:
     assert done.stdout.strip() == "ok False"
 
 
+def test_children_do_not_import_from_the_working_folder(tmp_path: Path) -> None:
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch" / "__init__.py").write_text("raise ImportError('a source tree')")
+    (tmp_path / "queue.py").write_text("raise ImportError('a file of the same name')")
+    # A script elsewhere, as the command pytest is: Python does not add the working folder to its import path.
+    script = tmp_path / "bin" / "script.py"
+    script.parent.mkdir()
+    script.write_text("from accelcheck.devices.probe import probe; print(probe(['cpu'], 60)[0]['cpu'].capability)")
+    done = subprocess.run(
+        [sys.executable, str(script)],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
+    assert done.stdout.strip() == "ok"
+
+
 def test_by_hand() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "accelcheck.devices.probe", "cpu"], capture_output=True, text=True, check=True, cwd=ROOT

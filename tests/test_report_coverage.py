@@ -8,7 +8,7 @@ from plugin_harness import CONFTEST, Suite, only
 from accelcheck.core.capability import Code, unavailable
 from accelcheck.core.case import Mode
 from accelcheck.core.matrix import Matrix, Selection
-from accelcheck.report.coverage import Scope, deeper
+from accelcheck.report.coverage import WIDTH, Scope, deeper
 from accelcheck.report.progress import Progress, rough
 
 MARK = "not looked at:"
@@ -70,15 +70,16 @@ def test_devices_that_are_present_and_not_selected_are_named(suite: Suite) -> No
 
 
 def test_the_command_of_a_nox_session_is_the_session(suite: Suite, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ACCELCHECK_SESSION", "cpu")
-    assert last(suite.run(*only("toy")).out)[0].endswith(
-        ": ACCELCHECK_LEVEL=2 nox -s cpu -- --accel-technique=toy --accel-workload=tiny"
-    )
+    monkeypatch.setenv("ACCELCHECK_SESSION", "nox -s cpu -- -k toy")
+    assert last(suite.run(*only("toy")).out)[0].endswith(": ACCELCHECK_LEVEL=2 nox -s cpu -- -k toy")
 
 
 def test_timed_cases_that_workers_leave_out_are_named(suite: Suite) -> None:
     ran = suite.run(*only("toy", workload="tiny"), "--accel-workload=timed", "-n", "1")
-    assert "timed cases: workers would disturb them; run accelcheck.suite.test_speed without -n" in last(ran.out)
+    assert (
+        "timed cases: not run, because workers would disturb them; run accelcheck.suite.test_speed without -n"
+        in last(ran.out)
+    )
 
 
 def test_an_exact_case_is_counted_and_no_level_is_proposed(suite: Suite) -> None:
@@ -88,16 +89,24 @@ def test_an_exact_case_is_counted_and_no_level_is_proposed(suite: Suite) -> None
 
 
 def test_a_module_that_cannot_be_imported_is_among_what_is_absent(suite: Suite) -> None:
-    suite.answer(xla=unavailable(Code.NO_PACKAGE, "the package torch_xla is not installed\nand more " + "x" * 200))
+    ran = suite.run_apart(*only("toy"), "--accel-import=vendor_nonsuch")
+    absent = next(line for line in last(ran.out) if line.startswith("absent devices: "))
+    assert "--accel-import=vendor_nonsuch: ModuleNotFoundError: No module named 'vendor_nonsuch'" in absent
+
+
+def test_a_long_reason_is_cut_at_its_first_line_and_width(suite: Suite) -> None:
+    suite.answer(xla=unavailable(Code.NO_PACKAGE, "y" * 200 + "\nand more"))
     absent = next(line for line in last(suite.run(*only("toy")).out) if line.startswith("absent devices: "))
-    assert "x" * 10 not in absent
+    assert f"{'y' * (WIDTH - 3)}..." in absent
+    assert "y" * WIDTH not in absent
+    assert "and more" not in absent
 
 
 def test_the_deeper_command_has_one_level() -> None:
     words = ["--accel-level", "2", "-q", "--accel-level=1", "-k", "a b"]
     assert deeper(Selection(("cpu",), level=2), words, "") == "pytest -q -k 'a b' --accel-level=3"
     assert deeper(Selection(("cpu",), level=4), words, "") == ""
-    assert deeper(Selection(("cpu",)), [], "xla") == "ACCELCHECK_LEVEL=2 nox -s xla"
+    assert deeper(Selection(("cpu",)), [], "nox -s xla") == "ACCELCHECK_LEVEL=2 nox -s xla"
 
 
 def test_a_scope_travels_as_json() -> None:
@@ -122,16 +131,16 @@ def test_progress_of_a_long_run_is_told_about_50_times() -> None:
     assert lines[-1] is None
 
 
-def test_progress_weighs_the_last_cases_and_slow_modes() -> None:
+def test_progress_averages_all_cases_and_weighs_slow_modes() -> None:
     progress = Progress([Mode.FORWARD] * 60, 0.0)
     for second in range(1, 21):
         progress.finish(Mode.FORWARD, float(second))
     for number in range(1, 21):
         progress.finish(Mode.FORWARD, 20.0 + 3.0 * number)
-    assert progress.left() == pytest.approx(20 * (2.0 + 3.0) / 2)
+    assert progress.left() == pytest.approx(20 * 80.0 / 40)
     slow = Progress([Mode.TRAJECTORY, *[Mode.FORWARD] * 20], 0.0)
     slow.finish(Mode.TRAJECTORY, 100.0)
-    assert slow.left() == pytest.approx(100.0)
+    assert slow.left() == pytest.approx(200.0)
 
 
 def test_progress_is_written_while_a_run_goes(suite: Suite) -> None:

@@ -305,7 +305,9 @@ def test_slow_calls_have_fewer_pairs_beside_their_own_precision(
 ) -> None:
     errors: list[float] = []
 
-    def compared(_: object, base: Contender, candidate: Contender, *, error: float) -> paired.Comparison:
+    def compared(
+        _: object, base: Contender, candidate: Contender, looks: object = None, *, error: float = paired.ERROR
+    ) -> paired.Comparison:
         del base, candidate
         errors.append(error)
         return paired.compare(lambda: 1.0, lambda: 1.0, looks=(0.001,), error=error)

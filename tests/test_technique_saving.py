@@ -18,7 +18,7 @@ from accelcheck.core.processes import ChildError
 from accelcheck.techniques.processes.evidence import repeated, unlike
 from accelcheck.techniques.snapshots import handover
 from accelcheck.techniques.snapshots.files import Snapshots, read, write
-from accelcheck.techniques.snapshots.handover import Errand, Handover, Other
+from accelcheck.techniques.snapshots.handover import ContinuationProcess, ContinuationTask, Handover
 from accelcheck.techniques.snapshots.saving import DAMAGES, HANDOVER, Relay, SnapshotDamaged, SnapshotRestore
 from accelcheck.workloads.base import Program
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from accelcheck.core.journal import Record
     from accelcheck.devices.base import Device
-    from accelcheck.techniques.snapshots.handover import Report
+    from accelcheck.techniques.snapshots.handover import ContinuationReport
     from accelcheck.verify.oracle import Store
     from accelcheck.workloads.trainer import Parts
 
@@ -35,27 +35,27 @@ CPU = devices()["cpu"]
 
 
 @pytest.fixture(scope="module")
-def process() -> Iterator[Other]:
-    other = Other(CPU)
+def process() -> Iterator[ContinuationProcess]:
+    other = ContinuationProcess(CPU)
     yield other
     other.close()
 
 
 @pytest.fixture(autouse=True)
-def _one_process(process: Other, monkeypatch: pytest.MonkeyPatch) -> None:
+def _one_process(process: ContinuationProcess, monkeypatch: pytest.MonkeyPatch) -> None:
     """One other process for all cases, since it takes seconds to start."""
 
     class Shared:
         def __init__(self, device: Device) -> None:
             del device
 
-        def go_on(self, errand: Errand) -> Report:
+        def go_on(self, errand: ContinuationTask) -> ContinuationReport:
             return process.go_on(errand)
 
         def close(self) -> None:
             return
 
-    monkeypatch.setattr(handover, "Other", Shared)
+    monkeypatch.setattr(handover, "ContinuationProcess", Shared)
 
 
 def record_of(store: Store, technique: SnapshotRestore, name: str, mode: Mode) -> Record:
@@ -183,7 +183,7 @@ def test_the_files_are_removed() -> None:
 
 
 def test_the_other_process_is_started_and_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(handover, "Other", Other)
+    monkeypatch.setattr(handover, "ContinuationProcess", ContinuationProcess)
     technique = SnapshotRestore()
     program = program_of_mlp()
     technique.prepare(program, Mode.TRAIN, CPU)

@@ -92,7 +92,7 @@ def test_each_process_runs_the_command_again_and_gives_a_ratio(stubbed: Stubbed)
 def test_what_each_process_waited_for_a_core_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     parts = iter([0.01, 0.4, 0.02])
 
-    def run(*_: object) -> tuple[End, str, dict[str, timing_processes.Came]]:
+    def run(*_: object) -> tuple[End, str, dict[str, timing_processes.CaseReport]]:
         return End(0), "", {"a": (0.5, next(parts))}
 
     monkeypatch.setattr(timing_processes, "_run_process", run)

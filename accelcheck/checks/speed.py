@@ -38,11 +38,11 @@ ROTATED = 4
 PROCESS_SECONDS = 0.3
 """Seconds that one process of several measures a case: processes differ by more than such a median errs."""
 PROCESS_ERROR = 0.0625
-"""As `paired.ERROR`, of one process of several: four pairs, however slow, since nobody asks for its interval."""
+"""As `paired.ERROR`, of one process of several: four pairs, however slow: min to max, which holds the median in 87.5 of 100 runs."""
 SLOW = 0.1
 """Seconds of a call from which on the comparison in the technique's own precision, which gates nothing, has the pairs of one
 process of several: the nine of `paired.ERROR` take tens of seconds where calls are this slow, as float16 is on CPUs that
-convert each of its operations to FP32 and back (7 to 55 times as long as FP32)."""
+convert each of its operations to FP32 and back (17 to 55 times as long as FP32 in baselines/cpu/level2-speed.jsonl)."""
 POWERED = 0.5
 """Seconds that energy is taken over: counters move every 0.1 s or so."""
 SPEED_UP = "speed-up"
@@ -259,8 +259,11 @@ class _Measuring:
             return self._add(name, None, "x", f"eager does not compute in {precision}")
         if precision not in self.trial.workload.dtypes:
             return self._add(name, None, "x", f"the workload is none in {precision}")
-        error = ERROR if latency < SLOW else PROCESS_ERROR
-        return self._speed_up(name, self._paired(self._eager(precision), candidate, error=error))
+        if latency < SLOW:
+            return self._speed_up(name, self._paired(self._eager(precision), candidate))
+        # One look, so that the interval is what four pairs give.
+        found = self._paired(self._eager(precision), candidate, LOOKS[-1:], error=PROCESS_ERROR)
+        return self._speed_up(name, found)
 
     def _roof(self, candidate: Contender, eager: Contender, latency: float) -> None:
         device = self.trial.device

@@ -1,4 +1,4 @@
-"""``accelcheck baseline``: show stored baselines, compare two places, update and prune."""
+"""Shows, compares, updates and prunes stored baselines."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ def add(commands: Any) -> None:
     compare = actions.add_parser(
         "compare", help="compare two folders case by case; the exit code is 1 if the second is slower"
     )
-    compare.add_argument("first")
-    compare.add_argument("second")
+    compare.add_argument("first", help="folder, as `accelcheck baseline show` prints it")
+    compare.add_argument("second", help="folder that is compared with the first one")
     compare.set_defaults(run=_caught(_compare))
     update = actions.add_parser("update", help="time the suite on a device in ten processes, and store the ratios")
     update.add_argument("--device", default="cpu", help="device to time (default: cpu)")

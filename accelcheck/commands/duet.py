@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from accelcheck.commands.common import GREEN, NOTHING, RED, USAGE, add_import, positive
 from accelcheck.core.matrix import Selection
 from accelcheck.core.words import LEVELS
-from accelcheck.experiments.duet import TIMEOUT, DuetCase, Facts, located, medians, play
+from accelcheck.experiments.duet import TIMEOUT, DuetCase, Facts, located, medians, run_pairs
 from accelcheck.experiments.duet_side import AbsentError, DuetSide, SideError
 from accelcheck.measure import duet
 from accelcheck.report import console
@@ -70,14 +70,14 @@ def add(commands: Any) -> None:
         "--pairs",
         type=positive,
         default=duet.LOOKS[-1],
-        help=f"most pairs of processes, at least 2 (default: {duet.LOOKS[-1]}); cases are decided after {duet.LOOKS} pairs",
+        help=f"largest number of pairs of processes, 2 or more (default: {duet.LOOKS[-1]}); cases are decided after {duet.LOOKS} pairs",
     )
     command.add_argument(
         "--timeout",
         type=float,
         default=TIMEOUT,
         metavar="SECONDS",
-        help=f"time limit for one case in a process (default: {TIMEOUT:g})",
+        help=f"seconds that a process may report nothing, before it is ended after at most twice as many (default: {TIMEOUT:g})",
     )
     command.set_defaults(run=_duet)
 
@@ -119,7 +119,7 @@ def _duet(given: argparse.Namespace) -> int:
             DuetSide("B", located(words[-1]), dict(given.env_b)),
         )
         with _terminable(), console.progress("pairs at most", looks[-1], interval=0.0) as done:
-            facts, rows = play(sides, selection, done, looks, given.margin, given.timeout)
+            facts, rows = run_pairs(sides, selection, done, looks, given.margin, given.timeout)
     except SideError as error:
         print(f"accelcheck: {error}", file=sys.stderr)
         return NOTHING if isinstance(error, AbsentError) else USAGE

@@ -35,7 +35,11 @@ def add(commands: Any) -> None:
     add_import(runner)
     runner.add_argument("--seeds", type=positive, default=20, help="number of seeds for each plant (default: 20)")
     runner.add_argument(
-        "--fault", action="append", default=[], metavar="GLOB", help="plants by name; repeatable (default: all)"
+        "--fault",
+        action="append",
+        default=[],
+        metavar="GLOB",
+        help="faults and correct variants by name; repeatable (default: all)",
     )
     runner.add_argument(
         "--jobs", type=positive, default=None, help="number of processes (default: one per core; one on an accelerator)"

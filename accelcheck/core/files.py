@@ -40,8 +40,9 @@ def replacing(path: Path, *, durable: bool = True) -> Iterator[IO[bytes]]:
             partial.unlink()
         raise
     if durable:
-        folder = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)  # the file's new name
-        finally:
-            os.close(folder)
+        with suppress(OSError):  # some file systems cannot synchronise folders, and the file is in place
+            folder = os.open(path.parent, os.O_RDONLY)
+            try:
+                os.fsync(folder)  # the file's new name
+            finally:
+                os.close(folder)

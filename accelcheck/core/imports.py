@@ -38,7 +38,7 @@ def announce(modules: Iterable[str], environ: MutableMapping[str, str] = os.envi
     names = tuple(dict.fromkeys(modules))
     for name in names:
         if not all(part.isidentifier() for part in name.split(".")):
-            raise UnknownNameError(f"{OPTION}={name}: expected the name of a module, such as torch_vendor")
+            raise UnknownNameError(f"module {name!r}: expected a name such as torch_vendor")
     if names:
         environ[VARIABLE] = ",".join(names)
     else:
@@ -70,7 +70,7 @@ def load_one(name: str) -> None:
         importlib.import_module(name)
     except Exception as error:
         raise ModuleImportError(
-            f"{OPTION}={name}: cannot be imported: {type(error).__name__}: {error}; {ADVICE}"
+            f"module {name}: cannot be imported: {type(error).__name__}: {error}; {ADVICE}"
         ) from error
 
 
@@ -83,6 +83,6 @@ def unknown_device(word: str, legal: Sequence[str], option: str = OPTION) -> Unk
         option: Of the pytest run or of the command, that takes a module.
     """
     return UnknownNameError(
-        f"{unknown('device', word, legal)} A backend that only conftest.py imports is unknown too, because devices are "
-        f"looked for in child processes: give {option}=MODULE, or install it as a package with a torch.backends entry point."
+        f"{unknown('device', word, legal)} A backend that only conftest.py imports is not found, because child processes look "
+        f"for devices: give {option}=MODULE, or install it as a package with a torch.backends entry point."
     )

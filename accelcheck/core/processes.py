@@ -56,20 +56,23 @@ class End:
 
     Attributes:
         code: Exit status; the negative number of the signal that killed it.
-        silent: The limit in s after which it was killed; None where it ended by itself.
+        limit: Seconds after which it was killed; None where it ended by itself.
+        silent: Whether the limit was on its silence.
     """
 
     code: int
-    silent: float | None = None
+    limit: float | None = None
+    silent: bool = False
 
     @property
     def verdict(self) -> Verdict:
         """Of the case during which it ended."""
-        return Verdict.CRASH if self.silent is None else Verdict.HANG
+        return Verdict.CRASH if self.limit is None else Verdict.HANG
 
     def __str__(self) -> str:
-        if self.silent is not None:
-            return f"was silent for {self.silent:g} s and was killed"
+        if self.limit is not None:
+            what = "was silent for" if self.silent else "ran for longer than"
+            return f"{what} {self.limit:g} s and was killed"
         if self.code >= 0:
             return f"ended with status {self.code}"
         names = {one.value: one.name for one in signal.Signals}
@@ -115,9 +118,10 @@ class Child:
         self._folder = tempfile.TemporaryDirectory(prefix="accelcheck-child-")
         self._output, self._messages = (Path(self._folder.name) / name for name in ("output", "messages"))
         self._messages.touch()
-        self._silent: float | None = None
+        self._killed: tuple[float | None, bool] = (None, False)
         self.started = time.monotonic()
-        path = {"PYTHONPATH": os.pathsep.join(place or str(Path.cwd()) for place in sys.path)}
+        # Safe: `-m` would put the working folder, which may hold a `torch` or a `queue.py`, before all of these.
+        path = {"PYTHONPATH": os.pathsep.join(place or str(Path.cwd()) for place in sys.path), "PYTHONSAFEPATH": "1"}
         try:
             with self._output.open("wb") as output:
                 self._process = subprocess.Popen(  # noqa: S603 - an interpreter, with arguments of our own
@@ -170,7 +174,7 @@ class Child:
             How it ended; None where it has stopped itself.
         """
         if self._process.returncode is not None:
-            return End(self._process.returncode, self._silent)
+            return End(self._process.returncode, *self._killed)
         over = threading.Event()
         passed = 0.0 if since is None else time.monotonic() - since
         watcher = threading.Thread(target=self._watch, args=(limit, passed, over, silence), daemon=True)
@@ -182,7 +186,7 @@ class Child:
             watcher.join()
         if state is None or state.si_code not in {os.CLD_EXITED, os.CLD_KILLED, os.CLD_DUMPED}:
             return None
-        return End(state.si_status if state.si_code == os.CLD_EXITED else -state.si_status, self._silent)
+        return End(state.si_status if state.si_code == os.CLD_EXITED else -state.si_status, *self._killed)
 
     def go_on(self) -> None:
         """Let a child run that has stopped itself."""
@@ -239,7 +243,7 @@ class Child:
             size = self._messages.stat().st_size
             if not silence or size == said:
                 if self.running:
-                    self._silent = limit
+                    self._killed = limit, silence
                     self._kill(self._tree())
                 return
             said, pause = size, limit
@@ -352,7 +356,7 @@ class Mailbox:
         Returns:
             None where they did not come.
         """
-        for _ in looks(limit):
+        for _ in polls(limit):
             lost = over()  # asked first: what was left before the end counts
             if all(map(self.has, names)):
                 return [self.take(name) for name in names]
@@ -376,7 +380,7 @@ class Mailbox:
         return [(path.name.removeprefix("raised-"), *self.take(path.name)) for path in paths]
 
 
-def looks(seconds: float) -> Iterator[None]:
+def polls(seconds: float) -> Iterator[None]:
     """One item a look, for so many seconds, with pauses between them."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:

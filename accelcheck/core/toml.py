@@ -95,7 +95,12 @@ def read(
         raise raises(f"{path}: not TOML: {error}") from error
     known = {kind: Field(f"a list of tables, [[{kind}]]", lambda value: isinstance(value, list), required=False)}
     if schema is not None:
-        known = {SCHEMA: Field(f"{schema}, which this accelcheck reads", lambda value: value == schema), **known}
+        known = {
+            SCHEMA: Field(
+                f"{schema}, which this accelcheck reads", lambda value: type(value) is int and value == schema
+            ),
+            **known,
+        }
     found = []
     for number, raw in enumerate(TomlTable(str(path), data, raises).checked(known).values.get(kind, []), start=1):
         name = raw.get("name") if isinstance(raw, dict) else None

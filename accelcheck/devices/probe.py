@@ -231,8 +231,8 @@ def _started(words: Sequence[str], environ: Mapping[str, str]) -> Child:
 
 def _early(end: End | None, stage: str, output: str) -> Capability:
     """Why a child ended early."""
-    if end is not None and end.silent is not None:
-        return unavailable(Code.PROBE_TIMEOUT, f"no answer within {end.silent:g} s, during: {stage}")
+    if end is not None and end.limit is not None:
+        return unavailable(Code.PROBE_TIMEOUT, f"no answer within {end.limit:g} s, during: {stage}")
     place = re.search(r'^  File "(.+)", line (\d+) in (.+)$', output, re.MULTILINE)  # of faulthandler
     if end is not None and end.code < 0:
         where = f", in {place.group(3)} at {place.group(1)}:{place.group(2)}" if place else ""

@@ -109,7 +109,7 @@ def located(word: str) -> str:
     return str(Path(found).absolute())
 
 
-def play(
+def run_pairs(
     sides: tuple[DuetSide, DuetSide],
     selection: Selection,
     tell: Callable[[str, int], object],

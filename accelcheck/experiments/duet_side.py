@@ -102,7 +102,7 @@ class Process:
         self.messages = self._child.messages()
         if end is None:
             return
-        how = f"the process {end}" if end.silent is None else f"hangs: silent for {end.silent:g} s (--timeout)"
+        how = f"the process {end}" if end.limit is None else f"hangs: silent for {end.limit:g} s (--timeout)"
         lines = [line.strip() for line in self._child.output().splitlines() if line.strip()]
         done = any("end" in message for message in self.messages)
         self.ended = "" if done else how + ("; its last output: " + " | ".join(lines[-LINES:]) if lines else "")

@@ -25,8 +25,8 @@ MISSED = 0.01
 """Probability that a check misses a change of the smallest detectable size. The further processes may miss it too, hence the stated
 95 of 100 runs."""
 LEAST_SPREAD = 0.004
-"""Smallest standard deviation of log ratios that is believed, because ten processes may agree by chance: the least that
-`benchmarks/speed_gates.py` measured between processes of torch (0.4 to 1.5 % on two cores)."""
+"""Smallest standard deviation of log ratios that is believed, because ten processes may agree by chance. Over all sessions of
+``baselines/cpu/speed_gates.jsonl`` workloads have 0.5 to 1.5 % (root mean square); single sessions show as little as 0.1 %."""
 
 
 @dataclass(frozen=True, slots=True)

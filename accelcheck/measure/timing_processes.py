@@ -29,7 +29,7 @@ SILENCE = 600.0
 LINES = 20
 """Last lines of its output that an error quotes."""
 
-Came = tuple[float, float] | str | None
+CaseReport = tuple[float, float] | str | None
 """What a timing process reports of a case: ratio and waited part, or why there is no ratio, or None: the case has begun."""
 
 
@@ -108,7 +108,7 @@ def measure(
 
 def _run_process(
     arguments: Sequence[str], cases: list[str], path: Path, start: Path
-) -> tuple[End, str, dict[str, Came]]:
+) -> tuple[End, str, dict[str, CaseReport]]:
     """Run one timing process: how it ended, its last output, and what it reported of each case."""
     path.write_text(json.dumps(cases), encoding="ascii")
     # The last option counts: the run's own baselines and journal stay as they are.
@@ -129,7 +129,7 @@ def wanted(path: str) -> frozenset[str]:
     return frozenset(json.loads(Path(path).read_text(encoding="ascii")))
 
 
-def report(case: str, came: Came = None) -> None:
+def report(case: str, came: CaseReport = None) -> None:
     """Tell the run what came of a case."""
     if isinstance(came, str):
         processes.say(case=case, reason=came)
@@ -139,9 +139,9 @@ def report(case: str, came: Came = None) -> None:
         processes.say(case=case, ratio=came[0], waited=came[1])
 
 
-def read(messages: Iterable[Message]) -> dict[str, Came]:
+def read(messages: Iterable[Message]) -> dict[str, CaseReport]:
     """What a timing process reported last of each case."""
-    found: dict[str, Came] = {}
+    found: dict[str, CaseReport] = {}
     for message in messages:
         case, ratio, waited = message.get("case"), message.get("ratio"), message.get("waited", 0.0)
         if not isinstance(case, str) or not isinstance(waited, float):

@@ -171,6 +171,7 @@ class Controller:
             counts = terminal.counts(self.records.values())
             self.journal.end({"verdicts": counts, "exit": int(session.exitstatus)})
 
+    @pytest.hookimpl(trylast=True)  # after pytest-benchmark's table
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         """The matrix technique x device, counts, the slowest cases, and what the run did not look at."""
         if self.records or self.asked:

@@ -262,6 +262,7 @@ def accel_bench(request: pytest.FixtureRequest) -> Iterator[Bench]:
 def accel_check(request: pytest.FixtureRequest, accel_bench: Bench) -> Callable[[Case], Record]:
     """Run a case, keep its record, and pass, skip or fail the test according to the verdict."""
     from accelcheck.core.case import Verdict
+    from accelcheck.core.imports import OPTION
     from accelcheck.measure import timing_processes
     from accelcheck.plugin.benchmark import hand_over
     from accelcheck.report.message import explain
@@ -292,8 +293,10 @@ def accel_check(request: pytest.FixtureRequest, accel_bench: Bench) -> Callable[
         if not record.verdict.green:
             gate = accel_bench.gate
             # The result is right, but too slow or too large for a baseline or a limit.
-            words = gate.words if gate is not None and record.measurements else ()
-            pytest.fail(explain(record, words), pytrace=False)
+            gated = gate.words if gate is not None and record.measurements else ()
+            run = request.config.stash[_RUN]
+            words = (*(f"{OPTION}={name}" for name in run.imports), *(f"--accel-ledger={path}" for path in run.ledgers))
+            pytest.fail(explain(record, (*words, *gated)), pytrace=False)
         hand_over(request.node, record)
         return record
 

@@ -94,10 +94,19 @@ def lines(
         records: Of all its cases.
         scope: How many cases there are; None where no process said.
         arguments: The command line of the run, after ``pytest``.
-        session: The nox session that the run is part of; empty without nox.
+        session: The nox command that the run is part of; empty without nox.
         timed: Number of test functions with timed cases that workers left out.
     """
     found = list(records)
+    if session and found and all(record.case.timed for record in found):
+        # The second half of a nox session: the first one's summary stands above, and its counts are not these.
+        rest = deeper(run.selection, session=session)
+        return [
+            "not looked at:",
+            f"  level {run.selection.level} of {max(LEVELS)}: {len(found):,} timed cases; the summary above has the others"
+            + (f". Deeper: {rest}" if rest else ""),
+            *(f"  {line}" for line in (*_baselines(gate, found), *_limits(gate, found))),
+        ]
     present = {name for name in run.selection.devices if run.statuses[name].present}
     return [
         "not looked at:",
@@ -115,18 +124,13 @@ def lines(
     ]
 
 
-def deeper(selection: Selection, arguments: Sequence[str], session: str) -> str:
+def deeper(selection: Selection, arguments: Sequence[str] = (), session: str = "") -> str:
     """The command that runs the next level; empty at the last one."""
     if selection.level == max(LEVELS):
         return ""
     level = selection.level + 1
     if session:
-        words = [
-            f"--accel-{kind}={word}"
-            for kind in ("technique", "workload", "dtype")
-            for word in getattr(selection, f"{kind}s")
-        ]
-        return f"ACCELCHECK_LEVEL={level} nox -s {session}" + (f" -- {shlex.join(words)}" if words else "")
+        return f"ACCELCHECK_LEVEL={level} {session}"
     kept: list[str] = []
     given = iter(arguments)
     for word in given:
@@ -161,8 +165,8 @@ def _levels(
 def _timed(count: int, session: str) -> list[str]:
     if not count:
         return []
-    how = "the session times them next" if session else "run accelcheck.suite.test_speed without -n"
-    return [f"timed cases: workers would disturb them; {how}"]
+    how = "the session times them next, if no case failed" if session else "run accelcheck.suite.test_speed without -n"
+    return [f"timed cases: not run, because workers would disturb them; {how}"]
 
 
 def _devices(run: RunConfiguration) -> list[str]:

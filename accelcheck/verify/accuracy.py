@@ -74,6 +74,8 @@ def upper_bound(pairs: Pairs, confidence: float = CONFIDENCE) -> float:
     z = NormalDist().inv_cdf(confidence)
     # The score is 0 at the observed drop, falls from there on, and is minus infinity at a drop of 1.
     low = max(pairs.drop, -1.0 + _PRECISION)
+    if _score(pairs, low) <= -z:  # nearly all samples were won
+        return low
     return float(brentq(lambda drop: _score(pairs, drop) + z, low, 1.0, xtol=_PRECISION))
 
 

@@ -45,8 +45,12 @@ def course(folder: Path, case: Case, technique: Technique, workload: Workload) -
     key = f"{case.workload}/{case.seed}/{case.dtype}/{case.mode}/{precision}/{technique.oracle}"
     # Shared by all precisions: eager's trainings depend on the storage dtype alone.
     name = f"{case.workload}/{case.seed}/{case.dtype}/{case.mode}/seeds"
-    seeds = once(folder, name, lambda: {str(number): _other(workload, case, number) for number in range(SEEDS)})
-    plain = once(folder, key, lambda: _plain(*_compute(workload, technique, case, precision, [*seeds.values()])))
+
+    def made() -> dict[str, Any]:
+        seeds = once(folder, name, lambda: {str(number): _other(workload, case, number) for number in range(SEEDS)})
+        return _plain(*_compute(workload, technique, case, precision, [*seeds.values()]))
+
+    plain = once(folder, key, made)
     late = {kind: (pair[0], pair[1]) for kind, pair in plain["late"].items()}
     return Course(plain["truth"], plain["start"], plain["allowed"], plain["horizons"], late), plain["eager_excess"]
 

@@ -287,14 +287,15 @@ class Rounding(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch lea
         # (Higham and Mary, SIAM J. Sci. Comput. 41(5), 2019). Sequential sums of random terms show 0.3 of that. For terms
         # that are not random see `_sequential_errors`.
         unit = UNIT_ROUNDOFF["float64" if self.precision == "float64" else ACCUMULATOR]
-        square = float(tensor.square().mean())
-        if not math.isfinite(square):
-            square = float(torch.where(torch.isfinite(tensor), tensor, 0.0).square().mean())
+        square = tensor.square().mean()
+        if not math.isfinite(float(square)):
+            square = torch.where(torch.isfinite(tensor), tensor, 0.0).square().mean()
+        root = float(square.sqrt())  # torch's square roots may differ from `math.sqrt` in the last bit
         if isinstance(length, Tensor):
             terms = length.to(tensor.dtype)
-            size = torch.where(terms > 1, math.sqrt(square) * (unit * terms.sqrt()) * math.sqrt(3.0), 0.0)
+            size = torch.where(terms > 1, root * (unit * terms.sqrt()) * math.sqrt(3.0), 0.0)
             return size.expand_as(tensor).reshape(-1).numpy() if _by_numpy(tensor) else size
-        return math.sqrt(square) * (unit * math.sqrt(length)) * math.sqrt(3.0)
+        return root * (unit * _root(length)) * math.sqrt(3.0)
 
     def _rounded(self, tensor: Tensor, unit: float) -> Tensor:
         return tensor * (1 + unit * self._uniform(tensor))
@@ -308,6 +309,11 @@ class Rounding(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch lea
         chance *= 2
         chance -= 1
         return chance
+
+
+@functools.cache
+def _root(length: int) -> float:
+    return float(torch.tensor(length, dtype=torch.float64).sqrt())
 
 
 def _mantissas(sizes: Any, *, normal: bool) -> Any:

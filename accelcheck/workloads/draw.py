@@ -46,23 +46,20 @@ def by_value(generator: torch.Generator, tensor: Tensor) -> Tensor:
     empty image) do not average out, as independent random errors would. A number is the fractional part of a random factor
     times the element's mantissa; values that differ in their first 27 bits get unrelated numbers.
     """
-    factor = _factor(generator)
+    # In torch, not in Python: within `Rounding`, where emulations call this, these operators draw numbers too.
+    factor = 2.0**26 * (1.0 + torch.rand((), generator=generator, dtype=torch.float64))
     mantissa, _ = torch.frexp(tensor)
     return mantissa.to(torch.float64).mul_(factor).frac_().abs_().nan_to_num_()
 
 
 def of_mantissas(generator: torch.Generator, mantissas: Any, *, finite: bool) -> Any:
     """`by_value` to the same bits, of a NumPy FP64 array's mantissas as ``np.frexp`` gives them of magnitudes."""
-    numbers = mantissas * _factor(generator)
+    numbers = mantissas * (2.0**26 * (1.0 + torch.rand((), generator=generator, dtype=torch.float64).item()))
     numbers -= np.trunc(numbers)
     np.abs(numbers, out=numbers)
     if not finite:
         np.nan_to_num(numbers, copy=False)
     return numbers
-
-
-def _factor(generator: torch.Generator) -> float:
-    return 2.0**26 * (1.0 + torch.rand((), generator=generator, dtype=torch.float64).item())
 
 
 def orders(generator: torch.Generator, *shape: int) -> Tensor:

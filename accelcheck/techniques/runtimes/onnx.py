@@ -167,8 +167,12 @@ def operators_listed_once() -> Iterator[None]:
     The exporter parses the source of some 500 functions for each export, half of the time of a small one; the list is
     the same every time. Where a release of torch has it from elsewhere, nothing changes.
     """
-    apis = getattr(importlib.import_module("torch.onnx._internal.exporter._registration"), "onnxscript_apis", None)
-    find: Callable[[], Sequence[Any]] | None = getattr(apis, "get_torchlib_ops", None)
+    try:
+        registration = importlib.import_module("torch.onnx._internal.exporter._registration")
+    except ImportError:
+        registration = None
+    apis = getattr(registration, "onnxscript_apis", None)
+    find: Callable[..., Sequence[Any]] | None = getattr(apis, "get_torchlib_ops", None)
     if find is None:
         yield
         return
@@ -177,8 +181,8 @@ def operators_listed_once() -> Iterator[None]:
 
 
 @functools.cache
-def _listed(find: Callable[[], Sequence[Any]]) -> tuple[Any, ...]:
-    return tuple(find())
+def _listed(find: Callable[..., Sequence[Any]], *arguments: Any) -> tuple[Any, ...]:
+    return tuple(find(*arguments))
 
 
 def _provider(device: Device) -> tuple[str, Mapping[str, Any]] | None:

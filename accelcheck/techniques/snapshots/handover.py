@@ -35,7 +35,7 @@ SEED = 20231
 
 
 @dataclass(frozen=True)
-class Errand:
+class ContinuationTask:
     """The other process's task: how to continue a training. The state is in the snapshots.
 
     Attributes:
@@ -59,7 +59,7 @@ class Errand:
 
 
 @dataclass(frozen=True)
-class Report:
+class ContinuationReport:
     """The other process's report.
 
     Attributes:
@@ -81,7 +81,7 @@ class Report:
     last: Path
 
 
-class Other:
+class ContinuationProcess:
     """Another process, with an interpreter of its own. It starts at once, and continues any number of trainings."""
 
     def __init__(self, device: Device) -> None:
@@ -92,7 +92,7 @@ class Other:
         self._mailbox.put("device", device)
         self._child = self._held.enter_context(Child(calling(f"{__name__}:main", folder, parent=True)))
 
-    def go_on(self, errand: Errand) -> Report:
+    def go_on(self, errand: ContinuationTask) -> ContinuationReport:
         """Continue a training to its end.
 
         Raises:
@@ -111,7 +111,7 @@ class Other:
                 raise ChildError(f"{who} raised {brief}\n{trace}")
             how = f"was silent for {PATIENCE:g} s" if child.running else child.wait()
             raise ChildError(f"{who} {how}; its last output:\n{child.last()}")
-        report: Report = found[0]
+        report: ContinuationReport = found[0]
         return report
 
     def close(self) -> None:
@@ -137,12 +137,12 @@ class Handover:
     def __init__(self, program: Program, mode: Mode, device: Device) -> None:
         self.program, self.mode, self.device = program, mode, device
         self._scratch = tempfile.TemporaryDirectory(prefix="accelcheck-")
-        self._other = Other(device)
+        self._other = ContinuationProcess(device)
         self._count = 0
         self.began: Mapping[str, Any] = {}
         self.ended: Mapping[str, Any] = {}
         self.left: Path | None = None
-        self.report: Report | None = None
+        self.report: ContinuationReport | None = None
 
     def snapshots(self) -> Snapshots:
         """An empty folder for the next training."""
@@ -155,7 +155,7 @@ class Handover:
         Args:
             snapshots: Of the training.
             steps: At which it ends (train mode), or how many more it takes (trajectory mode).
-            records: See `Errand`.
+            records: See `ContinuationTask`.
 
         Returns:
             ``training`` (the state at the end), ``result`` and ``scales``; tensors are on the CPU.
@@ -179,7 +179,7 @@ class Handover:
         self._other.close()
         self._scratch.cleanup()
 
-    def _errand(self, folder: Path, steps: int, records: frozenset[int]) -> Errand:
+    def _errand(self, folder: Path, steps: int, records: frozenset[int]) -> ContinuationTask:
         problem = replace(self.program.problem(), steps=steps)
         dtype = next(problem.module.parameters()).dtype
         with torch.no_grad():
@@ -187,7 +187,9 @@ class Handover:
                 tensor.fill_(math.nan if tensor.is_floating_point() else 0)
         scaled = self.program.scaler is not None
         threads = torch.get_num_threads()
-        return Errand(problem, self.device, dtype, self.program.seed, self.mode, scaled, threads, folder, records)
+        return ContinuationTask(
+            problem, self.device, dtype, self.program.seed, self.mode, scaled, threads, folder, records
+        )
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -208,7 +210,7 @@ def main(arguments: Sequence[str]) -> None:
             mailbox.raised(number, error)
 
 
-def _go_on(errand: Errand) -> Report:
+def _go_on(errand: ContinuationTask) -> ContinuationReport:
     device = errand.device
     torch.set_num_threads(errand.threads)
     device.open()
@@ -234,7 +236,7 @@ def _go_on(errand: Errand) -> Report:
     path = Snapshots(errand.folder / "last").save(found.step, last)
     refused = tuple((error.path.name, error.wrong) for error in found.refused)
     strays = dict(log.strays()) | dict(device.fallbacks())
-    return Report(os.getpid(), found.path.name, found.step, refused, used, strays, path)
+    return ContinuationReport(os.getpid(), found.path.name, found.step, refused, used, strays, path)
 
 
 def _trained(program: Program, state: Mapping[str, Any]) -> dict[str, Any]:
@@ -245,7 +247,7 @@ def _trained(program: Program, state: Mapping[str, Any]) -> dict[str, Any]:
     return {"training": session.state(), "result": {}, "scales": {}}
 
 
-def _long(program: Program, state: Mapping[str, Any], errand: Errand) -> dict[str, Any]:
+def _long(program: Program, state: Mapping[str, Any], errand: ContinuationTask) -> dict[str, Any]:
     trainer = program.trainer
     if trainer is None:
         raise TypeError("a long training needs a recipe: give the Problem one")

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from accelcheck.devices.base import Device
     from accelcheck.techniques.observe import Log
     from accelcheck.techniques.snapshots.files import Snapshots
-    from accelcheck.techniques.snapshots.handover import Report
+    from accelcheck.techniques.snapshots.handover import ContinuationReport
     from accelcheck.workloads.base import Program, Result, Workload
     from accelcheck.workloads.trainer import Recipe, Trainable
 
@@ -187,7 +187,7 @@ class SnapshotDamaged(SnapshotRestore):
 
     def evidence(self, program: Program, log: Log, mode: Mode, device: Device) -> Iterable[Evidence]:
         yield from super().evidence(program, log, mode, device)
-        report: Report | None = program.extras[HANDOVER].report
+        report: ContinuationReport | None = program.extras[HANDOVER].report
         refused = () if report is None else report.refused
         newest = f"step-{program.steps // 2:08}.snapshot"
         seen = "; ".join(f"{name}: {wrong}" for name, wrong in refused)

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, distributed
 
 from accelcheck.core import imports
-from accelcheck.core.processes import Mailbox, looks
+from accelcheck.core.processes import Mailbox, polls
 from accelcheck.techniques.distributed.elastic.mailbox import TrainingReport
 from accelcheck.techniques.distributed.parallel import by_samples, shards
 from accelcheck.techniques.snapshots.files import Snapshots
@@ -164,7 +164,7 @@ class Rank:
             return
         if self.rank == 0:
             self.mailbox.put(f"wanted-{self.number}-{step}", self.task.worlds[step])
-        for _ in looks(PATIENCE):
+        for _ in polls(PATIENCE):
             distributed.all_reduce(torch.zeros(1))
             time.sleep(0.02)
         raise TimeoutError(
