@@ -16,7 +16,7 @@ import pytest
 from accelcheck.plugin import options
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Generator, Mapping, Sequence
 
     from accelcheck.checks.execute import Bench
     from accelcheck.core.case import Case
@@ -117,6 +117,7 @@ def _matrix(config: pytest.Config) -> Matrix:
         # torch and the registry are some 300,000 objects that live to the end. Without this the garbage collector goes
         # through all of them again and again while pytest makes its items: it then collects in twice the time.
         gc.freeze()
+        config.add_cleanup(gc.unfreeze)
     return config.stash[_MATRIX]
 
 
@@ -233,7 +234,7 @@ def _parametrize_nothing(metafunc: pytest.Metafunc, name: str, reason: str) -> N
 
 
 @pytest.fixture(scope="session")
-def accel_bench(request: pytest.FixtureRequest) -> Iterator[Bench]:
+def accel_bench(request: pytest.FixtureRequest) -> Bench:
     """Everything that cases run with, once per process.
 
     Objects made before the first case live until the end of the run, so they are frozen: the garbage collector then does not
@@ -245,8 +246,8 @@ def accel_bench(request: pytest.FixtureRequest) -> Iterator[Bench]:
 
     run = request.config.stash[_RUN]
     gc.collect()
-    gc.freeze()
-    yield Bench(
+    gc.freeze()  # `_matrix` has it undone at the end of the run
+    return Bench(
         matrix=_matrix(request.config),
         devices=run.devices(request.config),
         statuses=run.statuses,
@@ -255,7 +256,6 @@ def accel_bench(request: pytest.FixtureRequest) -> Iterator[Bench]:
         gate=request.config.stash.get(_GATE, None),
         traces=options.folder(request.config, "profile"),
     )
-    gc.unfreeze()
 
 
 @pytest.fixture
