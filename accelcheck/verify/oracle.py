@@ -35,7 +35,7 @@ of 2 practically never: see `accelcheck.verify.precision.SLACK`."""
 PROBE_SAMPLES = 3
 """The same for structured inputs, whose faults show by orders of magnitude."""
 CAREFUL = 32
-"""Samples that are drawn where a candidate exceeds its budget by little. A number that spreads as the samples do exceeds
+"""Number of samples when a candidate exceeds its budget slightly. A number that spreads as the samples do exceeds
 twice the largest of 4 in 4 % of cases, of 7 in 1 %, of 33 in 0.02 % (normal distribution)."""
 TRUST = 4.0
 """Eager may err this many times more than the rounding samples before the oracle, or eager, is taken to be wrong. Over all
@@ -59,7 +59,7 @@ class OracleError(RuntimeError):
 
 @dataclass(frozen=True)
 class Layout:
-    """What metadata eager gives a tensor of the result: torch dtype's name, shape, strides."""
+    """Metadata that eager gives a tensor of the result: name of the torch dtype, shape, strides."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -68,7 +68,7 @@ class Layout:
 
 @dataclass(frozen=True)
 class Reference:
-    """What a candidate is judged by.
+    """The reference that a candidate is compared with.
 
     Attributes:
         truth: The FP64 oracle's result by path.

@@ -1,9 +1,9 @@
-"""Are masks of dropout random, as often as they should be, and each drawn anew? Pure functions of masks; no torch RNG.
+"""Checks that dropout masks are random, have the right rate, and are drawn anew each time. Pure functions of masks; no torch RNG.
 
 A mask is a bool tensor, true where an element is kept. A draw less its expectation, ``z = kept - (1 - rate)``, has mean 0,
-variance ``rate * (1 - rate)`` and magnitude at most ``max(rate, 1 - rate)``. Everything here is a sum of independent
-such terms, or of a martingale's, held against one tail bound that is exact for every size (`deviation`). So a correct
-generator is called faulty with at most the probability `alarm` that each function is given.
+variance ``rate * (1 - rate)`` and magnitude at most ``max(rate, 1 - rate)``. Each function compares a
+sum of independent such terms, or of those of a martingale, with a tail bound that holds for every size (`deviation`). So it
+calls a correct generator faulty with at most the probability `alarm`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ SCALE_ROUNDINGS = 3
 SLACK = 2.0
 """A candidate may err twice as much as eager: the factor of FlashAttention's tests, as in `accelcheck.verify.oracle`."""
 CLEAR = 2.0**-6
-"""A mask is told where the value without dropout is at least this part of the root mean square: of a normal gradient,
+"""A mask is read where the value without dropout is at least this part of the root mean square: of a normal gradient,
 98.8 % of the elements. Further down, a half type's value may be 0 by rounding."""
 
 

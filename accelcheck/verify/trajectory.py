@@ -10,8 +10,8 @@ The distance of a number (loss, gradient norm) is relative; that of a parameter 
 where it began, |c - o| / |o - start|, so that lost or doubled updates show long before they are a part of the parameter.
 
 Where the allowance reaches what other seeds do (numbers), or the whole movement (parameters), rounding has become
-unpredictable: from that step on, the horizon, nothing is owed step by step. What is owed with or without chaos is the
-statistics: the mean over the last LATE steps lies in the prediction interval of one more training,
+unpredictable: from that step on, the horizon, single steps are not judged. Statistics are judged with or without chaos: the
+mean over the last LATE steps must lie in the prediction interval of one more training,
 
     |mean - mean over seeds| <= t * s * sqrt(1 + 1 / M)
 
@@ -39,12 +39,12 @@ if TYPE_CHECKING:
     from accelcheck.workloads.base import Result
 
 REACH = 4
-"""Steps to either side that a number's allowance looks at. At one step few samples may agree by chance: with 4 of them and
-9 steps the largest of 36 is taken, which one more exceeds twofold practically never."""
+"""Steps to either side that the allowance of a number takes into account. At one step a few samples may agree by chance; with 4
+samples and 9 steps the allowance is the largest of 36 values, and a correct training practically never exceeds twice that."""
 LATE = 10
-"""Steps at the end whose mean is judged by the seeds."""
+"""Number of last steps whose mean is compared with the trainings from other seeds."""
 SEEDS = 9
-"""Trainings that the prediction interval is made of."""
+"""Number of trainings that the prediction interval is computed from."""
 COVERED = 0.999
 """Part of correct trainings that the prediction interval holds, both sides together."""
 
@@ -60,7 +60,7 @@ class Course:
         truth: The FP64 training, by path as `accelcheck.workloads.trainer.Trainer.train` gives them.
         start: Parameters before it, by name.
         allowed: Allowed distance, by path.
-        horizons: Of ``loss``, ``norm`` and ``parameter``, the first step at which nothing is owed step by step.
+        horizons: Of ``loss``, ``norm`` and ``parameter``, the first step that is not judged by itself.
         late: Centre and half width of the prediction interval, of ``loss`` and ``norm``.
     """
 

@@ -53,7 +53,7 @@ MOST_ROWS = 2**20
 """Limits of the matrix that a tensor is seen as: they bound the memory of the sums, whatever the tensor's size."""
 TAIL = 0.99
 OUTLIERS = 8
-"""Elements that lie beyond the tail at least: fewer, and the relative error of one that is 0 but by chance decides."""
+"""Least number of elements beyond the tail: with fewer, one element that is close to 0 by chance would decide."""
 NEGLIGIBLE = 2.0**-12
 """Of the root mean square: what is smaller has no units in the last place of its own."""
 VIEWS = ("row", "column", "block", "element", "gain", "tail", "bias")
@@ -66,10 +66,10 @@ GATES = frozenset(VIEWS) - {"bias"}
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What the views saw of one tensor.
+    """The views of the error of one tensor.
 
     Attributes:
-        values: By view, in the order of `VIEWS`; gain and bias are signed. Infinite where an error stands against nothing.
+        values: By view, in the order of `VIEWS`; gain and bias are signed. Infinite where the oracle is 0 and the error is not.
         places: Positions of the worst row, column and block.
         relative: The relative Frobenius error of all.
         finite: Whether candidate and oracle are finite everywhere; where they are not, their elements counted as right.
