@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import fnmatch
 import re
-from dataclasses import dataclass
+from collections import Counter
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeVar
 
 from accelcheck.core.case import Case, Mode
@@ -54,9 +55,23 @@ class Matrix:
 
     def cases(self, selection: Selection, modes: Iterable[Mode] = tuple(Mode)) -> list[Case]:
         """The selected cases, sorted by device (as asked), technique, workload, dtype, mode."""
-        modes = tuple(modes)
+        chosen = self._chosen(selection, tuple(modes))
+        cases = [
+            Case(technique, workload, device, dtype, mode, cost)
+            for device in selection.devices
+            for technique, workload, dtype, mode, cost in chosen
+        ]
+        if selection.cases:
+            return [case for case in cases if case.id in selection.cases]
+        return cases
+
+    def levels(self, selection: Selection) -> Counter[int]:
+        """Number of cases on one device by their level, whatever devices and cases are selected; makes no `Case`."""
+        return Counter(cost for *_, cost in self._chosen(replace(selection, cases=()), tuple(Mode)))
+
+    def _chosen(self, selection: Selection, modes: Sequence[Mode]) -> list[tuple[str, str, str, Mode, int]]:
         workloads = _matching(self.workloads, selection.workloads)  # once: each technique goes through all of them
-        chosen = [
+        return [
             (technique.name, workload.name, dtype, mode, cost)
             for technique in _matching(self.techniques, selection.techniques)
             if (covered := [mode for mode in modes if technique.covers(mode)])
@@ -68,14 +83,6 @@ class Matrix:
             for mode in covered
             if mode in workload.modes
         ]
-        cases = [
-            Case(technique, workload, device, dtype, mode, cost)
-            for device in selection.devices
-            for technique, workload, dtype, mode, cost in chosen
-        ]
-        if selection.cases:
-            return [case for case in cases if case.id in selection.cases]
-        return cases
 
     def check(self, selection: Selection) -> None:
         """Check that every selected name exists.

@@ -208,7 +208,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """Hand the controller how many cases there are: where there are workers, it has no matrix."""
     config = session.config
-    if _RUN not in config.stash or _MATRIX not in config.stash:
+    if _RUN not in config.stash or _MATRIX not in config.stash or config.option.collectonly:
         return
     from accelcheck.report.coverage import Scope
 

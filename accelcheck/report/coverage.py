@@ -54,11 +54,11 @@ class Scope:
     @classmethod
     def of(cls, matrix: Matrix, selection: Selection) -> Scope:
         """Count."""
-        everything = matrix.cases(Selection(("any",), level=max(LEVELS)))
-        selected = matrix.cases(replace(selection, devices=("any",), cases=(), level=max(LEVELS)))
+        everything = matrix.levels(Selection((), level=max(LEVELS)))
+        selected = matrix.levels(replace(selection, level=max(LEVELS)))
         return cls(
-            len(everything),
-            tuple(sum(case.level <= level for case in selected) for level in LEVELS),
+            everything.total(),
+            tuple(sum(selected[lower] for lower in LEVELS if lower <= level) for level in LEVELS),
             sum(_matches(name, selection.techniques) for name in matrix.techniques),
         )
 
