@@ -16,6 +16,7 @@ from accelcheck.verify import rounding
 from accelcheck.verify.precision import SMALLEST_SUBNORMAL, UNIT_ROUNDOFF
 from accelcheck.verify.rounding import EXACT, Rounding
 from accelcheck.workloads.base import Program
+from accelcheck.workloads.draw import by_value
 
 SAMPLES = 6
 
@@ -352,3 +353,19 @@ def test_numpy_perturbs_to_the_bits_that_torch_does(
         Rounding(precision, precision, drawn)._perturb_(tensor, 2.0**-20, terms)
         results.append((tensor.view(torch.int64), drawn.get_state()))
     assert all(torch.equal(one, other) for one, other in zip(*results, strict=True))
+
+
+def test_numbers_that_an_emulation_draws_within_are_drawn_by_operators_that_round_too() -> None:
+    # `by_value` is called by emulations while `Rounding` is active: drawn in Python, later draws would be others.
+    values = torch.linspace(0.1, 1.0, 8, dtype=torch.float64)
+
+    def literal(source: torch.Generator) -> torch.Tensor:
+        factor = 2.0**26 * (1.0 + torch.rand((), generator=source, dtype=torch.float64))
+        return torch.frexp(values)[0].to(torch.float64).mul_(factor).frac_().abs_().nan_to_num_()
+
+    drawn = []
+    for draw in (literal, lambda source: by_value(source, values)):
+        source = generator()
+        with Rounding("float32", "float32", source):
+            drawn.append((draw(source), source.get_state()))
+    assert all(map(torch.equal, *drawn))
