@@ -272,15 +272,15 @@ def test_models_are_scriptable_as_their_traits_say(name: str) -> None:
 def test_float32_eager_learns_the_task(name: str, store: Store) -> None:
     chosen = task(name)
     seed = case(chosen, ACCURACY).seed
-    right = torch.cat([learned(store.folder, chosen, seed + fold, fold).right for fold in range(3)])
+    right = torch.cat([learned(store.cache, chosen, seed + fold, fold).right for fold in range(3)])
     assert float(right.float().mean()) >= 0.965
 
 
 def test_what_was_learnt_is_learnt_once(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     chosen = task("digits-mlp")
-    first = learned(store.folder, chosen, 3, 1)
+    first = learned(store.cache, chosen, 3, 1)
     monkeypatch.setattr("accelcheck.verify.learned._learn", None)
-    again = learned(store.folder, chosen, 3, 1)
+    again = learned(store.cache, chosen, 3, 1)
     assert torch.equal(first.logits, again.logits)
     assert all(torch.equal(first.state[key], again.state[key]) for key in first.state)
 

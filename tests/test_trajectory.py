@@ -21,7 +21,7 @@ from accelcheck.techniques.memory import checkpoint
 from accelcheck.techniques.observe import OperatorLog
 from accelcheck.techniques.precision import amp
 from accelcheck.verify import ensemble, trajectory
-from accelcheck.verify.cache import once
+from accelcheck.verify.cache import Cache
 from accelcheck.verify.trajectory import LATE, REACH, SEEDS, Course, chart, distance, judge, quantity, step
 from accelcheck.workloads.base import Program
 from accelcheck.workloads.trainer import Loader, Trainer, milestone
@@ -246,7 +246,7 @@ def test_reference_trainings_seed_no_other_device(store: Store, monkeypatch: pyt
     monkeypatch.setattr(torch.cuda, "manual_seed_all", seeded.append)
     workload = built_in()[MLP]
     case = Case("eager", MLP, "cpu", "float32", Mode.TRAJECTORY, level=1)
-    ensemble.course(store.folder, case, eager.Eager(), workload)
+    ensemble.course(store.cache, case, eager.Eager(), workload)
     assert seeded == []
 
 
@@ -261,7 +261,7 @@ def test_eager_trains_from_each_seed_once_for_all_precisions(tmp_path: Path, mon
     monkeypatch.setattr(ensemble, "_other", other)
     case = Case("eager", MLP, "cpu", "float32", Mode.TRAJECTORY, level=1)
     for technique in (eager.Eager(), named(amp.TECHNIQUES, "amp-bf16")):
-        ensemble.course(tmp_path, case, technique, built_in()[MLP])
+        ensemble.course(Cache(tmp_path), case, technique, built_in()[MLP])
     assert trained == list(range(SEEDS))
 
 
@@ -568,10 +568,10 @@ def test_the_second_asker_gets_what_the_first_one_made(tmp_path: Path) -> None:
         made.append(1)
         return {"tensor": torch.ones(2), "numbers": [1.5]}
 
-    values = [once(tmp_path, "key", make) for _ in range(2)]
+    values = [Cache(tmp_path).once("key", make) for _ in range(2)]
     assert made == [1]
     assert all(torch.equal(value["tensor"], torch.ones(2)) for value in values)
-    once(tmp_path, "another", make)
+    Cache(tmp_path).once("another", make)
     assert made == [1, 1]
 
 
@@ -580,5 +580,5 @@ def test_what_failed_is_not_kept(tmp_path: Path) -> None:
         raise RuntimeError("no")
 
     with pytest.raises(RuntimeError, match="no"):
-        once(tmp_path, "key", fail)
-    assert once(tmp_path, "key", lambda: {"x": 1}) == {"x": 1}
+        Cache(tmp_path).once("key", fail)
+    assert Cache(tmp_path).once("key", lambda: {"x": 1}) == {"x": 1}

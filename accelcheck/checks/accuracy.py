@@ -77,7 +77,7 @@ def verify(trial: Trial) -> Finding:
     with trial.clock("oracle"):
         # Seed and fold of each training.
         plan = [(trial.case.seed + n, n % task.folds) for n in range(task.seeds if learns else task.folds)]
-        references = {seed: learned(trial.store.folder, task, seed, fold) for seed, fold in plan}
+        references = {seed: learned(trial.store.cache, task, seed, fold) for seed, fold in plan}
         _decidable(trial, task, references)
     sittings: list[Sitting] = []
     with trial.device.strict_float32():
@@ -85,7 +85,7 @@ def verify(trial: Trial) -> Finding:
             own = {seed: references[seed] for seed, at in plan if at == fold}
             sittings += _trained(trial, task, fold, own) if learns else _classified(trial, task, fold, own)
             trial.technique.finish()
-    with trial.clock("judge"):
+    with trial.judging():
         return _finding(trial, sittings, references)
 
 
@@ -125,10 +125,10 @@ def _classified(trial: Trial, task: Task, fold: int, references: Mapping[int, Le
             trial.device.seed(seed)
             trial.device.reset_fallbacks()
         result, evidence = _watched(trial, program, Mode.FORWARD)
-        with trial.clock("judge"):
+        with trial.judging():
             logits, faults = _logits(result, reference.logits.shape, trial.device.type)
             right = correct(logits, lesson.target)
-            yield Sitting(Pairs.of(reference.right.tolist(), right.tolist()), int(right.sum()), evidence, faults)
+        yield Sitting(Pairs.of(reference.right.tolist(), right.tolist()), int(right.sum()), evidence, faults)
 
 
 def _trained(trial: Trial, task: Task, fold: int, references: Mapping[int, Learned]) -> Iterator[Sitting]:
@@ -152,7 +152,7 @@ def _trained(trial: Trial, task: Task, fold: int, references: Mapping[int, Learn
             _fill(_named(program.module), _named(module))
             device.seed(seed)
             result = program.run(Mode.TRAIN)
-        with trial.clock("judge"):
+        with trial.judging():
             _fill(_named(module), {path.partition(":")[2]: tensor for path, tensor in result.items()})
             right = correct(examine(module, lesson.inputs), lesson.target)
             sat.append((Pairs.of(references[seed].right.tolist(), right.tolist()), int(right.sum())))
@@ -189,7 +189,7 @@ def _watched(trial: Trial, program: Program, mode: Mode) -> tuple[Result, tuple[
         with technique.watch(device.type) as log:
             result = program.run(mode)
         fallbacks = device.fallbacks()
-    with trial.clock("judge"):
+    with trial.judging():
         seen = technique.evidence(program, log, mode, device)
         return result, (*seen, on_device(log, fallbacks, device))
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import traceback
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from accelcheck.checks import accuracy, numerics, randomness, speed, trajectory
-from accelcheck.checks.trial import Clock, Finding, Trial
+from accelcheck.checks.trial import SWITCHED_OFF, Clock, Finding, Trial
 from accelcheck.core import imports
 from accelcheck.core.capability import Capability, Code, unsupported
 from accelcheck.core.case import Case, Figure, Mode, Verdict
@@ -18,7 +19,7 @@ from accelcheck.measure.baselines import file_name
 from accelcheck.techniques.base import Unsupported
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from accelcheck.core.matrix import Matrix
@@ -101,13 +102,12 @@ class Bench:
             if not capability.ok:
                 return str(capability)
             trial = Trial(case, technique, self.matrix.workloads[case.workload], device, self.store)
-            return speed.ratio(trial, (speed.PROCESS_SECONDS,), error=speed.PROCESS_ERROR)
+            with _restored(trial, []):
+                return speed.ratio(trial, (speed.PROCESS_SECONDS,), error=speed.PROCESS_ERROR)
         except Unsupported as answer:
             return str(answer.capability)
         except Exception as error:  # noqa: BLE001 - what raises here has its verdict from the process that judges
             return _brief(error)
-        finally:
-            technique.finish()
 
     def _run(self, case: Case, clock: Clock) -> Record:
         technique = self.matrix.techniques[case.technique]
@@ -121,10 +121,15 @@ class Bench:
             self.traces.mkdir(parents=True, exist_ok=True)
             trace = self.traces / f"{file_name(case.id)}.json"
         trial = Trial(case, technique, workload, device, self.store, clock, trace)
+        left: list[str] = []
         try:
-            return _record(case, CHECKS[case.mode](trial))
-        finally:
-            technique.finish()
+            with _restored(trial, left):
+                found = CHECKS[case.mode](trial)
+        except Exception as error:
+            for line in left:
+                error.add_note(line)
+            raise
+        return _record(case, replace(found, faults=[*found.faults, *left]))
 
     def _capability(self, case: Case, technique: Technique, device: Device) -> Capability:
         status = self.statuses[case.device]
@@ -166,9 +171,21 @@ class Bench:
         return replace(record, verdict=Verdict.XFAIL, reason=f"{reasons}\n{record.reason}", traceback="")
 
 
+@contextlib.contextmanager
+def _restored(trial: Trial, left: list[str]) -> Iterator[None]:
+    """Finish the technique, and put back what it leaves changed all the same; `left` gets a line for each such thing."""
+    try:
+        yield
+    finally:
+        try:
+            trial.technique.finish()
+        finally:
+            left += trial.state.restore()
+
+
 def _brief(error: BaseException) -> str:
     """Type and text of an exception, cut to `LINES` lines: some libraries print whole tensors."""
-    lines = f"{type(error).__name__}: {error}".splitlines()
+    lines = [*f"{type(error).__name__}: {error}".splitlines(), *getattr(error, "__notes__", ())]
     more = len(lines) - LINES
     return "\n".join([*lines[:LINES], f"({more} more lines)"] if more > 0 else lines)
 
@@ -185,7 +202,7 @@ def _record(case: Case, found: Finding) -> Record:
     absent = [f"not engaged: {e.claim}: observed {e.observed}" for e in found.evidence if not e.engaged]
     if found.faults or absent:
         verdict, reason = Verdict.FAIL, "\n".join([*absent, *found.faults])
-    elif len(found.evidence) < 2:  # the one that the engine adds is about the device, not about the technique
+    elif sum(e.claim != SWITCHED_OFF for e in found.evidence) < 2:  # the engine adds one about the device
         verdict, reason = Verdict.ERROR, f"{case.technique} gave no evidence that it ran: a verdict needs some"
     elif found.compared == 0:
         verdict, reason = Verdict.ERROR, "no element was compared: a pass needs at least one"

@@ -7,19 +7,19 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from accelcheck.checks.trial import Finding, State, mutations, on_device, snapshot, warm_up
-from accelcheck.core.case import Figure, Mode
+from accelcheck.checks.trial import SWITCHED_OFF, Finding, State, mutations, on_device, snapshot, warm_up
+from accelcheck.core.case import Evidence, Figure, Mode
 from accelcheck.measure.clocks import undisturbed
 from accelcheck.verify.determinism import apart
 from accelcheck.verify.judge import Contract, check_metadata, judge, judge_together
 from accelcheck.verify.oracle import FIRST, twice
 from accelcheck.workloads.probes import PROBES, Draw, Probe, draws
+from accelcheck.workloads.quiet import random_modules
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from accelcheck.checks.trial import Trial
-    from accelcheck.core.case import Evidence
     from accelcheck.devices.base import Device
     from accelcheck.verify.oracle import Reference
     from accelcheck.verify.views import Reading
@@ -89,8 +89,7 @@ class _Run:
         trial = self.trial
         case, device, clock = trial.case, trial.device, trial.clock
         first = draw == FIRST
-        with clock("oracle"):
-            reference = trial.store.get(case, trial.technique, trial.workload, draw)
+        reference = trial.reference(draw)
         with clock("prepare"):
             if trial.technique.bakes and draw.parameters != self.parameters:
                 trial.technique.finish()
@@ -115,12 +114,12 @@ class _Run:
                 with trial.technique.watch(device.type) as log:
                     result = self.program.run(case.mode)
                 evidence = trial.technique.evidence(self.program, log, case.mode, device)
-                self.evidence = [*evidence, on_device(log, device.fallbacks(), device)]
+                self.evidence = [*evidence, on_device(log, device.fallbacks(), device), *self._switched_off()]
             else:
                 result = self.program.run(case.mode)
                 stayed = on_device(None, device.fallbacks(), device)
                 self.evidence += [] if stayed.engaged else [stayed]
-        with clock("judge"):
+        with trial.judging():
             result = self._values(result, reference, draw)
             changed = mutations(self.program.inputs, inputs)
             if case.mode is not Mode.TRAIN:
@@ -134,6 +133,14 @@ class _Run:
         if draw.probe and PROBES[draw.probe].reshapes:
             self.program.inputs = kept
 
+    def _switched_off(self) -> list[Evidence]:
+        """What says that random modules drop nothing here, where there are any."""
+        if self.trial.case.mode is Mode.FORWARD:
+            return []  # in evaluation mode they are off anyway
+        found = random_modules(self.trial.problem(self.trial.case.seed).module)
+        listed = ", ".join(f"{name}: {what}" for name, what in found.items())
+        return [Evidence(SWITCHED_OFF, listed, engaged=True)] if found else []
+
     def _values(self, result: Result, reference: Reference, draw: Draw) -> Result:
         """Judge a result. Returns it on the CPU; empty where its metadata is wrong."""
         wrong = [_labelled(str(fault), draw) for fault in check_metadata(result, reference, self.contract)]
@@ -143,9 +150,7 @@ class _Run:
         result = {path: tensor.cpu() for path, tensor in result.items()}
         judgement = judge(result, reference)
         if judgement.close and not self.faults:  # where another draw has failed already, more samples change no verdict
-            trial = self.trial
-            with trial.clock("oracle"):
-                reference = trial.store.get(trial.case, trial.technique, trial.workload, draw, careful=True)
+            reference = self.trial.reference(draw, careful=True)
             judgement = judge(result, reference)
         self.faults += [_labelled(str(fault), draw) for fault in judgement.faults]
         self.figures += judgement.figures
@@ -186,7 +191,8 @@ class _Run:
         return program
 
     def _problem(self, draw: Draw) -> Problem:
-        return draw.problem(self.trial.workload, self.trial.case.seed, self.trial.case.dtype)
+        with self.trial.state.restored():
+            return draw.problem(self.trial.workload, self.trial.case.seed, self.trial.case.dtype)
 
     def _prepared(self, draw: Draw) -> Program:
         """A program with the technique applied, warmed up, its state as drawn; a probe's inputs come later."""

@@ -84,7 +84,7 @@ def verify(trial: Trial) -> Finding:
             program = _prepared(trial, Mode.FORWARD)
         with clock("run"):
             evaluated = _kept(program.run(Mode.FORWARD))
-    with clock("judge"):
+    with trial.judging():
         runs = {"": first, " of the next call": after, " of the same seed": again, " of the next seed": other}
         wrong = _misshapen([*runs.values()], evaluated, expected, dropouts)
         if wrong:

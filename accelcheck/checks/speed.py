@@ -306,7 +306,7 @@ class _Measuring:
         candidate.program.synchronize = trial.device.synchronize
         trial.device.seed(trial.case.seed)
         result = {path: tensor.cpu() for path, tensor in candidate.program.run(trial.case.mode).items()}
-        reference = trial.store.get(trial.case, trial.technique, trial.workload, FIRST)
+        reference = trial.reference()
         return [
             f"{fault.path}: {fault.what} [after timing]: expected {fault.expected}, got {fault.got}"
             for fault in judge(result, reference).faults

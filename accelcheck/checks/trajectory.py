@@ -117,7 +117,7 @@ def verify(trial: Trial) -> Finding:
     """
     case, technique, device, clock = trial.case, trial.technique, trial.device, trial.clock
     with clock("oracle"):
-        course, excess = ensemble.course(trial.store.folder, case, technique, trial.workload)
+        course, excess = ensemble.course(trial.store.cache, case, technique, trial.workload)
     with device.strict_float32():
         with clock("prepare"):
             bed = Bed(trial)
@@ -128,7 +128,7 @@ def verify(trial: Trial) -> Finding:
             with technique.watch(device.type) as log:
                 raw = bed.program.run(Mode.TRAJECTORY)
             fallbacks = device.fallbacks()
-        with clock("judge"):
+        with trial.judging():
             evidence = [
                 *technique.evidence(bed.program, log, case.mode, device),
                 on_device(log, fallbacks, device),

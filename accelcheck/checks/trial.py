@@ -11,6 +11,9 @@ import torch
 from torch import Tensor
 
 from accelcheck.core.case import Evidence
+from accelcheck.verify import known_answers
+from accelcheck.verify.global_state import GlobalState
+from accelcheck.verify.oracle import FIRST
 from accelcheck.workloads.base import Program, to
 
 if TYPE_CHECKING:
@@ -21,8 +24,13 @@ if TYPE_CHECKING:
     from accelcheck.devices.base import Device
     from accelcheck.techniques.base import Technique
     from accelcheck.techniques.observe import Log
-    from accelcheck.verify.oracle import Store
+    from accelcheck.verify.oracle import Reference, Store
     from accelcheck.workloads.base import Problem, Workload
+    from accelcheck.workloads.probes import Draw
+
+
+SWITCHED_OFF = "random modules that drop nothing here"
+"""Claim of the observation that names them. It says nothing about the technique."""
 
 
 class Clock:
@@ -53,20 +61,45 @@ class Trial:
     clock: Clock = field(default_factory=Clock)
     trace: Path | None = None
     """File for a trace of the case, where one is wanted."""
+    state: GlobalState = field(default_factory=GlobalState.now)
+    """Of this process before the technique was prepared: problems are made, and results judged, under it."""
+
+    @contextlib.contextmanager
+    def judging(self) -> Iterator[None]:
+        """A context for judging, whatever the technique has changed in this process.
+
+        Raises:
+            KnownAnswerError: What judges computes wrong numbers nevertheless.
+        """
+        with self.clock("judge"), self.state.restored():
+            known_answers.check()
+            known_answers.check_views()
+            yield
 
     def place(self, problem: Problem, seed: int) -> Program:
         """A problem on the device, in the case's dtype; the technique is not applied."""
-        return Program.of(
-            problem,
-            device=self.device.torch_device(),
-            dtype=getattr(torch, self.case.dtype),
-            seed=seed,
-            synchronize=self.device.synchronize,
-        )
+        with self.state.restored():
+            return Program.of(
+                problem,
+                device=self.device.torch_device(),
+                dtype=getattr(torch, self.case.dtype),
+                seed=seed,
+                synchronize=self.device.synchronize,
+            )
+
+    def reference(self, draw: Draw = FIRST, *, careful: bool = False) -> Reference:
+        """What a draw is judged by; see `Store.get`."""
+        with self.clock("oracle"), self.state.restored():
+            return self.store.get(self.case, self.technique, self.workload, draw, careful=careful)
+
+    def problem(self, seed: int, extent: int = 0) -> Problem:
+        """The workload's own problem of a seed."""
+        with self.state.restored():
+            return self.workload.problem(seed, extent)
 
     def program(self, seed: int) -> Program:
         """`place` of the workload's own problem of a seed."""
-        return self.place(self.workload.problem(seed), seed)
+        return self.place(self.problem(seed), seed)
 
     def placed(self, value: Any) -> Any:
         """An input or target on the device, in the case's dtype where it is floating-point."""
@@ -104,7 +137,7 @@ def warm_up(trial: Trial, program: Program) -> None:
     judged = program.inputs, program.target, program.scaler
     for number in range(1, technique.warmups + 1):
         extent = number if technique.resizing and "resizable" in trial.workload.traits else 0
-        other = trial.workload.problem(trial.case.seed + number, extent)
+        other = trial.problem(trial.case.seed + number, extent)
         program.inputs = tuple(trial.placed(value) for value in other.inputs)
         program.target = trial.placed(other.target)
         program.run(trial.case.mode)

@@ -53,6 +53,11 @@ class Matrix:
             index("workload", [*discover("accelcheck.workloads", "WORKLOADS"), *workloads]),
         )
 
+    def parts(self) -> list[object]:
+        """Techniques, workloads, and the functions that these hold, which may be local to a plugin: all that a run can name."""
+        held = [value for workload in self.workloads.values() for value in vars(workload).values() if callable(value)]
+        return [*self.techniques.values(), *self.workloads.values(), *held]
+
     def cases(self, selection: Selection, modes: Iterable[Mode] = tuple(Mode)) -> list[Case]:
         """The selected cases, sorted by device (as asked), technique, workload, dtype, mode."""
         chosen = self._chosen(selection, tuple(modes))

@@ -92,6 +92,11 @@ def read_state() -> MatmulState:
     return state
 
 
+def write_state(state: MatmulState) -> None:
+    """Set all switches as a state has them stored."""
+    _write(state, None)
+
+
 def _cudnn_flag() -> bool:
     # With empty rows the getter answers False, or raises because the flag is True and the rows are not.
     try:

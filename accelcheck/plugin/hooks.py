@@ -242,16 +242,20 @@ def accel_bench(request: pytest.FixtureRequest) -> Bench:
     """
     from accelcheck.checks.execute import Bench
     from accelcheck.expectations.ledger import Ledger, shipped
+    from accelcheck.verify.cache import clean_process
     from accelcheck.verify.oracle import Store
 
     run = request.config.stash[_RUN]
+    matrix = _matrix(request.config)
     gc.collect()
     gc.freeze()  # `_matrix` has it undone at the end of the run
+    clean = clean_process(matrix.parts())
+    request.config.add_cleanup(clean.close)
     return Bench(
-        matrix=_matrix(request.config),
+        matrix=matrix,
         devices=run.devices(request.config),
         statuses=run.statuses,
-        store=Store(run.folder),
+        store=Store(run.folder, clean),
         ledger=Ledger.load((*shipped(run.selection.devices), *run.ledgers)),
         gate=request.config.stash.get(_GATE, None),
         traces=options.folder(request.config, "profile"),

@@ -22,6 +22,7 @@ from accelcheck.plugin import registered
 from accelcheck.selftest.faults.base import Fault, Planted, Variant
 from accelcheck.selftest.faults.plant import nothing
 from accelcheck.techniques.base import Technique
+from accelcheck.verify.cache import clean_process
 from accelcheck.verify.oracle import Store
 
 if TYPE_CHECKING:
@@ -312,7 +313,10 @@ def run(device: str, chosen: Sequence[PlantedRow], seeds: int, jobs: int, folder
 
 @functools.cache
 def _bench(device: str, folder: str) -> Bench:
-    return bench(registered.device(device), Matrix.load(), Store(Path(folder)))
+    matrix = Matrix.load()
+    plants: list[Fault | Variant] = [*faults().values(), *variants().values()]
+    own = [plant.technique for plant in plants if not isinstance(plant.technique, str)]
+    return bench(registered.device(device), matrix, Store(Path(folder), clean_process([*matrix.parts(), *own])))
 
 
 def _attempts(device: str, group: list[PlantedRow], seed: int, folder: str) -> list[SeedResult]:

@@ -1,34 +1,99 @@
-"""Values that are computed once for all processes of a run, and stored in the run's own folder."""
+"""Values that are computed once for all processes of a run, in a clean process, and stored in the run's own folder."""
 
 from __future__ import annotations
 
 import hashlib
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 from filelock import FileLock
 
+from accelcheck.core.clean_process import CleanProcess
 from accelcheck.core.files import replacing
+from accelcheck.verify import known_answers
+from accelcheck.verify.global_state import GlobalState
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
     from pathlib import Path
 
 
-def once(folder: Path, key: str, make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """The value of `make`, read from the folder if it was made before under this key.
+THREADS_BEGIN = 3.0
+"""Seconds that a clean process has to compute something with several threads: it takes 0.1 s, or hangs where this process has
+computed so before."""
+
+
+@dataclass(frozen=True)
+class Cache:
+    """Computes values once, and remembers them in a folder.
+
+    Attributes:
+        folder: Private to the run and trusted; removed with it.
+        clean: Where values are computed: a process that runs no technique. None for this process.
+    """
+
+    folder: Path
+    clean: CleanProcess | None = None
+
+    def once(self, key: str, make: Callable[..., dict[str, Any]], *arguments: Any) -> dict[str, Any]:
+        """The value of ``make(*arguments)``, read from the folder if it was made before under this key.
+
+        Args:
+            key: Names everything that the value depends on.
+            make: Returns tensors, numbers, text, and lists and dicts of them. If it raises, nothing is stored.
+            *arguments: Sent to the clean process: see `accelcheck.core.clean_process.CleanProcess`.
+
+        Raises:
+            CleanProcessError: The clean process died, or something cannot be sent there.
+            KnownAnswerError: Its operators are wrong.
+        """
+        path = self.folder / f"{hashlib.blake2b(key.encode(), digest_size=12).hexdigest()}.pt"
+        # A slow maker holds the lock: another worker waits for it rather than computing the same.
+        with FileLock(f"{path}.lock"):
+            if not path.exists():
+                if self.clean is None:
+                    _make(path, make, *arguments)
+                else:
+                    self.clean.call(_make, path, make, *arguments)
+            loaded: dict[str, Any] = torch.load(path, weights_only=True)
+            return loaded
+
+
+def clean_process(known: Iterable[object]) -> CleanProcess:
+    """A clean process that computes with torch. Call it before anything is run that may change how this process computes.
 
     Args:
-        folder: Private to the run, and removed with it.
-        key: Names everything that the value depends on.
-        make: Returns tensors, numbers, text, and lists and dicts of them. If it raises, nothing is stored.
+        known: What `Cache.once` is called with and cannot be pickled: techniques, workloads, their makers.
     """
-    path = folder / f"{hashlib.blake2b(key.encode(), digest_size=12).hexdigest()}.pt"
-    # A slow maker holds the lock: another worker waits for it rather than computing the same.
-    with FileLock(f"{path}.lock"):
-        if not path.exists():
-            made = make()
-            with replacing(path, durable=False) as file:  # the folder does not outlive the run
-                torch.save(made, file)
-        loaded: dict[str, Any] = torch.load(path, weights_only=True)
-        return loaded
+    alone = (_without_threads, 60.0)
+    return CleanProcess(known, (alone,) if torch.get_num_threads() == 1 else ((_with_threads, THREADS_BEGIN), alone))
+
+
+def _make(path: Path, make: Callable[..., dict[str, Any]], *arguments: Any) -> None:
+    known_answers.check()
+    state = GlobalState.now()
+    try:
+        made = make(*arguments)
+    finally:
+        left = state.restore()
+    if left:
+        raise LeftChangedError(f"the workload leaves changed what later ones compute with: {'; '.join(left)}")
+    with replacing(path, durable=False) as file:  # the folder does not outlive the run
+        torch.save(made, file)
+
+
+class LeftChangedError(RuntimeError):
+    """A workload leaves the global state changed."""
+
+
+def _with_threads() -> None:
+    # A pool of threads does not survive a fork. Where this process had none yet, its fork makes its own here.
+    size = 64 * 1024
+    torch.ones(size).exp().sum()
+    torch.ones(512, 512).mm(torch.ones(512, 512))
+
+
+def _without_threads() -> None:
+    torch.set_num_threads(1)
+    _with_threads()

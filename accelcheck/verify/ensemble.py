@@ -9,8 +9,7 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from accelcheck.core.case import Mode
-from accelcheck.verify.cache import once
-from accelcheck.verify.oracle import TRUST, OracleError
+from accelcheck.verify.oracle import TRUST, OracleError, Scheme
 from accelcheck.verify.precision import SLACK
 from accelcheck.verify.rounding import Rounding
 from accelcheck.verify.trajectory import SEEDS, Course, chart, judge
@@ -18,10 +17,10 @@ from accelcheck.workloads.base import Program
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from pathlib import Path
 
     from accelcheck.core.case import Case
     from accelcheck.techniques.base import Technique
+    from accelcheck.verify.cache import Cache
     from accelcheck.workloads.base import Result, Workload
 
 SAMPLES = 4
@@ -29,11 +28,11 @@ SAMPLES = 4
 has many elements: four are enough for either, and a training costs more than a pass."""
 
 
-def course(folder: Path, case: Case, technique: Technique, workload: Workload) -> tuple[Course, float]:
+def course(cache: Cache, case: Case, technique: Technique, workload: Workload) -> tuple[Course, float]:
     """The course of a case, computed once for all processes of a run; and how much more eager errs than the samples.
 
     Args:
-        folder: Private to the run and trusted.
+        cache: Of the run.
         case: In trajectory mode.
         technique: Gives precision and oracle.
         workload: Has a recipe.
@@ -41,22 +40,26 @@ def course(folder: Path, case: Case, technique: Technique, workload: Workload) -
     Raises:
         OracleError: A training failed or diverged, or eager does not agree with FP64.
     """
-    precision = technique.precision(case.dtype)
-    key = f"{case.workload}/{case.seed}/{case.dtype}/{case.mode}/{precision}/{technique.oracle}"
+    scheme = Scheme.of(technique, case.dtype)
+    key = f"{case.workload}/{case.seed}/{case.dtype}/{case.mode}/{scheme.arithmetic}/{scheme.oracle}"
     # Shared by all precisions: eager's trainings depend on the storage dtype alone.
     name = f"{case.workload}/{case.seed}/{case.dtype}/{case.mode}/seeds"
-
-    def made() -> dict[str, Any]:
-        seeds = once(folder, name, lambda: {str(number): _other(workload, case, number) for number in range(SEEDS)})
-        return _plain(*_compute(workload, technique, case, precision, [*seeds.values()]))
-
-    plain = once(folder, key, made)
+    seeds = cache.once(name, _others, workload, case)
+    plain = cache.once(key, _computed, workload, scheme, case, [*seeds.values()])
     late = {kind: (pair[0], pair[1]) for kind, pair in plain["late"].items()}
     return Course(plain["truth"], plain["start"], plain["allowed"], plain["horizons"], late), plain["eager_excess"]
 
 
+def _others(workload: Workload, case: Case) -> dict[str, Result]:
+    return {str(number): _other(workload, case, number) for number in range(SEEDS)}
+
+
+def _computed(workload: Workload, scheme: Scheme, case: Case, seeds: Sequence[Result]) -> dict[str, Any]:
+    return _plain(*_compute(workload, scheme, case, scheme.arithmetic, seeds))
+
+
 def _compute(
-    workload: Workload, technique: Technique, case: Case, precision: str, seeds: Sequence[Result]
+    workload: Workload, technique: Scheme, case: Case, precision: str, seeds: Sequence[Result]
 ) -> tuple[Course, float]:
     exact = _exactly(workload, technique, case)
     start = {name: parameter.detach().clone() for name, parameter in exact.module.named_parameters()}
@@ -80,14 +83,14 @@ def _compute(
     return found, excess
 
 
-def _exactly(workload: Workload, technique: Technique, case: Case) -> Program:
+def _exactly(workload: Workload, technique: Scheme, case: Case) -> Program:
     """In FP64, from parameters and data as the storage dtype rounds them."""
     program = Program.of(workload.problem(case.seed), dtype=getattr(torch, case.dtype), seed=case.seed).widened()
     program.module = technique.emulate(program.module, program.inputs)
     return program
 
 
-def _sample(workload: Workload, technique: Technique, case: Case, precision: str, index: int) -> Result:
+def _sample(workload: Workload, technique: Scheme, case: Case, precision: str, index: int) -> Result:
     rounding = Rounding(precision, case.dtype, torch.Generator().manual_seed((case.seed + 1) * SAMPLES + index))
     program = _exactly(workload, technique, case)
     program.update = lambda: rounding.at(case.dtype)

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from accelcheck.core.case import Mode
-from accelcheck.verify.cache import once
 from accelcheck.workloads.base import Program
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from pathlib import Path
 
+    from accelcheck.verify.cache import Cache
     from accelcheck.workloads.task import Task
 
 
@@ -34,16 +33,16 @@ class Learned:
     right: Tensor
 
 
-def learned(folder: Path, task: Task, seed: int, fold: int) -> Learned:
-    """The model of a seed, trained without a fold and examined on it; from the folder if it is there already.
+def learned(cache: Cache, task: Task, seed: int, fold: int) -> Learned:
+    """The model of a seed, trained without a fold and examined on it; from the cache if it is there already.
 
     Args:
-        folder: As `accelcheck.verify.oracle.Store`'s: private to the run, and trusted.
+        cache: Of the run.
         task: The task.
         seed: Of the initial parameters.
         fold: The part that is held out.
     """
-    return Learned(**once(folder, f"learned/{task.name}/{seed}/{fold}", lambda: vars(_learn(task, seed, fold))))
+    return Learned(**cache.once(f"learned/{task.name}/{seed}/{fold}", _learn, task, seed, fold))
 
 
 def examine(module: nn.Module, inputs: Tensor) -> Tensor:
@@ -59,9 +58,9 @@ def correct(logits: Tensor, target: Tensor) -> Tensor:
     return (logits.argmax(1) == target) & ~logits.isnan().any(1)
 
 
-def _learn(task: Task, seed: int, fold: int) -> Learned:
+def _learn(task: Task, seed: int, fold: int) -> dict[str, Any]:
     lesson = task.lesson(seed, fold)
     program = Program.of(lesson.training, seed=seed)
     program.run(Mode.TRAIN)
     logits = examine(program.module, lesson.inputs)
-    return Learned(program.module.state_dict(), logits, correct(logits, lesson.target))
+    return {"state": program.module.state_dict(), "logits": logits, "right": correct(logits, lesson.target)}

@@ -7,27 +7,30 @@ import functools
 import math
 import re
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from accelcheck.core.case import Mode
 from accelcheck.verify import gradients
-from accelcheck.verify.cache import once
+from accelcheck.verify.cache import Cache
 from accelcheck.verify.precision import SLACK, SMALLEST_SUBNORMAL, UNIT_ROUNDOFF
 from accelcheck.verify.rounding import Rounding
 from accelcheck.verify.views import SIGNED, VIEWS, Reading, Yardstick, floor
-from accelcheck.workloads.base import Program, Result
+from accelcheck.workloads.base import Program, Result, flatten, is_float
 from accelcheck.workloads.probes import Draw
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
     from pathlib import Path
 
+    from torch import Tensor, nn
+
     from accelcheck.core.case import Case
+    from accelcheck.core.clean_process import CleanProcess
     from accelcheck.techniques.base import Technique
-    from accelcheck.workloads.base import Workload
+    from accelcheck.workloads.base import OptimizerMaker, Workload
 
 SAMPLES = 6
 """Runs of the oracle with random rounding errors. The largest of 6 is exceeded by a seventh in 1 of 7 cases, by a factor
@@ -95,7 +98,44 @@ class Reference:
         return {path: Yardstick(self.truth[path], self.unit, self.spacing) for path in self.budgets}
 
 
-def twice(technique: Technique, workload: Workload, mode: Mode) -> bool:
+def _unchanged(value: Any, *_: Any) -> Any:
+    return value
+
+
+@dataclass(frozen=True)
+class Scheme:
+    """What a reference depends on of a technique; it can be sent to the clean process, where no technique is ever prepared.
+
+    Attributes:
+        arithmetic: The precision of its arithmetic for the case's storage dtype.
+        oracle, differentiates_twice, emulate, emulate_optimizer: The technique's own.
+    """
+
+    arithmetic: str
+    oracle: str
+    differentiates_twice: bool
+    emulate: Callable[[nn.Module, tuple[Any, ...]], nn.Module]
+    emulate_optimizer: Callable[[OptimizerMaker], OptimizerMaker]
+
+    @classmethod
+    def of(cls, technique: Technique, dtype: str) -> Self:
+        """Of a technique, for a storage dtype."""
+        emulates = technique.oracle != "float64"
+        return cls(
+            technique.precision(dtype),
+            technique.oracle,
+            technique.differentiates_twice,
+            technique.emulate if emulates else _unchanged,
+            technique.emulate_optimizer if emulates else _unchanged,
+        )
+
+    def precision(self, dtype: str) -> str:
+        """As `Technique.precision`, for the dtype that this was made for."""
+        del dtype
+        return self.arithmetic
+
+
+def twice(technique: Technique | Scheme, workload: Workload, mode: Mode) -> bool:
     """Whether gradients of gradients are part of the result."""
     return mode is Mode.BACKWARD and technique.differentiates_twice and "twice-differentiable" in workload.traits
 
@@ -105,10 +145,11 @@ class Store:
 
     Args:
         folder: Private to the run and trusted; removed with it.
+        clean: Where they are computed; by default in this process, which no technique must have changed.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, clean: CleanProcess | None = None) -> None:
+        self.cache = Cache(folder, clean)
         self._memory: dict[str, Reference] = {}  # the last ones used, those least lately used first
 
     def get(
@@ -117,7 +158,7 @@ class Store:
         """The reference of a case and a draw of its inputs; `careful`, its budgets come from `CAREFUL` samples.
 
         Raises:
-            OracleError: The oracle failed, is not finite where it should be, or disagrees with eager.
+            OracleError: The oracle failed, is not finite where it should be, disagrees with eager, or is random.
         """
         precision = technique.precision(case.dtype)
         key = f"{case.workload}/{case.seed}/{case.dtype}/{case.mode}/{precision}/{technique.oracle}/{draw}"
@@ -127,17 +168,30 @@ class Store:
             key += "/careful"
         found = self._memory.pop(key, None)
         if found is None:
-            make = lambda: _plain(compute(workload, technique, case.seed, case.dtype, case.mode, draw, careful=careful))  # noqa: E731 - one expression
-            found = _reference(once(self.folder, key, make))
+            scheme = Scheme.of(technique, case.dtype)
+            arguments = workload, scheme, case.seed, case.dtype, case.mode, draw, careful
+            found = _reference(self.cache.once(key, _computed, *arguments))
         self._memory[key] = found
         if len(self._memory) > REMEMBERED:
             del self._memory[next(iter(self._memory))]
         return found
 
 
+def _computed(
+    workload: Workload,
+    scheme: Scheme,
+    seed: int,
+    dtype: str,
+    mode: Mode,
+    draw: Draw,
+    careful: bool,  # noqa: FBT001 - sent by position
+) -> dict[str, Any]:
+    return _plain(compute(workload, scheme, seed, dtype, mode, draw, careful=careful))
+
+
 def compute(
     workload: Workload,
-    technique: Technique,
+    technique: Technique | Scheme,
     seed: int,
     dtype: str,
     mode: Mode,
@@ -157,13 +211,10 @@ def compute(
     with _blamed(f"{source}: the FP64 oracle"), _pure_math():
         oracle = _Oracle(source.exactly(), mode)
         truth = oracle.run()
+        _check_repeatable(oracle, truth)
         if mode is Mode.BACKWARD and draw == FIRST and "custom-function" in workload.traits:
             gradients.check(source.exactly(), twice="twice-differentiable" in workload.traits)
-    if not truth or not sum(tensor.numel() for tensor in truth.values()):
-        raise OracleError(f"{source}: the oracle produced no elements to compare; its outputs: {sorted(truth)}")
-    overflown = [path for path, tensor in truth.items() if bool(tensor.isnan().any())]
-    if overflown and not draw.special:
-        raise OracleError(f"{source}: the FP64 oracle is NaN at {', '.join(overflown)}")
+    _check_truth(source, oracle, truth)
 
     with _blamed(f"{source}: the oracle with rounding errors"), _pure_math():
         first = (draw.seed(seed) + 1) * SAMPLES
@@ -205,7 +256,7 @@ class _Source:
     """Makes the program of a draw, afresh for each run."""
 
     workload: Workload
-    technique: Technique
+    technique: Technique | Scheme
     seed: int
     dtype: str
     mode: Mode
@@ -266,6 +317,30 @@ class _Oracle:
         self._program.module.load_state_dict(self._state)
         return {path: tensor.clone() for path, tensor in self._program.run(self._mode).items()}
 
+    def without_gradient(self, truth: Result) -> frozenset[str]:
+        """Parameters and inputs that require a gradient and have none."""
+        asked = {name for name, parameter in self._program.module.named_parameters() if parameter.requires_grad}
+        asked |= {f"input[{index}]" for index, value in enumerate(self._program.inputs) if is_float(value)}
+        return frozenset(name for name in asked if f"grad:{name}" not in truth)
+
+    def outputs(self) -> list[tuple[str, list[Tensor]]]:
+        """Run once more: name and outputs of each call of a module, in the order in which the calls end."""
+        found: list[tuple[str, list[Tensor]]] = []
+        handles = [
+            part.register_forward_hook(
+                lambda _, __, out, name=name: found.append(
+                    (name, [tensor.detach().clone() for tensor in _tensors(out)])
+                )
+            )
+            for name, part in self._program.module.named_modules()
+        ]
+        try:
+            self.run()
+        finally:
+            for handle in handles:
+                handle.remove()
+        return found
+
     def sample(self, seed: int, precision: str, dtype: str) -> Result:
         """With random rounding errors of the arithmetic precision; `dtype` is the storage's."""
         generator = torch.Generator().manual_seed(seed)
@@ -277,6 +352,52 @@ class _Oracle:
         self._program.module.load_state_dict(self._state)
         with rounding:
             return {path: tensor.clone() for path, tensor in self._program.run(self._mode).items()}
+
+
+def _check_truth(source: _Source, oracle: _Oracle, truth: Result) -> None:
+    if not truth or not sum(tensor.numel() for tensor in truth.values()):
+        raise OracleError(f"{source}: the oracle produced no elements to compare; its outputs: {sorted(truth)}")
+    if source.mode is Mode.BACKWARD and (lost := oracle.without_gradient(truth) - source.workload.idle):
+        raise OracleError(
+            f"{source}: the oracle has no gradient for {', '.join(sorted(lost))}, which require one: name them in `Workload.idle` "
+            "if nothing depends on them, else mend the workload"
+        )
+    overflown = [path for path, tensor in truth.items() if bool(tensor.isnan().any())]
+    if overflown and not source.draw.special:
+        raise OracleError(f"{source}: the FP64 oracle is NaN at {', '.join(overflown)}")
+
+
+def _check_repeatable(oracle: _Oracle, truth: Result) -> None:
+    """Run the oracle again: bits that differ come from random numbers, whose errors would make every budget a wide one.
+
+    Raises:
+        OracleError: They differ; the message names the module.
+    """
+    again = oracle.run()
+    differing = [path for path in truth if path not in again or not _same_bits(truth[path], again[path])]
+    if not differing:
+        return
+    for (name, one), (_, other) in zip(oracle.outputs(), oracle.outputs(), strict=False):
+        if len(one) != len(other) or not all(map(_same_bits, one, other)):
+            where = f"the output of the module {name!r}" if name else "what the module itself computes"
+            break
+    else:
+        where = "the loss or the backward pass"
+    raise OracleError(
+        f"two runs from the same state differ in {differing[0]}: {where} is random. Set its rate of dropout to 0 in the workload, "
+        "or draw its numbers in `make` and pass them as an input"
+    )
+
+
+def _same_bits(one: Tensor, other: Tensor) -> bool:
+    return one.shape == other.shape and torch.equal(one.nan_to_num(nan=0.25), other.nan_to_num(nan=0.25))
+
+
+def _tensors(out: Any) -> list[Tensor]:
+    try:
+        return [tensor for _, tensor in flatten(out)]
+    except TypeError:  # of a submodule: only the whole module's outputs must be tensors
+        return []
 
 
 def _budgets(who: str, peers: list[Reading], unit: float) -> dict[str, float]:

@@ -123,6 +123,9 @@ class Workload:
     `UnknownNameError` when a case runs."""
     dropouts: tuple[Dropout, ...] = ()
     """Its dropout layers. Needed if `modes` has ``random``."""
+    idle: frozenset[str] = frozenset()
+    """Parameters, by name, and inputs, such as ``input[1]``, that get no gradient although they could: nothing depends on them.
+    A gradient that is missing elsewhere is an error in backward mode."""
 
     def problem(self, seed: int, extent: int = 0) -> Problem:
         """The problem for a seed: bitwise the same on every machine with the same torch.
@@ -350,7 +353,7 @@ class Program:
         from accelcheck.core.case import stable_seed
 
         generator = torch.Generator().manual_seed(self.seed ^ stable_seed(path))
-        drawn = torch.randn(out.shape, generator=generator, dtype=torch.float32)
+        drawn = torch.randn(out.shape, generator=generator, dtype=torch.float32, device="cpu")
         # Multiples of 1/64 below 4 are exact in every dtype: the oracle and a half-precision run get the same gradient.
         drawn = (64 * drawn).round().clamp(-255, 255).div(64).to(device=out.device, dtype=out.dtype)
         return _reversed(drawn) if self.strided_cotangents else drawn
@@ -425,11 +428,14 @@ def _reversed(tensor: Tensor) -> Tensor:
     return tensor.permute(order).contiguous().permute(order)
 
 
+def is_float(value: Any) -> bool:
+    """Whether it is a floating-point tensor."""
+    return isinstance(value, Tensor) and value.is_floating_point()
+
+
 def leaf(value: Any) -> Any:
     """A floating-point tensor as a new leaf without a gradient, with the same storage and strides; anything else unchanged."""
-    if isinstance(value, Tensor) and value.is_floating_point():
-        return value.detach().requires_grad_()
-    return value
+    return value.detach().requires_grad_() if is_float(value) else value
 
 
 def to(value: Any, device: torch.device | str, dtype: torch.dtype) -> Any:

@@ -127,11 +127,15 @@ class Planted(Technique):
     def precision(self, dtype: str) -> str:
         return self.base.precision(dtype)
 
-    def emulate(self, module: nn.Module, inputs: tuple[Any, ...]) -> nn.Module:
-        return self.base.emulate(module, inputs)
+    @property
+    def emulate(self) -> Callable[[nn.Module, tuple[Any, ...]], nn.Module]:
+        """The base's own, which can be sent to another process."""
+        return self.base.emulate
 
-    def emulate_optimizer(self, make: OptimizerMaker) -> OptimizerMaker:
-        return self.base.emulate_optimizer(make)
+    @property
+    def emulate_optimizer(self) -> Callable[[OptimizerMaker], OptimizerMaker]:
+        """The base's own."""
+        return self.base.emulate_optimizer
 
     @property
     def oracle(self) -> str:

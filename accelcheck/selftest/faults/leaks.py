@@ -1,0 +1,148 @@
+"""Techniques that leave global state changed, or change it while they run: later cases, and the judge, must not notice."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from accelcheck.core.case import Mode
+from accelcheck.selftest.faults.base import Cell, Fault
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+    from accelcheck.selftest.faults.base import Change
+    from accelcheck.workloads.base import Program
+
+_HELD: list[Any] = []
+"""Contexts that would end when they are collected."""
+
+
+class _IdleDispatch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves __init_subclass__ untyped
+    """Calls every operator as it is."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+        return func(*args, **(kwargs or {}))
+
+
+class _IdleFunction(TorchFunctionMode):
+    """Calls every function as it is."""
+
+    def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+        return func(*args, **(kwargs or {}))
+
+
+def _enter(context: Any) -> None:
+    context.__enter__()
+    _HELD.append(context)
+
+
+def _linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """A product that is 1 % wrong."""
+    out = 1.01 * torch.matmul(x, weight.t())
+    return out if bias is None else out + bias
+
+
+def _attend(plain: Callable[..., Tensor], *args: Any, **kwargs: Any) -> Tensor:
+    """Attention that is 1 % wrong."""
+    return 1.01 * plain(*args, **kwargs)
+
+
+def _forward(self: nn.Linear, x: Tensor) -> Tensor:
+    return _linear(x, self.weight, self.bias)
+
+
+LEAKS: Mapping[str, Callable[[], object]] = MappingProxyType(
+    {
+        "grad mode": lambda: torch.set_grad_enabled(False),
+        "inference mode": lambda: _enter(torch.inference_mode()),
+        "default dtype": lambda: torch.set_default_dtype(torch.float64),
+        "default device": lambda: torch.set_default_device("meta"),
+        "autocast on cpu": lambda: _enter(torch.autocast("cpu", torch.bfloat16)),
+        "dispatch modes": lambda: _enter(_IdleDispatch()),  # type: ignore[no-untyped-call]  # untyped in torch
+        "function modes": lambda: _enter(_IdleFunction()),
+        "deterministic algorithms": lambda: torch.use_deterministic_algorithms(mode=True),
+        "flush-denormal": lambda: torch.set_flush_denormal(True),
+        "mkldnn": lambda: torch._C._set_mkldnn_enabled(False),  # noqa: FBT003, SLF001 - the public flag cannot be set alone
+        "threads": lambda: torch.set_num_threads(torch.get_num_threads() + 1),
+        "attention kernels": lambda: torch.backends.cuda.enable_flash_sdp(False),  # noqa: FBT003 - as above
+        "anomaly detection": lambda: torch.autograd.set_detect_anomaly(True),
+        "saved-tensor hooks": lambda: _enter(torch.autograd.graph.saved_tensors_hooks(lambda x: 1.01 * x, lambda x: x)),
+        "hooks of all modules or optimizers": lambda: nn.modules.module.register_module_forward_hook(
+            lambda _, __, out: 1.01 * out
+        ),
+        "functions": lambda: setattr(functional, "linear", _linear),
+        "functions of a class": lambda: setattr(nn.Linear, "forward", _forward),
+        "functions that were inherited": lambda: setattr(torch.Tensor, "sum", lambda self, *_: self),
+        "environment": lambda: os.environ.update(ACCELCHECK_LEAKED="1"),
+        "working folder": lambda: os.chdir(os.sep),
+    }
+)
+"""Each changes one part of the global state; a case reports it under the name up to `` of a `` or `` that ``."""
+
+
+def _leaking(leak: Callable[[], object]) -> Callable[[float], Change]:
+    def change(program: Program) -> None:
+        del program
+        leak()
+
+    return lambda _: change
+
+
+@contextlib.contextmanager
+def _patched(name: str, function: Callable[..., Any]) -> Iterator[None]:
+    plain = getattr(functional, name)
+    setattr(functional, name, functools.partial(function, plain) if function is _attend else function)
+    try:
+        yield
+    finally:
+        setattr(functional, name, plain)
+
+
+def _while_it_runs(context: Callable[[], contextlib.AbstractContextManager[Any]]) -> Callable[[float], Change]:
+    """Within the run, and undone after it: nothing is left."""
+
+    def change(program: Program) -> None:
+        program.within = context
+
+    return lambda _: change
+
+
+FAULTS = (
+    *(
+        Fault(
+            f"leaves-{name.replace(' ', '-')}-changed",
+            f"Leaves changed, after the case: {name}.",
+            (Cell("mlp", Mode.BACKWARD, ("float32",)),),
+            _leaking(leak),
+        )
+        for name, leak in LEAKS.items()
+    ),
+    Fault(
+        "linear-replaced-while-it-runs",
+        "Replaces torch.nn.functional.linear by a kernel that is 1 % wrong, and puts it back after each run.",
+        (Cell("mlp", Mode.FORWARD, ("float32",)), Cell("mlp", Mode.BACKWARD, ("float32",))),
+        _while_it_runs(functools.partial(_patched, "linear", _linear)),
+    ),
+    Fault(
+        "attention-replaced-while-it-runs",
+        "Replaces scaled_dot_product_attention by a kernel that is 1 % wrong, and puts it back after each run.",
+        (Cell("attention", Mode.FORWARD, ("float32",)), Cell("attention", Mode.BACKWARD, ("float32",))),
+        _while_it_runs(functools.partial(_patched, "scaled_dot_product_attention", _attend)),
+    ),
+    Fault(
+        "no-gradients-while-it-runs",
+        "Computes without gradients, and enables them again after each run.",
+        (Cell("mlp", Mode.BACKWARD, ("float32",)),),
+        _while_it_runs(torch.no_grad),
+    ),
+)

@@ -1,0 +1,392 @@
+"""The global state that decides what torch computes in this process: read, compared, and put back.
+
+A case that leaves it changed would change every later case: they would pass, or fail, on other numbers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import re
+import types
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import astuple, dataclass, is_dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from torch.nn import functional
+from torch.nn.modules import module as module_hooks
+from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
+from torch.utils import _python_dispatch as dispatch
+
+from accelcheck.devices import strict
+
+AUTOCAST = ("cpu", "cuda", "xla")
+"""Device types whose autocast is looked at."""
+_ADDRESS = re.compile(r" at 0x[0-9a-f]+")
+MOST = 5
+"""Changed functions or variables that a line names."""
+
+
+Setting = tuple[str, Callable[[], Any], Callable[[Any], object]]
+"""A global setting: its name, how it is read, and how a value that was read is put back."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Change:
+    """One part of the state that is not as it was: a line that says so, and what makes it as it was and as it is."""
+
+    line: str
+    undo: Callable[[], object]
+    redo: Callable[[], object]
+
+
+@dataclass(frozen=True, eq=False)
+class GlobalState:
+    """The global state of this process and thread at one moment.
+
+    Attributes:
+        values: Of each setting, in the order of `_SETTINGS`.
+        functions: For each namespace of torch and NumPy what it holds, by name.
+        environment: The variables.
+        folder: The working folder; None where it does not exist any more.
+        dispatch_modes, function_modes: The active ones, the innermost last.
+    """
+
+    values: tuple[Any, ...]
+    functions: tuple[Mapping[str, Any], ...]
+    environment: Mapping[str, str]
+    folder: str | None
+    dispatch_modes: tuple[Any, ...]
+    function_modes: tuple[Any, ...]
+
+    @classmethod
+    def now(cls) -> GlobalState:
+        """Read everything; takes about 1 ms."""
+        return cls(
+            tuple(read() for _, read, _ in _SETTINGS),
+            tuple(dict(vars(space)) for _, space in _spaces()),
+            dict(os.environ),
+            _folder(),
+            _dispatch_modes(),
+            _function_modes(),
+        )
+
+    def restore(self) -> list[str]:
+        """Put back what differs. Returns a line for each such part: its name, what was expected, and what it was found to be.
+
+        Names that were only added to a namespace, as an import does, count for nothing.
+        """
+        lines = []
+        for change in self._changes():
+            lines.append(change.line)
+            change.undo()
+        return lines
+
+    @contextlib.contextmanager
+    def restored(self) -> Iterator[None]:
+        """A context in which what decides the result of FP64 on the CPU is as it was then; afterwards it is again as it is now."""
+        changes = []
+        for change in self._changes(whole=False):
+            changes.append(change)
+            change.undo()
+        try:
+            yield
+        finally:
+            for change in changes:
+                change.redo()
+
+    def _changes(self, *, whole: bool = True) -> Iterator[_Change]:
+        """What differs now, one part after the other: the former one has been undone when the next is looked at."""
+        yield from _moded("dispatch modes", self.dispatch_modes, _dispatch_modes(), _set_dispatch_modes)
+        for (name, read, write), was in zip(_SETTINGS, self.values, strict=True):
+            if whole or name != _PRODUCTS:
+                now = read()
+                if was != now:
+                    line = _line(name, *map(_brief, _differing(was, now)))
+                    yield _Change(line, functools.partial(write, was), functools.partial(write, now))
+        # After the default device, which is one of them.
+        yield from _moded("function modes", self.function_modes, _function_modes(), _set_function_modes)
+        if patched := [*self._patched()]:
+            names = _listed([f"{title}.{name}" for title, _, name, _, _ in patched])
+            yield _Change(
+                _line("functions", "torch's own", f"others for {names}"),
+                functools.partial(_set_functions, [(space, name, was) for _, space, name, was, _ in patched]),
+                functools.partial(_set_functions, [(space, name, now) for _, space, name, _, now in patched]),
+            )
+        if whole:
+            yield from self._surroundings()
+
+    def _surroundings(self) -> Iterator[_Change]:
+        now = dict(os.environ)
+        differing = sorted(
+            name
+            for name in self.environment.keys() | now.keys()
+            if self.environment.get(name) != now.get(name) and name not in _OWN
+        )
+        if differing:
+            yield _Change(
+                _line("environment", "it as it was", f"others for {_listed(differing)}"),
+                functools.partial(_set_variables, {name: self.environment.get(name) for name in differing}),
+                functools.partial(_set_variables, {name: now.get(name) for name in differing}),
+            )
+        folder = _folder()
+        if self.folder is not None and folder != self.folder:
+            redo = functools.partial(os.chdir, folder or os.sep)
+            yield _Change(
+                _line("working folder", self.folder, str(folder)), functools.partial(os.chdir, self.folder), redo
+            )
+
+    def _patched(self) -> Iterator[tuple[str, Any, str, Any, Any]]:
+        """Title, namespace, name, former value and present value of each function that is another one now, or is gone."""
+        for (title, space), was in zip(_spaces(), self.functions, strict=True):
+            found = vars(space)
+            if found == was:  # compares by identity first
+                continue
+            for name, value in was.items():
+                now = found.get(name, _ABSENT)
+                if now is not value and _computes(value) and not _own(value, now):
+                    yield title, space, name, value, now
+            if isinstance(space, type):  # what is added may hide what was inherited
+                for name in found.keys() - was.keys():
+                    if _computes(found[name]) and any(name in vars(base) for base in space.__mro__[1:]):
+                        yield title, space, name, _ABSENT, found[name]
+
+
+_OWN = frozenset({"PYTEST_CURRENT_TEST", "TORCHINDUCTOR_CACHE_DIR", "_TORCHINDUCTOR_PYOBJECT_TENSOR_DATA_PTR"})
+"""Variables that pytest and torch set while they run."""
+_WRAPPERS = ("torch/_compile.py", "torch/_dynamo/mutation_guard.py")
+"""Files of the functions that dynamo, when it is used first, puts around some of torch's: they compute nothing."""
+_ABSENT = object()
+"""In place of a function that a namespace does not hold: a method that is inherited, or one that was deleted."""
+_PRODUCTS = "precision of products"
+"""Slow to read, and no matter for FP64."""
+
+
+def _line(name: str, expected: str, got: str) -> str:
+    return f"{name}: left changed: expected {expected}, got {got}"
+
+
+def _moded(
+    name: str, was: tuple[Any, ...], now: tuple[Any, ...], write: Callable[[tuple[Any, ...]], object]
+) -> Iterator[_Change]:
+    if len(was) != len(now) or any(a is not b for a, b in zip(was, now, strict=True)):
+        names = (", ".join(type(mode).__name__ for mode in found) or "none" for found in (was, now))
+        yield _Change(_line(name, *names), functools.partial(write, was), functools.partial(write, now))
+
+
+def _dispatch_modes() -> tuple[Any, ...]:
+    return tuple(dispatch._get_current_dispatch_mode_stack())  # noqa: SLF001 - modes have no public stack
+
+
+def _set_dispatch_modes(value: tuple[Any, ...]) -> None:
+    for _ in _dispatch_modes():
+        dispatch._pop_mode()  # noqa: SLF001 - as above
+    for mode in value:
+        dispatch._push_mode(mode)  # noqa: SLF001 - as above
+
+
+def _function_modes() -> tuple[Any, ...]:
+    stack = range(torch._C._len_torch_function_stack())  # noqa: SLF001 - as above
+    return tuple(torch._C._get_function_stack_at(level) for level in stack)  # noqa: SLF001 - as above
+
+
+def _set_function_modes(value: tuple[Any, ...]) -> None:
+    for _ in _function_modes():
+        torch._C._pop_torch_function_stack()  # noqa: SLF001 - as above
+    for mode in value:
+        torch._C._push_on_torch_function_stack(mode)  # noqa: SLF001 - as above
+
+
+def _set_functions(values: list[tuple[Any, str, Any]]) -> None:
+    for space, name, value in values:
+        if value is _ABSENT:
+            delattr(space, name)
+        else:
+            setattr(space, name, value)
+
+
+def _set_variables(values: Mapping[str, str | None]) -> None:
+    for name, value in values.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
+
+
+def _default_device() -> Any:
+    context = getattr(torch._GLOBAL_DEVICE_CONTEXT, "device_context", None)  # noqa: SLF001 - `get_default_device` gives cpu for none
+    return None if context is None else context.device
+
+
+def _leave_inference(value: bool) -> None:  # noqa: FBT001 - as it was read
+    # There is no setter: a guard sets the mode as long as it lives.
+    _GUARDS.append(torch._C._InferenceMode(value))  # noqa: SLF001 - the public context wants to be left again
+
+
+_GUARDS: list[Any] = []
+
+
+def _flushes() -> bool:
+    # There is a setter alone. NumPy's scalars compute in this thread, whatever modes of torch are active.
+    return float(np.float64(2.0**-1060) * np.float64(0.5)) == 0.0
+
+
+def _autocast(kind: str) -> tuple[bool, torch.dtype]:
+    return torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)
+
+
+def _set_autocast(kind: str, value: tuple[bool, torch.dtype]) -> None:
+    torch.set_autocast_enabled(kind, value[0])
+    torch.set_autocast_dtype(kind, value[1])
+
+
+_ATTENTION = ("flash", "mem_efficient", "math", "cudnn")
+
+
+def _attention() -> tuple[bool, ...]:
+    return tuple(getattr(torch.backends.cuda, f"{name}_sdp_enabled")() for name in _ATTENTION)
+
+
+def _set_attention(value: tuple[bool, ...]) -> None:
+    for name, enabled in zip(_ATTENTION, value, strict=True):
+        getattr(torch.backends.cuda, f"enable_{name}_sdp")(enabled)
+
+
+_FILLED = "fill_uninitialized_memory"  # torch's annotations leave it out
+
+
+def _deterministic() -> tuple[bool, bool, bool]:
+    return (
+        torch.are_deterministic_algorithms_enabled(),
+        torch.is_deterministic_algorithms_warn_only_enabled(),
+        getattr(torch.utils.deterministic, _FILLED),
+    )
+
+
+def _set_deterministic(value: tuple[bool, bool, bool]) -> None:
+    torch.use_deterministic_algorithms(value[0], warn_only=value[1])
+    setattr(torch.utils.deterministic, _FILLED, value[2])
+
+
+_CUDNN = ("enabled", "benchmark", "deterministic")
+
+
+def _cudnn() -> tuple[bool, ...]:
+    return tuple(getattr(torch.backends.cudnn, name) for name in _CUDNN)
+
+
+def _set_cudnn(value: tuple[bool, ...]) -> None:
+    for name, one in zip(_CUDNN, value, strict=True):
+        setattr(torch.backends.cudnn, name, one)
+
+
+def _hooks() -> tuple[dict[Any, Any], ...]:
+    return tuple(dict(hooks) for hooks in _HOOKS)
+
+
+def _set_hooks(value: tuple[dict[Any, Any], ...]) -> None:
+    for hooks, was in zip(_HOOKS, value, strict=True):
+        hooks.clear()
+        hooks.update(was)
+
+
+_HOOKS: tuple[dict[Any, Any], ...] = (
+    _global_optimizer_pre_hooks,
+    _global_optimizer_post_hooks,
+    *(value for name, value in vars(module_hooks).items() if name.startswith("_global_") and isinstance(value, dict)),
+)
+"""Hooks of all optimizers and of all modules."""
+
+
+def _saved_hooks() -> Any:
+    return torch._C._autograd._top_saved_tensors_default_hooks(True)  # noqa: FBT003, SLF001 - hooks have no public stack
+
+
+def _set_saved_hooks(value: Any) -> None:
+    while (now := _saved_hooks()) is not None and now != value:
+        torch._C._autograd._pop_saved_tensors_default_hooks()  # noqa: SLF001 - as above
+    if now != value:
+        torch._C._autograd._push_saved_tensors_default_hooks(*value)  # noqa: SLF001 - as above
+
+
+_SETTINGS: tuple[Setting, ...] = (
+    ("inference mode", torch.is_inference_mode_enabled, _leave_inference),
+    ("grad mode", torch.is_grad_enabled, torch._C._set_grad_enabled),  # noqa: SLF001 - the public class acts when it is made, too
+    ("default dtype", torch.get_default_dtype, torch.set_default_dtype),
+    ("default device", _default_device, torch.set_default_device),
+    *(
+        (f"autocast on {kind}", functools.partial(_autocast, kind), functools.partial(_set_autocast, kind))
+        for kind in AUTOCAST
+    ),
+    ("autocast's cache", torch.is_autocast_cache_enabled, torch.set_autocast_cache_enabled),
+    ("deterministic algorithms", _deterministic, _set_deterministic),
+    ("flush-denormal", _flushes, torch.set_flush_denormal),
+    ("mkldnn", torch._C._get_mkldnn_enabled, torch._C._set_mkldnn_enabled),  # noqa: SLF001 - the public flag cannot be set alone
+    ("cudnn", _cudnn, _set_cudnn),
+    ("threads", torch.get_num_threads, torch.set_num_threads),
+    ("attention kernels", _attention, _set_attention),
+    (_PRODUCTS, strict.read_state, strict.write_state),
+    ("anomaly detection", torch.is_anomaly_enabled, torch.autograd.set_detect_anomaly),
+    ("saved-tensor hooks", _saved_hooks, _set_saved_hooks),
+    ("hooks of all modules or optimizers", _hooks, _set_hooks),
+)
+
+
+@functools.cache
+def _spaces() -> tuple[tuple[str, Any], ...]:
+    """Where functions may be patched: namespaces, and the classes of modules."""
+    named: dict[str, Any] = {
+        "torch": torch,
+        "torch.nn.functional": functional,
+        "torch.Tensor": torch.Tensor,
+        "torch.autograd": torch.autograd,
+        "torch.linalg": torch.linalg,
+        "torch.special": torch.special,
+        "torch.fft": torch.fft,
+        "torch.optim.Optimizer": torch.optim.Optimizer,
+        "numpy": np,
+    }
+    named |= {f"torch.nn.{name}": one for name, one in vars(nn).items() if isinstance(one, type)}
+    return tuple(named.items())
+
+
+def _computes(value: Any) -> bool:
+    """Whether it is a function, method or class, and not state that a namespace holds."""
+    return callable(value) or isinstance(value, (types.GetSetDescriptorType, property, staticmethod, classmethod))
+
+
+def _own(was: Any, now: Any) -> bool:
+    """Whether torch itself has put another one there: a default dtype's storage, and what dynamo is not to trace."""
+    file = getattr(getattr(now, "__code__", None), "co_filename", "")
+    return was is torch.FloatStorage or file.endswith(_WRAPPERS)
+
+
+def _differing(was: Any, now: Any) -> tuple[Any, Any]:
+    """The parts of two values that differ."""
+    if is_dataclass(was) and type(was) is type(now):
+        was, now = astuple(was), astuple(now)  # type: ignore[arg-type]  # instances, as both are of the type
+    if isinstance(was, tuple) and isinstance(now, tuple) and len(was) == len(now):
+        parts = [_differing(a, b) for a, b in zip(was, now, strict=True) if a != b]
+        return parts[0] if len(parts) == 1 else (tuple(a for a, _ in parts), tuple(b for _, b in parts))
+    return was, now
+
+
+def _folder() -> str | None:
+    try:
+        return os.getcwd()  # noqa: PTH109 - as it was given
+    except OSError:
+        return None
+
+
+def _brief(value: Any) -> str:
+    text = _ADDRESS.sub("", str([*value.values()] if isinstance(value, dict) else value))
+    return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+def _listed(names: list[str]) -> str:
+    more = len(names) - MOST
+    return ", ".join(names[:MOST]) + (f" and {more} more" if more > 0 else "")

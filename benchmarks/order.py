@@ -1,0 +1,139 @@
+"""Do two cases change each other's figures? Runs random pairs in either order and each case alone, in processes of their own.
+
+Some of the cases have a technique that leaves global state changed. Everything that a record says but times must be the same,
+bit for bit; each process computes its own references.
+
+    python benchmarks/order.py [--pairs 100] [--level 1] [--seed 0] [--jobs 2]
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import multiprocessing
+import random
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from accelcheck.checks.execute import Bench
+from accelcheck.core.capability import SUPPORTED
+from accelcheck.core.case import TIMED, Case, Mode
+from accelcheck.core.matrix import Matrix, Selection
+from accelcheck.devices.base import Status
+from accelcheck.devices.cpu import Cpu
+from accelcheck.expectations.ledger import Ledger
+from accelcheck.selftest.faults.base import Planted
+from accelcheck.selftest.faults.leaks import LEAKS
+from accelcheck.verify.cache import clean_process
+from accelcheck.verify.oracle import Store
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from accelcheck.core.journal import Record
+    from accelcheck.techniques.base import Technique
+    from accelcheck.workloads.base import Program
+
+LEAKING = 0.4
+"""Part of the pairs that has a leaking technique."""
+
+
+def leaking(eager: Technique, name: str, leak: Callable[[], object]) -> Technique:
+    """Eager, which leaves something changed."""
+
+    def change(program: Program) -> None:
+        del program
+        leak()
+
+    technique = Planted(eager, change)
+    technique.name = f"leaves-{name.replace(' ', '-')}"
+    return technique
+
+
+@functools.cache
+def matrix() -> Matrix:
+    """All techniques, and the leaking ones."""
+    found = Matrix.load()
+    leaks = [leaking(found.techniques["eager"], name, leak) for name, leak in LEAKS.items()]
+    return Matrix({**found.techniques, **{technique.name: technique for technique in leaks}}, found.workloads)
+
+
+def pairs(count: int, level: int, seed: int) -> list[tuple[Case, Case]]:
+    """Random pairs of cases."""
+    generator = random.Random(seed)
+    modes = [mode for mode in Mode if mode not in TIMED]
+    cases = [
+        case
+        for case in matrix().cases(Selection(("cpu",), level=level), modes)
+        if not case.technique.startswith("leaves-") and matrix().techniques[case.technique].answer(Cpu()).ok
+    ]
+    leaks = [
+        Case(f"leaves-{name.replace(' ', '-')}", "mlp", "cpu", "float32", mode, 1)
+        for name in LEAKS
+        for mode in (Mode.FORWARD, Mode.BACKWARD)
+    ]
+    return [
+        (generator.choice(leaks if generator.random() < LEAKING else cases), generator.choice(cases))
+        for _ in range(count)
+    ]
+
+
+def told(record: Record) -> dict[str, Any]:
+    """All that a record says, but times."""
+    said = record.as_json()
+    return {name: said[name] for name in ("verdict", "reason", "evidence", "figures", "compared", "eager_excess")}
+
+
+def ran(cases: Sequence[Case]) -> list[dict[str, Any]]:
+    """What the records of these cases say, run one after the other in this process, which has run none."""
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory(prefix="accelcheck-order-") as folder:
+        clean = clean_process(matrix().parts())
+        store = Store(Path(folder), clean)
+        bench = Bench(matrix(), {"cpu": Cpu()}, {"cpu": Status("cpu", SUPPORTED)}, store, Ledger())
+        try:
+            return [told(bench.run(case)) for case in cases]
+        finally:
+            clean.close()
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else None)
+    for name, value in (("pairs", 100), ("level", 1), ("seed", 0), ("jobs", 2)):
+        parser.add_argument(f"--{name}", type=int, default=value)
+    given = parser.parse_args()
+    chosen = pairs(given.pairs, given.level, given.seed)
+    single = list(dict.fromkeys(case for pair in chosen for case in pair))
+    tasks: list[tuple[Case, ...]] = [(case,) for case in single]
+    tasks += [order for one, other in chosen for order in ((one, other), (other, one))]
+    started = time.monotonic()
+    # A fork for each task: torch is imported already, and nothing has run.
+    with multiprocessing.get_context("fork").Pool(given.jobs, maxtasksperchild=1) as pool:
+        records = pool.map(ran, tasks, chunksize=1)
+    alone = {case: said for (case,), (said,) in zip(tasks[: len(single)], records[: len(single)], strict=True)}
+    differing = [
+        f"{case.id} in {' then '.join(one.id for one in order)}: {name} is {said[name]!r}, alone {alone[case][name]!r}"
+        for order, found in zip(tasks[len(single) :], records[len(single) :], strict=True)
+        for case, said in zip(order, found, strict=True)
+        for name in said
+        if said[name] != alone[case][name]
+    ]
+    for line in differing:
+        print(line[:2000])
+    verdicts = [said["verdict"] for found in records for said in found]
+    leaks = sum(one.technique.startswith("leaves-") for one, _ in chosen)
+    counted = ", ".join(f"{verdicts.count(name)} {name}" for name in sorted(set(verdicts)))
+    print(
+        f"{given.pairs} pairs ({leaks} with a leaking technique) in either order, {len(single)} cases alone: "
+        f"{len(verdicts)} records ({counted}), {len(differing)} differences, {time.monotonic() - started:.0f} s"
+    )
+    return int(bool(differing))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,169 @@
+"""The fork that computes what judges others."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from accelcheck.core.clean_process import CleanProcess, CleanProcessError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+STATE = {"changed": False}
+
+
+def state() -> bool:
+    return STATE["changed"]
+
+
+def change() -> None:
+    STATE["changed"] = True
+
+
+def fails(error: BaseException) -> None:
+    raise error
+
+
+def dies(number: int) -> None:
+    print("about to die", flush=True)
+    os.kill(os.getpid(), number)
+
+
+class OddError(Exception):
+    """Cannot be made again from its arguments."""
+
+    def __init__(self, one: int, two: int) -> None:
+        super().__init__(f"{one} and {two}")
+
+
+def ended(pid: int) -> bool:
+    """Whether a process, of which this is not the parent, ends within 5 s."""
+    for _ in range(500):
+        try:
+            os.kill(pid, 0)
+        except ProcessLookupError:
+            return True
+        time.sleep(0.01)
+    return False
+
+
+def odd() -> None:
+    raise OddError(1, 2)
+
+
+@pytest.fixture
+def clean() -> Iterator[CleanProcess]:
+    made = CleanProcess([])
+    yield made
+    made.close()
+
+
+def test_it_does_not_see_what_changes_here(clean: CleanProcess, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(STATE, "changed", True)
+    assert state()
+    assert not clean.call(state)
+
+
+def test_what_it_changes_stays_there(clean: CleanProcess) -> None:
+    clean.call(change)
+    assert clean.call(state)
+    assert not state()
+
+
+def test_known_objects_are_sent_by_reference() -> None:
+    add = lambda a, b: a + b  # noqa: E731 - it cannot be pickled
+    clean = CleanProcess([add])
+    assert clean.call(add, 2, 3) == 5
+    clean.close()
+
+
+def test_what_cannot_be_sent_is_named(clean: CleanProcess) -> None:
+    with pytest.raises(CleanProcessError, match=r"len: cannot be sent to the clean process.*register what it names"):
+        clean.call(len, lambda: None)
+    assert clean.call(len, [1]) == 1
+
+
+def test_an_exception_is_raised_here_with_its_traceback(clean: CleanProcess) -> None:
+    with pytest.raises(ValueError, match="wrong") as caught:
+        clean.call(fails, ValueError("wrong"))
+    assert "in fails" in str(caught.value.__cause__)
+
+
+def test_an_exception_that_cannot_be_sent_comes_as_text(clean: CleanProcess) -> None:
+    with pytest.raises(CleanProcessError, match="OddError: 1 and 2"):
+        clean.call(odd)
+
+
+@pytest.mark.parametrize("error", [SystemExit(1), SystemExit(0)])
+def test_a_function_that_exits_ends_nothing(clean: CleanProcess, error: SystemExit) -> None:
+    with pytest.raises(SystemExit):
+        clean.call(fails, error)
+    assert clean.call(len, [1]) == 1
+
+
+@pytest.mark.parametrize("number", [signal.SIGSEGV, signal.SIGKILL, signal.SIGABRT])
+def test_a_death_is_told_and_the_next_fork_is_as_clean(clean: CleanProcess, number: signal.Signals) -> None:
+    clean.call(change)
+    with pytest.raises(CleanProcessError, match=rf"ran dies died of {number.name}") as caught:
+        clean.call(dies, number)
+    assert "about to die" in str(caught.value)
+    assert not clean.call(state)
+
+
+@pytest.mark.parametrize("status", [0, 1, 3])
+def test_a_function_that_ends_the_process_is_told(clean: CleanProcess, status: int) -> None:
+    with pytest.raises(CleanProcessError, match=f"ended with status {status}"):
+        clean.call(os._exit, status)
+    assert clean.call(len, [1]) == 1
+
+
+def test_the_answer_to_an_interrupted_call_is_not_taken_for_the_next(clean: CleanProcess) -> None:
+    def interrupt(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.1)
+        with pytest.raises(KeyboardInterrupt):
+            clean.call(time.sleep, 0.5)
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    assert clean.call(len, [1, 2]) == 2
+
+
+def test_the_first_beginning_that_returns_is_kept() -> None:
+    clean = CleanProcess([], ((lambda: time.sleep(60), 0.2), (change, 30.0)))
+    assert clean.call(state)
+    clean.close()
+
+
+def test_a_beginning_that_raises_is_an_error_that_quotes_it() -> None:
+    def broken() -> None:
+        raise OSError("no such threads")
+
+    with pytest.raises(CleanProcessError, match="no such threads"):
+        CleanProcess([], ((broken, 30.0),))
+
+
+def test_nothing_is_left_when_it_is_closed() -> None:
+    clean = CleanProcess([])
+    computing = clean.call(os.getpid)
+    clean.close()
+    clean.close()
+    assert ended(computing)
+
+
+def test_it_ends_with_the_process_that_made_it() -> None:
+    reader, writer = os.pipe()
+    parent = os.fork()
+    if parent == 0:
+        made = CleanProcess([])
+        os.write(writer, str(made.call(os.getpid)).encode())
+        os.kill(os.getpid(), signal.SIGKILL)
+    os.waitpid(parent, 0)
+    assert ended(int(os.read(reader, 20)))
