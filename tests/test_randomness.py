@@ -250,7 +250,7 @@ def test_nan_is_no_wildcard(store: Store) -> None:
 # What the check asks of workloads
 
 
-def test_masks_that_cannot_be_judged_are_errors(store: Store) -> None:
+def test_masks_that_cannot_be_judged_are_errors(tmp_path: Path) -> None:
     plain = half(0)
     tiny = replace(plain, make=lambda generator, _extent: built_in()["dropout"].make(generator, -500))
 
@@ -265,7 +265,9 @@ def test_masks_that_cannot_be_judged_are_errors(store: Store) -> None:
         (replace(plain, dropouts=()), "names no dropouts"),
         (replace(plain, dropouts=(replace(plain.dropouts[0], output="out[9]"),)), "no out[9] in its result"),
     ):
-        record = verdict_of(store, Planted(nothing), workload, RANDOM)
+        folder = tmp_path / told  # one each: references are kept by the workload's name
+        folder.mkdir()
+        record = verdict_of(Store(folder), Planted(nothing), workload, RANDOM)
         assert record.verdict is Verdict.ERROR
         assert told in record.reason
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from accelcheck.checks.trial import Trial
     from accelcheck.core.case import Figure
-    from accelcheck.workloads.base import Dropout, Result
+    from accelcheck.workloads.base import Dropout, Result, Workload
 
 ALARM = 1e-6
 """Probability that a correct generator fails a case: divided among all statistics of the case (Bonferroni)."""
@@ -120,9 +120,9 @@ def _expected(trial: Trial) -> Mapping[str, Undropped]:
     """Each output and gradient of a dropout without dropout, by path; gradients are transposed to the output's layout."""
     case, workload = trial.case, trial.workload
     precision = trial.technique.precision(case.dtype)
-    # TF32 has the significand of float16.
-    eager = _evaluating(trial, getattr(torch, "float16" if precision == "tf32" else precision)).gradients()
-    truth = _evaluating(trial, getattr(torch, case.dtype)).widened().gradients()
+    key = f"{case.workload}/{case.seed}/{case.dtype}/{case.mode}/{precision}"
+    made = trial.store.cache.once(key, _undropped, workload, case.seed, case.dtype, precision)
+    truth, eager = made["truth"], made["eager"]
     found: dict[str, Undropped] = {}
     for dropout in workload.dropouts:
         if absent := {dropout.output, dropout.gradient} - truth.keys():
@@ -130,7 +130,7 @@ def _expected(trial: Trial) -> Mapping[str, Undropped]:
                 f"{case.workload}: no {', '.join(sorted(absent))} in its result: {', '.join(sorted(truth))}"
             )
         for path in (dropout.output, dropout.gradient):
-            value, by_eager = (_aligned(result[path].detach(), path, dropout) for result in (truth, eager))
+            value, by_eager = (_aligned(result[path], path, dropout) for result in (truth, eager))
             told = randomness.clear(value)
             found[path] = Undropped(value, randomness.errors(by_eager, value, told), told)
         if not bool(found[dropout.output].told.all()):
@@ -141,9 +141,19 @@ def _expected(trial: Trial) -> Mapping[str, Undropped]:
     return found
 
 
-def _evaluating(trial: Trial, dtype: torch.dtype) -> Program:
-    seed = trial.case.seed
-    program = Program.of(trial.workload.problem(seed), dtype=dtype, seed=seed)
+def _undropped(workload: Workload, seed: int, dtype: str, precision: str) -> dict[str, Any]:
+    """Outputs and gradients in evaluation mode: of FP64, and of eager in the technique's precision."""
+    # TF32 has the significand of float16.
+    eager = _evaluating(workload, seed, "float16" if precision == "tf32" else precision).gradients()
+    truth = _evaluating(workload, seed, dtype).widened().gradients()
+    return {
+        name: {path: tensor.detach() for path, tensor in result.items()}
+        for name, result in (("truth", truth), ("eager", eager))
+    }
+
+
+def _evaluating(workload: Workload, seed: int, dtype: str) -> Program:
+    program = Program.of(workload.problem(seed), dtype=getattr(torch, dtype), seed=seed)
     program.module.eval()
     return program
 

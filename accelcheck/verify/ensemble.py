@@ -9,7 +9,7 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from accelcheck.core.case import Mode
-from accelcheck.verify.oracle import TRUST, OracleError, Scheme
+from accelcheck.verify.oracle import TRUST, Arithmetic, OracleError
 from accelcheck.verify.precision import SLACK
 from accelcheck.verify.rounding import Rounding
 from accelcheck.verify.trajectory import SEEDS, Course, chart, judge
@@ -40,12 +40,12 @@ def course(cache: Cache, case: Case, technique: Technique, workload: Workload) -
     Raises:
         OracleError: A training failed or diverged, or eager does not agree with FP64.
     """
-    scheme = Scheme.of(technique, case.dtype)
-    key = f"{case.workload}/{case.seed}/{case.dtype}/{case.mode}/{scheme.arithmetic}/{scheme.oracle}"
+    arithmetic = Arithmetic.of(technique, case.dtype)
+    key = f"{case.workload}/{case.seed}/{case.dtype}/{case.mode}/{arithmetic.arithmetic}/{arithmetic.oracle}"
     # Shared by all precisions: eager's trainings depend on the storage dtype alone.
     name = f"{case.workload}/{case.seed}/{case.dtype}/{case.mode}/seeds"
     seeds = cache.once(name, _others, workload, case)
-    plain = cache.once(key, _computed, workload, scheme, case, [*seeds.values()])
+    plain = cache.once(key, _computed, workload, arithmetic, case, [*seeds.values()])
     late = {kind: (pair[0], pair[1]) for kind, pair in plain["late"].items()}
     return Course(plain["truth"], plain["start"], plain["allowed"], plain["horizons"], late), plain["eager_excess"]
 
@@ -54,12 +54,12 @@ def _others(workload: Workload, case: Case) -> dict[str, Result]:
     return {str(number): _other(workload, case, number) for number in range(SEEDS)}
 
 
-def _computed(workload: Workload, scheme: Scheme, case: Case, seeds: Sequence[Result]) -> dict[str, Any]:
-    return _plain(*_compute(workload, scheme, case, scheme.arithmetic, seeds))
+def _computed(workload: Workload, arithmetic: Arithmetic, case: Case, seeds: Sequence[Result]) -> dict[str, Any]:
+    return _plain(*_compute(workload, arithmetic, case, arithmetic.arithmetic, seeds))
 
 
 def _compute(
-    workload: Workload, technique: Scheme, case: Case, precision: str, seeds: Sequence[Result]
+    workload: Workload, technique: Arithmetic, case: Case, precision: str, seeds: Sequence[Result]
 ) -> tuple[Course, float]:
     exact = _exactly(workload, technique, case)
     start = {name: parameter.detach().clone() for name, parameter in exact.module.named_parameters()}
@@ -83,14 +83,14 @@ def _compute(
     return found, excess
 
 
-def _exactly(workload: Workload, technique: Scheme, case: Case) -> Program:
+def _exactly(workload: Workload, technique: Arithmetic, case: Case) -> Program:
     """In FP64, from parameters and data as the storage dtype rounds them."""
     program = Program.of(workload.problem(case.seed), dtype=getattr(torch, case.dtype), seed=case.seed).widened()
     program.module = technique.emulate(program.module, program.inputs)
     return program
 
 
-def _sample(workload: Workload, technique: Scheme, case: Case, precision: str, index: int) -> Result:
+def _sample(workload: Workload, technique: Arithmetic, case: Case, precision: str, index: int) -> Result:
     rounding = Rounding(precision, case.dtype, torch.Generator().manual_seed((case.seed + 1) * SAMPLES + index))
     program = _exactly(workload, technique, case)
     program.update = lambda: rounding.at(case.dtype)

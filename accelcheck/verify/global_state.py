@@ -125,7 +125,7 @@ class GlobalState:
         differing = sorted(
             name
             for name in self.environment.keys() | now.keys()
-            if self.environment.get(name) != now.get(name) and name not in _OWN
+            if self.environment.get(name) != now.get(name) and name not in _OWN and not name.startswith(_AT_LOAD)
         )
         if differing:
             yield _Change(
@@ -158,6 +158,8 @@ class GlobalState:
 
 _OWN = frozenset({"PYTEST_CURRENT_TEST", "TORCHINDUCTOR_CACHE_DIR", "_TORCHINDUCTOR_PYOBJECT_TENSOR_DATA_PTR"})
 """Variables that pytest and torch set while they run."""
+_AT_LOAD = ("KMP_",)
+"""What begins so is read when an OpenMP library is loaded; packages set it when they are imported first, scikit-learn for one."""
 _WRAPPERS = ("torch/_compile.py", "torch/_dynamo/mutation_guard.py")
 """Files of the functions that dynamo, when it is used first, puts around some of torch's: they compute nothing."""
 _ABSENT = object()

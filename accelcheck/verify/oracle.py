@@ -103,7 +103,7 @@ def _unchanged(value: Any, *_: Any) -> Any:
 
 
 @dataclass(frozen=True)
-class Scheme:
+class Arithmetic:
     """What a reference depends on of a technique; it can be sent to the clean process, where no technique is ever prepared.
 
     Attributes:
@@ -135,7 +135,7 @@ class Scheme:
         return self.arithmetic
 
 
-def twice(technique: Technique | Scheme, workload: Workload, mode: Mode) -> bool:
+def twice(technique: Technique | Arithmetic, workload: Workload, mode: Mode) -> bool:
     """Whether gradients of gradients are part of the result."""
     return mode is Mode.BACKWARD and technique.differentiates_twice and "twice-differentiable" in workload.traits
 
@@ -168,8 +168,8 @@ class Store:
             key += "/careful"
         found = self._memory.pop(key, None)
         if found is None:
-            scheme = Scheme.of(technique, case.dtype)
-            arguments = workload, scheme, case.seed, case.dtype, case.mode, draw, careful
+            arithmetic = Arithmetic.of(technique, case.dtype)
+            arguments = workload, arithmetic, case.seed, case.dtype, case.mode, draw, careful
             found = _reference(self.cache.once(key, _computed, *arguments))
         self._memory[key] = found
         if len(self._memory) > REMEMBERED:
@@ -179,19 +179,19 @@ class Store:
 
 def _computed(
     workload: Workload,
-    scheme: Scheme,
+    arithmetic: Arithmetic,
     seed: int,
     dtype: str,
     mode: Mode,
     draw: Draw,
     careful: bool,  # noqa: FBT001 - sent by position
 ) -> dict[str, Any]:
-    return _plain(compute(workload, scheme, seed, dtype, mode, draw, careful=careful))
+    return _plain(compute(workload, arithmetic, seed, dtype, mode, draw, careful=careful))
 
 
 def compute(
     workload: Workload,
-    technique: Technique | Scheme,
+    technique: Technique | Arithmetic,
     seed: int,
     dtype: str,
     mode: Mode,
@@ -256,7 +256,7 @@ class _Source:
     """Makes the program of a draw, afresh for each run."""
 
     workload: Workload
-    technique: Technique | Scheme
+    technique: Technique | Arithmetic
     seed: int
     dtype: str
     mode: Mode
