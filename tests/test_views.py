@@ -227,6 +227,21 @@ def test_the_ulp_views_of_a_large_tensor_see_a_share_of_it() -> None:
     assert seen["bias"] == pytest.approx(0.25)
 
 
+@pytest.mark.parametrize(("rows", "columns"), [(512, 1024), (256, 256), (2048, 512), (4096, 4096)])
+@pytest.mark.parametrize("spared", [16, 128])
+def test_no_pattern_of_columns_or_rows_hides_from_the_ulp_views(rows: int, columns: int, spared: int) -> None:
+    # 1.6 % of the elements, the smallest ones, are flushed to 0: no norm sees that.
+    truth = torch.randn(rows, columns, generator=torch.Generator().manual_seed(5)).bfloat16()
+    small = truth.abs() < truth.abs().float().flatten().kthvalue(int(0.016 * truth.numel())).values
+    stick = Yardstick(truth.double(), UNIT)
+    everywhere = stick.read(truth.masked_fill(small, 0.0))["tail"]
+    assert everywhere == pytest.approx(0.5 / UNIT, rel=1e-6)  # the whole number is lost
+    for across in (True, False):
+        kept = small.clone()
+        (kept if across else kept.T)[:, ::spared] = False
+        assert stick.read(truth.masked_fill(kept, 0.0))["tail"] == pytest.approx(everywhere, rel=1e-6), across
+
+
 def test_what_a_cancellation_left_has_no_ulp_of_its_own() -> None:
     # A millionth of the others, and wrong by a thousandth of them: in its own units that would be 1e3 / (2 u).
     seen = flat([0.0] * 20 + [1.0] * 20, [1.0] * 20 + [1e-6] * 20)

@@ -15,8 +15,8 @@ bias    median of e / ulp(o): whether errors point one way; signed
 
 The mean under the root keeps a row that is small only by chance from deciding everything: its error comes from operands
 as large as the other rows'. ulp(o), the unit in the last place, is 2 u times the larger of |o| and rms(o) / 4096 (what is
-smaller is left of a cancellation), and never below the smallest subnormal. The last two look at 4,096 evenly spaced
-elements of a larger tensor. |e| / |o| over all is measured too; it gates nothing, since rows and columns see all it sees.
+smaller is left of a cancellation), and never below the smallest subnormal. The last two look at 4,096 elements of a larger
+tensor, drawn as `_drawn` says: no pattern of rows or columns is left out. |e| / |o| over all is measured too; it gates nothing, since rows and columns see all it sees.
 
 All sums are made in one pass, in chunks that fit a processor's cache. Small tensors go through NumPy, whose calls cost a
 third of torch's; the code is the same for both.
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 TILE = 16
 """Side of a block: the smallest tile that matrix units of GPUs and TPUs work in."""
 SAMPLE = 4096
-"""Elements that the ULP views look at: a quantile of so many is known to 1.6 % of them."""
+"""Elements that the ULP views look at of 8,192 and more: a quantile of so many is known to 1.6 % of them."""
 SMALL = 2**13
 """Elements up to which NumPy is faster than torch."""
 CHUNK = 2**18
@@ -105,17 +105,19 @@ class Yardstick:
         kept = truth if self.finite else torch.where(finite, truth, 0.0)
         self._truth: Any = truth.numpy() if self.small else truth
         self._kept: Any = self._truth if self.finite else (kept.numpy() if self.small else kept)
-        self._step = max(1, self.rows * self.columns // SAMPLE)
         squares = _Sums()
         self._chunks = self._cut()
-        for _, kept in self._pieces(self._kept):
+        self._picks = self._sampled()
+        picked = []
+        for pick, kept in self._pieces(self._kept):
             squares.add(kept)
+            picked.append(_at(kept, pick))
         self._row_weights = _weights(squares.rows)
         self._column_weights = _weights(_numpy(squares.columns))
         self._tile_weights = _weights(squares.tiles)
         self._size = squares.total
         self._rms = math.sqrt(self._size / (self.rows * self.columns))
-        sampled = _numpy(self._flat(self._kept)[:: self._step])
+        sampled = _joined(picked)
         self._nonzero = None if sampled.all() else sampled.nonzero()[0]
         sizes = np.maximum(np.abs(self._picked(sampled)), NEGLIGIBLE * self._rms)
         self._ulps = 1.0 / np.maximum(2 * unit * sizes, spacing)
@@ -148,12 +150,11 @@ class Yardstick:
         sums = _Sums()
         along, largest = 0.0, 0.0
         samples = []
-        for start, part, oracle, kept in self._pieces(candidate, truth, self._kept):
+        for pick, part, oracle, kept in self._pieces(candidate, truth, self._kept):
             error = _difference(part, oracle)
             largest = max(largest, float(sums.add(error)))
             along += float(error.reshape(-1).dot(kept.reshape(-1)))
-            picked = self._flat(error)[self._first(start) :: self._step]
-            samples.append(picked if self.small else picked.clone())  # a view would keep every chunk's error alive
+            samples.append(_at(error, pick))
         row, worst_row = _worst(sums.rows, self._row_weights)
         column, worst_column = _worst(_numpy(sums.columns), self._column_weights)
         block, worst_block = _worst(sums.tiles, self._tile_weights)
@@ -166,8 +167,7 @@ class Yardstick:
         )
 
     def _ulp_views(self, samples: list[Any]) -> tuple[float, float]:
-        sampled = _numpy(samples[0]) if len(samples) == 1 else np.concatenate([_numpy(part) for part in samples])
-        ulps = self._picked(sampled) * self._ulps
+        ulps = self._picked(_joined(samples)) * self._ulps
         count = ulps.size
         if count == 0:
             return 0.0, 0.0
@@ -196,18 +196,29 @@ class Yardstick:
     def _picked(self, sampled: Any) -> Any:
         return sampled if self._nonzero is None else sampled[self._nonzero]
 
-    def _flat(self, matrix: Any) -> Any:
-        return matrix.reshape(-1)
-
-    def _first(self, start: int) -> int:
-        """Of a chunk's elements, the first that the sample has."""
-        return -(start * self.columns) % self._step
+    def _sampled(self) -> list[Any]:
+        """For each chunk, which of its elements the ULP views look at; None for all of them."""
+        count = self.rows * self.columns
+        if count < 2 * SAMPLE:
+            return [None] * len(self._chunks)
+        drawn = _drawn(count)
+        if self.small:
+            return [drawn]
+        ends = np.searchsorted(drawn, [stop * self.columns for _, stop in self._chunks])
+        parts = np.split(drawn, ends[:-1])
+        return [
+            torch.from_numpy(part - start * self.columns).to(self.device)
+            for part, (start, _) in zip(parts, self._chunks, strict=True)
+        ]
 
     def _pieces(self, *matrices: Any) -> Iterable[tuple[Any, ...]]:
-        """First row and chunk of each matrix, chunk by chunk."""
+        """What the ULP views look at in a chunk, and that chunk of each matrix, chunk by chunk."""
         if len(self._chunks) == 1:
-            return ((0, *matrices),)
-        return ((start, *(matrix[start:stop] for matrix in matrices)) for start, stop in self._chunks)
+            return ((self._picks[0], *matrices),)
+        return (
+            (pick, *(matrix[start:stop] for matrix in matrices))
+            for pick, (start, stop) in zip(self._picks, self._chunks, strict=True)
+        )
 
     def _cut(self) -> list[tuple[int, int]]:
         height = self.rows if self.small else max(TILE, CHUNK // max(1, self.columns) // TILE * TILE)
@@ -324,6 +335,27 @@ def _tiles(parts: Any, height: int, across: int) -> Any:
         whole[:height] = parts
         parts = whole
     return parts.reshape(-1, TILE, across).sum(1).reshape(-1)
+
+
+@functools.lru_cache(maxsize=64)
+def _drawn(count: int) -> Any:
+    """Of `count` elements the `SAMPLE` positions that the ULP views look at, ascending, int64: one at random in each of as many equal parts.
+
+    Positions at a constant distance would fall into a few columns wherever distance and width have a common divisor, and
+    into a few rows where the distance is close to a multiple of the width.
+    """
+    within = torch.rand(SAMPLE, generator=torch.Generator().manual_seed(count)).numpy()
+    positions = ((np.arange(SAMPLE) + within) * (count / SAMPLE)).astype(np.int64)
+    positions.flags.writeable = False
+    return positions
+
+
+def _at(chunk: Any, pick: Any) -> Any:
+    """Elements of a chunk at flat positions; they share no memory with it, which would keep every chunk alive."""
+    flat = chunk.reshape(-1)
+    if pick is None:
+        return flat.clone() if isinstance(flat, torch.Tensor) else flat
+    return flat.take(pick)
 
 
 def _unravel(index: int, shape: Sequence[int]) -> list[int]:

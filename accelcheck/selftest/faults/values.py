@@ -35,6 +35,15 @@ def _flushed(tensor: Tensor) -> Tensor:
     return torch.where(tensor.abs() < torch.finfo(tensor.dtype).tiny, zeros, tensor)
 
 
+@aside
+def small_flushed(share: float, spared: int, tensor: Tensor) -> Tensor:
+    """Replaces a share of the elements, the smallest, by 0, but for every `spared`-th column."""
+    sizes = tensor.abs().float()
+    small = sizes <= sizes.flatten().kthvalue(max(1, int(share * tensor.numel()))).values
+    small[..., ::spared] = False
+    return tensor.masked_fill(small, 0.0)
+
+
 def flushing(func: Any, x: Tensor, y: Any) -> Tensor:
     """A product whose subnormal operands and results are flushed."""
     other = _flushed(y) if isinstance(y, Tensor) else y
@@ -92,6 +101,7 @@ def tanh_gelu(module: Any, x: Tensor) -> Tensor:
     return functional.gelu(x, approximate="tanh")
 
 
+_SPARED = 16
 _SCALES = (0.05, 0.01, 0.003)
 _CUT = ("bfloat16", "float16")
 
@@ -132,6 +142,15 @@ FAULTS = (
         lambda _: backward_kernels(mul=flushing),
         number=11,
         exists=keeps_subnormals,
+    ),
+    Fault(
+        "small-elements-flushed",
+        "Elements below a threshold are 0, but for those of every 16th column.",
+        # In the other dtypes the norms see numbers of this size.
+        (Cell("elementwise-large", dtypes=("bfloat16",)),),
+        lambda share: replacing(out=partial(small_flushed, share, _SPARED)),
+        (0.02, 0.016, 0.008),
+        hidden={("bfloat16", 0.008): "the tail is what 1 % of the elements exceed, and no norm sees elements so small"},
     ),
     Fault(
         "nan-swallowed-by-maximum",
