@@ -11,10 +11,12 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from accelcheck.core.case import Mode
+from accelcheck.selftest.faults import compute
 from accelcheck.selftest.faults.plant import rounded_to
 from accelcheck.verify import rounding
-from accelcheck.verify.precision import SMALLEST_SUBNORMAL, UNIT_ROUNDOFF
+from accelcheck.verify.precision import SLACK, SMALLEST_SUBNORMAL, UNIT_ROUNDOFF
 from accelcheck.verify.rounding import EXACT, Rounding
+from accelcheck.verify.views import Yardstick, floor
 from accelcheck.workloads.base import Program
 from accelcheck.workloads.draw import by_value
 
@@ -116,6 +118,66 @@ def test_samples_bracket_a_tf32_matmul(length: int) -> None:
         error(sampled(torch.mm, a.double(), b.double(), precision="tf32", seed=seed), exact) for seed in range(SAMPLES)
     )
     assert 0.2 <= own / explained <= 8
+
+
+SUMMANDS: dict[str, Callable[[int], tuple[Tensor, Tensor]]] = {
+    "of both signs": lambda k: (normal(48, k), normal(k, 40, seed=1)),
+    "of one sign": lambda k: (normal(48, k).abs(), normal(k, 40, seed=1).abs()),
+    "with a small mean": lambda k: (normal(48, k) + 0.3, normal(k, 40, seed=1) + 0.3),
+    "of many sizes": lambda k: (normal(48, k) * normal(48, k, seed=2).mul_(1.5).exp_(), normal(k, 40, seed=1)),
+    "in rows of many sizes": lambda k: (normal(48, k) * 2.0 ** -torch.arange(48)[:, None], normal(k, 40, seed=1)),
+    "after a large one": lambda k: (
+        torch.cat([torch.full((48, 1), k / 2.0), normal(48, k - 1).double()], 1),
+        normal(k, 40, seed=1),
+    ),
+}
+ORDERS = {
+    "forwards": compute.forwards,
+    "backwards": compute.reversed_order,
+    "at random": lambda a, b: compute.sequential(a, b, torch.randperm(a.shape[1], generator=generator()).tolist()),
+    "in blocks": compute.blocked,
+    "in a tree": compute.pairwise,
+    "in a matrix unit": compute.matrix_unit,
+    "by torch": torch.mm,
+}
+NORMS = ("row", "column", "block", "element", "gain", "tail")
+
+
+def measured(a: Tensor, b: Tensor) -> tuple[Tensor, Yardstick, dict[str, float]]:
+    """A product of FP32 numbers, its yardstick, and the budget that the samples give each view."""
+    exact = a.double() @ b.double()
+    stick = Yardstick(exact, UNIT_ROUNDOFF["float32"], SMALLEST_SUBNORMAL["float32"])
+    seen = [stick.read(sampled(torch.mm, a.double(), b.double(), seed=seed)) for seed in range(SAMPLES)]
+    unit = UNIT_ROUNDOFF["float32"]
+    return exact, stick, {view: max(SLACK * max(abs(one[view]) for one in seen), floor(view, unit)) for view in NORMS}
+
+
+@pytest.mark.parametrize("length", [17, 96, 1024])
+@pytest.mark.parametrize("summands", SUMMANDS)
+def test_an_fp32_sum_in_any_order_is_within_what_the_samples_show(summands: str, length: int) -> None:
+    a, b = (operand.float() for operand in SUMMANDS[summands](length))
+    _, stick, allowed = measured(a, b)
+    for order, product in ORDERS.items():
+        reading = stick.read(product(a, b))
+        beyond = {view: (reading[view], limit) for view, limit in allowed.items() if abs(reading[view]) > limit}
+        assert not beyond, order
+
+
+@pytest.mark.parametrize(("summands", "bits"), [("of both signs", 16), ("of one sign", 17)])
+def test_a_sum_of_4096_terms_that_keeps_too_few_bits_is_beyond_what_the_samples_show(summands: str, bits: int) -> None:
+    a, b = (operand.float() for operand in SUMMANDS[summands](4096))
+    exact, stick, allowed = measured(a, b)
+    reading = stick.read(rounded_to(bits, exact.float()))
+    assert all(reading[view] > allowed[view] for view in ("row", "column", "block"))
+
+
+def test_a_small_sum_errs_by_its_own_terms() -> None:
+    # The rows of a product are sums of their own: the rounding of large rows is no excuse for small ones.
+    a, b = (operand.float() for operand in SUMMANDS["in rows of many sizes"](256))
+    exact = a.double() @ b.double()
+    rows = (sampled(torch.mm, a.double(), b.double()) - exact).norm(dim=1) / exact.norm(dim=1)
+    assert float(rows.max() / rows.min()) < 2
+    assert float(rows.max()) < 2 * (256 / 6) ** 0.5 * UNIT_ROUNDOFF["float32"]
 
 
 def test_tf32_rounds_nothing_but_products() -> None:

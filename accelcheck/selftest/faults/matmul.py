@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 
 BITS = {torch.float32: 24, torch.bfloat16: 8, torch.float16: 11}
 """Significant bits, the implicit one counted."""
+PARTS = 8
+"""Of a sum that is split: thread blocks that share the terms of one result."""
 
 
 def stale_tail(a: Tensor, b: Tensor) -> Tensor:
@@ -44,6 +47,17 @@ def bfloat16_accumulation(a: Tensor, b: Tensor) -> Tensor:
     for k in range(0, a.shape[-1], 16):
         total = (total.float() + left[..., k : k + 16] @ right[..., k : k + 16, :]).bfloat16()
     return total.float()
+
+
+def narrow_partial_sums(unit: float, a: Tensor, b: Tensor) -> Tensor:
+    """Splits K into `PARTS`, rounds the sum of each to a unit roundoff, and adds these in FP32."""
+    wide_a, wide_b = a.float(), b.float()
+    bits = round(-math.log2(unit))
+    size = max(1, -(-a.shape[-1] // PARTS))
+    total = torch.zeros(*a.shape[:-1], b.shape[-1])
+    for k in range(0, a.shape[-1], size):
+        total += rounded_to(bits, wide_a[..., k : k + size] @ wide_b[..., k : k + size, :])
+    return total
 
 
 def reduced(bits: int, a: Tensor, b: Tensor) -> Tensor:
@@ -109,7 +123,17 @@ def _backward(product: Callable[[Tensor, Tensor], Tensor]) -> Callable[[float], 
     return lambda _: products(product, backward_kernels)
 
 
+def _everywhere_to(product: Callable[[float, Tensor, Tensor], Tensor]) -> Callable[[float], Change]:
+    return lambda unit: products(partial(product, unit))
+
+
+def _backward_to(product: Callable[[float, Tensor, Tensor], Tensor]) -> Callable[[float], Change]:
+    return lambda unit: products(partial(product, unit), backward_kernels)
+
+
 _SINGLE = ("float32",)
+_BFLOAT16, _FLOAT16 = 2.0**-8, 2.0**-11
+"""Unit roundoffs."""
 
 FAULTS = (
     Fault(
@@ -169,6 +193,57 @@ FAULTS = (
         (Cell("matmul", dtypes=_SINGLE), Cell("matmul-long", dtypes=("float32", "bfloat16"))),
         _everywhere(bfloat16_accumulation),
         number=8,
+    ),
+    Fault(
+        "split-k-partial-sums",
+        f"Sums of FP32 are split into {PARTS}, and the sums of the parts rounded early; the strength is the unit roundoff.",
+        (Cell("matmul", dtypes=_SINGLE),),
+        _everywhere_to(narrow_partial_sums),
+        (_BFLOAT16, _FLOAT16, 2.0**-14, 2.0**-17, 2.0**-19, 2.0**-22),
+        number=8,
+        hidden={("float32", 2.0**-22): "correct sums of 96 terms err by up to sqrt(96 / 6) = 4 units of 2**-24"},
+    ),
+    Fault(
+        "split-k-partial-sums-backward",
+        f"In the backward pass sums of FP32 are split into {PARTS}, and the sums of the parts rounded early.",
+        (Cell("mlp", Mode.BACKWARD, _SINGLE),),
+        _backward_to(narrow_partial_sums),
+        (_BFLOAT16, _FLOAT16, 2.0**-14, 2.0**-17, 2.0**-19, 2.0**-22),
+        number=8,
+        hidden={("float32", 2.0**-22): "correct sums of 64 terms err by up to sqrt(64 / 6) = 3 units of 2**-24"},
+    ),
+    Fault(
+        "split-k-partial-sums-long",
+        f"Sums of 4097 terms in FP32 are split into {PARTS}, and the sums of the parts rounded early.",
+        (Cell("matmul-long", dtypes=_SINGLE),),
+        _everywhere_to(narrow_partial_sums),
+        (_BFLOAT16, _FLOAT16, 2.0**-14, 2.0**-16, 2.0**-18),
+        number=8,
+        hidden={
+            (
+                "float32",
+                2.0**-18,
+            ): "correct sums of 4097 terms of one sign err by up to sqrt(4097) / 3 = 21 units of 2**-24"
+        },
+    ),
+    Fault(
+        "split-k-partial-sums-half",
+        f"Sums of half precision are split into {PARTS}, and the sums of the parts rounded early.",
+        (Cell("matmul", dtypes=("bfloat16", "float16")), Cell("matmul-long", dtypes=("bfloat16", "float16"))),
+        _everywhere_to(narrow_partial_sums),
+        (2.0**-5, _BFLOAT16, _FLOAT16),
+        number=8,
+        hidden={
+            (
+                "bfloat16",
+                _BFLOAT16,
+            ): "parts of a sum err together by no more than the sum itself, which is rounded to bfloat16 too",
+            ("bfloat16", _FLOAT16): "eight times less than the rounding of the result to bfloat16",
+            (
+                "float16",
+                _FLOAT16,
+            ): "parts of a sum err together by no more than the sum itself, which is rounded to FP16 too",
+        },
     ),
     Fault(
         "tf32-for-float32",
