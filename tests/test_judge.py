@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
 from torch import Tensor
 
+from accelcheck.core.case import Figure
 from accelcheck.verify.judge import Contract, check_metadata, judge, judge_together
 from accelcheck.verify.oracle import Layout, Reference
 from accelcheck.verify.views import SIGNED, VIEWS, Reading
@@ -280,6 +282,30 @@ def test_the_budget_is_twice_the_largest_mean_of_the_samples() -> None:
     assert together([drawn(5.9e-6, 0.0, *pair) for pair in samples]) == []
     (told,) = together([drawn(6.1e-6, 0.0, *pair) for pair in samples])
     assert told == "out: view gain in all draws: expected at most 6.000e-06, got 6.100e-06"
+
+
+@pytest.mark.parametrize(
+    ("eager", "allowed"), [(3e-6, 6e-6), (5e-6, 10e-6), (7e-6, 6e-6)], ids=["less", "explained", "not explained"]
+)
+def test_eager_widens_the_common_budget_as_far_as_the_samples_explain_it(eager: float, allowed: float) -> None:
+    with_eager = [
+        (readings, replace(against, eager={"out": {"gain": eager, "bias": 0.0}}))
+        for readings, against in (drawn(allowed * 1.01, 0.0, 3e-6) for _ in range(3))
+    ]
+    (told,) = together(with_eager)
+    assert f"expected at most {allowed:.3e}" in told
+    # One draw without eager, and the samples alone decide.
+    (told,) = together([*with_eager, drawn(allowed * 1.01, 0.0, 3e-6)])
+    assert "expected at most 6.000e-06" in told
+
+
+def test_what_eager_shows_beyond_the_samples_is_reported_and_gates_nothing() -> None:
+    eager = {**dict.fromkeys(VIEWS, 1e-7), "element": -3e-6, "bias": 5e-6}
+    against = replace(reference(), alone=reference().budgets, eager={DEEP: eager})
+    judgement = judge({DEEP: values()}, against)
+    assert not judgement.faults
+    (told,) = (figure for figure in judgement.figures if figure.view not in VIEWS)
+    assert told == Figure(DEEP, "eager's element", 3e-6, 1e-6, "", gates=False)
 
 
 def test_the_common_floor_of_half_precision_is_that_of_float32() -> None:

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from accelcheck.core.case import Mode, Verdict
 from accelcheck.selftest.faults.plant import calling, nothing, replacing
+from accelcheck.techniques.eager import Eager
 from accelcheck.verify.determinism import apart
 from accelcheck.verify.oracle import Store
 from accelcheck.workloads import probes
@@ -68,6 +69,27 @@ def addresses(module: nn.Module, x: Tensor) -> tuple[int, ...]:
 def passed(record: Record) -> bool:
     assert record.verdict is Verdict.PASS, record.reason
     return True
+
+
+class WrongOnce(nn.Module):
+    """Products, one of which has a large error in every dtype but FP64."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = x * 1.25
+        if x.dtype != torch.float64:
+            out[20, 30] += 5.7 * out.float().square().mean().sqrt()
+        return out
+
+
+def test_eager_on_the_cpu_is_no_peer_of_itself(store: Store) -> None:
+    # Of 2^18 elements one: over all of them, eager errs no more than a peer may.
+    workload = Workload("wrong-once", "One.", lambda g, _: of(torch.randn(512, 512, generator=g), module=WrongOnce()))
+    record = verdict_of(store, Eager(), workload, dtype="bfloat16")
+    assert {"row", "column", "block", "element"} <= {view.removeprefix("view ") for view in faults(record)["out"]}
+    # Nor of anything else: it is told from the samples, and reported.
+    record = verdict_of(store, Planted(nothing), workload, dtype="bfloat16")
+    assert "view element" in faults(record)["out"]
+    assert "eager's element" in {figure.view for figure in record.figures}
 
 
 SMALL = replace(built_in()["matmul"], name="matmul-probed", probes=frozenset({"nan[0]", "ones", "zeros"}))

@@ -120,7 +120,7 @@ def judge(result: Result, reference: Reference) -> Judgement:
             Figure(path, view, abs(value), budgets[view], stick.where(view, reading), view in GATES)
             for view, value in zip(VIEWS, reading.values, strict=True)
         ]
-        figures += seen
+        figures += [*seen, *_unexplained(path, reference)]
         faults += [beyond(figure) for figure in seen if not figure.within and figure.gates]
     return Judgement(tuple(faults), tuple(figures), readings, compared)
 
@@ -146,6 +146,9 @@ def judge_together(draws: Sequence[tuple[Mapping[str, Reading], Reference]]) -> 
             runs = zip(*(reference.leanings[path][view] for _, reference in draws), strict=False)
             spread = max((abs(sum(run)) / len(run) for run in runs), default=0.0)
             allowed = max(SLACK * spread, common_floor(view, draws[0][1].unit))
+            allowed = max(
+                allowed, SLACK * _leaning_of_eager(path, view, [reference for _, reference in draws], allowed)
+            )
             together = min(signed) > 0 or max(signed) < 0
             mean = abs(sum(signed)) / len(signed)
             figure = Figure(path, f"{view} in all draws", mean if together else 0.0, allowed, "", gates=True)
@@ -161,6 +164,20 @@ def beyond(figure: Figure) -> Discrepancy:
     return Discrepancy(
         figure.path, f"view {figure.view}{place}", f"at most {figure.allowed:.3e}", f"{figure.measured:.3e}"
     )
+
+
+def _unexplained(path: str, reference: Reference) -> Iterator[Figure]:
+    """What eager on the CPU shows beyond the rounding samples: for people to see, and in no budget."""
+    for view, value in reference.eager.get(path, {}).items():
+        if view in GATES and not abs(value) <= reference.alone[path][view]:
+            yield Figure(path, f"eager's {view}", abs(value), reference.alone[path][view], "", gates=False)
+
+
+def _leaning_of_eager(path: str, view: str, references: Sequence[Reference], explained: float) -> float:
+    """Eager's own mean over the draws, where the samples explain it; 0 otherwise, or where a draw has no eager."""
+    own = [reference.eager[path][view] for reference in references if path in reference.eager]
+    mean = abs(sum(own)) / len(own) if len(own) == len(references) else 0.0
+    return mean if mean <= explained else 0.0
 
 
 def _pattern_fault(path: str, candidate: Tensor, truth: Tensor) -> Discrepancy | None:

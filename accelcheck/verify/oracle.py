@@ -6,7 +6,7 @@ import contextlib
 import functools
 import math
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Self
 
 import torch
@@ -77,11 +77,14 @@ class Reference:
         truth: The FP64 oracle's result by path.
         layouts: Metadata of FP32 (or storage dtype) eager on the CPU, by path.
         budgets: Allowed error by path and view, in the view's unit; none for paths without elements or of integers.
-        leanings: What eager and the rounding samples show in the signed views, by path and view.
+        leanings: What the rounding samples show in the signed views, by path and view.
         unit: Unit roundoff of the arithmetic precision.
         spacing: Distance of its numbers around 0.
         eager_excess: Largest ratio of eager's own error to the rounding samples', over paths, all elements together: shows that
             the samples explain eager.
+        alone: Budgets from the rounding samples alone.
+        eager: What eager itself shows, by path and view; empty where there is none to compare with. In the views where this is
+            within the budget of the samples alone, it enters `budgets`; beyond, it widens nothing.
     """
 
     truth: Result
@@ -91,6 +94,15 @@ class Reference:
     unit: float
     spacing: float
     eager_excess: float
+    alone: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    eager: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+
+    @functools.cached_property
+    def without_eager(self) -> Reference:
+        """The same with budgets from the samples alone: eager on the CPU is no peer of itself."""
+        other = replace(self, budgets=self.alone, eager={})
+        vars(other)["sticks"] = self.sticks
+        return other
 
     @functools.cached_property
     def sticks(self) -> Mapping[str, Yardstick]:
@@ -232,7 +244,8 @@ def compute(
     }
     judged = {path: Yardstick(t, unit, spacing) for path, t in truth.items() if t.is_floating_point() and t.numel()}
     readings = {path: [stick.read(sample[path]) for sample in samples] for path, stick in judged.items()}
-    excess = 0.0
+    alone = {path: _budgets(f"{source}: {path}", peers, unit) for path, peers in readings.items()}
+    excess, own = 0.0, dict[str, Reading]()
     if technique.oracle == "float64":
         peer = eager if precision == dtype else source.eager_wholly(precision)
         # Eager wholly in half precision may overflow: samples alone then.
@@ -244,11 +257,10 @@ def compute(
                     f"{source}: eager {precision} on the CPU errs {excess:.3g} times more than rounding explains "
                     f"(limit {TRUST:g}): the oracle or eager is wrong, so nothing can be judged by them"
                 )
-            for path, reading in own.items():
-                readings[path].append(reading)
-    budgets = {path: _budgets(f"{source}: {path}", peers, unit) for path, peers in readings.items()}
+    seen = {path: dict(zip(VIEWS, reading.values, strict=True)) for path, reading in own.items()}
+    budgets = {path: _with_eager(views, seen.get(path, {})) for path, views in alone.items()}
     leanings = {path: {view: tuple(r[view] for r in peers) for view in SIGNED} for path, peers in readings.items()}
-    return Reference(truth, layouts, budgets, leanings, unit, spacing, excess)
+    return Reference(truth, layouts, budgets, leanings, unit, spacing, excess, alone, seen)
 
 
 @dataclass(frozen=True)
@@ -413,6 +425,14 @@ def _budgets(who: str, peers: list[Reading], unit: float) -> dict[str, float]:
     return budgets
 
 
+def _with_eager(alone: Mapping[str, float], eager: Mapping[str, float]) -> dict[str, float]:
+    """Budgets of one path, eager among the peers in those views in which the samples explain it."""
+    return {
+        view: max(budget, SLACK * abs(eager.get(view, 0.0))) if abs(eager.get(view, 0.0)) <= budget else budget
+        for view, budget in alone.items()
+    }
+
+
 def _excess(own: Mapping[str, Reading], samples: Mapping[str, list[Reading]], unit: float) -> float:
     # Half a unit of the result's own rounding is explained whatever the samples show.
     return max(
@@ -463,6 +483,8 @@ def _plain(reference: Reference) -> dict[str, Any]:
         "unit": reference.unit,
         "spacing": reference.spacing,
         "eager_excess": reference.eager_excess,
+        "alone": {path: dict(views) for path, views in reference.alone.items()},
+        "eager": {path: dict(views) for path, views in reference.eager.items()},
     }
 
 
@@ -475,4 +497,6 @@ def _reference(plain: dict[str, Any]) -> Reference:
         unit=plain["unit"],
         spacing=plain["spacing"],
         eager_excess=plain["eager_excess"],
+        alone=plain["alone"],
+        eager=plain["eager"],
     )
