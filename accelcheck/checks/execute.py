@@ -14,6 +14,7 @@ from accelcheck.core import imports
 from accelcheck.core.capability import Capability, Code, unsupported
 from accelcheck.core.case import Case, Figure, Mode, Verdict
 from accelcheck.core.journal import Record
+from accelcheck.core.plain import text
 from accelcheck.expectations.ledger import foreseen
 from accelcheck.measure.baselines import file_name
 from accelcheck.techniques.base import Unsupported
@@ -51,6 +52,8 @@ expected; TF32 errs 2**-11. A few units are left to devices that multiply in spl
 
 LINES = 20
 """Lines of an exception's text that are kept."""
+MOST_ERROR = 10_000
+"""Characters of it."""
 
 
 @dataclass
@@ -185,9 +188,10 @@ def _restored(trial: Trial, left: list[str]) -> Iterator[None]:
 
 def _brief(error: BaseException) -> str:
     """Type and text of an exception, cut to `LINES` lines: some libraries print whole tensors."""
-    lines = [*f"{type(error).__name__}: {error}".splitlines(), *getattr(error, "__notes__", ())]
+    lines = f"{type(error).__name__}: {text(error, MOST_ERROR)}".splitlines()
     more = len(lines) - LINES
-    return "\n".join([*lines[:LINES], f"({more} more lines)"] if more > 0 else lines)
+    notes = getattr(error, "__notes__", ())
+    return "\n".join([*lines[:LINES], *([f"({more} more lines)"] if more > 0 else []), *notes])
 
 
 def _traceback(error: BaseException) -> str:

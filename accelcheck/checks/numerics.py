@@ -9,6 +9,7 @@ from torch import Tensor
 
 from accelcheck.checks.trial import SWITCHED_OFF, Finding, State, mutations, on_device, snapshot, warm_up
 from accelcheck.core.case import Evidence, Figure, Mode
+from accelcheck.core.plain import text
 from accelcheck.measure.clocks import undisturbed
 from accelcheck.verify.determinism import apart
 from accelcheck.verify.judge import Contract, check_metadata, judge, judge_together
@@ -69,7 +70,9 @@ class _Run:
             except Exception as error:
                 if not self.faults:
                     raise
-                self.faults.append(f"run: raised [{draw}]: expected a result, got {type(error).__name__}: {error}")
+                self.faults.append(
+                    f"run: raised [{draw}]: expected a result, got {type(error).__name__}: {text(error)}"
+                )
                 break
             if len(self.faults) >= MOST_FAULTS:
                 break

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from accelcheck.core.case import Verdict
+from accelcheck.core.plain import text
 
 
 class Code(StrEnum):
@@ -43,6 +44,10 @@ class Capability:
     reason: str
     action: str
     verdict: Verdict | None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "reason", text(self.reason))
+        object.__setattr__(self, "action", text(self.action))
 
     @property
     def ok(self) -> bool:

@@ -9,6 +9,8 @@ from enum import StrEnum
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
+from accelcheck.core.plain import number, plain, text, truth
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -111,15 +113,25 @@ def stable_seed(name: str) -> int:
 class Evidence:
     """One observation that shows whether a technique really ran.
 
+    A claim or an observation of another type is kept as its text, cut where it is long, and a 0-D tensor as its number.
+
     Attributes:
         claim: What should be seen, such as ``compiled regions entered >= 1``.
         observed: What was seen: a number or a short text.
         engaged: Whether the observation supports the claim.
+
+    Raises:
+        TypeError: `engaged` is a text, or Python cannot tell whether it is true.
     """
 
     claim: str
     observed: int | float | str
     engaged: bool
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "claim", text(self.claim))
+        object.__setattr__(self, "observed", plain(self.observed))
+        object.__setattr__(self, "engaged", truth(self.engaged, "Evidence.engaged"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +153,13 @@ class Figure:
     allowed: float
     where: str
     gates: bool
+
+    def __post_init__(self) -> None:
+        # Thousands are made a case: what is a number already is left alone.
+        for name in ("measured", "allowed"):
+            if type(getattr(self, name)) is not float:
+                object.__setattr__(self, name, float(number(getattr(self, name), f"Figure.{name}")))
+        object.__setattr__(self, "gates", truth(self.gates, "Figure.gates"))
 
     @property
     def within(self) -> bool:
@@ -174,3 +193,9 @@ class Measurement:
     low: float | None = None
     high: float | None = None
     reason: str = ""
+
+    def __post_init__(self) -> None:
+        for name in ("value", "low", "high"):
+            if getattr(self, name) is not None:
+                object.__setattr__(self, name, float(number(getattr(self, name), f"Measurement.{name}")))
+        object.__setattr__(self, "reason", text(self.reason))

@@ -9,12 +9,17 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Self, TextIO
 
 from accelcheck.core.case import Case, Evidence, Figure, Measurement, Mode, Verdict
+from accelcheck.core.plain import text
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 SCHEMA = 2
 """Version of the record layout; a reader refuses other versions."""
+
+
+MOST_REASON = 100_000
+"""Characters that are kept of a reason or a traceback."""
 
 
 class JournalError(ValueError):
@@ -54,6 +59,10 @@ class Record:
     measurements: tuple[Measurement, ...] = ()
     digest: str = ""
     times: tuple[float, ...] = ()
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "reason", text(self.reason, MOST_REASON))
+        object.__setattr__(self, "traceback", text(self.traceback, MOST_REASON))
 
     def as_json(self) -> dict[str, Any]:
         """JSON-ready values; non-finite numbers become the strings ``inf`` and ``nan``, which `float` reads back."""
