@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from accelcheck.checks.trial import SWITCHED_OFF, Finding, State, mutations, on_device, snapshot, warm_up
+from accelcheck.checks.trial import SWITCHED_OFF, Finding, State, absent, mutations, snapshot, warm_up, watched
 from accelcheck.core.case import Evidence, Figure, Mode
 from accelcheck.core.plain import text
 from accelcheck.measure.clocks import undisturbed
@@ -109,19 +109,10 @@ class _Run:
             self.program.strided_cotangents = "strided" in device.features and draw.number % 2 == 1
             state = State(self.program)
             inputs = [snapshot(value) for value in self.program.inputs]
-        with clock("run"):
             _poison(reference, device)
             device.seed(case.seed)
-            device.reset_fallbacks()
-            if first:
-                with trial.technique.watch(device.type) as log:
-                    result = self.program.run(case.mode)
-                evidence = trial.technique.evidence(self.program, log, case.mode, device)
-                self.evidence = [*evidence, on_device(log, device.fallbacks(), device), *self._switched_off()]
-            else:
-                result = self.program.run(case.mode)
-                stayed = on_device(None, device.fallbacks(), device)
-                self.evidence += [] if stayed.engaged else [stayed]
+        result, evidence = watched(trial, self.program, case.mode)
+        self.evidence += [*evidence, *self._switched_off()] if first else absent(self.evidence, evidence, str(draw))
         with trial.judging():
             result = self._values(result, reference, draw)
             changed = mutations(self.program.inputs, inputs)

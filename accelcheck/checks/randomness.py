@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from accelcheck.checks.trial import Finding, on_device, snapshot, warm_up
+from accelcheck.checks.trial import Finding, absent, snapshot, warm_up, watched
 from accelcheck.core.case import Mode
 from accelcheck.verify import randomness
 from accelcheck.verify.judge import beyond
@@ -62,24 +62,20 @@ def verify(trial: Trial) -> Finding:
     with device.strict_float32():
         with clock("prepare"):
             program = _prepared(trial, Mode.BACKWARD)
+        device.seed(case.seed)
+        found, evidence = watched(trial, program, Mode.BACKWARD)
+        first = _kept(found)
         with clock("run"):
-            device.seed(case.seed)
-            device.reset_fallbacks()
-            with technique.watch(device.type) as log:
-                first = program.run(Mode.BACKWARD)
-            fallbacks = device.fallbacks()
-            first = _kept(first)
             after = _kept(program.run(Mode.BACKWARD))
-            device.seed(case.seed)
-            # Watched as the first was: below autocast on xla, a dispatch mode alone changes where bf16 is rounded.
-            with technique.watch(device.type):
-                again = _kept(program.run(Mode.BACKWARD))
-            device.seed(case.seed + 1)
-            other = _kept(program.run(Mode.BACKWARD))
-        evidence = (
-            *technique.evidence(program, log, Mode.BACKWARD, device),
-            on_device(log, fallbacks, device),
-        )
+        device.seed(case.seed)
+        # Watched as the first was: below autocast on xla, a dispatch mode alone changes where bf16 is rounded.
+        found, repeated = watched(trial, program, Mode.BACKWARD)
+        evidence += absent(evidence, repeated, "of the same seed")
+        again = _kept(found)
+        device.seed(case.seed + 1)
+        found, last = watched(trial, program, Mode.BACKWARD)
+        evidence += absent(evidence, last, "of the next seed")
+        other = _kept(found)
         with clock("prepare"):
             program = _prepared(trial, Mode.FORWARD)
         with clock("run"):

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from accelcheck.checks import numerics
-from accelcheck.checks.trial import Finding, State, warm_up
+from accelcheck.checks.trial import Finding, State, absent, warm_up, watched
 from accelcheck.core.case import TIMED, Measurement
 from accelcheck.measure import roof
 from accelcheck.measure.clocks import ClockError, block, positive, settle, undisturbed
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from accelcheck.checks.trial import Trial
+    from accelcheck.core.case import Evidence
     from accelcheck.devices.telemetry import Telemetry
 
 ROTATED = 4
@@ -147,9 +148,16 @@ class _Measuring:
                 with self._clocked("speed-up-same-precision", "x"):
                     self._same_precision(candidate, latency)
         self._sizes(candidate, eager)
-        faults = [*self._unfused(), *self._judged(candidate)]
+        faults, evidence = self._judged(candidate)
         work = digest(trial.case.id, _problem(trial, 0))
-        return replace(found, faults=[*found.faults, *faults], measurements=self.found, digest=work, times=self.blocks)
+        return replace(
+            found,
+            evidence=[*found.evidence, *absent(found.evidence, evidence, "after timing")],
+            faults=[*found.faults, *self._unfused(), *faults],
+            measurements=self.found,
+            digest=work,
+            times=self.blocks,
+        )
 
     @contextlib.contextmanager
     def _clocked(self, name: str, unit: str) -> Iterator[None]:
@@ -299,18 +307,20 @@ class _Measuring:
             return []
         return [f"launches: expected fewer than {plain:.0f}, as many as eager has, got {own:.0f}"]
 
-    def _judged(self, candidate: Contender) -> list[str]:
-        """What was timed is what was judged: the first inputs, and the parameters as they were, must give that again."""
+    def _judged(self, candidate: Contender) -> tuple[list[str], list[Evidence]]:
+        """What was timed is what was judged: the first inputs, and the parameters as they were, must give that again, engaged."""
         trial = self.trial
         candidate.rewind()
         candidate.program.synchronize = trial.device.synchronize
         trial.device.seed(trial.case.seed)
-        result = {path: tensor.cpu() for path, tensor in candidate.program.run(trial.case.mode).items()}
+        raw, evidence = watched(trial, candidate.program, trial.case.mode)
+        result = {path: tensor.cpu() for path, tensor in raw.items()}
         reference = trial.reference()
-        return [
+        faults = [
             f"{fault.path}: {fault.what} [after timing]: expected {fault.expected}, got {fault.got}"
             for fault in judge(result, reference).faults
         ]
+        return faults, evidence
 
     def _add(
         self,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from accelcheck.checks.trial import Finding, State, mutations, on_device, snapshot, warm_up
+from accelcheck.checks.trial import Finding, State, mutations, snapshot, warm_up, watched
 from accelcheck.core.case import Evidence, Mode
 from accelcheck.verify import ensemble
 from accelcheck.verify.trajectory import judge, quantity, step
@@ -123,16 +123,8 @@ def verify(trial: Trial) -> Finding:
             bed = Bed(trial)
             data = [snapshot(value) for value in bed.program.inputs]
             bed.begin(bed.steps)
-        with clock("run"):
-            device.reset_fallbacks()
-            with technique.watch(device.type) as log:
-                raw = bed.program.run(Mode.TRAJECTORY)
-            fallbacks = device.fallbacks()
+        raw, evidence = watched(trial, bed.program, Mode.TRAJECTORY)
         with trial.judging():
-            evidence = [
-                *technique.evidence(bed.program, log, case.mode, device),
-                on_device(log, fallbacks, device),
-            ]
             faults = list(_misplaced(raw, bed.program, device.type))
             result = {path: tensor.cpu() for path, tensor in raw.items()}
             judgement = judge(result, course)

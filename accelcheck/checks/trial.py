@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,15 +17,15 @@ from accelcheck.verify.oracle import FIRST
 from accelcheck.workloads.base import Program, to
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
-    from accelcheck.core.case import Case, Figure, Measurement
+    from accelcheck.core.case import Case, Figure, Measurement, Mode
     from accelcheck.devices.base import Device
     from accelcheck.techniques.base import Technique
     from accelcheck.techniques.observe import Log
     from accelcheck.verify.oracle import Reference, Store
-    from accelcheck.workloads.base import Problem, Workload
+    from accelcheck.workloads.base import Problem, Result, Workload
     from accelcheck.workloads.probes import Draw
 
 
@@ -131,6 +131,31 @@ class Finding:
     measurements: Sequence[Measurement] = ()
     digest: str = ""
     times: Sequence[float] = ()
+
+
+def watched(trial: Trial, program: Program, mode: Mode) -> tuple[Result, list[Evidence]]:
+    """Run a program once, and ask what shows that the technique was engaged and that nothing left the device."""
+    technique, device = trial.technique, trial.device
+    for reset in program.resets:
+        reset()
+    with trial.clock("run"):
+        device.reset_fallbacks()
+        with technique.watch(device.type) as log:
+            result = program.run(mode)
+        fallbacks = device.fallbacks()
+    with trial.clock("evidence"):
+        seen = [*technique.evidence(program, log, mode, device)]
+    return result, [*seen, on_device(log, fallbacks, device)]
+
+
+def absent(known: Iterable[Evidence], found: Iterable[Evidence], where: str) -> list[Evidence]:
+    """What a later run found not engaged, labelled with the run; without claims of which that is known already."""
+    missing = [one.claim for one in known if not one.engaged]
+    return [
+        replace(one, claim=f"{one.claim} [{where}]")
+        for one in found
+        if not one.engaged and not any(f"{claim} [".startswith(f"{one.claim} [") for claim in missing)
+    ]
 
 
 def warm_up(trial: Trial, program: Program) -> None:

@@ -208,10 +208,11 @@ class Technique:
         raise NotImplementedError(f"{type(self).__name__}.prepare: apply the technique to the program")
 
     def evidence(self, program: Program, log: Log, mode: Mode, device: Device) -> Iterable[Evidence]:
-        """Observations of the judged run that show whether the technique was used.
+        """Observations of a judged run that show whether the technique was used.
 
-        At least one is needed, and each must hold: a case without evidence is an error, one with evidence that does not hold
-        fails.
+        Called after every judged run of a case: several have other parameters or inputs. At least one observation is needed, and
+        each must hold: a case without evidence is an error, one with evidence that does not hold fails. What is counted in
+        `Program.extras` is of all runs since `prepare`, the warm-ups included, unless `Program.resets` clears it.
 
         Args:
             program: After the run.

@@ -170,6 +170,8 @@ class Program:
             fastest in memory.
         twice: Whether backward mode also computes gradients of gradients, as ``grad2:...``.
         extras: For a technique's own use: what `Technique.prepare` leaves for `Technique.evidence`.
+        resets: Called before each run that is judged: functions that clear what a technique counts, such as `Counter.clear`, so
+            that `Technique.evidence` is about this run alone.
     """
 
     module: nn.Module
@@ -192,6 +194,7 @@ class Program:
     strided_cotangents: bool = False
     twice: bool = False
     extras: dict[str, Any] = field(default_factory=dict)
+    resets: list[Callable[[], object]] = field(default_factory=list)
 
     @classmethod
     def of(

@@ -14,7 +14,7 @@ from torch.nn import functional
 from accelcheck.core.capability import SUPPORTED, Capability, Code, unavailable, unsupported
 from accelcheck.core.case import Evidence, Mode
 from accelcheck.devices.packages import release, version
-from accelcheck.techniques.attention.intercept import Call, count, intercept, taken
+from accelcheck.techniques.attention.intercept import Call, count, count_from_zero, intercept, taken
 from accelcheck.techniques.attention.jagged import Jagged
 from accelcheck.techniques.base import Technique, Unsupported
 from accelcheck.techniques.observe import ProfilerLog
@@ -129,6 +129,7 @@ class FlashAttention(Technique):
             intercept(program, self.attend)
             return
         causal = program.module.causal
+        count_from_zero(program)
 
         def call(qkv: Tensor, lengths: Tensor | None = None) -> Tensor:
             count(program)

@@ -66,8 +66,14 @@ class _Intercept(TorchFunctionMode):
 
 def intercept(program: Program, attend: Callable[[Call], Tensor]) -> None:
     """Make `attend` compute the attention of every forward pass."""
-    program.extras[_CALLS] = 0
+    count_from_zero(program)
     program.around = lambda: _Intercept(attend, program)
+
+
+def count_from_zero(program: Program) -> None:
+    """Begin to count the calls of each judged run."""
+    program.extras[_CALLS] = 0
+    program.resets.append(lambda: program.extras.update({_CALLS: 0}))
 
 
 def count(program: Program) -> None:

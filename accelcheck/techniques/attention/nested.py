@@ -79,6 +79,7 @@ class NestedAttention(Technique):
                 ) from error
 
         program.call = answer
+        program.resets.append(lambda: program.extras.pop(_SEEN, None))
 
     def evidence(self, program: Program, log: Log, mode: Mode, device: Device) -> Iterable[Evidence]:
         del log, mode, device

@@ -97,6 +97,7 @@ class Mapped(Transform):
         del mode, device
         seen: Counter[str] = Counter()
         program.extras[_SEEN] = seen
+        program.resets.append(seen.clear)
         program.call = mapped(program.module, seen)
 
     def evidence(self, program: Program, log: Log, mode: Mode, device: Device) -> Iterable[Evidence]:
@@ -126,6 +127,7 @@ class Differentiated(Transform):
         del device
         function = Function(program, self.tracks)
         program.extras[_SEEN] = function.seen
+        program.resets.append(function.seen.clear)
         if mode is Mode.TRAIN:
             program.backpropagate = function.backpropagate
         else:

@@ -206,7 +206,7 @@ class OpenXla(Compiled):
 
     def evidence(self, program: Program, log: Log, mode: Mode, device: Device) -> Iterable[Evidence]:
         yield from super().evidence(program, log, mode, device)
-        yield xla_ran(program, self.warmups + 1)
+        yield xla_ran(program)
 
 
 def compiled(log: Log, mode: Mode, backend: str) -> Iterable[Evidence]:
@@ -303,14 +303,19 @@ def recompilations() -> int:
 
 
 def count_xla_runs(program: Program) -> None:
-    """Start counting runs of graphs that ``openxla`` compiled; `xla_ran` reads the count."""
-    program.extras[_XLA_RUNS] = _cached_graph_runs()
+    """Count, in each judged run, the runs of graphs that ``openxla`` compiled; `xla_ran` reads the count."""
+
+    def start() -> None:
+        program.extras[_XLA_RUNS] = _cached_graph_runs()
+
+    start()
+    program.resets.append(start)
 
 
-def xla_ran(program: Program, runs: int, graphs: int = 1) -> Evidence:
-    """Evidence that XLA executed at least `graphs` cached graphs in each of `runs` runs since `count_xla_runs`."""
-    seen, least = _cached_graph_runs() - int(program.extras[_XLA_RUNS]), runs * graphs
-    return Evidence(f"runs of a cached XLA graph over {runs} runs >= {least}", seen, engaged=seen >= least)
+def xla_ran(program: Program, graphs: int = 1) -> Evidence:
+    """Evidence that XLA executed at least `graphs` cached graphs in the judged run; see `count_xla_runs`."""
+    seen = _cached_graph_runs() - int(program.extras[_XLA_RUNS])
+    return Evidence(f"runs of cached XLA graphs >= {graphs}", seen, engaged=seen >= graphs)
 
 
 def mark_step(around: Any) -> Any:

@@ -68,6 +68,11 @@ class Converted:
         self.calls += 1
         return self.run(*inputs)
 
+    def reset(self) -> None:
+        """Count from 0, for a run that is judged."""
+        self.calls = 0
+        self.entries.clear()
+
     def evidence(self) -> Iterable[Evidence]:
         """Evidence that it ran, and that the module's own code did not."""
         yield Evidence(f"calls of the {self.kind} >= 1", self.calls, engaged=self.calls >= 1)
@@ -101,7 +106,9 @@ class Conversion(Technique):
         del mode
         program.module.eval()
         with torch.no_grad():
-            program.call = self.converted(program, device)
+            program.call = converted = self.converted(program, device)
+        if isinstance(converted, Converted):
+            program.resets.append(converted.reset)
 
     def evidence(self, program: Program, log: Log, mode: Mode, device: Device) -> Iterable[Evidence]:
         del log, mode, device

@@ -91,6 +91,7 @@ class ReloadedInputs(Technique):
                 program.elsewhere = run
 
         program.elsewhere = run
+        program.resets.append(lambda: program.extras.update({_DELIVERY: Delivery(), _PINNED: Pinning()}))
 
     def _renew(self, program: Program, device: Device) -> None:
         target = () if program.target is None else (program.target,)

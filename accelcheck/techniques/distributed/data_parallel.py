@@ -83,6 +83,7 @@ class RankedTraining(Technique):
     def prepare(self, program: Program, mode: Mode, device: Device) -> None:
         del mode
         program.extras[STRATEGY] = self.strategy()
+        program.resets.append(lambda: program.extras.pop(ANSWERS, None))
 
         def elsewhere(program: Program, mode: Mode) -> Result:
             del mode
@@ -94,9 +95,11 @@ class RankedTraining(Technique):
 
     def evidence(self, program: Program, log: Log, mode: Mode, device: Device) -> Iterable[Evidence]:
         del log, mode, device
-        answers: Sequence[RankReport] = program.extras[ANSWERS]
+        answers: Sequence[RankReport] = program.extras.get(ANSWERS, ())
         processes = len({answer.pid for answer in answers} - {os.getpid()})
         yield Evidence(f"processes that trained = {self.world}", processes, engaged=processes == self.world)
+        if not answers:
+            return
         unlike = [
             name for name, digest in answers[0].digests.items() if any(a.digests[name] != digest for a in answers)
         ]

@@ -197,8 +197,7 @@ class Ranks:
         """See `Program.backpropagate`. The loss is that of the whole batch."""
         if number == 0:
             self.exchange.begin()
-            self.disagreeing = self.steps = 0
-            self.wire.collectives, self.wire.sent = [0] * self.wire.world, [0] * self.wire.world
+            self.reset()
         self.steps += 1
         parameters = [parameter for parameter in self.program.module.parameters() if parameter.requires_grad]
         sizes, losses, gradients = [], [], []
@@ -215,6 +214,11 @@ class Ranks:
         self.disagreeing += any(not torch.equal(received[0], other) for other in received[1:])
         self._spread(parameters, received[0])
         return torch.stack([loss * (size / sum(sizes)) for loss, size in zip(losses, sizes, strict=True)]).sum()
+
+    def reset(self) -> None:
+        """Count from 0."""
+        self.disagreeing = self.steps = 0
+        self.wire.collectives, self.wire.sent = [0] * self.wire.world, [0] * self.wire.world
 
     def shards(self) -> list[tuple[tuple[Any, ...], Tensor]]:
         """Inputs and target of each rank: see `shards`."""
@@ -288,6 +292,7 @@ class ParallelStep(Technique):
         ranks = Ranks(program, wire, self.exchange(wire))
         program.extras[RANKS] = ranks
         program.backpropagate = ranks.step
+        program.resets.append(ranks.reset)
 
     def evidence(self, program: Program, log: Log, mode: Mode, device: Device) -> Iterable[Evidence]:
         del log, mode, device

@@ -56,12 +56,15 @@ class Reshard(RankedTraining):
             return adopted(program, module, losses)
 
         program.elsewhere = elsewhere
+        program.resets.append(lambda: program.extras.pop(ANSWERS, None))
 
     def evidence(self, program: Program, log: Log, mode: Mode, device: Device) -> Iterable[Evidence]:
         del log, mode, device
-        answers: Sequence[RankReport] = program.extras[ANSWERS]
+        answers: Sequence[RankReport] = program.extras.get(ANSWERS, ())
         processes = len({answer.pid for answer in answers} - {os.getpid()})
         yield Evidence(f"processes that took part = {self.world}", processes, engaged=processes == self.world)
+        if not answers:
+            return
         loads: Sequence[Loaded] = answers[0].facts["loads"]
         files = ", ".join(str(load.files) for load in loads)
         wanted = ", ".join(map(str, RANKS))

@@ -152,6 +152,7 @@ class ArrayExchange(Technique):
         del mode, device
         exchanges: list[ExchangeRecord] = []
         program.extras[EXCHANGES] = exchanges
+        program.resets.append(exchanges.clear)
 
         def through_library(tensor: Tensor) -> Tensor:
             if not self.exchangeable(tensor):

@@ -109,6 +109,7 @@ class NumpyMatmul(Technique):
         del mode, device
         computed: Counter[str] = Counter()
         program.extras[COMPUTED] = computed
+        program.resets.append(computed.clear)
 
         def run(program: Program, mode: Mode) -> Result:
             with _NumpyProducts(computed):

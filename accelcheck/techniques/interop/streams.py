@@ -50,7 +50,9 @@ class CupyStreams(CupyExchange):
 
     def prepare(self, program: Program, mode: Mode, device: Device) -> None:
         del mode, device
-        program.extras |= {GIVE: self.give, SEEN: Counter()}
+        seen = Counter[str]()
+        program.extras |= {GIVE: self.give, SEEN: seen}
+        program.resets.append(seen.clear)
         exchange_all(program, lambda tensor: self.through(tensor, program) if self.exchangeable(tensor) else tensor)
 
     def through(self, tensor: Tensor, program: Program) -> Tensor:

@@ -116,6 +116,7 @@ class SharedViews(Technique):
         call = program.module if program.call is None else program.call
         seen: list[tuple[tuple[Any, ...], Any]] = []
         program.extras[_CALLS] = seen
+        program.resets.append(seen.clear)
 
         def kept(*inputs: Any) -> Any:
             out = call(*inputs)
@@ -126,7 +127,11 @@ class SharedViews(Technique):
 
     def evidence(self, program: Program, log: Log, mode: Mode, device: Device) -> Iterable[Evidence]:
         del mode
-        ((inputs, out),) = program.extras[_CALLS]
+        calls: list[tuple[tuple[Any, ...], Any]] = program.extras[_CALLS]
+        if not calls:
+            yield Evidence("calls of the program >= 1", 0, engaged=False)
+            return
+        ((inputs, out),) = calls
         outs = [tensor for _, tensor in flatten(out)]
         # Without strides, views are computed as copies, which functionalization writes back when their base is used.
         if "strided" in device.features:

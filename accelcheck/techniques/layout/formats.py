@@ -71,6 +71,7 @@ class Contiguous(Technique):
         del mode, device
         extras = program.extras
         extras[_COPIES] = 0
+        program.resets.append(lambda: extras.update({_COPIES: 0}))
 
         def dense(value: Any) -> Any:
             if not isinstance(value, Tensor) or value.is_contiguous():

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from accelcheck.devices.base import Device
     from accelcheck.techniques.observe import Log
     from accelcheck.workloads.base import Program
+    from accelcheck.workloads.probes import Probe
 
 MARGIN = 17
 """Number of poisoned elements before and after a view. Odd, so that its address is no multiple of 16 bytes."""
@@ -72,6 +73,10 @@ class Viewed(Technique):
 
     def capability(self, device: Device) -> Capability:
         return self.needs(device, "strided")
+
+    def admits(self, probe: Probe) -> bool:
+        """No inputs of another shape: they have no window, and would run as they are."""
+        return super().admits(probe) and not probe.reshapes
 
     def prepare(self, program: Program, mode: Mode, device: Device) -> None:
         del mode, device

@@ -52,6 +52,7 @@ class Checkpoint(Technique):
         program.extras[_PLAIN] = _contractions(program, mode, device)
         counts: Counter[str] = Counter()
         program.extras[_COUNTS] = counts
+        program.resets.append(counts.clear)
         save = self.checkpointing()
         for block in blocks:
             # On the instance: a wrapper module would rename the parameters, and with them the paths of gradients.

@@ -55,6 +55,7 @@ class Segments(Technique):
         program.extras[_PLAIN] = peak_of_run(program, mode, device)
         counts: Counter[int] = Counter()
         program.extras[_FORWARDS] = counts
+        program.resets.append(counts.clear)
         plain = [_counted(block.forward, counts, number) for number, block in enumerate(blocks)]
         # On the instances: wrapper modules would rename the parameters, and with them the paths of gradients. The module
         # calls its blocks as before: the first one now runs all of them, and the others return their input.

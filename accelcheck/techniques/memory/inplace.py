@@ -46,6 +46,7 @@ class Inplace(Technique):
         program.extras[_GAINED] = _inplace_operators(program, device) - before
         calls: Counter[bool] = Counter()
         program.extras[_OVERWRITTEN] = calls
+        program.resets.append(calls.clear)
 
         def same(module: nn.Module, args: tuple[Any, ...], out: Any) -> None:
             del module

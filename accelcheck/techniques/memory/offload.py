@@ -50,6 +50,10 @@ class Tally:
     copied: int = 0
     pinned: int = 0
 
+    def clear(self) -> None:
+        """Count from 0."""
+        vars(self).update(vars(Tally()))
+
 
 class Counted(save_on_cpu):
     """``save_on_cpu`` that keeps a tally.
@@ -111,6 +115,7 @@ class Offload(Technique):
             program.extras[_PLAIN] = peak_of_run(program, mode, device)
         tally = Tally()
         program.extras[_TALLY] = tally
+        program.resets.append(tally.clear)
         program.around = lambda: self.saving(tally, device)
 
     def evidence(self, program: Program, log: Log, mode: Mode, device: Device) -> Iterable[Evidence]:

@@ -99,7 +99,8 @@ class HalfStates(Technique):
         if program.optimizer is None:
             raise TypeError("expected a program with an optimizer: give the Problem one")
         program.optimizer = KeptStates(program.optimizer, lambda s: s.to(self.dtype), lambda s: s.float())
-        program.extras[_KEPT] = program.optimizer
+        program.extras[_KEPT] = kept = program.optimizer
+        program.resets.append(lambda: setattr(kept, "made", None))
 
     def evidence(self, program: Program, log: Log, mode: Mode, device: Device) -> Iterable[Evidence]:
         del mode, device

@@ -81,6 +81,7 @@ class OptimizerStep(Technique):
             return optimizer
 
         program.optimizer = made
+        program.resets.append(lambda: program.extras.pop(_MADE, None))
 
     def changed(self, optimizer: torch.optim.Optimizer, device: Device) -> torch.optim.Optimizer:
         """The optimizer after further changes; by default, it is unchanged."""
@@ -133,7 +134,10 @@ class Capturable(OptimizerStep):
 
     def evidence(self, program: Program, log: Log, mode: Mode, device: Device) -> Iterable[Evidence]:
         del log, mode
-        optimizer: torch.optim.Optimizer = program.extras[_MADE]
+        optimizer: torch.optim.Optimizer | None = program.extras.get(_MADE)
+        if optimizer is None:
+            yield Evidence("optimizers made >= 1", 0, engaged=False)
+            return
         counts = [state["step"] for state in optimizer.state.values()]
         on_device = sum(isinstance(count, Tensor) and count.device.type == device.type for count in counts)
         yield Evidence(f"step counts on {device.type} = {len(counts)}", on_device, engaged=on_device == len(counts) > 0)

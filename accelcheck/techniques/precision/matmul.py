@@ -120,6 +120,7 @@ class ReducedPrecision(Technique):
                 extras[_SETTING] = self.current()
                 yield
 
+        program.resets.append(lambda: extras.pop(_SETTING, None))
         program.within = within  # not `Program.around`, which does not include the backward pass
 
     def evidence(self, program: Program, log: Log, mode: Mode, device: Device) -> Iterable[Evidence]:

@@ -86,6 +86,10 @@ class Engines(Converted):
         del engine, inputs, out
         self.runs += 1
 
+    def reset(self) -> None:
+        super().reset()
+        self.runs = 0
+
     @property
     def left(self) -> list[str]:
         """Sorted names of the operators that torch runs, without those that unpack an engine's outputs."""

@@ -132,6 +132,7 @@ class Handover:
         left: The newest intact snapshot of the last training.
         report: Of the other process.
         ended: State of the last training after its last step.
+        compared: Whether a training was compared with one without a stop.
     """
 
     def __init__(self, program: Program, mode: Mode, device: Device) -> None:
@@ -143,6 +144,11 @@ class Handover:
         self.ended: Mapping[str, Any] = {}
         self.left: Path | None = None
         self.report: ContinuationReport | None = None
+        self.compared = False
+
+    def reset(self) -> None:
+        """Forget the last training."""
+        self.report = self.left = None
 
     def snapshots(self) -> Snapshots:
         """An empty folder for the next training."""

@@ -45,6 +45,7 @@ class DisturbedTraining:
         disturb: Makes a disturbed task of a quiet one.
         task: The first one, as it is when nothing disturbs it.
         answer: To it, disturbed.
+        last: Answer to the last one; None until a judged run has trained.
         victim: The process that was killed in it, and its exit code.
     """
 
@@ -53,6 +54,7 @@ class DisturbedTraining:
         self.disturb = disturb
         self.task: TrainingTask | None = None
         self.answer: TrainingReport | None = None
+        self.last: TrainingReport | None = None
         self.victim: tuple[int, int] | None = None
 
     def elsewhere(self, program: Program, mode: Mode) -> Result:
@@ -62,7 +64,7 @@ class DisturbedTraining:
             problem = program.problem()
         dtype = next(problem.module.parameters()).dtype
         task = TrainingTask(problem, dtype, program.seed, torch.get_num_threads())
-        answer = self.elastic_agents.train(self.disturb(task) if self.answer is None else task)
+        answer = self.last = self.elastic_agents.train(self.disturb(task) if self.answer is None else task)
         if self.answer is None:
             self.task, self.answer, self.victim = task, answer, self.elastic_agents.victim()
         return adopted(program, answer.state["module"], answer.state["losses"])
@@ -108,17 +110,20 @@ class Elastic(Technique):
         self._held.callback(elastic_agents.close)
         job = program.extras[JOB] = DisturbedTraining(elastic_agents, self.disturb)
         program.elsewhere = job.elsewhere
+        program.resets.append(lambda: setattr(job, "last", None))
 
     def evidence(self, program: Program, log: Log, mode: Mode, device: Device) -> Iterable[Evidence]:
         del log, mode
         job: DisturbedTraining = program.extras[JOB]
-        if job.answer is None or job.task is None:
+        if job.answer is None or job.task is None or job.last is None:
             yield Evidence("trainings by the elastic job >= 1", 0, engaged=False)
             return
         own = os.getpid()
-        yield Evidence(f"process that ended the training is another than {own}", job.answer.pid, job.answer.pid != own)
-        yield Evidence(f"ranks computed on {device.type}", job.answer.place, engaged=job.answer.place == device.type)
-        yield no_strays(job.answer.strays, device, "in the ranks")
+        yield Evidence(f"process that ended the training is another than {own}", job.last.pid, job.last.pid != own)
+        yield Evidence(f"ranks computed on {device.type}", job.last.place, engaged=job.last.place == device.type)
+        yield no_strays(job.last.strays, device, "in the ranks")
+        if job.last is not job.answer:  # nothing was lost in it
+            return
         yield from self.lost(job, job.answer, program.steps)
         claim = "parts of the state at the end that differ from those of a training of which nothing was lost = 0"
         elastic_agents, task = job.elastic_agents, job.task
