@@ -46,7 +46,8 @@ class ForAWhile(Planted):
             made["calls"] += 1
             if made["calls"] <= self.calls:
                 return torch.addmm(module.bias, x, module.weight.t())
-            return x @ module.weight.t() + module.bias
+            out: Tensor = x @ module.weight.t() + module.bias
+            return out
 
         program.call = call
 

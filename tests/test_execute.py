@@ -262,15 +262,14 @@ def test_work_that_left_the_device_fails(store: Store) -> None:
     assert "no operator left cpu for the CPU: observed aten::topk x3" in record.reason
 
 
-def test_a_device_without_true_float32_gives_no_verdict(store: Store) -> None:
+def test_a_device_without_true_float32_is_judged_by_its_results(store: Store) -> None:
     class Coarse(Bed):
         def float32_error(self) -> float:
             return 2.0**-11
 
     workload = seeded("mlp")
     record = bench(store, Planted(nothing), workload, Coarse()).run(case(workload))
-    assert record.verdict is Verdict.ERROR
-    assert "there is no FP32 on this device to compare with" in record.reason
+    assert record.verdict is Verdict.PASS, record.reason
 
 
 def test_a_dtype_that_the_device_does_not_declare_is_unsupported(store: Store) -> None:

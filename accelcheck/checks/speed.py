@@ -231,6 +231,9 @@ class _Measuring:
         if found.waited is not None:
             self._add("waited", found.waited, "part", "of the time, for a core: other work, or threads of its own")
         self._speed_up(SPEED_UP, found)
+        products = self.trial.device.float32_products()
+        if not products.exact:  # what it is faster than is then no FP32
+            self._add("fp32-eager-error", products.error, "1", f"FP32 eager here is none: {products.reading}")
         items = _items(candidate.program.inputs)
         if items:
             self._add("throughput", items / latency, "samples/s")

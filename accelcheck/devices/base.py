@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
     import torch
 
+    from accelcheck.devices.strict import Products
+
 
 @dataclass(frozen=True, slots=True)
 class Fingerprint:
@@ -210,9 +212,13 @@ class Device(ABC):
 
         0 for true FP32; 2**-11 for TF32, 2**-8.2 for bf16. See `accelcheck.devices.strict`.
         """
-        from accelcheck.devices.strict import matmul_error
+        return self.float32_products().error
 
-        return matmul_error(self.torch_device())
+    def float32_products(self) -> Products:
+        """How FP32 products err that TF32 and bf16 cannot do exactly, and in which elements."""
+        from accelcheck.devices.strict import products
+
+        return products(self.torch_device())
 
     def fallbacks(self) -> Mapping[str, int]:
         """Number of operators that the backend silently ran on the CPU since `reset_fallbacks`, by name."""

@@ -9,6 +9,8 @@ their state; setting goes the other way: legacy flags first, rows last.
 
 from __future__ import annotations
 
+import itertools
+import math
 import warnings
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -26,6 +28,9 @@ _ROWS = (
     *(("cuda", op) for op in ("all", "matmul", "conv", "rnn")),
     *(("mkldnn", op) for op in ("all", "matmul", "conv", "rnn")),
 )
+FLOAT32_LIMIT = 4 * 2.0**-24
+"""Most that products may err which FP32 has exactly. Their sums are exact in FP32 too, so 0 is expected; TF32 errs 2**-11. A few
+units are left to devices that multiply in split halves."""
 _SIZE = 512  # above the thresholds at which tensor cores and oneDNN's bf16 kernels are chosen
 
 
@@ -136,12 +141,35 @@ def _quiet() -> Iterator[None]:
         yield
 
 
+@dataclass(frozen=True, slots=True)
+class Products:
+    """How FP32 products err whose terms and sums FP32 has exactly, in any order.
+
+    Attributes:
+        error: Largest relative error: 0 for FP32, 2**-11 for TF32, 2**-8.2 for bfloat16; infinite where one is NaN.
+        reading: What the errors look like, and where they are: one sentence.
+    """
+
+    error: float
+    reading: str
+
+    @property
+    def exact(self) -> bool:
+        """Whether they are products in FP32."""
+        return self.error <= FLOAT32_LIMIT
+
+
 def matmul_error(device: torch.device | str, multiply: Callable[[Tensor, Tensor], Tensor] | None = None) -> float:
-    """Largest relative error of FP32 products of matrices whose entries need 12 significant bits.
+    """`Products.error` of `products`."""
+    return products(device, multiply).error
+
+
+def products(device: torch.device | str, multiply: Callable[[Tensor, Tensor], Tensor] | None = None) -> Products:
+    """Multiply matrices whose entries need 12 significant bits, and say how the results err.
 
     Rows are constant, 1024.5 and up in steps of one, and the other operand is all ones: every product and partial sum
     is exact in FP32 in any order, so an FP32 multiplication gives 0.0. TF32 (11 bits) gives 2**-11, bf16 (8 bits)
-    2**-8.2. Both sides of the product are tried.
+    2**-8.2, and both err in every element. Both sides of the product are tried.
 
     Args:
         device: Where to multiply.
@@ -152,11 +180,75 @@ def matmul_error(device: torch.device | str, multiply: Callable[[Tensor, Tensor]
     values = 1024.5 + torch.arange(_SIZE, dtype=torch.float64)
     matrix = values.unsqueeze(1).expand(_SIZE, _SIZE).to(torch.float32).contiguous()
     ones = torch.ones(_SIZE, _SIZE)
-    exact = (values * _SIZE).unsqueeze(1)
+    exact = (values * _SIZE).unsqueeze(1).expand(_SIZE, _SIZE)
     function = torch.matmul if multiply is None else multiply
-    left = function(matrix.to(device), ones.to(device)).cpu()
-    right = function(ones.to(device), matrix.t().contiguous().to(device)).cpu()
-    return max(_worst(left, exact), _worst(right.t(), exact))
+    errors: dict[str, Tensor] = {}
+    for side, left, right, wanted in (
+        ("left", matrix, ones, exact),
+        ("right", ones, matrix.t().contiguous(), exact.t()),
+    ):
+        got = function(left.to(device), right.to(device)).cpu()
+        if got.shape != wanted.shape:
+            return Products(math.inf, f"the shape is {tuple(got.shape)}, not {tuple(wanted.shape)}")
+        errors[side] = (got.double() - wanted) / wanted
+    readings = {side: _reading(error) for side, error in errors.items()}
+    worst = max(math.inf if bool(e.isnan().any()) else float(e.abs().max()) for e in errors.values())
+    if readings["left"] == readings["right"]:
+        return Products(worst, readings["left"])
+    return Products(
+        worst, "; ".join(f"with the 12-bit operand on the {side}: {said}" for side, said in readings.items())
+    )
+
+
+def _reading(error: Tensor) -> str:
+    """What relative errors ``(rows, columns)`` of a product look like."""
+    import torch
+
+    size = error.nan_to_num(nan=torch.inf).abs()
+    wrong, worst = size > FLOAT32_LIMIT, float(size.max())
+    if not bool(wrong.any()):
+        return "exact"
+    if bool(wrong.all()):
+        # Terms that a sum leaves out are the same part of every element; a rounded operand errs by another part of each.
+        lost = -float(error.mean()) * _SIZE
+        if worst < 1 and float(error.max() - error.min()) <= FLOAT32_LIMIT:
+            terms = (
+                f", as if {lost:.0f} of {_SIZE} terms of each sum were left out"
+                if abs(lost - round(lost)) < 0.01
+                else ""
+            )
+            return f"wrong by {-lost / _SIZE:.3g} in every element{terms}"
+        if worst <= 2.0**-11:
+            return f"errs up to {worst:.3g} in every element, as TF32 does (2**-11)"
+        if worst <= 2.0**-8:
+            return f"errs up to {worst:.3g} in every element, as bfloat16 does (2**-8)"
+    lost_ones = int(error.isnan().sum())
+    nan = f", {lost_ones} of them NaN" if lost_ones else ""
+    return f"wrong by up to {worst:.3g} in {int(wrong.sum())} of {wrong.numel()} elements{nan}: {_place(wrong)}"
+
+
+def _place(wrong: Tensor) -> str:
+    """Rows and columns that hold what is wrong."""
+    rows, columns = (wrong.any(other).nonzero().flatten().tolist() for other in (1, 0))
+    every = (len(rows) == wrong.shape[0], len(columns) == wrong.shape[1])
+    where = [
+        "all" if whole else _listed(found, size)
+        for whole, found, size in zip(every, (rows, columns), wrong.shape, strict=True)
+    ]
+    full = int(wrong.sum()) == len(rows) * len(columns)
+    return f"rows {where[0]}; columns {where[1]}{'' if full else ' (not all of them)'}"
+
+
+def _listed(found: list[int], size: int) -> str:
+    """Numbers below `size`, as ranges or with their stride."""
+    steps = {after - before for before, after in itertools.pairwise(found)}
+    if len(found) == 1:
+        return f"{found[0]}{', the last' if found[0] == size - 1 else ''}"
+    if steps == {1}:
+        return f"{found[0]} to {found[-1]}{f', the last {len(found)}' if found[-1] == size - 1 else ''}"
+    if len(steps) == 1:
+        return f"{found[0]} to {found[-1]} in steps of {steps.pop()}"
+    return f"{', '.join(map(str, found[:4]))}{f' and {len(found) - 4} more' if len(found) > 4 else ''}"
 
 
 def accumulation_error(
