@@ -8,6 +8,8 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
+import torch
+
 from accelcheck.checks import accuracy, numerics, randomness, speed, trajectory
 from accelcheck.checks.trial import SWITCHED_OFF, Clock, Finding, Trial
 from accelcheck.core import imports
@@ -144,6 +146,9 @@ class Bench:
         if device.name not in self._opened:
             imports.load()
             device.open()
+            # Autograd counts the devices when it is first used, which may be by the oracle, on the CPU.
+            torch.ones(1, device=device.torch_device()).add_(1)
+            device.synchronize()
             self._opened.add(device.name)
 
     def expect(self, record: Record) -> Record:

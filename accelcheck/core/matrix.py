@@ -81,7 +81,7 @@ class Matrix:
             for technique in _matching(self.techniques, selection.techniques)
             if (covered := [mode for mode in modes if technique.covers(mode)])
             for workload in workloads
-            if technique.accepts(workload)
+            if technique.accepts(workload) and (not workload.techniques or technique.name in workload.techniques)
             for dtype in technique.dtypes
             if dtype in workload.dtypes and (not selection.dtypes or dtype in selection.dtypes)
             if (cost := level(technique, workload, dtype)) <= selection.level or selection.cases

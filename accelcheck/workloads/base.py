@@ -126,6 +126,8 @@ class Workload:
     idle: frozenset[str] = frozenset()
     """Parameters, by name, and inputs, such as ``input[1]``, that get no gradient although they could: nothing depends on them.
     A gradient that is missing elsewhere is an error in backward mode."""
+    techniques: frozenset[str] = frozenset()
+    """Names of the techniques that it is tried with, of those that accept it; empty for all."""
 
     def problem(self, seed: int, extent: int = 0) -> Problem:
         """The problem for a seed: bitwise the same on every machine with the same torch.

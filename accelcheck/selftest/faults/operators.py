@@ -1,0 +1,226 @@
+"""Faults of single operators, one or more for each class, caught by level 1's case of that class alone."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from accelcheck.core.case import Mode
+from accelcheck.selftest.faults.base import Cell, Fault
+from accelcheck.selftest.faults.cheats import strided
+from accelcheck.selftest.faults.plant import aside, kernels, optimizing, rounded_to, truncated_to
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from accelcheck.selftest.faults.base import Change
+
+FLOAT32 = ("float32",)
+FAR = -80.0
+"""Below this, `exp` is one whose range ends too early: FP32 has exponentials down to -87."""
+
+
+def _unmoved(index: int) -> Change:
+    """Batch norm that leaves a running statistic as it was."""
+
+    def norm(func: Any, *args: Any, **kwargs: Any) -> Any:
+        kept = args[index].clone()
+        out = func(*args, **kwargs)
+        args[index].copy_(kept)
+        return out
+
+    names = ("native_batch_norm", "_native_batch_norm_legit", "cudnn_batch_norm", "miopen_batch_norm")
+    return kernels(**dict.fromkeys(names, norm))
+
+
+def _last_wins() -> Change:
+    """Of updates that collide, the last one is kept."""
+
+    def scatter_add(func: Any, x: Tensor, dim: int, index: Tensor, source: Tensor) -> Tensor:
+        func(x.clone(), dim, index, source)
+        return x.scatter(dim, index, _last(x, dim, index, source))
+
+    return kernels(scatter_add=scatter_add)
+
+
+@aside
+def _last(x: Tensor, dim: int, index: Tensor, source: Tensor) -> Tensor:
+    """For each position the value that a scatter in order leaves there, so that it does not matter which one wins."""
+    sums = x.clone().scatter_(dim, index, x.gather(dim, index) + source)
+    return sums.gather(dim, index)
+
+
+def _cast(dtype: torch.dtype, change: Any) -> Change:
+    """Casts of FP32 to `dtype`, of changed numbers."""
+
+    def cast(func: Any, x: Tensor, **kwargs: Any) -> Tensor:
+        wrong = kwargs.get("dtype") is dtype and x.dtype == torch.float32
+        out: Tensor = func(change(x) if wrong else x, **kwargs)
+        return out
+
+    return kernels(_to_copy=cast)
+
+
+def _short(bits: float) -> Change:
+    """Square roots of so many significant bits."""
+
+    def root(func: Any, x: Tensor) -> Tensor:
+        return rounded_to(int(bits), func(x))
+
+    return kernels(sqrt=root, rsqrt=root)
+
+
+def _flushed(func: Any, x: Tensor) -> Tensor:
+    """An exponential that is 0 where the result is small."""
+    out: Tensor = func(x)
+    return torch.where(x < FAR, torch.zeros_like(out), out)
+
+
+def _running(func: Any, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    """A sum whose accumulator has the dtype of what is summed, or bfloat16 for FP32."""
+    if not x.is_floating_point():
+        whole: Tensor = func(x, *args, **kwargs)
+        return whole
+    dims = args[0] if args else kwargs.get("dim")
+    func(x, *args, **kwargs)
+    return _accumulated(x, None if dims is None else tuple(dims), mean="mean" in func.name())
+
+
+@aside
+def _accumulated(x: Tensor, dims: tuple[int, ...] | None, *, mean: bool) -> Tensor:
+    (dim,) = dims if dims is not None else (0,)
+    short = torch.bfloat16 if x.dtype == torch.float32 else x.dtype
+    total = torch.zeros_like(x.select(dim, 0), dtype=short)
+    for part in x.unbind(dim):
+        total = (total.float() + part.float()).to(short)
+    return (total.float() / (x.shape[dim] if mean else 1)).to(x.dtype)
+
+
+def _in_storage_order(func: Any, x: Tensor, **kwargs: Any) -> Tensor:
+    """A copy of a transposed matrix that reads memory in its own order."""
+    out: Tensor = func(x, **kwargs)
+    if x.dim() == 2 and x.stride(0) == 1 and x.stride(1) > 1 and out.is_contiguous():
+        out.copy_(x.t().reshape(x.shape))
+    return out
+
+
+def _shifted(shift: float) -> Change:
+    """Normal numbers of another mean."""
+
+    def normal(func: Any, x: Tensor, **kwargs: Any) -> Tensor:
+        out: Tensor = func(x, **kwargs) + shift
+        return out
+
+    return kernels(randn_like=normal)
+
+
+def _narrowed(part: float) -> Change:
+    """Uniform numbers of which a part next to 0 is never drawn."""
+
+    def uniform(func: Any, x: Tensor, **kwargs: Any) -> Tensor:
+        out: Tensor = func(x, **kwargs) * (1 - part) + part
+        return out
+
+    return kernels(rand_like=uniform)
+
+
+def _short_product(func: Any, a: Tensor, b: Tensor) -> Tensor:
+    """A product that leaves out the last term of each sum."""
+    func(a, b)
+    out: Tensor = func(a[..., :-1], b[..., :-1, :])
+    return out
+
+
+def _with_eps(eps: float) -> Change:
+    """AdamW with another eps."""
+    make = partial(torch.optim.AdamW, lr=1e-2, betas=(0.875, 0.96875), weight_decay=0.1)
+    return optimizing(lambda parameters: make(parameters, eps=eps))
+
+
+FAULTS = (
+    Fault(
+        "product-without-last-term",
+        "A product leaves out the last term of each sum.",
+        (Cell("product-alone", dtypes=FLOAT32), Cell("product-alone", Mode.BACKWARD, FLOAT32)),
+        lambda _: kernels(mm=_short_product, bmm=_short_product),
+    ),
+    Fault(
+        "reduction-in-half-precision",
+        "Sums and means are accumulated in half precision.",
+        (Cell("reductions"),),
+        lambda _: kernels(sum=_running, mean=_running),
+    ),
+    Fault(
+        "running-mean-not-updated",
+        "Batch norm never updates its running mean.",
+        (Cell("batch-norm", Mode.BACKWARD, FLOAT32),),
+        lambda _: _unmoved(3),
+    ),
+    Fault(
+        "running-variance-not-updated",
+        "Batch norm never updates its running variance.",
+        (Cell("batch-norm", Mode.BACKWARD, FLOAT32),),
+        lambda _: _unmoved(4),
+    ),
+    Fault(
+        "scatter-keeps-the-last",
+        "Of updates that collide in a scatter-add, one alone arrives.",
+        (Cell("scatter-gather", dtypes=FLOAT32), Cell("scatter-gather", Mode.BACKWARD, FLOAT32)),
+        lambda _: _last_wins(),
+    ),
+    Fault(
+        "cast-truncates",
+        "A cast to bfloat16 truncates.",
+        (Cell("casts", dtypes=FLOAT32),),
+        lambda _: _cast(torch.bfloat16, partial(truncated_to, 8)),
+    ),
+    Fault(
+        "cast-rounds-to-integers",
+        "A cast to int32 rounds to nearest, not towards 0.",
+        (Cell("casts", dtypes=FLOAT32),),
+        lambda _: _cast(torch.int32, torch.round),
+    ),
+    Fault(
+        "root-in-low-precision",
+        "Square roots have too few significant bits: the strength.",
+        (Cell("roots-exponentials", dtypes=FLOAT32),),
+        _short,
+        (11.0, 16.0, 20.0),
+    ),
+    Fault(
+        "exponential-ends-early",
+        f"Exponentials are 0 below {FAR:g}.",
+        (Cell("roots-exponentials", dtypes=FLOAT32),),
+        lambda _: kernels(exp=_flushed),
+    ),
+    Fault(
+        "optimizer-eps",
+        "AdamW takes another eps: the strength for 1e-3.",
+        (Cell("optimizer-steps", Mode.TRAIN, FLOAT32),),
+        _with_eps,
+        (1e-8, 2e-3, 1.01e-3),
+    ),
+    Fault(
+        "copy-in-storage-order",
+        "A copy of a transposed matrix has the order of the memory that it reads.",
+        (Cell("copies"),),
+        lambda _: kernels(clone=_in_storage_order),
+        exists=strided,
+    ),
+    Fault(
+        "normal-mean-shifted",
+        "Normal numbers have another mean: the strength.",
+        (Cell("random-numbers", Mode.RANDOM, FLOAT32),),
+        _shifted,
+        (0.2, 0.05),
+    ),
+    Fault(
+        "uniform-not-to-the-end",
+        "Uniform numbers leave out a part of [0, 1) next to 0: the strength.",
+        (Cell("random-numbers", Mode.RANDOM, FLOAT32),),
+        _narrowed,
+        (0.05, 0.01),
+    ),
+)
