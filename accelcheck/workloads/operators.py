@@ -194,7 +194,7 @@ def _optimizer(generator: torch.Generator, extent: int) -> Problem:
     target = sizes * normal(generator, 181).sign()
     return Problem(
         module,
-        (torch.zeros(1),),
+        (normal(generator, 1),),
         target=target,
         loss=inner_product,
         optimizer=partial(torch.optim.AdamW, lr=1e-2, eps=1e-3, betas=(0.875, 0.96875), weight_decay=0.1),
@@ -301,6 +301,7 @@ WORKLOADS = (
         "Four steps of AdamW whose gradients are given: nothing is computed in front of them.",
         _optimizer,
         modes=frozenset({Mode.TRAIN}),
+        traits=frozenset({"training"}),
         dtypes=_FLOAT32,
         techniques=EAGER,
     ),
