@@ -13,7 +13,7 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from accelcheck.core.case import Mode
-from accelcheck.verify import gradients
+from accelcheck.verify import caps, gradients
 from accelcheck.verify.cache import Cache
 from accelcheck.verify.precision import SLACK, SMALLEST_SUBNORMAL, UNIT_ROUNDOFF
 from accelcheck.verify.rounding import Rounding
@@ -245,18 +245,15 @@ def compute(
     judged = {path: Yardstick(t, unit, spacing) for path, t in truth.items() if t.is_floating_point() and t.numel()}
     readings = {path: [stick.read(sample[path]) for sample in samples] for path, stick in judged.items()}
     alone = {path: _budgets(f"{source}: {path}", peers, unit) for path, peers in readings.items()}
+    if technique.oracle == "float64":  # a rounding moves what a scheme quantizes by a whole step
+        _capped(source, alone, truth, unit)
     excess, own = 0.0, dict[str, Reading]()
     if technique.oracle == "float64":
         peer = eager if precision == dtype else source.eager_wholly(precision)
         # Eager wholly in half precision may overflow: samples alone then.
         if peer is not None and (draw.special or not _unlike(truth, peer)):
             own = {path: stick.read(peer[path]) for path, stick in judged.items()}
-            excess = _excess(own, readings, unit)
-            if not excess <= TRUST:
-                raise OracleError(
-                    f"{source}: eager {precision} on the CPU errs {excess:.3g} times more than rounding explains "
-                    f"(limit {TRUST:g}): the oracle or eager is wrong, so nothing can be judged by them"
-                )
+            excess = _trusted(f"{source}: eager {precision} on the CPU", own, readings, unit)
     seen = {path: dict(zip(VIEWS, reading.values, strict=True)) for path, reading in own.items()}
     budgets = {path: _with_eager(views, seen.get(path, {})) for path, views in alone.items()}
     leanings = {path: {view: tuple(r[view] for r in peers) for view in SIGNED} for path, peers in readings.items()}
@@ -425,6 +422,12 @@ def _budgets(who: str, peers: list[Reading], unit: float) -> dict[str, float]:
     return budgets
 
 
+def _capped(source: _Source, budgets: Mapping[str, Mapping[str, float]], truth: Result, unit: float) -> None:
+    for path, views in budgets.items():
+        if vacuous := caps.beyond(views, truth[path].numel(), unit):
+            raise OracleError(f"{source}: {path}: {vacuous}")
+
+
 def _with_eager(alone: Mapping[str, float], eager: Mapping[str, float]) -> dict[str, float]:
     """Budgets of one path, eager among the peers in those views in which the samples explain it."""
     return {
@@ -433,12 +436,23 @@ def _with_eager(alone: Mapping[str, float], eager: Mapping[str, float]) -> dict[
     }
 
 
-def _excess(own: Mapping[str, Reading], samples: Mapping[str, list[Reading]], unit: float) -> float:
+def _trusted(who: str, own: Mapping[str, Reading], samples: Mapping[str, list[Reading]], unit: float) -> float:
+    """How many times more eager errs than the samples, over a whole tensor.
+
+    Raises:
+        OracleError: More than `TRUST` times.
+    """
     # Half a unit of the result's own rounding is explained whatever the samples show.
-    return max(
+    excess = max(
         (reading.relative / max(unit, *(s.relative for s in samples[path])) for path, reading in own.items()),
         default=0.0,
     )
+    if not excess <= TRUST:
+        raise OracleError(
+            f"{who} errs {excess:.3g} times more than rounding explains (limit {TRUST:g}): the oracle or eager is wrong, "
+            "so nothing can be judged by them"
+        )
+    return excess
 
 
 def _unlike(truth: Result, other: Result) -> str:

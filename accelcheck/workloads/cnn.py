@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -11,10 +12,23 @@ from torch.nn import functional
 
 from accelcheck.core.case import Mode
 from accelcheck.workloads.base import Problem, Workload
-from accelcheck.workloads.draw import BATCH_NORM_NOISE, initialise, integers, normal, separated
+from accelcheck.workloads.draw import initialise, integers, normal, orders, signs
+from accelcheck.workloads.probes import SCALES
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+
+PIXELS = 0.02
+"""Size of the noise of images: see `imprinted`."""
+TAPS = 0.02
+"""Size of the noise of kernels, relative to ``1 / sqrt(fan_in)``: see `imprint`."""
+SECOND = 0.3
+"""Size of a kernel's second channel, relative to the first."""
+BRANCH = 0.25
+"""Size of a residual branch, relative to what skips it."""
+KEPT = 8
+"""At least 1 / KEPT of a channel passes its ReLU, and at least as much is blocked."""
 
 
 class ConvBnRelu(nn.Module):
@@ -91,6 +105,64 @@ class ResidualCnn(nn.Module):
         return out
 
 
+def imprinted(generator: torch.Generator, batch: int, channels: int, height: int, width: int) -> Tensor:
+    """Images ``(N, C, H, W)``, FP32: a channel of an image is +1 or -1 plus noise; each sign in half of the images of a channel."""
+    patterns = signs(batch)[orders(generator, channels, batch)].t().reshape(batch, channels, 1, 1)
+    return patterns + PIXELS * normal(generator, batch, channels, height, width)
+
+
+@torch.no_grad()
+def imprint(module: nn.Module, generator: torch.Generator) -> None:
+    """Draw all parameters and batch-norm statistics so that numbers fall into few, distant groups, channel by channel.
+
+    Otherwise rounding decides whether ReLUs pass what is close to 0, and correct results differ by whole rows of gradients:
+    with normal numbers, an element of an amp-fp16 gradient might err by 1.6 root mean squares, in bfloat16 by 7. A kernel
+    takes the centre of one channel, and of a second one `SECOND` times. With one alone, the gradient of a batch norm would
+    remove what the next one has left over: it is orthogonal to its input, and all inputs would be the same pattern.
+    """
+    initialise(module, generator)
+    for name, layer in module.named_modules():
+        if name.endswith("bn2"):
+            layer.weight.mul_(BRANCH)
+            layer.bias.mul_(BRANCH)
+        if isinstance(layer, nn.Conv2d):
+            out, into, *kernel = layer.weight.shape
+            layer.weight.mul_(TAPS)
+            first = torch.arange(out) % into
+            second = (first + 1 + torch.arange(out) // into % (into - 1)) % into
+            sign = 1.0 - 2.0 * torch.randint(0, 2, (2, out), generator=generator)
+            layer.weight[torch.arange(out), first, kernel[0] // 2, kernel[1] // 2] += sign[0]
+            layer.weight[torch.arange(out), second, kernel[0] // 2, kernel[1] // 2] += SECOND * sign[1]
+
+
+@torch.no_grad()
+def settle(module: nn.Module, images: Tensor) -> None:
+    """Move the bias of each batch norm, channel by channel, so that what its ReLU compares with 0 has its widest gap there.
+
+    In a `ResidualCnn` what skips a branch passes whole: behind four more ReLUs the groups would be too many for wide gaps.
+    """
+    copy = deepcopy(module).double().train()
+    deep = isinstance(module, ResidualCnn)
+
+    def moved(name: str, relu: nn.Module, inputs: tuple[Tensor]) -> tuple[Tensor]:
+        del relu
+        (x,) = inputs
+        values = x.transpose(0, 1).flatten(1).sort(-1).values
+        kept = values[:, values.shape[1] // KEPT : -(values.shape[1] // KEPT)]
+        at = kept.diff(dim=-1).argmax(-1, keepdim=True)
+        middle = (kept.gather(1, at) + kept.gather(1, at + 1))[:, 0] / 2
+        if deep and name.endswith("bn2"):
+            middle = values[:, 0] - 0.5
+        shift = (64 * middle).round() / 64  # the same on every machine
+        module.get_submodule(name).bias.sub_(shift.float())
+        return (x - shift.reshape(-1, 1, 1),)
+
+    for name, layer in copy.named_modules():
+        if isinstance(layer, nn.ReLU):
+            layer.register_forward_pre_hook(partial(moved, name.replace("relu", "bn")))
+    copy(images.double())
+
+
 def _images(
     generator: torch.Generator,
     extent: int,
@@ -100,8 +172,11 @@ def _images(
     image: tuple[int, int, int] = (3, 16, 16),
 ) -> Problem:
     module = make()
-    initialise(module, generator, relu=True, noise=BATCH_NORM_NOISE)
-    return Problem(module, (separated(generator, batch + extent, *image, noise=BATCH_NORM_NOISE),))
+    imprint(module, generator)
+    images = imprinted(generator, batch + extent, *image)
+    # Frozen statistics do not follow the size of the images, which further draws change.
+    settle(module, torch.cat([scale * images for scale in SCALES]) if isinstance(module, FrozenCnn) else images)
+    return Problem(module, (images,))
 
 
 def _conv(generator: torch.Generator, extent: int, *, make: Callable[[], nn.Conv2d]) -> Problem:
@@ -112,11 +187,13 @@ def _conv(generator: torch.Generator, extent: int, *, make: Callable[[], nn.Conv
 
 def _train(generator: torch.Generator, extent: int) -> Problem:
     module = Cnn()
-    initialise(module, generator, relu=True, noise=BATCH_NORM_NOISE)
+    imprint(module, generator)
     batch = 8 + extent
+    images = imprinted(generator, batch, 3, 16, 16)
+    settle(module, images)
     return Problem(
         module,
-        (separated(generator, batch, 3, 16, 16, noise=BATCH_NORM_NOISE),),
+        (images,),
         target=integers(generator, 0, 10, batch),
         loss=functional.cross_entropy,
         optimizer=partial(torch.optim.SGD, lr=0.02, momentum=0.9),
@@ -181,7 +258,7 @@ WORKLOADS = (
     Workload(
         "cnn-blocks",
         "A strided stem and two residual blocks.",
-        partial(_images, make=ResidualCnn),
+        partial(_images, make=ResidualCnn, batch=10),
         2,
         traits=_CNN | {"blocks"},
     ),
