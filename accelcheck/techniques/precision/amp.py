@@ -94,8 +94,7 @@ class ScaledAutocast(Autocast):
             for name, buffer in program.module.named_buffers():
                 buffer.copy_(state[name])
         program.extras[_SCALE] = scale
-        scaler = program.scaler
-        program.resets.append(lambda: setattr(scaler, "scaled", 0))
+        program.resets.append(lambda: setattr(program.scaler, "scaled", 0))
 
     def evidence(self, program: Program, log: Log, mode: Mode, device: Device) -> Iterable[Evidence]:
         yield from super().evidence(program, log, mode, device)
