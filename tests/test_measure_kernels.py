@@ -49,18 +49,39 @@ def test_what_is_launched_in_place_of_what_is_said_by_name() -> None:
 
 
 def test_kernels_of_a_device_count_in_place_of_operators() -> None:
-    def event(name: str, place: DeviceType, microseconds: float) -> Any:
-        return SimpleNamespace(name=name, device_type=place, self_device_time_total=microseconds, cpu_parent=None)
-
     seen = [
-        event("aten::mm", DeviceType.CPU, 0.0),
-        event("void gemm<float, 4>(int, float*)", DeviceType.CUDA, 3.0),
-        event("relu", DeviceType.CUDA, 1.0),
+        recorded("aten::mm", DeviceType.CPU, 0.0),
+        recorded("void gemm<float, 4>(int, float*)", DeviceType.CUDA, 3.0),
+        recorded("relu", DeviceType.CUDA, 1.0),
     ]
     found = kernels._counted(seen)
     assert found.count == 2
     assert found.names == {"gemm": 1, "relu": 1}
     assert found.seconds == pytest.approx(4e-6)
+
+
+def test_ranges_that_a_device_shows_are_no_kernels() -> None:
+    seen = [
+        recorded("a step of mine", DeviceType.CPU, 0.0, annotation=True),
+        recorded("aten::mm", DeviceType.CPU, 0.0),
+        recorded("a step of mine", DeviceType.CUDA, 9.0, annotation=True),  # as long as all kernels within
+        recorded("gemm", DeviceType.CUDA, 3.0),
+    ]
+    found = kernels._counted(seen)
+    assert found.names == {"gemm": 1}
+    assert found.seconds == pytest.approx(3e-6)
+    assert kernels._counted([seen[1], seen[2]]) == Launches({"aten::mm": 1}, None)
+
+
+def recorded(name: str, place: DeviceType, microseconds: float, *, annotation: bool = False) -> Any:
+    """An event as `torch.profiler.profile.events` gives it."""
+    return SimpleNamespace(
+        name=name,
+        device_type=place,
+        self_device_time_total=microseconds,
+        cpu_parent=None,
+        is_user_annotation=annotation,
+    )
 
 
 def test_a_trace_holds_the_operators(tmp_path: Path) -> None:

@@ -72,7 +72,8 @@ def launches(device: Device, call: Callable[[], object], trace: Path | None = No
 
 
 def _counted(events: Iterable[Any]) -> Launches:
-    kernels = [event for event in events if event.device_type != DeviceType.CPU]
+    # A range of `record_function` stands on the device's timeline too, over the kernels within; torch's totals leave it out.
+    kernels = [event for event in events if event.device_type != DeviceType.CPU and not event.is_user_annotation]
     if kernels:
         return Launches(_counts(kernels), sum(event.self_device_time_total for event in kernels) / 1e6)
     return Launches(_counts(event for event in events if _operator(event) and not _within_operator(event)), None)

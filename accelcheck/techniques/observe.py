@@ -154,26 +154,29 @@ class ProfilerLog:
         return sum(number for name, number in self.names().items() if re.fullmatch(pattern, name))
 
     def names(self) -> Counter[str]:
-        if self._names is None and ProfilerActivity.CUDA in self._profile.activities:
-            self._names = Counter({event.key: event.count for event in self._profile.key_averages()})
-        elif self._names is None:
-            # On the CPU `key_averages` gives the same, but makes Python objects of all events first: 8 s for a training of 60,000.
+        if self._names is None:
+            # As `key_averages`, which makes Python objects of all events first: 8 s for a training of 60,000.
             found = self._profile.profiler and self._profile.profiler.kineto_results
             self._names = _called(found.events() if found else ())
         return self._names
 
 
 def _called(events: Iterable[Any]) -> Counter[str]:
-    """Number of the profiler's events by name; an overload that does nothing but call another of its name counts once."""
+    """Number of the profiler's events by name; an overload that does nothing but call another of its name counts once.
+
+    Ranges count where the host entered them, not where the device shows them over its kernels, as in the totals of torch's tables
+    (``is_user_annotation`` in torch/autograd/profiler_util.py).
+    """
     names: Counter[str] = Counter()
     threads: dict[int, list[tuple[int, int, str]]] = {}
     for event in events:
         name = event.name()
-        if name in _HIDDEN or event.is_hidden_event():
+        on_host = event.device_type() == DeviceType.CPU
+        if name in _HIDDEN or event.is_hidden_event() or (event.is_user_annotation() and not on_host):
             continue
         names[name] += 1
         same_thread = event.start_thread_id() == event.end_thread_id()
-        if event.device_type() == DeviceType.CPU and not event.is_async() and same_thread:
+        if on_host and not event.is_async() and same_thread:
             threads.setdefault(event.start_thread_id(), []).append((event.start_ns(), -event.end_ns(), name))
     for spans in threads.values():
         open_: list[tuple[int, str, list[str]]] = []  # end, name and children of the events that a span may lie in
