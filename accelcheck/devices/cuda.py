@@ -6,7 +6,7 @@ import os
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from accelcheck.core.capability import SUPPORTED, Capability, Code, unavailable
-from accelcheck.devices import hardware, telemetry
+from accelcheck.devices import cold, hardware, telemetry
 from accelcheck.devices.base import Device, Fingerprint, Memory
 from accelcheck.devices.packages import requires_torch, versions
 from accelcheck.devices.pinning import chips
@@ -80,20 +80,8 @@ class CudaLike(Device):
         torch.cuda.synchronize()
 
     def elapsed(self, call: Callable[[], object], times: int) -> float:
-        """Measured by events of the current stream, so that the launch latency of the host does not count; each call has a cold L2."""
-        import torch
-
-        size = torch.cuda.get_device_properties(torch.cuda.current_device()).L2_cache_size
-        flush = torch.empty(size, dtype=torch.int8, device="cuda")
-        marks = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(times)]  # type: ignore[no-untyped-call]  # torch does not annotate events
-        torch.cuda.synchronize()
-        for start, end in marks:
-            flush.zero_()
-            start.record()
-            call()
-            end.record()
-        torch.cuda.synchronize()
-        return float(sum(start.elapsed_time(end) for start, end in marks)) / 1e3  # of milliseconds
+        """Measured by events of the current stream with cold caches, without the host's launches: see `accelcheck.devices.cold`."""
+        return cold.elapsed(call, times)
 
     def seed(self, seed: int) -> None:
         import torch
