@@ -18,7 +18,14 @@ from torch import Tensor, nn
 from accelcheck.core.capability import Code
 from accelcheck.core.case import Verdict
 from accelcheck.techniques.runtimes import onnx
-from accelcheck.techniques.runtimes.onnx import PROVIDERS, TECHNIQUES, OnnxRuntime, OnnxRuntimeModule, providers_of
+from accelcheck.techniques.runtimes.onnx import (
+    PROVIDERS,
+    TECHNIQUES,
+    OnnxNode,
+    OnnxRuntime,
+    OnnxRuntimeModule,
+    nodes_of,
+)
 from accelcheck.verify.oracle import Store
 from accelcheck.workloads.base import Problem, Program
 
@@ -129,9 +136,9 @@ def profiled(path: Path, *providers: str) -> Path:
     return path
 
 
-def test_nodes_are_counted_by_provider(tmp_path: Path) -> None:
-    found = providers_of(profiled(tmp_path / "a.json", "CUDAExecutionProvider", "CPUExecutionProvider"))
-    assert found == {"CUDAExecutionProvider": 1, "CPUExecutionProvider": 1}
+def test_nodes_are_read_with_their_providers(tmp_path: Path) -> None:
+    found = nodes_of(profiled(tmp_path / "a.json", "CUDAExecutionProvider", "CPUExecutionProvider"))
+    assert found == [OnnxNode("Gemm", "CUDAExecutionProvider"), OnnxNode("Gemm", "CPUExecutionProvider")]
 
 
 @pytest.mark.parametrize(
@@ -144,13 +151,13 @@ def test_nodes_are_counted_by_provider(tmp_path: Path) -> None:
             [
                 "first execution provider is CUDAExecutionProvider",
                 "nodes that CUDAExecutionProvider ran >= 1",
-                "nodes that other providers ran = 0",
+                "nodes that other providers ran, except for shapes on the CPU = 0",
             ],
         ),
         (
             "CUDAExecutionProvider",
             ("CUDAExecutionProvider", "CPUExecutionProvider"),
-            ["nodes that other providers ran = 0"],
+            ["nodes that other providers ran, except for shapes on the CPU = 0"],
         ),
     ],
 )
@@ -162,6 +169,57 @@ def test_a_fallback_to_the_cpu_fails_the_evidence(
     session.session = SimpleNamespace(get_providers=lambda: [first], end_profiling=lambda: str(profile))
     session.provider, session.calls, session.entries = "CUDAExecutionProvider", 1, []
     assert [item.claim for item in session.evidence() if not item.engaged] == missing
+
+
+GRAPH = (  # what onnxruntime 1.32 wrote of Relu(x).reshape(2 * rows, -1) for 4 rows of 6: operator, inputs, outputs
+    ("Relu", [{"float": [4, 6]}], [{"float": [4, 6]}]),
+    ("Shape", [{"float": [4, 6]}], [{"int64": [2]}]),
+    ("Gather", [{"int64": [2]}, {"int64": [1]}], [{"int64": [1]}]),
+    ("Mul", [{"int64": [1]}, {"int64": [1]}], [{"int64": [1]}]),
+    ("Concat", [{"int64": [1]}, {"int64": [1]}], [{"int64": [2]}]),
+    ("Reshape", [{"float": [4, 6]}, {"int64": [2]}], [{"float": [8, 3]}]),
+)
+SHAPES = frozenset({"Shape", "Gather", "Mul", "Concat"})
+
+
+@pytest.mark.parametrize(
+    ("on_cpu", "others"),
+    [
+        (SHAPES, 0),
+        (SHAPES | {"Relu"}, "Relu on CPUExecutionProvider x1"),
+        (SHAPES | {"Reshape"}, "Reshape on CPUExecutionProvider x1"),
+    ],
+)
+def test_nodes_that_compute_shapes_may_stay_on_the_cpu(tmp_path: Path, on_cpu: frozenset[str], others: object) -> None:
+    session = object.__new__(OnnxRuntimeModule)
+    path = tmp_path / "profile.json"
+    path.write_text(json.dumps([node(name, shapes, "CPU" if name in on_cpu else "CUDA") for name, *shapes in GRAPH]))
+    session.session = SimpleNamespace(get_providers=lambda: ["CUDAExecutionProvider"], end_profiling=lambda: str(path))
+    session.provider, session.calls, session.entries = "CUDAExecutionProvider", 1, []
+    found = {item.claim: item for item in session.evidence()}
+    last = found["nodes that other providers ran, except for shapes on the CPU = 0"]
+    assert (last.observed, last.engaged) == (others, others == 0)
+    assert found["nodes that compute shapes on the CPU (any number)"].observed == len(SHAPES)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        [{"int64": [512]}],  # no shape has so many dimensions
+        [{"int64": [2, 2]}],
+        [{"float": [2]}],
+        [],
+    ],
+)
+def test_integers_that_are_data_may_not_stay_on_the_cpu(data: list[dict[str, list[int]]]) -> None:
+    assert not OnnxNode("Gather", "CPUExecutionProvider", data, [{"int64": [2]}]).computes_shapes
+    assert not OnnxNode("Gather", "CPUExecutionProvider", [{"int64": [2]}], data).computes_shapes
+
+
+def node(name: str, shapes: list[Any], provider: str) -> dict[str, Any]:
+    """A profile's event of a node that ran."""
+    facts = {"op_name": name, "provider": f"{provider}ExecutionProvider"}
+    return {"cat": "Node", "args": facts | {"input_type_shape": shapes[0], "output_type_shape": shapes[1]}}
 
 
 class Binding:

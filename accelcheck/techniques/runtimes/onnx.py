@@ -6,9 +6,11 @@ import contextlib
 import functools
 import importlib
 import json
+import math
 import tempfile
 from collections import Counter
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -48,6 +50,10 @@ DTYPES: Mapping[str, torch.dtype] = MappingProxyType(
     }
 )
 """torch's dtype for each name of an element type in a session."""
+SHAPE_TYPES = frozenset({"int64", "int32", "bool"})
+"""Element types, as profiles name them, of what shapes are computed from."""
+MOST_DIMENSIONS = 100
+"""Most elements of a tensor that belongs to a shape: ONNX Runtime's threshold for a small initializer."""
 
 
 class OnnxRuntimeModule(Converted):
@@ -85,7 +91,7 @@ class OnnxRuntimeModule(Converted):
         self.provider = provider
         self.session = runtime.InferenceSession(str(path), settings, providers=[(provider, dict(options))])
         self.structure = exported.call_spec.out_spec
-        self.ran: Counter[str] | None = None
+        self.ran: list[OnnxNode] | None = None
         self.synchronize = program.synchronize
         super().__init__(program.module, self._run)
 
@@ -109,12 +115,18 @@ class OnnxRuntimeModule(Converted):
         first = str(self.session.get_providers()[0])
         yield Evidence(f"first execution provider is {self.provider}", first, engaged=first == self.provider)
         if self.ran is None:  # a session decides once which provider runs a node, and its profile can be ended once
-            self.ran = providers_of(Path(self.session.end_profiling()))
-        ran = self.ran.copy()
-        own = ran.pop(self.provider, 0)
+            self.ran = nodes_of(Path(self.session.end_profiling()))
+        ran = self.ran
+        own = sum(node.provider == self.provider for node in ran)
         yield Evidence(f"nodes that {self.provider} ran >= 1", own, engaged=own >= 1)
-        others = ", ".join(f"{name} x{count}" for name, count in sorted(ran.items()))
-        yield Evidence("nodes that other providers ran = 0", others or 0, engaged=not others)
+        elsewhere = [node for node in ran if node.provider != self.provider]
+        shapes = sum(node.computes_shapes for node in elsewhere)
+        strays = Counter(f"{node.operator} on {node.provider}" for node in elsewhere if not node.computes_shapes)
+        others = ", ".join(f"{name} x{count}" for name, count in sorted(strays.items()))
+        yield Evidence(
+            "nodes that other providers ran, except for shapes on the CPU = 0", others or 0, engaged=not others
+        )
+        yield Evidence("nodes that compute shapes on the CPU (any number)", shapes, engaged=True)
 
 
 class OnnxRuntime(Conversion):
@@ -194,13 +206,51 @@ def _provider(device: Device) -> tuple[str, Mapping[str, Any]] | None:
     return PROVIDERS.get("rocm" if device.name == "rocm" else device.type)
 
 
-def providers_of(profile: Path) -> Counter[str]:
-    """Number of executed nodes by execution provider, from the profile that a session wrote."""
-    events = json.loads(profile.read_text())
-    return Counter(
-        event["args"]["provider"]
-        for event in events
-        if event.get("cat") == "Node" and "provider" in event.get("args", {})
+@dataclass(frozen=True)
+class OnnxNode:
+    """A node of the graph that a session executed.
+
+    Attributes:
+        operator: Such as ``MatMul``.
+        provider: The execution provider that ran it.
+        inputs: Shape by element type, for each input; empty where the profile does not say.
+        outputs: The same for each output.
+    """
+
+    operator: str
+    provider: str
+    inputs: Sequence[Mapping[str, Sequence[int]]] = ()
+    outputs: Sequence[Mapping[str, Sequence[int]]] = ()
+
+    @property
+    def computes_shapes(self) -> bool:
+        """Whether it computes a shape on the CPU, where ONNX Runtime places such nodes on purpose.
+
+        ``GetCpuPreferredNodes`` (onnxruntime/core/framework/fallback_cpu_capability.cc) moves nodes to the CPU that depend on small
+        tensors there alone, beginning with the results of Shape and Size. Copies to the GPU and back would take longer.
+        """
+        if self.provider != "CPUExecutionProvider":
+            return False
+        reads_data = self.operator not in {"Shape", "Size"}  # these look at the size alone
+        return _small(self.outputs) and (not reads_data or _small(self.inputs))
+
+
+def nodes_of(profile: Path) -> list[OnnxNode]:
+    """The nodes that ran, in order, from the profile that a session wrote."""
+    seen = (event.get("args", {}) for event in json.loads(profile.read_text()) if event.get("cat") == "Node")
+    return [
+        OnnxNode(args["op_name"], args["provider"], args.get("input_type_shape", ()), args.get("output_type_shape", ()))
+        for args in seen
+        if "provider" in args
+    ]
+
+
+def _small(tensors: Sequence[Mapping[str, Sequence[int]]]) -> bool:
+    """Whether these are known, and all as small as a shape: integers or booleans of at most one dimension."""
+    return bool(tensors) and all(
+        kind in SHAPE_TYPES and len(shape) <= 1 and math.prod(shape) <= MOST_DIMENSIONS
+        for tensor in tensors
+        for kind, shape in tensor.items()
     )
 
 
