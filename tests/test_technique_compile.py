@@ -5,25 +5,33 @@ from __future__ import annotations
 import importlib.util
 import os
 import shutil
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 from technique_harness import MODES, StubDevice, differences, squared
 from torch import Tensor, nn
+from torch._dynamo.utils import get_metrics_context
+from torch._inductor.cudagraph_utils import log_cudagraph_skip_and_bump_counter
 
 from accelcheck.core.capability import Code
 from accelcheck.core.case import Mode, Verdict
 from accelcheck.core.registry import index
 from accelcheck.techniques.base import Unsupported
+from accelcheck.techniques.compilation import compile as compile_module
 from accelcheck.techniques.compilation.compile import (
+    GRAPH_LAUNCH,
     TECHNIQUES,
     Compiled,
     DynamicCompile,
     MaxAutotune,
+    declined_captures,
     graphs,
+    reset_compiler,
     resolved_backend,
 )
+from accelcheck.techniques.observe import ProfilerLog
 from accelcheck.workloads.base import Problem, Program
 
 if TYPE_CHECKING:
@@ -35,6 +43,7 @@ if TYPE_CHECKING:
     from accelcheck.workloads.base import Result
 
 BY_NAME = index("technique", TECHNIQUES)
+DECLINED = "graphs that were not captured = 0"
 
 needs_compiler = pytest.mark.skipif(
     shutil.which(os.environ.get("CXX", "g++")) is None, reason="inductor needs a C++ compiler"
@@ -193,7 +202,45 @@ def test_the_backend_of_a_module_that_is_not_compiled_is_unknown() -> None:
 def test_graph_techniques_need_replays_as_evidence() -> None:
     # A CPU that claims CUDA graphs: the backend skips them, and the evidence fails.
     _, evidence = judged(BY_NAME["compile-cudagraphs"], Mode.FORWARD, device=StubDevice(features=("cuda-graphs",)))
-    assert missing(evidence) == ["captured graphs replayed >= 1"]
+    assert missing(evidence) == ["captured graphs replayed >= 1", DECLINED]
+    said = {item.claim: item.observed for item in evidence}
+    assert "due to cpu device" in str(said[DECLINED])
+
+
+class Replays(ProfilerLog):
+    """Of a GPU that replayed one captured graph."""
+
+    def count(self, pattern: str) -> int:
+        return 1 if pattern == GRAPH_LAUNCH else super().count(pattern)
+
+
+@needs_compiler
+def test_a_graph_that_inductor_declines_to_capture_fails_although_another_one_was_replayed() -> None:
+    technique = BY_NAME["compile-reduce-overhead"]
+    program = Program.of(small())
+    technique.prepare(program, Mode.BACKWARD, StubDevice(features=("inductor", "cuda-graphs")))
+    program.run(Mode.BACKWARD)
+    with Replays("cpu") as log:
+        program.run(Mode.BACKWARD)
+    evidence = list(technique.evidence(program, log, Mode.BACKWARD, StubDevice()))
+    technique.finish()
+    assert missing(evidence) == [DECLINED]
+    assert str(evidence[-1].observed).startswith("1: ")  # declined forward, inductor does not try backward
+
+
+def test_why_a_graph_was_not_captured_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    reset_compiler()
+    assert declined_captures().engaged
+    # What inductor calls in a compilation for a GPU.
+    with get_metrics_context():
+        log_cudagraph_skip_and_bump_counter("skipping cudagraphs due to mutated inputs (1 instances)")
+        found = [SimpleNamespace(cudagraph_skip_reason="skipping cudagraphs due to mutated inputs (1 instances)")]
+    monkeypatch.setattr(compile_module, "compilations", lambda: found)
+    said = declined_captures()
+    assert (said.engaged, said.observed) == (False, "1: skipping cudagraphs due to mutated inputs (1 instances)")
+    monkeypatch.setattr(compile_module, "compilations", list)
+    assert declined_captures().observed == "1: no reason recorded; TORCH_LOGS=cudagraphs shows it"
+    reset_compiler()
 
 
 @needs_compiler

@@ -141,6 +141,7 @@ class CudaGraphs(Compiled):
     def evidence(self, program: Program, log: Log, mode: Mode, device: Device) -> Iterable[Evidence]:
         yield from super().evidence(program, log, mode, device)
         yield at_least(log, "captured graphs replayed", GRAPH_LAUNCH, 1)
+        yield declined_captures()
 
 
 class MaxAutotune(Compiled):
@@ -184,6 +185,8 @@ class MaxAutotune(Compiled):
         yield Evidence("contractions whose kernels were timed >= 1", tuned, engaged=tuned >= 1)
         own = _counters()["inductor"]["cpp_templated_kernel_counter"]
         yield Evidence("of them won by a C++ template (any number)", own, engaged=True)
+        if "cuda-graphs" in device.features:  # not what the mode promises: for information only
+            yield Evidence("graphs that were not captured (any number)", declined_captures().observed, engaged=True)
 
     def finish(self) -> None:
         super().finish()
@@ -300,6 +303,17 @@ def recompilations() -> int:
     """
     ids = {str(metric.compile_id) for metric in compilations() if metric.compile_id is not None}
     return sum(1 for name in ids if name.rpartition("/")[2].partition("_")[0] != "0")
+
+
+def declined_captures() -> Evidence:
+    """Evidence that no graph compiled since `reset_compiler` was left out of the capture: such a graph runs, launch by launch.
+
+    Torch counts and warns of them, and goes on (``log_cudagraph_skip_and_bump_counter`` in torch/_inductor/cudagraph_utils.py).
+    """
+    skips = int(_counters()["inductor"]["cudagraph_skips"])
+    said = dict.fromkeys(str(metric.cudagraph_skip_reason) for metric in compilations() if metric.cudagraph_skip_reason)
+    why = "; ".join(said) or "no reason recorded; TORCH_LOGS=cudagraphs shows it"
+    return Evidence("graphs that were not captured = 0", f"{skips}: {why}" if skips else 0, engaged=skips == 0)
 
 
 def count_xla_runs(program: Program) -> None:
