@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -18,8 +19,9 @@ from accelcheck.selftest.faults.base import Planted
 from accelcheck.selftest.faults.plant import nothing, truncated_to
 from accelcheck.techniques.base import Unsupported
 from accelcheck.techniques.quantization import float8, torchao
-from accelcheck.techniques.quantization.emulation import eval_copy, nearest
+from accelcheck.techniques.quantization.emulation import eval_copy, nearest, summed
 from accelcheck.techniques.quantization.float8 import TECHNIQUES, Float8Linear, ScaledProduct, WidenedLinear, quantize
+from accelcheck.verify.precision import FLOAT8_UNITS, MatrixUnit
 from accelcheck.workloads.base import Problem, Program
 
 if TYPE_CHECKING:
@@ -169,6 +171,91 @@ def test_faults_of_float8_weights_are_caught(edit: Any, store: Store) -> None:
     record = verdict_of(store, Planted(WEIGHTS, every_layer(edit)), seeded("mlp"))
     assert record.verdict is Verdict.FAIL
     assert "out: view" in record.reason
+
+
+# The sums of matrix units
+
+
+def test_sums_of_14_bits_lose_what_is_smaller() -> None:
+    hopper = FLOAT8_UNITS[9, 0]
+    ones = torch.ones(64, 1, dtype=torch.float64)
+    # 2**13 + 1 needs 14 bits, and 2**14 + 1 one more.
+    assert float(summed(torch.tensor([[2.0**13] + [1.0] * 63]).double(), ones, hopper)) == 2**13 + 63
+    assert float(summed(torch.tensor([[2.0**14] + [1.0] * 63]).double(), ones, hopper)) == 2**14
+    assert float(summed(torch.tensor([[-(2.0**14)] + [-1.0] * 63]).double(), ones, hopper)) == -(2**14)  # toward zero
+    # After 128 products the sum starts again, in FP32.
+    ones = torch.ones(256, 1, dtype=torch.float64)
+    late = torch.tensor([[2.0**14] + [0.0] * 127 + [1.0] * 128]).double()
+    assert float(summed(late, ones, hopper)) == 2**14 + 128
+    assert float(summed(late, ones, replace(hopper, promoted=0))) == 2**14 + 0
+    assert float(summed(late, ones, FLOAT8_UNITS[10, 0])) == 2**14 + 128
+
+
+def test_a_unit_that_keeps_all_bits_gives_the_product() -> None:
+    torch.manual_seed(0)
+    a, b = (torch.randn(9, 70).to(E4M3).double() for _ in range(2))
+    wide = MatrixUnit("wide", 60, 60, 32, 0)
+    torch.testing.assert_close(summed(a, b.t(), wide), a @ b.t(), rtol=2.0**-23, atol=0.0)
+
+
+@pytest.mark.parametrize(
+    ("capability", "bits"), [((8, 9), 13), ((9, 0), 13), ((10, 0), 25), ((12, 0), 25), ((11, 7), None)]
+)
+def test_a_gpus_sums_are_those_of_its_chip(
+    capability: tuple[int, int], bits: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.version, "hip", None)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
+    unit = float8.unit_of(StubDevice("cuda"))
+    assert (None if unit is None else unit.fraction) == bits
+    said = str(float8.sums(unit).observed)
+    assert ("nothing else is known" in said) == (bits is None)
+    assert float8.unit_of(StubDevice()) is None
+
+
+def multiplied(unit: MatrixUnit) -> Any:
+    """A `torch._scaled_mm` that adds up as a matrix unit."""
+
+    def product(a: Tensor, b: Tensor, *, scale_a: Tensor, scale_b: Tensor, out_dtype: torch.dtype, **_: Any) -> Tensor:
+        found = summed(a.float().double(), b.float().double(), unit)
+        return (found * scale_a.double() * scale_b.double()).to(out_dtype)
+
+    return product
+
+
+HOPPER = FLOAT8_UNITS[9, 0]
+
+
+@pytest.mark.parametrize(
+    ("made", "held_to", "verdict"),
+    [
+        (HOPPER, HOPPER, Verdict.PASS),
+        (replace(HOPPER, terms=16, promoted=0), HOPPER, Verdict.PASS),  # another kernel's choice
+        (MatrixUnit("FP32", 40, 23, 32, 0), HOPPER, Verdict.PASS),
+        (replace(HOPPER, fraction=8, kept=8), HOPPER, Verdict.FAIL),
+        (HOPPER, None, Verdict.FAIL),  # a chip that should have more
+        (FLOAT8_UNITS[10, 0], FLOAT8_UNITS[10, 0], Verdict.PASS),
+        (HOPPER, FLOAT8_UNITS[10, 0], Verdict.FAIL),
+    ],
+)
+@pytest.mark.parametrize("technique", [SCALED, ROWWISE], ids=lambda technique: technique.name)
+@pytest.mark.parametrize("workload", ["mlp-blocks", "transformer-block"])
+def test_a_product_is_held_to_the_sums_of_its_unit(
+    workload: str,
+    technique: Any,
+    made: MatrixUnit,
+    held_to: MatrixUnit | None,
+    verdict: Verdict,
+    store: Store,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(torch, "_scaled_mm", multiplied(made))
+    monkeypatch.setattr(float8, "unit_of", lambda _: held_to)
+    monkeypatch.setattr(technique, "is_action", lambda _: True)  # nothing is dispatched here
+    record = verdict_of(store, technique, seeded(workload))
+    assert record.verdict is verdict, record.reason
+    assert "not engaged" not in record.reason
 
 
 # Evidence

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
@@ -34,7 +35,51 @@ SMALLEST_SUBNORMAL: Mapping[str, float] = MappingProxyType(
 """Spacing of numbers around zero: the absolute error that rounding makes there is at most half of it."""
 
 ACCUMULATOR = "float32"
-"""What correct kernels of every precision here accumulate in (float64 accumulates in itself)."""
+"""What correct kernels of every precision here accumulate in (float64 accumulates in itself).
+
+Float8 products are the exception: see `FLOAT8_UNITS`.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class MatrixUnit:
+    """How a matrix unit adds up products of float8 numbers.
+
+    It takes some of them at a time, and what it has so far. All are shifted to the exponent of the largest, cut off after some
+    fraction bits toward zero, and added exactly; the sum is cut off too.
+
+    Attributes:
+        name: In words.
+        fraction: Bits after the point of the largest term that the others keep.
+        kept: Fraction bits of the sum that is carried on: 23 for FP32.
+        terms: Products that are added in one step.
+        promoted: Products after which the sum is added to one in FP32, and starts again from 0; 0 for never.
+    """
+
+    name: str
+    fraction: int
+    kept: int
+    terms: int
+    promoted: int
+
+
+FLOAT8_UNITS: Mapping[tuple[int, int], MatrixUnit] = MappingProxyType(
+    {
+        (8, 9): MatrixUnit("Ada: sums of 14 bits, added up in FP32 every 128 products", 13, 13, 16, 128),
+        (9, 0): MatrixUnit("Hopper: sums of 14 bits, added up in FP32 every 128 products", 13, 13, 32, 128),
+        (10, 0): MatrixUnit("Blackwell: sums in FP32, cut off", 25, 23, 32, 0),
+        (10, 3): MatrixUnit("Blackwell: sums in FP32, cut off", 25, 23, 32, 0),
+        (12, 0): MatrixUnit("Blackwell RTX: sums in FP32, cut off", 25, 23, 32, 0),
+        (12, 1): MatrixUnit("Blackwell RTX: sums in FP32, cut off", 25, 23, 32, 0),
+    }
+)
+"""Float8 matrix units by CUDA compute capability. A chip that is not here is held to sums in FP32.
+
+"Around 14 bits" on Hopper: DeepSeek-V3, arXiv:2412.19437, sections 3.3.2 and 3.5.2; "FP22" (8 exponent and 13 fraction bits) on
+Ada and Hopper: SageAttention2, arXiv:2411.10958. Fraction bits, terms and rounding of all: MMA-Sim, arXiv:2511.10909, whose
+model gives the bits of the chips (mmasim/simulator/nv.py). With ``use_fast_accum=False`` libraries promote sums to FP32 at
+intervals (cuBLAS, CUBLASLT_MATMUL_DESC_FAST_ACCUM): CUTLASS after 4 instructions of 32 products, and DeepSeek-V3 after 128.
+"""
 
 INEXACT_ULPS = 2.0
 """Error in units in the last place granted to fused and transcendental operators, where basic arithmetic and contractions

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
     from torch.utils.hooks import RemovableHandle
 
+    from accelcheck.verify.precision import MatrixUnit
+
 EPSILON = torch.finfo(torch.float32).eps
 """Smallest scale of torch.ao's observers and of torchao's Int8Tensor."""
 
@@ -73,13 +75,20 @@ def rounded(position: Tensor, value: Tensor, flips: torch.Generator | None, reac
     return torch.where(torn & (by_value(flips, value) < 0.5), other, integer)
 
 
-def nearest(x: Tensor, dtype: torch.dtype, flips: torch.Generator | None = None) -> Tensor:
-    """`x` rounded to the nearest numbers of a floating-point `dtype`, within its range, in the dtype of `x`; `flips` as in `rounded`."""
+def nearest(x: Tensor, dtype: torch.dtype, flips: torch.Generator | None = None, relative: float = RELATIVE) -> Tensor:
+    """`x` rounded to the nearest numbers of a floating-point `dtype`, within its range, in the dtype of `x`.
+
+    Args:
+        x: Any shape.
+        dtype: A floating-point dtype.
+        flips: As in `rounded`.
+        relative: Relative error of `x` that a correct implementation may have.
+    """
     limits = torch.finfo(dtype)
     _, exponent = torch.frexp(x)
     # Neighbours are eps 2**(exponent - 1) apart, but not closer than subnormal numbers are.
     unit = torch.ldexp(torch.ones_like(x), exponent - 1).clamp(min=limits.smallest_normal) * limits.eps
-    reach = RELATIVE / limits.eps * 2  # positions are up to 2 / eps
+    reach = relative / limits.eps * 2  # positions are up to 2 / eps
     return (rounded(x / unit, x, flips, reach) * unit).clamp(limits.min, limits.max)
 
 
@@ -196,6 +205,39 @@ class Dequantized(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         out: Tensor = self.after(F.linear(self.before(x), self.weight, self.bias))
         return out
+
+
+def summed(a: Tensor, b: Tensor, unit: MatrixUnit) -> Tensor:
+    """The product of float8 matrices as a matrix unit adds it up.
+
+    Args:
+        a: ``(M, K)``, FP64, with values of a float8 dtype.
+        b: ``(K, N)``, likewise.
+        unit: The unit.
+
+    Returns:
+        ``(M, N)``, FP64.
+    """
+    whole = torch.zeros(a.shape[0], b.shape[1], dtype=torch.float64)
+    part = torch.zeros_like(whole)
+    exponents = _exponent(a), _exponent(b)
+    for first in range(0, a.shape[1], unit.terms):
+        here = slice(first, first + unit.terms)
+        products = a[:, here].unsqueeze(1) * b[here].t()  # (M, N, terms), exact
+        largest = (exponents[0][:, here].unsqueeze(1) + exponents[1][here].t()).amax(-1).maximum(_exponent(part))
+        step = torch.ldexp(torch.ones_like(part), largest - unit.fraction)
+        total = ((products / step.unsqueeze(-1)).trunc().sum(-1) + (part / step).trunc()) * step
+        step = torch.ldexp(torch.ones_like(part), _exponent(total) - unit.kept)
+        part = (total / step).trunc() * step
+        if unit.promoted and (first + unit.terms) % unit.promoted == 0:
+            whole = (whole + part).float().double()
+            part = torch.zeros_like(part)
+    return (whole + part).float().double()
+
+
+def _exponent(x: Tensor) -> Tensor:
+    """Exponents e with 1 <= ``|x|`` / 2**e < 2, and far below all others for 0."""
+    return torch.where(x == 0, -999, torch.frexp(x).exponent - 1)
 
 
 class EmulatedLinear(Dequantized):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -10,15 +11,28 @@ from torch.nn.functional import linear, pad
 from torch.utils._python_dispatch import _disable_current_modes
 
 from accelcheck.core.capability import SUPPORTED, Capability, Code, unavailable, unsupported
+from accelcheck.core.case import Evidence
 from accelcheck.techniques.base import Unsupported
-from accelcheck.techniques.quantization.emulation import EPSILON, RELATIVE, Dequantized, nearest
+from accelcheck.techniques.quantization.emulation import (
+    EPSILON,
+    RELATIVE,
+    Dequantized,
+    eval_copy,
+    nearest,
+    replaced,
+    summed,
+)
 from accelcheck.techniques.quantization.int8 import Replacing
+from accelcheck.verify.precision import FLOAT8_UNITS, UNIT_ROUNDOFF
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from accelcheck.core.case import Mode
     from accelcheck.devices.base import Device
     from accelcheck.techniques.base import Technique
-    from accelcheck.techniques.observe import Operator
+    from accelcheck.techniques.observe import Log, Operator
+    from accelcheck.verify.precision import MatrixUnit
     from accelcheck.workloads.base import Program
 
 TILE = 16
@@ -70,7 +84,12 @@ class Float8Linear(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         elements, scale = quantize(x.reshape(-1, x.shape[-1]), self.dtype, rows=self.rows)
         product = torch._scaled_mm(  # noqa: SLF001 - its public name, torch.nn.functional.scaled_mm, is newer than torch 2.9
-            _padded(elements, 1), self.weight.t(), scale_a=scale, scale_b=self.scale, out_dtype=x.dtype
+            _padded(elements, 1),
+            self.weight.t(),
+            scale_a=scale,
+            scale_b=self.scale,
+            out_dtype=x.dtype,
+            use_fast_accum=False,  # Hopper would keep 14 bits to the end: see `accelcheck.verify.precision.FLOAT8_UNITS`
         )
         out = product[:, : self.channels].reshape(*x.shape[:-1], self.channels)
         return out.contiguous() if self.bias is None else out + self.bias
@@ -94,27 +113,121 @@ class WidenedLinear(nn.Module):
 
 
 class Float8Grid(nn.Module):
-    """Casts activations to float8 and back: FP64 in, FP64 out, of the same shape. `flips` is as in `Quantizer`."""
+    """Casts activations to float8: FP64 in, FP64 out. `flips` is as in `Quantizer`.
 
-    def __init__(self, dtype: torch.dtype, *, rows: bool) -> None:
+    Args:
+        dtype: The float8 dtype.
+        rows: As in `Float8Linear`.
+        unit: The matrix unit whose sums the activations come from; None for sums in FP32.
+    """
+
+    def __init__(self, dtype: torch.dtype, *, rows: bool, unit: MatrixUnit | None = None) -> None:
         super().__init__()
-        self.dtype, self.rows = dtype, rows
+        self.dtype, self.rows, self.unit = dtype, rows, unit
+        # What a sum that is cut off may err by; as `RELATIVE`, it decides which values may be rounded to either side.
+        self.relative = RELATIVE if unit is None else max(RELATIVE, 2.0**-unit.kept)
         self.flips: torch.Generator | None = None
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The elements on the float8 dtype's grid, their scale, and the product of both, of the shape of `x`."""
         # Without dispatch modes: the oracle must not simulate rounding errors here, since `flips` accounts for them.
         with torch.no_grad(), _disable_current_modes():
             single = x.float()
             scale = scale_of(single, self.dtype, rows=self.rows)
             if self.flips is not None:
-                scale = scale * (1 + RELATIVE * (2 * torch.rand((), generator=self.flips) - 1))
-            return nearest(single / scale, self.dtype, self.flips).double() * scale.double()
+                scale = scale * (1 + self.relative * (2 * torch.rand((), generator=self.flips) - 1))
+            elements = nearest(single / scale, self.dtype, self.flips, self.relative).double()
+            return elements, scale.double(), elements * scale.double()
 
 
-def emulated(layer: nn.Linear, dtype: torch.dtype, *, rows: bool, inputs: bool = True) -> Dequantized:
-    """The FP64 emulation of a layer with a float8 weight and, with `inputs`, a float8 input."""
-    elements, scale = quantize(layer.weight.detach().float(), dtype, rows=rows)
-    return Dequantized(layer, elements.double() * scale.double(), Float8Grid(dtype, rows=rows) if inputs else None)
+class EmulatedProduct(Dequantized):
+    """The FP64 emulation of a `Float8Linear`. With `flips`, as in `Quantizer`, its sums are those of a matrix unit.
+
+    Args:
+        layer: The FP64 original.
+        grid: Casts the input. Its unit is None for sums in FP32, whose rounding errors the oracle simulates by itself.
+    """
+
+    elements: Tensor
+    scale: Tensor
+
+    def __init__(self, layer: nn.Linear, grid: Float8Grid) -> None:
+        elements, scale = quantize(layer.weight.detach().float(), grid.dtype, rows=grid.rows)
+        super().__init__(layer, elements.double() * scale.double())
+        self.register_buffer("elements", elements.double())
+        self.register_buffer("scale", scale.double())
+        self.grid = grid
+        self.flips: torch.Generator | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        elements, scale, values = self.grid(x)
+        out: Tensor = linear(values, self.weight, self.bias)
+        if self.grid.unit is None or self.flips is None:
+            return out
+        with torch.no_grad(), _disable_current_modes():
+            # Which products meet in one step is the kernel's choice.
+            order = torch.randperm(x.shape[-1], generator=self.flips)
+            rows, columns = elements.reshape(-1, x.shape[-1])[:, order], self.elements.t()[order]
+            wrong = (summed(rows, columns, self.grid.unit) - rows @ columns).reshape(out.shape)
+            out += wrong * scale * (self.scale.t() if self.grid.rows else self.scale)
+        return out
+
+
+@dataclass(frozen=True)
+class Float8Scheme:
+    """Makes the FP64 emulation of a module whose linear layers multiply float8 operands: as `Technique.emulate`.
+
+    A plain value, so that it can be sent to the process that computes oracles as it is.
+
+    Attributes:
+        dtype: The float8 dtype of both operands.
+        rows: As in `Float8Linear`.
+        unit: The device's matrix unit; None for sums in FP32.
+        whole_tiles: Whether layers whose sizes are no multiples of `TILE` are left alone.
+    """
+
+    dtype: torch.dtype
+    rows: bool
+    unit: MatrixUnit | None
+    whole_tiles: bool = False
+
+    def __call__(self, module: nn.Module, inputs: tuple[Any, ...]) -> nn.Module:
+        del inputs
+        return replaced(eval_copy(module), self.layer)
+
+    def layer(self, original: nn.Linear) -> nn.Module:
+        """The emulation of one layer."""
+        if self.whole_tiles and any(size % TILE for size in original.weight.shape):
+            return original
+        return EmulatedProduct(original, Float8Grid(self.dtype, rows=self.rows, unit=self.unit))
+
+    def __str__(self) -> str:
+        words = (
+            str(self.dtype).removeprefix("torch."),
+            "token-channel" if self.rows else "tensor",
+            *(["tiled"] if self.whole_tiles else []),
+            *([self.unit.name.partition(":")[0].lower().replace(" ", "-")] if self.unit else []),
+        )
+        return "-".join(words)
+
+
+def widened(layer: nn.Linear, dtype: torch.dtype) -> Dequantized:
+    """The FP64 emulation of a `WidenedLinear`."""
+    elements, scale = quantize(layer.weight.detach().float(), dtype, rows=True)
+    return Dequantized(layer, elements.double() * scale.double())
+
+
+def unit_of(device: Device) -> MatrixUnit | None:
+    """The float8 matrix unit of a device; None where it is not known, or none but FP32's accumulator is."""
+    if device.type != "cuda" or torch.version.hip is not None or not torch.cuda.is_available():
+        return None
+    return FLOAT8_UNITS.get(torch.cuda.get_device_capability())
+
+
+def sums(unit: MatrixUnit | None) -> Evidence:
+    """What the sums of float8 products are held to: no proof that anything ran, and always engaged."""
+    held = "FP32: nothing else is known of this chip" if unit is None else unit.name
+    return Evidence("sums of float8 products are held to (for information)", held, engaged=True)
 
 
 def tried(device: Device, dtype: torch.dtype, out: torch.dtype, *, rows: bool) -> Capability:
@@ -142,7 +255,8 @@ def tried(device: Device, dtype: torch.dtype, out: torch.dtype, *, rows: bool) -
         return unsupported(Code.NO_FEATURE, reason)
     if strays := device.fallbacks():
         return unsupported(Code.NO_FEATURE, f"{device.name} falls back to the CPU for {', '.join(sorted(strays))}")
-    if not bool((got == TILE).all()):
+    # The elements' sum is exact in every unit; the two scales, their product and what they multiply are rounded to FP32.
+    if not bool(((got.double() / TILE - 1).abs() <= 4 * UNIT_ROUNDOFF["float32"]).all()):
         raise RuntimeError(f"{device.name}: sums of {TILE} products of ones in {dtype}: expected {TILE}, got {got}")
     return SUPPORTED
 
@@ -171,24 +285,34 @@ class ScaledProduct(Replacing):
     def __init__(self, name: str, dtype: torch.dtype, *, rows: bool, level: int = 1) -> None:
         self.name, self.stored, self.rows, self.level = name, dtype, rows, level
         self.format = str(dtype).removeprefix("torch.")
+        self.unit: MatrixUnit | None = None
         self.action = f"{self.format} products (aten::_scaled_mm)"
         each = "token and channel" if rows else "tensor"
         self.promise = f"Linear layers multiply {self.format} activations and weights, with one scale per {each}."
 
     def capability(self, device: Device) -> Capability:
-        """Whether one of FP32 and bfloat16 outputs works, by trial: kernels differ in the outputs that they support."""
+        """Whether one of FP32 and bfloat16 outputs works, by trial: kernels differ in the outputs that they support.
+
+        From here on, `oracle` and `emulate` are those for the device.
+        """
+        self.unit = unit_of(device)
         answers = [tried(device, self.stored, out, rows=self.rows) for out in (torch.float32, torch.bfloat16)]
         return next((answer for answer in answers if answer.ok), answers[0])
 
     @property
     def oracle(self) -> str:
-        return f"{self.format}-{'token-channel' if self.rows else 'tensor'}"
+        return str(self.emulate)
+
+    @property
+    def emulate(self) -> Float8Scheme:  # a callable value, which the oracle's process gets as it is now
+        """The FP64 emulation for the device that was last asked about."""
+        return Float8Scheme(self.stored, self.rows, self.unit)
 
     def make(self, linear: nn.Linear) -> nn.Module:
         return Float8Linear(linear, self.stored, rows=self.rows)
 
     def emulated_layer(self, linear: nn.Linear) -> nn.Module:
-        return emulated(linear, self.stored, rows=self.rows)
+        return self.emulate.layer(linear)
 
     def is_action(self, operator: Operator) -> bool:
         return is_product(operator, self.stored)
@@ -197,7 +321,12 @@ class ScaledProduct(Replacing):
         out = next(program.module.parameters()).dtype
         if not (answer := tried(device, self.stored, out, rows=self.rows)).ok:
             raise Unsupported(answer)
+        self.unit = unit_of(device)
         super().prepare(program, mode, device)
+
+    def evidence(self, program: Program, log: Log, mode: Mode, device: Device) -> Iterable[Evidence]:
+        yield from super().evidence(program, log, mode, device)
+        yield sums(self.unit)
 
 
 class WeightOnly(Replacing):
@@ -233,7 +362,7 @@ class WeightOnly(Replacing):
         return WidenedLinear(linear, self.stored)
 
     def emulated_layer(self, linear: nn.Linear) -> nn.Module:
-        return emulated(linear, self.stored, rows=True, inputs=False)
+        return widened(linear, self.stored)
 
     def is_action(self, operator: Operator) -> bool:
         return operator.name == "aten::_to_copy" and operator.takes(self.stored)

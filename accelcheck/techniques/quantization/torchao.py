@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from accelcheck.devices.base import Device
     from accelcheck.techniques.base import Technique
     from accelcheck.techniques.observe import Log
+    from accelcheck.verify.precision import MatrixUnit
     from accelcheck.workloads.base import Program, Workload
 
 GROUP = 16
@@ -174,7 +175,7 @@ class Float8WeightOnly(TorchAO):
 
     def emulate(self, module: nn.Module, inputs: tuple[Any, ...]) -> nn.Module:
         del inputs
-        return replaced(eval_copy(module), lambda linear: float8.emulated(linear, self.stored, rows=True, inputs=False))
+        return replaced(eval_copy(module), lambda linear: float8.widened(linear, self.stored))
 
     def ran(self, log: Log, wanted: int) -> Evidence:
         runs = operators(log).having(lambda op: op.name == "aten::_to_copy" and op.takes(self.stored))
@@ -187,10 +188,16 @@ class Float8Dynamic(Float8WeightOnly):
     name = "float8-torchao-dynamic"
     promise = "Linear layers multiply float8 activations by float8 weights, with one scale per tensor."
     config = "Float8DynamicActivationFloat8WeightConfig"
-    oracle = "float8_e4m3fn-tensor-tiled"
+
+    def __init__(self) -> None:
+        self.unit: MatrixUnit | None = None
 
     def capability(self, device: Device) -> Capability:
-        """CUDA, ROCm and XPU, by trial: torchao refuses other hardware, even where ``torch._scaled_mm`` works."""
+        """CUDA, ROCm and XPU, by trial: torchao refuses other hardware, even where ``torch._scaled_mm`` works.
+
+        From here on, `oracle` and `emulate` are those for the device.
+        """
+        self.unit = float8.unit_of(device)
         if device.type not in {"cuda", "xpu"}:
             return unsupported(
                 Code.NO_FEATURE,
@@ -205,18 +212,24 @@ class Float8Dynamic(Float8WeightOnly):
         )
 
     def settings(self, torchao: Any) -> dict[str, Any]:
-        # The fast accumulator of Hopper GPUs has only 14 bits, and so is no FP32 accumulation.
+        # With the fast one, sums on Hopper GPUs keep 14 bits to the end.
         exactly = importlib.import_module("torchao.float8.inference").Float8MMConfig(use_fast_accum=False)
         one = torchao.PerTensor()
         return super().settings(torchao) | {"activation_dtype": self.stored, "granularity": one, "mm_config": exactly}
 
-    def emulate(self, module: nn.Module, inputs: tuple[Any, ...]) -> nn.Module:
-        del inputs
+    @property
+    def oracle(self) -> str:  # type: ignore[override]  # the weight-only variant's is the same on every device
+        """Name of the scheme, for the device that was last asked about."""
+        return str(self.emulate)
 
-        def make(linear: nn.Linear) -> nn.Module:
-            return float8.emulated(linear, self.stored, rows=False) if self.converts(linear) else linear
+    @property
+    def emulate(self) -> float8.Float8Scheme:  # as in `float8.ScaledProduct`
+        """The FP64 emulation for the device that was last asked about."""
+        return float8.Float8Scheme(self.stored, rows=False, unit=self.unit, whole_tiles=True)
 
-        return replaced(eval_copy(module), make)
+    def evidence(self, program: Program, log: Log, mode: Mode, device: Device) -> Iterable[Evidence]:
+        yield from super().evidence(program, log, mode, device)
+        yield float8.sums(self.unit)
 
     def ran(self, log: Log, wanted: int) -> Evidence:
         runs = operators(log).having(lambda op: float8.is_product(op, self.stored))
