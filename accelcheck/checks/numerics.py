@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
+from accelcheck.checks.device_layout import eager_strides
 from accelcheck.checks.trial import SWITCHED_OFF, Finding, State, absent, mutations, snapshot, warm_up, watched
 from accelcheck.core.case import Evidence, Figure, Mode
 from accelcheck.core.plain import text
@@ -53,7 +55,8 @@ class _Run:
         self.trial = trial
         technique, device, case = trial.technique, trial.device, trial.case
         dtypes = frozenset({technique.precision(case.dtype)} - {case.dtype})
-        self.contract = Contract(device.type, technique.keeps_strides and "strided" in device.features, dtypes)
+        strides = technique.keeps_strides and "strided" in device.features
+        self.contract = Contract(device.type, strides, dtypes, eager_strides(trial) if strides else {})
         self.evidence: list[Evidence] = []
         self.faults: list[str] = []
         self.figures: list[Figure] = []
@@ -145,7 +148,10 @@ class _Run:
 
     def _values(self, result: Result, reference: Reference, draw: Draw) -> Result:
         """Judge a result. Returns it on the CPU; empty where its metadata is wrong."""
-        wrong = [_labelled(str(fault), draw) for fault in check_metadata(result, reference, self.contract)]
+        contract = self.contract
+        if contract.strides and draw.probe and PROBES[draw.probe].reshapes:
+            contract = replace(contract, eager_strides=eager_strides(self.trial, draw))
+        wrong = [_labelled(str(fault), draw) for fault in check_metadata(result, reference, contract)]
         if wrong:
             self.faults += wrong
             return {}
