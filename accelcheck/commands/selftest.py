@@ -58,13 +58,16 @@ def _selftest(given: argparse.Namespace) -> int:
     rows = _chosen(runner.rows(), given.fault)
     on_host = given.device in {"cpu", "xla"} and not hardware.tpu().count
     jobs = given.jobs or (hardware.usable_cores() if on_host else 1)
-    print(f"{len(rows)} rows x {given.seeds} seeds on {given.device}, {jobs} processes", flush=True)
+    due = sum(row.tried(given.seeds) for row in rows)
+    fewer = sum(row.tried(given.seeds) < given.seeds for row in rows)
+    less = f" ({fewer} of slow techniques with fewer)" if fewer else ""
+    print(f"{len(rows)} rows x {given.seeds} seeds{less} on {given.device}, {jobs} processes", flush=True)
     outcomes: list[runner.SeedResult] = []
     died = ""
     started = time.monotonic()
     with (
         tempfile.TemporaryDirectory(prefix="accelcheck-") as folder,
-        console.progress("verdicts", len(rows) * given.seeds) as done,
+        console.progress("verdicts", due) as done,
     ):
         try:
             for group in runner.run(given.device, rows, given.seeds, jobs, Path(folder)):

@@ -54,6 +54,9 @@ class PlantedRow:
         workload, mode, dtype: Where it is planted.
         correct: Whether it is a correct variant.
         hidden: Why a fault may be missed in this row; empty where it must be caught.
+        technique: Name of the technique that it is planted under.
+        emulated: Whether it is planted in accelcheck's own code, see `Fault.emulated`.
+        seeds: Most seeds that it is tried with; 0 for as many as are asked for.
     """
 
     plant: str
@@ -63,6 +66,13 @@ class PlantedRow:
     dtype: str
     correct: bool = False
     hidden: str = ""
+    technique: str = "eager"
+    emulated: bool = False
+    seeds: int = 0
+
+    def tried(self, seeds: int) -> int:
+        """Number of seeds that it is tried with where `seeds` are asked for."""
+        return min(seeds, self.seeds or seeds)
 
     def __str__(self) -> str:
         degree = f" {self.strength:g}" if self.strength != 1.0 else ""
@@ -136,19 +146,44 @@ def variants() -> Mapping[str, Variant]:
 def rows() -> list[PlantedRow]:
     """Every row of the kill table, ordered by workload, so that rows that share oracles follow each other."""
     found = [
-        PlantedRow(f.name, strength, cell.workload, cell.mode, dtype, hidden=f.hidden.get((dtype, strength), ""))
+        PlantedRow(
+            f.name,
+            strength,
+            cell.workload,
+            cell.mode,
+            dtype,
+            hidden=cell.hidden.get(dtype, f.hidden.get((dtype, strength), "")),
+            technique=_name(f),
+            emulated=f.emulated,
+            seeds=f.seeds,
+        )
         for f in faults().values()
         for cell in f.cells
-        for dtype in cell.dtypes
+        for dtype in (*cell.dtypes, *cell.hidden)
         for strength in f.strengths
     ]
     found += [
-        PlantedRow(v.name, 1.0, cell.workload, cell.mode, dtype, correct=True)
+        PlantedRow(v.name, 1.0, cell.workload, cell.mode, dtype, correct=True, technique=_name(v))
         for v in variants().values()
         for cell in v.cells
         for dtype in cell.dtypes
     ]
     return sorted(found, key=lambda row: (row.workload, row.mode, row.dtype, row.plant, -row.strength))
+
+
+def absent() -> list[str]:
+    """Cells that have no such fault, each with the reason."""
+    return sorted(
+        f"{f.name} in {cell.workload}/{dtype}/{cell.mode}: {reason}"
+        for f in faults().values()
+        for cell in f.cells
+        for dtype, reason in f.absent.items()
+        if dtype not in cell.dtypes
+    )
+
+
+def _name(plant: Fault | Variant) -> str:
+    return plant.technique if isinstance(plant.technique, str) else plant.technique.name
 
 
 def bench(device: Device, matrix: Matrix, store: Store) -> Bench:
@@ -206,13 +241,13 @@ def _unsteady(technique: Technique, row: PlantedRow, seed: int, device: Device) 
     entries = unsteady(device.name).covering(case.id)
     if not entries:
         return None
-    plain = replace(row, plant=f"{technique.name}{PLAIN}", strength=1.0, correct=True, hidden="")
+    plain = _unplanted(technique, row)
     reason = f"{row.dtype}: with some seeds {device.name} fails by itself: {entries[0].reason}"
     return SeedResult(plain, seed, Verdict.UNSUPPORTED, (), reason, DEVICE_FAILS)
 
 
 def _plain(technique: Technique, row: PlantedRow, seed: int, bench: Bench) -> SeedResult:
-    plain = replace(row, plant=f"{technique.name}{PLAIN}", strength=1.0, correct=True, hidden="")
+    plain = _unplanted(technique, row)
     record = _record(Planted(technique, nothing), row, seed, bench)
     case = replace(record.case, workload=row.workload)
     known = replace(bench, ledger=_ledger(*shipped((case.device,)))).expect(replace(record, case=case))
@@ -220,6 +255,11 @@ def _plain(technique: Technique, row: PlantedRow, seed: int, bench: Bench) -> Se
         reason = f"{case.id} fails by itself: {known.reason.splitlines()[0]}"
         return SeedResult(plain, seed, Verdict.UNSUPPORTED, (), reason, DEVICE_FAILS)
     return _outcome(plain, seed, record)
+
+
+def _unplanted(technique: Technique, row: PlantedRow) -> PlantedRow:
+    name = f"{technique.name}{PLAIN}"
+    return replace(row, plant=name, strength=1.0, correct=True, hidden="", emulated=False, seeds=0)
 
 
 @functools.cache
@@ -247,8 +287,10 @@ def _outcome(row: PlantedRow, seed: int, record: Record) -> SeedResult:
 
 def planted(row: PlantedRow, matrix: Matrix) -> Planted:
     """The technique of a row, with its plant in it."""
-    plant = _plant(row)
-    return Planted(_base(row, matrix), plant.plant() if isinstance(plant, Variant) else plant.plant(row.strength))
+    plant, base = _plant(row), _base(row, matrix)
+    if isinstance(plant, Variant):
+        return Planted(base, plant.plant())
+    return Planted(base, plant.plant(row.strength), lambda: plant.around(row.strength))
 
 
 def _base(row: PlantedRow, matrix: Matrix) -> Technique:
@@ -284,7 +326,7 @@ def run(device: str, chosen: Sequence[PlantedRow], seeds: int, jobs: int, folder
     Args:
         device: Name of a device that is present.
         chosen: Rows.
-        seeds: Number of seeds, from 0.
+        seeds: Number of seeds, from 0; rows that state fewer are tried with the first ones.
         jobs: Number of processes.
         folder: For the references that the processes share; private to this run.
 
@@ -294,9 +336,14 @@ def run(device: str, chosen: Sequence[PlantedRow], seeds: int, jobs: int, folder
     groups: dict[tuple[str, Mode, str], list[PlantedRow]] = {}
     for row in chosen:
         groups.setdefault((row.workload, row.mode, row.dtype), []).append(row)
-    # Large groups first, so that no process ends long after the others.
-    ordered = sorted(groups.values(), key=len, reverse=True)
-    tasks = [(device, group, seed, str(folder)) for group in ordered for seed in range(seeds)]
+    # Slow and large groups first, so that no process ends long after the others.
+    ordered = sorted(groups.values(), key=lambda group: (any(row.seeds for row in group), len(group)), reverse=True)
+    tasks = [
+        (device, wanted, seed, str(folder))
+        for group in ordered
+        for seed in range(seeds)
+        if (wanted := [row for row in group if seed < row.tried(seeds)])
+    ]
     context = multiprocessing.get_context("spawn")  # torch's threads and a backend's client do not survive a fork
     with ProcessPoolExecutor(jobs, mp_context=context) as pool:
         waiting = [pool.submit(_attempts, *task) for task in tasks]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -11,6 +12,7 @@ from accelcheck.techniques.base import Technique
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
+    from contextlib import AbstractContextManager
 
     from torch import nn
 
@@ -33,12 +35,14 @@ class Cell:
     Attributes:
         workload: Name of a built-in workload.
         mode: Mode that is run.
-        dtypes: Storage dtypes.
+        dtypes: Storage dtypes in which a fault must be caught.
+        hidden: Why a fault cannot be told from rounding here, by storage dtype; see `Fault.hidden`.
     """
 
     workload: str
     mode: Mode = Mode.FORWARD
     dtypes: tuple[str, ...] = EVERY
+    hidden: Mapping[str, str] = field(default_factory=dict)
 
 
 def everywhere(device: Device) -> Capability:
@@ -47,32 +51,57 @@ def everywhere(device: Device) -> Capability:
     return SUPPORTED
 
 
+def untouched(strength: float) -> Change:
+    """The change of faults that leave the prepared program as it is: they act while it is prepared or run."""
+    del strength
+    return lambda program: None  # noqa: ARG005 - of any program
+
+
+def nowhere(strength: float) -> AbstractContextManager[Any]:
+    """The context of faults that change nothing outside of the prepared program."""
+    del strength
+    return contextlib.nullcontext()
+
+
 @dataclass(frozen=True)
 class Fault:
     """A defect. Each family's file lists its `FAULTS`.
+
+    A fault is put into what the technique really runs: a prepared program, operator or child process by `plant`, the compiler,
+    converter or engine that the technique calls by `around`.
 
     Attributes:
         name: Its name in the kill table.
         summary: One sentence: what a faulty implementation does wrong.
         cells: Where it is planted.
-        plant: ``plant(strength)`` gives the change.
+        plant: ``plant(strength)`` gives the change to the prepared program.
+        around: ``around(strength)`` gives a context that is active from before the technique prepares the program until the
+            technique is finished: a patched compiler pass, converter or engine. It must not change what eager computes.
         strengths: Relative errors, shares or counts, the strongest first; a single 1 where the fault has no degrees.
         number: Number in the list of faults that a suite must catch, 1 to 43; 0 for cheats and further ones.
         technique: Name of the technique that it is planted under, or the technique itself.
         hidden: Reasons why it cannot be told from rounding, by dtype and strength (``{("bfloat16", 0.003): "..."}``): its
             documented detectability ends there. Such rows are run and shown, but do not decide the exit code.
+        absent: Storage dtypes in which there is no such fault, each with the reason. A dtype that the technique and the
+            workload have is planted in, hidden or absent: none is left out in silence.
         exists: Whether it applies to a device.
+        emulated: Whether it is put into accelcheck's own code, which stands for the real thing: an emulation or an adapter.
+        seeds: Most seeds that it is tried with, for techniques that take seconds; 0 for as many as are asked for.
     """
 
     name: str
     summary: str
     cells: tuple[Cell, ...]
-    plant: Callable[[float], Change]
+    plant: Callable[[float], Change] = untouched
     strengths: tuple[float, ...] = (1.0,)
     number: int = 0
     technique: str | Technique = "eager"
     hidden: Mapping[tuple[str, float], str] = field(default_factory=dict)
+    absent: Mapping[str, str] = field(default_factory=dict)
     exists: Callable[[Device], Capability] = everywhere
+    around: Callable[[float], AbstractContextManager[Any]] = nowhere
+    emulated: bool = False
+    seeds: int = 0
 
 
 @dataclass(frozen=True)
@@ -92,16 +121,21 @@ class Variant:
 
 
 class Planted(Technique):
-    """A technique with a change planted after it. It is judged, and gives evidence, as the technique itself does.
+    """A technique with something planted in it. It is judged, and gives evidence, as the technique itself does.
 
     Args:
         base: The technique.
-        change: What is planted.
+        change: Made to the program after the technique has prepared it.
+        around: Makes the context in which the technique prepares, runs and is finished; None for none.
     """
 
-    def __init__(self, base: Technique, change: Change) -> None:
+    def __init__(
+        self, base: Technique, change: Change, around: Callable[[], AbstractContextManager[Any]] | None = None
+    ) -> None:
         self.base = base
         self.change = change
+        self.around = contextlib.nullcontext if around is None else around
+        self._held = contextlib.ExitStack()
         self.name, self.family, self.promise, self.source = base.name, base.family, base.promise, base.source
         self.dtypes, self.modes, self.requires, self.excludes = base.dtypes, base.modes, base.requires, base.excludes
         # A faulty cache shows only in a second run, so there are at least two.
@@ -142,6 +176,7 @@ class Planted(Technique):
         return self.base.oracle
 
     def prepare(self, program: Program, mode: Mode, device: Device) -> None:
+        self._held.enter_context(self.around())
         self.base.prepare(program, mode, device)
         self.change(program)
 
@@ -149,4 +184,5 @@ class Planted(Technique):
         return self.base.evidence(program, log, mode, device)
 
     def finish(self) -> None:
-        self.base.finish()
+        with self._held:  # the technique's own end comes first: it drops what was compiled
+            self.base.finish()

@@ -1,0 +1,296 @@
+"""Faults of compilers: inductor's kernels, lowerings and graphs, Dynamo's guards, AOTInductor, export, TorchScript."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING, Any
+from unittest import mock
+
+import torch
+from torch import Tensor
+
+from accelcheck.core.case import Mode
+from accelcheck.selftest.faults.base import Cell, Fault
+from accelcheck.selftest.faults.sowing import (
+    calls_of,
+    exported,
+    fresh_code,
+    graph_pass,
+    kernel_text,
+    swapped,
+    with_argument,
+)
+
+if TYPE_CHECKING:
+    import re
+    from collections.abc import Callable, Iterator
+
+    from torch import fx
+
+FLOAT32 = ("float32",)
+COMPILED = 3
+"""Seeds of faults for which something is compiled: a second or more each."""
+
+
+def shorter_loop(found: re.Match[str]) -> str:
+    """The head of a loop that ends one tile of 16 elements, or one row, too early."""
+    last = int(found["last"])
+    return f"{found['name']}<static_cast<int64_t>({last - (16 if last > 1024 else 1)}L);"
+
+
+LOOP = r"(?P<name>x0)<static_cast<int64_t>\((?P<last>\d+)L\);"
+"""The outermost loop of a kernel in inductor's C++."""
+
+
+def sine_by_series(strength: float) -> contextlib.AbstractContextManager[Any]:
+    """A lowering of ``sin`` to the first terms of its series, without a reduction of the argument's range."""
+    del strength
+    return fresh_code(_series())
+
+
+@contextlib.contextmanager
+def _series() -> Iterator[None]:
+    from torch._inductor import lowering
+
+    ops, table = torch.ops.aten, lowering.lowerings
+
+    def lowered(x: Any) -> Any:
+        multiply, add = table[ops.mul.Tensor], table[ops.add.Tensor]
+        square = multiply(x, x)
+        inner = add(multiply(square, 1 / 120), -1 / 6)
+        return multiply(x, add(multiply(square, inner), 1.0))
+
+    with mock.patch.dict(table, {ops.sin.default: lowered}):
+        yield
+
+
+def bias_gradient_short(graph: fx.Graph) -> int:
+    """The gradient of a bias sums all rows of the batch but the last."""
+    found = [node for node in calls_of(graph, "sum") if node.args[1] == [0]]
+    for node in found:
+        with graph.inserting_before(node):
+            fewer = graph.call_function(torch.ops.aten.slice.Tensor, (node.args[0], 0, 0, -1))
+            fewer.meta["val"] = node.args[0].meta["val"][:-1]
+        node.replace_input_with(node.args[0], fewer)
+    return len(found)
+
+
+def relu_skipped(graph: fx.Graph) -> int:
+    """The last activation of a graph passes its input on."""
+    found = calls_of(graph, "relu")
+    for node in found[-1:]:
+        node.replace_all_uses_with(node.args[0])
+        graph.erase_node(node)
+    return len(found[-1:])
+
+
+def unguarded(strength: float) -> contextlib.AbstractContextManager[Any]:
+    """Compiled code has no guards on the Python numbers that it has as constants."""
+    del strength
+
+    def kept(guards: list[Any]) -> list[bool]:
+        return [guard.guard_type not in {"CONSTANT_MATCH", "EQUALS_MATCH"} for guard in guards]
+
+    def wrong(plain: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        return plain(*args, **kwargs, options={"guard_filter_fn": kept})
+
+    return swapped(torch, "compile", wrong)
+
+
+@contextlib.contextmanager
+def copied_constants(strength: float) -> Iterator[None]:
+    """A package takes copies of the weights that it is to share with the module, and so keeps those of the first draw."""
+    del strength
+    from torch._inductor.package.package import AOTICompiledModel
+
+    def wrong(plain: Callable[..., Any], model: Any, constants: dict[str, Tensor], **options: Any) -> Any:
+        kept = model.__dict__.setdefault("kept", {name: value.detach().clone() for name, value in constants.items()})
+        return plain(model, kept, **options)
+
+    with swapped(AOTICompiledModel, "load_constants", wrong):
+        yield
+
+
+@contextlib.contextmanager
+def loaded(edit: Callable[[fx.Graph], int]) -> Iterator[None]:
+    """While active, programs that are loaded from a file have been changed by `edit`."""
+
+    def wrong(plain: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        program = plain(*args, **kwargs)
+        if not edit(program.graph_module.graph):
+            raise LookupError("nothing planted: the loaded graph has no such node")
+        program.graph_module.recompile()
+        return program
+
+    with swapped(torch.export, "load", wrong):
+        yield
+
+
+def bounds_moved(graph: fx.Graph) -> int:
+    """Two slices that share a bound have it one element too early."""
+    first, second = calls_of(graph, "slice")[:2]
+    first.args = (*first.args[:2], -6, *first.args[3:])
+    second.args = (*second.args[:3], -6, *second.args[4:])
+    return 2
+
+
+def mask_short(graph: fx.Graph) -> int:
+    """Positions are compared with ``<=`` where ``<`` was written, as in a converter that maps both to one operator."""
+    (compared,) = calls_of(graph, "lt")
+    compared.target = torch.ops.aten.le.Tensor
+    return 1
+
+
+def scripted(by: str, edit: Callable[[Any], None]) -> Callable[[float], contextlib.AbstractContextManager[None]]:
+    """Changes the graph of what a function of ``torch.jit`` returns.
+
+    Args:
+        by: Name of the function.
+        edit: Changes the graph in place.
+    """
+
+    def wrong(plain: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        script = plain(*args, **kwargs)
+        torch._C._jit_pass_inline(script.graph)  # noqa: SLF001 - torch has no public way
+        edit(script.graph)
+        return script
+
+    return lambda _: swapped(torch.jit, by, wrong)
+
+
+def epsilon_times_ten(graph: Any) -> None:
+    """A constant of layer norm is ten times as large."""
+    (norm,) = graph.findAllNodes("aten::layer_norm")
+    graph.setInsertPoint(norm)
+    norm.replaceInput(4, graph.insertConstant(1e-4))
+
+
+def constant_rounded(graph: Any) -> None:
+    """A weight that became a constant of the graph has been rounded to bfloat16."""
+    for node in graph.findAllNodes("prim::Constant"):
+        if node.hasAttribute("value") and node.kindOf("value") == "t" and node.t("value").dim() == 2:
+            node.t_("value", node.t("value").bfloat16().float())
+            return
+    raise LookupError("nothing planted: the graph has no constant matrix")
+
+
+def relu_lost(graph: Any) -> None:
+    """An optimization removes the last activation."""
+    node = graph.findAllNodes("aten::relu")[-1]
+    node.output().replaceAllUsesWith(next(node.inputs()))
+
+
+FAULTS = (
+    Fault(
+        "inductor-tail-unwritten",
+        "The loop of a generated kernel ends before the last tile.",
+        (
+            Cell("mlp", dtypes=FLOAT32),
+            Cell("layer-norm-narrow", dtypes=FLOAT32),
+            Cell("mlp", Mode.BACKWARD, FLOAT32),
+        ),
+        around=lambda _: kernel_text(LOOP, shorter_loop, most=1),
+        technique="compile-static",
+        seeds=COMPILED,
+    ),
+    Fault(
+        "inductor-sine-by-series",
+        "A lowering computes sines from the first terms of the series.",
+        (Cell("elementwise-5", dtypes=FLOAT32),),
+        around=sine_by_series,
+        technique="compile-static",
+        seeds=COMPILED,
+    ),
+    Fault(
+        "inductor-bias-gradient-short",
+        "A pass over the backward graph loses the last row of the batch in the gradients of biases.",
+        (Cell("mlp", Mode.BACKWARD, FLOAT32), Cell("train-mlp", Mode.TRAIN, FLOAT32)),
+        around=lambda _: graph_pass(bias_gradient_short),
+        technique="compile-static",
+        seeds=COMPILED,
+    ),
+    Fault(
+        "inductor-dynamic-size-constant",
+        "A kernel for all sizes ends its loop where that of the second size ended.",
+        (Cell("mean-pool", dtypes=FLOAT32),),
+        around=lambda _: kernel_text(r"x0<static_cast<int64_t>\(ks\d+\)", lambda found: f"{found[0]} - 1", most=1),
+        technique="compile-dynamic",
+        seeds=COMPILED,
+    ),
+    Fault(
+        "guards-skipped",
+        "Compiled code is used again after what it depends on has changed.",
+        (Cell("stream-lengths", dtypes=FLOAT32),),
+        around=unguarded,
+        technique="dynamo-stale",
+    ),
+    Fault(
+        "aot-inductor-constants-copied",
+        "A package copies the weights that it is to share, and does not follow their changes.",
+        (Cell("mlp", dtypes=FLOAT32),),
+        around=copied_constants,
+        technique="aot-inductor-constants",
+        seeds=1,
+    ),
+    Fault(
+        "aot-inductor-relu-lost",
+        "A pass over the graph of a package removes its last activation.",
+        (Cell("mlp", dtypes=FLOAT32),),
+        around=lambda _: graph_pass(relu_skipped),
+        technique="aot-inductor-constants",
+        seeds=1,
+    ),
+    Fault(
+        "export-slice-moved",
+        "Two slices of the exported graph meet one element too early.",
+        (Cell("slicing", dtypes=FLOAT32), Cell("slicing", Mode.BACKWARD, FLOAT32)),
+        around=lambda _: exported(bounds_moved),
+        technique="export",
+    ),
+    Fault(
+        "export-bias-dropped",
+        "The exported graph has lost the last layer's bias.",
+        (
+            Cell("mlp", dtypes=FLOAT32),
+            Cell("mlp", Mode.BACKWARD, FLOAT32),
+            Cell("train-mlp", Mode.TRAIN, FLOAT32),
+        ),
+        around=lambda _: exported(with_argument("linear", 2, None)),
+        technique="export",
+    ),
+    Fault(
+        "export-comparison-mapped-wrong",
+        "A program that was saved and loaded compares positions with <= where < was written.",
+        (Cell("mean-pool", dtypes=FLOAT32), Cell("attention-ragged", Mode.BACKWARD, FLOAT32)),
+        around=lambda _: loaded(mask_short),
+        technique="export-dynamic",
+    ),
+    Fault(
+        "export-causal-lost",
+        "A program that was saved and loaded has lost the attribute that makes its attention causal.",
+        (Cell("attention-causal", dtypes=FLOAT32),),
+        around=lambda _: loaded(with_argument("scaled_dot_product_attention", 5, value=False)),
+        technique="export-dynamic",
+    ),
+    Fault(
+        "trace-epsilon-wrong",
+        "A traced graph has another epsilon in its layer norm.",
+        (Cell("layer-norm-narrow", dtypes=FLOAT32), Cell("layer-norm-narrow", Mode.BACKWARD, FLOAT32)),
+        around=scripted("trace", epsilon_times_ten),
+        technique="jit-trace",
+    ),
+    Fault(
+        "script-relu-lost",
+        "A pass over a script's graph removes its last activation.",
+        (Cell("mlp", dtypes=FLOAT32), Cell("train-mlp", Mode.TRAIN, FLOAT32)),
+        around=scripted("script", relu_lost),
+        technique="jit-script",
+    ),
+    Fault(
+        "freeze-rounds-constant",
+        "A weight is rounded when freezing makes it a constant of the graph.",
+        (Cell("mlp", dtypes=FLOAT32),),
+        around=scripted("freeze", constant_rounded),
+        technique="jit-freeze",
+    ),
+)

@@ -1,0 +1,168 @@
+"""Ways to plant in what a technique compiles, converts or calls: a function, a graph, the text of a generated kernel."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from typing import TYPE_CHECKING, Any
+from unittest import mock
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from contextlib import AbstractContextManager
+
+    from torch import fx
+
+
+@contextlib.contextmanager
+def swapped(owner: Any, name: str, wrong: Callable[..., Any]) -> Iterator[None]:
+    """While active, calls of an attribute of a class or module are ``wrong(plain, *args, **kwargs)``.
+
+    Args:
+        owner: The class or module that callers look the attribute up in.
+        name: Of a function or method.
+        wrong: Gets the plain function first.
+
+    Raises:
+        LookupError: Nothing has called it: the fault was not planted.
+    """
+    plain, calls = getattr(owner, name), []
+
+    def called(*args: Any, **kwargs: Any) -> Any:
+        calls.append(name)
+        return wrong(plain, *args, **kwargs)
+
+    with mock.patch.object(owner, name, called):
+        yield
+    if not calls:
+        raise LookupError(f"nothing planted: expected calls of {owner.__name__}.{name}, there were none")
+
+
+@contextlib.contextmanager
+def fresh_code(*plants: AbstractContextManager[Any]) -> Iterator[None]:
+    """`plants`, with empty compiler caches that are thrown away at the end: no faulty kernel is found by a later case."""
+    from torch._inductor.utils import fresh_inductor_cache
+
+    with fresh_inductor_cache(), contextlib.ExitStack() as held:
+        for plant in plants:
+            held.enter_context(plant)
+        yield
+
+
+@contextlib.contextmanager
+def kernel_text(pattern: str, edit: Callable[[re.Match[str]], str], most: int = 0) -> Iterator[None]:
+    """While active, inductor compiles other text than it has generated for kernels of the CPU.
+
+    Args:
+        pattern: What is replaced in the C++ text of each kernel.
+        edit: Gives the replacement of a match.
+        most: Number of matches in a kernel that are replaced; 0 for all.
+
+    Raises:
+        LookupError: No kernel had such a text.
+    """
+    from torch._inductor.async_compile import AsyncCompile
+
+    edited = 0
+
+    def wrong(plain: Callable[..., Any], compiler: Any, types: list[str], text: str) -> Any:
+        nonlocal edited
+        text, times = re.subn(pattern, edit, text, count=most)
+        edited += times
+        return plain(compiler, types, text)
+
+    with fresh_code(swapped(AsyncCompile, "cpp_pybinding", wrong)):
+        yield
+    if not edited:
+        raise LookupError(f"nothing planted: no generated kernel has a text like {pattern!r}")
+
+
+@contextlib.contextmanager
+def graph_pass(edit: Callable[[fx.Graph], int]) -> Iterator[None]:
+    """While active, inductor's graphs pass through `edit` after its own passes, just before they are lowered to kernels.
+
+    Args:
+        edit: Changes a graph of ATen operators in place, and returns the number of nodes that it changed.
+
+    Raises:
+        LookupError: It changed no graph.
+    """
+    from torch._inductor import config
+
+    edited = 0
+
+    def changed(graph: fx.Graph) -> None:
+        nonlocal edited
+        edited += edit(graph)
+
+    with fresh_code(config.patch(post_grad_custom_post_pass=changed)):
+        yield
+    if not edited:
+        raise LookupError("nothing planted: no graph that inductor compiled has such a node")
+
+
+@contextlib.contextmanager
+def exported(edit: Callable[[fx.Graph], int]) -> Iterator[None]:
+    """While active, the programs that ``torch.export.export`` returns have been changed by `edit`, see `graph_pass`."""
+    import torch
+
+    edited = 0
+
+    def wrong(plain: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        nonlocal edited
+        program = plain(*args, **kwargs)
+        edited += edit(program.graph_module.graph)
+        program.graph_module.recompile()
+        return program
+
+    with swapped(torch.export, "export", wrong):
+        yield
+    if not edited:
+        raise LookupError("nothing planted: no exported graph has such a node")
+
+
+def calls_of(graph: fx.Graph, *names: str) -> list[fx.Node]:
+    """Nodes that call an ATen operator of one of these names, such as ``linear``, in order."""
+    return [
+        node
+        for node in graph.nodes
+        if node.op == "call_function" and str(node.target).partition(".")[2].partition(".")[0] in names
+    ]
+
+
+def with_argument(name: str, index: int, value: Any, which: int = -1) -> Callable[[fx.Graph], int]:
+    """An edit that gives one call of an operator another argument; none in graphs without such a call.
+
+    Args:
+        name: Of the operator, as in `calls_of`.
+        index: Position of the argument.
+        value: Of the argument; a function is called with the old one.
+        which: Which of the calls.
+    """
+
+    def edit(graph: fx.Graph) -> int:
+        found = calls_of(graph, name)
+        if not found:
+            return 0
+        node = found[which]
+        old = node.args[index] if index < len(node.args) else None
+        new = value(old) if callable(value) else value
+        node.args = (*node.args[:index], new, *node.args[index + 1 :])
+        return 1
+
+    return edit
+
+
+def without_call(name: str, which: int = -1) -> Callable[[fx.Graph], int]:
+    """An edit that passes the first operand of one call of an operator on in place of its result."""
+
+    def edit(graph: fx.Graph) -> int:
+        found = calls_of(graph, name)
+        if not found:
+            return 0
+        node = found[which]
+        node.replace_all_uses_with(node.args[0])
+        graph.erase_node(node)
+        return 1
+
+    return edit
