@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from torch import fx
 
 FLOAT32 = ("float32",)
-COMPILED = 3
-"""Seeds of faults for which something is compiled: a second or more each."""
+COMPILED = 2
+"""Seeds of faults for which something is compiled: seconds each."""
 
 
 def shorter_loop(found: re.Match[str]) -> str:

@@ -1,0 +1,156 @@
+"""Faults of attention's backends: the fused kernel, the math path, jagged batches, FlexAttention's masks and kernels."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from accelcheck.core.case import Mode
+from accelcheck.selftest.faults.base import Cell, Fault
+from accelcheck.selftest.faults.plant import kernels
+from accelcheck.selftest.faults.sowing import kernel_text, swapped
+from accelcheck.techniques.attention import flex
+
+if TYPE_CHECKING:
+    import re
+    from collections.abc import Callable, Iterator
+
+    from accelcheck.selftest.faults.base import Change
+
+COMPILED = 2
+"""Seeds of faults for which something is compiled."""
+
+
+def last_key_unseen(strength: float) -> Change:
+    """The fused kernel's loop over keys ends one key early."""
+    del strength
+
+    def fused(func: Any, query: Tensor, key: Tensor, value: Tensor, *rest: Any, **options: Any) -> Any:
+        return func(query, key[:, :, :-1], value[:, :, :-1], *rest, **options)
+
+    return kernels(_scaled_dot_product_flash_attention_for_cpu=fused)
+
+
+def stale_logsumexp(strength: float) -> Change:
+    """The fused backward kernel reads the row sums that the first call has left."""
+    del strength
+    kept: dict[Any, Tensor] = {}
+
+    def fused(func: Any, *args: Any, **options: Any) -> Any:
+        sums = kept.setdefault(args[5].shape, args[5].clone())
+        return func(*args[:5], sums, *args[6:], **options)
+
+    return kernels(_scaled_dot_product_flash_attention_for_cpu_backward=fused)
+
+
+def next_key_seen(strength: float) -> Change:
+    """The causal mask of the math path has one diagonal too many."""
+    del strength
+    return kernels(tril=lambda func, mask, diagonal=0: func(mask, diagonal + 1))
+
+
+def row_sums_lost(strength: float) -> Change:
+    """The gradient of softmax does not subtract the sum of its row."""
+    del strength
+
+    def backward(func: Any, grad: Tensor, out: Tensor, dim: int, dtype: torch.dtype) -> Tensor:
+        func(grad, out, dim, dtype)  # so that observers of the run see the operator
+        return grad * out
+
+    return kernels(_softmax_backward_data=backward)
+
+
+@contextlib.contextmanager
+def neighbours_token(strength: float) -> Iterator[None]:
+    """Inner sequences of a jagged batch begin one token early: with the last one of their neighbour."""
+    del strength
+
+    def wrong(plain: Callable[..., Tensor], values: Tensor, offsets: Tensor, *args: Any, **options: Any) -> Tensor:
+        early = offsets.clone()
+        early[1:-1] -= 1
+        return plain(values, early, *args, **options)
+
+    with swapped(torch.nested, "nested_tensor_from_jagged", wrong):
+        yield
+
+
+def mask_moved(strength: float) -> contextlib.AbstractContextManager[None]:
+    """The block mask is made from positions of keys that are one too large."""
+    del strength
+
+    def wrong(plain: Callable[..., Any], seen: Callable[..., Tensor], *args: Any, **options: Any) -> Any:
+        keys = options["KV_LEN"]
+        return plain(lambda b, h, i, j: seen(b, h, i, (j + 1).clamp(max=keys - 1)), *args, **options)
+
+    return swapped(flex, "create_block_mask", wrong)
+
+
+def larger(found: re.Match[str]) -> str:
+    """A scale that is one percent larger."""
+    return f"scaling_factor = {1.01 * float(found['scale'])};"
+
+
+FAULTS = (
+    Fault(
+        "flash-last-key-unseen",
+        "The fused kernel does not see the last key.",
+        (Cell("attention-cross"), Cell("attention-cross", Mode.BACKWARD)),
+        last_key_unseen,
+        technique="sdpa-flash",
+    ),
+    Fault(
+        "flash-stale-row-sums",
+        "The fused backward kernel reads row sums of an earlier call.",
+        (Cell("attention-causal", Mode.BACKWARD),),
+        stale_logsumexp,
+        technique="sdpa-flash",
+    ),
+    Fault(
+        "math-next-key-seen",
+        "The math path's causal mask shows the next key too.",
+        (Cell("attention-causal"),),
+        next_key_seen,
+        technique="sdpa-math",
+    ),
+    Fault(
+        "math-row-sums-lost",
+        "The math path's softmax has a gradient without the sum of its row.",
+        (Cell("attention-cross", Mode.BACKWARD), Cell("multi-head-attention", Mode.BACKWARD)),
+        row_sums_lost,
+        technique="sdpa-math",
+    ),
+    Fault(
+        "jagged-neighbours-token",
+        "Sequences of a jagged batch begin with a token of their neighbour.",
+        (Cell("attention-varlen"), Cell("attention-varlen", Mode.BACKWARD)),
+        around=neighbours_token,
+        technique="sdpa-nested",
+    ),
+    Fault(
+        "flex-mask-moved",
+        "FlexAttention's block mask is one key late.",
+        (Cell("attention-mask"),),
+        around=mask_moved,
+        technique="flex-attention-eager",
+        seeds=COMPILED,
+    ),
+    Fault(
+        "flex-compiled-mask-moved",
+        "The block mask that is compiled into FlexAttention's kernel is one key late.",
+        (Cell("attention-varlen"),),
+        around=mask_moved,
+        technique="flex-attention",
+        seeds=1,
+    ),
+    Fault(
+        "flex-kernel-scale",
+        "FlexAttention's generated kernel has a softmax scale that is one percent too large.",
+        (Cell("attention-causal"),),
+        around=lambda _: kernel_text(r"scaling_factor = (?P<scale>[0-9.]+);", larger),
+        technique="flex-attention",
+        seeds=1,
+    ),
+)

@@ -1,0 +1,200 @@
+"""Faults of other projects' runtimes: in the ONNX graph that ONNX Runtime reads, and in the model that OpenVINO compiles."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from accelcheck.selftest.faults.base import Cell, Fault
+from accelcheck.selftest.faults.sowing import swapped
+from accelcheck.techniques.runtimes.openvino import openvino
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+FLOAT32 = ("float32",)
+CONVERTED = 2
+"""Seeds of faults for which each draw of parameters is converted anew: a second or more each."""
+
+
+def onnx_graph(edit: Callable[[Any, Any], None]) -> Callable[[float], contextlib.AbstractContextManager[None]]:
+    """Changes the file that a session of ONNX Runtime is made from.
+
+    Args:
+        edit: Changes an ONNX graph in place; gets the package ``onnx`` too.
+    """
+
+    def wrong(plain: Callable[..., Any], path: str, *args: Any, **kwargs: Any) -> Any:
+        onnx = importlib.import_module("onnx")
+        model = onnx.load(path)
+        edit(model.graph, onnx)
+        onnx.save(model, path)
+        return plain(path, *args, **kwargs)
+
+    @contextlib.contextmanager
+    def around(strength: float) -> Iterator[None]:
+        del strength
+        with swapped(importlib.import_module("onnxruntime"), "InferenceSession", wrong):
+            yield
+
+    return around
+
+
+def initializer(name: str, change: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[Any, Any], None]:
+    """An edit of one constant of the graph, by its name."""
+
+    def edit(graph: Any, onnx: Any) -> None:
+        (found,) = (one for one in graph.initializer if one.name == name)
+        value = torch.from_numpy(onnx.numpy_helper.to_array(found).copy())
+        found.CopyFrom(onnx.numpy_helper.from_array(change(value).contiguous().numpy(), found.name))
+
+    return edit
+
+
+def mask_moved(graph: Any, onnx: Any) -> None:
+    """The mask that is added to the scores is one key late, so that queries do not see themselves."""
+    (added,) = (node for node in graph.node if node.op_type == "Add")
+    initializer(added.input[1], lambda mask: mask.roll(1, -2))(graph, onnx)
+
+
+def gelu_by_tanh(graph: Any, onnx: Any) -> None:
+    """An attribute: the approximation of GELU in place of the exact function."""
+    (gelu,) = (node for node in graph.node if node.op_type == "Gelu")
+    del gelu.attribute[:]
+    gelu.attribute.append(onnx.helper.make_attribute("approximate", "tanh"))
+
+
+def converted(edit: Callable[[Any, Any], None]) -> Callable[[float], contextlib.AbstractContextManager[None]]:
+    """Changes the model that OpenVINO has converted, before it is compiled.
+
+    Args:
+        edit: Changes a model in place; gets the package ``openvino`` too.
+    """
+
+    @contextlib.contextmanager
+    def around(strength: float) -> Iterator[None]:
+        del strength
+        package = openvino()
+
+        def wrong(plain: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+            model = plain(*args, **kwargs)
+            edit(model, package)
+            return model
+
+        with swapped(package, "convert_model", wrong):
+            yield
+
+    return around
+
+
+def compiled(edit: Callable[[Any, Any], None]) -> Callable[[float], contextlib.AbstractContextManager[None]]:
+    """Changes the parts of a graph that ``torch.compile`` gives to OpenVINO, see `converted`."""
+
+    @contextlib.contextmanager
+    def around(strength: float) -> Iterator[None]:
+        del strength
+        package = openvino()
+        frontend = importlib.import_module("openvino.frontend.pytorch.torchdynamo.compile").FrontEndManager
+
+        def wrong(plain: Callable[..., Any], manager: Any, name: str) -> Any:
+            return _EditingFrontEnd(plain(manager, name), lambda model: edit(model, package))
+
+        with swapped(frontend, "load_by_framework", wrong):
+            yield
+
+    return around
+
+
+class _EditingFrontEnd:
+    """A frontend whose converted models are changed."""
+
+    def __init__(self, plain: Any, edit: Callable[[Any], None]) -> None:
+        self._plain = plain
+        self._edit = edit
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._plain, name)
+
+    def convert(self, *args: Any) -> Any:
+        """The model, changed."""
+        model = self._plain.convert(*args)
+        self._edit(model)
+        return model
+
+
+def weight_rounded(model: Any, package: Any) -> None:
+    """One matrix of constants is rounded to bfloat16, as a compression of weights does."""
+    found = next(op for op in model.get_ordered_ops() if op.get_type_name() == "Constant" and len(op.shape) == 2)
+    rounded = torch.from_numpy(found.data.copy()).bfloat16().float().numpy()
+    found.output(0).replace(package.op.Constant(rounded).output(0))
+
+
+def activation_lost(model: Any, package: Any) -> None:
+    """The last activation passes its input on."""
+    del package
+    found = [op for op in model.get_ordered_ops() if op.get_type_name() in {"Relu", "Swish"}]
+    if found:
+        found[-1].output(0).replace(found[-1].input_value(0))
+
+
+def causal_lost(model: Any, package: Any) -> None:
+    """The attribute that makes attention causal is lost."""
+    del package
+    (found,) = (op for op in model.get_ordered_ops() if op.get_type_name() == "ScaledDotProductAttention")
+    found.set_attribute("causal", False)  # noqa: FBT003 - OpenVINO's signature
+    model.validate_nodes_and_infer_types()
+
+
+FAULTS = (
+    Fault(
+        "onnx-weight-rounded",
+        "An initializer of the exported graph is rounded to float16.",
+        (Cell("mlp", dtypes=FLOAT32),),
+        around=onnx_graph(initializer("fc2.weight", lambda weight: weight.half().float())),
+        technique="onnxruntime",
+        seeds=CONVERTED,
+    ),
+    Fault(
+        "onnx-mask-moved",
+        "The exported causal mask is one position late.",
+        (Cell("attention-causal", dtypes=FLOAT32),),
+        around=onnx_graph(mask_moved),
+        technique="onnxruntime",
+        seeds=CONVERTED,
+    ),
+    Fault(
+        "onnx-gelu-by-tanh",
+        "An attribute of the exported graph asks for the approximation of GELU.",
+        (Cell("transformer-block", dtypes=FLOAT32),),
+        around=onnx_graph(gelu_by_tanh),
+        technique="onnxruntime",
+        seeds=CONVERTED,
+    ),
+    Fault(
+        "openvino-weight-rounded",
+        "A constant of the converted model is rounded to bfloat16.",
+        (Cell("transformer-block", dtypes=FLOAT32),),
+        around=converted(weight_rounded),
+        technique="openvino",
+        seeds=CONVERTED,
+    ),
+    Fault(
+        "openvino-causal-lost",
+        "The converted attention is not causal.",
+        (Cell("attention-causal", dtypes=FLOAT32),),
+        around=converted(causal_lost),
+        technique="openvino",
+        seeds=CONVERTED,
+    ),
+    Fault(
+        "openvino-activation-lost",
+        "A part of a compiled graph has lost its last activation.",
+        (Cell("mlp", dtypes=FLOAT32),),
+        around=compiled(activation_lost),
+        technique="openvino-compile",
+        seeds=CONVERTED,
+    ),
+)

@@ -1,0 +1,274 @@
+"""Faults of quantized layers: in their packed weights, scales and zero points, and in the kernels that multiply them.
+
+Those of a kernel written by hand are in `quantized`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from accelcheck.core.case import Mode
+from accelcheck.selftest.faults.base import Cell, Fault
+from accelcheck.selftest.faults.plant import kernels
+from accelcheck.techniques.quantization.int8 import as_module
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from accelcheck.selftest.faults.base import Change
+    from accelcheck.workloads.base import Program
+
+FLOAT32 = ("float32",)
+
+
+def layers(edit: Callable[[Any], None], *kinds: str) -> Callable[[float], Change]:
+    """A change to the last layer of some classes in the quantized module.
+
+    Args:
+        edit: Changes the layer.
+        kinds: Names of classes: of the layer, or of its weight.
+    """
+
+    def change(program: Program) -> None:
+        found = [
+            part
+            for part in as_module(program.call).modules()
+            if type(part).__name__ in kinds or type(getattr(getattr(part, "weight", None), "data", None)).__name__ in kinds
+        ]
+        if not found:
+            raise LookupError(f"nothing planted: the quantized module has no {' or '.join(kinds)}")
+        edit(found[-1])
+
+    return lambda _: change
+
+
+def bias_lost(layer: Any) -> None:
+    """The packed layer has no bias."""
+    layer.set_weight_bias(layer.weight(), None)
+
+
+def channel_stale(layer: Any) -> None:
+    """The last channel of the packed weight holds the integers of the one before."""
+    weight, bias = layer.weight(), layer.bias()
+    integers = weight.int_repr()
+    integers[-1] = integers[-2]
+    rebuilt = (
+        torch._make_per_tensor_quantized_tensor(integers, weight.q_scale(), weight.q_zero_point())  # noqa: SLF001 - torch has no public way
+        if weight.qscheme() == torch.per_tensor_affine
+        else torch._make_per_channel_quantized_tensor(  # noqa: SLF001 - as above
+            integers, weight.q_per_channel_scales(), weight.q_per_channel_zero_points(), weight.q_per_channel_axis()
+        )
+    )
+    layer.set_weight_bias(rebuilt, bias)
+
+
+def zero_point_moved(layer: Any) -> None:
+    """The calibrated zero point of the layer's output is one too large."""
+    layer.zero_point = layer.zero_point + 1
+
+
+@torch.no_grad()
+def scales_rolled(layer: Any) -> None:
+    """Channels, or groups, have the scales of their neighbours."""
+    layer.weight.data.scale.copy_(layer.weight.data.scale.roll(1, 0))
+
+
+@torch.no_grad()
+def nibbles_swapped(layer: Any) -> None:
+    """In the last channel the two weights of a byte are swapped."""
+    last = layer.weight[-1].clone()
+    layer.weight[-1] = (last >> 4) | ((last & 15) << 4)
+
+
+def last_depth_dropped(strength: float) -> Change:
+    """An integer product leaves out the last element of its depth."""
+    del strength
+
+    def product(func: Any, left: Tensor, right: Tensor) -> Tensor:
+        func(left, right)  # so that observers of the run see the operator
+        return (left[:, :-1].int() @ right[:-1].int()).int()
+
+    return kernels(_int_mm=product)
+
+
+def group_stale(strength: float) -> Change:
+    """The kernel of packed 4-bit weights reads the scale of the group before for the last group."""
+    del strength
+
+    def product(func: Any, x: Tensor, weight: Tensor, size: int, scales: Tensor) -> Any:
+        wrong = scales.clone()
+        wrong[-1, -1] = wrong[-1, -2]
+        return func(x, weight, size, wrong)
+
+    return kernels(_weight_int4pack_mm_for_cpu=product)
+
+
+def first_scale_for_all(strength: float) -> Change:
+    """A float8 kernel multiplies all rows by the first row's scale."""
+    del strength
+
+    def product(func: Any, left: Tensor, right: Tensor, scale_a: Tensor, *rest: Any, **options: Any) -> Any:
+        return func(left, right, scale_a[:1].expand_as(scale_a).contiguous(), *rest, **options)
+
+    return kernels(_scaled_mm=product)
+
+
+def float8_depth_dropped(strength: float) -> Change:
+    """A float8 kernel leaves out the last tile of its depth."""
+    del strength
+
+    def product(func: Any, left: Tensor, right: Tensor, *rest: Any, **options: Any) -> Any:
+        short = left.view(torch.uint8).clone()
+        short[:, -16:] = 0
+        return func(short.view(left.dtype), right, *rest, **options)
+
+    return kernels(_scaled_mm=product)
+
+
+def truncating(strength: float) -> Change:
+    """Quantization truncates where it should round to nearest."""
+    del strength
+    return kernels(round=lambda func, x: func(x).where(x.sign() == 0, x.trunc()))
+
+
+def quantizing_node(index: int, moved: Callable[[Any], Any]) -> Callable[[float], Change]:
+    """Changes an argument of the last operator that quantizes activations in a converted graph.
+
+    Args:
+        index: Of the argument: 1 for the scale, 2 for the zero point.
+        moved: From the right value to the wrong one.
+    """
+
+    def change(program: Program) -> None:
+        graph: Any = program.call
+        found = [
+            node
+            for node in graph.graph.nodes
+            if node.op == "call_function" and "quantize_per_tensor" in str(node.target)
+        ]
+        for node in found[-2:]:  # the pair that quantizes and dequantizes, or else only the rounding would differ
+            node.args = (*node.args[:index], moved(node.args[index]), *node.args[index + 1 :])
+        graph.recompile()
+
+    return lambda _: change
+
+
+def unquantized_weight(program: Program) -> None:
+    """One layer's weight is never fake-quantized."""
+    found = [part for part in program.module.modules() if hasattr(part, "weight_fake_quantizer")]
+    vars(found[-1])["_modules"]["weight_fake_quantizer"] = nn.Identity()
+
+
+MLP = (Cell("mlp", dtypes=FLOAT32),)
+
+FAULTS = (
+    Fault(
+        "int8-bias-lost",
+        "A layer is packed without its bias.",
+        MLP,
+        layers(bias_lost, "Linear"),
+        technique="int8-dynamic",
+    ),
+    Fault(
+        "int8-channel-stale",
+        "The last channel of a packed weight holds other integers.",
+        (*MLP, Cell("transformer-block", dtypes=FLOAT32)),
+        layers(channel_stale, "Linear"),
+        technique="int8-static",
+    ),
+    Fault(
+        "int8-zero-point-moved",
+        "A calibrated zero point is one too large.",
+        MLP,
+        layers(zero_point_moved, "Linear"),
+        technique="int8-static",
+    ),
+    Fault(
+        "torchao-scales-rolled",
+        "Channels have the scales of their neighbours.",
+        (*MLP, Cell("multi-head-attention", dtypes=FLOAT32)),
+        layers(scales_rolled, "Int8Tensor"),
+        technique="int8-torchao-weight-only",
+    ),
+    Fault(
+        "torchao-depth-dropped",
+        "An int8 product leaves out the last element of its depth.",
+        MLP,
+        last_depth_dropped,
+        technique="int8-torchao-dynamic",
+    ),
+    Fault(
+        "torchao-int4-scales-rolled",
+        "Groups of 4-bit weights have the scales of other channels.",
+        MLP,
+        layers(scales_rolled, "IntxUnpackedToInt8Tensor"),
+        technique="int4-torchao-weight-only",
+    ),
+    Fault(
+        "torchao-float8-scales-rolled",
+        "Channels of float8 weights have the scales of their neighbours.",
+        MLP,
+        layers(scales_rolled, "Float8Tensor"),
+        technique="float8-torchao-weight-only",
+    ),
+    Fault(
+        "int4-nibbles-swapped",
+        "In one channel the two weights of a byte are swapped.",
+        MLP,
+        layers(nibbles_swapped, "NibbleLinear"),
+        technique="int4-weight-only",
+        emulated=True,
+    ),
+    Fault(
+        "int4-group-stale",
+        "The last group of 4-bit weights is multiplied by another group's scale.",
+        MLP,
+        group_stale,
+        technique="int4-weight-only-kernel",
+    ),
+    Fault(
+        "float8-first-scale-for-all",
+        "All rows of a float8 product have the scale of the first.",
+        MLP,
+        first_scale_for_all,
+        technique="float8-scaled-mm-rowwise",
+    ),
+    Fault(
+        "float8-depth-dropped",
+        "A float8 product leaves out the last tile of its depth.",
+        (Cell("mlp", dtypes=("float32", "bfloat16")),),
+        float8_depth_dropped,
+        technique="float8-scaled-mm",
+    ),
+    Fault(
+        "pt2e-scale-wrong",
+        "A calibrated scale of the converted graph is one percent too large.",
+        MLP,
+        quantizing_node(1, lambda scale: 1.01 * scale),
+        technique="int8-pt2e-static",
+    ),
+    Fault(
+        "pt2e-zero-point-clipped",
+        "A calibrated zero point of the converted graph is that of a symmetric range, so that half of the range is clipped.",
+        (Cell("multi-head-attention", dtypes=FLOAT32),),
+        quantizing_node(2, lambda zero: zero + 64),
+        technique="int8-pt2e-static",
+    ),
+    Fault(
+        "qat-truncates",
+        "Fake quantization truncates where it should round to nearest.",
+        (Cell("train-mlp", Mode.TRAIN, FLOAT32), Cell("mlp-blocks", Mode.BACKWARD, FLOAT32)),
+        truncating,
+        technique="int8-qat",
+    ),
+    Fault(
+        "qat-weight-left",
+        "One layer's weight is trained without fake quantization.",
+        (Cell("train-mlp", Mode.TRAIN, FLOAT32),),
+        lambda _: unquantized_weight,
+        technique="int8-qat",
+    ),
+)
