@@ -248,7 +248,10 @@ def _unsteady(technique: Technique, row: PlantedRow, seed: int, device: Device) 
 
 def _plain(technique: Technique, row: PlantedRow, seed: int, bench: Bench) -> SeedResult:
     plain = _unplanted(technique, row)
-    record = _record(Planted(technique, nothing), row, seed, bench)
+    plant = _plant(row)
+    record = _record(
+        Planted(technique, nothing, warm=isinstance(plant, Variant) or plant.warm), row, seed, bench
+    )
     case = replace(record.case, workload=row.workload)
     known = replace(bench, ledger=_ledger(*shipped((case.device,)))).expect(replace(record, case=case))
     if known.verdict is Verdict.XFAIL:
@@ -290,7 +293,7 @@ def planted(row: PlantedRow, matrix: Matrix) -> Planted:
     plant, base = _plant(row), _base(row, matrix)
     if isinstance(plant, Variant):
         return Planted(base, plant.plant())
-    return Planted(base, plant.plant(row.strength), lambda: plant.around(row.strength))
+    return Planted(base, plant.plant(row.strength), lambda: plant.around(row.strength), warm=plant.warm)
 
 
 def _base(row: PlantedRow, matrix: Matrix) -> Technique:

@@ -87,6 +87,8 @@ class Fault:
         exists: Whether it applies to a device.
         emulated: Whether it is put into accelcheck's own code, which stands for the real thing: an emulation or an adapter.
         seeds: Most seeds that it is tried with, for techniques that take seconds; 0 for as many as are asked for.
+        warm: Whether there is a run before the judged one, in which alone a faulty cache does not show. False for techniques
+            whose evidence counts every run.
     """
 
     name: str
@@ -102,6 +104,7 @@ class Fault:
     around: Callable[[float], AbstractContextManager[Any]] = nowhere
     emulated: bool = False
     seeds: int = 0
+    warm: bool = True
 
 
 @dataclass(frozen=True)
@@ -127,10 +130,16 @@ class Planted(Technique):
         base: The technique.
         change: Made to the program after the technique has prepared it.
         around: Makes the context in which the technique prepares, runs and is finished; None for none.
+        warm: As of a `Fault`.
     """
 
     def __init__(
-        self, base: Technique, change: Change, around: Callable[[], AbstractContextManager[Any]] | None = None
+        self,
+        base: Technique,
+        change: Change,
+        around: Callable[[], AbstractContextManager[Any]] | None = None,
+        *,
+        warm: bool = True,
     ) -> None:
         self.base = base
         self.change = change
@@ -139,7 +148,7 @@ class Planted(Technique):
         self.name, self.family, self.promise, self.source = base.name, base.family, base.promise, base.source
         self.dtypes, self.modes, self.requires, self.excludes = base.dtypes, base.modes, base.requires, base.excludes
         # A faulty cache shows only in a second run, so there are at least two.
-        self.warmups, self.resizing = max(1, base.warmups), base.resizing
+        self.warmups, self.resizing = max(int(warm), base.warmups), base.resizing
         self.keeps_strides, self.bakes, self.level = base.keeps_strides, base.bakes, base.level
         self.differentiates_twice, self.accuracy_limit = base.differentiates_twice, base.accuracy_limit
         self.packages = base.packages

@@ -1,0 +1,103 @@
+"""Faults of data loaders, in the worker processes that read and collate rows, and of page-locked buffers."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.utils.data._utils import fetch
+
+from accelcheck.core.case import Mode
+from accelcheck.selftest.faults.base import EVERY, Cell, Fault
+from accelcheck.selftest.faults.sowing import swapped
+from accelcheck.techniques.data import dataloader
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from contextlib import AbstractContextManager
+
+FLOAT32 = ("float32",)
+_FETCH = fetch._MapDatasetFetcher.fetch  # noqa: SLF001 - torch has no public way
+
+
+def reading(wrong: Callable[[int], None]) -> Callable[[float], AbstractContextManager[None]]:
+    """Changes how worker processes read.
+
+    Args:
+        wrong: Called at the start of each worker; at the top of a module, since workers import it by its name.
+    """
+
+    def made(plain: Callable[..., Any], *args: Any, **options: Any) -> Any:
+        return plain(*args, **options, worker_init_fn=wrong)
+
+    return lambda _: swapped(dataloader, "DataLoader", made)
+
+
+def row_repeated(worker: int) -> None:
+    """The last row of each batch is read from the place of the one before it."""
+    del worker
+
+    def fetched(own: Any, rows: list[int]) -> Any:
+        return _FETCH(own, [*rows[:-1], rows[-2]] if len(rows) > 1 else rows)
+
+    fetch._MapDatasetFetcher.fetch = fetched  # type: ignore[method-assign]  # noqa: SLF001 - in this worker alone; torch has no public way
+
+
+def buffer_stale(worker: int) -> None:
+    """A batch has the right numbers of rows, but the memory of its last row holds the row before."""
+    del worker
+
+    def fetched(own: Any, rows: list[int]) -> Any:
+        batch: Any = _FETCH(own, rows)
+        for tensor in batch[2:]:
+            if len(tensor) > 1:
+                tensor[-1] = tensor[-2].clone()
+        return batch
+
+    fetch._MapDatasetFetcher.fetch = fetched  # type: ignore[method-assign]  # noqa: SLF001 - as above
+
+
+def one_buffer(strength: float) -> AbstractContextManager[None]:
+    """All tensors of one size are copied to the device from the same page-locked buffer, before the last copy has ended."""
+    del strength
+    kept: dict[Any, torch.Tensor] = {}
+
+    def wrong(plain: Callable[..., torch.Tensor], tensor: torch.Tensor, *args: Any) -> torch.Tensor:
+        return kept.setdefault((tensor.shape, tensor.dtype), plain(tensor, *args))
+
+    return swapped(torch.Tensor, "pin_memory", wrong)
+
+
+FAULTS = (
+    Fault(
+        "loader-row-repeated",
+        "A worker reads a row twice, and another not at all.",
+        (Cell("train-mlp", Mode.TRAIN, FLOAT32),),
+        around=reading(row_repeated),
+        technique="prefetch-loader",
+        seeds=2,
+    ),
+    Fault(
+        "loader-buffer-stale",
+        "A worker sends a batch of which the last row holds the values of the one before.",
+        (Cell("mlp-blocks", dtypes=FLOAT32),),
+        around=reading(buffer_stale),
+        technique="prefetch-loader",
+        seeds=2,
+    ),
+    Fault(
+        "loader-trajectory-stale",
+        "In a long training a worker sends mini-batches of which the last row holds the values of the one before.",
+        (Cell("trajectory-mlp", Mode.TRAJECTORY, FLOAT32),),
+        around=reading(buffer_stale),
+        technique="prefetch-loader",
+        seeds=1,
+    ),
+    Fault(
+        "pinned-buffer-reused",
+        "A page-locked buffer of the run before is copied to the device.",
+        (Cell("mlp", dtypes=EVERY),),
+        around=one_buffer,
+        technique="pinned-memory",
+    ),
+)

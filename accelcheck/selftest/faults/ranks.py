@@ -1,0 +1,186 @@
+"""Faults in real ranks, in processes of their own: of DistributedDataParallel, its hooks, and FSDP2.
+
+What a rank does wrong is a strategy, which is sent to the ranks by name.
+"""
+
+from __future__ import annotations
+
+import itertools
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, distributed
+
+from accelcheck.core.case import Mode
+from accelcheck.selftest.faults.base import Cell, Fault
+from accelcheck.techniques.distributed.data_parallel import SMALL_BUCKET, STRATEGY
+from accelcheck.techniques.distributed.ddp import Accumulating, HookedAveraging, Replicated
+from accelcheck.techniques.distributed.fsdp import FullySharded
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from accelcheck.selftest.faults.base import Change
+    from accelcheck.techniques.distributed.ddp import Bucket, Future
+    from accelcheck.techniques.distributed.strategy import Strategy
+    from accelcheck.workloads.base import Program
+
+FLOAT32 = ("float32",)
+SEEDS = 3
+"""Seeds of faults in ranks, which take seconds to start."""
+
+
+def strategy(make: Callable[[], Strategy]) -> Callable[[float], Change]:
+    """Another strategy in the ranks."""
+
+    def change(program: Program) -> None:
+        program.extras[STRATEGY] = make()
+
+    return lambda _: change
+
+
+class LostBucket(HookedAveraging):
+    """Averages each bucket, and goes on with its own gradients for the last one."""
+
+    def __call__(self, bucket: Bucket) -> Future:
+        own = bucket.buffer().clone()
+        averaged = super().__call__(bucket)
+        return averaged.then(lambda _: own) if bucket.is_last() else averaged  # type: ignore[return-value]  # torch leaves then() untyped
+
+
+class SummedGradients(HookedAveraging):
+    """Does not divide the sum of all ranks."""
+
+    def mean(self, total: Tensor, world: int) -> Tensor:
+        """The sum itself."""
+        del world
+        return total
+
+
+class FirstRanksPart(Replicated):
+    """Every rank takes rank 0's part of the batch, as far as it is long enough: each believes that it is rank 0."""
+
+    def prepare(self, program: Program) -> None:
+        super().prepare(program)
+        target = program.target
+        if target is None:
+            raise TypeError("expected a training with a target")
+        for value in (*(value for value in program.inputs if isinstance(value, Tensor)), target):
+            whole = torch.zeros_like(value) if distributed.get_rank() else value.clone()
+            size = torch.tensor(len(value))
+            distributed.all_reduce(size, distributed.ReduceOp.MIN)
+            first = whole[: int(size)].clone()
+            distributed.broadcast(first, 0)
+            value[: int(size)] = first
+
+
+class Drifting(Accumulating):
+    """Rank 0's gradients are 0.1 percent larger than the others', after all have exchanged them."""
+
+    def backpropagate(self, program: Program, weight: float) -> Tensor:
+        loss = super().backpropagate(program, weight)
+        for parameter in program.module.parameters():
+            if parameter.grad is not None and distributed.get_rank() == 0:
+                parameter.grad *= 1.001
+        return loss
+
+
+class StaleShards(FullySharded):
+    """Gathered parameters are kept after the backward pass, and so are those from before the optimizer's step."""
+
+    def prepare(self, program: Program) -> None:
+        super().prepare(program)
+        for part in program.module.modules():
+            if hasattr(part, "set_reshard_after_backward"):
+                part.set_reshard_after_backward(reshard_after_backward=False, recurse=False)
+
+
+class SummedShards(FullySharded):
+    """Gradients are added up over the ranks, and not divided."""
+
+    def prepare(self, program: Program) -> None:
+        super().prepare(program)
+        for part in program.module.modules():
+            if hasattr(part, "set_gradient_divide_factor"):
+                part.set_force_sum_reduction_for_comms(enable=True)  # gloo has no sum with a factor
+                part.set_gradient_divide_factor(1.0)
+
+
+class UnreducedShards(FullySharded):
+    """One block's gradients are not exchanged in the first backward pass, and so are lost for its step."""
+
+    def prepare(self, program: Program) -> None:
+        super().prepare(program)
+        blocks = [part for part in program.module.children() if hasattr(part, "set_requires_gradient_sync")]
+        last, passes = blocks[-1], itertools.count()
+
+        def synced(*_: Any) -> None:
+            last.set_requires_gradient_sync(requires_gradient_sync=next(passes) > 0)
+
+        program.module.register_forward_pre_hook(synced)
+
+
+def _bucketed(kind: type[Replicated] = Replicated, hook: type[HookedAveraging] | None = None) -> Strategy:
+    return kind(bucket_mb=SMALL_BUCKET, exchange=None if hook is None else hook())
+
+
+TRAINING = (Cell("train-mlp", Mode.TRAIN, FLOAT32),)
+
+FAULTS = (
+    Fault(
+        "ranks-bucket-lost",
+        "A rank goes on with its own gradients for the last bucket.",
+        (*TRAINING, Cell("train-transformer", Mode.TRAIN, FLOAT32)),
+        strategy(lambda: _bucketed(hook=LostBucket)),
+        technique="ddp-2",
+        seeds=SEEDS,
+    ),
+    Fault(
+        "ranks-same-part",
+        "Every rank trains on the first rank's part of the batch.",
+        TRAINING,
+        strategy(lambda: _bucketed(FirstRanksPart)),
+        technique="ddp-3",
+        seeds=SEEDS,
+    ),
+    Fault(
+        "ranks-hook-sums",
+        "A hook adds up the gradients of all ranks and does not divide.",
+        (Cell("train-amsgrad", Mode.TRAIN, FLOAT32), *TRAINING),
+        strategy(lambda: _bucketed(hook=SummedGradients)),
+        technique="ddp-async",
+        seeds=SEEDS,
+    ),
+    Fault(
+        "ranks-drift",
+        "One rank's gradients differ from the others' by 0.1 percent after they were exchanged.",
+        TRAINING,
+        strategy(Drifting),
+        technique="ddp-no-sync",
+        seeds=SEEDS,
+    ),
+    Fault(
+        "shards-stale",
+        "Gathered parameters are those from before the step.",
+        (*TRAINING, Cell("train-transformer", Mode.TRAIN, FLOAT32)),
+        strategy(StaleShards),
+        technique="fsdp2",
+        seeds=SEEDS,
+    ),
+    Fault(
+        "shards-summed",
+        "Gradients of shards are added up and not divided.",
+        TRAINING,
+        strategy(SummedShards),
+        technique="fsdp2-3",
+        seeds=SEEDS,
+    ),
+    Fault(
+        "shards-unreduced",
+        "The gradients of one block are not exchanged in the first step.",
+        TRAINING,
+        strategy(UnreducedShards),
+        technique="fsdp2",
+        seeds=SEEDS,
+    ),
+)

@@ -1,0 +1,191 @@
+"""Faults of what saves memory: recomputation, offload to the host, activations in place."""
+
+from __future__ import annotations
+
+import contextlib
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import save_on_cpu
+
+from accelcheck.core.case import Mode
+from accelcheck.selftest.faults.base import Cell, Fault
+from accelcheck.selftest.faults.plant import kernels
+from accelcheck.selftest.faults.sowing import swapped
+from accelcheck.techniques.memory import checkpoint as checkpointing
+from accelcheck.techniques.memory import checkpoint_segments as segments
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from accelcheck.selftest.faults.base import Change
+
+FLOAT32 = ("float32",)
+
+
+def draws_anew(strength: float) -> contextlib.AbstractContextManager[None]:
+    """Blocks are recomputed with other random numbers."""
+    del strength
+
+    def wrong(plain: Callable[..., Any], *args: Any, **options: Any) -> Any:
+        return plain(*args, **{**options, "preserve_rng_state": False})
+
+    return swapped(checkpointing, "checkpoint", wrong)
+
+
+def row_of_another(strength: float) -> contextlib.AbstractContextManager[None]:
+    """Blocks are recomputed from an input in which the last row has been overwritten."""
+    del strength
+
+    def wrong(plain: Callable[..., Any], block: Callable[[Tensor], Any], value: Tensor, **options: Any) -> Any:
+        calls: Counter[str] = Counter()
+
+        def changed(x: Tensor) -> Any:
+            calls["block"] += 1
+            return block(x if calls["block"] == 1 else torch.cat([x[:-1], x[:1]]))
+
+        return plain(changed, value, **options)
+
+    return swapped(checkpointing, "checkpoint", wrong)
+
+
+def order_changed(strength: float) -> contextlib.AbstractContextManager[None]:
+    """The blocks of a segment are recomputed in another order."""
+    del strength
+
+    def wrong(plain: Callable[..., Any], blocks: Sequence[Callable[[Tensor], Any]], *args: Any, **options: Any) -> Any:
+        calls: Counter[int] = Counter()
+
+        def numbered(number: int) -> Callable[[Tensor], Any]:
+            def call(x: Tensor) -> Any:
+                calls[number] += 1
+                return blocks[number if calls[number] == 1 else number ^ 1](x)
+
+            return call
+
+        return plain([numbered(number) for number in range(len(blocks))], *args, **options)
+
+    return swapped(segments, "checkpoint_sequential", wrong)
+
+
+def buffer_reused(strength: float) -> contextlib.AbstractContextManager[None]:
+    """A buffer on the host is used again for a tensor of the same shape before the backward pass has read it."""
+    del strength
+
+    def wrong(plain: Callable[..., Any], saving: Any, *args: Any, **options: Any) -> None:
+        plain(saving, *args, **options)
+        pack, unpack, buffers = saving.pack_hook, saving.unpack_hook, {}
+
+        def packed(tensor: Tensor) -> Any:
+            held = pack(tensor)
+            buffers[tensor.shape] = held
+            return held
+
+        saving.pack_hook = packed
+        saving.unpack_hook = lambda held: unpack(buffers[held[1].shape])
+
+    return swapped(save_on_cpu, "__init__", wrong)
+
+
+def copy_unfinished(strength: float) -> contextlib.AbstractContextManager[None]:
+    """The backward pass reads a tensor of which the last row has not arrived yet."""
+    del strength
+
+    def wrong(plain: Callable[..., Any], saving: Any, *args: Any, **options: Any) -> None:
+        plain(saving, *args, **options)
+        unpack = saving.unpack_hook
+
+        def early(held: Any) -> Tensor:
+            came: Tensor = unpack(held).clone()
+            came[-1:] = 0
+            return came
+
+        saving.unpack_hook = early
+
+    return swapped(save_on_cpu, "__init__", wrong)
+
+
+def row_left(strength: float) -> Change:
+    """An activation in place leaves the last row as it was."""
+    del strength
+
+    def relu(func: Any, x: Tensor) -> Tensor:
+        last = x[-1:].clone()
+        func(x)
+        x[-1:] = last
+        return x
+
+    return kernels(relu_=relu)
+
+
+def overwritten_result(strength: float) -> Change:
+    """The gradient of an activation reads its result after another sample has overwritten it."""
+    del strength
+    return kernels(
+        threshold_backward=lambda func, grad, result, threshold: func(grad, result.roll(1, 0), threshold),
+    )
+
+
+FAULTS = (
+    Fault(
+        "checkpoint-draws-anew",
+        "Checkpointed blocks are recomputed with other random numbers.",
+        (Cell("dropout-blocks", Mode.RANDOM, FLOAT32),),
+        around=draws_anew,
+        technique="checkpoint-non-reentrant",
+        seeds=5,
+    ),
+    Fault(
+        "checkpoint-row-overwritten",
+        "Checkpointed blocks are recomputed from an input that has been overwritten in part.",
+        (Cell("mlp-blocks", Mode.BACKWARD, FLOAT32), Cell("train-transformer", Mode.TRAIN, FLOAT32)),
+        around=row_of_another,
+        technique="checkpoint-non-reentrant",
+    ),
+    Fault(
+        "checkpoint-reentrant-row-overwritten",
+        "Checkpointed blocks are recomputed from an input that has been overwritten in part.",
+        (Cell("transformer-blocks", Mode.BACKWARD, FLOAT32),),
+        around=row_of_another,
+        technique="checkpoint-reentrant",
+    ),
+    Fault(
+        "segments-order-changed",
+        "The blocks of a checkpointed segment are recomputed in another order.",
+        (Cell("deep-blocks", Mode.BACKWARD, FLOAT32),),
+        around=order_changed,
+        technique="checkpoint-segments",
+        warm=False,
+    ),
+    Fault(
+        "offload-buffer-reused",
+        "A buffer on the host is overwritten before it is read.",
+        (Cell("deep-blocks", Mode.BACKWARD, FLOAT32), Cell("train-deep-blocks", Mode.TRAIN, FLOAT32)),
+        around=buffer_reused,
+        technique="offload-cpu",
+        seeds=5,
+    ),
+    Fault(
+        "offload-copy-unfinished",
+        "A tensor is read before all of it has come back from the host.",
+        (Cell("elementwise-30", Mode.BACKWARD, FLOAT32),),
+        around=copy_unfinished,
+        technique="offload-cpu-pinned",
+    ),
+    Fault(
+        "inplace-row-left",
+        "An activation in place leaves the last row as it was.",
+        (Cell("mlp"),),
+        row_left,
+        technique="inplace",
+    ),
+    Fault(
+        "inplace-result-overwritten",
+        "The gradient of an activation in place reads a result that has been overwritten.",
+        (Cell("residual-block", Mode.BACKWARD),),
+        overwritten_result,
+        technique="inplace",
+    ),
+)

@@ -1,0 +1,189 @@
+"""Faults of optimizer steps (fused, on lists, compiled, on the device) and of reduced precision around a training."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from accelcheck.core.case import Mode
+from accelcheck.selftest.faults.base import Cell, Fault
+from accelcheck.selftest.faults.plant import kernels, products
+from accelcheck.selftest.faults.sowing import kernel_text
+from accelcheck.techniques.optimizers.state import KeptStates
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from accelcheck.selftest.faults.base import Change
+    from accelcheck.workloads.base import Program
+
+FLOAT32 = ("float32",)
+
+
+def next_correction(strength: float) -> Change:
+    """The fused step corrects the bias of its moments as in the step after it."""
+    del strength
+
+    def fused(func: Any, *args: Any, **options: Any) -> Any:
+        *lists, counts = args
+        return func(*lists, [count + 1 for count in counts], **options)
+
+    return kernels(_fused_adam_=fused, _fused_adamw_=fused)
+
+
+def momentum_stale(strength: float) -> Change:
+    """After the first step, the fused kernel does not write momentum back."""
+    del strength
+
+    def fused(func: Any, parameters: Any, gradients: Any, momenta: Any, *rest: Any, **options: Any) -> Any:
+        kept = [] if options["is_first_step"] else [momentum.clone() for momentum in momenta]
+        out = func(parameters, gradients, momenta, *rest, **options)
+        for momentum, before in zip(momenta, kept, strict=bool(kept)):
+            momentum.copy_(before)
+        return out
+
+    return kernels(_fused_sgd_=fused)
+
+
+def last_parameter_left(strength: float) -> Change:
+    """The update of a list of parameters leaves out the last one."""
+    del strength
+
+    def listed(func: Any, parameters: Any, *lists: Any, **options: Any) -> Any:
+        fewer = (value[:-1] if isinstance(value, (list, tuple)) else value for value in lists)
+        return func(parameters[:-1], *fewer, **options)
+
+    return kernels(_foreach_addcdiv_=listed)
+
+
+def root_before_epsilon(strength: float) -> Change:
+    """The denominator of Adam's step is not corrected for its bias."""
+    del strength
+    return kernels(_foreach_div_=lambda func, values, divisors: func(values, [1.0] * len(divisors)))
+
+
+def counted_once(program: Program) -> None:
+    """The step count on the device stays 1."""
+    make = program.optimizer
+    if make is None:
+        raise TypeError("expected a program with an optimizer")
+
+    def made(parameters: Sequence[torch.nn.Parameter]) -> torch.optim.Optimizer:
+        optimizer = make(parameters)
+
+        def stuck(own: torch.optim.Optimizer, *_: Any) -> None:
+            for state in own.state.values():
+                state["step"].fill_(1)
+
+        optimizer.register_step_post_hook(stuck)
+        return optimizer
+
+    program.optimizer = made
+
+
+def truncated_states(program: Program) -> None:
+    """States are truncated to bfloat16, not rounded."""
+    kept = program.optimizer
+    if not isinstance(kept, KeptStates):
+        raise TypeError(f"expected an optimizer whose states are converted, got {type(kept).__name__}")
+    kept.narrow = lambda state: ((state.view(torch.int32) >> 16) << 16).view(torch.float32).bfloat16()
+
+
+def one_context(program: Program) -> None:
+    """One autocast context around the whole training: copies of weights in half precision are kept from the first step on."""
+    place = next(program.module.parameters()).device.type
+    program.within = lambda: torch.autocast(place, dtype=torch.bfloat16)
+
+
+def depth_dropped(strength: float) -> Change:
+    """Products leave out the last element of their depth."""
+    del strength
+    return products(lambda a, b: a[..., :-1] @ b[..., :-1, :])
+
+
+def truncated_operands(strength: float) -> Change:
+    """Products truncate their operands to 4 significant bits."""
+    del strength
+
+    def short(x: Tensor) -> Tensor:
+        return ((x.float().contiguous().view(torch.int32) >> 20) << 20).view(torch.float32)
+
+    return products(lambda a, b: short(a) @ short(b))
+
+
+FAULTS = (
+    Fault(
+        "fused-next-correction",
+        "The fused step corrects the bias of its moments as in the step after it.",
+        (Cell("train-amsgrad", Mode.TRAIN),),
+        next_correction,
+        technique="optimizer-fused",
+    ),
+    Fault(
+        "fused-momentum-stale",
+        "The fused step does not write momentum back.",
+        (Cell("train-nesterov", Mode.TRAIN), Cell("train-mlp", Mode.TRAIN)),
+        momentum_stale,
+        technique="optimizer-fused",
+    ),
+    Fault(
+        "foreach-last-parameter-left",
+        "The update of a list of parameters leaves out the last one.",
+        (Cell("train-adagrad", Mode.TRAIN, FLOAT32), Cell("train-nadam", Mode.TRAIN, FLOAT32)),
+        last_parameter_left,
+        technique="optimizer-foreach",
+    ),
+    Fault(
+        "foreach-root-uncorrected",
+        "The denominator of a step on lists is not corrected for its bias.",
+        (Cell("train-transformer", Mode.TRAIN, FLOAT32),),
+        root_before_epsilon,
+        technique="optimizer-foreach",
+    ),
+    Fault(
+        "compiled-momentum-constant",
+        "A compiled step has another momentum as its constant.",
+        (Cell("train-nesterov", Mode.TRAIN, FLOAT32),),
+        around=lambda _: kernel_text(r"static_cast<float>\(0\.9\)", lambda _: "static_cast<float>(0.89)"),
+        technique="optimizer-compiled",
+        seeds=1,
+    ),
+    Fault(
+        "capturable-counted-once",
+        "The step count that is kept on the device stays 1.",
+        (Cell("train-amsgrad", Mode.TRAIN, FLOAT32),),
+        lambda _: counted_once,
+        technique="optimizer-capturable",
+    ),
+    Fault(
+        "states-truncated",
+        "Optimizer states are truncated to bfloat16, not rounded.",
+        (Cell("train-mlp", Mode.TRAIN, FLOAT32), Cell("train-transformer", Mode.TRAIN, FLOAT32)),
+        lambda _: truncated_states,
+        technique="optimizer-bf16-states",
+        emulated=True,
+    ),
+    Fault(
+        "autocast-weights-stale",
+        "Autocast uses the copies of weights in half precision that it made before they were updated.",
+        (Cell("train-mlp", Mode.TRAIN, FLOAT32),),
+        lambda _: one_context,
+        technique="amp-bf16",
+    ),
+    Fault(
+        "reduced-depth-dropped",
+        "Products in reduced precision leave out the last element of their depth.",
+        (Cell("matmul", dtypes=FLOAT32), Cell("mlp", Mode.BACKWARD, FLOAT32)),
+        depth_dropped,
+        technique="matmul-bf16",
+    ),
+    Fault(
+        "reduced-operands-truncated",
+        "Products in reduced precision truncate their operands to 4 significant bits.",
+        (Cell("matmul", dtypes=FLOAT32),),
+        truncated_operands,
+        technique="matmul-tf32",
+    ),
+)
