@@ -10,18 +10,20 @@ from accelcheck.report.console import Table
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from accelcheck.selftest.runner import SeedResult
+    from accelcheck.selftest.runner import Ground, SeedResult
 
 SHOWN = 4
 """Most views that a row names, the most frequent first."""
 
 
-def whole(outcomes: Sequence[SeedResult], device: str) -> list[str | Table]:
-    """The whole report: titles, tables and lines."""
+def whole(outcomes: Sequence[SeedResult], device: str, ground: Ground | None = None) -> list[str | Table]:
+    """The whole report: titles, tables and lines; with the matrix of what is planted where `ground` is given."""
     lines: list[str | Table] = []
     parts: tuple[tuple[str, Sequence[str | Table]], ...] = (
         ("Faults", [table(outcomes)]),
         ("Views", [alone(outcomes)]),
+        ("Planted, in rows of the kill table", [] if ground is None else planted(outcomes, ground)),
+        ("Cells without such a fault", [] if ground is None else list(ground.absent)),
         (f"Not planted on {device}", refused(outcomes)),
         ("Slowest plants, seconds a verdict", slowest(outcomes)),
         ("Wrong verdicts", wrong(outcomes)),
@@ -72,6 +74,47 @@ def alone(outcomes: Iterable[SeedResult]) -> Table:
         more = f" and {len(only) - 1} more" if len(only) > 1 else ""
         rows.append((view, str(count), only[0] + more if only else "-"))
     return Table(("view", "caught", "it alone sees in every seed"), rows, right=(1,))
+
+
+def planted(outcomes: Iterable[SeedResult], ground: Ground) -> list[str | Table]:
+    """Where at least one fault was planted: a row for each family of techniques, and what is left without any.
+
+    Numbers are rows of the kill table that must be caught, by mode and by dtype; ``emulated`` are those of them that are
+    planted in accelcheck's own code, and ``hidden`` are further ones, below their documented detectability.
+    """
+    rows = {outcome.row for outcome in outcomes if outcome.ran and not outcome.row.correct}
+    owed = {row for row in rows if not row.hidden}
+    counts: dict[str, Counter[str]] = {family: Counter() for family in sorted(set(ground.families.values()))}
+    for row in rows:
+        kinds = ("hidden",) if row.hidden else (row.mode, row.dtype, *(["emulated"] if row.emulated else []))
+        counts[ground.families[row.technique]].update(map(str, kinds))
+    techniques, modes = {row.technique for row in owed}, {row.mode for row in owed}
+    columns = [*map(str, filter(modes.__contains__, ground.modes)), *ground.dtypes, "emulated", "hidden"]
+    lines = [
+        (
+            family,
+            _part(techniques, [name for name in ground.techniques if ground.families[name] == family]),
+            *(str(found[column] or "-") for column in columns),
+        )
+        for family, found in counts.items()
+    ]
+    head = ("family", "techniques", *columns)
+    parts: list[str | Table] = [Table(head, lines, right=range(1, len(head)))]
+    seen: tuple[tuple[str, Iterable[str], Sequence[str]], ...] = (
+        ("techniques", techniques, ground.techniques),
+        ("workloads", {row.workload for row in owed}, ground.workloads),
+        ("modes", modes, ground.modes),
+        ("dtypes", {row.dtype for row in owed}, ground.dtypes),
+    )
+    for what, names, every in seen:
+        left = ", ".join(name for name in every if name not in names)
+        parts.append(f"{_part(names, every)} {what} have a planted fault{f'; none has: {left}' if left else ''}")
+    return parts
+
+
+def _part(seen: Iterable[str], every: Iterable[str]) -> str:
+    names = set(every)
+    return f"{len(names.intersection(seen))} of {len(names)}"
 
 
 def slowest(outcomes: Iterable[SeedResult], most: int = 5) -> list[str]:
@@ -126,11 +169,16 @@ def counts(outcomes: Sequence[SeedResult]) -> str:
     correct = [outcome for outcome in ran if outcome.row.correct]
     names = len({outcome.row.plant for outcome in faulty})
     hidden = len(faulty) - len(owed)
+    emulated = sum(outcome.row.emulated for outcome in owed)
+    fewer = {outcome.row for outcome in faulty if outcome.row.seeds}
+    most = max((outcome.row.seeds for outcome in faulty), default=0)
     plain = sum(outcome.plain for outcome in correct)
     silent = sum(not outcome.judged for outcome in ran)
     return (
         f"{names} faults: {sum(outcome.caught for outcome in owed)} of {len(owed)} verdicts caught them"
-        f"{f' ({hidden} more are below their documented detectability)' if hidden else ''}; "
+        f"{f' ({hidden} more are below their documented detectability)' if hidden else ''}"
+        f"{f', {emulated} of them planted in an emulation' if emulated else ''}"
+        f"{f', {len(fewer)} rows of slow techniques with at most {most} seeds' if fewer else ''}; "
         f"{len({outcome.row.plant for outcome in correct if not outcome.plain})} correct variants: "
         f"{sum(outcome.judged and not outcome.good for outcome in correct)} false alarms in {len(correct)} verdicts "
         f"({plain} of them of techniques with nothing planted)"

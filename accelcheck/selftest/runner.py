@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING
 
 from accelcheck.checks.execute import Bench
 from accelcheck.core.capability import SUPPORTED
-from accelcheck.core.case import Case, Verdict
+from accelcheck.core.case import Case, Mode, Verdict
 from accelcheck.core.matrix import Matrix
 from accelcheck.core.registry import discover, index
 from accelcheck.devices.base import Status
 from accelcheck.expectations.ledger import Ledger, shipped, unsteady
 from accelcheck.plugin import registered
-from accelcheck.selftest.faults.base import Fault, Planted, Variant
+from accelcheck.selftest.faults.base import EVERY, Fault, Planted, Variant
 from accelcheck.selftest.faults.plant import nothing
 from accelcheck.techniques.base import Technique
 from accelcheck.verify.cache import clean_process
@@ -28,7 +28,6 @@ from accelcheck.verify.oracle import Store
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from accelcheck.core.case import Mode
     from accelcheck.core.journal import Record
     from accelcheck.devices.base import Device
     from accelcheck.workloads.base import Workload
@@ -131,6 +130,27 @@ class SeedResult:
         return self.caught or (bool(self.row.hidden) and self.verdict is Verdict.PASS)
 
 
+@dataclass(frozen=True, slots=True)
+class Ground:
+    """Everything that faults could be planted in, to count what they are planted in.
+
+    Attributes:
+        techniques: Names of the matrix's techniques, family by family.
+        families: Family of each technique by name; also of those that the catalogue makes for itself.
+        workloads: Names of the matrix's workloads.
+        modes: Modes of its cases.
+        dtypes: Storage dtypes.
+        absent: Cells that have no such fault, each with the reason.
+    """
+
+    techniques: Sequence[str]
+    families: Mapping[str, str]
+    workloads: Sequence[str]
+    modes: Sequence[Mode]
+    dtypes: Sequence[str]
+    absent: Sequence[str]
+
+
 @functools.cache
 def faults() -> Mapping[str, Fault]:
     """The catalogue, by name."""
@@ -179,6 +199,22 @@ def absent() -> list[str]:
         for cell in f.cells
         for dtype, reason in f.absent.items()
         if dtype not in cell.dtypes
+    )
+
+
+def ground() -> Ground:
+    """What the catalogue could be planted in: the built-in matrix."""
+    matrix = Matrix.load()
+    plants = [*faults().values(), *variants().values()]
+    own = [plant.technique for plant in plants if isinstance(plant.technique, Technique)]
+    every = matrix.techniques.values()
+    return Ground(
+        techniques=[t.name for t in sorted(every, key=lambda t: (t.family, t.name))],
+        families={t.name: t.family for t in (*own, *every)},
+        workloads=sorted(matrix.workloads),
+        modes=[mode for mode in Mode if any(technique.covers(mode) for technique in every)],
+        dtypes=EVERY,
+        absent=absent(),
     )
 
 

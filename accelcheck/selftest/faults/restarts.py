@@ -1,0 +1,166 @@
+"""Faults of trainings that go on in another process: what a snapshot loses, in the process that writes it or that reads it.
+
+What another process does wrong is an optimizer or a hook of the module, which travel with the training to that process.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from accelcheck.core.case import Mode
+from accelcheck.selftest.faults.base import Cell, Fault
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from accelcheck.selftest.faults.base import Change
+    from accelcheck.workloads.base import OptimizerMaker, Program
+
+FLOAT32 = ("float32",)
+
+
+@dataclass(frozen=True)
+class Remade:
+    """Makes the program's own optimizer with a fault in how its state is saved or loaded. It is sent to other processes.
+
+    Attributes:
+        make: Makes the optimizer.
+        spoil: Changes the optimizer; at the top of a module.
+    """
+
+    make: OptimizerMaker
+    spoil: Callable[[torch.optim.Optimizer], None]
+
+    def __call__(self, parameters: Sequence[nn.Parameter]) -> torch.optim.Optimizer:
+        optimizer = self.make(parameters)
+        self.spoil(optimizer)
+        return optimizer
+
+
+def optimizing(spoil: Callable[[torch.optim.Optimizer], None]) -> Callable[[float], Change]:
+    """Changes how the optimizer's state is saved or loaded."""
+
+    def change(program: Program) -> None:
+        if program.optimizer is None:
+            raise TypeError("expected a program with an optimizer")
+        program.optimizer = Remade(program.optimizer, spoil)
+
+    return lambda _: change
+
+
+def forgets(optimizer: torch.optim.Optimizer) -> None:
+    """A state that is loaded has no moments."""
+    optimizer.register_load_state_dict_pre_hook(_without_moments)
+
+
+def _without_moments(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> dict[str, Any]:
+    del optimizer
+    return {**state, "state": {}}
+
+
+def saves_first(optimizer: torch.optim.Optimizer) -> None:
+    """A state that is saved has the moments of the first time it was saved."""
+    kept: list[Any] = []
+
+    def stale(own: torch.optim.Optimizer, state: dict[str, Any]) -> dict[str, Any]:
+        del own
+        if not kept and state["state"]:
+            kept.append({key: {n: _copied(v) for n, v in values.items()} for key, values in state["state"].items()})
+        return {**state, "state": kept[0]} if kept else state
+
+    optimizer.register_state_dict_post_hook(stale)
+
+
+def _copied(value: Any) -> Any:
+    return value.detach().clone() if isinstance(value, Tensor) else value
+
+
+def rounds(optimizer: torch.optim.Optimizer) -> None:
+    """Moments of a state that is loaded have been stored in bfloat16."""
+    optimizer.register_load_state_dict_pre_hook(_with_rounded_moments)
+
+
+def _with_rounded_moments(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> dict[str, Any]:
+    del optimizer
+    rounded = {
+        key: {name: value.bfloat16().to(value.dtype) if isinstance(value, Tensor) else value for name, value in values.items()}
+        for key, values in state["state"].items()
+    }
+    return {**state, "state": rounded}
+
+
+def buffer_lost(program: Program) -> None:
+    """The last buffer of the module is 0 in another process that has loaded it."""
+    names = [name for name, value in program.module.named_buffers() if value.is_floating_point()]
+    if not names:
+        raise LookupError("nothing planted: the module has no buffer")
+    program.module._register_load_state_dict_pre_hook(BufferLost(names[-1], os.getpid()))  # noqa: SLF001 - torch has no public way
+
+
+@dataclass(frozen=True)
+class BufferLost:
+    """A hook that loads zeros for one tensor.
+
+    Attributes:
+        name: Of the tensor.
+        pid: The process in which it loads the tensor as it is.
+    """
+
+    name: str
+    pid: int
+
+    def __call__(self, state: dict[str, Any], prefix: str, *rest: Any) -> None:
+        del rest
+        if os.getpid() != self.pid:
+            state[prefix + self.name] = torch.zeros_like(state[prefix + self.name])
+
+
+FAULTS = (
+    Fault(
+        "snapshot-moments-lost",
+        "The process that goes on has an optimizer without moments.",
+        (Cell("train-mlp", Mode.TRAIN, FLOAT32), Cell("train-amsgrad", Mode.TRAIN, FLOAT32)),
+        optimizing(forgets),
+        technique="snapshot-restore",
+        seeds=2,
+    ),
+    Fault(
+        "snapshot-moments-stale",
+        "A snapshot has the moments of an earlier one.",
+        (Cell("train-transformer", Mode.TRAIN, FLOAT32),),
+        optimizing(saves_first),
+        technique="snapshot-restore",
+        seeds=2,
+    ),
+    Fault(
+        "snapshot-buffer-lost",
+        "A buffer is 0 in the process that goes on.",
+        (Cell("train-cnn", Mode.TRAIN, FLOAT32),),
+        lambda _: buffer_lost,
+        technique="snapshot-restore",
+        seeds=2,
+    ),
+    Fault(
+        "restart-moments-lost",
+        "Ranks that are started again have an optimizer without moments.",
+        (Cell("train-mlp", Mode.TRAIN, FLOAT32),),
+        optimizing(forgets),
+        technique="elastic-restart",
+        seeds=1,
+        warm=False,  # the first training alone is disturbed
+    ),
+    Fault(
+        "restart-moments-rounded",
+        "Ranks that are started again have moments that were stored in bfloat16.",
+        (Cell("train-mlp", Mode.TRAIN, FLOAT32),),
+        optimizing(rounds),
+        technique="elastic-restart",
+        seeds=1,
+        warm=False,
+    ),
+)
