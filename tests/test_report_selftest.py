@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from accelcheck.core.case import Mode, Verdict
+from accelcheck.report.console import Table
 from accelcheck.selftest import report
-from accelcheck.selftest.runner import PLAIN, PlantedRow, SeedResult
+from accelcheck.selftest.runner import PLAIN, Ground, PlantedRow, SeedResult
 
 
 def outcome(
@@ -99,6 +100,57 @@ def test_a_hidden_row_that_is_an_error_is_no_survivor_of_what_is_owed() -> None:
 def test_the_slowest_plants_come_first() -> None:
     lines = report.slowest([outcome("slow", 0, seconds=3.0), outcome("slow", 1, seconds=5.0), outcome("fast", 0)])
     assert [line.split()[:2] for line in lines] == [["4.00", "slow"], ["1.00", "fast"]]
+
+
+GROUND = Ground(
+    techniques=("eager", "export", "onnxruntime"),
+    families={"eager": "eager", "eager-resized": "eager", "export": "export", "onnxruntime": "engines"},
+    workloads=("matmul", "mlp"),
+    modes=(Mode.FORWARD, Mode.BACKWARD, Mode.TRAIN),
+    dtypes=("float32", "bfloat16"),
+    absent=("tf32 in matmul/bfloat16/forward: operands have no more bits",),
+)
+
+
+def test_the_matrix_counts_rows_by_family_and_names_what_has_none() -> None:
+    told = [
+        outcome("gain", 0),
+        outcome("gain", 1),  # another seed of the same row
+        outcome("gain", 0, dtype="bfloat16"),
+        outcome("size", 0, technique="eager-resized"),
+        outcome("slice", 0, technique="export", emulated=True),
+        outcome("faint", 0, verdict=Verdict.PASS, hidden="less than rounding", technique="export"),
+        outcome("refused", 0, verdict=Verdict.UNSUPPORTED, technique="onnxruntime"),
+        outcome("tree", 0, verdict=Verdict.PASS, correct=True, workload="mlp"),
+    ]
+    table, *lines = report.planted(told, GROUND)
+    assert isinstance(table, Table)
+    assert [line.split() for line in table.lines()] == [
+        ["family", "techniques", "forward", "float32", "bfloat16", "emulated", "hidden"],
+        ["eager", "1", "of", "1", "3", "2", "1", "-", "-"],
+        ["engines", "0", "of", "1", "-", "-", "-", "-", "-"],
+        ["export", "1", "of", "1", "1", "1", "-", "1", "1"],
+    ]
+    assert lines == [
+        "2 of 3 techniques have a planted fault; none has: onnxruntime",
+        "1 of 2 workloads have a planted fault; none has: mlp",
+        "1 of 3 modes have a planted fault; none has: backward, train",
+        "2 of 2 dtypes have a planted fault",
+        "1 rows are hidden, 1 cells have no such fault: each says why",
+    ]
+
+
+def test_the_total_says_what_is_emulated_and_what_has_fewer_seeds() -> None:
+    told = [outcome("nibbles", 0, emulated=True), outcome("bucket", 0, seeds=3), outcome("gain", 0)]
+    assert report.counts(told).startswith(
+        "3 faults: 3 of 3 verdicts caught them, 1 of them planted in an emulation, 1 rows of slow techniques with at most 3 seeds; "
+    )
+
+
+def test_cells_without_a_fault_are_listed_with_the_matrix() -> None:
+    lines = report.whole(SEEN, "cpu", GROUND)
+    assert "tf32 in matmul/bfloat16/forward: operands have no more bits" in lines
+    assert "Cells without such a fault" not in report.whole(SEEN, "cpu")
 
 
 def test_the_whole_report_has_only_parts_with_something_in_them() -> None:

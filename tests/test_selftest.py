@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime as dt
 import functools
+from collections import Counter
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
+import torch
 from fault_harness import FORWARD
 
 from accelcheck import cli
@@ -20,9 +23,11 @@ from accelcheck.devices.cpu import Cpu
 from accelcheck.devices.probe import HostFacts
 from accelcheck.expectations.ledger import Entry, Ledger
 from accelcheck.selftest import report, runner
-from accelcheck.selftest.faults.base import Cell, Fault, Planted, Variant
+from accelcheck.selftest.faults.base import EVERY, Cell, Fault, Planted, Variant
 from accelcheck.selftest.faults.plant import nothing, replacing, scaled
+from accelcheck.selftest.faults.sowing import swapped
 from accelcheck.selftest.runner import PlantedRow, SeedResult, attempt, caught_by, rows, seeded
+from accelcheck.techniques.base import Technique
 from accelcheck.techniques.eager import Eager
 from accelcheck.verify.oracle import Store
 
@@ -76,6 +81,49 @@ def test_every_number_of_the_list_has_a_fault() -> None:
     assert {fault.number for fault in runner.faults().values()} - {0} == set(range(1, 44))
 
 
+COMPUTING = frozenset(technique.family for technique in Matrix.load().techniques.values())
+"""Families of techniques; each has faults in what it computes with."""
+
+
+def test_every_family_that_computes_has_two_faults_under_a_technique_of_its_own() -> None:
+    families = runner.ground(rows()).families
+    planted = Counter(families[runner._name(fault)] for fault in runner.faults().values())
+    assert {family for family in COMPUTING if planted[family] < 2} == set()
+
+
+def test_every_fault_under_a_technique_of_the_matrix_is_where_that_technique_is_tried() -> None:
+    for fault in runner.faults().values():
+        technique = fault.technique if isinstance(fault.technique, Technique) else matrix().techniques[fault.technique]
+        for cell in fault.cells:
+            workload = matrix().workloads[cell.workload]
+            assert technique.accepts(workload), (fault.name, cell)
+            assert cell.mode in technique.modes & workload.modes, (fault.name, cell)
+            assert {*cell.dtypes, *cell.hidden} <= workload.dtypes.intersection(technique.dtypes), (fault.name, cell)
+
+
+def test_no_dtype_is_left_out_in_silence() -> None:
+    silent = []
+    for fault in runner.faults().values():
+        technique = fault.technique if isinstance(fault.technique, Technique) else matrix().techniques[fault.technique]
+        for cell in fault.cells:
+            there = matrix().workloads[cell.workload].dtypes.intersection(technique.dtypes, EVERY)
+            left = there - {*cell.dtypes, *cell.hidden, *fault.absent}
+            silent += [f"{fault.name} in {cell.workload}/{dtype}/{cell.mode}" for dtype in sorted(left)]
+    assert silent == []
+
+
+def test_what_is_hidden_or_absent_says_why() -> None:
+    for fault in runner.faults().values():
+        reasons = [
+            *fault.hidden.values(),
+            *fault.absent.values(),
+            *(r for cell in fault.cells for r in cell.hidden.values()),
+        ]
+        assert all(len(reason.split()) >= 5 for reason in reasons), fault.name
+        for cell in fault.cells:
+            assert not {*cell.hidden} & {*cell.dtypes}, fault.name
+
+
 FAULTS = (
     "causal-leak",
     "cached-at-address",
@@ -92,6 +140,22 @@ FAULTS = (
     "stale-weights",
     "tf32-for-float32",
 )
+PLANTED = (
+    "autocast-weights-stale",
+    "checkpoint-row-overwritten",
+    "export-slice-moved",
+    "flash-stale-row-sums",
+    "foreach-last-parameter-left",
+    "guards-skipped",
+    "inplace-row-left",
+    "int8-zero-point-moved",
+    "jacfwd-row-repeated",
+    "offload-copy-unfinished",
+    "row-stride-ignored",
+    "script-relu-lost",
+    "torchao-scales-rolled",
+)
+"""One of each kind of technique that takes no long compilation and no process of its own."""
 VARIANTS = ("attention-online-16", "epilogue-fused", "nan-payload", "negative-zero", "norm-welford", "sum-tree")
 
 
@@ -102,6 +166,16 @@ def test_a_fault_is_caught_where_it_is_weakest(name: str, store: Store) -> None:
     assert outcome.caught, outcome
     assert outcome.views
     assert outcome.good
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_a_fault_in_what_a_technique_runs_is_caught_and_the_technique_alone_passes(name: str, store: Store) -> None:
+    chosen = next(row for row in rows() if row.plant == name and not row.hidden)
+    if not matrix().techniques[chosen.technique].answer(cpu()).ok:
+        pytest.skip(f"{chosen.technique} does not exist here")
+    plain, outcome = runner.attempts([chosen], 0, runner.bench(cpu(), matrix(), store))
+    assert plain.verdict is Verdict.PASS, plain.reason
+    assert outcome.caught, outcome
 
 
 @pytest.mark.parametrize("name", VARIANTS)
@@ -143,6 +217,56 @@ def catalogue(monkeypatch: pytest.MonkeyPatch) -> None:
     correct = {variant.name: variant for variant in (HARMLESS, ALARMING)}
     monkeypatch.setattr(runner, "faults", lambda: planted)
     monkeypatch.setattr(runner, "variants", lambda: correct)
+
+
+def test_a_fault_acts_from_before_the_technique_prepares_until_it_is_finished(store: Store) -> None:
+    seen: list[str] = []
+
+    class Telling(Eager):
+        name = "telling"
+
+        def prepare(self, program: Program, mode: Mode, device: Device) -> None:
+            seen.append("prepared")
+            super().prepare(program, mode, device)
+
+        def finish(self) -> None:
+            seen.append("finished")
+
+    @contextlib.contextmanager
+    def around(strength: float) -> Iterator[None]:
+        seen.append(f"entered with {strength:g}")
+        yield
+        seen.append("left")
+
+    planted = Planted(Telling(), nothing, lambda: around(0.5))
+    case = Case("telling", "matmul", "cpu", "float32", Mode.FORWARD, 1)
+    bench = replace(runner.bench(cpu(), matrix(), store), matrix=Matrix({"telling": planted}, matrix().workloads))
+    assert bench.run(case).verdict is Verdict.PASS
+    assert seen == ["entered with 0.5", "prepared", "finished", "left"]
+
+
+def test_a_plant_that_nothing_calls_is_an_error_and_not_caught(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    idle = Fault("idle", "Never called.", (CELL,), around=lambda _: swapped(torch.jit, "freeze", lambda plain: plain()))
+    monkeypatch.setattr(runner, "faults", lambda: {"idle": idle})
+    outcome = attempted(row("idle"), store)
+    assert outcome.verdict is Verdict.ERROR
+    assert "nothing planted: expected calls of torch.jit.freeze" in outcome.reason
+
+
+def test_slow_faults_are_tried_with_fewer_seeds() -> None:
+    chosen = [row("loud"), replace(row("slow"), seeds=2)]
+    tasks = [(seed, [one.plant for one in group]) for group, seed in runner.shared(chosen, 3)]
+    assert tasks == [(0, ["loud", "slow"]), (1, ["loud", "slow"]), (2, ["loud"])]
+    assert [one.tried(3) for one in chosen] == [3, 2]
+    assert [one.tried(1) for one in chosen] == [1, 1]
+
+
+def test_techniques_are_planted_in_with_the_names_and_marks_of_their_faults() -> None:
+    found = {one.plant: one for one in rows()}
+    assert found["ddp-rank-left-out"].emulated
+    assert not found["ranks-bucket-lost"].emulated
+    assert (found["ranks-bucket-lost"].technique, found["ranks-bucket-lost"].seeds) == ("ddp-2", 3)
+    assert found["stale-leading-dimension"].technique == "eager-resized"
 
 
 def row(

@@ -77,7 +77,7 @@ def _selftest(given: argparse.Namespace) -> int:
         except runner.DiedError as error:
             died = str(error)
     outcomes.sort(key=lambda outcome: (str(outcome.row), outcome.seed))
-    console.show([*report.whole(outcomes, given.device, runner.ground()), f"{time.monotonic() - started:.0f} s"])
+    console.show([*report.whole(outcomes, given.device, runner.ground(rows)), f"{time.monotonic() - started:.0f} s"])
     if died:
         print(f"accelcheck: {died}", file=sys.stderr)
         return RED

@@ -34,19 +34,19 @@ def whole(outcomes: Sequence[SeedResult], device: str, ground: Ground | None = N
 
 
 def table(outcomes: Sequence[SeedResult]) -> Table:
-    """A row for each fault, strength and dtype: caught by what, in how many of how many verdicts."""
-    groups: dict[tuple[str, float, str], list[SeedResult]] = {}
+    """A row for each fault, strength and dtype: caught by what, in how many of how many verdicts. Hidden cells have their own."""
+    groups: dict[tuple[str, float, str, str], list[SeedResult]] = {}
     for outcome in outcomes:
         row = outcome.row
         if outcome.ran and not row.correct:
-            groups.setdefault((row.plant, -row.strength, row.dtype), []).append(outcome)
+            groups.setdefault((row.plant, -row.strength, row.dtype, row.hidden), []).append(outcome)
     rows = []
-    for (plant, strength, dtype), group in sorted(groups.items()):
+    for (plant, strength, dtype, hidden), group in sorted(groups.items()):
         caught = [outcome for outcome in group if outcome.caught]
         views = Counter(view for outcome in caught for view in outcome.views)
         by = ", ".join(f"{view} {count}" for view, count in views.most_common(SHOWN))
         degree = "" if strength == -1.0 else f"{-strength:g}"
-        note = f"  hidden: {group[0].row.hidden}" if group[0].row.hidden else ""
+        note = f"  hidden: {hidden}" if hidden else ""
         rows.append((plant, degree, dtype, f"{len(caught)}/{len(group)}", f"{by}{note}"))
     return Table(("fault", "strength", "dtype", "caught", "by"), rows, right=(1, 3))
 
@@ -109,6 +109,9 @@ def planted(outcomes: Iterable[SeedResult], ground: Ground) -> list[str | Table]
     for what, names, every in seen:
         left = ", ".join(name for name in every if name not in names)
         parts.append(f"{_part(names, every)} {what} have a planted fault{f'; none has: {left}' if left else ''}")
+    parts.append(
+        f"{len(rows) - len(owed)} rows are hidden, {len(ground.absent)} cells have no such fault: each says why"
+    )
     return parts
 
 

@@ -26,7 +26,7 @@ from accelcheck.verify.cache import clean_process
 from accelcheck.verify.oracle import Store
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from accelcheck.core.journal import Record
     from accelcheck.devices.base import Device
@@ -191,21 +191,22 @@ def rows() -> list[PlantedRow]:
     return sorted(found, key=lambda row: (row.workload, row.mode, row.dtype, row.plant, -row.strength))
 
 
-def absent() -> list[str]:
-    """Cells that have no such fault, each with the reason."""
+def absent(chosen: Iterable[PlantedRow]) -> list[str]:
+    """Cells of the faults in these rows that have no such fault, each with the reason."""
+    names = {row.plant for row in chosen}
     return sorted(
         f"{f.name} in {cell.workload}/{dtype}/{cell.mode}: {reason}"
         for f in faults().values()
         for cell in f.cells
         for dtype, reason in f.absent.items()
-        if dtype not in cell.dtypes
+        if f.name in names and dtype not in cell.dtypes
     )
 
 
-def ground() -> Ground:
-    """What the catalogue could be planted in: the built-in matrix."""
+def ground(chosen: Iterable[PlantedRow]) -> Ground:
+    """What the catalogue could be planted in, the built-in matrix, and what these rows leave out for a stated reason."""
     matrix = Matrix.load()
-    plants = [*faults().values(), *variants().values()]
+    plants: list[Fault | Variant] = [*faults().values(), *variants().values()]
     own = [plant.technique for plant in plants if isinstance(plant.technique, Technique)]
     every = matrix.techniques.values()
     return Ground(
@@ -214,7 +215,7 @@ def ground() -> Ground:
         workloads=sorted(matrix.workloads),
         modes=[mode for mode in Mode if any(technique.covers(mode) for technique in every)],
         dtypes=EVERY,
-        absent=absent(),
+        absent=absent(chosen),
     )
 
 
@@ -285,9 +286,7 @@ def _unsteady(technique: Technique, row: PlantedRow, seed: int, device: Device) 
 def _plain(technique: Technique, row: PlantedRow, seed: int, bench: Bench) -> SeedResult:
     plain = _unplanted(technique, row)
     plant = _plant(row)
-    record = _record(
-        Planted(technique, nothing, warm=isinstance(plant, Variant) or plant.warm), row, seed, bench
-    )
+    record = _record(Planted(technique, nothing, warm=isinstance(plant, Variant) or plant.warm), row, seed, bench)
     case = replace(record.case, workload=row.workload)
     known = replace(bench, ledger=_ledger(*shipped((case.device,)))).expect(replace(record, case=case))
     if known.verdict is Verdict.XFAIL:
@@ -357,6 +356,21 @@ def caught_by(record: Record) -> tuple[str, ...]:
     return tuple(name for name, _ in found.most_common())
 
 
+def shared(chosen: Sequence[PlantedRow], seeds: int) -> list[tuple[list[PlantedRow], int]]:
+    """Rows that share references with their seeds, in the order of work: of each seed the rows that are tried with it."""
+    groups: dict[tuple[str, Mode, str], list[PlantedRow]] = {}
+    for row in chosen:
+        groups.setdefault((row.workload, row.mode, row.dtype), []).append(row)
+    # Slow and large groups first, so that no process ends long after the others.
+    ordered = sorted(groups.values(), key=lambda group: (any(row.seeds for row in group), len(group)), reverse=True)
+    return [
+        (wanted, seed)
+        for group in ordered
+        for seed in range(seeds)
+        if (wanted := [row for row in group if seed < row.tried(seeds)])
+    ]
+
+
 def run(device: str, chosen: Sequence[PlantedRow], seeds: int, jobs: int, folder: Path) -> Iterator[list[SeedResult]]:
     """Attempt every row with every seed in worker processes, and yield groups of results in any order.
 
@@ -372,17 +386,7 @@ def run(device: str, chosen: Sequence[PlantedRow], seeds: int, jobs: int, folder
     Raises:
         DiedError: A process died. The results up to then have been yielded.
     """
-    groups: dict[tuple[str, Mode, str], list[PlantedRow]] = {}
-    for row in chosen:
-        groups.setdefault((row.workload, row.mode, row.dtype), []).append(row)
-    # Slow and large groups first, so that no process ends long after the others.
-    ordered = sorted(groups.values(), key=lambda group: (any(row.seeds for row in group), len(group)), reverse=True)
-    tasks = [
-        (device, wanted, seed, str(folder))
-        for group in ordered
-        for seed in range(seeds)
-        if (wanted := [row for row in group if seed < row.tried(seeds)])
-    ]
+    tasks = [(device, group, seed, str(folder)) for group, seed in shared(chosen, seeds)]
     context = multiprocessing.get_context("spawn")  # torch's threads and a backend's client do not survive a fork
     with ProcessPoolExecutor(jobs, mp_context=context) as pool:
         waiting = [pool.submit(_attempts, *task) for task in tasks]

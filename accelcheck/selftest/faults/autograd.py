@@ -115,7 +115,7 @@ FAULTS = (
     Fault(
         "double-backward-wrong",
         "A custom function's first gradients are right, its second gradients are wrong.",
-        (Cell("custom-function", Mode.BACKWARD, ("float32",)),),
+        (Cell("custom-function", Mode.BACKWARD),),
         lambda _: calling(detached),
         number=38,
     ),

@@ -116,6 +116,7 @@ FAULTS = (
             lambda _: weighing(summed),
             number=32,
             technique=f"data-parallel-{world}",
+            emulated=True,
         )
         for world in (2, 3)
     ),
@@ -125,6 +126,7 @@ FAULTS = (
         TRAINING,
         lambda _: weighing(alike),
         technique="data-parallel-3",
+        emulated=True,
     ),
     Fault(
         "ddp-rank-left-out",
@@ -132,6 +134,7 @@ FAULTS = (
         TRAINING,
         lambda _: weighing(without_last),
         technique="data-parallel-3",
+        emulated=True,
     ),
     Fault(
         "ddp-bucket-unreduced",
@@ -140,6 +143,7 @@ FAULTS = (
         unreduced,
         strengths=(0.5, 0.001),
         technique="data-parallel-2",
+        emulated=True,
     ),
     Fault(
         "no-error-feedback",
@@ -148,6 +152,7 @@ FAULTS = (
         lambda _: compressing(Forgetful),
         number=33,
         technique="data-parallel-compressed",
+        emulated=True,
     ),
     Fault(
         "error-feedback-repeated",
@@ -156,5 +161,6 @@ FAULTS = (
         lambda _: compressing(Repeating),
         number=33,
         technique="data-parallel-compressed",
+        emulated=True,
     ),
 )

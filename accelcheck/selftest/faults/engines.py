@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from accelcheck.selftest.faults.base import Cell, Fault
-from accelcheck.selftest.faults.sowing import swapped
+from accelcheck.selftest.faults.sowing import exported, swapped, with_argument
 from accelcheck.techniques.runtimes.openvino import openvino
 
 if TYPE_CHECKING:
@@ -149,6 +149,22 @@ def causal_lost(model: Any, package: Any) -> None:
 
 
 FAULTS = (
+    Fault(
+        "tensorrt-bias-dropped",
+        "The graph that becomes an engine has lost the last layer's bias.",
+        (Cell("mlp", dtypes=FLOAT32),),
+        around=lambda _: exported(with_argument("linear", 2, None)),
+        technique="tensorrt-fp32",
+        seeds=CONVERTED,
+    ),
+    Fault(
+        "tensorrt-causal-lost",
+        "The attention that becomes an engine is not causal.",
+        (Cell("attention-causal", dtypes=FLOAT32),),
+        around=lambda _: exported(with_argument("scaled_dot_product_attention", 5, value=False)),
+        technique="tensorrt-fp16",
+        seeds=CONVERTED,
+    ),
     Fault(
         "onnx-weight-rounded",
         "An initializer of the exported graph is rounded to float16.",

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
 FLOAT32 = ("float32",)
-_FETCH = fetch._MapDatasetFetcher.fetch  # noqa: SLF001 - torch has no public way
+_FETCH: Callable[[Any, list[int]], Any] = fetch._MapDatasetFetcher.fetch  # noqa: SLF001 - torch has no public way
 
 
 def reading(wrong: Callable[[int], None]) -> Callable[[float], AbstractContextManager[None]]:

@@ -36,7 +36,8 @@ def layers(edit: Callable[[Any], None], *kinds: str) -> Callable[[float], Change
         found = [
             part
             for part in as_module(program.call).modules()
-            if type(part).__name__ in kinds or type(getattr(getattr(part, "weight", None), "data", None)).__name__ in kinds
+            if type(part).__name__ in kinds
+            or type(getattr(getattr(part, "weight", None), "data", None)).__name__ in kinds
         ]
         if not found:
             raise LookupError(f"nothing planted: the quantized module has no {' or '.join(kinds)}")
@@ -159,7 +160,8 @@ def quantizing_node(index: int, moved: Callable[[Any], Any]) -> Callable[[float]
 def unquantized_weight(program: Program) -> None:
     """One layer's weight is never fake-quantized."""
     found = [part for part in program.module.modules() if hasattr(part, "weight_fake_quantizer")]
-    found[-1].weight_fake_quantizer.forward = lambda weight: weight  # type: ignore[method-assign, union-attr]  # on this instance alone
+    quantizer: Any = found[-1].weight_fake_quantizer
+    quantizer.forward = lambda weight: weight  # on this instance alone
 
 
 MLP = (Cell("mlp", dtypes=FLOAT32),)
@@ -232,7 +234,7 @@ FAULTS = (
     Fault(
         "float8-first-scale-for-all",
         "All rows of a float8 product have the scale of the first.",
-        MLP,
+        (Cell("mlp", dtypes=("float32", "bfloat16")),),
         first_scale_for_all,
         technique="float8-scaled-mm-rowwise",
     ),

@@ -153,7 +153,7 @@ FAULTS = (
     Fault(
         "channels-last-gradient-under-channels-last",
         "The same, under the technique that gives the output this layout.",
-        (Cell("conv-strided", Mode.BACKWARD, ("float32", "bfloat16")),),
+        (Cell("conv-strided", Mode.BACKWARD),),
         lambda _: _convolution(backward=misread_gradient),
         number=18,
         technique="channels-last",

@@ -134,6 +134,10 @@ def _backward_to(product: Callable[[float, Tensor, Tensor], Tensor]) -> Callable
 _SINGLE = ("float32",)
 _BFLOAT16, _FLOAT16 = 2.0**-8, 2.0**-11
 """Unit roundoffs."""
+_FEW_TERMS = "at most 96 terms in FP16 err less than the one rounding to bfloat16 that follows"
+_HALVES = dict.fromkeys(
+    ("bfloat16", "float16"), "operands in half precision are not rounded further: the mode is about FP32"
+)
 
 FAULTS = (
     Fault(
@@ -153,8 +157,14 @@ FAULTS = (
     Fault(
         "last-k-dropped",
         "The last product of each sum is omitted.",
-        # One of 4097 terms is 0.02 % of the sum, and bfloat16 rounds by up to 0.39 %.
-        (Cell("matmul"), Cell("matmul-long", dtypes=("float32", "float16"))),
+        (
+            Cell("matmul"),
+            Cell(
+                "matmul-long",
+                dtypes=("float32", "float16"),
+                hidden={"bfloat16": "one of 4097 terms is 0.02 % of the sum, and bfloat16 rounds by up to 0.39 %"},
+            ),
+        ),
         _everywhere(without_last_term),
         number=7,
     ),
@@ -168,15 +178,14 @@ FAULTS = (
     Fault(
         "float16-accumulation",
         "Matrix products are added up in FP16.",
-        # 96 terms in FP16 err less than the one rounding to bfloat16 that follows.
-        (Cell("matmul", dtypes=("float32", "float16")), Cell("matmul-long")),
+        (Cell("matmul", dtypes=("float32", "float16"), hidden={"bfloat16": _FEW_TERMS}), Cell("matmul-long")),
         _everywhere(half_accumulation),
         number=8,
     ),
     Fault(
         "float16-accumulation-backward",
         "Matrix products of the backward pass are added up in FP16.",
-        (Cell("mlp", Mode.BACKWARD, ("float32", "float16")),),
+        (Cell("mlp", Mode.BACKWARD, ("float32", "float16"), {"bfloat16": _FEW_TERMS}),),
         _backward(half_accumulation),
         number=8,
         hidden={
@@ -189,8 +198,16 @@ FAULTS = (
     Fault(
         "bfloat16-accumulation",
         "Matrix products are added up in bfloat16, sixteen at a time.",
-        # Six roundings of 96 products to bfloat16 cannot be told from the one rounding that the result may have.
-        (Cell("matmul", dtypes=_SINGLE), Cell("matmul-long", dtypes=("float32", "bfloat16"))),
+        (
+            Cell(
+                "matmul",
+                dtypes=("float32", "float16"),
+                hidden={
+                    "bfloat16": "six roundings of 96 products to bfloat16 err as the one rounding of the result does"
+                },
+            ),
+            Cell("matmul-long"),
+        ),
         _everywhere(bfloat16_accumulation),
         number=8,
     ),
@@ -251,6 +268,7 @@ FAULTS = (
         (Cell("matmul", dtypes=_SINGLE), Cell("train-mlp", Mode.TRAIN, _SINGLE)),
         _everywhere(partial(reduced, 11)),
         number=9,
+        absent=_HALVES,
     ),
     Fault(
         "tf32-for-float32-backward",
@@ -258,6 +276,7 @@ FAULTS = (
         (Cell("mlp", Mode.BACKWARD, _SINGLE),),
         _backward(partial(reduced, 11)),
         number=9,
+        absent=_HALVES,
     ),
     Fault(
         "bfloat16-for-float32",
@@ -265,6 +284,7 @@ FAULTS = (
         (Cell("matmul", dtypes=_SINGLE),),
         _everywhere(partial(reduced, 8)),
         number=9,
+        absent=_HALVES,
     ),
     Fault(
         "bfloat16x3-for-float32",
@@ -272,6 +292,7 @@ FAULTS = (
         (Cell("matmul", dtypes=_SINGLE),),
         _everywhere(three_products),
         number=9,
+        absent=_HALVES,
     ),
     Fault(
         "tf32-convolution",
@@ -279,6 +300,7 @@ FAULTS = (
         (Cell("conv-strided", dtypes=_SINGLE),),
         lambda _: kernels(convolution=reduced_convolution, convolution_overrideable=reduced_convolution),
         number=9,
+        absent=_HALVES,
     ),
     Fault(
         "tf32-convolution-backward",
@@ -289,6 +311,7 @@ FAULTS = (
             convolution_backward_overrideable=reduced_convolution_backward,
         ),
         number=9,
+        absent=_HALVES,
     ),
     Fault(
         "truncated-products",

@@ -167,7 +167,7 @@ FAULTS = (
     Fault(
         "parameter-overwritten",
         "A forward pass overwrites a parameter.",
-        (Cell("mlp", dtypes=_CUT),),
+        (Cell("mlp"),),
         lambda _: calling(drifting),
         number=21,
     ),

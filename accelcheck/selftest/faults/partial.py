@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 TILE = 16
 LAST = slice(-1, None)
 ALL = slice(None)
-BFLOAT16 = ("bfloat16",)
+ONE_UNIT = "one product in FP32 errs by one unit in the last place at most, where correct kernels of several operations err by more"
 
 
 def scaled_part(excess: float, rows: slice, columns: slice, tensor: Tensor) -> Tensor:
@@ -62,35 +62,35 @@ FAULTS = (
     Fault(
         "row-scaled",
         "The scale of the last token is off.",
-        (Cell("elementwise-large", dtypes=BFLOAT16),),
+        (Cell("elementwise-large"),),
         part(LAST, ALL),
         strengths=(0.02, 0.007),
     ),
     Fault(
         "channel-scaled",
         "The scale of the last channel is off.",
-        (Cell("elementwise-large", dtypes=BFLOAT16),),
+        (Cell("elementwise-large"),),
         part(ALL, LAST),
         strengths=(0.02, 0.007),
     ),
     Fault(
         "tile-scaled",
         "The scale of one tile of a tiled kernel is off.",
-        (Cell("elementwise-large", dtypes=BFLOAT16),),
+        (Cell("elementwise-large"),),
         part(slice(TILE, 2 * TILE), slice(TILE, 2 * TILE)),
         strengths=(0.02, 0.007),
     ),
     Fault(
         "element-upset",
         "One element has a flipped bit.",
-        (Cell("matmul-129", dtypes=BFLOAT16),),
+        (Cell("matmul-129"),),
         lambda share: replacing(out=partial(upset, share)),
         strengths=(0.25, 0.04),
     ),
     Fault(
         "rounded-down",
         "Results are rounded towards minus infinity.",
-        (Cell("elementwise-product", dtypes=("bfloat16", "float16")),),
+        (Cell("elementwise-product", dtypes=("bfloat16", "float16"), hidden={"float32": ONE_UNIT}),),
         lambda _: kernels(mul=rounding_down),
         number=10,
     ),

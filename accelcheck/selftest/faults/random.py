@@ -225,15 +225,13 @@ def dropped_weights() -> Change:
 
 
 RANDOM = Mode.RANDOM
-FLOAT32 = ("float32",)
-ALONE, BLOCKS, ATTENTION = (Cell(name, RANDOM, FLOAT32) for name in ("dropout", "dropout-blocks", "attention-dropout"))
-HALF = Cell("dropout", RANDOM, ("bfloat16",))
+ALONE, BLOCKS, ATTENTION = (Cell(name, RANDOM) for name in ("dropout", "dropout-blocks", "attention-dropout"))
 
 FAULTS = (
     Fault(
         "dropout-not-rescaled",
         "Kept elements are not, or not fully, divided by the probability of keeping them.",
-        (ALONE, HALF),
+        (ALONE,),
         unscaled,
         strengths=(1.0, 0.3),
         number=23,
@@ -281,7 +279,7 @@ VARIANTS = (
     Variant(
         "dropout-by-counter",
         "Masks of a counter-based generator, SplitMix64.",
-        (ALONE, HALF, BLOCKS),
+        (ALONE, BLOCKS),
         counted,
     ),
     Variant("attention-dropout-in-products", "Unfused attention with dropout.", (ATTENTION,), dropped_weights),

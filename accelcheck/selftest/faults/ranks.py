@@ -45,7 +45,7 @@ class LostBucket(HookedAveraging):
     def __call__(self, bucket: Bucket) -> Future:
         own = bucket.buffer().clone()
         averaged = super().__call__(bucket)
-        return averaged.then(lambda _: own) if bucket.is_last() else averaged  # type: ignore[return-value]  # torch leaves then() untyped
+        return averaged.then(lambda _: own) if bucket.is_last() else averaged
 
 
 class SummedGradients(HookedAveraging):
@@ -90,7 +90,8 @@ class StaleShards(FullySharded):
 
     def prepare(self, program: Program) -> None:
         super().prepare(program)
-        for part in program.module.modules():
+        parts: list[Any] = [*program.module.modules()]
+        for part in parts:
             if hasattr(part, "set_reshard_after_backward"):
                 part.set_reshard_after_backward(reshard_after_backward=False, recurse=False)
 
@@ -100,7 +101,8 @@ class SummedShards(FullySharded):
 
     def prepare(self, program: Program) -> None:
         super().prepare(program)
-        for part in program.module.modules():
+        parts: list[Any] = [*program.module.modules()]
+        for part in parts:
             if hasattr(part, "set_gradient_divide_factor"):
                 part.set_force_sum_reduction_for_comms(enable=True)  # gloo has no sum with a factor
                 part.set_gradient_divide_factor(1.0)
@@ -111,7 +113,7 @@ class UnreducedShards(FullySharded):
 
     def prepare(self, program: Program) -> None:
         super().prepare(program)
-        blocks = [part for part in program.module.children() if hasattr(part, "set_requires_gradient_sync")]
+        blocks: list[Any] = [part for part in program.module.children() if hasattr(part, "set_requires_gradient_sync")]
         last, passes = blocks[-1], itertools.count()
 
         def synced(*_: Any) -> None:

@@ -88,7 +88,10 @@ def rounds(optimizer: torch.optim.Optimizer) -> None:
 def _with_rounded_moments(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> dict[str, Any]:
     del optimizer
     rounded = {
-        key: {name: value.bfloat16().to(value.dtype) if isinstance(value, Tensor) else value for name, value in values.items()}
+        key: {
+            name: value.bfloat16().to(value.dtype) if isinstance(value, Tensor) else value
+            for name, value in values.items()
+        }
         for key, values in state["state"].items()
     }
     return {**state, "state": rounded}
@@ -99,7 +102,8 @@ def buffer_lost(program: Program) -> None:
     names = [name for name, value in program.module.named_buffers() if value.is_floating_point()]
     if not names:
         raise LookupError("nothing planted: the module has no buffer")
-    program.module._register_load_state_dict_pre_hook(BufferLost(names[-1], os.getpid()))  # noqa: SLF001 - torch has no public way
+    hook = BufferLost(names[-1], os.getpid())
+    program.module._register_load_state_dict_pre_hook(hook)  # type: ignore[no-untyped-call]  # noqa: SLF001 - torch has no public way, and leaves it untyped
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +17,7 @@ from accelcheck.techniques.memory import checkpoint as checkpointing
 from accelcheck.techniques.memory import checkpoint_segments as segments
 
 if TYPE_CHECKING:
+    import contextlib
     from collections.abc import Callable, Sequence
 
     from accelcheck.selftest.faults.base import Change
@@ -140,7 +140,7 @@ FAULTS = (
     Fault(
         "checkpoint-row-overwritten",
         "Checkpointed blocks are recomputed from an input that has been overwritten in part.",
-        (Cell("mlp-blocks", Mode.BACKWARD, FLOAT32), Cell("train-transformer", Mode.TRAIN, FLOAT32)),
+        (Cell("mlp-blocks", Mode.BACKWARD, FLOAT32), Cell("train-gated-depth", Mode.TRAIN, FLOAT32)),
         around=row_of_another,
         technique="checkpoint-non-reentrant",
     ),

@@ -161,7 +161,7 @@ def without_call(name: str, which: int = -1) -> Callable[[fx.Graph], int]:
         if not found:
             return 0
         node = found[which]
-        node.replace_all_uses_with(node.args[0])
+        node.replace_all_uses_with(node.all_input_nodes[0])
         graph.erase_node(node)
         return 1
 

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from accelcheck.workloads.base import Program
 
 FLOAT32 = ("float32",)
+WIDE = ("float32", "bfloat16")
+"""Dtypes of the small trainings, which leave FP16's range."""
 
 
 def next_correction(strength: float) -> Change:
@@ -117,14 +119,14 @@ FAULTS = (
     Fault(
         "fused-next-correction",
         "The fused step corrects the bias of its moments as in the step after it.",
-        (Cell("train-amsgrad", Mode.TRAIN),),
+        (Cell("train-amsgrad", Mode.TRAIN, WIDE),),
         next_correction,
         technique="optimizer-fused",
     ),
     Fault(
         "fused-momentum-stale",
         "The fused step does not write momentum back.",
-        (Cell("train-nesterov", Mode.TRAIN), Cell("train-mlp", Mode.TRAIN)),
+        (Cell("train-nesterov", Mode.TRAIN, WIDE), Cell("train-mlp", Mode.TRAIN)),
         momentum_stale,
         technique="optimizer-fused",
     ),
@@ -141,6 +143,7 @@ FAULTS = (
         (Cell("train-transformer", Mode.TRAIN, FLOAT32),),
         root_before_epsilon,
         technique="optimizer-foreach",
+        seeds=3,
     ),
     Fault(
         "compiled-momentum-constant",
@@ -164,6 +167,7 @@ FAULTS = (
         lambda _: truncated_states,
         technique="optimizer-bf16-states",
         emulated=True,
+        seeds=3,
     ),
     Fault(
         "autocast-weights-stale",

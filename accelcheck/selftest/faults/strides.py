@@ -45,7 +45,8 @@ def aligned_down(strength: float) -> Change:
 
     def gelu(func: Any, x: Tensor, **options: Any) -> Tensor:
         early = x.data_ptr() % 16 // x.element_size()
-        return func(x.as_strided(x.shape, x.stride(), x.storage_offset() - early), **options)
+        out: Tensor = func(x.as_strided(x.shape, x.stride(), x.storage_offset() - early), **options)
+        return out
 
     return kernels(gelu=gelu)
 

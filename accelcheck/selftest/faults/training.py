@@ -147,7 +147,6 @@ def restored(trained: Trainer) -> None:
 
 
 FLOAT32 = ("float32",)
-TRAINING = (Cell("train-mlp", Mode.TRAIN, FLOAT32),)
 TRAJECTORY = (Cell("trajectory-mlp", Mode.TRAJECTORY, FLOAT32),)
 SCALER = "grad-scaler-fp16"
 
@@ -201,9 +200,17 @@ FAULTS = (
     Fault(
         "half-precision-state",
         "Momentum is kept in a half type with this number of significant bits.",
-        TRAINING,
+        (
+            Cell(
+                "train-mlp",
+                Mode.TRAIN,
+                FLOAT32,
+                {"float16": "a momentum with 8 bits moves a step by less than parameters are rounded; 11 are its own"},
+            ),
+        ),
         half_state,
         strengths=(8.0, 11.0),
+        absent={"bfloat16": "momentum has the parameters' dtype, and so 8 bits anyway"},
     ),
 )
 
