@@ -12,6 +12,7 @@ from accelcheck.checks.device_layout import eager_strides
 from accelcheck.checks.trial import SWITCHED_OFF, Finding, State, absent, mutations, snapshot, warm_up, watched
 from accelcheck.core.case import Evidence, Figure, Mode
 from accelcheck.core.plain import text
+from accelcheck.expectations import ceilings
 from accelcheck.measure.clocks import undisturbed
 from accelcheck.verify.determinism import apart
 from accelcheck.verify.judge import Contract, check_metadata, judge, judge_together
@@ -20,7 +21,7 @@ from accelcheck.workloads.probes import DRAWS, PROBES, Draw, Probe, draws
 from accelcheck.workloads.quiet import random_modules
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from accelcheck.checks.trial import Trial
     from accelcheck.devices.base import Device
@@ -98,6 +99,7 @@ class _Run:
         case, device, clock = trial.case, trial.device, trial.clock
         first = draw == FIRST
         reference = trial.reference(draw)
+        self.figures += self._above(reference)
         with clock("prepare"):
             if trial.technique.bakes and draw.parameters != self.parameters:
                 trial.technique.finish()
@@ -165,6 +167,13 @@ class _Run:
         self.compared += judgement.compared
         self.alike.setdefault(draw.probe, []).append((judgement.readings, reference))
         return result
+
+    def _above(self, reference: Reference) -> Iterator[Figure]:
+        """Budgets above the ceilings that are stored for built-in cases: they gate nothing, and the run's summary names them."""
+        case, technique = self.trial.case, self.trial.technique
+        name = ceilings.key(case.workload, case.dtype, case.mode, technique.precision(case.dtype), technique.oracle)
+        for path, view, budget, limit in ceilings.above(name, reference.budgets, ceilings.stored()):
+            yield Figure(path, f"{ceilings.PREFIX}{view}", budget, limit, "", gates=False)
 
     def _rerun(self, result: Result, state: State) -> None:
         """Run once more: the bits must be the same where the device declares it deterministic; elsewhere the distance is recorded."""

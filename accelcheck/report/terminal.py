@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from accelcheck.core.case import Verdict
 from accelcheck.core.imports import OPTION
+from accelcheck.expectations.ceilings import PREFIX
 from accelcheck.report import speed
 from accelcheck.report.columns import aligned
 
@@ -80,6 +81,7 @@ def summary(
             "expected to fail (ledger):",
             ((r.case.device, r.reason.partition("\n")[0]) for r in found if r.verdict is Verdict.XFAIL),
         ),
+        _above(found),
         _slowest([record for record in found if record.verdict.executed]),
     ):
         for line in lines:
@@ -101,6 +103,16 @@ def _counted(title: str, reasons: Iterable[tuple[str, str]]) -> list[str]:
     tally = Counter(reasons)
     lines = [f"  {device}: {number} x {reason}" for (device, reason), number in sorted(tally.items())]
     return [title, *lines] if lines else []
+
+
+def _above(records: Iterable[Record]) -> list[str]:
+    lines = [
+        f"  {record.case.id}: {figure.path}: {figure.view} is {figure.measured:.3g}, stored ceiling {figure.allowed:.3g}"
+        for record in records
+        for figure in record.figures
+        if figure.view.startswith(PREFIX)
+    ]
+    return ["larger budgets than were ever stored (a fault may hide in them):", *sorted(lines)] if lines else []
 
 
 def _slowest(executed: list[Record]) -> list[str]:

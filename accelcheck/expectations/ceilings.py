@@ -1,0 +1,96 @@
+"""Ceilings of budgets: the largest that the built-in cases had when they were stored. No torch.
+
+A budget is measured anew in each run. That it stays within its ceiling shows that nobody has made the rounding samples or a
+workload larger than they were: a run with a larger budget says so at its end.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import math
+from importlib import resources
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+SCHEMA = 1
+FILE = "ceilings.json"
+PREFIX = "budget of "
+"""Of the names of figures that compare a budget with its ceiling."""
+HEADROOM = 2.0
+"""A budget may be so many times its ceiling: rounding samples follow the last bits of FP64 results, which differ between
+processors, and then draw other numbers. The largest of 6 is exceeded twice over practically never."""
+
+
+class CeilingError(ValueError):
+    """The file of ceilings is malformed; the message names the entry."""
+
+
+def key(workload: str, dtype: str, mode: str, precision: str, oracle: str) -> str:
+    """The name that ceilings are stored under: of all techniques with the same reference."""
+    return f"{workload}/{dtype}/{mode}/{precision}/{oracle}"
+
+
+def parsed(text: str) -> dict[str, dict[str, float]]:
+    """Ceilings by key and view.
+
+    Raises:
+        CeilingError: The text is not JSON, of another schema, or an entry is no table of numbers.
+    """
+    try:
+        data: Any = json.loads(text)
+    except (json.JSONDecodeError, RecursionError) as error:
+        raise CeilingError(f"{FILE}: not JSON: {error}") from error
+    if not isinstance(data, dict) or data.get("schema") != SCHEMA or not isinstance(data.get("ceilings"), dict):
+        raise CeilingError(f"{FILE}: expected an object with 'schema': {SCHEMA} and a table 'ceilings'")
+    for name, views in data["ceilings"].items():
+        if name.count("/") != 4 or not isinstance(views, dict):
+            raise CeilingError(f"{FILE}: {name!r}: expected workload/dtype/mode/precision/oracle and a table of views")
+        for view, limit in views.items():
+            if isinstance(limit, bool) or not isinstance(limit, (int, float)) or not 0 <= limit < math.inf:
+                raise CeilingError(f"{FILE}: {name!r}: {view!r} is {limit!r}; expected a finite number from 0")
+    return {name: {view: float(limit) for view, limit in views.items()} for name, views in data["ceilings"].items()}
+
+
+@functools.cache
+def stored() -> Mapping[str, Mapping[str, float]]:
+    """The ceilings of the package.
+
+    Raises:
+        CeilingError: As for `parsed`.
+    """
+    return parsed(resources.files("accelcheck.expectations").joinpath(FILE).read_text(encoding="utf-8"))
+
+
+def written(ceilings: Mapping[str, Mapping[str, float]]) -> str:
+    """The text of the file: a line for each key."""
+    lines = [f"  {json.dumps(name)}: {json.dumps(dict(sorted(ceilings[name].items())))}" for name in sorted(ceilings)]
+    return f'{{"schema": {SCHEMA}, "ceilings": {{\n' + ",\n".join(lines) + "\n}}\n"
+
+
+def largest(budgets: Mapping[str, Mapping[str, float]]) -> dict[str, tuple[float, str]]:
+    """By view the largest budget over paths, and its path."""
+    found: dict[str, tuple[float, str]] = {}
+    for path, views in budgets.items():
+        for view, budget in views.items():
+            if view not in found or budget > found[view][0]:
+                found[view] = (budget, path)
+    return found
+
+
+def above(
+    name: str, budgets: Mapping[str, Mapping[str, float]], ceilings: Mapping[str, Mapping[str, float]]
+) -> Iterator[tuple[str, str, float, float]]:
+    """Path, view, budget and ceiling of what is above; nothing for a key that has no ceilings.
+
+    Args:
+        name: As `key` gives it.
+        budgets: By path and view.
+        ceilings: As `stored` gives them.
+    """
+    limits = ceilings.get(name, {})
+    for view, (budget, path) in largest(budgets).items():
+        if view in limits and budget > HEADROOM * limits[view]:
+            yield path, view, budget, limits[view]
