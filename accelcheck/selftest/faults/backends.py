@@ -105,6 +105,7 @@ FAULTS = (
         (Cell("attention-cross"), Cell("attention-cross", Mode.BACKWARD)),
         last_key_unseen,
         technique="sdpa-flash",
+        seeds=10,
     ),
     Fault(
         "flash-stale-row-sums",
@@ -112,6 +113,7 @@ FAULTS = (
         (Cell("attention-causal", Mode.BACKWARD),),
         stale_logsumexp,
         technique="sdpa-flash",
+        seeds=10,
     ),
     Fault(
         "math-next-key-seen",
@@ -119,6 +121,7 @@ FAULTS = (
         (Cell("attention-causal"),),
         next_key_seen,
         technique="sdpa-math",
+        seeds=10,
     ),
     Fault(
         "math-row-sums-lost",
@@ -126,6 +129,7 @@ FAULTS = (
         (Cell("attention-cross", Mode.BACKWARD), Cell("multi-head-attention", Mode.BACKWARD)),
         row_sums_lost,
         technique="sdpa-math",
+        seeds=10,
     ),
     Fault(
         "jagged-neighbours-token",
@@ -133,6 +137,7 @@ FAULTS = (
         (Cell("attention-varlen"), Cell("attention-varlen", Mode.BACKWARD)),
         around=neighbours_token,
         technique="sdpa-nested",
+        seeds=10,
     ),
     Fault(
         "flex-mask-moved",

@@ -38,9 +38,9 @@ ONCE = dict.fromkeys(
 
 
 def shorter_loop(found: re.Match[str]) -> str:
-    """The head of a loop that ends one tile of 16 elements, or one row, too early."""
+    """The head of a loop that ends 64 elements, the largest tile, or one row too early."""
     last = int(found["last"])
-    return f"{found['name']}<static_cast<int64_t>({last - (16 if last > 1024 else 1)}L);"
+    return f"{found['name']}<static_cast<int64_t>({last - (64 if last > 1024 else 1)}L);"
 
 
 LOOP = r"(?P<name>x0)<static_cast<int64_t>\((?P<last>\d+)L\);"
@@ -226,6 +226,7 @@ FAULTS = (
         (Cell("stream-lengths", dtypes=FLOAT32),),
         around=unguarded,
         technique="dynamo-stale",
+        seeds=3,
     ),
     Fault(
         "aot-inductor-constants-copied",
@@ -249,6 +250,7 @@ FAULTS = (
         (Cell("slicing", dtypes=FLOAT32), Cell("slicing", Mode.BACKWARD, FLOAT32)),
         around=lambda _: exported(bounds_moved),
         technique="export",
+        seeds=5,
     ),
     Fault(
         "export-bias-dropped",
@@ -260,6 +262,7 @@ FAULTS = (
         ),
         around=lambda _: exported(with_argument("linear", 2, None)),
         technique="export",
+        seeds=5,
     ),
     Fault(
         "export-comparison-mapped-wrong",
@@ -267,6 +270,7 @@ FAULTS = (
         (Cell("mean-pool", dtypes=FLOAT32), Cell("attention-ragged", Mode.BACKWARD, FLOAT32)),
         around=lambda _: loaded(mask_short),
         technique="export-dynamic",
+        seeds=5,
     ),
     Fault(
         "export-causal-lost",
@@ -274,6 +278,7 @@ FAULTS = (
         (Cell("attention-causal", dtypes=FLOAT32),),
         around=lambda _: loaded(with_argument("scaled_dot_product_attention", 5, value=False)),
         technique="export-dynamic",
+        seeds=5,
     ),
     Fault(
         "trace-epsilon-wrong",
@@ -281,6 +286,7 @@ FAULTS = (
         (Cell("layer-norm-narrow", dtypes=FLOAT32), Cell("layer-norm-narrow", Mode.BACKWARD, FLOAT32)),
         around=scripted("trace", epsilon_times_ten),
         technique="jit-trace",
+        seeds=5,
     ),
     Fault(
         "script-relu-lost",
@@ -288,6 +294,7 @@ FAULTS = (
         (Cell("mlp", dtypes=FLOAT32), Cell("train-mlp", Mode.TRAIN, FLOAT32)),
         around=scripted("script", relu_lost),
         technique="jit-script",
+        seeds=5,
     ),
     Fault(
         "freeze-rounds-constant",
@@ -295,5 +302,6 @@ FAULTS = (
         (Cell("mlp", dtypes=FLOAT32),),
         around=scripted("freeze", constant_rounded),
         technique="jit-freeze",
+        seeds=5,
     ),
 )

@@ -173,6 +173,7 @@ FAULTS = (
         MLP,
         layers(bias_lost, "Linear"),
         technique="int8-dynamic",
+        seeds=5,
     ),
     Fault(
         "int8-channel-stale",
@@ -180,6 +181,7 @@ FAULTS = (
         (*MLP, Cell("transformer-block", dtypes=FLOAT32)),
         layers(channel_stale, "Linear"),
         technique="int8-static",
+        seeds=5,
     ),
     Fault(
         "int8-zero-point-moved",
@@ -187,6 +189,7 @@ FAULTS = (
         MLP,
         layers(zero_point_moved, "Linear"),
         technique="int8-static",
+        seeds=5,
     ),
     Fault(
         "torchao-scales-rolled",
@@ -194,6 +197,7 @@ FAULTS = (
         (*MLP, Cell("multi-head-attention", dtypes=FLOAT32)),
         layers(scales_rolled, "Int8Tensor"),
         technique="int8-torchao-weight-only",
+        seeds=5,
     ),
     Fault(
         "torchao-depth-dropped",
@@ -201,6 +205,7 @@ FAULTS = (
         MLP,
         last_depth_dropped,
         technique="int8-torchao-dynamic",
+        seeds=5,
     ),
     Fault(
         "torchao-int4-scales-rolled",
@@ -208,6 +213,7 @@ FAULTS = (
         MLP,
         layers(scales_rolled, "IntxUnpackedToInt8Tensor"),
         technique="int4-torchao-weight-only",
+        seeds=5,
     ),
     Fault(
         "torchao-float8-scales-rolled",
@@ -215,6 +221,7 @@ FAULTS = (
         MLP,
         layers(scales_rolled, "Float8Tensor"),
         technique="float8-torchao-weight-only",
+        seeds=5,
     ),
     Fault(
         "int4-nibbles-swapped",
@@ -223,6 +230,7 @@ FAULTS = (
         layers(nibbles_swapped, "NibbleLinear"),
         technique="int4-weight-only",
         emulated=True,
+        seeds=5,
     ),
     Fault(
         "int4-group-stale",
@@ -230,6 +238,7 @@ FAULTS = (
         MLP,
         group_stale,
         technique="int4-weight-only-kernel",
+        seeds=5,
     ),
     Fault(
         "float8-first-scale-for-all",
@@ -237,6 +246,7 @@ FAULTS = (
         (Cell("mlp", dtypes=("float32", "bfloat16")),),
         first_scale_for_all,
         technique="float8-scaled-mm-rowwise",
+        seeds=5,
     ),
     Fault(
         "float8-depth-dropped",
@@ -244,6 +254,7 @@ FAULTS = (
         (Cell("mlp", dtypes=("float32", "bfloat16")),),
         float8_depth_dropped,
         technique="float8-scaled-mm",
+        seeds=5,
     ),
     Fault(
         "pt2e-scale-wrong",
@@ -251,6 +262,7 @@ FAULTS = (
         MLP,
         quantizing_node(1, lambda scale: 1.01 * scale),
         technique="int8-pt2e-static",
+        seeds=5,
     ),
     Fault(
         "pt2e-zero-point-clipped",
@@ -258,6 +270,7 @@ FAULTS = (
         (Cell("multi-head-attention", dtypes=FLOAT32),),
         quantizing_node(2, lambda zero: zero + 64),
         technique="int8-pt2e-static",
+        seeds=5,
     ),
     Fault(
         "qat-truncates",
@@ -265,6 +278,7 @@ FAULTS = (
         (Cell("train-mlp", Mode.TRAIN, FLOAT32), Cell("mlp-blocks", Mode.BACKWARD, FLOAT32)),
         truncating,
         technique="int8-qat",
+        seeds=5,
     ),
     Fault(
         "qat-weight-left",
@@ -272,5 +286,6 @@ FAULTS = (
         (Cell("train-mlp", Mode.TRAIN, FLOAT32),),
         lambda _: unquantized_weight,
         technique="int8-qat",
+        seeds=5,
     ),
 )

@@ -143,6 +143,7 @@ FAULTS = (
         (Cell("mlp-blocks", Mode.BACKWARD, FLOAT32), Cell("train-gated-depth", Mode.TRAIN, FLOAT32)),
         around=row_of_another,
         technique="checkpoint-non-reentrant",
+        seeds=5,
     ),
     Fault(
         "checkpoint-reentrant-row-overwritten",
@@ -150,6 +151,7 @@ FAULTS = (
         (Cell("transformer-blocks", Mode.BACKWARD, FLOAT32),),
         around=row_of_another,
         technique="checkpoint-reentrant",
+        seeds=5,
     ),
     Fault(
         "segments-order-changed",
@@ -158,6 +160,7 @@ FAULTS = (
         around=order_changed,
         technique="checkpoint-segments",
         warm=False,
+        seeds=5,
     ),
     Fault(
         "offload-buffer-reused",
@@ -173,6 +176,7 @@ FAULTS = (
         (Cell("elementwise-30", Mode.BACKWARD, FLOAT32),),
         around=copy_unfinished,
         technique="offload-cpu-pinned",
+        seeds=5,
     ),
     Fault(
         "inplace-row-left",

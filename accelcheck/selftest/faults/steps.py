@@ -122,6 +122,7 @@ FAULTS = (
         (Cell("train-amsgrad", Mode.TRAIN, WIDE),),
         next_correction,
         technique="optimizer-fused",
+        seeds=10,
     ),
     Fault(
         "fused-momentum-stale",
@@ -129,6 +130,7 @@ FAULTS = (
         (Cell("train-nesterov", Mode.TRAIN, WIDE), Cell("train-mlp", Mode.TRAIN)),
         momentum_stale,
         technique="optimizer-fused",
+        seeds=10,
     ),
     Fault(
         "foreach-last-parameter-left",
@@ -136,6 +138,7 @@ FAULTS = (
         (Cell("train-adagrad", Mode.TRAIN, FLOAT32), Cell("train-nadam", Mode.TRAIN, FLOAT32)),
         last_parameter_left,
         technique="optimizer-foreach",
+        seeds=10,
     ),
     Fault(
         "foreach-root-uncorrected",
@@ -159,6 +162,7 @@ FAULTS = (
         (Cell("train-amsgrad", Mode.TRAIN, FLOAT32),),
         lambda _: counted_once,
         technique="optimizer-capturable",
+        seeds=10,
     ),
     Fault(
         "states-truncated",
@@ -175,6 +179,7 @@ FAULTS = (
         (Cell("train-mlp", Mode.TRAIN, FLOAT32),),
         lambda _: one_context,
         technique="amp-bf16",
+        seeds=10,
     ),
     Fault(
         "reduced-depth-dropped",

@@ -169,6 +169,7 @@ FAULTS = (
         (Cell("matmul-transposed", dtypes=FLOAT32),),
         copy_short,
         technique="contiguous",
+        seeds=10,
     ),
     Fault(
         "selection-clamped",
@@ -176,6 +177,7 @@ FAULTS = (
         (Cell("advanced-indexing"), Cell("advanced-indexing", Mode.BACKWARD)),
         last_place_clamped("index_select", 1),
         technique="index-select",
+        seeds=10,
     ),
     Fault(
         "brackets-clamped",
@@ -183,6 +185,7 @@ FAULTS = (
         (Cell("index-select"), Cell("gather-repeated")),
         last_place_clamped("index", 0),
         technique="index-advanced",
+        seeds=10,
     ),
     Fault(
         "dlpack-strides-lost",
@@ -190,6 +193,7 @@ FAULTS = (
         (Cell("matmul-transposed", dtypes=("float32", "float16")),),
         around=imported_dense,
         technique="dlpack-numpy",
+        seeds=10,
     ),
     Fault(
         "dlpack-copied-once",
@@ -197,6 +201,7 @@ FAULTS = (
         (Cell("mlp", dtypes=("float32", "float16")), Cell("train-mlp", Mode.TRAIN, ("float32", "float16"))),
         around=copied_once,
         technique="dlpack-numpy",
+        seeds=10,
     ),
     Fault(
         "numpy-depth-dropped",
@@ -205,5 +210,6 @@ FAULTS = (
         around=numpy_depth_dropped,
         technique="matmul-numpy",
         emulated=True,
+        seeds=10,
     ),
 )

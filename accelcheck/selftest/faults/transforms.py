@@ -78,6 +78,7 @@ FAULTS = (
         ),
         around=last_sample_repeated,
         technique="func-vmap",
+        seeds=10,
     ),
     Fault(
         "vjp-cotangent-short",
@@ -85,6 +86,7 @@ FAULTS = (
         (Cell("custom-function", Mode.BACKWARD, FLOAT32), Cell("embedding-norm-gelu", Mode.BACKWARD, FLOAT32)),
         around=cotangent_short,
         technique="func-grad",
+        seeds=10,
     ),
     Fault(
         "jacrev-row-repeated",
@@ -92,6 +94,7 @@ FAULTS = (
         (Cell("max-pool", Mode.BACKWARD, FLOAT32),),
         around=row_transposed("jacrev"),
         technique="func-jacrev",
+        seeds=10,
     ),
     Fault(
         "jacfwd-row-repeated",
@@ -99,5 +102,6 @@ FAULTS = (
         (Cell("elementwise-overlap", Mode.BACKWARD, FLOAT32), Cell("layer-norm-narrow", Mode.BACKWARD, FLOAT32)),
         around=row_transposed("jacfwd"),
         technique="func-jacfwd",
+        seeds=10,
     ),
 )
