@@ -184,19 +184,17 @@ def test_the_summary_of_a_journal_counts_its_cases(monkeypatch: pytest.MonkeyPat
 
 def test_the_table_of_rules_is_the_stored_one() -> None:
     found = stored("verdict_rules.json")
-    rows = [
-        [
-            one["rule"],
-            *(f"{one[key]:.1%}" for key in ("caught", "caught-with-hidden", "failed", "failed-without-int8")),
-        ]
-        for one in found["rules"]
+    parts = [
+        key for key in ("caught", "caught-with-hidden", "failed", "failed-without-int8") if key in found["rules"][0]
     ]
+    rows = [[one["rule"], *(f"{one[key]:.1%}" for key in parts)] for one in found["rules"]]
     assert table("docs/verdicts.md", "rule") == rows
     page = " ".join(text("docs/verdicts.md").split())
     assert f"{found['faults']} faults and {found['correct kernels']} correct kernels" in page
     assert f"with {found['seeds']} seeds" in page
     assert f"{found['trials of faults']} and {found['trials of correct kernels']} trials" in page
-    assert f"{found['trials of hidden cells']} more are of hidden cells" in page
+    if "caught-with-hidden" in parts:
+        assert f"{found['trials of hidden cells']} more are of hidden cells" in page
 
 
 def test_the_tables_of_what_a_verdict_costs_are_the_stored_ones(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -361,8 +361,8 @@ def shared(chosen: Sequence[PlantedRow], seeds: int) -> list[tuple[list[PlantedR
     groups: dict[tuple[str, Mode, str], list[PlantedRow]] = {}
     for row in chosen:
         groups.setdefault((row.workload, row.mode, row.dtype), []).append(row)
-    # Slow and large groups first, so that no process ends long after the others.
-    ordered = sorted(groups.values(), key=lambda group: (any(row.seeds for row in group), len(group)), reverse=True)
+    # Slow groups, which have few seeds, and large ones first, so that no process ends long after the others.
+    ordered = sorted(groups.values(), key=lambda group: (min(row.tried(seeds) for row in group), -len(group)))
     return [
         (wanted, seed)
         for group in ordered

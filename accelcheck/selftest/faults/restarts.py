@@ -80,7 +80,7 @@ def _copied(value: Any) -> Any:
     return value.detach().clone() if isinstance(value, Tensor) else value
 
 
-def rounds(optimizer: torch.optim.Optimizer) -> None:
+def rounded_moments(optimizer: torch.optim.Optimizer) -> None:
     """Moments of a state that is loaded have been stored in bfloat16."""
     optimizer.register_load_state_dict_pre_hook(_with_rounded_moments)
 
@@ -162,7 +162,7 @@ FAULTS = (
         "restart-moments-rounded",
         "Ranks that are started again have moments that were stored in bfloat16.",
         (Cell("train-mlp", Mode.TRAIN, FLOAT32),),
-        optimizing(rounds),
+        optimizing(rounded_moments),
         technique="elastic-restart",
         seeds=1,
         warm=False,
