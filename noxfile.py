@@ -15,9 +15,12 @@ pytest. Environment variables:
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import os
 import shlex
+import shutil
+import subprocess
 import sys
 import urllib.error
 import urllib.request
@@ -41,11 +44,18 @@ PINS = {
 """What each session installs: the one place where torch is pinned."""
 EXTRAS = {
     "cpu": "[accuracy,torchao,onnx,openvino]",
-    "cuda": "[accuracy,torchao]",
+    "cuda": "[accuracy,torchao,cuda13]",
     "rocm": "[accuracy,torchao]",
     "xla": "[accuracy]",
     "tpu": "[accuracy]",
 }
+CUDA_13_DRIVER = 580
+"""First major version of NVIDIA's driver that runs CUDA 13, which torch is built with from 2.11 on; 525 and later run CUDA 12.
+https://docs.nvidia.com/deploy/cuda-compatibility."""
+CUDA_12 = (("torch==2.10.0",), "[accuracy,torchao,cuda12]")
+"""What the session `cuda` installs for an older driver: the last torch whose build in the default index has CUDA 12, and extras."""
+WHEELS = {"cuda": (("flash-attn",), ("--pre", "flash-attn-4"))}
+"""What a session installs where a wheel exists, and goes on without where none does: built from source they take an hour."""
 BENCHMARKS = (
     ("benchmarks/plugin_cost.py",),
     (
@@ -114,6 +124,30 @@ def _index(session: nox.Session) -> list[str]:
     return ["--index-url", address]
 
 
+def _driver() -> str:
+    """Version of NVIDIA's driver, such as 580.159.04; empty where neither /proc nor nvidia-smi tells."""
+    found = hardware.nvidia().driver
+    if found or shutil.which("nvidia-smi") is None:
+        return found
+    asked = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+    with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+        lines = subprocess.run(asked, capture_output=True, text=True, check=False, timeout=30).stdout.splitlines()  # noqa: S603 - fixed words
+        return lines[0].strip() if lines else ""
+    return ""
+
+
+def _needs(session: nox.Session, device: str) -> tuple[tuple[str, ...], str]:
+    """Pins and extras of a backend's session; those of CUDA are the newest that the driver runs."""
+    major = _driver().partition(".")[0] if device == "cuda" else ""
+    if major.isdecimal() and int(major) < CUDA_13_DRIVER:
+        pins, extras = CUDA_12
+        session.warn(
+            f"driver {_driver()} runs CUDA 12: {', '.join(pins)} instead of {', '.join(PINS[device])}, which needs {CUDA_13_DRIVER}"
+        )
+        return pins, extras
+    return PINS[device], EXTRAS[device]
+
+
 def _of_timing(word: str) -> str:
     """An argument for the second half of a session: files that the first half has written get another name."""
     option, _, path = word.partition("=")
@@ -140,8 +174,24 @@ def _suite(session: nox.Session, device: str) -> None:
     if not ABSENT[device].ok:
         session.skip(f"{device}: {ABSENT[device]}")
     if not isinstance(session.virtualenv, nox.virtualenv.PassthroughEnv):
-        session.install(*PINS[device], *_index(session))
-        session.install("-e", f".{EXTRAS[device]}")
+        pins, extras = _needs(session, device)
+        index = _index(session)
+        session.install(*pins, *index)
+        session.install("-e", f".{extras}")
+        for wheel in WHEELS.get(device, ()):
+            # With the pins, so that it brings no other torch; exit status 1 where no wheel fits.
+            session.run(
+                "python",
+                "-m",
+                "pip",
+                "install",
+                "-q",
+                "--only-binary=:all:",
+                *wheel,
+                *pins,
+                *index,
+                success_codes=[0, 1],
+            )
     chosen = (
         f"--accel-device={device}",
         f"--accel-level={os.environ.get('ACCELCHECK_LEVEL') or '1'}",

@@ -68,6 +68,7 @@ class Session:
         self.runs: list[list[str]] = []
         self.env: dict[str, str] = {}
         self.warned: list[str] = []
+        self.missing_allowed = 0
 
     def install(self, *words: str) -> None:
         self.installed += words
@@ -79,6 +80,7 @@ class Session:
 
     def run(self, *words: str, env: dict[str, str] | None = None, success_codes: Sequence[int] = (0,)) -> None:
         assert 0 in success_codes
+        self.missing_allowed += success_codes == [0, 1]
         self.runs.append(list(words))
         self.env |= env or {}
 
@@ -115,7 +117,7 @@ def test_torch_is_pinned_for_each_backend_and_nowhere_else(noxfile: Any) -> None
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     supported = next(r for r in map(Requirement, project["project"]["dependencies"]) if r.name == "torch").specifier
     assert sorted(noxfile.PINS) == sorted(noxfile.EXTRAS) == sorted(BACKENDS)
-    for requirements in noxfile.PINS.values():
+    for requirements in (*noxfile.PINS.values(), noxfile.CUDA_12[0]):
         torch, *others = map(Requirement, requirements)
         assert torch.name == "torch"
         for pin in (torch, *others):
@@ -126,7 +128,12 @@ def test_torch_is_pinned_for_each_backend_and_nowhere_else(noxfile: Any) -> None
     # torch_xla is bound to the C++ symbols of one torch release.
     torch, xla = map(Requirement, noxfile.PINS["xla"])
     assert str(torch.specifier) == str(xla.specifier)
-    pins = [r for requirements in noxfile.PINS.values() for r in requirements if r.startswith("torch==")]
+    pins = [
+        r
+        for requirements in (*noxfile.PINS.values(), noxfile.CUDA_12[0])
+        for r in requirements
+        if r.startswith("torch==")
+    ]
     assert len(re.findall(r"torch==", (ROOT / "noxfile.py").read_text())) == len(pins)
     assert "torch==" not in (ROOT / "pyproject.toml").read_text()
 
@@ -289,6 +296,61 @@ def test_a_session_installs_its_pin_and_runs_the_suite_on_its_device(noxfile: An
     assert timed[timed.index("-n") + 1] == "0"
     assert "--accel-baseline=check" in timed
     assert session.env == {"ACCELCHECK_SESSION": "nox -s cpu -- --exitfirst"}
+
+
+def on_driver(noxfile: Any, monkeypatch: pytest.MonkeyPatch, version: str) -> Session:
+    """What the session `cuda` does on a machine with this driver."""
+    monkeypatch.setitem(noxfile.ABSENT, "cuda", SUPPORTED)
+    monkeypatch.setattr(noxfile.hardware, "nvidia", lambda: hardware.Hardware(1, (), version, SUPPORTED))
+    monkeypatch.setattr(noxfile.shutil, "which", lambda _: None)
+    session = Session()
+    noxfile._suite(session, "cuda")
+    return session
+
+
+@pytest.mark.parametrize("version", ["580.159.04", "", "590.10"])
+def test_a_gpu_gets_the_newest_torch_with_what_reads_its_clocks(
+    noxfile: Any, monkeypatch: pytest.MonkeyPatch, version: str
+) -> None:
+    session = on_driver(noxfile, monkeypatch, version)
+    assert session.installed == [*noxfile.PINS["cuda"], "-e", ".[accuracy,torchao,cuda13]"]
+    assert not session.warned
+
+
+def test_an_older_driver_gets_a_torch_that_it_runs(noxfile: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    session = on_driver(noxfile, monkeypatch, "550.54.15")
+    assert session.installed == ["torch==2.10.0", "-e", ".[accuracy,torchao,cuda12]"]
+    (warning,) = session.warned
+    assert "driver 550.54.15 runs CUDA 12: torch==2.10.0 instead of torch==2.15.0, which needs 580" in warning
+
+
+def test_nvidia_smi_is_asked_for_the_driver_where_proc_does_not_tell(
+    noxfile: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(noxfile.hardware, "nvidia", lambda: hardware.Hardware(1, (), "", SUPPORTED))
+    monkeypatch.setattr(noxfile.shutil, "which", lambda _: "/usr/bin/nvidia-smi")
+    printed = subprocess.CompletedProcess([], 0, "550.54.15\n550.54.15\n", "")
+    monkeypatch.setattr(noxfile.subprocess, "run", lambda *_, **__: printed)
+    assert noxfile._driver() == "550.54.15"
+
+
+def test_flash_attention_is_installed_from_wheels_alone_and_may_be_missing(
+    noxfile: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = on_driver(noxfile, monkeypatch, "580.1")
+    installs = [words for words in session.runs if words[:4] == ["python", "-m", "pip", "install"]]
+    assert [words[-2] for words in installs] == ["flash-attn", "flash-attn-4"]
+    for words in installs:
+        assert "--only-binary=:all:" in words
+        assert words[-1:] == [*noxfile.PINS["cuda"]]  # it may bring no other torch
+    assert session.missing_allowed == len(installs)
+
+
+def test_what_a_gpu_needs_is_in_the_extras() -> None:
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    for name, cupy in (("cuda12", "cupy-cuda12x"), ("cuda13", "cupy-cuda13x")):
+        names = {Requirement(text).name for text in extras[name]}
+        assert names == {"nvidia-ml-py", cupy, "onnx", "onnxscript", "onnxruntime-gpu"}
 
 
 def test_the_session_of_benchmarks_runs_each_of_them(noxfile: Any) -> None:
