@@ -29,3 +29,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (PluginLoadError, DuplicateNameError, UnknownNameError, imports.ModuleImportError) as error:
         print(f"accelcheck: {error}", file=sys.stderr)
         return USAGE
+
+
+if __name__ == "__main__":  # `python -m accelcheck.cli`, where nothing is installed and only the import path is set
+    sys.exit(main())
