@@ -13,10 +13,11 @@ import torch
 from accelcheck.checks import accuracy, numerics, randomness, speed, trajectory
 from accelcheck.checks.trial import SWITCHED_OFF, Clock, Finding, Trial
 from accelcheck.core import imports
-from accelcheck.core.capability import Capability, Code, unsupported
+from accelcheck.core.capability import Capability, Code, unavailable, unsupported
 from accelcheck.core.case import Case, Figure, Mode, Verdict
 from accelcheck.core.journal import Record
 from accelcheck.core.plain import text
+from accelcheck.devices.torch_names import SUPPORTED_TORCH, UnknownTorchError
 from accelcheck.expectations.ledger import foreseen
 from accelcheck.measure.baselines import file_name
 from accelcheck.techniques.base import Unsupported
@@ -87,6 +88,8 @@ class Bench:
             record = self._run(case, clock)
         except Unsupported as answer:
             record = _refused(case, answer.capability)
+        except UnknownTorchError as error:
+            record = _refused(case, unavailable(Code.WRONG_VERSION, str(error), f"install torch {SUPPORTED_TORCH}"))
         except Exception as error:  # noqa: BLE001 - a workload, technique or backend may raise anything: it is this case's error
             record = Record(case, Verdict.ERROR, reason=_brief(error), traceback=_traceback(error))
         record = replace(record, seconds=clock.seconds)

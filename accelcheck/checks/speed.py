@@ -362,8 +362,8 @@ def _parameters(contender: Contender) -> Iterator[Any]:
 @contextlib.contextmanager
 def _fresh_caches() -> Iterator[None]:
     """Inductor's cache in a folder of its own, and empty."""
-    from torch._inductor import utils
+    from accelcheck.devices.torch_names import fresh_cache
 
-    fresh: Callable[[], contextlib.AbstractContextManager[Any]] = utils.fresh_cache
+    fresh: Callable[[], contextlib.AbstractContextManager[Any]] = fresh_cache
     with fresh():
         yield

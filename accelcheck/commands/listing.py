@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from accelcheck.commands.common import GREEN, add_import
 from accelcheck.core import imports, matrix
+from accelcheck.devices import torch_names
 from accelcheck.devices.probe import probe
 from accelcheck.plugin import registered
 
@@ -56,6 +57,8 @@ def _list(given: argparse.Namespace) -> int:
     else:
         statuses, _ = probe([name for name in places if name != capabilities.GENERIC], extra=extra)
         console.show(shown.text(rows, statuses))
+        for reason in torch_names.gone():
+            print(f"accelcheck: {reason}: cases that need it are unavailable", file=sys.stderr)
     return GREEN
 
 

@@ -6,6 +6,7 @@ import os
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from accelcheck.core.capability import SUPPORTED, Capability, Code, unavailable
+from accelcheck.devices import torch_names
 from accelcheck.devices.base import Device, Fingerprint, Memory
 from accelcheck.devices.packages import AUTOLOAD, backends, load_backend, package_of, requires_torch, versions
 
@@ -193,7 +194,7 @@ def found_types() -> tuple[str, ...]:
     """Types of the accelerators that torch has in this process: the one it was built for, and PrivateUse1 if named."""
     import torch
 
-    private = torch._C._get_privateuse1_backend_name()  # noqa: SLF001 - torch has no public way to ask
+    private = torch_names.privateuse1_backend_name()
     named = private if private != _UNNAMED and hasattr(torch, private) else None
     # In this order, without duplicates.
     return tuple(dict.fromkeys(kind for kind in (_current(), named) if kind is not None and kind != _UNNAMED))

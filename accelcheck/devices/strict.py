@@ -16,6 +16,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from accelcheck.devices import torch_names
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
@@ -126,10 +128,8 @@ def _write(state: MatmulState, current: MatmulState | None) -> None:
 
 
 def _c(name: str) -> Callable[..., Any]:
-    import torch
-
     # The public spellings raise in mixed states, and that of torch.backends.mkldnn writes another backend's row.
-    function: Callable[..., Any] = getattr(torch._C, name)  # noqa: SLF001 - see above
+    function: Callable[..., Any] = torch_names.found("torch._C", name)
     return function
 
 

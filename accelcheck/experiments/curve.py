@@ -131,7 +131,7 @@ def refusal(device: Device, form: Form) -> str:
 
 def recompile_limit() -> int:
     """Number of graphs of one function after which torch, by default, runs new shapes eagerly."""
-    from torch._dynamo import config
+    from accelcheck.devices.torch_names import dynamo_config as config
 
     return int(config.recompile_limit)
 
@@ -255,7 +255,7 @@ def _check(count: int, eager: Chain, call: Chain, inputs: Sequence[Tensor]) -> N
 @contextlib.contextmanager
 def _recompiling(shapes: int) -> Iterator[None]:
     """Allow a graph for each shape: beyond torch's default limit, shapes would run eagerly and be timed as compiled."""
-    from torch._dynamo import config
+    from accelcheck.devices.torch_names import dynamo_config as config
 
     with config.patch(recompile_limit=max(shapes, recompile_limit()), fail_on_recompile_limit_hit=True):
         yield
@@ -266,9 +266,9 @@ def _fresh_caches() -> contextlib.AbstractContextManager[Any]:
 
     Needed for other backends too: Dynamo compiles its guards on sizes with inductor.
     """
-    from torch._inductor import utils
+    from accelcheck.devices.torch_names import fresh_cache
 
-    fresh: contextlib.AbstractContextManager[Any] = utils.fresh_cache()
+    fresh: contextlib.AbstractContextManager[Any] = fresh_cache()
     return fresh
 
 

@@ -7,8 +7,9 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from torch._C._autograd import DeviceType  # the module from which torch.autograd imports it
 from torch.profiler import ProfilerActivity, profile
+
+from accelcheck.devices.torch_names import DeviceType
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping

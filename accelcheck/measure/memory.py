@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
-from torch._C._profiler import _EventType
 from torch.profiler import ProfilerActivity, profile
 
 from accelcheck.core.capability import SUPPORTED, Capability, Code, unsupported
+from accelcheck.devices import torch_names
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -114,6 +114,6 @@ def _followed(run: Callable[[], object]) -> int:
 def _allocations(events: Iterable[Any]) -> Iterator[tuple[int, int, int]]:
     """Time in ns, address and size in bytes of every allocation in a tree; releases have negative sizes."""
     for event in events:
-        if event.tag == _EventType.Allocation:
+        if event.tag == torch_names.EventType.Allocation:
             yield event.start_time_ns, event.extra_fields.ptr, event.extra_fields.alloc_size
         yield from _allocations(event.children)

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any, Protocol, Self
 
 import torch
 from torch import Tensor
-from torch._C._autograd import DeviceType  # where torch.autograd has it from
 from torch.profiler import ProfilerActivity, profile
-from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+
+from accelcheck.devices.torch_names import DeviceType, TorchDispatchMode, disable_current_modes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -127,7 +127,7 @@ class OperatorLog(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch 
 @contextlib.contextmanager
 def unwatched() -> Iterator[None]:
     """Context in which no `OperatorLog` records anything: for copies to the host that are written to a file."""
-    with _disable_current_modes():
+    with disable_current_modes():
         yield
 
 

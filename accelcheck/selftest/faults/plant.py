@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+
+from accelcheck.devices.torch_names import TorchDispatchMode, disable_current_modes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -98,7 +99,7 @@ def aside(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Tensor:
         device = next(value.device for value in args if isinstance(value, Tensor))
-        with _disable_current_modes(), torch.no_grad():
+        with disable_current_modes(), torch.no_grad():
             held = (value.detach().cpu() if isinstance(value, Tensor) else value for value in args)
             return function(*held, **kwargs).to(device)
 

@@ -182,7 +182,7 @@ def biased(bias: Tensor) -> Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], T
 
 def _counting(found: list[int]) -> Callable[..., Any]:
     """Inductor as a backend that appends to `found`, for each graph, its number of `flex_attention` operators."""
-    from torch._dynamo import lookup_backend
+    from accelcheck.devices.torch_names import lookup_backend
 
     inductor = lookup_backend("inductor")
 

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from torch._C import _functorch
 from torch.autograd import forward_ad
-from torch.utils import _pytree
 
 from accelcheck.core.case import Evidence, Mode
+from accelcheck.devices import torch_names
+from accelcheck.devices.torch_names import pytree
 from accelcheck.techniques.base import Technique
 from accelcheck.workloads.base import flatten
 
@@ -121,7 +121,7 @@ class Differentiated(Transform):
 
     def tracks(self, leaf: Tensor) -> bool:
         """Whether the transform tracks a parameter or input, as the module sees it."""
-        return bool(_functorch.is_gradtrackingtensor(leaf))
+        return bool(torch_names.functorch.is_gradtrackingtensor(leaf))
 
     def prepare(self, program: Program, mode: Mode, device: Device) -> None:
         del device
@@ -308,9 +308,9 @@ def mapped(module: nn.Module, seen: Counter[str]) -> Callable[..., Any]:
             given = [value for value, dim in zip(values, dims, strict=True) if dim == 0]
             seen["calls"] += 1
             seen["inputs"] += len(given)
-            seen["mapped"] += sum(bool(_functorch.is_batchedtensor(value)) for value in given)
+            seen["mapped"] += sum(bool(torch_names.functorch.is_batchedtensor(value)) for value in given)
             lone = [value if dim is None else value.unsqueeze(0) for value, dim in zip(values, dims, strict=True)]
-            return _pytree.tree_map_only(Tensor, lambda out: out.squeeze(0), module(*lone))
+            return pytree.tree_map_only(Tensor, lambda out: out.squeeze(0), module(*lone))
 
         return torch.func.vmap(one, in_dims=dims)(*inputs)
 

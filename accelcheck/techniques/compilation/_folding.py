@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, fx
-from torch._inductor.custom_graph_pass import CustomGraphPass, get_hash_for_files
-from torch._ops import OpOverload
-from torch.utils._python_dispatch import _disable_current_modes
+
+from accelcheck.devices.torch_names import CustomGraphPass, OpOverload, disable_current_modes, get_hash_for_files
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -69,7 +68,7 @@ class FoldConstants(CustomGraphPass):
 def constants(nodes: Iterable[fx.Node]) -> dict[fx.Node, Tensor]:
     """The values of all nodes that depend on constants alone, in graph order: real tensors on the nodes' devices."""
     values: dict[fx.Node, Tensor] = {}
-    with _disable_current_modes():  # the compiler traces with fake tensors, which have no values
+    with disable_current_modes():  # the compiler traces with fake tensors, which have no values
         for node in nodes:
             if pure(node) and all(source in values for source in node.all_input_nodes):
                 args, kwargs = fx.map_arg((node.args, node.kwargs), values.__getitem__)

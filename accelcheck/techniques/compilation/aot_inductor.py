@@ -50,7 +50,10 @@ class Package(Converted):
     kind = "package"
 
     def __init__(self, program: Program, folder: Path, options: Mapping[str, Any]) -> None:
-        from torch._inductor import aoti_compile_and_package, aoti_load_package  # a second, which only this case owes
+        from accelcheck.devices.torch_names import (  # a second, which only this case owes
+            aoti_compile_and_package,
+            aoti_load_package,
+        )
 
         exported = torch.export.export(program.module, program.inputs)
         path = aoti_compile_and_package(exported, package_path=f"{folder}/model.pt2", inductor_configs=dict(options))

@@ -70,8 +70,7 @@ class Capture:
         self.__name__ = "capture" if inner is None else f"capture, then {inner}"
 
     def __call__(self, graph: fx.GraphModule, inputs: Sequence[Tensor]) -> Runnable:
-        from torch._dynamo import lookup_backend
-        from torch._dynamo.backends.common import aot_autograd
+        from accelcheck.devices.torch_names import aot_autograd, lookup_backend
 
         self.keep("dynamo", graph, inputs)
         if self.inner is not None:

@@ -164,7 +164,7 @@ class MaxAutotune(Compiled):
         return super().accepts(workload) and bool({"matmul", "linear", "conv", "attention"} & workload.traits)
 
     def prepare(self, program: Program, mode: Mode, device: Device) -> None:
-        from torch._inductor.utils import fresh_inductor_cache
+        from accelcheck.devices.torch_names import fresh_inductor_cache
 
         self._held.enter_context(fresh_inductor_cache())
         super().prepare(program, mode, device)
@@ -270,7 +270,7 @@ def reset_compiler() -> None:
     """Drop all compiled code, and reset Dynamo's counters and records."""
     torch.compiler.reset()
     _counters().clear()
-    from torch._dynamo.utils import clear_compilation_metrics
+    from accelcheck.devices.torch_names import clear_compilation_metrics
 
     clear_compilation_metrics()
 
@@ -343,14 +343,14 @@ def mark_step(around: Any) -> Any:
 
 
 def _counters() -> Any:
-    from torch._dynamo.utils import counters
+    from accelcheck.devices.torch_names import counters
 
     return counters
 
 
 def compilations() -> list[Any]:
     """Dynamo's records of all compilations since `reset_compiler`, including failed ones."""
-    from torch._dynamo.utils import get_compilation_metrics
+    from accelcheck.devices.torch_names import get_compilation_metrics
 
     return list(get_compilation_metrics())
 

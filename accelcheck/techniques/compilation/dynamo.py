@@ -370,7 +370,7 @@ def _kind(x: Tensor) -> tuple[torch.dtype, tuple[int, ...]]:
 
 
 def _configured(settings: Mapping[str, Any]) -> AbstractContextManager[Any]:
-    from torch._dynamo import config
+    from accelcheck.devices.torch_names import dynamo_config as config
 
     # At the limit of recompilations Dynamo silently runs eagerly: make it an error, unless `settings` say otherwise.
     held: AbstractContextManager[Any] = config.patch(**{"fail_on_recompile_limit_hit": True, **settings})

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from torch.jit import _recursive as recursive
 
 from accelcheck.core.capability import SUPPORTED, Capability, Code, unsupported
 from accelcheck.core.case import Evidence, Mode
+from accelcheck.devices import torch_names
+from accelcheck.devices.torch_names import recursive
 from accelcheck.techniques.base import Technique
 from accelcheck.techniques.observe import ProfilerLog
 
@@ -199,7 +200,7 @@ def attributes(script: torch.jit.ScriptModule) -> Iterator[str]:
     """Names of tensor attributes that the graph still reads from the module."""
     graph: Any = script.inlined_graph  # bound from C++; the stub lacks most of it
     for node in graph.findAllNodes("prim::GetAttr"):
-        if node.output().type().isSubtypeOf(torch._C.TensorType.get()):  # noqa: SLF001 - graph types have no public name
+        if node.output().type().isSubtypeOf(torch_names.TensorType.get()):
             yield str(node.s("name"))
 
 

@@ -71,7 +71,7 @@ class TrainingStep(Technique):
         return compiler_capability(device)
 
     def prepare(self, program: Program, mode: Mode, device: Device) -> None:
-        from torch._dynamo import config
+        from accelcheck.devices.torch_names import dynamo_config as config
 
         del mode
         reset_compiler()

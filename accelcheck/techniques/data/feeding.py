@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import _disable_current_modes
 
+from accelcheck.devices.torch_names import disable_current_modes
 from accelcheck.techniques.data.dataloader import Delivery
 from accelcheck.workloads.trainer import Loader, Trainer
 
@@ -85,7 +85,7 @@ class FedTrainer(Trainer):
 
     def parts(self, program: Trainable) -> Parts:
         made = super().parts(program)
-        with _disable_current_modes():  # reading the data set is no part of the watched run
+        with disable_current_modes():  # reading the data set is no part of the watched run
             tensors = [value.detach().cpu() for value in (*program.inputs, program.target) if isinstance(value, Tensor)]
         if self.feed is None:
             self.feed = self.feeder(tensors, self.ahead)
@@ -99,7 +99,7 @@ class FedTrainer(Trainer):
         if not isinstance(loader, FedLoader):
             raise TypeError(f"expected the FedLoader that `parts` made, got {type(loader).__name__}")
         # Not watched: otherwise a lazy device would compile another graph for the watched run than for the others.
-        with _disable_current_modes():
+        with disable_current_modes():
             *inputs, target = (tensor.to(self.place, non_blocking=True) for tensor in loader.batch())
         came = iter(inputs)
         given = (next(came) if isinstance(value, Tensor) else value for value in program.inputs)

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils.data import BatchSampler
 
 from accelcheck.core.capability import SUPPORTED, Capability, Code, unsupported
 from accelcheck.core.case import Evidence, Mode
+from accelcheck.devices.torch_names import disable_current_modes
 from accelcheck.techniques.base import Technique
 from accelcheck.techniques.data.dataloader import (
     UNREADABLE,
@@ -83,7 +83,7 @@ class ReloadedInputs(Technique):
             program.elsewhere = None
             try:
                 # Not watched: the log reports operators that leave the device, and these are no part of the run.
-                with _disable_current_modes(), torch.no_grad():
+                with disable_current_modes(), torch.no_grad():
                     self._renew(program, device)
                 # `Program.run` of the class: an instance attribute may have replaced it, and be what called this.
                 return Program.run(program, mode)

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
-from torch.utils._python_dispatch import _disable_current_modes
 
+from accelcheck.devices.torch_names import disable_current_modes
 from accelcheck.techniques.distributed.compression import (
     LEVELS,
     PLAIN_STEPS,
@@ -87,7 +87,7 @@ class Halves(Scheme):
 
     def _mean(self, gradients: Gradients) -> Tensor:
         # Sums of two 16-bit numbers are ties more often than not, and ties go to even everywhere: nothing may disturb them.
-        with _disable_current_modes():
+        with disable_current_modes():
             first, *rest = [gradient.to(self.dtype).div(len(gradients)) for gradient in gradients]
             for part in rest:
                 first = first + part

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from torch import Tensor, distributed
-from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 
 from accelcheck.core.case import Mode
+from accelcheck.devices.torch_names import TorchDispatchMode, get_current_dispatch_mode_stack
 from accelcheck.techniques.distributed.parallel import shards
 from accelcheck.workloads.base import Problem, Program, Result, to
 
@@ -67,7 +67,7 @@ class Traffic(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leav
         return func(*args, **(kwargs or {}))
 
     def _called(self, tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
-        if not _get_current_dispatch_mode_stack():
+        if not get_current_dispatch_mode_stack():
             self._count("allreduce_", tensor)
         return self._all_reduce(tensor, *args, **kwargs)
 

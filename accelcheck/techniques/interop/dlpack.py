@@ -12,12 +12,12 @@ from unittest import mock
 
 import torch
 from torch import Tensor
-from torch.utils import _pytree as pytree
 from torch.utils.dlpack import from_dlpack
 
 from accelcheck.core.capability import SUPPORTED, Capability, Code, unavailable, unsupported
 from accelcheck.core.case import Evidence, Mode
 from accelcheck.devices.packages import version
+from accelcheck.devices.torch_names import pytree
 from accelcheck.techniques.base import Technique
 
 if TYPE_CHECKING:

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from accelcheck.core.capability import SUPPORTED, Capability, Code, unsupported
 from accelcheck.core.case import Evidence, Mode
+from accelcheck.devices.torch_names import TorchDispatchMode
 from accelcheck.techniques.base import Technique
 from accelcheck.techniques.observe import CONTRACTION, operators
 

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves
 
 from accelcheck.core.case import Evidence, Mode
+from accelcheck.devices.torch_names import pytree
 from accelcheck.techniques.base import Technique
 from accelcheck.techniques.observe import OperatorLog
 from accelcheck.workloads.base import flatten
@@ -68,7 +68,7 @@ def copy_log(log: Log) -> CopyLog:
 
 def _places(values: Any) -> set[int] | None:
     """Storage addresses of the tensors in nested containers; None where the device shows none (it raises, or returns 0)."""
-    tensors = [value for value in tree_leaves(values) if isinstance(value, Tensor)]
+    tensors = [value for value in pytree.tree_leaves(values) if isinstance(value, Tensor)]
     try:
         places = {tensor.untyped_storage().data_ptr() for tensor in tensors}
     except RuntimeError:

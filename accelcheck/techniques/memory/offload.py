@@ -6,9 +6,9 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from torch.autograd.graph import save_on_cpu
-from torch.utils._python_dispatch import _disable_current_modes
 
 from accelcheck.core.case import Evidence, Mode
+from accelcheck.devices.torch_names import disable_current_modes
 from accelcheck.techniques.base import Technique
 from accelcheck.techniques.memory.host import page_locked
 from accelcheck.techniques.memory.peaks import evidence_of_lower_peak, peak_of_run
@@ -66,7 +66,7 @@ class Counted(save_on_cpu):
         pack, unpack = self.pack_hook, self.unpack_hook
 
         def packing(tensor: Tensor) -> Any:
-            with _disable_current_modes():
+            with disable_current_modes():
                 packed = pack(tensor)
             held = packed[1]
             tally.packed += 1

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import _disable_current_modes
 
 from accelcheck.core.capability import SUPPORTED, Capability, Code, unsupported
 from accelcheck.core.case import Evidence, Mode
+from accelcheck.devices.torch_names import disable_current_modes
 from accelcheck.techniques.base import Technique
 from accelcheck.techniques.observe import operators
 from accelcheck.techniques.quantization.emulation import nearest
@@ -64,7 +64,7 @@ class RoundedStates(KeptStates):
         self.dtype = dtype
 
     def _rounded(self, state: Tensor) -> Tensor:
-        with _disable_current_modes():
+        with disable_current_modes():
             return nearest(state, self.dtype, self.flips)
 
 

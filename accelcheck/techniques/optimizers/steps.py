@@ -10,11 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim.optimizer import _get_capturable_supported_devices
-from torch.utils._foreach_utils import _get_fused_kernels_supported_devices
 
 from accelcheck.core.capability import SUPPORTED, Capability, Code, unsupported
 from accelcheck.core.case import Evidence, Mode
+from accelcheck.devices import torch_names
 from accelcheck.techniques.base import Technique, Unsupported
 from accelcheck.techniques.compilation.compile import (
     INDUCTOR_GRAPH,
@@ -112,7 +111,7 @@ class Fused(OptimizerStep):
     dtypes = ("float32", "bfloat16", "float16")
 
     def capability(self, device: Device) -> Capability:
-        if device.type not in _get_fused_kernels_supported_devices():
+        if device.type not in torch_names.fused_kernel_devices():
             return unsupported(Code.NO_FEATURE, f"torch has no fused optimizers for {device.type}")
         return SUPPORTED
 
@@ -126,7 +125,7 @@ class Capturable(OptimizerStep):
     """``capturable=True``: the host reads nothing of a step, and the step count is a tensor on the device."""
 
     def capability(self, device: Device) -> Capability:
-        if device.type not in _get_capturable_supported_devices():
+        if device.type not in torch_names.capturable_devices():
             return unsupported(
                 Code.NO_FEATURE, f"optimizers refuse capturable=True for {device.type}: there is nothing to capture"
             )

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear, pad
-from torch.utils._python_dispatch import _disable_current_modes
 
 from accelcheck.core.capability import SUPPORTED, Capability, Code, unavailable, unsupported
 from accelcheck.core.case import Evidence
+from accelcheck.devices import torch_names
+from accelcheck.devices.torch_names import disable_current_modes
 from accelcheck.techniques.base import Unsupported
 from accelcheck.techniques.quantization.emulation import (
     EPSILON,
@@ -83,7 +84,7 @@ class Float8Linear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         elements, scale = quantize(x.reshape(-1, x.shape[-1]), self.dtype, rows=self.rows)
-        product = torch._scaled_mm(  # noqa: SLF001 - its public name, torch.nn.functional.scaled_mm, is newer than torch 2.9
+        product = torch_names.scaled_mm(
             _padded(elements, 1),
             self.weight.t(),
             scale_a=scale,
@@ -131,7 +132,7 @@ class Float8Grid(nn.Module):
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """The elements on the float8 dtype's grid, their scale, and the product of both, of the shape of `x`."""
         # Without dispatch modes: the oracle must not simulate rounding errors here, since `flips` accounts for them.
-        with torch.no_grad(), _disable_current_modes():
+        with torch.no_grad(), disable_current_modes():
             single = x.float()
             scale = scale_of(single, self.dtype, rows=self.rows)
             if self.flips is not None:
@@ -164,7 +165,7 @@ class EmulatedProduct(Dequantized):
         out: Tensor = linear(values, self.weight, self.bias)
         if self.grid.unit is None or self.flips is None:
             return out
-        with torch.no_grad(), _disable_current_modes():
+        with torch.no_grad(), disable_current_modes():
             # Which products meet in one step is the kernel's choice.
             order = torch.randperm(x.shape[-1], generator=self.flips)
             rows, columns = elements.reshape(-1, x.shape[-1])[:, order], self.elements.t()[order]

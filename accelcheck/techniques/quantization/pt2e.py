@@ -12,6 +12,7 @@ from torch import nn
 
 from accelcheck.core.capability import SUPPORTED, Capability, Code, unavailable, unsupported
 from accelcheck.core.case import Evidence, Mode
+from accelcheck.devices import torch_names
 from accelcheck.techniques.compilation.compile import inductor_capability, inductor_graphs, reset_compiler
 from accelcheck.techniques.observe import ProfilerLog, operators
 from accelcheck.techniques.quantization.emulation import (
@@ -133,7 +134,7 @@ class Lowered(ExportedInt8):
         super().prepare(program, mode, device)
         program.call = torch.compile(as_module(program.call))
         # Around calls, not as an option of `compile`: Dynamo reads the setting too, and any call may compile.
-        settings = importlib.import_module("torch._inductor.config")
+        settings: Any = torch_names.inductor_config
         program.around = lambda: settings.patch(freezing=True)
 
     def ran(self, log: Log, wanted: int) -> Iterator[Evidence]:

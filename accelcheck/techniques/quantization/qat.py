@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own convention
 from torch import Tensor, nn
-from torch.utils._python_dispatch import _disable_current_modes
 
 from accelcheck.core.case import Evidence, Mode
+from accelcheck.devices.torch_names import disable_current_modes
 from accelcheck.techniques.base import Technique
 from accelcheck.techniques.observe import operators
 from accelcheck.techniques.quantization.emulation import RELATIVE, is_linear, replaced, rounded, symmetric_scale
@@ -63,7 +63,7 @@ class FakeQuantizer(nn.Module):
         self.flips: torch.Generator | None = None
 
     def forward(self, x: Tensor) -> Tensor:
-        with torch.no_grad(), _disable_current_modes():
+        with torch.no_grad(), disable_current_modes():
             single = x.float()
             scale, zero = self._range(single)
             integer = rounded(single * (1.0 / scale), single, self.flips) + zero

@@ -18,11 +18,11 @@ from unittest import mock
 
 import torch
 from torch import Tensor
-from torch.utils import _pytree as pytree
 
 from accelcheck.core.capability import SUPPORTED, Capability, Code, unavailable, unsupported
 from accelcheck.core.case import Evidence
 from accelcheck.devices.packages import installed
+from accelcheck.devices.torch_names import pytree
 from accelcheck.techniques.compilation.conversion import RUNTIME_EARLY, RUNTIME_WORKLOADS, Conversion, Converted
 
 if TYPE_CHECKING:

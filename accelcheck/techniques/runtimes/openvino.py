@@ -17,11 +17,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from torch.utils import _pytree as pytree
 
 from accelcheck.core.capability import SUPPORTED, Capability, Code, unavailable, unsupported
 from accelcheck.core.case import Evidence, Mode
+from accelcheck.devices import torch_names
 from accelcheck.devices.packages import installed
+from accelcheck.devices.torch_names import pytree
 from accelcheck.techniques.base import Technique
 from accelcheck.techniques.compilation.compile import REGION, reset_compiler, resolved_backend
 from accelcheck.techniques.compilation.conversion import RUNTIME_EARLY, RUNTIME_WORKLOADS, Conversion, Converted
@@ -187,7 +188,7 @@ def registered() -> Iterator[None]:
     with warnings.catch_warnings():
         # From torch 2.13 on, the option has no effect except this warning.
         warnings.filterwarnings("ignore", message=".*inline_inbuilt_nn_modules", category=FutureWarning)
-        with torch._dynamo.config.patch(inline_inbuilt_nn_modules=False):  # noqa: SLF001 - torch has no public way
+        with torch_names.dynamo_config.patch(inline_inbuilt_nn_modules=False):
             openvino()
             importlib.import_module("openvino.torch")
             _clear_caches()

@@ -17,11 +17,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
 
 from accelcheck.core.capability import SUPPORTED, Capability, Code, unavailable, unsupported
 from accelcheck.core.case import Evidence, Mode
+from accelcheck.devices import torch_names
 from accelcheck.devices.packages import installed
+from accelcheck.devices.torch_names import pytree
 from accelcheck.techniques.compilation.conversion import Conversion, Converted
 from accelcheck.techniques.quantization.emulation import (
     EmulatedLinear,
@@ -95,7 +96,7 @@ class Engines(Converted):
         """Sorted names of the operators that torch runs, without those that unpack an engine's outputs."""
         graphs = [part.graph for part in self.graph.modules() if isinstance(part, torch.fx.GraphModule)]
         calls = [node for graph in graphs for node in graph.nodes if node.op == "call_function"]
-        return sorted(str(node.target) for node in calls if isinstance(node.target, torch._ops.OpOverload))  # noqa: SLF001 - their class has no public name
+        return sorted(str(node.target) for node in calls if isinstance(node.target, torch_names.OpOverload))
 
     def evidence(self) -> Iterable[Evidence]:
         yield from super().evidence()

@@ -1,0 +1,149 @@
+"""The private names of torch that accelcheck uses, in one place, each found when it is asked for.
+
+Torch may rename or remove them in any release. A name that is gone gives `UnknownTorchError`, which says so in place of whatever an absent
+attribute would break: the cases that need it are ``unavailable``, and ``accelcheck list`` names it. Importing this module imports no torch.
+"""
+
+from __future__ import annotations
+
+import importlib
+from importlib import metadata
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from torch import _scaled_mm as scaled_mm
+    from torch._C import TensorType
+    from torch._C import _functorch as functorch
+    from torch._C import _get_privateuse1_backend_name as privateuse1_backend_name
+    from torch._C._autograd import DeviceType
+    from torch._C._profiler import _EventType as EventType
+    from torch._dynamo import config as dynamo_config
+    from torch._dynamo import lookup_backend
+    from torch._dynamo.backends.common import aot_autograd
+    from torch._dynamo.utils import clear_compilation_metrics, counters, get_compilation_metrics
+    from torch._inductor import aoti_compile_and_package, aoti_load_package
+    from torch._inductor import config as inductor_config
+    from torch._inductor.custom_graph_pass import CustomGraphPass, get_hash_for_files
+    from torch._inductor.utils import fresh_cache, fresh_inductor_cache
+    from torch._ops import OpOverload
+    from torch.jit import _recursive as recursive
+    from torch.optim.optimizer import _get_capturable_supported_devices as capturable_devices
+    from torch.utils import _pytree as pytree
+    from torch.utils._foreach_utils import _get_fused_kernels_supported_devices as fused_kernel_devices
+    from torch.utils._python_dispatch import TorchDispatchMode
+    from torch.utils._python_dispatch import _disable_current_modes as disable_current_modes
+    from torch.utils._python_dispatch import _get_current_dispatch_mode_stack as get_current_dispatch_mode_stack
+
+__all__ = (
+    "CustomGraphPass",
+    "DeviceType",
+    "EventType",
+    "OpOverload",
+    "TensorType",
+    "TorchDispatchMode",
+    "aot_autograd",
+    "aoti_compile_and_package",
+    "aoti_load_package",
+    "capturable_devices",
+    "clear_compilation_metrics",
+    "counters",
+    "disable_current_modes",
+    "dynamo_config",
+    "fresh_cache",
+    "fresh_inductor_cache",
+    "functorch",
+    "fused_kernel_devices",
+    "get_compilation_metrics",
+    "get_current_dispatch_mode_stack",
+    "get_hash_for_files",
+    "inductor_config",
+    "lookup_backend",
+    "privateuse1_backend_name",
+    "pytree",
+    "recursive",
+    "scaled_mm",
+)
+
+SUPPORTED_TORCH = "2.9 to 2.15"
+"""The releases that accelcheck is tested with; as in pyproject.toml."""
+
+NAMES: Mapping[str, tuple[str, str]] = MappingProxyType(
+    {
+        "CustomGraphPass": ("torch._inductor.custom_graph_pass", "CustomGraphPass"),
+        "DeviceType": ("torch._C._autograd", "DeviceType"),
+        "EventType": ("torch._C._profiler", "_EventType"),
+        "OpOverload": ("torch._ops", "OpOverload"),
+        "TensorType": ("torch._C", "TensorType"),
+        "TorchDispatchMode": ("torch.utils._python_dispatch", "TorchDispatchMode"),
+        "aot_autograd": ("torch._dynamo.backends.common", "aot_autograd"),
+        "aoti_compile_and_package": ("torch._inductor", "aoti_compile_and_package"),
+        "aoti_load_package": ("torch._inductor", "aoti_load_package"),
+        "capturable_devices": ("torch.optim.optimizer", "_get_capturable_supported_devices"),
+        "clear_compilation_metrics": ("torch._dynamo.utils", "clear_compilation_metrics"),
+        "counters": ("torch._dynamo.utils", "counters"),
+        "disable_current_modes": ("torch.utils._python_dispatch", "_disable_current_modes"),
+        "dynamo_config": ("torch._dynamo", "config"),
+        "fresh_cache": ("torch._inductor.utils", "fresh_cache"),
+        "fresh_inductor_cache": ("torch._inductor.utils", "fresh_inductor_cache"),
+        "functorch": ("torch._C", "_functorch"),
+        "fused_kernel_devices": ("torch.utils._foreach_utils", "_get_fused_kernels_supported_devices"),
+        "get_compilation_metrics": ("torch._dynamo.utils", "get_compilation_metrics"),
+        "get_current_dispatch_mode_stack": ("torch.utils._python_dispatch", "_get_current_dispatch_mode_stack"),
+        "get_hash_for_files": ("torch._inductor.custom_graph_pass", "get_hash_for_files"),
+        "inductor_config": ("torch._inductor", "config"),
+        "lookup_backend": ("torch._dynamo", "lookup_backend"),
+        "privateuse1_backend_name": ("torch._C", "_get_privateuse1_backend_name"),
+        "pytree": ("torch.utils", "_pytree"),
+        "recursive": ("torch.jit", "_recursive"),
+        "scaled_mm": ("torch", "_scaled_mm"),
+    }
+)
+"""Module and attribute in torch, by the name here."""
+
+
+class UnknownTorchError(RuntimeError):
+    """A private name of torch is gone; the message says which, and which releases are supported."""
+
+
+def __getattr__(name: str) -> Any:
+    """A name of `NAMES`, as torch has it now.
+
+    Raises:
+        UnknownTorchError: This torch does not have it.
+    """
+    if name not in NAMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return found(*NAMES[name])
+
+
+def found(module: str, attribute: str) -> Any:
+    """An attribute of one of torch's modules.
+
+    Raises:
+        UnknownTorchError: This torch does not have it.
+    """
+    try:
+        place = importlib.import_module(module)
+        # A submodule that nothing has imported yet is no attribute.
+        return (
+            getattr(place, attribute) if hasattr(place, attribute) else importlib.import_module(f"{module}.{attribute}")
+        )
+    except (ImportError, AttributeError) as error:
+        raise UnknownTorchError(
+            f"accelcheck does not know this torch ({metadata.version('torch')}): {module}.{attribute} is gone; accelcheck supports "
+            f"torch {SUPPORTED_TORCH}"
+        ) from error
+
+
+def gone() -> list[str]:
+    """Why each name that this torch lacks cannot be used. Imports all of torch's compilers: seconds."""
+    reasons: list[str] = []
+    for place in NAMES.values():
+        try:
+            found(*place)
+        except UnknownTorchError as error:
+            reasons.append(str(error))
+    return reasons
