@@ -109,5 +109,5 @@ def faults(record: Record) -> dict[str, set[str]]:
     if record.verdict is Verdict.FAIL:
         for line in record.reason.splitlines():
             path, what, *_ = line.split(": ")
-            found.setdefault(path, set()).add(what.partition(" at ")[0].partition(", first")[0])
+            found.setdefault(path, set()).add(what.partition(" at ")[0].partition(",")[0])
     return found

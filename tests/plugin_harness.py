@@ -261,19 +261,20 @@ class Suite:
         self.pytester.makeini("\n".join(["[pytest]", *lines]))
 
     def ledger(self, name: str = "ledger.toml", **fields: Any) -> Path:
-        """Write a ledger of one entry; `fields` replace those of one that expects ``toy-value`` to fail."""
+        """Write a ledger of one entry; `fields`, with underscores, replace those of one that expects ``toy-value`` to fail."""
         entry = {
             "cases": ["toy-value/tiny/*"],
             "verdict": "fail",
             "match": "^out: view ",
+            "at-most": 1e9,
             "reason": "its factor is 1.5",
             "link": "https://example.org/1",
             "owner": "toys",
             "expires": "2999-01-01",
-        } | fields
+        } | {key.replace("_", "-"): value for key, value in fields.items()}
         texts = (f"{key} = {value if key == 'expires' else json.dumps(value)}" for key, value in entry.items())
         path = self.path / name
-        path.write_text("\n".join(["schema = 1", "[[entry]]", *texts]))
+        path.write_text("\n".join(["schema = 2", "[[entry]]", *texts]))
         return path
 
     def run(self, *arguments: str) -> Ran:

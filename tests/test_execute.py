@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import itertools
 import json
 import math
 from dataclasses import replace
@@ -12,18 +13,18 @@ import pytest
 import torch
 from fault_harness import BACKWARD, FORWARD, TRAIN, Bed, Planted, bench, case, faults, seeded, verdict_of
 
-from accelcheck.checks import execute
+from accelcheck.checks import execute, numerics
 from accelcheck.checks.trial import Finding
 from accelcheck.core.capability import Code, unavailable, unsupported
 from accelcheck.core.case import Evidence, Mode, Verdict
 from accelcheck.core.journal import Record
 from accelcheck.devices.base import Status
-from accelcheck.expectations.ledger import Entry, Ledger
+from accelcheck.expectations.ledger import Entry, Ledger, size
 from accelcheck.selftest.faults.plant import calling, nothing, replacing, scaled
 from accelcheck.techniques.base import Unsupported
 from accelcheck.verify.oracle import Store
 from accelcheck.workloads.base import Problem, Workload
-from accelcheck.workloads.probes import DRAWS
+from accelcheck.workloads.probes import DRAWS, draws
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -297,8 +298,8 @@ def held(store: Store, change: Change, *entries: Entry) -> Record:
     return expecting.run(case(workload))
 
 
-def entry(match: str, verdict: Verdict = Verdict.FAIL) -> Entry:
-    return Entry(("planted/mlp/*",), verdict, match, "known", "link", "owner", dt.date(9999, 1, 1))
+def entry(match: str, at_most: float | str = 1e9, verdict: Verdict = Verdict.FAIL) -> Entry:
+    return Entry(("planted/mlp/*",), verdict, match, at_most, "known", "link", "owner", dt.date(9999, 1, 1))
 
 
 def test_a_case_without_a_ratio_says_why(store: Store) -> None:
@@ -353,8 +354,74 @@ def test_a_known_failure_that_passes_must_be_removed(store: Store) -> None:
 
 
 def test_a_known_error_is_an_xfail_and_no_other_error_is(store: Store) -> None:
-    assert held(store, breaks, entry("out of registers", Verdict.ERROR)).verdict is Verdict.XFAIL
-    assert held(store, breaks, entry("out of memory", Verdict.ERROR)).verdict is Verdict.ERROR
+    assert held(store, breaks, entry("out of registers", "RuntimeError", Verdict.ERROR)).verdict is Verdict.XFAIL
+    assert held(store, breaks, entry("out of memory", "RuntimeError", Verdict.ERROR)).verdict is Verdict.ERROR
+
+
+def test_an_error_of_another_class_than_the_ledger_says_is_an_error(store: Store) -> None:
+    record = held(store, breaks, entry("out of registers", "LookupError", Verdict.ERROR))
+    assert record.verdict is Verdict.ERROR
+    assert "ledger: expected LookupError, got RuntimeError (known): RuntimeError: out of registers" in record.reason
+
+
+def test_a_fault_beyond_its_size_in_the_ledger_is_a_failure_that_says_so(store: Store) -> None:
+    record = held(store, GAIN, entry("out: view", 2.0))
+    assert record.verdict is Verdict.FAIL
+    said = [line for line in record.reason.splitlines() if line.startswith("ledger: ")]
+    assert said[0].startswith("ledger: expected at most 2 times the budget, got ")
+    assert "(known): out: view " in said[0]
+
+
+def on_call(number: int, change: Callable[[Tensor], Tensor]) -> Change:
+    """Makes each output 1 % too large, and changes that of one call more."""
+    calls = itertools.count(1)
+
+    def call(module: Any, x: Tensor) -> Any:
+        out = module(x) * 1.01
+        return change(out) if next(calls) == number else out
+
+    return calling(call)
+
+
+def test_faults_that_the_ledger_expects_do_not_end_the_judgement(store: Store) -> None:
+    """The last of all calls gives 100 times too much, behind more than `MOST_FAULTS` faults that are known."""
+    total = len([*draws(seeded("mlp"), FORWARD, lambda _: True)]) + 1  # the first is run again
+    late = on_call(total, lambda out: out * 100)
+    known = held(store, on_call(0, lambda out: out), entry("^out: view ", 1e6))
+    assert known.verdict is Verdict.XFAIL
+    assert known.reason.count("out: view") > numerics.MOST_FAULTS
+    widest = max(size(line) or 0.0 for line in known.reason.splitlines())
+    record = held(store, late, entry("^out: view ", 4 * widest))
+    assert record.verdict is Verdict.FAIL
+    assert f"ledger: expected at most {4 * widest:g} times the budget, got " in record.reason
+
+
+def test_a_draw_that_raises_as_expected_does_not_hide_a_fault_of_another(store: Store) -> None:
+    calls = itertools.count(1)
+
+    def call(module: Any, x: Tensor) -> Any:
+        number = next(calls)
+        if number == 1:
+            raise LookupError("no kernel\nfor this")
+        return module(x) * (1.5 if number == 3 else 1.0)
+
+    error = entry("^LookupError: no kernel$", "LookupError", Verdict.ERROR)
+    record = held(store, calling(call), error)
+    assert record.verdict is Verdict.FAIL, record.reason
+    assert "run: raised [draw 0]: expected a result, got LookupError: no kernel" in record.reason
+    assert "out: view row" in record.reason
+    calls = itertools.count(1)
+    assert held(store, calling(call), error, entry("^out: view ")).verdict is Verdict.XFAIL
+
+
+def test_of_two_errors_the_one_that_is_not_expected_is_said(store: Store) -> None:
+    calls = itertools.count(1)
+
+    def call(module: Any, x: Tensor) -> Any:
+        raise LookupError("known") if next(calls) == 1 else OverflowError("new")
+
+    record = held(store, calling(call), entry("known", "LookupError", Verdict.ERROR))
+    assert (record.verdict, record.reason) == (Verdict.ERROR, "OverflowError: new")
 
 
 def test_a_record_survives_the_journal(store: Store) -> None:
@@ -382,6 +449,6 @@ def test_a_long_error_is_cut_and_an_expected_one_keeps_no_traceback(store: Store
         "ValueError: first"
     )
     assert len(record.traceback.splitlines()) < 100
-    expected = Entry(("*",), Verdict.ERROR, "first", "known", "link", "owner", dt.date(2999, 1, 1))
+    expected = Entry(("*",), Verdict.ERROR, "first", "ValueError", "known", "link", "owner", dt.date(2999, 1, 1))
     known = replace(place, ledger=Ledger((expected,))).run(case(workload))
     assert (known.verdict, known.traceback) == (Verdict.XFAIL, "")

@@ -138,7 +138,7 @@ def test_a_value_that_is_not_finite_is_a_fault_with_its_place(kind: float) -> No
     wrong[2, 1] = kind
     (told,) = faults(wrong, values(), budget=1e9)
     assert told.startswith(f"{DEEP}: ")
-    assert "pattern, first difference at [2, 1]: expected 0 of them, got 1" in told
+    assert "pattern, 1 element differ, first at [2, 1]: expected 0 of them, got 1" in told
 
 
 @pytest.mark.parametrize("kind", [math.nan, math.inf, -math.inf])
@@ -147,7 +147,14 @@ def test_what_the_oracle_has_must_be_there(kind: float) -> None:
     truth[0, 0] = kind
     assert faults(truth.clone(), truth) == []
     (told,) = faults(values(), truth, budget=1e9)
-    assert "first difference at [0, 0]: expected 1 of them, got 0" in told
+    assert "1 element differ, first at [0, 0]: expected 1 of them, got 0" in told
+
+
+def test_a_pattern_counts_the_elements_that_differ_not_how_many_more_there_are() -> None:
+    truth, moved = values(), values()
+    truth[0, 0] = moved[0, 1] = math.nan
+    (told,) = faults(moved, truth, budget=1e9)
+    assert "NaN pattern, 2 elements differ, first at [0, 0]: expected 1 of them, got 1" in told
 
 
 def test_nan_in_the_oracle_is_no_wildcard() -> None:

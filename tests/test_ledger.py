@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import datetime as dt
+import math
 from typing import TYPE_CHECKING
 
 import pytest
 
 from accelcheck.core.case import Verdict
-from accelcheck.expectations.ledger import FOLDER, Entry, Ledger, LedgerError, foreseen, shipped
+from accelcheck.expectations.ledger import FOLDER, Entry, Ledger, LedgerError, foreseen, outgrown, shipped, size
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -18,6 +19,7 @@ FIELDS = {
     "cases": '["amp-bf16/cnn/xla/*"]',
     "verdict": '"fail"',
     "match": '"view row"',
+    "at-most": "2.5",
     "reason": '"The convolution rounds twice."',
     "link": '"https://example.invalid/1"',
     "owner": '"the vendor"',
@@ -27,7 +29,7 @@ FIELDS = {
 
 def text(**changes: str | None) -> str:
     fields = {name: value for name, value in (FIELDS | changes).items() if value is not None}
-    return "\n".join(["schema = 1", "[[entry]]", *(f"{name} = {value}" for name, value in fields.items())])
+    return "\n".join(["schema = 2", "[[entry]]", *(f"{name} = {value}" for name, value in fields.items())])
 
 
 def load(folder: Path, content: str | bytes) -> Ledger:
@@ -36,8 +38,8 @@ def load(folder: Path, content: str | bytes) -> Ledger:
     return Ledger.load((path,))
 
 
-def entry(*cases: str, match: str = "view row", verdict: Verdict = Verdict.FAIL) -> Entry:
-    return Entry(cases, verdict, match, "reason", "link", "owner", dt.date(2027, 6, 30))
+def entry(*cases: str, match: str = "view row", at_most: float | str = 2.0, verdict: Verdict = Verdict.FAIL) -> Entry:
+    return Entry(cases, verdict, match, at_most, "reason", "link", "owner", dt.date(2027, 6, 30))
 
 
 def test_an_entry_is_read(tmp_path: Path) -> None:
@@ -46,6 +48,7 @@ def test_an_entry_is_read(tmp_path: Path) -> None:
         ("amp-bf16/cnn/xla/*",),
         Verdict.FAIL,
         "view row",
+        2.5,
         "The convolution rounds twice.",
         "https://example.invalid/1",
         "the vendor",
@@ -73,6 +76,12 @@ def test_ledgers_add_up(tmp_path: Path) -> None:
         ("match", "1"),
         ("match", '""'),
         ("match", '".*"'),
+        ("at-most", "-1"),
+        ("at-most", "nan"),
+        ("at-most", "inf"),
+        ("at-most", "true"),
+        ("at-most", '""'),
+        ("at-most", '"RuntimeError"'),
         ("reason", '""'),
         ("reason", '"  "'),
         ("link", "1"),
@@ -104,14 +113,15 @@ def test_a_field_too_many_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("", "field 'schema': missing; expected 1, which this accelcheck reads"),
-        ("schema = 2", "field 'schema': expected 1, which this accelcheck reads, got 2"),
-        ('schema = "1"', "field 'schema': expected 1, which this accelcheck reads, got '1'"),
+        ("", "field 'schema': missing; expected 2, which this accelcheck reads"),
+        ("schema = 1", "(entries of schema 1 had no size: give each an at-most, as docs/options.md says), got 1"),
+        ("schema = 3", "field 'schema': expected 2, which this accelcheck reads"),
+        ('schema = "2"', "field 'schema': expected 2, which this accelcheck reads"),
         ("schema = ", "not TOML"),
-        (b"schema = 1 # \xff", "not TOML"),
-        ("schema = 1\n[[entries]]\n", "unknown field 'entries'. Did you mean 'entry'?"),
-        ("schema = 1\n[entry]\n", "field 'entry': expected a list of tables"),
-        ('schema = 1\nentry = ["text"]', "field 'entry': expected a table, got 'text'"),
+        (b"schema = 2 # \xff", "not TOML"),
+        ("schema = 2\n[[entries]]\n", "unknown field 'entries'. Did you mean 'entry'?"),
+        ("schema = 2\n[entry]\n", "field 'entry': expected a list of tables"),
+        ('schema = 2\nentry = ["text"]', "field 'entry': expected a table, got 'text'"),
     ],
 )
 def test_another_file_is_refused_by_name(content: str | bytes, message: str, tmp_path: Path) -> None:
@@ -179,6 +189,75 @@ def test_another_verdict_is_not_foreseen() -> None:
 def test_nothing_said_is_not_foreseen() -> None:
     assert foreseen((ROW,), Verdict.FAIL, []) == ()
     assert foreseen((), Verdict.FAIL, ["out: view row"]) == ()
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("out: view row at [3, :]: expected at most 2.000e-06, got 9.000e-06", 4.5),
+        ("out: view row at [3, :] [draw 2]: expected at most 2.000e+01, got 9.000e+01", 4.5),
+        ("out: view bias in all draws: expected at most 0.000e+00, got 1.000e-30", math.inf),
+        ("out: view gain: expected at most 2.000e-06, got nan", math.inf),
+        ("out: view gain: expected at most 2.000e-06, got inf", math.inf),
+        ("loss[3]: loss of the training: expected at most 1.000e-01, got 3.000e-01", 3.0),
+        (
+            "accuracy: view drop: expected a drop of at most 1.000% at 97.5% confidence, got 2.000%, at most 4.000%: from",
+            4,
+        ),
+        ("regression: expected at most 1.25 times the baseline's time beside FP32 eager, got 2.5 (3 pairs)", 2.0),
+        ("regression: expected a peak of at most 1000 bytes, got 3000", 3.0),
+        ("limit: expected memory at most 0.5, got 1 (because)", 2.0),
+        ("limit: expected speed up at least 3, got 1.5 (because)", 2.0),
+        ("out: NaN pattern, 12 elements differ, first at [0] [nan[0]]: expected 0 of them, got 12", 12.0),
+        ("out[1]: +Inf pattern, 1 element differ, first at [0]: expected 0 of them, got 1", 1.0),
+        ("out[2, 1]: value [draw 1]: expected 5, got -7", 12.0),
+        ("out[2, 1]: value: expected True, got False", 1.0),
+        ("out[2, 1]: value: expected (1+2j), got (1-2j)", 4.0),
+        ("out: rerun: expected the same bits, got 0.25 relative difference", 0.25),
+        ("loss[1]: not finite: expected numbers, got 3 that are none", 3.0),
+        ("grad:w: missing: expected a tensor, got nothing", None),
+        ("not engaged: graphs compiled >= 1: observed 0", None),
+        ("input[0]: mutated: expected it bitwise unchanged", None),
+        ("scaler: scale after step 5, 3 clean steps: expected 131072, got 65536", None),
+        ("run: raised [draw 1]: expected a result, got LookupError: at most 3", None),
+    ],
+)
+def test_a_line_says_its_size(line: str, expected: float | None) -> None:
+    assert size(line) == (None if expected is None else pytest.approx(expected))
+
+
+def test_a_fault_beyond_its_size_is_not_foreseen_and_says_so() -> None:
+    lines = ["out: view row at [1, :]: expected at most 1.0e-03, got 4.0e-02"]
+    known = entry("a/*", at_most=12.5)
+    assert foreseen((known,), Verdict.FAIL, lines) == ()
+    assert outgrown((known,), Verdict.FAIL, lines) == [
+        f"ledger: expected at most 12.5 times the budget, got 40 (reason): {lines[0]}"
+    ]
+    assert foreseen((known, entry("a/*", at_most=41.0)), Verdict.FAIL, lines)
+    assert outgrown((known, entry("a/*", at_most=41.0)), Verdict.FAIL, lines) == []
+
+
+def test_an_entry_without_a_size_covers_no_fault_with_one() -> None:
+    wide = entry("a/*", match="out: ", at_most=0.0)
+    assert foreseen((wide,), Verdict.FAIL, ["out: missing: expected a tensor, got nothing"]) == (wide,)
+    (said,) = outgrown((wide,), Verdict.FAIL, ["out: view row: expected at most 1.0, got 1.1"])
+    assert said.startswith("ledger: the entry has at-most = 0, which covers faults without a size only (reason): ")
+
+
+def test_an_error_is_foreseen_by_its_class_also_where_one_draw_raised_it() -> None:
+    known = entry("a/*", match="no kernel", at_most="LookupError", verdict=Verdict.ERROR)
+    raised = "run: raised [draw 1]: expected a result, got "
+    assert foreseen((known,), Verdict.ERROR, ["LookupError: no kernel"]) == (known,)
+    assert foreseen((known,), Verdict.FAIL, [f"{raised}LookupError: no kernel"]) == (known,)
+    assert foreseen((known,), Verdict.ERROR, ["OSError: no kernel"]) == ()
+    assert foreseen((known,), Verdict.FAIL, [f"{raised}OSError: no kernel"]) == ()
+    assert foreseen((known,), Verdict.FAIL, ["out: view row: no kernel"]) == ()
+
+
+@pytest.mark.parametrize(("verdict", "size"), [('"error"', "2.0"), ('"fail"', '"RuntimeError"')])
+def test_a_size_that_does_not_fit_the_verdict_is_refused(verdict: str, size: str, tmp_path: Path) -> None:
+    with pytest.raises(LedgerError, match=r"entry 1: field 'at-most': expected .* for the verdict (fail|error), got "):
+        load(tmp_path, text(verdict=verdict, **{"at-most": size}))
 
 
 def test_shipped_ledgers_can_be_read_and_belong_to_a_device() -> None:

@@ -221,11 +221,12 @@ def test_two_things_of_one_name_are_refused(suite: Suite) -> None:
 
 
 ENTRY = """
-schema = 1
+schema = 2
 [[entry]]
 cases = ["toy/*"]
 verdict = "fail"
 match = "^out"
+at-most = 2
 reason = "known"
 link = "https://example.org/1"
 owner = "toys"
@@ -237,7 +238,12 @@ expires = 2999-01-01
     ("text", "message"),
     [
         ("schema = ", "not TOML: "),
-        (ENTRY.replace("schema = 1", "schema = 7"), "field 'schema': expected 1, which this accelcheck reads, got 7"),
+        (ENTRY.replace("schema = 2", "schema = 7"), "field 'schema': expected 2, which this accelcheck reads"),
+        (ENTRY.replace("schema = 2", "schema = 1"), "(entries of schema 1 had no size: give each an at-most, as"),
+        (
+            ENTRY.replace("at-most = 2", ""),
+            "entry 1: field 'at-most': missing; expected a number of 0 or more for fail",
+        ),
         (ENTRY.replace("owner =", "ownr ="), "entry 1: field 'ownr': unknown field 'ownr'. Did you mean 'owner'?"),
         (ENTRY.replace('"fail"', '"sad"'), "entry 1: field 'verdict': expected fail or error, got 'sad'"),
         (
@@ -249,7 +255,7 @@ expires = 2999-01-01
         (ENTRY.replace('["toy/*"]', "[]"), "entry 1: field 'cases': expected a list of case ids or globs, got []"),
         (None, "cannot be read: No such file or directory"),
     ],
-    ids=["toml", "schema", "fields", "verdict", "expires", "match", "reason", "cases", "absent"],
+    ids=["toml", "schema", "older", "size", "fields", "verdict", "expires", "match", "reason", "cases", "absent"],
 )
 def test_a_broken_ledger_is_refused(suite: Suite, text: str | None, message: str) -> None:
     path = suite.path / "ledger.toml"

@@ -377,7 +377,7 @@ out: view row at [1, 2, :]: expected at most 1.000e-06, got 2.000e-06
 out[1]['hidden']: view row at [1, 2, :] [draw 2]: expected at most 1.000e-06, got 2.000e-06
 out: view column at [..., 3] [zeros]: expected at most 1.000e-06, got 2.000e-06
 out: view gain in all draws: expected at most 1.000e-06, got 2.000e-06
-out: NaN pattern, first difference at [0, 1] [nan[0]]: expected 1 of them, got 0
+out: NaN pattern, 1 element differ, first at [0, 1] [nan[0]]: expected 1 of them, got 0
 input[0]: mutated [draw 1]: expected it bitwise unchanged
 grad2:input[0]: view element: expected at most 1.000e-06, got 2.000e-06
 out: rerun: expected the same bits, got 0.1 relative difference
@@ -517,7 +517,7 @@ def test_what_was_done_before_a_process_died_is_told(
 def test_nothing_is_planted_where_a_device_is_wrong_with_some_seeds(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    entry = Entry(("*/matmul/*",), Verdict.FAIL, ".", "half the time", "link", "owner", dt.date(9999, 1, 1))
+    entry = Entry(("*/matmul/*",), Verdict.FAIL, ".", 9.0, "half the time", "link", "owner", dt.date(9999, 1, 1))
     monkeypatch.setattr(runner, "unsteady", lambda _: Ledger((entry,)))
     chosen = [one for one in rows() if one.workload == "matmul" and one.dtype == "float32"][:3]
     found = runner.attempts(chosen, 0, runner.bench(cpu(), matrix(), Store(tmp_path)))
@@ -547,7 +547,7 @@ def test_what_a_device_gets_wrong_by_itself_is_left_out_and_anything_else_is_a_f
     assert not plain.good
     ledger = tmp_path / "cpu.toml"
     ledger.write_text(
-        'schema = 1\n[[entry]]\ncases = ["doubling/matmul/cpu/float32/forward"]\nverdict = "fail"\nmatch = "out: view"\n'
+        'schema = 2\n[[entry]]\ncases = ["doubling/matmul/cpu/float32/forward"]\nverdict = "fail"\nmatch = "out: view"\nat-most = 1.5\n'
         'reason = "known"\nlink = "x"\nowner = "x"\nexpires = 9999-01-01\n'
     )
     monkeypatch.setattr(runner, "shipped", lambda _: (ledger,))

@@ -18,7 +18,7 @@ from accelcheck.core.case import Case, Figure, Mode, Verdict
 from accelcheck.core.journal import Record
 from accelcheck.core.plain import text
 from accelcheck.devices.torch_names import SUPPORTED_TORCH, UnknownTorchError
-from accelcheck.expectations.ledger import foreseen
+from accelcheck.expectations.ledger import foreseen, outgrown
 from accelcheck.measure.baselines import file_name
 from accelcheck.techniques.base import Unsupported
 
@@ -50,7 +50,7 @@ CHECKS: Mapping[Mode, Callable[[Trial], Finding]] = MappingProxyType(
 """The check that finds the verdict of a case, by the case's mode."""
 
 LINES = 20
-"""Lines of an exception's text that are kept."""
+"""Lines that are kept of an exception's text, and of a failure that is expected."""
 MOST_ERROR = 10_000
 """Characters of it."""
 
@@ -124,7 +124,8 @@ class Bench:
         if self.traces is not None and case.timed:
             self.traces.mkdir(parents=True, exist_ok=True)
             trace = self.traces / f"{file_name(case.id)}.json"
-        trial = Trial(case, technique, workload, device, self.store, clock, trace)
+        expected = self.ledger.expects(case.id)
+        trial = Trial(case, technique, workload, device, self.store, clock, trace, expected=expected)
         left: list[str] = []
         try:
             with _restored(trial, left):
@@ -164,11 +165,12 @@ class Bench:
             return replace(record, verdict=Verdict.XPASS, reason=f"passes: remove the entry from the ledger\n{reason}")
         # Every fault of a `fail` has a line of its own; what follows the first line of an exception's text is detail.
         lines = record.reason.splitlines()
-        causes = foreseen(entries, record.verdict, lines if record.verdict is Verdict.FAIL else lines[:1])
+        judged = lines if record.verdict is Verdict.FAIL else lines[:1]
+        causes = foreseen(entries, record.verdict, judged)
         if not causes:
-            return record
+            return replace(record, reason="\n".join([*lines, *outgrown(entries, record.verdict, judged)]))
         reasons = "; ".join(f"{entry.reason} ({entry.link})" for entry in causes)
-        return replace(record, verdict=Verdict.XFAIL, reason=f"{reasons}\n{record.reason}", traceback="")
+        return replace(record, verdict=Verdict.XFAIL, reason="\n".join([reasons, *_cut(lines)]), traceback="")
 
 
 @contextlib.contextmanager
@@ -186,9 +188,12 @@ def _restored(trial: Trial, left: list[str]) -> Iterator[None]:
 def _brief(error: BaseException) -> str:
     """Type and text of an exception, cut to `LINES` lines: some libraries print whole tensors."""
     lines = f"{type(error).__name__}: {text(error, MOST_ERROR)}".splitlines()
+    return "\n".join([*_cut(lines), *getattr(error, "__notes__", ())])
+
+
+def _cut(lines: list[str]) -> list[str]:
     more = len(lines) - LINES
-    notes = getattr(error, "__notes__", ())
-    return "\n".join([*lines[:LINES], *([f"({more} more lines)"] if more > 0 else []), *notes])
+    return [*lines[:LINES], f"({more} more lines)"] if more > 0 else lines
 
 
 def _traceback(error: BaseException) -> str:
@@ -224,13 +229,16 @@ def _record(case: Case, found: Finding) -> Record:
 
 
 def _telling(figures: Sequence[Figure]) -> tuple[Figure, ...]:
-    """For each view the figure closest to its budget, and every gating figure beyond its budget."""
+    """For each view the figure closest to its budget, and for each path and view the gating figure furthest beyond its own."""
     closest: dict[str, Figure] = {}
+    beyond: dict[tuple[str, str], Figure] = {}
     for figure in figures:
         if figure.view not in closest or figure.used > closest[figure.view].used:
             closest[figure.view] = figure
-    beyond = [f for f in figures if f.gates and not f.within]
-    return tuple(dict.fromkeys([*closest.values(), *beyond]))
+        key = figure.path, figure.view
+        if figure.gates and not figure.within and (key not in beyond or figure.used > beyond[key].used):
+            beyond[key] = figure
+    return tuple(dict.fromkeys([*closest.values(), *beyond.values()]))
 
 
 def _refused(case: Case, capability: Capability) -> Record:

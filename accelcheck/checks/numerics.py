@@ -13,6 +13,7 @@ from accelcheck.checks.trial import SWITCHED_OFF, Finding, State, absent, mutati
 from accelcheck.core.case import Evidence, Figure, Mode
 from accelcheck.core.plain import text
 from accelcheck.expectations import ceilings
+from accelcheck.expectations.ledger import RAISED
 from accelcheck.measure.clocks import undisturbed
 from accelcheck.verify.determinism import apart
 from accelcheck.verify.judge import Contract, check_metadata, judge, judge_together
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 LAST = Draw(DRAWS - 1)
 """The last random draw."""
 MOST_FAULTS = 10
-"""No further draw is judged once this many faults are found: the first ones say what is wrong."""
+"""No further draw is judged once this many faults are found that no ledger expects: the first ones say what is wrong."""
 
 
 def verify(trial: Trial, chosen: Sequence[Draw] | None = None) -> Finding:
@@ -68,25 +69,36 @@ class _Run:
         self.parameters = FIRST.parameters
 
     def finding(self, chosen: Sequence[Draw] | None = None) -> Finding:
-        """Run and judge the draws, then what the random draws show together."""
+        """Run and judge the draws, then what the random draws show together.
+
+        Behind faults that the ledger expects, and draws that raise as it expects, all other draws are judged.
+        """
         trial = self.trial
+        raised: list[tuple[str, Exception]] = []
         for draw in draws(trial.workload, trial.case.mode, self._admitted) if chosen is None else chosen:
             try:
                 self._judge(draw)
-            except Exception as error:
-                if not self.faults:
-                    raise
-                self.faults.append(
-                    f"run: raised [{draw}]: expected a result, got {type(error).__name__}: {text(error)}"
-                )
-                break
-            if len(self.faults) >= MOST_FAULTS:
+            except Exception as error:  # noqa: BLE001 - whatever it raises is a fault of this draw, or raised again below
+                first = next(iter(text(error).splitlines()), "")
+                line = f"run: raised [{draw}]{RAISED}{type(error).__name__}: {first}"
+                raised.append((line, error))
+                if not trial.expected(line):
+                    break
+                trial.technique.finish()  # what raised may have left anything behind
+                self.program, self.parameters = self._prepared(FIRST), FIRST.parameters
+            if len(self._unexpected()) >= MOST_FAULTS:
                 break
         for probe, readings in self.alike.items():
             together = judge_together(readings)
             self.faults += [_labelled(str(fault), Draw(0, probe)) for fault in together.faults]
             self.figures += together.figures
+        if raised and not self.faults:
+            raise next((error for line, error in raised if not trial.expected(line)), raised[0][1])
+        self.faults += [line for line, _ in raised]
         return Finding(self.evidence, self.faults, self.figures, self.compared, self.excess)
+
+    def _unexpected(self) -> list[str]:
+        return [line for line in self.faults if not self.trial.expected(line)]
 
     def _admitted(self, probe: Probe) -> bool:
         technique = self.trial.technique
@@ -159,7 +171,7 @@ class _Run:
             return {}
         result = {path: tensor.cpu() for path, tensor in result.items()}
         judgement = judge(result, reference)
-        if judgement.close and not self.faults:  # where another draw has failed already, more samples change no verdict
+        if judgement.close and not self._unexpected():  # where another draw has failed, more samples change no verdict
             reference = self.trial.reference(draw, careful=True)
             judgement = judge(result, reference)
         self.faults += [_labelled(str(fault), draw) for fault in judgement.faults]

@@ -63,6 +63,8 @@ class Trial:
     """File for a trace of the case, where one is wanted."""
     state: GlobalState = field(default_factory=GlobalState.now)
     """Of this process before the technique was prepared: problems are made, and results judged, under it."""
+    expected: Callable[[str], bool] = lambda _: False
+    """Whether the ledger expects a fault, given its line: behind such faults the judgement goes on."""
 
     @contextlib.contextmanager
     def judging(self) -> Iterator[None]:

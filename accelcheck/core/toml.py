@@ -73,7 +73,12 @@ class TomlTable:
 
 
 def read(
-    path: Path, kind: str, fields: Mapping[str, Field], raises: type[ValueError], schema: int | None = None
+    path: Path,
+    kind: str,
+    fields: Mapping[str, Field],
+    raises: type[ValueError],
+    schema: int | None = None,
+    older: str = "",
 ) -> list[TomlTable]:
     """Read a file that consists of tables ``[[kind]]``.
 
@@ -83,6 +88,7 @@ def read(
         fields: Of each table.
         raises: Class of the errors.
         schema: Version of the layout, which the field ``schema`` must have; None where there is no such field.
+        older: What to do with a file of an older layout, for the error.
 
     Raises:
         ValueError: Of the class `raises`; the file cannot be read, or is not what was described.
@@ -97,7 +103,8 @@ def read(
     if schema is not None:
         known = {
             SCHEMA: Field(
-                f"{schema}, which this accelcheck reads", lambda value: type(value) is int and value == schema
+                f"{schema}, which this accelcheck reads" + (f" ({older})" if older else ""),
+                lambda value: type(value) is int and value == schema,
             ),
             **known,
         }

@@ -1,17 +1,39 @@
-"""The ledger: known failures of a device, each with a reason, a link, an owner and an expiry date. No torch."""
+"""The ledger: known failures of a device, each with a size, a reason, a link, an owner and an expiry date. No torch.
+
+The size is what an entry has as ``at-most``. For ``verdict = "error"`` it is the name of the exception's class. For ``"fail"``
+it is a number, which each line that `match` finds is held against; its unit follows from the kind of the fault:
+
+=====================================  ==================================================================
+a view, a regression, any "at most"    measured / allowed: so many times the budget
+a NaN or infinity pattern              number of elements that differ
+a value of an integer tensor           difference of the first element that differs
+a rerun with other bits                relative difference
+evidence, metadata, a mutation         none: such entries have ``at-most = 0``, and so cover no fault with a size
+=====================================  ==================================================================
+
+The ledgers of accelcheck allow 1.5 times the largest size that was seen, since processors and versions round differently; counts
+of elements are exact. ``benchmarks/ledger_sizes.py`` measures the sizes.
+"""
 
 from __future__ import annotations
 
 import datetime as dt
 import fnmatch
+import math
 import re
-from dataclasses import dataclass
+import sys
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from accelcheck.core import toml
 from accelcheck.core.case import Verdict
 
-SCHEMA = 1
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+SCHEMA = 2
+_OLDER = "entries of schema 1 had no size: give each an at-most, as docs/options.md says"
 FOLDER = Path(__file__).parent / "ledgers"
 """The ledgers of accelcheck: ``all.toml`` for failures on every device, and one for each device, such as ``xla.toml``."""
 
@@ -20,6 +42,10 @@ _FIELDS = {
     "cases": toml.Field("a list of case ids or globs", toml.is_texts),
     "verdict": toml.Field("fail or error", lambda value: value in ("fail", "error")),  # a tuple: lists have no hash
     "match": toml.Field("a regular expression", lambda value: isinstance(value, str)),
+    "at-most": toml.Field(
+        "a number of 0 or more for fail (times the budget; 0 for faults without a size), the class of the exception for error",
+        lambda value: toml.is_text(value) or toml.is_number(value, 0.0, sys.float_info.max),
+    ),
     "reason": _TEXT,
     "link": _TEXT,
     "owner": _TEXT,
@@ -27,6 +53,10 @@ _FIELDS = {
         "a date such as 2027-06-30", lambda value: isinstance(value, dt.date) and not isinstance(value, dt.datetime)
     ),
 }
+
+
+RAISED = ": expected a result, got "
+"""Precedes the class and text of an exception in the line of a draw that raised, which starts with ``run: raised``."""
 
 
 class LedgerError(ValueError):
@@ -41,6 +71,7 @@ class Entry:
         cases: Case ids or globs, matched against whole ids.
         verdict: ``fail`` or ``error``: the expected verdict.
         match: Regular expression for lines of the failure; a line that no entry matches is not expected.
+        at_most: Largest size of a fault that is expected, or the class of an exception: see the module.
         reason: What a maintainer needs to know to act on it.
         link: Where it is reported or documented.
         owner: Who can fix it.
@@ -50,6 +81,7 @@ class Entry:
     cases: tuple[str, ...]
     verdict: Verdict
     match: str
+    at_most: float | str
     reason: str
     link: str
     owner: str
@@ -58,6 +90,39 @@ class Entry:
     def covers(self, case_id: str, today: dt.date) -> bool:
         """Whether the entry applies to this case today."""
         return today < self.expires and any(fnmatch.fnmatchcase(case_id, pattern) for pattern in self.cases)
+
+    def finds(self, line: str, verdict: Verdict) -> bool:
+        """Whether `match` finds a line of a failure, whatever its size."""
+        said = self._said(line, verdict)
+        return said is not None and bool(re.search(self.match, said))
+
+    def explains(self, line: str, verdict: Verdict) -> bool:
+        """Whether the entry expects a line of a failure: `match` finds it, and its size is at most `at_most`."""
+        if not self.finds(line, verdict):
+            return False
+        if isinstance(self.at_most, str):
+            return str(self._said(line, verdict)).startswith(f"{self.at_most}: ")
+        return (size(line) or 0.0) <= self.at_most
+
+    def limit(self, line: str, verdict: Verdict) -> str:
+        """What the entry expects of a line that `match` finds, and what came, in words."""
+        if isinstance(self.at_most, str):
+            return f"expected {self.at_most}, got {str(self._said(line, verdict)).partition(':')[0]}"
+        if self.at_most == 0:
+            return "the entry has at-most = 0, which covers faults without a size only"
+        return f"expected at most {self.at_most:g}{_unit(line)}, got {size(line) or 0.0:.4g}"
+
+    def _said(self, line: str, verdict: Verdict) -> str | None:
+        """The part of a line that starts with what the entry is about: an exception's class for ``error``; None if it is not."""
+        if verdict is self.verdict:
+            return line
+        # A draw that raised in a case that fails.
+        _, raised, error = line.partition(RAISED)
+        return error if raised and line.startswith("run: raised") and self.verdict is Verdict.ERROR else None
+
+
+def _unit(line: str) -> str:
+    return " times the budget" if ": view " in line or "at most" in line else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,17 +145,72 @@ class Ledger:
         day = today or dt.datetime.now(tz=dt.UTC).date()
         return tuple(entry for entry in self.entries if entry.covers(case_id, day))
 
+    def of_any_size(self) -> Ledger:
+        """The same entries without their limits of size, which are of the suite's seeds."""
+        return Ledger(tuple(replace(e, at_most=math.inf) if isinstance(e.at_most, float) else e for e in self.entries))
+
+    def expects(self, case_id: str) -> Callable[[str], bool]:
+        """Whether a fault of a case is expected, as a function of its line."""
+        entries = self.covering(case_id)
+        return lambda line: any(entry.explains(line, Verdict.FAIL) for entry in entries)
+
 
 def foreseen(entries: tuple[Entry, ...], verdict: Verdict, lines: list[str]) -> tuple[Entry, ...]:
     """The entries that explain a failure if together they explain every line of it, else none.
 
-    So a known failure does not hide a new one in the same case.
+    So a known failure does not hide a new one in the same case, nor one that has grown.
     """
-    relevant = [entry for entry in entries if entry.verdict is verdict]
-    explained = [[entry for entry in relevant if re.search(entry.match, line)] for line in lines]
+    explained = [[entry for entry in entries if entry.explains(line, verdict)] for line in lines]
     if not lines or not all(explained):
         return ()
     return tuple(dict.fromkeys(entry for group in explained for entry in group))
+
+
+def outgrown(entries: tuple[Entry, ...], verdict: Verdict, lines: list[str]) -> list[str]:
+    """For each line of a failure that is known but larger than any entry expects: what was expected, and what came."""
+    said = []
+    for line in lines:
+        known = [entry for entry in entries if entry.finds(line, verdict)]
+        if known and not any(entry.explains(line, verdict) for entry in known):
+            most = max(known, key=lambda entry: entry.at_most if isinstance(entry.at_most, float) else -1.0)
+            said.append(f"ledger: {most.limit(line, verdict)} ({most.reason}): {line}")
+    return said
+
+
+def size(line: str) -> float | None:
+    """The size of a fault, read from its line, in the unit that the module's table says; None where it has none.
+
+    Infinite for NaN, and for any error where the budget is 0.
+    """
+    for pattern, measure in _SIZES:
+        if found := pattern.search(line):
+            value = measure(*found.groups())
+            return math.inf if math.isnan(value) else value
+    return None
+
+
+def _times(budget: str, got: str) -> float:
+    return float(got) / float(budget) if float(budget) else math.inf
+
+
+def _apart(one: str, other: str) -> float:
+    numbers = [complex({"True": "1", "False": "0"}.get(word, word)) for word in (one, other)]
+    return abs(numbers[0] - numbers[1])
+
+
+_NUMBER = r"(-?[\d.]+(?:e[+-]?\d+)?|-?inf|nan)"
+_SIZES: tuple[tuple[re.Pattern[str], Callable[..., float]], ...] = (
+    (re.compile(rf": expected [^:]*?\bat most {_NUMBER}[^:]*?, got (?:[^,:]*, at most )?{_NUMBER}"), _times),
+    (
+        re.compile(rf": expected [^:]*?\bat least {_NUMBER}[^:]*?, got {_NUMBER}"),
+        lambda least, got: _times(got, least),
+    ),
+    (re.compile(r": \S+ pattern, (\d+) elements? differ"), float),
+    (re.compile(r": not finite: expected numbers, got (\d+)"), float),
+    (re.compile(r": value(?: \[[^]]*\]+)?: expected (\S+), got (\S+)$"), _apart),
+    (re.compile(rf": rerun: expected the same bits, got {_NUMBER}"), float),
+)
+"""How a fault's line says its size; the first pattern that it contains counts."""
 
 
 def shipped(devices: tuple[str, ...]) -> tuple[Path, ...]:
@@ -106,7 +226,7 @@ def unsteady(device: str) -> Ledger:
 
 
 def _entries(path: Path) -> list[Entry]:
-    return [_entry(raw) for raw in toml.read(path, "entry", _FIELDS, LedgerError, SCHEMA)]
+    return [_entry(raw) for raw in toml.read(path, "entry", _FIELDS, LedgerError, SCHEMA, _OLDER)]
 
 
 def _entry(raw: toml.TomlTable) -> Entry:
@@ -118,10 +238,15 @@ def _entry(raw: toml.TomlTable) -> Entry:
         raise raw.wrong(
             "match", f"expected a text of this failure alone, got {raw['match']!r}, which every line contains"
         )
+    verdict, at_most = Verdict(raw["verdict"]), raw["at-most"]
+    if isinstance(at_most, str) is not (verdict is Verdict.ERROR):
+        wanted = "the class of the exception" if verdict is Verdict.ERROR else "a number"
+        raise raw.wrong("at-most", f"expected {wanted} for the verdict {verdict}, got {at_most!r}")
     return Entry(
         cases=tuple(raw["cases"]),
-        verdict=Verdict(raw["verdict"]),
+        verdict=verdict,
         match=raw["match"],
+        at_most=at_most.strip() if isinstance(at_most, str) else float(at_most),
         reason=raw["reason"].strip(),
         link=raw["link"].strip(),
         owner=raw["owner"].strip(),

@@ -302,7 +302,7 @@ def _unplanted(technique: Technique, row: PlantedRow) -> PlantedRow:
 
 @functools.cache
 def _ledger(*paths: Path) -> Ledger:
-    return Ledger.load(paths)
+    return Ledger.load(paths).of_any_size()  # other seeds, other sizes
 
 
 def _record(technique: Technique, row: PlantedRow, seed: int, bench: Bench) -> Record:

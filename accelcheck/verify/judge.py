@@ -194,7 +194,7 @@ def _pattern_fault(path: str, candidate: Tensor, truth: Tensor) -> Discrepancy |
             place = differing[0].tolist()
             return Discrepancy(
                 path,
-                f"{kind} pattern, first difference at {place}",
+                f"{kind} pattern, {len(differing)} element{'s' * (len(differing) > 1)} differ, first at {place}",
                 f"{int(expected.sum())} of them",
                 f"{int(got.sum())}",
             )
