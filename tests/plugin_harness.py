@@ -19,14 +19,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from accelcheck.core.capability import SUPPORTED, Capability, Code, unavailable
+from accelcheck.core.capability import SUPPORTED, Capability, Code, unavailable, unsupported
 from accelcheck.core.case import Evidence, Mode
 from accelcheck.core.journal import Record, read
 from accelcheck.core.matrix import Matrix
 from accelcheck.devices.base import Fingerprint, Status
 from accelcheck.devices.probe import HostFacts
 from accelcheck.measure import timing_processes
-from accelcheck.techniques.base import Technique
+from accelcheck.techniques.base import Technique, Unsupported
 from accelcheck.workloads.base import Problem, Program, Workload
 
 if TYPE_CHECKING:
@@ -116,6 +116,7 @@ def techniques() -> list[Technique]:
         Toy("toy-two", after(lambda out: out * 1.5), engaged=False),
         Toy("toy-prepare", raises),
         Toy("toy-run", after(_no_kernel)),
+        Toy("toy-refused", refused),
         Toy("toy-abort", aborts),
         Toy("toy-process", aborts_a_timing_process),
         Toy("toy-slow", sleeps),
@@ -145,6 +146,10 @@ def broken(generator: torch.Generator, extent: int) -> Problem:
 
 def raises(program: Program) -> None:
     raise LookupError("no such pass")
+
+
+def refused(program: Program) -> None:
+    raise Unsupported(unsupported(Code.NO_FEATURE, "No available kernel", tried=True))
 
 
 def aborts(program: Program) -> None:

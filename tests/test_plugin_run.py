@@ -292,6 +292,14 @@ def test_the_controller_of_workers_imports_no_torch(suite: Suite) -> None:
     assert "torch" not in (suite.path / "loaded.txt").read_text().split()
 
 
+def test_what_became_unsupported_only_by_trying_is_listed_with_its_message(suite: Suite) -> None:
+    ran = suite.run(*only("toy-refused"))
+    assert ran.record("toy-refused", "tiny").remark == "found by trying"
+    (title,) = ran.lines("unsupported found by trying: .*")
+    assert title.startswith("unsupported found by trying: 1 case (docs/verdicts.md")
+    assert "  cpu: 1 x unsupported [no-feature] No available kernel" in ran.out.split(title)[1]
+
+
 # The ledger.
 
 

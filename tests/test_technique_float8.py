@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import re
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -35,6 +36,9 @@ E4M3, E5M2, FNUZ = torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz
 SCALED: Any = named(TECHNIQUES, "float8-scaled-mm")
 ROWWISE: Any = named(TECHNIQUES, "float8-scaled-mm-rowwise")
 WEIGHTS: Any = named(TECHNIQUES, "float8-weight-only")
+
+
+REFUSAL = "torch._scaled_mm is only supported on CUDA devices with compute capability >= 9.0 or 8.9, or ROCm MI300+"
 
 
 def needs(technique: Quantized) -> None:
@@ -310,12 +314,49 @@ def test_capability_is_found_by_trial() -> None:
 
 def test_a_device_that_raises_is_unsupported_with_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*given: Any, **more: Any) -> Tensor:
-        raise RuntimeError("no float8 here\nand a long trace")
+        raise RuntimeError(f"{REFUSAL}\nand a long trace")
 
     monkeypatch.setattr(torch, "_scaled_mm", refuse)
     answer = SCALED.capability(StubDevice())
     assert answer.code is Code.NO_FEATURE
-    assert answer.reason.endswith("no float8 here")
+    assert answer.tried
+    assert answer.reason.endswith(REFUSAL)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        REFUSAL,
+        "Only bf16 and fp16 high precision output types are supported for row-wise scaling.",
+        "Cannot convert ScalarType Float8_e4m3fnuz to cudaDataType.",
+        "Expected b.dtype() == at::kFloat8_e4m3fnuz, got: Float8_e4m3fn",
+        "CUDA error: CUBLAS_STATUS_NOT_SUPPORTED when calling `cublasLtMatmulAlgoGetHeuristic(...)`",
+        "Trying to convert Float8_e4m3fn to the MPS backend but it does not have support for that dtype.",
+        "\"clamp\" not implemented for 'Float8_e4m3fn'",
+        "Type not supported: Float8_e4m3fnuz",
+    ],
+)
+def test_what_torch_says_where_it_has_no_float8_is_a_refusal(text: str) -> None:
+    assert float8._REFUSALS.search(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "CUDA out of memory. Tried to allocate 2.00 GiB.",
+        "CUDA error: an illegal memory access was encountered",
+        "CUDA error: operation not supported",
+        "CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling `cublasLtMatmul(...)`",
+        "mat1 and mat2 shapes cannot be multiplied (16x16 and 8x16)",
+    ],
+)
+def test_any_other_error_of_a_product_is_raised(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*given: Any, **more: Any) -> Tensor:
+        raise RuntimeError(text)
+
+    monkeypatch.setattr(torch, "_scaled_mm", fail)
+    with pytest.raises(RuntimeError, match=re.escape(text)):
+        SCALED.capability(StubDevice())
 
 
 def test_a_device_that_multiplies_wrongly_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -326,7 +367,7 @@ def test_a_device_that_multiplies_wrongly_is_an_error(monkeypatch: pytest.Monkey
 
 def test_a_gpu_without_float8_units_is_unavailable(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*given: Any, **more: Any) -> Tensor:
-        raise RuntimeError("needs 8.9")
+        raise RuntimeError(REFUSAL)
 
     monkeypatch.setattr(torch, "_scaled_mm", refuse)
     monkeypatch.setattr(torch.version, "hip", None)
@@ -340,13 +381,13 @@ def test_an_output_dtype_that_the_kernel_lacks_is_unsupported_in_prepare(monkeyp
 
     def picky(*given: Any, **more: Any) -> Tensor:
         if more["out_dtype"] is torch.float32:
-            raise RuntimeError("only bfloat16 outputs")
+            raise ValueError("Only bf16 high precision output types are supported for row-wise scaling.")
         return plain(*given, **more)
 
     needs(SCALED)
     monkeypatch.setattr(torch, "_scaled_mm", picky)
     assert SCALED.capability(StubDevice()).ok
-    with pytest.raises(Unsupported, match="only bfloat16 outputs"):
+    with pytest.raises(Unsupported, match="Only bf16 high precision"):
         SCALED.prepare(Program.of(odd()), Mode.FORWARD, StubDevice())
     SCALED.prepare(Program.of(odd(), dtype=torch.bfloat16), Mode.FORWARD, StubDevice())
 

@@ -17,7 +17,9 @@ from accelcheck.core.capability import Capability, Code, unavailable, unsupporte
 from accelcheck.core.case import Case, Figure, Mode, Verdict
 from accelcheck.core.journal import Record
 from accelcheck.core.plain import text
+from accelcheck.devices.packages import version
 from accelcheck.devices.torch_names import SUPPORTED_TORCH, UnknownTorchError
+from accelcheck.expectations.chips import TRIED, ChipStatement, held, load
 from accelcheck.expectations.ledger import foreseen, outgrown
 from accelcheck.measure.baselines import file_name
 from accelcheck.techniques.base import Unsupported
@@ -77,6 +79,7 @@ class Bench:
     gate: Gate | None = None
     traces: Path | None = None
     _opened: set[str] = field(default_factory=set)
+    _stated: dict[str, tuple[ChipStatement, ...]] = field(default_factory=dict)
 
     def run(self, case: Case) -> Record:
         """Find the verdict of one case. An exception that the case raises becomes its record and is not raised again."""
@@ -156,7 +159,8 @@ class Bench:
             self._opened.add(device.name)
 
     def expect(self, record: Record) -> Record:
-        """Hold a verdict against the ledger."""
+        """Hold a verdict against what is stored of the chip, then against the ledger."""
+        record = held(record, self._statements(record.case.device), version("torch"))
         entries = self.ledger.covering(record.case.id)
         if not entries or not record.verdict.executed:
             return record
@@ -171,6 +175,13 @@ class Bench:
             return replace(record, reason="\n".join([*lines, *outgrown(entries, record.verdict, judged)]))
         reasons = "; ".join(f"{entry.reason} ({entry.link})" for entry in causes)
         return replace(record, verdict=Verdict.XFAIL, reason="\n".join([reasons, *_cut(lines)]), traceback="")
+
+    def _statements(self, name: str) -> tuple[ChipStatement, ...]:
+        if name not in self._stated:
+            if name not in self._opened:  # what is absent, or died, cannot say what it is
+                return ()
+            self._stated[name] = load(self.devices[name].architecture())
+        return self._stated[name]
 
 
 @contextlib.contextmanager
@@ -244,4 +255,5 @@ def _telling(figures: Sequence[Figure]) -> tuple[Figure, ...]:
 def _refused(case: Case, capability: Capability) -> Record:
     if capability.verdict is None:
         raise ValueError(f"{case.id}: a technique that runs was refused: pass a capability that says why not")
-    return Record(case, capability.verdict, code=str(capability.code), reason=str(capability))
+    remark = TRIED if capability.tried and capability.verdict is Verdict.UNSUPPORTED else ""
+    return Record(case, capability.verdict, code=str(capability.code), reason=str(capability), remark=remark)

@@ -38,12 +38,14 @@ class Capability:
         reason: One sentence with the fact that was found; empty when it runs.
         action: What the user can do about it, such as an install command; may be empty.
         verdict: ``None`` when it runs, else ``unsupported`` or ``unavailable``.
+        tried: Whether it was found by trying: the chip or its library refused, or did nothing. What a device declares is not.
     """
 
     code: Code
     reason: str
     action: str
     verdict: Verdict | None
+    tried: bool = False
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "reason", text(self.reason))
@@ -64,9 +66,9 @@ class Capability:
 SUPPORTED = Capability(Code.OK, "", "", None)
 
 
-def unsupported(code: Code, reason: str, action: str = "") -> Capability:
-    """The device does not have it: no change to this machine would make it run."""
-    return Capability(code, reason, action, Verdict.UNSUPPORTED)
+def unsupported(code: Code, reason: str, action: str = "", *, tried: bool = False) -> Capability:
+    """The device does not have it: no change to this machine would make it run. `tried` as in `Capability`."""
+    return Capability(code, reason, action, Verdict.UNSUPPORTED, tried)
 
 
 def unavailable(code: Code, reason: str, action: str = "") -> Capability:

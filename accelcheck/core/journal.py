@@ -44,6 +44,7 @@ class Record:
         measurements: Time and memory of a timed case that passes.
         digest: Digest of everything that the work of a timed case depends on; empty for others.
         times: Seconds a call, one figure for each block of calls, in the order of measurement.
+        remark: What the stored statements about the chip leave open or do not fit: see `accelcheck.expectations.chips`.
     """
 
     case: Case
@@ -59,6 +60,7 @@ class Record:
     measurements: tuple[Measurement, ...] = ()
     digest: str = ""
     times: tuple[float, ...] = ()
+    remark: str = ""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "reason", text(self.reason, MOST_REASON))
@@ -125,6 +127,7 @@ class Record:
                 ),
                 digest=str(data["digest"]),
                 times=tuple(float(seconds) for seconds in data["times"]),
+                remark=str(data.get("remark", "")),  # journals of earlier versions have none
             )
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
             raise JournalError(f"not a case record: {type(error).__name__}: {error}") from error

@@ -161,6 +161,13 @@ class Device(ABC):
         """Import what the device needs, once, before its first case in a process."""
         return
 
+    def architecture(self) -> str:
+        """The chip's family, under whose name `accelcheck.expectations.chips` stores what it supports; empty where not known.
+
+        Called when the device is open.
+        """
+        return ""
+
     @abstractmethod
     def torch_device(self) -> torch.device:
         """The device to put tensors on."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 from typing import TYPE_CHECKING, ClassVar
 
 from accelcheck.devices import hardware, telemetry
@@ -59,6 +60,11 @@ class Cpu(Device):
             versions=versions("torch", "numpy"),
             environment=self.environment(),
         )
+
+    def architecture(self) -> str:
+        """``x86_64`` or ``aarch64``, whatever the operating system calls them."""
+        machine = platform.machine().lower()
+        return {"amd64": "x86_64", "arm64": "aarch64"}.get(machine, machine)
 
     def torch_device(self) -> torch.device:
         import torch

@@ -135,6 +135,13 @@ class Cuda(CudaLike):
     def hardware(self) -> hardware.Hardware:
         return hardware.nvidia()
 
+    def architecture(self) -> str:
+        """Such as ``sm_90``, from the compute capability."""
+        import torch
+
+        major, minor = torch.cuda.get_device_capability()
+        return f"sm_{major}{minor}"
+
     def usable(self) -> Capability:
         import torch
 

@@ -41,6 +41,13 @@ class Rocm(CudaLike):
     def hardware(self) -> hardware.Hardware:
         return hardware.amd()
 
+    def architecture(self) -> str:
+        """Such as ``gfx942``: the name of the instruction set, without the settings that follow it."""
+        import torch
+
+        properties = torch.cuda.get_device_properties(torch.cuda.current_device())
+        return str(getattr(properties, "gcnArchName", "")).partition(":")[0]
+
     def usable(self) -> Capability:
         import torch
 

@@ -113,6 +113,10 @@ class Xla(Device):
             environment=self.environment(),
         )
 
+    def architecture(self) -> str:
+        """The PJRT client, such as ``pjrt-cpu``."""
+        return f"pjrt-{self.client.lower()}"
+
     def torch_device(self) -> torch.device:
         device: torch.device = import_module("torch_xla").device()
         return device

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from accelcheck.core.case import Verdict
 from accelcheck.core.imports import OPTION
 from accelcheck.expectations.ceilings import PREFIX
+from accelcheck.expectations.chips import RUNS, TRIED
 from accelcheck.report import speed
 from accelcheck.report.columns import aligned
 
@@ -77,6 +78,8 @@ def summary(
         matrix(found, run.selection.devices),
         speed.lines(found),
         _counted("not run:", ((r.case.device, r.reason) for r in found if not r.verdict.executed)),
+        _remarked("unsupported found by trying", (r for r in found if r.remark == TRIED)),
+        _remarked("runs although stated as unsupported", (r for r in found if r.remark.startswith(RUNS))),
         _counted(
             "expected to fail (ledger):",
             ((r.case.device, r.reason.partition("\n")[0]) for r in found if r.verdict is Verdict.XFAIL),
@@ -113,6 +116,14 @@ def _above(records: Iterable[Record]) -> list[str]:
         if figure.view.startswith(PREFIX)
     ]
     return ["larger budgets than were ever stored (a fault may hide in them):", *sorted(lines)] if lines else []
+
+
+def _remarked(what: str, records: Iterable[Record]) -> list[str]:
+    """What no statement about the chip foresaw: the number of cases, and below it how many for which reason."""
+    found = list(records)
+    title = f"{what}: {len(found)} case{'s' * (len(found) != 1)} (docs/verdicts.md#what-a-chip-supports):"
+    reasons = ((r.case.device, r.reason if r.remark == TRIED else f"{r.case.technique}: {r.remark}") for r in found)
+    return _counted(title, reasons)
 
 
 def _slowest(executed: list[Record]) -> list[str]:

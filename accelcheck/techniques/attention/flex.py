@@ -36,7 +36,7 @@ DEVICES = frozenset({"cpu", "cuda", "hpu", "mps", "xpu"})
 """Device types whose tensors ``flex_attention`` takes; it raises a ValueError for others."""
 _CLEAR_REFUSAL = (2, 11)
 """First torch that refuses a backward pass on the CPU with a clear error; before, inductor raised an IndexError."""
-_REFUSALS = ("does not support backward", "is only supported on")
+_REFUSALS = ("FlexAttention does not support backward", "FlexAttention is only supported on")
 _SCORES = r"aten::_safe_softmax"
 """Dispatched once per call that computes the whole score matrix: see `accelcheck.techniques.attention.sdpa`."""
 _FOUND = "flex operators"
@@ -153,7 +153,7 @@ def attend(flex: Callable[..., Tensor], call: Call) -> Tensor:
         if not any(refusal in str(error) for refusal in _REFUSALS):
             raise
         reason = str(error).partition(". ")[0]
-        raise Unsupported(unsupported(Code.NO_FEATURE, f"torch {torch.__version__}: {reason}")) from error
+        raise Unsupported(unsupported(Code.NO_FEATURE, f"torch {torch.__version__}: {reason}", tried=True)) from error
 
 
 def causal(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:

@@ -74,9 +74,8 @@ class NestedAttention(Technique):
             except RuntimeError as error:
                 if _REFUSAL not in str(error):
                     raise
-                raise Unsupported(
-                    unsupported(Code.NO_BACKEND, f"no kernel on {device.name} takes these jagged tensors: {error}")
-                ) from error
+                reason = f"no kernel on {device.name} takes these jagged tensors: {error}"
+                raise Unsupported(unsupported(Code.NO_BACKEND, reason, tried=True)) from error
 
         program.call = answer
         program.resets.append(lambda: program.extras.pop(_SEEN, None))

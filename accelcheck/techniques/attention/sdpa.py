@@ -118,7 +118,7 @@ class ForcedAttention(Technique):
         reasons = [text for text in said if not text.endswith("because:") and "runtime disabled" not in text]
         code = Code.NO_DTYPE if any(_WRONG_DTYPE in text for text in reasons) else Code.NO_BACKEND
         because = "; ".join(dict.fromkeys(reasons)) or str(error).partition("\n")[0].strip()
-        return unsupported(code, f"{self.backend.name} on {device.name} refuses these inputs: {because}")
+        return unsupported(code, f"{self.backend.name} on {device.name} refuses these inputs: {because}", tried=True)
 
 
 TECHNIQUES: tuple[Technique, ...] = (

@@ -105,6 +105,7 @@ class ReducedPrecision(Technique):
             Code.NO_EFFECT,
             f"{self.setting} changes nothing on {device.name}: a product of 12 significant bits has the relative "
             f"error {reduced:g} with it and {strict:g} in strict FP32",
+            tried=True,
         )
 
     def prepare(self, program: Program, mode: Mode, device: Device) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -41,6 +42,23 @@ TILE = 16
 
 NEEDED = (8, 9)
 """Lowest CUDA compute capability with float8 matrix units (https://docs.nvidia.com/cuda/cuda-c-programming-guide)."""
+
+_NO_CAST = re.compile(
+    r"not implemented for '?Float8|Float8\w* (?:is )?not supported|convert Float8\w* to the \w+ backend|Could not run 'aten::"
+)
+"""Pattern of torch's errors where a device type has no float8 at all."""
+
+_REFUSALS = re.compile(
+    r"_scaled_mm is only supported on"  # CUDA and ROCm, by architecture
+    r"|output types are supported for row-wise scaling"
+    r"|_scaled_mm only supports per-tensor scaling"  # the CPU, up to torch 2.9
+    r"|Type not supported: Float8"
+    r"|Cannot convert ScalarType Float8"  # cuBLAS has no FNUZ formats
+    r"|Expected [ab]\.dtype\(\) == at::kFloat8"
+    r"|(?:CU|HIP)BLAS_STATUS_(?:NOT_SUPPORTED|ARCH_MISMATCH)"
+    rf"|{_NO_CAST.pattern}"
+)
+"""Pattern of torch's errors where a device, its library or this torch has no such product; anything else is an error."""
 
 WORKLOADS = frozenset({"mlp", "mlp-blocks", "multi-head-attention", "transformer-block", "digits-mlp", "digits-vit"})
 """Workloads with inputs of several dimensions, sizes that are no multiples of `TILE`, and several layers."""
@@ -241,7 +259,7 @@ def tried(device: Device, dtype: torch.dtype, out: torch.dtype, *, rows: bool) -
         rows: As in `Float8Linear`.
 
     Raises:
-        RuntimeError: The product is wrong.
+        RuntimeError: The product is wrong, or raised something that is not one of `_REFUSALS`.
     """
     layer = nn.Linear(TILE, TILE, bias=False)
     nn.init.ones_(layer.weight)
@@ -250,16 +268,23 @@ def tried(device: Device, dtype: torch.dtype, out: torch.dtype, *, rows: bool) -
     try:
         got = Float8Linear(layer.to(place), dtype, rows=rows)(torch.ones(TILE, TILE, dtype=out).to(place)).cpu()
     except (RuntimeError, NotImplementedError, TypeError, ValueError) as error:
+        if not _REFUSALS.search(str(error)):
+            raise
         reason = f"{device.name} does not multiply {dtype} to {out}: {str(error).splitlines()[0]}"
         if device.type == "cuda" and torch.version.hip is None and torch.cuda.get_device_capability() < NEEDED:
             return unavailable(Code.NO_HARDWARE, reason, "use a GPU with compute capability 8.9 or higher")
-        return unsupported(Code.NO_FEATURE, reason)
+        return unsupported(Code.NO_FEATURE, reason, tried=True)
     if strays := device.fallbacks():
-        return unsupported(Code.NO_FEATURE, f"{device.name} falls back to the CPU for {', '.join(sorted(strays))}")
+        return _left(device, strays)
     # The elements' sum is exact in every unit; the two scales, their product and what they multiply are rounded to FP32.
     if not bool(((got.double() / TILE - 1).abs() <= 4 * UNIT_ROUNDOFF["float32"]).all()):
         raise RuntimeError(f"{device.name}: sums of {TILE} products of ones in {dtype}: expected {TILE}, got {got}")
     return SUPPORTED
+
+
+def _left(device: Device, strays: Iterable[str]) -> Capability:
+    reason = f"{device.name} falls back to the CPU for {', '.join(sorted(strays))}"
+    return unsupported(Code.NO_FEATURE, reason, tried=True)
 
 
 def is_product(operator: Operator, dtype: torch.dtype) -> bool:
@@ -350,9 +375,12 @@ class WeightOnly(Replacing):
         try:
             back = held.to(device.torch_device()).to(self.stored).to(torch.float32).cpu()
         except (RuntimeError, NotImplementedError, TypeError) as error:
-            return unsupported(Code.NO_DTYPE, f"{device.name} has no {self.stored}: {str(error).splitlines()[0]}")
+            if not _NO_CAST.search(str(error)):
+                raise
+            reason = f"{device.name} has no {self.stored}: {str(error).splitlines()[0]}"
+            return unsupported(Code.NO_DTYPE, reason, tried=True)
         if strays := device.fallbacks():
-            return unsupported(Code.NO_FEATURE, f"{device.name} falls back to the CPU for {', '.join(sorted(strays))}")
+            return _left(device, strays)
         if not torch.equal(back, held):
             raise RuntimeError(
                 f"{device.name}: to {self.stored} and back: expected {held.tolist()}, got {back.tolist()}"

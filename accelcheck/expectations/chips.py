@@ -1,0 +1,111 @@
+"""What chips support, as far as it is stored: a file per chip family, each statement with its source. No torch.
+
+A file of `FOLDER` is named after what `Device.architecture` says: ``sm_90.toml``, ``gfx942.toml``, ``x86_64.toml``. Where a
+statement covers a case, a refusal by the chip is judged by it: see `held`. Where none does, the refusal is `unsupported`, and the
+report lists it as found by trying.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import re
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from accelcheck.core import toml
+from accelcheck.core.case import Verdict
+
+if TYPE_CHECKING:
+    from accelcheck.core.journal import Record
+
+SCHEMA = 1
+FOLDER = Path(__file__).parent / "chips"
+TRIED = "found by trying"
+"""`Record.remark` of a case that is `unsupported` because a trial was refused, and no statement says that it would be."""
+RUNS = "runs, although stated as unsupported"
+"""Begins `Record.remark` of a case that ran though a statement says that it would not."""
+_RELEASE = re.compile(r"(\d+)\.(\d+)")
+_FIELDS = {
+    "cases": toml.Field("a list of case ids or globs", toml.is_texts),
+    "supported": toml.Field("true or false", lambda value: isinstance(value, bool)),
+    "since": toml.Field(
+        'the first release of torch that it holds for, such as "2.9"',
+        lambda value: isinstance(value, str) and bool(_RELEASE.fullmatch(value)),
+    ),
+    "fact": toml.Field("a sentence", toml.is_text),
+    "source": toml.Field("a URL", lambda value: isinstance(value, str) and value.startswith("https://")),
+}
+
+
+class ChipError(ValueError):
+    """A file of statements cannot be read or is malformed; the message names the file, the statement and the field."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChipStatement:
+    """One statement about a chip family.
+
+    Attributes:
+        chip: The family: an architecture, such as ``sm_90``.
+        cases: Case ids or globs, matched against whole ids.
+        supported: Whether the chip runs these cases.
+        since: First release of torch, major and minor, for which it is stated.
+        fact: What the source says.
+        source: URL of the maker's or torch's documentation or source; of docs/findings.md's repository where it was measured.
+    """
+
+    chip: str
+    cases: tuple[str, ...]
+    supported: bool
+    since: tuple[int, int]
+    fact: str
+    source: str
+
+    def covers(self, case_id: str, torch: str) -> bool:
+        """Whether it speaks of a case under a version of torch."""
+        found = _RELEASE.match(torch)
+        known = found is not None and (int(found[1]), int(found[2])) >= self.since
+        return known and any(fnmatch.fnmatchcase(case_id, glob) for glob in self.cases)
+
+
+def load(architecture: str, folder: Path = FOLDER) -> tuple[ChipStatement, ...]:
+    """The statements about a chip family; none for one that is not stored, or has no name.
+
+    Raises:
+        ChipError: The file cannot be read, or is malformed.
+    """
+    path = folder / f"{architecture}.toml"
+    if not re.fullmatch(r"\w[\w.-]*", architecture) or not path.is_file():
+        return ()
+    return tuple(
+        ChipStatement(
+            architecture, tuple(raw["cases"]), raw["supported"], _release(raw["since"]), raw["fact"], raw["source"]
+        )
+        for raw in toml.read(path, "statement", _FIELDS, ChipError, SCHEMA)
+    )
+
+
+def held(record: Record, statements: tuple[ChipStatement, ...], torch: str) -> Record:
+    """A record, held against what is stored of its chip; the first statement that covers the case decides.
+
+    A case that the chip is stated to run and that was refused is a `fail`. One that it is stated not to run is `unsupported`
+    without a remark where it was refused, and has one where it ran. Any other record is returned as it is.
+    """
+    stated = next((one for one in statements if one.covers(record.case.id, torch)), None)
+    if stated is None:
+        return record
+    if record.verdict is Verdict.UNSUPPORTED:
+        if not stated.supported:
+            return replace(record, remark="")
+        said = " ".join(record.reason.split())
+        reason = f"refused: expected to run on {stated.chip}: {stated.fact} ({stated.source}): got {said}"
+        return replace(record, verdict=Verdict.FAIL, code="", reason=reason, remark="")
+    if record.verdict.executed and not stated.supported:
+        return replace(record, remark=f"{RUNS} on {stated.chip}: {stated.fact} ({stated.source})")
+    return record
+
+
+def _release(text: str) -> tuple[int, int]:
+    major, minor = text.split(".")
+    return int(major), int(minor)
