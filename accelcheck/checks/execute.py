@@ -173,7 +173,7 @@ class Bench:
         causes = foreseen(entries, record.verdict, judged)
         if not causes:
             return replace(record, reason="\n".join([*lines, *outgrown(entries, record.verdict, judged)]))
-        reasons = "; ".join(f"{entry.reason} ({entry.link})" for entry in causes)
+        reasons = "; ".join(dict.fromkeys(f"{entry.reason} ({entry.link})" for entry in causes))
         return replace(record, verdict=Verdict.XFAIL, reason="\n".join([reasons, *_cut(lines)]), traceback="")
 
     def _statements(self, name: str) -> tuple[ChipStatement, ...]:
