@@ -16,11 +16,14 @@ import torch
 from fault_harness import Planted, built_in, case, seeded
 from torch import Tensor, nn
 
-from accelcheck.core.case import Mode
+from accelcheck.core.case import Mode, stable_seed
+from accelcheck.core.matrix import Matrix
 from accelcheck.selftest.faults.plant import nothing
 from accelcheck.verify import oracle
+from accelcheck.verify.caps import beyond, cap
 from accelcheck.verify.oracle import OracleError, Store, compute
-from accelcheck.verify.precision import SLACK
+from accelcheck.verify.precision import SLACK, UNIT_ROUNDOFF
+from accelcheck.verify.views import Yardstick
 from accelcheck.workloads.base import Problem, Program, Workload
 from accelcheck.workloads.probes import Draw
 
@@ -290,8 +293,48 @@ def test_no_budget_of_a_gate_is_infinite_or_absurd(dtype: str) -> None:
         for mode in (Mode.FORWARD, Mode.BACKWARD):
             reference = compute(built_in()[name], PLAIN, 7, dtype, mode)
             for path, budgets in reference.budgets.items():
-                assert budgets["row"] < 0.7, (name, path)
-                assert budgets["gain"] < 0.5, (name, path)
+                assert budgets["row"] < 0.35, (name, path)
+                assert budgets["gain"] < 0.1, (name, path)
+
+
+@pytest.mark.parametrize("technique", ["amp-bf16", "amp-fp16", "eager"])
+def test_rounding_does_not_decide_what_convolution_networks_compute(technique: str) -> None:
+    # Under amp-fp16 an element of the gradients of `cnn` might err by 1.6 root mean squares, in `residual-block` by 4.8.
+    used = Matrix.load().techniques[technique]
+    most = {"amp-bf16": 1.4, "amp-fp16": 0.25, "eager": 1e-3}[technique]
+    for name in ("cnn", "residual-block", "cnn-frozen-norm"):
+        reference = compute(built_in()[name], used, stable_seed(name), "float32", Mode.BACKWARD)
+        assert max(budgets["element"] for budgets in reference.budgets.values()) < most, name
+
+
+class Single(Planted):
+    """Computes in float16."""
+
+    def precision(self, dtype: str) -> str:
+        del dtype
+        return "float16"
+
+
+def test_a_budget_that_any_fault_is_within_is_an_error_that_says_what_to_change() -> None:
+    # Numbers of about 1 are what rounding leaves of a sum of about 1024, and whether they pass the ReLU is chance.
+    def undecided(x: Tensor) -> Tensor:
+        return torch.relu((x + 1024) - 1024)
+
+    assert compute(made(undecided), PLAIN, 1, "float32", Mode.FORWARD).truth
+    with pytest.raises(OracleError, match=r"out: the budget of view row is .* unit roundoffs; the cap is .* ReLU"):
+        compute(made(undecided), Single(nothing), 1, "float32", Mode.FORWARD)
+
+
+@pytest.mark.parametrize("precision", ["float32", "tf32", "float16", "bfloat16"])
+def test_no_cap_admits_a_row_of_zeros(precision: str) -> None:
+    unit = UNIT_ROUNDOFF[precision]
+    truth = torch.randn(16, 32, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    zeros = Yardstick(truth, unit).read(torch.zeros_like(truth))
+    assert abs(zeros["row"]) > cap("row", unit)
+    assert abs(zeros["gain"]) > cap("gain", unit)
+    assert beyond({"row": cap("row", unit)}, 100, unit) == ""
+    assert "the budget of view row" in beyond({"row": 1.01 * cap("row", unit)}, 100, unit)
+    assert beyond({"row": 1.0}, 1, unit) == ""
 
 
 def test_integers_that_rounding_decides_cannot_be_judged() -> None:

@@ -417,6 +417,14 @@ def test_numpy_perturbs_to_the_bits_that_torch_does(
     assert all(torch.equal(one, other) for one, other in zip(*results, strict=True))
 
 
+def test_output_gradients_are_the_same_under_rounding_errors() -> None:
+    # They are multiples of 1/64, and rounding would choose other ones: 2^-6 in every gradient, in FP32 too.
+    program, out = Program(nn.Identity(), (), seed=3), torch.zeros(200, 50, dtype=torch.float64)
+    with Rounding("float32", "float32", generator()):
+        within = program.cotangent("out", out)
+    assert torch.equal(within, program.cotangent("out", out))
+
+
 def test_numbers_that_an_emulation_draws_within_are_drawn_by_operators_that_round_too() -> None:
     # `by_value` is called by emulations while `Rounding` is active: drawn in Python, later draws would be others.
     values = torch.linspace(0.1, 1.0, 8, dtype=torch.float64)
