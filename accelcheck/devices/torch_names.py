@@ -14,11 +14,23 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from torch import _GLOBAL_DEVICE_CONTEXT as GLOBAL_DEVICE_CONTEXT
     from torch import _scaled_mm as scaled_mm
     from torch._C import TensorType
     from torch._C import _functorch as functorch
+    from torch._C import _get_function_stack_at as function_mode_at
+    from torch._C import _get_mkldnn_enabled as mkldnn_enabled
     from torch._C import _get_privateuse1_backend_name as privateuse1_backend_name
+    from torch._C import _InferenceMode as InferenceMode
+    from torch._C import _len_torch_function_stack as function_modes
+    from torch._C import _pop_torch_function_stack as pop_function_mode
+    from torch._C import _push_on_torch_function_stack as push_function_mode
+    from torch._C import _set_grad_enabled as set_grad_mode
+    from torch._C import _set_mkldnn_enabled as set_mkldnn_enabled
     from torch._C._autograd import DeviceType
+    from torch._C._autograd import _pop_saved_tensors_default_hooks as pop_saved_tensor_hooks
+    from torch._C._autograd import _push_saved_tensors_default_hooks as push_saved_tensor_hooks
+    from torch._C._autograd import _top_saved_tensors_default_hooks as saved_tensor_hooks
     from torch._C._profiler import _EventType as EventType
     from torch._dynamo import config as dynamo_config
     from torch._dynamo import lookup_backend
@@ -30,17 +42,24 @@ if TYPE_CHECKING:
     from torch._inductor.utils import fresh_cache, fresh_inductor_cache
     from torch._ops import OpOverload
     from torch.jit import _recursive as recursive
+    from torch.nn.modules.dropout import _DropoutNd as dropout_base
     from torch.optim.optimizer import _get_capturable_supported_devices as capturable_devices
+    from torch.optim.optimizer import _global_optimizer_post_hooks as optimizer_post_hooks
+    from torch.optim.optimizer import _global_optimizer_pre_hooks as optimizer_pre_hooks
     from torch.utils import _pytree as pytree
     from torch.utils._foreach_utils import _get_fused_kernels_supported_devices as fused_kernel_devices
     from torch.utils._python_dispatch import TorchDispatchMode
     from torch.utils._python_dispatch import _disable_current_modes as disable_current_modes
     from torch.utils._python_dispatch import _get_current_dispatch_mode_stack as get_current_dispatch_mode_stack
+    from torch.utils._python_dispatch import _pop_mode as pop_dispatch_mode
+    from torch.utils._python_dispatch import _push_mode as push_dispatch_mode
 
 __all__ = (
+    "GLOBAL_DEVICE_CONTEXT",
     "CustomGraphPass",
     "DeviceType",
     "EventType",
+    "InferenceMode",
     "OpOverload",
     "TensorType",
     "TorchDispatchMode",
@@ -51,9 +70,12 @@ __all__ = (
     "clear_compilation_metrics",
     "counters",
     "disable_current_modes",
+    "dropout_base",
     "dynamo_config",
     "fresh_cache",
     "fresh_inductor_cache",
+    "function_mode_at",
+    "function_modes",
     "functorch",
     "fused_kernel_devices",
     "get_compilation_metrics",
@@ -61,10 +83,22 @@ __all__ = (
     "get_hash_for_files",
     "inductor_config",
     "lookup_backend",
+    "mkldnn_enabled",
+    "optimizer_post_hooks",
+    "optimizer_pre_hooks",
+    "pop_dispatch_mode",
+    "pop_function_mode",
+    "pop_saved_tensor_hooks",
     "privateuse1_backend_name",
+    "push_dispatch_mode",
+    "push_function_mode",
+    "push_saved_tensor_hooks",
     "pytree",
     "recursive",
+    "saved_tensor_hooks",
     "scaled_mm",
+    "set_grad_mode",
+    "set_mkldnn_enabled",
 )
 
 SUPPORTED_TORCH = "2.9 to 2.15"
@@ -75,6 +109,7 @@ NAMES: Mapping[str, tuple[str, str]] = MappingProxyType(
         "CustomGraphPass": ("torch._inductor.custom_graph_pass", "CustomGraphPass"),
         "DeviceType": ("torch._C._autograd", "DeviceType"),
         "EventType": ("torch._C._profiler", "_EventType"),
+        "InferenceMode": ("torch._C", "_InferenceMode"),
         "OpOverload": ("torch._ops", "OpOverload"),
         "TensorType": ("torch._C", "TensorType"),
         "TorchDispatchMode": ("torch.utils._python_dispatch", "TorchDispatchMode"),
@@ -85,20 +120,36 @@ NAMES: Mapping[str, tuple[str, str]] = MappingProxyType(
         "clear_compilation_metrics": ("torch._dynamo.utils", "clear_compilation_metrics"),
         "counters": ("torch._dynamo.utils", "counters"),
         "disable_current_modes": ("torch.utils._python_dispatch", "_disable_current_modes"),
+        "dropout_base": ("torch.nn.modules.dropout", "_DropoutNd"),
         "dynamo_config": ("torch._dynamo", "config"),
         "fresh_cache": ("torch._inductor.utils", "fresh_cache"),
         "fresh_inductor_cache": ("torch._inductor.utils", "fresh_inductor_cache"),
+        "function_mode_at": ("torch._C", "_get_function_stack_at"),
+        "function_modes": ("torch._C", "_len_torch_function_stack"),
         "functorch": ("torch._C", "_functorch"),
         "fused_kernel_devices": ("torch.utils._foreach_utils", "_get_fused_kernels_supported_devices"),
         "get_compilation_metrics": ("torch._dynamo.utils", "get_compilation_metrics"),
         "get_current_dispatch_mode_stack": ("torch.utils._python_dispatch", "_get_current_dispatch_mode_stack"),
         "get_hash_for_files": ("torch._inductor.custom_graph_pass", "get_hash_for_files"),
+        "GLOBAL_DEVICE_CONTEXT": ("torch", "_GLOBAL_DEVICE_CONTEXT"),
         "inductor_config": ("torch._inductor", "config"),
         "lookup_backend": ("torch._dynamo", "lookup_backend"),
+        "mkldnn_enabled": ("torch._C", "_get_mkldnn_enabled"),
+        "optimizer_post_hooks": ("torch.optim.optimizer", "_global_optimizer_post_hooks"),
+        "optimizer_pre_hooks": ("torch.optim.optimizer", "_global_optimizer_pre_hooks"),
+        "pop_dispatch_mode": ("torch.utils._python_dispatch", "_pop_mode"),
+        "pop_function_mode": ("torch._C", "_pop_torch_function_stack"),
+        "pop_saved_tensor_hooks": ("torch._C._autograd", "_pop_saved_tensors_default_hooks"),
         "privateuse1_backend_name": ("torch._C", "_get_privateuse1_backend_name"),
+        "push_dispatch_mode": ("torch.utils._python_dispatch", "_push_mode"),
+        "push_function_mode": ("torch._C", "_push_on_torch_function_stack"),
+        "push_saved_tensor_hooks": ("torch._C._autograd", "_push_saved_tensors_default_hooks"),
         "pytree": ("torch.utils", "_pytree"),
         "recursive": ("torch.jit", "_recursive"),
+        "saved_tensor_hooks": ("torch._C._autograd", "_top_saved_tensors_default_hooks"),
         "scaled_mm": ("torch", "_scaled_mm"),
+        "set_grad_mode": ("torch._C", "_set_grad_enabled"),
+        "set_mkldnn_enabled": ("torch._C", "_set_mkldnn_enabled"),
     }
 )
 """Module and attribute in torch, by the name here."""

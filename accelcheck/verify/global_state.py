@@ -19,10 +19,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 from torch.nn.modules import module as module_hooks
-from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
-from torch.utils import _python_dispatch as dispatch
 
-from accelcheck.devices import strict
+from accelcheck.devices import strict, torch_names
 
 AUTOCAST = ("cpu", "cuda", "xla")
 """Device types whose autocast is looked at."""
@@ -181,26 +179,26 @@ def _moded(
 
 
 def _dispatch_modes() -> tuple[Any, ...]:
-    return tuple(dispatch._get_current_dispatch_mode_stack())  # noqa: SLF001 - modes have no public stack
+    return tuple(torch_names.get_current_dispatch_mode_stack())
 
 
 def _set_dispatch_modes(value: tuple[Any, ...]) -> None:
     for _ in _dispatch_modes():
-        dispatch._pop_mode()  # noqa: SLF001 - as above
+        torch_names.pop_dispatch_mode()
     for mode in value:
-        dispatch._push_mode(mode)  # noqa: SLF001 - as above
+        torch_names.push_dispatch_mode(mode)
 
 
 def _function_modes() -> tuple[Any, ...]:
-    stack = range(torch._C._len_torch_function_stack())  # noqa: SLF001 - as above
-    return tuple(torch._C._get_function_stack_at(level) for level in stack)  # noqa: SLF001 - as above
+    stack = range(torch_names.function_modes())
+    return tuple(torch_names.function_mode_at(level) for level in stack)
 
 
 def _set_function_modes(value: tuple[Any, ...]) -> None:
     for _ in _function_modes():
-        torch._C._pop_torch_function_stack()  # noqa: SLF001 - as above
+        torch_names.pop_function_mode()
     for mode in value:
-        torch._C._push_on_torch_function_stack(mode)  # noqa: SLF001 - as above
+        torch_names.push_function_mode(mode)
 
 
 def _set_functions(values: list[tuple[Any, str, Any]]) -> None:
@@ -220,13 +218,13 @@ def _set_variables(values: Mapping[str, str | None]) -> None:
 
 
 def _default_device() -> Any:
-    context = getattr(torch._GLOBAL_DEVICE_CONTEXT, "device_context", None)  # noqa: SLF001 - `get_default_device` gives cpu for none
+    context = getattr(torch_names.GLOBAL_DEVICE_CONTEXT, "device_context", None)
     return None if context is None else context.device
 
 
 def _leave_inference(value: bool) -> None:  # noqa: FBT001 - as it was read
     # There is no setter: a guard sets the mode as long as it lives.
-    _GUARDS.append(torch._C._InferenceMode(value))  # noqa: SLF001 - the public context wants to be left again
+    _GUARDS.append(torch_names.InferenceMode(value))
 
 
 _GUARDS: list[Any] = []
@@ -297,27 +295,27 @@ def _set_hooks(value: tuple[dict[Any, Any], ...]) -> None:
 
 
 _HOOKS: tuple[dict[Any, Any], ...] = (
-    _global_optimizer_pre_hooks,
-    _global_optimizer_post_hooks,
+    torch_names.optimizer_pre_hooks,
+    torch_names.optimizer_post_hooks,
     *(value for name, value in vars(module_hooks).items() if name.startswith("_global_") and isinstance(value, dict)),
 )
 """Hooks of all optimizers and of all modules."""
 
 
 def _saved_hooks() -> Any:
-    return torch._C._autograd._top_saved_tensors_default_hooks(True)  # noqa: FBT003, SLF001 - hooks have no public stack
+    return torch_names.saved_tensor_hooks(True)  # noqa: FBT003 - torch's own signature
 
 
 def _set_saved_hooks(value: Any) -> None:
     while (now := _saved_hooks()) is not None and now != value:
-        torch._C._autograd._pop_saved_tensors_default_hooks()  # noqa: SLF001 - as above
+        torch_names.pop_saved_tensor_hooks()
     if now != value:
-        torch._C._autograd._push_saved_tensors_default_hooks(*value)  # noqa: SLF001 - as above
+        torch_names.push_saved_tensor_hooks(*value)
 
 
 _SETTINGS: tuple[Setting, ...] = (
     ("inference mode", torch.is_inference_mode_enabled, _leave_inference),
-    ("grad mode", torch.is_grad_enabled, torch._C._set_grad_enabled),  # noqa: SLF001 - the public class acts when it is made, too
+    ("grad mode", torch.is_grad_enabled, torch_names.set_grad_mode),
     ("default dtype", torch.get_default_dtype, torch.set_default_dtype),
     ("default device", _default_device, torch.set_default_device),
     *(
@@ -327,7 +325,7 @@ _SETTINGS: tuple[Setting, ...] = (
     ("autocast's cache", torch.is_autocast_cache_enabled, torch.set_autocast_cache_enabled),
     ("deterministic algorithms", _deterministic, _set_deterministic),
     ("flush-denormal", _flushes, torch.set_flush_denormal),
-    ("mkldnn", torch._C._get_mkldnn_enabled, torch._C._set_mkldnn_enabled),  # noqa: SLF001 - the public flag cannot be set alone
+    ("mkldnn", torch_names.mkldnn_enabled, torch_names.set_mkldnn_enabled),
     ("cudnn", _cudnn, _set_cudnn),
     ("threads", torch.get_num_threads, torch.set_num_threads),
     ("attention kernels", _attention, _set_attention),

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
-from torch.nn.modules.dropout import _DropoutNd
+
+from accelcheck.devices.torch_names import dropout_base
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -28,6 +29,6 @@ def quieted(problem: Problem) -> Problem:
 def _dropping(module: nn.Module) -> Iterator[tuple[str, Any, str]]:
     """Name, module, and the attribute that holds its rate, of each that drops anything."""
     for name, part in module.named_modules():
-        rate = "p" if isinstance(part, _DropoutNd) else "dropout"
-        if isinstance(part, (_DropoutNd, nn.MultiheadAttention, nn.RNNBase)) and getattr(part, rate) > 0:
+        rate = "p" if isinstance(part, dropout_base) else "dropout"
+        if isinstance(part, (dropout_base, nn.MultiheadAttention, nn.RNNBase)) and getattr(part, rate) > 0:
             yield name, part, rate

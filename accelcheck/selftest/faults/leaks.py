@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from accelcheck.core.case import Mode
+from accelcheck.devices.torch_names import TorchDispatchMode, set_mkldnn_enabled
 from accelcheck.selftest.faults.base import Cell, Fault
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ LEAKS: Mapping[str, Callable[[], object]] = MappingProxyType(
         "function modes": lambda: _enter(_IdleFunction()),
         "deterministic algorithms": lambda: torch.use_deterministic_algorithms(mode=True),
         "flush-denormal": lambda: torch.set_flush_denormal(True),
-        "mkldnn": lambda: torch._C._set_mkldnn_enabled(False),  # noqa: FBT003, SLF001 - the public flag cannot be set alone
+        "mkldnn": lambda: set_mkldnn_enabled(False),
         "threads": lambda: torch.set_num_threads(torch.get_num_threads() + 1),
         "attention kernels": lambda: torch.backends.cuda.enable_flash_sdp(False),  # noqa: FBT003 - as above
         "anomaly detection": lambda: torch.autograd.set_detect_anomaly(True),
