@@ -131,7 +131,7 @@ SUMMANDS: dict[str, Callable[[int], tuple[Tensor, Tensor]]] = {
         normal(k, 40, seed=1),
     ),
 }
-ORDERS = {
+ORDERS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "forwards": compute.forwards,
     "backwards": compute.reversed_order,
     "at random": lambda a, b: compute.sequential(a, b, torch.randperm(a.shape[1], generator=generator()).tolist()),
