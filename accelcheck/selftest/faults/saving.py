@@ -117,7 +117,10 @@ def row_left(strength: float) -> Change:
         x[-1:] = last
         return x
 
-    return kernels(relu_=relu)
+    def rebound(func: Any, x: Tensor) -> Tensor:
+        return torch.cat([func(x)[:-1], x[-1:]])
+
+    return kernels(relu_=relu, relu=rebound)  # in place, and where tensors are rebound
 
 
 def overwritten_result(strength: float) -> Change:
@@ -188,7 +191,7 @@ FAULTS = (
     Fault(
         "inplace-result-overwritten",
         "The gradient of an activation in place reads a result that has been overwritten.",
-        (Cell("residual-block", Mode.BACKWARD),),
+        (Cell("mlp", Mode.BACKWARD),),
         overwritten_result,
         technique="inplace",
     ),

@@ -57,7 +57,10 @@ def last_parameter_left(strength: float) -> Change:
         fewer = (value[:-1] if isinstance(value, (list, tuple)) else value for value in lists)
         return func(parameters[:-1], *fewer, **options)
 
-    return kernels(_foreach_addcdiv_=listed)
+    def renewed(func: Any, parameters: Any, *lists: Any, **options: Any) -> Any:
+        return [*listed(func, parameters, *lists, **options), parameters[-1].clone()]
+
+    return kernels(_foreach_addcdiv_=listed, _foreach_addcdiv=renewed)  # in place, and where tensors are rebound
 
 
 def root_before_epsilon(strength: float) -> Change:
