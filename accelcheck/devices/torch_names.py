@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from torch import _GLOBAL_DEVICE_CONTEXT as GLOBAL_DEVICE_CONTEXT
+    from torch import _make_per_channel_quantized_tensor as per_channel_quantized
+    from torch import _make_per_tensor_quantized_tensor as per_tensor_quantized
     from torch import _scaled_mm as scaled_mm
     from torch._C import TensorType
     from torch._C import _functorch as functorch
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
     from torch._C import _get_mkldnn_enabled as mkldnn_enabled
     from torch._C import _get_privateuse1_backend_name as privateuse1_backend_name
     from torch._C import _InferenceMode as InferenceMode
+    from torch._C import _jit_pass_inline as jit_inline
     from torch._C import _len_torch_function_stack as function_modes
     from torch._C import _pop_torch_function_stack as pop_function_mode
     from torch._C import _push_on_torch_function_stack as push_function_mode
@@ -36,9 +39,11 @@ if TYPE_CHECKING:
     from torch._dynamo import lookup_backend
     from torch._dynamo.backends.common import aot_autograd
     from torch._dynamo.utils import clear_compilation_metrics, counters, get_compilation_metrics
-    from torch._inductor import aoti_compile_and_package, aoti_load_package
+    from torch._inductor import aoti_compile_and_package, aoti_load_package, lowering
     from torch._inductor import config as inductor_config
+    from torch._inductor.async_compile import AsyncCompile
     from torch._inductor.custom_graph_pass import CustomGraphPass, get_hash_for_files
+    from torch._inductor.package import AOTICompiledModel  # type: ignore[attr-defined]  # not exported explicitly
     from torch._inductor.utils import fresh_cache, fresh_inductor_cache
     from torch._ops import OpOverload
     from torch.jit import _recursive as recursive
@@ -53,9 +58,12 @@ if TYPE_CHECKING:
     from torch.utils._python_dispatch import _get_current_dispatch_mode_stack as get_current_dispatch_mode_stack
     from torch.utils._python_dispatch import _pop_mode as pop_dispatch_mode
     from torch.utils._python_dispatch import _push_mode as push_dispatch_mode
+    from torch.utils.data._utils import fetch as data_fetch
 
 __all__ = (
     "GLOBAL_DEVICE_CONTEXT",
+    "AOTICompiledModel",
+    "AsyncCompile",
     "CustomGraphPass",
     "DeviceType",
     "EventType",
@@ -69,6 +77,7 @@ __all__ = (
     "capturable_devices",
     "clear_compilation_metrics",
     "counters",
+    "data_fetch",
     "disable_current_modes",
     "dropout_base",
     "dynamo_config",
@@ -82,10 +91,14 @@ __all__ = (
     "get_current_dispatch_mode_stack",
     "get_hash_for_files",
     "inductor_config",
+    "jit_inline",
     "lookup_backend",
+    "lowering",
     "mkldnn_enabled",
     "optimizer_post_hooks",
     "optimizer_pre_hooks",
+    "per_channel_quantized",
+    "per_tensor_quantized",
     "pop_dispatch_mode",
     "pop_function_mode",
     "pop_saved_tensor_hooks",
@@ -106,9 +119,12 @@ SUPPORTED_TORCH = "2.9 to 2.15"
 
 NAMES: Mapping[str, tuple[str, str]] = MappingProxyType(
     {
+        "AOTICompiledModel": ("torch._inductor.package", "AOTICompiledModel"),
+        "AsyncCompile": ("torch._inductor.async_compile", "AsyncCompile"),
         "CustomGraphPass": ("torch._inductor.custom_graph_pass", "CustomGraphPass"),
         "DeviceType": ("torch._C._autograd", "DeviceType"),
         "EventType": ("torch._C._profiler", "_EventType"),
+        "GLOBAL_DEVICE_CONTEXT": ("torch", "_GLOBAL_DEVICE_CONTEXT"),
         "InferenceMode": ("torch._C", "_InferenceMode"),
         "OpOverload": ("torch._ops", "OpOverload"),
         "TensorType": ("torch._C", "TensorType"),
@@ -119,6 +135,7 @@ NAMES: Mapping[str, tuple[str, str]] = MappingProxyType(
         "capturable_devices": ("torch.optim.optimizer", "_get_capturable_supported_devices"),
         "clear_compilation_metrics": ("torch._dynamo.utils", "clear_compilation_metrics"),
         "counters": ("torch._dynamo.utils", "counters"),
+        "data_fetch": ("torch.utils.data._utils", "fetch"),
         "disable_current_modes": ("torch.utils._python_dispatch", "_disable_current_modes"),
         "dropout_base": ("torch.nn.modules.dropout", "_DropoutNd"),
         "dynamo_config": ("torch._dynamo", "config"),
@@ -131,12 +148,15 @@ NAMES: Mapping[str, tuple[str, str]] = MappingProxyType(
         "get_compilation_metrics": ("torch._dynamo.utils", "get_compilation_metrics"),
         "get_current_dispatch_mode_stack": ("torch.utils._python_dispatch", "_get_current_dispatch_mode_stack"),
         "get_hash_for_files": ("torch._inductor.custom_graph_pass", "get_hash_for_files"),
-        "GLOBAL_DEVICE_CONTEXT": ("torch", "_GLOBAL_DEVICE_CONTEXT"),
         "inductor_config": ("torch._inductor", "config"),
+        "jit_inline": ("torch._C", "_jit_pass_inline"),
         "lookup_backend": ("torch._dynamo", "lookup_backend"),
+        "lowering": ("torch._inductor", "lowering"),
         "mkldnn_enabled": ("torch._C", "_get_mkldnn_enabled"),
         "optimizer_post_hooks": ("torch.optim.optimizer", "_global_optimizer_post_hooks"),
         "optimizer_pre_hooks": ("torch.optim.optimizer", "_global_optimizer_pre_hooks"),
+        "per_channel_quantized": ("torch", "_make_per_channel_quantized_tensor"),
+        "per_tensor_quantized": ("torch", "_make_per_tensor_quantized_tensor"),
         "pop_dispatch_mode": ("torch.utils._python_dispatch", "_pop_mode"),
         "pop_function_mode": ("torch._C", "_pop_torch_function_stack"),
         "pop_saved_tensor_hooks": ("torch._C._autograd", "_pop_saved_tensors_default_hooks"),

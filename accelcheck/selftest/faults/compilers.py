@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from accelcheck.core.case import Mode
+from accelcheck.devices import torch_names
 from accelcheck.selftest.faults.base import Cell, Fault
 from accelcheck.selftest.faults.sowing import (
     calls_of,
@@ -55,7 +56,7 @@ def sine_by_series(strength: float) -> contextlib.AbstractContextManager[Any]:
 
 @contextlib.contextmanager
 def _series() -> Iterator[None]:
-    from torch._inductor import lowering
+    from accelcheck.devices.torch_names import lowering
 
     ops, table = torch.ops.aten, lowering.lowerings
 
@@ -98,7 +99,7 @@ def unguarded(strength: float) -> contextlib.AbstractContextManager[Any]:
 def copied_constants(strength: float) -> Iterator[None]:
     """A package takes copies of the weights that it is to share with the module, and so keeps those of the first draw."""
     del strength
-    from torch._inductor.package import AOTICompiledModel  # type: ignore[attr-defined]  # not exported explicitly
+    from accelcheck.devices.torch_names import AOTICompiledModel
 
     def wrong(plain: Callable[..., Any], model: Any, constants: dict[str, Tensor], **options: Any) -> Any:
         kept = model.__dict__.setdefault("kept", {name: value.detach().clone() for name, value in constants.items()})
@@ -148,7 +149,7 @@ def scripted(by: str, edit: Callable[[Any], None]) -> Callable[[float], contextl
 
     def wrong(plain: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         script = plain(*args, **kwargs)
-        torch._C._jit_pass_inline(script.graph)  # noqa: SLF001 - torch has no public way
+        torch_names.jit_inline(script.graph)
         edit(script.graph)
         return script
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.utils.data._utils import fetch
 
 from accelcheck.core.case import Mode
+from accelcheck.devices.torch_names import data_fetch as fetch
 from accelcheck.selftest.faults.base import EVERY, Cell, Fault
 from accelcheck.selftest.faults.sowing import swapped
 from accelcheck.techniques.data import dataloader

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from accelcheck.core.case import Mode
+from accelcheck.devices import torch_names
 from accelcheck.selftest.faults.base import Cell, Fault
 from accelcheck.selftest.faults.plant import kernels
 from accelcheck.techniques.quantization.int8 import as_module
@@ -57,9 +58,9 @@ def channel_stale(layer: Any) -> None:
     integers = weight.int_repr()
     integers[-1] = integers[-2]
     rebuilt = (
-        torch._make_per_tensor_quantized_tensor(integers, weight.q_scale(), weight.q_zero_point())  # noqa: SLF001 - torch has no public way
+        torch_names.per_tensor_quantized(integers, weight.q_scale(), weight.q_zero_point())
         if weight.qscheme() == torch.per_tensor_affine
-        else torch._make_per_channel_quantized_tensor(  # noqa: SLF001 - as above
+        else torch_names.per_channel_quantized(
             integers, weight.q_per_channel_scales(), weight.q_per_channel_zero_points(), weight.q_per_channel_axis()
         )
     )

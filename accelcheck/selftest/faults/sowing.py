@@ -41,7 +41,7 @@ def swapped(owner: Any, name: str, wrong: Callable[..., Any]) -> Iterator[None]:
 @contextlib.contextmanager
 def fresh_code(*plants: AbstractContextManager[Any]) -> Iterator[None]:
     """`plants`, with empty compiler caches that are thrown away at the end: no faulty kernel is found by a later case."""
-    from torch._inductor.utils import fresh_inductor_cache
+    from accelcheck.devices.torch_names import fresh_inductor_cache
 
     with fresh_inductor_cache(), contextlib.ExitStack() as held:
         for plant in plants:
@@ -61,7 +61,7 @@ def kernel_text(pattern: str, edit: Callable[[re.Match[str]], str], most: int = 
     Raises:
         LookupError: No kernel had such a text.
     """
-    from torch._inductor.async_compile import AsyncCompile
+    from accelcheck.devices.torch_names import AsyncCompile
 
     edited = 0
 
@@ -87,7 +87,7 @@ def graph_pass(edit: Callable[[fx.Graph], int]) -> Iterator[None]:
     Raises:
         LookupError: It changed no graph.
     """
-    from torch._inductor import config
+    from accelcheck.devices.torch_names import inductor_config as config
 
     edited = 0
 

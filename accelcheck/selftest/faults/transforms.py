@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from torch.utils import _pytree as pytree
 
 from accelcheck.core.case import Mode
+from accelcheck.devices.torch_names import pytree
 from accelcheck.selftest.faults.base import Cell, Fault
 from accelcheck.selftest.faults.sowing import swapped
 
