@@ -154,7 +154,7 @@ def settle(module: nn.Module, images: Tensor) -> None:
         if deep and name.endswith("bn2"):
             middle = values[:, 0] - 0.5
         shift = (64 * middle).round() / 64  # the same on every machine
-        module.get_submodule(name).get_parameter("bias").sub_(shift.float())
+        module.get_parameter(f"{name}.bias").sub_(shift.float())
         return (x - shift.reshape(-1, 1, 1),)
 
     for name, layer in copy.named_modules():
