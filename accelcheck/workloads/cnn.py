@@ -163,6 +163,11 @@ def settle(module: nn.Module, images: Tensor) -> None:
     copy(images.double())
 
 
+def _same(generator: torch.Generator) -> torch.Generator:
+    """Another generator that will draw the same."""
+    return torch.Generator().set_state(generator.get_state())
+
+
 def _images(
     generator: torch.Generator,
     extent: int,
@@ -173,10 +178,10 @@ def _images(
 ) -> Problem:
     module = make()
     imprint(module, generator)
-    images = imprinted(generator, batch + extent, *image)
+    own = imprinted(_same(generator), batch, *image)  # the parameters are the same whatever the extent
     # Frozen statistics do not follow the size of the images, which further draws change.
-    settle(module, torch.cat([scale * images for scale in SCALES]) if isinstance(module, FrozenCnn) else images)
-    return Problem(module, (images,))
+    settle(module, torch.cat([scale * own for scale in SCALES]) if isinstance(module, FrozenCnn) else own)
+    return Problem(module, (imprinted(generator, batch + extent, *image),))
 
 
 def _conv(generator: torch.Generator, extent: int, *, make: Callable[[], nn.Conv2d]) -> Problem:
@@ -189,8 +194,8 @@ def _train(generator: torch.Generator, extent: int) -> Problem:
     module = Cnn()
     imprint(module, generator)
     batch = 8 + extent
+    settle(module, imprinted(_same(generator), 8, 3, 16, 16))
     images = imprinted(generator, batch, 3, 16, 16)
-    settle(module, images)
     return Problem(
         module,
         (images,),
