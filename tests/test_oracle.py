@@ -161,10 +161,12 @@ def test_a_failed_computation_leaves_nothing_behind_and_is_tried_again(
 
 def test_a_careful_reference_has_more_samples_and_budgets_no_tighter(tmp_path: Path) -> None:
     store, workload = Store(tmp_path), seeded("mlp")
-    plain, careful = (store.get(case(workload), PLAIN, workload, careful=careful) for careful in (False, True))
-    assert len(plain.leanings["out"]["gain"]) == oracle.SAMPLES
-    assert len(careful.leanings["out"]["gain"]) == oracle.CAREFUL
-    assert all(careful.budgets["out"][view] >= budget for view, budget in plain.budgets["out"].items())
+    few, more, most = (store.get(case(workload), PLAIN, workload, careful=careful) for careful in range(3))
+    numbers = (oracle.SAMPLES, *oracle.CAREFUL)
+    for number, found in zip(numbers, (few, more, most), strict=True):
+        assert len(found.leanings["out"]["gain"]) == number + 1  # and the one that rounds to nearest
+    for one, other in ((few, more), (more, most)):
+        assert all(other.budgets["out"][view] >= budget for view, budget in one.budgets["out"].items())
 
 
 def test_a_process_keeps_the_references_that_it_used_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -89,7 +89,7 @@ class Trial:
                 synchronize=self.device.synchronize,
             )
 
-    def reference(self, draw: Draw = FIRST, *, careful: bool = False) -> Reference:
+    def reference(self, draw: Draw = FIRST, *, careful: int = 0) -> Reference:
         """What a draw is judged by; see `Store.get`."""
         with self.clock("oracle"), self.state.restored():
             found = self.store.get(self.case, self.technique, self.workload, draw, careful=careful)

@@ -244,6 +244,20 @@ def _set_autocast(kind: str, value: tuple[bool, torch.dtype]) -> None:
     torch.set_autocast_dtype(kind, value[1])
 
 
+def _nesting() -> int:
+    torch.autocast_increment_nesting()
+    return int(torch.autocast_decrement_nesting())
+
+
+def _set_nesting(value: int) -> None:
+    # Weights that were cast are kept until the outermost autocast ends: with one that never does, they become stale.
+    while _nesting() > value:
+        torch.autocast_decrement_nesting()
+    while _nesting() < value:
+        torch.autocast_increment_nesting()
+    torch.clear_autocast_cache()
+
+
 _ATTENTION = ("flash", "mem_efficient", "math", "cudnn")
 
 
@@ -323,6 +337,7 @@ _SETTINGS: tuple[Setting, ...] = (
         for kind in AUTOCAST
     ),
     ("autocast's cache", torch.is_autocast_cache_enabled, torch.set_autocast_cache_enabled),
+    ("autocast's nesting", _nesting, _set_nesting),
     ("deterministic algorithms", _deterministic, _set_deterministic),
     ("flush-denormal", _flushes, torch.set_flush_denormal),
     ("mkldnn", torch_names.mkldnn_enabled, torch_names.set_mkldnn_enabled),

@@ -337,6 +337,35 @@ class Rounding(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch lea
         return chance
 
 
+class Nearest(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves __init_subclass__ untyped
+    """Within it, every FP64 operator's result is the nearest number of a dtype: correct rounding, step by step.
+
+    Uniform errors do not show what rounding does on a grid: to add a constant may move all elements by the same part of a
+    unit, and an update below half a unit is lost each time. An implementation that rounds correctly leans so.
+
+    Args:
+        dtype: Of the results.
+    """
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]  # untyped in torch
+        self.dtype = dtype
+
+    def __torch_dispatch__(
+        self, func: Any, types: Iterable[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        name, moves, written = _facts(func)
+        out = func(*args, **kwargs)
+        if (moves and not _accumulates(name, args, kwargs)) or not _has_float((args, kwargs.values())):
+            return out
+        results = _outputs(out) if written is None else _written(written, args, kwargs)
+        for tensor in [*results, *_unannounced(name, args)]:
+            if tensor is not None:
+                tensor.copy_(tensor.to(self.dtype))
+        return out
+
+
 def _mantissas(sizes: Any, *, normal: bool) -> Any:
     """As ``np.frexp`` of magnitudes, which takes longer than to set the exponents where all numbers are normal."""
     if normal:
@@ -413,6 +442,8 @@ def _sums_of_squares(func: Any, name: str, args: tuple[Any, ...], kwargs: dict[s
 
     Empty for operators that are no sums, or that do not show what they sum.
     """
+    if name in _POOLS:
+        return [_pooled_squares(name, args)]
     if (name not in _SUMS and name not in _SCATTERS) or "out" in kwargs:  # which would be overwritten
         return []
     squared = tuple(a.square() if _is_float(a) else a for a in args)
@@ -423,6 +454,36 @@ def _sums_of_squares(func: Any, name: str, args: tuple[Any, ...], kwargs: dict[s
     return found
 
 
+def _pooled_squares(name: str, args: tuple[Any, ...]) -> Tensor:
+    """The sum of the squared terms of average pooling: of ``x / n`` forward, with n the elements of a window, of ``grad / n`` backward."""
+    backward = name.endswith("backward")
+    x, settings = args[int(backward)], [*args[2 if backward else 1 :]]
+    settings += [(), 0, False, True, None][
+        len(settings) - 1 :
+    ]  # of the schema: stride, padding, ceil mode, padding counts, divisor
+    kernel, stride, padding, ceil, counted, divisor = settings
+    window = (kernel, stride, padding, ceil)
+    counts = divisor or torch.ops.aten.avg_pool2d(torch.ones_like(x), *window, True, 1)  # noqa: FBT003 - an operator of torch
+    if counted and not divisor:
+        counts = _size(kernel)
+    if backward:
+        square: Tensor = torch.ops.aten.avg_pool2d_backward((args[0] / counts).square(), x, *window, True, 1)  # noqa: FBT003 - as above
+        return square
+    total: Tensor = torch.ops.aten.avg_pool2d(x.square(), *window, True, 1) / counts**2  # noqa: FBT003 - as above
+    return total
+
+
+def _pair(sides: Any) -> tuple[int, int]:
+    """Two numbers that may be given as one."""
+    listed = [sides] if isinstance(sides, int) else [*sides]
+    return listed[0], listed[-1]
+
+
+def _size(kernel: Any) -> int:
+    """Elements of a window."""
+    return math.prod(_pair(kernel))
+
+
 def _sequential_errors(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[int, Tensor]:
     """The actual error of summing these terms one after the other in the accumulator's precision, by output.
 
@@ -431,6 +492,11 @@ def _sequential_errors(name: str, args: tuple[Any, ...], kwargs: dict[str, Any])
     """
     if name == "sum" and len(args) > 1 and args[1]:
         return {0: _sequential_error(args[0], args[1], keep=bool(args[2]) if len(args) > 2 else False)}
+    if name == "mean" and len(args) > 1 and args[1]:
+        count = math.prod(args[0].shape[d] for d in args[1])
+        return {0: _sequential_error(args[0], args[1], keep=bool(args[2]) if len(args) > 2 else False) / max(1, count)}
+    if name == "native_batch_norm" and args[5] and args[0].dim() > 1:
+        return _statistics_errors(args[0], args[1], float(args[7]))
     if name == "convolution_backward":
         grad = args[0]
         return {2: _sequential_error(grad, [d for d in range(grad.dim()) if d != 1])} if args[-1][2] else {}
@@ -442,8 +508,25 @@ def _sequential_errors(name: str, args: tuple[Any, ...], kwargs: dict[str, Any])
             shape = [1, -1, *[1] * (grad.dim() - 2)]
             normal = (args[1] - args[5].reshape(shape)) * args[6].reshape(shape)
             found[1] = _sequential_error(grad * normal, over)
+            scale = args[6] if args[2] is None else args[6] * args[2]
+            both = found[2].reshape(shape) + normal * found[1].reshape(shape)
+            found[0] = -scale.reshape(shape) * both / max(1, grad.numel() // max(1, grad.shape[1]))
         return found
     return {}
+
+
+def _statistics_errors(x: Tensor, weight: Tensor | None, eps: float) -> dict[int, Tensor]:
+    """The same of batch norm's mean and variance in training: in its output, the mean, and one over the deviation."""
+    over = [d for d in range(x.dim()) if d != 1]
+    shape = [1, -1, *[1] * (x.dim() - 2)]
+    count = max(1, x.numel() // max(1, x.shape[1]))
+    centred = x - x.mean(over, keepdim=True)
+    mean = _sequential_error(x, over) / count
+    variance = _sequential_error(centred.square(), over) / count
+    inverse = (centred.square().mean(over) + eps).rsqrt()
+    deviation = -0.5 * inverse**3 * variance
+    out = centred * deviation.reshape(shape) - (mean * inverse).reshape(shape)
+    return {0: out if weight is None else out * weight.reshape(shape), 1: mean, 2: deviation}
 
 
 def _sequential_error(terms: Tensor, over: list[int], *, keep: bool = False) -> Tensor:
@@ -468,6 +551,12 @@ def _reduction_lengths(name: str, args: tuple[Any, ...], results: list[Tensor | 
         lengths = _normalised(name, floats, args)
     elif name in {"nll_loss_forward", "nll_loss2d_forward"}:
         lengths = (args[1].numel() // max(1, results[0].numel()),)
+    elif name == "avg_pool2d":
+        lengths = (_size(args[1]),)
+    elif name == "avg_pool2d_backward":
+        strides = args[3] or args[2]
+        # Each quotient is rounded too: another variance of u^2 Q / 3.
+        lengths = (_size([-(-side // step) for side, step in zip(_pair(args[2]), _pair(strides), strict=True)]) + 6,)
     elif name in _REDUCTIONS:
         lengths = (floats[0].numel() // max(1, results[0].numel()),)
     elif "softmax" in name and floats[0].dim():
@@ -527,6 +616,7 @@ def _hits(func: Any, name: str, args: tuple[Any, ...]) -> Tensor | None:
     return counts
 
 
+_POOLS = frozenset({"avg_pool2d", "avg_pool2d_backward"})
 _COMPOSED = frozenset(
     [
         "native_layer_norm",

@@ -128,8 +128,7 @@ def imprint(module: nn.Module, generator: torch.Generator) -> None:
         if isinstance(layer, nn.Conv2d):
             out, into, *kernel = layer.weight.shape
             layer.weight.mul_(TAPS)
-            # From another channel on in each layer: no two kernels share their numbers.
-            first = (torch.arange(out) + int(torch.randint(0, into, (), generator=generator))) % into
+            first = torch.arange(out) % into
             second = (first + 1 + torch.arange(out) // into % (into - 1)) % into
             sign = 1.0 - 2.0 * torch.randint(0, 2, (2, out), generator=generator)
             layer.weight[torch.arange(out), first, kernel[0] // 2, kernel[1] // 2] += sign[0]

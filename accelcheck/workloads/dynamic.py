@@ -248,6 +248,9 @@ WORKLOADS = (
         _gated,
         2,
         traits=_TRAITS | {"blocks"},
+        idle=frozenset(
+            f"blocks.{i}.fc.{name}" for i in range(4) for name in ("weight", "bias")
+        ),  # where the gate is shut
     ),
     Workload(
         "train-adaptive-time",
