@@ -154,8 +154,15 @@ class GlobalState:
                         yield title, space, name, _ABSENT, found[name]
 
 
-_OWN = frozenset({"PYTEST_CURRENT_TEST", "TORCHINDUCTOR_CACHE_DIR", "_TORCHINDUCTOR_PYOBJECT_TENSOR_DATA_PTR"})
-"""Variables that pytest and torch set while they run."""
+_OWN = frozenset(
+    {
+        "PYTEST_CURRENT_TEST",
+        "TORCHINDUCTOR_CACHE_DIR",
+        "_TORCHINDUCTOR_PYOBJECT_TENSOR_DATA_PTR",
+        "SKIP_MEGASCALE_PJRT_CLIENT",
+    }
+)
+"""Variables that pytest, torch and torch_xla set while they run."""
 _AT_LOAD = ("KMP_",)
 """What begins so is read when an OpenMP library is loaded; packages set it when they are imported first, scikit-learn for one."""
 _WRAPPERS = ("torch/_compile.py", "torch/_dynamo/mutation_guard.py")
