@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 import torch
 from fault_harness import built_in
@@ -11,13 +12,16 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from accelcheck.core.case import Mode
+from accelcheck.core.matrix import Matrix
 from accelcheck.selftest.faults import compute
 from accelcheck.selftest.faults.plant import rounded_to
 from accelcheck.verify import rounding
+from accelcheck.verify.judge import judge, judge_together
+from accelcheck.verify.oracle import compute as compute_reference
 from accelcheck.verify.precision import SLACK, SMALLEST_SUBNORMAL, UNIT_ROUNDOFF
 from accelcheck.verify.rounding import EXACT, Rounding
 from accelcheck.verify.views import Yardstick, floor
-from accelcheck.workloads.base import Program
+from accelcheck.workloads.base import Problem, Program, Workload
 from accelcheck.workloads.draw import by_value
 
 SAMPLES = 6
@@ -439,3 +443,70 @@ def test_numbers_that_an_emulation_draws_within_are_drawn_by_operators_that_roun
         with Rounding("float32", "float32", source):
             drawn.append((draw(source), source.get_state()))
     assert all(map(torch.equal, *drawn))
+
+
+# What correct implementations do that uniform errors do not show
+
+
+def verdict(workload: Workload, candidate: Callable[[Problem], Tensor], dtype: str = "float32") -> list[str]:
+    """The faults of a result in forward mode, judged by the rounding samples alone."""
+    reference = compute_reference(workload, Matrix.load().techniques["eager"], 5, dtype, Mode.FORWARD).without_eager
+    result = {"out": candidate(workload.problem(5))}
+    return [str(fault) for fault in judge(result, reference).faults]
+
+
+def of(module: nn.Module, x: Tensor) -> Workload:
+    return Workload("one", "One module.", lambda _, __: Problem(module, (x.clone(),)))
+
+
+class MeanOf(nn.Module):
+    """The mean over rows."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.mean(1)
+
+
+def test_the_mean_of_terms_that_repeat_may_be_summed_one_after_the_other() -> None:
+    x = (1.0 + 0.1 * torch.rand(64, 1, generator=generator())).expand(64, 1000).contiguous()
+
+    def one_by_one(problem: Problem) -> Tensor:
+        (rows,) = problem.inputs
+        return torch.from_numpy(np.add.accumulate(rows.numpy(), axis=1)[:, -1] / np.float32(1000))
+
+    assert not verdict(of(MeanOf(), x), one_by_one)
+
+
+def test_average_pooling_may_sum_one_after_the_other() -> None:
+    x = normal(4, 4, 33, 33).float()
+
+    def one_by_one(problem: Problem) -> Tensor:
+        (images,) = problem.inputs
+        windows = images.unfold(2, 3, 2).unfold(3, 3, 2).flatten(4).contiguous().numpy()
+        return torch.from_numpy(np.add.accumulate(windows, axis=-1)[..., -1] / np.float32(9))
+
+    assert not verdict(of(nn.AvgPool2d(3, 2), x), one_by_one)
+
+
+def test_the_gradient_of_average_pooling_may_round_each_quotient() -> None:
+    images = normal(4, 4, 33, 33)
+    workload = Workload("pool", "Pooling.", lambda _, __: Problem(nn.AvgPool2d(3, 2), (images.float(),)))
+    reference = compute_reference(
+        workload, Matrix.load().techniques["eager"], 5, "float32", Mode.BACKWARD
+    ).without_eager
+    result = Program.of(workload.problem(5), seed=5).run(Mode.BACKWARD)
+    assert not judge(result, reference).faults
+
+
+def test_what_rounding_does_on_a_grid_is_no_bias() -> None:
+    """All sums of a coarse number and a constant round the same way."""
+
+    class Plus(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x + 1.6999
+
+    x = (torch.randint(1, 200, (64, 512), generator=generator()) / 256).half().float()
+    reference = compute_reference(of(Plus(), x), Matrix.load().techniques["eager"], 5, "float16", Mode.FORWARD)
+    result = {"out": (x.half() + 1.6999)}
+    readings = judge(result, reference).readings
+    assert abs(readings["out"]["bias"]) > 0.1
+    assert not judge_together([(readings, reference.without_eager)] * 3).faults
