@@ -200,11 +200,11 @@ def test_more_samples_are_asked_before_a_result_close_to_its_budget_fails(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     workload = seeded("mlp")
-    monkeypatch.setattr("accelcheck.verify.judge.CLOSE", math.inf)
+    monkeypatch.setattr("accelcheck.verify.judge.CLOSE", (math.inf, math.inf))
     store = FewSamples(tmp_path)
     assert verdict_of(store, Planted(nothing), workload, BACKWARD).verdict is Verdict.PASS
     assert store.careful >= 3 * DRAWS
-    monkeypatch.setattr("accelcheck.verify.judge.CLOSE", 1.0)
+    monkeypatch.setattr("accelcheck.verify.judge.CLOSE", (1.0, 1.0))
     store = FewSamples(tmp_path)
     assert verdict_of(store, Planted(nothing), workload, BACKWARD).verdict is Verdict.FAIL
     assert store.careful == 0

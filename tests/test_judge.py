@@ -336,10 +336,10 @@ def test_a_judgement_is_close_where_all_views_are_beyond_their_budget_by_little(
     against = reference(budget=1e9)
     plain = against.budgets[DEEP]
     one = Reference(**{**vars(against), "budgets": {DEEP: {**plain, "gain": budget}}})
-    assert judge({DEEP: values() * (1 + factor * budget)}, one).close is close
+    assert judge({DEEP: values() * (1 + factor * budget)}, one).close(1) is close
 
 
 def test_what_is_wrong_besides_a_view_is_never_close() -> None:
     against = reference({DEEP: values(), "out[0]": torch.arange(3)}, budget=1e9)
-    assert not judge({DEEP: values(), "out[0]": torch.arange(1, 4)}, against).close
-    assert not judge({DEEP: values() * math.nan, "out[0]": torch.arange(3)}, against).close
+    assert not judge({DEEP: values(), "out[0]": torch.arange(1, 4)}, against).close(1)
+    assert not judge({DEEP: values() * math.nan, "out[0]": torch.arange(3)}, against).close(1)

@@ -91,7 +91,7 @@ class _Run:
         for probe, alike in self.alike.items():
             together = judge_together([(readings, reference) for _, readings, reference in alike])
             for careful in (1, 2):
-                if together.close and not self._unexpected():  # the means of few samples may all be small
+                if together.close(careful) and not self._unexpected():  # the means of few samples may all be small
                     more = [(readings, trial.reference(draw, careful=careful)) for draw, readings, _ in alike]
                     together = judge_together(more)
             self.faults += [_labelled(str(fault), Draw(0, probe)) for fault in together.faults]
@@ -177,7 +177,7 @@ class _Run:
         judgement = judge(result, reference)
         for careful in (1, 2):
             if (
-                judgement.close and not self._unexpected()
+                judgement.close(careful) and not self._unexpected()
             ):  # where another draw has failed, more samples change no verdict
                 reference = self.trial.reference(draw, careful=careful)
                 judgement = judge(result, reference)

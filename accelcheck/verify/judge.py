@@ -20,8 +20,9 @@ if TYPE_CHECKING:
     from accelcheck.workloads.base import Result
 
 
-CLOSE = 4.0
-"""A candidate that exceeds its budget by at most this factor is judged again with a budget from more samples."""
+CLOSE = (4.0, 1.5)
+"""A candidate that exceeds its budget by at most this factor is judged again with a budget from more samples, and once more where
+it then exceeds that one by at most the second: three times the largest of 33 samples is no chance."""
 LEAST_DRAWS = 3
 """Fewer point the same way by chance too often: 1 of 4 times for two draws, given that both are beyond their budget."""
 
@@ -48,11 +49,11 @@ class Judgement:
     readings: Mapping[str, Reading]
     compared: int
 
-    @property
-    def close(self) -> bool:
-        """Whether all that is wrong are views beyond their budgets by at most `CLOSE`."""
+    def close(self, careful: int) -> bool:
+        """Whether all that is wrong are views beyond their budgets by at most `CLOSE`; after `careful` - 1 closer looks, by less."""
         beyond = [figure for figure in self.figures if figure.gates and not figure.within]
-        return 0 < len(beyond) == len(self.faults) and all(figure.used <= CLOSE for figure in beyond)
+        limit = CLOSE[careful - 1]
+        return 0 < len(beyond) == len(self.faults) and all(figure.used <= limit for figure in beyond)
 
 
 @dataclass(frozen=True, slots=True)
