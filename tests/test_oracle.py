@@ -332,11 +332,27 @@ def test_no_cap_admits_a_row_of_zeros(precision: str) -> None:
     unit = UNIT_ROUNDOFF[precision]
     truth = torch.randn(16, 32, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     zeros = Yardstick(truth, unit).read(torch.zeros_like(truth))
-    assert abs(zeros["row"]) > cap("row", unit)
-    assert abs(zeros["gain"]) > cap("gain", unit)
-    assert beyond({"row": cap("row", unit)}, 100, unit) == ""
-    assert "the budget of view row" in beyond({"row": 1.01 * cap("row", unit)}, 100, unit)
-    assert beyond({"row": 1.0}, 1, unit) == ""
+    assert abs(zeros["row"]) > cap("row", unit, (8, 100))
+    assert abs(zeros["gain"]) > cap("gain", unit, (8, 100))
+    limit = cap("row", unit, (8, 100))
+    assert beyond({"row": limit}, unit, (8, 100)) == ""
+    assert "the budget of view row" in beyond({"row": 1.01 * limit}, unit, (8, 100))
+    assert beyond({"row": 1.0}, unit, (1,)) == ""
+
+
+def test_a_row_of_few_elements_is_capped_by_its_block() -> None:
+    unit = UNIT_ROUNDOFF["bfloat16"]
+    assert beyond({"row": 1.0, "block": 0.6}, unit, (16, 8, 3, 3)) == ""
+    assert "the budget of view block is 0.7" in beyond({"row": 1.0, "block": 0.7}, unit, (16, 8, 3, 3))
+
+
+def test_more_samples_lower_a_budget_to_its_cap(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(oracle.caps, "cap", lambda *_: 1e-9)
+    monkeypatch.setattr(oracle.caps, "beyond", lambda *_: "")
+    workload = seeded("mlp")
+    one = case(workload)
+    few, more = (compute(workload, PLAIN, one.seed, one.dtype, one.mode, careful=careful) for careful in (0, 1))
+    assert max(few.alone["out"].values()) > 1e-9 >= max(more.alone["out"].values())
 
 
 def test_integers_that_rounding_decides_cannot_be_judged() -> None:
