@@ -108,7 +108,7 @@ class GlobalState:
                     yield _Change(line, functools.partial(write, was), functools.partial(write, now))
         # After the default device, which is one of them.
         yield from _moded("function modes", self.function_modes, _function_modes(), _set_function_modes)
-        if patched := [*self._patched()]:
+        if patched := [*self._patched(whole=whole)]:
             names = _listed([f"{title}.{name}" for title, _, name, _, _ in patched])
             yield _Change(
                 _line("functions", "torch's own", f"others for {names}"),
@@ -138,9 +138,11 @@ class GlobalState:
                 _line("working folder", self.folder, str(folder)), functools.partial(os.chdir, self.folder), redo
             )
 
-    def _patched(self) -> Iterator[tuple[str, Any, str, Any, Any]]:
+    def _patched(self, *, whole: bool) -> Iterator[tuple[str, Any, str, Any, Any]]:
         """Title, namespace, name, former value and present value of each function that is another one now, or is gone."""
         for (title, space), was in zip(_spaces(), self.functions, strict=True):
+            if not whole and title.startswith(_MODULES) and title != _FUNCTIONAL:
+                continue  # a judge calls no modules
             found = vars(space)
             if found == was:  # compares by identity first
                 continue
@@ -169,6 +171,7 @@ _WRAPPERS = ("torch/_compile.py", "torch/_dynamo/mutation_guard.py")
 """Files of the functions that dynamo, when it is used first, puts around some of torch's: they compute nothing."""
 _ABSENT = object()
 """In place of a function that a namespace does not hold: a method that is inherited, or one that was deleted."""
+_MODULES, _FUNCTIONAL = "torch.nn.", "torch.nn.functional"
 _PRODUCTS = "precision of products"
 """Slow to read, and no matter for FP64."""
 
@@ -363,7 +366,7 @@ def _spaces() -> tuple[tuple[str, Any], ...]:
     """Where functions may be patched: namespaces, and the classes of modules."""
     named: dict[str, Any] = {
         "torch": torch,
-        "torch.nn.functional": functional,
+        _FUNCTIONAL: functional,
         "torch.Tensor": torch.Tensor,
         "torch.autograd": torch.autograd,
         "torch.linalg": torch.linalg,
@@ -372,7 +375,7 @@ def _spaces() -> tuple[tuple[str, Any], ...]:
         "torch.optim.Optimizer": torch.optim.Optimizer,
         "numpy": np,
     }
-    named |= {f"torch.nn.{name}": one for name, one in vars(nn).items() if isinstance(one, type)}
+    named |= {f"{_MODULES}{name}": one for name, one in vars(nn).items() if isinstance(one, type)}
     return tuple(named.items())
 
 
