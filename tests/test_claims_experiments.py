@@ -187,7 +187,7 @@ def test_memory_of_flash_attention_does_not_grow_as_that_of_attention_written_ou
 class Doubled(Technique):
     """Wrong by a factor, or not at all: nothing but its own word shows that it ran."""
 
-    name = "doubled"
+    name = family = "doubled"
     promise = source = "none"
 
     def __init__(self, factor: float = 1.0, *, engaged: bool = True) -> None:

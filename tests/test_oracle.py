@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from accelcheck.core.case import Mode, stable_seed
 from accelcheck.core.matrix import Matrix
 from accelcheck.selftest.faults.plant import nothing
-from accelcheck.verify import oracle
+from accelcheck.verify import caps, oracle
 from accelcheck.verify.caps import beyond, cap
 from accelcheck.verify.oracle import OracleError, Store, compute
 from accelcheck.verify.precision import SLACK, UNIT_ROUNDOFF
@@ -347,8 +347,8 @@ def test_a_row_of_few_elements_is_capped_by_its_block() -> None:
 
 
 def test_more_samples_lower_a_budget_to_its_cap(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(oracle.caps, "cap", lambda *_: 1e-9)
-    monkeypatch.setattr(oracle.caps, "beyond", lambda *_: "")
+    monkeypatch.setattr(caps, "cap", lambda *_: 1e-9)
+    monkeypatch.setattr(caps, "beyond", lambda *_: "")
     workload = seeded("mlp")
     one = case(workload)
     few, more = (compute(workload, PLAIN, one.seed, one.dtype, one.mode, careful=careful) for careful in (0, 1))

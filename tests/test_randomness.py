@@ -274,7 +274,12 @@ def test_masks_that_cannot_be_judged_are_errors(tmp_path: Path) -> None:
 
 def test_random_workloads_say_what_they_drop() -> None:
     random = [workload for workload in built_in().values() if RANDOM in workload.modes]
-    assert {workload.name for workload in random} == {"attention-dropout", "dropout", "dropout-blocks"}
+    assert {workload.name for workload in random} == {
+        "attention-dropout",
+        "dropout",
+        "dropout-blocks",
+        "random-numbers",
+    }
     assert all(workload.dropouts for workload in random)
     assert not any(w.dropouts for w in built_in().values() if RANDOM not in w.modes)
 

@@ -169,7 +169,7 @@ def test_the_oracle_flips_only_in_runs_with_rounding_errors() -> None:
             return Watching(make, self.dtype)
 
     reference = oracle.compute(seeded("train-mlp"), Watched(), 0, "float32", Mode.TRAIN)
-    assert seen == [False] + [True] * oracle.SAMPLES
+    assert seen == [False, False] + [True] * oracle.SAMPLES  # the exact run is repeated
     assert reference.budgets
 
 

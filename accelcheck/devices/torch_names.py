@@ -197,16 +197,18 @@ def found(module: str, attribute: str) -> Any:
         UnknownTorchError: This torch does not have it.
     """
     try:
-        place = importlib.import_module(module)
-        # A submodule that nothing has imported yet is no attribute.
-        return (
-            getattr(place, attribute) if hasattr(place, attribute) else importlib.import_module(f"{module}.{attribute}")
-        )
+        path, *parts = f"{module}.{attribute}".split(".")
+        place: Any = importlib.import_module(path)
+        for part in parts:
+            path = f"{path}.{part}"
+            # A submodule that nothing has imported yet is no attribute.
+            place = getattr(place, part) if hasattr(place, part) else importlib.import_module(path)
     except (ImportError, AttributeError) as error:
         raise UnknownTorchError(
             f"accelcheck does not know this torch ({metadata.version('torch')}): {module}.{attribute} is gone; accelcheck supports "
             f"torch {SUPPORTED_TORCH}"
         ) from error
+    return place
 
 
 def gone() -> list[str]:

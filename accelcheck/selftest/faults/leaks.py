@@ -117,6 +117,8 @@ def _while_it_runs(context: Callable[[], contextlib.AbstractContextManager[Any]]
     return lambda _: change
 
 
+_NO_DTYPE = dict.fromkeys(("bfloat16", "float16"), "the state of a process is no matter of the storage dtype")
+
 FAULTS = (
     *(
         Fault(
@@ -124,6 +126,7 @@ FAULTS = (
             f"Leaves changed, after the case: {name}.",
             (Cell("mlp", Mode.BACKWARD, ("float32",)),),
             _leaking(leak),
+            absent=_NO_DTYPE,
         )
         for name, leak in LEAKS.items()
     ),
@@ -132,17 +135,20 @@ FAULTS = (
         "Replaces torch.nn.functional.linear by a kernel that is 1 % wrong, and puts it back after each run.",
         (Cell("mlp", Mode.FORWARD, ("float32",)), Cell("mlp", Mode.BACKWARD, ("float32",))),
         _while_it_runs(functools.partial(_patched, "linear", _linear)),
+        absent=_NO_DTYPE,
     ),
     Fault(
         "attention-replaced-while-it-runs",
         "Replaces scaled_dot_product_attention by a kernel that is 1 % wrong, and puts it back after each run.",
         (Cell("attention", Mode.FORWARD, ("float32",)), Cell("attention", Mode.BACKWARD, ("float32",))),
         _while_it_runs(functools.partial(_patched, "scaled_dot_product_attention", _attend)),
+        absent=_NO_DTYPE,
     ),
     Fault(
         "no-gradients-while-it-runs",
         "Computes without gradients, and enables them again after each run.",
         (Cell("mlp", Mode.BACKWARD, ("float32",)),),
         _while_it_runs(torch.no_grad),
+        absent=_NO_DTYPE,
     ),
 )

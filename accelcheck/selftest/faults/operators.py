@@ -143,7 +143,7 @@ FAULTS = (
     Fault(
         "product-without-last-term",
         "A product leaves out the last term of each sum.",
-        (Cell("product-alone", dtypes=FLOAT32), Cell("product-alone", Mode.BACKWARD, FLOAT32)),
+        (Cell("product-alone"), Cell("product-alone", Mode.BACKWARD)),
         lambda _: kernels(mm=_short_product, bmm=_short_product),
     ),
     Fault(

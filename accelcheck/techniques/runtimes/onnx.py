@@ -67,11 +67,13 @@ class OnnxRuntimeModule(Converted):
 
     Attributes:
         session: The session. `evidence` ends its profiler.
-        ran: Number of nodes by the provider that ran them, once the profiler has ended.
+        ran: The nodes, with the provider that ran each, once the profiler has ended.
 
     Raises:
         TypeError: torch.onnx.export returned no ONNX program.
     """
+
+    ran: list[OnnxNode] | None = None
 
     kind = "session"
 
@@ -91,7 +93,6 @@ class OnnxRuntimeModule(Converted):
         self.provider = provider
         self.session = runtime.InferenceSession(str(path), settings, providers=[(provider, dict(options))])
         self.structure = exported.call_spec.out_spec
-        self.ran: list[OnnxNode] | None = None
         self.synchronize = program.synchronize
         super().__init__(program.module, self._run)
 
