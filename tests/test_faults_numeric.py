@@ -117,7 +117,7 @@ def test_a_fault_changes_the_result_of_each_of_its_cells(fault: Fault) -> None:
         same = bits(changed) == bits(run(cell, dtype, technique=technique))
         if fault.name in {"input-overwritten", "parameter-overwritten"}:
             assert same, "the result is right, the caller's memory is not"
-        else:
+        elif fault.name != "nothing-written":  # its memory holds anything, once in a while the right result of before
             assert same == (fault.name in UNSEEN_IN_ONE_RUN)
 
 
