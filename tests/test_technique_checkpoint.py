@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from accelcheck.core.capability import Code
 from accelcheck.core.case import Mode
 from accelcheck.techniques.memory.checkpoint import TECHNIQUES
+from accelcheck.workloads.base import Program
 
 if TYPE_CHECKING:
     from accelcheck.workloads.base import Problem
@@ -79,3 +80,30 @@ def test_capability_by_device() -> None:
     assert all(technique.capability(StubDevice("xla")).ok for technique in TORCH)
     assert all(Mode.FORWARD not in technique.modes for technique in TECHNIQUES)
     assert not XLA.accepts(workload("linear"))
+
+
+class Gated(nn.Module):
+    """The second block is skipped for inputs below 0."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(8, 8), nn.GELU()) for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.blocks[0](x)
+        return self.blocks[1](out) if float(x.mean()) > 0 else out
+
+
+@pytest.mark.parametrize("technique", TORCH, ids=lambda technique: technique.name)
+def test_other_inputs_may_take_another_path_through_the_blocks(technique: Any) -> None:
+    program = Program.of(trained(Gated(), torch.ones(6, 8), torch.randn(6, 8)))
+    technique.prepare(program, Mode.BACKWARD, StubDevice())
+    seen = []
+    for inputs in (torch.ones(6, 8), -torch.ones(6, 8)):
+        program.inputs = (inputs,)
+        for reset in program.resets:
+            reset()
+        with technique.watch("cpu") as log:
+            program.run(Mode.BACKWARD)
+        seen.append([one.engaged for one in technique.evidence(program, log, Mode.BACKWARD, StubDevice())])
+    assert seen == [[True, True], [True]]

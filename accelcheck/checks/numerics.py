@@ -90,10 +90,9 @@ class _Run:
                 break
         for probe, alike in self.alike.items():
             together = judge_together([(readings, reference) for _, readings, reference in alike])
-            for careful in (1, 2):
-                if together.close(careful) and not self._unexpected():  # the means of few samples may all be small
-                    more = [(readings, trial.reference(draw, careful=careful)) for draw, readings, _ in alike]
-                    together = judge_together(more)
+            if together.close(1) and not self._unexpected():  # the means of few samples may all be small
+                careful = [(readings, trial.reference(draw, careful=1)) for draw, readings, _ in alike]
+                together = judge_together(careful)
             self.faults += [_labelled(str(fault), Draw(0, probe)) for fault in together.faults]
             self.figures += together.figures
         if raised and not self.faults:

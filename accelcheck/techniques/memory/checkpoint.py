@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from accelcheck.workloads.base import Program
 
 _COUNTS = "block calls and forwards"
-_PLAIN = "contractions of one plain pass"
+_PLAIN = "contractions and block calls of one plain pass"
 
 
 class Checkpoint(Technique):
@@ -49,7 +49,7 @@ class Checkpoint(Technique):
         blocks = program.module.blocks
         if not isinstance(blocks, nn.ModuleList):
             raise TypeError(f"the trait `blocks` needs a ModuleList; {type(program.module).__name__}.blocks is none")
-        program.extras[_PLAIN] = _contractions(program, mode, device)
+        program.extras[_PLAIN] = _plain_pass(program, blocks, mode, device)
         counts: Counter[str] = Counter()
         program.extras[_COUNTS] = counts
         program.resets.append(counts.clear)
@@ -68,8 +68,9 @@ class Checkpoint(Technique):
             yield Evidence(
                 f"forwards of blocks = {2 * calls}, twice their calls", forwards, engaged=forwards == 2 * calls > 0
             )
-        plain: int = program.extras[_PLAIN] * (program.steps if mode in {Mode.TRAIN, Mode.TRAJECTORY} else 1)
-        if plain:
+        steps = program.steps if mode in {Mode.TRAIN, Mode.TRAJECTORY} else 1
+        plain, plain_calls = (steps * count for count in program.extras[_PLAIN])
+        if plain and calls == plain_calls:  # other inputs may take another path through the blocks
             seen = log.count(CONTRACTION)
             yield Evidence(f"contractions > {plain}, the plain run's", seen, engaged=seen > plain)
 
@@ -115,8 +116,10 @@ def _checkpointed(
     return outer
 
 
-def _contractions(program: Program, mode: Mode, device: Device) -> int:
-    """Number of contractions in one forward and backward pass without checkpoints. Restores buffers and the CPU's generator.
+def _plain_pass(program: Program, blocks: nn.ModuleList, mode: Mode, device: Device) -> tuple[int, int]:
+    """Numbers of contractions and of block calls in one forward and backward pass without checkpoints.
+
+    Restores buffers and the CPU's generator.
 
     The module is in training mode, as in the judged run. (Backward through batch norm in evaluation mode fails on xla, which
     other cases show.)
@@ -125,15 +128,19 @@ def _contractions(program: Program, mode: Mode, device: Device) -> int:
     buffers = {buffer: buffer.clone() for buffer in module.buffers()}
     inputs = tuple(leaf(value) for value in program.inputs) if mode is Mode.BACKWARD else program.inputs
     log = OperatorLog(device.type)
+    calls = Counter[str]()
+    handles = [block.register_forward_hook(lambda *_: calls.update(["block"])) for block in blocks]
     module.train()
     with torch.random.fork_rng(devices=[]), log:
         outs = [out for _, out in flatten(module(*inputs)) if out.requires_grad]
         torch.autograd.backward(outs, [torch.ones_like(out) for out in outs])
+    for handle in handles:
+        handle.remove()
     module.zero_grad(set_to_none=True)
     with torch.no_grad():
         for buffer, before in buffers.items():
             buffer.copy_(before)
-    return log.count(CONTRACTION)
+    return log.count(CONTRACTION), calls["block"]
 
 
 TECHNIQUES: tuple[Technique, ...] = (
