@@ -14,6 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 from accelcheck.core.case import Mode, Verdict
 from accelcheck.selftest.faults.plant import calling, nothing
+from accelcheck.selftest.faults.random import dropped_weights
 from accelcheck.verify import randomness
 from accelcheck.verify.oracle import Store
 from accelcheck.verify.randomness import Mask
@@ -228,6 +229,13 @@ def test_another_correct_generator_passes_in_every_seed(dtype: str, store: Store
     for number in SEEDS:
         record = verdict_of(store, Planted(calling(own)), half(number), RANDOM, dtype)
         assert record.verdict is Verdict.PASS, record.reason
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_unfused_attention_passes_though_it_rounds_its_weights_too(dtype: str, store: Store) -> None:
+    """Fused attention, which eager runs, rounds once; the seed is one in which the other errs more than twice as much."""
+    record = verdict_of(store, Planted(dropped_weights()), seeded("attention-dropout", 2), RANDOM, dtype)
+    assert record.verdict is Verdict.PASS, record.reason
 
 
 def test_a_lost_gradient_is_a_fault(store: Store) -> None:

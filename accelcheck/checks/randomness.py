@@ -8,13 +8,16 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from accelcheck.checks.trial import Finding, absent, snapshot, warm_up, watched
 from accelcheck.core.case import Mode
 from accelcheck.verify import randomness
 from accelcheck.verify.judge import beyond
+from accelcheck.verify.oracle import SAMPLES
 from accelcheck.verify.precision import UNIT_ROUNDOFF
 from accelcheck.verify.randomness import Mask
+from accelcheck.verify.rounding import Rounding
 from accelcheck.workloads.base import Program
 
 if TYPE_CHECKING:
@@ -32,16 +35,17 @@ STATISTICS = (randomness.rate, randomness.slice_rates, randomness.lags, randomne
 
 @dataclass(frozen=True)
 class Undropped:
-    """What a dropout's output and gradient are without dropout, and how much eager errs there.
+    """What a dropout's output and gradient are without dropout, and how much rounding errs there.
 
     Attributes:
         truth: By FP64 on the CPU, of parameters and inputs as the storage dtype rounds them.
-        eager: Relative error of the CPU's eager in the technique's precision: see `verify.randomness.errors`.
+        rounding: The largest errors of the CPU's eager in the technique's precision and of the rounding samples: see
+            `verify.randomness.errors`.
         told: Where the mask can be read from the value.
     """
 
     truth: Tensor
-    eager: tuple[float, str, float]
+    rounding: tuple[float, str, float]
     told: Tensor
 
 
@@ -118,7 +122,7 @@ def _expected(trial: Trial) -> Mapping[str, Undropped]:
     precision = trial.technique.precision(case.dtype)
     key = f"{case.workload}/{case.seed}/{case.dtype}/{case.mode}/{precision}"
     made = trial.store.cache.once(key, _undropped, workload, case.seed, case.dtype, precision)
-    truth, eager = made["truth"], made["eager"]
+    truth, *peers = made["results"]
     found: dict[str, Undropped] = {}
     for dropout in workload.dropouts:
         if absent := {dropout.output, dropout.gradient} - truth.keys():
@@ -126,9 +130,11 @@ def _expected(trial: Trial) -> Mapping[str, Undropped]:
                 f"{case.workload}: no {', '.join(sorted(absent))} in its result: {', '.join(sorted(truth))}"
             )
         for path in (dropout.output, dropout.gradient):
-            value, by_eager = (_aligned(result[path], path, dropout) for result in (truth, eager))
+            value = _aligned(truth[path], path, dropout)
             told = randomness.clear(value)
-            found[path] = Undropped(value, randomness.errors(by_eager, value, told), told)
+            errors = [randomness.errors(_aligned(peer[path], path, dropout), value, told) for peer in peers]
+            gain = max(error[2] for error in errors)
+            found[path] = Undropped(value, (*max(errors)[:2], gain), told)
         if not bool(found[dropout.output].told.all()):
             raise ValueError(
                 f"{case.workload}: without dropout, {dropout.output} has elements so close to 0 that what was dropped "
@@ -137,15 +143,16 @@ def _expected(trial: Trial) -> Mapping[str, Undropped]:
     return found
 
 
-def _undropped(workload: Workload, seed: int, dtype: str, precision: str) -> dict[str, Any]:
-    """Outputs and gradients in evaluation mode: of FP64, and of eager in the technique's precision."""
+def _undropped(workload: Workload, seed: int, dtype: str, precision: str) -> dict[str, list[dict[str, Tensor]]]:
+    """Outputs and gradients in evaluation mode: of FP64, of eager in the technique's precision, of the rounding samples."""
+    exact = _evaluating(workload, seed, dtype).widened()
     # TF32 has the significand of float16.
-    eager = _evaluating(workload, seed, "float16" if precision == "tf32" else precision).gradients()
-    truth = _evaluating(workload, seed, dtype).widened().gradients()
-    return {
-        name: {path: tensor.detach() for path, tensor in result.items()}
-        for name, result in (("truth", truth), ("eager", eager))
-    }
+    found = [exact.gradients(), _evaluating(workload, seed, "float16" if precision == "tf32" else precision).gradients()]
+    generator = torch.Generator().manual_seed(seed)
+    # Eager's fused attention rounds once, where a correct unfused one rounds its weights too.
+    with sdpa_kernel(SDPBackend.MATH), Rounding(precision, dtype, generator):
+        found += [exact.gradients() for _ in range(SAMPLES)]
+    return {"results": [{path: tensor.detach() for path, tensor in result.items()} for result in found]}
 
 
 def _evaluating(workload: Workload, seed: int, dtype: str) -> Program:
@@ -182,7 +189,7 @@ def _values(
         for path, value in ((dropout.output, forward), (dropout.gradient, backward)):
             known = expected[path]
             kept = known.told & (value != 0)
-            yield from randomness.rescaling(f"{path}{name}", value, known.truth, kept, dropout.rate, known.eager, unit)
+            yield from randomness.rescaling(f"{path}{name}", value, known.truth, kept, dropout.rate, known.rounding, unit)
         told = expected[dropout.gradient].told
         yield randomness.difference(
             f"{dropout.gradient}{name}", "mask of the output", backward != 0, forward != 0, told
@@ -192,7 +199,7 @@ def _values(
 def _evaluated(result: Result, expected: Mapping[str, Undropped], dropouts: Sequence[Dropout]) -> Iterator[Figure]:
     for path in dict.fromkeys(dropout.output for dropout in dropouts):
         known = expected[path]
-        yield randomness.unchanged(path, result[path], known.truth, known.eager, known.told)
+        yield randomness.unchanged(path, result[path], known.truth, known.rounding, known.told)
 
 
 def _statistics(runs: Mapping[str, Result], dropouts: Sequence[Dropout]) -> Iterator[Figure]:

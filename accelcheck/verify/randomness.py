@@ -213,7 +213,7 @@ def errors(value: Tensor, truth: Tensor, told: Tensor) -> tuple[float, str, floa
 
 
 def rescaling(
-    path: str, value: Tensor, truth: Tensor, kept: Tensor, dropped: float, eager: tuple[float, str, float], unit: float
+    path: str, value: Tensor, truth: Tensor, kept: Tensor, dropped: float, rounding: tuple[float, str, float], unit: float
 ) -> Iterator[Figure]:
     """Whether kept values are those without dropout, divided by the probability of keeping.
 
@@ -223,19 +223,19 @@ def rescaling(
         truth: The same without dropout, FP64.
         kept: Where to look.
         dropped: The rate.
-        eager: `errors` of eager without dropout, in the candidate's precision, over all that is clear.
+        rounding: The largest `errors` that rounding explains without dropout, over all that is clear.
         unit: Unit roundoff of that precision.
     """
     worst, where, gain = errors(value.double() * (1.0 - dropped), truth, kept)
-    rounding = SCALE_ROUNDINGS * unit
-    yield Figure(path, "scale", worst, rounding + SLACK * eager[0], where, gates=True)
-    yield Figure(path, "scale gain", gain, rounding + SLACK * eager[2], "", gates=True)
+    rescaled = SCALE_ROUNDINGS * unit
+    yield Figure(path, "scale", worst, rescaled + SLACK * rounding[0], where, gates=True)
+    yield Figure(path, "scale gain", gain, rescaled + SLACK * rounding[2], "", gates=True)
 
 
-def unchanged(path: str, value: Tensor, truth: Tensor, eager: tuple[float, str, float], told: Tensor) -> Figure:
-    """Whether values in evaluation mode are those without dropout: exactly, where eager's are."""
+def unchanged(path: str, value: Tensor, truth: Tensor, rounding: tuple[float, str, float], told: Tensor) -> Figure:
+    """Whether values in evaluation mode are those without dropout: exactly, where rounding has no part in them."""
     worst, where, _ = errors(value, truth, told)
-    return Figure(path, "evaluation", worst, SLACK * eager[0], where, gates=True)
+    return Figure(path, "evaluation", worst, SLACK * rounding[0], where, gates=True)
 
 
 def _slices(values: Tensor, axis: int) -> Tensor:
