@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -147,7 +147,10 @@ def _undropped(workload: Workload, seed: int, dtype: str, precision: str) -> dic
     """Outputs and gradients in evaluation mode: of FP64, of eager in the technique's precision, of the rounding samples."""
     exact = _evaluating(workload, seed, dtype).widened()
     # TF32 has the significand of float16.
-    found = [exact.gradients(), _evaluating(workload, seed, "float16" if precision == "tf32" else precision).gradients()]
+    found = [
+        exact.gradients(),
+        _evaluating(workload, seed, "float16" if precision == "tf32" else precision).gradients(),
+    ]
     generator = torch.Generator().manual_seed(seed)
     # Eager's fused attention rounds once, where a correct unfused one rounds its weights too.
     with sdpa_kernel(SDPBackend.MATH), Rounding(precision, dtype, generator):
@@ -189,7 +192,9 @@ def _values(
         for path, value in ((dropout.output, forward), (dropout.gradient, backward)):
             known = expected[path]
             kept = known.told & (value != 0)
-            yield from randomness.rescaling(f"{path}{name}", value, known.truth, kept, dropout.rate, known.rounding, unit)
+            yield from randomness.rescaling(
+                f"{path}{name}", value, known.truth, kept, dropout.rate, known.rounding, unit
+            )
         told = expected[dropout.gradient].told
         yield randomness.difference(
             f"{dropout.gradient}{name}", "mask of the output", backward != 0, forward != 0, told

@@ -213,7 +213,13 @@ def errors(value: Tensor, truth: Tensor, told: Tensor) -> tuple[float, str, floa
 
 
 def rescaling(
-    path: str, value: Tensor, truth: Tensor, kept: Tensor, dropped: float, rounding: tuple[float, str, float], unit: float
+    path: str,
+    value: Tensor,
+    truth: Tensor,
+    kept: Tensor,
+    dropped: float,
+    rounding: tuple[float, str, float],
+    unit: float,
 ) -> Iterator[Figure]:
     """Whether kept values are those without dropout, divided by the probability of keeping.
 
