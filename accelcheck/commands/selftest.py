@@ -33,7 +33,7 @@ def add(commands: Any) -> None:
     )
     runner.add_argument("--device", default="cpu", help="device to plant on (default: cpu)")
     add_import(runner)
-    runner.add_argument("--seeds", type=positive, default=20, help="number of seeds for each plant (default: 20)")
+    runner.add_argument("--seeds", type=positive, default=3, help="number of seeds for each plant (default: 3)")
     runner.add_argument(
         "--fault",
         action="append",
