@@ -197,6 +197,14 @@ def test_the_table_of_rules_is_the_stored_one() -> None:
         assert f"{found['trials of hidden cells']} more are of hidden cells" in page
 
 
+def test_the_readme_has_the_stored_figures_with_hidden_cells_in_and_out() -> None:
+    page = " ".join(text("README.md").split())
+    rules = {one["rule"]: one for one in stored("verdict_rules.json")["rules"]}
+    for rule in (rules["**accelcheck**"], rules["`torch.testing.assert_close` defaults"]):
+        for key in ("caught", "caught-with-hidden", "failed"):
+            assert f"{rule[key] * 100:.1f} %" in page, (rule["rule"], key)
+
+
 def test_the_tables_of_what_a_verdict_costs_are_the_stored_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     script, found = benchmark("verdict_speed", monkeypatch), stored("verdict_speed.json")
     times = [
