@@ -17,6 +17,7 @@ from accelcheck.plugin.options import OPTIONS
 from accelcheck.report import terminal
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from types import ModuleType
 
 ROOT = Path(__file__).parent.parent
@@ -200,9 +201,14 @@ def test_the_table_of_rules_is_the_stored_one() -> None:
 def test_the_readme_has_the_stored_figures_with_hidden_cells_in_and_out() -> None:
     page = " ".join(text("README.md").split())
     rules = {one["rule"]: one for one in stored("verdict_rules.json")["rules"]}
-    for rule in (rules["**accelcheck**"], rules["`torch.testing.assert_close` defaults"]):
-        for key in ("caught", "caught-with-hidden", "failed"):
-            assert f"{rule[key] * 100:.1f} %" in page, (rule["rule"], key)
+    own, other = rules["**accelcheck**"], rules["`torch.testing.assert_close` defaults"]
+
+    def share(rule: Mapping[str, float], key: str) -> str:
+        return f"{rule[key] * 100:.1f} %"
+
+    assert f"catches {share(own, 'caught')} of the faults and fails {share(own, 'failed')} of the correct ones" in page
+    assert f"`torch.testing.assert_close` catches {share(other, 'caught')} and fails {share(other, 'failed')}" in page
+    assert f"it is {share(own, 'caught-with-hidden')} against {share(other, 'caught-with-hidden')}" in page
 
 
 def test_the_tables_of_what_a_verdict_costs_are_the_stored_ones(monkeypatch: pytest.MonkeyPatch) -> None:
