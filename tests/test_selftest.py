@@ -168,6 +168,14 @@ def test_a_fault_is_caught_where_it_is_weakest(name: str, store: Store) -> None:
     assert outcome.good
 
 
+def test_views_of_all_draws_get_one_closer_look_alone(store: Store) -> None:
+    chosen = next(
+        row for row in rows() if (row.plant, row.workload, row.dtype) == ("last-k-dropped", "matmul-long", "float16")
+    )
+    outcome = attempted(chosen, store, seed=4)  # 1.3 times the budget: a second look's samples would allow it
+    assert outcome.views == ("gain in all draws",), outcome
+
+
 @pytest.mark.parametrize("name", PLANTED)
 def test_a_fault_in_what_a_technique_runs_is_caught_and_the_technique_alone_passes(name: str, store: Store) -> None:
     chosen = next(row for row in rows() if row.plant == name and not row.hidden)
