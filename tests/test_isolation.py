@@ -13,6 +13,7 @@ from torch.nn import functional
 
 from accelcheck.checks.trial import SWITCHED_OFF
 from accelcheck.core.case import Mode, Verdict
+from accelcheck.devices import torch_names
 from accelcheck.selftest.faults.leaks import LEAKS
 from accelcheck.verify import known_answers
 from accelcheck.verify.cache import clean_process
@@ -104,6 +105,12 @@ def test_what_a_case_leaves_changed_is_named_and_put_back(name: str, store: Stor
     assert record.verdict is Verdict.FAIL
     assert f"{name.partition(' of a ')[0].partition(' that ')[0]}: left changed: expected " in record.reason
     assert before.restore() == []
+
+
+def test_what_is_compiled_after_a_dispatch_mode_was_left_active_is_compiled(store: Store) -> None:
+    record = verdict_of(store, Leaking(LEAKS["dispatch modes"]), seeded("mlp"))
+    assert record.reason.count("left changed") == 1
+    assert not torch_names.python_dispatch.is_in_torch_dispatch_mode()  # dynamo would skip everything in silence
 
 
 @pytest.mark.parametrize("name", LEAKS)

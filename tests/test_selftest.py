@@ -444,6 +444,16 @@ def inline(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runner, "run", run)
 
 
+@pytest.mark.usefixtures("present", "catalogue", "inline")
+@pytest.mark.parametrize(("device", "seeds"), [("cpu", 3), ("xla", 1)])
+def test_the_cpu_is_tried_with_three_seeds_and_a_device_that_compiles_each_case_with_one(
+    device: str, seeds: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(runner, "run", lambda *_: iter(()))
+    cli.main(["selftest", f"--device={device}", "--fault=loud"])
+    assert f"1 rows x {seeds} seeds on {device}" in capsys.readouterr().out
+
+
 def test_an_unknown_device_is_answered_with_the_legal_ones(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["selftest", "--device=cdua"]) == 4
     told = capsys.readouterr().err

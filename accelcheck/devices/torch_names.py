@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from torch.optim.optimizer import _get_capturable_supported_devices as capturable_devices
     from torch.optim.optimizer import _global_optimizer_post_hooks as optimizer_post_hooks
     from torch.optim.optimizer import _global_optimizer_pre_hooks as optimizer_pre_hooks
+    from torch.utils import _python_dispatch as python_dispatch
     from torch.utils import _pytree as pytree
     from torch.utils._foreach_utils import _get_fused_kernels_supported_devices as fused_kernel_devices
     from torch.utils._python_dispatch import TorchDispatchMode
@@ -106,6 +107,7 @@ __all__ = (
     "push_dispatch_mode",
     "push_function_mode",
     "push_saved_tensor_hooks",
+    "python_dispatch",
     "pytree",
     "recursive",
     "saved_tensor_hooks",
@@ -164,6 +166,7 @@ NAMES: Mapping[str, tuple[str, str]] = MappingProxyType(
         "push_dispatch_mode": ("torch.utils._python_dispatch", "_push_mode"),
         "push_function_mode": ("torch._C", "_push_on_torch_function_stack"),
         "push_saved_tensor_hooks": ("torch._C._autograd", "_push_saved_tensors_default_hooks"),
+        "python_dispatch": ("torch.utils", "_python_dispatch"),
         "pytree": ("torch.utils", "_pytree"),
         "recursive": ("torch.jit", "_recursive"),
         "saved_tensor_hooks": ("torch._C._autograd", "_top_saved_tensors_default_hooks"),

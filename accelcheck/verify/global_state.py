@@ -197,6 +197,18 @@ def _set_dispatch_modes(value: tuple[Any, ...]) -> None:
         torch_names.pop_dispatch_mode()
     for mode in value:
         torch_names.push_dispatch_mode(mode)
+    if not value:
+        _set_dispatch_flags(dict.fromkeys(_dispatch_flags(), False))
+
+
+def _dispatch_flags() -> dict[str, bool]:
+    # Kept beside the stack, by a mode's `with`: while they are set, dynamo compiles nothing and says nothing.
+    return {name: value for name, value in vars(torch_names.python_dispatch).items() if name.startswith("_is_in_")}
+
+
+def _set_dispatch_flags(value: Mapping[str, bool]) -> None:
+    for name, one in value.items():
+        setattr(torch_names.python_dispatch, name, one)
 
 
 def _function_modes() -> tuple[Any, ...]:
@@ -338,6 +350,7 @@ def _set_saved_hooks(value: Any) -> None:
 
 
 _SETTINGS: tuple[Setting, ...] = (
+    ("flags of dispatch modes", _dispatch_flags, _set_dispatch_flags),
     ("inference mode", torch.is_inference_mode_enabled, _leave_inference),
     ("grad mode", torch.is_grad_enabled, torch_names.set_grad_mode),
     ("default dtype", torch.get_default_dtype, torch.set_default_dtype),

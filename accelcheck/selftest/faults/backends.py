@@ -11,7 +11,7 @@ from torch import Tensor
 from accelcheck.core.case import Mode
 from accelcheck.selftest.faults.base import Cell, Fault
 from accelcheck.selftest.faults.plant import kernels
-from accelcheck.selftest.faults.sowing import kernel_text, swapped
+from accelcheck.selftest.faults.sowing import in_cpp, kernel_text, swapped
 from accelcheck.techniques.attention import flex
 
 if TYPE_CHECKING:
@@ -161,6 +161,7 @@ FAULTS = (
         "FlexAttention's generated kernel has a softmax scale that is one percent too large.",
         (Cell("attention-varlen", dtypes=FLOAT32),),
         around=lambda _: kernel_text(r"scaling_factor = (?P<scale>[0-9.]+);", larger),
+        exists=in_cpp,
         technique="flex-attention",
         absent=ONCE,
         seeds=1,

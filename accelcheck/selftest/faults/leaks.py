@@ -13,13 +13,15 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
+from accelcheck.core.capability import SUPPORTED, Capability, Code, unsupported
 from accelcheck.core.case import Mode
 from accelcheck.devices.torch_names import TorchDispatchMode, set_mkldnn_enabled
-from accelcheck.selftest.faults.base import Cell, Fault
+from accelcheck.selftest.faults.base import Cell, Fault, everywhere
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
+    from accelcheck.devices.base import Device
     from accelcheck.selftest.faults.base import Change
     from accelcheck.workloads.base import Program
 
@@ -117,6 +119,15 @@ def _while_it_runs(context: Callable[[], contextlib.AbstractContextManager[Any]]
     return lambda _: change
 
 
+def _infers(device: Device) -> Capability:
+    """Devices on which a case runs to its end in inference mode, and so gets a verdict."""
+    if device.type == "xla":
+        return unsupported(
+            Code.NO_FEATURE, "torch_xla raises in inference mode: the case is an error, whatever it leaves"
+        )
+    return SUPPORTED
+
+
 _NO_DTYPE = dict.fromkeys(("bfloat16", "float16"), "the state of a process is no matter of the storage dtype")
 
 FAULTS = (
@@ -127,6 +138,7 @@ FAULTS = (
             (Cell("mlp", Mode.BACKWARD, ("float32",)),),
             _leaking(leak),
             absent=_NO_DTYPE,
+            exists=_infers if name == "inference mode" else everywhere,
         )
         for name, leak in LEAKS.items()
     ),

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from accelcheck.core.case import Mode
+from accelcheck.devices.torch_names import disable_current_modes
 from accelcheck.selftest.faults.base import Cell, Fault
 
 if TYPE_CHECKING:
@@ -77,7 +78,10 @@ def saves_first(optimizer: torch.optim.Optimizer) -> None:
 
 
 def _copied(value: Any) -> Any:
-    return value.detach().clone() if isinstance(value, Tensor) else value
+    if not isinstance(value, Tensor):
+        return value
+    with disable_current_modes():  # on the CPU: what a lazy device has not computed yet cannot be saved later
+        return value.detach().cpu().clone()
 
 
 def rounded_moments(optimizer: torch.optim.Optimizer) -> None:

@@ -7,11 +7,22 @@ import re
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
+from accelcheck.core.capability import SUPPORTED, Capability, Code, unsupported
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from contextlib import AbstractContextManager
 
     from torch import fx
+
+    from accelcheck.devices.base import Device
+
+
+def in_cpp(device: Device) -> Capability:
+    """Devices for which inductor generates C++, which `kernel_text` changes."""
+    if device.type != "cpu":
+        return unsupported(Code.NO_BACKEND, f"inductor generates no C++ for {device.name}")
+    return SUPPORTED
 
 
 @contextlib.contextmanager

@@ -10,7 +10,7 @@ from torch import Tensor
 from accelcheck.core.case import Mode
 from accelcheck.selftest.faults.base import Cell, Fault
 from accelcheck.selftest.faults.plant import kernels, products
-from accelcheck.selftest.faults.sowing import kernel_text
+from accelcheck.selftest.faults.sowing import in_cpp, kernel_text
 from accelcheck.techniques.optimizers.state import KeptStates
 
 if TYPE_CHECKING:
@@ -66,7 +66,11 @@ def last_parameter_left(strength: float) -> Change:
 def root_before_epsilon(strength: float) -> Change:
     """The denominator of Adam's step is not corrected for its bias."""
     del strength
-    return kernels(_foreach_div_=lambda func, values, divisors: func(values, [1.0] * len(divisors)))
+
+    def by_ones(func: Any, values: Any, divisors: Any) -> Any:
+        return func(values, [1.0] * len(divisors))
+
+    return kernels(_foreach_div_=by_ones, _foreach_div=by_ones)  # as above
 
 
 def counted_once(program: Program) -> None:
@@ -93,7 +97,15 @@ def truncated_states(program: Program) -> None:
     kept = program.optimizer
     if not isinstance(kept, KeptStates):
         raise TypeError(f"expected an optimizer whose states are converted, got {type(kept).__name__}")
-    kept.narrow = lambda state: ((state.view(torch.int32) >> 16) << 16).view(torch.float32).bfloat16()
+    kept.narrow = truncated
+
+
+def truncated(state: Tensor) -> Tensor:
+    """FP32 truncated to bfloat16, without a view of its bits, which not every device has."""
+    nearest = state.bfloat16()
+    # A half to a whole unit in the last place less, and rounded: one unit less.
+    below = (nearest.float() * (1 - 2**-8)).bfloat16()
+    return torch.where(nearest.float().abs() > state.abs(), below, nearest)
 
 
 def one_context(program: Program) -> None:
@@ -156,6 +168,7 @@ FAULTS = (
         "A compiled step has another momentum as its constant.",
         (Cell("train-nesterov", Mode.TRAIN, FLOAT32),),
         around=lambda _: kernel_text(r"static_cast<float>\(0\.9\)", lambda _: "static_cast<float>(0.89)"),
+        exists=in_cpp,
         technique="optimizer-compiled",
         seeds=1,
     ),
