@@ -233,6 +233,16 @@ def test_the_tables_of_what_a_verdict_costs_are_the_stored_ones(monkeypatch: pyt
     assert int(limit) * 2**20 == script.LIMIT
 
 
+def test_what_is_said_of_the_selftest_on_xla_is_stored() -> None:
+    page = " ".join(text("docs/verdicts.md").split())
+    last = (STORED.parent / "xla" / "selftest.txt").read_text(encoding="utf-8").splitlines()[-2]
+    caught = re.search(r"(\d+ of \d+) verdicts caught them", last)
+    correct = re.search(r"0 false alarms in (\d+) verdicts", last)
+    assert caught is not None
+    assert correct is not None
+    assert f"of the others {caught[1]} are caught, and none of {correct[1]} correct verdicts is wrong" in page
+
+
 def test_the_excerpt_of_the_selftest_is_of_the_stored_one() -> None:
     page = text("docs/verdicts.md")
     excerpt = page[page.index("```text\nview  ") :].split("```")[1].splitlines()[1:]

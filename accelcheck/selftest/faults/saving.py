@@ -35,20 +35,21 @@ def draws_anew(strength: float) -> contextlib.AbstractContextManager[None]:
     return swapped(checkpointing, "checkpoint", wrong)
 
 
+def other_row_again(plain: Callable[..., Any], block: Callable[[Tensor], Any], value: Tensor, **options: Any) -> Any:
+    """A checkpoint that recomputes its block from an input in which the last row has been overwritten."""
+    calls: Counter[str] = Counter()
+
+    def changed(x: Tensor) -> Any:
+        calls["block"] += 1
+        return block(x if calls["block"] == 1 else torch.cat([x[:-1], x[:1]]))
+
+    return plain(changed, value, **options)
+
+
 def row_of_another(strength: float) -> contextlib.AbstractContextManager[None]:
     """Blocks are recomputed from an input in which the last row has been overwritten."""
     del strength
-
-    def wrong(plain: Callable[..., Any], block: Callable[[Tensor], Any], value: Tensor, **options: Any) -> Any:
-        calls: Counter[str] = Counter()
-
-        def changed(x: Tensor) -> Any:
-            calls["block"] += 1
-            return block(x if calls["block"] == 1 else torch.cat([x[:-1], x[:1]]))
-
-        return plain(changed, value, **options)
-
-    return swapped(checkpointing, "checkpoint", wrong)
+    return swapped(checkpointing, "checkpoint", other_row_again)
 
 
 def order_changed(strength: float) -> contextlib.AbstractContextManager[None]:

@@ -1,0 +1,90 @@
+"""Faults of what torch_xla has of its own: its dynamo backend, its checkpoints, its loader."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from accelcheck.core.case import Mode
+from accelcheck.selftest.faults.base import Cell, Fault
+from accelcheck.selftest.faults.saving import other_row_again
+from accelcheck.selftest.faults.sowing import swapped, without_call
+
+if TYPE_CHECKING:
+    import contextlib
+    from collections.abc import Callable, Iterator, Sequence
+
+    from torch import Tensor
+
+FLOAT32 = ("float32",)
+
+
+def _instead(
+    module: str, name: str, wrong: Callable[..., Any]
+) -> Callable[[float], contextlib.AbstractContextManager[None]]:
+    """Calls of one of torch_xla's functions are `wrong`'s: see `swapped`."""
+    return lambda _: swapped(importlib.import_module(f"torch_xla.{module}"), name, wrong)
+
+
+def _without_activation(plain: Callable[..., Any], model: Any, args: Sequence[Tensor]) -> Any:
+    """Compiles the graph without its last activation, if it has one: graphs of a backward pass have none."""
+    without_call("relu")(model.graph)
+    model.recompile()
+    return plain(model, args)
+
+
+def _first_arguments(plain: Callable[..., Any], model: Any, args: Sequence[Tensor]) -> Any:
+    """An executable that runs on the tensors that it was compiled with."""
+    kept = [value.detach().clone() for value in args]
+    compiled = plain(model, args)
+    return lambda *_: compiled(*kept)
+
+
+def _exchanged(plain: Callable[..., Any], *args: Any, **options: Any) -> Iterator[Any]:
+    """The first two batches of a pass in the wrong order."""
+    batches = [*plain(*args, **options)]
+    yield from (*batches[1:2], *batches[:1], *batches[2:])
+
+
+FAULTS = (
+    Fault(
+        "openxla-relu-lost",
+        "The graph that is compiled for XLA has lost its last activation.",
+        (Cell("mlp", dtypes=FLOAT32), Cell("mlp", Mode.BACKWARD, FLOAT32)),
+        around=_instead("core.dynamo_bridge", "extract_compiled_graph", _without_activation),
+        technique="compile-openxla",
+        seeds=3,
+    ),
+    Fault(
+        "openxla-arguments-kept",
+        "The executable runs on the tensors of the call that it was compiled with.",
+        (Cell("mlp", dtypes=FLOAT32), Cell("matmul", dtypes=FLOAT32)),
+        around=_instead("core.dynamo_bridge", "extract_compiled_graph", _first_arguments),
+        technique="compile-openxla",
+        seeds=3,
+    ),
+    Fault(
+        "xla-checkpoint-row-overwritten",
+        "Checkpointed blocks are recomputed from an input that has been overwritten in part.",
+        (Cell("mlp-blocks", Mode.BACKWARD, FLOAT32), Cell("transformer-blocks", Mode.BACKWARD, FLOAT32)),
+        around=_instead("utils.checkpoint", "checkpoint", other_row_again),
+        technique="checkpoint-xla",
+        seeds=3,
+    ),
+    Fault(
+        "xla-segments-row-overwritten",
+        "A checkpointed segment is recomputed from an input that has been overwritten in part.",
+        (Cell("deep-blocks", Mode.BACKWARD, FLOAT32),),
+        around=_instead("utils.checkpoint", "checkpoint", other_row_again),
+        technique="checkpoint-segments-xla",
+        seeds=3,
+    ),
+    Fault(
+        "xla-loader-batches-exchanged",
+        "Two batches arrive on the device in the wrong order.",
+        (Cell("mlp", dtypes=FLOAT32),),
+        around=_instead("distributed.parallel_loader", "MpDeviceLoader", _exchanged),
+        technique="xla-device-loader",
+        seeds=3,
+    ),
+)
