@@ -10,6 +10,9 @@ import json
 import os
 import re
 import shlex
+import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -24,6 +27,7 @@ from accelcheck.core.case import Evidence, Mode
 from accelcheck.core.journal import Record, read
 from accelcheck.core.matrix import Matrix
 from accelcheck.devices.base import Fingerprint, Status
+from accelcheck.devices.cpu import Cpu
 from accelcheck.devices.probe import HostFacts
 from accelcheck.measure import timing_processes
 from accelcheck.techniques.base import Technique, Unsupported
@@ -120,6 +124,13 @@ def techniques() -> list[Technique]:
         Toy("toy-abort", aborts),
         Toy("toy-process", aborts_a_timing_process),
         Toy("toy-slow", sleeps),
+        Toy("toy-exit", lambda _: os._exit(0)),
+        Toy("toy-segv", lambda _: os.kill(os.getpid(), signal.SIGSEGV)),
+        Toy("toy-hang", hangs),
+        Toy("toy-gil", lambda _: holds_the_gil()),
+        Toy("toy-lost", loses_its_device),
+        Toy("toy-orphan", leaves_an_orphan),
+        Toy("toy-flaky", fails_at_first),
     ]
 
 
@@ -163,6 +174,40 @@ def aborts_a_timing_process(program: Program) -> None:
 
 def sleeps(program: Program) -> None:
     time.sleep(3)
+
+
+def hangs(program: Program) -> None:
+    while True:
+        time.sleep(0.01)
+
+
+def holds_the_gil(program: object = None) -> None:
+    re.match(r"(a+)+$", "a" * 60 + "b")  # in C, for longer than anyone waits
+
+
+def loses_its_device(program: Program) -> None:
+    """Nothing computes on the device in this process any more."""
+
+    def gone(device: object) -> Any:
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    setattr(Cpu, "torch_device", gone)  # noqa: B010 - in the process that runs the case, where mypy would see another method
+    gone(None)
+
+
+def leaves_an_orphan(program: Program) -> None:
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
+    Path("orphan.pid").write_text(str(child.pid), encoding="ascii")
+    os.abort()
+
+
+def fails_at_first(program: Program) -> None:
+    """Wrong in the first of all processes."""
+    try:
+        Path("flaky.tried").touch(exist_ok=False)
+    except FileExistsError:
+        return
+    raise LookupError("not this time")
 
 
 def _no_kernel(out: Tensor) -> Tensor:

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
+import subprocess
+import sys
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from accelcheck.core.clean_process import CleanProcess, CleanProcessError
+from accelcheck.core.processes import End
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 STATE = {"changed": False}
 
@@ -167,3 +172,52 @@ def test_it_ends_with_the_process_that_made_it() -> None:
         os.kill(os.getpid(), signal.SIGKILL)
     os.waitpid(parent, 0)
     assert ended(int(os.read(reader, 20)))
+
+
+def sleeps(seconds: float) -> None:
+    time.sleep(seconds)
+
+
+def holds_the_gil() -> None:
+    re.match(r"(a+)+$", "a" * 60 + "b")  # in C, for longer than anyone waits
+
+
+def starts_another(file: str) -> None:
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
+    Path(file).write_text(str(child.pid))
+    os.kill(os.getpid(), signal.SIGSEGV)
+
+
+@pytest.mark.parametrize(("function", "arguments"), [(sleeps, (600.0,)), (holds_the_gil, ())])
+def test_what_takes_too_long_is_killed_with_its_stacks(
+    clean: CleanProcess, function: Callable[..., None], arguments: tuple[float, ...]
+) -> None:
+    with pytest.raises(CleanProcessError, match=r"ran for longer than 0\.2 s and was killed") as caught:
+        clean.call(function, *arguments, limit=0.2)
+    assert caught.value.end == End(-signal.SIGKILL, 0.2)
+    assert f"in {function.__name__}" in caught.value.printed
+    assert clean.call(len, [1], limit=60.0) == 1
+
+
+def test_a_call_that_ends_in_time_is_not_killed(clean: CleanProcess) -> None:
+    before = clean.call(os.getpid, limit=60.0)
+    clean.call(sleeps, 0.2, limit=60.0)
+    assert clean.call(os.getpid) == before == clean.pid
+
+
+def test_a_death_between_two_calls_is_no_matter_of_the_next(clean: CleanProcess) -> None:
+    before = clean.call(os.getpid)
+    clean.renew()
+    assert clean.call(os.getpid) != before
+
+
+def test_what_a_process_that_died_had_started_is_ended(clean: CleanProcess, tmp_path: Path) -> None:
+    with pytest.raises(CleanProcessError, match="SIGSEGV"):
+        clean.call(starts_another, str(tmp_path / "pid"))
+    assert ended(int((tmp_path / "pid").read_text()))
+
+
+def test_an_end_of_file_in_a_function_is_its_own(clean: CleanProcess) -> None:
+    with pytest.raises(EOFError, match="of a file"):
+        clean.call(fails, EOFError("of a file"))
+    assert clean.call(len, [1]) == 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
@@ -123,7 +124,7 @@ HEADER = json.dumps({"kind": "run", "schema": SCHEMA})
         ("[" * 100_000, "not JSON"),
         ("[]", "field 'kind' is None"),
         ('{"kind": "case"}', "KeyError: 'case'"),
-        ('{"kind": "note"}', "field 'kind' is 'note'; expected run, case or end"),
+        ('{"kind": "note"}', "field 'kind' is 'note'; expected run, case, resumed or end"),
         (changed(verdict="fine"), "'fine' is not a valid Verdict"),
         (changed(case={**RECORD.as_json()["case"], "mode": "sideways"}), "'sideways' is not a valid Mode"),
         (changed(compared=-1), "field 'compared' is -1"),
@@ -186,6 +187,57 @@ def test_every_line_is_there_as_soon_as_it_was_written(tmp_path: Path) -> None:
     journal.header({})
     assert len(path.read_text().splitlines()) == 1
     journal.case(RECORD.as_json())
+    assert read(path)[1] == [RECORD]
+
+
+def test_two_runs_cannot_write_to_one_journal(tmp_path: Path) -> None:
+    path = tmp_path / "run.jsonl"
+    first = Journal(path)
+    first.header({})
+    with pytest.raises(JournalError, match=r"another run is writing to the journal .*run\.jsonl: give each run one"):
+        Journal(path)
+    first.case(RECORD.as_json())
+    first.end({})
+    assert read(path)[1] == [RECORD]
+    Journal(path).close()
+
+
+def test_a_journal_that_is_a_symbolic_link_is_refused_and_what_it_names_is_kept(tmp_path: Path) -> None:
+    (tmp_path / "precious").write_text("kept")
+    (tmp_path / "run.jsonl").symlink_to(tmp_path / "precious")
+    with pytest.raises(JournalError, match="is a symbolic link: give --accel-journal the file itself"):
+        Journal(tmp_path / "run.jsonl")
+    assert (tmp_path / "precious").read_text() == "kept"
+
+
+def test_what_is_resumed_goes_on_after_its_last_whole_line(tmp_path: Path) -> None:
+    path = tmp_path / "run.jsonl"
+    written(path, RECORD)
+    with path.open("a") as file:
+        file.write('{"kind": "ca')
+    journal = Journal(path, resumed=True)
+    journal.case(RECORD.as_json())
+    journal.close()
+    assert read(path)[1] == [RECORD, RECORD]
+
+
+def test_a_full_disk_leaves_whole_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "run.jsonl"
+    journal = Journal(path)
+    journal.header({})
+    journal.case(RECORD.as_json())
+    write = os.write
+
+    def full(file: int, data: bytes) -> int:
+        if len(data) < 100:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return write(file, data[: len(data) // 2])
+
+    monkeypatch.setattr(os, "write", full)
+    with pytest.raises(JournalError, match="cannot be written: No space left on device"):
+        journal.case(RECORD.as_json())
+    monkeypatch.undo()
+    journal.close()
     assert read(path)[1] == [RECORD]
 
 

@@ -53,7 +53,7 @@ def test_every_option_has_an_ini_twin(suite: Suite) -> None:
     text = done.stdout.str()
     assert {option.name for option in OPTIONS} == {
         *("device", "technique", "workload", "dtype", "case", "level"),
-        *("require", "journal", "ledger", "probe_timeout", "import"),
+        *("require", "journal", "ledger", "probe_timeout", "timeout", "in_process", "resume", "import"),
         *("baseline", "baselines", "limits", "processes", "profile"),
     }
     for option in OPTIONS:

@@ -10,10 +10,9 @@ import xml.etree.ElementTree as ET
 from typing import Any
 
 import pytest
-from plugin_harness import CONFTEST, JOURNAL, PATIENT, Suite, only
+from plugin_harness import CONFTEST, JOURNAL, Suite, only
 
 from accelcheck.core.case import stable_seed
-from accelcheck.core.journal import read
 from accelcheck.plugin.controller import _bracketed
 
 OK, FAILED = int(pytest.ExitCode.OK), int(pytest.ExitCode.TESTS_FAILED)
@@ -259,29 +258,6 @@ def test_workers_and_none_give_the_same_ids_seeds_and_verdicts_twice_and_the_sam
     assert len(spread.lines("=+ accelcheck =+")) == 1
     assert len(spread.lines("accelcheck: level 2, devices asked for: cpu")) == 1
     assert [line["kind"] for line in spread.raw].count("end") == 1
-
-
-def test_a_worker_that_dies_is_the_crash_of_its_case_and_the_others_go_on(suite: Suite) -> None:
-    ran = suite.run(*only("toy", "toy-abort", "toy-too"), "-n", "2")
-    assert ran.ret == FAILED
-    assert ran.verdicts == {
-        "toy/tiny/cpu/float32/forward": "pass",
-        "toy-abort/tiny/cpu/float32/forward": "crash",
-        "toy-too/tiny/cpu/float32/forward": "pass",
-    }
-    assert "crashed while running" in ran.record("toy-abort").reason
-    assert ran.lines("toy-abort +1 crash")
-    assert ran.raw[-1]["verdicts"] == {"crash": 1, "pass": 2}
-
-
-def test_what_was_learned_survives_a_crash_without_workers(suite: Suite, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TMPDIR", str(suite.path))  # nobody is left to remove the folder of the run
-    words = [*only("toy", "toy-abort"), f"--accel-journal={JOURNAL}", "-p", "no:randomly"]
-    done = suite.pytester.runpytest_subprocess("--pyargs", "accelcheck.suite", *words, timeout=PATIENT)
-    assert done.ret < 0
-    header, records = read(suite.path / JOURNAL)
-    assert header["devices"]["cpu"]["capability"] == "ok"
-    assert {record.case.technique: record.verdict for record in records} == {"toy": "pass"}
 
 
 def test_the_controller_of_workers_imports_no_torch(suite: Suite) -> None:

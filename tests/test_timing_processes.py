@@ -85,8 +85,8 @@ def test_each_process_runs_the_command_again_and_gives_a_ratio(stubbed: Stubbed)
     lines = [json.loads(line) for line in (stubbed.folder / "asked").read_text().splitlines()]
     for number, (cases, words) in enumerate(lines, 1):
         assert cases == ["a", "b", "c"]
-        assert words[:4] == ["-m", "pytest", "--some", "--accel-baseline=off"]
-        assert words[4] == f"--accel-journal={stubbed.folder / f'process-{number}-3.journal'}"
+        assert words[:5] == ["-m", "pytest", "--some", "--accel-resume=", "--accel-baseline=off"]
+        assert words[5] == f"--accel-journal={stubbed.folder / f'process-{number}-3.journal'}"
 
 
 def test_what_each_process_waited_for_a_core_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
+    from accelcheck.checks.supervisor import Supervisor
     from accelcheck.core.matrix import Matrix
     from accelcheck.devices.base import Device, Status
     from accelcheck.expectations.ledger import Ledger
@@ -51,6 +52,10 @@ CHECKS: Mapping[Mode, Callable[[Trial], Finding]] = MappingProxyType(
 )
 """The check that finds the verdict of a case, by the case's mode."""
 
+AGAIN = frozenset({Verdict.FAIL, Verdict.ERROR, Verdict.CRASH, Verdict.HANG, Verdict.DEVICE_LOST})
+"""Verdicts of cases that are run again, in another process."""
+RUNS = 3
+"""Most runs of such a case: two, and a third where they differ, so that its rate is known a little."""
 LINES = 20
 """Lines that are kept of an exception's text, and of a failure that is expected."""
 MOST_ERROR = 10_000
@@ -69,6 +74,7 @@ class Bench:
         ledger: Known failures.
         gate: Holds measurements against baselines and limits; None where neither was asked for.
         traces: Folder for traces of timed cases.
+        elsewhere: Runs the cases in another process; None for this one.
     """
 
     matrix: Matrix
@@ -78,15 +84,45 @@ class Bench:
     ledger: Ledger
     gate: Gate | None = None
     traces: Path | None = None
+    elsewhere: Supervisor | None = None
     _opened: set[str] = field(default_factory=set)
     _stated: dict[str, tuple[ChipStatement, ...]] = field(default_factory=dict)
 
     def run(self, case: Case) -> Record:
         """Find the verdict of one case. An exception that the case raises becomes its record and is not raised again."""
-        clock = Clock()
         timed = self.gate.timed.get(case.id) if self.gate is not None else None
         if timed is not None and timed.ended is not None:  # it would do the same to this process
             return self.expect(Record(case, timed.ended, reason=timed.reason))
+        record = self._judged(case)
+        if self.elsewhere is not None and record.verdict in AGAIN and not case.timed:
+            record = self._again(record)
+        return record if self.gate is None else self.gate.keep(record)
+
+    def _judged(self, case: Case) -> Record:
+        record = self.found(case) if self.elsewhere is None else self.elsewhere.run(case, self._patience(case))
+        # A regression may be known too, and what the ledger says fails is not stored when it passes.
+        return self.expect(record if self.gate is None else self.gate.judge(record))
+
+    def _patience(self, case: Case) -> float:
+        return self.matrix.techniques[case.technique].patience
+
+    def _again(self, first: Record) -> Record:
+        """A case that failed once more, in another process: one that passes then is `flaky`."""
+        if self.elsewhere is None:
+            return first
+        runs = [first]
+        while len(runs) < RUNS and (len(runs) == 1 or any(record.verdict.green for record in runs)):
+            self.elsewhere.renew()
+            runs.append(self._judged(first.case))
+        wrong = [record for record in runs if not record.verdict.green]
+        if len(wrong) == len(runs):
+            return first
+        reason = f"{len(wrong)} of {len(runs)} runs were not right; the first one: {first.verdict}\n{first.reason}"
+        return replace(first, verdict=Verdict.FLAKY, reason=reason)
+
+    def found(self, case: Case) -> Record:
+        """What a case shows, in this process: before limits, baselines and the ledger are asked."""
+        clock = Clock()
         try:
             record = self._run(case, clock)
         except Unsupported as answer:
@@ -95,11 +131,22 @@ class Bench:
             record = _refused(case, unavailable(Code.WRONG_VERSION, str(error), f"install torch {SUPPORTED_TORCH}"))
         except Exception as error:  # noqa: BLE001 - a workload, technique or backend may raise anything: it is this case's error
             record = Record(case, Verdict.ERROR, reason=_brief(error), traceback=_traceback(error))
+            if silent := self._silent(case.device):
+                record = replace(record, verdict=Verdict.DEVICE_LOST, reason=f"{silent}\n{record.reason}")
         record = replace(record, seconds=clock.seconds)
-        if self.gate is None:
-            return self.expect(record)
-        # A regression may be known too, and what the ledger says fails is not stored when it passes.
-        return self.gate.keep(self.expect(self.gate.judge(record)))
+        return held(record, self._statements(case.device), version("torch"))
+
+    def _silent(self, name: str) -> str:
+        """Why a device that was found at the start does not compute any more; empty where it does."""
+        device = self.devices[name]
+        try:
+            self._open(device)
+            with torch.no_grad():
+                answer = (torch.ones(2, device=device.torch_device()) + 1).cpu().tolist()
+            device.synchronize()
+        except Exception as error:  # noqa: BLE001 - a backend may raise anything
+            return f"{name} does not answer any more: {_brief(error)}"
+        return "" if answer == [2.0, 2.0] else f"{name} does not answer any more: expected 1 + 1 to be 2, got {answer}"
 
     def ratio(self, case: Case) -> Comparison | str:
         """Time a case beside FP32 eager, without judging it; the reason, as text, where it cannot be timed."""
@@ -159,8 +206,7 @@ class Bench:
             self._opened.add(device.name)
 
     def expect(self, record: Record) -> Record:
-        """Hold a verdict against what is stored of the chip, then against the ledger."""
-        record = held(record, self._statements(record.case.device), version("torch"))
+        """Hold a verdict against the ledger."""
         entries = self.ledger.covering(record.case.id)
         if not entries or not record.verdict.executed:
             return record

@@ -51,6 +51,7 @@ class Verdict(StrEnum):
     CRASH = "crash"
     HANG = "hang"
     DEVICE_LOST = "device-lost"
+    FLAKY = "flaky"
     UNSUPPORTED = "unsupported"
     UNAVAILABLE = "unavailable"
     XFAIL = "xfail"

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+import shutil
+import subprocess
+import tempfile
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
+    from collections.abc import Callable, Iterator
 
 PARTIAL = ".partial"
 """Suffix of a file that is being written, or that a killed writer left behind."""
@@ -46,3 +49,28 @@ def replacing(path: Path, *, durable: bool = True) -> Iterator[IO[bytes]]:
                 os.fsync(folder)  # the file's new name
             finally:
                 os.close(folder)
+
+
+def guarded_folder(prefix: str) -> tuple[Path, Callable[[], None]]:
+    """A new temporary folder, and what removes it. It is removed as well when this process is killed, whatever kills it.
+
+    A shell waits for the end of this process: the kernel closes its pipe.
+    """
+    folder = Path(tempfile.mkdtemp(prefix=prefix))
+    guard: subprocess.Popen[bytes] | None = None
+    with suppress(OSError):  # no such shell: then nobody is there when this process is killed
+        guard = subprocess.Popen(  # noqa: S603 - a fixed program; the folder is no part of its text
+            ["/bin/sh", "-c", 'cat > /dev/null; rm -rf -- "$0"', str(folder)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,  # an interrupt from the keyboard is not for it
+        )
+
+    def remove() -> None:
+        shutil.rmtree(folder, ignore_errors=True)
+        if guard is not None and guard.stdin is not None:
+            guard.stdin.close()
+            guard.wait()
+
+    return folder, remove

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import math
+import os
+import stat
+import threading
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any, Self, TextIO
+from typing import TYPE_CHECKING, Any, Self
 
 from accelcheck.core.case import Case, Evidence, Figure, Measurement, Mode, Verdict
 from accelcheck.core.plain import text
@@ -134,29 +139,45 @@ class Record:
 
 
 class Journal:
-    """Writes records, each as a line that is flushed at once, so that they survive a crash of the run.
+    """Writes records, each as a line that is written at once, so that they survive a crash of the run; a thread syncs them to the disk.
 
     Args:
-        path: The file; created, or truncated, at once.
+        path: The file; created, or truncated, at once. No other run can write to it until `end`.
+        resumed: Keep what is in it, and append; a last line that was cut short is removed.
 
     Raises:
-        JournalError: It cannot be written.
+        JournalError: It cannot be written, is a symbolic link, or another run writes to it.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, resumed: bool = False) -> None:
         self.path = path
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            self._file: TextIO = path.open("w", encoding="utf-8")
+            if path.is_symlink():
+                raise JournalError(f"the journal {path} is a symbolic link: give --accel-journal the file itself")
+            self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
         except OSError as error:
-            raise JournalError(
-                f"the journal {path} cannot be written: {error.strerror or error}; "
-                "give --accel-journal a path in a folder that you may write to"
-            ) from error
+            raise self._unwritable(error) from error
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            os.close(self._file)
+            raise JournalError(f"another run is writing to the journal {path}: give each run one of its own") from error
+        self._regular = stat.S_ISREG(os.fstat(self._file).st_mode)
+        self._size = _whole(path) if resumed else 0
+        if self._regular:
+            os.ftruncate(self._file, self._size)
+            os.lseek(self._file, 0, os.SEEK_END)
+        self._written, self._over = threading.Event(), threading.Event()
+        self._thread: threading.Thread | None = None
 
     def header(self, facts: Mapping[str, Any]) -> None:
         """The first line: versions, options, devices."""
         self._line({"kind": "run", "schema": SCHEMA, **facts})
+
+    def resumed(self, facts: Mapping[str, Any]) -> None:
+        """A line that says that the run goes on from here."""
+        self._line({"kind": "resumed", **facts})
 
     def case(self, record: Mapping[str, Any]) -> None:
         """One case, as `Record.as_json` gives it."""
@@ -164,12 +185,59 @@ class Journal:
 
     def end(self, facts: Mapping[str, Any]) -> None:
         """The last line: counts and exit status. A journal without it was cut off."""
-        self._line({"kind": "end", **facts})
-        self._file.close()
+        try:
+            self._line({"kind": "end", **facts})
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        """Sync it, and let others write to it; a second time nothing happens."""
+        if self._over.is_set():
+            return
+        self._over.set()
+        self._written.set()
+        if self._thread is not None:
+            self._thread.join()
+        with suppress(OSError):  # a pipe or a terminal
+            os.fsync(self._file)
+        os.close(self._file)
 
     def _line(self, data: Mapping[str, Any]) -> None:
-        self._file.write(json.dumps(_finite(dict(data)), allow_nan=False, sort_keys=True) + "\n")
-        self._file.flush()
+        line = (json.dumps(_finite(dict(data)), allow_nan=False, sort_keys=True) + "\n").encode("ascii")
+        rest = memoryview(line)
+        try:
+            while rest:
+                rest = rest[os.write(self._file, rest) :]
+        except OSError as error:
+            if self._regular:  # it ends with a whole line
+                with suppress(OSError):
+                    os.ftruncate(self._file, self._size)
+                    os.lseek(self._file, 0, os.SEEK_END)
+            raise self._unwritable(error) from error
+        self._size += len(line)
+        if self._regular and self._thread is None:
+            self._thread = threading.Thread(target=self._sync, name="accelcheck-journal", daemon=True)
+            self._thread.start()
+        self._written.set()
+
+    def _sync(self) -> None:
+        # Beside the run: a sync takes longer than a small case may cost.
+        while not self._over.is_set():
+            self._written.wait()
+            self._written.clear()
+            with suppress(OSError):
+                os.fsync(self._file)
+
+    def _unwritable(self, error: OSError) -> JournalError:
+        return JournalError(
+            f"the journal {self.path} cannot be written: {error.strerror or error}; "
+            "give --accel-journal a path in a folder that you may write to"
+        )
+
+
+def _whole(path: Path) -> int:
+    """Bytes of a file up to the end of its last whole line."""
+    return path.read_bytes().rfind(b"\n") + 1
 
 
 def read(path: Path) -> tuple[dict[str, Any], list[Record]]:
@@ -194,8 +262,8 @@ def read(path: Path) -> tuple[dict[str, Any], list[Record]]:
                 records.append(Record.from_json(data))
             except JournalError as error:
                 raise JournalError(f"{path}:{number}: {error}") from error
-        elif kind != "end":
-            raise JournalError(f"{path}:{number}: field 'kind' is {kind!r}; expected run, case or end")
+        elif kind not in {"resumed", "end"}:
+            raise JournalError(f"{path}:{number}: field 'kind' is {kind!r}; expected run, case, resumed or end")
     return header, records
 
 

@@ -41,7 +41,7 @@ PAUSE = 0.01
 
 _MESSAGES = "ACCELCHECK_MESSAGES"
 """In the environment of a child and of what it starts: the file that `say` appends to."""
-_PR_SET_PDEATHSIG = 1  # of <linux/prctl.h>
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36  # of <linux/prctl.h>
 
 Message = dict[str, Any]
 
@@ -283,6 +283,27 @@ def end_with_parent(parent: int | None = None) -> None:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if parent is not None and os.getppid() != parent:
         os._exit(1)
+
+
+def adopt_orphans() -> None:
+    """Have the kernel give this process what its children have started, when they end before it; on Linux alone."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def kill_tree(pid: int, *, itself: bool = True) -> None:
+    """Kill a process, and everything that it has started and that has not lost its parent.
+
+    Args:
+        pid: Its number.
+        itself: Whether to kill the process too, and not its children alone.
+    """
+    psutil = _psutil()
+    with suppress(psutil.Error):
+        process = psutil.Process(pid)
+        for one in [*process.children(recursive=True), *([process] if itself else [])]:
+            with suppress(psutil.Error):
+                one.kill()
 
 
 def say(**message: Any) -> None:

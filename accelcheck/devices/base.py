@@ -161,6 +161,10 @@ class Device(ABC):
         """Import what the device needs, once, before its first case in a process."""
         return
 
+    def in_use(self) -> bool:
+        """Whether this process has it in use, so that a fork of this process cannot use it."""
+        return False
+
     def architecture(self) -> str:
         """The chip's family, under whose name `accelcheck.expectations.chips` stores what it supports; empty where not known.
 

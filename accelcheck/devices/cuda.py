@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from accelcheck.core.capability import SUPPORTED, Capability, Code, unavailable
@@ -68,6 +69,10 @@ class CudaLike(Device):
             f"torch {torch.__version__} is built for it, but torch.cuda.is_available() is False",
             "check the driver's version against the build, and that this user may open the device",
         )
+
+    def in_use(self) -> bool:
+        torch = sys.modules.get("torch")
+        return torch is not None and bool(torch.cuda.is_initialized())
 
     def torch_device(self) -> torch.device:
         import torch

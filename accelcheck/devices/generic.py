@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from accelcheck.core.capability import SUPPORTED, Capability, Code, unavailable
@@ -84,6 +85,9 @@ class Generic(Device):
         self._statistics = self._trial()
         if self._statistics is None:
             self.features |= {"memory-statistics"}
+
+    def in_use(self) -> bool:
+        return "torch" in sys.modules and self.type in found_types() and _says(self._module(), "is_initialized")
 
     def fingerprint(self) -> Fingerprint:
         module = self._module()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import time
 from collections import Counter
 from contextlib import contextmanager
@@ -90,6 +91,10 @@ class Xla(Device):
         if os.environ.get(_CLIENT) != "CPU":
             self.features |= {"exclusive"}
         import_module("torch_xla")
+
+    def in_use(self) -> bool:
+        extension = getattr(sys.modules.get("torch_xla"), "_XLAC", None)
+        return bool(getattr(extension, "_xla_runtime_is_initialized", bool)())
 
     @property
     def client(self) -> str:

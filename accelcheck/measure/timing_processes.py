@@ -112,7 +112,8 @@ def _run_process(
     """Run one timing process: how it ended, its last output, and what it reported of each case."""
     path.write_text(json.dumps(cases), encoding="ascii")
     # The last option counts: the run's own baselines and journal stay as they are.
-    command = ["-m", "pytest", *arguments, "--accel-baseline=off", f"--accel-journal={path.with_suffix('.journal')}"]
+    command = ["-m", "pytest", *arguments, "--accel-resume=", "--accel-baseline=off"]
+    command += [f"--accel-journal={path.with_suffix('.journal')}"]
     with Child(command, {VARIABLE: str(path)}, cwd=start) as child:
         end = child.wait(SILENCE, silence=True)
         assert end is not None

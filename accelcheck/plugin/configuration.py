@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
-import tempfile
-from dataclasses import asdict, dataclass, field
+import json
+import platform
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
+import accelcheck
 from accelcheck.core import imports, matrix
+from accelcheck.core.files import guarded_folder
 from accelcheck.core.matrix import Selection
 from accelcheck.core.registry import UnknownNameError
-from accelcheck.plugin import options, registered
+from accelcheck.plugin import options, registered, resume
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, MutableMapping
+    from collections.abc import Mapping, MutableMapping, Sequence
 
     import pytest
 
     from accelcheck.core.capability import Capability
+    from accelcheck.core.journal import Record
     from accelcheck.devices.base import Device, Status
     from accelcheck.measure.gate import Gate
 
@@ -38,6 +42,8 @@ class RunConfiguration:
         ledgers: Further ledgers, besides the shipped ones.
         imports: Modules that every process imports before it uses a device.
         failed_imports: Modules that were to be imported and cannot be, with the reasons. Known to the controller alone.
+        finished: Ids of the cases that an earlier part of this run has finished.
+        earlier: Their records. Known to the controller alone.
     """
 
     selection: Selection
@@ -47,6 +53,8 @@ class RunConfiguration:
     ledgers: tuple[Path, ...]
     imports: tuple[str, ...] = ()
     failed_imports: Mapping[str, Capability] = field(default_factory=dict)
+    finished: frozenset[str] = frozenset()
+    earlier: Sequence[Record] = ()
 
     @classmethod
     def find(cls, config: pytest.Config) -> Self:
@@ -56,6 +64,7 @@ class RunConfiguration:
             UnknownNameError: An option has a value that is not legal.
             AbsentDeviceError: A required device is absent.
             LedgerError: A ledger cannot be read.
+            JournalError, ResumeError: The journal to go on with cannot be read, or is of another run.
         """
         from accelcheck.devices.probe import probe
         from accelcheck.expectations.ledger import Ledger
@@ -63,6 +72,7 @@ class RunConfiguration:
         ledgers = options.paths(config, "ledger")
         Ledger.load(ledgers)
         options.selection(config, ())  # wrong values are reported before devices are probed
+        options.timeout(config)
         if options.imports(config):
             imports.announce(options.imports(config))
         statuses, host = probe(None, options.seconds(config), registered.devices(config))
@@ -77,10 +87,39 @@ class RunConfiguration:
         absent += _lines(failed)
         if options.value(config, "require") and absent:
             raise AbsentDeviceError("--accel-require: a selected device is absent. " + "; ".join(absent))
-        folder = Path(tempfile.mkdtemp(prefix="accelcheck-"))
+        folder, remove = guarded_folder("accelcheck-")
+        config.add_cleanup(remove)
         # A module that fails in the probe would fail in this process too, and with it the cases of all other devices.
         loaded = tuple(name for name in imports.announced() if name not in failed)
-        return cls(selection, statuses, host.autoload, folder, ledgers, loaded, failed)
+        run = cls(selection, statuses, host.autoload, folder, ledgers, loaded, failed)
+        resumed = options.resumed(config)
+        if resumed is None:
+            return run
+        earlier = resume.finished(resumed, run.facts())
+        return replace(run, earlier=earlier, finished=frozenset(record.case.id for record in earlier))
+
+    def facts(self) -> dict[str, Any]:
+        """What the header of the run's journal says: versions, selection, devices."""
+        facts: dict[str, Any] = json.loads(
+            json.dumps(
+                {
+                    "accelcheck": accelcheck.__version__,
+                    "python": platform.python_version(),
+                    "platform": platform.platform(),
+                    "level": self.selection.level,
+                    "selection": asdict(self.selection),
+                    "devices": {
+                        name: {
+                            "capability": str(status.capability),
+                            "fingerprint": status.fingerprint.as_json() if status.fingerprint else None,
+                        }
+                        for name, status in self.statuses.items()
+                        if name in self.selection.devices
+                    },
+                }
+            )
+        )  # as it is read back: lists for tuples
+        return facts
 
     def as_json(self) -> dict[str, Any]:
         """For a worker's input."""
@@ -91,6 +130,7 @@ class RunConfiguration:
             "folder": str(self.folder),
             "ledgers": [str(path) for path in self.ledgers],
             "imports": list(self.imports),
+            "finished": sorted(self.finished),
         }
 
     @classmethod
@@ -114,6 +154,7 @@ class RunConfiguration:
             folder=Path(data["folder"]),
             ledgers=tuple(Path(path) for path in data["ledgers"]),
             imports=tuple(data["imports"]),
+            finished=frozenset(data["finished"]),
         )
 
     def devices(self, config: pytest.Config) -> Mapping[str, Device]:

@@ -6,7 +6,6 @@ import datetime as dt
 import io
 import json
 import os
-import platform
 import sys
 import threading
 import time
@@ -14,17 +13,16 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 import pytest
 
-import accelcheck
 from accelcheck.core.case import Case, Mode, Verdict
 from accelcheck.core.journal import Journal, JournalError, Record
 from accelcheck.measure import timing_processes
-from accelcheck.plugin.options import paths
+from accelcheck.plugin import options
 from accelcheck.report import coverage, terminal
 from accelcheck.report.coverage import Scope
 from accelcheck.report.progress import Progress
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
     from accelcheck.measure.gate import Gate
@@ -43,41 +41,28 @@ class Controller:
         self.config = config
         self.run = run
         self.gate = gate
-        self.records: dict[str, Record] = {}
+        self.records = {record.case.id: record for record in run.earlier}
         self.asked = False
         self.scope: Scope | None = None
         self.timed_elsewhere = 0
+        self.cut_off = ""
+        """Why the journal could not be written any more."""
         self._modes: list[Mode] = []
-        given = paths(config, "journal")
-        self.journal = self._begin(given[0]) if given else None
+        resumed = options.resumed(config)
+        path = resumed or options.folder(config, "journal")
+        self.journal = self._begin(path, resumed=resumed is not None) if path is not None else None
         self.running = RunningCases(_terminal(config))
         self.progress: Progress | None = None
 
-    def _begin(self, path: Path) -> Journal:
-        journal = Journal(path)
-        try:
-            journal.header(self._facts())
-        except OSError as error:  # opening a file on a full disk works, writing to it does not
-            raise JournalError(f"the journal {path} cannot be written: {error.strerror or error}") from error
+    def _begin(self, path: Path, *, resumed: bool) -> Journal:
+        journal = Journal(path, resumed=resumed)
+        self.config.add_cleanup(journal.close)
+        started = dt.datetime.now(tz=dt.UTC).isoformat(timespec="seconds")
+        if resumed:
+            journal.resumed({"started": started})
+        else:
+            journal.header({"started": started, **self.run.facts()})
         return journal
-
-    def _facts(self) -> dict[str, Any]:
-        selection = self.run.selection
-        return {
-            "accelcheck": accelcheck.__version__,
-            "started": dt.datetime.now(tz=dt.UTC).isoformat(timespec="seconds"),
-            "python": platform.python_version(),
-            "platform": platform.platform(),
-            "level": selection.level,
-            "devices": {
-                name: {
-                    "capability": str(status.capability),
-                    "fingerprint": status.fingerprint.as_json() if status.fingerprint else None,
-                }
-                for name, status in self.run.statuses.items()
-                if name in selection.devices
-            },
-        }
 
     def pytest_report_header(self) -> list[str]:
         """The level, the found devices, and why others are absent."""
@@ -148,8 +133,18 @@ class Controller:
             verdict = Verdict.ERROR if report.when in {"setup", "call", "teardown"} else Verdict.CRASH
             record = Record(case, verdict, reason=report.longreprtext.strip())
         self.records[record.case.id] = record
-        if self.journal is not None:
-            self.journal.case(record.as_json())
+        self._write(lambda journal: journal.case(record.as_json()))
+
+    def _write(self, line: Callable[[Journal], None]) -> None:
+        """Write to the journal; one that cannot be written any more, as on a full disk, ends as it is."""
+        if self.journal is None or self.cut_off:
+            return
+        try:
+            line(self.journal)
+        except JournalError as error:
+            self.cut_off = str(error)
+            self.journal.close()
+            self._say(f"{error}; it ends here, and the run goes on")
 
     def _case(self, name: str) -> Case | None:
         parts = name.split("/")
@@ -165,11 +160,15 @@ class Controller:
         """A selection of which no case was executed does not exit with 0."""
         self.running.stop()
         executed = sum(record.verdict.executed for record in self.records.values())
+        if self.run.earlier and exitstatus in {pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED}:
+            good = all(record.verdict.green for record in self.run.earlier)
+            exitstatus = session.exitstatus = pytest.ExitCode.OK if good else pytest.ExitCode.TESTS_FAILED
         if exitstatus == pytest.ExitCode.OK and (self.records or self.asked) and not executed:
             session.exitstatus = pytest.ExitCode.NO_TESTS_COLLECTED
-        if self.journal is not None:
-            counts = terminal.counts(self.records.values())
-            self.journal.end({"verdicts": counts, "exit": int(session.exitstatus)})
+        counts = terminal.counts(self.records.values())
+        self._write(lambda journal: journal.end({"verdicts": counts, "exit": int(session.exitstatus)}))
+        if self.cut_off and session.exitstatus == pytest.ExitCode.OK:
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED  # whoever reads the journal would miss cases
 
     @pytest.hookimpl(trylast=True)  # after pytest-benchmark's table
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:

@@ -6,7 +6,6 @@ import functools
 import gc
 import json
 import os
-import shutil
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,9 +18,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Mapping, Sequence
 
     from accelcheck.checks.execute import Bench
+    from accelcheck.checks.supervisor import Supervisor
     from accelcheck.core.case import Case
     from accelcheck.core.journal import Record
     from accelcheck.core.matrix import Matrix
+    from accelcheck.devices.base import Device
     from accelcheck.measure.gate import Gate
     from accelcheck.plugin.configuration import RunConfiguration
     from accelcheck.plugin.controller import Controller
@@ -57,8 +58,10 @@ def pytest_configure(config: pytest.Config) -> None:
     worker = getattr(config, "workerinput", None)
     if worker is not None:
         if "accelcheck" in worker:
+            from accelcheck.core.processes import end_with_parent
             from accelcheck.plugin import configuration
 
+            end_with_parent()  # it would not notice while a case holds the GIL
             run = configuration.RunConfiguration.from_json(json.loads(worker["accelcheck"]))
             run.apply(os.environ, worker["workerid"], worker["workercount"])
             config.stash[_RUN] = run
@@ -84,7 +87,6 @@ def _controller(config: pytest.Config) -> Controller:
         run = configuration.RunConfiguration.find(config)
         run.apply(os.environ, "", 1)
         config.stash[_RUN] = run
-        config.add_cleanup(lambda: shutil.rmtree(run.folder, ignore_errors=True))
         gate = config.stash[_GATE] = configuration.gate(config, run)
         if run.selection.techniques or run.selection.workloads or run.selection.cases:
             _matrix(config).check(run.selection)  # only when names are given, because the registry imports torch
@@ -155,6 +157,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     from accelcheck.measure import timing_processes
     from accelcheck.plugin.benchmark import mark_timed
 
+    finished = config.stash[_RUN].finished
+    if finished:
+        done = {item for item in items if (case := _case(item)) is not None and case.id in finished}
+        config.hook.pytest_deselected(items=[item for item in items if item in done])
+        items[:] = [item for item in items if item not in done]
     timed = [(item, case) for item in items if (case := _timed(item)) is not None]
     listed = timing_processes.ongoing()
     if listed is not None:
@@ -167,8 +174,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             mark_timed(item, case)
 
 
-def _timed(item: pytest.Item) -> Case | None:
+def _case(item: pytest.Item) -> Case | None:
     case: Case | None = getattr(getattr(item, "callspec", None), "params", {}).get("accel_case")
+    return case
+
+
+def _timed(item: pytest.Item) -> Case | None:
+    case = _case(item)
     return case if case is not None and case.timed else None
 
 
@@ -245,21 +257,54 @@ def accel_bench(request: pytest.FixtureRequest) -> Bench:
     from accelcheck.verify.cache import clean_process
     from accelcheck.verify.oracle import Store
 
-    run = request.config.stash[_RUN]
-    matrix = _matrix(request.config)
+    config = request.config
+    run = config.stash[_RUN]
+    matrix = _matrix(config)
+    devices = run.devices(config)
+    ledger = Ledger.load((*shipped(run.selection.devices), *run.ledgers))
+
+    def made(store: Store, elsewhere: Supervisor | None = None, gate: Gate | None = None) -> Bench:
+        traces = options.folder(config, "profile")
+        return Bench(matrix, devices, run.statuses, store, ledger, gate, traces, elsewhere)
+
+    def with_clean() -> Store:
+        clean = clean_process(matrix.parts())
+        config.add_cleanup(clean.close)
+        return Store(run.folder, clean)
+
     gc.collect()
     gc.freeze()  # `_matrix` has it undone at the end of the run
-    clean = clean_process(matrix.parts())
-    request.config.add_cleanup(clean.close)
-    return Bench(
-        matrix=matrix,
-        devices=run.devices(request.config),
-        statuses=run.statuses,
-        store=Store(run.folder, clean),
-        ledger=Ledger.load((*shipped(run.selection.devices), *run.ledgers)),
-        gate=request.config.stash.get(_GATE, None),
-        traces=options.folder(request.config, "profile"),
+    gate = config.stash.get(_GATE, None)
+    supervisor = _supervisor(
+        config, [devices[name] for name in run.selection.devices], lambda: made(with_clean()).found
     )
+
+    if supervisor is None:
+        return made(with_clean(), gate=gate)
+    config.add_cleanup(supervisor.close)
+    return made(Store(run.folder), supervisor, gate)
+
+
+def _supervisor(
+    config: pytest.Config, devices: Sequence[Device], make: Callable[[], Callable[[Case], Record]]
+) -> Supervisor | None:
+    """What runs the cases of this process in another one; None where they run in this one."""
+    from accelcheck.checks.supervisor import Supervisor
+    from accelcheck.core.clean_process import CleanProcessError
+    from accelcheck.measure import timing_processes
+
+    if options.value(config, "in_process") or timing_processes.ongoing() is not None:
+        return None
+    used = ", ".join(device.name for device in devices if device.in_use())
+    why = f"{used}: in use in this process before the first case" if used else ""
+    if not why:
+        try:
+            return Supervisor(make, options.timeout(config))
+        except CleanProcessError as error:
+            why = str(error)
+    words = f"accelcheck: cases run in pytest's own process, which a crash or hang ends: {why}"
+    config.issue_config_time_warning(pytest.PytestWarning(words), stacklevel=2)  # workers hand it on
+    return None
 
 
 @pytest.fixture
@@ -278,6 +323,8 @@ def accel_check(request: pytest.FixtureRequest, accel_bench: Bench) -> Callable[
             timing_processes.report(case.id, found if isinstance(found, str) else (found.ratio, found.waited or 0.0))
             pytest.skip("a timing process of another run: timed, not judged")
         record = accel_bench.run(case)
+        if accel_bench.elsewhere is not None and (printed := accel_bench.elsewhere.printed()):
+            print(printed)
         request.node.stash[_RECORD] = record
         request.node.user_properties += [
             ("accelcheck.case", case.id),

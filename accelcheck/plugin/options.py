@@ -51,6 +51,11 @@ OPTIONS = (
     Option("level", "1 smoke (default), 2 standard, 3 full, 4 soak", metavar="N"),
     Option("require", "fail at once when a selected device is absent", flag=True),
     Option("journal", "write one JSON line per case to this file while the run goes", metavar="FILE"),
+    Option(
+        "resume",
+        "go on with the run of this journal: cases that it holds do not run again, and it gets the records of the others",
+        metavar="JOURNAL",
+    ),
     Option("ledger", "further file of expected failures (repeatable)", repeatable=True, metavar="FILE"),
     Option("baseline", "compare times with stored baselines: check, update, new-only or off (default)", metavar="USE"),
     Option("baselines", "folder of the stored baselines (default: baselines, next to the ini file)", metavar="FOLDER"),
@@ -61,6 +66,16 @@ OPTIONS = (
         metavar="N",
     ),
     Option("profile", "keep a trace of each timed case in this folder", metavar="FOLDER"),
+    Option(
+        "timeout",
+        "seconds that a case may take (default: 300, 900, 1800 or 7200, by its level; 0: no limit); then it is a `hang`",
+        metavar="SECONDS",
+    ),
+    Option(
+        "in_process",
+        "run cases in pytest's own process, for a debugger: a case that crashes or hangs ends the run",
+        flag=True,
+    ),
     Option("probe_timeout", "seconds to wait for a device to answer (default 60)", metavar="SECONDS"),
 )
 
@@ -101,6 +116,22 @@ def paths(config: pytest.Config, name: str) -> tuple[Path, ...]:
     else:
         folder = config.inipath.parent if config.inipath is not None else config.rootpath
     return tuple(folder / word for word in words)
+
+
+def resumed(config: pytest.Config) -> Path | None:
+    """The journal of the run to go on with, if any.
+
+    Raises:
+        UnknownNameError: Another journal was to be written.
+    """
+    given, journal = paths(config, "resume"), paths(config, "journal")
+    if given and journal and given != journal:
+        raise _unknown(
+            "journal beside --accel-resume",
+            str(journal[0]),
+            [str(given[0]), "none: it is the one that is gone on with"],
+        )
+    return given[0] if given else None
 
 
 def folder(config: pytest.Config, name: str) -> Path | None:
@@ -219,6 +250,24 @@ def seconds(config: pytest.Config) -> float:
         number = -1.0
     if not 0 < number < float("inf"):
         raise _unknown("probe timeout", str(given), ["a positive number of seconds"])
+    return number
+
+
+def timeout(config: pytest.Config) -> float | None:
+    """Seconds that a case may take; None where it depends on the case, 0 for no limit.
+
+    Raises:
+        UnknownNameError: It is not a number of seconds.
+    """
+    given = value(config, "timeout")
+    if given is None:
+        return None
+    try:
+        number = float(given)
+    except ValueError:
+        number = -1.0
+    if not 0 <= number < float("inf"):
+        raise _unknown("timeout", str(given), ["a number of seconds, 0 for no limit"])
     return number
 
 

@@ -29,7 +29,7 @@ def explain(record: Record, more: Iterable[str] = ()) -> str:
     """
     lines = [f"{record.case.id}: {record.verdict}", ""]
     lines += [f"  {line}" for line in record.reason.splitlines()]
-    if record.verdict is Verdict.ERROR and record.traceback:
+    if record.verdict is not Verdict.FAIL and record.traceback:
         lines += ["", *(f"  {line}" for line in record.traceback.rstrip().splitlines())]
     if record.figures:
         lines += ["", f"  {'view':<8}{'measured':>12}{'allowed':>12}  worst place"]

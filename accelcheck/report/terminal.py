@@ -29,6 +29,7 @@ _BAD_FIRST = (
     Verdict.HANG,
     Verdict.ERROR,
     Verdict.FAIL,
+    Verdict.FLAKY,
     Verdict.XPASS,
     Verdict.XFAIL,
     Verdict.WAIVED,

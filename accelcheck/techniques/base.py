@@ -102,6 +102,8 @@ class Technique:
     """Class of the log that `evidence` gets: `OperatorLog` records every dispatched operator, `ProfilerLog` what
     torch.profiler sees. Compiled code needs `ProfilerLog`, since its operators are not dispatched."""
 
+    patience: float = 1.0
+    """Factor of the seconds that each of its cases may take: see `accelcheck.checks.supervisor.SECONDS`."""
     fuses: bool = False
     """Whether the technique promises fewer kernel launches than eager. If True, a timed case fails that launches as many."""
 

@@ -67,7 +67,7 @@ def clean_process(known: Iterable[object]) -> CleanProcess:
         known: What `Cache.once` is called with and cannot be pickled: techniques, workloads, their makers.
     """
     alone = (_without_threads, 60.0)
-    return CleanProcess(known, (alone,) if torch.get_num_threads() == 1 else ((_with_threads, THREADS_BEGIN), alone))
+    return CleanProcess(known, (alone,) if torch.get_num_threads() == 1 else ((compute, THREADS_BEGIN), alone))
 
 
 def _make(path: Path, make: Callable[..., dict[str, Any]], *arguments: Any) -> None:
@@ -87,8 +87,8 @@ class LeftChangedError(RuntimeError):
     """A workload leaves the global state changed."""
 
 
-def _with_threads() -> None:
-    # A pool of threads does not survive a fork. Where this process had none yet, its fork makes its own here.
+def compute() -> None:
+    """Compute something with all threads. A pool of threads does not survive a fork: where a process has one already, its fork hangs here."""
     size = 64 * 1024
     torch.ones(size).exp().sum()
     torch.ones(512, 512).mm(torch.ones(512, 512))
@@ -96,4 +96,4 @@ def _with_threads() -> None:
 
 def _without_threads() -> None:
     torch.set_num_threads(1)
-    _with_threads()
+    compute()

@@ -1,0 +1,89 @@
+"""Runs cases in a process of their own: one that crashes, hangs or loses its device ends that process, and nothing else.
+
+The process is a fork from before the first case, so that it knows every technique and device that was registered here, by whatever
+way. When it ends, another fork takes its place.
+"""
+
+from __future__ import annotations
+
+import json
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+import torch
+
+from accelcheck.core.case import Verdict
+from accelcheck.core.clean_process import CleanProcess, CleanProcessError
+from accelcheck.core.journal import Record
+from accelcheck.verify.cache import compute
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from accelcheck.core.case import Case
+
+SECONDS: Mapping[int, float] = MappingProxyType({1: 300.0, 2: 900.0, 3: 1800.0, 4: 7200.0})
+"""Seconds that a case may take, by the level of the case."""
+BEGIN = 120.0
+"""Seconds that a process has to begin: it imports nothing, but makes a clean process of its own."""
+
+_FIND: list[Callable[[Case], Record]] = []
+"""What runs a case, in the process that runs them."""
+
+
+class Supervisor:
+    """Runs cases in another process.
+
+    Args:
+        make: Makes what runs a case and gives its record; called in the process that runs them, before the first one.
+        seconds: That a case may take; None for `SECONDS`, by its level and technique; 0 for no limit.
+
+    Raises:
+        CleanProcessError: A fork of this process cannot compute.
+    """
+
+    def __init__(self, make: Callable[[], Callable[[Case], Record]], seconds: float | None = None) -> None:
+        def begin() -> None:
+            _FIND[:] = [make()]
+            if torch.get_num_threads() > 1:
+                compute()  # a fork of a process that has computed with threads hangs, and is not used
+
+        self._seconds = seconds
+        self._process = CleanProcess([], ((begin, BEGIN),))
+
+    def run(self, case: Case, patience: float = 1.0) -> Record:
+        """The record of a case, before the ledger is asked.
+
+        Args:
+            case: To run.
+            patience: Of its technique.
+        """
+        limit = SECONDS[case.level] * patience if self._seconds is None else self._seconds
+        try:
+            record = Record.from_json(json.loads(self._process.call(_record, case, limit=limit or None)))
+        except CleanProcessError as error:
+            if error.end is None:
+                return Record(case, Verdict.ERROR, reason=str(error))
+            return Record(
+                case, error.end.verdict, reason=f"the process that ran it {error.end}", traceback=error.printed
+            )
+        if record.verdict is Verdict.DEVICE_LOST:
+            self.renew()  # what has lost its device in one process may find it again in the next
+        return record
+
+    def renew(self) -> None:
+        """Have the next case run in another process."""
+        self._process.renew()
+
+    def printed(self) -> str:
+        """What the last case has printed."""
+        return self._process.printed()
+
+    def close(self) -> None:
+        """End the process."""
+        self._process.close()
+
+
+def _record(case: Case) -> str:
+    # As JSON: a record may hold what cannot be unpickled in the other process.
+    return json.dumps(_FIND[0](case).as_json())

@@ -1,0 +1,182 @@
+"""What crashes, hangs, exits or loses its device: all other cases have the verdicts of an undisturbed run."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import psutil  # type: ignore[import-untyped]  # it comes without annotations
+import pytest
+from plugin_harness import PATIENT, Suite, only
+
+from accelcheck.core.journal import Journal, JournalError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+FAILED = pytest.ExitCode.TESTS_FAILED
+HEALTHY = ("toy", "toy-too", "toy-value")
+DISTURBING = {
+    "toy-abort": ("crash", "the process that ran it died of SIGABRT"),
+    "toy-segv": ("crash", "the process that ran it died of SIGSEGV"),
+    "toy-exit": ("crash", "the process that ran it ended with status 0"),
+    "toy-hang": ("hang", "the process that ran it ran for longer than 3 s and was killed"),
+    "toy-gil": ("hang", "the process that ran it ran for longer than 3 s and was killed"),
+    "toy-lost": ("device-lost", "cpu does not answer any more: RuntimeError: CUDA error: an illegal memory access"),
+}
+
+
+@pytest.fixture
+def suite(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Suite:
+    return Suite(pytester, monkeypatch)
+
+
+def gone(pid: int) -> bool:
+    """Whether a process ends within 10 s."""
+    for _ in range(1000):
+        try:
+            os.kill(pid, 0)
+            if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z":
+                return True
+        except (ProcessLookupError, FileNotFoundError):
+            return True
+        time.sleep(0.01)
+    return False
+
+
+@pytest.mark.parametrize("workers", ["0", "2"])
+def test_a_case_that_ends_its_process_ends_nothing_else(suite: Suite, workers: str) -> None:
+    undisturbed = suite.run(*only(*HEALTHY)).verdicts
+    ran = suite.run(*only(*HEALTHY, *DISTURBING), "--accel-timeout=3", "-n", workers, "-p", "no:randomly")
+    assert ran.ret == FAILED
+    assert {case: verdict for case, verdict in ran.verdicts.items() if case in undisturbed} == undisturbed
+    for technique, (verdict, reason) in DISTURBING.items():
+        record = ran.record(technique)
+        assert (technique, str(record.verdict)) == (technique, verdict)
+        assert record.reason.startswith(reason)
+        assert ran.lines(rf"{technique} +1 {verdict}")
+    assert ran.raw[-1]["verdicts"] == {"device-lost": 1, "crash": 3, "hang": 2, "fail": 1, "pass": 2}
+
+
+def test_a_hang_and_a_crash_show_where_they_were(suite: Suite) -> None:
+    ran = suite.run(*only("toy-hang", "toy-gil", "toy-segv"), "--accel-timeout=1")
+    assert "in hangs" in ran.record("toy-hang").traceback
+    assert "in holds_the_gil" in ran.record("toy-gil").traceback
+    assert "Fatal Python error: Segmentation fault" in ran.record("toy-segv").traceback
+    assert "Fatal Python error: Segmentation fault" in ran.out
+
+
+def test_what_a_case_had_started_ends_with_it(suite: Suite) -> None:
+    ran = suite.run(*only("toy-orphan", "toy"))
+    assert ran.verdicts["toy/tiny/cpu/float32/forward"] == "pass"
+    assert gone(int((suite.path / "orphan.pid").read_text()))
+
+
+def test_a_case_that_passes_in_another_process_is_flaky(suite: Suite) -> None:
+    ran = suite.run(*only("toy-flaky", "toy"))
+    assert ran.ret == FAILED
+    record = ran.record("toy-flaky")
+    assert str(record.verdict) == "flaky"
+    first, then = record.reason.splitlines()
+    assert first == "1 of 3 runs were not right; the first one: error"
+    assert then == "LookupError: not this time"
+    assert ran.lines("toy-flaky +1 flaky")
+
+
+def test_a_case_that_fails_as_the_ledger_expects_is_not_run_again(suite: Suite) -> None:
+    ledger = suite.ledger(cases=["toy-flaky/*"], verdict="error", match="not this time", at_most="LookupError")
+    assert suite.run(*only("toy-flaky"), f"--accel-ledger={ledger}").verdicts == {
+        "toy-flaky/tiny/cpu/float32/forward": "xfail"
+    }
+
+
+@pytest.mark.parametrize("word", ["-1", "soon", "inf"])
+def test_a_wrong_timeout_is_answered_with_the_legal_values(suite: Suite, word: str) -> None:
+    ran = suite.run(f"--accel-timeout={word}", *only("toy"))
+    assert ran.ret == pytest.ExitCode.USAGE_ERROR
+    assert f"unknown timeout {word!r}. Legal values: a number of seconds, 0 for no limit" in ran.err
+
+
+def test_in_pytests_own_process_a_crash_ends_the_run_and_what_was_learned_stays(
+    suite: Suite, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(suite.path))
+    words = [*only("toy", "toy-abort"), "--accel-in-process", "-p", "no:randomly"]
+    ran = suite.run_apart(*words)
+    assert ran.ret < 0
+    assert ran.verdicts == {"toy/tiny/cpu/float32/forward": "pass"}
+
+
+def test_where_a_device_is_in_use_already_cases_run_here_and_that_is_said(
+    suite: Suite, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("accelcheck.devices.cpu.Cpu.in_use", lambda _: True)
+    ran = suite.run(*only("toy"))
+    assert ran.verdicts == {"toy/tiny/cpu/float32/forward": "pass"}
+    (said,) = [line for line in ran.out.splitlines() if "own process, which a crash or hang ends" in line]
+    assert said.endswith("cpu: in use in this process before the first case")
+
+
+def test_a_disk_that_gets_full_ends_the_journal_and_not_the_run(suite: Suite, monkeypatch: pytest.MonkeyPatch) -> None:
+    write = Journal.case
+    left = [1]
+
+    def full(journal: Journal, record: Mapping[str, Any]) -> None:
+        if not left:
+            raise JournalError(f"the journal {journal.path} cannot be written: No space left on device")
+        left.pop()
+        write(journal, record)
+
+    monkeypatch.setattr(Journal, "case", full)
+    ran = suite.run(*only("toy", "toy-too"))
+    assert ran.ret == FAILED  # though both cases pass
+    assert len(ran.verdicts) == 1
+    assert len(ran.lines(r"toy(-too)? +1 pass")) == 2
+    (said,) = [line for line in ran.out.splitlines() if "No space left" in line]
+    assert said.endswith("cannot be written: No space left on device; it ends here, and the run goes on")
+
+
+@pytest.mark.parametrize("workers", ["0", "2"])
+def test_nothing_is_left_of_a_run_whose_controller_is_killed(
+    suite: Suite, monkeypatch: pytest.MonkeyPatch, workers: str
+) -> None:
+    folder = suite.path / "temporary"
+    folder.mkdir()
+    monkeypatch.setenv("TMPDIR", str(folder))
+    words = [
+        *only("toy", "toy-gil"),
+        "--accel-timeout=0",
+        "--accel-journal=journal.jsonl",
+        "-n",
+        workers,
+        "-p",
+        "no:randomly",
+    ]
+    run = suite.pytester.popen([sys.executable, "-m", "pytest", "--pyargs", "accelcheck.suite", *words])
+    journal = suite.path / "journal.jsonl"
+    limit = time.monotonic() + PATIENT
+    while (
+        time.monotonic() < limit
+        and run.poll() is None
+        and not (journal.exists() and journal.read_text().count("\n") >= 2)
+    ):
+        time.sleep(0.05)
+    time.sleep(1.0)  # the next case holds the GIL
+    below = descendants(run.pid)
+    assert len(below) >= 3
+    run.send_signal(signal.SIGKILL)
+    run.wait()
+    assert [pid for pid in below if not gone(pid)] == []
+    for _ in range(500):
+        if not [*folder.glob("accelcheck-*")]:
+            break
+        time.sleep(0.01)
+    assert [*folder.glob("accelcheck-*")] == []
+
+
+def descendants(pid: int) -> list[int]:
+    return [child.pid for child in psutil.Process(pid).children(recursive=True)]
