@@ -125,6 +125,7 @@ def techniques() -> list[Technique]:
         Toy("toy-process", aborts_a_timing_process),
         Toy("toy-slow", sleeps),
         Toy("toy-exit", lambda _: os._exit(0)),
+        Toy("toy-interrupt", interrupts),
         Toy("toy-segv", lambda _: os.kill(os.getpid(), signal.SIGSEGV)),
         Toy("toy-hang", hangs),
         Toy("toy-gil", lambda _: holds_the_gil()),
@@ -193,6 +194,10 @@ def loses_its_device(program: Program) -> None:
 
     setattr(Cpu, "torch_device", gone)  # noqa: B010 - in the process that runs the case, where mypy would see another method
     gone(None)
+
+
+def interrupts(program: Program) -> None:
+    raise KeyboardInterrupt
 
 
 def leaves_an_orphan(program: Program) -> None:

@@ -221,3 +221,10 @@ def test_an_end_of_file_in_a_function_is_its_own(clean: CleanProcess) -> None:
     with pytest.raises(EOFError, match="of a file"):
         clean.call(fails, EOFError("of a file"))
     assert clean.call(len, [1]) == 1
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), pytest.skip.Exception("not here"), GeneratorExit()])
+def test_what_is_no_plain_exception_ends_nothing_either(clean: CleanProcess, error: BaseException) -> None:
+    with pytest.raises((type(error), CleanProcessError)):
+        clean.call(fails, error)
+    assert clean.call(len, [1]) == 1

@@ -26,6 +26,7 @@ DISTURBING = {
     "toy-exit": ("crash", "the process that ran it ended with status 0"),
     "toy-hang": ("hang", "the process that ran it ran for longer than 3 s and was killed"),
     "toy-gil": ("hang", "the process that ran it ran for longer than 3 s and was killed"),
+    "toy-interrupt": ("error", "KeyboardInterrupt: "),
     "toy-lost": ("device-lost", "cpu does not answer any more: RuntimeError: CUDA error: an illegal memory access"),
 }
 
@@ -59,7 +60,7 @@ def test_a_case_that_ends_its_process_ends_nothing_else(suite: Suite, workers: s
         assert (technique, str(record.verdict)) == (technique, verdict)
         assert record.reason.startswith(reason)
         assert ran.lines(rf"{technique} +1 {verdict}")
-    assert ran.raw[-1]["verdicts"] == {"device-lost": 1, "crash": 3, "hang": 2, "fail": 1, "pass": 2}
+    assert ran.raw[-1]["verdicts"] == {"device-lost": 1, "crash": 3, "hang": 2, "error": 1, "fail": 1, "pass": 2}
 
 
 def test_a_hang_and_a_crash_show_where_they_were(suite: Suite) -> None:

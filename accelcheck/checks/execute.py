@@ -95,24 +95,22 @@ class Bench:
             return self.expect(Record(case, timed.ended, reason=timed.reason))
         record = self._judged(case)
         if self.elsewhere is not None and record.verdict in AGAIN and not case.timed:
-            record = self._again(record)
+            record = self._again(record, self.elsewhere)
         return record if self.gate is None else self.gate.keep(record)
 
     def _judged(self, case: Case) -> Record:
-        record = self.found(case) if self.elsewhere is None else self.elsewhere.run(case, self._patience(case))
+        if self.elsewhere is None:
+            record = self.found(case)
+        else:
+            record = self.elsewhere.run(case, self.matrix.techniques[case.technique].patience)
         # A regression may be known too, and what the ledger says fails is not stored when it passes.
         return self.expect(record if self.gate is None else self.gate.judge(record))
 
-    def _patience(self, case: Case) -> float:
-        return self.matrix.techniques[case.technique].patience
-
-    def _again(self, first: Record) -> Record:
+    def _again(self, first: Record, elsewhere: Supervisor) -> Record:
         """A case that failed once more, in another process: one that passes then is `flaky`."""
-        if self.elsewhere is None:
-            return first
         runs = [first]
         while len(runs) < RUNS and (len(runs) == 1 or any(record.verdict.green for record in runs)):
-            self.elsewhere.renew()
+            elsewhere.renew()
             runs.append(self._judged(first.case))
         wrong = [record for record in runs if not record.verdict.green]
         if len(wrong) == len(runs):

@@ -15,6 +15,7 @@ import torch
 from accelcheck.core.case import Verdict
 from accelcheck.core.clean_process import CleanProcess, CleanProcessError
 from accelcheck.core.journal import Record
+from accelcheck.core.plain import text
 from accelcheck.verify.cache import compute
 
 if TYPE_CHECKING:
@@ -85,5 +86,9 @@ class Supervisor:
 
 
 def _record(case: Case) -> str:
+    try:
+        record = _FIND[0](case)
+    except BaseException as error:  # noqa: BLE001 - `sys.exit`, `pytest.skip`, an interrupt: raised there, it would end the run
+        record = Record(case, Verdict.ERROR, reason=f"{type(error).__name__}: {text(error)}")
     # As JSON: a record may hold what cannot be unpickled in the other process.
-    return json.dumps(_FIND[0](case).as_json())
+    return json.dumps(record.as_json())

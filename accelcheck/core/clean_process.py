@@ -263,7 +263,7 @@ def _answer(pipe: Connection, message: bytes, known: Sequence[object]) -> None:
     try:
         function, arguments = _Unpickler(io.BytesIO(content), known).load()
         answer = pickle.dumps((_ANSWER, call, False, function(*arguments)))
-    except (Exception, SystemExit) as error:  # noqa: BLE001 - raised again where the call came from
+    except BaseException as error:  # noqa: BLE001 - raised again where the call came from: `pytest.skip` is no `Exception`
         trace, outcome = "".join(traceback.format_exception(error)), error
     if outcome is not None:
         answer = _raised(call, outcome, trace)
