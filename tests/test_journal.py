@@ -239,6 +239,7 @@ def test_a_full_disk_leaves_whole_lines(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.undo()
     journal.close()
     assert read(path)[1] == [RECORD]
+    assert path.read_bytes().endswith(b"}\n")
 
 
 WRITER = """
