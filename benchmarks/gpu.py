@@ -28,7 +28,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from accelcheck.core.journal import JournalError, read
+from accelcheck.core.journal import JournalError
+from accelcheck.core.journal_reading import read
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

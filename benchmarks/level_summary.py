@@ -11,7 +11,7 @@ from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from accelcheck.core.journal import read
+from accelcheck.core.journal_reading import read
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

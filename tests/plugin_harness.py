@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from accelcheck.core.capability import SUPPORTED, Capability, Code, unavailable, unsupported
 from accelcheck.core.case import Evidence, Mode
-from accelcheck.core.journal import Record, read
+from accelcheck.core.journal_reading import read
 from accelcheck.core.matrix import Matrix
 from accelcheck.devices.base import Fingerprint, Status
 from accelcheck.devices.cpu import Cpu
@@ -36,6 +36,7 @@ from accelcheck.workloads.base import Problem, Program, Workload
 if TYPE_CHECKING:
     import pytest
 
+    from accelcheck.core.journal import Record
     from accelcheck.devices.base import Device
     from accelcheck.techniques.observe import Log
 

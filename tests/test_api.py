@@ -15,7 +15,7 @@ import pytest
 
 import accelcheck
 from accelcheck import api
-from accelcheck.core.journal import read
+from accelcheck.core.journal_reading import read
 
 ROOT = Path(accelcheck.__file__).parents[1]
 EXAMPLES = sorted((ROOT / "examples").rglob("*.py"))

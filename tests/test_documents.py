@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from accelcheck.core.case import Verdict
-from accelcheck.core.journal import read
+from accelcheck.core.journal_reading import read
 from accelcheck.plugin.options import OPTIONS
 from accelcheck.report import terminal
+from accelcheck.report.run import counts
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -162,9 +163,9 @@ def test_the_excerpt_of_a_run_is_of_the_stored_journal() -> None:
     assert len(shown) > 5
     assert [row for row in shown if row not in rows] == []
     executed = sum(record.verdict.executed for record in records)
-    counts = ", ".join(f"{number} {verdict}" for verdict, number in terminal.counts(records).items())
+    tally = ", ".join(f"{number} {verdict}" for verdict, number in counts(records).items())
     compared = sum(record.compared for record in records)
-    assert f"{executed} cases executed, {compared} elements compared with the oracle: {counts}" in excerpt
+    assert f"{executed} cases executed, {compared} elements compared with the oracle: {tally}" in excerpt
 
 
 def test_the_totals_of_level_2_are_those_of_the_stored_summary() -> None:

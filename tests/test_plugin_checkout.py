@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from accelcheck.core.journal import read
+from accelcheck.core.journal_reading import read
 from accelcheck.core.matrix import Matrix, Selection
 
 CHECKOUT = Path(__file__).parents[1]

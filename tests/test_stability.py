@@ -12,7 +12,7 @@ import pytest
 from stored_cases import everything, facts, stored
 
 from accelcheck.core.case import TIMED
-from accelcheck.core.journal import read
+from accelcheck.core.journal_reading import read
 from accelcheck.core.matrix import Selection
 from accelcheck.core.words import LEVELS
 from accelcheck.measure.digest import digest

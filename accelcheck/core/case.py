@@ -15,6 +15,10 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 
+NON_FINITE = ("inf", "-inf", "nan")
+"""The names of the numbers that JSON does not have."""
+
+
 class Mode(StrEnum):
     """Which part of a workload runs, and so which results are checked."""
 
@@ -131,7 +135,10 @@ class Evidence:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "claim", text(self.claim))
-        object.__setattr__(self, "observed", plain(self.observed))
+        observed = plain(self.observed)
+        if observed in NON_FINITE:  # JSON has no such numbers, and journals write their names
+            observed = float(observed)
+        object.__setattr__(self, "observed", observed)
         object.__setattr__(self, "engaged", truth(self.engaged, "Evidence.engaged"))
 
 

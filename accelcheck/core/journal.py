@@ -8,12 +8,20 @@ import math
 import os
 import stat
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Self
 
-from accelcheck.core.case import Case, Evidence, Figure, Measurement, Mode, Verdict
+import msgspec
+
+from accelcheck.core.case import (  # noqa: TC001 - msgspec reads the annotations of records
+    Case,
+    Evidence,
+    Figure,
+    Measurement,
+    Verdict,
+)
 from accelcheck.core.plain import text
 
 if TYPE_CHECKING:
@@ -70,6 +78,8 @@ class Record:
     def __post_init__(self) -> None:
         object.__setattr__(self, "reason", text(self.reason, MOST_REASON))
         object.__setattr__(self, "traceback", text(self.traceback, MOST_REASON))
+        if self.compared < 0:
+            raise ValueError(f"field 'compared' is {self.compared}; expected 0 or more")
 
     def as_json(self) -> dict[str, Any]:
         """JSON-ready values; non-finite numbers become the strings ``inf`` and ``nan``, which `float` reads back."""
@@ -82,60 +92,15 @@ class Record:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Self:
-        """Read what `as_json` wrote.
+        """Read what `as_json` wrote; fields that are not known are left out.
 
         Raises:
             JournalError: A field is missing or has a value outside its range; the message names it.
         """
         try:
-            case = data["case"]
-            return cls(
-                case=Case(
-                    technique=str(case["technique"]),
-                    workload=str(case["workload"]),
-                    device=str(case["device"]),
-                    dtype=str(case["dtype"]),
-                    mode=Mode(case["mode"]),
-                    level=int(case["level"]),
-                ),
-                verdict=Verdict(data["verdict"]),
-                code=str(data["code"]),
-                reason=str(data["reason"]),
-                evidence=tuple(
-                    Evidence(str(e["claim"]), _observed(e["observed"]), _flag(e, "engaged")) for e in data["evidence"]
-                ),
-                figures=tuple(
-                    Figure(
-                        path=str(f["path"]),
-                        view=str(f["view"]),
-                        measured=float(f["measured"]),
-                        allowed=float(f["allowed"]),
-                        where=str(f["where"]),
-                        gates=_flag(f, "gates"),
-                    )
-                    for f in data["figures"]
-                ),
-                compared=_count(data, "compared"),
-                eager_excess=float(data["eager_excess"]),
-                seconds={str(phase): float(value) for phase, value in data["seconds"].items()},
-                traceback=str(data["traceback"]),
-                measurements=tuple(
-                    Measurement(
-                        name=str(m["name"]),
-                        value=_maybe(m["value"]),
-                        unit=str(m["unit"]),
-                        low=_maybe(m["low"]),
-                        high=_maybe(m["high"]),
-                        reason=str(m["reason"]),
-                    )
-                    for m in data["measurements"]
-                ),
-                digest=str(data["digest"]),
-                times=tuple(float(seconds) for seconds in data["times"]),
-                remark=str(data.get("remark", "")),  # journals of earlier versions have none
-            )
-        except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
-            raise JournalError(f"not a case record: {type(error).__name__}: {error}") from error
+            return msgspec.convert(data, cls, strict=False)  # `inf` and `nan` are texts in JSON
+        except (msgspec.ValidationError, OverflowError, RecursionError) as error:
+            raise JournalError(f"not a case record: {error}") from error
 
 
 class Journal:
@@ -238,81 +203,6 @@ class Journal:
 def _whole(path: Path) -> int:
     """Bytes of a file up to the end of its last whole line."""
     return path.read_bytes().rfind(b"\n") + 1
-
-
-def read(path: Path) -> tuple[dict[str, Any], list[Record]]:
-    """The header and all case records of a journal.
-
-    Raises:
-        JournalError: The file cannot be read, or a line is not JSON, of another schema, or lacks a field; the message names
-            file and line. A last line that is cut short, as a killed run leaves it, is ignored.
-    """
-    header: dict[str, Any] = {}
-    records: list[Record] = []
-    for number, data in _parsed(path):
-        kind = data.get("kind") if isinstance(data, dict) else None
-        if kind == "run":
-            if data.get("schema") != SCHEMA:
-                raise JournalError(f"{path}:{number}: schema {data.get('schema')!r}; this accelcheck reads {SCHEMA}")
-            header = data
-        elif not header:
-            raise JournalError(f"{path}:{number}: field 'kind' is {kind!r}; expected run in the first line, the header")
-        elif kind == "case":
-            try:
-                records.append(Record.from_json(data))
-            except JournalError as error:
-                raise JournalError(f"{path}:{number}: {error}") from error
-        elif kind not in {"resumed", "end"}:
-            raise JournalError(f"{path}:{number}: field 'kind' is {kind!r}; expected run, case, resumed or end")
-    return header, records
-
-
-def _parsed(path: Path) -> Iterator[tuple[int, Any]]:
-    """Line numbers and parsed lines, without a last line that was cut short."""
-    try:
-        # Journals are ASCII. Other bytes are replaced, and refused as malformed JSON.
-        lines = path.read_text(encoding="ascii", errors="replace").splitlines(keepends=True)
-    except OSError as error:
-        raise JournalError(f"the journal {path} cannot be read: {error.strerror or error}") from error
-    for number, line in enumerate(lines, start=1):
-        try:
-            data = json.loads(line)
-        except (json.JSONDecodeError, RecursionError) as error:
-            if number == len(lines) and not line.endswith("\n"):
-                return
-            raise JournalError(f"{path}:{number}: not JSON: {error}") from error
-        yield number, data
-
-
-def _flag(data: Mapping[str, Any], name: str) -> bool:
-    # Not `bool()`: any text is true, "false" as well.
-    value = data[name]
-    if isinstance(value, bool):
-        return value
-    raise TypeError(f"field {name!r} is {value!r}; expected true or false")
-
-
-def _maybe(value: Any) -> float | None:
-    return None if value is None else float(value)
-
-
-def _count(data: Mapping[str, Any], name: str) -> int:
-    number = int(data[name])
-    if number < 0:
-        raise ValueError(f"field {name!r} is {number}; expected 0 or more")
-    return number
-
-
-def _observed(value: Any) -> int | float | str:
-    if value in _NON_FINITE:
-        return float(value)
-    if isinstance(value, (int, float, str)):
-        return value
-    raise TypeError(f"field 'observed' is {type(value).__name__}; expected a number or a text")
-
-
-_NON_FINITE = ("inf", "-inf", "nan")
-"""What `_finite` writes for numbers that JSON does not have."""
 
 
 def _finite(value: Any) -> Any:

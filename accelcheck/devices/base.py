@@ -92,11 +92,16 @@ def status_from_json(data: Any) -> Status:
             _field(capability, "action", str),
             None if verdict is None else Verdict(verdict),
         ),
-        None if fingerprint is None else _fingerprint(fingerprint),
+        None if fingerprint is None else fingerprint_from_json(fingerprint),
     )
 
 
-def _fingerprint(data: Any) -> Fingerprint:
+def fingerprint_from_json(data: Any) -> Fingerprint:
+    """A fingerprint from parsed JSON, read by schema.
+
+    Raises:
+        ValueError: A field is missing or has another type; the message names it.
+    """
     texts = {name: _field(data, name, str) for name in ("device", "chip", "driver", "runtime")}
     numbers = {name: _field(data, name, int) for name in ("count", "memory")}
     tables = {name: _field(data, name, dict) for name in ("versions", "environment")}

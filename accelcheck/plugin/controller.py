@@ -20,6 +20,7 @@ from accelcheck.plugin import options
 from accelcheck.report import coverage, terminal
 from accelcheck.report.coverage import Scope
 from accelcheck.report.progress import Progress
+from accelcheck.report.run import counts
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -165,8 +166,8 @@ class Controller:
             exitstatus = session.exitstatus = pytest.ExitCode.OK if good else pytest.ExitCode.TESTS_FAILED
         if exitstatus == pytest.ExitCode.OK and (self.records or self.asked) and not executed:
             session.exitstatus = pytest.ExitCode.NO_TESTS_COLLECTED
-        counts = terminal.counts(self.records.values())
-        self._write(lambda journal: journal.end({"verdicts": counts, "exit": int(session.exitstatus)}))
+        tally = counts(self.records.values())
+        self._write(lambda journal: journal.end({"verdicts": tally, "exit": int(session.exitstatus)}))
         if self.cut_off and session.exitstatus == pytest.ExitCode.OK:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED  # whoever reads the journal would miss cases
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from accelcheck.core.journal import JournalError, read
+from accelcheck.core.journal import JournalError
+from accelcheck.core.journal_reading import read
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

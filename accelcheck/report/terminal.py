@@ -11,6 +11,7 @@ from accelcheck.expectations.ceilings import PREFIX
 from accelcheck.expectations.chips import RUNS, TRIED
 from accelcheck.report import speed
 from accelcheck.report.columns import aligned
+from accelcheck.report.run import counts
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -23,20 +24,6 @@ if TYPE_CHECKING:
     from accelcheck.plugin.configuration import RunConfiguration
 
 SLOWEST = 5
-_BAD_FIRST = (
-    Verdict.DEVICE_LOST,
-    Verdict.CRASH,
-    Verdict.HANG,
-    Verdict.ERROR,
-    Verdict.FAIL,
-    Verdict.FLAKY,
-    Verdict.XPASS,
-    Verdict.XFAIL,
-    Verdict.WAIVED,
-    Verdict.PASS,
-    Verdict.UNSUPPORTED,
-    Verdict.UNAVAILABLE,
-)
 
 
 def header(run: RunConfiguration) -> list[str]:
@@ -49,12 +36,6 @@ def header(run: RunConfiguration) -> list[str]:
         lines.append(f"  {name}: {_identity(found) if found is not None else status.capability}")
     lines += [f"  {OPTION}={name}: {capability}" for name, capability in run.failed_imports.items()]
     return lines
-
-
-def counts(records: Iterable[Record]) -> dict[str, int]:
-    """How many cases have each verdict, the worst verdict first."""
-    tally = Counter(record.verdict for record in records)
-    return {str(verdict): tally[verdict] for verdict in _BAD_FIRST if tally[verdict]}
 
 
 def summary(

@@ -1,0 +1,179 @@
+"""Reading journals, which may be a stranger's: by schema, within bounds, line by line. No torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import msgspec
+
+from accelcheck.core import bounded
+from accelcheck.core.journal import SCHEMA, JournalError, Record
+from accelcheck.core.plain import text
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+    from pathlib import Path
+
+T = TypeVar("T")
+KINDS = ("run", "case", "resumed", "end")
+"""What a line may be: the header of a run, a case, the mark of a run that went on, the end of a run."""
+MOST_SHOWN = 60
+"""Characters that an error shows of a wrong value."""
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """One run in a journal; a merged journal holds several, one after the other.
+
+    Attributes:
+        header: Its first line: schema, start, versions, selection, devices.
+        records: Of its cases, in the order in which they finished.
+        end: Its last line: counts and exit status; None where the run was cut off.
+        cut: Whether its last line was cut short, as a killed run leaves it.
+    """
+
+    header: Mapping[str, Any]
+    records: tuple[Record, ...] = ()
+    end: Mapping[str, Any] | None = None
+    cut: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One whole line of a journal.
+
+    Attributes:
+        number: From 1.
+        kind: One of `KINDS`.
+        raw: Its bytes, without the line end.
+        where: File and number, for errors.
+    """
+
+    number: int
+    kind: str
+    raw: bytes
+    where: str
+
+
+class _Kind(msgspec.Struct):
+    kind: Any = None
+
+
+_KIND = msgspec.json.Decoder(_Kind)
+_CASE = msgspec.json.Decoder(Record, strict=False)  # `inf` and `nan` are texts in JSON
+_TABLE = msgspec.json.Decoder(dict[str, Any])
+
+
+class _Cut(Exception):  # noqa: N818 - how reading ends, no error
+    pass
+
+
+def lines(path: Path) -> Iterator[Line]:
+    """The whole lines of a journal: each of a known kind, the first one a header. Cases are not read.
+
+    Raises:
+        JournalError: The file cannot be read, exceeds a bound, or a line is not JSON or of no known kind.
+    """
+    try:
+        yield from _lines(path)
+    except _Cut:
+        return
+
+
+def sections(path: Path) -> Iterator[Section]:
+    """The runs of a journal, one by one.
+
+    Raises:
+        JournalError: The file cannot be read, exceeds a bound, or a line is not JSON, of another schema, or has a wrong field; the
+            message names file, line and field. A last line that is cut short is left out, and `Section.cut` says so.
+    """
+    header: Mapping[str, Any] | None = None
+    records: list[Record] = []
+    end: Mapping[str, Any] | None = None
+    cut = False
+    found = _lines(path)
+    while True:
+        try:
+            line = next(found, None)
+        except _Cut:
+            line, cut = None, True
+        if line is None or line.kind == "run":
+            if header is not None:
+                yield Section(header, tuple(records), end, cut)
+            if line is None:
+                return
+            header, records, end = table(line), [], None
+        elif line.kind == "case":
+            records.append(case(line))
+        elif line.kind == "end":
+            end = table(line)
+
+
+def read(path: Path) -> tuple[dict[str, Any], list[Record]]:
+    """The header and all case records of a journal of one run; both are empty where the run was cut off in its header.
+
+    Raises:
+        JournalError: As `sections`; or the journal holds several runs.
+    """
+    found = list(sections(path))
+    if len(found) > 1:
+        raise JournalError(f"{path}: expected the journal of one run, got a merged one of {len(found)}")
+    return (dict(found[0].header), list(found[0].records)) if found else ({}, [])
+
+
+def case(line: Line) -> Record:
+    """The record of a line of the kind ``case``.
+
+    Raises:
+        JournalError: A field is missing or has a value outside its range; the message names file, line and field.
+    """
+    return _decoded(_CASE, line.raw, line.where, "not a case record: ")
+
+
+def table(line: Line) -> Mapping[str, Any]:
+    """The fields of a line of another kind, of the schema that this accelcheck reads where it is a header.
+
+    Raises:
+        JournalError: It is of another schema.
+    """
+    data = _decoded(_TABLE, line.raw, line.where)
+    if line.kind == "run" and data.get("schema") != SCHEMA:
+        raise JournalError(
+            f"{line.where}: schema {text(repr(data.get('schema')), MOST_SHOWN)}; this accelcheck reads {SCHEMA}"
+        )
+    return data
+
+
+def _lines(path: Path) -> Iterator[Line]:
+    begun = False
+    try:
+        for number, raw in bounded.lines(path):
+            where = f"{path}:{number}"
+            try:
+                kind = _decoded(_KIND, raw, where).kind
+            except JournalError:
+                if raw.endswith(b"\n"):
+                    raise
+                raise _Cut from None
+            legal = ("run",) if not begun else KINDS
+            if not (isinstance(kind, str) and kind in legal):
+                got = f"field 'kind' is {text(repr(kind), MOST_SHOWN)}"
+                raise JournalError(
+                    f"{where}: {got}; expected {', '.join(KINDS[:-1])} or {KINDS[-1]}"
+                    if begun
+                    else f"{where}: {got}; expected run in the first line, the header"
+                )
+            begun = True
+            yield Line(number, kind, raw.rstrip(b"\n"), where)
+    except bounded.UnreadableFileError as error:
+        raise JournalError(f"the journal {error}") from error
+
+
+def _decoded(decoder: msgspec.json.Decoder[T], raw: bytes, where: str, what: str = "") -> T:
+    try:
+        return decoder.decode(raw)
+    except msgspec.ValidationError as error:
+        raise JournalError(f"{where}: {what}{error}") from error
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError, OverflowError) as error:
+        raise JournalError(f"{where}: not JSON: {error}") from error

@@ -1,0 +1,244 @@
+"""What journals say of each device: the runs of one device, in one or several journals, as one. No torch.
+
+Two runs are of one device if its fingerprint and the versions of accelcheck and Python are the same. All else is kept apart.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import asdict, dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from accelcheck.core.case import Verdict
+from accelcheck.core.journal import JournalError
+from accelcheck.core.journal_reading import sections
+from accelcheck.core.plain import text
+from accelcheck.devices.base import Fingerprint, fingerprint_from_json
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+    from pathlib import Path
+
+    from accelcheck.core.journal import Record
+    from accelcheck.core.journal_reading import Section
+
+BAD_FIRST = (
+    Verdict.DEVICE_LOST,
+    Verdict.CRASH,
+    Verdict.HANG,
+    Verdict.ERROR,
+    Verdict.FAIL,
+    Verdict.FLAKY,
+    Verdict.XPASS,
+    Verdict.XFAIL,
+    Verdict.WAIVED,
+    Verdict.PASS,
+    Verdict.UNSUPPORTED,
+    Verdict.UNAVAILABLE,
+)
+"""The verdicts, the worst one first."""
+_BADNESS = {verdict: rank for rank, verdict in enumerate(BAD_FIRST)}
+
+
+class _Device(msgspec.Struct):
+    capability: str = ""
+    fingerprint: dict[str, Any] | None = None
+
+
+class _Header(msgspec.Struct):
+    started: str = ""
+    accelcheck: str = ""
+    python: str = ""
+    platform: str = ""
+    level: int = 1
+    selection: dict[str, Any] = {}
+    devices: dict[str, _Device] = {}
+    packages: dict[str, str] = {}
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceRun:
+    """What the journals say of one device.
+
+    Attributes:
+        device: The device's name.
+        fingerprint: None where it was absent.
+        capability: ``ok``, or why it was absent.
+        accelcheck, python: Versions.
+        platforms: Operating systems of the machines, in the order of the journals.
+        level: The highest level that was asked for.
+        started: When the first of its runs began, in ISO 8601.
+        selections: What each run selected of the matrix, as its header says; empty for all in journals of earlier versions.
+        packages: Versions of the installed packages by name, where a journal says them.
+        records: One a case, sorted by id.
+        sources: Files of the journals.
+        remarks: What a reader should know of the journals: cut off, cases that two of them judged differently.
+    """
+
+    device: str
+    fingerprint: Fingerprint | None
+    capability: str
+    accelcheck: str
+    python: str
+    platforms: tuple[str, ...]
+    level: int
+    started: str
+    selections: tuple[Mapping[str, Any], ...]
+    packages: Mapping[str, str]
+    records: tuple[Record, ...]
+    sources: tuple[str, ...]
+    remarks: tuple[str, ...] = ()
+
+    @property
+    def executed(self) -> int:
+        """Number of cases in which the technique ran."""
+        return sum(record.verdict.executed for record in self.records)
+
+    @property
+    def green(self) -> bool:
+        """Whether no case stands against it, and one at least ran."""
+        return self.executed > 0 and all(record.verdict.green for record in self.records)
+
+    def counts(self) -> dict[str, int]:
+        """How many cases have each verdict, the worst verdict first."""
+        return counts(self.records)
+
+
+@dataclass
+class _Gathered:
+    first: DeviceRun
+    records: dict[str, Record] = field(default_factory=dict)
+    origins: dict[str, str] = field(default_factory=dict)
+    sources: list[str] = field(default_factory=list)
+    platforms: list[str] = field(default_factory=list)
+    selections: list[Mapping[str, Any]] = field(default_factory=list)
+    packages: dict[str, str] = field(default_factory=dict)
+    remarks: list[str] = field(default_factory=list)
+    started: list[str] = field(default_factory=list)
+    level: int = 1
+
+
+def counts(records: Iterable[Record]) -> dict[str, int]:
+    """How many cases have each verdict, the worst verdict first."""
+    tally = Counter(record.verdict for record in records)
+    return {str(verdict): tally[verdict] for verdict in BAD_FIRST if tally[verdict]}
+
+
+def load(paths: Sequence[Path]) -> tuple[DeviceRun, ...]:
+    """Read journals.
+
+    Args:
+        paths: Of the journals; merged ones too.
+
+    Returns:
+        The devices, in the order in which they appear.
+
+    Raises:
+        JournalError: A journal cannot be read, or is not one; the message names file, line and field.
+    """
+    gathered: dict[tuple[str, ...], _Gathered] = {}
+    for path in paths:
+        empty = True
+        for section in sections(path):
+            empty = False
+            _gather(gathered, str(path), section)
+        if empty:
+            raise JournalError(f"{path}: expected a journal, got a file without a whole line")
+    return tuple(
+        replace(
+            one.first,
+            platforms=tuple(dict.fromkeys(one.platforms)),
+            level=one.level,
+            started=min(one.started),
+            selections=tuple(one.selections),
+            packages=dict(sorted(one.packages.items())),
+            records=tuple(one.records[name] for name in sorted(one.records)),
+            sources=tuple(dict.fromkeys(one.sources)),
+            remarks=tuple(dict.fromkeys(one.remarks)),
+        )
+        for one in gathered.values()
+    )
+
+
+def labels(runs: Sequence[DeviceRun]) -> list[str]:
+    """A name for each device: its own, with chip and torch version and then a number where several have the same."""
+    found = [run.device for run in runs]
+    for describe in (_chip, _torch):
+        shared = Counter(found)
+        found = [
+            f"{name}, {more}" if shared[name] > 1 and (more := describe(run)) else name
+            for name, run in zip(found, runs, strict=True)
+        ]
+    shared, seen = Counter(found), Counter[str]()
+    for index, name in enumerate(found):
+        seen[name] += 1
+        if shared[name] > 1:
+            found[index] = f"{name} ({seen[name]})"
+    return found
+
+
+def _gather(gathered: dict[tuple[str, ...], _Gathered], source: str, section: Section) -> None:
+    try:
+        header = msgspec.convert(dict(section.header), _Header)
+        fingerprints = {
+            name: None if device.fingerprint is None else fingerprint_from_json(device.fingerprint)
+            for name, device in header.devices.items()
+        }
+    except (msgspec.ValidationError, ValueError, OverflowError) as error:
+        raise JournalError(f"{source}: header: {text(error, 300)}") from error
+    by_device: dict[str, list[Record]] = {name: [] for name in header.devices}
+    for record in section.records:
+        by_device.setdefault(record.case.device, []).append(record)
+    for name, records in by_device.items():
+        fingerprint = fingerprints.get(name)
+        key = (name, repr(asdict(fingerprint)) if fingerprint else "", header.accelcheck, header.python)
+        if key not in gathered:
+            capability = header.devices[name].capability if name in header.devices else "not in the journal's header"
+            first = DeviceRun(
+                name,
+                fingerprint,
+                capability,
+                header.accelcheck,
+                header.python,
+                (),
+                header.level,
+                header.started,
+                (),
+                {},
+                (),
+                (),
+            )
+            gathered[key] = _Gathered(first)
+        one = gathered[key]
+        one.sources.append(source)
+        one.platforms.append(header.platform)
+        one.selections.append(header.selection)
+        one.packages.update(header.packages)
+        one.started.append(header.started)
+        one.level = max(one.level, header.level)
+        if section.end is None:
+            one.remarks.append(f"{source}: the run was cut off" + (", in the middle of a line" if section.cut else ""))
+        for record in records:
+            _add(one, source, record)
+
+
+def _add(one: _Gathered, source: str, record: Record) -> None:
+    name = record.case.id
+    other = one.records.get(name)
+    if other is not None and other.verdict is not record.verdict:
+        one.remarks.append(
+            f"{name}: {other.verdict} in {one.origins[name]}, {record.verdict} in {source}; the worse counts"
+        )
+    if other is None or _BADNESS[record.verdict] < _BADNESS[other.verdict]:
+        one.records[name], one.origins[name] = record, source
+
+
+def _chip(run: DeviceRun) -> str:
+    return run.fingerprint.chip if run.fingerprint is not None else "absent"
+
+
+def _torch(run: DeviceRun) -> str:
+    version = run.fingerprint.versions.get("torch", "") if run.fingerprint is not None else ""
+    return f"torch {version}" if version else ""

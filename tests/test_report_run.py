@@ -1,0 +1,135 @@
+"""What journals say of each device: runs of one device are one, all else is kept apart, and what differs is said."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from accelcheck.core.case import Case, Mode, Verdict
+from accelcheck.core.journal import SCHEMA, Journal, JournalError, Record
+from accelcheck.devices.base import Fingerprint
+from accelcheck.report.run import labels, load
+
+STORED = Path(__file__).parent.parent / "baselines"
+EPYC = Fingerprint("cpu", "AMD EPYC", 2, versions={"torch": "2.13.0"})
+
+
+def record(technique: str, verdict: Verdict = Verdict.PASS, device: str = "cpu") -> Record:
+    return Record(Case(technique, "mlp", device, "float32", Mode.FORWARD, 1), verdict)
+
+
+def journal(path: Path, *records: Record, fingerprint: Fingerprint = EPYC, end: bool = True, **facts: Any) -> Path:
+    device = {"capability": "ok", "fingerprint": fingerprint.as_json()}
+    header = {"accelcheck": "0.1.0", "python": "3.11.7", "level": 1, "started": "2026-11-23T10:00:00+00:00"}
+    written = Journal(path)
+    written.header(header | {"devices": {fingerprint.device: device}} | facts)
+    for one in records:
+        written.case(one.as_json())
+    if end:
+        written.end({"exit": 0})
+    else:
+        written.close()
+    return path
+
+
+def test_shards_of_one_device_are_one(tmp_path: Path) -> None:
+    one = journal(tmp_path / "1.jsonl", record("eager"), started="2026-11-23T11:00:00+00:00")
+    other = journal(tmp_path / "2.jsonl", record("amp-bf16"), record("absent", Verdict.UNAVAILABLE), level=2)
+    (found,) = load([one, other])
+    assert [r.case.technique for r in found.records] == ["absent", "amp-bf16", "eager"]
+    assert (found.level, found.started, found.executed, found.green) == (2, "2026-11-23T10:00:00+00:00", 2, True)
+    assert found.sources == (str(one), str(other))
+
+
+@pytest.mark.parametrize(
+    ("changed", "label"),
+    [
+        ({"fingerprint": replace(EPYC, chip="Xeon")}, ["cpu, AMD EPYC", "cpu, Xeon"]),
+        (
+            {"fingerprint": replace(EPYC, versions={"torch": "2.9.0"})},
+            ["cpu, AMD EPYC, torch 2.13.0", "cpu, AMD EPYC, torch 2.9.0"],
+        ),
+        ({"accelcheck": "0.2.0"}, ["cpu, AMD EPYC, torch 2.13.0 (1)", "cpu, AMD EPYC, torch 2.13.0 (2)"]),
+        ({"python": "3.12.0"}, ["cpu, AMD EPYC, torch 2.13.0 (1)", "cpu, AMD EPYC, torch 2.13.0 (2)"]),
+        ({"fingerprint": replace(EPYC, device="xla")}, ["cpu", "xla"]),
+    ],
+)
+def test_runs_on_different_devices_are_kept_apart(changed: dict[str, Any], label: list[str], tmp_path: Path) -> None:
+    device = changed["fingerprint"].device if "fingerprint" in changed else "cpu"
+    one = journal(tmp_path / "1.jsonl", record("eager"))
+    other = journal(tmp_path / "2.jsonl", record("eager", device=device), **changed)
+    runs = load([one, other])
+    assert [len(run.records) for run in runs] == [1, 1]
+    assert labels(runs) == label
+
+
+def test_a_merged_journal_is_read_as_its_parts(tmp_path: Path) -> None:
+    parts = [
+        journal(tmp_path / "1.jsonl", record("eager")),
+        journal(tmp_path / "2.jsonl", record("eager"), fingerprint=replace(EPYC, chip="Xeon")),
+    ]
+    merged = tmp_path / "merged.jsonl"
+    merged.write_bytes(b"".join(part.read_bytes() for part in parts))
+    assert [run.records for run in load([merged])] == [run.records for run in load(parts)]
+
+
+def test_of_two_verdicts_of_one_case_the_worse_counts_and_is_said(tmp_path: Path) -> None:
+    paths = [
+        journal(tmp_path / "1.jsonl", record("eager")),
+        journal(tmp_path / "2.jsonl", record("eager", Verdict.FAIL)),
+    ]
+    for order in (paths, paths[::-1]):
+        (found,) = load(order)
+        assert found.records[0].verdict is Verdict.FAIL
+        assert not found.green
+        assert any("the worse counts" in remark for remark in found.remarks)
+
+
+def test_a_run_that_was_cut_off_says_so(tmp_path: Path) -> None:
+    path = journal(tmp_path / "1.jsonl", record("eager"), end=False)
+    assert load([path])[0].remarks == (f"{path}: the run was cut off",)
+    with path.open("a") as file:
+        file.write('{"kind": "ca')
+    assert load([path])[0].remarks == (f"{path}: the run was cut off, in the middle of a line",)
+
+
+def test_an_absent_device_has_no_fingerprint(tmp_path: Path) -> None:
+    path = tmp_path / "1.jsonl"
+    absent = {"capability": "unavailable [no-hardware] no NVIDIA GPU found", "fingerprint": None}
+    path.write_text(json.dumps({"kind": "run", "schema": SCHEMA, "devices": {"cuda": absent}}) + "\n")
+    (found,) = load([path])
+    assert (found.device, found.fingerprint, found.green) == ("cuda", None, False)
+
+
+@pytest.mark.parametrize(
+    ("header", "message"),
+    [
+        ({"devices": []}, "Expected `object`, got `array` - at `$.devices`"),
+        ({"level": "deep"}, "Expected `int`, got `str` - at `$.level`"),
+        ({"devices": {"cpu": {"fingerprint": {"chip": 1}}}}, "status field 'device'"),
+    ],
+)
+def test_a_wrong_header_is_refused_with_file_and_field(header: dict[str, Any], message: str, tmp_path: Path) -> None:
+    path = tmp_path / "1.jsonl"
+    path.write_text(json.dumps({"kind": "run", "schema": SCHEMA, **header}) + "\n")
+    with pytest.raises(JournalError) as raised:
+        load([path])
+    assert str(raised.value).startswith(f"{path}: header: ")
+    assert message in str(raised.value)
+
+
+def test_a_file_without_a_whole_line_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "1.jsonl"
+    path.write_bytes(b"")
+    with pytest.raises(JournalError, match=r"1\.jsonl: expected a journal"):
+        load([path])
+
+
+def test_stored_journals_of_both_devices_are_read() -> None:
+    runs = load([STORED / "cpu" / "level1.jsonl", STORED / "xla" / "level1.jsonl"])
+    assert labels(runs) == ["cpu", "xla"]
+    assert all(run.executed > 100 for run in runs)
