@@ -13,6 +13,8 @@ import pytest
 from plugin_harness import CONFTEST, JOURNAL, Suite, only
 
 from accelcheck.core.case import stable_seed
+from accelcheck.expectations import must_pass
+from accelcheck.expectations.must_pass import Floor, MustPass
 from accelcheck.plugin.controller import _bracketed
 
 OK, FAILED = int(pytest.ExitCode.OK), int(pytest.ExitCode.TESTS_FAILED)
@@ -425,3 +427,17 @@ def test_a_device_of_another_package_is_probed_and_runs_cases_on_workers_too(sui
     assert ran.lines("  vendor: 1 x Vendor One; Vendor runtime 3")
     assert ran.lines(r"  vendor-absent: unavailable \[import-failed\] .*libvendor\.so.*")
     assert ran.lines("  cpu: .*torch .*")
+
+
+def test_a_case_of_the_must_pass_list_that_was_not_collected_fails_by_name(
+    suite: Suite, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    floors = dict.fromkeys((1, 2, 3, 4), Floor(1, 1, 1))
+    levels = {"toy/tiny/float32/forward": 1, "toy-gone/tiny/float32/forward": 1}
+    monkeypatch.setattr(must_pass, "of", lambda _: MustPass("cpu", 7, "0" * 64, 1, levels, floors))
+    ran = suite.run(*only("toy", "toy-[gt]o*"))
+    assert ran.ret == 1
+    assert ran.verdicts["toy/tiny/cpu/float32/forward"] == "pass"
+    assert ran.verdicts["toy-gone/tiny/cpu/float32/forward"] == "error"
+    assert "version 7 of the must-pass list cpu, which was not collected" in ran.out
+    assert ran.header["must_pass"] == {"cpu": {"class": "cpu", "version": 7, "sha256": "0" * 64}}

@@ -13,6 +13,7 @@ from accelcheck.core import imports, matrix
 from accelcheck.core.files import guarded_folder
 from accelcheck.core.matrix import Selection
 from accelcheck.core.registry import UnknownNameError
+from accelcheck.expectations import must_pass
 from accelcheck.plugin import options, registered, resume
 
 if TYPE_CHECKING:
@@ -116,6 +117,7 @@ class RunConfiguration:
                         for name, status in self.statuses.items()
                         if name in self.selection.devices
                     },
+                    "must_pass": {name: must_pass.of(name).facts() for name in self.selection.devices},
                 }
             )
         )  # as it is read back: lists for tuples

@@ -15,6 +15,7 @@ import pytest
 
 from accelcheck.core.case import Case, Mode, Verdict
 from accelcheck.core.journal import Journal, JournalError, Record
+from accelcheck.expectations import must_pass
 from accelcheck.measure import timing_processes
 from accelcheck.plugin import options
 from accelcheck.report import coverage, terminal
@@ -147,6 +148,20 @@ class Controller:
             self.journal.close()
             self._say(f"{error}; it ends here, and the run goes on")
 
+    def _not_collected(self, name: str) -> None:
+        """Make the record of a case that a must-pass list has, and no process collected."""
+        case = self._case(name)
+        if case is None or name in self.records:
+            return
+        required = must_pass.of(case.device)
+        reason = (
+            f"expected a case of version {required.version} of the must-pass list {required.kind}, which was not collected: "
+            "its technique or workload is not registered here"
+        )
+        record = self.records[name] = Record(case, Verdict.ERROR, reason=reason)
+        self._say(f"{name}: error: {reason}")
+        self._write(lambda journal: journal.case(record.as_json()))
+
     def _case(self, name: str) -> Case | None:
         parts = name.split("/")
         if len(parts) != len(("technique", "workload", "device", "dtype", "mode")) or parts[4] not in set(Mode):
@@ -156,10 +171,13 @@ class Controller:
             return None
         return Case(technique, workload, device, dtype, Mode(mode), self.run.selection.level)
 
-    @pytest.hookimpl(tryfirst=True)
     def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
-        """A selection of which no case was executed does not exit with 0."""
+        """A selection of which no case was executed, or of which a case was not collected, does not exit with 0."""
         self.running.stop()
+        for name in self.scope.missing if self.scope is not None else ():
+            self._not_collected(name)
+            if exitstatus in {pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED}:
+                exitstatus = session.exitstatus = pytest.ExitCode.TESTS_FAILED
         executed = sum(record.verdict.executed for record in self.records.values())
         if self.run.earlier and exitstatus in {pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED}:
             good = all(record.verdict.green for record in self.run.earlier)

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from accelcheck.core.journal import Record
 
-SAME = ("accelcheck", "python", "platform", "selection", "devices")
+SAME = ("accelcheck", "python", "platform", "selection", "devices", "must_pass")
 """Fields of the header that two parts of a run have in common."""
 MOST = 5
 """Differences that a refusal names."""

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from accelcheck.core.imports import OPTION
 from accelcheck.core.matrix import Selection
 from accelcheck.core.words import LEVELS
+from accelcheck.expectations import must_pass
 from accelcheck.measure.gate import CHANGE, Use
 
 if TYPE_CHECKING:
@@ -36,11 +37,13 @@ class Scope:
         total: Cases of all levels.
         levels: Cases up to each level, of the selected techniques, workloads and dtypes.
         techniques: Number of selected techniques.
+        missing: Ids of cases that the must-pass lists of the selected devices have, and the matrix has not.
     """
 
     total: int
     levels: tuple[int, ...]
     techniques: int
+    missing: tuple[str, ...] = ()
 
     def as_json(self) -> dict[str, Any]:
         """For a worker's output."""
@@ -49,7 +52,7 @@ class Scope:
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Scope:
         """Read what a worker sent."""
-        return cls(int(data["total"]), tuple(map(int, data["levels"])), int(data["techniques"]))
+        return cls(int(data["total"]), tuple(map(int, data["levels"])), int(data["techniques"]), tuple(data["missing"]))
 
     @classmethod
     def of(cls, matrix: Matrix, selection: Selection) -> Scope:
@@ -60,6 +63,7 @@ class Scope:
             everything.total(),
             tuple(sum(selected[lower] for lower in LEVELS if lower <= level) for level in LEVELS),
             sum(_matches(name, selection.techniques) for name in matrix.techniques),
+            _missing(matrix, selection),
         )
 
 
@@ -215,6 +219,13 @@ def _limits(gate: Gate, records: Sequence[Record]) -> list[str]:
     unused = gate.idle(records)
     more = len(unused) - SHOWN
     return [*unused[:SHOWN], *([f"limit: {more} more that no case is compared with"] if more > 0 else [])]
+
+
+def _missing(matrix: Matrix, selection: Selection) -> tuple[str, ...]:
+    wanted = {name for device in selection.devices for name in must_pass.of(device).selected(selection, device)}
+    if wanted:
+        wanted.difference_update(case.id for case in matrix.cases(selection))
+    return tuple(sorted(wanted))
 
 
 def _matches(name: str, globs: Sequence[str]) -> bool:

@@ -9,7 +9,7 @@ from accelcheck.core.case import Verdict
 from accelcheck.core.imports import OPTION
 from accelcheck.expectations.ceilings import PREFIX
 from accelcheck.expectations.chips import RUNS, TRIED
-from accelcheck.report import speed
+from accelcheck.report import qualification, speed
 from accelcheck.report.columns import aligned
 from accelcheck.report.run import counts
 
@@ -77,11 +77,27 @@ def summary(
     totals = ", ".join(f"{number} {verdict}" for verdict, number in counts(found).items()) or "no cases"
     compared = sum(record.compared for record in found)
     reporter.write_line(f"{executed} cases executed, {compared} elements compared with the oracle: {totals}")
+    for line in _qualified(found, run):
+        reporter.write_line(line)
     if journal is not None:
         reporter.write_line(f"journal: {journal}")
     reporter.write_line("")
     for line in remainder:
         reporter.write_line(line)
+
+
+def _qualified(records: list[Record], run: RunConfiguration) -> list[str]:
+    """Whether each device qualifies, where the whole of a level was asked for; timed cases alone are not asked."""
+    selection = run.selection
+    if selection.techniques or selection.workloads or selection.dtypes or selection.cases:
+        return []
+    judged = {record.case.device for record in records if record.verdict.executed and not record.case.timed}
+    found = []
+    for device in selection.devices:
+        if device in judged:
+            one = qualification.judged(device, selection.level, records)
+            found += [str(one), *(f"  {reason}" for reason in one.reasons)]
+    return found
 
 
 def _counted(title: str, reasons: Iterable[tuple[str, str]]) -> list[str]:

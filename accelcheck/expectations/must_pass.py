@@ -1,0 +1,182 @@
+"""Must-pass lists: the cases that a device of a class has to pass at each level, versioned and hashed. No torch.
+
+A list holds what the devices of its class declare to support, less what the shipped ledgers expect to fail, and less what a measured
+run of the class found `unsupported` by trying. Timed cases are in none: their verdicts need a baseline of the same machine.
+``python benchmarks/must_pass.py`` makes the lists.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import functools
+import hashlib
+from dataclasses import dataclass
+from importlib import resources
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+from accelcheck.core.case import Mode
+from accelcheck.core.words import LEVELS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
+    from accelcheck.core.matrix import Selection
+
+OTHERS = "accelerator"
+"""The class of every device that has no list of its own."""
+FOLDER = "must_pass"
+SUFFIX = ".txt"
+
+
+class MustPassError(ValueError):
+    """A must-pass list is malformed; the message names the file and the line."""
+
+
+@dataclass(frozen=True, slots=True)
+class Floor:
+    """The least that a whole run at a level has to show.
+
+    Attributes:
+        cases: Executed cases.
+        techniques: Techniques with an executed case.
+        elements: Elements compared with the oracle; 0 where no run of the class was measured: devices differ in the structured
+            inputs that they take.
+    """
+
+    cases: int
+    techniques: int
+    elements: int
+
+
+@dataclass(frozen=True, slots=True)
+class MustPass:
+    """The list of one class of devices.
+
+    Attributes:
+        kind: The class: a device's name, or `OTHERS`.
+        version: Raised whenever the list changes.
+        digest: SHA-256 of the list, in hexadecimal digits.
+        measured: The highest level at which a run of the class confirmed the list; 0 where none did.
+        levels: The level of each case; its key is the case's id without the device: ``technique/workload/dtype/mode``.
+        floors: By level.
+    """
+
+    kind: str
+    version: int
+    digest: str
+    measured: int
+    levels: Mapping[str, int]
+    floors: Mapping[int, Floor]
+
+    def ids(self, device: str, level: int) -> set[str]:
+        """The ids of the cases that a device has to pass up to a level."""
+        return {identity(key, device) for key, its in self.levels.items() if its <= level}
+
+    def selected(self, selection: Selection, device: str) -> set[str]:
+        """The ids of the cases that a selection of the matrix has to contain; those of a selection by case ids are none."""
+        if selection.cases:
+            return set()
+        return {
+            identity(key, device)
+            for key, its in self.levels.items()
+            if its <= selection.level and _chosen(key, selection)
+        }
+
+    def facts(self) -> dict[str, str | int]:
+        """What a journal's header says of the list."""
+        return {"class": self.kind, "version": self.version, "sha256": self.digest}
+
+
+def of(device: str) -> MustPass:
+    """The list for a device."""
+    return stored().get(device) or stored()[OTHERS]
+
+
+@functools.cache
+def stored() -> Mapping[str, MustPass]:
+    """The lists of the package by class.
+
+    Raises:
+        MustPassError: A file is malformed.
+    """
+    folder = resources.files(__package__).joinpath(FOLDER)
+    files = sorted((one for one in folder.iterdir() if one.name.endswith(SUFFIX)), key=lambda one: one.name)
+    return MappingProxyType(
+        {(kind := file.name.removesuffix(SUFFIX)): parsed(kind, file.read_text(encoding="ascii")) for file in files}
+    )
+
+
+def identity(key: str, device: str) -> str:
+    """The id of a case on a device, from its key in a list."""
+    technique, workload, dtype, mode = key.split("/")
+    return f"{technique}/{workload}/{device}/{dtype}/{mode}"
+
+
+def parsed(kind: str, text: str) -> MustPass:
+    """Read a list.
+
+    Raises:
+        MustPassError: It is malformed; the message names the line.
+    """
+    head: dict[str, int] = {}
+    floors: dict[int, Floor] = {}
+    levels: dict[str, int] = {}
+    for number, line in enumerate(text.splitlines(), start=1):
+        try:
+            _read(line, head, floors, levels)
+        except ValueError as error:
+            raise MustPassError(f"{FOLDER}/{kind}{SUFFIX}:{number}: {error}") from error
+    if set(head) != {"version", "measured"} or set(floors) != set(LEVELS):
+        raise MustPassError(
+            f"{FOLDER}/{kind}{SUFFIX}: expected a version, what was measured, and a floor for each level"
+        )
+    digest = hashlib.sha256(text.encode("ascii")).hexdigest()
+    return MustPass(kind, head["version"], digest, head["measured"], levels, floors)
+
+
+def _read(line: str, head: dict[str, int], floors: dict[int, Floor], levels: dict[str, int]) -> None:
+    word, *words = line.split()
+    match word:
+        case "version" | "measured":
+            (head[word],) = map(int, words)
+        case "floor":
+            level, cases, techniques, elements = map(int, words)
+            floors[level] = Floor(cases, techniques, elements)
+        case "case":
+            technique, dtype, mode, its, *workloads = words
+            levels.update({f"{technique}/{workload}/{dtype}/{Mode(mode)}": int(its) for workload in workloads})
+        case _:
+            raise ValueError(f"expected version, measured, floor or case, got {word!r}")
+
+
+def written(version: int, measured: int, levels: Mapping[str, int], floors: Mapping[int, Floor]) -> str:
+    """The text of a list, which `parsed` reads."""
+    return "\n".join(_lines(version, measured, levels, floors)) + "\n"
+
+
+def _lines(version: int, measured: int, levels: Mapping[str, int], floors: Mapping[int, Floor]) -> Iterator[str]:
+    yield f"version {version}"
+    yield f"measured {measured}"
+    for level, floor in sorted(floors.items()):
+        yield f"floor {level} {floor.cases} {floor.techniques} {floor.elements}"
+    groups: dict[tuple[str, str, str, int], list[str]] = {}
+    for key, level in levels.items():
+        technique, workload, dtype, mode = key.split("/")
+        groups.setdefault((technique, dtype, mode, level), []).append(workload)
+    for (technique, dtype, mode, level), workloads in sorted(groups.items()):
+        yield f"case {technique} {dtype} {mode} {level} {' '.join(sorted(workloads))}"
+
+
+def _chosen(key: str, selection: Selection) -> bool:
+    technique, workload, dtype, _ = key.split("/")
+    return (
+        _any(technique, selection.techniques)
+        and _any(workload, selection.workloads)
+        and (not selection.dtypes or dtype in selection.dtypes)
+    )
+
+
+def _any(name: str, globs: Iterable[str]) -> bool:
+    patterns = tuple(globs)
+    return not patterns or any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)

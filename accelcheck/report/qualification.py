@@ -1,0 +1,154 @@
+"""Whether a device qualifies at a level: its journals against the must-pass list of its class. No torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from accelcheck.core.case import Verdict
+from accelcheck.core.words import LEVELS
+from accelcheck.expectations import must_pass
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from accelcheck.core.journal import Record
+    from accelcheck.expectations.must_pass import Floor, MustPass
+    from accelcheck.report.run import DeviceRun
+
+SHOWN = 3
+"""Cases that a reason names."""
+RIGHT = frozenset({Verdict.PASS, Verdict.WAIVED})
+
+
+@dataclass(frozen=True, slots=True)
+class Qualification:
+    """What a device shows at one level.
+
+    Attributes:
+        device: Its name.
+        level: The level.
+        required: The must-pass list.
+        asked: How many cases the list has up to this level.
+        passed: How many of them passed.
+        absent: Ids of those that no journal has.
+        unexecuted: Ids of those that did not run, each with its reason.
+        wrong: Ids of those that ran and did not pass, each with its verdict.
+        red: Ids of cases outside of the list that stand against the device, each with its verdict.
+        shown: Executed cases, techniques, and elements compared, of all cases.
+        floor: The least that is asked of each.
+    """
+
+    device: str
+    level: int
+    required: MustPass
+    asked: int
+    passed: int
+    absent: tuple[str, ...]
+    unexecuted: Mapping[str, str]
+    wrong: Mapping[str, str]
+    red: Mapping[str, str]
+    shown: Floor
+    floor: Floor
+
+    @property
+    def holds(self) -> bool:
+        """Whether the device qualifies."""
+        return not self.reasons
+
+    @property
+    def reasons(self) -> tuple[str, ...]:
+        """Why it does not: a line each; empty if it does."""
+        found = []
+        if self.absent:
+            found.append(_named(len(self.absent), "must-pass cases are in no journal", self.absent))
+        if self.unexecuted:
+            found.append(
+                _named(
+                    len(self.unexecuted),
+                    "must-pass cases did not run",
+                    [f"{name} ({why})" for name, why in self.unexecuted.items()],
+                )
+            )
+        for what, cases in (("must-pass cases did not pass", self.wrong), ("other cases are not right", self.red)):
+            if cases:
+                found.append(_named(len(cases), what, [f"{name} ({verdict})" for name, verdict in cases.items()]))
+        found += [
+            f"{what}: expected at least {least:,}, got {got:,}"
+            for what, got, least in (
+                ("executed cases", self.shown.cases, self.floor.cases),
+                ("techniques with an executed case", self.shown.techniques, self.floor.techniques),
+                ("elements compared with the oracle", self.shown.elements, self.floor.elements),
+            )
+            if got < least
+        ]
+        return tuple(found)
+
+    def __str__(self) -> str:
+        """One line: what the list is, how many passed, and whether the device qualifies."""
+        version = f"must-pass list {self.required.kind} {self.required.version} ({self.required.digest[:12]})"
+        answer = "qualifies" if self.holds else "does not qualify"
+        return f"{self.device} {answer} at level {self.level}: {self.passed:,} of {self.asked:,} cases of the {version} passed"
+
+
+def qualification(run: DeviceRun, level: int | None = None) -> Qualification:
+    """Hold the journals of a device against its must-pass list.
+
+    Args:
+        run: What the journals say of it.
+        level: The level; that of the run if None.
+    """
+    return judged(run.device, run.level if level is None else level, run.records)
+
+
+def highest(run: DeviceRun) -> int:
+    """The highest level, up to that of the run, at which a device qualifies; 0 if there is none."""
+    return max((level for level in LEVELS if level <= run.level and qualification(run, level).holds), default=0)
+
+
+def judged(device: str, level: int, records: Sequence[Record]) -> Qualification:
+    """Hold the records of a device against its must-pass list; those of other devices do not count."""
+    required = must_pass.of(device)
+    wanted = required.ids(device, level)
+    found = {record.case.id: record for record in records if record.case.device == device}
+    listed = {name: found[name] for name in sorted(wanted & found.keys())}
+    executed = [record for record in found.values() if record.verdict.executed and not record.case.timed]
+    return Qualification(
+        device,
+        level,
+        required,
+        len(wanted),
+        sum(record.verdict in RIGHT for record in listed.values()),
+        tuple(sorted(wanted - found.keys())),
+        {name: _why(record) for name, record in listed.items() if not record.verdict.executed},
+        {
+            name: _verdict(record)
+            for name, record in listed.items()
+            if record.verdict.executed and record.verdict not in RIGHT
+        },
+        {
+            name: str(record.verdict)
+            for name, record in sorted(found.items())
+            if name not in wanted and not record.verdict.green
+        },
+        must_pass.Floor(
+            len(executed),
+            len({record.case.technique for record in executed}),
+            sum(record.compared for record in executed),
+        ),
+        required.floors[level],
+    )
+
+
+def _why(record: Record) -> str:
+    return f"{record.verdict}: {record.code or record.reason.partition(chr(10))[0]}"
+
+
+def _verdict(record: Record) -> str:
+    # A ledger of the device's vendor may expect anything; what accelcheck's own expects is not on the list.
+    return "xfail: a ledger expects it to fail" if record.verdict is Verdict.XFAIL else str(record.verdict)
+
+
+def _named(count: int, what: str, names: Sequence[str]) -> str:
+    more = f", and {count - SHOWN:,} more" if count > SHOWN else ""
+    return f"{count:,} {what}: {', '.join(names[:SHOWN])}{more}"
