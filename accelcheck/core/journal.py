@@ -8,9 +8,9 @@ import math
 import os
 import stat
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping  # noqa: TC003 - msgspec reads the annotations of records
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Self
 
 import msgspec
@@ -83,11 +83,11 @@ class Record:
 
     def as_json(self) -> dict[str, Any]:
         """JSON-ready values; non-finite numbers become the strings ``inf`` and ``nan``, which `float` reads back."""
-        plain = asdict(self)
-        plain["case"] = {**plain["case"], "id": self.case.id, "seed": self.case.seed}
+        plain: dict[str, Any] = msgspec.to_builtins(self)
+        plain["case"] |= {"id": self.case.id, "seed": self.case.seed}
         plain["seconds"] = {phase: round(value, 4) for phase, value in self.seconds.items()}
         plain["kind"] = "case"
-        cleaned: dict[str, Any] = _finite(plain)
+        cleaned: dict[str, Any] = finite(plain)
         return cleaned
 
     @classmethod
@@ -138,11 +138,11 @@ class Journal:
 
     def header(self, facts: Mapping[str, Any]) -> None:
         """The first line: versions, options, devices."""
-        self._line({"kind": "run", "schema": SCHEMA, **facts})
+        self._line(finite({"kind": "run", "schema": SCHEMA, **facts}))
 
     def resumed(self, facts: Mapping[str, Any]) -> None:
         """A line that says that the run goes on from here."""
-        self._line({"kind": "resumed", **facts})
+        self._line(finite({"kind": "resumed", **facts}))
 
     def case(self, record: Mapping[str, Any]) -> None:
         """One case, as `Record.as_json` gives it."""
@@ -151,7 +151,7 @@ class Journal:
     def end(self, facts: Mapping[str, Any]) -> None:
         """The last line: counts and exit status. A journal without it was cut off."""
         try:
-            self._line({"kind": "end", **facts})
+            self._line(finite({"kind": "end", **facts}))
         finally:
             self.close()
 
@@ -168,7 +168,9 @@ class Journal:
         os.close(self._file)
 
     def _line(self, data: Mapping[str, Any]) -> None:
-        line = (json.dumps(_finite(dict(data)), allow_nan=False, sort_keys=True) + "\n").encode("ascii")
+        line = msgspec.json.encode(data, order="sorted") + b"\n"
+        if not line.isascii():  # which some editors and tools break lines at, or cannot read
+            line = (json.dumps(data, allow_nan=False, sort_keys=True) + "\n").encode("ascii")
         rest = memoryview(line)
         try:
             while rest:
@@ -205,11 +207,12 @@ def _whole(path: Path) -> int:
     return path.read_bytes().rfind(b"\n") + 1
 
 
-def _finite(value: Any) -> Any:
-    if isinstance(value, float) and not math.isfinite(value):
-        return str(value)
-    if isinstance(value, Mapping):
-        return {str(key): _finite(item) for key, item in value.items()}
+def finite(value: Any) -> Any:
+    """JSON-ready values, in which numbers that JSON does not have are texts."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else str(value)
+    if isinstance(value, dict):
+        return {str(key): finite(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_finite(item) for item in value]
+        return [finite(item) for item in value]
     return value
