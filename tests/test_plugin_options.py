@@ -52,7 +52,7 @@ def test_every_option_has_an_ini_twin(suite: Suite) -> None:
     done = suite.inside("--help")
     text = done.stdout.str()
     assert {option.name for option in OPTIONS} == {
-        *("device", "technique", "workload", "dtype", "case", "level"),
+        *("device", "technique", "workload", "dtype", "case", "level", "shard"),
         *("require", "journal", "ledger", "probe_timeout", "timeout", "in_process", "resume", "import"),
         *("baseline", "baselines", "limits", "processes", "profile"),
     }

@@ -44,6 +44,10 @@ class Mode(StrEnum):
 
 TIMED: Mapping[Mode, Mode] = MappingProxyType({Mode.SPEED: Mode.FORWARD, Mode.TRAIN_SPEED: Mode.TRAIN})
 """The modes that measure time and memory, and the mode in which each is judged first."""
+WEIGHTS: Mapping[Mode, int] = MappingProxyType(
+    {Mode.TRAIN: 4, Mode.TRAJECTORY: 10, Mode.LEARNING: 4, Mode.SPEED: 20, Mode.TRAIN_SPEED: 20}
+)
+"""Cost of a case by its mode, in forward cases: rounded means of level 2 on a CPU; 1 for the others."""
 
 
 class Verdict(StrEnum):

@@ -6,7 +6,7 @@ import fnmatch
 import re
 from collections import Counter
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 from accelcheck.core.case import Case, Mode
 from accelcheck.core.registry import discover, index, unknown
@@ -15,16 +15,22 @@ from accelcheck.core.words import LEVELS
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
+    from accelcheck.core.shards import Shard
     from accelcheck.devices.base import Device
     from accelcheck.techniques.base import Technique
     from accelcheck.workloads.base import Workload
 
 T = TypeVar("T")
+_Cell: TypeAlias = tuple[str, str, str, Mode, int]
+"""Technique, workload, dtype, mode and level: a case, but for its device."""
 
 
 @dataclass(frozen=True)
 class Selection:
-    """The part of the matrix that was asked for. Empty means all; techniques and workloads may be globs."""
+    """The part of the matrix that was asked for. Empty means all; techniques and workloads may be globs.
+
+    A `shard` is a part of what the other fields select.
+    """
 
     devices: tuple[str, ...]
     techniques: tuple[str, ...] = ()
@@ -32,6 +38,7 @@ class Selection:
     dtypes: tuple[str, ...] = ()
     cases: tuple[str, ...] = ()
     level: int = 1
+    shard: Shard | None = None
 
 
 @dataclass(frozen=True)
@@ -60,7 +67,7 @@ class Matrix:
 
     def cases(self, selection: Selection, modes: Iterable[Mode] = tuple(Mode)) -> list[Case]:
         """The selected cases, sorted by device (as asked), technique, workload, dtype, mode."""
-        chosen = self._chosen(selection, tuple(modes))
+        chosen = self._chosen(selection, tuple(modes)) if selection.shard is None else self._dealt(selection, modes)
         cases = [
             Case(technique, workload, device, dtype, mode, cost)
             for device in selection.devices
@@ -70,11 +77,25 @@ class Matrix:
             return [case for case in cases if case.id in selection.cases]
         return cases
 
+    def _dealt(self, selection: Selection, modes: Iterable[Mode]) -> list[_Cell]:
+        """What is in the selection's shard.
+
+        Neither the modes nor the devices have a say in it: a run collects its modes one after the other, and machines that do
+        not have the same devices still agree.
+        """
+        assert selection.shard is not None
+        cells = self._chosen(selection, tuple(Mode))
+        if selection.cases:
+            named = {_without_device(word) for word in selection.cases}
+            cells = [cell for cell in cells if "/".join(cell[:4]) in named]
+        wanted = frozenset(modes)
+        return [cell for cell in selection.shard.take(cells, lambda cell: cell[3]) if cell[3] in wanted]
+
     def levels(self, selection: Selection) -> Counter[int]:
         """Number of cases on one device by their level, whatever devices and cases are selected; makes no `Case`."""
         return Counter(cost for *_, cost in self._chosen(replace(selection, cases=()), tuple(Mode)))
 
-    def _chosen(self, selection: Selection, modes: Sequence[Mode]) -> list[tuple[str, str, str, Mode, int]]:
+    def _chosen(self, selection: Selection, modes: Sequence[Mode]) -> list[_Cell]:
         workloads = _matching(self.workloads, selection.workloads)  # once: each technique goes through all of them
         return [
             (technique.name, workload.name, dtype, mode, cost)
@@ -132,6 +153,10 @@ def unknown_case(word: str, legal: Sequence[str]) -> Exception:
     return UnknownNameError(
         f"unknown case {word!r}. Expected technique/workload/device/dtype/mode; nearest: {', '.join(near) or 'none'}."
     )
+
+
+def _without_device(case: str) -> str:
+    return "/".join(part for place, part in enumerate(case.split("/")) if place != 2)
 
 
 def _matching(things: Mapping[str, T], patterns: Sequence[str]) -> list[T]:

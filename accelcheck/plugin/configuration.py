@@ -13,6 +13,7 @@ from accelcheck.core import imports, matrix
 from accelcheck.core.files import guarded_folder
 from accelcheck.core.matrix import Selection
 from accelcheck.core.registry import UnknownNameError
+from accelcheck.core.shards import Shard
 from accelcheck.expectations import must_pass
 from accelcheck.plugin import options, registered, resume
 
@@ -150,6 +151,7 @@ class RunConfiguration:
                 dtypes=tuple(words["dtypes"]),
                 cases=tuple(words["cases"]),
                 level=int(words["level"]),
+                shard=Shard(**words["shard"]) if words["shard"] else None,
             ),
             statuses={status.device: status for status in statuses},
             autoload=bool(data["autoload"]),

@@ -146,7 +146,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if cases:
         metafunc.parametrize("accel_case", cases, ids=[case.id for case in cases])
     else:
-        _parametrize_nothing(metafunc, NO_CASE, "no case of this kind matches the selection")
+        shard = f", or none is in its shard {run.selection.shard}" if run.selection.shard is not None else ""
+        _parametrize_nothing(metafunc, NO_CASE, f"no case of this kind matches the selection{shard}")
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     from accelcheck.core.matrix import Selection
     from accelcheck.core.registry import UnknownNameError
+    from accelcheck.core.shards import Shard
     from accelcheck.devices.base import Status
     from accelcheck.measure.gate import Use
 
@@ -49,6 +50,11 @@ OPTIONS = (
     Option("dtype", f"storage dtype to run (repeatable): {', '.join(DTYPES)}; default: all", repeatable=True),
     Option("case", "exact case id to run, whatever its level (repeatable)", repeatable=True, metavar="ID"),
     Option("level", "1 smoke (default), 2 standard, 3 full, 4 soak", metavar="N"),
+    Option(
+        "shard",
+        "run part I of N parts of what is selected, such as 1/4: each case is in one of them, the same on every machine",
+        metavar="I/N",
+    ),
     Option("require", "fail at once when a selected device is absent", flag=True),
     Option("journal", "write one JSON line per case to this file while the run goes", metavar="FILE"),
     Option(
@@ -80,7 +86,7 @@ OPTIONS = (
 )
 
 
-SELECTING = ("device", "technique", "workload", "dtype", "case", "level")
+SELECTING = ("device", "technique", "workload", "dtype", "case", "level", "shard")
 """Names of the options that select cases."""
 
 
@@ -192,6 +198,23 @@ def level(config: pytest.Config) -> int:
     return int(given)
 
 
+def shard(config: pytest.Config) -> Shard | None:
+    """The selected part of the selection, if it has parts.
+
+    Raises:
+        UnknownNameError: It is not of the form I/N.
+    """
+    from accelcheck.core.shards import LEGAL, Shard
+
+    given = value(config, "shard")
+    if given is None:
+        return None
+    found = Shard.parse(str(given))
+    if found is None:
+        raise _unknown("shard", str(given), [LEGAL])
+    return found
+
+
 def use(config: pytest.Config) -> Use:
     """What to do with baselines.
 
@@ -288,4 +311,5 @@ def selection(config: pytest.Config, devices: tuple[str, ...]) -> Selection:
         dtypes=dtypes(config),
         cases=tuple(value(config, "case") or ()),
         level=level(config),
+        shard=shard(config),
     )

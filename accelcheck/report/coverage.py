@@ -38,12 +38,14 @@ class Scope:
         levels: Cases up to each level, of the selected techniques, workloads and dtypes.
         techniques: Number of selected techniques.
         missing: Ids of cases that the must-pass lists of the selected devices have, and the matrix has not.
+        elsewhere: Selected cases of all devices that are in other shards.
     """
 
     total: int
     levels: tuple[int, ...]
     techniques: int
     missing: tuple[str, ...] = ()
+    elsewhere: int = 0
 
     def as_json(self) -> dict[str, Any]:
         """For a worker's output."""
@@ -52,7 +54,13 @@ class Scope:
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Scope:
         """Read what a worker sent."""
-        return cls(int(data["total"]), tuple(map(int, data["levels"])), int(data["techniques"]), tuple(data["missing"]))
+        return cls(
+            int(data["total"]),
+            tuple(map(int, data["levels"])),
+            int(data["techniques"]),
+            tuple(data["missing"]),
+            int(data["elsewhere"]),
+        )
 
     @classmethod
     def of(cls, matrix: Matrix, selection: Selection) -> Scope:
@@ -64,6 +72,7 @@ class Scope:
             tuple(sum(selected[lower] for lower in LEVELS if lower <= level) for level in LEVELS),
             sum(_matches(name, selection.techniques) for name in matrix.techniques),
             _missing(matrix, selection),
+            len(matrix.cases(replace(selection, shard=None))) - len(matrix.cases(selection)) if selection.shard else 0,
         )
 
 
@@ -76,9 +85,8 @@ def first_line(run: RunConfiguration, cases: Sequence[Case]) -> str:
         found = run.statuses[name].fingerprint
         place = f"on {name} ({found.chip})" if found is not None else f"on {name} (absent: they are skipped)"
         places.append(f"{counts[name]:,} cases {place}")
-    return (
-        f"level {run.selection.level}: {', '.join(places)}; techniques: {len(techniques)}, workloads: {len(workloads)}"
-    )
+    part = f", shard {run.selection.shard}" if run.selection.shard is not None else ""
+    return f"level {run.selection.level}{part}: {', '.join(places)}; techniques: {len(techniques)}, workloads: {len(workloads)}"
 
 
 def lines(
@@ -109,7 +117,10 @@ def lines(
             "not looked at:",
             f"  level {run.selection.level} of {max(LEVELS)}: {len(found):,} timed cases; the summary above has the others"
             + (f". Deeper: {rest}" if rest else ""),
-            *(f"  {line}" for line in (*_baselines(gate, found), *_limits(gate, found))),
+            *(
+                f"  {line}"
+                for line in (*_shards(run.selection, scope), *_baselines(gate, found), *_limits(gate, found))
+            ),
         ]
     present = {name for name in run.selection.devices if run.statuses[name].present}
     return [
@@ -118,6 +129,7 @@ def lines(
             f"  {line}"
             for line in (
                 *_levels(run.selection, scope, found, present, deeper(run.selection, arguments, session)),
+                *_shards(run.selection, scope),
                 *_timed(timed, session),
                 *_devices(run),
                 *_techniques(scope, [record for record in found if record.case.device in present]),
@@ -161,9 +173,17 @@ def _levels(
         if selection.cases:
             line += ", selected by --accel-case"
         elif command and (added := scope.levels[selection.level] - scope.levels[selection.level - 1]):
-            line += f"; level {selection.level + 1} adds {added:,}: {command}"
+            where = " in all shards" if selection.shard is not None else ""
+            line += f"; level {selection.level + 1} adds {added:,}{where}: {command}"
         found.append(line)
     return found
+
+
+def _shards(selection: Selection, scope: Scope | None) -> list[str]:
+    if selection.shard is None:
+        return []
+    number = f"{scope.elsewhere:,} more cases" if scope is not None else "the other cases"
+    return [f"other shards: this is shard {selection.shard}; {number} of the selection are in the others"]
 
 
 def _timed(count: int, session: str) -> list[str]:
@@ -224,7 +244,7 @@ def _limits(gate: Gate, records: Sequence[Record]) -> list[str]:
 def _missing(matrix: Matrix, selection: Selection) -> tuple[str, ...]:
     wanted = {name for device in selection.devices for name in must_pass.of(device).selected(selection, device)}
     if wanted:
-        wanted.difference_update(case.id for case in matrix.cases(selection))
+        wanted.difference_update(case.id for case in matrix.cases(replace(selection, shard=None)))
     return tuple(sorted(wanted))
 
 

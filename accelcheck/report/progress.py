@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from accelcheck.core.case import Mode
+from accelcheck.core.case import WEIGHTS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+
+    from accelcheck.core.case import Mode
 
 INTERVAL = 10.0
 """Seconds between two lines, at least."""
 PART = 0.02
 """Of the whole run's estimated time: the least between two lines, so that a long run writes about 50."""
-WEIGHTS = {Mode.TRAIN: 4, Mode.TRAJECTORY: 10, Mode.LEARNING: 4, Mode.SPEED: 20, Mode.TRAIN_SPEED: 20}
-"""Cost of a case by its mode, in forward cases: rounded means of level 2 on a CPU; 1 for the others."""
 
 
 class Progress:

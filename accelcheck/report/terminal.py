@@ -28,8 +28,9 @@ SLOWEST = 5
 
 def header(run: RunConfiguration) -> list[str]:
     """One line for the selection, one per device, and one per module that cannot be imported."""
+    part = f", shard {run.selection.shard}" if run.selection.shard is not None else ""
     lines = [
-        f"accelcheck: level {run.selection.level}, devices asked for: {', '.join(run.selection.devices) or 'none'}"
+        f"accelcheck: level {run.selection.level}{part}, devices asked for: {', '.join(run.selection.devices) or 'none'}"
     ]
     for name, status in run.statuses.items():
         found = status.fingerprint
