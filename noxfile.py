@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import contextlib
 import http.client
+import json
 import os
 import shlex
 import shutil
@@ -262,6 +263,44 @@ def selftest(session: nox.Session) -> None:
     session.run("accelcheck", "selftest", *session.posargs)
 
 
+WORKFLOWS = ("examples/ci/relay.yml", "examples/ci/self-hosted.yml")
+SLURM = ("munged", "slurmctld", "slurmd", "sbatch")
+"""Programs of Debian's packages slurm-wlm and munge."""
+SLURM_SELECTION = ("--accel-device=cpu", "--accel-technique=eager", "--accel-workload=mlp", "--accel-workload=matmul")
+"""A dozen cases: what is tried is the way of their journals."""
+
+
+def _without_slurm() -> list[str]:
+    path = f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/sbin"  # daemons are not on every user's PATH
+    return [name for name in SLURM if shutil.which(name, path=path) is None]
+
+
+def _cases(journal: Path) -> list[str]:
+    """Ids of the cases of a journal; none where there is no such file."""
+    lines = journal.read_text(encoding="utf-8").splitlines() if journal.is_file() else []
+    return [found["case"]["id"] for line in lines if (found := json.loads(line)).get("kind") == "case"]
+
+
+@nox.session(venv_backend="none" if _without_slurm() else "virtualenv")
+def slurm(session: nox.Session) -> None:
+    """examples/ci/slurm-array.sh for real: a Slurm of this one machine, two tasks, their journals merged."""
+    if absent := _without_slurm():
+        session.skip(f"slurm: {', '.join(absent)} not installed; on Debian: apt-get install slurm-wlm munge")
+    if not isinstance(session.virtualenv, nox.virtualenv.PassthroughEnv):
+        session.install(*PINS["cpu"], *_index(session))
+        session.install("-e", ".")
+    folder = Path(session.create_tmp()).resolve() / "accelcheck-run"
+    words = ("examples/ci/slurm_one_node.py", "--limit", "300", "bash", "examples/ci/slurm-array.sh", *SLURM_SELECTION)
+    session.run("python", *words, *session.posargs, env={"ACCELCHECK_FOLDER": str(folder), "ACCELCHECK_SHARDS": "2"})
+    for log in sorted(folder.glob("*.log")):
+        print(f"--- {log.name}", log.read_text(encoding="utf-8", errors="replace"), sep="\n")
+    parts = [_cases(folder / f"shard-{number}.jsonl") for number in (1, 2)]
+    merged = _cases(folder / "journal.jsonl")
+    if not all(parts) or sorted([*parts[0], *parts[1]]) != sorted(merged):
+        session.error(f"expected the cases of both tasks, {parts}, in the merged journal, got {merged}")
+    print(f"{len(parts[0])} and {len(parts[1])} cases of two array tasks are {len(merged)} in the merged journal")
+
+
 @nox.session
 def benchmarks(session: nox.Session) -> None:
     """What the documentation promises about speed: the short scripts of benchmarks/, one after the other."""
@@ -269,6 +308,16 @@ def benchmarks(session: nox.Session) -> None:
     session.install("-e", ".", *nox.project.dependency_groups(nox.project.load_toml(), "tests"))
     for words in BENCHMARKS:
         session.run("python", *words)
+
+
+@nox.session
+def templates(session: nox.Session) -> None:
+    """Linters of examples/ci: schemas of GitHub's workflows and of Kubernetes, zizmor, shellcheck. None needs a network."""
+    session.install(*nox.project.dependency_groups(nox.project.load_toml(), "templates"))
+    session.run("check-jsonschema", "--builtin-schema", "vendor.github-workflows", *WORKFLOWS)
+    session.run("zizmor", "--offline", "--no-progress", *WORKFLOWS)
+    session.run("kubernetes-validate", "--strict", "examples/ci/kubernetes-job.yaml")
+    session.run("shellcheck", "examples/ci/slurm-array.sh")
 
 
 @nox.session

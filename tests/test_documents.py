@@ -27,6 +27,7 @@ PAGES = [
     ROOT / "README.md",
     ROOT / "CONTRIBUTING.md",
     ROOT / "baselines" / "README.md",
+    ROOT / "examples" / "ci" / "README.md",
     *sorted((ROOT / "docs").glob("*.md")),
 ]
 OURS = re.compile(r"(?<![\w/.:<-])(?:accelcheck|baselines|benchmarks|docs|tests)/[\w./-]*\w")

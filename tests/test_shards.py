@@ -10,7 +10,8 @@ from plugin_harness import JOURNAL, Suite, only
 
 from accelcheck.core.case import WEIGHTS, Mode
 from accelcheck.core.matrix import Matrix, Selection
-from accelcheck.core.shards import Shard
+from accelcheck.core.shards import Shard, absent
+from accelcheck.report.run import load
 
 USAGE, NOTHING_RAN = pytest.ExitCode.USAGE_ERROR, pytest.ExitCode.NO_TESTS_COLLECTED
 WORDS = [*only("toy", "toy-too"), "--accel-workload=small", "--accel-workload=later", "--accel-level=3"]
@@ -133,3 +134,37 @@ def test_a_run_does_not_go_on_with_the_journal_of_another_shard(suite: Suite) ->
     )
     assert refused.ret == USAGE
     assert "selection.shard.of was 1, and is 2" in refused.stderr.str()
+
+
+def selection(number: object, of: object, level: int = 1) -> dict[str, object]:
+    return {"devices": ["cpu"], "level": level, "shard": {"number": number, "of": of}}
+
+
+def test_shards_that_are_missing_are_named() -> None:
+    assert absent([selection(1, 2), selection(2, 2), {"shard": None}, {}]) == []
+    assert absent([selection(1, 4), selection(3, 4), selection(1, 2, level=2)]) == [
+        "incomplete: shards 2, 4 of 4 missing, and with them their cases",
+        "incomplete: shard 2 of 2 missing, and with them their cases",
+    ]
+    (line,) = absent([selection(5, 1000)])
+    assert line.startswith("incomplete: shards 1, 2, 3, 4, 6, 7, 8, 9 and 991 more of 1,000 missing")
+
+
+@pytest.mark.parametrize(
+    "shard",
+    [
+        pytest.param({"number": 3, "of": 2}, id="number above"),
+        pytest.param({"number": 1, "of": 10**5000}, id="huge"),
+        pytest.param({"number": True, "of": 2}, id="flag"),
+        pytest.param({"number": "1", "of": 2}, id="text"),
+        pytest.param([1, 2], id="list"),
+    ],
+)
+def test_what_is_no_shard_in_a_strangers_journal_is_ignored(shard: object) -> None:
+    assert absent([{"devices": ["cpu"], "shard": shard}]) == []
+
+
+def test_a_report_of_journals_says_which_shards_are_missing(suite: Suite) -> None:
+    suite.run(*WORDS, "--accel-shard=2/3")
+    (found,) = load([suite.path / JOURNAL])
+    assert found.remarks == ("incomplete: shards 1, 3 of 3 missing, and with them their cases",)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from accelcheck.core import shards
 from accelcheck.core.case import Verdict
 from accelcheck.core.journal import JournalError
 from accelcheck.core.journal_reading import sections
@@ -74,7 +75,7 @@ class DeviceRun:
         packages: Versions of the installed packages by name, where a journal says them.
         records: One a case, sorted by id.
         sources: Files of the journals.
-        remarks: What a reader should know of the journals: cut off, cases that two of them judged differently.
+        remarks: What a reader should know of the journals: cut off, shards that are missing, cases that two of them judged differently.
     """
 
     device: str
@@ -156,7 +157,7 @@ def load(paths: Sequence[Path]) -> tuple[DeviceRun, ...]:
             packages=dict(sorted(one.packages.items())),
             records=tuple(one.records[name] for name in sorted(one.records)),
             sources=tuple(dict.fromkeys(one.sources)),
-            remarks=tuple(dict.fromkeys(one.remarks)),
+            remarks=tuple(dict.fromkeys([*one.remarks, *shards.absent(one.selections)])),
         )
         for one in gathered.values()
     )
