@@ -151,7 +151,7 @@ def run(tmp_path: Path) -> Callable[..., tuple[int, list[str]]]:
         calls.write_text("", encoding="ascii")
         environ = {**kept, "PATH": f"{tmp_path}:{kept['PATH']}", "CALLS": str(calls), **variables}
         done = subprocess.run(["bash", *words], env=environ, capture_output=True, text=True, check=False, cwd=tmp_path)
-        assert not done.stderr
+        assert "syntax" not in done.stderr
         return done.returncode, calls.read_text(encoding="ascii").splitlines()
 
     return run
@@ -205,7 +205,7 @@ def pods() -> list[str]:
     return [textwrap.dedent(script).replace("/journals/", "journals/") for script in found]
 
 
-@pytest.mark.parametrize(("pytest_status", "status"), [("0", 0), ("1", 0), ("4", 4), ("137", 137)])
+@pytest.mark.parametrize(("pytest_status", "status"), [("0", 0), ("1", 0), ("5", 0), ("4", 4), ("137", 137)])
 def test_a_pod_runs_the_shard_of_its_index_and_is_not_tried_again_when_cases_failed(
     run: Callable[..., tuple[int, list[str]]], tmp_path: Path, pytest_status: str, status: int
 ) -> None:
@@ -214,18 +214,32 @@ def test_a_pod_runs_the_shard_of_its_index_and_is_not_tried_again_when_cases_fai
     ended, (call,) = run("-euc", shard, **variables, STATUS=pytest_status)
     assert ended == status
     assert {"--accel-shard=1/8", "--accel-device=cuda", "--accel-journal=journals/r/shard-1.jsonl"} <= set(call.split())
+    assert (tmp_path / "journals" / "r" / "shard-1.status").read_text() == f"{pytest_status}\n"
     (tmp_path / "journals" / "r" / "shard-1.jsonl").write_text("{}\n", encoding="ascii")  # the pod before was lost
     _, (call,) = run("-euc", shard, **variables)
     assert "--accel-resume=journals/r/shard-1.jsonl" in call.split()
 
 
-def test_the_second_job_of_kubernetes_merges(run: Callable[..., tuple[int, list[str]]], tmp_path: Path) -> None:
-    (tmp_path / "journals" / "r").mkdir(parents=True)
-    for number in (1, 2):
-        (tmp_path / "journals" / "r" / f"shard-{number}.jsonl").touch()
-    status, calls = run("-euc", pods()[1], RUN="r")
-    assert status == 0
-    assert calls[0] == "accelcheck merge shard-1.jsonl shard-2.jsonl -o journal.jsonl"
+@pytest.mark.parametrize(
+    ("statuses", "status"),
+    [("00", 0), ("05", 0), ("01", 1), ("55", 1), ("15", 1), ("0", 1)],
+    ids=["all good", "one is empty", "one failed", "all are empty", "failed and empty", "one is missing"],
+)
+def test_the_second_job_of_kubernetes_merges_and_fails_where_a_shard_did(
+    run: Callable[..., tuple[int, list[str]]], tmp_path: Path, statuses: str, status: int
+) -> None:
+    folder = tmp_path / "journals" / "r"
+    folder.mkdir(parents=True)
+    for number, word in enumerate(statuses, 1):
+        (folder / f"shard-{number}.jsonl").touch()
+        (folder / f"shard-{number}.status").write_text(f"{word}\n", encoding="ascii")
+    ended, calls = run("-euc", pods()[1], RUN="r", SHARDS="2")
+    assert ended == status
+    journals = " ".join(f"shard-{number}.jsonl" for number in range(1, len(statuses) + 1))
+    assert calls == [
+        f"accelcheck merge {journals} -o journal.jsonl",
+        "accelcheck report journal.jsonl --html report.html",
+    ]
 
 
 @pytest.fixture
