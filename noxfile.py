@@ -23,6 +23,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import tempfile
 import urllib.error
 import urllib.request
 from pathlib import Path
@@ -267,7 +268,7 @@ WORKFLOWS = ("examples/ci/relay.yml", "examples/ci/self-hosted.yml")
 SLURM = ("munged", "slurmctld", "slurmd", "sbatch")
 """Programs of Debian's packages slurm-wlm and munge."""
 SLURM_SELECTION = ("--accel-device=cpu", "--accel-technique=eager", "--accel-workload=mlp", "--accel-workload=matmul")
-"""A dozen cases: what is tried is the way of their journals."""
+"""Four cases: what is tried is the way of their journals."""
 
 
 def _without_slurm() -> list[str]:
@@ -289,13 +290,14 @@ def slurm(session: nox.Session) -> None:
     if not isinstance(session.virtualenv, nox.virtualenv.PassthroughEnv):
         session.install(*PINS["cpu"], *_index(session))
         session.install("-e", ".")
-    folder = Path(session.create_tmp()).resolve() / "accelcheck-run"
     words = ("examples/ci/slurm_one_node.py", "--limit", "300", "bash", "examples/ci/slurm-array.sh", *SLURM_SELECTION)
-    session.run("python", *words, *session.posargs, env={"ACCELCHECK_FOLDER": str(folder), "ACCELCHECK_SHARDS": "2"})
-    for log in sorted(folder.glob("*.log")):
-        print(f"--- {log.name}", log.read_text(encoding="utf-8", errors="replace"), sep="\n")
-    parts = [_cases(folder / f"shard-{number}.jsonl") for number in (1, 2)]
-    merged = _cases(folder / "journal.jsonl")
+    with tempfile.TemporaryDirectory(prefix="accelcheck-slurm-") as name:
+        folder = Path(name)
+        session.run("python", *words, *session.posargs, env={"ACCELCHECK_FOLDER": name, "ACCELCHECK_SHARDS": "2"})
+        for log in sorted(folder.glob("*.log")):
+            print(f"--- {log.name}", log.read_text(encoding="utf-8", errors="replace"), sep="\n")
+        parts = [_cases(folder / f"shard-{number}.jsonl") for number in (1, 2)]
+        merged = _cases(folder / "journal.jsonl")
     if not all(parts) or sorted([*parts[0], *parts[1]]) != sorted(merged):
         session.error(f"expected the cases of both tasks, {parts}, in the merged journal, got {merged}")
     print(f"{len(parts[0])} and {len(parts[1])} cases of two array tasks are {len(merged)} in the merged journal")
