@@ -110,7 +110,7 @@ def test_the_deeper_command_has_one_level() -> None:
 
 
 def test_a_scope_travels_as_json() -> None:
-    scope = Scope(7, (1, 2, 3, 4), 5, 6)
+    scope = Scope(7, (1, 2, 3, 4), 5, ("a/b/cpu/float32/forward",), 6)
     assert Scope.from_json(scope.as_json()) == scope
 
 

@@ -11,6 +11,7 @@ from plugin_harness import JOURNAL, Suite, only
 from accelcheck.core.case import WEIGHTS, Mode
 from accelcheck.core.matrix import Matrix, Selection
 from accelcheck.core.shards import Shard, absent
+from accelcheck.report.coverage import Scope
 from accelcheck.report.run import load
 
 USAGE, NOTHING_RAN = pytest.ExitCode.USAGE_ERROR, pytest.ExitCode.NO_TESTS_COLLECTED
@@ -72,6 +73,12 @@ def test_a_shard_does_not_depend_on_the_devices_of_a_machine(whole: Matrix) -> N
     beside = ids(whole, shard=Shard(2, 3), devices=("xla", "cpu"))
     assert [case for case in beside if "/cpu/" in case] == alone
     assert [case.replace("/xla/", "/cpu/") for case in beside if "/xla/" in case] == alone
+
+
+def test_must_pass_cases_of_other_shards_are_not_missing(whole: Matrix) -> None:
+    shards = [Scope.of(whole, Selection(("cpu",), level=1, shard=Shard(number, 2))) for number in (1, 2)]
+    assert [scope.missing for scope in shards] == [(), ()]
+    assert sum(scope.elsewhere for scope in shards) == len(ids(whole, level=1))
 
 
 def test_cases_by_id_have_shards_too(whole: Matrix) -> None:
