@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
+from pathlib import Path
 
 import pytest
 from plugin_harness import JOURNAL, Suite, only
 
-from accelcheck.core.case import WEIGHTS, Mode
+from accelcheck.core.case import WEIGHTS, Case, Mode, Verdict
+from accelcheck.core.journal import Record
 from accelcheck.core.matrix import Matrix, Selection
 from accelcheck.core.shards import Shard, absent
+from accelcheck.plugin.configuration import RunConfiguration
+from accelcheck.report import terminal
 from accelcheck.report.coverage import Scope
 from accelcheck.report.run import load
 
@@ -79,6 +83,17 @@ def test_must_pass_cases_of_other_shards_are_not_missing(whole: Matrix) -> None:
     shards = [Scope.of(whole, Selection(("cpu",), level=1, shard=Shard(number, 2))) for number in (1, 2)]
     assert [scope.missing for scope in shards] == [(), ()]
     assert sum(scope.elsewhere for scope in shards) == len(ids(whole, level=1))
+
+
+def test_whether_a_device_qualifies_is_not_asked_of_one_shard() -> None:
+    record = Record(Case("eager", "mlp", "cpu", "float32", Mode.FORWARD, 1), Verdict.PASS)
+
+    def said(shard: Shard | None) -> list[str]:
+        selection = Selection(("cpu",), shard=shard)
+        return terminal._qualified([record], RunConfiguration(selection, {}, autoload=True, folder=Path(), ledgers=()))
+
+    assert said(None)[0].startswith("cpu does not qualify at level 1: 1 of ")
+    assert said(Shard(1, 2)) == []
 
 
 def test_cases_by_id_have_shards_too(whole: Matrix) -> None:

@@ -90,7 +90,7 @@ def summary(
 def _qualified(records: list[Record], run: RunConfiguration) -> list[str]:
     """Whether each device qualifies, where the whole of a level was asked for; timed cases alone are not asked."""
     selection = run.selection
-    if selection.techniques or selection.workloads or selection.dtypes or selection.cases:
+    if selection.techniques or selection.workloads or selection.dtypes or selection.cases or selection.shard:
         return []
     judged = {record.case.device for record in records if record.verdict.executed and not record.case.timed}
     found = []
