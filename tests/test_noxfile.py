@@ -440,3 +440,13 @@ def test_a_session_without_its_hardware_installs_nothing(noxfile: Any, monkeypat
         noxfile._suite(session, "cuda")
     assert not session.installed
     assert noxfile._venv("cuda") == "none"
+
+
+def test_the_slurm_session_is_skipped_with_the_reason_where_slurm_is_not_installed(
+    noxfile: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(noxfile.shutil, "which", lambda name, **_: "/usr/bin/sbatch" if name == "sbatch" else None)
+    with pytest.raises(
+        SkippedError, match=r"slurm: munged, slurmctld, slurmd not installed; .*apt-get install slurm-wlm munge"
+    ):
+        noxfile.slurm(Session())
