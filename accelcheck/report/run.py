@@ -48,7 +48,9 @@ class _Device(msgspec.Struct):
     fingerprint: dict[str, Any] | None = None
 
 
-class _Header(msgspec.Struct):
+class Header(msgspec.Struct):
+    """The header of a run, as far as reports read it; a field that is absent has its default."""
+
     started: str = ""
     accelcheck: str = ""
     python: str = ""
@@ -180,21 +182,35 @@ def labels(runs: Sequence[DeviceRun]) -> list[str]:
     return found
 
 
-def _gather(gathered: dict[tuple[str, ...], _Gathered], source: str, section: Section) -> None:
+def read_header(source: str, header: Mapping[str, Any]) -> tuple[Header, dict[str, Fingerprint | None]]:
+    """A header's fields, and the fingerprint of each of its devices; None for one that was absent.
+
+    Raises:
+        JournalError: A field has another type; the message names `source` and the field.
+    """
     try:
-        header = msgspec.convert(dict(section.header), _Header)
-        fingerprints = {
+        found = msgspec.convert(dict(header), Header)
+        return found, {
             name: None if device.fingerprint is None else fingerprint_from_json(device.fingerprint)
-            for name, device in header.devices.items()
+            for name, device in found.devices.items()
         }
     except (msgspec.ValidationError, ValueError, OverflowError) as error:
         raise JournalError(f"{source}: header: {text(error, 300)}") from error
+
+
+def identity(device: str, fingerprint: Fingerprint | None, header: Header) -> tuple[str, ...]:
+    """What two runs must have in common to be of one device."""
+    return (device, repr(asdict(fingerprint)) if fingerprint else "", header.accelcheck, header.python)
+
+
+def _gather(gathered: dict[tuple[str, ...], _Gathered], source: str, section: Section) -> None:
+    header, fingerprints = read_header(source, section.header)
     by_device: dict[str, list[Record]] = {name: [] for name in header.devices}
     for record in section.records:
         by_device.setdefault(record.case.device, []).append(record)
     for name, records in by_device.items():
         fingerprint = fingerprints.get(name)
-        key = (name, repr(asdict(fingerprint)) if fingerprint else "", header.accelcheck, header.python)
+        key = identity(name, fingerprint, header)
         if key not in gathered:
             capability = header.devices[name].capability if name in header.devices else "not in the journal's header"
             first = DeviceRun(

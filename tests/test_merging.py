@@ -1,0 +1,266 @@
+"""Journals are merged: whole or not at all, the same bytes in any order, each run once, and what differs is said by name."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from accelcheck import cli
+from accelcheck.core.case import Case, Figure, Mode, Verdict
+from accelcheck.core.journal import SCHEMA, Journal, JournalError, Record
+from accelcheck.core.journal_reading import case, lines, outline
+from accelcheck.devices.base import Fingerprint
+from accelcheck.report import merging
+from accelcheck.report.merging import DifferentDevicesError, MergeError, merge
+from accelcheck.report.run import load
+
+STORED = Path(__file__).parent.parent / "baselines"
+EPYC = Fingerprint("cpu", "AMD EPYC", 2, versions={"torch": "2.13.0"})
+
+
+def record(technique: str, verdict: Verdict = Verdict.PASS, device: str = "cpu") -> Record:
+    return Record(Case(technique, "mlp", device, "float32", Mode.FORWARD, 1), verdict)
+
+
+def journal(path: Path, *records: Record, fingerprint: Fingerprint = EPYC, end: bool = True, **facts: Any) -> Path:
+    device = {"capability": "ok", "fingerprint": fingerprint.as_json()}
+    header = {"accelcheck": "0.1.0", "python": "3.11.7", "level": 1, "started": "2026-11-23T10:00:00+00:00"}
+    written = Journal(path)
+    written.header(header | {"devices": {fingerprint.device: device}} | facts)
+    for one in records:
+        written.case(one.as_json())
+    if end:
+        written.end({"exit": 0})
+    else:
+        written.close()
+    return path
+
+
+@pytest.fixture
+def output(tmp_path: Path) -> Path:
+    return tmp_path / "merged.jsonl"
+
+
+def test_a_merged_journal_says_what_its_journals_say(output: Path) -> None:
+    paths = [STORED / "cpu" / "level1.jsonl", STORED / "xla" / "level1.jsonl"]
+    merged = merge(paths, output)
+    assert [run.records for run in load([output])] == [run.records for run in load(paths)]
+    assert merged.cases == sum(len(run.records) for run in load(paths))
+    assert merged.notes == ()
+
+
+def test_any_order_gives_the_same_bytes(tmp_path: Path) -> None:
+    paths = [
+        journal(tmp_path / "a.jsonl", record("eager"), started="2026-11-23T12:00:00+00:00"),
+        journal(tmp_path / "b.jsonl", record("amp-bf16")),
+        journal(tmp_path / "c.jsonl", record("eager", device="xla"), fingerprint=replace(EPYC, device="xla")),
+    ]
+    found = set()
+    for order in itertools.permutations(paths):
+        merge(order, tmp_path / "merged.jsonl")
+        found.add((tmp_path / "merged.jsonl").read_bytes())
+    assert found == {b"".join(paths[index].read_bytes() for index in (1, 0, 2))}
+
+
+def test_a_run_that_is_given_twice_or_is_in_a_merged_journal_is_taken_once(tmp_path: Path, output: Path) -> None:
+    one = journal(tmp_path / "a.jsonl", record("eager"))
+    other = journal(tmp_path / "b.jsonl", record("amp-bf16"))
+    first = merge([one, other, one], output)
+    assert first.notes == (f"{one}: taken once: the same run as {one}",)
+    again = merge([output, other], tmp_path / "again.jsonl")
+    assert len(again.parts) == 2
+    assert "taken once: the same run as" in again.notes[0]
+    assert (tmp_path / "again.jsonl").read_bytes() == output.read_bytes()
+
+
+def test_the_beginning_of_a_run_that_went_on_is_left_out(tmp_path: Path, output: Path) -> None:
+    begun = journal(tmp_path / "begun.jsonl", record("eager"), end=False)
+    whole = journal(tmp_path / "whole.jsonl", record("eager"), record("amp-bf16"))
+    merged = merge([begun, whole], output)
+    assert output.read_bytes() == whole.read_bytes()
+    assert merged.notes == (f"{begun}: left out: it is the beginning of the run in {whole}",)
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"fingerprint": replace(EPYC, chip="Xeon")}, "fingerprint.chip 'AMD EPYC' and 'Xeon'"),
+        (
+            {"fingerprint": replace(EPYC, versions={"torch": "2.9.0"})},
+            "fingerprint.versions.torch '2.13.0' and '2.9.0'",
+        ),
+        (
+            {"fingerprint": replace(EPYC, environment={"OMP_NUM_THREADS": "1"})},
+            "fingerprint.environment.OMP_NUM_THREADS nothing and '1'",
+        ),
+        ({"accelcheck": "0.2.0"}, "accelcheck '0.1.0' and '0.2.0'"),
+        ({"python": "3.12.0"}, "python '3.11.7' and '3.12.0'"),
+    ],
+)
+def test_what_differs_is_kept_apart_by_name_or_refused(
+    changed: dict[str, Any], said: str, tmp_path: Path, output: Path
+) -> None:
+    one = journal(tmp_path / "a.jsonl", record("eager"))
+    other = journal(tmp_path / "b.jsonl", record("eager"), started="2026-11-23T12:00:00+00:00", **changed)
+    assert merge([other, one], output).notes == (f"kept apart: cpu in {one} and in {other}: {said}",)
+    assert len(load([output])) == 2
+    output.unlink()
+    with pytest.raises(DifferentDevicesError) as raised:
+        merge([one, other], output, same_device=True)
+    assert said in str(raised.value)
+    assert not output.exists()
+
+
+def test_shards_of_one_device_are_merged_as_the_same_device(tmp_path: Path, output: Path) -> None:
+    paths = [journal(tmp_path / f"{name}.jsonl", record(name)) for name in ("eager", "amp-bf16")]
+    merge(paths, output, same_device=True)
+    (found,) = load([output])
+    assert len(found.records) == 2
+
+
+def test_other_devices_are_refused_where_one_was_asked_for(tmp_path: Path, output: Path) -> None:
+    one = journal(tmp_path / "a.jsonl", record("eager"))
+    other = journal(tmp_path / "b.jsonl", fingerprint=replace(EPYC, device="xla"))
+    with pytest.raises(DifferentDevicesError, match=r"devices: cpu in .*a\.jsonl, xla in .*b\.jsonl"):
+        merge([one, other], output, same_device=True)
+
+
+def test_of_two_verdicts_the_worse_counts_and_is_said(tmp_path: Path, output: Path) -> None:
+    one = journal(tmp_path / "a.jsonl", record("eager"))
+    other = journal(tmp_path / "b.jsonl", record("eager", Verdict.FAIL), started="2026-11-23T12:00:00+00:00")
+    both = journal(
+        tmp_path / "c.jsonl", record("jit", Verdict.FAIL), record("jit"), started="2026-11-23T13:00:00+00:00"
+    )
+    notes = merge([one, other, both], output).notes
+    assert notes == (
+        f"eager/mlp/cpu/float32/forward: pass in {one}, fail in {other}; the worse counts",
+        f"jit/mlp/cpu/float32/forward: pass and fail in {both}; the worse counts",
+    )
+    assert {r.verdict for r in load([output])[0].records} == {Verdict.FAIL}
+
+
+def test_a_run_that_was_cut_off_is_said_and_its_torn_line_left_out(tmp_path: Path, output: Path) -> None:
+    path = journal(tmp_path / "a.jsonl", record("eager"), end=False)
+    kept = path.read_bytes()
+    path.write_bytes(kept + b'{"kind": "ca')
+    other = journal(tmp_path / "b.jsonl", record("amp-bf16"), started="2026-11-23T12:00:00+00:00")
+    assert merge([path, other], output).notes == (f"{path}: the run was cut off, in the middle of a line",)
+    assert output.read_bytes() == kept + other.read_bytes()
+
+
+def test_a_last_line_without_its_line_end_gets_one(tmp_path: Path, output: Path) -> None:
+    path = journal(tmp_path / "a.jsonl", record("eager"))
+    kept = path.read_bytes()
+    path.write_bytes(kept.rstrip(b"\n"))
+    assert merge([path], output).notes == ()
+    assert output.read_bytes() == kept
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ({"kind": "run", "schema": SCHEMA + 1}, "b.jsonl:1: schema 3; this accelcheck reads 2"),
+        ({"kind": "run", "schema": SCHEMA, "devices": []}, "b.jsonl:1: header: Expected `object`"),
+        ({"kind": "case"}, "b.jsonl:1: field 'kind' is 'case'; expected run"),
+    ],
+)
+def test_another_file_is_refused_and_the_output_left_as_it_is(
+    line: dict[str, Any], message: str, tmp_path: Path, output: Path
+) -> None:
+    one = journal(tmp_path / "a.jsonl", record("eager"))
+    (tmp_path / "b.jsonl").write_text(json.dumps(line) + "\n")
+    output.write_text("as it was")
+    with pytest.raises(JournalError) as raised:
+        merge([one, tmp_path / "b.jsonl"], output)
+    assert message in str(raised.value)
+    assert output.read_text() == "as it was"
+
+
+def test_an_empty_file_is_refused(tmp_path: Path, output: Path) -> None:
+    (tmp_path / "a.jsonl").touch()
+    with pytest.raises(JournalError, match=r"a\.jsonl: expected a journal"):
+        merge([tmp_path / "a.jsonl"], output)
+
+
+def test_a_journal_is_never_written_over(tmp_path: Path) -> None:
+    path = journal(tmp_path / "a.jsonl", record("eager"))
+    link = tmp_path / "link.jsonl"
+    link.hardlink_to(path)
+    for target in (path, link):
+        with pytest.raises(MergeError, match="is one of the journals that are merged"):
+            merge([path], target)
+
+
+def test_a_journal_that_changes_meanwhile_is_refused(
+    tmp_path: Path, output: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = journal(tmp_path / "a.jsonl", record("eager"))
+    whole = path.read_bytes()
+
+    def rewritten(parts: Any) -> list[str]:
+        path.write_bytes(whole.replace(b"pass", b"fail"))
+        return []
+
+    monkeypatch.setattr(merging, "_judged_twice", rewritten)
+    with pytest.raises(MergeError, match="changed while it was merged"):
+        merge([path], output)
+    assert not output.exists()
+
+
+def test_the_command_says_what_it_merged_and_exits_by_what_it_met(
+    tmp_path: Path, output: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    one = journal(tmp_path / "a.jsonl", record("eager"))
+    other = journal(tmp_path / "b.jsonl", record("eager"), accelcheck="0.2.0\x1b[31m")
+    assert cli.main(["merge", str(one), str(other), "-o", str(output)]) == 0
+    said = capsys.readouterr().out
+    assert f"{output}: 2 runs, 2 cases" in said
+    assert "kept apart: cpu" in said
+    assert "\x1b" not in said
+    assert cli.main(["merge", "--same-device", str(one), str(other), "-o", str(output)]) == 1
+    assert cli.main(["merge", str(tmp_path / "none.jsonl"), "-o", str(output)]) == 4
+    assert cli.main(["merge", str(one), "-o", str(tmp_path / "no" / "folder.jsonl")]) == 4
+    assert "cannot be written: No such file or directory" in capsys.readouterr().err
+
+
+def test_an_outline_takes_and_refuses_what_a_record_does(tmp_path: Path) -> None:
+    figure = Figure("out", "row", 1.0, float("inf"), "", gates=True)
+    good = replace(record("eager", Verdict.FAIL), figures=(figure,), seconds={"run": 1.0}).as_json()
+    changes: list[dict[str, Any]] = [
+        {},
+        {"verdict": "good"},
+        {"compared": -1},
+        {"compared": True},
+        {"figures": [{}]},
+        {"figures": [{**good["figures"][0], "measured": "nan"}]},
+        {"figures": [{**good["figures"][0], "measured": "many"}]},
+        {"evidence": [{"claim": "a", "observed": None, "engaged": True}]},
+        {"evidence": [{"claim": "a", "observed": "inf", "engaged": True}]},
+        {"evidence": [{"claim": "a", "observed": 1, "engaged": "yes"}]},
+        {"case": {**good["case"], "mode": "sideways"}},
+        {"seconds": {"run": "long"}},
+        {"measurements": [{"name": "latency", "value": "x", "unit": "s"}]},
+        {"times": [None]},
+        {"later": 1},
+    ]
+    path = tmp_path / "a.jsonl"
+    text = [json.dumps({"kind": "run"}), *(json.dumps(good | change) for change in changes)]
+    path.write_text("\n".join(text) + "\n")
+    taken = 0
+    for line in list(lines(path))[1:]:
+        said = []
+        for read in (case, outline):
+            try:
+                found = read(line)
+            except JournalError as error:
+                said.append(str(error))
+            else:
+                taken += 1
+                said.append(str((found.case.id, found.verdict) if isinstance(found, Record) else found))
+        assert said[0] == said[1]
+    assert taken == 2 * 4
