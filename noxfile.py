@@ -70,6 +70,8 @@ BENCHMARKS = (
 """The benchmarks that finish within a minute. Each exits with 1 where a limit that the documentation promises is exceeded."""
 INDEX_TIMEOUT = 5.0
 """Seconds to wait for a wheel index to answer."""
+FUZZERS = ("benchmarks/fuzz_package.py",)
+"""What tries mutated input of strangers on readers; each prints its counts, and exits with 1 where one crashes or sees nothing."""
 
 nox.needs_version = ">=2025.2"
 nox.options.sessions = ["cpu"]
@@ -252,7 +254,9 @@ def tpu(session: nox.Session) -> None:
 def tests(session: nox.Session) -> None:
     """Accelcheck's own tests."""
     session.install(*PINS["cpu"], *_index(session))
-    session.install("-e", ".[accuracy,torchao,plot]", *nox.project.dependency_groups(nox.project.load_toml(), "tests"))
+    session.install(
+        "-e", ".[accuracy,torchao,plot,sign]", *nox.project.dependency_groups(nox.project.load_toml(), "tests")
+    )
     session.run("pytest", "tests", "-n", _workers("cpu"), "-q", *session.posargs)
 
 
@@ -320,6 +324,16 @@ def templates(session: nox.Session) -> None:
     session.run("zizmor", "--offline", "--no-progress", *WORKFLOWS)
     session.run("kubernetes-validate", "--strict", "examples/ci/kubernetes-job.yaml")
     session.run("shellcheck", "examples/ci/slurm-array.sh")
+
+
+@nox.session
+def fuzz(session: nox.Session) -> None:
+    """Readers of what strangers wrote, on mutated input: journals, packages, ledgers, baselines, limits."""
+    session.install(*PINS["cpu"], *_index(session))
+    session.install("-e", ".[sign]", *nox.project.dependency_groups(nox.project.load_toml(), "tests"))
+    for script in FUZZERS:
+        session.run("python", script, *session.posargs)
+    session.run("pytest", "tests/test_fuzz_journal.py", "-q")
 
 
 @nox.session

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import io
 import os
 import stat
-from typing import TYPE_CHECKING
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any, TypeAlias
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
 MIB = 1 << 20
 MOST_FILE = 4096 * MIB
@@ -21,36 +24,112 @@ class UnreadableFileError(ValueError):
     """A file cannot be read within its bounds; the message names the file, and the line where there is one."""
 
 
-def lines(path: Path, most_file: int = MOST_FILE, most_line: int = MOST_LINE) -> Iterator[tuple[int, bytes]]:
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A part of a file, such as a member of an archive, which is read in place.
+
+    Attributes:
+        path: The file.
+        start: Byte at which it begins.
+        size: Bytes.
+        name: For errors.
+    """
+
+    path: Path
+    start: int
+    size: int
+    name: str
+
+    def __str__(self) -> str:
+        return self.name
+
+
+Source: TypeAlias = Path | Piece
+"""What can be read."""
+
+
+class _Window(io.RawIOBase):
+    """Reads a part of a file."""
+
+    def __init__(self, file: IO[bytes], piece: Piece) -> None:
+        self._file, self._left = file, piece.size
+        file.seek(piece.start)
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        chunk = self._file.read(min(len(buffer), self._left))
+        buffer[: len(chunk)] = chunk
+        self._left -= len(chunk)
+        return len(chunk)
+
+
+def read(source: Source, most: int) -> bytes:
+    """All bytes of a file of at most `most`.
+
+    Raises:
+        UnreadableFileError: It cannot be read, is no regular file, or has more.
+    """
+    with opened(source, most) as file:
+        found = file.read(most + 1)
+    if len(found) > most:  # it grew
+        raise UnreadableFileError(f"{source} cannot be read: expected at most {most:,} bytes, got more")
+    return found
+
+
+def chunks(source: Source, most: int = MOST_FILE, size: int = MIB) -> Iterator[bytes]:
+    """The bytes of a file, `size` at once.
+
+    Raises:
+        UnreadableFileError: It cannot be read, is no regular file, or has more than `most` bytes.
+    """
+    with opened(source, most) as file:
+        while chunk := file.read(size):
+            yield chunk
+
+
+def lines(path: Source, most_file: int = MOST_FILE, most_line: int = MOST_LINE) -> Iterator[tuple[int, bytes]]:
     """The lines of a file with their numbers, from 1, each with its line end; only the last one may lack it.
 
     Args:
-        path: A regular file, or a link to one.
+        path: A regular file, a link to one, or a part of one.
         most_file: Bytes that it may have.
         most_line: Bytes that a line may have.
 
     Raises:
         UnreadableFileError: It cannot be read, is no regular file, or exceeds a bound.
     """
-    try:
-        # A named pipe without a writer would be waited for.
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-    except (OSError, ValueError) as error:  # ValueError: a zero byte in the name
-        raise UnreadableFileError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}") from error
-    with os.fdopen(descriptor, "rb") as file:
-        found = os.fstat(descriptor)
-        if not stat.S_ISREG(found.st_mode):
-            raise UnreadableFileError(f"{path} cannot be read: expected a file, got {_kind(found.st_mode)}")
-        if found.st_size > most_file:
-            raise UnreadableFileError(
-                f"{path} cannot be read: expected at most {most_file:,} bytes, got {found.st_size:,}"
-            )
+    with opened(path, most_file) as file:
         number = 0
         while line := file.readline(most_line + 1):
             number += 1
             if len(line) > most_line:
                 raise UnreadableFileError(f"{path}:{number}: expected a line of at most {most_line:,} bytes, got more")
             yield number, line
+
+
+@contextmanager
+def opened(source: Source, most: int) -> Iterator[IO[bytes]]:
+    """A file for reading.
+
+    Raises:
+        UnreadableFileError: It cannot be opened, is no regular file, or has more than `most` bytes.
+    """
+    path = source.path if isinstance(source, Piece) else source
+    try:
+        # A named pipe without a writer would be waited for.
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    except (OSError, ValueError) as error:  # ValueError: a zero byte in the name
+        raise UnreadableFileError(f"{source} cannot be read: {getattr(error, 'strerror', None) or error}") from error
+    with os.fdopen(descriptor, "rb") as file:
+        found = os.fstat(descriptor)
+        if not stat.S_ISREG(found.st_mode):
+            raise UnreadableFileError(f"{source} cannot be read: expected a file, got {_kind(found.st_mode)}")
+        size = source.size if isinstance(source, Piece) else found.st_size
+        if size > most:
+            raise UnreadableFileError(f"{source} cannot be read: expected at most {most:,} bytes, got {size:,}")
+        yield io.BufferedReader(_Window(file, source)) if isinstance(source, Piece) else file
 
 
 def _kind(mode: int) -> str:

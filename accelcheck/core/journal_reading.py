@@ -17,7 +17,6 @@ from accelcheck.core.plain import text
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
-    from pathlib import Path
 
     from accelcheck.core.case import Verdict
 
@@ -75,7 +74,7 @@ class _Cut(Exception):  # noqa: N818 - how reading ends, no error
     pass
 
 
-def lines(path: Path) -> Iterator[Line]:
+def lines(path: bounded.Source) -> Iterator[Line]:
     """The whole lines of a journal: each of a known kind, the first one a header. Cases are not read.
 
     Raises:
@@ -87,7 +86,7 @@ def lines(path: Path) -> Iterator[Line]:
         return
 
 
-def sections(path: Path) -> Iterator[Section]:
+def sections(path: bounded.Source) -> Iterator[Section]:
     """The runs of a journal, one by one.
 
     Raises:
@@ -116,7 +115,7 @@ def sections(path: Path) -> Iterator[Section]:
             end = table(line)
 
 
-def read(path: Path) -> tuple[dict[str, Any], list[Record]]:
+def read(path: bounded.Source) -> tuple[dict[str, Any], list[Record]]:
     """The header and all case records of a journal of one run; both are empty where the run was cut off in its header.
 
     Raises:
@@ -191,7 +190,7 @@ def _plain(kind: Any) -> Any:
     return get_origin(kind)[arguments]
 
 
-def _lines(path: Path) -> Iterator[Line]:
+def _lines(path: bounded.Source) -> Iterator[Line]:
     begun = False
     try:
         for number, raw in bounded.lines(path):

@@ -17,7 +17,7 @@ from accelcheck.core.case import Case, Mode, Verdict
 from accelcheck.core.journal import Journal, JournalError, Record
 from accelcheck.expectations import must_pass
 from accelcheck.measure import timing_processes
-from accelcheck.plugin import options
+from accelcheck.plugin import inputs, options
 from accelcheck.report import coverage, terminal
 from accelcheck.report.coverage import Scope
 from accelcheck.report.progress import Progress
@@ -63,7 +63,7 @@ class Controller:
         if resumed:
             journal.resumed({"started": started})
         else:
-            journal.header({"started": started, **self.run.facts()})
+            journal.header({"started": started, **self.run.facts(), **inputs.of(self.run)})
         return journal
 
     def pytest_report_header(self) -> list[str]:

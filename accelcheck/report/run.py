@@ -20,8 +20,8 @@ from accelcheck.devices.base import Fingerprint, fingerprint_from_json
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
-    from pathlib import Path
 
+    from accelcheck.core.bounded import Source
     from accelcheck.core.journal import Record
     from accelcheck.core.journal_reading import Section
 
@@ -43,6 +43,13 @@ BAD_FIRST = (
 _BADNESS = {verdict: rank for rank, verdict in enumerate(BAD_FIRST)}
 
 
+class UsedLedger(msgspec.Struct, frozen=True):
+    """A ledger that a run used: the name of its file, and the SHA-256 of its content."""
+
+    name: str
+    sha256: str
+
+
 class _Device(msgspec.Struct):
     capability: str = ""
     fingerprint: dict[str, Any] | None = None
@@ -59,6 +66,7 @@ class Header(msgspec.Struct):
     selection: dict[str, Any] = {}
     devices: dict[str, _Device] = {}
     packages: dict[str, str] = {}
+    ledgers: tuple[UsedLedger, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,11 +137,11 @@ def counts(records: Iterable[Record]) -> dict[str, int]:
     return {str(verdict): tally[verdict] for verdict in BAD_FIRST if tally[verdict]}
 
 
-def load(paths: Sequence[Path]) -> tuple[DeviceRun, ...]:
+def load(paths: Sequence[Source]) -> tuple[DeviceRun, ...]:
     """Read journals.
 
     Args:
-        paths: Of the journals; merged ones too.
+        paths: Of the journals, or where they are in a package; merged ones too.
 
     Returns:
         The devices, in the order in which they appear.

@@ -1,0 +1,89 @@
+"""``accelcheck pack``: journals with all that they were judged by, in one file that says whether it was altered. No torch."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import Any
+
+from accelcheck.commands.common import GREEN, USAGE
+
+EXAMPLES = """examples:
+  accelcheck pack journal.jsonl -o device.accelpack
+  accelcheck pack cpu.jsonl xla.jsonl --log build.log --file answers.toml -o machine.accelpack
+  accelcheck pack journal.jsonl --sign minisign.key -o device.accelpack
+
+exit codes: 0 packed; 4 a file cannot be read, is missing, or is no journal"""
+
+
+def add(commands: Any) -> None:
+    """Declare the command."""
+    pack = commands.add_parser(
+        "pack",
+        help="put journals, ledgers and logs into one package that can be verified",
+        description="Writes journals, the ledgers that they were judged by, fingerprints, installed packages and given files into one "
+        "archive with the SHA-256 of each and a hash chain of all records. The same input gives the same bytes. `accelcheck verify` "
+        "reads it.",
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    pack.add_argument("journals", nargs="+", type=Path, metavar="JOURNAL", help="journals, merged ones too")
+    pack.add_argument("-o", "--output", type=Path, required=True, metavar="FILE", help="package to write")
+    pack.add_argument(
+        "--ledger",
+        type=Path,
+        action="append",
+        default=[],
+        metavar="FILE",
+        help="ledger that a run used; repeatable. accelcheck's own, and those beside the journals and in this folder, are found by hash",
+    )
+    pack.add_argument("--log", type=Path, action="append", default=[], metavar="FILE", help="log to pack; repeatable")
+    pack.add_argument(
+        "--file",
+        type=Path,
+        action="append",
+        default=[],
+        metavar="FILE",
+        help="other file to pack, such as the answers of an assessment; repeatable",
+    )
+    pack.add_argument("--sign", type=Path, metavar="KEY", help="sign with this secret key of minisign")
+    pack.add_argument(
+        "--allow-missing", action="store_true", help="pack although a ledger that a run used is not there"
+    )
+    pack.set_defaults(run=_pack)
+
+
+def _pack(given: argparse.Namespace) -> int:
+    from accelcheck.core.journal import JournalError
+    from accelcheck.report import console
+    from accelcheck.report.package import packing, signing
+
+    try:
+        packed = packing.pack(
+            given.journals,
+            given.output,
+            ledger=given.ledger,
+            logs=given.log,
+            files=given.file,
+            key=given.sign,
+            allow_missing=given.allow_missing,
+        )
+    except (JournalError, packing.PackError, signing.SigningError) as error:
+        console.show([f"accelcheck: {error}"], sys.stderr)
+        return USAGE
+    records = sum(journal.lines for journal in packed.manifest.journals)
+    signed = f"signed with {given.sign}" if given.sign else "not signed: give --sign KEY so that changes can be found"
+    console.show(
+        [
+            *packed.notes,
+            f"{given.output}: {len(packed.manifest.journals)} journals with {records:,} lines, {len(packed.manifest.members)} members",
+            *(f"  {member.size:>12,} B  {member.name}" for member in packed.manifest.members),
+            f"SHA-256 of the manifest: {packed.digest}",
+            signed,
+        ]
+    )
+    return GREEN
+
+
+COMMANDS = (add,)

@@ -1,0 +1,71 @@
+"""``accelcheck verify``: whether a package is what was packed, and whether its runs qualify. Extracts nothing. No torch."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from accelcheck.commands.common import GREEN, RED, USAGE
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from accelcheck.report.package.verifying import Verified
+
+EXAMPLES = """examples:
+  accelcheck verify device.accelpack
+  accelcheck verify device.accelpack --key vendor.pub
+
+exit codes: 0 it is as it was packed, and qualifies; 1 it was altered, or does not qualify; 4 it is not a package"""
+
+
+def add(commands: Any) -> None:
+    """Declare the command."""
+    verify = commands.add_parser(
+        "verify",
+        help="check a package: what was altered or is missing, who signed it, whether it qualifies",
+        description="Checks every hash of a package, names the records that were altered, removed or put in, checks the signature, and says whether "
+        "the runs qualify at their level. Reads within bounds, and writes nothing.",
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    verify.add_argument("package", type=Path, metavar="FILE", help="package, as accelcheck pack writes it")
+    verify.add_argument("--key", type=Path, metavar="PUB", help="public key of minisign that must have signed it")
+    verify.set_defaults(run=_verify)
+
+
+def _verify(given: argparse.Namespace) -> int:
+    from accelcheck.report import console
+    from accelcheck.report.package import archive, signing, verifying
+
+    try:
+        found = verifying.verify(given.package, given.key)
+    except (archive.NotPackageError, signing.SigningError) as error:
+        console.show([f"accelcheck: {error}"], sys.stderr)
+        return USAGE
+    qualifies = bool(found.runs) and all(run.green for run in found.runs)
+    console.show(_lines(found))
+    return GREEN if found.intact and qualifies else RED
+
+
+def _lines(found: Verified) -> Iterator[str]:
+    from accelcheck.report.run import labels
+
+    state = "as it was packed" if found.intact else "ALTERED"
+    yield f"{found.path}: {state}; {found.members} members"
+    yield from (f"  {line}" for line in found.altered)
+    yield f"signature: {found.signature}"
+    yield f"SHA-256 of the manifest: {found.digest}"
+    yield from found.notes
+    for label, run in zip(labels(found.runs), found.runs, strict=True):
+        counts = ", ".join(f"{count} {verdict}" for verdict, count in run.counts().items())
+        said = "qualifies" if run.green else "DOES NOT QUALIFY"
+        yield f"{label}: {said} at level {run.level}: {counts or 'no case'}"
+        yield from (f"  {remark}" for remark in run.remarks)
+    if not found.intact:
+        yield "What was altered proves nothing."
+
+
+COMMANDS = (add,)

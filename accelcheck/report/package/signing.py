@@ -1,0 +1,108 @@
+"""Signatures of manifests, as minisign makes and checks them (Ed25519 over BLAKE2b): by py-minisign, from the extra ``sign``."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from typing import TYPE_CHECKING, Any
+
+from accelcheck.core import bounded
+from accelcheck.core.plain import text
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+INSTALL = "pip install 'accelcheck[sign]'"
+COMMENT = "signature of an accelcheck package"
+"""The comment that no signature covers; another one is an alteration."""
+MOST = 64 * 1024
+"""Bytes of a key or a signature."""
+
+
+class SigningError(ValueError):
+    """A manifest cannot be signed, or a key cannot be read; the message says what to do."""
+
+
+def available() -> str:
+    """The command that installs what signatures need; empty where it is there."""
+    try:
+        importlib.import_module("minisign")
+    except ImportError:
+        return INSTALL
+    return ""
+
+
+def sign(manifest: bytes, key: Path) -> bytes:
+    """The signature of a manifest; the same bytes each time.
+
+    Args:
+        manifest: What is signed.
+        key: File of a secret key, as ``minisign -G`` writes it. Its password is asked for on a terminal.
+
+    Raises:
+        SigningError: py-minisign is not installed, or the key cannot be read.
+    """
+    minisign = _library()
+    try:
+        with minisign.SecretKey.from_bytes(_read(key)) as secret:
+            if secret.is_encrypted():
+                secret.decrypt(_password(key))
+            made = secret.sign(manifest, untrusted_comment=COMMENT, trusted_comment="accelcheck manifest.json")
+    except minisign.Error as error:
+        raise SigningError(f"{key}: {error}; expected a secret key as minisign -G writes it") from error
+    return bytes(made) + b"\n"
+
+
+def public_key(path: Path) -> Any:
+    """A key that checks signatures.
+
+    Raises:
+        SigningError: py-minisign is not installed, or the key cannot be read.
+    """
+    minisign = _library()
+    try:
+        return minisign.PublicKey.from_bytes(_read(path))
+    except minisign.Error as error:
+        raise SigningError(f"{path}: {error}; expected a public key as minisign -G writes it") from error
+
+
+def check(manifest: bytes, signature: bytes, public: Any) -> str:
+    """What is wrong with a signature; empty where it holds.
+
+    Args:
+        manifest: What was signed.
+        signature: Of it, or of anything.
+        public: As `public_key` gives it.
+    """
+    minisign = _library()
+    try:
+        found = minisign.Signature.from_bytes(signature)
+        public.verify(manifest, found)
+        if bytes(found) + b"\n" != signature or found.untrusted_comment != COMMENT:
+            return "its spelling was altered"
+    except (ValueError, UnicodeError) as error:
+        return text(error, 200)
+    return ""
+
+
+def _library() -> Any:
+    if missing := available():
+        raise SigningError(f"signatures need py-minisign, which is not installed: {missing}")
+    return importlib.import_module("minisign")
+
+
+def _read(key: Path) -> bytes:
+    try:
+        return bounded.read(key, MOST)
+    except bounded.UnreadableFileError as error:
+        raise SigningError(f"the key {error}") from error
+
+
+def _password(key: Path) -> str:
+    import getpass
+
+    if not sys.stdin.isatty():
+        raise SigningError(
+            f"{key} has a password, and there is no terminal to ask for it: minisign -G -W makes a key without one"
+        )
+    return getpass.getpass(f"Password of {key}: ")

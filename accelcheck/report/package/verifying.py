@@ -1,0 +1,182 @@
+"""Reads a package, which may be a stranger's: whether it is what was packed, and whether its runs qualify. Writes nothing. No torch."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from accelcheck.core import bounded
+from accelcheck.core.journal import JournalError
+from accelcheck.core.plain import text
+from accelcheck.report.package import archive, chain, contents, manifest, signing
+from accelcheck.report.run import load
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from accelcheck.core.bounded import Piece
+    from accelcheck.report.run import DeviceRun
+
+UNSIGNED = "none: whoever has the package could have changed it and computed all hashes anew"
+MOST_SAID = 100
+"""Alterations that are named."""
+
+
+@dataclass
+class Verified:
+    """What was found.
+
+    Attributes:
+        path: The package.
+        digest: SHA-256 of its manifest; empty where that cannot be read.
+        altered: What is not as it was packed: altered, missing, put in.
+        notes: What a reader should know, and what is no alteration.
+        signature: What is known of it, in words.
+        runs: Devices and their records; empty where the journals cannot be read.
+        members: How many there are.
+    """
+
+    path: Path
+    digest: str = ""
+    altered: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    signature: str = UNSIGNED
+    runs: tuple[DeviceRun, ...] = ()
+    members: int = 0
+
+    @property
+    def intact(self) -> bool:
+        """Whether nothing was altered, as far as can be known."""
+        return not self.altered
+
+
+def verify(path: Path, key: Path | None = None) -> Verified:
+    """Check a package.
+
+    Args:
+        path: Of the package; it is read in place, within bounds, and nothing is written.
+        key: Public key that must have signed it.
+
+    Raises:
+        NotPackageError: The file is none.
+        SigningError: The key cannot be read, or py-minisign is not installed.
+    """
+    public = None if key is None else signing.public_key(key)
+    first = archive.first(path, manifest.NAME)
+    found = Verified(path)
+    try:
+        _verify(found, first.piece, public)
+    except bounded.UnreadableFileError as error:
+        found.altered.append(str(error))
+    more = len(found.altered) - MOST_SAID
+    if more > 0:
+        found.altered[MOST_SAID:] = [f"and {more:,} more"]
+    return found
+
+
+def _verify(found: Verified, first: Piece, key: Any) -> None:
+    raw = bounded.read(first, manifest.MOST)
+    found.digest = hashlib.sha256(raw).hexdigest()
+    try:
+        listed = manifest.decode(raw)
+    except manifest.ManifestError as error:
+        found.altered.append(f"{manifest.NAME}: {error}")
+        found.signature = "not checked: the manifest cannot be read"
+        return
+    pieces = _pieces(found, listed, raw)
+    _signed(found, raw, pieces, key)
+    if manifest.DIGEST in pieces and bounded.read(pieces[manifest.DIGEST], archive.BLOCK) != manifest.digest(raw):
+        found.altered.append(f"{manifest.NAME}: altered, or its digest {manifest.DIGEST}")
+    for member in listed.members:
+        if member.name in pieces and _hash(pieces[member.name]) != member.sha256:
+            found.altered.append(f"{member.name}: altered: its SHA-256 is not that of the manifest")
+    found.members = len(listed.members)
+    found.notes += listed.missing
+    _chained(found, listed, pieces)
+    _read(found, listed, pieces)
+
+
+def _pieces(found: Verified, listed: manifest.Manifest, raw: bytes) -> dict[str, Piece]:
+    """The members by name; what is missing, put in, there twice or out of place is said."""
+    expected = manifest.places(listed, raw, _signature_size(found.path))
+    walked = [*archive.walk(found.path, expected)]
+    pieces: dict[str, Piece] = {}
+    for member in walked:
+        if member.problem:
+            found.altered.append(f"{member.name}: {member.problem}" if member.name else member.problem)
+        if member.name in pieces:
+            found.altered.append(f"{member.name}: is in the archive twice")
+        elif member.name:
+            pieces[member.name] = member.piece
+    wanted = [name for name, _ in expected.values()]
+    found.altered += [f"{name}: missing" for name in wanted if name not in pieces]
+    found.altered += [f"{name}: put in: the manifest does not list it" for name in pieces if name not in wanted]
+    if not found.altered and list(pieces) != wanted:
+        found.altered.append("the members are not in their order")
+    return pieces
+
+
+def _signature_size(path: Path) -> int | None:
+    members = archive.walk(path, {})
+    return next((member.piece.size for member in members if member.name == manifest.SIGNATURE), None)
+
+
+def _signed(found: Verified, raw: bytes, pieces: dict[str, Piece], key: Any) -> None:
+    piece = pieces.get(manifest.SIGNATURE)
+    if piece is None:
+        if key is not None:
+            found.altered.append(f"{manifest.SIGNATURE}: missing: the package is not signed, and a key was given")
+        return
+    if key is None:
+        found.signature = "not checked: give the signer's public key with --key"
+        return
+    problem = signing.check(raw, bounded.read(piece, signing.MOST), key)
+    found.signature = f"does not hold: {problem}" if problem else f"holds, by the key {key.to_base64().decode()}"
+    if problem:
+        found.altered.append(f"{manifest.SIGNATURE}: does not hold: {problem}")
+
+
+def _chained(found: Verified, listed: manifest.Manifest, pieces: dict[str, Piece]) -> None:
+    for journal in listed.journals:
+        if journal.name not in pieces or journal.chain not in pieces:
+            continue
+        differing, count, head = chain.differences(pieces[journal.name], pieces[journal.chain])
+        found.altered += differing
+        if not differing and (count, head) != (journal.lines, journal.head):
+            found.altered.append(
+                f"{journal.name}: its chain ends at line {count} with {head}; the manifest says line {journal.lines} and {journal.head}"
+            )
+
+
+def _read(found: Verified, listed: manifest.Manifest, pieces: dict[str, Piece]) -> None:
+    """The runs, and whether what goes with them is that of their headers."""
+    journals = [(journal.name, pieces[journal.name]) for journal in listed.journals if journal.name in pieces]
+    try:
+        headers = [(name, [fields for _, fields in contents.headers(piece)]) for name, piece in journals]
+        found.runs = load([piece for _, piece in journals])
+    except JournalError as error:
+        found.altered.append(f"cannot be read: {text(error, 500)}")
+        return
+    if not headers:
+        found.altered.append("there is no journal in it")
+    made = contents.devices(headers)
+    devices = pieces.get(manifest.DEVICES)
+    if devices is None or bounded.read(devices, archive.MOST_MEMBER) != made:
+        found.altered.append(f"{manifest.DEVICES}: does not say what the headers of the journals say")
+    packed = {member.sha256 for member in listed.members if member.name.startswith("ledgers/")}
+    lacking = [
+        ledger for ledger in contents.used(fields for _, of in headers for fields in of) if ledger.sha256 not in packed
+    ]
+    found.altered += [
+        f"ledger {text(used.name, 100)}, which a run used: missing"
+        for used in lacking
+        if not any(used.sha256 in line for line in listed.missing)  # which pack said
+    ]
+
+
+def _hash(piece: Piece) -> str:
+    found = hashlib.sha256()
+    for chunk in bounded.chunks(piece, archive.MOST_MEMBER):
+        found.update(chunk)
+    return found.hexdigest()
