@@ -100,6 +100,10 @@ def test_the_beginning_of_a_run_that_went_on_is_left_out(tmp_path: Path, output:
         ),
         ({"accelcheck": "0.2.0"}, "accelcheck '0.1.0' and '0.2.0'"),
         ({"python": "3.12.0"}, "python '3.11.7' and '3.12.0'"),
+        (
+            {"must_pass": {"cpu": {"class": "cpu", "version": 2, "sha256": "b2"}}},
+            "must_pass.class nothing and 'cpu'; must_pass.version nothing and '2'; must_pass.sha256 nothing and 'b2'",
+        ),
     ],
 )
 def test_what_differs_is_kept_apart_by_name_or_refused(

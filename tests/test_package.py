@@ -15,7 +15,10 @@ from accelcheck.core.bounded import Piece, UnreadableFileError, lines, read
 from accelcheck.core.case import Case, Mode, Verdict
 from accelcheck.core.journal import Journal, JournalError, Record
 from accelcheck.devices.base import Fingerprint
+from accelcheck.core.words import LEVELS
+from accelcheck.expectations import must_pass
 from accelcheck.expectations.ledger import shipped
+from accelcheck.expectations.must_pass import Floor, MustPass
 from accelcheck.plugin import inputs
 from accelcheck.report.package import archive, chain, manifest, signing
 from accelcheck.report.package.archive import NotPackageError
@@ -41,6 +44,16 @@ def journal(path: Path, *verdicts: Verdict, **facts: Any) -> Path:
     return path
 
 
+@pytest.fixture(autouse=True)
+def small_list(monkeypatch: pytest.MonkeyPatch) -> MustPass:
+    """A must-pass list of the cases of `journal`."""
+    floors = {level: Floor(2, 2, 0) for level in LEVELS}
+    keys = {f"technique-{index}/mlp/float32/forward": 1 for index in range(3)}
+    small = must_pass.parsed("accelerator", must_pass.written(1, 1, keys, floors))
+    monkeypatch.setattr(must_pass, "stored", lambda: {"accelerator": small})
+    return small
+
+
 @pytest.fixture
 def package(tmp_path: Path) -> Path:
     return tmp_path / "made.accelpack"
@@ -63,7 +76,7 @@ def test_a_package_holds_what_the_run_was_judged_by_and_is_intact(tmp_path: Path
     assert f"logs/{hashlib.sha256(b'built').hexdigest()[:12]}-build_log.txt" in names
     found = verify(package)
     assert (found.altered, found.signature, found.digest) == ([], UNSIGNED, packed.digest)
-    assert found.runs[0].green
+    assert found.qualifies
     assert found.runs[0].packages == {"torch": "2.13.0"}
 
 
@@ -119,6 +132,25 @@ def test_a_ledger_beside_the_journal_is_found(tmp_path: Path, package: Path) -> 
     (tmp_path / "known.toml").write_text("schema = 2\n")
     pack([journal(tmp_path / "a.jsonl", ledgers=[used(tmp_path / "known.toml")])], package)
     assert any("known.toml" in member.name for member in archive.walk(package, {}))
+
+
+def test_the_must_pass_list_of_a_run_is_packed_and_another_one_here_is_said(
+    tmp_path: Path, package: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = Path(must_pass.__file__).parent / must_pass.FOLDER
+    facts = must_pass.parsed("cpu", (folder / "cpu.txt").read_text()).facts()
+    packed = pack([journal(tmp_path / "a.jsonl", must_pass={"cpu": facts})], package)
+    assert [m.name for m in packed.manifest.members if m.name.startswith("must-pass/")] == [
+        f"must-pass/{str(facts['sha256'])[:12]}-cpu.txt"
+    ]
+    found = verify(package)
+    assert found.intact
+    (note,) = found.notes
+    assert note.startswith(f"cpu: the run named version {facts['version']} of the must-pass list cpu; this accelcheck")
+    assert note.endswith("version 1 of accelerator")
+    other = journal(tmp_path / "b.jsonl", must_pass={"cpu": facts | {"sha256": "0000"}})
+    with pytest.raises(PackError, match=r"list cpu\.txt, which a run used with the SHA-256 0000: .*has the SHA-256"):
+        pack([other], package)
 
 
 def test_a_malformed_journal_is_not_packed(tmp_path: Path, package: Path) -> None:
@@ -282,7 +314,8 @@ def test_the_commands_say_what_they_found(tmp_path: Path, package: Path, capsys:
     assert cli.main(["verify", str(package)]) == 1
     said = capsys.readouterr().out
     assert "as it was packed" in said
-    assert "DOES NOT QUALIFY at level 1: 1 fail, 1 pass" in said
+    assert "cpu: 1 fail, 1 pass\n  cpu does not qualify at level 1: 1 of 3 cases of the must-pass list" in said
+    assert "    1 must-pass cases are in no journal: technique-2/mlp/cpu/float32/forward" in said
     assert cli.main(["verify", str(path)]) == 4
     assert "expected a package" in capsys.readouterr().err
     assert cli.main(["pack", str(tmp_path / "none"), "-o", str(package)]) == 4

@@ -45,9 +45,8 @@ def _verify(given: argparse.Namespace) -> int:
     except (archive.NotPackageError, signing.SigningError) as error:
         console.show([f"accelcheck: {error}"], sys.stderr)
         return USAGE
-    qualifies = bool(found.runs) and all(run.green for run in found.runs)
     console.show(_lines(found))
-    return GREEN if found.intact and qualifies else RED
+    return GREEN if found.intact and found.qualifies else RED
 
 
 def _lines(found: Verified) -> Iterator[str]:
@@ -59,10 +58,11 @@ def _lines(found: Verified) -> Iterator[str]:
     yield f"signature: {found.signature}"
     yield f"SHA-256 of the manifest: {found.digest}"
     yield from found.notes
-    for label, run in zip(labels(found.runs), found.runs, strict=True):
+    for label, run, held in zip(labels(found.runs), found.runs, found.qualifications, strict=True):
         counts = ", ".join(f"{count} {verdict}" for verdict, count in run.counts().items())
-        said = "qualifies" if run.green else "DOES NOT QUALIFY"
-        yield f"{label}: {said} at level {run.level}: {counts or 'no case'}"
+        yield f"{label}: {counts or 'no case'}"
+        yield f"  {held}"
+        yield from (f"    {reason}" for reason in held.reasons)
         yield from (f"  {remark}" for remark in run.remarks)
     if not found.intact:
         yield "What was altered proves nothing."

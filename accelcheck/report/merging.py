@@ -11,6 +11,8 @@ from collections import defaultdict
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from accelcheck.core.bounded import MOST_FILE
 from accelcheck.core.files import replacing
 from accelcheck.core.journal import JournalError
@@ -195,7 +197,9 @@ def _begun(path: Path, line: Line, position: int) -> Part:
     identities = {name: identity(name, found, header) for name, found in fingerprints.items()}
     versions = {name: str(fields.get(name, "")) for name in ("accelcheck", "python")}
     said = {
-        name: versions | _flat("fingerprint", asdict(found) if found is not None else {})
+        name: versions
+        | _flat("fingerprint", asdict(found) if found is not None else {})
+        | _flat("must_pass", msgspec.to_builtins(header.must_pass.get(name)) or {})
         for name, found in fingerprints.items()
     }
     kept = {name: fields.get(name) for name in ("started", "selection")}

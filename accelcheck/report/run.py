@@ -1,6 +1,6 @@
 """What journals say of each device: the runs of one device, in one or several journals, as one. No torch.
 
-Two runs are of one device if its fingerprint and the versions of accelcheck and Python are the same. All else is kept apart.
+Two runs are of one device if its fingerprint, the versions of accelcheck and Python, and its must-pass list are the same. All else is kept apart.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from accelcheck.core.case import Verdict
 from accelcheck.core.journal import JournalError
 from accelcheck.core.journal_reading import sections
 from accelcheck.core.plain import text
+from accelcheck.core.words import LEVELS
 from accelcheck.devices.base import Fingerprint, fingerprint_from_json
 
 if TYPE_CHECKING:
@@ -50,6 +51,14 @@ class UsedLedger(msgspec.Struct, frozen=True):
     sha256: str
 
 
+class UsedList(msgspec.Struct, frozen=True):
+    """The must-pass list that was in force for a device."""
+
+    kind: str = msgspec.field(name="class")
+    version: int
+    sha256: str
+
+
 class _Device(msgspec.Struct):
     capability: str = ""
     fingerprint: dict[str, Any] | None = None
@@ -67,6 +76,7 @@ class Header(msgspec.Struct):
     devices: dict[str, _Device] = {}
     packages: dict[str, str] = {}
     ledgers: tuple[UsedLedger, ...] = ()
+    must_pass: dict[str, UsedList] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,17 +208,24 @@ def read_header(source: str, header: Mapping[str, Any]) -> tuple[Header, dict[st
     """
     try:
         found = msgspec.convert(dict(header), Header)
-        return found, {
+        fingerprints = {
             name: None if device.fingerprint is None else fingerprint_from_json(device.fingerprint)
             for name, device in found.devices.items()
         }
     except (msgspec.ValidationError, ValueError, OverflowError) as error:
         raise JournalError(f"{source}: header: {text(error, 300)}") from error
+    if found.level not in LEVELS:
+        raise JournalError(
+            f"{source}: header: field 'level' is {found.level}; expected one of {', '.join(map(str, LEVELS))}"
+        )
+    return found, fingerprints
 
 
 def identity(device: str, fingerprint: Fingerprint | None, header: Header) -> tuple[str, ...]:
     """What two runs must have in common to be of one device."""
-    return (device, repr(asdict(fingerprint)) if fingerprint else "", header.accelcheck, header.python)
+    required = header.must_pass.get(device)
+    chip = repr(asdict(fingerprint)) if fingerprint else ""
+    return (device, chip, header.accelcheck, header.python, required.sha256 if required else "")
 
 
 def _gather(gathered: dict[tuple[str, ...], _Gathered], source: str, section: Section) -> None:

@@ -1,19 +1,22 @@
-"""What the journals of a package say of their runs: devices, installed packages and the ledgers that they were judged by. No torch."""
+"""What the journals of a package say of their runs: devices, installed packages and the ledgers and must-pass lists that they were judged by. No torch."""
 
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from accelcheck.core.journal_reading import lines, table
+from accelcheck.core.plain import text
+from accelcheck.expectations import must_pass
 from accelcheck.report.run import read_header
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from accelcheck.core.bounded import Source
-    from accelcheck.report.run import UsedLedger
 
 MOST_HEADERS = 20_000
 """Runs in a journal of which the contents are told."""
@@ -54,13 +57,40 @@ def devices(journals: Iterable[tuple[str, Sequence[Mapping[str, Any]]]]) -> byte
                     "level": header.level,
                     "devices": {key: None if one is None else asdict(one) for key, one in fingerprints.items()},
                     "packages": header.packages,
-                    "ledgers": [{"name": used.name, "sha256": used.sha256} for used in header.ledgers],
+                    "ledgers": msgspec.to_builtins(header.ledgers),
+                    "must_pass": msgspec.to_builtins(header.must_pass),
                 }
             )
     return (json.dumps({"runs": runs}, indent=1, sort_keys=True) + "\n").encode("ascii")
 
 
-def used(found: Iterable[Mapping[str, Any]]) -> list[UsedLedger]:
-    """The ledgers that runs used, each once, in the order of their names."""
-    ledgers = {ledger for fields in found for ledger in read_header("", fields)[0].ledgers}
-    return sorted(ledgers, key=lambda ledger: (ledger.name, ledger.sha256))
+@dataclass(frozen=True, order=True)
+class UsedFile:
+    """A file that runs were judged by.
+
+    Attributes:
+        folder: Of the package: ``ledgers`` or ``must-pass``.
+        name: Of the file.
+        sha256: Of its content.
+    """
+
+    folder: str
+    name: str
+    sha256: str
+
+    def __str__(self) -> str:
+        kind = "ledger" if self.folder == "ledgers" else "must-pass list"
+        return f"{kind} {text(self.name, 100)}, which a run used with the SHA-256 {text(self.sha256, 64)}"
+
+
+def used(found: Iterable[Mapping[str, Any]]) -> list[UsedFile]:
+    """The files that runs were judged by, each once, sorted."""
+    files = set[UsedFile]()
+    for fields in found:
+        header, _ = read_header("", fields)
+        files |= {UsedFile("ledgers", ledger.name, ledger.sha256) for ledger in header.ledgers}
+        files |= {
+            UsedFile("must-pass", required.kind + must_pass.SUFFIX, required.sha256)
+            for required in header.must_pass.values()
+        }
+    return sorted(files)

@@ -1,4 +1,4 @@
-"""Makes a package of journals, of the ledgers that they name by hash, and of files that people add. No torch."""
+"""Makes a package of journals, of the ledgers and must-pass lists that they name by hash, and of files that people add. No torch."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from accelcheck.core.files import replacing
 from accelcheck.core.journal import JournalError
 from accelcheck.core.journal_reading import lines, outline, table
 from accelcheck.expectations import ledger as ledgers
+from accelcheck.expectations import must_pass
 from accelcheck.report.package import archive, chain, contents, manifest, signing
 
 if TYPE_CHECKING:
@@ -88,7 +89,7 @@ def pack(
     Args:
         journals: Of the runs; merged ones too.
         output: The package.
-        ledger: Files in which the ledgers of the runs are looked for, besides accelcheck's own, the folders of the journals and this one.
+        ledger: Files among which the ledgers and lists of the runs are looked for, besides accelcheck's own, the folders of the journals and this one.
         logs: Files for the folder ``logs``.
         files: Files for the folder ``files``, such as the answers of an assessment.
         key: Secret key that signs the manifest.
@@ -102,7 +103,7 @@ def pack(
     _not_over(output, [*journals, *ledger, *logs, *files])
     try:
         members, listed, headers, notes = _journals(journals)
-        found, missing = _ledgers(contents.used(headers), [*ledger, *_candidates(journals)], given=ledger)
+        found, missing = _found(contents.used(headers), [*ledger, *_candidates(journals)], given=ledger)
         if missing and not allow_missing:
             raise PackError("; ".join(missing) + "; give the file with --ledger, or --allow-missing to pack without it")
         if not all("ledgers" in fields for fields in headers):
@@ -199,15 +200,17 @@ def _checked(path: Path) -> list[Mapping[str, Any]]:
 
 
 def _candidates(journals: Sequence[Path]) -> list[Path]:
-    """Files that may be the ledgers of runs: accelcheck's own, and those beside the journals or in this folder."""
-    folders = dict.fromkeys((ledgers.FOLDER, *(path.parent for path in journals), Path()))
-    return [path for folder in folders for path in sorted(folder.glob("*.toml"))]
+    """Files that may be the ledgers and lists of runs: accelcheck's own, and those beside the journals or in this folder."""
+    lists = Path(must_pass.__file__).parent / must_pass.FOLDER
+    folders = dict.fromkeys((ledgers.FOLDER, lists, *(path.parent for path in journals), Path()))
+    kinds = (".toml", must_pass.SUFFIX)
+    return [path for folder in folders for path in sorted(folder.iterdir()) if path.suffix in kinds and path.is_file()]
 
 
-def _ledgers(
-    wanted: Iterable[Any], candidates: Iterable[Path], given: Sequence[Path]
+def _found(
+    wanted: Iterable[contents.UsedFile], candidates: Iterable[Path], given: Sequence[Path]
 ) -> tuple[dict[str, Content], list[str]]:
-    """The ledgers as members, found by their hash, and a line for each that is not there."""
+    """The ledgers and lists as members, found by their hash, and a line for each that is not there."""
     content: dict[str, tuple[str, Content]] = {}
     named: dict[str, str] = {}
     for path in candidates:
@@ -223,10 +226,10 @@ def _ledgers(
     members, missing = {}, []
     for used in wanted:
         if used.sha256 in content:
-            members[f"ledgers/{used.sha256[:12]}-{_fit(used.name)}"] = content[used.sha256][1]
+            members[f"{used.folder}/{used.sha256[:12]}-{_fit(used.name)}"] = content[used.sha256][1]
         else:
             now = named.get(used.name, "there is no such file")
-            missing.append(f"ledger {used.name}, which a run used with the SHA-256 {used.sha256}: {now}")
+            missing.append(f"{used}: {now}")
     return members, missing
 
 

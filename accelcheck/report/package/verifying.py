@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Any
 from accelcheck.core import bounded
 from accelcheck.core.journal import JournalError
 from accelcheck.core.plain import text
+from accelcheck.expectations import must_pass
 from accelcheck.report.package import archive, chain, contents, manifest, signing
-from accelcheck.report.run import load
+from accelcheck.report.qualification import Qualification, qualification
+from accelcheck.report.run import load, read_header
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -44,11 +46,18 @@ class Verified:
     signature: str = UNSIGNED
     runs: tuple[DeviceRun, ...] = ()
     members: int = 0
+    qualifications: tuple[Qualification, ...] = ()
+    """Of each run, at its level, by the must-pass list of this accelcheck: that of the package may be anybody's."""
 
     @property
     def intact(self) -> bool:
         """Whether nothing was altered, as far as can be known."""
         return not self.altered
+
+    @property
+    def qualifies(self) -> bool:
+        """Whether all of its runs qualify at their levels; one at least must be there."""
+        return bool(self.qualifications) and all(one.holds for one in self.qualifications)
 
 
 def verify(path: Path, key: Path | None = None) -> Verified:
@@ -164,15 +173,24 @@ def _read(found: Verified, listed: manifest.Manifest, pieces: dict[str, Piece]) 
     devices = pieces.get(manifest.DEVICES)
     if devices is None or bounded.read(devices, archive.MOST_MEMBER) != made:
         found.altered.append(f"{manifest.DEVICES}: does not say what the headers of the journals say")
-    packed = {member.sha256 for member in listed.members if member.name.startswith("ledgers/")}
-    lacking = [
-        ledger for ledger in contents.used(fields for _, of in headers for fields in of) if ledger.sha256 not in packed
-    ]
+    packed = {(member.name.partition("/")[0], member.sha256) for member in listed.members}
+    fields = [one for _, of in headers for one in of]
     found.altered += [
-        f"ledger {text(used.name, 100)}, which a run used: missing"
-        for used in lacking
-        if not any(used.sha256 in line for line in listed.missing)  # which pack said
+        f"{used}: missing"
+        for used in contents.used(fields)
+        if (used.folder, used.sha256) not in packed and str(used) not in listed.missing  # which pack said
     ]
+    found.qualifications = tuple(map(qualification, found.runs))
+    for one in fields:
+        header, _ = read_header("", one)
+        for device, said in header.must_pass.items():
+            own = must_pass.of(device)
+            if said.sha256 != own.digest:
+                found.notes.append(
+                    f"{text(device, 100)}: the run named version {said.version} of the must-pass list {text(said.kind, 100)}; this accelcheck "
+                    f"holds it against its own, version {own.version} of {own.kind}"
+                )
+    found.notes = list(dict.fromkeys(found.notes))
 
 
 def _hash(piece: Piece) -> str:
