@@ -14,8 +14,8 @@ from accelcheck import cli
 from accelcheck.core.bounded import Piece, UnreadableFileError, lines, read
 from accelcheck.core.case import Case, Mode, Verdict
 from accelcheck.core.journal import Journal, JournalError, Record
-from accelcheck.devices.base import Fingerprint
 from accelcheck.core.words import LEVELS
+from accelcheck.devices.base import Fingerprint
 from accelcheck.expectations import must_pass
 from accelcheck.expectations.ledger import shipped
 from accelcheck.expectations.must_pass import Floor, MustPass

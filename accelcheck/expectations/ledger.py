@@ -37,7 +37,7 @@ _OLDER = "entries of schema 1 had no size: give each an at-most, as docs/options
 FOLDER = Path(__file__).parent / "ledgers"
 """The ledgers of accelcheck: ``all.toml`` for failures on every device, and one for each device, such as ``xla.toml``."""
 
-_TEXT = toml.Field("a text; nobody can act on an expectation without one", toml.is_text)
+_TEXT = toml.Field("a text, and no TODO; nobody can act on an expectation without one", toml.is_text)
 _FIELDS = {
     "cases": toml.Field("a list of case ids or globs", toml.is_texts),
     "verdict": toml.Field("fail or error", lambda value: value in ("fail", "error")),  # a tuple: lists have no hash
@@ -110,7 +110,7 @@ class Entry:
             return f"expected {self.at_most}, got {str(self._said(line, verdict)).partition(':')[0]}"
         if self.at_most == 0:
             return "the entry has at-most = 0, which covers faults without a size only"
-        return f"expected at most {self.at_most:g}{_unit(line)}, got {size(line) or 0.0:.4g}"
+        return f"expected at most {self.at_most:g}{unit(line)}, got {size(line) or 0.0:.4g}"
 
     def _said(self, line: str, verdict: Verdict) -> str | None:
         """The part of a line that starts with what the entry is about: an exception's class for ``error``; None if it is not."""
@@ -121,7 +121,8 @@ class Entry:
         return error if raised and line.startswith("run: raised") and self.verdict is Verdict.ERROR else None
 
 
-def _unit(line: str) -> str:
+def unit(line: str) -> str:
+    """The unit of the size of a fault, for people; empty where it is a count, or what the line itself says."""
     return " times the budget" if ": view " in line or "at most" in line else ""
 
 

@@ -1,0 +1,136 @@
+"""``accelcheck ledger``: checks ledgers, and suggests entries for what a run found. The reasons are left to people."""
+
+from __future__ import annotations
+
+import argparse
+import datetime as dt
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from accelcheck.commands.common import GREEN, NOTHING, RED, USAGE
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from accelcheck.report.run import DeviceRun
+
+EXAMPLES = """examples:
+  accelcheck ledger check
+  accelcheck ledger check known.toml --journal journal.jsonl
+  accelcheck ledger suggest journal.jsonl > known.toml
+
+exit codes: 0 nothing has to change; 1 something has to; 4 a file cannot be read; 5 suggest found no unexpected failure"""
+
+
+def add(commands: Any) -> None:
+    """Declare the command."""
+    ledger = commands.add_parser(
+        "ledger",
+        help="known failures: check the files, suggest entries",
+        description=__doc__,
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    actions = ledger.add_subparsers(dest="action", required=True)
+    check = actions.add_parser(
+        "check",
+        help="malformed and expired entries, patterns of no case, overlaps; with journals also what nothing needs",
+    )
+    check.add_argument("files", nargs="*", type=Path, metavar="FILE", help="ledgers (default: those of accelcheck)")
+    check.add_argument(
+        "--journal",
+        type=Path,
+        action="append",
+        default=[],
+        metavar="FILE",
+        help="journal of a run; repeatable: entries that its cases do not show, and sizes far larger than seen, are named",
+    )
+    check.set_defaults(run=_check)
+    suggest = actions.add_parser(
+        "suggest", help="print entries for the unexpected failures of a run, with a TODO for what only a person knows"
+    )
+    suggest.add_argument("journals", nargs="+", type=Path, metavar="JOURNAL", help="journals, merged ones too")
+    suggest.add_argument(
+        "--ledger", type=Path, action="append", default=[], metavar="FILE", help="ledger that holds already; repeatable"
+    )
+    suggest.set_defaults(run=_suggest)
+
+
+def _check(given: argparse.Namespace) -> int:
+    from accelcheck.core.journal import JournalError
+    from accelcheck.core.matrix import Selection, devices
+    from accelcheck.core.words import LEVELS
+    from accelcheck.expectations.ledger import FOLDER
+    from accelcheck.plugin import registered
+    from accelcheck.report import console, ledger_check
+    from accelcheck.report.run import load
+
+    paths = given.files or sorted(FOLDER.glob("*.toml"))
+    try:
+        runs = load(given.journal)
+    except JournalError as error:
+        console.show([f"accelcheck: {error}"], sys.stderr)
+        return USAGE
+    config = registered.here()
+    names = [*devices(registered.devices(config)), *(run.device for run in runs), *ledger_check.devices(paths)]
+    selection = Selection(tuple(sorted(set(names))), level=max(LEVELS))
+    ids = {case.id for case in registered.matrix(config).cases(selection)}
+    records = [record for run in runs for record in run.records] if given.journal else None
+    found = ledger_check.check(paths, ids, _today(), records)
+    console.show(
+        [
+            *(f"wrong: {line}" for line in found.wrong),
+            *(f"note: {line}" for line in found.notes),
+            f"{len(paths)} ledgers, {found.entries} entries: {len(found.wrong)} to change, {len(found.notes)} to look at",
+        ]
+    )
+    return RED if found.wrong else GREEN
+
+
+def _suggest(given: argparse.Namespace) -> int:
+    from accelcheck.core.journal import JournalError
+    from accelcheck.expectations.ledger import Ledger, LedgerError, shipped
+    from accelcheck.report import console, ledger_stubs
+    from accelcheck.report.run import load
+
+    try:
+        runs = load(given.journals)
+        names = tuple(dict.fromkeys(run.device for run in runs))
+        ledger = Ledger.load((*shipped(names), *given.ledger))
+    except (JournalError, LedgerError) as error:
+        console.show([f"accelcheck: {error}"], sys.stderr)
+        return USAGE
+    lines, count = ledger_stubs.suggest(runs, ledger, _today(), _titles)
+    if not count:
+        told = [line for line in lines if "no ledger can expect" in line]
+        console.show(["accelcheck: no failure that a ledger could expect", *told], sys.stderr)
+        return NOTHING
+    console.show(lines)
+    console.show(
+        [
+            f"accelcheck: {count} {'entry' if count == 1 else 'entries'}; write the reason, the link and the owner of each"
+        ],
+        sys.stderr,
+    )
+    return GREEN
+
+
+def _titles(runs: Sequence[DeviceRun]) -> Mapping[str, str]:
+    """The title of the cause of each case that is not green; of several causes that with the most cases."""
+    import importlib.util
+
+    if importlib.util.find_spec("accelcheck.report.causes") is None:
+        return {}
+    found: dict[str, str] = {}
+    for cause in importlib.import_module("accelcheck.report.causes").causes(runs):
+        for _, record in cause.cases:
+            found.setdefault(record.case.id, cause.title)
+    return found
+
+
+def _today() -> dt.date:
+    return dt.datetime.now(tz=dt.UTC).date()
+
+
+COMMANDS = (add,)

@@ -1,0 +1,194 @@
+"""Entries of a ledger for the unexpected failures of a run, all but what only a person knows: reason, link and owner. No torch."""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+import math
+import re
+from collections import defaultdict
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from accelcheck.core.case import Verdict
+from accelcheck.core.toml import TODO
+from accelcheck.expectations.ledger import RAISED, SCHEMA, size, unit
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from accelcheck.core.journal import Record
+    from accelcheck.expectations.ledger import Ledger
+    from accelcheck.report.run import DeviceRun
+
+DAYS = 180
+"""How long a new entry holds."""
+ALLOWED = 1.5
+"""Times the largest size that was seen: processors and versions round differently."""
+LONGEST = 400
+"""Characters of a line that a pattern is made of; what follows is left open."""
+KNOWN = "ledger: "
+"""Begins a line that a run adds of an entry that a fault has outgrown."""
+_NUMBER = re.compile(r"(?<![\w.])-?(?:\d+(?:\.\d+)?(?:e[+-]?\d+)?|inf|nan)(?![\w])")
+_NEEDLESS = re.compile(r"\\([ #&~-])")
+_ANY = r"[\w.+-]+"
+
+
+@dataclass
+class Stub:
+    """An entry to be.
+
+    Attributes:
+        verdict: ``fail`` or ``error``.
+        match: Its pattern.
+        sample: One of the lines.
+        kind: The exception's class, of an error.
+        cases: Ids.
+        largest: Size of the largest fault; None where it has none.
+    """
+
+    verdict: Verdict
+    match: str
+    sample: str
+    kind: str = ""
+    cases: set[str] = field(default_factory=set)
+    largest: float | None = None
+
+    def lines(self, expires: dt.date) -> Iterator[str]:
+        """As TOML."""
+        yield "[[entry]]"
+        if len(self.cases) == 1:
+            yield f"cases = [{_text(*self.cases)}]"
+        else:
+            yield "cases = ["
+            yield from (f"  {_text(name)}," for name in sorted(self.cases))
+            yield "]"
+        yield f"verdict = {_text(str(self.verdict))}"
+        yield f"match = {_text(self.match)}"
+        yield f"at-most = {self._at_most()}"
+        yield f'reason = "{TODO}: one sentence that a maintainer can act on"'
+        yield f'link = "{TODO}: where it is reported, or docs/findings.md with a few lines that reproduce it"'
+        yield f'owner = "{TODO}: who can fix it"'
+        yield f"expires = {expires.isoformat()}"
+
+    def _at_most(self) -> str:
+        if self.verdict is Verdict.ERROR:
+            return _text(self.kind)
+        if self.largest is None:
+            return "0"
+        if math.isinf(self.largest):
+            return f'"{TODO}: the size is infinite, and no entry covers that"'
+        if float(self.largest).is_integer() and not unit(self.sample):
+            return f"{self.largest:.0f}"  # counts of elements are exact
+        return f"{_up(ALLOWED * self.largest):g}"
+
+
+def suggest(
+    runs: Sequence[DeviceRun],
+    ledger: Ledger,
+    today: dt.date,
+    causes: Callable[[Sequence[DeviceRun]], Mapping[str, str]],
+) -> tuple[list[str], int]:
+    """Entries for what fails and no ledger expects.
+
+    Args:
+        runs: Devices.
+        ledger: What is expected already.
+        today: The date, for runs that do not say theirs.
+        causes: Gives the title of the cause of each case that is not green.
+
+    Returns:
+        The lines of a TOML file that no run can use before a person has written its reasons, and the number of entries in it.
+    """
+    titles = causes(runs)
+    stubs: dict[tuple[str, str, Verdict, str, bool], Stub] = {}
+    others: dict[str, list[str]] = defaultdict(list)
+    for run in runs:
+        for record in run.records:
+            if record.verdict in {Verdict.FAIL, Verdict.ERROR}:
+                title = titles.get(record.case.id, "")
+                for verdict, line in unexpected(record, ledger, today):
+                    _add(stubs, title, _date(run, today), record, verdict, line)
+            elif not record.verdict.green:
+                others[str(record.verdict)].append(record.case.id)
+    told = [f"# {verdict}, which no ledger can expect: {name}" for verdict, names in others.items() for name in names]
+    found = ["# Suggested from a run. Each TODO is for a person; no run reads this file before all are written.", *told]
+    found += [f"schema = {SCHEMA}"]
+    for (title, date, *_), stub in sorted(
+        stubs.items(), key=lambda item: (item[0][0], min(item[1].cases), item[1].match)
+    ):
+        expires = dt.date.fromisoformat(date) + dt.timedelta(days=DAYS)
+        found += ["", *([f"# {_comment(title)}"] if title else []), f"# {_comment(stub.sample)}", *stub.lines(expires)]
+    return found, len(stubs)
+
+
+def unexpected(record: Record, ledger: Ledger, today: dt.date) -> list[tuple[Verdict, str]]:
+    """The lines of a failure that no entry expects, each with the verdict that an entry for it has."""
+    lines = [line for line in record.reason.splitlines() if line.strip() and not line.startswith(KNOWN)]
+    judged = lines if record.verdict is Verdict.FAIL else lines[:1]
+    entries = ledger.covering(record.case.id, today)
+    found = []
+    for line in judged:
+        if any(entry.explains(line, record.verdict) for entry in entries):
+            continue
+        _, raised, error = line.partition(RAISED)
+        drawn = record.verdict is Verdict.FAIL and raised and line.startswith("run: raised")
+        found.append((Verdict.ERROR, error) if drawn else (record.verdict, line))
+    return found
+
+
+def pattern(line: str) -> str:
+    """A regular expression for a line and for those that differ from it in numbers alone."""
+    pieces, last = list[str](), 0  # `re.escape` also escapes what is special in sets and verbose patterns alone
+    kept = line[:LONGEST]
+    for number in _NUMBER.finditer(kept):
+        pieces += [re.escape(kept[last : number.start()]), _ANY]
+        last = number.end()
+    pieces.append(re.escape(kept[last:]))
+    found = _NEEDLESS.sub(r"\1", "".join(pieces))
+    return f"^{found}" if len(line) > LONGEST else f"^{found}$"
+
+
+def _add(
+    stubs: dict[tuple[str, str, Verdict, str, bool], Stub],
+    title: str,
+    date: str,
+    record: Record,
+    verdict: Verdict,
+    line: str,
+) -> None:
+    match = pattern(line)
+    largest = size(line) if verdict is Verdict.FAIL else None
+    stub = stubs.setdefault(
+        (title, date, verdict, match, largest is None),
+        Stub(verdict, match, line, line.partition(":")[0] if verdict is Verdict.ERROR else ""),
+    )
+    stub.cases.add(record.case.id)
+    if largest is not None:
+        stub.largest = max(largest, stub.largest or 0.0)
+
+
+def _date(run: DeviceRun, today: dt.date) -> str:
+    try:
+        return dt.datetime.fromisoformat(run.started).date().isoformat()
+    except ValueError:
+        return today.isoformat()
+
+
+def _up(value: float) -> float:
+    """The value with two digits, not less than it was."""
+    if value <= 0:
+        return 0.0
+    step = 10.0 ** (math.floor(math.log10(value)) - 1)
+    return math.ceil(value / step - 1e-9) * step
+
+
+def _text(value: str) -> str:
+    """A TOML string: a literal one where that is possible, since patterns are full of backslashes."""
+    if value.isprintable() and "'" not in value and "\\" in value:
+        return f"'{value}'"
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
+def _comment(value: str) -> str:
+    return "".join(c if c.isprintable() else " " for c in value[:LONGEST])
