@@ -1,12 +1,14 @@
-"""Commands that work outside of a pytest run."""
+"""The program `accelcheck`: runs the suite, says what this machine can test, and measures outside of a pytest run."""
 
 from __future__ import annotations
 
-import argparse
+import os
 import sys
 from typing import TYPE_CHECKING
 
+import accelcheck
 from accelcheck.commands.common import USAGE
+from accelcheck.commands.parsing import SHELLS, Parser, PrintCompletion, examples
 from accelcheck.core import imports
 from accelcheck.core.registry import DuplicateNameError, UnknownNameError, discover
 from accelcheck.plugin.registered import PluginLoadError
@@ -14,14 +16,53 @@ from accelcheck.plugin.registered import PluginLoadError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+CLOSED = 128 + 13
+"""Exit code where the reader of the output went away, as in `accelcheck list | head`: that of a program which SIGPIPE ends."""
+
+
+def parser() -> Parser:
+    """The parser of the whole command line, with all commands. Imports no torch."""
+    found = Parser(prog="accelcheck", description=__doc__)
+    found.add_argument("--version", action="version", version=f"accelcheck {accelcheck.__version__}")
+    found.add_argument(
+        "--print-completion",
+        action=PrintCompletion,
+        choices=SHELLS,
+        metavar="SHELL",
+        help=f"print the script that completes accelcheck's commands and options in a shell: {', '.join(SHELLS)}",
+    )
+    commands = found.add_subparsers(dest="command", metavar="COMMAND")
+    for add in discover("accelcheck.commands", "COMMANDS"):
+        add(commands)
+    examples(
+        found,
+        ("accelcheck doctor", "what this machine can test, and what it lacks"),
+        ("accelcheck run", "the suite at level 1 on every device that is present"),
+        ("accelcheck list --device=cpu", "every technique, and whether the CPU runs it"),
+        ("accelcheck --print-completion bash", "a script to source in ~/.bashrc"),
+    )
+    return found
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; its exit code is returned."""
-    parser = argparse.ArgumentParser(prog="accelcheck", description=__doc__)
-    commands = parser.add_subparsers(dest="command", required=True)
-    for add in discover("accelcheck.commands", "COMMANDS"):
-        add(commands)
-    given = parser.parse_args(arguments)
+    try:
+        try:
+            return _run(arguments)
+        finally:
+            sys.stdout.flush()  # here, where it can be caught that the reader went away
+    except BrokenPipeError:
+        # The interpreter flushes standard output once more when it ends.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return CLOSED
+
+
+def _run(arguments: Sequence[str] | None) -> int:
+    known = parser()
+    given = known.parse_args(arguments)
+    if given.command is None:
+        known.print_help(sys.stderr)
+        return USAGE
     try:
         if modules := getattr(given, "imports", ()):
             imports.announce(modules)

@@ -550,7 +550,7 @@ def test_senseless_options_are_usage_errors(words: list[str], capsys: pytest.Cap
 def test_options_that_cannot_be_read_are_refused(words: list[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         cli.main(["duet", *words])
-    assert ended.value.code == 2
+    assert ended.value.code == 4
 
 
 # Ends

@@ -482,7 +482,7 @@ def test_a_device_that_is_absent_has_nothing_to_plant_on(
 def test_a_number_below_one_is_refused(option: str, number: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as left:
         cli.main(["selftest", f"{option}={number}"])
-    assert left.value.code == 2
+    assert left.value.code == 4
     assert option in capsys.readouterr().err
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from accelcheck.commands.common import GREEN, NOTHING, RED, USAGE, add_import
+from accelcheck.commands.parsing import add_json, examples, print_json
 from accelcheck.core import matrix
 from accelcheck.core.registry import unknown
 from accelcheck.core.words import LEVELS
@@ -32,23 +33,37 @@ def add(commands: Any) -> None:
         metavar="FOLDER",
         help="folder of the baselines (default: the one that pytest uses in this folder: accel_baselines, or else baselines)",
     )
+    examples(
+        baseline,
+        ("accelcheck baseline show", "what is stored"),
+        ("accelcheck baseline update --device=cuda", "time level 2 on a GPU, and store it"),
+    )
     actions = baseline.add_subparsers(dest="action", required=True)
     show = actions.add_parser(
         "show", help="stored ratios, and the smallest slowdown that a check of three processes finds"
     )
     show.add_argument("place", nargs="?", help="one folder, as show prints it (default: all)")
+    add_json(show)
+    examples(show, ("accelcheck baseline show", "every stored case"), ("accelcheck baseline show --json", "for programs"))
     show.set_defaults(run=_caught(_show))
     compare = actions.add_parser(
         "compare", help="compare two folders case by case; the exit code is 1 if the second is slower"
     )
     compare.add_argument("first", help="folder, as `accelcheck baseline show` prints it")
     compare.add_argument("second", help="folder that is compared with the first one")
+    add_json(compare)
+    examples(compare, ("accelcheck baseline compare cpu-x/torch-2.12 cpu-x/torch-2.13", "two folders that show prints"))
     compare.set_defaults(run=_caught(_compare))
     update = actions.add_parser("update", help="time the suite on a device in ten processes, and store the ratios")
     update.add_argument("--device", default="cpu", help="device to time (default: cpu)")
     add_import(update)
     update.add_argument("--new-only", action="store_true", help="keep stored baselines, and add missing ones")
     update.add_argument("arguments", nargs="*", help="further arguments of pytest, after --")
+    examples(
+        update,
+        ("accelcheck baseline update --device=cuda", "time level 2 anew"),
+        ("accelcheck baseline update --new-only -- -k eager", "add what is missing, of some cases"),
+    )
     update.set_defaults(run=_update)
     prune = actions.add_parser(
         "prune", help="remove baselines of cases that no longer exist, and files that killed writers left"
@@ -59,6 +74,7 @@ def add(commands: Any) -> None:
         help="also remove baselines of techniques and workloads that are not registered",
     )
     prune.add_argument("--dry-run", action="store_true", help="print what would be removed, and remove nothing")
+    examples(prune, ("accelcheck baseline prune --dry-run", "what would be removed"))
     prune.set_defaults(run=_caught(_prune))
 
 
@@ -85,14 +101,30 @@ def _show(given: argparse.Namespace) -> int:
         print(f"accelcheck: {store.root}: no baseline is stored", file=sys.stderr)
         return NOTHING
     chosen = places if given.place is None else {given.place: _named(places, given.place)}
-    for folder, stored in chosen.items():
-        rows = []
-        for found in stored.values():
-            ratio = found.ratio
-            seen = f"{100 * (change(ratio, replace(ratio, count=CHECKED), len(stored)).smallest - 1):.1f} %"
-            rows.append((found.case, f"{ratio.factor:.4f}", f"{100 * ratio.spread:.2f} %", str(ratio.count), seen))
-        head = ("case", "time / FP32 eager's", "spread", "processes", "slowdown found")
-        console.show([folder, console.Table(head, rows, right=range(1, len(head)), indent=2)])
+    shown = {
+        folder: [
+            (found.case, found.ratio, change(found.ratio, replace(found.ratio, count=CHECKED), len(stored)).smallest - 1)
+            for found in stored.values()
+        ]
+        for folder, stored in chosen.items()
+    }
+    if given.json:
+        folders = {
+            folder: [
+                {"case": case, "ratio": one.factor, "spread": one.spread, "processes": one.count, "slowdown": seen}
+                for case, one, seen in rows
+            ]
+            for folder, rows in shown.items()
+        }
+        print_json("baseline show", {"folders": folders})
+        return GREEN
+    head = ("case", "time / FP32 eager's", "spread", "processes", "slowdown found")
+    for folder, rows in shown.items():
+        cells = [
+            (case, f"{one.factor:.4f}", f"{100 * one.spread:.2f} %", str(one.count), f"{100 * seen:.1f} %")
+            for case, one, seen in rows
+        ]
+        console.show([folder, console.Table(head, cells, right=range(1, len(head)), indent=2)])
     return GREEN
 
 
@@ -100,19 +132,29 @@ def _compare(given: argparse.Namespace) -> int:
     places = _places(_store(given))
     first, second = _named(places, given.first), _named(places, given.second)
     both = [case for case in first if case in second and _work(first[case]) == _work(second[case])]
-    rows: list[tuple[str, ...]] = []
-    slower = False
-    for case in both:
-        held = change(first[case].ratio, second[case].ratio, len(both))
-        factors = (first[case].ratio.factor, second[case].ratio.factor, held.factor, held.limit)
-        slower = slower or held.regression
-        rows.append((case, *(f"{factor:.4f}" for factor in factors), "slower" if held.regression else ""))
-    console.show([console.Table(("case", "first", "second", "change", "limit", ""), rows, right=range(1, 5))])
-    for name, only in (("first", set(first) - set(both)), ("second", set(second) - set(both))):
-        print(f"only in the {name} folder, or changed since: {len(only)} cases")
+    held = {case: change(first[case].ratio, second[case].ratio, len(both)) for case in both}
+    factors = {
+        case: (first[case].ratio.factor, second[case].ratio.factor, one.factor, one.limit) for case, one in held.items()
+    }
+    only = {"first": sorted(set(first) - set(both)), "second": sorted(set(second) - set(both))}
+    if given.json:
+        names = ("first", "second", "change", "limit")
+        cases = [
+            {"case": case, **dict(zip(names, factors[case], strict=True)), "slower": one.regression}
+            for case, one in held.items()
+        ]
+        print_json("baseline compare", {"cases": cases, "only": only})
+    else:
+        rows = [
+            (case, *(f"{factor:.4f}" for factor in factors[case]), "slower" if one.regression else "")
+            for case, one in held.items()
+        ]
+        console.show([console.Table(("case", "first", "second", "change", "limit", ""), rows, right=range(1, 5))])
+        for name, cases_of_one in only.items():
+            print(f"only in the {name} folder, or changed since: {len(cases_of_one)} cases")
     if not both:
         return NOTHING
-    return RED if slower else GREEN
+    return RED if any(one.regression for one in held.values()) else GREEN
 
 
 def _update(given: argparse.Namespace) -> int:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from accelcheck.commands.common import GREEN, NOTHING, RED, USAGE, add_import, refusal
+from accelcheck.commands.parsing import examples
 from accelcheck.core.registry import unknown
 from accelcheck.experiments.claims import catalogue, report
 from accelcheck.plugin import registered
@@ -40,6 +41,11 @@ def add(commands: Any) -> None:
     )
     claims.add_argument(
         "--json", type=Path, metavar="FILE", help="write the results as JSON, in the format of the files in baselines/"
+    )
+    examples(
+        claims,
+        ("accelcheck claims", "all of them, on the CPU"),
+        ("accelcheck claims --device=cuda --claim='fp8-*' --json claims.json", "some, and a file of the results"),
     )
     claims.set_defaults(run=_claims)
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from accelcheck.commands.common import GREEN, NOTHING, RED, USAGE, add_import, refusal
+from accelcheck.commands.parsing import examples
 from accelcheck.core.registry import unknown
 from accelcheck.experiments import curve_plot
 from accelcheck.experiments import curve_report as report
@@ -38,6 +39,11 @@ def add(commands: Any) -> None:
     curve.add_argument("--plot", type=Path, metavar="FILE.png", help="draw the curve; needs matplotlib")
     curve.add_argument(
         "--json", type=Path, metavar="FILE", help="write the results as JSON, in the format of the files in baselines/"
+    )
+    examples(
+        curve,
+        ("accelcheck curve --plot curve.png", "the whole curve on the CPU, and its picture"),
+        ("accelcheck curve --device=cuda --counts=1,10,30", "three points of it on a GPU"),
     )
     curve.set_defaults(run=_curve)
 

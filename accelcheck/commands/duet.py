@@ -6,9 +6,11 @@ import argparse
 import contextlib
 import signal
 import sys
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from accelcheck.commands.common import GREEN, NOTHING, RED, USAGE, add_import, positive
+from accelcheck.commands.parsing import add_json, examples, print_json
 from accelcheck.core.matrix import Selection
 from accelcheck.core.words import LEVELS
 from accelcheck.experiments.duet import TIMEOUT, DuetCase, Facts, located, medians, run_pairs
@@ -79,7 +81,13 @@ def add(commands: Any) -> None:
         metavar="SECONDS",
         help=f"seconds that a process may report nothing, before it is ended after at most twice as many (default: {TIMEOUT:g})",
     )
-    command.set_defaults(run=_duet)
+    add_json(command)
+    examples(
+        command,
+        ("accelcheck duet --python=old/bin/python --python=new/bin/python", "two wheels of torch"),
+        ("accelcheck duet --env-b=TORCHINDUCTOR_FREEZING=1 --technique='compile-*'", "one variable"),
+    )
+    command.set_defaults(run=_duet, refuse=command.error)
 
 
 def _setting(text: str) -> tuple[str, str]:
@@ -97,6 +105,8 @@ def _part(text: str) -> float:
 
 
 def _duet(given: argparse.Namespace) -> int:
+    if not (given.python or given.env_a or given.env_b):
+        given.refuse("nothing to compare: name what differs, by --python, --env-a or --env-b")
     if len(given.python) > 2 or given.pairs < 2 or not given.timeout > 0:
         print(
             "accelcheck: expected --python at most twice, --pairs of at least 2 and a --timeout above 0, got "
@@ -123,7 +133,10 @@ def _duet(given: argparse.Namespace) -> int:
     except SideError as error:
         print(f"accelcheck: {error}", file=sys.stderr)
         return NOTHING if isinstance(error, AbsentError) else USAGE
-    console.show(report(sides, facts, rows, given.margin))
+    if given.json:
+        print_json("duet", as_json(sides, facts, rows, given.margin))
+    else:
+        console.show(report(sides, facts, rows, given.margin))
     if any(row.worse for row in rows):
         return RED
     return GREEN if any(row.found for row in rows) else NOTHING
@@ -156,6 +169,29 @@ def report(
         "\nTimes are the median over processes of the tenth percentile of a process's blocks. B / A is the ratio of times: above 1, "
         f"B is slower. Differences within {margin:.1%} count as the same."
     )
+
+
+def as_json(
+    sides: Sequence[DuetSide], facts: Sequence[Facts], rows: Sequence[DuetCase], margin: float
+) -> dict[str, Any]:
+    """The same for programs: times in seconds, ratios of B to A."""
+    return {
+        "margin": margin,
+        "sides": [
+            {"name": side.name, "python": str(side.python), "environment": dict(side.environ), "facts": asdict(fact)}
+            for side, fact in zip(sides, facts, strict=True)
+        ],
+        "cases": [
+            {
+                "case": row.case,
+                "absent": dict(row.absent),
+                "worse": row.worse,
+                **({} if row.found is None else {**asdict(row.found), "answer": str(row.found.answer)}),
+                **({} if row.found is None else {"seconds": [medians(samples).seconds for samples in row.samples]}),
+            }
+            for row in rows
+        ],
+    }
 
 
 def _figures(row: DuetCase) -> tuple[str, ...]:

@@ -7,10 +7,12 @@ import os
 import sys
 import tempfile
 import time
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from accelcheck.commands.common import GREEN, NOTHING, RED, add_import, positive, refusal
+from accelcheck.commands.parsing import add_json, examples, print_json
 from accelcheck.core.registry import unknown
 from accelcheck.devices import hardware
 from accelcheck.report import console
@@ -52,6 +54,12 @@ def add(commands: Any) -> None:
     runner.add_argument(
         "--jobs", type=positive, default=None, help="number of processes (default: one per core; one on an accelerator)"
     )
+    add_json(runner)
+    examples(
+        runner,
+        ("accelcheck selftest", "every fault, on the CPU"),
+        ("accelcheck selftest --fault='drop-*' --seeds=1", "a quick look at some faults"),
+    )
     runner.set_defaults(run=_selftest)
 
 
@@ -70,7 +78,8 @@ def _selftest(given: argparse.Namespace) -> int:
     due = sum(row.tried(seeds) for row in rows)
     fewer = sum(row.tried(seeds) < seeds for row in rows)
     less = f" ({fewer} of slow techniques with fewer)" if fewer else ""
-    print(f"{len(rows)} rows x {seeds} seeds{less} on {given.device}, {jobs} processes", flush=True)
+    began = f"{len(rows)} rows x {seeds} seeds{less} on {given.device}, {jobs} processes"
+    print(began, file=sys.stderr if given.json else sys.stdout, flush=True)
     outcomes: list[runner.SeedResult] = []
     died = ""
     started = time.monotonic()
@@ -86,7 +95,12 @@ def _selftest(given: argparse.Namespace) -> int:
         except runner.DiedError as error:
             died = str(error)
     outcomes.sort(key=lambda outcome: (str(outcome.row), outcome.seed))
-    console.show([*report.whole(outcomes, given.device, runner.ground(rows)), f"{time.monotonic() - started:.0f} s"])
+    seconds = time.monotonic() - started
+    if given.json:
+        verdicts = [{**asdict(outcome), "good": outcome.good} for outcome in outcomes]
+        print_json("selftest", {"device": given.device, "seconds": seconds, "verdicts": verdicts, "died": died})
+    else:
+        console.show([*report.whole(outcomes, given.device, runner.ground(rows)), f"{seconds:.0f} s"])
     if died:
         print(f"accelcheck: {died}", file=sys.stderr)
         return RED

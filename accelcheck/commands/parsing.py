@@ -1,0 +1,151 @@
+"""The parser of the command line: near misses are named, help has examples, and shells complete it. No torch."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import sys
+import textwrap
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from accelcheck.commands.common import USAGE
+from accelcheck.core.registry import unknown
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+SHELLS = ("bash", "fish", "tcsh", "zsh")
+"""Shells that `PrintCompletion` writes a script for."""
+SCHEMA = 1
+"""Version of what `--json` prints; each command adds its own fields."""
+_MARGIN = 2
+"""Columns that argparse leaves free at the right."""
+
+
+class Parser(argparse.ArgumentParser):
+    """An `argparse.ArgumentParser` that names the nearest command or option, and exits with 4 for wrong usage, as pytest does.
+
+    Its subparsers are of this class too. `epilog` is printed as it is written; `description` is wrapped.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        kwargs.setdefault("formatter_class", argparse.RawDescriptionHelpFormatter)
+        super().__init__(*args, **kwargs)
+
+    def format_help(self) -> str:
+        """As argparse, with the description wrapped and the epilog as it is."""
+        kept = self.description
+        if kept is not None:
+            self.description = textwrap.fill(kept, shutil.get_terminal_size().columns - _MARGIN)
+        try:
+            return super().format_help()
+        finally:
+            self.description = kept
+
+    def error(self, message: str) -> NoReturn:
+        """Print the usage and the message, and exit with 4."""
+        self.print_usage(sys.stderr)
+        self.exit(USAGE, f"{self.prog}: {message}\n")
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """As argparse, but a word that no command takes is an error here, where its options are known."""
+        found, rest = super().parse_known_args(args, namespace)
+        for word in rest:
+            name = word.partition("=")[0]
+            if name.startswith("-") and name != "--":
+                legal = sorted(option for option in self._option_string_actions if option.startswith("--"))
+                self.error(str(unknown("option", name, legal)))
+            self.error(f"unexpected argument {word!r}; {self.prog} --help lists what it takes")
+        return found, rest
+
+    def commands(self) -> Mapping[str, Parser]:
+        """The parsers of its commands, by name."""
+        return {
+            name: command
+            for action in self._actions
+            if isinstance(action, argparse._SubParsersAction)  # noqa: SLF001 - argparse has no public name for it
+            for name, command in action.choices.items()
+        }
+
+    def all_commands(self) -> Iterator[Parser]:
+        """This parser and those of all commands below it."""
+        yield self
+        for command in self.commands().values():
+            yield from command.all_commands()
+
+    def complete_paths(self, files: Any, folders: Any) -> None:
+        """Have shells complete paths where an argument takes one: its metavar names a file or a folder."""
+        for parser in self.all_commands():
+            for action in parser._actions:
+                name = str(action.metavar or "").partition(".")[0]
+                if name in _PATHS:
+                    setattr(action, "complete", folders if name == "FOLDER" else files)  # noqa: B010 - shtab's attribute
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        if action.choices is None or value in action.choices:
+            return
+        legal = [str(choice) for choice in action.choices]
+        of_commands = isinstance(action, argparse._SubParsersAction)  # noqa: SLF001 - as above
+        kind = "command" if of_commands else "value"
+        raise argparse.ArgumentError(None if of_commands else action, str(unknown(kind, str(value), legal)))
+
+
+_PATHS = frozenset({"FILE", "FOLDER", "JOURNAL", "PYTHON"})
+
+
+class PrintCompletion(argparse.Action):
+    """``--print-completion SHELL``: write the script that completes this command line, and exit."""
+
+    def __call__(
+        self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option_string: Any = None
+    ) -> None:
+        del namespace, option_string
+        import shtab
+
+        if isinstance(parser, Parser):
+            parser.complete_paths(shtab.FILE, shtab.DIRECTORY)
+        print(shtab.complete(parser, shell=values))
+        parser.exit()
+
+
+def examples(command: argparse.ArgumentParser, *lines: tuple[str, str]) -> None:
+    """Set the examples that the help of a command ends with.
+
+    Args:
+        command: Its parser.
+        *lines: A command line, and what it is for.
+    """
+    width = max(len(line) for line, _ in lines)
+    command.epilog = "\n".join(["examples:", *(f"  {line:<{width}}  # {meaning}" for line, meaning in lines)])
+
+
+def add_json(command: argparse.ArgumentParser) -> None:
+    """Declare ``--json`` for a command that prints: `print_json` then takes the place of its tables."""
+    command.add_argument("--json", action="store_true", help="print JSON, for programs, in place of tables")
+
+
+def print_json(kind: str, body: Mapping[str, Any]) -> None:
+    """Print one JSON object with its schema and kind.
+
+    Args:
+        kind: Of what is printed: the command's name.
+        body: JSON-ready values. Numbers that are not finite become null, for which JSON has no words.
+    """
+    print(json.dumps({"schema": SCHEMA, "kind": kind, **_finite(body)}, indent=1, allow_nan=False))
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if value - value == 0 else None
+    if isinstance(value, dict):
+        return {str(key): _finite(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(item) for item in value]
+    return value
+
+
+def one_of(words: Sequence[str]) -> str:
+    """``a, b or c``."""
+    *first, last = words
+    return f"{', '.join(first)} or {last}" if first else last
