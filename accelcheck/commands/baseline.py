@@ -44,7 +44,9 @@ def add(commands: Any) -> None:
     )
     show.add_argument("place", nargs="?", help="one folder, as show prints it (default: all)")
     add_json(show)
-    examples(show, ("accelcheck baseline show", "every stored case"), ("accelcheck baseline show --json", "for programs"))
+    examples(
+        show, ("accelcheck baseline show", "every stored case"), ("accelcheck baseline show --json", "for programs")
+    )
     show.set_defaults(run=_caught(_show))
     compare = actions.add_parser(
         "compare", help="compare two folders case by case; the exit code is 1 if the second is slower"
@@ -103,7 +105,11 @@ def _show(given: argparse.Namespace) -> int:
     chosen = places if given.place is None else {given.place: _named(places, given.place)}
     shown = {
         folder: [
-            (found.case, found.ratio, change(found.ratio, replace(found.ratio, count=CHECKED), len(stored)).smallest - 1)
+            (
+                found.case,
+                found.ratio,
+                change(found.ratio, replace(found.ratio, count=CHECKED), len(stored)).smallest - 1,
+            )
             for found in stored.values()
         ]
         for folder, stored in chosen.items()

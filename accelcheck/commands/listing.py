@@ -1,4 +1,4 @@
-"""``accelcheck list``: the capability table."""
+"""``accelcheck list``: the capability table, and the workloads, traits, devices and cases that it is made from."""
 
 from __future__ import annotations
 
@@ -7,59 +7,194 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from accelcheck.commands.common import GREEN, add_import
+from accelcheck.commands.parsing import add_json, examples, print_json
 from accelcheck.core import imports, matrix
+from accelcheck.core.imports import unknown_device
+from accelcheck.core.words import DTYPES, LEVELS
 from accelcheck.devices import torch_names
 from accelcheck.devices.probe import probe
 from accelcheck.plugin import registered
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
-    from accelcheck.devices.base import Device
+    from accelcheck.devices.base import Device, Status
+    from accelcheck.workloads.base import Workload
 
 
 def add(commands: Any) -> None:
     """Declare the command."""
     listing = commands.add_parser(
         "list",
-        help="all techniques, and whether each device runs them",
-        description="Prints the capability table: techniques by family, each device's answer, and the reasons. Runs nothing.",
+        help="all techniques, and whether each device runs them; or workloads, traits, devices, cases",
+        description="Prints the capability table: techniques by family, each device's answer, and the reasons; or one of the other "
+        "lists. Runs no case.",
     )
-    listing.add_argument("--device", action="append", default=[], help="devices to ask; repeatable (default: all)")
-    add_import(listing)
-    listing.add_argument(
-        "--technique", action="append", default=[], metavar="GLOB", help="techniques by name; repeatable (default: all)"
-    )
-    listing.add_argument(
+    what = listing.add_mutually_exclusive_group()
+    for name, meaning in (
+        ("workloads", "list workloads: level, modes, dtypes, traits"),
+        ("traits", "list the traits of workloads, and how many techniques require or exclude each"),
+        ("devices", "list devices, and why absent ones cannot be used"),
+        ("cases", "list the ids of cases that pytest would run with these filters"),
+    ):
+        what.add_argument(f"--{name}", dest="what", action="store_const", const=name, help=meaning)
+    what.add_argument(
         "--markdown", action="store_true", help="print docs/techniques.md, which is the same on every machine"
     )
-    listing.set_defaults(run=_list)
+    listing.add_argument(
+        "--device",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="devices to ask; repeatable (default: all; for --cases those that are present)",
+    )
+    add_import(listing)
+    for name in ("technique", "workload"):
+        listing.add_argument(
+            f"--{name}", action="append", default=[], metavar="GLOB", help=f"{name}s by name; repeatable (default: all)"
+        )
+    listing.add_argument(
+        "--dtype",
+        action="append",
+        default=[],
+        choices=DTYPES,
+        help="with --cases: storage dtypes; repeatable (default: all)",
+    )
+    listing.add_argument(
+        "--level", type=int, choices=LEVELS, default=1, help="with --cases: highest level (default: 1)"
+    )
+    add_json(listing)
+    examples(
+        listing,
+        ("accelcheck list", "every technique, and whether each device runs it"),
+        ("accelcheck list --device=xla --technique='compile-*'", "some of them on one device"),
+        ("accelcheck list --workload=mlp --device=cpu", "what is tried with one workload"),
+        ("accelcheck list --workloads --json", "all workloads, for a program"),
+        ("accelcheck list --cases --device=cpu --technique='amp-*'", "ids for --accel-case"),
+    )
+    listing.set_defaults(run=_list, what="techniques")
 
 
 def _list(given: argparse.Namespace) -> int:
-    from accelcheck.report import capabilities, console
-    from accelcheck.report import capability_table as shown
-
+    if given.what == "devices":
+        return _devices(given)
     # Plugins differ between machines: the documentation has accelcheck's own techniques only.
     config = None if given.markdown else registered.here()
     extra = [] if config is None else registered.devices(config)
-    places = capabilities.columns(given.device, [*extra, *_imported(given.device, extra)])
     known = matrix.Matrix.load() if config is None else registered.matrix(config)
-    known.check(matrix.Selection((), techniques=tuple(given.technique)))
+    known.check(matrix.Selection((), techniques=tuple(given.technique), workloads=tuple(given.workload)))
+    if given.what == "cases":
+        return _cases(given, known, extra)
+    if given.what in {"workloads", "traits"}:
+        return _workloads(given, known)
+    return _techniques(given, known, extra)
+
+
+def _techniques(given: argparse.Namespace, known: matrix.Matrix, extra: Sequence[Device]) -> int:
+    from accelcheck.report import capabilities, catalogue, console
+    from accelcheck.report import capability_table as shown
+
+    places = capabilities.columns(given.device, [*extra, *_imported(given.device, extra)])
+    chosen = known if not given.workload else matrix.Matrix(known.techniques, _chosen(known.workloads, given.workload))
     rows = [
         row
-        for row in capabilities.rows(known, places)
-        if not given.technique or any(fnmatch.fnmatchcase(row.name, glob) for glob in given.technique)
+        for row in capabilities.rows(chosen, places)
+        if _named(row.name, given.technique) and (not given.workload or any(row.cases.values()))
     ]
     if given.markdown:
-        print("\n".join(shown.markdown(rows, known.workloads.values())))
+        print("\n".join(shown.markdown(rows, chosen.workloads.values())))
+        return GREEN
+    statuses = _probed([name for name in places if name != capabilities.GENERIC], extra)
+    if given.json:
+        body = {"techniques": catalogue.techniques_as_json(rows), "devices": _present(statuses)}
+        print_json("list techniques", body)
     else:
-        statuses, _ = probe([name for name in places if name != capabilities.GENERIC], extra=extra)
         console.show(shown.text(rows, statuses))
-        for reason in torch_names.gone():
-            print(f"accelcheck: {reason}: cases that need it are unavailable", file=sys.stderr)
+    for reason in torch_names.gone():
+        print(f"accelcheck: {reason}: cases that need it are unavailable", file=sys.stderr)
     return GREEN
+
+
+def _workloads(given: argparse.Namespace, known: matrix.Matrix) -> int:
+    from accelcheck.report import catalogue, console
+
+    techniques = [one for name, one in known.techniques.items() if _named(name, given.technique)]
+    found = [
+        one
+        for one in _chosen(known.workloads, given.workload).values()
+        if not given.technique
+        or any(t.accepts(one) and (not one.techniques or t.name in one.techniques) for t in techniques)
+    ]
+    if given.what == "traits":
+        rows = catalogue.traits(techniques, found)
+        if given.json:
+            print_json("list traits", {"traits": rows})
+        else:
+            console.show([catalogue.traits_table(rows)])
+    elif given.json:
+        print_json("list workloads", {"workloads": catalogue.workloads_as_json(found)})
+    else:
+        console.show([catalogue.workloads(found)])
+    return GREEN
+
+
+def _cases(given: argparse.Namespace, known: matrix.Matrix, extra: Sequence[Device]) -> int:
+    from accelcheck.report import catalogue
+
+    if given.device:
+        legal = [*matrix.devices(extra), *(one.name for one in _imported(given.device, extra))]
+        for name in given.device:
+            if name not in legal:
+                raise unknown_device(name, legal, "--import")
+        devices = tuple(given.device)
+    else:
+        devices = tuple(name for name, status in _probed(None, extra).items() if status.present)
+    selection = matrix.Selection(
+        devices,
+        techniques=tuple(given.technique),
+        workloads=tuple(given.workload),
+        dtypes=tuple(given.dtype),
+        level=given.level,
+    )
+    found = known.cases(selection)
+    if given.json:
+        print_json("list cases", {"cases": catalogue.cases_as_json(found)})
+    else:
+        print("\n".join(case.id for case in found))
+    return GREEN
+
+
+def _devices(given: argparse.Namespace) -> int:
+    from accelcheck.report import catalogue, console
+
+    extra = registered.devices(registered.here())
+    legal = list(matrix.devices(extra))
+    for name in given.device:
+        if name not in legal and not imports.announced():
+            raise unknown_device(name, legal, "--import")
+    statuses = _probed(given.device or None, extra)
+    if given.json:
+        print_json("list devices", {"devices": [status.as_json() for status in statuses.values()]})
+    else:
+        console.show([catalogue.devices(statuses.values())])
+    return GREEN
+
+
+def _probed(names: Sequence[str] | None, extra: Sequence[Device]) -> dict[str, Status]:
+    return probe(names, extra=extra)[0]
+
+
+def _present(statuses: Mapping[str, Status]) -> dict[str, Any]:
+    return {name: status.as_json() for name, status in statuses.items()}
+
+
+def _named(name: str, patterns: Sequence[str]) -> bool:
+    return not patterns or any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
+
+
+def _chosen(known: Mapping[str, Workload], patterns: Sequence[str]) -> dict[str, Workload]:
+    return {name: one for name, one in known.items() if _named(name, patterns)}
 
 
 def _imported(asked: Sequence[str], extra: Sequence[Device]) -> list[Device]:

@@ -77,7 +77,7 @@ class Parser(argparse.ArgumentParser):
     def complete_paths(self, files: Any, folders: Any) -> None:
         """Have shells complete paths where an argument takes one: its metavar names a file or a folder."""
         for parser in self.all_commands():
-            for action in parser._actions:
+            for action in parser._actions:  # noqa: SLF001 - of our own class
                 name = str(action.metavar or "").partition(".")[0]
                 if name in _PATHS:
                     setattr(action, "complete", folders if name == "FOLDER" else files)  # noqa: B010 - shtab's attribute
