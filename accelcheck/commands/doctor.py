@@ -1,0 +1,95 @@
+"""``accelcheck doctor``: what this machine can test, what it lacks, and the commands that install it."""
+
+from __future__ import annotations
+
+import argparse
+import textwrap
+from itertools import groupby
+from typing import TYPE_CHECKING, Any
+
+from accelcheck.commands.common import GREEN, RED, add_import
+from accelcheck.commands.parsing import add_json, examples, print_json
+from accelcheck.devices.probe import TIMEOUT
+from accelcheck.report import console
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from accelcheck.experiments.doctor import Examination
+
+_WIDTH = 120
+
+
+def add(commands: Any) -> None:
+    """Declare the command."""
+    doctor = commands.add_parser(
+        "doctor",
+        help="what this machine can test, what it lacks, and the command that installs it",
+        description="Looks at devices, drivers, torch, packages, variables, memory, disk, limits and pytest's settings. Each line is ok, "
+        "a note (cases are left out, or results may differ) or a problem, with what to do. Runs no case. Exits with 0 where a "
+        "device can be tested, and with 1 where none can.",
+    )
+    add_import(doctor)
+    doctor.add_argument(
+        "--probe-timeout",
+        type=_seconds,
+        default=TIMEOUT,
+        metavar="SECONDS",
+        help=f"seconds that a device has to answer (default: {TIMEOUT:g})",
+    )
+    add_json(doctor)
+    examples(
+        doctor,
+        ("accelcheck doctor", "for people"),
+        ("accelcheck doctor --json", "for programs"),
+        ("accelcheck doctor --import=torch_vendor", "with a backend that no entry point loads"),
+    )
+    doctor.set_defaults(run=_doctor)
+
+
+def _seconds(text: str) -> float:
+    number = float(text)
+    if not 0 < number < float("inf"):
+        raise argparse.ArgumentTypeError(f"expected a positive number of seconds, got {text}")
+    return number
+
+
+def _doctor(given: argparse.Namespace) -> int:
+    from accelcheck.experiments.doctor import examine
+
+    found = examine(given.probe_timeout)
+    if given.json:
+        print_json("doctor", found.as_json())
+    else:
+        console.show(_lines(found))
+    return GREEN if found.present else RED
+
+
+def _lines(found: Examination) -> Iterator[str]:
+    ordered = sorted(found.findings, key=lambda one: _TOPICS.index(one.topic))
+    for topic, group in groupby(ordered, key=lambda one: one.topic):
+        yield topic
+        for one in group:
+            start = f"  {one.grade:<9}"
+            yield from textwrap.wrap(
+                one.fact,
+                _WIDTH,
+                initial_indent=start,
+                subsequent_indent=" " * len(start),
+                break_long_words=False,
+                break_on_hyphens=False,
+            )
+            if one.action:
+                yield f"{' ' * len(start)}-> {one.action}"
+        yield ""
+    grades = [str(one.grade) for one in found.findings]
+    yield f"{grades.count('ok')} ok, {grades.count('note')} notes, {grades.count('problem')} problems"
+    if found.present:
+        yield f"can be tested: {', '.join(found.present)}. Next: accelcheck run"
+    else:
+        yield "nothing can be tested until the problems above are solved"
+
+
+_TOPICS = ("torch", "devices", "packages", "variables", "machine", "pytest")
+
+COMMANDS = (add,)

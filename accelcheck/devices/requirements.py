@@ -1,0 +1,127 @@
+"""What accelcheck requires, from its own metadata, what of it is installed, and the command that installs the rest. No torch."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import sys
+import tomllib
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+
+from packaging.requirements import Requirement  # pytest requires it
+from packaging.utils import canonicalize_name
+
+import accelcheck
+from accelcheck.devices.packages import version
+
+_CHECKOUT = Path(accelcheck.__file__).parents[1]
+_RIVALS = {
+    "onnxruntime": (
+        *("onnxruntime", "onnxruntime-gpu", "onnxruntime-openvino", "onnxruntime-directml", "onnxruntime-rocm"),
+        *("onnxruntime-migraphx", "onnxruntime-qnn", "onnxruntime-training", "onnxruntime-cann", "ort-nightly"),
+    ),
+    "cupy": ("cupy", "cupy-cuda11x", "cupy-cuda12x", "cupy-cuda13x", "cupy-rocm-4-3", "cupy-rocm-5-0", "cupy-rocm-7-0"),
+    "triton": ("triton", "pytorch-triton", "pytorch-triton-rocm", "pytorch-triton-xpu", "triton-nightly"),
+}
+"""Distributions that install the same module, by module: the one installed last has overwritten files of the others."""
+
+
+@dataclass(frozen=True, slots=True)
+class Needed:
+    """One requirement of accelcheck.
+
+    Attributes:
+        name: Of the distribution.
+        wanted: The legal versions, such as ``<2.16,>=2.9``; empty for any.
+        installed: The version that is installed; empty where none is.
+        extra: The extra that asks for it; empty for what accelcheck itself needs.
+    """
+
+    name: str
+    wanted: str
+    installed: str
+    extra: str = ""
+
+    @property
+    def met(self) -> bool:
+        """Whether a legal version is installed."""
+        requirement = Requirement(f"{self.name}{self.wanted}")
+        return bool(self.installed) and requirement.specifier.contains(self.installed, prereleases=True)
+
+    @property
+    def words(self) -> str:
+        """As pip takes it."""
+        return f"{self.name}{self.wanted}"
+
+
+def needed() -> list[Needed]:
+    """All requirements, those of accelcheck itself first; those whose markers exclude this Python or platform are left out.
+
+    A checkout's ``pyproject.toml`` says them, because the metadata of an editable install may be older.
+    """
+    found: list[Needed] = []
+    for text, extra in _declared():
+        requirement = Requirement(text)
+        if requirement.marker is None or requirement.marker.evaluate({"extra": extra}):
+            name = canonicalize_name(requirement.name)
+            found.append(Needed(name, str(requirement.specifier), version(name), extra))
+    return found
+
+
+def install(extra: str) -> str:
+    """The command that installs an extra of accelcheck, in this environment and from where this accelcheck comes."""
+    return f"{pip()} install {source(extra)}"
+
+
+def pip() -> str:
+    """What calls pip of this interpreter."""
+    found = shutil.which("pip")
+    ours = found is not None and Path(found).parent == Path(sys.executable).parent
+    return "pip" if ours else f"{sys.executable} -m pip"
+
+
+def source(extra: str = "") -> str:
+    """The argument of pip for accelcheck with an extra: a checkout, or the name of the package."""
+    extras = f"[{extra}]" if extra else ""
+    if not checkout():
+        return f"'accelcheck{extras}'"
+    folder = "." if Path.cwd() == _CHECKOUT else str(_CHECKOUT)
+    return f"-e '{folder}{extras}'"
+
+
+def here(action: str) -> str:
+    """A command that installs an extra, as techniques word it, for where this accelcheck comes from."""
+    return re.sub(r"""pip install (['"])accelcheck\[([\w,-]+)\]\1""", lambda found: install(found[2]), action)
+
+
+def checkout() -> bool:
+    """Whether this accelcheck is a checkout and no installed copy."""
+    return (_CHECKOUT / "pyproject.toml").is_file() and (_CHECKOUT / "tests").is_dir()
+
+
+def rivals() -> dict[str, list[str]]:
+    """The distributions that install the same module, where there are several: by module, with versions."""
+    found = {
+        module: [f"{name} {have}" for name in names if (have := version(name))] for module, names in _RIVALS.items()
+    }
+    return {module: names for module, names in found.items() if len(names) > 1}
+
+
+def _declared() -> list[tuple[str, str]]:
+    """Each requirement with its extra."""
+    if checkout():
+        project = tomllib.loads((_CHECKOUT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+        extras: dict[str, list[str]] = project.get("optional-dependencies", {})
+        own = [(text, "") for text in project["dependencies"]]
+        return own + [(text, extra) for extra, texts in extras.items() for text in texts]
+    try:
+        texts = metadata.requires("accelcheck") or []
+    except metadata.PackageNotFoundError:
+        return []
+    found = []
+    for text in texts:
+        named = re.search(r"""extra == ['"]([\w.-]+)['"]""", text)
+        found.append((text, named[1] if named else ""))
+    return found

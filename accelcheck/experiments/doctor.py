@@ -1,0 +1,415 @@
+"""What this machine can test, what it lacks, and what to do: the findings of `accelcheck doctor`. No torch.
+
+Everything that imports torch or opens a device happens in child processes, each with a limit of time.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+from dataclasses import asdict, dataclass, field
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any
+
+from accelcheck.core.capability import Code
+from accelcheck.core.processes import Child, calling
+from accelcheck.devices import hardware, host, requirements
+from accelcheck.devices.base import Status, status_from_json
+from accelcheck.devices.packages import AUTOLOAD, installed
+from accelcheck.devices.probe import TIMEOUT, builtin, probe
+from accelcheck.experiments.doctor_child import LEVEL
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from accelcheck.core.processes import Message
+    from accelcheck.devices.probe import HostFacts
+    from accelcheck.devices.requirements import Needed
+
+MIB, GIB = 2**20, 2**30
+SHARED = 64 * MIB
+"""Docker's default for /dev/shm."""
+DISK, LEAST_DISK = 2 * GIB, 64 * MIB
+"""Free disk below which the folder of temporary files gets a note, and below which nothing runs."""
+MEMORY = 2 * GIB
+"""Free memory a worker below which there is a note: torch with its compiler and oracle, in the largest of the suite's cases."""
+FILES = 1024
+"""Open files below which there is a note: POSIX systems offer as many by default."""
+ASKED = 180.0
+"""Seconds that the child process which asks techniques may take."""
+
+
+class Grade(StrEnum):
+    """How much a finding matters."""
+
+    OK = "ok"
+    NOTE = "note"
+    PROBLEM = "problem"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One line of the report.
+
+    Attributes:
+        topic: What it is about: torch, devices, packages, variables, machine, pytest.
+        grade: ``ok``, ``note`` (cases are left out, or results may differ) or ``problem`` (something is wrong).
+        fact: What was found.
+        action: What to do; empty where nothing is to be done.
+        stops: Whether nothing can be tested because of it.
+    """
+
+    topic: str
+    grade: Grade
+    fact: str
+    action: str = ""
+    stops: bool = False
+
+    def as_json(self) -> dict[str, Any]:
+        """The record as JSON-ready values."""
+        return {**asdict(self), "grade": str(self.grade)}
+
+
+@dataclass(frozen=True, slots=True)
+class Examination:
+    """All findings, and the devices.
+
+    Attributes:
+        findings: In the order in which they are shown.
+        statuses: By device: whether it can be tested.
+    """
+
+    findings: tuple[Finding, ...]
+    statuses: Mapping[str, Status] = field(default_factory=dict)
+
+    @property
+    def present(self) -> list[str]:
+        """Names of the devices that can be tested."""
+        return [] if any(one.stops for one in self.findings) else [n for n, one in self.statuses.items() if one.present]
+
+    def as_json(self) -> dict[str, Any]:
+        """The record as JSON-ready values."""
+        return {
+            "testable": self.present,
+            "findings": [one.as_json() for one in self.findings],
+            "devices": {name: status.as_json() for name, status in self.statuses.items()},
+        }
+
+
+def examine(timeout: float = TIMEOUT) -> Examination:
+    """Look at everything.
+
+    Args:
+        timeout: Seconds that a device has to answer.
+    """
+    needs = requirements.needed()
+    found = [*_core(needs)]
+    statuses: dict[str, Status] = {}
+    facts: HostFacts | None = None
+    told: list[Message] = []
+    if installed("torch"):
+        statuses, facts = probe(None, timeout)
+        present = [name for name, status in statuses.items() if status.present]
+        told, ended = _asked(present, autoload=facts.autoload)
+        statuses |= {one.device: one for one in _foreign(told)}
+        found += _after(told, ended)
+    else:
+        statuses = {name: Status(name, device.detect()) for name, device in builtin().items()}
+    found += _devices(statuses, facts)
+    found += _packages(needs, statuses, told)
+    found += _variables()
+    found += _machine()
+    found += _pytest(told)
+    return Examination(tuple(found), statuses)
+
+
+def _core(needs: Sequence[Needed]) -> Iterator[Finding]:
+    """What PyTorch is here, and what accelcheck itself requires."""
+    yield Finding("torch", Grade.OK, f"Python {platform.python_version()} on {platform.platform()}")
+    if not needs:
+        yield Finding(
+            "torch",
+            Grade.PROBLEM,
+            "accelcheck is on the import path but not installed, so pytest does not load its plugin",
+            f"{requirements.pip()} install -e FOLDER, with the folder of its pyproject.toml",
+            stops=True,
+        )
+    wrong = [one for one in needs if not one.extra and not one.met]
+    for one in needs:
+        if one.name == "torch" and one.met:
+            yield Finding("torch", Grade.OK, f"torch {one.installed}; supported: {one.wanted}")
+    for one in wrong:
+        have = f"{one.name} {one.installed} is outside of what accelcheck supports: {one.wanted}"
+        yield Finding(
+            "torch",
+            Grade.PROBLEM,
+            have if one.installed else f"{one.name} is not installed; accelcheck requires {one.words}",
+            f"{requirements.pip()} install '{one.words}'"
+            + (" (a build for your device: https://pytorch.org/get-started/locally)" if one.name == "torch" else ""),
+            stops=not one.installed,
+        )
+    for module, names in requirements.rivals().items():
+        bare = " ".join(name.partition(" ")[0] for name in names)
+        keep = names[0].partition(" ")[0]
+        yield Finding(
+            "torch",
+            Grade.PROBLEM,
+            f"several packages install the module {module}, and overwrite each other's files: {', '.join(names)}",
+            f"{requirements.pip()} uninstall -y {bare}, then install the one for your device, such as {keep}",
+        )
+
+
+def _asked(names: Sequence[str], *, autoload: bool) -> tuple[list[Message], str]:
+    """What the child says about techniques, forks and pytest, and why it ended early; empty if it did not."""
+    words = calling("accelcheck.experiments.doctor_child:main", *names, parent=True)
+    environ = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"), **({} if autoload else {AUTOLOAD: "0"})}
+    with Child(words, environ) as child:
+        end = child.wait(ASKED, since=child.started)
+        told = child.messages()
+        stage = next((str(one["stage"]) for one in reversed(told) if "stage" in one), "start")
+        why = "" if stage == "done" else f"the process {end} during: {stage}: {child.last(1) or 'it printed nothing'}"
+    return told, why
+
+
+def _foreign(told: Sequence[Message]) -> Iterator[Status]:
+    """Devices that plugins of this folder register."""
+    for message in told:
+        if "status" in message:
+            yield status_from_json(message["status"])
+
+
+def _after(told: Sequence[Message], ended: str) -> Iterator[Finding]:
+    """What the child found, or why it did not get to the end."""
+    if ended:
+        yield Finding("torch", Grade.PROBLEM, f"torch and the techniques could not be asked: {ended}")
+    for message in told:
+        why = message.get("fork")
+        if why == "":
+            yield Finding(
+                "machine",
+                Grade.OK,
+                "a fork of a process with torch computes: a case that crashes or hangs ends nothing else",
+            )
+        elif why is not None:
+            yield Finding(
+                "machine",
+                Grade.NOTE,
+                f"a fork of a process with torch does not compute, so a case that crashes or hangs ends the run: {why}",
+                "run with -n 1 or more: then it ends one worker",
+            )
+
+
+def _devices(statuses: Mapping[str, Status], facts: HostFacts | None) -> Iterator[Finding]:
+    for name, status in statuses.items():
+        capability, found = status.capability, status.fingerprint
+        if found is not None and status.present:
+            memory = f", {found.memory / GIB:.0f} GiB each" if found.memory else ""
+            driver = f", driver {found.driver}" if found.driver else ""
+            versions = ", ".join(f"{package} {number}" for package, number in sorted(found.versions.items()))
+            fact = f"{name}: {found.chip} x {found.count}{memory}{driver}, {found.runtime}, {versions}"
+            yield Finding("devices", Grade.OK, fact)
+            continue
+        absent = capability.code in {Code.NO_HARDWARE, Code.NO_PACKAGE} and not (facts and name in facts.broken)
+        yield Finding(
+            "devices",
+            Grade.NOTE if absent else Grade.PROBLEM,
+            f"{name}: cannot be tested [{capability.code}]: {capability.reason}",
+            requirements.here(capability.action),
+        )
+    if facts is not None:
+        for module, failure in facts.failed_imports.items():
+            yield Finding("devices", Grade.PROBLEM, f"--import={module}: {failure.reason}", failure.action)
+        if not facts.autoload:
+            yield Finding(
+                "devices",
+                Grade.NOTE,
+                f"runs set {AUTOLOAD}=0, because a backend breaks `import torch`: {', '.join(facts.broken)}",
+                "uninstall it, or ask its vendor for a build for this torch",
+            )
+    if not any(status.present for status in statuses.values()):
+        yield Finding("devices", Grade.PROBLEM, "no device can be tested, not even the CPU", "see above", stops=True)
+
+
+def _packages(needs: Sequence[Needed], statuses: Mapping[str, Status], told: Sequence[Message]) -> Iterator[Finding]:
+    """What techniques lack, by what installs it; then what no technique asks for."""
+    cuda = statuses["cuda"].fingerprint if "cuda" in statuses else None
+    major = host.cuda_major(cuda.runtime if cuda else "", hardware.nvidia().driver)
+    present = [str(message["device"]) for message in told if "missing" in message]
+    for (reason, action), (counts, names) in _lacking(told, major).items():
+        where = "; ".join(f"{name}: {count} cases up to level {LEVEL} are left out" for name, count in counts.items())
+        shown = ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
+        yield Finding("packages", Grade.NOTE, f"{reason}: {where} ({shown})", requirements.here(action))
+    for extra in dict.fromkeys(one.extra for one in needs if one.extra):
+        parts = [one for one in needs if one.extra == extra]
+        lacking = [one for one in parts if not one.met]
+        wrong = [one for one in lacking if one.installed]
+        if not lacking:
+            versions = ", ".join(f"{one.name} {one.installed}" for one in parts)
+            yield Finding("packages", Grade.OK, f"[{extra}] {versions}")
+        elif wrong:
+            facts = ", ".join(f"{one.name} {one.installed}, expected {one.wanted}" for one in wrong)
+            yield Finding("packages", Grade.PROBLEM, f"[{extra}] {facts}", requirements.install(extra))
+        elif extra == "plot":
+            fact = f"[{extra}] matplotlib is not installed: `accelcheck curve --plot` draws nothing"
+            yield Finding("packages", Grade.NOTE, fact, requirements.install(extra))
+        elif extra == f"cuda{major}" and "cuda" in present:
+            absent = ", ".join(one.name for one in lacking)
+            fact = f"[{extra}] not installed: {absent} (clocks, temperature and energy of GPUs; CuPy; ONNX Runtime)"
+            yield Finding("packages", Grade.NOTE, fact, requirements.install(extra))
+    yield _compiler()
+
+
+def _lacking(told: Sequence[Message], major: int) -> dict[tuple[str, str], tuple[dict[str, int], list[str]]]:
+    """What is missing, by reason and command: cases by device, and the techniques and workloads that need it."""
+    found: dict[tuple[str, str], tuple[dict[str, int], list[str]]] = {}
+    for message in told:
+        for one in message.get("missing", ()):
+            action = str(one["action"])
+            if message["device"] == "cuda" and major and ("accelcheck[onnx]" in action or "cupy" in action):
+                action = requirements.install(f"cuda{major}")
+            counts, names = found.setdefault((str(one["reason"]), action), ({}, []))
+            counts[str(message["device"])] = int(one["cases"])
+            names += [str(name) for name in one["names"] if name not in names]
+    return found
+
+
+def _compiler() -> Finding:
+    name, said = host.compiler()
+    if said:
+        return Finding("packages", Grade.OK, f"C++ compiler: {said}")
+    return Finding(
+        "packages",
+        Grade.NOTE,
+        f"no C++ compiler {name!r}, which torch.compile needs for the CPU",
+        "apt-get install g++, or set CXX to the name of one",
+    )
+
+
+def _variables() -> Iterator[Finding]:
+    """Variables that are set and change results, speed or how a run begins."""
+    devices = builtin().values()
+    declared = [name for device in devices for name in device.variables]
+    found = host.variables(declared)
+    for name, value in found.items():
+        if name == "PYTEST_DISABLE_PLUGIN_AUTOLOAD" and value:
+            fact = f"{name}={value}: pytest loads neither accelcheck nor its workers"
+            yield Finding(
+                "variables", Grade.PROBLEM, fact, f"unset {name}, or add -p accelcheck.plugin.hooks", stops=True
+            )
+        elif name in declared:
+            fact = f"{name}={value}: changes results or speed; baselines are kept apart by it"
+            yield Finding("variables", Grade.NOTE, fact, f"unset {name} unless it is meant")
+        else:
+            fact = f"{name}={value}: may change results, speed or how a run begins"
+            yield Finding("variables", Grade.NOTE, fact, f"unset {name} unless it is meant")
+    if not found:
+        yield Finding("variables", Grade.OK, "none is set that is known to change results or speed")
+
+
+def _machine() -> Iterator[Finding]:
+    yield _shared()
+    yield _disk()
+    workers = hardware.usable_cores()
+    free = host.memory()
+    fact = f"{_size(free.free)} of {_size(free.total)} free ({free.place}), {workers} usable cores"
+    if free.free < MEMORY * workers:
+        fewer = max(1, free.free // MEMORY)
+        action = f"run with -n {fewer}: a worker may take {_size(MEMORY)}"
+        yield Finding("machine", Grade.NOTE, fact, action)
+    else:
+        yield Finding("machine", Grade.OK, fact)
+    finite = host.limits()
+    low = {
+        name: value
+        for name, value in finite.items()
+        if not name.startswith(("open files", "processes"))
+        or value < (FILES if name.startswith("open files") else 64 * workers)
+    }
+    for name, value in low.items():
+        yield Finding(
+            "machine", Grade.NOTE, f"limit: {name} is {value}", "raise it, or remove it (ulimit), for the run"
+        )
+    if not low:
+        yield Finding("machine", Grade.OK, "limits (ulimit) leave room")
+    yield _tracing()
+
+
+def _shared() -> Finding:
+    found = host.shared_memory()
+    if found is None:
+        return Finding("machine", Grade.NOTE, "there is no /dev/shm, which DataLoader workers and collectives use")
+    fact = f"{found.place}: {_size(found.free)} of {_size(found.total)} free"
+    if found.free > SHARED:
+        return Finding("machine", Grade.OK, fact)
+    action = "docker run --shm-size=2g: DataLoader workers and collectives end with SIGBUS where it is full"
+    return Finding("machine", Grade.NOTE, fact, action)
+
+
+def _disk() -> Finding:
+    found = host.temporary()
+    if found is None:
+        action = "set TMPDIR to a folder that can be written"
+        return Finding("machine", Grade.PROBLEM, "no folder for temporary files can be written", action, stops=True)
+    fact = f"temporary files in {found.place}: {_size(found.free)} of {_size(found.total)} free"
+    if found.free >= DISK:
+        return Finding("machine", Grade.OK, fact)
+    little = found.free < LEAST_DISK
+    action = "set TMPDIR to a folder with more room: compiled code and references lie there"
+    return Finding("machine", Grade.PROBLEM if little else Grade.NOTE, fact, action, stops=little)
+
+
+def _tracing() -> Finding:
+    why, tools = host.tracing(), host.debuggers()
+    if why:
+        action = "docker run --cap-add=SYS_PTRACE, or set kernel.yama.ptrace_scope to 0 or 1"
+        return Finding(
+            "machine", Grade.NOTE, f"processes cannot be traced, so a hang shows Python stacks alone: {why}", action
+        )
+    if not tools:
+        fact = "no debugger is installed, so a hang shows Python stacks alone"
+        return Finding("machine", Grade.NOTE, fact, f"{requirements.pip()} install py-spy, or apt-get install gdb")
+    return Finding("machine", Grade.OK, f"processes can be traced; for native stacks: {', '.join(tools)}")
+
+
+def _pytest(told: Sequence[Message]) -> Iterator[Finding]:
+    """Whether pytest starts in this folder, and what in it was seen to change runs."""
+    for message in told:
+        if "plugins" in message:
+            fact = f"pytest does not start here, or a plugin raises: {message['plugins']}"
+            yield Finding("pytest", Grade.PROBLEM, fact, "repair it, or run in another folder", stops=True)
+        if "pytest" not in message:
+            continue
+        found: dict[str, Any] = message["pytest"]
+        wrong = False
+        words = [str(word) for word in found["words"]]
+        words += [f"timeout = {found['timeout']}"] if found["timeout"] else []
+        words += [f"PYTEST_TIMEOUT={os.environ['PYTEST_TIMEOUT']}"] if os.environ.get("PYTEST_TIMEOUT") else []
+        for word in words:
+            wrong = True
+            yield _interfering(word, str(found["ini"]))
+        if not found["accelcheck"]:
+            wrong = True
+            action = f"{requirements.pip()} install {requirements.source()}"
+            yield Finding("pytest", Grade.PROBLEM, "pytest does not load accelcheck's plugin", action, stops=True)
+        if not wrong:
+            yield Finding(
+                "pytest", Grade.OK, "pytest starts in this folder, with accelcheck" + " and workers" * found["xdist"]
+            )
+
+
+def _interfering(word: str, ini: str) -> Finding:
+    """What an option of a plugin was seen to do to cases."""
+    place = f" (in {ini} or PYTEST_ADDOPTS)"
+    if word == "--forked":
+        fact = f"{word}{place}: with pytest-forked every case is a `crash`, because its child may not start others"
+        return Finding(
+            "pytest", Grade.PROBLEM, fact, "remove it: cases run in processes of their own already", stops=True
+        )
+    if "timeout" in word.lower():
+        fact = f"{word}{place}: with pytest-timeout a case that hangs is an `error`, and with its thread method ends the run"
+        return Finding("pytest", Grade.PROBLEM, fact, "use --accel-timeout=SECONDS, and give -p no:timeout")
+    return Finding("pytest", Grade.PROBLEM, f"{word}{place}: accelcheck needs that plugin", "remove it", stops=True)
+
+
+def _size(count: int) -> str:
+    return f"{count / GIB:.1f} GiB" if count >= GIB else f"{count / MIB:.0f} MiB"
