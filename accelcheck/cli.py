@@ -7,7 +7,7 @@ import sys
 from typing import TYPE_CHECKING
 
 import accelcheck
-from accelcheck.commands.common import USAGE
+from accelcheck.commands.common import NOTHING, USAGE
 from accelcheck.commands.parsing import SHELLS, Parser, PrintCompletion, examples
 from accelcheck.core import imports
 from accelcheck.core.registry import DuplicateNameError, UnknownNameError, discover
@@ -67,6 +67,11 @@ def _run(arguments: Sequence[str] | None) -> int:
         if modules := getattr(given, "imports", ()):
             imports.announce(modules)
         return int(given.run(given))
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        print("accelcheck: torch is not installed; accelcheck doctor says how to install it", file=sys.stderr)
+        return NOTHING
     except (PluginLoadError, DuplicateNameError, UnknownNameError, imports.ModuleImportError) as error:
         print(f"accelcheck: {error}", file=sys.stderr)
         return USAGE

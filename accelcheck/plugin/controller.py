@@ -6,6 +6,7 @@ import datetime as dt
 import io
 import json
 import os
+import shlex
 import sys
 import threading
 import time
@@ -203,6 +204,15 @@ class Controller:
                 self.timed_elsewhere,
             )
             terminal.summary(terminalreporter, self.run, self.records, self.journal_path, remainder)
+        elif not self.cases_collected and not self.config.option.collectonly and (words := options.suite(self.config)):
+            self._say(
+                f"no collected test takes accel_case, so nothing was verified; accelcheck's own tests: {shlex.join(words)}"
+            )
+
+    @property
+    def cases_collected(self) -> bool:
+        """Whether a collected test takes a case."""
+        return bool(self._modes)
 
     @property
     def journal_path(self) -> Path | None:

@@ -154,9 +154,27 @@ def baselines(config: pytest.Config) -> Path:
 
 def requested(config: pytest.Config) -> bool:
     """Whether this pytest run uses accelcheck: an option or an ini value is set, or the suite is an argument."""
-    return any(value(config, option.name) is not None for option in OPTIONS) or any(
-        str(argument).startswith((SUITE, SUITE.replace(".", "/"))) for argument in config.args
-    )
+    return any(value(config, option.name) is not None for option in OPTIONS) or _suite_named(config)
+
+
+def suite(config: pytest.Config) -> list[str]:
+    """The command that runs the suite with the options that the command line gives; empty if it gives none, or names the suite."""
+    if _suite_named(config):
+        return []
+    words: list[str] = []
+    given = iter(map(str, config.invocation_params.args))
+    flags = {f"--accel-{option.name.replace('_', '-')}" for option in OPTIONS if option.flag}
+    for word in given:
+        if word.startswith("--accel-"):
+            words.append(word)
+            if "=" not in word and word not in flags:
+                words += [next(given, "")]
+    return ["pytest", "--pyargs", SUITE, *words] if words else []
+
+
+def _suite_named(config: pytest.Config) -> bool:
+    path = SUITE.replace(".", "/")
+    return any(str(argument).startswith((SUITE, path)) or f"/{path}" in str(argument) for argument in config.args)
 
 
 def imports(config: pytest.Config) -> tuple[str, ...]:

@@ -190,6 +190,8 @@ def _timed(count: int, session: str) -> list[str]:
     if not count:
         return []
     how = "the session times them next, if no case failed" if session else "run accelcheck.suite.test_speed without -n"
+    if session.startswith("accelcheck run"):
+        how = "the second part of this command times them"
     return [f"timed cases: not run, because workers would disturb them; {how}"]
 
 

@@ -1,0 +1,275 @@
+"""``accelcheck run``: the suite on the devices of this machine, with a journal and a report, without knowing pytest."""
+
+from __future__ import annotations
+
+import datetime as dt
+import importlib.util
+import os
+import shlex
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from accelcheck.commands.common import GREEN, NOTHING, RED, add_import, refusal
+from accelcheck.commands.parsing import examples
+from accelcheck.core import foreground
+from accelcheck.core.case import Verdict
+from accelcheck.core.journal import JournalError
+from accelcheck.core.journal_reading import read
+from accelcheck.core.words import LEVELS
+from accelcheck.devices import hardware
+from accelcheck.devices.probe import probe
+from accelcheck.plugin import registered
+from accelcheck.report.console import escaped
+from accelcheck.report.run import counts
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Sequence
+
+    from accelcheck.core.journal import Record
+
+LEVEL, WORKERS = "ACCELCHECK_LEVEL", "ACCELCHECK_WORKERS"
+"""Variables that nox sessions read too."""
+SESSION = "ACCELCHECK_SESSION"
+"""Tells the run which command it is part of: its summary recommends that command for the next level."""
+_OURS = ("--accel-device", "--accel-level", "--accel-journal", "--accel-resume", "--accel-technique")
+_WRITING = ("--junit-xml", "--junitxml", "--accel-profile")
+"""Options of pytest that name what is written: the second part needs another name."""
+
+
+def add(commands: Any) -> None:
+    """Declare the command."""
+    command = commands.add_parser(
+        "run",
+        help="run the suite on this machine's devices, with a journal and a report",
+        description="Runs the suite as `pytest --pyargs accelcheck.suite` does, on each device in turn: first every case with one "
+        "worker a core (CPU) or a chip, then the timed cases alone on the machine. Exits with pytest's exit code: 0 all right, 1 some "
+        "cases are not, 2 interrupted, 4 wrong usage, 5 nothing could run.",
+    )
+    command.add_argument(
+        "--device",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="device; repeatable (default: all that are present)",
+    )
+    add_import(command)
+    command.add_argument(
+        "--level",
+        type=int,
+        choices=LEVELS,
+        default=_level(),
+        help=f"1 smoke, 2 standard, 3 full, 4 soak (default: ${LEVEL}, or 1)",
+    )
+    command.add_argument(
+        "--technique", action="append", default=[], metavar="GLOB", help="techniques by name; repeatable (default: all)"
+    )
+    command.add_argument(
+        "--journal",
+        type=Path,
+        metavar="FILE",
+        help="new file for the records (default: accelcheck-DEVICE-DATE.jsonl in this folder); timed cases go to FILE-speed",
+    )
+    if _reports():
+        command.add_argument(
+            "--report", type=Path, metavar="FILE", help="HTML report (default: accelcheck-DATE.html in this folder)"
+        )
+    command.add_argument("--no-speed", action="store_true", help="leave out the second part, which times cases")
+    command.add_argument("arguments", nargs="*", metavar="ARGUMENT", help="arguments of pytest, after --")
+    examples(
+        command,
+        ("accelcheck run", "level 1 on every device that is present"),
+        ("accelcheck run --device=cuda --level=2", "the standard level on a GPU"),
+        ("accelcheck run --technique='compile-*' --no-speed", "some techniques, not timed"),
+        ("accelcheck run --device=cpu -- -x --accel-dtype=float32", "more options of pytest"),
+    )
+    command.set_defaults(run=_run, refuse=command.error)
+
+
+def _level() -> int:
+    """The level that the environment names; 1 where it names none of them."""
+    given = os.environ.get(LEVEL, "")
+    return int(given) if given in set(map(str, LEVELS)) else 1
+
+
+def _reports() -> bool:
+    """Whether this accelcheck makes reports."""
+    return importlib.util.find_spec("accelcheck.commands.report") is not None
+
+
+_RESUME = (
+    "--accel-resume after --: to go on with a run, give it to pytest itself, with the command that the run printed"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One run of pytest.
+
+    Attributes:
+        device: Its name.
+        journal: File that it writes.
+        words: Arguments of pytest.
+        timed: Whether it is the second part.
+    """
+
+    device: str
+    journal: Path
+    words: tuple[str, ...]
+    timed: bool = False
+
+
+def _run(given: argparse.Namespace) -> int:
+    for word in given.arguments:
+        name = word.partition("=")[0]
+        if name in _OURS:
+            option = f"--{name.removeprefix('--accel-')}"
+            given.refuse(_RESUME if option == "--resume" else f"{name} after --: give {option} before it")
+    for name in given.device:
+        if (why := refusal(name)) is not None:
+            print(f"accelcheck: {name}: {why}; accelcheck doctor says more", file=sys.stderr)
+            return NOTHING
+    devices = given.device or _present()
+    if not devices:
+        print("accelcheck: no device can be tested: accelcheck doctor says why", file=sys.stderr)
+        return NOTHING
+    stamp = dt.datetime.now(tz=dt.UTC).strftime("%Y%m%d-%H%M%S")
+    planned = [part for device in dict.fromkeys(devices) for part in parts(given, device, stamp)]
+    report = getattr(given, "report", None) or Path(f"accelcheck-{stamp}.html")
+    for path in (*(part.journal for part in planned), *([report] if _reports() else [])):
+        if path.exists() or path.is_symlink():
+            given.refuse(f"{path} exists, and is kept: give another name")
+        if not path.parent.is_dir():
+            given.refuse(f"{path}: there is no folder {path.parent}: make it first")
+    code = _execute(given, planned)
+    _close(planned, report, code)
+    return code
+
+
+def _execute(given: argparse.Namespace, planned: Sequence[Part]) -> int:
+    codes: list[int] = []
+    for part in planned:
+        print(f"accelcheck: {shlex.join(['python', '-m', 'pytest', *part.words])}", flush=True)
+        codes.append(foreground.run([sys.executable, "-m", "pytest", *part.words], environment(given, part)))
+        if codes[-1] not in {GREEN, RED, NOTHING}:
+            break
+    return verdict(codes)
+
+
+def _present() -> list[str]:
+    """Names of the devices that can be tested, those of plugins in this folder included."""
+    statuses, _ = probe(None, extra=registered.devices(registered.here()))
+    return [name for name, status in statuses.items() if status.present]
+
+
+def parts(given: argparse.Namespace, device: str, stamp: str) -> list[Part]:
+    """What is run on a device: the suite with workers, then the timed cases without.
+
+    Args:
+        given: The command line.
+        device: Its name.
+        stamp: In the default name of the journal.
+    """
+    journal = given.journal or Path(f"accelcheck-{device}-{stamp}.jsonl")
+    if given.journal is not None and len(set(given.device)) != 1:
+        journal = journal.with_stem(f"{journal.stem}-{device}")
+    chosen = (
+        f"--accel-device={device}",
+        f"--accel-level={given.level}",
+        "--accel-require",
+        *(f"--accel-technique={name}" for name in given.technique),
+        *(f"--accel-import={name}" for name in given.imports),
+        *("-q", "-rfE"),  # not the reasons of every skip, so that the report of accelcheck comes last
+    )
+    ahead = ("-n", workers(device), "--max-worker-restart=1000")
+    first = ("--pyargs", "accelcheck.suite", *chosen, f"--accel-journal={journal}", *ahead, *given.arguments)
+    found = [Part(device, journal, first)]
+    if not given.no_speed:
+        speed = journal.with_stem(f"{journal.stem}-speed")
+        rest = [_of_timing(word) for word in given.arguments]
+        second = ("--pyargs", "accelcheck.suite.test_speed", *chosen, f"--accel-journal={speed}", *rest, "-n", "0")
+        found.append(Part(device, speed, second, timed=True))
+    return found
+
+
+def workers(device: str) -> str:
+    """Number of workers: one a chip, or one a core where the device is the processor."""
+    if os.environ.get(WORKERS):
+        return os.environ[WORKERS]
+    counts_of = {"cuda": hardware.nvidia, "rocm": hardware.amd, "tpu": hardware.tpu, "xla": hardware.tpu}
+    chips = counts_of[device]().count if device in counts_of else 0
+    return str(chips or (hardware.usable_cores() if device in {"cpu", "xla"} else 1))
+
+
+def environment(given: argparse.Namespace, part: Part) -> dict[str, str]:
+    """Variables for a part."""
+    words = [f"--device={part.device}", *(f"--technique={name}" for name in given.technique)]
+    words += [f"--import={name}" for name in given.imports]
+    words += ["--", *given.arguments] if given.arguments else []
+    # Without the second part the summary recommends the commands of pytest, one of which times.
+    found = {} if given.no_speed else {SESSION: shlex.join(["accelcheck", "run", *words])}
+    if part.device == "xla" and not hardware.tpu().count:
+        found["PJRT_DEVICE"] = os.environ.get("PJRT_DEVICE", "CPU")
+    return found
+
+
+def verdict(codes: Sequence[int]) -> int:
+    """One exit code for several runs: what ended a run early, or else red, or else green; 5 where none had a case."""
+    for code in codes:
+        if code not in {GREEN, RED, NOTHING}:
+            return code
+    if RED in codes:
+        return RED
+    return GREEN if GREEN in codes else NOTHING
+
+
+def _of_timing(word: str) -> str:
+    option, _, path = word.partition("=")
+    return f"{option}={Path(path).with_stem(f'{Path(path).stem}-speed')}" if option in _WRITING and path else word
+
+
+def _close(planned: Sequence[Part], report: Path, code: int) -> None:
+    """The last lines: the verdict of each device, where everything is, and the exit code."""
+    written = [part for part in planned if part.journal.exists()]
+    print()
+    for device in dict.fromkeys(part.device for part in planned):
+        journals = [part.journal for part in written if part.device == device]
+        print(f"accelcheck: {device}: {_tally(journals)}")
+    for part in written:
+        print(f"accelcheck: journal: {part.journal.resolve()}")
+    if _reports() and written:
+        words = ["-m", "accelcheck.cli", "report", *(str(part.journal) for part in written), f"--html={report}"]
+        made = foreground.run([sys.executable, *words])
+        if made == GREEN:
+            print(f"accelcheck: report: {report.resolve()}")
+        else:
+            print(f"accelcheck: no report: accelcheck report ended with {made}", file=sys.stderr)
+    print(f"accelcheck: exit {code}", flush=True)
+
+
+def _tally(journals: Sequence[Path]) -> str:
+    """The verdict of a device in words."""
+    records: list[Record] = []
+    for path in journals:
+        try:
+            records += read(path)[1]
+        except JournalError as error:
+            return f"no verdict: {escaped(str(error))}"
+    executed = [record for record in records if record.verdict.executed]
+    wrong = [record for record in records if not record.verdict.green]
+    tally = ", ".join(f"{number} {name}" for name, number in counts(records).items())
+    if not executed:
+        return f"nothing ran{': ' + tally if tally else ''}"
+    expected = sum(record.verdict is Verdict.XFAIL for record in records)
+    known = f" (as expected, {expected} fail)" if expected else ""
+    right = (
+        f"all {len(executed)} cases are right{known}"
+        if not wrong
+        else f"{len(wrong)} of {len(executed)} cases are not right"
+    )
+    return f"{right}: {tally}"
+
+
+COMMANDS = (add,)

@@ -1,0 +1,55 @@
+"""Runs another program in place of this one: it gets the terminal and every signal that this one gets. No torch."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from typing import TYPE_CHECKING
+
+from accelcheck.core.processes import end_with_parent
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+_HANDED_ON = frozenset({signal.SIGINT, signal.SIGTERM, signal.SIGHUP})
+_SI_KERNEL = 0x80  # of <siginfo.h>: a key of the terminal, which reaches the whole process group
+
+
+def run(command: Sequence[str], environ: Mapping[str, str] | None = None) -> int:
+    """Run a program until it ends, in this process group and with these standard streams.
+
+    SIGINT, SIGTERM and SIGHUP that this process gets are handed on, once: those of the terminal's keys have reached the program
+    already. The program is killed when this process is.
+
+    Args:
+        command: The program and its arguments.
+        environ: Variables besides those of this process.
+
+    Returns:
+        Its exit status; 128 and the number of the signal that ended it.
+    """
+    parent = os.getpid()
+    waited = {*_HANDED_ON, signal.SIGCHLD}
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, waited)  # from here on they wait for `sigwaitinfo`
+
+    def begin() -> None:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        end_with_parent(parent)
+
+    try:
+        with subprocess.Popen(  # noqa: S603 - the command that the user asked for
+            command,
+            env={**os.environ, **(environ or {})},
+            preexec_fn=begin,  # noqa: PLW1509 - no other thread runs: this is the program's own one
+        ) as child:
+            while child.poll() is None:
+                found = signal.sigwaitinfo(waited)
+                if found.si_signo in _HANDED_ON and found.si_code != _SI_KERNEL and child.poll() is None:
+                    child.send_signal(found.si_signo)
+            code = child.returncode
+    finally:
+        while signal.sigtimedwait(_HANDED_ON, 0) is not None:
+            pass  # one that came at the end was meant for the program
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    return code if code >= 0 else 128 - code
