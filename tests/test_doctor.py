@@ -26,7 +26,7 @@ from accelcheck.devices.base import Fingerprint, Status
 from accelcheck.devices.probe import HostFacts
 from accelcheck.devices.requirements import Needed
 from accelcheck.experiments import doctor
-from accelcheck.experiments.doctor import Examination, Finding, Grade
+from accelcheck.experiments.doctor import Diagnosis, Examination, Grade
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -71,13 +71,13 @@ class Machine:
         """Change a fact of the host."""
         self.patch.setattr(host, name, lambda *_: value)
 
-    def worst(self) -> list[Finding]:
+    def worst(self) -> list[Diagnosis]:
         """All findings that are not in order, but for the GPU that the machine has not."""
         return [
             one for one in doctor.examine().findings if one.grade is not Grade.OK and "no NVIDIA GPU" not in one.fact
         ]
 
-    def one(self) -> Finding:
+    def one(self) -> Diagnosis:
         """The only one of them."""
         (found,) = self.worst()
         return found
@@ -132,7 +132,7 @@ def test_a_torch_outside_of_the_range_is_a_problem(machine: Machine, installed: 
 
 def test_a_missing_requirement_of_accelcheck_itself_stops(machine: Machine) -> None:
     machine.needs.append(Needed("msgspec", ">=0.19", ""))
-    assert machine.one() == Finding(
+    assert machine.one() == Diagnosis(
         "torch",
         Grade.PROBLEM,
         "msgspec is not installed; accelcheck requires msgspec>=0.19",
@@ -362,12 +362,12 @@ def shown(
     return cli.main(["doctor", *words]), capsys.readouterr().out
 
 
-PROBLEM = Finding("machine", Grade.PROBLEM, "bad \x1b[31m thing", "repair it", stops=True)
+PROBLEM = Diagnosis("machine", Grade.PROBLEM, "bad \x1b[31m thing", "repair it", stops=True)
 
 
 @pytest.mark.parametrize(("findings", "code"), [((), GREEN), ((PROBLEM,), RED)])
 def test_it_exits_with_1_where_nothing_can_be_tested(
-    findings: Sequence[Finding], code: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    findings: Sequence[Diagnosis], code: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ended, out = shown(Examination(tuple(findings), {"cpu": CPU}), capsys, monkeypatch)
     assert ended == code
@@ -398,7 +398,7 @@ def test_every_topic_has_its_place() -> None:
         node.args[0].value
         for node in ast.walk(source)
         if isinstance(node, ast.Call)
-        and getattr(node.func, "id", "") == "Finding"
+        and getattr(node.func, "id", "") == "Diagnosis"
         and isinstance(node.args[0], ast.Constant)
     }
     assert topics == set(command._TOPICS)

@@ -48,7 +48,7 @@ class Grade(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class Diagnosis:
     """One line of the report.
 
     Attributes:
@@ -79,7 +79,7 @@ class Examination:
         statuses: By device: whether it can be tested.
     """
 
-    findings: tuple[Finding, ...]
+    findings: tuple[Diagnosis, ...]
     statuses: Mapping[str, Status] = field(default_factory=dict)
 
     @property
@@ -123,11 +123,11 @@ def examine(timeout: float = TIMEOUT) -> Examination:
     return Examination(tuple(found), statuses)
 
 
-def _core(needs: Sequence[Needed]) -> Iterator[Finding]:
+def _core(needs: Sequence[Needed]) -> Iterator[Diagnosis]:
     """What PyTorch is here, and what accelcheck itself requires."""
-    yield Finding("torch", Grade.OK, f"Python {platform.python_version()} on {platform.platform()}")
+    yield Diagnosis("torch", Grade.OK, f"Python {platform.python_version()} on {platform.platform()}")
     if not needs:
-        yield Finding(
+        yield Diagnosis(
             "torch",
             Grade.PROBLEM,
             "accelcheck is on the import path but not installed, so pytest does not load its plugin",
@@ -137,10 +137,10 @@ def _core(needs: Sequence[Needed]) -> Iterator[Finding]:
     wrong = [one for one in needs if not one.extra and not one.met]
     for one in needs:
         if one.name == "torch" and one.met:
-            yield Finding("torch", Grade.OK, f"torch {one.installed}; supported: {one.wanted}")
+            yield Diagnosis("torch", Grade.OK, f"torch {one.installed}; supported: {one.wanted}")
     for one in wrong:
         have = f"{one.name} {one.installed} is outside of what accelcheck supports: {one.wanted}"
-        yield Finding(
+        yield Diagnosis(
             "torch",
             Grade.PROBLEM,
             have if one.installed else f"{one.name} is not installed; accelcheck requires {one.words}",
@@ -151,7 +151,7 @@ def _core(needs: Sequence[Needed]) -> Iterator[Finding]:
     for module, names in requirements.rivals().items():
         bare = " ".join(name.partition(" ")[0] for name in names)
         keep = names[0].partition(" ")[0]
-        yield Finding(
+        yield Diagnosis(
             "torch",
             Grade.PROBLEM,
             f"several packages install the module {module}, and overwrite each other's files: {', '.join(names)}",
@@ -178,20 +178,20 @@ def _foreign(told: Sequence[Message]) -> Iterator[Status]:
             yield status_from_json(message["status"])
 
 
-def _after(told: Sequence[Message], ended: str) -> Iterator[Finding]:
+def _after(told: Sequence[Message], ended: str) -> Iterator[Diagnosis]:
     """What the child found, or why it did not get to the end."""
     if ended:
-        yield Finding("torch", Grade.PROBLEM, f"torch and the techniques could not be asked: {ended}")
+        yield Diagnosis("torch", Grade.PROBLEM, f"torch and the techniques could not be asked: {ended}")
     for message in told:
         why = message.get("fork")
         if why == "":
-            yield Finding(
+            yield Diagnosis(
                 "machine",
                 Grade.OK,
                 "a fork of a process with torch computes: a case that crashes or hangs ends nothing else",
             )
         elif why is not None:
-            yield Finding(
+            yield Diagnosis(
                 "machine",
                 Grade.NOTE,
                 f"a fork of a process with torch does not compute, so a case that crashes or hangs ends the run: {why}",
@@ -199,7 +199,7 @@ def _after(told: Sequence[Message], ended: str) -> Iterator[Finding]:
             )
 
 
-def _devices(statuses: Mapping[str, Status], facts: HostFacts | None) -> Iterator[Finding]:
+def _devices(statuses: Mapping[str, Status], facts: HostFacts | None) -> Iterator[Diagnosis]:
     for name, status in statuses.items():
         capability, found = status.capability, status.fingerprint
         if found is not None and status.present:
@@ -207,10 +207,10 @@ def _devices(statuses: Mapping[str, Status], facts: HostFacts | None) -> Iterato
             driver = f", driver {found.driver}" if found.driver else ""
             versions = ", ".join(f"{package} {number}" for package, number in sorted(found.versions.items()))
             fact = f"{name}: {found.chip} x {found.count}{memory}{driver}, {found.runtime}, {versions}"
-            yield Finding("devices", Grade.OK, fact)
+            yield Diagnosis("devices", Grade.OK, fact)
             continue
         absent = capability.code in {Code.NO_HARDWARE, Code.NO_PACKAGE} and not (facts and name in facts.broken)
-        yield Finding(
+        yield Diagnosis(
             "devices",
             Grade.NOTE if absent else Grade.PROBLEM,
             f"{name}: cannot be tested [{capability.code}]: {capability.reason}",
@@ -218,19 +218,19 @@ def _devices(statuses: Mapping[str, Status], facts: HostFacts | None) -> Iterato
         )
     if facts is not None:
         for module, failure in facts.failed_imports.items():
-            yield Finding("devices", Grade.PROBLEM, f"--import={module}: {failure.reason}", failure.action)
+            yield Diagnosis("devices", Grade.PROBLEM, f"--import={module}: {failure.reason}", failure.action)
         if not facts.autoload:
-            yield Finding(
+            yield Diagnosis(
                 "devices",
                 Grade.NOTE,
                 f"runs set {AUTOLOAD}=0, because a backend breaks `import torch`: {', '.join(facts.broken)}",
                 "uninstall it, or ask its vendor for a build for this torch",
             )
     if not any(status.present for status in statuses.values()):
-        yield Finding("devices", Grade.PROBLEM, "no device can be tested, not even the CPU", "see above", stops=True)
+        yield Diagnosis("devices", Grade.PROBLEM, "no device can be tested, not even the CPU", "see above", stops=True)
 
 
-def _packages(needs: Sequence[Needed], statuses: Mapping[str, Status], told: Sequence[Message]) -> Iterator[Finding]:
+def _packages(needs: Sequence[Needed], statuses: Mapping[str, Status], told: Sequence[Message]) -> Iterator[Diagnosis]:
     """What techniques lack, by what installs it; then what no technique asks for."""
     cuda = statuses["cuda"].fingerprint if "cuda" in statuses else None
     major = host.cuda_major(cuda.runtime if cuda else "", hardware.nvidia().driver)
@@ -238,24 +238,24 @@ def _packages(needs: Sequence[Needed], statuses: Mapping[str, Status], told: Seq
     for (reason, action), (counts, names) in _lacking(told, major).items():
         where = "; ".join(f"{name}: {count} cases up to level {LEVEL} are left out" for name, count in counts.items())
         shown = ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
-        yield Finding("packages", Grade.NOTE, f"{reason}: {where} ({shown})", requirements.here(action))
+        yield Diagnosis("packages", Grade.NOTE, f"{reason}: {where} ({shown})", requirements.here(action))
     for extra in dict.fromkeys(one.extra for one in needs if one.extra):
         parts = [one for one in needs if one.extra == extra]
         lacking = [one for one in parts if not one.met]
         wrong = [one for one in lacking if one.installed]
         if not lacking:
             versions = ", ".join(f"{one.name} {one.installed}" for one in parts)
-            yield Finding("packages", Grade.OK, f"[{extra}] {versions}")
+            yield Diagnosis("packages", Grade.OK, f"[{extra}] {versions}")
         elif wrong:
             facts = ", ".join(f"{one.name} {one.installed}, expected {one.wanted}" for one in wrong)
-            yield Finding("packages", Grade.PROBLEM, f"[{extra}] {facts}", requirements.install(extra))
+            yield Diagnosis("packages", Grade.PROBLEM, f"[{extra}] {facts}", requirements.install(extra))
         elif extra == "plot":
             fact = f"[{extra}] matplotlib is not installed: `accelcheck curve --plot` draws nothing"
-            yield Finding("packages", Grade.NOTE, fact, requirements.install(extra))
+            yield Diagnosis("packages", Grade.NOTE, fact, requirements.install(extra))
         elif extra == f"cuda{major}" and "cuda" in present:
             absent = ", ".join(one.name for one in lacking)
             fact = f"[{extra}] not installed: {absent} (clocks, temperature and energy of GPUs; CuPy; ONNX Runtime)"
-            yield Finding("packages", Grade.NOTE, fact, requirements.install(extra))
+            yield Diagnosis("packages", Grade.NOTE, fact, requirements.install(extra))
     yield _compiler()
 
 
@@ -273,11 +273,11 @@ def _lacking(told: Sequence[Message], major: int) -> dict[tuple[str, str], tuple
     return found
 
 
-def _compiler() -> Finding:
+def _compiler() -> Diagnosis:
     name, said = host.compiler()
     if said:
-        return Finding("packages", Grade.OK, f"C++ compiler: {said}")
-    return Finding(
+        return Diagnosis("packages", Grade.OK, f"C++ compiler: {said}")
+    return Diagnosis(
         "packages",
         Grade.NOTE,
         f"no C++ compiler {name!r}, which torch.compile needs for the CPU",
@@ -285,7 +285,7 @@ def _compiler() -> Finding:
     )
 
 
-def _variables() -> Iterator[Finding]:
+def _variables() -> Iterator[Diagnosis]:
     """Variables that are set and change results, speed or how a run begins."""
     devices = builtin().values()
     declared = [name for device in devices for name in device.variables]
@@ -293,20 +293,20 @@ def _variables() -> Iterator[Finding]:
     for name, value in found.items():
         if name == "PYTEST_DISABLE_PLUGIN_AUTOLOAD" and value:
             fact = f"{name}={value}: pytest loads neither accelcheck nor its workers"
-            yield Finding(
+            yield Diagnosis(
                 "variables", Grade.PROBLEM, fact, f"unset {name}, or add -p accelcheck.plugin.hooks", stops=True
             )
         elif name in declared:
             fact = f"{name}={value}: changes results or speed; baselines are kept apart by it"
-            yield Finding("variables", Grade.NOTE, fact, f"unset {name} unless it is meant")
+            yield Diagnosis("variables", Grade.NOTE, fact, f"unset {name} unless it is meant")
         else:
             fact = f"{name}={value}: may change results, speed or how a run begins"
-            yield Finding("variables", Grade.NOTE, fact, f"unset {name} unless it is meant")
+            yield Diagnosis("variables", Grade.NOTE, fact, f"unset {name} unless it is meant")
     if not found:
-        yield Finding("variables", Grade.OK, "none is set that is known to change results or speed")
+        yield Diagnosis("variables", Grade.OK, "none is set that is known to change results or speed")
 
 
-def _machine() -> Iterator[Finding]:
+def _machine() -> Iterator[Diagnosis]:
     yield _shared()
     yield _disk()
     workers = hardware.usable_cores()
@@ -315,9 +315,9 @@ def _machine() -> Iterator[Finding]:
     if free.free < MEMORY * workers:
         fewer = max(1, free.free // MEMORY)
         action = f"run with -n {fewer}: a worker may take {_size(MEMORY)}"
-        yield Finding("machine", Grade.NOTE, fact, action)
+        yield Diagnosis("machine", Grade.NOTE, fact, action)
     else:
-        yield Finding("machine", Grade.OK, fact)
+        yield Diagnosis("machine", Grade.OK, fact)
     finite = host.limits()
     low = {
         name: value
@@ -326,57 +326,57 @@ def _machine() -> Iterator[Finding]:
         or value < (FILES if name.startswith("open files") else 64 * workers)
     }
     for name, value in low.items():
-        yield Finding(
+        yield Diagnosis(
             "machine", Grade.NOTE, f"limit: {name} is {value}", "raise it, or remove it (ulimit), for the run"
         )
     if not low:
-        yield Finding("machine", Grade.OK, "limits (ulimit) leave room")
+        yield Diagnosis("machine", Grade.OK, "limits (ulimit) leave room")
     yield _tracing()
 
 
-def _shared() -> Finding:
+def _shared() -> Diagnosis:
     found = host.shared_memory()
     if found is None:
-        return Finding("machine", Grade.NOTE, "there is no /dev/shm, which DataLoader workers and collectives use")
+        return Diagnosis("machine", Grade.NOTE, "there is no /dev/shm, which DataLoader workers and collectives use")
     fact = f"{found.place}: {_size(found.free)} of {_size(found.total)} free"
     if found.free > SHARED:
-        return Finding("machine", Grade.OK, fact)
+        return Diagnosis("machine", Grade.OK, fact)
     action = "docker run --shm-size=2g: DataLoader workers and collectives end with SIGBUS where it is full"
-    return Finding("machine", Grade.NOTE, fact, action)
+    return Diagnosis("machine", Grade.NOTE, fact, action)
 
 
-def _disk() -> Finding:
+def _disk() -> Diagnosis:
     found = host.temporary()
     if found is None:
         action = "set TMPDIR to a folder that can be written"
-        return Finding("machine", Grade.PROBLEM, "no folder for temporary files can be written", action, stops=True)
+        return Diagnosis("machine", Grade.PROBLEM, "no folder for temporary files can be written", action, stops=True)
     fact = f"temporary files in {found.place}: {_size(found.free)} of {_size(found.total)} free"
     if found.free >= DISK:
-        return Finding("machine", Grade.OK, fact)
+        return Diagnosis("machine", Grade.OK, fact)
     little = found.free < LEAST_DISK
     action = "set TMPDIR to a folder with more room: compiled code and references lie there"
-    return Finding("machine", Grade.PROBLEM if little else Grade.NOTE, fact, action, stops=little)
+    return Diagnosis("machine", Grade.PROBLEM if little else Grade.NOTE, fact, action, stops=little)
 
 
-def _tracing() -> Finding:
+def _tracing() -> Diagnosis:
     why, tools = host.tracing(), host.debuggers()
     if why:
         action = "docker run --cap-add=SYS_PTRACE, or set kernel.yama.ptrace_scope to 0 or 1"
-        return Finding(
+        return Diagnosis(
             "machine", Grade.NOTE, f"processes cannot be traced, so a hang shows Python stacks alone: {why}", action
         )
     if not tools:
         fact = "no debugger is installed, so a hang shows Python stacks alone"
-        return Finding("machine", Grade.NOTE, fact, f"{requirements.pip()} install py-spy, or apt-get install gdb")
-    return Finding("machine", Grade.OK, f"processes can be traced; for native stacks: {', '.join(tools)}")
+        return Diagnosis("machine", Grade.NOTE, fact, f"{requirements.pip()} install py-spy, or apt-get install gdb")
+    return Diagnosis("machine", Grade.OK, f"processes can be traced; for native stacks: {', '.join(tools)}")
 
 
-def _pytest(told: Sequence[Message]) -> Iterator[Finding]:
+def _pytest(told: Sequence[Message]) -> Iterator[Diagnosis]:
     """Whether pytest starts in this folder, and what in it was seen to change runs."""
     for message in told:
         if "plugins" in message:
             fact = f"pytest does not start here, or a plugin raises: {message['plugins']}"
-            yield Finding("pytest", Grade.PROBLEM, fact, "repair it, or run in another folder", stops=True)
+            yield Diagnosis("pytest", Grade.PROBLEM, fact, "repair it, or run in another folder", stops=True)
         if "pytest" not in message:
             continue
         found: dict[str, Any] = message["pytest"]
@@ -390,25 +390,25 @@ def _pytest(told: Sequence[Message]) -> Iterator[Finding]:
         if not found["accelcheck"]:
             wrong = True
             action = f"{requirements.pip()} install {requirements.source()}"
-            yield Finding("pytest", Grade.PROBLEM, "pytest does not load accelcheck's plugin", action, stops=True)
+            yield Diagnosis("pytest", Grade.PROBLEM, "pytest does not load accelcheck's plugin", action, stops=True)
         if not wrong:
-            yield Finding(
+            yield Diagnosis(
                 "pytest", Grade.OK, "pytest starts in this folder, with accelcheck" + " and workers" * found["xdist"]
             )
 
 
-def _interfering(word: str, ini: str) -> Finding:
+def _interfering(word: str, ini: str) -> Diagnosis:
     """What an option of a plugin was seen to do to cases."""
     place = f" (in {ini} or PYTEST_ADDOPTS)"
     if word == "--forked":
         fact = f"{word}{place}: with pytest-forked every case is a `crash`, because its child may not start others"
-        return Finding(
+        return Diagnosis(
             "pytest", Grade.PROBLEM, fact, "remove it: cases run in processes of their own already", stops=True
         )
     if "timeout" in word.lower():
         fact = f"{word}{place}: with pytest-timeout a case that hangs is an `error`, and with its thread method ends the run"
-        return Finding("pytest", Grade.PROBLEM, fact, "use --accel-timeout=SECONDS, and give -p no:timeout")
-    return Finding("pytest", Grade.PROBLEM, f"{word}{place}: accelcheck needs that plugin", "remove it", stops=True)
+        return Diagnosis("pytest", Grade.PROBLEM, fact, "use --accel-timeout=SECONDS, and give -p no:timeout")
+    return Diagnosis("pytest", Grade.PROBLEM, f"{word}{place}: accelcheck needs that plugin", "remove it", stops=True)
 
 
 def _size(count: int) -> str:
