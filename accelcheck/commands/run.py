@@ -235,7 +235,8 @@ def _close(planned: Sequence[Part], report: Path, code: int) -> None:
     print()
     for device in dict.fromkeys(part.device for part in planned):
         journals = [part.journal for part in written if part.device == device]
-        print(f"accelcheck: {device}: {_tally(journals)}")
+        cut = "" if code in {GREEN, RED, NOTHING} else "cut off: "
+        print(f"accelcheck: {device}: {cut}{_tally(journals)}")
     for part in written:
         print(f"accelcheck: journal: {part.journal.resolve()}")
     if _reports() and written:
