@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from accelcheck.checks import accuracy, numerics, randomness, speed, trajectory
+from accelcheck.checks.platform import items, modes
 from accelcheck.checks.trial import SWITCHED_OFF, Clock, Finding, Trial
 from accelcheck.core import imports
 from accelcheck.core.capability import Capability, Code, unavailable, unsupported
@@ -48,6 +49,8 @@ CHECKS: Mapping[Mode, Callable[[Trial], Finding]] = MappingProxyType(
         Mode.LEARNING: accuracy.verify,
         Mode.SPEED: speed.verify,
         Mode.TRAIN_SPEED: speed.verify,
+        Mode.PLATFORM: items.verify,
+        Mode.PLATFORM_SPEED: modes.verify,
     }
 )
 """The check that finds the verdict of a case, by the case's mode."""

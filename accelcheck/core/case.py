@@ -40,14 +40,33 @@ class Mode(StrEnum):
     """Time and memory of a forward pass, whose outputs are judged first."""
     TRAIN_SPEED = "train-speed"
     """Time and memory of a training step; a training as in train mode is judged first."""
+    PLATFORM = "platform"
+    """What a compute platform is to have: a dtype, a distributed backend, a profiler and the like."""
+    PLATFORM_SPEED = "platform-speed"
+    """A forward pass or a training step, judged, and its time beside that of the host's CPU."""
 
 
 TIMED: Mapping[Mode, Mode] = MappingProxyType({Mode.SPEED: Mode.FORWARD, Mode.TRAIN_SPEED: Mode.TRAIN})
 """The modes that measure time and memory, and the mode in which each is judged first."""
 WEIGHTS: Mapping[Mode, int] = MappingProxyType(
-    {Mode.TRAIN: 4, Mode.TRAJECTORY: 10, Mode.LEARNING: 4, Mode.SPEED: 20, Mode.TRAIN_SPEED: 20}
+    {
+        Mode.TRAIN: 4,
+        Mode.TRAJECTORY: 10,
+        Mode.LEARNING: 4,
+        Mode.SPEED: 20,
+        Mode.TRAIN_SPEED: 20,
+        Mode.PLATFORM: 5,
+        Mode.PLATFORM_SPEED: 30,
+    }
 )
 """Cost of a case by its mode, in forward cases: rounded means of level 2 on a CPU; 1 for the others."""
+
+ALONE = frozenset({*TIMED, Mode.PLATFORM_SPEED})
+"""The modes that need the machine for themselves: other load would disturb what they time. They do not run on xdist's workers."""
+
+
+HOST_RATIO = "time-beside-host-cpu"
+"""The `Measurement` of cases of platform-speed mode: the device's time as a multiple of that of eager on the host's CPU."""
 
 
 class Verdict(StrEnum):
@@ -104,8 +123,13 @@ class Case:
 
     @property
     def timed(self) -> bool:
-        """Whether time and memory are measured."""
+        """Whether time and memory are measured, and can be held against baselines and limits."""
         return self.mode in TIMED
+
+    @property
+    def alone(self) -> bool:
+        """Whether it runs without workers, in the second half of a nox session."""
+        return self.mode in ALONE
 
     @property
     def seed(self) -> int:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from accelcheck.devices import hardware
 
 if TYPE_CHECKING:
-    from collections.abc import MutableMapping
+    from collections.abc import Mapping, MutableMapping
 
 _TPU_MASK = "TPU_VISIBLE_CHIPS"
 _ONE_TPU = {"TPU_CHIPS_PER_PROCESS_BOUNDS": "1,1,1", "TPU_PROCESS_BOUNDS": "1,1,1"}
@@ -34,7 +34,7 @@ def pin(device_name: str, worker: str, environ: MutableMapping[str, str], count:
         The variables that were set.
     """
     number = re.fullmatch(r"gw(\d+)", worker)
-    variable = _mask(device_name, environ)
+    variable = mask_variable(device_name, environ)
     if number is None or variable is None:
         return {}
     mask = environ.get(variable)
@@ -58,7 +58,8 @@ def chips(mask: str) -> list[str]:
     return visible
 
 
-def _mask(device: str, environ: MutableMapping[str, str]) -> str | None:
+def mask_variable(device: str, environ: Mapping[str, str]) -> str | None:
+    """The environment variable whose ids say which chips a process sees; None where none is known."""
     if device == "rocm":
         # HIP's mask counts within ROCR's, so the innermost one that the caller has set is the one to narrow.
         # HIP reads CUDA_VISIBLE_DEVICES as its own when that is not set.
@@ -69,6 +70,6 @@ def _mask(device: str, environ: MutableMapping[str, str]) -> str | None:
     return _OTHERS.get(device)
 
 
-def _on_tpu(environ: MutableMapping[str, str]) -> bool:
+def _on_tpu(environ: Mapping[str, str]) -> bool:
     client = environ.get("PJRT_DEVICE")
     return client == "TPU" if client else hardware.tpu().count > 0

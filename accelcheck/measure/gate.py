@@ -122,7 +122,7 @@ class Gate:
 
     def judge(self, record: Record) -> Record:
         """The record with the outcome of the comparison with baseline and limits; unchanged if nothing was measured."""
-        if record.verdict is not Verdict.PASS or not record.measurements:
+        if record.verdict is not Verdict.PASS or not record.measurements or not record.case.timed:
             return record
         found = {measurement.name: measurement for measurement in record.measurements}
         faults = [line for limit in self.limits if (line := limit.broken(record.case.id, found))]
@@ -204,7 +204,8 @@ class Gate:
 
     def keep(self, record: Record) -> Record:
         """The record of a passing case with the outcome of storing its baseline; an error if it cannot be stored."""
-        if record.verdict is not Verdict.PASS or not record.measurements or self.use not in STORING:
+        timed = record.measurements and record.case.timed
+        if record.verdict is not Verdict.PASS or not timed or self.use not in STORING:
             return record
         said = self._lacking(record.case)
         if said:

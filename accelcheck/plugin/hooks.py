@@ -131,12 +131,12 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if run is None:
         _parametrize_nothing(metafunc, NOT_ASKED, "accelcheck was not asked for: give --accel-device=auto")
         return
-    from accelcheck.core.case import TIMED, Mode
+    from accelcheck.core.case import ALONE, Mode
 
     marker = metafunc.definition.get_closest_marker("accel")
     modes = [Mode(mode) for mode in marker.args] if marker is not None and marker.args else list(Mode)
     if hasattr(metafunc.config, "workerinput"):
-        modes = [mode for mode in modes if mode not in TIMED]
+        modes = [mode for mode in modes if mode not in ALONE]
         if not modes:
             _parametrize_nothing(
                 metafunc, SHARED, "timing needs the machine for itself: run accelcheck.suite.test_speed without -n"

@@ -110,7 +110,7 @@ def lines(
         timed: Number of test functions with timed cases that workers left out.
     """
     found = list(records)
-    if session and found and all(record.case.timed for record in found):
+    if session and found and all(record.case.alone for record in found):
         # The second half of a nox session: the first one's summary stands above, and its counts are not these.
         rest = deeper(run.selection, session=session)
         return [
@@ -224,7 +224,7 @@ def _techniques(scope: Scope | None, records: Sequence[Record]) -> list[str]:
 
 
 def _baselines(gate: Gate, records: Sequence[Record]) -> list[str]:
-    timed = [record for record in records if record.measurements]
+    timed = [record for record in records if record.measurements and record.case.timed]
     if not timed:
         return []
     if gate.use is Use.OFF:

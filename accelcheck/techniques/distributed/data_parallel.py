@@ -77,7 +77,7 @@ class RankedTraining(Technique):
         """Whether torch has a library of collectives for the device, and this process sees a device for each rank."""
         if not distributed.is_available():
             return unsupported(Code.WRONG_VERSION, f"torch {torch.__version__} is built without torch.distributed")
-        found = _library(device)
+        found = library(device)
         return _enough(device, self.world) if found.ok else found
 
     def prepare(self, program: Program, mode: Mode, device: Device) -> None:
@@ -226,7 +226,7 @@ def _taken(program: Program, result: Result) -> Result:
     return {path: state.get(path, tensor.to(device)) for path, tensor in result.items()}
 
 
-def _library(device: Device) -> Capability:
+def library(device: Device) -> Capability:
     """Whether torch has collectives between processes for such devices."""
     if device.type == "xla":
         return _on_xla(getattr(device, "client", "CPU"))

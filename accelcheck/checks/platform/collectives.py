@@ -1,0 +1,132 @@
+"""The distributed backend: ranks under torchrun, with the device's own library of collectives, add up and gather what each has."""
+
+from __future__ import annotations
+
+import datetime as dt
+import os
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import distributed
+
+from accelcheck.checks.trial import Finding
+from accelcheck.core import imports
+from accelcheck.core.capability import Code, unsupported
+from accelcheck.core.case import Evidence
+from accelcheck.core.processes import GRACE, ChildError, Mailbox
+from accelcheck.techniques.base import Unsupported
+from accelcheck.techniques.distributed.data_parallel import library
+from accelcheck.techniques.processes.torchrun import torchrun
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch import Tensor
+
+    from accelcheck.checks.trial import Trial
+    from accelcheck.devices.base import Device
+
+RANKS = 2
+"""One each where only one device is visible."""
+PATIENCE = 120.0
+"""Seconds that the ranks may take."""
+
+
+def verify(trial: Trial) -> Finding:
+    """Start the ranks, and compare what each of them has in the end.
+
+    Raises:
+        ChildError: A rank failed, or took too long.
+        Unsupported: torch has no collectives for the device.
+    """
+    device = trial.device
+    if not distributed.is_available():
+        said = f"torch {torch.__version__} is built without torch.distributed"
+        raise Unsupported(unsupported(Code.WRONG_VERSION, said))
+    answer = library(device)
+    if not answer.ok:
+        raise Unsupported(answer)
+    world = RANKS if device.type == "cpu" else min(RANKS, int(torch.get_device_module(device.type).device_count()))
+    own = [value.to(torch.float32) for value in trial.problem(trial.case.seed).inputs][:world]
+    with trial.clock("run"):
+        reports = _run(device, own)
+    faults, compared = [], 0
+    total, rows = torch.stack(own).sum(0), torch.stack(own)
+    for rank, report in enumerate(reports):
+        for name, expected in (("all-reduce", total), ("all-gather", rows)):
+            got: Tensor = report[name]
+            compared += expected.numel()
+            if got.shape != expected.shape or not torch.equal(got, expected):
+                faults.append(f"{name} of rank {rank}: value: expected {_brief(expected)}, got {_brief(got)}")
+    backends = sorted({str(report["backend"]) for report in reports})
+    places = sorted({str(report["device"]) for report in reports})
+    return Finding(
+        [
+            Evidence(f"processes of the group = {world}", len(reports), engaged=len(reports) == world),
+            Evidence("backend of the collectives", ", ".join(backends), engaged=len(backends) == 1),
+            Evidence(f"results are on {device.type}", ", ".join(places), engaged=places == [device.type]),
+        ],
+        faults,
+        (),
+        compared,
+    )
+
+
+def _brief(tensor: Tensor) -> str:
+    return ", ".join(f"{value:g}" for value in tensor.flatten()[:4].tolist()) + ", ..."
+
+
+def _run(device: Device, own: Sequence[Tensor]) -> list[dict[str, Any]]:
+    with tempfile.TemporaryDirectory(prefix="accelcheck-collectives-") as name:
+        folder = Path(name)
+        box = Mailbox(folder)
+        box.put("device", device)
+        for rank, value in enumerate(own):
+            box.put(f"value-{rank}", value)
+        options = ["--standalone", f"--nproc-per-node={len(own)}"]
+        child = torchrun(options, "accelcheck.checks.platform.collectives:rank", [folder])
+        try:
+            names = [f"answer-{rank}" for rank in range(len(own))]
+            found = box.wait(names, PATIENCE, lambda: not child.running or bool(box.errors()))
+            if found is None:
+                raised = "; ".join(f"rank {who} raised {brief}" for who, brief, _ in box.errors())
+                raise ChildError(raised or f"the ranks did not answer; torchrun's output:\n{child.last()}")
+            return found
+        finally:
+            child.end(GRACE)
+
+
+def rank(arguments: Sequence[str]) -> None:
+    """One rank's part; torchrun calls it.
+
+    Args:
+        arguments: The folder of the mailbox.
+    """
+    box, number = Mailbox(Path(arguments[0])), int(os.environ["RANK"])
+    try:
+        imports.load()
+        device: Device = box.take("device")
+        device.open()
+        if device.type != "cpu":
+            torch.accelerator.set_device_index(int(os.environ["LOCAL_RANK"]))
+        backend = distributed.get_default_backend_for_device(device.type)
+        distributed.init_process_group(backend, timeout=dt.timedelta(seconds=PATIENCE))
+        own: Tensor = box.take(f"value-{number}").to(device.torch_device())
+        total = own.clone()
+        distributed.all_reduce(total)
+        parts = [torch.zeros_like(own) for _ in range(distributed.get_world_size())]
+        distributed.all_gather(parts, own)
+        device.synchronize()
+        report = {
+            "all-reduce": total.cpu(),
+            "all-gather": torch.stack([part.cpu() for part in parts]),
+            "backend": distributed.get_backend(),
+            "device": total.device.type,
+        }
+        distributed.barrier()
+        box.put(f"answer-{number}", report)
+    except BaseException as error:  # noqa: BLE001 - whatever it is, the case reports it
+        box.raised(number, error)
+        os._exit(1)  # at once: a process group may wait for the others when it is destroyed

@@ -1,0 +1,288 @@
+"""Dtypes: tensors are made, copied, cast, added, multiplied and reduced, and held against exact arithmetic on the host.
+
+Integers must be exact, also where they wrap around. A cast, sum or product of two floating-point numbers must be the correctly rounded
+one; a device may take subnormal numbers for 0. Sums and matrix products are of integers so small that every partial sum is exact, in
+whatever order and precision they are added up: their rounding is judged by the workloads ``matmul`` and ``reductions``.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import operator
+from fractions import Fraction
+from typing import TYPE_CHECKING
+
+import torch
+
+from accelcheck.checks.platform.tries import Tries, of_patterns
+from accelcheck.core.capability import Code, unsupported
+from accelcheck.devices.torch_names import scaled_mm
+from accelcheck.techniques.base import Unsupported
+from accelcheck.verify.number_formats import FORMATS, FloatFormat, IntegerFormat
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from torch import Tensor
+
+    from accelcheck.checks.platform.tries import Accepted
+    from accelcheck.checks.trial import Finding, Trial
+    from accelcheck.devices.base import Device
+    from accelcheck.verify.number_formats import Format, Value
+
+SIDE = 16
+"""Rows, columns and terms of matrix products: what `torch._scaled_mm` takes."""
+TERMS = 64
+"""Of a sum."""
+ZERO = Fraction(0)
+PREFIX = "dtype-"
+"""Of the names of their workloads."""
+FLOAT8 = ("float8_e4m3fn", "float8_e5m2")
+CASTS = "cast from float32", "cast to float32"
+NEEDED = ("made", "copied", *CASTS, "added", "multiplied", "summed")
+"""Operations without which a device does not have a dtype."""
+NEEDED_OF_FLOAT8 = ("made", "copied", *CASTS)
+"""Of float8: torch itself has few others."""
+
+
+def verify(trial: Trial) -> Finding:
+    """Try a dtype.
+
+    Raises:
+        Unsupported: The device refuses an operation without which it does not have the dtype.
+    """
+    name = trial.case.workload.removeprefix(PREFIX)
+    codes = [int(code) for code in trial.problem(trial.case.seed).inputs[0].tolist()]
+    with trial.device.strict_float32():
+        if name == "float8":
+            return _float8(trial.device, codes)
+        tries = Tries(trial.device, name)
+        if name in {"int4", "float4"}:
+            from accelcheck.checks.platform.packed import packed
+
+            packed(tries, name, codes)
+        else:
+            _ordinary(tries, name, codes)
+    return tries.finding()
+
+
+def absent(tries: Tries, needed: Sequence[str]) -> list[str]:
+    """What the device said to operations that are needed and that it does not have."""
+    return [f"{name}: {tries.refused[name]}" for name in needed if name in tries.refused]
+
+
+def refuse(label: str, device: Device, said: Sequence[str]) -> Unsupported:
+    """The answer for a dtype that is not there."""
+    more = f"; and {len(said) - 1} more operations" if len(said) > 1 else ""
+    return Unsupported(unsupported(Code.NO_DTYPE, f"{device.name} has no {label}: {said[0]}{more}", tried=True))
+
+
+def _ordinary(tries: Tries, name: str, codes: list[int]) -> None:
+    form = FORMATS[name]
+    codes = [code & (1 << form.bits) - 1 for code in codes]
+    _moves(tries, name, codes)
+    if not tries.refused:
+        _casts(tries, name, codes)
+        _elementwise(tries, name, codes)
+        _reductions(tries, name, codes)
+        _products(tries, name, codes)
+    # Where it is wrong it is there: its faults are told, not what it lacks.
+    if (said := absent(tries, NEEDED)) and not tries.faults:
+        raise refuse(name, tries.device, said)
+
+
+def _float8(device: Device, codes: Sequence[int]) -> Finding:
+    """Both formats of torch; one is enough, and neither may be wrong."""
+    both = []
+    for name in FLOAT8:
+        tries = Tries(device, name)
+        both.append(tries)
+        _moves(tries, name, codes)
+        if not tries.refused:
+            _casts(tries, name, codes)
+            _elementwise(tries, name, codes)
+            _reductions(tries, name, codes)
+            _scaled_products(tries, name, codes)
+    lacking = [said for tries in both if (said := absent(tries, NEEDED_OF_FLOAT8))]
+    found = Tries(device, "float8")
+    for tries in both:
+        found.evidence += tries.evidence
+        found.faults += tries.faults
+        found.compared += tries.compared
+    if len(lacking) == len(FLOAT8) and not found.faults:
+        raise refuse("float8", device, lacking[0])
+    return found.finding()
+
+
+def _moves(tries: Tries, name: str, codes: Sequence[int]) -> None:
+    """Made on the device; copied there and back, and on it."""
+    dtype: torch.dtype | None = getattr(torch, name, None)
+    if dtype is None:
+        tries.refused["made"] = f"torch {torch.__version__} has no torch.{name}"
+        return
+    place, host = tries.device.torch_device(), of_patterns(codes, FORMATS[name], dtype)
+    tries.bits("made", lambda: torch.zeros(TERMS, dtype=dtype, device=place), name, [0] * TERMS)
+    if "made" not in tries.refused:
+        tries.bits("copied", lambda: host.to(place), name, codes)
+        tries.bits("copied on the device", lambda: host.to(place).clone(), name, codes)
+
+
+def _casts(tries: Tries, name: str, codes: Sequence[int]) -> None:
+    form, dtype = FORMATS[name], getattr(torch, name)
+    place, host = tries.device.torch_device(), of_patterns(codes, form, dtype)
+    single = FORMATS["float32"]
+    values = [form.decode(code) for code in codes]
+    # float32 itself is what a cast of float64 rounds to.
+    for source in ("float32", *(["float64"] if name == "float32" else [])):
+        given = _for_casting(form, values, FORMATS[source])
+        numbers = torch.tensor([float(value) for value in given], dtype=getattr(torch, source))
+        tries.attempt(
+            f"cast from {source}",
+            lambda numbers=numbers: numbers.to(place).to(dtype),  # type: ignore[misc]  # mypy does not see the default's type
+            name,
+            [_cast(value, form) for value in given],
+        )
+    expected = [_cast(value, single) for value in values]
+    tries.attempt("cast to float32", lambda: host.to(place).to(torch.float32), "float32", expected)
+    if isinstance(form, IntegerFormat) and form.bits < 64:
+        wide = torch.tensor([*(code * 2654435761 for code in range(-TERMS, TERMS)), form.highest + 1, form.lowest - 1])
+        wrapped = [(form.wrapped(int(number)),) for number in wide.tolist()]
+        tries.attempt("cast from int64", lambda: wide.to(place).to(dtype), name, wrapped)
+
+
+def _for_casting(form: Format, values: Sequence[Value], source: Format) -> list[Fraction]:
+    """Numbers that the source has: of the format, between its neighbours, and halfway between them."""
+    assert isinstance(source, FloatFormat)
+    numbers = [value for value in values if isinstance(value, Fraction)]
+    if isinstance(form, IntegerFormat):
+        # Beyond the range, or at its end, where float32 rounds out of it, a cast of a float is undefined.
+        kept = [value + part for value in numbers for part in (ZERO, Fraction(1, 4)) if abs(value) < 1 << form.bits - 2]
+    elif form.precision > source.precision:
+        kept = [rounded for value in numbers if isinstance(rounded := source.rounded(value), Fraction)]
+    else:
+        inside = [value for value in numbers if form.smallest <= abs(value) < form.largest / 2]
+        halves = [Fraction(2) ** (math.frexp(abs(value))[1] - form.precision - 1) for value in inside]
+        kept = [
+            value + part * half for value, half in zip(inside, halves, strict=True) for part in (0, 1, Fraction(3, 2))
+        ]
+        kept += [ZERO, form.largest]
+    return [value for value in kept if source.rounded(value) == value and not source.subnormal(value)]
+
+
+def _cast(value: Value, form: Format) -> Accepted:
+    if isinstance(form, IntegerFormat):
+        return (Fraction(math.trunc(value)),) if isinstance(value, Fraction) else ()
+    return _accepted(form, (value,), lambda number: number)
+
+
+def _accepted(
+    form: FloatFormat, operands: Sequence[Value], exact: Callable[..., Fraction], of: FloatFormat | None = None
+) -> Accepted:
+    """What an operation may give: the correctly rounded value, also if subnormal operands, or the result, were taken for 0.
+
+    Args:
+        form: Of the result.
+        operands: Not judged where one is an infinity or NaN, or where a format without infinities is exceeded: conventions differ.
+        exact: The operation on numbers.
+        of: Format of the operands, where another than `form`.
+    """
+    own = form if of is None else of
+    if not all(isinstance(operand, Fraction) for operand in operands):
+        return (operands[0],) if len(operands) == 1 and form.infinite else ()
+    flushed = ZERO
+    choices = [(one, flushed) if own.subnormal(one) or form.subnormal(one) else (one,) for one in operands]
+    found: dict[Value, None] = {}
+    for numbers in itertools.product(*choices):
+        value = form.rounded(exact(*numbers))
+        found[value] = None
+        if form.subnormal(value) or abs(exact(*numbers)) < form.smallest:
+            found[flushed] = None
+    return () if "nan" in found else tuple(found)
+
+
+def _elementwise(tries: Tries, name: str, codes: Sequence[int]) -> None:
+    form, dtype = FORMATS[name], getattr(torch, name)
+    # Each with two others: their products and sums have all sizes, and wrap around or overflow.
+    pairs = [(code, codes[(index + step) % len(codes)]) for step in (1, 7) for index, code in enumerate(codes)]
+    one, two = (of_patterns([pair[side] for pair in pairs], form, dtype) for side in (0, 1))
+    values = [(form.decode(a), form.decode(b)) for a, b in pairs]
+    place = tries.device.torch_device()
+    for label, work in (("added", operator.add), ("multiplied", operator.mul)):
+        expected = [_result(form, pair, work) for pair in values]
+        tries.attempt(label, lambda work=work: work(one.to(place), two.to(place)), name, expected)  # type: ignore[misc]  # mypy does not see the default's type
+
+
+def _result(form: Format, pair: tuple[Value, Value], work: Callable[..., Fraction]) -> Accepted:
+    if isinstance(form, FloatFormat):
+        return _accepted(form, pair, work)
+    one, two = pair
+    assert isinstance(one, Fraction) and isinstance(two, Fraction)
+    return (form.wrapped(int(work(one, two))),)
+
+
+def _small(form: Format, codes: Sequence[int], count: int, most: int) -> list[int]:
+    """So many integers, none larger than `most`, that follow from the bit patterns."""
+    limit = min(most, form.highest) if isinstance(form, IntegerFormat) else most
+    # A multiplicative hash spreads patterns that differ in high bits alone.
+    return [(codes[i % len(codes)] * 2654435761 + i * 40503) % (2 * limit + 1) - limit for i in range(count)]
+
+
+def _reductions(tries: Tries, name: str, codes: Sequence[int]) -> None:
+    form, dtype = FORMATS[name], getattr(torch, name)
+    place, host = tries.device.torch_device(), of_patterns(codes, form, dtype)
+    if isinstance(form, IntegerFormat):
+        values = [form.decode(code) for code in codes]
+        total = IntegerFormat(64).wrapped(sum(int(value) for value in values))  # type: ignore[misc]  # integers have no NaN
+        tries.attempt("summed", lambda: host.to(place).sum(), "int64", [(total,)])  # torch sums integers in int64
+        largest = max(values)  # type: ignore[type-var]  # the same
+        tries.attempt("largest", lambda: host.to(place).max(), name, [(largest,)])
+        return
+    numbers = _small(form, codes, TERMS, max(1, (1 << form.precision) // TERMS))
+    terms = torch.tensor([float(number) for number in numbers], dtype=torch.float64).to(dtype)
+    tries.attempt("summed", lambda: terms.to(place).sum(), name, [_exactly(form, sum(numbers))])
+    tries.attempt("largest", lambda: terms.to(place).max(), name, [(Fraction(max(numbers)),)])
+
+
+def _exactly(form: FloatFormat, number: int) -> Accepted:
+    """Of few bits, where partial sums are not exact in any order, nothing is owed."""
+    return (Fraction(number),) if form.precision > 7 else ()
+
+
+def _matrices(form: Format, codes: Sequence[int], most: int) -> tuple[list[int], list[int], list[int]]:
+    """Two square matrices, by rows, and their product."""
+    numbers = _small(form, codes, 2 * SIDE * SIDE, most)
+    one, two = numbers[: SIDE * SIDE], numbers[SIDE * SIDE :]
+    product = [
+        sum(one[row * SIDE + k] * two[k * SIDE + column] for k in range(SIDE))
+        for row, column in itertools.product(range(SIDE), repeat=2)
+    ]
+    return one, two, product
+
+
+def _products(tries: Tries, name: str, codes: Sequence[int]) -> None:
+    form, dtype, place = FORMATS[name], getattr(torch, name), tries.device.torch_device()
+    whole = isinstance(form, IntegerFormat)
+    most = form.highest if isinstance(form, IntegerFormat) else math.isqrt((1 << form.precision) // SIDE)
+    one, two, product = _matrices(form, codes, most)
+    made = torch.int64 if whole else torch.float64
+    a, b = (torch.tensor(numbers, dtype=made).reshape(SIDE, SIDE).to(dtype) for numbers in (one, two))
+    expected = [(form.wrapped(number) if isinstance(form, IntegerFormat) else Fraction(number),) for number in product]
+    tries.attempt("matrix product", lambda: a.to(place) @ b.to(place), name, expected)
+
+
+def _scaled_products(tries: Tries, name: str, codes: Sequence[int]) -> None:
+    """Float8's own matrix product; e4m3fn alone, because chips multiply e5m2 with that only."""
+    if name != "float8_e4m3fn":
+        return
+    place = tries.device.torch_device()
+    one, two, product = _matrices(FORMATS[name], codes, 3)
+
+    def multiplied() -> Tensor:
+        a, b = (torch.tensor(m, dtype=torch.float32).reshape(SIDE, SIDE).to(torch.float8_e4m3fn) for m in (one, two))
+        scale = torch.ones((), device=place)
+        columns = b.t().contiguous().to(place).t()  # as the chips take it
+        found: Tensor = scaled_mm(a.to(place), columns, scale_a=scale, scale_b=scale, out_dtype=torch.float32)
+        return found
+
+    tries.attempt("scaled matrix product", multiplied, "float32", [(Fraction(number),) for number in product])

@@ -1,0 +1,72 @@
+"""A C++ extension: an operator that torch.utils.cpp_extension compiles, and that computes on the device by ATen's operators."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from fractions import Fraction
+from typing import TYPE_CHECKING
+
+import torch
+from torch.utils import cpp_extension
+
+from accelcheck.checks.platform.tries import Tries
+from accelcheck.core.capability import Code, unavailable
+from accelcheck.core.case import Evidence
+from accelcheck.techniques.base import Unsupported
+from accelcheck.techniques.observe import OperatorLog
+
+if TYPE_CHECKING:
+    from accelcheck.checks.trial import Finding, Trial
+
+LIBRARY = "accelcheck_platform"
+SOURCE = f"""
+#include <torch/library.h>
+#include <ATen/ops/add.h>
+#include <ATen/ops/mul.h>
+
+at::Tensor multiply_add(const at::Tensor& one, const at::Tensor& two) {{
+  return at::add(at::mul(one, two), one);
+}}
+
+TORCH_LIBRARY({LIBRARY}, library) {{
+  library.def("multiply_add(Tensor one, Tensor two) -> Tensor", &multiply_add);
+}}
+"""
+"""Without torch/extension.h, which takes several times as long to compile, and is for Python modules."""
+
+
+def verify(trial: Trial) -> Finding:
+    """Compile, load and call the operator.
+
+    Raises:
+        Unsupported: There is no compiler, or no ninja: `unavailable`.
+    """
+    compiler = os.environ.get("CXX", "c++")
+    for program, advice in (
+        (compiler, "install a C++ compiler, or set CXX to its name"),
+        ("ninja", "pip install ninja"),
+    ):
+        if shutil.which(program) is None:
+            said = f"torch.utils.cpp_extension needs {program}, which is not on PATH"
+            raise Unsupported(unavailable(Code.NO_PACKAGE, said, advice))
+    if not hasattr(torch.ops, LIBRARY) or not hasattr(getattr(torch.ops, LIBRARY), "multiply_add"):
+        with trial.clock("prepare"), tempfile.TemporaryDirectory(prefix="accelcheck-extension-") as folder:
+            cpp_extension.load_inline(
+                LIBRARY,
+                SOURCE,
+                extra_cflags=["-O0"],
+                build_directory=folder,
+                is_python_module=False,
+                no_implicit_headers=True,
+            )
+    tries = Tries(trial.device, "C++ operator")
+    one, two = (vector.to(trial.device.torch_device()) for vector in trial.problem(trial.case.seed).inputs)
+    pairs = zip(one.tolist(), two.tolist(), strict=True)
+    expected = [(Fraction(x) * Fraction(y) + Fraction(x),) for x, y in pairs]
+    with OperatorLog(trial.device.type) as log:
+        tries.attempt("multiply_add", lambda: getattr(torch.ops, LIBRARY).multiply_add(one, two), "float32", expected)
+    inner = log.count(r"aten::(mul|add)")
+    tries.evidence.append(Evidence("ATen operators that it dispatched >= 2", inner, engaged=inner >= 2))
+    return tries.finding()

@@ -1,0 +1,39 @@
+"""Which function tries which item."""
+
+from __future__ import annotations
+
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+from accelcheck.checks.platform import collectives, dtypes, extension, loading, modes, profiling
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from accelcheck.checks.trial import Finding, Trial
+
+ITEMS: Mapping[str, Callable[[Trial], Finding]] = MappingProxyType(
+    {
+        "distributed-backend": collectives.verify,
+        "cpp-extension": extension.verify,
+        "profiler": profiling.verify,
+        "import-with-hardware": loading.with_hardware,
+        "import-without-hardware": loading.without_hardware,
+    }
+)
+"""By the name of the workload; dtypes and modes have many."""
+
+
+def verify(trial: Trial) -> Finding:
+    """Try the item that the workload is.
+
+    Raises:
+        Unsupported: The platform does not have it, or this machine lacks what is needed to try it.
+        ValueError: The workload is no item.
+    """
+    name = trial.case.workload
+    if name.startswith(dtypes.PREFIX):
+        return dtypes.verify(trial)
+    if name not in ITEMS:
+        raise ValueError(f"{name}: expected a dtype's workload or one of {', '.join(ITEMS)}")
+    return ITEMS[name](trial)

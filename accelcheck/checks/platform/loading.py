@@ -1,0 +1,137 @@
+"""New processes that import torch: with the device, on which they compute, and where the device is hidden from them."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from accelcheck.checks.trial import Finding
+from accelcheck.core import imports
+from accelcheck.core.capability import Code, unsupported
+from accelcheck.core.case import Evidence
+from accelcheck.core.processes import Child, Mailbox, calling, say
+from accelcheck.devices.pinning import mask_variable
+from accelcheck.techniques.base import Unsupported
+from accelcheck.techniques.processes.evidence import shareable
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from accelcheck.checks.trial import Trial
+    from accelcheck.core.processes import Message
+    from accelcheck.devices.base import Device
+
+PATIENCE = 120.0
+"""Seconds that such a process may take."""
+
+
+def with_hardware(trial: Trial) -> Finding:
+    """Import torch, show its version, compute on the device.
+
+    Raises:
+        Unsupported: A chip belongs to one process.
+    """
+    if not (answer := shareable(trial.device)).ok:
+        raise Unsupported(answer)
+    found = _said(trial.device, "accelcheck.checks.platform.loading:compute", {})
+    return Finding(
+        [
+            Evidence(
+                "`import torch` ends, and torch says its version", str(found["torch"]), engaged=bool(found["torch"])
+            ),
+            Evidence(
+                f"device that computes is {trial.device.type}",
+                str(found["on"]),
+                engaged=found["on"] == trial.device.type,
+            ),
+        ],
+        _wrong(found),
+        (),
+        1,
+    )
+
+
+def without_hardware(trial: Trial) -> Finding:
+    """Import torch with the device hidden by its vendor's mask, show that it is gone, compute on the CPU.
+
+    Raises:
+        Unsupported: The device is the host's CPU, or no variable that hides it is known.
+    """
+    device = trial.device
+    client = getattr(device, "client", "")
+    if device.type == "cpu" or client == "CPU":
+        said = f"{device.name} computes on the host's CPU, which no machine is without"
+        raise Unsupported(unsupported(Code.NO_EFFECT, said))
+    variable = mask_variable(device.name, os.environ)
+    if variable is None:
+        said = f"no environment variable is known that hides {device.name}: accelcheck cannot try it on this machine"
+        raise Unsupported(unsupported(Code.NO_FEATURE, said))
+    found = _said(device, "accelcheck.checks.platform.loading:compute_hidden", {variable: ""})
+    left = int(found["devices"])
+    return Finding(
+        [
+            Evidence(
+                "`import torch` ends, and torch says its version", str(found["torch"]), engaged=bool(found["torch"])
+            ),
+            Evidence(f"devices of {device.name} that are left with {variable} empty = 0", left, engaged=left == 0),
+        ],
+        _wrong(found),
+        (),
+        1,
+    )
+
+
+def _wrong(found: Message) -> list[str]:
+    got = found["sum"]
+    return [] if got == [2.0, 2.0] else [f"1 + 1 in a new process: value: expected [2.0, 2.0], got {got}"]
+
+
+def _said(device: Device, function: str, environ: Mapping[str, str]) -> Message:
+    """What a new process says.
+
+    Raises:
+        RuntimeError: It ended otherwise than by itself and with status 0; the message has its output.
+    """
+    with tempfile.TemporaryDirectory(prefix="accelcheck-loading-") as folder:
+        Mailbox(Path(folder)).put("device", device)
+        with Child(calling(function, folder, parent=True), environ) as child:
+            end = child.wait(PATIENCE)
+            messages = child.messages()
+            if not messages or end is None or end.code != 0:
+                raise RuntimeError(f"a new process that imports torch {end}; its output:\n{child.last()}")
+            return messages[-1]
+
+
+def compute(arguments: Sequence[str]) -> None:
+    """In the new process: import torch, and add on the device."""
+    import torch
+
+    imports.load()
+    device: Device = Mailbox(Path(arguments[0])).take("device")
+    device.open()
+    found = torch.ones(2, device=device.torch_device()) + 1
+    device.synchronize()
+    say(torch=torch.__version__, on=found.device.type, sum=found.cpu().tolist())
+
+
+def compute_hidden(arguments: Sequence[str]) -> None:
+    """In the new process, where the device is hidden: import torch, count such devices, and add on the CPU."""
+    import torch
+
+    imports.load()
+    device: Device = Mailbox(Path(arguments[0])).take("device")
+    module = getattr(torch, device.type, None)
+    count = getattr(module, "device_count", int)() if device.type != "xla" else _of_xla()
+    say(torch=torch.__version__, devices=count, sum=(torch.ones(2) + 1).tolist())
+
+
+def _of_xla() -> int:
+    """Number of chips that torch_xla sees; what it raises where it finds none is 0."""
+    from importlib import import_module
+
+    try:
+        return int(import_module("torch_xla.runtime").addressable_runtime_device_count())
+    except RuntimeError:
+        return 0

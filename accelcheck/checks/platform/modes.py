@@ -1,0 +1,99 @@
+"""Eager and graph mode, inference and training: judged by the FP64 oracle, then timed beside eager on the host's CPU."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from accelcheck.checks import numerics
+from accelcheck.checks.speed import Contender
+from accelcheck.checks.trial import warm_up
+from accelcheck.core.case import HOST_RATIO, Evidence, Measurement, Mode
+from accelcheck.core.matrix import devices
+from accelcheck.core.registry import discover
+from accelcheck.measure.clocks import ClockError, block, settle, undisturbed
+from accelcheck.measure.paired import compare
+from accelcheck.techniques.base import Unsupported
+from accelcheck.techniques.eager import Eager
+from accelcheck.verify.oracle import FIRST
+
+if TYPE_CHECKING:
+    from accelcheck.checks.trial import Finding, Trial
+    from accelcheck.measure.paired import Comparison
+    from accelcheck.techniques.base import Technique
+
+COMPILERS = ("compile-static", "compile-openxla")
+"""Techniques that are a graph mode, the first choice first."""
+WORK = {"inference": Mode.FORWARD, "training": Mode.TRAIN}
+
+
+def verify(trial: Trial) -> Finding:
+    """Judge a mode, and if it is right, time it.
+
+    A device that is slower than the host's CPU is right all the same: the time is a measurement.
+
+    Raises:
+        Unsupported: The device has no graph mode, or lacks what compiles for it.
+    """
+    mode, _, work = trial.case.workload.partition("-")
+    technique = Eager() if mode == "eager" else _compiler(trial)
+    own = _as(trial, technique, WORK[work])
+    try:
+        found = numerics.verify(own, (FIRST,))
+        if found.faults or not found.compared or not all(one.engaged for one in found.evidence):
+            return found
+        used = Evidence("computed by", technique.name, engaged=True)
+        return replace(found, evidence=[*found.evidence, used], measurements=_beside_host(own))
+    finally:
+        technique.finish()
+
+
+def _as(trial: Trial, technique: Technique, mode: Mode) -> Trial:
+    return replace(trial, technique=technique, case=replace(trial.case, technique=technique.name, mode=mode))
+
+
+def _compiler(trial: Trial) -> Technique:
+    """The first that runs on the device.
+
+    Raises:
+        Unsupported: None does; with the first one's reason that something can be done about, or the first.
+    """
+    known = {one.name: one for one in discover("accelcheck.techniques.compilation", "TECHNIQUES")}
+    answers = []
+    for name in COMPILERS:
+        technique: Technique = known[name]
+        answer = technique.answer(trial.device)
+        if answer.ok:
+            return technique
+        answers.append(answer)
+    raise Unsupported(next((answer for answer in answers if answer.action), answers[0]))
+
+
+def _beside_host(own: Trial) -> list[Measurement]:
+    """The device's time as a part of the host CPU's."""
+    if own.device.type == "cpu":
+        return [Measurement(HOST_RATIO, 1.0, "x", 1.0, 1.0, "the device is the host's CPU")]
+    host = devices()["cpu"]
+    host.open()
+    beside = replace(_as(own, Eager(), own.case.mode), device=host)
+    beside = replace(beside, case=replace(beside.case, device=host.name))
+    try:
+        with own.clock("measure"), own.device.strict_float32(), undisturbed():
+            found = _timed(beside, own)
+    except ClockError as error:
+        return [Measurement(HOST_RATIO, None, "x", reason=str(error))]
+    said = f"{found.answer}, {found.pairs} pairs, beside FP32 eager on the host's CPU"
+    return [Measurement(HOST_RATIO, found.ratio, "x", found.low, found.high, said)]
+
+
+def _timed(host: Trial, own: Trial) -> Comparison:
+    own.technique.finish()
+    sides = []
+    for trial in (host, own):
+        contender = Contender(trial)
+        warm_up(trial, contender.program)
+        contender.rewind()
+        timed = block(trial.device, contender.call)
+        settle(timed)
+        sides.append(timed)
+    return compare(sides[0], sides[1])

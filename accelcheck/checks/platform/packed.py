@@ -1,0 +1,149 @@
+"""Dtypes of 4 bits: two numbers a byte. torch has no operations for them, so that they are simulated in tensors that the device has."""
+
+from __future__ import annotations
+
+import itertools
+from fractions import Fraction
+from typing import TYPE_CHECKING
+
+import torch
+
+from accelcheck.checks.platform.dtypes import absent, refuse
+from accelcheck.verify.number_formats import FORMATS, FloatFormat, IntegerFormat
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from torch import Tensor
+
+    from accelcheck.checks.platform.tries import Tries
+
+NATIVE = {"int4": "int4", "float4": "float4_e2m1fn_x2"}
+"""torch's own dtypes: they hold bytes, and have next to no operations."""
+FORMAT = {"int4": "int4", "float4": "float4_e2m1fn"}
+NEEDED = ("copied", "unpacked", "packed", "added", "multiplied", "summed", "matrix product")
+SIDE = 16
+_BOUNDARIES = (0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0)
+"""Halfway between neighbours of float4's 0, 0.5, 1, 1.5, 2, 3, 4, 6."""
+
+
+def packed(tries: Tries, name: str, codes: Sequence[int]) -> None:
+    """Try a dtype of 4 bits.
+
+    Raises:
+        Unsupported: The device lacks an operation that the simulation needs.
+    """
+    form = FORMATS[FORMAT[name]]
+    place = tries.device.torch_device()
+    pairs = list(itertools.product(codes, repeat=2))
+    held = [low | high << 4 for low, high in pairs]
+    host = torch.tensor(held, dtype=torch.uint8)
+    native: torch.dtype | None = getattr(torch, NATIVE[name], None)
+    if native is not None:  # for information: the simulation is what must be right
+        tries.bits(f"copied as torch.{NATIVE[name]}", lambda: host.view(native).to(place), NATIVE[name], held)
+    tries.note("simulated", "two numbers a byte, in uint8; arithmetic in float32")
+    tries.bits("copied", lambda: host.to(place), "uint8", held)
+    if not tries.refused.get("copied"):
+        low, high = ([(form.decode(pair[side]),) for pair in pairs] for side in (0, 1))
+        tries.attempt("unpacked", lambda: _unpacked(name, host.to(place))[0], "float32", low)
+        tries.attempt("unpacked, high half", lambda: _unpacked(name, host.to(place))[1], "float32", high)
+        exact = torch.tensor([float(value) for (value,) in low])
+        tries.bits("packed", lambda: _packed(name, exact.to(place), exact.to(place)), "uint8", _doubled(name, pairs))
+        for label, work in (("added", torch.add), ("multiplied", torch.mul)):
+            _pairwise(tries, name, label, host, [(x, y) for (x,), (y,) in zip(low, high, strict=True)], work)
+        _reduced(tries, name, host, [value for (value,) in low])
+    if (said := absent(tries, NEEDED)) and not tries.faults:
+        raise refuse(name, tries.device, said)
+
+
+def _doubled(name: str, pairs: Sequence[tuple[int, int]]) -> list[int]:
+    # Float4's pattern of -0 is the only one that its value does not give back.
+    return [(0 if low == 8 and name == "float4" else low) * 17 for low, _ in pairs]
+
+
+def _unpacked(name: str, held: Tensor) -> tuple[Tensor, Tensor]:
+    """Both halves of each byte, as FP32."""
+    halves = held & 15, held >> 4
+    if name == "int4":
+        # Two's complement: the highest of four bits counts -8.
+        low, high = ((half.to(torch.float32) + 8) % 16 - 8 for half in halves)
+        return low, high
+    low, high = (_float4(half) for half in halves)
+    return low, high
+
+
+def _float4(half: Tensor) -> Tensor:
+    """1 sign bit, 2 of the exponent, 1 of the fraction."""
+    number = half.to(torch.float32)
+    sign = 1 - 2 * (number >= 8).to(torch.float32)
+    size = number % 8
+    exponent, fraction = torch.floor(size / 2), size % 2
+    power = 1 + (exponent > 1).to(torch.float32) + 2 * (exponent > 2).to(torch.float32)  # 2 ** (exponent - 1)
+    normal = (1 + fraction / 2) * power
+    return sign * torch.where(exponent > 0, normal, fraction / 2)
+
+
+def _packed(name: str, low: Tensor, high: Tensor) -> Tensor:
+    """Bytes of two tensors of FP32 numbers: int4 wraps around, float4 rounds to the nearest, ties to even, and saturates."""
+    one, two = (_int4_code(half) if name == "int4" else _float4_code(half) for half in (low, high))
+    return (one + 16 * two).to(torch.uint8)
+
+
+def _int4_code(number: Tensor) -> Tensor:
+    return number % 16
+
+
+def _float4_code(number: Tensor) -> Tensor:
+    size = number.abs()
+    code = torch.zeros_like(size)
+    for index, boundary in enumerate(_BOUNDARIES):  # the neighbour of even code takes the tie
+        code = code + (size > boundary if index % 2 == 0 else size >= boundary).to(torch.float32)
+    return code + 8 * (number < 0).to(torch.float32) * (code > 0).to(torch.float32)
+
+
+def _pairwise(
+    tries: Tries,
+    name: str,
+    label: str,
+    host: Tensor,
+    values: Sequence[tuple[Fraction | str, Fraction | str]],
+    work: Callable[[Tensor, Tensor], Tensor],
+) -> None:
+    form = FORMATS[FORMAT[name]]
+    expected = []
+    for one, two in values:
+        assert isinstance(one, Fraction) and isinstance(two, Fraction)
+        exact = one + two if label == "added" else one * two
+        if isinstance(form, IntegerFormat):
+            expected.append((form.wrapped(int(exact)),))
+        else:
+            assert isinstance(form, FloatFormat)
+            value = form.rounded(max(-form.largest, min(form.largest, exact)))
+            expected.append((value if isinstance(value, Fraction) else exact,))
+
+    def computed() -> Tensor:
+        low, high = _unpacked(name, host.to(tries.device.torch_device()))
+        found = work(low, high)
+        return _unpacked(name, _packed(name, found, found))[0]
+
+    tries.attempt(label, computed, "float32", expected)
+
+
+def _reduced(tries: Tries, name: str, host: Tensor, values: Sequence[Fraction | str]) -> None:
+    """The low halves as numbers of a 16 by 16 matrix: their sum, and the matrix times itself. FP32 has all of it exactly."""
+    numbers = [Fraction(value) for value in values]
+    tries.attempt("summed", lambda: _low(tries, name, host).sum(), "float32", [(sum(numbers, Fraction(0)),)])
+    product = [
+        (sum((numbers[row * SIDE + k] * numbers[k * SIDE + column] for k in range(SIDE)), Fraction(0)),)
+        for row, column in itertools.product(range(SIDE), repeat=2)
+    ]
+
+    def squared() -> Tensor:
+        matrix = _low(tries, name, host).reshape(SIDE, SIDE)
+        return matrix @ matrix
+
+    tries.attempt("matrix product", squared, "float32", product)
+
+
+def _low(tries: Tries, name: str, host: Tensor) -> Tensor:
+    return _unpacked(name, host.to(tries.device.torch_device()))[0]

@@ -1,0 +1,64 @@
+"""torch.profiler: it names the operators that a run calls and, on an accelerator, shows what the device did and for how long."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.profiler import ProfilerActivity, profile, supported_activities
+
+from accelcheck.checks.trial import Finding
+from accelcheck.core.capability import Code, unsupported
+from accelcheck.core.case import Evidence, Mode
+from accelcheck.devices.torch_names import DeviceType
+from accelcheck.techniques.base import Unsupported
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from accelcheck.checks.trial import Trial
+
+LAYERS = 3
+"""Linear layers of the workload: as many ``aten::addmm`` or ``aten::linear`` are called."""
+
+
+def verify(trial: Trial) -> Finding:
+    """Profile a forward pass.
+
+    Raises:
+        Unsupported: The profiler shows nothing of the device.
+    """
+    device, program = trial.device, trial.program(trial.case.seed)
+    program.module.eval()
+    program.run(Mode.FORWARD)  # what the first call sets up is not what is profiled
+    activities = sorted(supported_activities(), key=str)
+    with profile(activities=activities) as profiled, torch.no_grad():
+        program.module(*program.inputs)
+        device.synchronize()
+    results: Any = profiled.profiler and profiled.profiler.kineto_results
+    events = list(results.events() if results else ())
+    named = [event for event in events if event.name() in {"aten::linear", "aten::addmm"}]
+    most = max((sum(event.name() == name for event in named) for name in ("aten::linear", "aten::addmm")), default=0)
+    seen = Evidence(f"linear layers that it names >= {LAYERS}", most, engaged=most >= LAYERS)
+    listed = ", ".join(str(activity).rpartition(".")[2] for activity in activities)
+    if device.type == "cpu":
+        times = _lasting(named)
+        spent = Evidence("operators with a duration >= 1", times, engaged=times >= 1)
+        return Finding([seen, spent, Evidence("activities", listed, engaged=True)], [], (), most)
+    own = [event for event in events if event.device_type() != DeviceType.CPU]
+    if not own:
+        extra = "" if set(activities) - {ProfilerActivity.CPU} else "; torch has no activity besides CPU here"
+        raise Unsupported(
+            unsupported(
+                Code.NO_FEATURE,
+                f"torch.profiler shows operators, and nothing of what {device.name} does{extra}",
+                tried=True,
+            )
+        )
+    lasting = _lasting(own)
+    spent = Evidence(f"events on {device.name} with a duration >= 1", lasting, engaged=lasting >= 1)
+    return Finding([seen, spent, Evidence("activities", listed, engaged=True)], [], (), len(own))
+
+
+def _lasting(events: Iterable[Any]) -> int:
+    return sum(event.duration_ns() > 0 for event in events)

@@ -1,0 +1,177 @@
+"""Operations that are tried on a device one by one: each is right, wrong, or not there."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from fractions import Fraction
+from typing import TYPE_CHECKING
+
+import torch
+
+from accelcheck.checks.trial import Finding
+from accelcheck.core.case import Evidence
+from accelcheck.core.plain import text
+from accelcheck.verify.number_formats import FORMATS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from torch import Tensor
+
+    from accelcheck.devices.base import Device
+    from accelcheck.verify.number_formats import Format, Value
+
+REFUSAL = re.compile(
+    r"\bnot (yet |currently )?(been )?(implemented|supported|available)|unsupported|un(known|recognized) dtype"
+    r"|(n't|cannot|only|not) (be )?(support|convert)|only (be )?supported|could not run|no kernel|unimplemented|invalid dtype|has no attribute",
+    re.IGNORECASE,
+)
+"""What exceptions say of an operation that a backend does not have. Any other exception is a fault: see `Tries.attempt`."""
+MOST_TEXT = 160
+"""Characters of an exception that evidence quotes."""
+
+Accepted = tuple["Value", ...]
+"""Values of an element that are right; empty where it is not judged."""
+
+
+@dataclass
+class Tries:
+    """The operations of one item.
+
+    Attributes:
+        device: Where they run; open.
+        label: Begins each operation's name, such as ``int8``.
+        evidence, faults, compared: As `Finding` has them.
+        refused: Operations that the device does not have, and what it said.
+        right: Operations that gave the right values.
+    """
+
+    device: Device
+    label: str
+    evidence: list[Evidence] = field(default_factory=list)
+    faults: list[str] = field(default_factory=list)
+    compared: int = 0
+    refused: dict[str, str] = field(default_factory=dict)
+    right: list[str] = field(default_factory=list)
+
+    def attempt(self, name: str, work: Callable[[], Tensor], dtype: str, expected: Sequence[Accepted]) -> bool:
+        """Try an operation, and compare its values.
+
+        Args:
+            name: Of the operation.
+            work: Gives the result, on the device.
+            dtype: That the result must have.
+            expected: Of each element, in order.
+
+        Returns:
+            Whether it is right. An operation that is not there is none of the faults.
+        """
+        read = self._read(name, work, dtype)
+        if read is None:
+            return False
+        codes, values = read
+        if len(values) != len(expected):
+            return self._wrong(name, "elements", str(len(expected)), str(len(values)))
+        wrong = [
+            index
+            for index, (value, accepted) in enumerate(zip(values, expected, strict=True))
+            if accepted and value not in accepted
+        ]
+        judged = sum(bool(accepted) for accepted in expected)
+        return self._compared(
+            name, judged, wrong, lambda index: (_said(expected[index][0]), _said(values[index])), codes
+        )
+
+    def bits(self, name: str, work: Callable[[], Tensor], dtype: str, expected: Sequence[int]) -> bool:
+        """As `attempt`, with bit patterns instead of values: only NaN may have any."""
+        read = self._read(name, work, dtype)
+        if read is None:
+            return False
+        codes, values = read
+        if len(codes) != len(expected):
+            return self._wrong(name, "elements", str(len(expected)), str(len(codes)))
+        form = FORMATS.get(dtype)
+        wrong = [
+            index
+            for index, (code, owed) in enumerate(zip(codes, expected, strict=True))
+            if code != owed and not (form is not None and values[index] == "nan" == form.decode(owed))
+        ]
+        return self._compared(
+            name, len(expected), wrong, lambda index: (f"{expected[index]:#x}", f"{codes[index]:#x}"), codes
+        )
+
+    def finding(self) -> Finding:
+        """The outcome."""
+        return Finding(self.evidence, self.faults, (), self.compared)
+
+    def note(self, claim: str, observed: str | int) -> None:
+        """Say something that decides nothing."""
+        self.evidence.append(Evidence(f"{self.label}: {claim}", observed, engaged=True))
+
+    def _read(self, name: str, work: Callable[[], Tensor], dtype: str) -> tuple[list[int], list[Value]] | None:
+        """Bit patterns and values of a result; None where there is none, which has been noted."""
+        self.device.reset_fallbacks()
+        try:
+            result = work()
+            self.device.synchronize()
+            host = result.cpu()
+        except Exception as error:
+            said = f"{type(error).__name__}: {text(error)}".partition("\n")[0][:MOST_TEXT]
+            if not isinstance(error, NotImplementedError | TypeError) and not REFUSAL.search(text(error)):
+                error.add_note(f"{self.label} {name}")
+                raise
+            return self._absent(name, said)
+        if fallen := self.device.fallbacks():
+            return self._absent(name, f"ran on the CPU: {', '.join(sorted(fallen))}")
+        if result.device.type != self.device.type:
+            self._wrong(name, "device", self.device.type, result.device.type)
+            return None
+        if result.dtype != getattr(torch, dtype):
+            self._wrong(name, "dtype", dtype, str(result.dtype).removeprefix("torch."))
+            return None
+        codes = patterns(host)
+        form = FORMATS.get(dtype)
+        return codes, [Fraction(code) if form is None else form.decode(code) for code in codes]
+
+    def _absent(self, name: str, said: str) -> None:
+        self.refused[name] = said
+        self.note(name, f"not there: {said}")
+
+    def _wrong(self, name: str, what: str, expected: str, got: str) -> bool:
+        self.faults.append(f"{self.label} {name}: {what}: expected {expected}, got {got}")
+        self.evidence.append(Evidence(f"{self.label}: {name}", f"wrong {what}: {got}", engaged=True))
+        return False
+
+    def _compared(
+        self, name: str, judged: int, wrong: list[int], shown: Callable[[int], tuple[str, str]], codes: Sequence[int]
+    ) -> bool:
+        self.compared += judged
+        if wrong:
+            expected, got = shown(wrong[0])
+            return self._wrong(
+                f"{name}[{wrong[0]}]", f"value, {len(wrong)} of {len(codes)} elements differ", expected, got
+            )
+        self.right.append(name)
+        self.evidence.append(Evidence(f"{self.label}: {name}", f"right in all {judged} elements", engaged=True))
+        return True
+
+
+def patterns(host: Tensor) -> list[int]:
+    """The bit pattern of each element of a tensor on the CPU, read from its bytes: no operation of torch is asked."""
+    width = host.element_size()
+    data = bytes(host.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+    return [int.from_bytes(data[start : start + width], "little") for start in range(0, len(data), width)]
+
+
+def of_patterns(codes: Sequence[int], form: Format, dtype: torch.dtype) -> Tensor:
+    """A tensor on the CPU with these bit patterns."""
+    width = form.bits // 8
+    data = bytearray(b"".join((code & (1 << form.bits) - 1).to_bytes(width, "little") for code in codes))
+    return torch.frombuffer(data, dtype=torch.uint8).view(dtype)
+
+
+def _said(value: Value) -> str:
+    if isinstance(value, str):
+        return value
+    return str(value.numerator) if value.denominator == 1 and abs(value) < 1 << 64 else repr(float(value))

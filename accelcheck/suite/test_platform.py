@@ -1,0 +1,23 @@
+"""The compute platform: its dtypes, distributed backend, C++ extensions, profiler, and import in new processes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from accelcheck.core.case import Mode
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from accelcheck.core.case import Case
+    from accelcheck.core.journal import Record
+
+    Check = Callable[[Case], Record]
+
+
+@pytest.mark.accel(Mode.PLATFORM)
+def test_platform(accel_case: Case, accel_check: Check) -> None:
+    """The platform has the item, and it is right."""
+    accel_check(accel_case)

@@ -1,0 +1,43 @@
+"""What a compute platform is to have besides techniques: dtypes, modes, collectives, extensions, a profiler.
+
+The items are those of PyTorch's Compute Platform Quality Levels that a machine can answer; `accelcheck.checks.platform` tries them.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from accelcheck.core.case import Mode
+from accelcheck.techniques.base import Technique
+from accelcheck.workloads.platform import NAME
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from accelcheck.core.case import Evidence
+    from accelcheck.devices.base import Device
+    from accelcheck.techniques.observe import Log
+    from accelcheck.workloads.base import Program
+
+
+class Platform(Technique):
+    """No acceleration: its cases try what the platform has, one item each, and change no program."""
+
+    name = NAME
+    family = "platform"
+    promise = "The platform has the dtypes, modes and tools that PyTorch's Compute Platform Quality Levels ask for."
+    source = "https://github.com/pytorch/pytorch/issues/167283"
+    modes = frozenset({Mode.PLATFORM, Mode.PLATFORM_SPEED})
+    timed = False
+    differentiates_twice = False
+
+    def prepare(self, program: Program, mode: Mode, device: Device) -> None:
+        del program, mode, device
+
+    def evidence(self, program: Program, log: Log, mode: Mode, device: Device) -> Iterable[Evidence]:
+        """None: the check of the item gives it."""
+        del program, log, mode, device
+        return ()
+
+
+TECHNIQUES: tuple[Technique, ...] = (Platform(),)

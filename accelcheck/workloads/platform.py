@@ -1,0 +1,156 @@
+"""What a compute platform is asked for: a workload for each item. The technique ``platform`` alone is tried with them.
+
+The input of a dtype's workload are bit patterns, as int64, which `accelcheck.checks.platform` takes for numbers of the dtype.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from accelcheck.core.case import Mode
+from accelcheck.workloads.base import Problem, Workload
+from accelcheck.workloads.draw import initialise, integers, normal, separated
+from accelcheck.workloads.mlp import Mlp
+
+NAME = "platform"
+"""Of the technique."""
+RANDOM = 96
+"""Random bit patterns of a format of more than 8 bits."""
+CLASSES = 10
+
+
+def _patterns(bits: int, generator: torch.Generator, extent: int) -> Problem:
+    """Every bit pattern of a format of up to 8 bits; else those with one bit set or not set, those with all low bits set, random ones."""
+    del extent
+    if bits <= 8:
+        found = torch.arange(1 << bits)
+    else:
+        ones = torch.ones((), dtype=torch.int64) << torch.arange(bits)
+        random = integers(generator, -(1 << 63), (1 << 63) - 1, RANDOM)
+        found = torch.cat([ones, ~ones, ones - 1, torch.tensor([0, -1]), random])
+        if bits < 64:
+            found &= (1 << bits) - 1
+    return Problem(nn.Identity(), (found,))
+
+
+def _vectors(generator: torch.Generator, extent: int) -> Problem:
+    """Two vectors of small integers: their sums and products are exact in FP32."""
+    return Problem(nn.Identity(), tuple(integers(generator, -99, 100, 64 + extent).float() for _ in range(2)))
+
+
+def _layers(generator: torch.Generator, extent: int) -> Problem:
+    module = Mlp()
+    initialise(module, generator, relu=True)
+    return Problem(module, (separated(generator, 32 + extent, 48),))
+
+
+def _timed(generator: torch.Generator, extent: int) -> Problem:
+    module = Mlp(features=512, hidden=1024, classes=CLASSES)
+    initialise(module, generator, relu=True)
+    batch = 128 + extent
+    return Problem(
+        module,
+        (separated(generator, batch, 512),),
+        target=integers(generator, 0, CLASSES, batch),
+        loss=functional.cross_entropy,
+        optimizer=partial(torch.optim.SGD, lr=0.01, momentum=0.9),
+        steps=1,
+    )
+
+
+def _nothing(generator: torch.Generator, extent: int) -> Problem:
+    """No input: the item is about other processes."""
+    del extent
+    empty: Tensor = normal(generator, 1)
+    return Problem(nn.Identity(), (empty,))
+
+
+_DTYPES = {
+    "float64": 64,
+    "float32": 32,
+    "float16": 16,
+    "bfloat16": 16,
+    "float8": 8,
+    "float4": 4,
+    "int64": 64,
+    "int32": 32,
+    "int16": 16,
+    "int8": 8,
+    "int4": 4,
+}
+"""Bits of each dtype that has a point of its own in PyTorch's Compute Platform Quality Levels."""
+_FLOAT32 = frozenset({"float32"})
+_ITEM = frozenset({Mode.PLATFORM})
+_SPEED = frozenset({Mode.PLATFORM_SPEED})
+_ALONE = frozenset({NAME})
+
+WORKLOADS = (
+    *(
+        Workload(
+            f"dtype-{name}",
+            f"Tensors of {name}: made, copied, cast, added, multiplied, reduced; {'every bit pattern' if bits <= 8 else 'extreme and random numbers'}.",
+            partial(_patterns, bits),
+            modes=_ITEM,
+            dtypes=_FLOAT32,
+            techniques=_ALONE,
+        )
+        for name, bits in _DTYPES.items()
+    ),
+    *(
+        Workload(
+            f"{mode}-{work}",
+            f"Three linear layers, 512 to 1024 to 1024 to 10, on 128 samples in {mode} mode, beside the host's CPU: {what}.",
+            _timed,
+            modes=_SPEED,
+            traits=frozenset({"matmul", "linear", "training"}),
+            dtypes=_FLOAT32,
+            techniques=_ALONE,
+        )
+        for mode in ("eager", "graph")
+        for work, what in (("inference", "a forward pass"), ("training", "a training step"))
+    ),
+    Workload(
+        "distributed-backend",
+        "The device's library of collectives: an all-reduce and an all-gather of 64 numbers of each rank.",
+        _vectors,
+        modes=_ITEM,
+        dtypes=_FLOAT32,
+        techniques=_ALONE,
+    ),
+    Workload(
+        "cpp-extension",
+        "An operator in C++, compiled by torch.utils.cpp_extension, that computes on the device.",
+        _vectors,
+        modes=_ITEM,
+        dtypes=_FLOAT32,
+        techniques=_ALONE,
+    ),
+    Workload(
+        "profiler",
+        "Three linear layers under torch.profiler: the operators, and the device's own events.",
+        _layers,
+        modes=_ITEM,
+        dtypes=_FLOAT32,
+        techniques=_ALONE,
+    ),
+    Workload(
+        "import-with-hardware",
+        "A new process that imports torch, and computes on the device.",
+        _nothing,
+        modes=_ITEM,
+        dtypes=_FLOAT32,
+        techniques=_ALONE,
+    ),
+    Workload(
+        "import-without-hardware",
+        "A new process that imports torch where the device is hidden, and computes on the CPU.",
+        _nothing,
+        modes=_ITEM,
+        dtypes=_FLOAT32,
+        techniques=_ALONE,
+    ),
+)
