@@ -36,7 +36,7 @@ SHOWN = 3
 
 def lines(records: Iterable[Record]) -> list[str]:
     """The table and notes on baselines; empty if no case was timed."""
-    timed = [record for record in records if record.measurements]
+    timed = [record for record in records if record.measurements and record.case.timed]
     if not timed:
         return []
     rows = [_row(record) for record in timed]

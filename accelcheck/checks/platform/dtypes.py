@@ -217,7 +217,8 @@ def _result(form: Format, pair: tuple[Value, Value], work: Callable[..., Fractio
     if isinstance(form, FloatFormat):
         return _accepted(form, pair, work)
     one, two = pair
-    assert isinstance(one, Fraction) and isinstance(two, Fraction)
+    assert isinstance(one, Fraction)
+    assert isinstance(two, Fraction)
     return (form.wrapped(int(work(one, two))),)
 
 
@@ -233,9 +234,9 @@ def _reductions(tries: Tries, name: str, codes: Sequence[int]) -> None:
     place, host = tries.device.torch_device(), of_patterns(codes, form, dtype)
     if isinstance(form, IntegerFormat):
         values = [form.decode(code) for code in codes]
-        total = IntegerFormat(64).wrapped(sum(int(value) for value in values))  # type: ignore[misc]  # integers have no NaN
+        total = IntegerFormat(64).wrapped(sum(int(value) for value in values))
         tries.attempt("summed", lambda: host.to(place).sum(), "int64", [(total,)])  # torch sums integers in int64
-        largest = max(values)  # type: ignore[type-var]  # the same
+        largest = max(values)
         tries.attempt("largest", lambda: host.to(place).max(), name, [(largest,)])
         return
     numbers = _small(form, codes, TERMS, max(1, (1 << form.precision) // TERMS))

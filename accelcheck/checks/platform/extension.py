@@ -53,7 +53,7 @@ def verify(trial: Trial) -> Finding:
             raise Unsupported(unavailable(Code.NO_PACKAGE, said, advice))
     if not hasattr(torch.ops, LIBRARY) or not hasattr(getattr(torch.ops, LIBRARY), "multiply_add"):
         with trial.clock("prepare"), tempfile.TemporaryDirectory(prefix="accelcheck-extension-") as folder:
-            cpp_extension.load_inline(
+            cpp_extension.load_inline(  # type: ignore[no-untyped-call]  # untyped in torch
                 LIBRARY,
                 SOURCE,
                 extra_cflags=["-O0"],

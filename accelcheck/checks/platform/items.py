@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from accelcheck.checks.platform import collectives, dtypes, extension, loading, modes, profiling
+from accelcheck.checks.platform import collectives, dtypes, extension, loading, profiling
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -35,7 +35,7 @@ def packed(tries: Tries, name: str, codes: Sequence[int]) -> None:
     """
     form = FORMATS[FORMAT[name]]
     place = tries.device.torch_device()
-    pairs = list(itertools.product(codes, repeat=2))
+    pairs = [(low, high) for low in codes for high in codes]
     held = [low | high << 4 for low, high in pairs]
     host = torch.tensor(held, dtype=torch.uint8)
     native: torch.dtype | None = getattr(torch, NATIVE[name], None)
@@ -112,7 +112,8 @@ def _pairwise(
     form = FORMATS[FORMAT[name]]
     expected = []
     for one, two in values:
-        assert isinstance(one, Fraction) and isinstance(two, Fraction)
+        assert isinstance(one, Fraction)
+        assert isinstance(two, Fraction)
         exact = one + two if label == "added" else one * two
         if isinstance(form, IntegerFormat):
             expected.append((form.wrapped(int(exact)),))

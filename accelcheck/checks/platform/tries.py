@@ -121,9 +121,11 @@ class Tries:
             if not isinstance(error, NotImplementedError | TypeError) and not REFUSAL.search(text(error)):
                 error.add_note(f"{self.label} {name}")
                 raise
-            return self._absent(name, said)
+            self._absent(name, said)
+            return None
         if fallen := self.device.fallbacks():
-            return self._absent(name, f"ran on the CPU: {', '.join(sorted(fallen))}")
+            self._absent(name, f"ran on the CPU: {', '.join(sorted(fallen))}")
+            return None
         if result.device.type != self.device.type:
             self._wrong(name, "device", self.device.type, result.device.type)
             return None
