@@ -49,7 +49,7 @@ def with_hardware(trial: Trial) -> Finding:
         ],
         _wrong(found),
         (),
-        1,
+        2,
     )
 
 
@@ -79,7 +79,7 @@ def without_hardware(trial: Trial) -> Finding:
         ],
         _wrong(found),
         (),
-        1,
+        2,
     )
 
 

@@ -30,11 +30,13 @@ def verify(trial: Trial) -> Finding:
     """
     device, program = trial.device, trial.program(trial.case.seed)
     program.module.eval()
-    program.run(Mode.FORWARD)  # what the first call sets up is not what is profiled
+    plain = program.run(Mode.FORWARD)["out"].cpu()  # also for what the first call sets up
     activities = sorted(supported_activities(), key=str)  # type: ignore[no-untyped-call]  # untyped in torch
     with profile(activities=activities) as profiled, torch.no_grad():
-        program.module(*program.inputs)
+        out = program.module(*program.inputs)
         device.synchronize()
+    same = torch.equal(out.cpu(), plain)
+    faults = [] if same else ["out: value: expected under the profiler what the run gives without it, got another"]
     results: Any = profiled.profiler and profiled.profiler.kineto_results
     events = list(results.events() if results else ())
     named = [event for event in events if event.name() in {"aten::linear", "aten::addmm"}]
@@ -44,7 +46,7 @@ def verify(trial: Trial) -> Finding:
     if device.type == "cpu":
         times = _lasting(named)
         spent = Evidence("operators with a duration >= 1", times, engaged=times >= 1)
-        return Finding([seen, spent, Evidence("activities", listed, engaged=True)], [], (), most)
+        return Finding([seen, spent, Evidence("activities", listed, engaged=True)], faults, (), plain.numel())
     own = [event for event in events if event.device_type() != DeviceType.CPU]
     if not own:
         extra = "" if set(activities) - {ProfilerActivity.CPU} else "; torch has no activity besides CPU here"
@@ -57,7 +59,7 @@ def verify(trial: Trial) -> Finding:
         )
     lasting = _lasting(own)
     spent = Evidence(f"events on {device.name} with a duration >= 1", lasting, engaged=lasting >= 1)
-    return Finding([seen, spent, Evidence("activities", listed, engaged=True)], [], (), len(own))
+    return Finding([seen, spent, Evidence("activities", listed, engaged=True)], faults, (), plain.numel())
 
 
 def _lasting(events: Iterable[Any]) -> int:

@@ -1,0 +1,90 @@
+"""``accelcheck assess``: PyTorch's Compute Platform Quality Levels, item by item, from journals and answers."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from accelcheck.commands.common import GREEN, NOTHING, RED, USAGE
+
+if TYPE_CHECKING:
+    import argparse
+
+EXAMPLES = """examples:
+  pytest --pyargs accelcheck.suite --accel-device=cuda --accel-level=2 --accel-journal=cuda.jsonl
+  accelcheck assess cuda.jsonl                                  # what the run shows
+  accelcheck assess --answers-template > answers.toml           # what only people can answer
+  accelcheck assess cuda.jsonl --answers answers.toml --markdown > assessment.md
+"""
+
+
+def add(commands: Any) -> None:
+    """Declare the command."""
+    from argparse import RawDescriptionHelpFormatter
+
+    assess = commands.add_parser(
+        "assess",
+        help="the points of PyTorch's Compute Platform Quality Levels: evidenced by journals, claimed, missing",
+        description="Prints PyTorch's Compute Platform Quality Levels for each device of the journals: the points that cases give, with "
+        "their ids,\nfigures and date, those that answers claim, and what is missing. Runs nothing. Exits with 1 if --require names "
+        "a level that\na device does not reach, with 5 if no case of any item is in the journals.",
+        epilog=EXAMPLES,
+        formatter_class=RawDescriptionHelpFormatter,
+    )
+    assess.add_argument(
+        "journals", nargs="*", type=Path, metavar="JOURNAL", help="journals of runs, of one or several devices"
+    )
+    assess.add_argument(
+        "--answers", type=Path, metavar="FILE", help="TOML file of answers; --answers-template prints one"
+    )
+    assess.add_argument("--answers-template", action="store_true", help="print a file of answers with all questions")
+    shown = assess.add_mutually_exclusive_group()
+    shown.add_argument(
+        "--markdown", action="store_true", help="print Markdown, for the issue that the process asks for"
+    )
+    shown.add_argument("--json", action="store_true", help="print JSON, for programs")
+    assess.add_argument(
+        "--require", choices=("unstable", "stable"), help="exit with 1 if a device does not reach this level"
+    )
+    assess.set_defaults(run=_assess)
+
+
+def _assess(given: argparse.Namespace) -> int:
+    from accelcheck.core.journal import JournalError
+    from accelcheck.report import assessment, assessment_table, console, quality
+    from accelcheck.report.run import labels, load
+
+    tables = quality.tables()
+    if given.answers_template:
+        print("\n".join(quality.template(tables)))
+        return GREEN
+    if not given.journals:
+        print("accelcheck: assess: expected the journal of a run, or --answers-template", file=sys.stderr)
+        return USAGE
+    try:
+        runs = load(given.journals)
+        answers = quality.answers(given.answers, tables) if given.answers is not None else ()
+    except (JournalError, quality.QualityError) as error:
+        console.show([f"accelcheck: {error}"], sys.stderr)
+        return USAGE
+    found = [(name, assessment.assess(run, tables, answers)) for name, run in zip(labels(runs), runs, strict=True)]
+    if given.json:
+        print(json.dumps(assessment_table.as_json(found), indent=1))
+    elif given.markdown:
+        print("\n\n".join("\n".join(assessment_table.markdown(one, name)) for name, one in found))
+    else:
+        for number, (name, one) in enumerate(found):
+            console.show(["", *assessment_table.lines(one, name)] if number else assessment_table.lines(one, name))
+    if not any(one.evidenced or assessment.tried(one) for _, one in found):
+        print(f"accelcheck: no case of any item is in the journals: {assessment.HOW}", file=sys.stderr)
+        return NOTHING
+    if given.require is not None:
+        least = assessment.LEVELS.index(given.require.capitalize())
+        if any(assessment.LEVELS.index(one.level) < least for _, one in found):
+            return RED
+    return GREEN
+
+
+COMMANDS = (add,)

@@ -1,0 +1,182 @@
+"""An assessment as text, as Markdown for the issue that the process asks for, and as JSON. No torch."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any
+
+from accelcheck.report.assessment import level
+from accelcheck.report.console import Table, escaped
+from accelcheck.report.quality import STABLE, UNSTABLE
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from accelcheck.report.assessment import Assessment, ItemResult, TableResult
+
+SOURCE = "https://github.com/pytorch/pytorch/issues/167283"
+SCHEMA = 1
+_MARKUP = re.compile(r"([\\`*_{}\[\]<>()#+!|~&])")
+"""Characters that Markdown or HTML may take for markup."""
+_MENTION = re.compile(r"(?<!\w)@(?=\w)")
+"""GitHub notifies whoever is named so."""
+
+
+def lines(found: Assessment, name: str) -> list[str | Table]:
+    """For people: the sum, a table of the tables, and a table of the items with evidence and what is missing."""
+    sums = Table(
+        ["table", "points", "evidenced", "claimed", "missing"],
+        [[one.table.title, *map(str, _points(one))] for one in found.tables],
+        right=(1, 2, 3, 4),
+        indent=2,
+    )
+    parts: list[str | Table] = [f"{name}: {verdict(found)}", *(f"  {line}" for line in about(found)), "", sums]
+    for one in found.tables:
+        note = f" ({one.table.note})" if one.table.note else ""
+        rows = [
+            [
+                result.item.name,
+                result.item.priority,
+                str(result.item.points),
+                *map(_number, (result.evidenced, result.claimed, result.missing)),
+                " | ".join(_why(result)),
+            ]
+            for result in one.results
+        ]
+        head = ["item", "priority", "points", "evidenced", "claimed", "missing", "evidence, or what is missing"]
+        parts += ["", f"{one.table.title}{note}:", Table(head, rows, right=(2, 3, 4, 5), indent=2)]
+    return parts
+
+
+def markdown(found: Assessment, name: str) -> list[str]:
+    """What can be pasted into an issue: text of journals and answers is escaped."""
+    text = [
+        f"## Compute platform quality: {_cell(name)}",
+        "",
+        f"**{_cell(verdict(found))}**",
+        "",
+        *(f"- {_cell(line)}" for line in about(found)),
+        f"- Items and points: [PyTorch Compute Platform Quality Levels]({SOURCE})",
+        "",
+        "| table | points | evidenced | claimed | missing |",
+        "|---|---:|---:|---:|---:|",
+        *(f"| {one.table.title} | {' | '.join(map(str, _points(one)))} |" for one in found.tables),
+        f"| **all** | {found.most} | {found.evidenced} | {found.claimed} | {found.missing} |",
+    ]
+    for one in found.tables:
+        text += ["", f"### {one.table.title}", ""]
+        if one.table.note:
+            text += [f"Its points: {one.table.note}.", ""]
+        text += [
+            "| item | priority | points | evidenced | claimed | evidence, or what is missing |",
+            "|---|---|---:|---:|---:|---|",
+        ]
+        for result in one.results:
+            item = result.item
+            why = "<br>".join(_cell(line) for line in _why(result, link=False))
+            link = f"<br>[link]({result.link})" if result.link else ""
+            text.append(
+                f"| {_cell(item.what)} (`{item.name}`) | {item.priority} | {item.points} | {_number(result.evidenced)} "
+                f"| {_number(result.claimed)} | {why}{link} |"
+            )
+    return text
+
+
+def as_json(assessments: Sequence[tuple[str, Assessment]]) -> dict[str, Any]:
+    """JSON-ready values."""
+    return {
+        "schema": SCHEMA,
+        "source": SOURCE,
+        "devices": [
+            {
+                "name": name,
+                "device": found.run.device,
+                "started": found.run.started,
+                "journals": list(found.run.sources),
+                "remarks": list(found.run.remarks),
+                "level": found.level,
+                "level-of-evidence": found.level_of_evidence,
+                "points": found.most,
+                "evidenced": found.evidenced,
+                "claimed": found.claimed,
+                "missing": found.missing,
+                "unmet-p0": list(found.unmet),
+                "tables": [
+                    {
+                        "name": one.table.name,
+                        **dict(zip(("points", "evidenced", "claimed", "missing"), _points(one), strict=True)),
+                        "items": [
+                            {
+                                "item": result.item.name,
+                                "priority": result.item.priority,
+                                "points": result.item.points,
+                                "evidenced": result.evidenced,
+                                "claimed": result.claimed,
+                                "missing": result.missing,
+                                "evidence": list(result.evidence),
+                                "lacking": result.lacking,
+                                "link": result.link,
+                            }
+                            for result in one.results
+                        ],
+                    }
+                    for one in found.tables
+                ],
+            }
+            for name, found in assessments
+        ],
+    }
+
+
+def verdict(found: Assessment) -> str:
+    """The sum and the level, in a line."""
+    return (
+        f"{found.evidenced} of {found.most} points evidenced, {found.claimed} claimed, {found.missing} missing: "
+        f"{found.level}; by evidence alone {found.level_of_evidence}"
+    )
+
+
+def about(found: Assessment) -> list[str]:
+    """What was read, and what the next level needs."""
+    run = found.run
+    chip = f" ({run.fingerprint.chip}, {run.fingerprint.runtime})" if run.fingerprint is not None else ""
+    versions = dict(run.fingerprint.versions) if run.fingerprint is not None else {}
+    listed = ", ".join(f"{name} {version}" for name, version in sorted(versions.items()))
+    said = [
+        f"{run.device}{chip}; {listed or 'no fingerprint'}; accelcheck {run.accelcheck}, level {run.level}",
+        f"{len(run.records):,} cases of {', '.join(run.sources)}, begun {run.started or 'at an unknown time'}",
+        *run.remarks,
+    ]
+    points = found.evidenced + found.claimed
+    if found.level == "Engineering":
+        said.append(f"Unstable needs {UNSTABLE} points: {UNSTABLE - points} more")
+    if found.level != "Stable":
+        needs = [f"{STABLE - points} more points"] if points < STABLE else []
+        needs += [f"all points of {', '.join(found.unmet)}"] if found.unmet else []
+        said.append(f"Stable needs {STABLE} points and every item of priority P0: {' and '.join(needs)}")
+    if level(points, not found.unmet) != "Engineering":
+        said.append("PyTorch's documentation lists a platform at a level that it held for two consecutive releases")
+    return said
+
+
+def _points(one: TableResult) -> tuple[int, int, int, int]:
+    return one.table.points, one.evidenced, one.claimed, one.missing
+
+
+def _number(points: int) -> str:
+    return str(points) if points else "-"
+
+
+def _why(result: ItemResult, *, link: bool = True) -> list[str]:
+    said = [*result.evidence, *([f"missing: {result.lacking}"] if result.lacking else [])]
+    return [*said, result.link] if link and result.link else said
+
+
+def _cell(text: str) -> str:
+    """Text of others in a cell: no markup, no mention, one line."""
+    return _MENTION.sub("@\u200b", _MARKUP.sub(_entity, escaped(text)))
+
+
+def _entity(found: re.Match[str]) -> str:
+    # Entities hold in Markdown's tables and in HTML alike; backslashes do not within a table's pipes in every renderer.
+    return f"&#{ord(found[1])};"

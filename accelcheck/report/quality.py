@@ -1,0 +1,253 @@
+"""PyTorch's Compute Platform Quality Levels: the tables and their items, and the answers that people give to them. No torch."""
+
+from __future__ import annotations
+
+import datetime as dt
+import re
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from accelcheck.core import toml
+from accelcheck.core.registry import unknown
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+FOLDER = Path(__file__).parent / "quality_levels"
+SCHEMA = 1
+STABLE, UNSTABLE = 99, 86
+"""Points of the levels; `STABLE` needs every item of priority P0, too."""
+MOST_TEXT = 500
+"""Characters of a text in a file of answers."""
+_LINK = re.compile(r"https://[^\s<>()\[\]\"'`|\\]{1,500}")
+
+
+class QualityError(ValueError):
+    """A file of items or answers cannot be read or is malformed; the message names the file, the entry and the field."""
+
+
+class Rule(StrEnum):
+    """How cases give the points of an item; items.toml says what each means."""
+
+    ALL = "all"
+    FAST = "fast"
+    EACH = "each"
+    FLAKY = "flaky"
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """One item of a table.
+
+    Attributes:
+        name: Its id.
+        table: Name of its table.
+        points: The most that it gives.
+        priority: ``P0``, ``P1`` or ``P2``.
+        what: One sentence.
+        cases, rule: Of an item that is measured.
+        question: Of an item that a person answers; empty for a measured one.
+        steps: Least fraction, and the points that it gives; empty where the answer is yes or no.
+        contradicted: Cases that take the points away where they ran and did not pass.
+    """
+
+    name: str
+    table: str
+    points: int
+    priority: str
+    what: str
+    cases: tuple[str, ...] = ()
+    rule: Rule | None = None
+    question: str = ""
+    steps: tuple[tuple[float, int], ...] = ()
+    contradicted: tuple[str, ...] = ()
+
+    @property
+    def required(self) -> bool:
+        """Whether a stable platform must have it."""
+        return self.priority == "P0"
+
+
+@dataclass(frozen=True, slots=True)
+class ItemTable:
+    """One table.
+
+    Attributes:
+        name, title: Of the table.
+        points: The most that it gives, whatever its items add up to.
+        items: In order.
+        note: Why the items add up to another number; empty where they do not.
+    """
+
+    name: str
+    title: str
+    points: int
+    items: tuple[Item, ...]
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A person's answer to an item.
+
+    Attributes:
+        item: Its name.
+        yes: The answer.
+        link: Evidence, a URL.
+        by: Who answers.
+        date: When.
+        fraction: Where the item asks for one.
+        device: For which it holds; empty for every device.
+    """
+
+    item: str
+    yes: bool
+    link: str
+    by: str
+    date: dt.date
+    fraction: float | None = None
+    device: str = ""
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str) and 0 < len(value.strip()) <= MOST_TEXT
+
+
+def _is_date(value: object) -> bool:
+    return isinstance(value, dt.date) and not isinstance(value, dt.datetime)
+
+
+_TEXTS = toml.Field("a list of texts", toml.is_texts, required=False)
+_TABLE = {
+    "name": toml.Field("a text", toml.is_text),
+    "title": toml.Field("a text", toml.is_text),
+    "points": toml.Field("a whole number", lambda value: type(value) is int),
+    "note": toml.Field("a text", toml.is_text, required=False),
+}
+_ITEM = {
+    "name": toml.Field("a text", toml.is_text),
+    "table": toml.Field("the name of a table", toml.is_text),
+    "points": toml.Field("a whole number", lambda value: type(value) is int),
+    "priority": toml.Field("P0, P1 or P2", lambda value: value in {"P0", "P1", "P2"}),
+    "what": toml.Field("a sentence", toml.is_text),
+    "cases": _TEXTS,
+    "rule": toml.Field(f"one of {', '.join(Rule)}", lambda value: value in set(Rule), required=False),
+    "question": toml.Field("a sentence", toml.is_text, required=False),
+    "steps": toml.Field("pairs of a fraction and points", lambda value: isinstance(value, list), required=False),
+    "contradicted": _TEXTS,
+}
+_ANSWER = {
+    "item": toml.Field("the id of an item", toml.is_text),
+    "answer": toml.Field("true or false", lambda value: isinstance(value, bool)),
+    "link": toml.Field(
+        "a URL that begins with https:// and has no spaces, quotes or brackets",
+        lambda value: isinstance(value, str) and bool(_LINK.fullmatch(value)),
+    ),
+    "by": toml.Field(f"who answers, in at most {MOST_TEXT} characters", _is_text),
+    "date": toml.Field("a date such as 2026-11-30, without quotes", _is_date),
+    "fraction": toml.Field("a number from 0 to 1", lambda value: toml.is_number(value, 0, 1), required=False),
+    "device": toml.Field("the name of a device", _is_text, required=False),
+}
+
+
+def tables(folder: Path = FOLDER) -> tuple[ItemTable, ...]:
+    """The tables, in their order.
+
+    Raises:
+        QualityError: A file is malformed.
+    """
+    items: dict[str, list[Item]] = {}
+    for entry in toml.read(folder / "items.toml", "item", _ITEM, QualityError, SCHEMA):
+        given = entry.values
+        if ("rule" in given) == ("question" in given) or ("rule" in given) != ("cases" in given):
+            raise entry.wrong("rule", "expected either `cases` and `rule`, or `question`")
+        item = Item(
+            entry["name"],
+            entry["table"],
+            entry["points"],
+            entry["priority"],
+            entry["what"],
+            tuple(given.get("cases", ())),
+            Rule(given["rule"]) if "rule" in given else None,
+            given.get("question", ""),
+            tuple((float(fraction), int(points)) for fraction, points in given.get("steps", ())),
+            tuple(given.get("contradicted", ())),
+        )
+        items.setdefault(item.table, []).append(item)
+    return tuple(
+        ItemTable(t["name"], t["title"], t["points"], tuple(items.pop(t["name"])), t.values.get("note", ""))
+        for t in toml.read(folder / "tables.toml", "table", _TABLE, QualityError, SCHEMA)
+    )
+
+
+def answers(path: Path, known: Sequence[ItemTable]) -> tuple[Answer, ...]:
+    """Read a file of answers.
+
+    Raises:
+        QualityError: It cannot be read, names an item that does not exist or is measured, or answers one twice.
+    """
+    items = {item.name: item for table in known for item in table.items}
+    found: dict[tuple[str, str], Answer] = {}
+    for entry in toml.read(path, "answer", _ANSWER, QualityError, SCHEMA):
+        name = entry["item"]
+        if name not in items:
+            asked = [item.name for item in items.values() if item.question]
+            raise entry.wrong("item", str(unknown("item", name, asked)))
+        item = items[name]
+        if not item.question:
+            raise entry.wrong("item", f"{name} is measured: its points come from the cases {', '.join(item.cases)}")
+        fraction = entry.values.get("fraction")
+        if item.steps and entry["answer"] and fraction is None:
+            raise entry.wrong("fraction", f"missing; {name} asks for a number from 0 to 1")
+        if not item.steps and fraction is not None:
+            raise entry.wrong("fraction", f"{name} is answered by true or false alone")
+        answer = Answer(
+            name,
+            entry["answer"],
+            entry["link"],
+            entry["by"],
+            entry["date"],
+            None if fraction is None else float(fraction),
+            entry.values.get("device", ""),
+        )
+        if (name, answer.device) in found:
+            raise entry.wrong("item", f"{name} is answered twice")
+        found[name, answer.device] = answer
+    return tuple(found.values())
+
+
+def answer_to(item: Item, device: str, given: Sequence[Answer]) -> Answer | None:
+    """The answer for a device; one that names the device comes before one for all."""
+    fitting: Mapping[str, Answer] = {answer.device: answer for answer in given if answer.item == item.name}
+    return fitting.get(device, fitting.get(""))
+
+
+def template(known: Sequence[ItemTable]) -> list[str]:
+    """A file of answers with every question, each answered by false."""
+    lines = [
+        "# Answers to what accelcheck cannot measure, for `accelcheck assess JOURNAL... --answers FILE`.",
+        "# An answer is a claim: the table shows it as one, with its link. Remove what you do not answer.",
+        '# `device = "cuda"` restricts an answer to one device.',
+        f"schema = {SCHEMA}",
+    ]
+    for table in known:
+        asked = [item for item in table.items if item.question]
+        if asked:
+            lines += ["", f"# {table.title}"]
+        for item in asked:
+            points = f"{item.points} points" + (", needed by a stable platform" if item.required else "")
+            steps = ", ".join(f"{points} from {fraction:.0%} on" for fraction, points in item.steps)
+            lines += [
+                "",
+                f"# {item.question} ({points}{': ' + steps if steps else ''})",
+                "[[answer]]",
+                f'item = "{item.name}"',
+                "answer = false",
+                *(["fraction = 0.0"] if item.steps else []),
+                'link = "https://example.org/evidence"',
+                'by = "name or team"',
+                f"date = {dt.datetime.now(tz=dt.UTC).date()}",
+            ]
+    return lines
