@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import distributed
 
+from accelcheck.checks.platform.tries import MOST_TEXT
 from accelcheck.checks.trial import Finding
 from accelcheck.core import imports
 from accelcheck.core.capability import Code, unsupported
 from accelcheck.core.case import Evidence
+from accelcheck.core.plain import text
 from accelcheck.core.processes import GRACE, ChildError, Mailbox
 from accelcheck.techniques.base import Unsupported
 from accelcheck.techniques.distributed.data_parallel import library
@@ -32,6 +34,8 @@ RANKS = 2
 """One each where only one device is visible."""
 PATIENCE = 120.0
 """Seconds that the ranks may take."""
+NO_BACKEND = "No backend type associated with device type"
+"""What torch says of tensors that no backend of the group takes (torch/csrc/distributed/c10d/ProcessGroup.hpp)."""
 
 
 def verify(trial: Trial) -> Finding:
@@ -50,8 +54,14 @@ def verify(trial: Trial) -> Finding:
         raise Unsupported(answer)
     world = RANKS if device.type == "cpu" else min(RANKS, int(torch.get_device_module(device.type).device_count()))
     own = [value.to(torch.float32) for value in trial.problem(trial.case.seed).inputs][:world]
-    with trial.clock("run"):
-        reports = _run(device, own)
+    try:
+        with trial.clock("run"):
+            reports = _run(device, own)
+    except ChildError as error:
+        if NO_BACKEND not in str(error):
+            raise
+        said = f"the backend that torch uses for {device.type} does not take its tensors: {text(error, MOST_TEXT)}"
+        raise Unsupported(unsupported(Code.NO_BACKEND, said.partition("\n")[0], tried=True)) from error
     faults, compared = [], 0
     total, rows = torch.stack(own).sum(0), torch.stack(own)
     for rank, report in enumerate(reports):

@@ -203,8 +203,8 @@ def _accepted(
 
 def _elementwise(tries: Tries, name: str, codes: Sequence[int]) -> None:
     form, dtype = FORMATS[name], getattr(torch, name)
-    # Each with two others: their products and sums have all sizes, and wrap around or overflow.
-    pairs = [(code, codes[(index + step) % len(codes)]) for step in (1, 7) for index, code in enumerate(codes)]
+    # Each with two others: their products and sums have all sizes, wrap around or overflow, and are odd and even.
+    pairs = [(code, codes[(index + step) % len(codes)]) for step in (1, 10) for index, code in enumerate(codes)]
     one, two = (of_patterns([pair[side] for pair in pairs], form, dtype) for side in (0, 1))
     values = [(form.decode(a), form.decode(b)) for a, b in pairs]
     place = tries.device.torch_device()

@@ -63,24 +63,27 @@ def _doubled(name: str, pairs: Sequence[tuple[int, int]]) -> list[int]:
 
 def _unpacked(name: str, held: Tensor) -> tuple[Tensor, Tensor]:
     """Both halves of each byte, as FP32."""
-    halves = held & 15, held >> 4
-    if name == "int4":
-        # Two's complement: the highest of four bits counts -8.
-        low, high = ((half.to(torch.float32) + 8) % 16 - 8 for half in halves)
-        return low, high
-    low, high = (_float4(half) for half in halves)
-    return low, high
+    byte = held.to(torch.float32)  # not by bits: some backends have no shifts
+    low, high = _low_part(byte, 16), torch.floor(byte * 0.0625)
+    if name == "float4":
+        return _float4(low), _float4(high)
+    # Two's complement: the highest of four bits counts -8.
+    return _low_part(low + 8, 16) - 8, _low_part(high + 8, 16) - 8
 
 
-def _float4(half: Tensor) -> Tensor:
+def _low_part(number: Tensor, power: int) -> Tensor:
+    """What is left of a number below a power of two, exactly, by operators that every backend has."""
+    return number - power * torch.floor(number * (1 / power))
+
+
+def _float4(number: Tensor) -> Tensor:
     """1 sign bit, 2 of the exponent, 1 of the fraction."""
-    number = half.to(torch.float32)
     sign = 1 - 2 * (number >= 8).to(torch.float32)
-    size = number % 8
-    exponent, fraction = torch.floor(size / 2), size % 2
+    size = _low_part(number, 8)
+    exponent, fraction = torch.floor(size * 0.5), _low_part(size, 2)
     power = 1 + (exponent > 1).to(torch.float32) + 2 * (exponent > 2).to(torch.float32)  # 2 ** (exponent - 1)
-    normal = (1 + fraction / 2) * power
-    return sign * torch.where(exponent > 0, normal, fraction / 2)
+    normal = (1 + 0.5 * fraction) * power
+    return sign * torch.where(exponent > 0, normal, 0.5 * fraction)
 
 
 def _packed(name: str, low: Tensor, high: Tensor) -> Tensor:
@@ -90,11 +93,11 @@ def _packed(name: str, low: Tensor, high: Tensor) -> Tensor:
 
 
 def _int4_code(number: Tensor) -> Tensor:
-    return number % 16
+    return _low_part(number, 16)
 
 
 def _float4_code(number: Tensor) -> Tensor:
-    size = number.abs()
+    size = torch.where(number < 0, number * -1, number)
     code = torch.zeros_like(size)
     for index, boundary in enumerate(_BOUNDARIES):  # the neighbour of even code takes the tie
         code = code + (size > boundary if index % 2 == 0 else size >= boundary).to(torch.float32)
