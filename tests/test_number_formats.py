@@ -18,7 +18,7 @@ FLOATS = {name: form for name, form in FORMATS.items() if isinstance(form, Float
 @pytest.mark.parametrize(("name", "code"), [("float32", "<f"), ("float64", "<d"), ("float16", "<e")])
 def test_patterns_are_those_of_ieee_754(name: str, code: str) -> None:
     form = FORMATS[name]
-    drawn = random.Random(name)  # noqa: S311 - the same patterns each time
+    drawn = random.Random(name)
     for _ in range(2000):
         pattern = drawn.getrandbits(form.bits)
         value = struct.unpack(code, pattern.to_bytes(form.bits // 8, "little"))[0]
@@ -58,7 +58,7 @@ def test_the_range_is_the_one_that_the_format_states(name: str, largest: float, 
 @pytest.mark.parametrize("name", ["float16", "bfloat16", "float32"])
 def test_numbers_are_rounded_to_nearest_even_as_torch_rounds_them(name: str) -> None:
     form, dtype = FLOATS[name], getattr(torch, name)
-    drawn = random.Random(name)  # noqa: S311 - the same numbers each time
+    drawn = random.Random(name)
     numbers = [drawn.uniform(-2, 2) * 2.0 ** drawn.randint(form.least - form.fraction - 2, 120) for _ in range(3000)]
     numbers += [
         1 + 2.0**-form.precision,
