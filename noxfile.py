@@ -45,16 +45,16 @@ PINS = {
 }
 """What each session installs: the one place where torch is pinned."""
 EXTRAS = {
-    "cpu": "[accuracy,torchao,onnx,openvino]",
-    "cuda": "[accuracy,torchao,cuda13]",
-    "rocm": "[accuracy,torchao]",
-    "xla": "[accuracy]",
-    "tpu": "[accuracy]",
+    "cpu": "[accuracy,torchao,onnx,openvino,extensions]",
+    "cuda": "[accuracy,torchao,extensions,cuda13]",
+    "rocm": "[accuracy,torchao,extensions]",
+    "xla": "[accuracy,extensions]",
+    "tpu": "[accuracy,extensions]",
 }
 CUDA_13_DRIVER = 580
 """First major version of NVIDIA's driver that runs CUDA 13, which torch is built with from 2.11 on; 525 and later run CUDA 12.
 https://docs.nvidia.com/deploy/cuda-compatibility."""
-CUDA_12 = (("torch==2.10.0",), "[accuracy,torchao,cuda12]")
+CUDA_12 = (("torch==2.10.0",), "[accuracy,torchao,extensions,cuda12]")
 """What the session `cuda` installs for an older driver: the last torch whose build in the default index has CUDA 12, and extras."""
 WHEELS = {"cuda": (("flash-attn",), ("--pre", "flash-attn-4"))}
 """What a session installs where a wheel exists, and goes on without where none does: built from source they take an hour."""

@@ -127,6 +127,9 @@ def test_every_family_has_a_workload_at_level_2_and_one_at_level_3() -> None:
         levels = lowest.setdefault(known.techniques[case.technique].family, {})
         levels[case.workload] = min(levels.get(case.workload, 3), case.level)
     for family, levels in lowest.items():
+        if family == "platform":  # its items are asked for at every level, and have no larger ones
+            assert set(levels.values()) == {1}
+            continue
         assert any(level <= 2 for level in levels.values()), family
         assert 3 in levels.values(), family
 

@@ -286,7 +286,7 @@ def test_rocm_without_an_index_says_what_to_set(noxfile: Any, monkeypatch: pytes
 def test_a_session_installs_its_pin_and_runs_the_suite_on_its_device(noxfile: Any) -> None:
     session = Session()
     noxfile._suite(session, "cpu")
-    assert session.installed == [*noxfile.PINS["cpu"], "-e", ".[accuracy,torchao,onnx,openvino]"]
+    assert session.installed == [*noxfile.PINS["cpu"], "-e", ".[accuracy,torchao,onnx,openvino,extensions]"]
     judged, timed = session.runs
     assert judged[:3] == ["pytest", "--pyargs", "accelcheck.suite"]
     assert timed[:3] == ["pytest", "--pyargs", "accelcheck.suite.test_speed"]
@@ -313,13 +313,13 @@ def test_a_gpu_gets_the_newest_torch_with_what_reads_its_clocks(
     noxfile: Any, monkeypatch: pytest.MonkeyPatch, version: str
 ) -> None:
     session = on_driver(noxfile, monkeypatch, version)
-    assert session.installed == [*noxfile.PINS["cuda"], "-e", ".[accuracy,torchao,cuda13]"]
+    assert session.installed == [*noxfile.PINS["cuda"], "-e", ".[accuracy,torchao,extensions,cuda13]"]
     assert not session.warned
 
 
 def test_an_older_driver_gets_a_torch_that_it_runs(noxfile: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     session = on_driver(noxfile, monkeypatch, "550.54.15")
-    assert session.installed == ["torch==2.10.0", "-e", ".[accuracy,torchao,cuda12]"]
+    assert session.installed == ["torch==2.10.0", "-e", ".[accuracy,torchao,extensions,cuda12]"]
     (warning,) = session.warned
     assert "driver 550.54.15 runs CUDA 12: torch==2.10.0 instead of torch==2.15.0, which needs 580" in warning
 

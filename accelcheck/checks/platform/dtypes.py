@@ -15,10 +15,9 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from accelcheck.checks.platform.tries import Tries, of_patterns
-from accelcheck.core.capability import Code, unsupported
+from accelcheck.checks.platform.packed import packed
+from accelcheck.checks.platform.tries import Tries, absent, of_patterns, refuse
 from accelcheck.devices.torch_names import scaled_mm
-from accelcheck.techniques.base import Unsupported
 from accelcheck.verify.number_formats import FORMATS, FloatFormat, IntegerFormat
 
 if TYPE_CHECKING:
@@ -59,23 +58,10 @@ def verify(trial: Trial) -> Finding:
             return _float8(trial.device, codes)
         tries = Tries(trial.device, name)
         if name in {"int4", "float4"}:
-            from accelcheck.checks.platform.packed import packed
-
             packed(tries, name, codes)
         else:
             _ordinary(tries, name, codes)
     return tries.finding()
-
-
-def absent(tries: Tries, needed: Sequence[str]) -> list[str]:
-    """What the device said to operations that are needed and that it does not have."""
-    return [f"{name}: {tries.refused[name]}" for name in needed if name in tries.refused]
-
-
-def refuse(label: str, device: Device, said: Sequence[str]) -> Unsupported:
-    """The answer for a dtype that is not there."""
-    more = f"; and {len(said) - 1} more operations" if len(said) > 1 else ""
-    return Unsupported(unsupported(Code.NO_DTYPE, f"{device.name} has no {label}: {said[0]}{more}", tried=True))
 
 
 def _ordinary(tries: Tries, name: str, codes: list[int]) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from accelcheck.checks.platform.dtypes import absent, refuse
+from accelcheck.checks.platform.tries import absent, refuse
 from accelcheck.verify.number_formats import FORMATS, FloatFormat, IntegerFormat
 
 if TYPE_CHECKING:

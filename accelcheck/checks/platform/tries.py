@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING
 import torch
 
 from accelcheck.checks.trial import Finding
+from accelcheck.core.capability import Code, unsupported
 from accelcheck.core.case import Evidence
 from accelcheck.core.plain import text
+from accelcheck.techniques.base import Unsupported
 from accelcheck.verify.number_formats import FORMATS
 
 if TYPE_CHECKING:
@@ -157,6 +159,17 @@ class Tries:
         self.right.append(name)
         self.evidence.append(Evidence(f"{self.label}: {name}", f"right in all {judged} elements", engaged=True))
         return True
+
+
+def absent(tries: Tries, needed: Sequence[str]) -> list[str]:
+    """What the device said to operations that are needed and that it does not have."""
+    return [f"{name}: {tries.refused[name]}" for name in needed if name in tries.refused]
+
+
+def refuse(label: str, device: Device, said: Sequence[str]) -> Unsupported:
+    """The answer for a dtype that is not there."""
+    more = f"; and {len(said) - 1} more operations" if len(said) > 1 else ""
+    return Unsupported(unsupported(Code.NO_DTYPE, f"{device.name} has no {label}: {said[0]}{more}", tried=True))
 
 
 def patterns(host: Tensor) -> list[int]:
