@@ -148,6 +148,43 @@ def test_of_two_verdicts_the_worse_counts_and_is_said(tmp_path: Path, output: Pa
     assert {r.verdict for r in load([output])[0].records} == {Verdict.FAIL}
 
 
+def test_missing_shards_are_said(tmp_path: Path, output: Path) -> None:
+    def shard(number: int, **more: Any) -> Path:
+        facts = {
+            "started": f"2026-11-23T1{number}:00:00+00:00",
+            "selection": {"shard": {"number": number, "of": 4}, **more},
+        }
+        return journal(tmp_path / f"{number}{more}.jsonl", record(f"technique-{number}"), **facts)
+
+    paths = [shard(number) for number in (1, 2, 3, 4)]
+    assert merge(paths, output).notes == ()
+    missing = "incomplete: shards 1, 3 of 4 missing, and with them their cases"
+    assert merge([paths[1], paths[3]], output).notes == (missing,)
+    assert merge([paths[0], paths[1], paths[2], shard(4, level=2)], output).notes == (
+        "incomplete: shard 4 of 4 missing, and with them their cases",
+        "incomplete: shards 1, 2, 3 of 4 missing, and with them their cases",
+    )
+    for odd in ({"number": 5, "of": 4}, {"number": "1", "of": 2}, {"number": 1, "of": 10**9}, [1, 2], None):
+        path = journal(tmp_path / "odd.jsonl", record("eager"), selection={"shard": odd})
+        assert merge([path], output).notes == ()
+
+
+def test_other_ledgers_for_one_device_are_said(tmp_path: Path, output: Path) -> None:
+    one, other = (
+        journal(
+            tmp_path / f"{sha}.jsonl",
+            ledgers=[{"name": "all.toml", "sha256": "0"}, {"name": "cpu.toml", "sha256": sha}],
+        )
+        for sha in ("1", "2")
+    )
+    said = set(merge([one, other], output).notes)
+    assert said <= {
+        f"cpu: {first} and {second} were judged by other ledgers: cpu.toml"
+        for first, second in ((one, other), (other, one))
+    }
+    assert len(said) == 1
+
+
 def test_a_run_that_was_cut_off_is_said_and_its_torn_line_left_out(tmp_path: Path, output: Path) -> None:
     path = journal(tmp_path / "a.jsonl", record("eager"), end=False)
     kept = path.read_bytes()
@@ -206,9 +243,9 @@ def test_a_journal_that_changes_meanwhile_is_refused(
     path = journal(tmp_path / "a.jsonl", record("eager"))
     whole = path.read_bytes()
 
-    def rewritten(parts: Any) -> list[str]:
+    def rewritten(parts: Any) -> tuple[list[str], int]:
         path.write_bytes(whole.replace(b"pass", b"fail"))
-        return []
+        return [], 1
 
     monkeypatch.setattr(merging, "_judged_twice", rewritten)
     with pytest.raises(MergeError, match="changed while it was merged"):

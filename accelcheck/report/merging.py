@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     from accelcheck.core.case import Verdict
     from accelcheck.core.journal_reading import Line
+    from accelcheck.report.run import UsedLedger
 
 MOST_SECTIONS = 20_000
 """Runs that are merged; more would be a stranger's file of headers."""
@@ -57,6 +58,7 @@ class Part:
         header: Its fields.
         identities: What identifies each of its devices, by name: see `accelcheck.report.run.identity`.
         said: What its header says of each of its devices, by field: what differs where two identities do.
+        ledgers: By which it was judged, sorted by name.
         verdicts: The worst one of each case.
         bytes: From its header to its last whole line.
         lines: How many.
@@ -71,6 +73,7 @@ class Part:
     header: Mapping[str, Any]
     identities: Mapping[str, tuple[str, ...]]
     said: Mapping[str, Mapping[str, str]]
+    ledgers: tuple[UsedLedger, ...] = ()
     verdicts: dict[str, Verdict] = field(default_factory=dict)
     bytes: int = 0
     lines: int = 0
@@ -98,16 +101,12 @@ class Merged:
     Attributes:
         parts: The runs, in the order in which they are written.
         notes: What a reader should know: taken once, kept apart, cut off, shards that are missing, cases with two verdicts.
+        cases: Number of cases with a verdict, each once for each device.
     """
 
     parts: tuple[Part, ...]
     notes: tuple[str, ...]
-
-    @property
-    def cases(self) -> int:
-        """Number of cases with a verdict, each once for each device."""
-        found = {(identities, name) for part in self.parts for name, identities in _owners(part)}
-        return len(found)
+    cases: int
 
 
 def merge(paths: Sequence[Path], output: Path, *, same_device: bool = False) -> Merged:
@@ -136,7 +135,9 @@ def merge(paths: Sequence[Path], output: Path, *, same_device: bool = False) -> 
         for part in parts
         if not part.ended
     ]
-    notes += _judged_twice(parts)
+    notes += [*_ledgers(parts), *_incomplete(parts)]
+    said, cases = _judged_twice(parts)
+    notes += said
     if (size := sum(part.bytes for part in parts)) > MOST_FILE:
         raise MergeError(f"{output}: would have {size:,} bytes, and a journal has at most {MOST_FILE:,}")
     try:
@@ -145,7 +146,7 @@ def merge(paths: Sequence[Path], output: Path, *, same_device: bool = False) -> 
                 _copy(part, file)
     except OSError as error:
         raise MergeError(f"{output} cannot be written: {error.strerror or error}") from error
-    return Merged(tuple(parts), tuple(notes))
+    return Merged(tuple(parts), tuple(notes), cases)
 
 
 def _gathered(paths: Sequence[Path]) -> list[Part]:
@@ -203,7 +204,8 @@ def _begun(path: Path, line: Line, position: int) -> Part:
         for name, found in fingerprints.items()
     }
     kept = {name: fields.get(name) for name in ("started", "selection")}
-    return Part(path, line.number, position, kept, identities, said)
+    ledgers = tuple(sorted(header.ledgers, key=lambda used: (used.name, used.sha256)))
+    return Part(path, line.number, position, kept, identities, said, ledgers)
 
 
 def _judged(part: Part, case: str, verdict: Verdict) -> None:
@@ -285,7 +287,40 @@ def _owners(part: Part) -> Iterator[tuple[str, tuple[str, ...]]]:
         yield name, part.identities.get(device, (device,))
 
 
-def _judged_twice(parts: Sequence[Part]) -> list[str]:
+def _ledgers(parts: Sequence[Part]) -> Iterator[str]:
+    """Runs of one device that were judged by different ledgers: what one expects to fail, the other does not."""
+    first: dict[tuple[str, ...], Part] = {}
+    for part in parts:
+        for name, key in part.identities.items():
+            other = first.setdefault(key, part)
+            if other.ledgers != part.ledgers:
+                differing = sorted({used.name for used in {*other.ledgers} ^ {*part.ledgers}})
+                shown = text(", ".join(differing), MOST_SHOWN)
+                yield f"{text(name, MOST_SHOWN)}: {other.name} and {part.name} were judged by other ledgers: {shown}"
+
+
+def _incomplete(parts: Sequence[Part]) -> Iterator[str]:
+    """The shards that are missing, of the selections that headers say they are shards of; what is no shard in them is ignored."""
+    found: dict[str, tuple[int, set[int]]] = {}
+    for part in parts:
+        selection = part.header.get("selection")
+        shard = selection.get("shard") if isinstance(selection, dict) else None
+        if not isinstance(selection, dict) or not isinstance(shard, dict):
+            continue
+        number, of = shard.get("number"), shard.get("of")
+        if type(number) is int and type(of) is int and 1 <= number <= of <= MOST_SECTIONS:
+            rest = sorted((name, repr(value)) for name, value in selection.items() if name not in {"shard", "devices"})
+            found.setdefault(repr((of, rest, sorted(part.identities.values()))), (of, set()))[1].add(number)
+    for of, numbers in found.values():
+        absent = [str(number) for number in range(1, of + 1) if number not in numbers]
+        if absent:
+            more = f" and {len(absent) - MOST_SAID:,} more" if len(absent) > MOST_SAID else ""
+            word = "shard" if len(absent) == 1 else "shards"
+            yield f"incomplete: {word} {', '.join(absent[:MOST_SAID])}{more} of {of:,} missing, and with them their cases"
+
+
+def _judged_twice(parts: Sequence[Part]) -> tuple[list[str], int]:
+    """A line for each case with two verdicts, and the number of cases."""
     seen: dict[tuple[tuple[str, ...], str], tuple[Part, Verdict]] = {}
     said: list[str] = []
     for part in parts:
@@ -299,7 +334,8 @@ def _judged_twice(parts: Sequence[Part]) -> list[str]:
             if other is not verdict:
                 said.append(f"{name}: {other} in {first.name}, {verdict} in {part.name}; the worse counts")
     more = len(said) - MOST_SAID
-    return said[:MOST_SAID] + ([f"{more} more cases with two verdicts; the worse count"] if more > 0 else [])
+    rest = [f"{more} more cases with two verdicts; the worse count"] if more > 0 else []
+    return said[:MOST_SAID] + rest, len(seen)
 
 
 def _copy(part: Part, file: IO[bytes]) -> None:
