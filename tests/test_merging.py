@@ -150,7 +150,7 @@ def test_of_two_verdicts_the_worse_counts_and_is_said(tmp_path: Path, output: Pa
 
 def test_missing_shards_are_said(tmp_path: Path, output: Path) -> None:
     def shard(number: int, **more: Any) -> Path:
-        facts = {
+        facts: dict[str, Any] = {
             "started": f"2026-11-23T1{number}:00:00+00:00",
             "selection": {"shard": {"number": number, "of": 4}, **more},
         }
@@ -293,15 +293,15 @@ def test_an_outline_takes_and_refuses_what_a_record_does(tmp_path: Path) -> None
     text = [json.dumps({"kind": "run"}), *(json.dumps(good | change) for change in changes)]
     path.write_text("\n".join(text) + "\n")
     taken = 0
-    for line in list(lines(path))[1:]:
+    for line, at_once in list(zip(lines(path), lines(path, outlined=True), strict=True))[1:]:
         said = []
-        for read in (case, outline):
+        for read, given in ((case, line), (outline, line), (outline, at_once)):
             try:
-                found = read(line)
+                found = read(given)
             except JournalError as error:
                 said.append(str(error))
             else:
                 taken += 1
                 said.append(str((found.case.id, found.verdict) if isinstance(found, Record) else found))
-        assert said[0] == said[1]
-    assert taken == 2 * 4
+        assert said[0] == said[1] == said[2]
+    assert taken == 3 * 4

@@ -53,12 +53,14 @@ class Line:
         kind: One of `KINDS`.
         raw: Its bytes, without the line end.
         where: File and number, for errors.
+        outlined: What `outline` reads, where `lines` has read it already.
     """
 
     number: int
     kind: str
     raw: bytes
     where: str
+    outlined: Any = None
 
 
 class _Kind(msgspec.Struct):
@@ -74,14 +76,18 @@ class _Cut(Exception):  # noqa: N818 - how reading ends, no error
     pass
 
 
-def lines(path: bounded.Source) -> Iterator[Line]:
+def lines(path: bounded.Source, *, outlined: bool = False) -> Iterator[Line]:
     """The whole lines of a journal: each of a known kind, the first one a header. Cases are not read.
+
+    Args:
+        path: Of the journal.
+        outlined: Whether `outline` is going to read each case: then both read a line once.
 
     Raises:
         JournalError: The file cannot be read, exceeds a bound, or a line is not JSON or of no known kind.
     """
     try:
-        yield from _lines(path)
+        yield from _lines(path, _outlines() if outlined else None)
     except _Cut:
         return
 
@@ -144,7 +150,7 @@ def outline(line: Line) -> tuple[str, Verdict]:
     Raises:
         JournalError: As `case`.
     """
-    found = _decoded(_outlines(), line.raw, line.where, "not a case record: ")
+    found = line.outlined or _decoded(_outlines(), line.raw, line.where, "not a case record: ")
     if found.compared < 0:
         case(line)  # which raises what it says of it
     of = found.case
@@ -168,7 +174,10 @@ def table(line: Line) -> Mapping[str, Any]:
 @functools.cache
 def _outlines() -> msgspec.json.Decoder[Any]:
     """A decoder of the fields of `Record`, of the same types, that makes plain structures instead of records that check themselves."""
-    return msgspec.json.Decoder(_plain(Record), strict=False)
+    record = _plain(Record)
+    return msgspec.json.Decoder(
+        msgspec.defstruct("Outline", [("kind", Any, None)], bases=(record,), gc=False), strict=False
+    )
 
 
 def _plain(kind: Any) -> Any:
@@ -190,13 +199,14 @@ def _plain(kind: Any) -> Any:
     return get_origin(kind)[arguments]
 
 
-def _lines(path: bounded.Source) -> Iterator[Line]:
+def _lines(path: bounded.Source, quick: msgspec.json.Decoder[Any] | None = None) -> Iterator[Line]:
     begun = False
     try:
         for number, raw in bounded.lines(path):
             where = f"{path}:{number}"
             try:
-                kind = _decoded(_KIND, raw, where).kind
+                found = None if quick is None else _tried(quick, raw)
+                kind = (_decoded(_KIND, raw, where) if found is None else found).kind
             except JournalError:
                 if raw.endswith(b"\n"):
                     raise
@@ -210,9 +220,16 @@ def _lines(path: bounded.Source) -> Iterator[Line]:
                     else f"{where}: {got}; expected run in the first line, the header"
                 )
             begun = True
-            yield Line(number, kind, raw.rstrip(b"\n"), where)
+            yield Line(number, kind, raw.rstrip(b"\n"), where, found if kind == "case" else None)
     except bounded.UnreadableFileError as error:
         raise JournalError(f"the journal {error}") from error
+
+
+def _tried(decoder: msgspec.json.Decoder[T], raw: bytes) -> T | None:
+    try:
+        return decoder.decode(raw)
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError, OverflowError):
+        return None
 
 
 def _decoded(decoder: msgspec.json.Decoder[T], raw: bytes, where: str, what: str = "") -> T:

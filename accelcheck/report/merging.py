@@ -167,7 +167,7 @@ def _parts(path: Path) -> Iterator[Part]:
     part: Part | None = None
     content = hashlib.sha256()
     position = 0
-    for line in lines(path):
+    for line in lines(path, outlined=True):
         if line.kind == "run":
             if part is not None:
                 part.digest = content.hexdigest()

@@ -188,7 +188,7 @@ def _journals(
 def _checked(path: Path) -> list[Mapping[str, Any]]:
     """The headers of a journal of which every line was checked."""
     found = False
-    for line in lines(path):
+    for line in lines(path, outlined=True):
         found = True
         if line.kind == "case":
             outline(line)
