@@ -105,8 +105,6 @@ def _part(text: str) -> float:
 
 
 def _duet(given: argparse.Namespace) -> int:
-    if not (given.python or given.env_a or given.env_b):
-        given.refuse("nothing to compare: name what differs, by --python, --env-a or --env-b")
     if len(given.python) > 2 or given.pairs < 2 or not given.timeout > 0:
         print(
             "accelcheck: expected --python at most twice, --pairs of at least 2 and a --timeout above 0, got "
@@ -114,6 +112,8 @@ def _duet(given: argparse.Namespace) -> int:
             file=sys.stderr,
         )
         return USAGE
+    if not (given.python or given.env_a or given.env_b):
+        given.refuse("nothing to compare: name what differs, by --python, --env-a or --env-b")
     words = given.python or [sys.executable]
     selection = Selection(
         devices=(given.device,),
