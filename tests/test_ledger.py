@@ -271,3 +271,28 @@ def test_shipped_ledgers_can_be_read_and_belong_to_a_device() -> None:
 
 def test_a_device_without_a_ledger_ships_none() -> None:
     assert all(path.stem == "all" for path in shipped(("no-such-device",)))
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "not engaged: bits: value: expected foo, got bar",
+        "not engaged: bits: expected at most 1.2.3, got 4.5.6",
+    ],
+)
+def test_a_line_of_somebody_else_that_looks_like_a_fault_has_no_size(line: str) -> None:
+    assert size(line) is None
+
+
+def test_a_pattern_without_an_end_does_not_stall_a_run(tmp_path: Path) -> None:
+    (read,) = load(tmp_path, text(match='"(a+)+$"')).entries
+    assert not read.finds("a" * 10_000 + "b", Verdict.FAIL)
+
+
+def test_a_pattern_that_re2_does_not_have_is_refused_by_file_entry_and_field(tmp_path: Path) -> None:
+    with pytest.raises(LedgerError) as raised:
+        load(tmp_path, text(match="'a(?=b)'"))
+    assert str(raised.value) == (
+        f"{tmp_path / 'device.toml'}: entry 1: field 'match': expected a regular expression of RE2's syntax, got 'a(?=b)': "
+        "invalid perl operator: (?="
+    )

@@ -134,7 +134,7 @@ def test_a_file_that_may_not_be_read_is_named_and_not_called_spoilt(
     def refused(*_: object, **__: object) -> None:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr("pathlib.Path.read_text", refused)
+    monkeypatch.setattr("accelcheck.core.strangers.read", refused)
     with pytest.raises(BaselineError) as raised:
         list(store.stored(PLACE))
     assert str(raised.value) == f"{path_of(store)}: cannot be read: Permission denied"

@@ -5,11 +5,13 @@ An error names the file, the number of the entry, the field, what was expected a
 
 from __future__ import annotations
 
-import tomllib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from accelcheck.core import strangers
+from accelcheck.core.plain import text
 from accelcheck.core.registry import unknown
+from accelcheck.core.strangers import StrangerError, quoted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -55,7 +57,7 @@ class TomlTable:
 
     def wrong(self, field: str, what: str) -> ValueError:
         """The error for what a `Field` cannot express."""
-        return self.raises(f"{self.where}: field {field!r}: {what}")
+        return self.raises(f"{self.where}: field {quoted(field, 80)}: {what}")
 
     def checked(self, fields: Mapping[str, Field]) -> TomlTable:
         """The entry, if its fields are legal.
@@ -65,10 +67,10 @@ class TomlTable:
         """
         for name in self.values:
             if name not in fields:
-                raise self.wrong(name, str(unknown("field", name, sorted(fields))))
+                raise self.wrong(name, str(unknown("field", text(name, 80), sorted(fields))))
         for name, field in fields.items():
             if name in self.values and not field.legal(self.values[name]):
-                raise self.wrong(name, f"expected {field.expected}, got {self.values[name]!r}")
+                raise self.wrong(name, f"expected {field.expected}, got {quoted(self.values[name])}")
             if name not in self.values and field.required:
                 raise self.wrong(name, f"missing; expected {field.expected}")
         return self
@@ -96,11 +98,11 @@ def read(
         ValueError: Of the class `raises`; the file cannot be read, or is not what was described.
     """
     try:
-        data = tomllib.loads(path.read_text(encoding="utf-8"))
+        data = strangers.toml(strangers.read(path))
     except OSError as error:
         raise raises(f"{path}: cannot be read: {error.strerror or error}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise raises(f"{path}: not TOML: {error}") from error
+    except StrangerError as error:
+        raise raises(f"{path}: {error}") from error
     known = {kind: Field(f"a list of tables, [[{kind}]]", lambda value: isinstance(value, list), required=False)}
     if schema is not None:
         known = {
@@ -113,9 +115,9 @@ def read(
     found = []
     for number, raw in enumerate(TomlTable(str(path), data, raises).checked(known).values.get(kind, []), start=1):
         name = raw.get("name") if isinstance(raw, dict) else None
-        where = f"{path}: {kind} {number}" + (f" ({name})" if isinstance(name, str) else "")
+        where = f"{path}: {kind} {number}" + (f" ({text(name, 80)})" if isinstance(name, str) else "")
         if not isinstance(raw, dict):
-            raise raises(f"{where}: field {kind!r}: expected a table, got {raw!r}")
+            raise raises(f"{where}: field {kind!r}: expected a table, got {quoted(raw)}")
         found.append(TomlTable(where, raw, raises).checked(fields))
     return found
 

@@ -41,7 +41,7 @@ def parsed(text: str) -> dict[str, dict[str, float]]:
     """
     try:
         data: Any = json.loads(text)
-    except (json.JSONDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:
         raise CeilingError(f"{FILE}: not JSON: {error}") from error
     if not isinstance(data, dict) or data.get("schema") != SCHEMA or not isinstance(data.get("ceilings"), dict):
         raise CeilingError(f"{FILE}: expected an object with 'schema': {SCHEMA} and a table 'ceilings'")

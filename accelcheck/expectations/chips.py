@@ -25,7 +25,7 @@ TRIED = "found by trying"
 """`Record.remark` of a case that is `unsupported` because a trial was refused, and no statement says that it would be."""
 RUNS = "runs, although stated as unsupported"
 """Begins `Record.remark` of a case that ran though a statement says that it would not."""
-_RELEASE = re.compile(r"(\d+)\.(\d+)")
+_RELEASE = re.compile(r"(\d{1,4})\.(\d{1,4})", re.ASCII)
 _FIELDS = {
     "cases": toml.Field("a list of case ids or globs", toml.is_texts),
     "supported": toml.Field("true or false", lambda value: isinstance(value, bool)),

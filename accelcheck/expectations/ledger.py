@@ -26,7 +26,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from accelcheck.core import toml
+from accelcheck.core import strangers, toml
 from accelcheck.core.case import Verdict
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ class Entry:
     Attributes:
         cases: Case ids or globs, matched against whole ids.
         verdict: ``fail`` or ``error``: the expected verdict.
-        match: Regular expression for lines of the failure; a line that no entry matches is not expected.
+        match: Regular expression, as RE2 has it, for lines of the failure; a line that no entry matches is not expected.
         at_most: Largest size of a fault that is expected, or the class of an exception: see the module.
         reason: What a maintainer needs to know to act on it.
         link: Where it is reported or documented.
@@ -94,7 +94,7 @@ class Entry:
     def finds(self, line: str, verdict: Verdict) -> bool:
         """Whether `match` finds a line of a failure, whatever its size."""
         said = self._said(line, verdict)
-        return said is not None and bool(re.search(self.match, said))
+        return said is not None and strangers.pattern(self.match).search(said)
 
     def explains(self, line: str, verdict: Verdict) -> bool:
         """Whether the entry expects a line of a failure: `match` finds it, and its size is at most `at_most`."""
@@ -185,7 +185,10 @@ def size(line: str) -> float | None:
     """
     for pattern, measure in _SIZES:
         if found := pattern.search(line):
-            value = measure(*found.groups())
+            try:
+                value = measure(*found.groups())
+            except ValueError:  # words of somebody else, which look like ours
+                return None
             return math.inf if math.isnan(value) else value
     return None
 
@@ -231,22 +234,27 @@ def _entries(path: Path) -> list[Entry]:
 
 
 def _entry(raw: toml.TomlTable) -> Entry:
+    match = raw["match"]
     try:
-        empty = re.search(raw["match"], "")
-    except re.error as error:
-        raise raw.wrong("match", f"expected a regular expression, got {raw['match']!r}: {error}") from error
+        empty = strangers.pattern(match).search("")
+    except strangers.StrangerError as error:
+        raise raw.wrong(
+            "match",
+            f"expected a regular expression of RE2's syntax, got {strangers.quoted(match)}: {error}",
+        ) from error
     if empty:
         raise raw.wrong(
-            "match", f"expected a text of this failure alone, got {raw['match']!r}, which every line contains"
+            "match",
+            f"expected a text of this failure alone, got {strangers.quoted(match)}, which every line contains",
         )
     verdict, at_most = Verdict(raw["verdict"]), raw["at-most"]
     if isinstance(at_most, str) is not (verdict is Verdict.ERROR):
         wanted = "the class of the exception" if verdict is Verdict.ERROR else "a number"
-        raise raw.wrong("at-most", f"expected {wanted} for the verdict {verdict}, got {at_most!r}")
+        raise raw.wrong("at-most", f"expected {wanted} for the verdict {verdict}, got {strangers.quoted(at_most)}")
     return Entry(
         cases=tuple(raw["cases"]),
         verdict=verdict,
-        match=raw["match"],
+        match=match,
         at_most=at_most.strip() if isinstance(at_most, str) else float(at_most),
         reason=raw["reason"].strip(),
         link=raw["link"].strip(),

@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 from filelock import FileLock
 
+from accelcheck.core import strangers
 from accelcheck.core.files import PARTIAL, replacing
+from accelcheck.core.strangers import quoted
 from accelcheck.measure.regression import Sample
 
 if TYPE_CHECKING:
@@ -41,6 +43,8 @@ CHOOSING = frozenset(
 """Variables that only select chips or files. The kind and number of chips are part of the place."""
 _STEEPEST = 20.0
 """Logarithm of the largest plausible ratio, half a billion."""
+_LARGEST = 2**16
+"""Bytes of a file; those of accelcheck have up to 3,000."""
 _FIELDS = ("schema", "case", "digest", "device", "ratio", "figures")
 _MENDING = "restore the file from version control, or remove it and store the case again with --accel-baseline=new-only"
 
@@ -285,13 +289,13 @@ def _distance(one: Place, other: Place) -> tuple[object, ...]:
 
 def _read(path: Path) -> Baseline:
     try:
-        data = json.loads(path.read_text(encoding="ascii"))
+        data = strangers.json(strangers.read(path, _LARGEST))
     except FileNotFoundError:
         raise
     except OSError as error:
         raise BaselineError(f"{path}: cannot be read: {error.strerror or error}") from error
-    except (ValueError, RecursionError) as error:  # ValueError: not ASCII, not JSON, or too many digits
-        raise BaselineError(f"{path}: not JSON, or cut short ({error}); {_MENDING}") from error
+    except strangers.StrangerError as error:
+        raise BaselineError(f"{path}: {error}; it may be cut short: {_MENDING}") from error
     reader = _Reader(path)
     table = reader.table(data, "the file")
     if table.get("schema") != SCHEMA:
@@ -331,7 +335,9 @@ class _Reader:
     path: Path
 
     def wrong(self, name: str, expected: str, came: object) -> BaselineError:
-        return BaselineError(f"{self.path}: field {name!r}: expected {expected}, got {came!r}; {_MENDING}")
+        return BaselineError(
+            f"{self.path}: field {quoted(name, 80)}: expected {expected}, got {quoted(came)}; {_MENDING}"
+        )
 
     def table(self, value: object, name: str) -> dict[str, Any]:
         if not isinstance(value, dict):
