@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from accelcheck.core import clean_process
 from accelcheck.core.clean_process import CleanProcess, CleanProcessError
 from accelcheck.core.processes import End
 
@@ -50,8 +51,9 @@ def ended(pid: int) -> bool:
     """Whether a process, of which this is not the parent, ends within 5 s."""
     for _ in range(500):
         try:
-            os.kill(pid, 0)
-        except ProcessLookupError:
+            if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z":
+                return True  # whoever adopted it has not yet waited for it
+        except FileNotFoundError:
             return True
         time.sleep(0.01)
     return False
@@ -59,6 +61,12 @@ def ended(pid: int) -> bool:
 
 def odd() -> None:
     raise OddError(1, 2)
+
+
+@pytest.fixture(autouse=True)
+def _no_debugger(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A real one takes seconds; tests/test_native_stacks.py has its own."""
+    monkeypatch.setattr(clean_process, "native_stacks", lambda _: "")
 
 
 @pytest.fixture
@@ -228,3 +236,86 @@ def test_what_is_no_plain_exception_ends_nothing_either(clean: CleanProcess, err
     with pytest.raises((type(error), CleanProcessError)):
         clean.call(fails, error)
     assert clean.call(len, [1]) == 1
+
+
+def kills_its_parent() -> None:
+    os.kill(os.getppid(), signal.SIGKILL)
+    time.sleep(60)
+
+
+def signals_its_group() -> None:
+    os.killpg(0, signal.SIGKILL)
+
+
+@pytest.mark.parametrize("status", [96, 97])
+def test_no_exit_status_of_a_function_ends_more_than_its_call(clean: CleanProcess, status: int) -> None:
+    with pytest.raises(CleanProcessError, match=f"ended with status {status}"):
+        clean.call(os._exit, status)
+    assert clean.call(len, [1]) == 1
+
+
+def test_a_function_that_kills_its_process_group_ends_its_call_alone(clean: CleanProcess) -> None:
+    with pytest.raises(CleanProcessError, match="died of SIGKILL"):
+        clean.call(signals_its_group)
+    assert clean.call(len, [1]) == 1
+
+
+def test_a_process_that_is_gone_is_told_at_once_and_at_each_call(clean: CleanProcess) -> None:
+    for _ in range(2):
+        with pytest.raises(CleanProcessError, match="the clean process is gone"):
+            clean.call(kills_its_parent)
+        assert clean.gone
+
+
+class Sometimes:
+    """Begins as its numbers say: seconds to wait; negative ones raise."""
+
+    def __init__(self, folder: Path, *seconds: float) -> None:
+        self.file = folder / "begun"
+        self.seconds = seconds
+
+    def __call__(self) -> None:
+        with self.file.open("a") as file:
+            file.write(".")
+        seconds = self.seconds[min(self.file.stat().st_size, len(self.seconds)) - 1]
+        if seconds < 0:
+            raise OSError("not this time")
+        time.sleep(seconds)
+
+
+@pytest.mark.parametrize("seconds", [600.0, -1.0], ids=["hangs", "raises"])
+def test_a_fork_that_does_not_begin_once_is_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seconds: float
+) -> None:
+    monkeypatch.setattr(clean_process, "BEGIN_AGAIN", 0.3)
+    clean = CleanProcess([], ((Sometimes(tmp_path, 0.0, seconds, 0.0), 0.3),))
+    with pytest.raises(CleanProcessError, match="ended with status 0"):
+        clean.call(os._exit, 0)
+    assert clean.call(len, [1]) == 1
+    clean.close()
+
+
+@pytest.mark.parametrize("seconds", [600.0, -1.0], ids=["hangs", "raises"])
+def test_forks_that_never_begin_again_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
+    monkeypatch.setattr(clean_process, "BEGIN_AGAIN", 0.3)
+    clean = CleanProcess([], ((Sometimes(tmp_path, 0.0, seconds), 0.3),))
+    with pytest.raises(CleanProcessError, match="ended with status 0"):
+        clean.call(os._exit, 0)
+    with pytest.raises(CleanProcessError, match=r"does not begin within|is gone"):
+        clean.call(len, [1])
+    clean.close()
+
+
+def test_what_a_function_has_started_ends_with_the_process_that_called() -> None:
+    reader, writer = os.pipe()
+    parent = os.fork()
+    if parent == 0:
+        made = CleanProcess([])
+        os.write(writer, str(made.call(leaves_another)).encode())
+        os.kill(os.getpid(), signal.SIGKILL)
+    os.waitpid(parent, 0)
+    assert ended(int(os.read(reader, 20)))
+
+
+def leaves_another() -> int:
+    return subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True).pid

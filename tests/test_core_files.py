@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+import subprocess
+import sys
+import time
+from pathlib import Path
 
 import pytest
 
+from accelcheck.core import files
 from accelcheck.core.files import PARTIAL, replacing
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def test_a_file_is_replaced_when_its_block_ends(tmp_path: Path) -> None:
@@ -47,3 +48,31 @@ def test_only_a_durable_file_is_synchronised_with_the_disk(tmp_path: Path, monke
 def test_the_error_of_a_folder_that_does_not_exist_is_raised(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="none"), replacing(tmp_path / "none" / "file"):
         pass
+
+
+def test_processes_of_a_run_share_a_folder_that_is_gone_when_the_first_is_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.delenv(files.SCRATCH, raising=False)
+    code = """
+import os, subprocess, sys, time
+from accelcheck.core.files import private, scratch
+from accelcheck.core.processes import Child
+child = Child(["-c", "from accelcheck.core.files import scratch; print(scratch())"])
+child.wait()
+print(scratch(), child.output().strip(), private("x-").parent, flush=True)
+time.sleep(600)
+"""
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        folders = process.stdout.readline().split()
+        assert len(folders) == 3
+        assert len(set(folders)) == 1
+        assert {path.name[:2] for path in Path(folders[0]).iterdir()} == {"ch", "x-"}
+        process.kill()
+    for _ in range(500):
+        if not [*tmp_path.iterdir()]:
+            break
+        time.sleep(0.01)
+    assert [*tmp_path.iterdir()] == []

@@ -44,13 +44,17 @@ class Supervisor:
     """
 
     def __init__(self, make: Callable[[], Callable[[Case], Record]], seconds: float | None = None) -> None:
+        self._make = make
+        self._seconds = seconds
+        self._process = self._new()
+
+    def _new(self) -> CleanProcess:
         def begin() -> None:
-            _FIND[:] = [make()]
+            _FIND[:] = [self._make()]
             if torch.get_num_threads() > 1:
                 compute()  # a fork of a process that has computed with threads hangs, and is not used
 
-        self._seconds = seconds
-        self._process = CleanProcess([], ((begin, BEGIN),))
+        return CleanProcess([], ((begin, BEGIN),))
 
     def run(self, case: Case, patience: float = 1.0) -> Record:
         """The record of a case, before the ledger is asked.
@@ -59,10 +63,20 @@ class Supervisor:
             case: To run.
             patience: Of its technique.
         """
+        if self._process.gone:  # no case has run in this process: a fork of it is as good as the first one
+            self._process.close()
+            try:
+                self._process = self._new()
+            except CleanProcessError as error:
+                return Record(case, Verdict.ERROR, reason=str(error))
         limit = SECONDS[case.level] * patience if self._seconds is None else self._seconds
         try:
             record = Record.from_json(json.loads(self._process.call(_record, case, limit=limit or None)))
         except CleanProcessError as error:
+            if self._process.gone:
+                return Record(
+                    case, Verdict.CRASH, reason="the process that ran it is gone, and so is the one that starts it"
+                )
             if error.end is None:
                 return Record(case, Verdict.ERROR, reason=str(error))
             return Record(

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from accelcheck.commands.common import GREEN, NOTHING, RED, add_import, positive, refusal
 from accelcheck.commands.parsing import add_json, examples, print_json
+from accelcheck.core.files import scratch
 from accelcheck.core.registry import unknown
 from accelcheck.devices import hardware
 from accelcheck.report import console
@@ -84,7 +85,7 @@ def _selftest(given: argparse.Namespace) -> int:
     died = ""
     started = time.monotonic()
     with (
-        tempfile.TemporaryDirectory(prefix="accelcheck-") as folder,
+        tempfile.TemporaryDirectory(prefix="files-", dir=scratch()) as folder,
         console.progress("verdicts", due) as done,
     ):
         try:

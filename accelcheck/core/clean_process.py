@@ -10,6 +10,7 @@ from __future__ import annotations
 import faulthandler
 import fcntl
 import io
+import mmap
 import os
 import pickle
 import signal
@@ -21,7 +22,8 @@ from contextlib import suppress
 from multiprocessing.connection import Pipe
 from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 
-from accelcheck.core.processes import End, adopt_orphans, end_with_parent, kill_tree, polls
+from accelcheck.core.native_stacks import native_stacks
+from accelcheck.core.processes import End, adopt_orphans, end_with_parent, kill_tree, let_trace, polls
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -67,6 +69,8 @@ class CleanProcess:
         self._known = list(known)
         self._names = {id(one): number for number, one in enumerate(self._known)}
         self._call = 0
+        self._native, self._late = "", 0
+        self._state = mmap.mmap(-1, 16)  # shared with the forks: how far the one that computes is, and the latest call
         self._parent = os.getpid()
         self._output = os.memfd_create("accelcheck-clean-process")
         fcntl.fcntl(
@@ -75,6 +79,7 @@ class CleanProcess:
         self.pid = 0
         """The process that computes; 0 while there is none."""
         for begin, seconds in begins:
+            self._seconds = max(seconds, BEGIN_AGAIN)
             self._pid, self._pipe = self._fork(begin)
             with suppress(EOFError):
                 if self._pipe.poll(seconds) and self._received()[0] == _READY:
@@ -90,18 +95,25 @@ class CleanProcess:
         Args:
             function: Runs in the process that computes.
             *arguments: Of the function.
-            limit: Seconds after which that process, and what it has started, is killed.
+            limit: Seconds after which that process, and what it has started, is killed. A process that takes the place of another
+                one has further seconds to begin, at least `BEGIN_AGAIN`, and is replaced once where it does not.
 
         Raises:
-            CleanProcessError: The process died during the call, or function, arguments or result cannot be sent.
+            CleanProcessError: The process died during the call, or none begins, or function, arguments or result cannot be sent.
         """
         self._call += 1
+        if self._pipe.closed:
+            raise CleanProcessError("the clean process is gone")
         os.ftruncate(self._output, 0)  # it would grow for as long as the run
+        self._native, self._late = "", 0
         killed, begun, value, raised = None, False, None, True  # type: float | None, bool, Any, bool
+        self._state[8:] = self._call.to_bytes(8, "little")
         try:
             self._pipe.send_bytes(_dumped(self._names, (self._call, function, arguments)))
             while True:
-                if begun and limit is not None and killed is None and not self._pipe.poll(limit):
+                if not begun:
+                    self._wait_for_a_fork()
+                elif limit is not None and killed is None and not self._pipe.poll(limit):
                     killed = limit
                     self._stacks()
                     self.renew()
@@ -119,11 +131,17 @@ class CleanProcess:
                 # Anything else is about a call that was interrupted here, or a fork that has just begun.
         except (EOFError, OSError) as error:
             self.pid = 0
+            self._kill()
             raise CleanProcessError(f"the clean process is gone{_quoted(self.printed())}") from error
         if raised:
             raised_there, trace = value
             raise raised_there from RemoteError(trace)
         return value
+
+    @property
+    def gone(self) -> bool:
+        """Whether no call is possible any more, because the process that makes forks has ended."""
+        return self._pipe.closed
 
     def renew(self) -> None:
         """Kill the process that computes, and what it has started; the next call finds another one."""
@@ -133,7 +151,8 @@ class CleanProcess:
     def printed(self) -> str:
         """What it has printed since the last call began: at most the last `TAIL` bytes."""
         size = os.fstat(self._output).st_size
-        return os.pread(self._output, TAIL, max(0, size - TAIL)).decode(errors="replace").strip()
+        said = os.pread(self._output, TAIL, max(0, size - TAIL)).decode(errors="replace").strip()
+        return "\n\n".join(part for part in (said, self._native) if part)
 
     def _received(self) -> tuple[Any, ...]:
         message: tuple[Any, ...] = pickle.loads(self._pipe.recv_bytes())  # noqa: S301 - from our own fork
@@ -143,6 +162,20 @@ class CleanProcess:
             self.pid = 0
         return message
 
+    def _wait_for_a_fork(self) -> None:
+        """Wait until a fork says something; one that does not begin is killed, and the next one takes the call.
+
+        Raises:
+            CleanProcessError: That one does not begin either.
+        """
+        if self._pipe.poll(self._seconds):
+            return
+        kill_tree(self._pid, itself=False)
+        self._late += 1
+        if self._late == ATTEMPTS:
+            said = _quoted(self.printed())
+            raise CleanProcessError(f"the clean process does not begin within {self._seconds:g} s{said}")
+
     def _stacks(self) -> None:
         """Have the process that computes print the stacks of its threads; a handler in C does, whoever holds the GIL."""
         size = os.fstat(self._output).st_size
@@ -151,17 +184,22 @@ class CleanProcess:
         for _ in polls(STACKS_PATIENCE):
             if os.fstat(self._output).st_size != size:
                 time.sleep(STACKS_PATIENCE / 10)  # it is being written
-                return
+                break
+        self._native = native_stacks(self.pid) if self.pid else ""
 
     def close(self) -> None:
         """End it. Only the process that made it can; in forks of that one, and a second time, nothing happens."""
-        if self._parent != os.getpid() or self._pipe.closed:
+        if self._parent != os.getpid() or self._output < 0:
             return
         self._kill()
         os.close(self._output)
+        self._output = -1
 
     def _kill(self) -> None:
+        if self._pipe.closed:
+            return
         self._pipe.close()
+        kill_tree(self._pid)
         with suppress(ProcessLookupError):
             os.killpg(self._pid, signal.SIGKILL)
         with suppress(ChildProcessError):
@@ -173,7 +211,7 @@ class CleanProcess:
             warnings.simplefilter("ignore", DeprecationWarning)  # of threads: those that compute are tried by `begin`
             pid = os.fork()
         if pid == 0:
-            _keep(os.getppid(), ours, theirs, self._output, self._known, begin)
+            _keep(os.getppid(), ours, theirs, self._output, self._state, self._known, begin)
         with suppress(ProcessLookupError, PermissionError):
             os.setpgid(pid, pid)  # here as well as there: whoever comes first
         theirs.close()
@@ -183,8 +221,17 @@ class CleanProcess:
 _READY, _BEGUN, _ANSWER, _END = "ready", "begun", "answer", "end"
 """What a message is: that a fork is there (its process), that it begins a call (number), what came out (number, whether it raised, the
 result), or how the fork ended (exit status)."""
+_BEGINS, _SERVES, _OVER = 0, 1, 2
+"""How far the fork that computes is: not yet ready, ready, or ended because nobody is left to call. It is in memory that the processes
+share, since an exit status may be that of a case."""
+BEGIN_AGAIN = 60.0
+"""Least seconds that a fork has to begin which takes the place of one that died."""
+ATTEMPTS = 2
+"""Forks in a row that may fail to begin."""
 STACKS = signal.SIGUSR1
 """Has a fork print its stacks."""
+ORPHANED = signal.SIGTERM
+"""Tells the process that forks that the one which called has ended."""
 STACKS_PATIENCE = 2.0
 """Seconds to wait for them."""
 
@@ -193,13 +240,20 @@ STACKS_PATIENCE = 2.0
 
 
 def _keep(
-    parent: int, ours: Connection, pipe: Connection, output: int, known: Sequence[object], begin: Callable[[], object]
+    parent: int,
+    ours: Connection,
+    pipe: Connection,
+    output: int,
+    state: mmap.mmap,
+    known: Sequence[object],
+    begin: Callable[[], object],
 ) -> NoReturn:
     """Fork until a fork ends by itself, which it does when nobody is left to call."""
     status = 1
     try:
         ours.close()
-        end_with_parent(parent)
+        signal.signal(ORPHANED, _orphaned)
+        end_with_parent(parent, ORPHANED)
         adopt_orphans()
         with suppress(PermissionError):
             os.setpgid(0, 0)  # so that an interrupt from the keyboard does not come here
@@ -209,15 +263,23 @@ def _keep(
         sys.stdout, sys.stderr = (os.fdopen(number, "w", buffering=1, closefd=False) for number in (1, 2))
         faulthandler.enable(2)
         faulthandler.register(STACKS, 2)
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, signal.SIG_DFL)
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        failed, served = 0, False
         while True:
+            state[0] = _BEGINS
+            keeper = os.getpid()
             pid = os.fork()
             if pid == 0:
-                _compute(os.getppid(), pipe, known, begin)
+                _compute(parent, keeper, pipe, state, known, begin)
             code = _ended(pid)
-            if code in {_OVER, _NOT_BEGUN}:
+            if state[0] == _OVER:
                 status = 0
+                break
+            served = served or state[0] == _SERVES
+            failed = 0 if state[0] == _SERVES else failed + 1
+            if failed == (
+                ATTEMPTS if served else 1
+            ):  # the first one tells whether forks of this process can begin at all
                 break
             pipe.send_bytes(pickle.dumps((_END, code)))
     finally:
@@ -235,29 +297,49 @@ def _ended(pid: int) -> int:
     return os.waitstatus_to_exitcode(found[1])
 
 
-_OVER, _NOT_BEGUN = 96, 97
-"""Exit status where nobody is left to call, and where `begin` raised; 0 and 1 may be those of what was called."""
+def _orphaned(*_: object) -> NoReturn:
+    """The process that called has ended: end all that its calls have started, which would live on."""
+    kill_tree(os.getpid(), itself=False)
+    os._exit(0)
 
 
-def _compute(parent: int, pipe: Connection, known: Sequence[object], begin: Callable[[], object]) -> NoReturn:
-    status = _NOT_BEGUN
+def _compute(
+    caller: int,
+    keeper: int,
+    pipe: Connection,
+    state: mmap.mmap,
+    known: Sequence[object],
+    begin: Callable[[], object],
+) -> NoReturn:
     try:
-        end_with_parent(parent)
+        signal.signal(ORPHANED, signal.SIG_DFL)
+        end_with_parent(keeper)
+        let_trace(caller)
+        os.setpgid(
+            0, 0
+        )  # what signals its group, as some launchers do at their end, does not end the process that forks
         begin()
+        state[0] = _SERVES
         pipe.send_bytes(pickle.dumps((_READY, os.getpid())))
-        status = _OVER
         while True:
-            _answer(pipe, pipe.recv_bytes(), known)
-    except (EOFError, BrokenPipeError):
-        pass
-    except BaseException:  # noqa: BLE001 - of `begin`: it is printed, and the parent told by the status
+            try:
+                message = pipe.recv_bytes()
+            except EOFError:
+                state[0] = _OVER
+                break
+            _answer(pipe, message, int.from_bytes(state[8:], "little"), known)
+    except BrokenPipeError:
+        state[0] = _OVER
+    except BaseException:  # noqa: BLE001 - of `begin`: it is printed, and the parent told
         traceback.print_exc()
     finally:
-        os._exit(status)
+        os._exit(1)
 
 
-def _answer(pipe: Connection, message: bytes, known: Sequence[object]) -> None:
+def _answer(pipe: Connection, message: bytes, latest: int, known: Sequence[object]) -> None:
     call, content = pickle.loads(message)  # noqa: S301 - from our own parent
+    if call != latest:  # nobody waits for it any more
+        return
     pipe.send_bytes(pickle.dumps((_BEGUN, call)))
     trace, outcome = "", None  # type: str, BaseException | None
     try:

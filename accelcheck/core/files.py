@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import shutil
 import subprocess
@@ -13,6 +14,11 @@ from typing import IO, TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+SCRATCH = "ACCELCHECK_SCRATCH"
+"""Variable with the folder of `scratch`, in the environment of child processes."""
+_KNOWN: list[Path] = []
+_GUARD = 'cat > /dev/null; for n in 1 2 3 4 5; do rm -rf -- "$0"; [ -e "$0" ] || exit 0; sleep 1; done'
+"""What is killed together with this process may write for a moment."""
 PARTIAL = ".partial"
 """Suffix of a file that is being written, or that a killed writer left behind."""
 
@@ -51,16 +57,43 @@ def replacing(path: Path, *, durable: bool = True) -> Iterator[IO[bytes]]:
                 os.close(folder)
 
 
-def guarded_folder(prefix: str) -> tuple[Path, Callable[[], None]]:
+def scratch() -> Path:
+    """The folder for temporary files of this process and of all that it starts: the first of them makes it.
+
+    It is removed when that one ends, whatever ends it. So what a process leaves that is killed stays no longer than the run.
+    """
+    known = [*_KNOWN, *map(Path, filter(None, [os.environ.get(SCRATCH)]))]
+    for folder in known:
+        if folder.is_dir():
+            return folder
+    folder, remove = _guarded("accelcheck-")
+    atexit.register(remove)
+    share(folder)
+    return folder
+
+
+def share(folder: Path) -> None:
+    """Take the folder that another process of this run has made."""
+    _KNOWN[:] = [folder]  # not the environment, which is part of what cases are judged by
+
+
+def private(prefix: str) -> Path:
+    """A new folder in `scratch`."""
+    return Path(tempfile.mkdtemp(prefix=prefix, dir=scratch()))
+
+
+def _guarded(prefix: str) -> tuple[Path, Callable[[], None]]:
     """A new temporary folder, and what removes it. It is removed as well when this process is killed, whatever kills it.
 
     A shell waits for the end of this process: the kernel closes its pipe.
     """
     folder = Path(tempfile.mkdtemp(prefix=prefix))
+    owner = os.getpid()
     guard: subprocess.Popen[bytes] | None = None
     with suppress(OSError):  # no such shell: then nobody is there when this process is killed
         guard = subprocess.Popen(  # noqa: S603 - a fixed program; the folder is no part of its text
-            ["/bin/sh", "-c", 'cat > /dev/null; rm -rf -- "$0"', str(folder)],
+            ["/bin/sh", "-c", _GUARD, str(folder)],
+            env={"PATH": "/usr/bin:/bin"},
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
@@ -68,9 +101,14 @@ def guarded_folder(prefix: str) -> tuple[Path, Callable[[], None]]:
         )
 
     def remove() -> None:
+        if os.getpid() != owner:
+            return
         shutil.rmtree(folder, ignore_errors=True)
         if guard is not None and guard.stdin is not None:
+            if not folder.exists():
+                guard.kill()  # a process that was forked from this one may hold the pipe for long
             guard.stdin.close()
-            guard.wait()
+            if not folder.exists():
+                guard.wait()
 
     return folder, remove

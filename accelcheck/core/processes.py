@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from accelcheck.core.case import Verdict
-from accelcheck.core.files import replacing
+from accelcheck.core.files import SCRATCH, replacing, scratch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -41,7 +41,7 @@ PAUSE = 0.01
 
 _MESSAGES = "ACCELCHECK_MESSAGES"
 """In the environment of a child and of what it starts: the file that `say` appends to."""
-_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36  # of <linux/prctl.h>
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER, _PR_SET_PTRACER = 1, 36, 0x59616D61  # of <linux/prctl.h>
 
 Message = dict[str, Any]
 
@@ -115,7 +115,7 @@ class Child:
         python: str | None = None,
         cwd: Path | None = None,
     ) -> None:
-        self._folder = tempfile.TemporaryDirectory(prefix="accelcheck-child-")
+        self._folder = tempfile.TemporaryDirectory(prefix="child-", dir=scratch())
         self._output, self._messages = (Path(self._folder.name) / name for name in ("output", "messages"))
         self._messages.touch()
         self._killed: tuple[float | None, bool] = (None, False)
@@ -133,6 +133,7 @@ class Child:
                         "PYTHONFAULTHANDLER": "1",  # a crash prints where
                         **(environ or {}),
                         _MESSAGES: str(self._messages),
+                        SCRATCH: str(scratch()),
                     },
                     stdin=subprocess.DEVNULL,
                     stdout=output,
@@ -271,16 +272,17 @@ def _psutil() -> Any:
 # In the child.
 
 
-def end_with_parent(parent: int | None = None) -> None:
+def end_with_parent(parent: int | None = None, number: int = signal.SIGKILL) -> None:
     """Have the kernel kill this process when the one that started it ends, however it ends; on Linux alone.
 
     A process that is stopped, or is measuring, would not notice by itself, and would disturb what is measured next.
 
     Args:
         parent: The process that started this one, where it is known: it may have ended already.
+        number: Signal that the kernel sends.
     """
     if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number)
     if parent is not None and os.getppid() != parent:
         os._exit(1)
 
@@ -289,6 +291,12 @@ def adopt_orphans() -> None:
     """Have the kernel give this process what its children have started, when they end before it; on Linux alone."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def let_trace(pid: int) -> None:
+    """Let debuggers that a process starts look into this one, where the kernel lets them look into their descendants only."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PTRACER, pid, 0, 0, 0)
 
 
 def kill_tree(pid: int, *, itself: bool = True) -> None:

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from accelcheck import __version__
 from accelcheck.core.case import TIMED, Verdict
+from accelcheck.core.files import scratch
 from accelcheck.core.processes import end_with_parent, say, stop
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ TURN = 0.05
 def main(words: Sequence[str]) -> None:
     """Do one job and end the process without tearing backends down."""
     end_with_parent()
-    with tempfile.TemporaryDirectory(prefix="accelcheck-") as folder:
+    with tempfile.TemporaryDirectory(prefix="files-", dir=scratch()) as folder:
         _work(json.loads(words[0]), Path(folder))
     say(end=True)
     sys.stderr.flush()

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import platform
+import shutil
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 import accelcheck
 from accelcheck.core import imports, matrix
-from accelcheck.core.files import guarded_folder
+from accelcheck.core.files import private
 from accelcheck.core.matrix import Selection
 from accelcheck.core.registry import UnknownNameError
 from accelcheck.core.shards import Shard
@@ -89,8 +91,8 @@ class RunConfiguration:
         absent += _lines(failed)
         if options.value(config, "require") and absent:
             raise AbsentDeviceError("--accel-require: a selected device is absent. " + "; ".join(absent))
-        folder, remove = guarded_folder("accelcheck-")
-        config.add_cleanup(remove)
+        folder = private("run-")
+        config.add_cleanup(functools.partial(shutil.rmtree, folder, ignore_errors=True))
         # A module that fails in the probe would fail in this process too, and with it the cases of all other devices.
         loaded = tuple(name for name in imports.announced() if name not in failed)
         run = cls(selection, statuses, host.autoload, folder, ledgers, loaded, failed)

@@ -58,11 +58,13 @@ def pytest_configure(config: pytest.Config) -> None:
     worker = getattr(config, "workerinput", None)
     if worker is not None:
         if "accelcheck" in worker:
+            from accelcheck.core import files
             from accelcheck.core.processes import end_with_parent
             from accelcheck.plugin import configuration
 
             end_with_parent()  # it would not notice while a case holds the GIL
             run = configuration.RunConfiguration.from_json(json.loads(worker["accelcheck"]))
+            files.share(run.folder.parent)
             run.apply(os.environ, worker["workerid"], worker["workercount"])
             config.stash[_RUN] = run
     elif options.requested(config) and not config.option.help:

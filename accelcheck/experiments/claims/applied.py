@@ -20,6 +20,7 @@ from accelcheck.checks.speed import Contender
 from accelcheck.checks.trial import Trial, warm_up
 from accelcheck.core.capability import Capability, Code, unsupported
 from accelcheck.core.case import Case, Mode
+from accelcheck.core.files import scratch
 from accelcheck.core.matrix import Matrix
 from accelcheck.experiments.claims.catalogue import What
 from accelcheck.experiments.claims.experiment import Contest, Experiment, Side
@@ -102,7 +103,7 @@ def trial(technique: Technique, workload: Workload, device: Device, mode: Mode, 
         WrongError: The result is wrong, or the technique did not engage.
     """
     case = Case(technique.name, workload.name, device.name, dtype, mode, 1)
-    with tempfile.TemporaryDirectory(prefix="accelcheck-") as folder:
+    with tempfile.TemporaryDirectory(prefix="files-", dir=scratch()) as folder:
         made = Trial(case, technique, workload, device, Store(Path(folder)))
         try:
             found = numerics.verify(made, (FIRST,))

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from accelcheck.core.case import Evidence, Mode
+from accelcheck.core.files import scratch
 from accelcheck.techniques.compilation.compile import inductor_capability
 from accelcheck.techniques.compilation.conversion import Conversion, Converted
 
@@ -115,7 +116,7 @@ class AotInductor(Conversion):
 
     def converted(self, program: Program, device: Device) -> Package:
         del device
-        folder = self._held.enter_context(tempfile.TemporaryDirectory(prefix="accelcheck-aoti-"))
+        folder = self._held.enter_context(tempfile.TemporaryDirectory(prefix="aoti-", dir=scratch()))
         return self.package(program, Path(folder), self.options)
 
     def finish(self) -> None:

@@ -10,6 +10,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from accelcheck.core.files import scratch
 from accelcheck.core.processes import GRACE, LINES, ChildError, Mailbox
 from accelcheck.techniques.processes.torchrun import torchrun
 
@@ -44,7 +45,7 @@ class RankPool:
         self.world = world
         self._jobs = 0
         with ExitStack() as held:
-            folder = Path(held.enter_context(tempfile.TemporaryDirectory(prefix="accelcheck-ranks-")))
+            folder = Path(held.enter_context(tempfile.TemporaryDirectory(prefix="ranks-", dir=scratch())))
             self._mailbox = Mailbox(folder)
             self._mailbox.put("device", device)
             # Each rank's output goes to files of its own, so that an error can quote the rank that failed.

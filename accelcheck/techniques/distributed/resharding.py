@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from accelcheck.core.case import Evidence, Mode
+from accelcheck.core.files import scratch
 from accelcheck.techniques.distributed.data_parallel import ANSWERS, RankedTraining
 from accelcheck.techniques.distributed.pool import rank_pool
 from accelcheck.techniques.distributed.resharding_ranks import RANKS, WORLD, Resharded
@@ -48,7 +49,7 @@ class Reshard(RankedTraining):
 
         def elsewhere(program: Program, mode: Mode) -> Result:
             del mode
-            with tempfile.TemporaryDirectory(prefix="accelcheck-reshard-") as folder:
+            with tempfile.TemporaryDirectory(prefix="reshard-", dir=scratch()) as folder:
                 job = self.job.within(Path(folder), program)
                 answers = program.extras[ANSWERS] = rank_pool(device, self.world).train(job)
             losses = [answers[0].result[f"loss[{step}]"] for step in range(program.steps)]

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from accelcheck.core.capability import SUPPORTED, Capability, Code, unavailable, unsupported
 from accelcheck.core.case import Evidence
+from accelcheck.core.files import scratch
 from accelcheck.devices.packages import installed
 from accelcheck.devices.torch_names import pytree
 from accelcheck.techniques.compilation.conversion import RUNTIME_EARLY, RUNTIME_WORKLOADS, Conversion, Converted
@@ -170,7 +171,7 @@ class OnnxRuntime(Conversion):
         provider = _provider(device)
         if provider is None:
             raise ValueError(f"{self.name}: no execution provider for {device.name}: ask `capability` first")
-        folder = self._held.enter_context(tempfile.TemporaryDirectory(prefix="accelcheck-onnx-"))
+        folder = self._held.enter_context(tempfile.TemporaryDirectory(prefix="onnx-", dir=scratch()))
         return OnnxRuntimeModule(program, *provider, Path(folder))
 
     def finish(self) -> None:

@@ -15,6 +15,7 @@ import torch
 
 from accelcheck.core import imports
 from accelcheck.core.case import Mode
+from accelcheck.core.files import scratch
 from accelcheck.core.processes import Child, ChildError, Mailbox, calling
 from accelcheck.techniques.observe import OperatorLog, unwatched
 from accelcheck.techniques.snapshots.files import Snapshots, read
@@ -87,7 +88,7 @@ class ContinuationProcess:
     def __init__(self, device: Device) -> None:
         self._asked = 0
         self._held = ExitStack()
-        folder = Path(self._held.enter_context(tempfile.TemporaryDirectory(prefix="accelcheck-handover-")))
+        folder = Path(self._held.enter_context(tempfile.TemporaryDirectory(prefix="handover-", dir=scratch())))
         self._mailbox = Mailbox(folder)
         self._mailbox.put("device", device)
         self._child = self._held.enter_context(Child(calling(f"{__name__}:main", folder, parent=True)))
@@ -137,7 +138,7 @@ class Handover:
 
     def __init__(self, program: Program, mode: Mode, device: Device) -> None:
         self.program, self.mode, self.device = program, mode, device
-        self._scratch = tempfile.TemporaryDirectory(prefix="accelcheck-")
+        self._scratch = tempfile.TemporaryDirectory(prefix="files-", dir=scratch())
         self._other = ContinuationProcess(device)
         self._count = 0
         self.began: Mapping[str, Any] = {}

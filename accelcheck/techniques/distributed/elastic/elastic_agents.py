@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from torch import distributed
 
+from accelcheck.core.files import scratch
 from accelcheck.core.processes import GRACE, ChildError, Mailbox
 from accelcheck.techniques.processes.torchrun import torchrun
 
@@ -57,7 +58,7 @@ def etcd() -> Iterator[list[str]]:
     """A rendezvous in an etcd server, which runs while the context is active."""
     from torch.distributed.elastic.rendezvous.etcd_server import EtcdServer
 
-    with tempfile.TemporaryDirectory(prefix="accelcheck-etcd-") as folder:
+    with tempfile.TemporaryDirectory(prefix="etcd-", dir=scratch()) as folder:
         log = Path(folder) / "log"
         server = EtcdServer(str(Path(folder) / "data"))
         with log.open("w") as out:
@@ -98,7 +99,7 @@ class ElasticAgents:
         self.killed: list[Child] = []
         self._tasks = 0
         try:
-            self._folder = Path(self._held.enter_context(tempfile.TemporaryDirectory(prefix="accelcheck-elastic-")))
+            self._folder = Path(self._held.enter_context(tempfile.TemporaryDirectory(prefix="elastic-", dir=scratch())))
             self.mailbox = Mailbox(self._folder)
             self.mailbox.put("device", device)
             self._options = [

@@ -1,0 +1,83 @@
+"""The stacks of native code of a process that hangs, by a debugger, where one is installed and may look. No torch.
+
+Python's own stacks end where native code begins: they say that a kernel was launched, and not what it waits for.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+from contextlib import suppress
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+from accelcheck.core.plain import text
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+SECONDS = 20.0
+"""That a debugger may take: it reads the symbols of all libraries of the process."""
+FRAMES = 40
+"""Most frames of a thread."""
+MOST_TEXT = 8000
+"""Characters that are kept."""
+PROGRAMS: Mapping[str, Sequence[str]] = MappingProxyType(
+    {
+        "py-spy": ("dump", "--native", "--pid"),
+        "eu-stack": ("-n", str(FRAMES), "-p"),
+        "gdb": (
+            *("-nx", "-batch", "-ex", "set print frame-arguments none", "-ex", f"thread apply all backtrace {FRAMES}"),
+            "-p",
+        ),
+    }
+)
+"""Debuggers, the best first, and their arguments before the number of the process."""
+
+
+def native_stacks(pid: int, seconds: float = SECONDS) -> str:
+    """The stacks of all threads of a process; empty where no debugger is installed, or none may look.
+
+    Args:
+        pid: Number of the process, which is stopped meanwhile.
+        seconds: That each debugger may take.
+    """
+    for name, arguments in PROGRAMS.items():
+        program = shutil.which(name)
+        frames = [] if program is None else _frames([program, *arguments, str(pid)], seconds)
+        if frames:
+            return f"Native stacks, by {name}:\n{text(os.linesep.join(frames), MOST_TEXT)}"
+    return ""
+
+
+def _frames(command: Sequence[str], seconds: float) -> list[str]:
+    """The lines of threads and frames that a debugger prints; none where it fails or takes too long."""
+    environ = {**os.environ, "DEBUGINFOD_URLS": "", "LC_ALL": "C"}  # nothing is to be downloaded
+    try:
+        child = subprocess.Popen(  # noqa: S603 - a debugger from PATH, and a number
+            command,
+            env=environ,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+            encoding="utf-8",
+            errors="replace",
+        )
+    except OSError:
+        return []
+    try:
+        printed, _ = child.communicate(timeout=seconds)
+    except subprocess.TimeoutExpired:
+        return []
+    finally:
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(child.pid, signal.SIGKILL)
+        with suppress(subprocess.TimeoutExpired):
+            child.communicate(timeout=1.0)  # what it has started may hold the pipe
+    lines = [line.rstrip() for line in printed.splitlines()]
+    # py-spy indents its frames, the others number them; a debugger that may not look prints why, and no frame.
+    kept = [line for line in lines if line.startswith(("#", "Thread", "TID", "    "))]
+    return kept if any(line.startswith(("#", "    ")) for line in kept) else []
