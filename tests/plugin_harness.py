@@ -126,6 +126,9 @@ def techniques() -> list[Technique]:
         Toy("toy-process", aborts_a_timing_process),
         Toy("toy-slow", sleeps),
         Toy("toy-exit", lambda _: os._exit(0)),
+        Toy("toy-over", lambda _: os._exit(96)),
+        Toy("toy-group", lambda _: os.killpg(0, signal.SIGTERM)),
+        Toy("toy-parent", kills_its_parent),
         Toy("toy-interrupt", interrupts),
         Toy("toy-segv", lambda _: os.kill(os.getpid(), signal.SIGSEGV)),
         Toy("toy-hang", hangs),
@@ -195,6 +198,11 @@ def loses_its_device(program: Program) -> None:
 
     setattr(Cpu, "torch_device", gone)  # noqa: B010 - in the process that runs the case, where mypy would see another method
     gone(None)
+
+
+def kills_its_parent(program: Program) -> None:
+    os.kill(os.getppid(), signal.SIGKILL)
+    time.sleep(60)
 
 
 def interrupts(program: Program) -> None:

@@ -5,17 +5,17 @@ from __future__ import annotations
 import gc
 import subprocess
 import sys
-import tempfile
 import xml.etree.ElementTree as ET
 from typing import Any
 
 import pytest
 from plugin_harness import CONFTEST, JOURNAL, Suite, only
 
+from accelcheck.core import files
 from accelcheck.core.case import stable_seed
 from accelcheck.expectations import must_pass
 from accelcheck.expectations.must_pass import Floor, MustPass
-from accelcheck.plugin.controller import _bracketed
+from accelcheck.plugin.controller import _bracketed, running
 
 OK, FAILED = int(pytest.ExitCode.OK), int(pytest.ExitCode.TESTS_FAILED)
 
@@ -177,21 +177,35 @@ def test_junit_has_the_properties_of_each_case(suite: Suite) -> None:
 def test_a_run_leaves_no_folder_behind(suite: Suite, monkeypatch: pytest.MonkeyPatch) -> None:
     place = suite.path / "temporary"
     place.mkdir()
-    monkeypatch.setattr(tempfile, "tempdir", str(place))
+    monkeypatch.setattr(files, "_KNOWN", [place])
     suite.run(*only("toy", "toy-value"))
     suite.run(*only("toy"), "--accel-journal=/")
     suite.run("--accel-technique=nonsuch", "--accel-device=cpu")
-    assert not list(place.glob("accelcheck-*"))
+    assert not list(place.iterdir())
 
 
-def test_a_case_that_runs_long_is_named_while_it_runs(suite: Suite) -> None:
+@pytest.mark.parametrize("workers", ["0", "2"])
+def test_a_case_that_runs_long_is_named_with_its_limit_while_it_runs(suite: Suite, workers: str) -> None:
     # In a process of its own: there, pytest captures what is written to standard output while a case runs.
     suite.pytester.makeconftest(
         f"{CONFTEST}\nimport accelcheck.plugin.controller\naccelcheck.plugin.controller.PATIENCE = 0.5\n"
     )
-    ran = suite.run_apart(*only("toy-slow"))
+    ran = suite.run_apart(*only("toy-slow"), "-n", workers)
     assert ran.ret == OK
-    assert ran.lines(r"accelcheck: toy-slow/tiny/cpu/float32/forward: running for \d s")
+    assert ran.lines(r"accelcheck: toy-slow/tiny/cpu/float32/forward: running for \d s of 300 s")
+
+
+@pytest.mark.parametrize(
+    ("seconds", "limit", "text"),
+    [
+        (30.2, None, "running for 30 s"),
+        (30.2, 300.0, "running for 30 s of 300 s"),
+        (250.0, 300.0, "running for 250 s of 300 s; then it is ended"),
+        (320.0, 300.0, "running for 320 s, again; a run is ended after 300 s"),
+    ],
+)
+def test_a_limit_is_said_when_it_is_near(seconds: float, limit: float | None, text: str) -> None:
+    assert running(seconds, limit) == text
 
 
 def test_brackets_in_folder_names_do_not_hide_the_case() -> None:

@@ -24,6 +24,9 @@ DISTURBING = {
     "toy-abort": ("crash", "the process that ran it died of SIGABRT"),
     "toy-segv": ("crash", "the process that ran it died of SIGSEGV"),
     "toy-exit": ("crash", "the process that ran it ended with status 0"),
+    "toy-over": ("crash", "the process that ran it ended with status 96"),
+    "toy-group": ("crash", "the process that ran it died of SIGTERM"),
+    "toy-parent": ("crash", "the process that ran it is gone, and so is the one that starts it"),
     "toy-hang": ("hang", "the process that ran it ran for longer than 3 s and was killed"),
     "toy-gil": ("hang", "the process that ran it ran for longer than 3 s and was killed"),
     "toy-interrupt": ("error", "KeyboardInterrupt: "),
@@ -33,6 +36,7 @@ DISTURBING = {
 
 @pytest.fixture
 def suite(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Suite:
+    monkeypatch.setenv("PATH", str(Path(sys.executable).parent))  # no debugger, which would take seconds for each hang
     return Suite(pytester, monkeypatch)
 
 
@@ -60,7 +64,7 @@ def test_a_case_that_ends_its_process_ends_nothing_else(suite: Suite, workers: s
         assert (technique, str(record.verdict)) == (technique, verdict)
         assert record.reason.startswith(reason)
         assert ran.lines(rf"{technique} +1 {verdict}")
-    assert ran.raw[-1]["verdicts"] == {"device-lost": 1, "crash": 3, "hang": 2, "error": 1, "fail": 1, "pass": 2}
+    assert ran.raw[-1]["verdicts"] == {"device-lost": 1, "crash": 6, "hang": 2, "error": 1, "fail": 1, "pass": 2}
 
 
 def test_a_hang_and_a_crash_show_where_they_were(suite: Suite) -> None:

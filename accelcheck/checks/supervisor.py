@@ -7,7 +7,6 @@ way. When it ends, another fork takes its place.
 from __future__ import annotations
 
 import json
-from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import torch
@@ -16,15 +15,14 @@ from accelcheck.core.case import Verdict
 from accelcheck.core.clean_process import CleanProcess, CleanProcessError
 from accelcheck.core.journal import Record
 from accelcheck.core.plain import text
+from accelcheck.core.words import seconds_of
 from accelcheck.verify.cache import compute
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
 
     from accelcheck.core.case import Case
 
-SECONDS: Mapping[int, float] = MappingProxyType({1: 300.0, 2: 900.0, 3: 1800.0, 4: 7200.0})
-"""Seconds that a case may take, by the level of the case."""
 BEGIN = 120.0
 """Seconds that a process has to begin: it imports nothing, but makes a clean process of its own."""
 
@@ -37,7 +35,7 @@ class Supervisor:
 
     Args:
         make: Makes what runs a case and gives its record; called in the process that runs them, before the first one.
-        seconds: That a case may take; None for `SECONDS`, by its level and technique; 0 for no limit.
+        seconds: That a case may take; None for `seconds_of` it, by its level and technique; 0 for no limit.
 
     Raises:
         CleanProcessError: A fork of this process cannot compute.
@@ -69,7 +67,7 @@ class Supervisor:
                 self._process = self._new()
             except CleanProcessError as error:
                 return Record(case, Verdict.ERROR, reason=str(error))
-        limit = SECONDS[case.level] * patience if self._seconds is None else self._seconds
+        limit = seconds_of(case.level, patience) if self._seconds is None else self._seconds
         try:
             record = Record.from_json(json.loads(self._process.call(_record, case, limit=limit or None)))
         except CleanProcessError as error:

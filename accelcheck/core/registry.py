@@ -6,13 +6,10 @@ import importlib
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from accelcheck.core.plain import text
+from accelcheck.core.strangers import QUOTED, quoted
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
-
-MOST_WORD = 200
-"""Characters that an error quotes of a word."""
 
 
 class _Named(Protocol):
@@ -72,7 +69,6 @@ def unknown(kind: str, word: str, legal: Sequence[str]) -> UnknownNameError:
     """The error for an unknown word. It lists the legal words, and names the nearest one."""
     import difflib
 
-    quoted = repr(text(word, MOST_WORD))
-    near = difflib.get_close_matches(word[:MOST_WORD], legal, n=1, cutoff=0.4)
+    near = difflib.get_close_matches(word[:QUOTED], legal, n=1, cutoff=0.4)
     hint = f" Did you mean {near[0]!r}?" if near else ""
-    return UnknownNameError(f"unknown {kind} {quoted}.{hint} Legal values: {', '.join(legal)}.")
+    return UnknownNameError(f"unknown {kind} {quoted(word)}.{hint} Legal values: {', '.join(legal)}.")

@@ -67,7 +67,7 @@ class TomlTable:
         """
         for name in self.values:
             if name not in fields:
-                raise self.wrong(name, str(unknown("field", text(name, 80), sorted(fields))))
+                raise self.wrong(name, str(unknown("field", name, sorted(fields))))
         for name, field in fields.items():
             if name in self.values and not field.legal(self.values[name]):
                 raise self.wrong(name, f"expected {field.expected}, got {quoted(self.values[name])}")

@@ -6,3 +6,10 @@ LEVELS = (1, 2, 3, 4)
 """smoke, standard, full, soak."""
 DTYPES = ("float32", "bfloat16", "float16")
 """Storage dtypes that a case may have."""
+SECONDS = (300.0, 900.0, 1800.0, 7200.0)
+"""Seconds that a case may take, by its level."""
+
+
+def seconds_of(level: int, patience: float) -> float:
+    """Seconds that a case may take: of its level, times the `patience` of its technique."""
+    return SECONDS[LEVELS.index(level)] * patience

@@ -18,14 +18,15 @@ from accelcheck.core.case import Case, Mode, Verdict
 from accelcheck.core.journal import Journal, JournalError, Record
 from accelcheck.expectations import must_pass
 from accelcheck.measure import timing_processes
-from accelcheck.plugin import inputs, options
+from accelcheck.plugin import inputs, options, time_limits
 from accelcheck.report import coverage, terminal
+from accelcheck.report.console import escaped
 from accelcheck.report.coverage import Scope
 from accelcheck.report.progress import Progress
 from accelcheck.report.run import counts
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
     from accelcheck.measure.gate import Gate
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
 
 SESSION = "ACCELCHECK_SESSION"
 """Variable with the name of the nox session that a run is part of."""
+NEAR = 0.75
+"""Part of the time limit of a case from which on the end is near."""
 PATIENCE = 20.0
 """Seconds after which a running case is named, and between two such lines."""
 
@@ -51,10 +54,11 @@ class Controller:
         self.cut_off = ""
         """Why the journal could not be written any more."""
         self._modes: list[Mode] = []
+        self._limits: Mapping[str, float] = {}
         resumed = options.resumed(config)
         path = resumed or options.folder(config, "journal")
         self.journal = self._begin(path, resumed=resumed is not None) if path is not None else None
-        self.running = RunningCases(_terminal(config))
+        self.running = RunningCases(_terminal(config), self._limit)
         self.progress: Progress | None = None
 
     def _begin(self, path: Path, *, resumed: bool) -> Journal:
@@ -100,7 +104,7 @@ class Controller:
         reporter.ensure_newline()
         if writer.width_of_current_line:  # with -q the reporter does not know of the dots
             writer.line()
-        writer.line(f"accelcheck: {line}")
+        writer.line(f"accelcheck: {escaped(line)}")
         writer.flush()
 
     def pytest_runtest_logstart(self, nodeid: str) -> None:
@@ -162,6 +166,15 @@ class Controller:
         record = self.records[name] = Record(case, Verdict.ERROR, reason=reason)
         self._say(f"{name}: error: {reason}")
         self._write(lambda journal: journal.case(record.as_json()))
+
+    def _limit(self, nodeid: str) -> float | None:
+        """Seconds that a run of a test's case may take; None where there is no limit, or it is not known here."""
+        given = options.timeout(self.config)
+        if options.value(self.config, "in_process") or given == 0:
+            return None
+        if given is None and not self._limits:
+            self._limits = time_limits.read(self.run.folder)
+        return self._limits.get(_bracketed(nodeid)) if given is None else given
 
     def _case(self, name: str) -> Case | None:
         parts = name.split("/")
@@ -226,10 +239,16 @@ def _bracketed(nodeid: str) -> str:
 
 
 class RunningCases:
-    """Names cases that have run for long, while they run: without it, a compilation of minutes looks like a hang."""
+    """Names cases that have run for long, while they run: without it, a compilation of minutes looks like a hang.
 
-    def __init__(self, out: TextIO) -> None:
+    Args:
+        out: Where to.
+        limit: Seconds that a run of a test may take, by its node id; None where there is no limit.
+    """
+
+    def __init__(self, out: TextIO, limit: Callable[[str], float | None]) -> None:
         self._out = out
+        self._limit = limit
         self._alone = False  # whether the last line is one of ours: the reporter's dots end without a newline
         self._running: dict[str, float] = {}
         self._lock = threading.Lock()
@@ -265,8 +284,18 @@ class RunningCases:
             for name, seconds in late:
                 start = "" if self._alone else "\n"
                 self._alone = True
-                self._out.write(f"{start}accelcheck: {_bracketed(name) or name}: running for {seconds:.0f} s\n")
+                words = escaped(_bracketed(name) or name)
+                self._out.write(f"{start}accelcheck: {words}: {running(seconds, self._limit(name))}\n")
             self._out.flush()
+
+
+def running(seconds: float, limit: float | None) -> str:
+    """For how long a case has been running, and how long its run may take; one that is run again may take twice as long."""
+    if limit is None:
+        return f"running for {seconds:.0f} s"
+    if seconds > limit:
+        return f"running for {seconds:.0f} s, again; a run is ended after {limit:g} s"
+    return f"running for {seconds:.0f} s of {limit:g} s" + ("; then it is ended" if seconds >= NEAR * limit else "")
 
 
 def _terminal(config: pytest.Config) -> TextIO:

@@ -81,6 +81,7 @@ def _controller(config: pytest.Config) -> Controller:
     from accelcheck.measure import timing_processes
     from accelcheck.measure.baselines import BaselineError
     from accelcheck.plugin import configuration, controller
+    from accelcheck.report.console import escaped_lines
 
     if timing_processes.ongoing() is not None:
         end_with_parent()
@@ -102,7 +103,7 @@ def _controller(config: pytest.Config) -> Controller:
         LimitError,
         UnknownNameError,
     ) as error:
-        raise pytest.UsageError(f"accelcheck: {error}") from error
+        raise pytest.UsageError(escaped_lines(f"accelcheck: {error}")) from error
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -193,17 +194,22 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     controller: Controller | None = config.pluginmanager.getplugin("accelcheck-controller")
     if controller is not None:
         controller.announce([item.nodeid for item in session.items])
+    if (run := config.stash.get(_RUN, None)) is not None and _MATRIX in config.stash:
+        from accelcheck.plugin import time_limits
+
+        time_limits.write(run.folder, config.stash[_MATRIX], filter(None, map(_case, session.items)))
     gate = config.stash.get(_GATE, None)
     timed = [case for item in session.items if (case := _timed(item)) is not None]
     if gate is None or config.option.collectonly or not (cases := gate.wanted(timed)):
         return
     from accelcheck.measure import timing_processes
+    from accelcheck.report.console import escaped, escaped_lines
 
     reporter = config.pluginmanager.getplugin("terminalreporter")
 
     def say(line: str) -> None:
         if reporter is not None:
-            reporter.write_line(f"accelcheck: {line}")
+            reporter.write_line(f"accelcheck: {escaped(line)}")
 
     def measure(ids: Sequence[str], count: int) -> Mapping[str, timing_processes.Timed]:
         folder = Path(tempfile.mkdtemp(prefix="timing-", dir=config.stash[_RUN].folder))
@@ -216,7 +222,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     try:
         gate.time(cases, options.processes(config), measure)
     except timing_processes.TimingError as error:
-        raise pytest.UsageError(f"accelcheck: {error}") from error
+        raise pytest.UsageError(escaped_lines(f"accelcheck: {error}")) from error
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -295,6 +301,7 @@ def _supervisor(
     from accelcheck.checks.supervisor import Supervisor
     from accelcheck.core.clean_process import CleanProcessError
     from accelcheck.measure import timing_processes
+    from accelcheck.report.console import escaped_lines
 
     if options.value(config, "in_process") or timing_processes.ongoing() is not None:
         return None
@@ -305,7 +312,7 @@ def _supervisor(
             return Supervisor(make, options.timeout(config))
         except CleanProcessError as error:
             why = str(error)
-    words = f"accelcheck: cases run in pytest's own process, which a crash or hang ends: {why}"
+    words = escaped_lines(f"accelcheck: cases run in pytest's own process, which a crash or hang ends: {why}")
     config.issue_config_time_warning(pytest.PytestWarning(words), stacklevel=2)  # workers hand it on
     return None
 
@@ -317,6 +324,7 @@ def accel_check(request: pytest.FixtureRequest, accel_bench: Bench) -> Callable[
     from accelcheck.core.imports import OPTION
     from accelcheck.measure import timing_processes
     from accelcheck.plugin.benchmark import hand_over
+    from accelcheck.report.console import escaped, escaped_lines
     from accelcheck.report.message import explain
 
     def check(case: Case) -> Record:
@@ -327,7 +335,7 @@ def accel_check(request: pytest.FixtureRequest, accel_bench: Bench) -> Callable[
             pytest.skip("a timing process of another run: timed, not judged")
         record = accel_bench.run(case)
         if accel_bench.elsewhere is not None and (printed := accel_bench.elsewhere.printed()):
-            print(printed)
+            print(escaped_lines(printed))
         request.node.stash[_RECORD] = record
         request.node.user_properties += [
             ("accelcheck.case", case.id),
@@ -340,10 +348,12 @@ def accel_check(request: pytest.FixtureRequest, accel_bench: Bench) -> Callable[
             ),
         ]
         if not record.verdict.executed:
-            pytest.skip(record.reason)
+            pytest.skip(escaped_lines(record.reason))
         if record.verdict is Verdict.XFAIL:
             # Raised, since under --runxfail `pytest.xfail` does nothing, and the case would pass.
-            raise pytest.xfail.Exception(record.reason.partition("\n")[0])  # the whole reason is in the journal
+            raise pytest.xfail.Exception(
+                escaped(record.reason.partition("\n")[0])
+            )  # the whole reason is in the journal
         if not record.verdict.green:
             gate = accel_bench.gate
             # The result is right, but too slow or too large for a baseline or a limit.

@@ -60,6 +60,11 @@ def escaped(text: str) -> str:
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
 
 
+def escaped_lines(text: str) -> str:
+    """A text of several lines, each `escaped`; tabs become spaces."""
+    return "\n".join(escaped(line.expandtabs()) for line in text.split("\n"))
+
+
 def plain(parts: Iterable[str | Table]) -> list[str]:
     """The lines that `show` writes where the output is not a terminal."""
     found: list[str] = []

@@ -6,6 +6,7 @@ import shlex
 from typing import TYPE_CHECKING
 
 from accelcheck.core.case import Verdict
+from accelcheck.report.console import escaped
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -42,4 +43,4 @@ def explain(record: Record, more: Iterable[str] = ()) -> str:
         lines += ["", "  evidence:"]
         lines += [f"    {'yes' if e.engaged else 'NO '} {e.claim}: {e.observed}" for e in record.evidence]
     lines += ["", f"  reproduce: {reproduce(record.case, more)}"]
-    return "\n".join(lines)
+    return "\n".join(escaped(line.expandtabs()) for line in lines)

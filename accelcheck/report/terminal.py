@@ -11,6 +11,7 @@ from accelcheck.expectations.ceilings import PREFIX
 from accelcheck.expectations.chips import RUNS, TRIED
 from accelcheck.report import qualification, speed
 from accelcheck.report.columns import aligned
+from accelcheck.report.console import escaped
 from accelcheck.report.run import counts
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ def header(run: RunConfiguration) -> list[str]:
         found = status.fingerprint
         lines.append(f"  {name}: {_identity(found) if found is not None else status.capability}")
     lines += [f"  {OPTION}={name}: {capability}" for name, capability in run.failed_imports.items()]
-    return lines
+    return [escaped(line) for line in lines]
 
 
 def summary(
@@ -71,7 +72,7 @@ def summary(
         _slowest([record for record in found if record.verdict.executed]),
     ):
         for line in lines:
-            reporter.write_line(line)
+            reporter.write_line(escaped(line))
         if lines:
             reporter.write_line("")
     executed = sum(record.verdict.executed for record in found)
@@ -81,10 +82,10 @@ def summary(
     for line in _qualified(found, run):
         reporter.write_line(line)
     if journal is not None:
-        reporter.write_line(f"journal: {journal}")
+        reporter.write_line(escaped(f"journal: {journal}"))
     reporter.write_line("")
     for line in remainder:
-        reporter.write_line(line)
+        reporter.write_line(escaped(line))
 
 
 def _qualified(records: list[Record], run: RunConfiguration) -> list[str]:

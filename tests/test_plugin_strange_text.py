@@ -1,0 +1,71 @@
+"""Names and texts of other packages with control characters: nothing that a run prints holds one."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import plugin_harness
+import pytest
+from plugin_harness import PRESENT, Suite, Toy, only
+
+from accelcheck.core.capability import Code, unavailable, unsupported
+from accelcheck.techniques.base import Unsupported
+
+if TYPE_CHECKING:
+    from accelcheck.workloads.base import Program, Workload
+
+STRANGE = "\x1b[2J\a\n\u202efirst"
+CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f\u202e]")
+COLOURS = re.compile(r"\x1b\[[0-9;]*m")
+
+
+def says(program: Program) -> None:
+    print(STRANGE)
+    raise LookupError(STRANGE)
+
+
+def refuses(program: Program) -> None:
+    raise Unsupported(unsupported(Code.NO_FEATURE, f"no kernel{STRANGE}", tried=True))
+
+
+def strange_techniques() -> list[Toy]:
+    return [Toy(f"toy{STRANGE}", says), Toy(f"toy-refused{STRANGE}", refuses), Toy(f"toy-right{STRANGE}")]
+
+
+def strange_workloads() -> list[Workload]:
+    (tiny,) = (one for one in plugin_harness.workloads() if one.name == "tiny")
+    return [replace(tiny, name=f"tiny{STRANGE}")]
+
+
+@pytest.mark.parametrize("workers", ["0", "2"])
+def test_nothing_that_a_run_prints_holds_a_control_character_of_somebody_else(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, workers: str
+) -> None:
+    suite = Suite(pytester, monkeypatch)
+    suite.answer(cuda=unavailable(Code.NO_HARDWARE, f"no GPU{STRANGE}", STRANGE))
+    assert PRESENT.fingerprint is not None
+    strange = replace(PRESENT, fingerprint=replace(PRESENT.fingerprint, chip=f"Toy{STRANGE}", driver=STRANGE))
+    monkeypatch.setattr(plugin_harness, "PRESENT", strange)
+    pytester.makeconftest(
+        plugin_harness.CONFTEST.replace("plugin_harness.techniques", "test_plugin_strange_text.strange_techniques")
+        .replace("plugin_harness.workloads", "test_plugin_strange_text.strange_workloads")
+        .replace("import plugin_harness", "import test_plugin_strange_text")
+    )
+    ran = suite.run(*only("toy*", workload="tiny*"), "-n", workers, "-rA", "-v")
+    assert sorted(str(record.verdict) for record in ran.records) == ["error", "pass", "unsupported"]
+    printed = COLOURS.sub("", ran.out + ran.err)
+    assert r"LookupError: \x1b[2J\x07" in printed
+    assert r"Toy\x1b[2J" in printed
+    assert [line for line in printed.splitlines() if CONTROL.search(line)] == []
+    assert not [line for line in printed.splitlines() if line.startswith("first")]
+
+
+def test_a_wrong_word_is_quoted_without_control_characters(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ran = Suite(pytester, monkeypatch).run(f"--accel-device=a{STRANGE}")
+    assert ran.ret == pytest.ExitCode.USAGE_ERROR
+    assert r"unknown device 'a\x1b[2J\x07" in ran.err
+    assert not CONTROL.search(ran.err)
