@@ -10,6 +10,7 @@ import accelcheck
 from accelcheck.commands.common import NOTHING, USAGE
 from accelcheck.commands.parsing import SHELLS, Parser, PrintCompletion, examples
 from accelcheck.core import imports
+from accelcheck.core.foreign import ForeignCodeError
 from accelcheck.core.registry import DuplicateNameError, UnknownNameError, discover
 from accelcheck.plugin.registered import PluginLoadError
 
@@ -72,7 +73,13 @@ def _run(arguments: Sequence[str] | None) -> int:
             raise
         print("accelcheck: torch is not installed; accelcheck doctor says how to install it", file=sys.stderr)
         return NOTHING
-    except (PluginLoadError, DuplicateNameError, UnknownNameError, imports.ModuleImportError) as error:
+    except (
+        PluginLoadError,
+        ForeignCodeError,
+        DuplicateNameError,
+        UnknownNameError,
+        imports.ModuleImportError,
+    ) as error:
         print(f"accelcheck: {error}", file=sys.stderr)
         return USAGE
 

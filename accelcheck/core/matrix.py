@@ -9,7 +9,9 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 from accelcheck.core.case import Case, Mode
+from accelcheck.core.foreign import SECONDS, calling
 from accelcheck.core.registry import discover, index, unknown
+from accelcheck.core.strangers import quoted
 from accelcheck.core.words import LEVELS
 
 if TYPE_CHECKING:
@@ -47,9 +49,13 @@ class Matrix:
 
     techniques: Mapping[str, Technique]
     workloads: Mapping[str, Workload]
+    seconds: float = SECONDS
+    """That a technique may take to say which cases it has."""
 
     @classmethod
-    def load(cls, techniques: Iterable[Technique] = (), workloads: Iterable[Workload] = ()) -> Matrix:
+    def load(
+        cls, techniques: Iterable[Technique] = (), workloads: Iterable[Workload] = (), seconds: float = SECONDS
+    ) -> Matrix:
         """Import the built-in families (and with them torch) and add what others registered.
 
         Raises:
@@ -58,6 +64,7 @@ class Matrix:
         return cls(
             index("technique", [*discover("accelcheck.techniques", "TECHNIQUES"), *techniques]),
             index("workload", [*discover("accelcheck.workloads", "WORKLOADS"), *workloads]),
+            seconds,
         )
 
     def parts(self) -> list[object]:
@@ -97,18 +104,13 @@ class Matrix:
 
     def _chosen(self, selection: Selection, modes: Sequence[Mode]) -> list[_Cell]:
         workloads = _matching(self.workloads, selection.workloads)  # once: each technique goes through all of them
-        return [
-            (technique.name, workload.name, dtype, mode, cost)
-            for technique in _matching(self.techniques, selection.techniques)
-            if (covered := [mode for mode in modes if technique.covers(mode)])
-            for workload in workloads
-            if technique.accepts(workload) and (not workload.techniques or technique.name in workload.techniques)
-            for dtype in technique.dtypes
-            if dtype in workload.dtypes and (not selection.dtypes or dtype in selection.dtypes)
-            if (cost := level(technique, workload, dtype)) <= selection.level or selection.cases
-            for mode in covered
-            if mode in workload.modes
-        ]
+        found: list[tuple[str, str, str, Mode, int]] = []
+        for technique in _matching(self.techniques, selection.techniques):
+            kind = type(technique)
+            what = f"technique {quoted(technique.name)} ({kind.__module__}.{kind.__qualname__}), asked for its cases,"
+            with calling(what, self.seconds):
+                found += _cases_of(technique, workloads, selection, modes)
+        return found
 
     def check(self, selection: Selection) -> None:
         """Check that every selected name exists.
@@ -129,6 +131,22 @@ class Matrix:
             for word in selection.cases:
                 if word not in known:
                     raise unknown_case(word, sorted(known))
+
+
+def _cases_of(
+    technique: Technique, workloads: Sequence[Workload], selection: Selection, modes: Sequence[Mode]
+) -> list[tuple[str, str, str, Mode, int]]:
+    covered = [mode for mode in modes if technique.covers(mode)]
+    return [
+        (technique.name, workload.name, dtype, mode, cost)
+        for workload in (workloads if covered else ())
+        if technique.accepts(workload) and (not workload.techniques or technique.name in workload.techniques)
+        for dtype in technique.dtypes
+        if dtype in workload.dtypes and (not selection.dtypes or dtype in selection.dtypes)
+        if (cost := level(technique, workload, dtype)) <= selection.level or selection.cases
+        for mode in covered
+        if mode in workload.modes
+    ]
 
 
 def level(technique: Technique, workload: Workload, dtype: str) -> int:

@@ -19,7 +19,10 @@ from typing import TYPE_CHECKING, Any, cast
 
 from accelcheck.core import imports, registry
 from accelcheck.core.capability import Capability, Code, unavailable
+from accelcheck.core.foreign import ForeignCodeError
+from accelcheck.core.foreign import calling as calling_foreign
 from accelcheck.core.processes import Child, Message, calling, say
+from accelcheck.core.strangers import quoted
 from accelcheck.devices import hardware
 from accelcheck.devices.base import Device, Status, status_from_json
 from accelcheck.devices.packages import AUTOLOAD, backends, installed
@@ -88,7 +91,7 @@ def probe(
     """
     known = dict(registry.index("device", [*builtin().values(), *extra]))
     wanted = list(dict.fromkeys(known if names is None else names))
-    detected = {name: _detect(known[name]) for name in wanted if name in known}
+    detected = {name: _detect(known[name], timeout) for name in wanted if name in known}
     statuses = {name: Status(name, capability) for name, capability in detected.items() if not capability.ok}
     strangers = [name for name in wanted if name not in known]
     jobs = _jobs(
@@ -241,11 +244,17 @@ def _early(end: End | None, stage: str, output: str) -> Capability:
     return unavailable(Code.PROBE_FAILED, f"the probe {end} during: {stage}: {last}")
 
 
-def _detect(device: Device) -> Capability:
+def _detect(device: Device, timeout: float) -> Capability:
+    kind = type(device)
+    what = f"{kind.__module__}.{kind.__qualname__}.detect"
     try:
-        return device.detect()
-    except Exception as error:  # noqa: BLE001 - a device of another package may raise anything
-        return unavailable(Code.PROBE_FAILED, f"detect: {_last_line(error)}")
+        with calling_foreign(what, timeout):
+            found: Any = device.detect()
+    except ForeignCodeError as error:
+        return unavailable(Code.PROBE_TIMEOUT if error.late else Code.PROBE_FAILED, str(error).partition("\n")[0])
+    if not isinstance(found, Capability):
+        return unavailable(Code.PROBE_FAILED, f"{what}: expected a Capability, got {quoted(found)}")
+    return found
 
 
 def _broken(name: str, error: str) -> Capability:

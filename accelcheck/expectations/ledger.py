@@ -240,7 +240,7 @@ def _entry(raw: toml.TomlTable) -> Entry:
     except strangers.StrangerError as error:
         raise raw.wrong(
             "match",
-            f"expected a regular expression of RE2's syntax, got {strangers.quoted(match)}: {error}",
+            f"expected a regular expression, got {strangers.quoted(match)}: {error} (the syntax is RE2's)",
         ) from error
     if empty:
         raise raw.wrong(

@@ -51,6 +51,8 @@ class Controller:
         self.asked = False
         self.scope: Scope | None = None
         self.timed_elsewhere = 0
+        self.refused = ""
+        """Why workers could not find out what the cases are."""
         self.cut_off = ""
         """Why the journal could not be written any more."""
         self._modes: list[Mode] = []
@@ -82,7 +84,8 @@ class Controller:
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: Any) -> None:
-        """Take over how many cases there are: workers know the matrix."""
+        """Take over how many cases there are: workers know the matrix. Or why there are none."""
+        self.refused = getattr(node, "workeroutput", {}).get("accelcheck-refused", self.refused)
         data: str | None = getattr(node, "workeroutput", {}).get("accelcheck")
         if data is not None:
             self.scope = Scope.from_json(json.loads(data))
@@ -198,6 +201,8 @@ class Controller:
             exitstatus = session.exitstatus = pytest.ExitCode.OK if good else pytest.ExitCode.TESTS_FAILED
         if exitstatus == pytest.ExitCode.OK and (self.records or self.asked) and not executed:
             session.exitstatus = pytest.ExitCode.NO_TESTS_COLLECTED
+        if self.refused:
+            session.exitstatus = pytest.ExitCode.USAGE_ERROR
         tally = counts(self.records.values())
         self._write(lambda journal: journal.end({"verdicts": tally, "exit": int(session.exitstatus)}))
         if self.cut_off and session.exitstatus == pytest.ExitCode.OK:
@@ -206,6 +211,8 @@ class Controller:
     @pytest.hookimpl(trylast=True)  # after pytest-benchmark's table
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         """The matrix technique x device, counts, the slowest cases, and what the run did not look at."""
+        if self.refused:
+            terminalreporter.write_line(f"ERROR: {self.refused}", red=True)
         if self.records or self.asked:
             remainder = coverage.lines(
                 self.run,

@@ -31,6 +31,7 @@ _RUN: pytest.StashKey[RunConfiguration] = pytest.StashKey()
 _MATRIX: pytest.StashKey[Matrix] = pytest.StashKey()
 _RECORD: pytest.StashKey[Record] = pytest.StashKey()
 
+_REFUSED: pytest.StashKey[str] = pytest.StashKey()
 _GATE: pytest.StashKey[Gate] = pytest.StashKey()
 
 NOT_ASKED = "not-asked"
@@ -58,10 +59,11 @@ def pytest_configure(config: pytest.Config) -> None:
     worker = getattr(config, "workerinput", None)
     if worker is not None:
         if "accelcheck" in worker:
-            from accelcheck.core import files
+            from accelcheck.core import files, foreign
             from accelcheck.core.processes import end_with_parent
             from accelcheck.plugin import configuration
 
+            foreign.keep_stderr()
             end_with_parent()  # it would not notice while a case holds the GIL
             run = configuration.RunConfiguration.from_json(json.loads(worker["accelcheck"]))
             files.share(run.folder.parent)
@@ -72,7 +74,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def _controller(config: pytest.Config) -> Controller:
-    from accelcheck.core import imports
+    from accelcheck.core import foreign, imports
+    from accelcheck.core.foreign import ForeignCodeError
     from accelcheck.core.journal import JournalError
     from accelcheck.core.processes import end_with_parent
     from accelcheck.core.registry import DuplicateNameError, UnknownNameError
@@ -83,6 +86,7 @@ def _controller(config: pytest.Config) -> Controller:
     from accelcheck.plugin import configuration, controller
     from accelcheck.report.console import escaped_lines
 
+    foreign.keep_stderr()
     if timing_processes.ongoing() is not None:
         end_with_parent()
     config.add_cleanup(functools.partial(imports.announce, imports.announced()))
@@ -98,6 +102,7 @@ def _controller(config: pytest.Config) -> Controller:
         configuration.AbsentDeviceError,
         BaselineError,
         DuplicateNameError,
+        ForeignCodeError,
         JournalError,
         LedgerError,
         LimitError,
@@ -135,6 +140,9 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         _parametrize_nothing(metafunc, NOT_ASKED, "accelcheck was not asked for: give --accel-device=auto")
         return
     from accelcheck.core.case import ALONE, Mode
+    from accelcheck.core.foreign import ForeignCodeError
+    from accelcheck.core.registry import DuplicateNameError
+    from accelcheck.report.console import escaped_lines
 
     marker = metafunc.definition.get_closest_marker("accel")
     modes = [Mode(mode) for mode in marker.args] if marker is not None and marker.args else list(Mode)
@@ -145,7 +153,11 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
                 metafunc, SHARED, "timing needs the machine for itself: run accelcheck.suite.test_speed without -n"
             )
             return
-    cases = _matrix(metafunc.config).cases(run.selection, modes)
+    try:
+        cases = _matrix(metafunc.config).cases(run.selection, modes)
+    except (DuplicateNameError, ForeignCodeError) as error:  # raised here, it would be an error of each test function
+        metafunc.config.stash[_REFUSED] = escaped_lines(f"accelcheck: {error}")
+        cases = []
     if cases:
         metafunc.parametrize("accel_case", cases, ids=[case.id for case in cases])
     else:
@@ -158,6 +170,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Mark timed cases for pytest-benchmark. A timing process keeps only the cases that it is to time."""
     if _RUN not in config.stash:
         return
+    refused = config.stash.get(_REFUSED, None)
+    if refused is not None:
+        if not hasattr(config, "workeroutput"):
+            raise pytest.UsageError(refused)
+        config.workeroutput["accelcheck-refused"] = refused  # the controller ends the run
+        items.clear()
     from accelcheck.measure import timing_processes
     from accelcheck.plugin.benchmark import mark_timed
 
@@ -229,7 +247,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """Hand the controller how many cases there are: where there are workers, it has no matrix."""
     config = session.config
-    if _RUN not in config.stash or _MATRIX not in config.stash or config.option.collectonly:
+    if _RUN not in config.stash or _MATRIX not in config.stash or config.option.collectonly or _REFUSED in config.stash:
         return
     from accelcheck.report.coverage import Scope
 

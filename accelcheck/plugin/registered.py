@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import importlib
 import io
 import os
 import sys
@@ -13,8 +14,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from accelcheck.core import imports
+from accelcheck.core.foreign import ForeignCodeError, calling
 from accelcheck.core.matrix import Matrix
 from accelcheck.core.matrix import devices as known_devices
+from accelcheck.core.strangers import quoted
 from accelcheck.plugin import options
 
 if TYPE_CHECKING:
@@ -30,7 +33,11 @@ class PluginLoadError(ValueError):
 
 
 def devices(config: pytest.Config) -> list[Device]:
-    """Devices besides the built-in ones."""
+    """Devices besides the built-in ones.
+
+    Raises:
+        ForeignCodeError: A hook raised, did not return, or returned something else.
+    """
     return _all(config, "pytest_accel_devices")
 
 
@@ -39,13 +46,35 @@ def matrix(config: pytest.Config) -> Matrix:
 
     Raises:
         DuplicateNameError: Two things share a name.
+        ForeignCodeError: A hook raised, did not return, or returned something else.
     """
-    return Matrix.load(_all(config, "pytest_accel_techniques"), _all(config, "pytest_accel_workloads"))
+    importlib.import_module("torch")  # by far the longest of what hooks do, and not their fault
+    return Matrix.load(
+        _all(config, "pytest_accel_techniques"), _all(config, "pytest_accel_workloads"), options.seconds(config)
+    )
 
 
 def _all(config: pytest.Config, name: str) -> list[Any]:
     hook = getattr(config.hook, name, None)  # none where accelcheck is no plugin of this pytest
-    return [] if hook is None else [thing for group in hook() for thing in group]
+    if hook is None:
+        return []
+    limit = options.seconds(config)
+    found: list[Any] = []
+    # A wrapper calls the others itself, so that none of them can be called alone.
+    if any(one.wrapper or one.hookwrapper for one in hook.get_hookimpls()):
+        with calling(name, limit):
+            return [thing for group in hook() for thing in group]
+    for one in reversed(hook.get_hookimpls()):  # each by itself, so that an error can name its plugin
+        what = f"{name} of {one.plugin_name} ({one.function.__module__}.{one.function.__qualname__})"
+        with calling(what, limit):
+            group = list(one.function() or ())
+        for thing in group:
+            if not isinstance(getattr(thing, "name", None), str):
+                raise ForeignCodeError(
+                    f"{what}: expected things with a name, such as instances of the class that it registers, got {quoted(thing)}"
+                )
+        found += group
+    return found
 
 
 class _Asked:

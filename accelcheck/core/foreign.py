@@ -1,0 +1,109 @@
+"""Calls what other packages hand over: an exception there becomes an error that names the place, and an endless loop ends. No torch.
+
+Cases run in a process of their own, which is killed when it takes too long. What is called before there are cases, in pytest's
+process, is bounded here: after the time limit an alarm raises in Python code. Native code that holds the interpreter cannot be
+interrupted, only ended: then the whole process ends, and prints where it was.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import signal
+import threading
+import traceback
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, NoReturn
+
+from accelcheck.core.plain import text
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+SECONDS = 60.0
+"""That a call may take where nothing else is asked for."""
+HELD = 10.0
+"""Seconds after the alarm until a process ends whose interpreter is held."""
+_REPEATED = 1.0
+"""Seconds between two alarms: code that catches everything may catch the first."""
+LINES = 12
+"""Last lines of a traceback that an error quotes."""
+_STDERR: list[int] = []
+
+
+class ForeignCodeError(ValueError):
+    """Code of another package raised, did not return in time, or gave something else than what was asked for.
+
+    Attributes:
+        late: Whether it did not return in time.
+    """
+
+    late = False
+
+
+class _LateError(BaseException):
+    """Raised by the alarm; no `Exception`, which the code may catch."""
+
+
+def keep_stderr() -> None:
+    """Remember standard error as it is now: pytest captures it later, and what ends the process would be lost."""
+    if not _STDERR:
+        with suppress(OSError):
+            _STDERR.append(os.dup(2))
+
+
+@contextmanager
+def calling(what: str, seconds: float = 0.0) -> Iterator[None]:
+    """Call code of another package.
+
+    Args:
+        what: Package, class and method, for the error.
+        seconds: That it may take; 0 for no limit. There is none either outside of the main thread, or while another alarm is set.
+
+    Raises:
+        ForeignCodeError: It raised, or took longer.
+    """
+    try:
+        with _bounded(seconds):
+            yield
+    except (KeyboardInterrupt, ForeignCodeError):
+        raise
+    except _LateError as error:
+        ended = ForeignCodeError(f"{what} did not return within {seconds:g} s\n{_shown(error)}")
+        ended.late = True
+        raise ended from error
+    except BaseException as error:  # an exit or a skip too: it would end the run without a word
+        raise ForeignCodeError(f"{what} raised {type(error).__name__}: {text(error)}\n{_shown(error)}") from error
+
+
+@contextmanager
+def _bounded(seconds: float) -> Iterator[None]:
+    usable = threading.current_thread() is threading.main_thread() and not signal.getitimer(signal.ITIMER_REAL)[0]
+    if not seconds or not usable:
+        yield
+        return
+
+    def late(*_: object) -> NoReturn:
+        raise _LateError
+
+    before = signal.signal(signal.SIGALRM, late)
+    faulthandler.dump_traceback_later(seconds + HELD, exit=True, file=(_STDERR or [2])[0])
+    signal.setitimer(signal.ITIMER_REAL, seconds, _REPEATED)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0.0)
+        faulthandler.cancel_dump_traceback_later()
+        signal.signal(signal.SIGALRM, before)
+
+
+def _shown(error: BaseException) -> str:
+    """Where it was raised: the last lines of the traceback, without the frames of this module."""
+    frames = [
+        frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename not in {__file__, _CONTEXTS}
+    ]
+    lines = "".join(traceback.format_list(frames)).splitlines()
+    return "\n".join(lines[-LINES:])
+
+
+_CONTEXTS = contextmanager.__code__.co_filename
