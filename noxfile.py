@@ -337,6 +337,13 @@ def fuzz(session: nox.Session) -> None:
 
 
 @nox.session
+def docs(session: nox.Session) -> None:
+    """The documentation as a site in the folder site; warnings are errors."""
+    session.install(*nox.project.dependency_groups(nox.project.load_toml(), "docs"))
+    session.run("mkdocs", "build", "--strict", *session.posargs, env={"NO_MKDOCS_2_WARNING": "1"})
+
+
+@nox.session
 def lint(session: nox.Session) -> None:
     """Ruff: rules and formatting."""
     session.install(*nox.project.dependency_groups(nox.project.load_toml(), "lint"))

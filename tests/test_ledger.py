@@ -114,7 +114,7 @@ def test_a_field_too_many_is_named(tmp_path: Path) -> None:
     ("content", "message"),
     [
         ("", "field 'schema': missing; expected 2, which this accelcheck reads"),
-        ("schema = 1", "(entries of schema 1 had no size: give each an at-most, as docs/options.md says), got 1"),
+        ("schema = 1", "(entries of schema 1 had no size: give each an at-most, as docs/ledger.md says), got 1"),
         ("schema = 3", "field 'schema': expected 2, which this accelcheck reads"),
         ('schema = "2"', "field 'schema': expected 2, which this accelcheck reads"),
         ("schema = ", "not TOML"),

@@ -108,7 +108,7 @@ def test_every_session_is_listed_with_what_it_does() -> None:
     assert done.returncode == 0, done.stderr
     sessions = re.findall(r"^([*-]) (\w+) -> \S.*$", done.stdout, re.MULTILINE)
     assert sorted(name for _, name in sessions) == sorted(
-        [*BACKENDS, "tests", "selftest", "benchmarks", "fuzz", "lint", "typecheck", "templates", "slurm"]
+        [*BACKENDS, "tests", "selftest", "benchmarks", "fuzz", "docs", "lint", "typecheck", "templates", "slurm"]
     )
     assert [name for selected, name in sessions if selected == "*"] == ["cpu"]
 

@@ -256,7 +256,9 @@ def test_the_guide_has_every_package_and_the_order_of_imports() -> None:
 
 
 def test_the_entry_of_a_ledger_in_the_guide_is_one(tmp_path: Path) -> None:
-    found = re.search(r"^```toml\n(.*?)^```$", GUIDE.read_text("utf-8"), re.MULTILINE | re.DOTALL)
+    found = re.search(
+        r"^```toml\n(.*?)^```$", (GUIDE.parent / "docs" / "ledger.md").read_text("utf-8"), re.MULTILINE | re.DOTALL
+    )
     assert found is not None
     (tmp_path / "ledger.toml").write_text(found[1])
     assert len(Ledger.load((tmp_path / "ledger.toml",)).entries) == 1

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 SCHEMA = 2
-_OLDER = "entries of schema 1 had no size: give each an at-most, as docs/options.md says"
+_OLDER = "entries of schema 1 had no size: give each an at-most, as docs/ledger.md says"
 FOLDER = Path(__file__).parent / "ledgers"
 """The ledgers of accelcheck: ``all.toml`` for failures on every device, and one for each device, such as ``xla.toml``."""
 

@@ -36,9 +36,19 @@ class Option(NamedTuple):
         """Its name in the ini file and on `config.option`."""
         return f"accel_{self.name}"
 
+    @property
+    def argument(self) -> str:
+        """Its name on the command line."""
+        return f"--accel-{self.name.replace('_', '-')}"
+
 
 OPTIONS = (
-    Option("device", "device under test (repeatable): a name, `auto` (all that are present) or `all`", repeatable=True),
+    Option(
+        "device",
+        "device under test (repeatable): a name; `auto`, all that are present (default); or `all`, the absent ones too, which are "
+        "reported as unavailable",
+        repeatable=True,
+    ),
     Option(
         "import",
         "module to import in every process that uses a device (repeatable): a backend of torch that no entry point loads",
@@ -55,7 +65,7 @@ OPTIONS = (
         "run part I of N parts of what is selected, such as 1/4: each case is in one of them, the same on every machine",
         metavar="I/N",
     ),
-    Option("require", "fail at once when a selected device is absent", flag=True),
+    Option("require", "exit with 4 at once when a selected device is absent", flag=True),
     Option("journal", "write one JSON line per case to this file while the run goes", metavar="FILE"),
     Option(
         "resume",
@@ -64,7 +74,7 @@ OPTIONS = (
     ),
     Option("ledger", "further file of expected failures (repeatable)", repeatable=True, metavar="FILE"),
     Option("baseline", "compare times with stored baselines: check, update, new-only or off (default)", metavar="USE"),
-    Option("baselines", "folder of the stored baselines (default: baselines, next to the ini file)", metavar="FOLDER"),
+    Option("baselines", "folder of the stored baselines (default: `baselines`, beside the ini file)", metavar="FOLDER"),
     Option("limits", "file of limits on speed, memory and compile time (repeatable)", repeatable=True, metavar="FILE"),
     Option(
         "processes",
@@ -74,7 +84,8 @@ OPTIONS = (
     Option("profile", "keep a trace of each timed case in this folder", metavar="FOLDER"),
     Option(
         "timeout",
-        "seconds that a case may take (default: 300, 900, 1800 or 7200, by its level; 0: no limit); then it is a `hang`",
+        "seconds that a case may take; then it is a `hang` (default: 300, 900, 1800 or 7200, by its level, times the `patience` of its "
+        "technique; 0: no limit)",
         metavar="SECONDS",
     ),
     Option(
@@ -94,13 +105,12 @@ def add(parser: pytest.Parser) -> None:
     """Declare all options and their ini twins."""
     group = parser.getgroup("accelcheck", "acceleration portability")
     for option in OPTIONS:
-        flag = f"--accel-{option.name.replace('_', '-')}"
         if option.flag:
-            group.addoption(flag, dest=option.dest, action="store_true", default=None, help=option.help)
+            group.addoption(option.argument, dest=option.dest, action="store_true", default=None, help=option.help)
         else:
             action = "append" if option.repeatable else "store"
             group.addoption(
-                flag, dest=option.dest, action=action, metavar=option.metavar, default=None, help=option.help
+                option.argument, dest=option.dest, action=action, metavar=option.metavar, default=None, help=option.help
             )
         kind: Any = "bool" if option.flag else "args" if option.repeatable else "string"
         parser.addini(option.dest, option.help, type=kind, default=None)

@@ -1,0 +1,126 @@
+"""Prints docs/reference.md: every option of pytest and every command, as they are declared.
+
+    $ python docs/tools/reference.py > docs/reference.md
+
+It reads `accelcheck.plugin.options.OPTIONS` and `accelcheck.cli.parser`, and imports no torch.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if __name__ == "__main__":  # in a checkout too, where accelcheck is not installed
+    sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))
+
+from accelcheck.cli import parser
+from accelcheck.plugin.options import OPTIONS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+TOP = """# Command line: every option and command
+
+Made by `python docs/tools/reference.py > docs/reference.md` from what the program declares; change it there. `accelcheck COMMAND --help`
+prints the same. [Options, verdicts and exit status](options.md) says how options work together.
+
+## Options of pytest
+
+`pytest --pyargs accelcheck.suite OPTIONS`. Each has a setting in pytest's ini file; the command line takes precedence. An option that is
+repeatable is a list there.
+
+| option | ini | meaning |
+|---|---|---|"""
+
+
+def page() -> str:
+    """The whole page, with a newline at its end."""
+    return "\n".join([TOP, *_options(), "", *_commands(parser())]).rstrip() + "\n"
+
+
+def _options() -> Iterator[str]:
+    for option in OPTIONS:
+        name = option.argument if option.flag else f"{option.argument}={option.metavar}"
+        yield f"| `{name}` | `{option.dest}` | {_cell(option.help)} |"
+
+
+def _commands(command: argparse.ArgumentParser, depth: int = 2) -> Iterator[str]:
+    """The sections of a command and of those below it."""
+    yield f"{'#' * depth} `{command.prog}`"
+    yield ""
+    if command.description:
+        yield _text(command.description)
+        yield ""
+    rows = list(_rows(command))
+    if rows:
+        yield "| argument | meaning |"
+        yield "|---|---|"
+        yield from rows
+        yield ""
+    if command.epilog:
+        yield "```text"
+        yield command.epilog.strip()
+        yield "```"
+        yield ""
+    for below in subcommands(command):
+        yield from _commands(below, depth + 1)
+
+
+def subcommands(command: argparse.ArgumentParser) -> list[argparse.ArgumentParser]:
+    """The parsers of the commands below one."""
+    groups = (action for action in actions(command) if isinstance(action, argparse._SubParsersAction))  # noqa: SLF001 - argparse has no public name for it
+    return [below for group in groups for below in group.choices.values()]
+
+
+def actions(command: argparse.ArgumentParser) -> list[argparse.Action]:
+    """What a command takes, in the order of its help."""
+    return command._actions  # noqa: SLF001 - argparse has no public way to ask
+
+
+def _rows(command: argparse.ArgumentParser) -> Iterator[str]:
+    for action in actions(command):
+        if isinstance(action, (argparse._HelpAction, argparse._SubParsersAction)):  # noqa: SLF001 - as above
+            continue
+        if action.help == argparse.SUPPRESS:
+            continue
+        meaning = (action.help or "") % {**vars(action), "prog": command.prog}
+        yield f"| {_name(action)} | {_cell(meaning)} |"
+
+
+def _name(action: argparse.Action) -> str:
+    """An argument as one writes it, with its value or the values that it may have."""
+    taken = action.metavar or (
+        "{" + ",".join(map(str, action.choices)) + "}" if action.choices else action.dest.upper()
+    )
+    value = " ".join(taken) if isinstance(taken, tuple) else str(taken)
+    value = {"*": f"[{value} ...]", "+": f"{value} [{value} ...]", "?": f"[{value}]"}.get(str(action.nargs), value)
+    if not action.option_strings:
+        return f"`{value}`"
+    return ", ".join(f"`{name}`" if action.nargs == 0 else f"`{name} {value}`" for name in action.option_strings)
+
+
+def _cell(text: str) -> str:
+    """A cell of a table: in Markdown, `|` ends one, and what looks like HTML is left out."""
+    return _text(text).replace("|", r"\|")
+
+
+def _text(text: str) -> str:
+    """Words of the program in Markdown: on one line; options, paths and globs as they are typed."""
+    words = re.sub(r"\s+", " ", text).strip()
+    parts = re.split(r"(`[^`]*`)", words)
+    return "".join(part if number % 2 else _marked(part) for number, part in enumerate(parts))
+
+
+def _marked(words: str) -> str:
+    words = re.sub(r"(?<![\w`-])(--[a-z][\w-]*(?:=[\w.]+)?)", r"`\1`", words)
+    parts = re.split(r"(`[^`]*`)", words)
+    return "".join(
+        part if number % 2 else re.sub(r"([*<]|(?<!\w)_|_(?!\w))", r"\\\1", part) for number, part in enumerate(parts)
+    )
+
+
+if __name__ == "__main__":
+    sys.stdout.write(page())
