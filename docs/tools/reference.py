@@ -47,12 +47,12 @@ def _options() -> Iterator[str]:
         yield f"| `{name}` | `{option.dest}` | {_cell(option.help)} |"
 
 
-def _commands(command: argparse.ArgumentParser, depth: int = 2) -> Iterator[str]:
-    """The sections of a command and of those below it."""
+def _commands(command: argparse.ArgumentParser, depth: int = 2, short: str = "") -> Iterator[str]:
+    """The sections of a command and of those below it; `short` is what the list of commands says of it."""
     yield f"{'#' * depth} `{command.prog}`"
     yield ""
-    if command.description:
-        yield _text(command.description)
+    if said := command.description or short:
+        yield _text(said)
         yield ""
     rows = list(_rows(command))
     if rows:
@@ -65,14 +65,15 @@ def _commands(command: argparse.ArgumentParser, depth: int = 2) -> Iterator[str]
         yield command.epilog.strip()
         yield "```"
         yield ""
-    for below in subcommands(command):
-        yield from _commands(below, depth + 1)
+    for below, said in subcommands(command):
+        yield from _commands(below, depth + 1, f"{said[:1].upper()}{said[1:]}.")
 
 
-def subcommands(command: argparse.ArgumentParser) -> list[argparse.ArgumentParser]:
-    """The parsers of the commands below one."""
-    groups = (action for action in actions(command) if isinstance(action, argparse._SubParsersAction))  # noqa: SLF001 - argparse has no public name for it
-    return [below for group in groups for below in group.choices.values()]
+def subcommands(command: argparse.ArgumentParser) -> list[tuple[argparse.ArgumentParser, str]]:
+    """The parsers of the commands below one, each with what the list of commands says of it."""
+    groups = [action for action in actions(command) if isinstance(action, argparse._SubParsersAction)]  # noqa: SLF001 - argparse has no public name for it
+    said = {one.dest: one.help or "" for group in groups for one in group._choices_actions}  # noqa: SLF001 - as above
+    return [(below, said.get(name, "")) for group in groups for name, below in group.choices.items()]
 
 
 def actions(command: argparse.ArgumentParser) -> list[argparse.Action]:
@@ -109,7 +110,7 @@ def _cell(text: str) -> str:
 
 def _text(text: str) -> str:
     """Words of the program in Markdown: on one line; options, paths and globs as they are typed."""
-    words = re.sub(r"\s+", " ", text).strip()
+    words = re.sub(r"\s+", " ", text).strip().replace("``", "`")  # of docstrings
     parts = re.split(r"(`[^`]*`)", words)
     return "".join(part if number % 2 else _marked(part) for number, part in enumerate(parts))
 
