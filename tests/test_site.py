@@ -6,6 +6,7 @@ import argparse
 import ast
 import importlib.util
 import re
+import shlex
 import sys
 import tomllib
 from functools import cache
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from accelcheck.cli import parser
 from accelcheck.plugin.options import OPTIONS
 
 if TYPE_CHECKING:
@@ -125,17 +127,34 @@ def test_every_option_and_command_is_in_the_reference() -> None:
 
 
 def test_arguments_are_shown_as_they_are_typed() -> None:
-    parser = argparse.ArgumentParser(prog="accelcheck", description="Takes a|b,\n  as in *x*, and --keep.")
-    parser.add_argument("files", nargs="+", metavar="FILE", help="of %(prog)s")
-    parser.add_argument("-o", "--output", metavar="FILE", help="a|b (default: %(default)s)", default="x")
-    parser.add_argument("--hidden", help=argparse.SUPPRESS)
-    parser.add_argument("--shell", choices=("bash", "zsh"), help="one_of <them>")
-    page = "\n".join(tool("reference")._commands(parser))
+    command = argparse.ArgumentParser(prog="accelcheck", description="Takes a|b,\n  as in *x*, and --keep.")
+    command.add_argument("files", nargs="+", metavar="FILE", help="of %(prog)s")
+    command.add_argument("-o", "--output", metavar="FILE", help="a|b (default: %(default)s)", default="x")
+    command.add_argument("--hidden", help=argparse.SUPPRESS)
+    command.add_argument("--shell", choices=("bash", "zsh"), help="one_of <them>")
+    page = "\n".join(tool("reference")._commands(command))
     assert "Takes a|b, as in \\*x\\*, and `--keep`." in page
     assert "| `FILE [FILE ...]` | of accelcheck |" in page
     assert "| `-o FILE`, `--output FILE` | a\\|b (default: x) |" in page
     assert "| `--shell {bash,zsh}` | one_of \\<them> |" in page
     assert "hidden" not in page
+
+
+def test_every_command_line_of_a_page_is_one_that_the_program_takes() -> None:
+    lines = [
+        (page.name, line)
+        for page in [ROOT / "README.md", *sorted(DOCS.glob("*.md"))]
+        for block in re.findall(r"```console\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
+        for line in re.findall(r"^\$ accelcheck (.*)$", block.replace("\\\n", ""), re.MULTILINE)
+    ]
+    assert len(lines) > 10
+    refused = []
+    for page, line in lines:
+        try:
+            parser().parse_args(shlex.split(line.partition(" > ")[0], comments=True))
+        except SystemExit as error:
+            refused += [(page, line)] * (error.code != 0)
+    assert refused == []
 
 
 def test_the_extras_on_the_page_are_those_of_the_project() -> None:
