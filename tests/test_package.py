@@ -155,7 +155,7 @@ def test_the_must_pass_list_of_a_run_is_packed_and_another_one_here_is_said(
 
 def test_a_malformed_journal_is_not_packed(tmp_path: Path, package: Path) -> None:
     path = journal(tmp_path / "a.jsonl")
-    path.write_text(path.read_text().replace('"verdict": "pass"', '"verdict": "fine"', 1))
+    path.write_text(path.read_text().replace('"verdict":"pass"', '"verdict":"fine"', 1))
     with pytest.raises(JournalError, match=r"a\.jsonl:2: not a case record"):
         pack([path], package)
     (tmp_path / "empty.jsonl").touch()
@@ -171,7 +171,7 @@ def test_an_input_is_never_written_over(tmp_path: Path) -> None:
 
 def test_an_altered_record_is_named(tmp_path: Path, package: Path) -> None:
     pack([journal(tmp_path / "a.jsonl", Verdict.PASS, Verdict.FAIL, Verdict.PASS)], package)
-    altered(package, b'"verdict": "fail"', b'"verdict": "pass"')
+    altered(package, b'"verdict":"fail"', b'"verdict":"pass"')
     found = verify(package)
     name = f"{package}/journals/001.jsonl"
     assert found.altered == [

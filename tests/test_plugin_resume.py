@@ -77,7 +77,7 @@ def test_what_is_no_journal_is_refused(suite: Suite) -> None:
     (suite.path / JOURNAL).write_text("[]\n")
     done = suite.inside("--pyargs", "accelcheck.suite", RESUME, *only("toy"))
     assert done.ret == USAGE
-    assert f"{JOURNAL}:1: field 'kind' is None; expected run in the first line" in done.stderr.str()
+    assert f"{JOURNAL}:1: Expected `object`, got `array`" in done.stderr.str()
 
 
 def test_two_journals_are_refused(suite: Suite) -> None:

@@ -8,30 +8,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from accelcheck.commands.common import GREEN, NOTHING, RED, USAGE
+from accelcheck.commands.parsing import examples
 
 if TYPE_CHECKING:
     import argparse
 
-EXAMPLES = """examples:
-  pytest --pyargs accelcheck.suite --accel-device=cuda --accel-level=2 --accel-journal=cuda.jsonl
-  accelcheck assess cuda.jsonl                                  # what the run shows
-  accelcheck assess --answers-template > answers.toml           # what only people can answer
-  accelcheck assess cuda.jsonl --answers answers.toml --markdown > assessment.md
-"""
-
 
 def add(commands: Any) -> None:
     """Declare the command."""
-    from argparse import RawDescriptionHelpFormatter
-
     assess = commands.add_parser(
         "assess",
         help="the points of PyTorch's Compute Platform Quality Levels: evidenced by journals, claimed, missing",
         description="Prints PyTorch's Compute Platform Quality Levels for each device of the journals: the points that cases give, with "
-        "their ids,\nfigures and date, those that answers claim, and what is missing. Runs nothing. Exits with 1 if --require names "
-        "a level that\na device does not reach, with 5 if no case of any item is in the journals.",
-        epilog=EXAMPLES,
-        formatter_class=RawDescriptionHelpFormatter,
+        "their ids, figures and date, those that answers claim, and what is missing. Runs nothing. Exits with 1 if --require names "
+        "a level that a device does not reach, with 5 if no case of any item is in the journals.",
     )
     assess.add_argument(
         "journals", nargs="*", type=Path, metavar="JOURNAL", help="journals of runs, of one or several devices"
@@ -47,6 +37,12 @@ def add(commands: Any) -> None:
     shown.add_argument("--json", action="store_true", help="print JSON, for programs")
     assess.add_argument(
         "--require", choices=("unstable", "stable"), help="exit with 1 if a device does not reach this level"
+    )
+    examples(
+        assess,
+        ("accelcheck assess cuda.jsonl", "what the run shows"),
+        ("accelcheck assess --answers-template", "a file with all that only people can answer"),
+        ("accelcheck assess cuda.jsonl --answers answers.toml --markdown", "what the process asks for"),
     )
     assess.set_defaults(run=_assess)
 

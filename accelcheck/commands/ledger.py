@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
-import argparse
 import datetime as dt
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from accelcheck.commands.common import GREEN, NOTHING, RED, USAGE
+from accelcheck.commands.parsing import examples
 
 if TYPE_CHECKING:
+    import argparse
     from collections.abc import Mapping, Sequence
 
     from accelcheck.report.run import DeviceRun
-
-EXAMPLES = """examples:
-  accelcheck ledger check
-  accelcheck ledger check known.toml --journal journal.jsonl
-  accelcheck ledger suggest journal.jsonl > known.toml
-
-exit codes: 0 nothing has to change; 1 something has to; 4 a file cannot be read; 5 suggest found no unexpected failure"""
 
 
 def add(commands: Any) -> None:
@@ -29,8 +23,11 @@ def add(commands: Any) -> None:
         "ledger",
         help="known failures: check the files, suggest entries",
         description=__doc__,
-        epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    examples(
+        ledger,
+        ("accelcheck ledger check known.toml", "exits with 1 if something has to change, with 4 if it cannot be read"),
+        ("accelcheck ledger suggest journal.jsonl", "exits with 5 if there is no unexpected failure"),
     )
     actions = ledger.add_subparsers(dest="action", required=True)
     check = actions.add_parser(
@@ -46,6 +43,11 @@ def add(commands: Any) -> None:
         metavar="FILE",
         help="journal of a run; repeatable: entries that its cases do not show, and sizes far larger than seen, are named",
     )
+    examples(
+        check,
+        ("accelcheck ledger check", "the ledgers of accelcheck"),
+        ("accelcheck ledger check known.toml --journal journal.jsonl", "a ledger, beside what a run showed"),
+    )
     check.set_defaults(run=_check)
     suggest = actions.add_parser(
         "suggest", help="print entries for the unexpected failures of a run, with a TODO for what only a person knows"
@@ -54,6 +56,7 @@ def add(commands: Any) -> None:
     suggest.add_argument(
         "--ledger", type=Path, action="append", default=[], metavar="FILE", help="ledger that holds already; repeatable"
     )
+    examples(suggest, ("accelcheck ledger suggest journal.jsonl", "entries to put into a file and to complete"))
     suggest.set_defaults(run=_suggest)
 
 

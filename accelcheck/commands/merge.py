@@ -7,30 +7,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from accelcheck.commands.common import GREEN, RED, USAGE
+from accelcheck.commands.parsing import examples
 
 if TYPE_CHECKING:
     import argparse
 
-EXAMPLES = """examples:
-  accelcheck merge shard-1.jsonl shard-2.jsonl -o whole.jsonl
-  accelcheck merge --same-device shard-*.jsonl -o whole.jsonl
-  accelcheck merge cpu.jsonl xla.jsonl -o both.jsonl
-
-exit codes: 0 merged; 1 the journals are not of the same device, with --same-device; 4 a journal cannot be read"""
-
 
 def add(commands: Any) -> None:
     """Declare the command."""
-    import argparse
-
     merge = commands.add_parser(
         "merge",
         help="write several journals into one",
         description="Writes the runs of several journals into one journal, which reports read as they read each of them. Runs of one "
         "device with the same versions count as one run; others are kept apart, and what differs is printed. The order of the journals "
-        "does not matter.",
-        epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        "does not matter. Exits with 0, with 1 if --same-device refused, and with 4 if a journal cannot be read.",
     )
     merge.add_argument("journals", nargs="+", type=Path, metavar="JOURNAL", help="journals, merged ones too")
     merge.add_argument("-o", "--output", type=Path, required=True, metavar="FILE", help="journal to write")
@@ -38,6 +28,12 @@ def add(commands: Any) -> None:
         "--same-device",
         action="store_true",
         help="refuse journals of other devices, fingerprints or versions than the first one's",
+    )
+    examples(
+        merge,
+        ("accelcheck merge shard-1.jsonl shard-2.jsonl -o whole.jsonl", "the shards of a run"),
+        ("accelcheck merge --same-device 1.jsonl 2.jsonl -o whole.jsonl", "refused if they are not of one device"),
+        ("accelcheck merge cpu.jsonl xla.jsonl -o both.jsonl", "several devices"),
     )
     merge.set_defaults(run=_merge)
 

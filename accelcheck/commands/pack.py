@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from accelcheck.commands.common import GREEN, USAGE
+from accelcheck.commands.parsing import examples
 
-EXAMPLES = """examples:
-  accelcheck pack journal.jsonl -o device.accelpack
-  accelcheck pack cpu.jsonl xla.jsonl --log build.log --file answers.toml -o machine.accelpack
-  accelcheck pack journal.jsonl --sign minisign.key -o device.accelpack
-
-exit codes: 0 packed; 4 a file cannot be read, is missing, or is no journal"""
+if TYPE_CHECKING:
+    import argparse
 
 
 def add(commands: Any) -> None:
@@ -24,9 +20,7 @@ def add(commands: Any) -> None:
         help="put journals, ledgers and logs into one package that can be verified",
         description="Writes journals, the ledgers that they were judged by, fingerprints, installed packages and given files into one "
         "archive with the SHA-256 of each and a hash chain of all records. The same input gives the same bytes. `accelcheck verify` "
-        "reads it.",
-        epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        "reads it. Exits with 0, and with 4 if a file cannot be read, is missing, or is no journal.",
     )
     pack.add_argument("journals", nargs="+", type=Path, metavar="JOURNAL", help="journals, merged ones too")
     pack.add_argument("-o", "--output", type=Path, required=True, metavar="FILE", help="package to write")
@@ -50,6 +44,12 @@ def add(commands: Any) -> None:
     pack.add_argument("--sign", type=Path, metavar="KEY", help="sign with this secret key of minisign")
     pack.add_argument(
         "--allow-missing", action="store_true", help="pack although a ledger that a run used is not there"
+    )
+    examples(
+        pack,
+        ("accelcheck pack journal.jsonl -o device.accelpack", "a run, with its ledgers and must-pass lists"),
+        ("accelcheck pack cpu.jsonl xla.jsonl --log build.log -o machine.accelpack", "several runs, with a log"),
+        ("accelcheck pack journal.jsonl --sign minisign.key -o device.accelpack", "signed"),
     )
     pack.set_defaults(run=_pack)
 

@@ -104,7 +104,7 @@ _RESUME = (
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class PytestRun:
     """One run of pytest.
 
     Attributes:
@@ -147,7 +147,7 @@ def _run(given: argparse.Namespace) -> int:
     return code
 
 
-def _execute(given: argparse.Namespace, planned: Sequence[Part]) -> int:
+def _execute(given: argparse.Namespace, planned: Sequence[PytestRun]) -> int:
     codes: list[int] = []
     for part in planned:
         print(f"accelcheck: {shlex.join(['python', '-m', 'pytest', *part.words])}", flush=True)
@@ -163,7 +163,7 @@ def _present() -> list[str]:
     return [name for name, status in statuses.items() if status.present]
 
 
-def parts(given: argparse.Namespace, device: str, stamp: str) -> list[Part]:
+def parts(given: argparse.Namespace, device: str, stamp: str) -> list[PytestRun]:
     """What is run on a device: the suite with workers, then the timed cases without.
 
     Args:
@@ -184,12 +184,12 @@ def parts(given: argparse.Namespace, device: str, stamp: str) -> list[Part]:
     )
     ahead = ("-n", workers(device), "--max-worker-restart=1000")
     first = ("--pyargs", "accelcheck.suite", *chosen, f"--accel-journal={journal}", *ahead, *given.arguments)
-    found = [Part(device, journal, first)]
+    found = [PytestRun(device, journal, first)]
     if not given.no_speed:
         speed = journal.with_stem(f"{journal.stem}-speed")
         rest = [_of_timing(word) for word in given.arguments]
         second = ("--pyargs", "accelcheck.suite.test_speed", *chosen, f"--accel-journal={speed}", *rest, "-n", "0")
-        found.append(Part(device, speed, second, timed=True))
+        found.append(PytestRun(device, speed, second, timed=True))
     return found
 
 
@@ -202,7 +202,7 @@ def workers(device: str) -> str:
     return str(chips or (hardware.usable_cores() if device in {"cpu", "xla"} else 1))
 
 
-def environment(given: argparse.Namespace, part: Part) -> dict[str, str]:
+def environment(given: argparse.Namespace, part: PytestRun) -> dict[str, str]:
     """Variables for a part."""
     words = [f"--device={part.device}", *(f"--technique={name}" for name in given.technique)]
     words += [f"--import={name}" for name in given.imports]
@@ -229,7 +229,7 @@ def _of_timing(word: str) -> str:
     return f"{option}={Path(path).with_stem(f'{Path(path).stem}-speed')}" if option in _WRITING and path else word
 
 
-def _close(planned: Sequence[Part], report: Path, code: int) -> None:
+def _close(planned: Sequence[PytestRun], report: Path, code: int) -> None:
     """The last lines: the verdict of each device, where everything is, and the exit code."""
     written = [part for part in planned if part.journal.exists()]
     print()

@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from accelcheck.commands.common import GREEN, RED, USAGE
+from accelcheck.commands.parsing import examples
 
 if TYPE_CHECKING:
+    import argparse
     from collections.abc import Iterator
 
     from accelcheck.report.package.verifying import Verified
-
-EXAMPLES = """examples:
-  accelcheck verify device.accelpack
-  accelcheck verify device.accelpack --key vendor.pub
-
-exit codes: 0 it is as it was packed, and qualifies; 1 it was altered, or does not qualify; 4 it is not a package"""
 
 
 def add(commands: Any) -> None:
@@ -27,12 +22,15 @@ def add(commands: Any) -> None:
         "verify",
         help="check a package: what was altered or is missing, who signed it, whether it qualifies",
         description="Checks every hash of a package, names the records that were altered, removed or put in, checks the signature, and says whether "
-        "the runs qualify at their level. Reads within bounds, and writes nothing.",
-        epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        "the runs qualify at their level. Reads within bounds, and writes nothing. Exits with 0 if the package is as it was packed and qualifies, with 1 if not, and with 4 if it is no package.",
     )
     verify.add_argument("package", type=Path, metavar="FILE", help="package, as accelcheck pack writes it")
     verify.add_argument("--key", type=Path, metavar="PUB", help="public key of minisign that must have signed it")
+    examples(
+        verify,
+        ("accelcheck verify device.accelpack", "what was altered, and whether it qualifies"),
+        ("accelcheck verify device.accelpack --key vendor.pub", "and whether its vendor signed it"),
+    )
     verify.set_defaults(run=_verify)
 
 
