@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 SOURCE = "https://github.com/pytorch/pytorch/issues/167283"
 SCHEMA = 1
-_MARKUP = re.compile(r"([\\`*_{}\[\]<>()#+!|~&])")
+_MARKUP = re.compile(r"([\\`*_\[\]<>#|~&])")
 """Characters that Markdown or HTML may take for markup."""
 _MENTION = re.compile(r"(?<!\w)@(?=\w)")
 """GitHub notifies whoever is named so."""
@@ -130,9 +130,10 @@ def as_json(assessments: Sequence[tuple[str, Assessment]]) -> dict[str, Any]:
 
 def verdict(found: Assessment) -> str:
     """The sum and the level, in a line."""
+    alone = f"; by evidence alone {found.level_of_evidence}" if found.level != found.level_of_evidence else ""
     return (
         f"{found.evidenced} of {found.most} points evidenced, {found.claimed} claimed, {found.missing} missing: "
-        f"{found.level}; by evidence alone {found.level_of_evidence}"
+        f"{found.level}{alone}"
     )
 
 
