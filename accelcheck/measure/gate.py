@@ -204,8 +204,8 @@ class Gate:
 
     def keep(self, record: Record) -> Record:
         """The record of a passing case with the outcome of storing its baseline; an error if it cannot be stored."""
-        timed = record.measurements and record.case.timed
-        if record.verdict is not Verdict.PASS or not timed or self.use not in STORING:
+        measured = record.measurements and record.case.timed
+        if record.verdict is not Verdict.PASS or not measured or self.use not in STORING:
             return record
         said = self._lacking(record.case)
         if said:
