@@ -70,7 +70,7 @@ BENCHMARKS = (
 """The benchmarks that finish within a minute. Each exits with 1 where a limit that the documentation promises is exceeded."""
 INDEX_TIMEOUT = 5.0
 """Seconds to wait for a wheel index to answer."""
-FUZZERS = ("benchmarks/fuzz_package.py",)
+FUZZERS = ("benchmarks/fuzz_package.py", "benchmarks/fuzz_readers.py")
 """What tries mutated input of strangers on readers; each prints its counts, and exits with 1 where one crashes or sees nothing."""
 
 nox.needs_version = ">=2025.2"

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from accelcheck.core.capability import Code
-from accelcheck.core.case import TIMED, Mode, Verdict
+from accelcheck.core.case import ALONE, Mode, Verdict
 from accelcheck.core.matrix import Matrix, Selection, devices
 from accelcheck.core.words import LEVELS
 from accelcheck.devices.generic import Generic
@@ -33,7 +33,8 @@ if TYPE_CHECKING:
     from accelcheck.report.run import DeviceRun
 
 TARGET = Path(must_pass.__file__).with_name(FOLDER)
-JUDGED = [mode for mode in Mode if mode not in TIMED]
+JUDGED = [mode for mode in Mode if mode not in ALONE and mode is not Mode.PLATFORM]
+"""Platform items give points of an assessment, which has a table of its own."""
 LACKING = {kind: frozenset({Code.NO_PACKAGE, Code.WRONG_BUILD}) for kind in ("cuda", "rocm")}
 """Answers that come from the torch at hand, where that of the class's own session has Triton and NCCL."""
 

@@ -1,7 +1,7 @@
 """Must-pass lists: the cases that a device of a class has to pass at each level, versioned and hashed. No torch.
 
 A list holds what the devices of its class declare to support, less what the shipped ledgers expect to fail, and less what a measured
-run of the class found `unsupported` by trying. Timed cases are in none: their verdicts need a baseline of the same machine.
+run of the class found `unsupported` by trying. Timed cases are in none, since their verdicts need a baseline of the same machine, nor are platform items, which an assessment counts.
 ``python benchmarks/must_pass.py`` makes the lists.
 """
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from accelcheck.core import shards
 from accelcheck.core.bounded import MOST_FILE
 from accelcheck.core.files import replacing
 from accelcheck.core.journal import JournalError
@@ -300,23 +301,14 @@ def _ledgers(parts: Sequence[Part]) -> Iterator[str]:
 
 
 def _incomplete(parts: Sequence[Part]) -> Iterator[str]:
-    """The shards that are missing, of the selections that headers say they are shards of; what is no shard in them is ignored."""
-    found: dict[str, tuple[int, set[int]]] = {}
+    """The shards that are missing, device by device."""
+    found: dict[tuple[tuple[str, ...], ...], list[Mapping[str, Any]]] = defaultdict(list)
     for part in parts:
         selection = part.header.get("selection")
-        shard = selection.get("shard") if isinstance(selection, dict) else None
-        if not isinstance(selection, dict) or not isinstance(shard, dict):
-            continue
-        number, of = shard.get("number"), shard.get("of")
-        if type(number) is int and type(of) is int and 1 <= number <= of <= MOST_SECTIONS:
-            rest = sorted((name, repr(value)) for name, value in selection.items() if name not in {"shard", "devices"})
-            found.setdefault(repr((of, rest, sorted(part.identities.values()))), (of, set()))[1].add(number)
-    for of, numbers in found.values():
-        absent = [str(number) for number in range(1, of + 1) if number not in numbers]
-        if absent:
-            more = f" and {len(absent) - MOST_SAID:,} more" if len(absent) > MOST_SAID else ""
-            word = "shard" if len(absent) == 1 else "shards"
-            yield f"incomplete: {word} {', '.join(absent[:MOST_SAID])}{more} of {of:,} missing, and with them their cases"
+        if isinstance(selection, dict):
+            found[tuple(sorted(part.identities.values()))].append(selection)
+    for selections in found.values():
+        yield from shards.absent(selections)
 
 
 def _judged_twice(parts: Sequence[Part]) -> tuple[list[str], int]:
