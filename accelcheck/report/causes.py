@@ -1,0 +1,206 @@
+"""What several failures have in common: the operator, the missing feature or the fault behind them. No torch."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import TYPE_CHECKING
+
+from accelcheck.core.case import Mode, Verdict
+from accelcheck.report.message import reproduce
+from accelcheck.report.run import labels
+from accelcheck.report.signatures import SHARED, Kind, signatures
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from accelcheck.core.journal import Record
+    from accelcheck.report.run import DeviceRun
+    from accelcheck.report.signatures import Signature
+
+MOST_PATHS = 3
+"""Most parts of a result that a title names."""
+MOST_READ = 2000
+"""Characters that are read of the reasons of an expected failure."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cause:
+    """What several cases have in common that are not green, or that the ledger expects to fail.
+
+    Attributes:
+        title: Such as ``aten::convolution: no kernel``.
+        kind: What kind of thing it is.
+        cases: Label of the device, and record; sorted by both. A case that shows two causes stands under both.
+        example: The simplest of them: of the lowest level, then of the first mode, then with the shortest reason.
+        link: Of an expected failure, where its ledger says more.
+    """
+
+    title: str
+    kind: Kind
+    cases: tuple[tuple[str, Record], ...]
+    example: Record
+    link: str = ""
+
+    @property
+    def reproduction(self) -> str:
+        """The command that runs the simplest case alone."""
+        return reproduce(self.example.case)
+
+
+@dataclass(frozen=True, slots=True)
+class _Fault:
+    """One fault of one case."""
+
+    device: str
+    record: Record
+    signature: Signature
+
+
+def causes(runs: Sequence[DeviceRun]) -> tuple[Cause, ...]:
+    """The causes of all that is not green, the one with the most cases first."""
+    faults = [
+        _Fault(label, record, signature)
+        for label, run in zip(labels(runs), runs, strict=True)
+        for record in run.records
+        if not record.verdict.green
+        for signature in signatures(record)
+    ]
+    groups: dict[tuple[Kind, str], list[_Fault]] = {}
+    for fault in faults:
+        if not fault.signature.paths:
+            groups.setdefault((fault.signature.kind, fault.signature.title), []).append(fault)
+    for (kind, title), group in _values([fault for fault in faults if fault.signature.paths], _judged(runs)):
+        groups.setdefault((kind, title), []).extend(group)
+    found = _sorted(
+        _cause(title, kind, ((one.device, one.record) for one in group)) for (kind, title), group in groups.items()
+    )
+    return tuple(cause for index, cause in enumerate(found) if not _within(cause, found[:index]))
+
+
+_ACCOMPANYING = frozenset({Kind.EVIDENCE, Kind.METADATA})
+"""Of these a case may show several that are one: each observation that fails has a line of its own."""
+
+
+def _within(cause: Cause, larger: Sequence[Cause]) -> bool:
+    """Whether all cases of a cause show a larger one of the same kind too."""
+    if cause.kind not in _ACCOMPANYING:
+        return False
+    own = _names(cause)
+    return any(one.kind is cause.kind and own <= _names(one) for one in larger)
+
+
+def _names(cause: Cause) -> set[tuple[str, str]]:
+    return {(label, record.case.id) for label, record in cause.cases}
+
+
+def expected(runs: Sequence[DeviceRun]) -> tuple[Cause, ...]:
+    """The reasons that ledgers give for the failures that they expect, the one with the most cases first."""
+    groups: dict[tuple[str, str], list[tuple[str, Record]]] = {}
+    for label, run in zip(labels(runs), runs, strict=True):
+        for record in run.records:
+            if record.verdict is Verdict.XFAIL:
+                for reason in _reasons(record.reason.partition("\n")[0]):
+                    groups.setdefault(reason, []).append((label, record))
+    return _sorted(_cause(reason, Kind.LEDGER, cases, link) for (reason, link), cases in groups.items())
+
+
+def counted(found: Sequence[Cause]) -> str:
+    """Such as ``61 cases, 5 causes``."""
+    cases = len(set[tuple[str, str]]().union(*map(_names, found)))
+    return f"{cases:,} case{'s' * (cases != 1)}, {len(found):,} cause{'s' * (len(found) != 1)}"
+
+
+_REASON = re.compile(r"(.*?) \(((?:https?://|docs/)[^\s()]*)\)(?:; |$)")
+
+
+def _reasons(line: str) -> list[tuple[str, str]]:
+    """Each reason of the first line of an expected failure, and its link."""
+    return list(dict.fromkeys(_REASON.findall(line[:MOST_READ]))) or [(line[:MOST_READ], "")]
+
+
+def _cause(title: str, kind: Kind, cases: Iterable[tuple[str, Record]], link: str = "") -> Cause:
+    unique = {(label, record.case.id): (label, record) for label, record in cases}
+    ordered = tuple(unique[key] for key in sorted(unique))
+    modes = list(Mode)
+    _, example = min(
+        ordered,
+        key=lambda one: (one[1].case.level, modes.index(one[1].case.mode), len(one[1].reason), one[0], one[1].case.id),
+    )
+    return Cause(title, kind, ordered, example, link)
+
+
+def _sorted(found: Iterable[Cause]) -> tuple[Cause, ...]:
+    return tuple(sorted(found, key=lambda cause: (-len(cause.cases), cause.title, cause.kind, cause.link)))
+
+
+_Trait = tuple[str, str]
+"""What cases share, such as ``("technique", "amp-bf16")``."""
+
+
+def _traits(record: Record) -> tuple[_Trait, ...]:
+    """What may explain wrong values, the most telling first: among equals it decides."""
+    case = record.case
+    return ("workload", case.workload), ("technique", case.technique), ("dtype", case.dtype), ("mode", case.mode)
+
+
+def _judged(runs: Sequence[DeviceRun]) -> Counter[tuple[str, _Trait]]:
+    """How many cases whose values were judged have each trait, by device."""
+    return Counter(
+        (label, trait)
+        for label, run in zip(labels(runs), runs, strict=True)
+        for record in run.records
+        if record.verdict in _WITH_VALUES
+        for trait in _traits(record)
+    )
+
+
+def _values(
+    faults: Sequence[_Fault], judged: Mapping[tuple[str, _Trait], int]
+) -> list[tuple[tuple[Kind, str], list[_Fault]]]:
+    """Groups of wrong values by what explains most of them.
+
+    A buffer's name alone tells what wrote it. Otherwise the technique, the workload or the dtype explains a group: the one with the
+    most failing cases, weighed with their share of all cases of its kind that ran, is taken, then the same among the rest. So a
+    technique that is wrong in 7 of its 8 cases comes before a workload that is wrong in 7 of its 60. A dtype or a mode, which hundreds
+    of cases share, explains a group only if most of its cases are wrong.
+    """
+    found: dict[tuple[Kind, str], list[_Fault]] = {}
+    left: dict[tuple[str, str], list[_Fault]] = {}
+    for fault in faults:
+        if fault.signature.paths.isdisjoint(SHARED):
+            where = " and ".join(sorted(fault.signature.paths)[:MOST_PATHS])
+            found.setdefault((fault.signature.kind, f"{where}: {fault.signature.title}"), []).append(fault)
+        else:
+            left.setdefault((fault.device, fault.signature.title), []).append(fault)
+    for (device, what), unexplained in left.items():
+        rest = unexplained
+        while rest:
+            trait = _telling(rest, device, judged)
+            group = [fault for fault in rest if trait in _traits(fault.record)]
+            parts = sorted({path for fault in group for path in fault.signature.paths})
+            where = ", ".join(parts[:MOST_PATHS]) + (", …" if len(parts) > MOST_PATHS else "")
+            found.setdefault((Kind.VALUES, f"{trait[1]}: {what} in {where}"), []).extend(group)
+            rest = [fault for fault in rest if trait not in _traits(fault.record)]
+    return list(found.items())
+
+
+_WITH_VALUES = frozenset({Verdict.PASS, Verdict.FAIL, Verdict.XFAIL, Verdict.XPASS, Verdict.FLAKY, Verdict.WAIVED})
+
+
+_BROAD = frozenset({"dtype", "mode"})
+"""Traits that many unrelated cases share: they explain a group only where most of these cases are wrong."""
+
+
+def _telling(faults: Sequence[_Fault], device: str, judged: Mapping[tuple[str, _Trait], int]) -> _Trait:
+    failing = Counter(trait for fault in faults for trait in _traits(fault.record))
+    order = {name: place for place, (name, _) in enumerate(_traits(faults[0].record))}
+    fitting = [
+        trait for trait in failing if trait[0] not in _BROAD or 2 * failing[trait] > judged.get((device, trait), 0)
+    ]
+    return min(
+        fitting,
+        key=lambda trait: (-Fraction(failing[trait] ** 2, judged[device, trait]), order[trait[0]], trait[1]),
+    )

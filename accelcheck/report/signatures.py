@@ -1,0 +1,417 @@
+"""What a failure says of its cause, read from the text of its record. No torch.
+
+Numbers, shapes, addresses, folders and the case's own names are left out, so that the same fault in two cases reads the same.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+from accelcheck.core.case import Verdict
+from accelcheck.expectations.ledger import RAISED
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from accelcheck.core.journal import Record
+
+MOST_READ = 20_000
+"""Characters that are read of a reason and of a traceback; torch's messages with all registrations have 5,000."""
+MOST_LINES = 400
+"""Lines that are read of a failure."""
+MOST_TITLE = 160
+"""Characters of a title."""
+HIDDEN = "…"
+"""What stands for a number, a shape, an address or a name that differs from case to case."""
+
+
+class Kind(StrEnum):
+    """What kind of thing a cause is."""
+
+    OPERATOR = "missing operator"
+    FEATURE = "missing feature"
+    EXCEPTION = "exception"
+    VALUES = "wrong values"
+    METADATA = "wrong metadata"
+    STATE = "changed state"
+    RERUN = "not reproducible"
+    EVIDENCE = "no evidence"
+    CRASH = "crash"
+    HANG = "hang"
+    LOST = "device lost"
+    REGRESSION = "regression"
+    LIMIT = "limit"
+    LEDGER = "ledger"
+    UNCOLLECTED = "not collected"
+    ENVIRONMENT = "environment"
+
+
+@dataclass(frozen=True, slots=True)
+class Signature:
+    """One fault of a record.
+
+    Attributes:
+        kind: What kind of thing it is.
+        title: The same in every case that has the same cause; of wrong values, the name of what is wrong with them.
+        paths: Of wrong values: what is wrong, such as ``outputs`` or ``running_var``. The case's technique, workload and
+            dtype then say what the cause may be, and `accelcheck.report.causes` compares how many cases of each fail.
+    """
+
+    kind: Kind
+    title: str
+    paths: frozenset[str] = frozenset()
+
+
+_OPERATOR = r"['\"]?\b([A-Za-z_]\w{0,60}::[\w.]{1,80})['\"]?"
+_DTYPES = {
+    "Half": "float16",
+    "BFloat16": "bfloat16",
+    "Float": "float32",
+    "Double": "float64",
+    "Long": "int64",
+    "Int": "int32",
+    "Short": "int16",
+    "Char": "int8",
+    "Byte": "uint8",
+    "Bool": "bool",
+}
+"""torch's C++ names of dtypes."""
+_NO_KERNEL = re.compile(rf"Could not run {_OPERATOR} with arguments from the '(\w+)' backend")
+_OVERRIDEABLE = re.compile(r"\b(\w{1,80}?)_overrideable not implemented")
+_NO_DTYPE = re.compile(r"\"([\w:.<>, ]{1,80})\" not implemented for '(\w+)'")
+_NOT_ON_DEVICE = re.compile(
+    rf"[Oo]perator {_OPERATOR} is not (?:currently )?(?:implemented|supported)|"
+    rf"{_OPERATOR} is not (?:currently |yet )?(?:implemented|supported)|"
+    rf"(?:no kernel|not implemented|unsupported operator|no lowering)[\w ]{{0,20}}:? {_OPERATOR}",
+    re.IGNORECASE,
+)
+_DEVICE_ERROR = re.compile(r"\b([A-Z][A-Za-z]{2,7} (?:driver )?error: [^\n.]{1,100})")
+_MODULE = re.compile(r"\bNo module named '([\w.]{1,80})'")
+_LIBRARY = re.compile(r"([\w.+-]{1,80}\.so[\w.]{0,20}): cannot open shared object file")
+_STORAGE = re.compile(
+    r"set the storage of a tensor on device|setStorage: |data pointer of (?:Storage|Tensor)|[Ii]nvalid python storage|"
+    r"storage (?:has|does not have|on different device)|[Uu]ntyped_?[Ss]torage",
+)
+_PICKLE = re.compile(
+    r"[Dd]on't know how to (?:determine|restore) data|[Cc]an(?:not|'t) (?:be )?pickle|PicklingError|UnpicklingError|pickled"
+)
+_AUTOCAST = re.compile(r"autocast[^\n]{0,80}(?:unsupported|not (?:supported|registered|implemented|available))|"
+                       r"(?:unsupported|no|not supported)[^\n]{0,20} autocast", re.IGNORECASE)  # fmt: skip
+_MEMORY = re.compile(r"[Oo]ut of memory\b|\bOutOfMemoryError\b|^MemoryError\b|Cannot allocate memory", re.MULTILINE)
+_DISK = re.compile(r"No space left on device")
+_ABSENT = re.compile(r"^(AttributeError: module '([\w.]+)' has no attribute '\w+')", re.MULTILINE)
+
+_UNCOLLECTED = "of the must-pass list"
+"""What only the errors of cases say that no process collected."""
+_ENDED = re.compile(r"died of (\S+)|ended with (status -?\d+)")
+_FRAME = re.compile(r'^[ \t]{0,20}File "([^"\n]{1,400})", line \d+,? in ([\w<>.]{1,120})', re.MULTILINE)
+_THREAD = re.compile(r"^(Current thread|Thread) .{0,80}\(most recent call first\):", re.MULTILINE)
+_PLACES = ("site-packages/", "dist-packages/")
+_STANDARD = re.compile(r"/lib(?:64)?/python3\.\d+/|^<")
+
+_FAULT = re.compile(
+    r"^(?P<path>\S.{0,200}?): (?P<what>view (?P<view>[\w' ]+?)|(?P<pattern>NaN|[+-]Inf) pattern|value|[\w ]{1,40} of the training|not finite|missing|unexpected|"
+    r"device|dtype|shape|strides|metadata|rerun|mutated|left changed)(?= at |[:,]| \[)"
+)
+_STRAYED = re.compile(r"^no operator left \S+ for the CPU")
+_STRAY = re.compile(r"\b([A-Za-z_]\w{0,60}::[\w.]{1,80})")
+_ENGAGED = "not engaged: "
+_RANDOM = ("rate", "scale", "lag", "likeness", "mask")
+_TAG = re.compile(r" \[[^\]]*\](?:\])?$")
+
+
+def signatures(record: Record) -> tuple[Signature, ...]:
+    """What a record that is not green says of its causes: one signature each; at least one."""
+    lines = record.reason[:MOST_READ].splitlines()
+    if record.verdict is Verdict.XPASS:
+        found = [line.partition(": ")[2] for line in lines if line.startswith("the ledger expects ")]
+        return tuple(Signature(Kind.LEDGER, _short(f"passes, and the ledger expects: {one}")) for one in found or [""])
+    if record.verdict is Verdict.FLAKY:
+        inner = _signatures(record, _first_verdict(lines), lines[1:])
+        return tuple(Signature(one.kind, _short(f"not in each run: {one.title}"), one.paths) for one in inner)
+    return _signatures(record, record.verdict, lines)
+
+
+def _first_verdict(lines: list[str]) -> Verdict:
+    said = lines[0].rpartition(": ")[2] if lines else ""
+    return Verdict(said) if said in set(Verdict) else Verdict.ERROR
+
+
+def _signatures(record: Record, verdict: Verdict, lines: list[str]) -> tuple[Signature, ...]:
+    text = "\n".join(lines)
+    trace = record.traceback[-MOST_READ:]
+    if _UNCOLLECTED in text:
+        return (Signature(Kind.UNCOLLECTED, "a case of the must-pass list is not collected"),)
+    if verdict is Verdict.CRASH:
+        return (_ended(text, trace),)
+    if verdict is Verdict.HANG:
+        place = _place(trace)
+        return (Signature(Kind.HANG, _short(f"hangs in {place}" if place else "hangs, without a stack")),)
+    if verdict is Verdict.DEVICE_LOST:
+        known = _known(text, trace)
+        title = known.title if known is not None else _general("\n".join(lines[1:]) or text, record)
+        return (Signature(Kind.LOST, _short(f"the device is lost: {title}")),)
+    if verdict is Verdict.FAIL:
+        return tuple(dict.fromkeys(_faults(record, lines))) or (Signature(Kind.VALUES, "a failure without a reason"),)
+    return (_error(record, text, trace),)
+
+
+def _error(record: Record, text: str, trace: str = "") -> Signature:
+    for words, kind, title in _UNPROVEN:
+        if words in text:
+            return Signature(kind, title or _short(_general(text, record)))
+    known = _known(text, trace)
+    if known is not None:
+        return known
+    if text.startswith(_TORCHSCRIPT):  # what went wrong stands at the end, which may be cut off
+        title = f"{_general(text, record).partition(':')[0]} in {_place(text)}, in TorchScript"
+    elif (found := _ABSENT.search(text)) is not None:
+        return Signature(Kind.FEATURE, _short(found[0]))
+    else:
+        title = _general(text, record)
+    kind = Kind.FEATURE if title.startswith("NotImplementedError") else Kind.EXCEPTION
+    return Signature(kind, _short(title or "an error without a reason"))
+
+
+_UNPROVEN = (
+    ("no evidence that it ran", Kind.EVIDENCE, "gives no evidence that it ran"),
+    ("no element was compared", Kind.EVIDENCE, "no element was compared"),
+    ("not compared with its baseline", Kind.REGRESSION, ""),
+)
+"""Errors of accelcheck itself: their words, and the title if it is not the first line."""
+_TORCHSCRIPT = tuple(
+    f"{name}: The following operation failed in the TorchScript interpreter"
+    for name in ("RuntimeError", "NotImplementedError", "IndexError", "ValueError", "TypeError")
+)
+
+
+def _known(text: str, trace: str) -> Signature | None:
+    """A fault that torch or the operating system words the same way everywhere."""
+    # Lines of source code stand indented in a traceback, and may hold the text of an error that was not raised.
+    said = "\n".join([text, *(line for line in trace.splitlines() if line[:1] not in {"", " ", "\t"})])
+    for find in (_kernel, _feature, _environment):
+        found = find(said)
+        if found is not None:
+            return found
+    return None
+
+
+def _kernel(said: str) -> Signature | None:
+    if (found := _NO_KERNEL.search(said)) is not None:
+        operator, key = found.groups()
+        if key.startswith("Autocast"):
+            return Signature(Kind.FEATURE, "autocast is not registered")
+        special = next((f"{name.lower()} " for name in _KEYS if key.startswith(name)), "")
+        return Signature(Kind.OPERATOR, f"{operator}: no {special}kernel")
+    if (found := _NO_DTYPE.search(said)) is not None:
+        return Signature(Kind.OPERATOR, f"{found[1]}: no kernel for {_DTYPES.get(found[2], found[2])}")
+    operator = ""
+    if "_overrideable" in said and (found := _OVERRIDEABLE.search(said)) is not None:
+        operator = f"aten::{found[1]}"
+    elif "::" in said and (found := _NOT_ON_DEVICE.search(said)) is not None:
+        operator = next(filter(None, found.groups()))
+    return Signature(Kind.OPERATOR, f"{operator}: no kernel") if operator else None
+
+
+_KEYS = ("Autograd", "Sparse", "Quantized", "Nested")
+"""Dispatch keys of which a device has kernels of their own."""
+
+
+def _feature(said: str) -> Signature | None:
+    if "utocast" in said and _AUTOCAST.search(said):
+        return Signature(Kind.FEATURE, "autocast is not registered")
+    if _PICKLE.search(said):
+        return Signature(Kind.FEATURE, "storages cannot be saved")
+    if _STORAGE.search(said):
+        return Signature(Kind.FEATURE, "storages cannot be copied or shared")
+    return None
+
+
+def _environment(said: str) -> Signature | None:
+    if "emory" in said and _MEMORY.search(said):
+        return Signature(Kind.ENVIRONMENT, "out of memory")
+    if _DISK.search(said):
+        return Signature(Kind.ENVIRONMENT, "no space left on the disk")
+    if (found := _MODULE.search(said)) is not None:
+        return Signature(Kind.ENVIRONMENT, f"the module {found[1]} is missing")
+    if ".so" in said and (found := _LIBRARY.search(said)) is not None:
+        return Signature(Kind.ENVIRONMENT, f"the library {found[1]} is missing")
+    if (found := _DEVICE_ERROR.search(said)) is not None:
+        return Signature(Kind.EXCEPTION, _short(found[1]))
+    return None
+
+
+def _ended(text: str, trace: str) -> Signature:
+    found = _ENDED.search(text)
+    how = (found[1] or found[2]) if found is not None else "ended"
+    place = _place(trace)
+    return Signature(Kind.CRASH, _short(f"{how} in {place}" if place else f"{how}, without a stack"))
+
+
+def _place(trace: str) -> str:
+    """The innermost frame of a stack outside of Python's standard library; empty where there is none."""
+    threads = list(_THREAD.finditer(trace))
+    if threads:  # faulthandler's, the innermost frame first; the main thread is the last one
+        ends = [*(one.start() for one in threads[1:]), len(trace)]
+        stacks = [(one[1], _FRAME.findall(trace[one.end() : end])) for one, end in zip(threads, ends, strict=True)]
+        stacks = [one for one in stacks if one[1]]  # a thread of native code has no frames of Python's
+        frames = next((one for name, one in stacks if name == "Current thread"), stacks[-1][1] if stacks else [])
+    else:
+        frames = _FRAME.findall(trace)[::-1]
+    for path, function in frames:
+        if not _STANDARD.search(path) or any(place in path for place in _PLACES):
+            return f"{function} ({_module(path)})"
+    return f"{frames[0][1]} ({_module(frames[0][0])})" if frames else ""
+
+
+def _module(path: str) -> str:
+    """The part of a path that is the same on every machine."""
+    for place in _PLACES:
+        if place in path:
+            return path.rpartition(place)[2]
+    parts = path.split("/")
+    return "/".join(parts[parts.index("accelcheck") :]) if "accelcheck" in parts else parts[-1]
+
+
+def _faults(record: Record, lines: list[str]) -> Iterator[Signature]:
+    """The causes that the lines of a `fail` name."""
+    kept = lines[:MOST_LINES]
+    grown = [line for line in kept if line.startswith(_GROWN)]
+    known = {line.partition("): ")[2] for line in grown} | {
+        line for line in kept for one in grown if one.endswith(f"): {line}")
+    }
+    yield from (_outgrown(line, known) for line in grown)
+    values: list[Signature] = []
+    for line in kept:
+        if line in grown or line in known:
+            continue
+        for one in _fault(record, line):
+            if one.paths:
+                values.append(one)
+            else:
+                yield one
+    yield from _merged(values)
+
+
+def _merged(values: list[Signature]) -> Iterator[Signature]:
+    """One signature of all that is wrong with values, and one of the buffers.
+
+    Buffers come from the forward pass alone: wrong outputs explain them, and wrong gradients do not.
+    """
+    outputs = any("outputs" in one.paths for one in values)
+    for part in (SHARED, None):
+        chosen = [one for one in values if part is None or outputs or one.paths & part]
+        values = [one for one in values if one not in chosen]
+        if chosen:
+            title = min((one.title for one in chosen), key=_WRONG.index)
+            yield Signature(Kind.VALUES, title, frozenset[str]().union(*(one.paths for one in chosen)))
+
+
+SHARED = frozenset({"outputs", "gradients", "losses", "parameters"})
+"""Parts of a result that every operator of a workload may spoil."""
+_GROWN = "ledger: "
+_WRONG = ("random numbers are wrong", "wrong values", "wrong NaN or infinity")
+"""What may be wrong with values; of several the first one counts, since wrong numbers may overflow."""
+
+
+def _outgrown(line: str, known: set[str]) -> Signature:
+    said = next((line.removesuffix(f"): {one}") for one in known if line.endswith(f"): {one}")), line)
+    return Signature(Kind.LEDGER, _short(f"more than the ledger expects: {said.partition(' (')[2] or said}"))
+
+
+def _fault(record: Record, line: str) -> Iterator[Signature]:
+    found = _FAULT.match(line)
+    if found is None or line.startswith((_ENGAGED, "run: raised")):
+        yield from _worded(record, line)
+        return
+    paths = frozenset({_leaf(found["path"])})
+    if found["view"] is not None:
+        random = found["view"].split()[0] in _RANDOM
+        yield Signature(Kind.VALUES, _WRONG[0] if random else _WRONG[1], paths)
+    elif found["pattern"] is not None or found["what"] == "not finite":
+        yield Signature(Kind.VALUES, _WRONG[2], paths)
+    elif found["what"] == "value" or found["what"].endswith(" of the training"):
+        yield Signature(Kind.VALUES, _WRONG[1], paths)
+    else:
+        yield _plain(found["path"], found["what"], record)
+
+
+def _worded(record: Record, line: str) -> Iterator[Signature]:
+    """The cause that a line names which is about no tensor."""
+    if line.startswith(_ENGAGED):
+        claim, _, observed = line.removeprefix(_ENGAGED).partition(": observed ")
+        if _STRAYED.match(claim):
+            for operator in dict.fromkeys(_STRAY.findall(observed)):
+                yield Signature(Kind.OPERATOR, f"{operator}: no kernel, runs on the CPU")
+        else:
+            yield Signature(Kind.EVIDENCE, _short(f"not seen: {_general(_TAG.sub('', claim), record, least=2)}"))
+    elif line.startswith("run: raised"):
+        yield _error(record, line.partition(RAISED)[2])
+    elif line.startswith("regression: "):
+        memory = " bytes" in line
+        yield Signature(Kind.REGRESSION, "more memory than the baseline" if memory else "slower than the baseline")
+    elif line.startswith("limit: "):
+        reason = line.rpartition(" (")[2].removesuffix(")")
+        yield Signature(Kind.LIMIT, _short(f"beyond a limit: {reason}"))
+    elif line.strip():
+        yield Signature(Kind.VALUES, _short(_general(line, record)))
+
+
+def _plain(path: str, what: str, record: Record) -> Signature:
+    if what == "left changed":
+        return Signature(Kind.STATE, _short(f"global state is left changed: {_general(path, record)}"))
+    if what == "mutated":
+        return Signature(Kind.STATE, f"{'a parameter' if path.startswith('parameter') else 'an input'} is overwritten")
+    if what == "rerun":
+        return Signature(Kind.RERUN, "a second run gives other bits")
+    return Signature(
+        Kind.METADATA,
+        f"wrong {what} of {_leaf(path)}" if what not in {"missing", "unexpected"} else f"{what}: {_leaf(path)}",
+    )
+
+
+def _leaf(path: str) -> str:
+    """What a path is one of: outputs, gradients, losses, parameters; a buffer by its own name."""
+    kind, _, name = path.rpartition(": ")[2].partition(":")
+    if kind == "buffer":
+        return name.partition("@")[0].partition(" ")[0].rpartition(".")[2]
+    for prefix, called in (
+        ("out", "outputs"),
+        ("grad", "gradients"),
+        ("loss", "losses"),
+        ("norm", "gradients"),
+        ("parameter", "parameters"),
+    ):
+        if kind.startswith(prefix):
+            return called
+    return _HIDE_NUMBER.sub(HIDDEN, kind.partition(" ")[0].partition("[")[0])
+
+
+_HIDE_NUMBER = re.compile(r"(?<![\w.])[-+]?\d[\d_]*(?:\.\d+)?(?:e[-+]?\d+)?(?![\w])", re.IGNORECASE)
+_HIDE_LONG_NUMBER = re.compile(r"(?<![\w.])[-+]?\d[\d_.]+(?:e[-+]?\d+)?(?![\w])", re.IGNORECASE)
+_HIDE = (
+    re.compile(r"\b0x[0-9a-fA-F]+\b"),
+    re.compile(r"(?:torch\.Size\()?[\[(]\s*(?:-?\d+(?:,\s*|\s*(?=[\])])))+[\])]\)?"),  # shapes, strides, ranges
+    re.compile(r"\btorch\.(?:b?float|u?int|complex|bool)\w*"),
+    re.compile(r"(?:/[\w.@+-]+){2,}"),
+)
+
+
+def _general(text: str, record: Record, least: int = 1) -> str:
+    """The first line of a text without what differs from case to case; numbers of fewer than `least` digits stay."""
+    line = next((one for one in text.splitlines() if one.strip()), "")[:1000]
+    for pattern in _HIDE:
+        line = pattern.sub(HIDDEN, line)
+    case = record.case
+    for name in sorted({case.id, case.technique, case.workload, case.device, case.dtype}, key=len, reverse=True):
+        if name and name in line:
+            line = re.sub(rf"(?<![\w:.]){re.escape(name)}(?![\w])", HIDDEN, line)
+    return (_HIDE_NUMBER if least == 1 else _HIDE_LONG_NUMBER).sub(HIDDEN, line)
+
+
+def _short(title: str) -> str:
+    line = " ".join(title.split())
+    return line if len(line) <= MOST_TITLE else f"{line[: MOST_TITLE - 1]}{HIDDEN}"
