@@ -58,10 +58,18 @@ def write(path: Path, kind: str, device: Fingerprint, body: Mapping[str, Any]) -
         "device": device.as_json(),
         **rounded(body),
     }
-    text = json.dumps(plain, indent=1, sort_keys=True, allow_nan=False) + "\n"
+    save(path, json.dumps(plain, indent=1, sort_keys=True, allow_nan=False) + "\n")
+
+
+def save(path: Path, text: str) -> None:
+    """Write a text atomically, in UTF-8.
+
+    Raises:
+        ResultsError: It cannot be written.
+    """
     try:
         with replacing(path) as file:
-            file.write(text.encode("ascii"))
+            file.write(text.encode())
     except OSError as error:
         raise ResultsError(f"{path}: cannot be written: {error.strerror or error}") from error
 

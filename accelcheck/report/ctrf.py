@@ -1,0 +1,150 @@
+"""A report in the Common Test Report Format (https://ctrf.io), version 0.0.0 of its specification. No torch.
+
+====================================== ========= =======================================
+verdict                                status
+====================================== ========= =======================================
+pass                                   passed
+fail, error, crash, hang, device-lost, failed    `rawStatus` has the verdict
+flaky, xpass
+unsupported, unavailable               skipped   nothing ran
+xfail, waived                          other     not right, and known
+====================================== ========= =======================================
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+import uuid
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+import accelcheck
+from accelcheck.core.case import Verdict
+from accelcheck.core.plain import text
+from accelcheck.report.message import reproduce
+from accelcheck.report.run import labels
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from accelcheck.core.journal import Record
+    from accelcheck.report.run import DeviceRun
+
+VERSION = "0.0.0"
+"""Of the specification."""
+MOST_TRACE = 10_000
+"""Characters of a traceback: its last ones."""
+STATUSES: Mapping[Verdict, str] = {
+    Verdict.PASS: "passed",
+    Verdict.FAIL: "failed",
+    Verdict.ERROR: "failed",
+    Verdict.CRASH: "failed",
+    Verdict.HANG: "failed",
+    Verdict.DEVICE_LOST: "failed",
+    Verdict.FLAKY: "failed",  # the format's `flaky` is a test that passed in the end; here it never counts as right
+    Verdict.XPASS: "failed",
+    Verdict.UNSUPPORTED: "skipped",
+    Verdict.UNAVAILABLE: "skipped",
+    Verdict.XFAIL: "other",
+    Verdict.WAIVED: "other",
+}
+
+
+def document(runs: Sequence[DeviceRun]) -> str:
+    """The report as JSON, the same for the same journals."""
+    names = labels(runs)
+    tests = [_test(name, run, record) for name, run in zip(names, runs, strict=True) for record in run.records]
+    found = Counter(test["status"] for test in tests)
+    starts = [begun(run.started) for run in runs]
+    start = min(starts, default=_EPOCH)
+    lasted = sum(test["duration"] for test in tests)
+    began = int(start.timestamp() * 1000)
+    body = {
+        "reportFormat": "CTRF",
+        "specVersion": VERSION,
+        "timestamp": start.isoformat(),
+        "generatedBy": f"accelcheck {accelcheck.__version__}",
+        "results": {
+            "tool": {"name": "accelcheck", "version": ", ".join(sorted({run.accelcheck for run in runs}))},
+            "summary": {
+                "tests": len(tests),
+                **{status: found[status] for status in ("passed", "failed", "skipped", "pending", "other")},
+                "suites": len({tuple(test["suite"]) for test in tests}),
+                "start": began,
+                "stop": began + lasted,
+                "duration": lasted,
+                "extra": {"stop": "start and the seconds of all cases: journals do not say when a run ended"},
+            },
+            "tests": tests,
+            "environment": {
+                "osPlatform": ", ".join(dict.fromkeys(name for run in runs for name in run.platforms)),
+                "testEnvironment": ", ".join(names),
+                "healthy": all(run.fingerprint is not None for run in runs),
+                "extra": {"devices": {name: _device(run) for name, run in zip(names, runs, strict=True)}},
+            },
+        },
+    }
+    body["reportId"] = str(uuid.uuid5(uuid.NAMESPACE_URL, json.dumps(body, sort_keys=True)))
+    return json.dumps(body, sort_keys=True, indent=1, allow_nan=False) + "\n"
+
+
+_EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
+
+
+def begun(started: str) -> dt.datetime:
+    """When a run began; 1970 where its journal does not say it in ISO 8601."""
+    try:
+        found = dt.datetime.fromisoformat(started)
+        return found.astimezone(dt.UTC) if found.tzinfo is not None else found.replace(tzinfo=dt.UTC)
+    except (ValueError, OverflowError):
+        return _EPOCH
+
+
+def _test(name: str, run: DeviceRun, record: Record) -> dict[str, Any]:
+    case = record.case
+    found: dict[str, Any] = {
+        "testId": case.id,
+        "name": case.id,
+        "status": STATUSES[record.verdict],
+        "rawStatus": str(record.verdict),
+        "duration": round(1000 * sum(_seconds(record))),
+        "suite": [name, case.technique],
+        "device": run.fingerprint.chip if run.fingerprint is not None else run.device,
+        "parameters": {
+            "technique": case.technique,
+            "workload": case.workload,
+            "device": case.device,
+            "dtype": case.dtype,
+            "mode": str(case.mode),
+        },
+        "tags": [f"level {case.level}"],
+        "extra": {
+            "reproduce": reproduce(case),
+            "compared": record.compared,
+            "evidence": [
+                {"claim": one.claim, "observed": str(one.observed), "engaged": one.engaged} for one in record.evidence
+            ],
+        },
+    }
+    if record.code:
+        found["extra"]["code"] = record.code
+    if record.reason:
+        found["message"] = record.reason
+    if record.traceback:
+        found["trace"] = record.traceback[-MOST_TRACE:]
+    return found
+
+
+def _seconds(record: Record) -> list[float]:
+    return [value for value in record.seconds.values() if 0.0 <= value < _LONGEST]
+
+
+_LONGEST = 1e9
+"""Seconds that no case takes: a journal may say infinity."""
+
+
+def _device(run: DeviceRun) -> dict[str, Any]:
+    if run.fingerprint is None:
+        return {"absent": text(run.capability)}
+    return {**run.fingerprint.as_json(), "python": run.python, "level": run.level}

@@ -1,0 +1,165 @@
+"""One HTML file for devices: everything that it needs is in it, and nothing else may be loaded. No torch."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from collections import defaultdict
+from dataclasses import asdict
+from importlib import resources
+from typing import TYPE_CHECKING, Any
+
+import jinja2
+from markupsafe import Markup
+
+import accelcheck
+from accelcheck.core.files import replacing
+from accelcheck.core.plain import text
+from accelcheck.core.units import size
+from accelcheck.report.causes import causes, counted, expected
+from accelcheck.report.html import experiments, figures, payload, tables
+from accelcheck.report.results import ResultsError
+from accelcheck.report.run import BAD_FIRST, labels
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from accelcheck.report.html.experiments import ClaimsResult, CurveResult
+    from accelcheck.report.run import DeviceRun
+
+CHART = "vendored/chart-4.6.1.umd.min.js"
+"""Chart.js, MIT licence (vendored/chart-LICENSE.md), as npm has it, without the address of its source map. It draws on a canvas, so
+names from journals never meet a parser of HTML; it needs no eval and no inline style, so that it works under the policy below; it
+has logarithmic axes, is 200 KiB, and is kept up. Vega compiles with eval, Observable Plot and Plotly add style elements."""
+SHOWN = 40
+"""Cases that a cause lists in the static part; the list of cases, which the script fills, has them all."""
+SYMBOLS = {
+    "device-lost": "⊘", "crash": "⊗", "hang": "∞", "error": "!", "fail": "✗", "flaky": "≈", "xpass": "⁈", "xfail": "↓",
+    "waived": "∅", "pass": "✓", "unsupported": "\N{EN DASH}", "unavailable": "○",
+}  # fmt: skip
+"""A sign for each verdict, so that colour is not the only one; the word stands beside it."""
+
+
+def write(
+    path: Path, runs: Sequence[DeviceRun], curves: Sequence[CurveResult] = (), claims: Sequence[ClaimsResult] = ()
+) -> None:
+    """Write the report.
+
+    Args:
+        path: In a folder that exists.
+        runs: Of the devices.
+        curves: Compile curves of these or other devices.
+        claims: Claims tables of these or other devices.
+
+    Raises:
+        ResultsError: It cannot be written.
+    """
+    whole = document(runs, curves, claims).encode("utf-8")
+    try:
+        with replacing(path) as file:
+            file.write(whole)
+    except OSError as error:
+        raise ResultsError(f"{path}: cannot be written: {error.strerror or error}") from error
+
+
+def document(runs: Sequence[DeviceRun], curves: Sequence[CurveResult] = (), claims: Sequence[ClaimsResult] = ()) -> str:
+    """The report as text."""
+    names = labels(runs)
+    found, known = causes(runs), expected(runs)
+    speed, memory = figures.tradeoffs(runs, names), figures.memory(runs, names)
+    places = {name: place for place, name in enumerate(names)}
+    of_case: dict[tuple[int, str], list[int]] = defaultdict(list)  # a case that shows two causes stands under both
+    for number, cause in enumerate(found):
+        for label, record in cause.cases:
+            of_case[places[label], record.case.id].append(number)
+    plots = {
+        "symbols": SYMBOLS,
+        "tradeoffs": [asdict(one) for one in speed],
+        "memory": [asdict(one) for one in memory],
+        "curves": [_curve(one) for one in curves],
+        "causes": [_plain(cause.title) for cause in found],
+    }
+    index, details = payload.blocks(runs, names, of_case, plots)
+    style, script, chart = _own("templates/report.css"), _own("templates/report.js"), _own(CHART)
+    return _template().render(
+        names=names,
+        runs=runs,
+        standings=[tables.standing(run, name) for run, name in zip(runs, names, strict=True)],
+        causes=found,
+        counted=counted,
+        known=known,
+        matrix=tables.matrix(runs),
+        speed=speed,
+        memory=memory,
+        curves=curves,
+        claims=claims,
+        index=Markup(index),  # noqa: S704 - base64; and whole, not cut as texts are
+        details=[Markup(block) for block in details],  # noqa: S704 - base64
+        verdicts=[str(verdict) for verdict in BAD_FIRST],
+        symbols=SYMBOLS,
+        most=SHOWN,
+        version=accelcheck.__version__,
+        style=style,
+        script=script,
+        chart=chart,
+        policy=f"default-src 'none'; script-src {_hash(chart)} {_hash(script)}; style-src {_hash(style)}; "
+        "base-uri 'none'; form-action 'none'",
+    )
+
+
+def _template() -> jinja2.Template:
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("accelcheck.report.html"),
+        autoescape=True,  # each value, whatever the file is named
+        undefined=jinja2.StrictUndefined,
+        finalize=_plain,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {
+        "plain": _plain,
+        "seconds": experiments.seconds,
+        "size": lambda count: size(int(count)),
+        "number": lambda value: f"{value:,}",
+        "figure": lambda value: "" if value is None else f"{value:.3g}",
+        "lines": lambda value, most: _cut(str(value), most),
+    }
+    return environment.get_template("report.html")
+
+
+def _plain(value: Any) -> Any:
+    """What is not printable is shown by its escape: control characters, and those that turn the direction of a text."""
+    return text(value, payload.MOST_REASON) if type(value) is str else value
+
+
+def _cut(value: str, most: int) -> str:
+    """The first lines of a text, and how many there are more."""
+    lines = value.splitlines()
+    return "\n".join([*lines[:most], *([f"... {len(lines) - most} more lines"] if len(lines) > most else [])])
+
+
+def _own(name: str) -> Markup:
+    """A file of this package as it is."""
+    return Markup((resources.files("accelcheck.report.html") / name).read_text("utf-8"))  # noqa: S704 - accelcheck's own files
+
+
+def _hash(content: str) -> str:
+    """The source of a Content-Security-Policy that allows exactly this script or style."""
+    return f"'sha256-{base64.b64encode(hashlib.sha256(content.encode('utf-8')).digest()).decode('ascii')}'"
+
+
+def _curve(found: CurveResult) -> dict[str, Any]:
+    return {
+        "device": _plain(f"{found.fingerprint.device}: {found.fingerprint.chip}"),
+        "points": [
+            {
+                "count": one.count,
+                "series": _plain(f"{one.form}, {one.shapes} shapes"),
+                "ratio": one.ratio,
+                "low": one.low,
+                "high": one.high,
+            }
+            for one in sorted(found.points, key=lambda point: (point.form, point.shapes, point.count))
+        ],
+    }

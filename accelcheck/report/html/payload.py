@@ -1,0 +1,198 @@
+"""Records in the form in which a report carries them for its script: columns and tables of repeated texts, compressed. No torch.
+
+A block is JSON, compressed with gzip and written in base64, which has no character that means anything in HTML. The index, which
+filters and the list of cases need, is one block; details are blocks of some hundred cases, and the script opens the one it needs.
+"""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import json
+import math
+from dataclasses import dataclass, field
+from importlib import resources
+from typing import TYPE_CHECKING, Any
+
+from accelcheck.core.case import Mode, Verdict
+from accelcheck.core.plain import text
+from accelcheck.report.html import figures
+from accelcheck.report.message import reproduce
+from accelcheck.report.run import BAD_FIRST
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from accelcheck.core.journal import Record
+    from accelcheck.report.run import DeviceRun
+
+BLOCK = 400
+"""Cases of one block of details: it opens in some milliseconds."""
+MOST_REASON = 20_000
+"""Characters of a reason or a traceback in a report; the journal has the rest."""
+MOST_FIGURES = 400
+"""Figures of a case in a report, those that used most of their budgets."""
+MOST_TIMES = 400
+DIGITS = 4
+
+
+@dataclass
+class _Texts:
+    """Texts, each once, by their numbers; what cannot be printed is escaped."""
+
+    found: list[str] = field(default_factory=list)
+    numbers: dict[str, int] = field(default_factory=dict)
+
+    def __call__(self, word: str, most: int = MOST_REASON) -> int:
+        number = self.numbers.get(word)
+        if number is None:
+            number = self.numbers[word] = len(self.found)
+            self.found.append(text(word, most))
+        return number
+
+
+def families() -> Mapping[str, str]:
+    """The family of each built-in technique by name, as `tests/stored_cases.py` writes it: the techniques themselves import torch."""
+    path = resources.files("accelcheck.report.html") / "families.json"
+    stored: dict[str, list[str]] = json.loads(path.read_text("ascii"))
+    return {name: family for family, names in stored.items() for name in names}
+
+
+def blocks(
+    runs: Sequence[DeviceRun],
+    names: Sequence[str],
+    causes: Mapping[tuple[int, str], list[int]],
+    more: Mapping[str, Any],
+) -> tuple[str, list[str]]:
+    """The index and the blocks of details.
+
+    Args:
+        runs: Of the devices.
+        names: Their labels.
+        causes: Numbers of the causes of a case, by the number of its run and its id.
+        more: JSON-ready values that the script needs besides.
+    """
+    texts, family_of = _Texts(), families()
+    columns: dict[str, list[Any]] = {
+        name: []
+        for name in (
+            "run", "technique", "family", "workload", "dtype", "mode", "verdict", "level",
+            "used", "seconds", "speed", "cause", "note",
+        )
+    }  # fmt: skip
+    details: list[str] = []
+    pending: list[Record] = []
+    verdicts, modes = {verdict: n for n, verdict in enumerate(BAD_FIRST)}, {mode: n for n, mode in enumerate(Mode)}
+    for place, run in enumerate(runs):
+        for record in run.records:
+            case = record.case
+            family = family_of.get(case.technique) or case.technique.partition("-")[0]
+            row = (
+                place,
+                texts(case.technique, 500),
+                texts(family, 500),
+                texts(case.workload, 500),
+                texts(case.dtype, 500),
+                modes[case.mode],
+                verdicts[record.verdict],
+                case.level,
+                _number(max((figure.used for figure in record.figures if figure.gates), default=None), 3),
+                _number(sum(record.seconds.values()), 3),
+                _number(figures.value(record, "speed-up"), 3),
+                causes.get((place, case.id), []),
+                texts(record.reason.partition("\n")[0], 300),
+            )
+            for column, cell in zip(columns.values(), row, strict=True):
+                column.append(cell)
+            pending.append(record)
+            if len(pending) == BLOCK:
+                details.append(_details(pending))
+                pending = []
+    if pending:
+        details.append(_details(pending))
+    index = {
+        **more,
+        "runs": [text(name, 500) for name in names],
+        "devices": [text(run.device, 500) for run in runs],
+        "modes": list(Mode),
+        "verdicts": list(BAD_FIRST),
+        "against": [verdict for verdict in Verdict if not verdict.green],
+        "block": BLOCK,
+        "columns": columns,
+        "texts": texts.found,
+    }
+    return packed(index), details
+
+
+def packed(value: Any) -> str:
+    """JSON-ready values as base64 of gzip of JSON; the same values give the same text."""
+    raw = json.dumps(value, allow_nan=False, separators=(",", ":")).encode("ascii")
+    return base64.b64encode(gzip.compress(raw, compresslevel=6, mtime=0)).decode("ascii")
+
+
+def _details(records: Sequence[Record]) -> str:
+    texts = _Texts()
+    rows = [_detail(record, texts) for record in records]
+    return packed({"texts": texts.found, "rows": rows})
+
+
+def _detail(record: Record, texts: _Texts) -> list[Any]:
+    shown = record.figures
+    if len(shown) > MOST_FIGURES:
+        shown = tuple(sorted(shown, key=lambda figure: (-figure.gates, -figure.used)))[:MOST_FIGURES]
+    return [
+        texts(record.reason),
+        texts(record.traceback),
+        texts(record.remark),
+        texts(record.code),
+        texts(record.digest),
+        record.compared,
+        _number(record.eager_excess),
+        texts(reproduce(record.case)),
+        [
+            part
+            for one in record.evidence
+            for part in (texts(one.claim), _observed(one.observed, texts), int(one.engaged))
+        ],
+        [
+            part
+            for one in shown
+            for part in (
+                texts(one.path),
+                texts(one.view),
+                _number(one.measured),
+                _number(one.allowed),
+                texts(one.where),
+                int(one.gates),
+            )
+        ],
+        len(record.figures) - len(shown),
+        [part for phase, spent in record.seconds.items() for part in (texts(phase), _number(spent))],
+        [
+            part
+            for one in record.measurements
+            for part in (
+                texts(one.name),
+                _number(one.value),
+                texts(one.unit),
+                _number(one.low),
+                _number(one.high),
+                texts(one.reason),
+            )
+        ],
+        [_number(one) for one in record.times[:MOST_TIMES]],
+    ]
+
+
+def _observed(value: float | str, texts: _Texts) -> Any:
+    """A number as it is; a text as its number in the table, in a list, so that it cannot be taken for one."""
+    if isinstance(value, str):
+        return [texts(value)]
+    return _number(value, 12) if isinstance(value, float) else [texts(str(value))]
+
+
+def _number(value: float | None, digits: int = DIGITS) -> Any:
+    """A float at so many significant digits; non-finite ones as their names."""
+    if value is None:
+        return None
+    return float(f"{value:.{digits}g}") if math.isfinite(value) else str(value)

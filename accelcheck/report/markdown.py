@@ -1,0 +1,234 @@
+"""A summary for a pull request, in GitHub's Markdown. No torch.
+
+What journals say stands in code alone: nothing in it is a link, a mention, a tag or an end of a table or a block.
+"""
+
+from __future__ import annotations
+
+import html
+import re
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from accelcheck.core.case import Verdict
+from accelcheck.report import causes
+from accelcheck.report.console import escaped
+from accelcheck.report.qualification import qualification
+from accelcheck.report.run import BAD_FIRST, counts, labels
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from accelcheck.core.journal import Record
+    from accelcheck.report.causes import Cause
+    from accelcheck.report.run import DeviceRun
+
+MOST = 65_536
+"""Characters that a comment on GitHub may have; counted in bytes here, which are no fewer."""
+ROWS = 100
+"""Most rows of a table; what has more is for the HTML page."""
+NAMED = 20
+"""Most cases of a cause that are named."""
+LINES = 12
+"""Most lines of a reason."""
+WIDTH = 300
+"""Most characters of a line of it."""
+NARROWS = ("techniques", "workloads", "dtypes", "cases")
+"""What a selection names that does not ask for a whole level."""
+_LEFT_OUT = 300
+"""Bytes that are kept for the sentence that says what was left out."""
+
+
+class Page:
+    """Blocks of Markdown up to a size.
+
+    Args:
+        most: Bytes that all may have.
+    """
+
+    def __init__(self, most: int = MOST) -> None:
+        self._blocks: list[str] = []
+        self._left = most - _LEFT_OUT
+        self._out = 0
+
+    def add(self, *lines: str) -> None:
+        """Add a block, or count it as left out where it does not fit, or one before it did not."""
+        block = "\n".join(lines)
+        needed = len(block.encode()) + 2
+        if self._out or needed > self._left:
+            self._out += 1
+            return
+        self._left -= needed
+        self._blocks.append(block)
+
+    def __str__(self) -> str:
+        parts = list(self._blocks)
+        if self._out:
+            what = "One further part is" if self._out == 1 else f"{self._out:,} further parts are"
+            parts.append(
+                f"**{what} left out: GitHub takes at most {MOST:,} characters. `accelcheck report JOURNAL -o report.html` shows all.**"
+            )
+        return "\n\n".join(parts) + "\n"
+
+
+def code(text: str) -> str:
+    """A text of one line as inline code that also stands in a table; an empty one is a dash."""
+    line = escaped(" ".join(text.split()))
+    if not line:
+        return "-"
+    fence = "`" * (1 + max((len(run) for run in re.findall("`+", line)), default=0))
+    space = " " if line.startswith("`") or line.endswith("`") else ""
+    return f"{fence}{space}{line}{space}{fence}"
+
+
+def cell(text: str) -> str:
+    """`code` for a cell of a table, where a vertical bar would end the cell."""
+    return code(text).replace("|", "\\|")
+
+
+def block(lines: Iterable[str]) -> list[str]:
+    """Lines of a block of code."""
+    kept = [escaped(line) for line in lines]
+    fence = "`" * max(3, 1 + max((len(run) for line in kept for run in re.findall("`+", line)), default=0))
+    return [f"{fence}text", *kept, fence]
+
+
+def summary(text: str) -> str:
+    """The visible line of a fold. It is HTML, in which Markdown is not read."""
+    return f"<summary>{text}</summary>"
+
+
+def tag(text: str) -> str:
+    """A text of one line as code in HTML."""
+    return f"<code>{html.escape(escaped(' '.join(text.split())))}</code>"
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]], right: Iterable[int] = ()) -> list[str]:
+    """A table of cells that are Markdown already, cut to `ROWS` rows."""
+    sides = ["---:" if index in set(right) else "---" for index in range(len(head))]
+    lines = [f"| {' | '.join(row)} |" for row in (head, sides, *rows[:ROWS])]
+    more = len(rows) - ROWS
+    return [*lines, "", f"{more:,} further rows are not shown."] if more > 0 else lines
+
+
+def page(runs: Sequence[DeviceRun]) -> str:
+    """The whole summary: verdict, devices, what is not green, causes with reproductions, what was not run."""
+    names = labels(runs)
+    found = causes.causes(runs)
+    made = Page()
+    made.add(f"## accelcheck: {verdict(runs, found)}")
+    made.add(*_devices(runs, names))
+    for name, run in zip(names, runs, strict=True):
+        notes = [*_qualified(run), *run.remarks]
+        if notes:
+            made.add(*(f"- {code(name)}: {code(note)}" for note in notes))
+    if matrix := _matrix(runs, names):
+        made.add("### Not right", "", *matrix)
+    if found:
+        made.add(f"### {causes.counted(found)}")
+        for cause in found:
+            made.add(*_cause(cause))
+    if foreseen := causes.expected(runs):
+        made.add(
+            "<details>",
+            summary(f"Expected to fail, by the ledger: {causes.counted(foreseen).replace('cause', 'reason')}"),
+            "",
+            *table(
+                ("cases", "reason", "see"),
+                [(f"{len(one.cases):,}", cell(one.title), cell(one.link)) for one in foreseen],
+                (0,),
+            ),
+            "",
+            "</details>",
+        )
+    if absent := _not_run(runs, names):
+        made.add(
+            "<details>", summary(f"Not run: {sum(_idle(run) for run in runs):,} cases"), "", *absent, "", "</details>"
+        )
+    return str(made)
+
+
+def verdict(runs: Sequence[DeviceRun], found: Sequence[Cause]) -> str:
+    """One line: how many cases are not right, or that all that ran are."""
+    executed = sum(run.executed for run in runs)
+    if not executed:
+        return "nothing ran"
+    wrong = sum(not record.verdict.green for run in runs for record in run.records)
+    if not wrong:
+        known = sum(record.verdict is Verdict.XFAIL for run in runs for record in run.records)
+        beside = f", {known:,} of them fail as the ledger expects" if known else ""
+        return f"no unexpected failure in {executed:,} cases that ran{beside}"
+    return f"{wrong:,} of {executed:,} cases that ran are not right, {len(found):,} cause{'s' * (len(found) != 1)}"
+
+
+def _qualified(run: DeviceRun) -> list[str]:
+    """Whether a device qualifies, and why not, where the whole of a level was asked for."""
+    narrowed = any(any(one.get(name) for name in NARROWS) for one in run.selections)
+    if narrowed or not any(record.verdict.executed and not record.case.timed for record in run.records):
+        return []
+    found = qualification(run)
+    return [str(found), *found.reasons]
+
+
+def _devices(runs: Sequence[DeviceRun], names: Sequence[str]) -> list[str]:
+    seen = [one for one in BAD_FIRST if any(record.verdict is one for run in runs for record in run.records)]
+    rows = []
+    for name, run in zip(names, runs, strict=True):
+        tally = counts(run.records)
+        chip = run.fingerprint.chip if run.fingerprint is not None else run.capability
+        torch = run.fingerprint.versions.get("torch", "") if run.fingerprint is not None else ""
+        rows.append(
+            (cell(name), cell(chip), cell(torch), f"{run.level}", *(f"{tally.get(str(one), 0):,}" for one in seen))
+        )
+    head = ("device", "chip", "torch", "level", *map(str, seen))
+    return table(head, rows, range(3, len(head)))
+
+
+def _matrix(runs: Sequence[DeviceRun], names: Sequence[str]) -> list[str]:
+    """A row for each technique that is not green everywhere, a column for each device."""
+    cells: dict[tuple[str, str], list[Record]] = {}
+    for name, run in zip(names, runs, strict=True):
+        for record in run.records:
+            cells.setdefault((record.case.technique, name), []).append(record)
+    wrong = sorted(
+        {technique for (technique, _), group in cells.items() if any(not one.verdict.green for one in group)}
+    )
+    rows = [(cell(technique), *(_counted(cells.get((technique, name), [])) for name in names)) for technique in wrong]
+    return table(("technique", *map(cell, names)), rows) if rows else []
+
+
+def _counted(records: Sequence[Record]) -> str:
+    return ", ".join(f"{number:,} {name}" for name, number in counts(records).items()) or "-"
+
+
+def _cause(cause: Cause) -> list[str]:
+    count = len(cause.cases)
+    named = [f"{label}: {record.case.id}: {record.verdict}" for label, record in cause.cases[:NAMED]]
+    more = count - NAMED
+    reason = [line[:WIDTH] for line in cause.example.reason.splitlines()[:LINES]]
+    return [
+        "<details>",
+        summary(f"{count:,} case{'s' * (count != 1)}: {tag(cause.title)} ({cause.kind})"),
+        "",
+        *block([cause.reproduction, "", *reason]),
+        "",
+        *block([*named, *([f"and {more:,} more"] if more > 0 else [])]),
+        "",
+        "</details>",
+    ]
+
+
+def _idle(run: DeviceRun) -> int:
+    return len(run.records) - run.executed
+
+
+def _not_run(runs: Sequence[DeviceRun], names: Sequence[str]) -> list[str]:
+    tally = Counter(
+        (name, (record.reason or record.verdict).partition("\n")[0][:WIDTH])
+        for name, run in zip(names, runs, strict=True)
+        for record in run.records
+        if not record.verdict.executed
+    )
+    ordered = sorted(tally.items(), key=lambda one: (-one[1], one[0]))
+    rows = [(f"{number:,}", cell(name), cell(reason)) for (name, reason), number in ordered]
+    return table(("cases", "device", "reason"), rows, (0,)) if rows else []

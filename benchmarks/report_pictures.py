@@ -1,0 +1,135 @@
+"""The pictures of docs/report.md: a report of stored journals and of planted faults, in chromium. ``nox -s browser`` runs it.
+
+The suite runs with the techniques of tests/plugin_harness.py, which are wrong in one way each, so that there are causes to show.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from PIL import Image
+from selenium import webdriver
+from selenium.webdriver.support.wait import WebDriverWait
+
+ROOT = Path(__file__).parent.parent
+IMAGES = ROOT / "docs" / "images"
+STORED = ROOT / "baselines"
+PLANTED = (
+    "toy",
+    "toy-value",
+    "toy-nan",
+    "toy-dtype",
+    "toy-prepare",
+    "toy-run",
+    "toy-idle",
+    "toy-segv",
+    "toy-flaky",
+    "toy-input",
+    "toy-refused",
+)
+CONFTEST = f"""
+import sys
+sys.path.append({str(ROOT / "tests")!r})
+def pytest_accel_techniques():
+    import plugin_harness
+    return plugin_harness.techniques()
+def pytest_accel_workloads():
+    import plugin_harness
+    return plugin_harness.workloads()
+"""
+CASE = "#case=toy-value/small/cpu/float32/forward"
+TIMED = "#case=jit-freeze/speed-mlp/cpu/float32/speed&run=0"
+SHOTS = (
+    ("report-verdict", "", 1200, 900, False, None),
+    ("report-matrix", "#matrix", 1200, 900, True, None),
+    ("report-case", CASE, 1200, 1150, False, None),
+    ("report-timed", TIMED, 1200, 1500, True, "Time and memory"),
+    ("report-plots", "#speed", 1200, 1300, False, None),
+    ("report-phone", "", 390, 844, False, None),
+)
+"""Name, address, width, height, dark, heading to scroll to."""
+COLOURS = 256
+"""Of a picture's palette."""
+
+
+def main() -> int:
+    """Make the report, and take the pictures."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--journal", type=Path, help="of planted faults; made if it is not given")
+    given = parser.parse_args()
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        journal = given.journal or _planted(folder)
+        report = folder / "report.html"
+        stored = ("cpu/level1.jsonl", "cpu/level1-speed.jsonl", "xla/level1.jsonl")
+        words = [*(str(STORED / one) for one in stored), str(journal)]
+        for option in ("curve", "claims"):
+            words += [f"--{option}={STORED / device / option}.json" for device in ("cpu", "xla")]
+        subprocess.run(
+            [sys.executable, "-m", "accelcheck.cli", "report", *words, "-o", str(report)], check=True, cwd=ROOT
+        )
+        IMAGES.mkdir(exist_ok=True)
+        with _browser() as shown:
+            for shot in SHOTS:
+                print(_taken(shown, report, *shot))
+    return 0
+
+
+def _planted(folder: Path) -> Path:
+    """A journal of planted faults. The run fails, as it is to."""
+    (folder / "conftest.py").write_text(CONFTEST, "ascii")
+    journal = folder / "journal.jsonl"
+    chosen = [f"--accel-technique={name}" for name in PLANTED]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "--pyargs",
+        "accelcheck.suite.test_numerics",
+        "--accel-device=cpu",
+        *chosen,
+        f"--accel-journal={journal}",
+        "-q",
+    ]
+    subprocess.run(command, cwd=folder, check=False, capture_output=True)
+    return journal
+
+
+def _browser() -> Any:
+    options = webdriver.ChromeOptions()
+    options.binary_location = str(shutil.which("chromium"))
+    for word in ("--headless=new", "--hide-scrollbars", "--no-sandbox", "--disable-dev-shm-usage"):
+        options.add_argument(word)
+    return webdriver.Chrome(options=options, service=webdriver.ChromeService(shutil.which("chromedriver")))
+
+
+def _taken(
+    shown: Any, report: Path, name: str, address: str, width: int, height: int, dark: bool, heading: str | None  # noqa: FBT001 - a row of the table above
+) -> str:  # fmt: skip
+    size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
+    shown.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+    scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
+    shown.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [scheme]})
+    shown.get("about:blank")
+    shown.get(f"{report.as_uri()}{address}")
+    WebDriverWait(shown, 60).until(lambda _: shown.execute_script("return document.documentElement.dataset.ready"))
+    find = "const found = [...document.querySelectorAll('h3')].find((one) => one.textContent === arguments[0]); if (found) found.scrollIntoView();"
+    shown.execute_script(f"document.activeElement.blur(); {find}", heading)
+    WebDriverWait(shown, 60).until(lambda _: shown.execute_script(
+        "return [...document.querySelectorAll('main:not([hidden]) .plot')].every((one) => one.firstChild || one.getBoundingClientRect().top > innerHeight)"
+    ))  # fmt: skip
+    picture = Image.open(io.BytesIO(shown.get_screenshot_as_png())).convert("RGB")
+    path = IMAGES / f"{name}.png"
+    picture.quantize(COLOURS, dither=Image.Dither.NONE).save(path, optimize=True)
+    return f"{path.relative_to(ROOT)}: {path.stat().st_size / 1024:.0f} KiB"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
