@@ -1,0 +1,357 @@
+"""What differs between two runs: verdicts, errors, speed and coverage. No torch.
+
+Worse is, for the same device:
+
+- a verdict that is worse than before, in the order of `accelcheck.report.run.BAD_FIRST`; also one that the ledger now expects;
+- a case that ran before, and does not run now;
+- an error in a gating view that has grown, of the same tensor: see `GROWTH`;
+- a figure of speed that is worse beyond both intervals. Times are compared where the fingerprints are the same, and count where
+  neither run waited for a core; ratios to eager are always compared.
+
+Across devices a case is worse that is right on the first and not on the second. What only one of them runs, errors and ratios
+to each one's own eager are shown, and count nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any
+
+from accelcheck.core.case import Verdict
+from accelcheck.measure.gate import BUSY
+from accelcheck.report.message import reproduce
+from accelcheck.report.run import BAD_FIRST, labels
+from accelcheck.verify.precision import SLACK, UNIT_ROUNDOFF
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from accelcheck.core.case import Figure
+    from accelcheck.core.journal import Record
+    from accelcheck.report.run import DeviceRun
+
+GROWTH = SLACK
+"""An error has grown if it is this many times what it was, and larger than eager and every rounding sample of the workload erred. A budget
+is as many times their largest error, so that the former is what two right implementations may differ by, and the latter the budget over it."""
+RELATIVE = ("row", "column", "block", "element", "gain")
+"""Views that are relative to the oracle's size; divided by 2 u they are units in the last place. See `accelcheck.verify.views`."""
+ULPS = ("tail", "bias")
+"""Views in units in the last place."""
+HIGHER_IS_BETTER = {"latency": False, "speed-up": True, "speed-up-same-precision": True}
+"""The figures with an interval."""
+ABSOLUTE = frozenset({"latency"})
+"""Those that say something only on the same device: the others are ratios to eager in the same process."""
+NOT_THERE = "not in the run"
+_RANK = {verdict: rank for rank, verdict in enumerate(BAD_FIRST)} | {
+    Verdict.XPASS: BAD_FIRST.index(Verdict.PASS),  # its result is right, and the ledger's entry outdated
+}
+
+
+class Aspect(StrEnum):
+    """What has changed."""
+
+    VERDICT = "verdict"
+    LOST = "coverage lost"
+    GAINED = "coverage gained"
+    ERROR = "error grown"
+    SPEED = "speed"
+
+
+@dataclass(frozen=True, slots=True)
+class CaseChange:
+    """One difference.
+
+    Attributes:
+        kind: What has changed.
+        devices: The device, or both with an arrow.
+        case: Its id; across devices without the device.
+        worse: Whether it counts.
+        what: Of errors ``PATH: VIEW``; of speed the name of the figure; else empty.
+        before, after: Verdicts, errors in units in the last place, or figures of speed with their intervals.
+        factor: Of errors and speed: after divided by before; infinite where there was no error.
+        reason: The first line of the reason, where the case is not right or does not run; of errors and speed why it does not count.
+        reproduction: The command that runs the case.
+    """
+
+    kind: Aspect
+    devices: str
+    case: str
+    worse: bool
+    what: str
+    before: str
+    after: str
+    factor: float | None
+    reason: str
+    reproduction: str
+
+
+@dataclass(frozen=True, slots=True)
+class DevicePair:
+    """Two devices, or a device at two times, that are compared.
+
+    Attributes:
+        old, new: Their labels; one is empty where the other run lacks the device.
+        same: Whether chip, count, driver, runtime, versions and environment are the same.
+        both: Number of cases that ran on both.
+    """
+
+    old: str
+    new: str
+    same: bool
+    both: int
+
+    @property
+    def name(self) -> str:
+        """The device, or both with an arrow."""
+        return self.old if self.old == self.new else f"{self.old or '-'} -> {self.new or '-'}"
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """All that differs.
+
+    Attributes:
+        across: Whether different devices are compared.
+        pairs: The devices.
+        changes: The worse ones first, then by kind, device and case.
+    """
+
+    across: bool
+    pairs: tuple[DevicePair, ...]
+    changes: tuple[CaseChange, ...]
+
+    @property
+    def worse(self) -> int:
+        """Number of changes that count."""
+        return sum(change.worse for change in self.changes)
+
+    def counts(self) -> dict[str, tuple[int, int]]:
+        """How many changes of each kind there are, and how many of them count."""
+        found = Counter(change.kind for change in self.changes)
+        counting = Counter(change.kind for change in self.changes if change.worse)
+        return {str(kind): (found[kind], counting[kind]) for kind in Aspect if found[kind]}
+
+    def as_json(self) -> dict[str, Any]:
+        """JSON-ready values; a factor that is not finite is a text."""
+        changes = [asdict(change) for change in self.changes]
+        for change in changes:
+            if change["factor"] is not None and not math.isfinite(change["factor"]):
+                change["factor"] = str(change["factor"])
+        return {
+            "schema": 1,
+            "kind": "diff",
+            "across": self.across,
+            "growth": GROWTH,
+            "worse": self.worse,
+            "counts": {kind: {"all": every, "worse": worse} for kind, (every, worse) in self.counts().items()},
+            "pairs": [asdict(pair) for pair in self.pairs],
+            "changes": changes,
+        }
+
+
+_Key = tuple[str, str, str, str]
+_Side = tuple[str, "DeviceRun | None"]
+
+
+def compare(old: Sequence[DeviceRun], new: Sequence[DeviceRun], *, across: bool = False) -> Difference:
+    """Compare two runs.
+
+    Args:
+        old: What `accelcheck.report.run.load` gives of the run to compare with.
+        new: The same of the run that may be worse.
+        across: Compare different devices: each of `old` with each other one of `new`. Where no device is in both, this is done anyway.
+    """
+    across = across or not {run.device for run in old} & {run.device for run in new}
+    pairs: list[DevicePair] = []
+    changes: list[CaseChange] = []
+    for first, second in _pairs(old, new, across=across):
+        pair = _pair(first, second)
+        pairs.append(pair)
+        changes += _changes(pair, _keyed(first[1]), _keyed(second[1]), across=across)
+    order = list(Aspect)
+    changes.sort(key=lambda one: (not one.worse, order.index(one.kind), one.devices, one.case, one.what))
+    return Difference(across, tuple(pairs), tuple(changes))
+
+
+def _pairs(old: Sequence[DeviceRun], new: Sequence[DeviceRun], *, across: bool) -> Iterator[tuple[_Side, _Side]]:
+    olds, news = dict(zip(labels(old), old, strict=True)), dict(zip(labels(new), new, strict=True))
+    if across:
+        every = [((a, olds[a]), (b, news[b])) for a in olds for b in news]
+        yield from [pair for pair in every if pair[0][0] != pair[1][0]] or every
+        return
+    for name in [name for name in olds if name in news]:
+        yield (name, olds.pop(name)), (name, news.pop(name))
+    # A label has chip and version where one file holds several devices of a name, and the other need not.
+    for name, run in list(olds.items()):
+        alike = [other for other in news if news[other].device == run.device]
+        if len(alike) == 1 and sum(one.device == run.device for one in olds.values()) == 1:
+            yield (name, olds.pop(name)), (alike[0], news.pop(alike[0]))
+    yield from (((name, run), ("", None)) for name, run in olds.items())
+    yield from ((("", None), (name, run)) for name, run in news.items())
+
+
+def _pair(first: _Side, second: _Side) -> DevicePair:
+    (old_name, old), (new_name, new) = first, second
+    both = len(_ran(old) & _ran(new))
+    same = old is not None and new is not None and old.fingerprint is not None and old.fingerprint == new.fingerprint
+    return DevicePair(old_name, new_name, same, both)
+
+
+def _keyed(run: DeviceRun | None) -> dict[_Key, Record]:
+    records = run.records if run is not None else ()
+    return {(r.case.technique, r.case.workload, r.case.dtype, str(r.case.mode)): r for r in records}
+
+
+def _ran(run: DeviceRun | None) -> set[_Key]:
+    return {key for key, record in _keyed(run).items() if record.verdict.executed}
+
+
+def _changes(
+    pair: DevicePair, old: Mapping[_Key, Record], new: Mapping[_Key, Record], *, across: bool
+) -> Iterator[CaseChange]:
+    for key in sorted(old.keys() | new.keys()):
+        before, after = old.get(key), new.get(key)
+        ran, runs = (one is not None and one.verdict.executed for one in (before, after))
+        if ran and runs and before is not None and after is not None:
+            yield from _both(pair, before, after, across=across)
+        elif (ran or runs) and (shown := before if ran else after) is not None:
+            kind = Aspect.LOST if ran else Aspect.GAINED
+            yield _change(
+                kind,
+                pair,
+                after if after is not None else shown,
+                worse=ran and not across,
+                before=str(before.verdict) if before is not None else NOT_THERE,
+                after=str(after.verdict) if after is not None else NOT_THERE,
+            )
+
+
+def _both(pair: DevicePair, before: Record, after: Record, *, across: bool) -> Iterator[CaseChange]:
+    worse = _RANK[after.verdict] < _RANK[before.verdict]
+    if across:
+        worse = _right(before) and not _right(after)
+    if before.verdict is not after.verdict:
+        yield _change(Aspect.VERDICT, pair, after, worse=worse, before=str(before.verdict), after=str(after.verdict))
+    yield from _grown(pair, before, after, across=across)
+    for name in HIGHER_IS_BETTER:
+        if pair.same or name not in ABSOLUTE:
+            yield from _sped(pair, before, after, name, across=across)
+
+
+def _sped(pair: DevicePair, before: Record, after: Record, name: str, *, across: bool) -> Iterator[CaseChange]:
+    first, second = _measured(before, name), _measured(after, name)
+    if first is None or second is None or not (second.low > first.high or second.high < first.low):
+        return
+    waited = max(
+        (one.value or 0.0 for record in (before, after) for one in record.measurements if one.name == "waited"),
+        default=0.0,
+    )
+    busy = name in ABSOLUTE and waited > BUSY
+    yield _change(
+        Aspect.SPEED,
+        pair,
+        after,
+        worse=not across and not busy and (second.value > first.value) is not HIGHER_IS_BETTER[name],
+        what=name,
+        before=str(first),
+        after=str(second),
+        factor=_over(second.value, first.value),
+        reason=f"waited for a core {waited:.0%} of the time: does not count" if busy else "",
+    )
+
+
+def _right(record: Record) -> bool:
+    return record.verdict in {Verdict.PASS, Verdict.XPASS}
+
+
+def _change(
+    aspect: Aspect,
+    pair: DevicePair,
+    record: Record,
+    *,
+    worse: bool,
+    before: str,
+    after: str,
+    what: str = "",
+    factor: float | None = None,
+    reason: str = "",
+) -> CaseChange:
+    case = record.case
+    name = case.id if pair.old == pair.new else f"{case.technique}/{case.workload}/{case.dtype}/{case.mode}"
+    if aspect not in {Aspect.ERROR, Aspect.SPEED} and record.verdict is not Verdict.PASS:
+        reason = record.reason.partition("\n")[0]
+    return CaseChange(aspect, pair.name, name, worse, what, before, after, factor, reason, reproduce(case))
+
+
+def _grown(pair: DevicePair, before: Record, after: Record, *, across: bool) -> Iterator[CaseChange]:
+    """The figure that has grown most; what counts before what does not.
+
+    A record has the figure of each view that is closest to its budget, and those beyond. Where another path was the closest
+    one before, the path of now used no larger a part of its budget than that one: if the budget is what it was, which a journal
+    does not say, its error was at most that.
+    """
+    was = {(figure.path, figure.view): figure.measured for figure in before.figures}
+    most: dict[str, float] = {}
+    for figure in before.figures:
+        most[figure.view] = max(most.get(figure.view, 0.0), figure.used)
+    found: list[tuple[bool, float, Figure, float, bool]] = []
+    for figure in after.figures:
+        view = figure.view
+        if view not in most or not (view in RELATIVE or view in ULPS):
+            continue
+        bound = (figure.path, view) not in was
+        old = most[view] * figure.allowed if bound else was[figure.path, view]
+        if figure.measured > figure.allowed / SLACK and figure.measured >= GROWTH * old:
+            found.append((figure.gates and not bound, _over(figure.measured, old), figure, old, bound))
+    if not found:
+        return
+    counts, factor, figure, old, bound = max(found, key=lambda one: one[:2])
+    yield _change(
+        Aspect.ERROR,
+        pair,
+        after,
+        worse=counts and not across,
+        what=f"{figure.path}: {figure.view}",
+        before=("at most " if bound else "") + _ulps(after, figure, old),
+        after=_ulps(after, figure, figure.measured),
+        factor=factor,
+        reason="another tensor was worse before: does not count"
+        if bound
+        else ""
+        if counts
+        else "gates nothing: does not count",
+    )
+
+
+def _ulps(record: Record, figure: Figure, value: float) -> str:
+    unit = 2 * UNIT_ROUNDOFF[record.case.dtype] if record.case.dtype in UNIT_ROUNDOFF else 0.0
+    if figure.view in ULPS or not unit:
+        return f"{value:.3g}" + (" ulp" if figure.view in ULPS else "")
+    return f"{value / unit:.3g} ulp"
+
+
+@dataclass(frozen=True, slots=True)
+class _Interval:
+    value: float
+    low: float
+    high: float
+    unit: str
+
+    def __str__(self) -> str:
+        scale, unit = (1000.0, "ms") if self.unit == "s" else (1.0, self.unit)
+        return f"{scale * self.value:.4g} {unit} ({scale * self.low:.4g} to {scale * self.high:.4g})"
+
+
+def _measured(record: Record, name: str) -> _Interval | None:
+    """A figure with its interval; None where the record has none."""
+    found = next((one for one in record.measurements if one.name == name), None)
+    if found is None or found.value is None or found.low is None or found.high is None:
+        return None
+    return _Interval(found.value, found.low, found.high, found.unit)
+
+
+def _over(after: float, before: float) -> float:
+    return after / before if before else math.inf
