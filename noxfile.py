@@ -27,6 +27,7 @@ import tempfile
 import urllib.error
 import urllib.request
 from pathlib import Path
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 import nox
@@ -35,6 +36,9 @@ sys.path.insert(0, str(Path(__file__).parent))  # nox runs without accelcheck in
 
 from accelcheck.core.capability import SUPPORTED, Capability, Code, unavailable
 from accelcheck.devices import hardware
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 PINS = {
     "cpu": ("torch==2.13.0",),
@@ -68,6 +72,11 @@ BENCHMARKS = (
     ("benchmarks/baseline_checks.py", "--level", "2", "--folder", "baselines/cpu/baseline_checks", "--table"),
 )
 """The benchmarks that finish within a minute. Each exits with 1 where a limit that the documentation promises is exceeded."""
+REPORTS = "reports"
+"""Folder of the journals and the report of each session, in a folder of the device's name."""
+REPORT = "report.html"
+FILES = ("--accel-journal", "--accel-resume", "--junit-xml", "--junitxml")
+"""Options for files that a run writes: each half of a session has its own."""
 INDEX_TIMEOUT = 5.0
 """Seconds to wait for a wheel index to answer."""
 FUZZERS = ("benchmarks/fuzz_package.py", "benchmarks/fuzz_readers.py")
@@ -155,9 +164,64 @@ def _needs(session: nox.Session, device: str) -> tuple[tuple[str, ...], str]:
 def _of_timing(word: str) -> str:
     """An argument for the second half of a session: files that the first half has written get another name."""
     option, _, path = word.partition("=")
-    if option not in {"--accel-journal", "--junit-xml", "--junitxml"} or not path:
+    if option not in FILES or not path:
         return word
     return f"{option}={Path(path).with_stem(f'{Path(path).stem}-speed')}"
+
+
+def _joined(words: Sequence[str]) -> list[str]:
+    """The words, each option for a file that a run writes with its value in one."""
+    found: list[str] = []
+    for word in words:
+        if found and found[-1] in FILES:
+            found[-1] += f"={word}"
+        else:
+            found.append(word)
+    return found
+
+
+def _journals(device: str, words: Sequence[str]) -> tuple[list[str], list[Path]]:
+    """The option for the journal of a session, and the journals of both halves; no option where the user gives one.
+
+    Args:
+        device: Of the session.
+        words: What the user gives to pytest, of `_joined`.
+    """
+    for word in reversed(words):
+        option, _, path = word.partition("=")
+        if option in {"--accel-journal", "--accel-resume"} and path:
+            return [], list(dict.fromkeys([Path(path), Path(_of_timing(word).partition("=")[2])]))
+    folder = Path(REPORTS) / device
+    folder.mkdir(parents=True, exist_ok=True)
+    found = [folder / "journal.jsonl", folder / "journal-speed.jsonl"]
+    for old in (*found, folder / REPORT):
+        old.unlink(missing_ok=True)  # of an earlier session: what this one does not write is not shown as its own
+    return [f"--accel-journal={found[0]}"], found
+
+
+def _report(session: nox.Session, journals: Sequence[Path]) -> None:
+    """Make the report of what there is, and print its path last. It never changes how the session ends."""
+    written = [str(path) for path in journals if path.is_file() and path.stat().st_size]
+    if not written:
+        session.warn("no report: no journal was written")
+        return
+    report = Path(written[0]).with_name(REPORT)
+    # Any status: whether cases failed is what the suite has said.
+    session.run(
+        "python",
+        "-m",
+        "accelcheck.cli",
+        "report",
+        *written,
+        "-o",
+        str(report),
+        success_codes=list(range(256)),
+        silent=True,
+    )
+    if report.is_file():
+        session.log(f"report: {report.resolve().as_uri()}")
+    else:
+        session.warn(f"no report: accelcheck report {shlex.join(written)} -o {report} says why")
 
 
 def _baseline() -> str:
@@ -196,13 +260,16 @@ def _suite(session: nox.Session, device: str) -> None:
                 *index,
                 success_codes=[0, 1],
             )
+    words = _joined(session.posargs)
+    option, journals = _journals(device, words)
     chosen = (
+        *option,
         f"--accel-device={device}",
         f"--accel-level={os.environ.get('ACCELCHECK_LEVEL') or '1'}",
         "--accel-require",
         "-q",
         "-rfE",  # not the reasons of every skip, so that the report of accelcheck comes last
-        *session.posargs,
+        *words,
     )
     alone = device == "xla" and "PJRT_DEVICE" not in os.environ and not hardware.tpu().count
     kept = [word for word in session.posargs if not word.startswith("--accel-level=")]
@@ -212,12 +279,15 @@ def _suite(session: nox.Session, device: str) -> None:
         environ["PJRT_DEVICE"] = "CPU"
     # A worker that dies fails the case that it ran; another one takes over the rest.
     workers = ("-n", _workers(device), "--max-worker-restart=1000")
-    session.run("pytest", "--pyargs", "accelcheck.suite", *chosen, *workers, env=environ)
-    # Timing needs the machine for itself, so it runs afterwards and without workers. A selection may leave nothing to time.
-    timing = ("pytest", "--pyargs", "accelcheck.suite.test_speed", *map(_of_timing, chosen), "-n", "0")
-    session.run(
-        *timing, f"--accel-baseline={_baseline()}", env=environ, success_codes=[0, 5] if session.posargs else [0]
-    )
+    try:
+        session.run("pytest", "--pyargs", "accelcheck.suite", *chosen, *workers, env=environ)
+        # Timing needs the machine for itself, so it runs afterwards and without workers. A selection may leave nothing to time.
+        timing = ("pytest", "--pyargs", "accelcheck.suite.test_speed", *map(_of_timing, chosen), "-n", "0")
+        session.run(
+            *timing, f"--accel-baseline={_baseline()}", env=environ, success_codes=[0, 5] if session.posargs else [0]
+        )
+    finally:  # also when cases failed: then most of all
+        _report(session, journals)
 
 
 @nox.session(venv_backend=_venv("cpu"))
@@ -258,6 +328,20 @@ def tests(session: nox.Session) -> None:
         "-e", ".[accuracy,torchao,plot,sign]", *nox.project.dependency_groups(nox.project.load_toml(), "tests")
     )
     session.run("pytest", "tests", "-n", _workers("cpu"), "-q", *session.posargs)
+
+
+@nox.session
+def browser(session: nox.Session) -> None:
+    """The HTML report in a real browser, and the pictures of it in docs/. Needs Debian's chromium and chromium-driver."""
+    for program in ("chromium", "chromedriver"):
+        if shutil.which(program) is None:
+            session.skip(f"{program} is not installed: apt-get install chromium chromium-driver")
+    session.install(*PINS["cpu"], *_index(session))
+    groups = nox.project.dependency_groups(nox.project.load_toml(), "tests", "browser")
+    session.install("-e", ".", *groups)
+    session.run("pytest", "tests/test_report_browser.py", "-q", *session.posargs)
+    session.run("python", "benchmarks/report_speed.py")
+    session.run("python", "benchmarks/report_pictures.py")
 
 
 @nox.session

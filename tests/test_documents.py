@@ -104,19 +104,6 @@ def _exists(dotted: str) -> bool:
     return module.is_file() and re.search(rf"\b{path.name}\b", module.read_text(encoding="utf-8")) is not None
 
 
-def test_the_table_of_options_has_each_option_as_it_is_declared() -> None:
-    declared = [
-        (
-            f"`--accel-{option.name.replace('_', '-')}{'' if option.flag else f'={option.metavar}'}`",
-            f"`{option.dest}`",
-            option.repeatable,
-        )
-        for option in OPTIONS
-    ]
-    rows = table("docs/options.md", "option")
-    assert sorted((flag, ini, "repeatable" in meaning) for flag, ini, meaning in rows) == sorted(declared)
-
-
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_every_option_and_command_that_a_page_uses_exists(page: Path) -> None:
     words = page.read_text(encoding="utf-8")

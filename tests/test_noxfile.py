@@ -34,8 +34,10 @@ PIP, INDEX = "--index-url", "ACCELCHECK_INDEX"
 
 
 @pytest.fixture
-def noxfile(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """The module, in an environment without any of its variables."""
+def noxfile(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
+    """The module, in an environment without any of its variables, and in a folder where sessions may write."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "pyproject.toml").symlink_to(ROOT / "pyproject.toml")
     monkeypatch.setattr(sys, "path", sys.path.copy())
     for name in [name for name in os.environ if name.startswith(("ACCELCHECK_", "PJRT_DEVICE"))]:
         monkeypatch.delenv(name)
@@ -57,6 +59,10 @@ class SkippedError(Exception):
     """What a session raises to skip itself."""
 
 
+class CaseFailedError(Exception):
+    pass
+
+
 class Session:
     """A nox session that writes down what it is told to do."""
 
@@ -69,6 +75,12 @@ class Session:
         self.env: dict[str, str] = {}
         self.warned: list[str] = []
         self.missing_allowed = 0
+        self.reported: list[list[str]] = []
+        self.logged: list[str] = []
+        self.failing = False
+
+    def log(self, text: str) -> None:
+        self.logged.append(text)
 
     def install(self, *words: str) -> None:
         self.installed += words
@@ -78,11 +90,24 @@ class Session:
         """The words of the first command."""
         return self.runs[0]
 
-    def run(self, *words: str, env: dict[str, str] | None = None, success_codes: Sequence[int] = (0,)) -> None:
+    def run(
+        self, *words: str, env: dict[str, str] | None = None, success_codes: Sequence[int] = (0,), silent: bool = False
+    ) -> None:
         assert 0 in success_codes
+        assert silent == ("report" in words)  # the session itself says where it is
+        if "report" in words:
+            self.reported.append(list(words))
+            Path(words[-1]).touch()
+            return
+        for option, _, path in (word.partition("=") for word in words):
+            if option == "--accel-journal":
+                Path(path).parent.mkdir(parents=True, exist_ok=True)
+                Path(path).write_text("{}\n", encoding="ascii")
         self.missing_allowed += success_codes == [0, 1]
         self.runs.append(list(words))
         self.env |= env or {}
+        if self.failing:
+            raise CaseFailedError
 
     def warn(self, text: str) -> None:
         self.warned.append(text)
@@ -108,7 +133,10 @@ def test_every_session_is_listed_with_what_it_does() -> None:
     assert done.returncode == 0, done.stderr
     sessions = re.findall(r"^([*-]) (\w+) -> \S.*$", done.stdout, re.MULTILINE)
     assert sorted(name for _, name in sessions) == sorted(
-        [*BACKENDS, "tests", "selftest", "benchmarks", "fuzz", "docs", "lint", "typecheck", "templates", "slurm"]
+        [
+            *BACKENDS,
+            *("tests", "selftest", "browser", "benchmarks", "fuzz", "docs", "lint", "typecheck", "templates", "slurm"),
+        ]
     )
     assert [name for selected, name in sessions if selected == "*"] == ["cpu"]
 
@@ -377,6 +405,40 @@ def test_the_timing_half_writes_files_of_its_own(noxfile: Any) -> None:
     judged, timed = session.runs
     assert {"--accel-journal=out/j.jsonl", "--junit-xml=junit.xml", "-x"} <= set(judged)
     assert {"--accel-journal=out/j-speed.jsonl", "--junit-xml=junit-speed.xml", "-x"} <= set(timed)
+
+
+def test_a_session_ends_with_the_path_of_its_report(noxfile: Any) -> None:
+    session = Session()
+    noxfile._suite(session, "cpu")
+    paths = ["reports/cpu/journal.jsonl", "reports/cpu/journal-speed.jsonl"]
+    assert [f"--accel-journal={path}" in ran for path, ran in zip(paths, session.runs, strict=True)] == [True, True]
+    assert session.reported == [["python", "-m", "accelcheck.cli", "report", *paths, "-o", "reports/cpu/report.html"]]
+    assert session.logged[-1] == f"report: {Path('reports/cpu/report.html').resolve().as_uri()}"
+
+
+def test_a_session_whose_cases_fail_makes_its_report_and_still_fails(noxfile: Any) -> None:
+    session = Session()
+    session.failing = True
+    Path("reports/cpu").mkdir(parents=True)
+    Path("reports/cpu/journal-speed.jsonl").write_text("of an earlier session", encoding="ascii")
+    with pytest.raises(CaseFailedError):
+        noxfile._suite(session, "cpu")
+    assert session.reported[0][4:] == ["reports/cpu/journal.jsonl", "-o", "reports/cpu/report.html"]
+    assert len(session.logged) == 1
+
+
+@pytest.mark.parametrize(
+    "given", [("--accel-journal=out/j.jsonl",), ("--accel-journal", "out/j.jsonl"), ("--accel-resume=out/j.jsonl",)]
+)
+def test_a_journal_that_the_user_names_is_the_one_reported(noxfile: Any, given: tuple[str, ...]) -> None:
+    session = Session()
+    session.posargs = given
+    Path("out").mkdir()
+    Path("out/j.jsonl").write_text("{}\n", encoding="ascii")
+    noxfile._suite(session, "cpu")
+    assert all("reports" not in word for ran in session.runs for word in ran)
+    assert session.reported[0][4] == "out/j.jsonl"
+    assert session.reported[0][-1] == "out/report.html"
 
 
 def test_the_environment_at_hand_is_left_as_it_is(noxfile: Any) -> None:

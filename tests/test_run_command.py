@@ -35,16 +35,19 @@ class Started:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *codes: int, verdict: str = "pass") -> None:
         self.commands: list[list[str]] = []
         self.environments: list[Mapping[str, str]] = []
+        self.reports: list[list[str]] = []
         self._codes = list(codes)
         self._verdict = verdict
         monkeypatch.setattr(foreground, "run", self)
         monkeypatch.setattr(command, "refusal", lambda _: None)
-        monkeypatch.setattr(command, "_reports", lambda: False)
         for name in (command.LEVEL, command.WORKERS, "PJRT_DEVICE"):
             monkeypatch.delenv(name, raising=False)
         monkeypatch.setattr("accelcheck.devices.hardware.usable_cores", lambda: 6)
 
     def __call__(self, words: Sequence[str], environ: Mapping[str, str] | None = None) -> int:
+        if "report" in words:
+            self.reports.append(list(words))
+            return GREEN
         self.commands.append(list(words))
         self.environments.append(environ or {})
         journal = next(word.partition("=")[2] for word in words if word.startswith("--accel-journal="))
@@ -162,9 +165,10 @@ def test_the_last_lines_are_the_verdict_and_the_journal(
 ) -> None:
     Started(monkeypatch, verdict=verdict)
     cli.main(["run", "--device=cpu", "--no-speed", "--journal=j.jsonl"])
-    *_, first, second, _ = capsys.readouterr().out.splitlines()
+    *_, first, second, third, _ = capsys.readouterr().out.splitlines()
     assert first == f"accelcheck: cpu: {said}"
     assert second == f"accelcheck: journal: {tmp_path / 'j.jsonl'}"
+    assert third.startswith("accelcheck: report: ")
 
 
 @pytest.mark.parametrize("name", ["j.jsonl", "j-speed.jsonl"])
@@ -217,17 +221,10 @@ def test_an_absent_device_sends_to_the_doctor(
 def test_the_report_is_made_from_all_journals(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    ran: list[list[str]] = []
-
-    def report(words: Sequence[str], environ: Mapping[str, str] | None = None) -> int:
-        ran.append(list(words))
-        return GREEN if "report" in words else started(words, environ)
-
     started = Started(monkeypatch)
-    monkeypatch.setattr(command, "_reports", lambda: True)
-    monkeypatch.setattr(foreground, "run", report)
     assert cli.main(["run", "--device=cpu", "--journal=j.jsonl", "--report=r.html"]) == GREEN
-    assert ran[-1][1:] == ["-m", "accelcheck.cli", "report", "j.jsonl", "j-speed.jsonl", "--html=r.html"]
+    (words,) = started.reports
+    assert words[1:] == ["-m", "accelcheck.cli", "report", "j.jsonl", "j-speed.jsonl", "--html=r.html"]
     assert f"accelcheck: report: {Path('r.html').resolve()}" in capsys.readouterr().out
 
 

@@ -73,6 +73,7 @@ KEPT = {
     ("workloads/custom.py", "setup_context"): "a method that torch.autograd.Function calls",
     ("experiments/claims/catalogue.py", "published"): "a field of claims.toml: what an article publishes",
     ("experiments/claims/report.py", "published"): "the same field",
+    ("report/html/experiments.py", "published"): "the same field, in the file of results",
 }
 """Identifiers with one of these words in its ordinary meaning, or from a library, with the reason."""
 

@@ -121,12 +121,10 @@ def _suggest(given: argparse.Namespace) -> int:
 
 def _titles(runs: Sequence[DeviceRun]) -> Mapping[str, str]:
     """The title of the cause of each case that is not green; of several causes that with the most cases."""
-    import importlib.util
+    from accelcheck.report.causes import causes
 
-    if importlib.util.find_spec("accelcheck.report.causes") is None:
-        return {}
     found: dict[str, str] = {}
-    for cause in importlib.import_module("accelcheck.report.causes").causes(runs):
+    for cause in causes(runs):
         for _, record in cause.cases:
             found.setdefault(record.case.id, cause.title)
     return found

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime as dt
-import importlib.util
 import os
 import shlex
 import sys
@@ -71,10 +70,9 @@ def add(commands: Any) -> None:
         metavar="FILE",
         help="new file for the records (default: accelcheck-DEVICE-DATE.jsonl in this folder); timed cases go to FILE-speed",
     )
-    if _reports():
-        command.add_argument(
-            "--report", type=Path, metavar="FILE", help="HTML report (default: accelcheck-DATE.html in this folder)"
-        )
+    command.add_argument(
+        "--report", type=Path, metavar="FILE", help="HTML report (default: accelcheck-DATE.html in this folder)"
+    )
     command.add_argument("--no-speed", action="store_true", help="leave out the second part, which times cases")
     command.add_argument("arguments", nargs="*", metavar="ARGUMENT", help="arguments of pytest, after --")
     examples(
@@ -91,11 +89,6 @@ def _level() -> int:
     """The level that the environment names; 1 where it names none of them."""
     given = os.environ.get(LEVEL, "")
     return int(given) if given in set(map(str, LEVELS)) else 1
-
-
-def _reports() -> bool:
-    """Whether this accelcheck makes reports."""
-    return importlib.util.find_spec("accelcheck.commands.report") is not None
 
 
 _RESUME = (
@@ -136,8 +129,8 @@ def _run(given: argparse.Namespace) -> int:
         return NOTHING
     stamp = dt.datetime.now(tz=dt.UTC).strftime("%Y%m%d-%H%M%S")
     planned = [part for device in dict.fromkeys(devices) for part in parts(given, device, stamp)]
-    report = getattr(given, "report", None) or Path(f"accelcheck-{stamp}.html")
-    for path in (*(part.journal for part in planned), *([report] if _reports() else [])):
+    report = given.report or Path(f"accelcheck-{stamp}.html")
+    for path in (*(part.journal for part in planned), report):
         if path.exists() or path.is_symlink():
             given.refuse(f"{path} exists, and is kept: give another name")
         if not path.parent.is_dir():
@@ -239,7 +232,7 @@ def _close(planned: Sequence[PytestRun], report: Path, code: int) -> None:
         print(f"accelcheck: {device}: {cut}{_tally(journals)}")
     for part in written:
         print(f"accelcheck: journal: {part.journal.resolve()}")
-    if _reports() and written:
+    if written:
         words = ["-m", "accelcheck.cli", "report", *(str(part.journal) for part in written), f"--html={report}"]
         made = foreground.run([sys.executable, *words])
         if made == GREEN:
