@@ -52,6 +52,11 @@ def keep_stderr() -> None:
             _STDERR.append(os.dup(2))
 
 
+def stderr() -> int:
+    """Descriptor of standard error as it was when it was remembered."""
+    return (*_STDERR, 2)[0]
+
+
 @contextmanager
 def calling(what: str, seconds: float = 0.0) -> Iterator[None]:
     """Call code of another package.
@@ -87,7 +92,7 @@ def _bounded(seconds: float) -> Iterator[None]:
         raise _LateError
 
     before = signal.signal(signal.SIGALRM, late)
-    faulthandler.dump_traceback_later(seconds + HELD, exit=True, file=(_STDERR or [2])[0])
+    faulthandler.dump_traceback_later(seconds + HELD, exit=True, file=stderr())
     signal.setitimer(signal.ITIMER_REAL, seconds, _REPEATED)
     try:
         yield

@@ -120,7 +120,22 @@ def probe(
     return dict(sorted(statuses.items())), facts
 
 
+def broken_backends(timeout: float) -> dict[str, str]:
+    """The installed out-of-tree backends that keep `import torch` from ending, with their errors. `probe` knows them from then on.
+
+    Args:
+        timeout: Seconds that each child process may take.
+    """
+    _, broken, _ = _ask([[]], {}, timeout)
+    _BROKEN.update(broken)
+    return broken
+
+
 # In the parent.
+
+
+_BROKEN: dict[str, str] = {}
+"""What `broken_backends` has found in this process."""
 
 
 @dataclass(slots=True)
@@ -179,12 +194,16 @@ def _ask(
     Returns:
         The answers, the broken backends with their errors, and whether torch may load backends by itself.
     """
+    without = {AUTOLOAD: "0"}
+    known = [entry.name for entry in backends() if entry.name in _BROKEN]
+    if known:
+        loads = [f"{_LOAD}{entry.name}" for entry in backends() if entry.name not in _BROKEN]
+        return _run(_loading(jobs, loads), specs, timeout, without), {name: _BROKEN[name] for name in known}, False
     first = _run(jobs, specs, timeout, {})
     stuck = [answers for answers in first if not answers.imported]
     entries = [entry.name for entry in backends()]
     if not stuck or not entries or os.environ.get(AUTOLOAD) == "0":
         return first, {}, True
-    without = {AUTOLOAD: "0"}
     reason = stuck[0].failure.reason if stuck[0].failure is not None else "import torch did not end"
     broken: dict[str, str] = {}
     if len(entries) > 1:
@@ -197,11 +216,15 @@ def _ask(
     # Where each loads alone, they break each other, and nothing is known but the error of `import torch`.
     broken = broken or dict.fromkeys(entries, reason)
     loads = [f"{_LOAD}{name}" for name in entries if name not in broken]
-    names = [[word for name in one.names for word in ([*loads, name] if name == _OTHERS else [name])] for one in stuck]
-    again = _run(names, specs, timeout, without)
+    again = _run(_loading([one.names for one in stuck], loads), specs, timeout, without)
     if not any(answers.imported for answers in again):
         return first, {}, True  # torch itself is broken, the backends are not to blame
     return [*(answers for answers in first if answers.imported), *again], broken, False
+
+
+def _loading(jobs: Sequence[list[str]], loads: list[str]) -> list[list[str]]:
+    """The jobs, with backends that are loaded before the unknown accelerators are looked for."""
+    return [[word for name in names for word in ([*loads, name] if name == _OTHERS else [name])] for names in jobs]
 
 
 def _run(

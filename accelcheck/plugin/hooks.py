@@ -44,6 +44,18 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     options.add(parser)
 
 
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_load_initial_conftests(early_config: pytest.Config, args: list[str]) -> Generator[None, object, object]:
+    """Before conftest.py is imported, which may import torch: no broken backend is to end or hang the run."""
+    seconds = options.requested_early(early_config, args)
+    if seconds is None or "PYTEST_XDIST_WORKER" in os.environ:  # a worker has what its controller found out
+        return (yield)
+    from accelcheck.plugin import early
+
+    with early.guarded(seconds):
+        return (yield)
+
+
 def pytest_addhooks(pluginmanager: pytest.PytestPluginManager) -> None:
     """Declare the hooks by which others register devices, techniques and workloads."""
     from accelcheck.plugin import hookspecs
@@ -138,6 +150,9 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     run = metafunc.config.stash.get(_RUN, None)
     if run is None:
         _parametrize_nothing(metafunc, NOT_ASKED, "accelcheck was not asked for: give --accel-device=auto")
+        return
+    if _REFUSED in metafunc.config.stash:
+        _parametrize_nothing(metafunc, NO_CASE, "the cases are not known")
         return
     from accelcheck.core.case import ALONE, Mode
     from accelcheck.core.foreign import ForeignCodeError

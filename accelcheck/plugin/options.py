@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from accelcheck.core.imports import unknown_device
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
     from accelcheck.measure.gate import Use
 
 SUITE = "accelcheck.suite"
+PROBE_TIMEOUT = 60.0
+"""Seconds that a device has to answer."""
 
 
 class Option(NamedTuple):
@@ -187,6 +190,25 @@ def _suite_named(config: pytest.Config) -> bool:
     return any(str(argument).startswith((SUITE, path)) or f"/{path}" in str(argument) for argument in config.args)
 
 
+def requested_early(config: pytest.Config, arguments: Iterable[str]) -> float | None:
+    """Whether a pytest run that is not yet configured uses accelcheck: then the seconds that a device has to answer, else None."""
+    given = config.known_args_namespace
+
+    def found(option: Option) -> Any:
+        word = getattr(given, option.dest, None)
+        return word if word is not None else (config.getini(option.dest) or None)
+
+    words = {option.name: found(option) for option in OPTIONS}
+    named = any(str(argument).startswith((SUITE, SUITE.replace(".", "/"))) for argument in arguments)
+    if given.help or not (named or any(word is not None for word in words.values())):
+        return None
+    try:
+        seconds = float(words["probe_timeout"] or PROBE_TIMEOUT)
+    except ValueError:
+        return PROBE_TIMEOUT  # it is refused later
+    return seconds if 0 < seconds < threading.TIMEOUT_MAX else PROBE_TIMEOUT
+
+
 def imports(config: pytest.Config) -> tuple[str, ...]:
     """The modules to import in every process that uses a device."""
     return tuple(value(config, "import") or ()) if hasattr(config.option, "accel_import") else ()
@@ -296,7 +318,7 @@ def seconds(config: pytest.Config) -> float:
     """
     given = value(config, "probe_timeout")
     try:
-        number = 60.0 if given is None else float(given)
+        number = PROBE_TIMEOUT if given is None else float(given)
     except ValueError:
         number = -1.0
     if not 0 < number < float("inf"):
