@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import psutil  # type: ignore[import-untyped]  # it comes without annotations
 import torch
 from torch import Tensor, nn
 
@@ -130,6 +131,8 @@ def techniques() -> list[Technique]:
         Toy("toy-group", lambda _: os.killpg(0, signal.SIGTERM)),
         Toy("toy-parent", kills_its_parent),
         Toy("toy-interrupt", interrupts),
+        Toy("toy-holder", dies_and_leaves_its_pipe_open),
+        Toy("toy-worker", kills_the_worker),
         Toy("toy-segv", lambda _: os.kill(os.getpid(), signal.SIGSEGV)),
         Toy("toy-hang", hangs),
         Toy("toy-gil", lambda _: holds_the_gil()),
@@ -202,6 +205,21 @@ def loses_its_device(program: Program) -> None:
 
 def kills_its_parent(program: Program) -> None:
     os.kill(os.getppid(), signal.SIGKILL)
+    time.sleep(60)
+
+
+def dies_and_leaves_its_pipe_open(program: Program) -> None:
+    child = os.fork()
+    if child == 0:
+        time.sleep(600)
+        os._exit(0)
+    Path("holder.pid").write_text(str(child), encoding="ascii")
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def kills_the_worker(program: Program) -> None:
+    """The process that this one is a fork of a fork of."""
+    os.kill(psutil.Process(os.getppid()).ppid(), signal.SIGKILL)
     time.sleep(60)
 
 

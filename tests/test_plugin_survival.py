@@ -13,7 +13,7 @@ import psutil  # type: ignore[import-untyped]  # it comes without annotations
 import pytest
 from plugin_harness import PATIENT, Suite, only
 
-from accelcheck.core.journal import Journal, JournalError
+from accelcheck.core.journal import Journal, JournalError, read
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -36,6 +36,7 @@ DISTURBING = {
 
 @pytest.fixture
 def suite(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Suite:
+    monkeypatch.delenv("ACCELCHECK_SCRATCH", raising=False)
     monkeypatch.setenv("PATH", str(Path(sys.executable).parent))  # no debugger, which would take seconds for each hang
     return Suite(pytester, monkeypatch)
 
@@ -146,8 +147,9 @@ def test_a_disk_that_gets_full_ends_the_journal_and_not_the_run(suite: Suite, mo
 
 
 @pytest.mark.parametrize("workers", ["0", "2"])
-def test_nothing_is_left_of_a_run_whose_controller_is_killed(
-    suite: Suite, monkeypatch: pytest.MonkeyPatch, workers: str
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+def test_nothing_but_the_journal_is_left_of_a_run_whose_controller_is_ended(
+    suite: Suite, monkeypatch: pytest.MonkeyPatch, workers: str, number: signal.Signals
 ) -> None:
     folder = suite.path / "temporary"
     folder.mkdir()
@@ -173,14 +175,28 @@ def test_nothing_is_left_of_a_run_whose_controller_is_killed(
     time.sleep(1.0)  # the next case holds the GIL
     below = descendants(run.pid)
     assert len(below) >= 3
-    run.send_signal(signal.SIGKILL)
-    run.wait()
+    assert [*folder.glob("accelcheck-*")]
+    run.send_signal(number)
+    run.wait(timeout=PATIENT)
     assert [pid for pid in below if not gone(pid)] == []
-    for _ in range(500):
+    for _ in range(1000):
         if not [*folder.glob("accelcheck-*")]:
             break
         time.sleep(0.01)
     assert [*folder.glob("accelcheck-*")] == []
+    _, records = read(journal)
+    assert [(record.case.technique, str(record.verdict)) for record in records] == [("toy", "pass")]
+
+
+@pytest.mark.parametrize("technique", ["toy-holder", "toy-worker"])
+def test_a_worker_that_dies_is_noticed_though_others_hold_its_pipe(suite: Suite, technique: str) -> None:
+    here = ["--accel-in-process"] if technique == "toy-holder" else []
+    ran = suite.run(*only(*HEALTHY, technique), "-n", "2", *here)
+    assert ran.ret == FAILED
+    assert ran.verdicts.pop(f"{technique}/tiny/cpu/float32/forward") == "crash"
+    assert {str(ran.record(name).verdict) for name in HEALTHY} == {"pass", "fail"}
+    if technique == "toy-holder":
+        assert gone(int((suite.path / "holder.pid").read_text()))
 
 
 def descendants(pid: int) -> list[int]:

@@ -18,7 +18,7 @@ from accelcheck.core.case import Case, Mode, Verdict
 from accelcheck.core.journal import Journal, JournalError, Record
 from accelcheck.expectations import must_pass
 from accelcheck.measure import timing_processes
-from accelcheck.plugin import inputs, options, time_limits
+from accelcheck.plugin import inputs, lost_workers, options, time_limits
 from accelcheck.report import coverage, terminal
 from accelcheck.report.console import escaped
 from accelcheck.report.coverage import Scope
@@ -81,6 +81,11 @@ class Controller:
     def pytest_xdist_node_collection_finished(self, ids: Sequence[str]) -> None:
         """Write what is going to run, when the first worker knows."""
         self.announce(ids)
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_testnodeready(self, node: Any) -> None:
+        """Notice its end, whoever holds its pipe."""
+        lost_workers.watch(node)
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: Any) -> None:
