@@ -530,6 +530,7 @@ def test_what_is_selected_reaches_both_sides(stage: Stage) -> None:
                 "dtypes": [],
                 "cases": [MLP],
                 "level": 3,
+                "shard": None,
             }
         ]
         * 2

@@ -227,7 +227,7 @@ def test_list_shows_an_imported_backend(vendor: Suite) -> None:
 def test_a_duet_runs_on_an_imported_backend(vendor: Suite) -> None:
     case = "toy/timed/toy/float32/speed"
     words = [f"--case={case}", "--pairs=2", "--margin=0.99", "--import=vendor_toy", "--technique=toy"]
-    done = command(vendor.path, "duet", "--device=toy", *words)
+    done = command(vendor.path, "duet", "--env-b=TOY=1", "--device=toy", *words)
     assert done.returncode == OK, done.stderr
     assert any(line.startswith(case) for line in done.stdout.splitlines())
 

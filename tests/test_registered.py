@@ -80,7 +80,7 @@ def test_the_table_for_documents_is_the_same_everywhere(vendor: Folder) -> None:
 
 
 def test_a_duet_runs_on_what_plugins_registered(vendor: Folder) -> None:
-    done = vendor.run("duet", "--device=vendor", f"--case={CASE}", "--pairs=2", "--margin=0.99")
+    done = vendor.run("duet", "--env-b=TOY=1", "--device=vendor", f"--case={CASE}", "--pairs=2", "--margin=0.99")
     assert done.returncode == 0, done.stderr
     assert any(line.startswith(CASE) for line in done.stdout.splitlines())
 
@@ -100,7 +100,7 @@ def test_prune_of_registered_things(vendor: Folder) -> None:
     assert list(store.read(place)) == [CASE]
 
 
-@pytest.mark.parametrize("words", [["duet", "--device=vendro"], ["curve", "--device=vendro"]])
+@pytest.mark.parametrize("words", [["duet", "--env-b=TOY=1", "--device=vendro"], ["curve", "--device=vendro"]])
 def test_an_unknown_device_is_answered_with_those_that_there_are(vendor: Folder, words: list[str]) -> None:
     done = vendor.run(*words)
     assert done.returncode == 4
@@ -130,7 +130,7 @@ def test_what_plugins_registered_is_known_whatever_runs_are_told(vendor: Folder,
 
 def test_a_conftest_that_cannot_be_imported_is_said(vendor: Folder) -> None:
     (vendor.path / "conftest.py").write_text("import no_such_module")
-    done = vendor.run("duet", "--device=vendor", f"--case={CASE}")
+    done = vendor.run("duet", "--env-b=TOY=1", "--device=vendor", f"--case={CASE}")
     assert done.returncode == 4
     assert f"pytest does not start in {vendor.path} (exit 4): " in done.stderr
     assert "No module named 'no_such_module'" in done.stderr

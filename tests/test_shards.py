@@ -138,7 +138,7 @@ def test_a_shard_without_a_case_says_so(suite: Suite) -> None:
 
 
 @pytest.mark.parametrize(
-    "word", ["0/2", "3/2", "1", "1/0", "-1/2", "1/2/3", "a/b", "1 / 2", "1/" + "9" * 5000, "²/³", ""]
+    "word", ["0/2", "3/2", "1", "1/0", "-1/2", "1/2/3", "a/b", "1 / 2", "1/" + "9" * 50, "²/³", ""]
 )
 def test_a_wrong_shard_is_answered_with_the_legal_form(suite: Suite, word: str) -> None:
     ran = suite.run(*only("toy"), f"--accel-shard={word}")

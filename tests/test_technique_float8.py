@@ -334,6 +334,7 @@ def test_a_device_that_raises_is_unsupported_with_one_line(monkeypatch: pytest.M
         "Trying to convert Float8_e4m3fn to the MPS backend but it does not have support for that dtype.",
         "\"clamp\" not implemented for 'Float8_e4m3fn'",
         "Type not supported: Float8_e4m3fnuz",
+        "itensor_view_from_dense expects float/bfloat16/half/int8/fp8 tensor inputFloat8_e4m3fnuz",
     ],
 )
 def test_what_torch_says_where_it_has_no_float8_is_a_refusal(text: str) -> None:

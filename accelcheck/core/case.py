@@ -158,7 +158,7 @@ class Evidence:
     """
 
     claim: str
-    observed: int | float | str
+    observed: bool | int | float | str
     engaged: bool
 
     def __post_init__(self) -> None:

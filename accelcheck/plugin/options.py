@@ -172,7 +172,8 @@ def requested(config: pytest.Config) -> bool:
 
 def suite(config: pytest.Config) -> list[str]:
     """The command that runs the suite with the options that the command line gives; empty if it gives none, or names the suite."""
-    if _suite_named(config):
+    path = SUITE.replace(".", "/")
+    if _suite_named(config) or any(f"/{path}" in str(argument) for argument in config.args):
         return []
     words: list[str] = []
     given = iter(map(str, config.invocation_params.args))
@@ -186,8 +187,7 @@ def suite(config: pytest.Config) -> list[str]:
 
 
 def _suite_named(config: pytest.Config) -> bool:
-    path = SUITE.replace(".", "/")
-    return any(str(argument).startswith((SUITE, path)) or f"/{path}" in str(argument) for argument in config.args)
+    return any(str(argument).startswith((SUITE, SUITE.replace(".", "/"))) for argument in config.args)
 
 
 def requested_early(config: pytest.Config, arguments: Iterable[str]) -> float | None:

@@ -53,6 +53,7 @@ _REFUSALS = re.compile(
     r"|output types are supported for row-wise scaling"
     r"|_scaled_mm only supports per-tensor scaling"  # the CPU, up to torch 2.9
     r"|Type not supported: Float8"
+    r"|itensor_view_from_dense expects .*Float8"  # oneDNN on a chip with AMX has the formats of OCP alone
     r"|Cannot convert ScalarType Float8"  # cuBLAS has no FNUZ formats
     r"|Expected [ab]\.dtype\(\) == at::kFloat8"
     r"|(?:CU|HIP)BLAS_STATUS_(?:NOT_SUPPORTED|ARCH_MISMATCH)"
