@@ -120,7 +120,8 @@ def declared(kind: str, device: Device, matrix: Matrix, case: Case) -> bool:
         answers = [needs, technique.capability(device)]
     except (RuntimeError, AssertionError, ImportError):  # only the device itself can tell
         return False
-    return all(answer.ok or answer.code in LACKING.get(kind, ()) for answer in answers)
+    # What was found by trying is of the chip at hand.
+    return all((answer.ok and not answer.tried) or answer.code in LACKING.get(kind, ()) for answer in answers)
 
 
 def floor(levels: dict[str, int], level: int, seen: Seen, old: MustPass | None) -> Floor:

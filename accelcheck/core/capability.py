@@ -38,7 +38,8 @@ class Capability:
         reason: One sentence with the fact that was found; empty when it runs.
         action: What the user can do about it, such as an install command; may be empty.
         verdict: ``None`` when it runs, else ``unsupported`` or ``unavailable``.
-        tried: Whether it was found by trying: the chip or its library refused, or did nothing. What a device declares is not.
+        tried: Whether it was found by trying, and so holds for the chip at hand: it ran, or the chip or its library refused or did nothing. What a device
+            declares is not.
     """
 
     code: Code

@@ -70,7 +70,7 @@ def _short(answer: Capability) -> str:
 
 
 def _lasting(answer: Capability) -> str:
-    if answer.code is Code.NOT_ASKED:
+    if answer.code is Code.NOT_ASKED or answer.tried:  # chips of one device differ in what was found by trying
         return "asked there"
     return str(answer.code) if answer.verdict is Verdict.UNSUPPORTED else "yes"
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -280,7 +280,7 @@ def tried(device: Device, dtype: torch.dtype, out: torch.dtype, *, rows: bool) -
     # The elements' sum is exact in every unit; the two scales, their product and what they multiply are rounded to FP32.
     if not bool(((got.double() / TILE - 1).abs() <= 4 * UNIT_ROUNDOFF["float32"]).all()):
         raise RuntimeError(f"{device.name}: sums of {TILE} products of ones in {dtype}: expected {TILE}, got {got}")
-    return SUPPORTED
+    return replace(SUPPORTED, tried=True)
 
 
 def _left(device: Device, strays: Iterable[str]) -> Capability:
