@@ -13,7 +13,8 @@ import psutil  # type: ignore[import-untyped]  # it comes without annotations
 import pytest
 from plugin_harness import PATIENT, Suite, only
 
-from accelcheck.core.journal import Journal, JournalError, read
+from accelcheck.core.journal import Journal, JournalError
+from accelcheck.core.journal_reading import read
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
