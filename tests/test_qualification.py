@@ -6,17 +6,20 @@ import hashlib
 import itertools
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from stored_cases import stored as stored_cases
 
-from accelcheck.core.case import Case, Mode, Verdict
+from accelcheck.core.case import ALONE, Case, Mode, Verdict
 from accelcheck.core.journal import Record
 from accelcheck.core.matrix import Selection
 from accelcheck.core.words import LEVELS
 from accelcheck.expectations import must_pass
 from accelcheck.expectations.ledger import Ledger, shipped
 from accelcheck.expectations.must_pass import Floor, MustPassError, parsed, written
+from accelcheck.report import terminal
 from accelcheck.report.qualification import highest, judged, qualification
 from accelcheck.report.run import DeviceRun
 
@@ -178,3 +181,14 @@ def test_a_selection_asks_for_its_part_of_the_list() -> None:
     }
     assert one.selected(Selection(("npu",), workloads=("cnn",), dtypes=("float32",), level=2), "npu") == set()
     assert one.selected(Selection(("npu",), cases=("eager/mlp/npu/float32/forward",)), "npu") == set()
+
+
+def test_what_ran_alone_on_the_machine_is_not_asked_whether_its_device_qualifies() -> None:
+    alone = [
+        Record(Case("eager", "speed-mlp", "cpu", "float32", mode, 1), Verdict.PASS, compared=9)
+        for mode in sorted(ALONE)
+    ]
+    selected: Any = SimpleNamespace(selection=Selection(("cpu",)))
+    assert terminal._qualified(alone, selected) == []
+    assert len(terminal._qualified([*alone, *records()], selected)) == 1
+    assert qualification(run([*alone, *records()])).shown.cases == len(records())

@@ -112,7 +112,7 @@ def judged(device: str, level: int, records: Sequence[Record]) -> Qualification:
     wanted = required.ids(device, level)
     found = {record.case.id: record for record in records if record.case.device == device}
     listed = {name: found[name] for name in sorted(wanted & found.keys())}
-    executed = [record for record in found.values() if record.verdict.executed and not record.case.timed]
+    executed = [record for record in found.values() if record.verdict.executed and not record.case.alone]
     return Qualification(
         device,
         level,

@@ -93,7 +93,7 @@ def _qualified(records: list[Record], run: RunConfiguration) -> list[str]:
     selection = run.selection
     if selection.techniques or selection.workloads or selection.dtypes or selection.cases or selection.shard:
         return []
-    judged = {record.case.device for record in records if record.verdict.executed and not record.case.timed}
+    judged = {record.case.device for record in records if record.verdict.executed and not record.case.alone}
     found = []
     for device in selection.devices:
         if device in judged:
