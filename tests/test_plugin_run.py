@@ -201,7 +201,7 @@ def test_a_case_that_runs_long_is_named_with_its_limit_while_it_runs(suite: Suit
         (30.2, None, "running for 30 s"),
         (30.2, 300.0, "running for 30 s of 300 s"),
         (250.0, 300.0, "running for 250 s of 300 s; then it is ended"),
-        (320.0, 300.0, "running for 320 s, again; a run is ended after 300 s"),
+        (320.0, 300.0, "running for 320 s; each of its runs is ended after 300 s"),
     ],
 )
 def test_a_limit_is_said_when_it_is_near(seconds: float, limit: float | None, text: str) -> None:

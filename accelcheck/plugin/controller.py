@@ -306,7 +306,7 @@ def running(seconds: float, limit: float | None) -> str:
     if limit is None:
         return f"running for {seconds:.0f} s"
     if seconds > limit:
-        return f"running for {seconds:.0f} s, again; a run is ended after {limit:g} s"
+        return f"running for {seconds:.0f} s; each of its runs is ended after {limit:g} s"
     return f"running for {seconds:.0f} s of {limit:g} s" + ("; then it is ended" if seconds >= NEAR * limit else "")
 
 
