@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from accelcheck.core.capability import Code
-from accelcheck.core.case import ALONE, Mode, Verdict
+from accelcheck.core.case import ALONE, Mode
 from accelcheck.core.matrix import Matrix, Selection, devices
 from accelcheck.core.words import LEVELS
 from accelcheck.devices.generic import Generic
@@ -45,7 +45,7 @@ class Seen:
 
     Attributes:
         level: The highest that was run.
-        refused: Cases that are not supported, found by trying.
+        refused: Cases that did not run: not supported, found by trying, or without a package that the session of the class installs.
         elements: Compared, by key.
     """
 
@@ -90,7 +90,7 @@ def found(kind: str, runs: Sequence[DeviceRun]) -> Seen:
     for run in runs:
         if run.device == kind:
             seen.level = max(seen.level, run.level)
-            seen.refused |= {key(r.case) for r in run.records if r.verdict is Verdict.UNSUPPORTED}
+            seen.refused |= {key(r.case) for r in run.records if not r.verdict.executed}
             seen.elements |= {key(r.case): r.compared for r in run.records if r.compared}
     return seen
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import math
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -296,3 +297,14 @@ def test_a_pattern_that_re2_does_not_have_is_refused_by_file_entry_and_field(tmp
         f"{tmp_path / 'device.toml'}: entry 1: field 'match': expected a regular expression, got 'a(?=b)': "
         "invalid perl operator: (?= (the syntax is RE2's)"
     )
+
+
+def test_an_entry_with_chips_applies_to_these_alone(tmp_path: Path) -> None:
+    known = Ledger((replace(entry("eager/*"), chips=("Intel*", "AMD EPYC")), entry("amp-bf16/*")))
+    case = "eager/mlp/xla/float32/forward"
+    assert len(known.covering(case)) == 1, "where no chip is known"
+    for chip, applies in (("Intel(R) Xeon(R)", True), ("AMD EPYC", True), ("AMD EPYC 9004", False), ("", False)):
+        here = replace(known, chips={"xla": chip, "cpu": "Intel"})
+        assert bool(here.covering(case)) is applies, chip
+        assert bool(here.of_any_size().covering(case)) is applies
+        assert here.covering("amp-bf16/mlp/xla/float32/forward")

@@ -30,7 +30,7 @@ from accelcheck.core import strangers, toml
 from accelcheck.core.case import Verdict
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
 SCHEMA = 2
 _OLDER = "entries of schema 1 had no size: give each an at-most, as docs/ledger.md says"
@@ -49,6 +49,7 @@ _FIELDS = {
     "reason": _TEXT,
     "link": _TEXT,
     "owner": _TEXT,
+    "chips": toml.Field("a list of chips or globs, as fingerprints name them", toml.is_texts, required=False),
     "expires": toml.Field(
         "a date such as 2027-06-30", lambda value: isinstance(value, dt.date) and not isinstance(value, dt.datetime)
     ),
@@ -76,6 +77,8 @@ class Entry:
         link: Where it is reported or documented.
         owner: Who can fix it.
         expires: From this day on the entry does not apply, and its cases fail again.
+        chips: Globs of the chips that fail so, as fingerprints name them; empty for all. Chips round differently: what one
+            does just beyond a budget, another does just within it.
     """
 
     cases: tuple[str, ...]
@@ -86,10 +89,15 @@ class Entry:
     link: str
     owner: str
     expires: dt.date
+    chips: tuple[str, ...] = ()
 
     def covers(self, case_id: str, today: dt.date) -> bool:
         """Whether the entry applies to this case today."""
         return today < self.expires and any(fnmatch.fnmatchcase(case_id, pattern) for pattern in self.cases)
+
+    def on(self, chip: str) -> bool:
+        """Whether the entry applies to a chip."""
+        return not self.chips or any(fnmatch.fnmatchcase(chip, pattern) for pattern in self.chips)
 
     def finds(self, line: str, verdict: Verdict) -> bool:
         """Whether `match` finds a line of a failure, whatever its size."""
@@ -128,9 +136,15 @@ def unit(line: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Ledger:
-    """All entries that apply to a run."""
+    """All entries that apply to a run.
+
+    Attributes:
+        entries: Of all files.
+        chips: The chip of each device; None where none is known, and entries apply whatever their chips.
+    """
 
     entries: tuple[Entry, ...] = ()
+    chips: Mapping[str, str] | None = None
 
     @classmethod
     def load(cls, paths: tuple[Path, ...]) -> Ledger:
@@ -144,11 +158,14 @@ class Ledger:
     def covering(self, case_id: str, today: dt.date | None = None) -> tuple[Entry, ...]:
         """The entries that apply to a case today."""
         day = today or dt.datetime.now(tz=dt.UTC).date()
-        return tuple(entry for entry in self.entries if entry.covers(case_id, day))
+        device = case_id.split("/")[2] if case_id.count("/") == 4 else ""
+        chip = None if self.chips is None else self.chips.get(device, "")
+        return tuple(entry for entry in self.entries if entry.covers(case_id, day) and (chip is None or entry.on(chip)))
 
     def of_any_size(self) -> Ledger:
         """The same entries without their limits of size, which are of the suite's seeds."""
-        return Ledger(tuple(replace(e, at_most=math.inf) if isinstance(e.at_most, float) else e for e in self.entries))
+        entries = tuple(replace(e, at_most=math.inf) if isinstance(e.at_most, float) else e for e in self.entries)
+        return replace(self, entries=entries)
 
     def expects(self, case_id: str) -> Callable[[str], bool]:
         """Whether a fault of a case is expected, as a function of its line."""
@@ -260,4 +277,5 @@ def _entry(raw: toml.TomlTable) -> Entry:
         link=raw["link"].strip(),
         owner=raw["owner"].strip(),
         expires=raw["expires"],
+        chips=tuple(raw.values.get("chips", ())),
     )

@@ -7,6 +7,7 @@ import gc
 import json
 import os
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -303,7 +304,8 @@ def accel_bench(request: pytest.FixtureRequest) -> Bench:
     run = config.stash[_RUN]
     matrix = _matrix(config)
     devices = run.devices(config)
-    ledger = Ledger.load((*shipped(run.selection.devices), *run.ledgers))
+    chips = {name: status.fingerprint.chip for name, status in run.statuses.items() if status.fingerprint is not None}
+    ledger = replace(Ledger.load((*shipped(run.selection.devices), *run.ledgers)), chips=chips)
 
     def made(store: Store, elsewhere: Supervisor | None = None, gate: Gate | None = None) -> Bench:
         traces = options.folder(config, "profile")
