@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import re
+import subprocess
+import sys
 from typing import TYPE_CHECKING
 
 import pytest
@@ -152,3 +154,9 @@ def test_an_expression_finds_what_pythons_finds() -> None:
         (r"\d+x", "é 12x", True),
     ):
         assert Pattern(expression).search(line) is found
+
+
+def test_the_start_of_every_pytest_does_not_pay_for_it() -> None:
+    code = "import sys, accelcheck.plugin.hooks; print({'re2', 'accelcheck.core.strangers'} & set(sys.modules))"
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert ran.stdout == "set()\n"

@@ -6,8 +6,6 @@ import importlib
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from accelcheck.core.strangers import QUOTED, quoted
-
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
@@ -68,6 +66,8 @@ def index(kind: str, things: Iterable[T]) -> Mapping[str, T]:
 def unknown(kind: str, word: str, legal: Sequence[str]) -> UnknownNameError:
     """The error for an unknown word. It lists the legal words, and names the nearest one."""
     import difflib
+
+    from accelcheck.core.strangers import QUOTED, quoted  # late: every pytest start imports this module
 
     near = difflib.get_close_matches(word[:QUOTED], legal, n=1, cutoff=0.4)
     hint = f" Did you mean {near[0]!r}?" if near else ""
