@@ -246,7 +246,7 @@ def test_the_commands_read_files_and_journals(tmp_path: Path, capsys: pytest.Cap
     assert cli.main(["ledger", "suggest", str(failing)]) == 0
     printed = capsys.readouterr()
     assert printed.out.startswith("# Suggested from a run.")
-    assert "4 entries" in printed.err
+    assert "5 entries" in printed.err
     path = tmp_path / "new.toml"
     path.write_text(printed.out)
     assert cli.main(["ledger", "check", str(path)]) == 1
