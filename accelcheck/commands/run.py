@@ -20,7 +20,8 @@ from accelcheck.devices import hardware
 from accelcheck.devices.probe import probe
 from accelcheck.plugin import registered
 from accelcheck.report.console import escaped
-from accelcheck.report.run import counts
+from accelcheck.report.qualification import whole
+from accelcheck.report.run import counts, load
 
 if TYPE_CHECKING:
     import argparse
@@ -230,6 +231,8 @@ def _close(planned: Sequence[PytestRun], report: Path, code: int) -> None:
         journals = [part.journal for part in written if part.device == device]
         cut = "" if code in {GREEN, RED, NOTHING} else "cut off: "
         print(f"accelcheck: {device}: {cut}{_tally(journals)}")
+        for line in _qualified(journals):
+            print(f"accelcheck: {line}")
     for part in written:
         print(f"accelcheck: journal: {part.journal.resolve()}")
     if written:
@@ -258,6 +261,15 @@ def _tally(journals: Sequence[Path]) -> str:
     if wrong:
         return f"{len(wrong)} of {len(executed)} executed cases are not right: {tally}"
     return f"{len(executed)} cases executed, none of them wrong unless the ledger expects it: {tally}"
+
+
+def _qualified(journals: Sequence[Path]) -> list[str]:
+    """Whether the device of these journals qualifies, and why not, where the whole of a level was asked for."""
+    try:
+        found = [one for run in load(journals) if (one := whole(run)) is not None]
+    except JournalError:
+        return []  # the tally says it
+    return [escaped(line) for one in found for line in (str(one), *(f"  {reason}" for reason in one.reasons))]
 
 
 COMMANDS = (add,)

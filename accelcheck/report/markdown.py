@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from accelcheck.core.case import Verdict
 from accelcheck.report import causes
 from accelcheck.report.console import escaped
-from accelcheck.report.qualification import qualification
+from accelcheck.report.qualification import whole
 from accelcheck.report.run import BAD_FIRST, counts, labels
 
 if TYPE_CHECKING:
@@ -33,8 +33,6 @@ LINES = 12
 """Most lines of a reason."""
 WIDTH = 300
 """Most characters of a line of it."""
-NARROWS = ("techniques", "workloads", "dtypes", "cases")
-"""What a selection names that does not ask for a whole level."""
 _LEFT_OUT = 300
 """Bytes that are kept for the sentence that says what was left out."""
 
@@ -163,11 +161,8 @@ def verdict(runs: Sequence[DeviceRun], found: Sequence[Cause]) -> str:
 
 def _qualified(run: DeviceRun) -> list[str]:
     """Whether a device qualifies, and why not, where the whole of a level was asked for."""
-    narrowed = any(any(one.get(name) for name in NARROWS) for one in run.selections)
-    if narrowed or not any(record.verdict.executed and not record.case.timed for record in run.records):
-        return []
-    found = qualification(run)
-    return [str(found), *found.reasons]
+    found = whole(run)
+    return [str(found), *found.reasons] if found is not None else []
 
 
 def _devices(runs: Sequence[DeviceRun], names: Sequence[str]) -> list[str]:

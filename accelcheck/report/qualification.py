@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 SHOWN = 3
 """Cases that a reason names."""
+NARROWS = ("techniques", "workloads", "dtypes", "cases")
+"""What a selection names that does not ask for a whole level; the shards of one may make a whole."""
 RIGHT = frozenset({Verdict.PASS, Verdict.WAIVED})
 
 
@@ -99,6 +101,14 @@ def qualification(run: DeviceRun, level: int | None = None) -> Qualification:
         level: The level; that of the run if None.
     """
     return judged(run.device, run.level if level is None else level, run.records)
+
+
+def whole(run: DeviceRun) -> Qualification | None:
+    """As `qualification`, for a device of which the whole of a level was asked for; None for any other."""
+    narrowed = any(any(one.get(name) for name in NARROWS) for one in run.selections)
+    if narrowed or not any(record.verdict.executed and not record.case.alone for record in run.records):
+        return None
+    return qualification(run)
 
 
 def highest(run: DeviceRun) -> int:
