@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from accelcheck import cli
 from accelcheck.core.bounded import Piece, UnreadableFileError, lines, read
@@ -272,6 +273,53 @@ def test_a_package_ends_after_its_last_member(tmp_path: Path, package: Path) -> 
     assert verify(package).altered == ["4 bytes more than expected after its last member, or altered ones"]
     package.write_bytes(raw[:-600])
     assert verify(package).altered == [f"the file was cut off at byte {len(raw) - 600:,}"]
+
+
+@pytest.mark.parametrize(("member", "size"), [(0, 2**40), (1, 2**40), (2, 2**40), (1, -1), (2, -1)])
+def test_a_size_that_no_header_of_the_form_can_have_is_an_alteration(
+    member: int, size: int, tmp_path: Path, package: Path
+) -> None:
+    pack([journal(tmp_path / "a.jsonl")], package)
+    start = [*archive.walk(package, {})][member].piece.start - archive.BLOCK
+    raw = bytearray(package.read_bytes())
+    info = tarfile.TarInfo.frombuf(raw[start : start + archive.BLOCK], "ascii", "strict")
+    info.size = size
+    raw[start : start + archive.BLOCK] = info.tobuf(tarfile.GNU_FORMAT)
+    package.write_bytes(raw)
+    assert not verify(package).intact
+
+
+def again(package: Path, change: Any) -> None:
+    """The package with another manifest, and with all hashes anew."""
+    found = {one.name: one.piece for one in archive.walk(package, {})}
+    known = manifest.decode(read(found.pop(manifest.NAME), manifest.MOST))
+    del found[manifest.DIGEST]
+    raw = manifest.encode(change(known))
+    kept = [(manifest.NAME, raw), (manifest.DIGEST, manifest.digest(raw))]
+    kept += [(name, read(piece, piece.size)) for name, piece in found.items()]
+    with (package.parent / "again").open("wb") as file:
+        archive.write(file, [(name, len(content), [content]) for name, content in kept])
+    (package.parent / "again").replace(package)
+
+
+def test_a_journal_is_listed_once_so_that_a_manifest_cannot_ask_for_endless_reading(
+    tmp_path: Path, package: Path
+) -> None:
+    pack([journal(tmp_path / "a.jsonl")], package)
+    again(package, lambda known: replace(known, journals=known.journals * 2))
+    assert verify(package).altered == ["manifest.json: field 'journals': journals/001.jsonl is there twice"]
+
+
+def test_a_member_has_the_size_that_the_manifest_says(tmp_path: Path, package: Path) -> None:
+    pack([journal(tmp_path / "a.jsonl")], package)
+
+    def longer(known: manifest.Manifest) -> manifest.Manifest:
+        first, *rest = known.members
+        return replace(known, members=(replace(first, size=first.size + 5), *rest))
+
+    again(package, longer)
+    (said,) = verify(package).altered
+    assert "bytes, and the manifest says" in said
 
 
 def test_a_signature_shows_what_hashes_cannot(

@@ -161,7 +161,9 @@ def _parsed(block: bytes) -> tuple[str, int, str] | None:
         return name, max(0, size), f"is {_KINDS.get(info.type, 'of another kind')}; a package has plain files only"
     if not legal(info.name):
         return name, size, "has a name that no member may have"
-    return name, size, "" if header(info.name, size) == block else "its header was altered"
+    # No header can be made of a size that the form has no digits for; `walk` says what is wrong with it.
+    same = 0 <= size <= MOST_MEMBER and header(info.name, size) == block
+    return name, size, "" if same else "its header was altered"
 
 
 def _end(file: IO[bytes], position: int, end: int) -> str:

@@ -109,10 +109,14 @@ def _check(found: Manifest) -> None:
             raise ManifestError(f"field 'members': {text(repr(member.name), 120)} is no name of a member")
         if not 0 <= member.size <= archive.MOST_MEMBER:
             raise ManifestError(f"field 'members': {member.name}: a size of {member.size:,} bytes")
+    known, taken = set(names), set[str]()
     for journal in found.journals:
         for named in (journal.name, journal.chain):
-            if named not in names:
+            if named not in known:
                 raise ManifestError(f"field 'journals': {text(repr(named), 120)} is not among the members")
+            if named in taken:  # one journal, named as often as a manifest has room for, would be read as often
+                raise ManifestError(f"field 'journals': {named} is there twice")
+            taken.add(named)
 
 
 def places(manifest: Manifest, raw: bytes, signature: int | None) -> dict[int, tuple[str, int]]:

@@ -118,10 +118,15 @@ def _pieces(found: Verified, listed: manifest.Manifest, raw: bytes) -> dict[str,
             found.altered.append(f"{member.name}: is in the archive twice")
         elif member.name:
             pieces[member.name] = member.piece
-    wanted = [name for name, _ in expected.values()]
+    wanted = dict(expected.values())
     found.altered += [f"{name}: missing" for name in wanted if name not in pieces]
     found.altered += [f"{name}: put in: the manifest does not list it" for name in pieces if name not in wanted]
-    if not found.altered and list(pieces) != wanted:
+    found.altered += [
+        f"{name}: altered: it has {piece.size:,} bytes, and the manifest says {wanted[name]:,}"
+        for name, piece in pieces.items()
+        if name in wanted and piece.size != wanted[name]
+    ]
+    if not found.altered and list(pieces) != list(wanted):
         found.altered.append("the members are not in their order")
     return pieces
 
