@@ -132,6 +132,10 @@ HEADER = json.dumps({"kind": "run", "schema": SCHEMA})
             "Invalid enum value 'sideways' - at `$.case.mode`",
         ),
         (changed(compared=-1), "field 'compared' is -1"),
+        (
+            changed(compared=0).replace('"compared": 0', '"compared": ' + "9" * 4300),
+            "field 'compared' is a larger number",
+        ),
         (changed(compared="many"), "not a case record"),
         (changed(compared=0).replace('"compared": 0', '"compared": 1e999'), "not a case record"),
         (
@@ -150,7 +154,7 @@ HEADER = json.dumps({"kind": "run", "schema": SCHEMA})
         (changed(figures=7), "not a case record"),
         (changed(seconds=[]), "not a case record"),
     ],
-    ids=range(18),
+    ids=range(19),
 )
 def test_any_other_garbage_is_refused_with_file_and_line(line: str, message: str, tmp_path: Path) -> None:
     path = tmp_path / "run.jsonl"

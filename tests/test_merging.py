@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import json
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -237,6 +239,27 @@ def test_a_journal_is_never_written_over(tmp_path: Path) -> None:
             merge([path], target)
 
 
+def test_a_file_of_many_runs_that_were_cut_off_is_not_read_once_for_each_pair(
+    tmp_path: Path, output: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs = [
+        journal(tmp_path / "part.jsonl", *records, end=False, packages={"number": str(number)}).read_bytes()
+        for number in range(40)
+        for records in ((), (record("eager"),))
+    ]
+    (tmp_path / "a.jsonl").write_bytes(b"".join(runs))
+    made = []
+
+    def sha256() -> Any:
+        made.append(1)
+        return hashlib.sha256()
+
+    monkeypatch.setattr(merging, "hashlib", SimpleNamespace(sha256=sha256))
+    merged = merge([tmp_path / "a.jsonl"], output)
+    assert len(merged.parts) == 40
+    assert len(made) <= 4 * len(runs)
+
+
 def test_a_journal_that_changes_meanwhile_is_refused(
     tmp_path: Path, output: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -276,6 +299,7 @@ def test_an_outline_takes_and_refuses_what_a_record_does(tmp_path: Path) -> None
         {},
         {"verdict": "good"},
         {"compared": -1},
+        {"compared": 10**4000},
         {"compared": True},
         {"figures": [{}]},
         {"figures": [{**good["figures"][0], "measured": "nan"}]},

@@ -294,6 +294,18 @@ def test_speed_and_memory_are_gathered_by_technique_device_and_mode(tmp_path: Pa
     assert figures.memory(runs, ["cpu"]) == [figures.MemoryShare("amp-bf16", "cpu", "speed", 2, 1.0, 0.5, 1.5, 150.0)]
 
 
+def test_figures_whose_ratio_or_sum_is_not_finite_make_a_report(tmp_path: Path) -> None:
+    def timed(workload: str, peak: float) -> Record:
+        found = {"speed-up": 1e308, "peak-memory": peak, "peak-memory-fp32-eager": 1e-300}
+        measured = tuple(Measurement(name, value, "") for name, value in found.items())
+        return Record(case("amp-bf16", workload, mode=Mode.SPEED), Verdict.PASS, compared=1, measurements=measured)
+
+    runs = load([journal(tmp_path / "a.jsonl", [timed("a", 1e308), timed("b", 1e-300)])])
+    index, _ = blocks(page(runs))
+    assert [one["median"] for one in index["tradeoffs"]] == [1e308]
+    assert [one["high"] for one in index["memory"]] == [1.0]
+
+
 def test_curve_and_claims_have_their_numbers_as_tables() -> None:
     runs = load([BASELINES / "cpu" / "level1.jsonl"])
     curve = experiments.curve(BASELINES / "cpu" / "curve.json")

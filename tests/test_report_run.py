@@ -119,7 +119,7 @@ def test_a_wrong_header_is_refused_with_file_and_field(header: dict[str, Any], m
     path.write_text(json.dumps({"kind": "run", "schema": SCHEMA, **header}) + "\n")
     with pytest.raises(JournalError) as raised:
         load([path])
-    assert str(raised.value).startswith(f"{path}: header: ")
+    assert str(raised.value).startswith(f"{path}:1: header: ")
     assert message in str(raised.value)
 
 
@@ -134,3 +134,21 @@ def test_stored_journals_of_both_devices_are_read() -> None:
     runs = load([STORED / "cpu" / "level1.jsonl", STORED / "xla" / "level1.jsonl"])
     assert labels(runs) == ["cpu", "xla"]
     assert all(run.executed > 100 for run in runs)
+
+
+@pytest.mark.parametrize(
+    ("facts", "said"),
+    [
+        ({"level": 9}, "field 'level' is 9; expected one of"),
+        ({"packages": []}, "Expected `object`, got `array`"),
+        ({"devices": {str(number): {} for number in range(65)}}, "at most 64 devices in field 'devices', got 65"),
+    ],
+)
+def test_an_error_in_a_later_header_names_its_line(facts: dict[str, Any], said: str, tmp_path: Path) -> None:
+    good = journal(tmp_path / "1.jsonl", record("eager"))
+    bad = journal(tmp_path / "2.jsonl", record("eager"), **facts)
+    good.write_bytes(good.read_bytes() + bad.read_bytes())
+    with pytest.raises(JournalError) as raised:
+        load([good])
+    assert str(raised.value).startswith(f"{good}:4: header: ")
+    assert said in str(raised.value)

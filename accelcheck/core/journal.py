@@ -22,7 +22,7 @@ from accelcheck.core.case import (  # noqa: TC001 - msgspec reads the annotation
     Measurement,
     Verdict,
 )
-from accelcheck.core.plain import text
+from accelcheck.core.plain import LARGEST, text
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -78,8 +78,9 @@ class Record:
     def __post_init__(self) -> None:
         object.__setattr__(self, "reason", text(self.reason, MOST_REASON))
         object.__setattr__(self, "traceback", text(self.traceback, MOST_REASON))
-        if self.compared < 0:
-            raise ValueError(f"field 'compared' is {self.compared}; expected 0 or more")
+        if not 0 <= self.compared <= LARGEST:
+            got = f"{self.compared:,}" if abs(self.compared) <= LARGEST else "a larger number"
+            raise ValueError(f"field 'compared' is {got}; expected 0 to {LARGEST:,}")
 
     def as_json(self) -> dict[str, Any]:
         """JSON-ready values; non-finite numbers become the strings ``inf`` and ``nan``, which `float` reads back."""

@@ -13,7 +13,7 @@ import msgspec
 
 from accelcheck.core import bounded
 from accelcheck.core.journal import SCHEMA, JournalError, Record
-from accelcheck.core.plain import text
+from accelcheck.core.plain import LARGEST, text
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -36,12 +36,14 @@ class Section:
         records: Of its cases, in the order in which they finished.
         end: Its last line: counts and exit status; None where the run was cut off.
         cut: Whether its last line was cut short, as a killed run leaves it.
+        where: File and number of its first line, for errors.
     """
 
     header: Mapping[str, Any]
     records: tuple[Record, ...] = ()
     end: Mapping[str, Any] | None = None
     cut: bool = False
+    where: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +104,7 @@ def sections(path: bounded.Source) -> Iterator[Section]:
     header: Mapping[str, Any] | None = None
     records: list[Record] = []
     end: Mapping[str, Any] | None = None
-    cut = False
+    cut, where = False, ""
     found = _lines(path)
     while True:
         try:
@@ -111,10 +113,10 @@ def sections(path: bounded.Source) -> Iterator[Section]:
             line, cut = None, True
         if line is None or line.kind == "run":
             if header is not None:
-                yield Section(header, tuple(records), end, cut)
+                yield Section(header, tuple(records), end, cut, where)
             if line is None:
                 return
-            header, records, end = table(line), [], None
+            header, records, end, where = table(line), [], None, line.where
         elif line.kind == "case":
             records.append(case(line))
         elif line.kind == "end":
@@ -151,7 +153,7 @@ def outline(line: Line) -> tuple[str, Verdict]:
         JournalError: As `case`.
     """
     found = line.outlined or _decoded(_outlines(), line.raw, line.where, "not a case record: ")
-    if found.compared < 0:
+    if not 0 <= found.compared <= LARGEST:
         case(line)  # which raises what it says of it
     of = found.case
     return f"{of.technique}/{of.workload}/{of.device}/{of.dtype}/{of.mode}", found.verdict

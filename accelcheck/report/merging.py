@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from accelcheck.core import shards
+from accelcheck.core import bounded, shards
 from accelcheck.core.bounded import MOST_FILE
 from accelcheck.core.files import replacing
 from accelcheck.core.journal import JournalError
@@ -22,7 +22,7 @@ from accelcheck.core.plain import text
 from accelcheck.report.run import BAD_FIRST, identity, read_header
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Collection, Iterator, Mapping, Sequence
     from pathlib import Path
     from typing import IO
 
@@ -228,21 +228,34 @@ def _once(parts: Sequence[Part]) -> tuple[list[Part], list[str]]:
     for part in kept.values():
         heads[repr((part.order[:2], part.said))].append(part)
     for group in heads.values():
-        for part in group:
-            for other in group:
-                if part.lines < other.lines and not part.ended and _digest(other, part.bytes) == part.digest:
-                    notes.append(f"{part.name}: left out: it is the beginning of the run in {other.name}")
-                    kept.pop(part.digest)
-                    break
+        for part, other in _continued(group):
+            notes.append(f"{part.name}: left out: it is the beginning of the run in {other.name}")
+            kept.pop(part.digest)
     return list(kept.values()), notes
 
 
-def _digest(part: Part, most: int) -> str:
-    """Of the first bytes of a run."""
-    content = hashlib.sha256()
-    for chunk in _chunks(part, most):
-        content.update(chunk)
-    return content.hexdigest()
+def _continued(group: Sequence[Part]) -> Iterator[tuple[Part, Part]]:
+    """Each run that is the beginning of another one, with the first such one. Each run is read once at most, however many there are."""
+    cut = {part.digest: part for part in group if not part.ended}
+    lengths = {part.bytes for part in cut.values()}
+    found: dict[str, Part] = {}
+    for other in group if cut and len(group) > 1 else ():
+        for digest in _digests(other, lengths):
+            found.setdefault(digest, other)
+    yield from ((part, found[digest]) for digest, part in cut.items() if digest in found)
+
+
+def _digests(part: Part, lengths: Collection[int]) -> Iterator[str]:
+    """Of the beginnings of a run that end with a line and have one of these lengths in bytes; not of the whole."""
+    content, position = hashlib.sha256(), 0
+    try:
+        for _, raw in bounded.lines(bounded.Piece(part.source, part.start, part.bytes, part.name)):
+            content.update(raw)
+            position += len(raw)
+            if position in lengths and position < part.bytes:
+                yield content.hexdigest()
+    except bounded.UnreadableFileError as error:
+        raise MergeError(f"the journal {error}") from error
 
 
 def _devices(parts: Sequence[Part]) -> list[str]:

@@ -41,6 +41,8 @@ BAD_FIRST = (
     Verdict.UNAVAILABLE,
 )
 """The verdicts, the worst one first."""
+MOST_DEVICES = 64
+"""Devices of one run."""
 _BADNESS = {verdict: rank for rank, verdict in enumerate(BAD_FIRST)}
 
 
@@ -215,9 +217,11 @@ def read_header(source: str, header: Mapping[str, Any]) -> tuple[Header, dict[st
     except (msgspec.ValidationError, ValueError, OverflowError) as error:
         raise JournalError(f"{source}: header: {text(error, 300)}") from error
     if found.level not in LEVELS:
-        raise JournalError(
-            f"{source}: header: field 'level' is {found.level}; expected one of {', '.join(map(str, LEVELS))}"
-        )
+        got = text(found.level, 20)
+        raise JournalError(f"{source}: header: field 'level' is {got}; expected one of {', '.join(map(str, LEVELS))}")
+    if len(fingerprints) > MOST_DEVICES:  # each has its own copy of what the header says of all
+        got = f"{len(fingerprints):,}"
+        raise JournalError(f"{source}: header: expected at most {MOST_DEVICES} devices in field 'devices', got {got}")
     return found, fingerprints
 
 
@@ -229,7 +233,7 @@ def identity(device: str, fingerprint: Fingerprint | None, header: Header) -> tu
 
 
 def _gather(gathered: dict[tuple[str, ...], _Gathered], source: str, section: Section) -> None:
-    header, fingerprints = read_header(source, section.header)
+    header, fingerprints = read_header(section.where or source, section.header)
     by_device: dict[str, list[Record]] = {name: [] for name in header.devices}
     for record in section.records:
         by_device.setdefault(record.case.device, []).append(record)

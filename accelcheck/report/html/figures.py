@@ -86,7 +86,7 @@ def tradeoffs(runs: Sequence[DeviceRun], names: Sequence[str]) -> list[TradeOff]
     for (technique, label, mode), pairs in sorted(found.items()):
         speeds = [speed for speed, _ in pairs]
         errors = [error for _, error in pairs if error is not None]
-        middle = statistics.median(speeds)
+        middle = _median(speeds)
         rows.append(
             TradeOff(
                 technique, label, mode, len(pairs), middle, min(speeds), max(speeds), max(errors) if errors else None
@@ -101,12 +101,18 @@ def memory(runs: Sequence[DeviceRun], names: Sequence[str]) -> list[MemoryShare]
     for run, label in zip(runs, names, strict=True):
         for record in run.records:
             peak, eager = value(record, "peak-memory"), value(record, "peak-memory-fp32-eager")
-            if peak is not None and eager is not None and eager > 0 and peak >= 0:
+            # A journal may say anything, and JSON has no infinity.
+            if peak is not None and eager is not None and eager > 0 and peak >= 0 and math.isfinite(peak / eager):
                 found[record.case.technique, label, str(record.case.mode)].append((peak / eager, peak))
     rows = []
     for (technique, label, mode), pairs in sorted(found.items()):
         shares = [share for share, _ in pairs]
-        middle = statistics.median(shares)
+        middle = _median(shares)
         most = max(peak for _, peak in pairs)
         rows.append(MemoryShare(technique, label, mode, len(pairs), middle, min(shares), max(shares), most))
     return rows
+
+
+def _median(values: Sequence[float]) -> float:
+    """The median of finite numbers: halves are added, since the sum of two large ones may not be finite."""
+    return statistics.median_low(values) / 2 + statistics.median_high(values) / 2
