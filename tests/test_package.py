@@ -40,7 +40,9 @@ def journal(path: Path, *verdicts: Verdict, **facts: Any) -> Path:
     written = Journal(path)
     written.header(header | known | {"devices": {"cpu": device}} | facts)
     for index, verdict in enumerate(verdicts or (Verdict.PASS,) * 3):
-        written.case(Record(Case(f"technique-{index}", "mlp", "cpu", "float32", Mode.FORWARD, 1), verdict).as_json())
+        written.case(
+            Record(Case(f"technique-{index}", "mlp", "cpu", "float32", Mode.FORWARD, 1), verdict, compared=1).as_json()
+        )
     written.end({"exit": 0})
     return path
 
@@ -308,6 +310,15 @@ def test_a_journal_is_listed_once_so_that_a_manifest_cannot_ask_for_endless_read
     pack([journal(tmp_path / "a.jsonl")], package)
     again(package, lambda known: replace(known, journals=known.journals * 2))
     assert verify(package).altered == ["manifest.json: field 'journals': journals/001.jsonl is there twice"]
+
+
+def test_a_journal_cannot_be_in_a_package_unread(tmp_path: Path, package: Path) -> None:
+    later = journal(tmp_path / "b.jsonl", Verdict.FAIL, started="2026-11-24T10:00:00+00:00")
+    pack([journal(tmp_path / "a.jsonl"), later], package)
+    again(package, lambda known: replace(known, journals=known.journals[:1]))
+    assert verify(package).altered == [
+        "manifest.json: field 'journals': chains/002.jsonl is among the members and not there: it would not be read"
+    ]
 
 
 def test_a_member_has_the_size_that_the_manifest_says(tmp_path: Path, package: Path) -> None:

@@ -117,6 +117,10 @@ def _check(found: Manifest) -> None:
             if named in taken:  # one journal, named as often as a manifest has room for, would be read as often
                 raise ManifestError(f"field 'journals': {named} is there twice")
             taken.add(named)
+    if unread := next(
+        (name for name in names if name.startswith(("journals/", "chains/")) and name not in taken), None
+    ):
+        raise ManifestError(f"field 'journals': {unread} is among the members and not there: it would not be read")
 
 
 def places(manifest: Manifest, raw: bytes, signature: int | None) -> dict[int, tuple[str, int]]:
