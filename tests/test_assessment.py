@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from accelcheck.cli import main
-from accelcheck.core.case import HOST_RATIO, Case, Measurement, Mode, Verdict
+from accelcheck.core.case import HOST_RATIO, Case, Evidence, Measurement, Mode, Verdict
 from accelcheck.core.journal import Journal, Record
 from accelcheck.core.matrix import Matrix, Selection
 from accelcheck.core.words import LEVELS
@@ -195,7 +195,7 @@ def test_a_device_without_graph_mode_loses_that_point_alone(tmp_path: Path) -> N
 
 def test_a_mode_is_tested_where_a_case_of_each_kind_passes(tmp_path: Path) -> None:
     def one(mode: Mode, verdict: Verdict = Verdict.PASS) -> Record:
-        return Record(case("mlp", mode, "eager"), verdict)
+        return Record(case("mlp", mode, "eager"), verdict, compared=1)
 
     found = assessed(tmp_path, one(Mode.FORWARD), one(Mode.BACKWARD), one(Mode.TRAIN, Verdict.FAIL))
     assert item(found, "eager-tested").lacking == "eager/*/train: none of 1 executed cases passes"
@@ -394,3 +394,28 @@ def test_a_journal_without_any_item_is_said_to_be_one(tmp_path: Path, capsys: py
     assert main(["assess"]) == 4
     assert main(["assess", "--answers-template"]) == 0
     assert 'item = "no-open-cve"' in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"compared": 0}, {"evidence": (Evidence("kernels >= 1", 0, engaged=False),)}, {"verdict": Verdict.WAIVED}],
+)
+def test_a_pass_that_its_own_record_contradicts_gives_no_point(change: dict[str, Any], tmp_path: Path) -> None:
+    good = seen("dtype-int8")
+    assert item(assessed(tmp_path, good), "dtype-int8").evidenced == 1
+    assert item(assessed(tmp_path, replace(good, **change)), "dtype-int8").evidenced == 0
+
+
+@pytest.mark.parametrize(("ratio", "low", "high"), [(0.5, 0.4, -1.0), (-2.0, -3.0, -1.0), (float("nan"), 0.4, 0.6)])
+def test_a_ratio_that_is_no_interval_of_times_gives_no_point(
+    ratio: float, low: float, high: float, tmp_path: Path
+) -> None:
+    cases = [timed(name, ratio, low, high) for name in ("eager-inference", "eager-training")]
+    found = [r for t in assessed(tmp_path, *cases).tables for r in t.results if r.evidenced and r.item.rule == "fast"]
+    assert found == []
+
+
+def test_cases_of_a_device_without_a_fingerprint_give_no_point(tmp_path: Path) -> None:
+    (run,) = load([written(tmp_path, seen("dtype-int8"))])
+    assert assess(run, TABLES).evidenced > 0
+    assert assess(replace(run, fingerprint=None), TABLES).evidenced == 0

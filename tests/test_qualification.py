@@ -12,18 +12,20 @@ from typing import Any
 import pytest
 from stored_cases import stored as stored_cases
 
-from accelcheck.core.case import ALONE, Case, Mode, Verdict
+from accelcheck.core.case import ALONE, Case, Evidence, Figure, Mode, Verdict
 from accelcheck.core.journal import Record
 from accelcheck.core.matrix import Selection
 from accelcheck.core.words import LEVELS
+from accelcheck.devices.base import Fingerprint
 from accelcheck.expectations import must_pass
 from accelcheck.expectations.ledger import Ledger, shipped
 from accelcheck.expectations.must_pass import Floor, MustPassError, parsed, written
 from accelcheck.report import terminal
 from accelcheck.report.qualification import highest, judged, qualification
-from accelcheck.report.run import DeviceRun
+from accelcheck.report.run import DeviceRun, load
 
 LIST = must_pass.stored()["cpu"]
+CHIP = Fingerprint("cpu", "AMD EPYC", 2)
 
 
 def records(level: int = 1, verdict: Verdict = Verdict.PASS, elements: int = 0) -> list[Record]:
@@ -39,7 +41,7 @@ def case(identity: str) -> Case:
 
 
 def run(found: list[Record], level: int = 1) -> DeviceRun:
-    return DeviceRun("cpu", None, "ok", "0.1.0", "3.11", (), level, "", (), {}, tuple(found), ())
+    return DeviceRun("cpu", CHIP, "ok", "0.1.0", "3.11", (), level, "", (), {}, tuple(found), ())
 
 
 def test_a_device_that_passes_the_whole_list_qualifies() -> None:
@@ -66,6 +68,7 @@ def test_a_case_that_is_missing_is_named() -> None:
         (Verdict.ERROR, "did not pass"),
         (Verdict.FLAKY, "did not pass"),
         (Verdict.XFAIL, "a ledger expects it to fail"),
+        (Verdict.WAIVED, "(waived)"),
         (Verdict.UNSUPPORTED, "did not run"),
         (Verdict.UNAVAILABLE, "did not run"),
     ],
@@ -88,6 +91,54 @@ def test_a_failure_outside_of_the_list_stands_against_the_device() -> None:
 def test_what_does_not_exist_outside_of_the_list_does_not() -> None:
     other = Record(Case("of-a-plugin", "mlp", "cpu", "float32", Mode.FORWARD, 1), Verdict.UNSUPPORTED, "no-dtype")
     assert qualification(run([*records(), other])).holds
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"compared": 0}, "pass, but no element was compared"),
+        ({"evidence": (Evidence("kernels >= 1", 0, engaged=False),)}, "pass, but not engaged: kernels >= 1"),
+        (
+            {"figures": (Figure("out", "row", float("nan"), 1.0, "", gates=True),)},
+            "pass, but out: row is beyond its budget",
+        ),
+        ({"figures": (Figure("out", "row", 2.0, 1.0, "", gates=True),)}, "pass, but out: row is beyond its budget"),
+    ],
+)
+def test_a_pass_that_its_own_record_contradicts_is_none(change: dict[str, Any], said: str) -> None:
+    first, *rest = records()
+    more = replace(rest[0], compared=rest[0].compared + first.compared)
+    found = qualification(run([replace(first, **change), more, *rest[1:]]))
+    assert found.passed == found.asked - 1
+    assert found.reasons == (f"1 must-pass cases did not pass: {first.case.id} ({said})",)
+
+
+def test_a_figure_that_gates_nothing_contradicts_nothing() -> None:
+    first, *rest = records()
+    beyond = (Figure("out", "eager's row", 2.0, 1.0, "", gates=False),)
+    assert qualification(run([replace(first, figures=beyond), *rest])).holds
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"fingerprint": None, "capability": "no driver"}, "the journals have no fingerprint of the device: no driver"),
+        ({"fingerprint": replace(CHIP, device="cuda")}, "the fingerprint is that of another device: cuda"),
+        ({"cut_off": ("a.jsonl",)}, "a run was cut off, and its other cases are unknown: a.jsonl"),
+    ],
+)
+def test_journals_that_do_not_show_a_whole_run_on_the_device_qualify_nothing(change: dict[str, Any], said: str) -> None:
+    whole = replace(run(records()), **change)
+    assert qualification(whole).reasons == (said,)
+    assert highest(whole) == 0
+
+
+def test_stored_runs_contradict_none_of_their_passes() -> None:
+    folder = Path(__file__).parent.parent / "baselines"
+    runs = [one for path in sorted(folder.glob("*/level*.jsonl")) for one in load([path])]
+    passed = [one for each in runs for one in each.records if one.verdict is Verdict.PASS]
+    assert len(passed) > 400
+    assert [one.case.id for one in passed if one.contradiction] == []
 
 
 def test_too_few_elements_compared_are_below_the_floor() -> None:

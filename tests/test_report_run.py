@@ -152,3 +152,11 @@ def test_an_error_in_a_later_header_names_its_line(facts: dict[str, Any], said: 
         load([good])
     assert str(raised.value).startswith(f"{good}:4: header: ")
     assert said in str(raised.value)
+
+
+def test_a_run_that_was_cut_off_is_known_by_its_journal(tmp_path: Path) -> None:
+    whole, part = (
+        journal(tmp_path / f"{end}.jsonl", record("eager"), record("amp-bf16"), end=end) for end in (True, False)
+    )
+    assert [one.cut_off for one in load([whole])] == [()]
+    assert [one.cut_off for one in load([whole, part])] == [(str(part),)]

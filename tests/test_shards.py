@@ -86,7 +86,7 @@ def test_must_pass_cases_of_other_shards_are_not_missing(whole: Matrix) -> None:
 
 
 def test_whether_a_device_qualifies_is_not_asked_of_one_shard() -> None:
-    record = Record(Case("eager", "mlp", "cpu", "float32", Mode.FORWARD, 1), Verdict.PASS)
+    record = Record(Case("eager", "mlp", "cpu", "float32", Mode.FORWARD, 1), Verdict.PASS, compared=1)
 
     def said(shard: Shard | None) -> list[str]:
         selection = Selection(("cpu",), shard=shard)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import msgspec
 
-from accelcheck.core.case import (  # noqa: TC001 - msgspec reads the annotations of records
+from accelcheck.core.case import (
     Case,
     Evidence,
     Figure,
@@ -81,6 +81,18 @@ class Record:
         if not 0 <= self.compared <= LARGEST:
             got = f"{self.compared:,}" if abs(self.compared) <= LARGEST else "a larger number"
             raise ValueError(f"field 'compared' is {got}; expected 0 to {LARGEST:,}")
+
+    @property
+    def contradiction(self) -> str:
+        """What in a `pass` says that it is none, as no run writes it; empty where nothing does, and for other verdicts."""
+        if self.verdict is not Verdict.PASS:
+            return ""
+        if not self.compared:
+            return "no element was compared"
+        if absent := next((one.claim for one in self.evidence if not one.engaged), None):
+            return f"not engaged: {absent}"
+        beyond = next((one for one in self.figures if one.gates and not one.within), None)
+        return f"{beyond.path}: {beyond.view} is beyond its budget" if beyond is not None else ""
 
     def as_json(self) -> dict[str, Any]:
         """JSON-ready values; non-finite numbers become the strings ``inf`` and ``nan``, which `float` reads back."""

@@ -6,6 +6,7 @@ A point is given for what was seen: a case that is not in the journal, did not r
 from __future__ import annotations
 
 import fnmatch
+import math
 import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -143,7 +144,8 @@ def level(points: int, required: bool) -> str:  # noqa: FBT001 - of the two fact
 
 def assess(run: DeviceRun, tables: Sequence[ItemTable], answers: Sequence[Answer] = ()) -> Assessment:
     """Assess a device by what its journals say, and by answers."""
-    records = {record.case.id: record for record in run.records}
+    # What ran on a device of which the journal has no fingerprint shows nothing of any.
+    records = {record.case.id: record for record in run.records if run.fingerprint is not None}
 
     def result(item: Item) -> ItemResult:
         if item.rule is None:
@@ -201,7 +203,7 @@ def _together(item: Item, records: Mapping[str, Record], run: DeviceRun, wrong: 
         for record in found:
             if record.verdict is Verdict.UNSUPPORTED:
                 left_out.append(_said(record))
-            elif record.verdict is not Verdict.PASS:
+            elif record.verdict is not Verdict.PASS or record.contradiction:
                 against.append(_said(record))
             elif reason := wrong(record):
                 against.append(f"{record.case.id}: {reason}")
@@ -217,7 +219,7 @@ def _each(item: Item, records: Mapping[str, Record], run: DeviceRun) -> ItemResu
     evidence, against = [], []
     for glob in item.cases:
         found = [record for record in _matching(records, glob) if record.verdict.executed]
-        right = [record for record in found if record.verdict is Verdict.PASS]
+        right = [record for record in found if record.verdict is Verdict.PASS and not record.contradiction]
         if right:
             first = right[0].case.id
             evidence.append(f"{glob}: {len(right):,} of {len(found):,} executed cases pass, such as {first}{_on(run)}")
@@ -261,6 +263,8 @@ def _slow(record: Record) -> str:
         return "its time beside the host's CPU was not measured"
     if found.value is None or found.high is None:
         return f"its time beside the host's CPU was not measured: {found.reason}"
+    if not (0 < found.value <= found.high < math.inf):
+        return f"its time beside the host's CPU is no interval: {found.value:.3g} to {found.high:.3g}"
     if found.high <= 1 + MARGIN:
         return ""
     low = found.low if found.low is not None else found.value
@@ -296,6 +300,8 @@ def _said(record: Record) -> str:
     verdict = str(record.verdict)
     if record.verdict is Verdict.XFAIL:
         verdict = "xfail, a failure that the ledger expects"
+    if record.contradiction:
+        return f"{record.case.id}: pass, but {record.contradiction}"
     # The reason of what did not run begins with the verdict.
     reason = first.removeprefix(f"{record.verdict} ")
     return f"{record.case.id}: {verdict}" + (f": {reason}" if reason else "")

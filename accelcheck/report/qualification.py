@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from accelcheck.core.case import Verdict
@@ -10,7 +10,7 @@ from accelcheck.core.words import LEVELS
 from accelcheck.expectations import must_pass
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from accelcheck.core.journal import Record
     from accelcheck.expectations.must_pass import Floor, MustPass
@@ -20,7 +20,6 @@ SHOWN = 3
 """Cases that a reason names."""
 NARROWS = ("techniques", "workloads", "dtypes", "cases")
 """What a selection names that does not ask for a whole level; the shards of one may make a whole."""
-RIGHT = frozenset({Verdict.PASS, Verdict.WAIVED})
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,10 +34,11 @@ class Qualification:
         passed: How many of them passed.
         absent: Ids of those that no journal has.
         unexecuted: Ids of those that did not run, each with its reason.
-        wrong: Ids of those that ran and did not pass, each with its verdict.
+        wrong: Ids of those that ran and did not pass, each with its verdict; also those whose own figures or evidence contradict a pass.
         red: Ids of cases outside of the list that stand against the device, each with its verdict.
         shown: Executed cases, techniques, and elements compared, of all cases.
         floor: The least that is asked of each.
+        unproven: Why the journals do not show that a whole run was on this device; empty where they do.
     """
 
     device: str
@@ -52,6 +52,7 @@ class Qualification:
     red: Mapping[str, str]
     shown: Floor
     floor: Floor
+    unproven: tuple[str, ...] = ()
 
     @property
     def holds(self) -> bool:
@@ -61,7 +62,7 @@ class Qualification:
     @property
     def reasons(self) -> tuple[str, ...]:
         """Why it does not: a line each; empty if it does."""
-        found = []
+        found = list(self.unproven)
         if self.absent:
             found.append(_named(len(self.absent), "must-pass cases are in no journal", self.absent))
         if self.unexecuted:
@@ -100,7 +101,9 @@ def qualification(run: DeviceRun, level: int | None = None) -> Qualification:
         run: What the journals say of it.
         level: The level; that of the run if None.
     """
-    return judged(run.device, run.level if level is None else level, run.records)
+    return replace(
+        judged(run.device, run.level if level is None else level, run.records), unproven=tuple(_unproven(run))
+    )
 
 
 def whole(run: DeviceRun) -> Qualification | None:
@@ -128,13 +131,13 @@ def judged(device: str, level: int, records: Sequence[Record]) -> Qualification:
         level,
         required,
         len(wanted),
-        sum(record.verdict in RIGHT for record in listed.values()),
+        sum(record.verdict is Verdict.PASS and not record.contradiction for record in listed.values()),
         tuple(sorted(wanted - found.keys())),
         {name: _why(record) for name, record in listed.items() if not record.verdict.executed},
         {
             name: _verdict(record)
             for name, record in listed.items()
-            if record.verdict.executed and record.verdict not in RIGHT
+            if record.verdict.executed and (record.verdict is not Verdict.PASS or record.contradiction)
         },
         {
             name: str(record.verdict)
@@ -150,13 +153,23 @@ def judged(device: str, level: int, records: Sequence[Record]) -> Qualification:
     )
 
 
+def _unproven(run: DeviceRun) -> Iterator[str]:
+    if run.fingerprint is None:
+        yield f"the journals have no fingerprint of the device: {run.capability}"
+    elif run.fingerprint.device != run.device:
+        yield f"the fingerprint is that of another device: {run.fingerprint.device}"
+    yield from (f"a run was cut off, and its other cases are unknown: {source}" for source in run.cut_off)
+
+
 def _why(record: Record) -> str:
     return f"{record.verdict}: {record.code or record.reason.partition(chr(10))[0]}"
 
 
 def _verdict(record: Record) -> str:
     # A ledger of the device's vendor may expect anything; what accelcheck's own expects is not on the list.
-    return "xfail: a ledger expects it to fail" if record.verdict is Verdict.XFAIL else str(record.verdict)
+    if record.verdict is Verdict.XFAIL:
+        return "xfail: a ledger expects it to fail"
+    return f"{record.verdict}, but {record.contradiction}" if record.contradiction else str(record.verdict)
 
 
 def _named(count: int, what: str, names: Sequence[str]) -> str:

@@ -98,6 +98,7 @@ class DeviceRun:
         records: One a case, sorted by id.
         sources: Files of the journals.
         remarks: What a reader should know of the journals: cut off, shards that are missing, cases that two of them judged differently.
+        cut_off: Files of the journals of which a run did not come to its end.
     """
 
     device: str
@@ -113,6 +114,7 @@ class DeviceRun:
     records: tuple[Record, ...]
     sources: tuple[str, ...]
     remarks: tuple[str, ...] = ()
+    cut_off: tuple[str, ...] = ()
 
     @property
     def executed(self) -> int:
@@ -140,6 +142,7 @@ class _Gathered:
     packages: dict[str, str] = field(default_factory=dict)
     remarks: list[str] = field(default_factory=list)
     started: list[str] = field(default_factory=list)
+    cut_off: list[str] = field(default_factory=list)
     level: int = 1
 
 
@@ -179,6 +182,7 @@ def load(paths: Sequence[Source]) -> tuple[DeviceRun, ...]:
             packages=dict(sorted(one.packages.items())),
             records=tuple(one.records[name] for name in sorted(one.records)),
             sources=tuple(dict.fromkeys(one.sources)),
+            cut_off=tuple(dict.fromkeys(one.cut_off)),
             remarks=tuple(dict.fromkeys([*one.remarks, *shards.absent(one.selections)])),
         )
         for one in gathered.values()
@@ -265,6 +269,7 @@ def _gather(gathered: dict[tuple[str, ...], _Gathered], source: str, section: Se
         one.started.append(header.started)
         one.level = max(one.level, header.level)
         if section.end is None:
+            one.cut_off.append(source)
             one.remarks.append(f"{source}: the run was cut off" + (", in the middle of a line" if section.cut else ""))
         for record in records:
             _add(one, source, record)
