@@ -387,6 +387,12 @@ def test_nothing_is_written_when_a_package_is_verified(tmp_path: Path, package: 
     assert sorted(tmp_path.rglob("*")) == before
 
 
+def test_a_folder_is_no_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for words in (["verify", str(tmp_path)], ["merge", str(tmp_path), "-o", str(tmp_path / "m")]):
+        assert cli.main(words) == 4
+        assert f"{tmp_path} cannot be read: expected a file, got a folder" in capsys.readouterr().err
+
+
 def test_a_piece_of_a_file_is_read_as_a_file(tmp_path: Path) -> None:
     path = tmp_path / "a"
     path.write_bytes(b"0123\n567\n9")

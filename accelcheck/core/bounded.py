@@ -122,10 +122,11 @@ def opened(source: Source, most: int) -> Iterator[IO[bytes]]:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except (OSError, ValueError) as error:  # ValueError: a zero byte in the name
         raise UnreadableFileError(f"{source} cannot be read: {getattr(error, 'strerror', None) or error}") from error
+    found = os.fstat(descriptor)
+    if not stat.S_ISREG(found.st_mode):
+        os.close(descriptor)  # of a folder Python makes no file
+        raise UnreadableFileError(f"{source} cannot be read: expected a file, got {_kind(found.st_mode)}")
     with os.fdopen(descriptor, "rb") as file:
-        found = os.fstat(descriptor)
-        if not stat.S_ISREG(found.st_mode):
-            raise UnreadableFileError(f"{source} cannot be read: expected a file, got {_kind(found.st_mode)}")
         size = source.size if isinstance(source, Piece) else found.st_size
         if size > most:
             raise UnreadableFileError(f"{source} cannot be read: expected at most {most:,} bytes, got {size:,}")
