@@ -144,8 +144,8 @@ def test_of_two_verdicts_the_worse_counts_and_is_said(tmp_path: Path, output: Pa
     )
     notes = merge([one, other, both], output).notes
     assert notes == (
-        f"eager/mlp/cpu/float32/forward: pass in {one}, fail in {other}; the worse counts",
-        f"jit/mlp/cpu/float32/forward: pass and fail in {both}; the worse counts",
+        f"eager/mlp/cpu/float32/forward: pass in {one}, fail in {other}; the worse of those that ran counts",
+        f"jit/mlp/cpu/float32/forward: pass and fail in {both}; the worse of those that ran counts",
     )
     assert {r.verdict for r in load([output])[0].records} == {Verdict.FAIL}
 

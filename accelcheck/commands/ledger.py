@@ -26,7 +26,7 @@ def add(commands: Any) -> None:
     )
     examples(
         ledger,
-        ("accelcheck ledger check known.toml", "exits with 1 if something has to change, with 4 if it cannot be read"),
+        ("accelcheck ledger check known.toml", "exits with 1 if something has to change"),
         ("accelcheck ledger suggest journal.jsonl", "exits with 5 if there is no unexpected failure"),
     )
     actions = ledger.add_subparsers(dest="action", required=True)

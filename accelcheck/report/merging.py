@@ -330,16 +330,18 @@ def _judged_twice(parts: Sequence[Part]) -> tuple[list[str], int]:
     said: list[str] = []
     for part in parts:
         said += [
-            f"{name}: {better} and {part.verdicts[name]} in {part.name}; the worse counts"
+            f"{name}: {better} and {part.verdicts[name]} in {part.name}; the worse of those that ran counts"
             for name, better in part.twice.items()
         ]
         for name, owner in _owners(part):
             verdict = part.verdicts[name]
             first, other = seen.setdefault((owner, name), (part, verdict))
             if other is not verdict:
-                said.append(f"{name}: {other} in {first.name}, {verdict} in {part.name}; the worse counts")
+                said.append(
+                    f"{name}: {other} in {first.name}, {verdict} in {part.name}; the worse of those that ran counts"
+                )
     more = len(said) - MOST_SAID
-    rest = [f"{more} more cases with two verdicts; the worse count"] if more > 0 else []
+    rest = [f"{more} more cases with two verdicts; the worse of those that ran count"] if more > 0 else []
     return said[:MOST_SAID] + rest, len(seen)
 
 

@@ -280,7 +280,7 @@ def _add(one: _Gathered, source: str, record: Record) -> None:
     other = one.records.get(name)
     if other is not None and other.verdict is not record.verdict:
         one.remarks.append(
-            f"{name}: {other.verdict} in {one.origins[name]}, {record.verdict} in {source}; the worse counts"
+            f"{name}: {other.verdict} in {one.origins[name]}, {record.verdict} in {source}; the worse of those that ran counts"
         )
     if other is None or _BADNESS[record.verdict] < _BADNESS[other.verdict]:
         one.records[name], one.origins[name] = record, source
