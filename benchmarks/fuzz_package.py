@@ -210,7 +210,7 @@ def edited_lines(package: Package, draw: random.Random) -> dict[str, bytes]:
     kind = draw.randrange(5)
     if kind == 0:
         lines[number] = lines[number].replace(
-            b'"verdict": "', b'"verdict": "x' if draw.random() < 0.2 else b'"verdict":  "'
+            b'"verdict":"', b'"verdict":"x' if draw.random() < 0.2 else b'"verdict": "'
         )
     elif kind == 1:
         record = json.loads(lines[number])
@@ -242,7 +242,7 @@ def recomputed(package: Package, draw: random.Random) -> bytes:
     lines = _lines(package)
     number = draw.randrange(1, len(lines) - 1)
     if draw.random() < 0.5:
-        lines[number] = lines[number].replace(b'"compared": ', b'"compared": 1')
+        lines[number] = lines[number].replace(b'"compared":', b'"compared":1')
     else:
         del lines[number]
     return package.renewed({**package.members, JOURNAL: b"".join(lines)})
