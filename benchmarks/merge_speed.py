@@ -24,17 +24,19 @@ STORED = Path(__file__).parent.parent / "baselines" / "cpu" / "level1.jsonl"
 def write(folder: Path, journals: int, records: int) -> list[Path]:
     """Journals of shards of one device: each case is in one of them."""
     header, *stored = STORED.read_text(encoding="utf-8").splitlines()
-    cases = [json.loads(line) for line in stored if '"kind": "case"' in line]
+    cases = [one for line in stored if (one := json.loads(line))["kind"] == "case"]
     paths = []
     for number in range(1, journals + 1):
         path = folder / f"{number}.jsonl"
         selection = {"devices": ["cpu"], "shard": {"number": number, "of": journals}}
         with path.open("w", encoding="utf-8") as file:
-            file.write(json.dumps({**json.loads(header), "selection": selection}, sort_keys=True) + "\n")
+            file.write(
+                json.dumps({**json.loads(header), "selection": selection}, sort_keys=True, separators=(",", ":")) + "\n"
+            )
             for index in range(records):
                 record = cases[index % len(cases)]
                 case = {**record["case"], "workload": f"workload-{number}-{index}"}
-                file.write(json.dumps({**record, "case": case}, sort_keys=True) + "\n")
+                file.write(json.dumps({**record, "case": case}, sort_keys=True, separators=(",", ":")) + "\n")
             file.write(json.dumps({"kind": "end", "exit": 0}) + "\n")
         paths.append(path)
     return paths
