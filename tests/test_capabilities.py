@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -74,6 +75,25 @@ class Asking(Eager):
 def test_what_only_the_device_can_tell_is_said() -> None:
     (row,) = capabilities.rows(Matrix({"asking": Asking()}, matrix().workloads), capabilities.columns(("cuda",)))
     assert row.answers["cuda"].code is Code.NOT_ASKED
+    assert "| asked there |" in "\n".join(shown.markdown([row], []))
+
+
+class Tried(Eager):
+    """Runs on the chip at hand, as a trial shows."""
+
+    name = "tried"
+
+    def capability(self, device: Device) -> Capability:
+        del device
+        return replace(SUPPORTED, tried=True)
+
+
+@pytest.mark.parametrize("packages", [{}, {"no_such_package": "pip install no-such-package"}])
+def test_the_documentation_does_not_depend_on_the_chip_at_hand(
+    packages: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Tried, "packages", packages)
+    (row,) = capabilities.rows(Matrix({"tried": Tried()}, matrix().workloads), capabilities.columns(("cpu",)))
     assert "| asked there |" in "\n".join(shown.markdown([row], []))
 
 

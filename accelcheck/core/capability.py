@@ -38,8 +38,8 @@ class Capability:
         reason: One sentence with the fact that was found; empty when it runs.
         action: What the user can do about it, such as an install command; may be empty.
         verdict: ``None`` when it runs, else ``unsupported`` or ``unavailable``.
-        tried: Whether it was found by trying, and so holds for the chip at hand: it ran, or the chip or its library refused or did nothing. What a device
-            declares is not.
+        tried: Whether it was found by trying, and so holds for the chip at hand: it ran, or the chip or its library refused or
+            did nothing. What a device declares is not.
     """
 
     code: Code
@@ -72,6 +72,6 @@ def unsupported(code: Code, reason: str, action: str = "", *, tried: bool = Fals
     return Capability(code, reason, action, Verdict.UNSUPPORTED, tried)
 
 
-def unavailable(code: Code, reason: str, action: str = "") -> Capability:
-    """It could run, but this machine lacks hardware, a package or a build."""
-    return Capability(code, reason, action, Verdict.UNAVAILABLE)
+def unavailable(code: Code, reason: str, action: str = "", *, tried: bool = False) -> Capability:
+    """It could run, but this machine lacks hardware, a package or a build. `tried` as in `Capability`."""
+    return Capability(code, reason, action, Verdict.UNAVAILABLE, tried)

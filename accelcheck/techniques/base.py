@@ -129,13 +129,14 @@ class Technique:
         The first reason wins, in this order: a missing feature, `capability`, a package that is not installed. What does not
         exist on the device is thus reported before what is only absent on this machine.
         """
-        for found in (self.needs(device, *features), self.capability(device)):
-            if not found.ok:
-                return found
+        if not (needed := self.needs(device, *features)).ok:
+            return needed
+        if not (found := self.capability(device)).ok:
+            return found
         for package, command in self.packages.items():
             if not installed(package):
-                return unavailable(Code.NO_PACKAGE, f"{package} is not installed", command)
-        return SUPPORTED
+                return unavailable(Code.NO_PACKAGE, f"{package} is not installed", command, tried=found.tried)
+        return found
 
     def accepts(self, workload: Workload) -> bool:
         """Whether the technique is tried with `workload`. By default: it has all of `requires` and none of `excludes`.
