@@ -30,6 +30,13 @@ def test_entries_are_read_in_their_order(tmp_path: Path) -> None:
     assert "parts" not in first.values
 
 
+def test_a_text_may_begin_with_any_word(tmp_path: Path) -> None:
+    path = tmp_path / "fruit.toml"
+    path.write_text('[[fruit]]\nname = "TODO lists"\n')
+    (entry,) = toml.read(path, "fruit", FIELDS, FruitError)
+    assert entry["name"] == "TODO lists"
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [

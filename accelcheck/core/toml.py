@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from pathlib import Path
 
-TODO = "TODO"
-"""What a text begins with that a person has yet to write."""
 SCHEMA = "schema"
 """Field of a file: the version of its layout."""
 
@@ -123,8 +121,8 @@ def read(
 
 
 def is_text(value: object) -> bool:
-    """Whether a value is a text that is not blank, and not one that says that it is still to be written."""
-    return isinstance(value, str) and bool(value.strip()) and not value.strip().startswith(TODO)
+    """Whether a value is a text that is not blank."""
+    return isinstance(value, str) and bool(value.strip())
 
 
 def is_texts(value: object) -> bool:

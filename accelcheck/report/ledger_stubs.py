@@ -11,8 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from accelcheck.core.case import Verdict
-from accelcheck.core.toml import TODO
-from accelcheck.expectations.ledger import RAISED, SCHEMA, size, unit
+from accelcheck.expectations.ledger import RAISED, SCHEMA, TODO, size, unit
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
