@@ -11,15 +11,14 @@ from typing import TYPE_CHECKING
 import pytest
 
 from accelcheck.core import toml
+from accelcheck.core.bounded import AbsentFileError, read
 from accelcheck.core.registry import unknown
 from accelcheck.core.strangers import (
-    LARGEST,
     MOST_PARTS,
     Pattern,
     StrangerError,
     json,
     quoted,
-    read,
 )
 from accelcheck.core.strangers import (
     toml as document,
@@ -47,17 +46,17 @@ def test_only_regular_files_of_text_that_are_not_large_are_read(tmp_path: Path, 
         path.symlink_to("/dev/zero")
     elif kind == "large":
         with path.open("wb") as file:
-            file.truncate(100 * LARGEST)
+            file.truncate(100 * toml.LARGEST)
     else:
         path.write_bytes("é".encode("latin-1"))
     expected = {"large": "expected at most 1,048,576 bytes", "latin": "not TOML: expected UTF-8"}
-    with pytest.raises(StrangerError, match=expected.get(kind, "expected a regular file")):
-        document(read(path))
+    with pytest.raises(FruitError, match=expected.get(kind, "cannot be read: expected a file, got a")):
+        toml.read(path, "fruit", FIELDS, FruitError)
 
 
 def test_a_file_that_is_not_there_is_told_apart(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError):
-        read(tmp_path / "none")
+    with pytest.raises(AbsentFileError):
+        read(tmp_path / "none", 1)
 
 
 @pytest.mark.parametrize(

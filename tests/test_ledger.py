@@ -133,7 +133,7 @@ def test_another_file_is_refused_by_name(content: str | bytes, message: str, tmp
 
 
 def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
-    with pytest.raises(LedgerError, match=r"none.toml: cannot be read: No such file"):
+    with pytest.raises(LedgerError, match=r"none.toml cannot be read: No such file"):
         Ledger.load((tmp_path / "none.toml",))
 
 

@@ -134,10 +134,10 @@ def test_a_file_that_may_not_be_read_is_named_and_not_called_spoilt(
     def refused(*_: object, **__: object) -> None:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr("accelcheck.core.strangers.read", refused)
+    monkeypatch.setattr(os, "open", refused)
     with pytest.raises(BaselineError) as raised:
         list(store.stored(PLACE))
-    assert str(raised.value) == f"{path_of(store)}: cannot be read: Permission denied"
+    assert str(raised.value) == f"{path_of(store)} cannot be read: Permission denied"
 
 
 def test_a_file_that_another_run_replaces_while_this_one_reads_is_none(store: Baselines) -> None:

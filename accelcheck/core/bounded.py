@@ -24,6 +24,10 @@ class UnreadableFileError(ValueError):
     """A file cannot be read within its bounds; the message names the file, and the line where there is one."""
 
 
+class AbsentFileError(UnreadableFileError):
+    """There is no such file."""
+
+
 @dataclass(frozen=True, slots=True)
 class Piece:
     """A part of a file, such as a member of an archive, which is read in place.
@@ -114,6 +118,7 @@ def opened(source: Source, most: int) -> Iterator[IO[bytes]]:
     """A file for reading.
 
     Raises:
+        AbsentFileError: There is no such file.
         UnreadableFileError: It cannot be opened, is no regular file, or has more than `most` bytes.
     """
     path = source.path if isinstance(source, Piece) else source
@@ -121,7 +126,8 @@ def opened(source: Source, most: int) -> Iterator[IO[bytes]]:
         # A named pipe without a writer would be waited for.
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except (OSError, ValueError) as error:  # ValueError: a zero byte in the name
-        raise UnreadableFileError(f"{source} cannot be read: {getattr(error, 'strerror', None) or error}") from error
+        kind = AbsentFileError if isinstance(error, FileNotFoundError) else UnreadableFileError
+        raise kind(f"{source} cannot be read: {getattr(error, 'strerror', None) or error}") from error
     found = os.fstat(descriptor)
     if not stat.S_ISREG(found.st_mode):
         os.close(descriptor)  # of a folder Python makes no file

@@ -1,15 +1,12 @@
-"""Reads what strangers wrote, ledgers and baselines say, so that it costs little time and memory whatever it holds. No torch.
+"""Parses what strangers wrote, ledgers and baselines say, so that it costs little time and memory whatever it holds. No torch.
 
-A file is read if it is a regular one and not too large: a pipe would be waited for, and a device has no end. TOML is looked
-through before it is parsed, because Python's parser takes time with the square of the parts of a key.
+TOML is looked through before it is parsed, because Python's parser takes time with the square of the parts of a key.
 """
 
 from __future__ import annotations
 
 import functools
-import os
 import re
-import stat
 import tomllib
 from json import loads
 from typing import TYPE_CHECKING, Any
@@ -18,10 +15,7 @@ from accelcheck.core.plain import text
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
-LARGEST = 2**20
-"""Bytes of a file of settings; the largest of accelcheck's own has 26 kB."""
 MOST_PARTS = 32
 """Parts of a dotted key of TOML, and of the name of a table."""
 LONGEST_PATTERN = 1000
@@ -34,31 +28,7 @@ _MANY_PARTS = re.compile(
 
 
 class StrangerError(ValueError):
-    """A file or an expression is not what is read; the message says what was expected and what came, and not where."""
-
-
-def read(path: Path, largest: int = LARGEST) -> bytes:
-    """What a file holds.
-
-    Args:
-        path: Of the file; a link is followed.
-        largest: Bytes that it may have.
-
-    Raises:
-        OSError: It cannot be read.
-        StrangerError: It is no regular file, or too large.
-    """
-    file = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # a pipe without a writer would be waited for
-    try:
-        if not stat.S_ISREG(os.fstat(file).st_mode):
-            raise StrangerError("expected a regular file, got a folder, a pipe or a device")
-        with open(file, "rb", closefd=False) as opened:
-            content = opened.read(largest + 1)
-    finally:
-        os.close(file)
-    if len(content) > largest:
-        raise StrangerError(f"expected at most {largest:,} bytes, got more")
-    return content
+    """A document or an expression is not what is read; the message says what was expected and what came, and not where."""
 
 
 def toml(content: bytes) -> dict[str, Any]:

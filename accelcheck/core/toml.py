@@ -8,7 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from accelcheck.core import strangers
+from accelcheck.core import bounded, strangers
+from accelcheck.core.bounded import UnreadableFileError
 from accelcheck.core.plain import text
 from accelcheck.core.registry import unknown
 from accelcheck.core.strangers import StrangerError, quoted
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from pathlib import Path
 
+LARGEST = bounded.MIB
+"""Bytes of a file; the largest of accelcheck's own has 26 kB."""
 SCHEMA = "schema"
 """Field of a file: the version of its layout."""
 
@@ -96,9 +99,9 @@ def read(
         ValueError: Of the class `raises`; the file cannot be read, or is not what was described.
     """
     try:
-        data = strangers.toml(strangers.read(path))
-    except OSError as error:
-        raise raises(f"{path}: cannot be read: {error.strerror or error}") from error
+        data = strangers.toml(bounded.read(path, LARGEST))
+    except UnreadableFileError as error:
+        raise raises(str(error)) from error
     except StrangerError as error:
         raise raises(f"{path}: {error}") from error
     known = {kind: Field(f"a list of tables, [[{kind}]]", lambda value: isinstance(value, list), required=False)}

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from filelock import FileLock
 
-from accelcheck.core import strangers
+from accelcheck.core import bounded, strangers
 from accelcheck.core.files import PARTIAL, replacing
 from accelcheck.core.strangers import quoted
 from accelcheck.measure.regression import Sample
@@ -161,11 +161,8 @@ class Baselines:
         else:
             folders = [folder for device in _listed(self.root) for folder in _listed(device)]
         for path in (path for folder in folders for path in _listed(folder) if path.suffix == _SUFFIX):
-            try:
-                found = _read(path)
-            except FileNotFoundError:
-                continue  # another run has replaced it after a change of the workload
-            yield path, found
+            if (found := _read(path)) is not None:  # None: another run has replaced it after a change of the workload
+                yield path, found
 
     def near(self, place: Place, case: str, digest: str) -> list[Baseline]:
         """Baselines of a case at other places with the same chip, the nearest first: other torch, runtime or number of chips.
@@ -174,9 +171,11 @@ class Baselines:
         """
         found = []
         for path in sorted(self.root.glob(f"*/*/{_name(case, digest)}")):
-            with contextlib.suppress(BaselineError, FileNotFoundError):
+            with contextlib.suppress(BaselineError):
                 found.append(_read(path))
-        alike = [one for one in found if (one.place.device, one.place.chip) == (place.device, place.chip)]
+        alike = [
+            one for one in found if one is not None and (one.place.device, one.place.chip) == (place.device, place.chip)
+        ]
         others = [one for one in alike if one.case == case and one.place != place]
         return sorted(others, key=lambda one: _distance(one.place, place))
 
@@ -217,7 +216,7 @@ class Baselines:
                     with replacing(path) as file:
                         file.write(_text(baseline).encode("ascii"))
                 for stale in folder.glob(f"{file_name(baseline.case)[:80]}-*{_SUFFIX}"):
-                    if stale != path and _read(stale).case == baseline.case:
+                    if stale != path and (other := _read(stale)) is not None and other.case == baseline.case:
                         stale.unlink()
         except OSError as error:
             reason = error.strerror or error
@@ -287,13 +286,18 @@ def _distance(one: Place, other: Place) -> tuple[object, ...]:
     return one.count != other.count, apart, one.runtime != other.runtime, one.torch, one.runtime
 
 
-def _read(path: Path) -> Baseline:
+def _read(path: Path) -> Baseline | None:
+    """What a file holds; None where there is no such file.
+
+    Raises:
+        BaselineError: It cannot be read, or is no baseline.
+    """
     try:
-        data = strangers.json(strangers.read(path, _LARGEST))
-    except FileNotFoundError:
-        raise
-    except OSError as error:
-        raise BaselineError(f"{path}: cannot be read: {error.strerror or error}") from error
+        data = strangers.json(bounded.read(path, _LARGEST))
+    except bounded.AbsentFileError:
+        return None
+    except bounded.UnreadableFileError as error:
+        raise BaselineError(str(error)) from error
     except strangers.StrangerError as error:
         raise BaselineError(f"{path}: {error}; it may be cut short: {_MENDING}") from error
     reader = _Reader(path)
