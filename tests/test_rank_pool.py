@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import time
 from typing import TYPE_CHECKING
 
@@ -47,6 +49,17 @@ def test_ranks_train_as_one_process_does_one_job_after_the_other(two: RankPool) 
         assert [first.facts, second.facts] == [{"rank": 0, "samples": 4}, {"rank": 1, "samples": 3}]
         assert first.calls == second.calls == [{"allreduce_": 4}] * 6
         assert first.sent == second.sent == [4 * (12 * 20 + 20 + 20 * 5 + 5)] * 6
+
+
+def test_a_pool_ends_with_its_process_and_before_its_files_go() -> None:
+    code = (
+        "from accelcheck.devices.cpu import Cpu\n"
+        "from accelcheck.techniques.distributed.pool import rank_pool\n"
+        "print(*rank_pool(Cpu(), 2).pids)\n"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
+    assert "Traceback" not in ended.stderr  # such as of a watcher whose folder went first
+    assert not left(*map(int, ended.stdout.split()))
 
 
 def test_a_job_leaves_the_program_as_it_is(two: RankPool) -> None:

@@ -132,10 +132,12 @@ def rank_pool(device: Device, world: int) -> RankPool:
     key = device.name, world
     if key not in _pools or not _pools[key].running:
         _pools[key] = RankPool(device, world)
+        # Last in, first out: the ranks end before the folder for scratch files goes, which the first pool asks for.
+        atexit.unregister(close_all)
+        atexit.register(close_all)
     return _pools[key]
 
 
-@atexit.register
 def close_all() -> None:
     """End all rank pools of this process."""
     while _pools:
