@@ -34,6 +34,7 @@ import nox
 
 sys.path.insert(0, str(Path(__file__).parent))  # nox runs without accelcheck installed; these modules need no torch
 
+from accelcheck.commands import halves
 from accelcheck.core.capability import SUPPORTED, Capability, Code, unavailable
 from accelcheck.devices import hardware
 
@@ -75,8 +76,6 @@ BENCHMARKS = (
 REPORTS = "reports"
 """Folder of the journals and the report of each session, in a folder of the device's name."""
 REPORT = "report.html"
-FILES = ("--accel-journal", "--accel-resume", "--junit-xml", "--junitxml")
-"""Options for files that a run writes: each half of a session has its own."""
 INDEX_TIMEOUT = 5.0
 """Seconds to wait for a wheel index to answer."""
 FUZZERS = ("benchmarks/fuzz_package.py", "benchmarks/fuzz_readers.py")
@@ -161,36 +160,17 @@ def _needs(session: nox.Session, device: str) -> tuple[tuple[str, ...], str]:
     return PINS[device], EXTRAS[device]
 
 
-def _of_timing(word: str) -> str:
-    """An argument for the second half of a session: files that the first half has written get another name."""
-    option, _, path = word.partition("=")
-    if option not in FILES or not path:
-        return word
-    return f"{option}={Path(path).with_stem(f'{Path(path).stem}-speed')}"
-
-
-def _joined(words: Sequence[str]) -> list[str]:
-    """The words, each option for a file that a run writes with its value in one."""
-    found: list[str] = []
-    for word in words:
-        if found and found[-1] in FILES:
-            found[-1] += f"={word}"
-        else:
-            found.append(word)
-    return found
-
-
 def _journals(device: str, words: Sequence[str]) -> tuple[list[str], list[Path]]:
     """The option for the journal of a session, and the journals of both halves; no option where the user gives one.
 
     Args:
         device: Of the session.
-        words: What the user gives to pytest, of `_joined`.
+        words: What the user gives to pytest, of `halves.joined`.
     """
     for word in reversed(words):
         option, _, path = word.partition("=")
         if option in {"--accel-journal", "--accel-resume"} and path:
-            return [], list(dict.fromkeys([Path(path), Path(_of_timing(word).partition("=")[2])]))
+            return [], [Path(path), halves.beside(Path(path))]
     folder = Path(REPORTS) / device
     folder.mkdir(parents=True, exist_ok=True)
     found = [folder / "journal.jsonl", folder / "journal-speed.jsonl"]
@@ -230,14 +210,6 @@ def _baseline() -> str:
     )  # a workflow passes a variable that is not set as an empty one
 
 
-def _workers(device: str) -> str:
-    if "ACCELCHECK_WORKERS" in os.environ:
-        return os.environ["ACCELCHECK_WORKERS"]
-    counts = {"cuda": hardware.nvidia().count, "rocm": hardware.amd().count, "tpu": hardware.tpu().count}
-    chips = counts.get(device, hardware.tpu().count if device == "xla" else 0)
-    return str(chips or hardware.usable_cores())
-
-
 def _suite(session: nox.Session, device: str) -> None:
     if not ABSENT[device].ok:
         session.skip(f"{device}: {ABSENT[device]}")
@@ -260,32 +232,21 @@ def _suite(session: nox.Session, device: str) -> None:
                 *index,
                 success_codes=[0, 1],
             )
-    words = _joined(session.posargs)
+    words = halves.joined(session.posargs)
     option, journals = _journals(device, words)
-    chosen = (
-        *option,
-        f"--accel-device={device}",
-        f"--accel-level={os.environ.get('ACCELCHECK_LEVEL') or '1'}",
-        "--accel-require",
-        "-q",
-        "-rfE",  # not the reasons of every skip, so that the report of accelcheck comes last
-        *words,
-    )
-    alone = device == "xla" and "PJRT_DEVICE" not in os.environ and not hardware.tpu().count
+    chosen = (*option, f"--accel-level={os.environ.get(halves.LEVEL) or '1'}")
     kept = [word for word in session.posargs if not word.startswith("--accel-level=")]
     command = ["nox", *(["--no-venv"] if _no_venv() else []), "-s", device, *(["--", *kept] if kept else [])]
-    environ = {"ACCELCHECK_SESSION": shlex.join(command)}  # the report recommends it for the next level
-    if alone:
-        environ["PJRT_DEVICE"] = "CPU"
-    # A worker that dies fails the case that it ran; another one takes over the rest.
-    workers = ("-n", _workers(device), "--max-worker-restart=1000")
+    environ = {
+        halves.SESSION: shlex.join(command),
+        **halves.client(device),
+    }  # the report recommends it for the next level
     try:
-        session.run("pytest", "--pyargs", "accelcheck.suite", *chosen, *workers, env=environ)
-        # Timing needs the machine for itself, so it runs afterwards and without workers. A selection may leave nothing to time.
-        timing = ("pytest", "--pyargs", "accelcheck.suite.test_speed", *map(_of_timing, chosen), "-n", "0")
-        session.run(
-            *timing, f"--accel-baseline={_baseline()}", env=environ, success_codes=[0, 5] if session.posargs else [0]
-        )
+        session.run("pytest", *halves.judged(device, chosen, words), env=environ)
+        # A selection may leave nothing to time.
+        codes = [0, 5] if session.posargs else [0]
+        timed = halves.timed(device, (*chosen, f"--accel-baseline={_baseline()}"), words)
+        session.run("pytest", *timed, env=environ, success_codes=codes)
     finally:  # also when cases failed: then most of all
         _report(session, journals)
 
@@ -328,7 +289,7 @@ def tests(session: nox.Session) -> None:
         "-e", ".[accuracy,torchao,plot,sign]", *nox.project.dependency_groups(nox.project.load_toml(), "tests")
     )
     # Many tests wait for processes that they started, so that one more worker than cores has work; each computes with one thread.
-    workers = str(int(_workers("cpu")) + 1)
+    workers = str(int(halves.workers("cpu")) + 1)
     session.run("pytest", "tests", "-n", workers, "-q", *session.posargs, env={"OMP_NUM_THREADS": "1"})
 
 

@@ -458,6 +458,18 @@ def test_level_and_workers_come_from_the_environment(noxfile: Any, monkeypatch: 
     assert judged[judged.index("-n") + 1] == "7"
 
 
+def test_what_is_given_to_pytest_wins(noxfile: Any) -> None:
+    session = Session()
+    session.posargs = ("-n", "3", "--accel-level=2", "--accel-baseline=off")
+    noxfile._suite(session, "cpu")
+    for ran in session.runs:
+        assert max(map(ran.index, ("--accel-level=1", "--accel-require"))) < ran.index("--accel-level=2")
+    judged, timed = session.runs
+    assert judged[-4:] == list(session.posargs)
+    assert timed.index("--accel-baseline=check") < timed.index("--accel-baseline=off")
+    assert timed[-2:] == ["-n", "0"]
+
+
 @pytest.mark.parametrize(("given", "use"), [("off", "off"), ("", "check")])
 def test_what_is_done_with_baselines_comes_from_the_environment(
     noxfile: Any, monkeypatch: pytest.MonkeyPatch, given: str, use: str
@@ -467,17 +479,6 @@ def test_what_is_done_with_baselines_comes_from_the_environment(
     noxfile._suite(session, "cpu")
     _, timed = session.runs
     assert f"--accel-baseline={use}" in timed
-
-
-def test_one_worker_a_chip_or_a_core(noxfile: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    none = hardware.Hardware(0, (), "", SUPPORTED)
-    for maker in ("nvidia", "amd", "tpu"):
-        monkeypatch.setattr(hardware, maker, lambda: none)
-    monkeypatch.setattr(hardware, "nvidia", lambda: hardware.Hardware(4, (), "", SUPPORTED))
-    monkeypatch.setattr(hardware, "usable_cores", lambda: 6)
-    assert [noxfile._workers(name) for name in ("cuda", "cpu", "xla")] == ["4", "6", "6"]
-    monkeypatch.setattr(hardware, "tpu", lambda: hardware.Hardware(8, (), "", SUPPORTED))
-    assert [noxfile._workers(name) for name in ("xla", "tpu")] == ["8", "8"]
 
 
 def test_xla_uses_the_processor_where_there_is_no_tpu(noxfile: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,12 +16,11 @@ import pytest
 from plugin_harness import CONFTEST, PATIENT
 
 from accelcheck import cli
+from accelcheck.commands import halves
 from accelcheck.commands import run as command
 from accelcheck.commands.common import GREEN, NOTHING, RED, USAGE
 from accelcheck.core import foreground
-from accelcheck.core.capability import SUPPORTED
 from accelcheck.core.journal_reading import read
-from accelcheck.devices import hardware
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -40,7 +39,7 @@ class Started:
         self._verdict = verdict
         monkeypatch.setattr(foreground, "run", self)
         monkeypatch.setattr(command, "refusal", lambda _: None)
-        for name in (command.LEVEL, command.WORKERS, "PJRT_DEVICE"):
+        for name in (halves.LEVEL, halves.WORKERS, "PJRT_DEVICE"):
             monkeypatch.delenv(name, raising=False)
         monkeypatch.setattr("accelcheck.devices.hardware.usable_cores", lambda: 6)
 
@@ -76,7 +75,7 @@ def test_a_device_runs_twice_with_workers_and_then_timed_alone(monkeypatch: pyte
     started = Started(monkeypatch)
     words = ["--device=cpu", "--level=2", "--technique=amp-*", "--journal=here.jsonl", "--", "-x", "--junit-xml=a.xml"]
     assert cli.main(["run", *words]) == GREEN
-    chosen = ["--accel-device=cpu", "--accel-level=2", "--accel-require", "--accel-technique=amp-*", "-q", "-rfE"]
+    chosen = ["--accel-device=cpu", "--accel-require", "-q", "-rfE", "--accel-level=2", "--accel-technique=amp-*"]
     assert started.words(0) == [
         *("--pyargs", "accelcheck.suite", *chosen, "--accel-journal=here.jsonl"),
         *("-n", "6", "--max-worker-restart=1000", "-x", "--junit-xml=a.xml"),
@@ -90,9 +89,9 @@ def test_a_device_runs_twice_with_workers_and_then_timed_alone(monkeypatch: pyte
 def test_the_command_that_the_summary_recommends_is_this_one(monkeypatch: pytest.MonkeyPatch) -> None:
     started = Started(monkeypatch)
     assert cli.main(["run", "--device=cpu", "--technique=amp-*", "--", "-x"]) == GREEN
-    again = shlex.split(started.environments[0][command.SESSION])
+    again = shlex.split(started.environments[0][halves.SESSION])
     assert again == ["accelcheck", "run", "--device=cpu", "--technique=amp-*", "--", "-x"]
-    monkeypatch.setenv(command.LEVEL, "3")
+    monkeypatch.setenv(halves.LEVEL, "3")
     given = cli.parser().parse_args(again[1:])
     assert (given.level, given.device, given.technique, given.arguments) == (3, ["cpu"], ["amp-*"], ["-x"])
 
@@ -101,23 +100,7 @@ def test_without_speed_there_is_one_part(monkeypatch: pytest.MonkeyPatch) -> Non
     started = Started(monkeypatch)
     assert cli.main(["run", "--device=cpu", "--no-speed"]) == GREEN
     assert len(started.commands) == 1
-    assert command.SESSION not in started.environments[0]
-
-
-@pytest.mark.parametrize(
-    ("device", "chips", "workers"),
-    [("cpu", 4, "6"), ("xla", 0, "6"), ("xla", 4, "4"), ("cuda", 4, "4"), ("vendor", 4, "1")],
-)
-def test_there_is_a_worker_for_each_core_or_chip(
-    device: str, chips: int, workers: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    Started(monkeypatch)
-    found = hardware.Hardware(chips, (), "", SUPPORTED)
-    for vendor in ("nvidia", "amd", "tpu"):
-        monkeypatch.setattr(f"accelcheck.devices.hardware.{vendor}", lambda: found)
-    assert command.workers(device) == workers
-    monkeypatch.setenv(command.WORKERS, "3")
-    assert command.workers(device) == "3"
+    assert halves.SESSION not in started.environments[0]
 
 
 def test_xla_without_a_tpu_gets_a_client(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from accelcheck.commands import halves
 from accelcheck.commands.common import GREEN, NOTHING, RED, add_import, refusal
 from accelcheck.commands.parsing import examples
 from accelcheck.core import foreground
 from accelcheck.core.journal import JournalError
 from accelcheck.core.journal_reading import read
 from accelcheck.core.words import LEVELS
-from accelcheck.devices import hardware
 from accelcheck.devices.probe import probe
 from accelcheck.plugin import registered
 from accelcheck.report.console import escaped
@@ -29,13 +29,7 @@ if TYPE_CHECKING:
 
     from accelcheck.core.journal import Record
 
-LEVEL, WORKERS = "ACCELCHECK_LEVEL", "ACCELCHECK_WORKERS"
-"""Variables that nox sessions read too."""
-SESSION = "ACCELCHECK_SESSION"
-"""Tells the run which command it is part of: its summary recommends that command for the next level."""
 _OURS = ("--accel-device", "--accel-level", "--accel-journal", "--accel-resume", "--accel-technique")
-_WRITING = ("--junit-xml", "--junitxml", "--accel-profile")
-"""Options of pytest that name what is written: the second part needs another name."""
 
 
 def add(commands: Any) -> None:
@@ -60,7 +54,7 @@ def add(commands: Any) -> None:
         type=int,
         choices=LEVELS,
         default=_level(),
-        help=f"1 smoke, 2 standard, 3 full, 4 soak (default: ${LEVEL}, or 1)",
+        help=f"1 smoke, 2 standard, 3 full, 4 soak (default: ${halves.LEVEL}, or 1)",
     )
     command.add_argument(
         "--technique", action="append", default=[], metavar="GLOB", help="techniques by name; repeatable (default: all)"
@@ -74,7 +68,7 @@ def add(commands: Any) -> None:
     command.add_argument(
         "--report", type=Path, metavar="FILE", help="HTML report (default: accelcheck-DATE.html in this folder)"
     )
-    command.add_argument("--no-speed", action="store_true", help="leave out the second part, which times cases")
+    command.add_argument("--no-speed", action="store_true", help="leave out the second half, which times cases")
     command.add_argument("arguments", nargs="*", metavar="ARGUMENT", help="arguments of pytest, after --")
     examples(
         command,
@@ -88,7 +82,7 @@ def add(commands: Any) -> None:
 
 def _level() -> int:
     """The level that the environment names; 1 where it names none of them."""
-    given = os.environ.get(LEVEL, "")
+    given = os.environ.get(halves.LEVEL, "")
     return int(given) if given in set(map(str, LEVELS)) else 1
 
 
@@ -105,13 +99,11 @@ class PytestRun:
         device: Its name.
         journal: File that it writes.
         words: Arguments of pytest.
-        timed: Whether it is the second part.
     """
 
     device: str
     journal: Path
     words: tuple[str, ...]
-    timed: bool = False
 
 
 def _run(given: argparse.Namespace) -> int:
@@ -158,7 +150,7 @@ def _present() -> list[str]:
 
 
 def parts(given: argparse.Namespace, device: str, stamp: str) -> list[PytestRun]:
-    """What is run on a device: the suite with workers, then the timed cases without.
+    """What is run on a device: both halves, or the first one alone.
 
     Args:
         given: The command line.
@@ -169,31 +161,16 @@ def parts(given: argparse.Namespace, device: str, stamp: str) -> list[PytestRun]
     if given.journal is not None and len(set(given.device)) != 1:
         journal = journal.with_stem(f"{journal.stem}-{device}")
     chosen = (
-        f"--accel-device={device}",
         f"--accel-level={given.level}",
-        "--accel-require",
         *(f"--accel-technique={name}" for name in given.technique),
         *(f"--accel-import={name}" for name in given.imports),
-        *("-q", "-rfE"),  # not the reasons of every skip, so that the report of accelcheck comes last
+        f"--accel-journal={journal}",
     )
-    ahead = ("-n", workers(device), "--max-worker-restart=1000")
-    first = ("--pyargs", "accelcheck.suite", *chosen, f"--accel-journal={journal}", *ahead, *given.arguments)
-    found = [PytestRun(device, journal, first)]
+    found = [PytestRun(device, journal, tuple(halves.judged(device, chosen, given.arguments)))]
     if not given.no_speed:
-        speed = journal.with_stem(f"{journal.stem}-speed")
-        rest = [_of_timing(word) for word in given.arguments]
-        second = ("--pyargs", "accelcheck.suite.test_speed", *chosen, f"--accel-journal={speed}", *rest, "-n", "0")
-        found.append(PytestRun(device, speed, second, timed=True))
+        second = tuple(halves.timed(device, chosen, given.arguments))
+        found.append(PytestRun(device, halves.beside(journal), second))
     return found
-
-
-def workers(device: str) -> str:
-    """Number of workers: one a chip, or one a core where the device is the processor."""
-    if os.environ.get(WORKERS):
-        return os.environ[WORKERS]
-    counts_of = {"cuda": hardware.nvidia, "rocm": hardware.amd, "tpu": hardware.tpu, "xla": hardware.tpu}
-    chips = counts_of[device]().count if device in counts_of else 0
-    return str(chips or (hardware.usable_cores() if device in {"cpu", "xla"} else 1))
 
 
 def environment(given: argparse.Namespace, part: PytestRun) -> dict[str, str]:
@@ -201,11 +178,9 @@ def environment(given: argparse.Namespace, part: PytestRun) -> dict[str, str]:
     words = [f"--device={part.device}", *(f"--technique={name}" for name in given.technique)]
     words += [f"--import={name}" for name in given.imports]
     words += ["--", *given.arguments] if given.arguments else []
-    # Without the second part the summary recommends the commands of pytest, one of which times.
-    found = {} if given.no_speed else {SESSION: shlex.join(["accelcheck", "run", *words])}
-    if part.device == "xla" and not hardware.tpu().count:
-        found["PJRT_DEVICE"] = os.environ.get("PJRT_DEVICE", "CPU")
-    return found
+    # Without the second half the summary recommends the commands of pytest, one of which times.
+    session = {} if given.no_speed else {halves.SESSION: shlex.join(["accelcheck", "run", *words])}
+    return session | halves.client(part.device)
 
 
 def verdict(codes: Sequence[int]) -> int:
@@ -216,11 +191,6 @@ def verdict(codes: Sequence[int]) -> int:
     if RED in codes:
         return RED
     return GREEN if GREEN in codes else NOTHING
-
-
-def _of_timing(word: str) -> str:
-    option, _, path = word.partition("=")
-    return f"{option}={Path(path).with_stem(f'{Path(path).stem}-speed')}" if option in _WRITING and path else word
 
 
 def _close(planned: Sequence[PytestRun], report: Path, code: int) -> None:
