@@ -6,41 +6,22 @@ import hashlib
 import itertools
 import json
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
+from journal_harness import EPYC, STORED, journal, record
 
 from accelcheck import cli
-from accelcheck.core.case import Case, Figure, Mode, Verdict
-from accelcheck.core.journal import SCHEMA, Journal, JournalError, Record
+from accelcheck.core.case import Figure, Verdict
+from accelcheck.core.journal import SCHEMA, JournalError, Record
 from accelcheck.core.journal_reading import case, lines, outline
-from accelcheck.devices.base import Fingerprint
 from accelcheck.report import merging
 from accelcheck.report.merging import DifferentDevicesError, MergeError, merge
 from accelcheck.report.run import load
 
-STORED = Path(__file__).parent.parent / "baselines"
-EPYC = Fingerprint("cpu", "AMD EPYC", 2, versions={"torch": "2.13.0"})
-
-
-def record(technique: str, verdict: Verdict = Verdict.PASS, device: str = "cpu") -> Record:
-    return Record(Case(technique, "mlp", device, "float32", Mode.FORWARD, 1), verdict)
-
-
-def journal(path: Path, *records: Record, fingerprint: Fingerprint = EPYC, end: bool = True, **facts: Any) -> Path:
-    device = {"capability": "ok", "fingerprint": fingerprint.as_json()}
-    header = {"accelcheck": "0.1.0", "python": "3.11.7", "level": 1, "started": "2026-11-23T10:00:00+00:00"}
-    written = Journal(path)
-    written.header(header | {"devices": {fingerprint.device: device}} | facts)
-    for one in records:
-        written.case(one.as_json())
-    if end:
-        written.end({"exit": 0})
-    else:
-        written.close()
-    return path
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 @pytest.fixture

@@ -21,7 +21,7 @@ from accelcheck.core import imports, registry
 from accelcheck.core.capability import Capability, Code, unavailable
 from accelcheck.core.foreign import ForeignCodeError
 from accelcheck.core.foreign import calling as calling_foreign
-from accelcheck.core.processes import Child, Message, calling, say
+from accelcheck.core.processes import Child, Message, calling, end_at_once, say
 from accelcheck.core.strangers import quoted
 from accelcheck.devices import hardware
 from accelcheck.devices.base import Device, Status, status_from_json
@@ -322,12 +322,8 @@ def _spec(device: Device) -> str:
 
 def main(names: Sequence[str]) -> None:
     """Answer for each name in turn, and end the process without tearing backends down."""
-    try:
-        _answer(names)
-    finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-    os._exit(0)  # a backend that crashes or hangs at exit has answered all the same
+    _answer(names)
+    end_at_once()
 
 
 def _answer(names: Sequence[str]) -> None:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import os
 import re
-import sys
 from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
 from accelcheck.core.capability import Capability, Code
 from accelcheck.core.clean_process import CleanProcessError
 from accelcheck.core.matrix import Matrix, Selection
-from accelcheck.core.processes import say
+from accelcheck.core.processes import end_at_once, say
 from accelcheck.devices.probe import probe
 from accelcheck.plugin import registered
 
@@ -38,12 +37,8 @@ def main(names: Sequence[str]) -> None:
     Args:
         names: Of the devices.
     """
-    try:
-        _answer(names)
-    finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-    os._exit(0)  # a backend that crashes or hangs at exit has answered all the same
+    _answer(names)
+    end_at_once()
 
 
 def _answer(names: Sequence[str]) -> None:

@@ -8,7 +8,6 @@ Run by `accelcheck.experiments.duet` as ``python -m accelcheck.experiments.duet_
 from __future__ import annotations
 
 import json
-import os
 import platform
 import sys
 import tempfile
@@ -20,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from accelcheck import __version__
 from accelcheck.core.case import TIMED, Verdict
 from accelcheck.core.files import scratch
-from accelcheck.core.processes import end_with_parent, say, stop
+from accelcheck.core.processes import end_at_once, end_with_parent, say, stop
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -43,8 +42,7 @@ def main(words: Sequence[str]) -> None:
     with tempfile.TemporaryDirectory(prefix="files-", dir=scratch()) as folder:
         _work(json.loads(words[0]), Path(folder))
     say(end=True)
-    sys.stderr.flush()
-    os._exit(0)  # a backend that crashes or hangs at exit has answered all the same
+    end_at_once()
 
 
 def _work(job: Mapping[str, Any], folder: Path) -> None:
