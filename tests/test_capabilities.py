@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import functools
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
 from accelcheck import cli
-from accelcheck.core.capability import SUPPORTED, Code, unavailable, unsupported
+from accelcheck.core.capability import BY_TRIAL, SUPPORTED, Code, unavailable, unsupported
 from accelcheck.core.case import Verdict
 from accelcheck.core.matrix import Matrix, Selection
 from accelcheck.devices.base import Status
@@ -85,7 +84,7 @@ class Tried(Eager):
 
     def capability(self, device: Device) -> Capability:
         del device
-        return replace(SUPPORTED, tried=True)
+        return BY_TRIAL
 
 
 @pytest.mark.parametrize("packages", [{}, {"no_such_package": "pip install no-such-package"}])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import itertools
 from dataclasses import replace
@@ -14,7 +15,7 @@ from stored_cases import stored as stored_cases
 
 from accelcheck.core.case import ALONE, Case, Evidence, Figure, Mode, Verdict
 from accelcheck.core.journal import Record
-from accelcheck.core.matrix import Selection
+from accelcheck.core.matrix import Matrix, Selection, devices
 from accelcheck.core.words import LEVELS
 from accelcheck.devices.base import Fingerprint
 from accelcheck.expectations import must_pass
@@ -191,6 +192,15 @@ def test_a_list_that_changed_has_the_next_version() -> None:
         assert shipped_before.get(name) == one.digest, (
             f"{name} {one.digest}: raise the version, and add this line to {VERSIONS.name}"
         )
+
+
+@pytest.mark.parametrize("kind", [kind for kind in must_pass.stored() if kind != must_pass.OTHERS])
+def test_no_list_asks_for_what_only_a_trial_on_the_chip_shows(kind: str) -> None:
+    device, listed = devices()[kind], {name.partition("/")[0] for name in must_pass.stored()[kind].levels}
+    for technique in Matrix.load().techniques.values():
+        if technique.name in listed:
+            with contextlib.suppress(RuntimeError, AssertionError, ImportError):  # only the device itself can tell
+                assert not technique.capability(device).tried, technique.name
 
 
 def test_a_list_makes_the_round_trip() -> None:

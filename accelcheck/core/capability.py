@@ -65,6 +65,8 @@ class Capability:
 
 
 SUPPORTED = Capability(Code.OK, "", "", None)
+BY_TRIAL = Capability(Code.OK, "", "", None, tried=True)
+"""It runs where a trial on the chip at hand shows that it does."""
 
 
 def unsupported(code: Code, reason: str, action: str = "", *, tried: bool = False) -> Capability:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from accelcheck.core.capability import SUPPORTED, Capability, Code, unsupported
+from accelcheck.core.capability import BY_TRIAL, Capability, Code, unsupported
 from accelcheck.core.case import Evidence, Mode
 from accelcheck.devices.strict import strict_matmul
 from accelcheck.techniques.base import Technique, Unsupported
@@ -100,7 +100,7 @@ class ReducedPrecision(Technique):
             with self.mode():
                 reduced = self.error(device)
         if reduced > strict:
-            return SUPPORTED
+            return BY_TRIAL
         return unsupported(
             Code.NO_EFFECT,
             f"{self.setting} changes nothing on {device.name}: a product of 12 significant bits has the relative "
@@ -149,12 +149,12 @@ class MatmulPrecision(ReducedPrecision):
         return f'torch.set_float32_matmul_precision("{self.word}")'
 
     def capability(self, device: Device) -> Capability:
-        """Whether the device reads torch's setting. Whether this has an effect is measured when a case runs."""
+        """Whether the device reads torch's setting. Whether this has an effect is measured when a case runs: chips differ."""
         if device.type == "xla":
             return unsupported(
                 Code.NO_BACKEND, "torch_xla has its own setting: torch_xla.backends.set_mat_mul_precision"
             )
-        return SUPPORTED
+        return BY_TRIAL
 
     def precision(self, dtype: str) -> str:
         del dtype
@@ -187,7 +187,7 @@ class ConvolutionPrecision(ReducedPrecision):
         """Only CUDA: it is a setting of cuDNN."""
         if device.type != "cuda":
             return unsupported(Code.NO_BACKEND, f"this is a setting of cuDNN, which {device.name} does not use")
-        return SUPPORTED
+        return BY_TRIAL
 
     def precision(self, dtype: str) -> str:
         del dtype

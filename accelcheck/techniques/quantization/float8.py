@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear, pad
 
-from accelcheck.core.capability import SUPPORTED, Capability, Code, unavailable, unsupported
+from accelcheck.core.capability import BY_TRIAL, SUPPORTED, Capability, Code, unavailable, unsupported
 from accelcheck.core.case import Evidence
 from accelcheck.devices import torch_names
 from accelcheck.devices.torch_names import disable_current_modes
@@ -280,7 +280,7 @@ def tried(device: Device, dtype: torch.dtype, out: torch.dtype, *, rows: bool) -
     # The elements' sum is exact in every unit; the two scales, their product and what they multiply are rounded to FP32.
     if not bool(((got.double() / TILE - 1).abs() <= 4 * UNIT_ROUNDOFF["float32"]).all()):
         raise RuntimeError(f"{device.name}: sums of {TILE} products of ones in {dtype}: expected {TILE}, got {got}")
-    return replace(SUPPORTED, tried=True)
+    return BY_TRIAL
 
 
 def _left(device: Device, strays: Iterable[str]) -> Capability:
