@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from accelcheck.core.bounded import Piece, read
+from accelcheck.expectations import must_pass
 from accelcheck.report.package import archive, chain, manifest, packing, signing
 from accelcheck.report.package.archive import BLOCK, NotPackageError
 from accelcheck.report.package.verifying import verify
@@ -276,8 +277,10 @@ def packages(folder: Path) -> tuple[Package, Package]:
     (folder / "secret.key").write_bytes(bytes(pair.secret_key) + b"\n")
     (folder / "public.key").write_bytes(bytes(pair.public_key) + b"\n")
     journal = folder / "journal.jsonl"
-    kept = STORED.read_bytes().splitlines(keepends=True)
-    journal.write_bytes(b"".join([*kept[: RECORDS + 1], kept[-1]]))
+    header, *kept = STORED.read_bytes().splitlines(keepends=True)
+    # The list of today: a package holds the one that its runs name.
+    named = json.loads(header) | {"must_pass": {"cpu": must_pass.stored()["cpu"].facts()}}
+    journal.write_bytes(b"".join([json.dumps(named).encode() + b"\n", *kept[:RECORDS], kept[-1]]))
     log = folder / "build.log"
     log.write_bytes(b"built\n" * 40)
     made = []
