@@ -274,13 +274,13 @@ def test_what_does_not_exist_is_answered_with_the_nearest(selection: Selection, 
 
 def test_a_technique_or_workload_of_a_taken_name_is_refused() -> None:
     with pytest.raises(DuplicateNameError, match="two techniques are named 'eager'"):
-        Matrix.load(techniques=[technique("eager")])
+        Matrix.load().extended([technique("eager")], [])
     with pytest.raises(DuplicateNameError, match="two workloads are named 'mlp'"):
-        Matrix.load(workloads=[workload("mlp")])
+        Matrix.load().extended([], [workload("mlp")])
 
 
 def test_what_others_register_takes_part() -> None:
-    more = Matrix.load([technique("theirs")], [workload("their-own")])
+    more = Matrix.load().extended([technique("theirs")], [workload("their-own")])
     assert "theirs/their-own/cpu/float32/forward" in ids(EVERYTHING, more)
 
 

@@ -254,4 +254,6 @@ def test_workloads_and_modes() -> None:
     assert TrainingStep().accepts(workload("training"))
     assert not TrainingStep().accepts(workload("linear"))
     assert not TrainingStep().accepts(workload("training", "branching"))
-    assert not CompiledAutocast().accepts(workload("linear"))
+    assert CompiledAutocast().accepts(workload("linear"))
+    assert not CompiledAutocast().accepts(workload("exact"))
+    assert not CompiledAutocast().accepts(built_in()["matmul"])

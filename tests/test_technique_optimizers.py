@@ -144,9 +144,10 @@ def test_every_named_workload_exists_and_is_accepted() -> None:
     known = {thing.name: thing for thing in discover("accelcheck.workloads", "WORKLOADS")}
     for technique in TECHNIQUES:
         assert isinstance(technique, OptimizerStep)
-        assert {name for name, thing in known.items() if technique.accepts(thing)} == technique.subjects
+        assert {name for name, thing in known.items() if technique.accepts(thing)} == technique.workloads
         assert technique.early <= known.keys()
-    assert not FOREACH.accepts(workload("training"))
+    assert FOREACH.accepts(workload("training"))
+    assert not FOREACH.accepts(workload("linear"))
 
 
 # Workloads and faults

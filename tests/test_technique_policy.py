@@ -137,7 +137,8 @@ def test_it_needs_the_dtype_and_a_listed_workload() -> None:
     narrow.dtypes = frozenset({"float32"})
     assert BF16.capability(narrow).code is Code.NO_DTYPE
     assert BF16.accepts(built_in()["transformer-block"])
-    assert not BF16.accepts(workload("linear"))
+    assert not BF16.accepts(built_in()["mlp"])
+    assert BF16.accepts(workload("linear"))
     assert BF16.admits(PROBES["huge"])
     assert not FP16.admits(PROBES["huge"])
 

@@ -69,7 +69,7 @@ def add(commands: Any) -> None:
         listing,
         ("accelcheck list", "every technique, and whether each device runs it"),
         ("accelcheck list --device=xla --technique='compile-*'", "some of them on one device"),
-        ("accelcheck list --workload=mlp --device=cpu", "what is tried with one workload"),
+        ("accelcheck list --workload=mlp --device=cpu", "what is tried with one workload, and why the rest is not"),
         ("accelcheck list --workloads --json", "all workloads, for a program"),
         ("accelcheck list --cases --device=cpu --technique='amp-*'", "ids for --accel-case"),
     )
@@ -102,15 +102,27 @@ def _techniques(given: argparse.Namespace, known: matrix.Matrix, extra: Sequence
         for row in capabilities.rows(chosen, places)
         if _named(row.name, given.technique) and (not given.workload or any(row.cases.values()))
     ]
+    # Why not, where one asks what is tried with a workload.
+    asked = chosen.workloads.values() if given.workload else ()
+    refusals = {
+        one.name: {name: why for name, why in known.refusals(one).items() if _named(name, given.technique)}
+        for one in asked
+    }
     if given.markdown:
         print("\n".join(shown.markdown(rows, chosen.workloads.values())))
         return GREEN
     statuses = _probed([name for name in places if name != capabilities.GENERIC], extra)
     if given.json:
-        body = {"techniques": catalogue.techniques_as_json(rows), "devices": _present(statuses)}
+        body = {
+            "techniques": catalogue.techniques_as_json(rows),
+            "devices": _present(statuses),
+            "refusals": {name: dict(reasons) for name, reasons in refusals.items()},
+        }
         print_json("list techniques", body)
     else:
         console.show(shown.text(rows, statuses))
+        for name, reasons in refusals.items():
+            print("\n".join(map(console.escaped, shown.refused(name, reasons))))
     for reason in torch_names.gone():
         print(f"accelcheck: {reason}: cases that need it are unavailable", file=sys.stderr)
     return GREEN

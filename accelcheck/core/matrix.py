@@ -53,18 +53,28 @@ class Matrix:
     """That a technique may take to say which cases it has."""
 
     @classmethod
-    def load(
-        cls, techniques: Iterable[Technique] = (), workloads: Iterable[Workload] = (), seconds: float = SECONDS
-    ) -> Matrix:
-        """Import the built-in families (and with them torch) and add what others registered.
+    def load(cls, seconds: float = SECONDS) -> Matrix:
+        """Import the built-in families, and with them torch.
+
+        Args:
+            seconds: As the attribute.
+        """
+        return cls(
+            index("technique", discover("accelcheck.techniques", "TECHNIQUES")),
+            index("workload", discover("accelcheck.workloads", "WORKLOADS")),
+            seconds,
+        )
+
+    def extended(self, techniques: Iterable[Technique], workloads: Iterable[Workload]) -> Matrix:
+        """The same, with what others registered.
 
         Raises:
             DuplicateNameError: Two things share a name.
         """
-        return cls(
-            index("technique", [*discover("accelcheck.techniques", "TECHNIQUES"), *techniques]),
-            index("workload", [*discover("accelcheck.workloads", "WORKLOADS"), *workloads]),
-            seconds,
+        return replace(
+            self,
+            techniques=index("technique", [*self.techniques.values(), *techniques]),
+            workloads=index("workload", [*self.workloads.values(), *workloads]),
         )
 
     def parts(self) -> list[object]:
@@ -112,6 +122,14 @@ class Matrix:
                 found += _cases_of(technique, workloads, selection, modes)
         return found
 
+    def refusals(self, workload: Workload) -> Mapping[str, str]:
+        """Why each technique has no case with a workload, by technique; without those that have one."""
+        found = {}
+        for technique in self.techniques.values():
+            if reason := _refusal(technique, workload):
+                found[technique.name] = reason
+        return found
+
     def check(self, selection: Selection) -> None:
         """Check that every selected name exists.
 
@@ -147,6 +165,21 @@ def _cases_of(
         for mode in covered
         if mode in workload.modes
     ]
+
+
+def _refusal(technique: Technique, workload: Workload) -> str:
+    """Why a technique has no case with a workload, in a few words; empty where it has one."""
+    if workload.techniques and technique.name not in workload.techniques:
+        return f"is none of the techniques that {workload.name} names"
+    if not technique.accepts(workload):
+        return technique.refusal(workload) or "is shown by a few other workloads of accelcheck"
+    if not any(map(technique.covers, workload.modes)):
+        return (
+            f"has none of its modes, {', '.join(sorted(workload.modes))}: it has {', '.join(sorted(technique.modes))}"
+        )
+    if not workload.dtypes & set(technique.dtypes):
+        return f"has none of its dtypes, {', '.join(sorted(workload.dtypes))}: it has {', '.join(technique.dtypes)}"
+    return ""
 
 
 def level(technique: Technique, workload: Workload, dtype: str) -> int:

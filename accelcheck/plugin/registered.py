@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import importlib
 import io
 import os
 import sys
@@ -18,7 +17,7 @@ from accelcheck.core.foreign import ForeignCodeError, calling
 from accelcheck.core.matrix import Matrix
 from accelcheck.core.matrix import devices as known_devices
 from accelcheck.core.strangers import quoted
-from accelcheck.plugin import options
+from accelcheck.plugin import options, validation
 
 if TYPE_CHECKING:
     from accelcheck.devices.base import Device
@@ -38,32 +37,33 @@ def devices(config: pytest.Config) -> list[Device]:
     Raises:
         ForeignCodeError: A hook raised, did not return, or returned something else.
     """
-    return _all(config, "pytest_accel_devices")
+    return [device for _, device in _all(config, "pytest_accel_devices")]
 
 
 def matrix(config: pytest.Config) -> Matrix:
     """Built-in and registered techniques and workloads. Imports torch.
 
     Raises:
-        DuplicateNameError: Two things share a name.
-        ForeignCodeError: A hook raised, did not return, or returned something else.
+        ForeignCodeError: A hook raised, did not return, or returned what is no technique or workload, or shares a name.
     """
-    importlib.import_module("torch")  # by far the longest of what hooks do, and not their fault
-    return Matrix.load(
-        _all(config, "pytest_accel_techniques"), _all(config, "pytest_accel_workloads"), options.seconds(config)
-    )
+    own = Matrix.load(seconds=options.seconds(config))  # by far the longest of what hooks do, and not their fault
+    techniques = validation.techniques(_all(config, "pytest_accel_techniques"), own.techniques)
+    known = [*own.techniques.values(), *techniques]
+    workloads = validation.workloads(_all(config, "pytest_accel_workloads"), own.workloads, known)
+    return own.extended(techniques, workloads)
 
 
-def _all(config: pytest.Config, name: str) -> list[Any]:
+def _all(config: pytest.Config, name: str) -> list[tuple[str, Any]]:
+    """What the hooks of this name gave, each with what gave it."""
     hook = getattr(config.hook, name, None)  # none where accelcheck is no plugin of this pytest
     if hook is None:
         return []
     limit = options.seconds(config)
-    found: list[Any] = []
+    found: list[tuple[str, Any]] = []
     # A wrapper calls the others itself, so that none of them can be called alone.
     if any(one.wrapper or one.hookwrapper for one in hook.get_hookimpls()):
         with calling(name, limit):
-            return [thing for group in hook() for thing in group]
+            return [(name, thing) for group in hook() for thing in group]
     for one in reversed(hook.get_hookimpls()):  # each by itself, so that an error can name its plugin
         what = f"{name} of {one.plugin_name} ({one.function.__module__}.{one.function.__qualname__})"
         with calling(what, limit):
@@ -73,7 +73,7 @@ def _all(config: pytest.Config, name: str) -> list[Any]:
                 raise ForeignCodeError(
                     f"{what}: expected things with a name, such as instances of the class that it registers, got {quoted(thing)}"
                 )
-        found += group
+        found += [(what, thing) for thing in group]
     return found
 
 

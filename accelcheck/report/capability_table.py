@@ -33,6 +33,17 @@ def text(rows: Sequence[TechniqueRow], statuses: Mapping[str, Status]) -> list[s
     return [*here, "", table, "", *sorted(reasons)]
 
 
+def refused(workload: str, refusals: Mapping[str, str]) -> list[str]:
+    """For people: the techniques that are not tried with a workload, by reason, those of most techniques first."""
+    by_reason: dict[str, list[str]] = {}
+    for name, reason in refusals.items():
+        by_reason.setdefault(reason, []).append(name)
+    lines = ["", f"not tried with {workload}: {len(refusals)} techniques"]
+    for reason, names in sorted(by_reason.items(), key=lambda one: (-len(one[1]), one[0])):
+        lines.append(f"  {len(names)} x {reason}: {', '.join(sorted(names))}")
+    return lines
+
+
 def markdown(rows: Sequence[TechniqueRow], workloads: Iterable[Workload]) -> list[str]:
     """For the documentation. The same on every machine: a technique that only this machine lacks counts as existing."""
     lines = [

@@ -9,6 +9,8 @@ from accelcheck.core.capability import SUPPORTED, Capability, Code, unavailable,
 from accelcheck.core.case import TIMED, Evidence, Mode
 from accelcheck.devices.packages import installed
 from accelcheck.techniques.observe import OperatorLog
+from accelcheck.workloads import builtin
+from accelcheck.workloads.traits import described
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -76,9 +78,14 @@ class Technique:
     """Largest drop of task accuracy that is allowed, as a fraction of all samples. The upper confidence bound of the drop
     must not exceed it. The default corresponds to MLPerf Inference's 99 % of the reference accuracy."""
     requires: frozenset[str] = frozenset()
-    """Traits that a workload must have: see `accelcheck.workloads.base.Workload.traits`. Other workloads give no case."""
+    """Traits that a workload must have: see `accelcheck.workloads.traits.TRAITS`. Other workloads give no case."""
+    works_on: frozenset[str] = frozenset()
+    """Traits of which a workload must have at least one, because the technique changes nothing else; empty if it needs none."""
     excludes: frozenset[str] = frozenset()
     """Traits that a workload must not have, because the technique makes no promise about them."""
+    workloads: frozenset[str] = frozenset()
+    """Names of the built-in workloads that it is tried with, where a few show everything; empty for all that it does not refuse.
+    A workload of another package is tried whatever its name is."""
     warmups: int = 0
     """Number of runs before the judged one, each with other inputs. Set it where the first runs compile, capture or
     calibrate, so that the judged run shows the steady state; if it is too small, `evidence` fails."""
@@ -139,12 +146,27 @@ class Technique:
         return found
 
     def accepts(self, workload: Workload) -> bool:
-        """Whether the technique is tried with `workload`. By default: it has all of `requires` and none of `excludes`.
+        """Whether the technique is tried with `workload`; not meant to be overridden.
 
-        Override it to choose workloads by name, where a few show everything, and call ``super()``. The answer must depend on
-        nothing else, since case ids have to be the same on every machine.
+        The answer depends on the workload alone, since case ids have to be the same on every machine.
         """
-        return self.requires <= workload.traits and not self.excludes & workload.traits
+        if self.workloads and workload.name in builtin():
+            return workload.name in self.workloads
+        return not self.refusal(workload)
+
+    def refusal(self, workload: Workload) -> str:
+        """Why the technique means nothing for `workload`, in a few words; empty where it can be tried.
+
+        By default: a trait of `requires` that it lacks, one of `excludes` that it has, or none of `works_on`. Override it for
+        what traits do not say, and call ``super()`` first.
+        """
+        for name in sorted(self.requires - workload.traits):
+            return f"needs {described(name)}"
+        for name in sorted(self.excludes & workload.traits):
+            return f"makes no promise for {described(name)}"
+        if self.works_on and not self.works_on & workload.traits:
+            return f"changes nothing without {' or '.join(map(described, sorted(self.works_on)))}"
+        return ""
 
     def covers(self, mode: Mode) -> bool:
         """Whether the technique is tried in `mode`: for timed modes, whether it is `timed` and covers what they run."""

@@ -2,3 +2,21 @@
 
 Nothing here knows a technique or a device; how a program is judged belongs in `accelcheck.checks`.
 """
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING
+
+from accelcheck.core.registry import discover, index
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from accelcheck.workloads.base import Workload
+
+
+@functools.cache
+def builtin() -> Mapping[str, Workload]:
+    """The workloads of this package, by name. Imports all of them, and with them torch."""
+    return index("workload", discover("accelcheck.workloads", "WORKLOADS"))

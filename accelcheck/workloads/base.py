@@ -83,28 +83,9 @@ class Workload:
             the nominal size) to the sizes that may vary between calls, such as batch or length; others ignore it.
         level: 1 smoke, 2 standard, 3 full: the level from which a cheap technique runs the workload.
         modes: The modes in which it is run. Each mode that is not here gives no case.
-        traits: What techniques ask for in `Technique.requires` and `Technique.excludes`. A workload that lacks a trait has fewer
-            cases, without a message; one that claims a trait wrongly fails. Built-in techniques know these:
-
-            - ``matmul``, ``linear`` (has `nn.Linear`), ``conv`` (NCHW convolution), ``attention`` (calls
-              ``scaled_dot_product_attention``): it has such contractions.
-            - ``resizable``: `make` follows its argument ``extent``.
-            - ``scriptable``: ``torch.jit.script`` can compile the module.
-            - ``branching``: Python control flow depends on data.
-            - ``training``: the problem has a target, a loss and an optimizer.
-            - ``batchnorm``: has batch normalisation.
-            - ``inplace``: has submodules with an attribute ``inplace``, which is False.
-            - ``blocks``: has a `nn.ModuleList` named ``blocks``, whose members take one tensor and can be checkpointed.
-            - ``activations``: its memory is mostly activations.
-            - ``exact``: does no rounding at all, as in indexing and copies.
-            - ``custom-function``: has an autograd function of its own; gradients are then checked by finite differences.
-            - ``twice-differentiable``: backward mode also checks gradients of gradients.
-            - ``packed``: its module is a `accelcheck.workloads.packed.Packed`; ``variable-length``: and its sequences differ in length.
-            - ``constants``: has expressions that depend on no input.
-            - ``stream``: calls its submodule ``net`` once for each input.
-            - ``views``: all outputs are views of the first input.
-            - ``index-tensors``: indexes with tensors in brackets; ``index-operators``: calls ``torch.index_select`` or
-              ``torch.gather``.
+        traits: What techniques ask for in `Technique.requires`, `works_on` and `excludes`: see `accelcheck.workloads.traits.TRAITS`. A
+            workload that lacks one has fewer cases, and ``accelcheck list --workload=NAME`` says why; one that claims a trait
+            wrongly fails.
     """
 
     name: str
@@ -284,7 +265,7 @@ class Program:
         if self.elsewhere is not None:
             return lambda: self.run(mode)
         if mode is Mode.FORWARD:
-            self.module.eval()
+            self.switch(training=False)
 
             def inferred() -> object:
                 with self.within(), torch.no_grad():
@@ -306,13 +287,20 @@ class Program:
         with self.around():
             return call(*self.inputs)
 
+    def switch(self, *, training: bool) -> None:
+        """Put the module, and the module that is called in its place, into training or evaluation mode."""
+        self.module.train(training)
+        if isinstance(self.call, nn.Module):
+            with contextlib.suppress(NotImplementedError):  # an exported program keeps the mode that it was exported in
+                self.call.train(training)
+
     def _forward(self) -> Result:
-        self.module.eval()
+        self.switch(training=False)
         with torch.no_grad():
             return dict(flatten(self._called()))
 
     def _backward(self) -> Result:
-        self.module.train()
+        self.switch(training=True)
         return self.gradients()
 
     def gradients(self) -> Result:
@@ -378,7 +366,7 @@ class Program:
         """
         if self.loss is None or self.target is None or self.optimizer is None:
             raise ValueError("train mode needs a loss, a target and an optimizer: give the Problem all three")
-        self.module.train()
+        self.switch(training=True)
         return self.optimizer(list(self.module.parameters()))
 
     def take(self, optimizer: torch.optim.Optimizer, step: int) -> Tensor:

@@ -85,7 +85,7 @@ def _train(generator: torch.Generator, extent: int) -> Problem:
 _TRAITS = frozenset({"blocks", "activations", "inplace", "scriptable"})
 
 WORKLOADS = (
-    Workload("deep-blocks", "Eight wide residual blocks.", _deep, 3, traits=_TRAITS),
+    Workload("deep-blocks", "Eight wide residual blocks.", _deep, 3, traits=_TRAITS | {"samplewise"}),
     Workload(
         "train-deep-blocks",
         "Two steps of SGD on eight wide residual blocks.",

@@ -96,7 +96,7 @@ WORKLOADS = (
         "Three linear layers with ReLU.",
         _mlp,
         1,
-        traits=_TRAITS | {"inplace"},
+        traits=_TRAITS | {"inplace", "samplewise"},
         probes=_PROBES | {"ones", "inf[0]", "-inf[0]"},
     ),
     Workload(
@@ -104,7 +104,7 @@ WORKLOADS = (
         "Three residual blocks of layer norm, linear, GELU, linear.",
         _blocks,
         1,
-        traits=_TRAITS | {"blocks"},
+        traits=_TRAITS | {"blocks", "samplewise"},
         probes=_PROBES | {"huge"},
     ),
     Workload(

@@ -61,6 +61,8 @@ class Trainable(Protocol):
     call: Callable[..., Any] | None
     scaler: torch.amp.GradScaler | None
 
+    def switch(self, *, training: bool) -> None: ...
+
     # Properties: a dataclass whose default is a function is read-only to type checkers.
     @property
     def around(self) -> Callable[[], AbstractContextManager[Any]]: ...
@@ -150,7 +152,7 @@ class Trainer:
         """
         if program.loss is None or program.target is None or program.optimizer is None:
             raise ValueError("trajectory mode needs a loss, a target and an optimizer: give the Problem all three")
-        program.module.train()
+        program.switch(training=True)
         parts = self.parts(program)
         self.step = 0
         if self.start is not None:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from accelcheck.devices.base import Device
     from accelcheck.techniques.observe import Log
-    from accelcheck.workloads.base import Program, Result, Workload
+    from accelcheck.workloads.base import Program, Result
 
 SAMPLEWISE = frozenset(
     [
@@ -76,21 +76,17 @@ class Transform(Technique):
     family = "autograd"
     source = "https://docs.pytorch.org/docs/stable/func.api.html"
     keeps_strides = False
-    subjects: frozenset[str]
-    """Names of the workloads that the technique is tried with."""
 
     def __init__(self, name: str, promise: str) -> None:
         self.name = name
         self.promise = promise
 
-    def accepts(self, workload: Workload) -> bool:
-        return super().accepts(workload) and workload.name in self.subjects
-
 
 class Mapped(Transform):
     """``vmap`` over the samples: the module is called once, for one sample."""
 
-    subjects = SAMPLEWISE
+    requires = frozenset({"samplewise"})
+    workloads = SAMPLEWISE
     modes = frozenset({Mode.FORWARD, Mode.BACKWARD})
 
     def prepare(self, program: Program, mode: Mode, device: Device) -> None:
@@ -135,7 +131,7 @@ class Differentiated(Transform):
 
     def _run(self, program: Program, function: Function) -> Result:
         function.seen.clear()
-        program.module.train()
+        program.switch(training=True)
         program.module.zero_grad(set_to_none=True)
         inputs = {
             f"input[{index}]": value.detach()
@@ -164,7 +160,7 @@ class Differentiated(Transform):
 class Grad(Differentiated):
     """``vjp`` with the output gradients of the plain run; in training, ``grad_and_value`` of the loss."""
 
-    subjects = DIFFERENTIABLE
+    workloads = DIFFERENTIABLE
     modes = frozenset({Mode.BACKWARD, Mode.TRAIN})
 
     def gradients(self, function: Function, leaves: Mapping[str, Tensor]) -> tuple[Result, Result]:
@@ -183,7 +179,7 @@ class Jacobian(Differentiated):
         forward: True for its columns by forward-mode differentiation, False for its rows by reverse mode.
     """
 
-    subjects = SMALL
+    workloads = SMALL
 
     def __init__(self, name: str, promise: str, *, forward: bool) -> None:
         super().__init__(name, promise)

@@ -16,13 +16,14 @@ from accelcheck.core.capability import SUPPORTED, Capability, Code, unavailable,
 from accelcheck.core.case import Evidence, Mode
 from accelcheck.techniques.base import Technique, Unsupported
 from accelcheck.techniques.observe import ProfilerLog
+from accelcheck.workloads.traits import CONTRACTING
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from accelcheck.devices.base import Device
     from accelcheck.techniques.observe import Log
-    from accelcheck.workloads.base import Program, Workload
+    from accelcheck.workloads.base import Program
 
 REGION = r"Torch-Compiled Region.*"
 """Pattern of profiler events: entries into code that Dynamo compiled."""
@@ -153,15 +154,12 @@ class MaxAutotune(Compiled):
     timings are cached are not timed again. On a GPU the mode also captures CUDA graphs.
     """
 
+    works_on = CONTRACTING  # nothing else is tuned
     warmups = CAPTURE_WARMUPS
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._held = ExitStack()
-
-    def accepts(self, workload: Workload) -> bool:
-        """Accepts workloads with contractions: nothing else is tuned."""
-        return super().accepts(workload) and bool({"matmul", "linear", "conv", "attention"} & workload.traits)
 
     def prepare(self, program: Program, mode: Mode, device: Device) -> None:
         from accelcheck.devices.torch_names import fresh_inductor_cache

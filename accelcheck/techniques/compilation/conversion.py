@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from accelcheck.devices.base import Device
     from accelcheck.techniques.observe import Log
-    from accelcheck.workloads.base import Program, Workload
+    from accelcheck.workloads.base import Program
     from accelcheck.workloads.probes import Probe
 
 RUNTIME_WORKLOADS = frozenset(
@@ -87,12 +87,6 @@ class Conversion(Technique):
     # Converters refuse Python control flow on data, as documented: it cannot be captured in one graph.
     excludes = frozenset({"branching"})
     bakes = True
-    workloads: frozenset[str]
-    """Names of the workloads that the technique is tried with."""
-
-    def accepts(self, workload: Workload) -> bool:
-        """Accepts the workloads named in `workloads`."""
-        return super().accepts(workload) and workload.name in self.workloads
 
     def admits(self, probe: Probe) -> bool:
         """No probe with other sizes: the conversion is for fixed ones."""

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from accelcheck.devices.base import Device
     from accelcheck.techniques.compilation._folding import FoldConstants
     from accelcheck.techniques.observe import Log
-    from accelcheck.workloads.base import Program, Workload
+    from accelcheck.workloads.base import Program
 
 CAPTURE = "capture"
 """Key in `Program.extras` of the `Capture` backend."""
@@ -46,6 +46,7 @@ class UserBackend(Technique):
 
     name = "compile-user-backend"
     family = "compile"
+    workloads = _ONE_OF_EACH_KIND
     promise = (
         "A user's backend gets each captured graph, readable and runnable, and the function that it returns is run."
     )
@@ -55,10 +56,6 @@ class UserBackend(Technique):
     watch = ProfilerLog
     warmups = 1
     differentiates_twice = False
-
-    def accepts(self, workload: Workload) -> bool:
-        """Accepts one workload of each kind: graphs differ in their operators, not with sizes."""
-        return super().accepts(workload) and workload.name in _ONE_OF_EACH_KIND
 
     def backend(self, mode: Mode) -> Capture:
         """The user's backend."""

@@ -87,6 +87,7 @@ class Streamed(Technique):
     """
 
     family = "dynamo"
+    requires = frozenset({"stream"})
     source = (
         "https://docs.pytorch.org/docs/stable/user_guide/torch_compiler/compile/programming_model.recompilation.html"
     )
@@ -119,10 +120,6 @@ class Streamed(Technique):
     def backend(self, device: Device) -> str:
         """Name of the backend on a device."""
         return str(self.arguments.get("backend") or backend_for(device))
-
-    def accepts(self, workload: Workload) -> bool:
-        """Accepts the workloads named in `workloads`."""
-        return super().accepts(workload) and workload.name in self.workloads
 
     def prepare(self, program: Program, mode: Mode, device: Device) -> None:
         del mode
@@ -250,6 +247,9 @@ class StaleStream(Streamed):
 
     modes = frozenset({Mode.FORWARD})  # gradients would belong to another parameter, or fail
     settled = False  # in the next run, a size comes with another change
+
+    def refusal(self, workload: Workload) -> str:
+        return super().refusal(workload) or "changes attributes that its own network has"
 
     def feed(self, program: Program, network: Callable[..., Any]) -> CountedCalls:
         return ChangingCalls(network, network_of(program))

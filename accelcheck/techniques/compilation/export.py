@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from accelcheck.devices.base import Device
     from accelcheck.techniques.observe import Log
-    from accelcheck.workloads.base import Program, Workload
+    from accelcheck.workloads.base import Program
     from accelcheck.workloads.probes import Probe
 
 RESIZED = frozenset(
@@ -137,10 +137,7 @@ class Export(Technique):
     modes = frozenset({Mode.FORWARD, Mode.BACKWARD, Mode.TRAIN, Mode.RANDOM, Mode.ACCURACY})
     # Export refuses Python control flow on data, as documented: GuardOnDataDependentSymNode.
     excludes = frozenset({"branching"})
-
-    def accepts(self, workload: Workload) -> bool:
-        """Accepts the workloads named in `WORKLOADS`."""
-        return super().accepts(workload) and workload.name in WORKLOADS
+    workloads = WORKLOADS
 
     def admits(self, probe: Probe) -> bool:
         """No probe with other sizes: programs for fixed sizes refuse these, and dynamic ones sizes of 0 and 1, as documented."""
@@ -172,12 +169,9 @@ class DynamicExport(Export):
     promise = "One exported program for all sizes, saved and loaded, computes the module's outputs and gradients."
     modes = frozenset({Mode.FORWARD, Mode.BACKWARD, Mode.ACCURACY})
     requires = frozenset({"resizable"})
+    workloads = RESIZED
     resizing = True
     warmups = 2
-
-    def accepts(self, workload: Workload) -> bool:
-        """Accepts the workloads named in `RESIZED`."""
-        return super().accepts(workload) and workload.name in RESIZED
 
     def exported(self, program: Program) -> Saved:
         return Saved(program.module)

@@ -23,6 +23,7 @@ from accelcheck.techniques.compilation.compile import (
 )
 from accelcheck.techniques.compilation.regions import backend_for, compiler_capability, entered
 from accelcheck.techniques.observe import ProfilerLog
+from accelcheck.workloads.traits import CONTRACTING
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     from accelcheck.core.capability import Capability
     from accelcheck.devices.base import Device
     from accelcheck.techniques.observe import Log
-    from accelcheck.workloads.base import Program, Workload
+    from accelcheck.workloads.base import Program
 
 CAPTURE = "capture"
 """Key in `Program.extras` of the `Capture` backend."""
@@ -144,6 +145,8 @@ class CompiledAutocast(Technique):
 
     name = "compile-autocast-bf16"
     family = "compile"
+    works_on = CONTRACTING
+    workloads = frozenset({"conv-strided", "mlp", "transformer-block"})  # one for each kind of contraction
     promise = "Autocast inside a compiled region is captured: contractions take bfloat16, parameters stay float32."
     source = "https://docs.pytorch.org/docs/stable/amp.html"
     level = 2
@@ -155,10 +158,6 @@ class CompiledAutocast(Technique):
     def capability(self, device: Device) -> Capability:
         found = self.needs(device, "autocast-bfloat16")
         return compiler_capability(device) if found.ok else found
-
-    def accepts(self, workload: Workload) -> bool:
-        """Accepts one workload for each kind of contraction."""
-        return super().accepts(workload) and workload.name in {"mlp", "conv-strided", "transformer-block"}
 
     def precision(self, dtype: str) -> str:
         del dtype

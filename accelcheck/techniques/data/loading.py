@@ -37,7 +37,6 @@ if TYPE_CHECKING:
     from accelcheck.techniques.data.dataloader import PassEnd
     from accelcheck.techniques.data.feeding import Feeder
     from accelcheck.techniques.observe import Log
-    from accelcheck.workloads.base import Workload
 
 BATCH = 3
 """Rows per batch: few enough that both workers get batches, and that the last one is smaller for most workloads."""
@@ -46,7 +45,6 @@ _FEED = "loader"
 _DELIVERY = "what the last pass delivered"
 _FAULTY_END = "how a faulty pass ended"
 _PINNED = "counts of moved and pinned tensors"
-_BATCHES = frozenset({"mlp", "mlp-blocks", "deep-blocks"})
 
 
 class ReloadedInputs(Technique):
@@ -60,11 +58,8 @@ class ReloadedInputs(Technique):
     modes = frozenset({Mode.FORWARD, Mode.BACKWARD, Mode.TRAIN})
     # Errors of batch norm on a device have nothing to do with loading; other techniques show them.
     excludes = frozenset({"batchnorm"})
+    works_on = frozenset({"samplewise", "training"})
     early = frozenset({"deep-blocks"})
-
-    def accepts(self, workload: Workload) -> bool:
-        """Accepts workloads whose inputs are batches with one sample a row."""
-        return super().accepts(workload) and (workload.name in _BATCHES or "training" in workload.traits)
 
     def move(self, program: Program, tensors: Sequence[Tensor], device: Device) -> Sequence[Tensor]:
         """Move tensors to the device.

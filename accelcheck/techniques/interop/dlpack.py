@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from accelcheck.devices.base import Device
     from accelcheck.techniques.observe import Log
-    from accelcheck.workloads.base import Program, Workload
+    from accelcheck.workloads.base import Program
 
 EXCHANGES = "exchanges"
 """Key in `Program.extras` of the list of `ExchangeRecord`."""
@@ -106,14 +106,12 @@ class ArrayExchange(Technique):
     """Passes every input and output of a workload, and their gradients, through another library."""
 
     family = "interop"
+    workloads = WORKLOADS
     library: ClassVar[str]
     """Import name of the library."""
     modes = frozenset({Mode.FORWARD, Mode.BACKWARD, Mode.TRAIN})
     limits = "they are empty"
     """Why the library cannot share some tensors, for evidence."""
-
-    def accepts(self, workload: Workload) -> bool:
-        return super().accepts(workload) and workload.name in WORKLOADS
 
     def give(self, tensor: Tensor) -> Any:
         """The library's array over a tensor's memory."""

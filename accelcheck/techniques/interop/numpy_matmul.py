@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from accelcheck.devices.base import Device
     from accelcheck.techniques.observe import Log
-    from accelcheck.workloads.base import Program, Result, Workload
+    from accelcheck.workloads.base import Program, Result
 
     Array = NDArray[np.floating[Any]]
 
@@ -90,13 +90,12 @@ class NumpyMatmul(Technique):
 
     name = "matmul-numpy"
     family = "interop"
+    works_on = frozenset({"linear", "matmul"})
+    workloads = WORKLOADS
     promise = "NumPy's matrix products of the same operands equal torch's up to rounding."
     source = "https://numpy.org/doc/stable/reference/generated/numpy.matmul.html"
     dtypes = ("float32", "float16")
     modes = frozenset({Mode.FORWARD, Mode.BACKWARD, Mode.TRAIN})
-
-    def accepts(self, workload: Workload) -> bool:
-        return super().accepts(workload) and workload.name in WORKLOADS
 
     def capability(self, device: Device) -> Capability:
         if device.type != "cpu":

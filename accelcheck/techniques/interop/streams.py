@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from accelcheck.devices.base import Device
     from accelcheck.techniques.observe import Log
-    from accelcheck.workloads.base import Program, Workload
+    from accelcheck.workloads.base import Program
 
 DELAY = 10**7
 """Clock cycles for which a producer waits before it writes: 5 ms at 2 GHz. A consumer that does not wait reads earlier."""
@@ -38,12 +38,10 @@ class CupyStreams(CupyExchange):
     """
 
     name = "cupy-stream"
+    workloads = WORKLOADS
     promise = "An exchange through DLPack orders the streams of both sides: consumers read what the producer wrote."
     source = "https://dmlc.github.io/dlpack/latest/python_spec.html#syntax-for-data-interchange-with-dlpack"
     warmups = 1  # CuPy compiles its kernels at the first use, which takes longer than the delay
-
-    def accepts(self, workload: Workload) -> bool:
-        return super().accepts(workload) and workload.name in WORKLOADS
 
     def exchangeable(self, tensor: Tensor) -> bool:
         return tensor.is_floating_point() and tensor.numel() > 0

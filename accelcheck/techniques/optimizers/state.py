@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from accelcheck.devices.base import Device
     from accelcheck.techniques.observe import Log
-    from accelcheck.workloads.base import OptimizerMaker, Program, Workload
+    from accelcheck.workloads.base import OptimizerMaker, Program
 
 _WORKLOADS = frozenset({"train-mlp", "train-transformer", "digits-mlp-training"})
 """SGD with momentum, AdamW, and a training of which the accuracy is checked."""
@@ -79,11 +79,9 @@ class HalfStates(Technique):
     level = 2
     early = frozenset({"train-transformer"})
     requires = frozenset({"training"})
+    workloads = _WORKLOADS
     oracle = "bfloat16-states"
     dtype = torch.bfloat16
-
-    def accepts(self, workload: Workload) -> bool:
-        return super().accepts(workload) and workload.name in _WORKLOADS
 
     def capability(self, device: Device) -> Capability:
         half = str(self.dtype).removeprefix("torch.")

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from accelcheck.devices.base import Device
     from accelcheck.techniques.observe import Log, Operator
-    from accelcheck.workloads.base import Program, Workload
+    from accelcheck.workloads.base import Program
 
 _BANKS = frozenset(["train-adagrad", "train-amsgrad", "train-nadam", "train-nesterov", "train-rmsprop"])
 SUBJECTS = _BANKS | {"train-gated-depth", "train-mlp", "train-transformer", "trajectory-mlp"}
@@ -53,16 +53,12 @@ class OptimizerStep(Technique):
     modes = frozenset({Mode.TRAIN})
     requires = frozenset({"training"})
     early = _BANKS - {"train-nadam", "train-rmsprop"}
-    subjects = SUBJECTS
-    """Names of the workloads that the technique is tried with."""
+    workloads = SUBJECTS
 
     def __init__(self, name: str, promise: str, **options: bool) -> None:
         self.name = name
         self.promise = promise
         self.options: Mapping[str, bool] = MappingProxyType(options)
-
-    def accepts(self, workload: Workload) -> bool:
-        return super().accepts(workload) and workload.name in self.subjects
 
     def prepare(self, program: Program, mode: Mode, device: Device) -> None:
         del mode
@@ -149,7 +145,7 @@ class CompiledStep(OptimizerStep):
 
     source = "https://docs.pytorch.org/tutorials/recipes/compiling_optimizer.html"
     level = 2
-    subjects = frozenset({"train-amsgrad", "train-mlp", "train-nesterov", "train-transformer"})
+    workloads = frozenset({"train-amsgrad", "train-mlp", "train-nesterov", "train-transformer"})
     watch = ProfilerLog
 
     def capability(self, device: Device) -> Capability:

@@ -10,6 +10,7 @@ import torch
 from accelcheck.core.case import Evidence, Mode
 from accelcheck.techniques.base import Technique
 from accelcheck.techniques.observe import CONTRACTION, operators
+from accelcheck.workloads.traits import CONTRACTING
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from accelcheck.core.capability import Capability
     from accelcheck.devices.base import Device
     from accelcheck.techniques.observe import Log, OperatorLog
-    from accelcheck.workloads.base import Program, Workload
+    from accelcheck.workloads.base import Program
 
 INITIAL_SCALE = 2.0**7
 """Initial scale of the gradient scaler. It lifts most FP16 gradients above the smallest normal number, and overflows in no
@@ -25,13 +26,12 @@ training: the largest gradient of the trained workloads is 91 and FP16's largest
 scale of 2**9.5 on. Runs are much shorter than the growth interval (2000 steps), and so never increase it."""
 _SCALE = "scale begun with"
 
-_CONTRACTING = frozenset({"matmul", "linear", "conv", "attention"})
-
 
 class Autocast(Technique):
     """Runs forward passes under ``torch.autocast``; parameters and inputs stay FP32."""
 
     family = "amp"
+    works_on = CONTRACTING
     source = "https://docs.pytorch.org/docs/stable/amp.html"
 
     def __init__(self, name: str, dtype: torch.dtype) -> None:
@@ -45,10 +45,6 @@ class Autocast(Technique):
 
     def capability(self, device: Device) -> Capability:
         return self.needs(device, f"autocast-{self.half}")
-
-    def accepts(self, workload: Workload) -> bool:
-        """Accepts workloads with contractions: autocast affects nothing else here."""
-        return super().accepts(workload) and bool(_CONTRACTING & workload.traits)
 
     def precision(self, dtype: str) -> str:
         del dtype

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from accelcheck.devices.base import Device
     from accelcheck.techniques.observe import Log
-    from accelcheck.workloads.base import Program, Workload
+    from accelcheck.workloads.base import Program
 
 _SETTING = "setting in the run"
 _TWELVE_BITS = 1024.5
@@ -65,8 +65,6 @@ class ReducedPrecision(Technique):
 
     family = "matmul-precision"
     source = "https://docs.pytorch.org/docs/stable/notes/cuda.html#tensorfloat-32-tf32-on-ampere-and-later-devices"
-    works_on: frozenset[str]
-    """Traits of which a workload needs at least one."""
 
     @abstractmethod
     def mode(self) -> AbstractContextManager[None]:
@@ -89,9 +87,6 @@ class ReducedPrecision(Technique):
     @abstractmethod
     def setting(self) -> str:
         """The code that turns the mode on, for reasons."""
-
-    def accepts(self, workload: Workload) -> bool:
-        return super().accepts(workload) and bool(self.works_on & workload.traits)
 
     def measured(self, device: Device) -> Capability:
         """Whether the mode changes anything on this device, compared with strict FP32."""

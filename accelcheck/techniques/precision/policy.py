@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from accelcheck.devices.base import Device
     from accelcheck.techniques.observe import Log
-    from accelcheck.workloads.base import Program, Workload
+    from accelcheck.workloads.base import Program
     from accelcheck.workloads.probes import Probe
 
 KEPT = (
@@ -72,6 +72,7 @@ class Policy(Technique):
     """
 
     family = "precision"
+    workloads = _WORKLOADS
     source = "https://docs.nvidia.com/deeplearning/performance/mixed-precision-training/index.html"
     level = 2
     early = frozenset({"mlp-blocks", "embedding-norm-gelu", "multi-head-attention", "transformer-block"})
@@ -87,9 +88,6 @@ class Policy(Technique):
         if self.half not in device.dtypes:
             return unsupported(Code.NO_DTYPE, f"{device.name} does not declare {self.half}")
         return SUPPORTED
-
-    def accepts(self, workload: Workload) -> bool:
-        return super().accepts(workload) and workload.name in _WORKLOADS
 
     def admits(self, probe: Probe) -> bool:
         """No huge inputs in float16, which the first cast would overflow."""

@@ -32,10 +32,10 @@ class StrictFloat32(Technique):
     promise = "With every reduced-precision mode off, FP32 products are computed in FP32."
     source = "https://docs.pytorch.org/docs/stable/notes/numerical_accuracy.html"
     modes = frozenset({Mode.FORWARD})
+    workloads = frozenset({"matmul"})
 
-    def accepts(self, workload: Workload) -> bool:
-        """Accepts one workload: a matrix product."""
-        return super().accepts(workload) and workload.name == "matmul"
+    def refusal(self, workload: Workload) -> str:
+        return super().refusal(workload) or "is about the device: one matrix product shows it"
 
     def prepare(self, program: Program, mode: Mode, device: Device) -> None:
         del mode

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from accelcheck.devices.base import Device
     from accelcheck.techniques.observe import Log, Operator
-    from accelcheck.workloads.base import Program, Workload
+    from accelcheck.workloads.base import Program
     from accelcheck.workloads.probes import Probe
 
 ENGINES = ("x86", "fbgemm", "onednn", "qnnpack")
@@ -96,13 +96,11 @@ class Replacing(Quantized):
     """Base class of techniques that replace linear layers by their own, which hold a quantized ``weight``.
 
     Attributes:
-        workloads: Names of the workloads that the technique is tried with.
         layer: Class of the layers.
         stored: Dtype of their weights.
         action: What a run does with each weight once, in words for evidence.
     """
 
-    workloads: frozenset[str]
     layer: type[nn.Module]
     stored: torch.dtype
     action: str
@@ -118,9 +116,6 @@ class Replacing(Quantized):
     @abstractmethod
     def is_action(self, operator: Operator) -> bool:
         """Whether an operator of the judged run does what `action` says."""
-
-    def accepts(self, workload: Workload) -> bool:
-        return super().accepts(workload) and workload.name in self.workloads
 
     def quantized(self, module: nn.Module, inputs: tuple[Any, ...]) -> nn.Module:
         del inputs

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from accelcheck.devices.base import Device
     from accelcheck.techniques.base import Technique
     from accelcheck.techniques.observe import Log
-    from accelcheck.workloads.base import Program, Workload
+    from accelcheck.workloads.base import Program
     from accelcheck.workloads.probes import Probe
 
 STEPS = 255
@@ -57,9 +57,6 @@ class ExportedInt8(Quantized):
     workloads = frozenset(
         {"mlp", "mlp-blocks", "multi-head-attention", "transformer-block", "digits-mlp", "digits-vit"}
     )
-
-    def accepts(self, workload: Workload) -> bool:
-        return super().accepts(workload) and workload.name in self.workloads
 
     def admits(self, probe: Probe) -> bool:
         """No probe with other shapes: the graph is exported for one."""

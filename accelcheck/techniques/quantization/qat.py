@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from accelcheck.core.capability import Capability
     from accelcheck.devices.base import Device
     from accelcheck.techniques.observe import Log
-    from accelcheck.workloads.base import Program, Workload
+    from accelcheck.workloads.base import Program
     from accelcheck.workloads.probes import Probe
 
 LOW, HIGH = -128, 127
@@ -102,6 +102,8 @@ class Qat(Technique):
 
     name = "int8-qat"
     family = "quantization"
+    requires = frozenset({"linear"})
+    workloads = _WORKLOADS
     promise = "Training uses int8 activations (one range per token) and weights (one scale per channel); conversion keeps both."
     source = "https://docs.pytorch.org/ao/stable/workflows/qat.html"
     modes = frozenset({Mode.BACKWARD, Mode.TRAIN, Mode.LEARNING})
@@ -109,9 +111,6 @@ class Qat(Technique):
     early = frozenset({"transformer-block"})
     oracle = "int8-fake-token-channel"
     differentiates_twice = False
-
-    def accepts(self, workload: Workload) -> bool:
-        return super().accepts(workload) and workload.name in _WORKLOADS
 
     def admits(self, probe: Probe) -> bool:
         return probe.name in {"zeros", "ones", "one-hot", "powers", "channels", "slice"}

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from accelcheck.techniques.base import Technique
     from accelcheck.techniques.observe import Log
     from accelcheck.verify.precision import MatrixUnit
-    from accelcheck.workloads.base import Program, Workload
+    from accelcheck.workloads.base import Program
 
 GROUP = 16
 """Number of weights that share a scale in int4: a divisor of every width in the suite."""
@@ -166,9 +166,7 @@ class Float8WeightOnly(TorchAO):
     tensor = "Float8Tensor"
     stored = torch.float8_e4m3fn
     oracle = "float8_e4m3fn-weight-channel"
-
-    def accepts(self, workload: Workload) -> bool:
-        return super().accepts(workload) and workload.name in float8.WORKLOADS
+    workloads = float8.WORKLOADS
 
     def settings(self, torchao: Any) -> dict[str, Any]:
         return super().settings(torchao) | {"weight_dtype": self.stored}
@@ -252,9 +250,7 @@ class Int4WeightOnly(TorchAO):
     config = "IntxWeightOnlyConfig"
     tensor = "IntxUnpackedToInt8Tensor"
     oracle = f"int4-unpacked-{GROUP}"
-
-    def accepts(self, workload: Workload) -> bool:
-        return super().accepts(workload) and workload.name in int4.WORKLOADS
+    workloads = int4.WORKLOADS
 
     def converts(self, layer: nn.Module) -> bool:
         return isinstance(layer, nn.Linear) and is_linear(layer) and not layer.in_features % GROUP

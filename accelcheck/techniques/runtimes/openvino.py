@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     from accelcheck.devices.base import Device
     from accelcheck.techniques.observe import Log
-    from accelcheck.workloads.base import Program, Workload
+    from accelcheck.workloads.base import Program
 
 LOWER = re.compile(r".*_(bf16|f16|i8|u8)")
 """Pattern of the CPU plugin's kernel types that compute in less than FP32, such as ``brgconv_avx512_bf16``."""
@@ -143,10 +143,6 @@ class OpenVinoCompile(Technique):
 
     def capability(self, device: Device) -> Capability:
         return openvino_capability(device)
-
-    def accepts(self, workload: Workload) -> bool:
-        """Accepts the workloads named in `workloads`: one of each kind, since each is compiled."""
-        return super().accepts(workload) and workload.name in self.workloads
 
     def prepare(self, program: Program, mode: Mode, device: Device) -> None:
         del mode, device

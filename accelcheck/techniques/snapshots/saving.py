@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from accelcheck.techniques.observe import Log
     from accelcheck.techniques.snapshots.files import Snapshots
     from accelcheck.techniques.snapshots.handover import ContinuationReport
-    from accelcheck.workloads.base import Program, Result, Workload
+    from accelcheck.workloads.base import Program, Result
     from accelcheck.workloads.trainer import Recipe, Trainable
 
 HANDOVER = "handover"
@@ -169,13 +169,10 @@ class SnapshotDamaged(SnapshotRestore):
     """The newest snapshot is damaged: the one before is used, and the steps since are taken again."""
 
     name = "snapshot-damaged"
+    workloads = frozenset({"train-mlp", "train-transformer"})  # it is about the file, whatever that holds
     promise = "A damaged snapshot is refused and named; the training goes on from the last good one and ends the same."
     source = "https://docs.pytorch.org/docs/stable/generated/torch.load.html"
     modes = frozenset({Mode.TRAIN})
-
-    def accepts(self, workload: Workload) -> bool:
-        """It is about the file, whatever that holds: two workloads show it."""
-        return super().accepts(workload) and workload.name in {"train-mlp", "train-transformer"}
 
     def spoil(self, snapshots: Snapshots) -> None:
         newest = snapshots.latest()
