@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import math
 import weakref
@@ -167,7 +168,9 @@ PLAIN_DRAWS = replace(SMALL, name="matmul-unprobed", probes=frozenset())
 def test_what_does_not_follow_parameters_and_inputs_fails_from_the_second_draw_on(change: Change, store: Store) -> None:
     record = verdict_of(store, Planted(change), PLAIN_DRAWS)
     assert record.verdict is Verdict.FAIL
-    lines = [line for line in record.reason.splitlines() if "in all draws" not in line]
+    *lines, hint = [line for line in record.reason.splitlines() if "in all draws" not in line]
+    assert hint.startswith("prepare: stale [draw 1]: expected results that follow parameters and inputs")
+    assert "set Planted.bakes to True if it copies parameters" in hint
     assert all(any(f"[draw {number}]" in line for number in (1, 2, 3)) for line in lines), record.reason
     assert any("[draw 1]" in line for line in lines)
 
@@ -193,6 +196,50 @@ def test_what_bakes_is_prepared_anew_for_other_parameters_alone(store: Store) ->
     technique = Baking(baked)
     assert passed(verdict_of(store, technique, SMALL))
     assert technique.prepared == technique.finished == DRAWS + 1  # and for the case's own again
+
+
+def test_what_is_wrong_with_the_first_parameters_too_is_not_called_stale(store: Store) -> None:
+    record = verdict_of(store, Planted(calling(lambda module, x: module(x) * 1.01)), SMALL)
+    assert record.verdict is Verdict.FAIL
+    assert "stale" not in record.reason
+
+
+class Copied(Eager):
+    """Calls an exact copy of the module."""
+
+    bakes = True
+
+    def prepare(self, program: Program, mode: Mode, device: Device) -> None:
+        del mode, device
+        program.call = copy.deepcopy(program.module)
+
+
+@pytest.mark.parametrize("mode", [FORWARD, BACKWARD, TRAIN])
+def test_a_module_that_is_called_in_place_of_another_has_its_mode(mode: Mode) -> None:
+    program = Program.of(built_in()["train-cnn" if mode is TRAIN else "cnn"].problem(0))
+    called = program.call = copy.deepcopy(program.module)
+    program.run(mode)
+    assert {part.training for part in called.modules()} == {mode is not FORWARD}
+
+
+def test_an_exact_copy_of_a_network_with_batch_norm_passes(store: Store) -> None:
+    assert passed(verdict_of(store, Copied(), built_in()["cnn"]))
+
+
+class Resizing(Eager):
+    """Warms up with other sizes."""
+
+    warmups, resizing = 2, True
+
+
+def test_a_workload_that_says_wrongly_that_it_is_resizable_is_an_error(store: Store) -> None:
+    workload = Workload(
+        "fixed", "One.", lambda g, _: of(torch.randn(3, 4, generator=g)), traits=frozenset({"resizable"})
+    )
+    record = verdict_of(store, Resizing(), workload)
+    assert record.verdict is Verdict.ERROR
+    assert "the workload fixed has the trait `resizable`, but its maker gives inputs of the same sizes" in record.reason
+    assert passed(verdict_of(store, Resizing(), built_in()["mlp"]))
 
 
 class Featured(Bed):

@@ -182,7 +182,7 @@ class StaleWeights(DynamicExport):
         (EXPORT, set()),
         (DYNAMIC, set()),
         (BiasDropped(), {"out"}),
-        (StaleWeights(), {"not engaged", "out"}),
+        (StaleWeights(), {"not engaged", "out", "prepare"}),
     ],
     ids=["healthy", "healthy-dynamic", "bias-dropped", "stale-weights"],
 )

@@ -51,9 +51,14 @@ def verify(trial: Trial, chosen: Sequence[Draw] | None = None) -> Finding:
 
 
 class _Run:
-    """Runs the draws of one case in turn, in one prepared program where the technique allows it."""
+    """Runs the draws of one case in turn, in one prepared program where the technique allows it.
 
-    def __init__(self, trial: Trial) -> None:
+    Args:
+        trial: The case.
+        draw: That the program is prepared for first.
+    """
+
+    def __init__(self, trial: Trial, draw: Draw = FIRST) -> None:
         self.trial = trial
         technique, device, case = trial.technique, trial.device, trial.case
         dtypes = frozenset({technique.precision(case.dtype)} - {case.dtype})
@@ -63,10 +68,12 @@ class _Run:
         self.faults: list[str] = []
         self.figures: list[Figure] = []
         self.alike: dict[str, list[tuple[Draw, Mapping[str, Reading], Reference]]] = {}
+        self._wrong: list[Draw] = []
+        """Draws with faults, in their order."""
         self.compared = 0
         self.excess = 0.0
-        self.program = self._prepared(FIRST)
-        self.parameters = FIRST.parameters
+        self.program = self._prepared(draw)
+        self.parameters = draw.parameters
 
     def finding(self, chosen: Sequence[Draw] | None = None) -> Finding:
         """Run and judge the draws, then what the random draws show together.
@@ -76,8 +83,10 @@ class _Run:
         trial = self.trial
         raised: list[tuple[str, Exception]] = []
         for draw in draws(trial.workload, trial.case.mode, self._admitted) if chosen is None else chosen:
+            known = len(self.faults)
             try:
                 self._judge(draw)
+                self._wrong += [draw] * (len(self.faults) > known)
             except Exception as error:  # noqa: BLE001 - whatever it raises is a fault of this draw, or raised again below
                 first = next(iter(text(error).splitlines()), "")
                 line = f"run: raised [{draw}]{RAISED}{type(error).__name__}: {first}"
@@ -98,7 +107,32 @@ class _Run:
         if raised and not self.faults:
             raise next((error for line, error in raised if not trial.expected(line)), raised[0][1])
         self.faults += [line for line, _ in raised]
+        self._explain()
         return Finding(self.evidence, self.faults, self.figures, self.compared, self.excess)
+
+    def _explain(self) -> None:
+        """Say so where `prepare` copies parameters and the technique does not say that it does: no other fault hints at it.
+
+        They are then wrong in the draws with other parameters alone, and right once the program is prepared for these.
+        """
+        if self.trial.technique.bakes or not self._wrong or not self._unexpected():
+            return
+        if any(draw.parameters == FIRST.parameters for draw in self._wrong):
+            return
+        trial, draw = self.trial, self._wrong[0]
+        trial.technique.finish()
+        try:
+            anew = _Run(trial, draw)
+            anew._judge(draw)
+        except Exception:  # noqa: BLE001 - what it raises would only hide the faults that were found
+            return
+        if not anew.faults:
+            kind = type(trial.technique).__name__
+            self.faults.append(
+                f"prepare: stale [{draw}]: expected results that follow parameters and inputs, which change in place between runs; "
+                f"got results that are right only when prepared anew. Let {kind}.prepare use the tensors themselves, or set "
+                f"{kind}.bakes to True if it copies parameters on purpose"
+            )
 
     def _unexpected(self) -> list[str]:
         return [line for line in self.faults if not self.trial.expected(line)]

@@ -171,10 +171,19 @@ def warm_up(trial: Trial, program: Program) -> None:
     for number in range(1, technique.warmups + 1):
         extent = number if technique.resizing and "resizable" in trial.workload.traits else 0
         other = trial.problem(trial.case.seed + number, extent)
+        if extent and _sizes(other.inputs) == _sizes(judged[0]):
+            raise ValueError(
+                f"the workload {trial.workload.name} has the trait `resizable`, but its maker gives inputs of the same sizes for "
+                f"extent 0 and {extent}: {_sizes(other.inputs)}. Add `extent` to the sizes that may vary, or remove the trait"
+            )
         program.inputs = tuple(trial.placed(value) for value in other.inputs)
         program.target = trial.placed(other.target)
         program.run(trial.case.mode)
     program.inputs, program.target, program.scaler = judged
+
+
+def _sizes(inputs: Sequence[Any]) -> list[tuple[int, ...]]:
+    return [tuple(value.shape) for value in inputs if isinstance(value, Tensor)]
 
 
 class State:
