@@ -33,6 +33,8 @@ Workloads: models and functions that techniques are applied to.
     `Dropout`: a random operation of a workload, for mode ``random``.
     `Recipe`: how a problem is trained for long, for mode ``trajectory``.
     `Task`: a workload with a data set, for modes ``accuracy`` and ``learning``.
+    `workload_of`: makes a workload of any model and example inputs.
+    `OwnModelError`: a model cannot be checked; the message names the object and says what to do.
     `Probe`: a structured input, such as ``one-hot``; `Technique.admits` is asked about each.
 """
 
@@ -51,6 +53,7 @@ if TYPE_CHECKING:
     from accelcheck.techniques.base import Technique, Unsupported
     from accelcheck.techniques.observe import Log, OperatorLog, ProfilerLog, operators
     from accelcheck.workloads.base import Dropout, Problem, Program, Workload
+    from accelcheck.workloads.own_model import OwnModelError, workload_of
     from accelcheck.workloads.probes import Probe
     from accelcheck.workloads.task import Task
     from accelcheck.workloads.trainer import Recipe
@@ -67,6 +70,7 @@ __all__ = [
     "Memory",
     "Mode",
     "OperatorLog",
+    "OwnModelError",
     "Probe",
     "Problem",
     "ProfilerLog",
@@ -80,6 +84,7 @@ __all__ = [
     "operators",
     "unavailable",
     "unsupported",
+    "workload_of",
 ]
 
 _MODULES = {
@@ -90,6 +95,7 @@ _MODULES = {
     "accelcheck.techniques.base": ("Technique", "Unsupported"),
     "accelcheck.techniques.observe": ("Log", "OperatorLog", "ProfilerLog", "operators"),
     "accelcheck.workloads.base": ("Dropout", "Problem", "Program", "Workload"),
+    "accelcheck.workloads.own_model": ("OwnModelError", "workload_of"),
     "accelcheck.workloads.probes": ("Probe",),
     "accelcheck.workloads.task": ("Task",),
     "accelcheck.workloads.trainer": ("Recipe",),

@@ -144,7 +144,7 @@ def test_an_example_that_imports_anything_else_is_found(line: str, found: list[s
 
 
 def test_there_is_an_example_of_each_kind() -> None:
-    assert [path.parent.name for path in EXAMPLES] == ["device", "technique", "workload"]
+    assert [path.parent.name for path in EXAMPLES] == ["device", "model", "technique", "workload"]
 
 
 def test_the_page_shows_the_examples_as_they_are() -> None:

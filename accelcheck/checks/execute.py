@@ -12,7 +12,7 @@ import torch
 
 from accelcheck.checks import accuracy, numerics, randomness, speed, trajectory
 from accelcheck.checks.platform import items, modes
-from accelcheck.checks.trial import SWITCHED_OFF, Clock, Finding, Trial
+from accelcheck.checks.trial import REMARKS, Clock, Finding, Trial
 from accelcheck.core import imports
 from accelcheck.core.capability import Capability, Code, unavailable, unsupported
 from accelcheck.core.case import Case, Figure, Mode, Verdict
@@ -268,7 +268,7 @@ def _record(case: Case, found: Finding) -> Record:
     absent = [f"not engaged: {e.claim}: observed {e.observed}" for e in found.evidence if not e.engaged]
     if found.faults or absent:
         verdict, reason = Verdict.FAIL, "\n".join([*absent, *found.faults])
-    elif sum(e.claim != SWITCHED_OFF for e in found.evidence) < 2:  # the engine adds one about the device
+    elif sum(e.claim not in REMARKS for e in found.evidence) < 2:  # the engine adds one about the device
         verdict, reason = Verdict.ERROR, f"{case.technique} gave no evidence that it ran: a verdict needs some"
     elif found.compared == 0:
         verdict, reason = Verdict.ERROR, "no element was compared: a pass needs at least one"

@@ -9,7 +9,17 @@ import torch
 from torch import Tensor
 
 from accelcheck.checks.device_layout import eager_strides
-from accelcheck.checks.trial import SWITCHED_OFF, Finding, State, absent, mutations, snapshot, warm_up, watched
+from accelcheck.checks.trial import (
+    SWITCHED_OFF,
+    UNJUDGED,
+    Finding,
+    State,
+    absent,
+    mutations,
+    snapshot,
+    warm_up,
+    watched,
+)
 from accelcheck.core.case import Evidence, Figure, Mode
 from accelcheck.core.plain import text
 from accelcheck.expectations import ceilings
@@ -174,7 +184,11 @@ class _Run:
                 _poison(reference, device)
                 device.seed(case.seed)
                 result = self.program.run(case.mode)
-        self.evidence += [*evidence, *self._switched_off()] if first else absent(self.evidence, evidence, str(draw))
+        self.evidence += (
+            [*evidence, *self._switched_off(), *_unjudged(reference)]
+            if first
+            else absent(self.evidence, evidence, str(draw))
+        )
         with trial.judging():
             result = self._values(result, reference, draw)
             changed = mutations(self.program.inputs, inputs)
@@ -276,6 +290,11 @@ class _Run:
             state.restore()
             trial.device.synchronize()
         return program
+
+
+def _unjudged(reference: Reference) -> list[Evidence]:
+    listed = ", ".join(sorted(reference.unjudged))
+    return [Evidence(UNJUDGED, listed, engaged=True)] if listed else []
 
 
 @torch.no_grad()

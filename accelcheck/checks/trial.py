@@ -30,7 +30,9 @@ if TYPE_CHECKING:
 
 
 SWITCHED_OFF = "random modules that drop nothing here"
-"""Claim of the observation that names them. It says nothing about the technique."""
+UNJUDGED = "tensors that rounding errors alone decide, and that are not judged"
+REMARKS = frozenset({SWITCHED_OFF, UNJUDGED})
+"""Claims of observations that say nothing about the technique."""
 
 
 class Clock:

@@ -101,7 +101,7 @@ def judge(result: Result, reference: Reference) -> Judgement:
     figures: list[Figure] = []
     readings: dict[str, Reading] = {}
     compared = 0
-    for path in sorted(reference.truth):
+    for path in sorted(reference.truth.keys() - reference.unjudged.keys()):
         candidate, truth = result[path], reference.truth[path]
         compared += truth.numel()
         if not truth.is_floating_point():

@@ -61,6 +61,10 @@ class OracleError(RuntimeError):
     """The oracle failed or cannot be trusted: the case is an `error`, never a pass."""
 
 
+class VacuousError(OracleError):
+    """Rounding errors alone decide a tensor: its budget would let any fault pass."""
+
+
 @dataclass(frozen=True)
 class Layout:
     """Metadata that eager gives a tensor of the result: name of the torch dtype, shape, strides."""
@@ -84,6 +88,7 @@ class Reference:
         eager_excess: Largest ratio of eager's own error to the rounding samples', over paths, all elements together: shows that
             the samples explain eager.
         alone: Budgets from the rounding samples alone.
+        unjudged: Why tensors are not judged, by path: see `accelcheck.workloads.base.Workload.given`.
         eager: What eager itself shows, by path and view; empty where there is none to compare with. In the views where this is
             within the budget of the samples alone, it enters `budgets`; beyond, it widens nothing.
     """
@@ -97,6 +102,7 @@ class Reference:
     eager_excess: float
     alone: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     eager: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    unjudged: Mapping[str, str] = field(default_factory=dict)
 
     @functools.cached_property
     def without_eager(self) -> Reference:
@@ -249,20 +255,18 @@ def compute(
     }
     judged = {path: Yardstick(t, unit, spacing) for path, t in truth.items() if t.is_floating_point() and t.numel()}
     readings = {path: [stick.read(sample[path]) for sample in samples] for path, stick in judged.items()}
-    alone = {path: _budgets(f"{source}: {path}", peers, unit) for path, peers in readings.items()}
-    if technique.oracle == "float64":  # a rounding moves what a scheme quantizes by a whole step
-        alone = _capped(source, alone, truth, unit, lowered=bool(careful))
+    alone, unjudged = _alone(source, readings, truth, unit, lowered=bool(careful))
     excess, own = 0.0, dict[str, Reading]()
     if technique.oracle == "float64":
         peer = eager if precision == dtype else source.eager_wholly(precision)
         # Eager wholly in half precision may overflow: samples alone then.
         if peer is not None and (draw.special or not _unlike(truth, peer)):
-            own = {path: stick.read(peer[path]) for path, stick in judged.items()}
+            own = {path: judged[path].read(peer[path]) for path in alone}
             excess = _trusted(f"{source}: eager {precision} on the CPU", own, readings, unit)
     seen = {path: dict(zip(VIEWS, reading.values, strict=True)) for path, reading in own.items()}
     budgets = {path: _with_eager(views, seen.get(path, {})) for path, views in alone.items()}
     leanings = {path: {view: tuple(r[view] for r in peers) for view in SIGNED} for path, peers in readings.items()}
-    return Reference(truth, layouts, budgets, leanings, unit, spacing, excess, alone, seen)
+    return Reference(truth, layouts, budgets, leanings, unit, spacing, excess, alone, seen, unjudged)
 
 
 @dataclass(frozen=True)
@@ -426,7 +430,7 @@ def _budgets(who: str, peers: list[Reading], unit: float) -> dict[str, float]:
     for view in VIEWS:
         budgets[view] = max(SLACK * max(abs(peer[view]) for peer in peers), floor(view, unit))
         if not 0.0 <= budgets[view] < math.inf:
-            raise OracleError(
+            raise VacuousError(
                 f"{who}: the budget of view {view} is {budgets[view]}; legal are finite numbers from 0. Infinite, anything "
                 "would pass: the oracle is 0 where rounding errs. Change the workload so that this tensor is not made of "
                 "rounding errors alone"
@@ -434,19 +438,39 @@ def _budgets(who: str, peers: list[Reading], unit: float) -> dict[str, float]:
     return budgets
 
 
-def _capped(
-    source: _Source, budgets: Mapping[str, dict[str, float]], truth: Result, unit: float, *, lowered: bool
-) -> dict[str, dict[str, float]]:
-    """Budgets within their caps: those of more samples are `lowered` to them, others that are beyond are an error."""
+def _alone(
+    source: _Source, readings: Mapping[str, list[Reading]], truth: Result, unit: float, *, lowered: bool
+) -> tuple[dict[str, dict[str, float]], dict[str, str]]:
+    """Budgets from the samples by path, and why a path has none: rounding errors alone decide it.
+
+    Raises:
+        VacuousError: That is so for a tensor of a workload that was made for checks, or for every one.
+    """
+    found, vacuous = dict[str, dict[str, float]](), dict[str, str]()
+    for path, samples in readings.items():
+        who = f"{source}: {path}"
+        try:
+            budgets = _budgets(who, samples, unit)
+            if source.technique.oracle == "float64":  # a rounding moves what a scheme quantizes by a whole step
+                budgets = _capped(who, budgets, truth[path], unit, lowered=lowered)
+            found[path] = budgets
+        except VacuousError as error:
+            if not source.workload.given:
+                raise
+            vacuous[path] = str(error)
+    if vacuous and not found:
+        first = next(iter(vacuous.values()))
+        raise VacuousError(f"{source}: rounding errors alone decide every tensor; the first one: {first}")
+    return found, vacuous
+
+
+def _capped(who: str, budgets: dict[str, float], truth: Tensor, unit: float, *, lowered: bool) -> dict[str, float]:
+    """Budgets of one path within their caps: those of more samples are `lowered` to them, others that are beyond are an error."""
     if lowered:
-        return {
-            path: {view: min(budget, caps.cap(view, unit, truth[path].shape)) for view, budget in views.items()}
-            for path, views in budgets.items()
-        }
-    for path, views in budgets.items():
-        if vacuous := caps.beyond(views, unit, truth[path].shape):
-            raise OracleError(f"{source}: {path}: {vacuous}")
-    return {**budgets}
+        return {view: min(budget, caps.cap(view, unit, truth.shape)) for view, budget in budgets.items()}
+    if vacuous := caps.beyond(budgets, unit, truth.shape):
+        raise VacuousError(f"{who}: {vacuous}")
+    return budgets
 
 
 def _with_eager(alone: Mapping[str, float], eager: Mapping[str, float]) -> dict[str, float]:
@@ -520,6 +544,7 @@ def _plain(reference: Reference) -> dict[str, Any]:
         "eager_excess": reference.eager_excess,
         "alone": {path: dict(views) for path, views in reference.alone.items()},
         "eager": {path: dict(views) for path, views in reference.eager.items()},
+        "unjudged": dict(reference.unjudged),
     }
 
 
@@ -534,4 +559,5 @@ def _reference(plain: dict[str, Any]) -> Reference:
         eager_excess=plain["eager_excess"],
         alone=plain["alone"],
         eager=plain["eager"],
+        unjudged=plain["unjudged"],
     )

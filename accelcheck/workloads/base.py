@@ -110,6 +110,9 @@ class Workload:
     A gradient that is missing elsewhere is an error in backward mode."""
     techniques: frozenset[str] = frozenset()
     """Names of the techniques that it is tried with, of those that accept it; empty for all."""
+    given: bool = False
+    """Whether nobody would change the model for its check. Tensors that rounding errors alone decide, such as the gradient of a bias
+    before batch norm, are then left out of the judgement, and named; in a workload that was made for checks they are an error."""
 
     def problem(self, seed: int, extent: int = 0) -> Problem:
         """The problem for a seed: bitwise the same on every machine with the same torch.

@@ -6,6 +6,7 @@ transform rather than by the autograd graph.
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
@@ -13,10 +14,11 @@ import torch
 from torch import Tensor, nn
 from torch.autograd import forward_ad
 
+from accelcheck.core.capability import Code, unsupported
 from accelcheck.core.case import Evidence, Mode
 from accelcheck.devices import torch_names
 from accelcheck.devices.torch_names import pytree
-from accelcheck.techniques.base import Technique
+from accelcheck.techniques.base import Technique, Unsupported
 from accelcheck.workloads.base import flatten
 
 if TYPE_CHECKING:
@@ -67,6 +69,8 @@ DIFFERENTIABLE = frozenset(
 SMALL = frozenset(["elementwise-broadcast", "elementwise-overlap", "layer-norm-narrow", "max-pool", "softmax"])
 """Workloads whose whole Jacobian has at most a million elements, and whose operators have forward derivatives."""
 
+_NOT_MAPPED = re.compile(r"vmap: .*(data-dependent control flow|randomness|\.item\(\))|Batching rule not implemented")
+"""Pattern of torch's errors for a module that vmap does not support; see "Limitations" in its documentation."""
 _SEEN = "what the module was given under a transform"
 
 
@@ -308,7 +312,13 @@ def mapped(module: nn.Module, seen: Counter[str]) -> Callable[..., Any]:
             lone = [value if dim is None else value.unsqueeze(0) for value, dim in zip(values, dims, strict=True)]
             return pytree.tree_map_only(Tensor, lambda out: out.squeeze(0), module(*lone))
 
-        return torch.func.vmap(one, in_dims=dims)(*inputs)
+        try:
+            return torch.func.vmap(one, in_dims=dims)(*inputs)
+        except RuntimeError as error:
+            if _NOT_MAPPED.search(str(error)):
+                reason = f"torch.func.vmap cannot map the module: {str(error).splitlines()[0]}"
+                raise Unsupported(unsupported(Code.NO_FEATURE, reason)) from error
+            raise
 
     return call
 

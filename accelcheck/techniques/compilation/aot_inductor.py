@@ -79,10 +79,11 @@ class Supplied(Package):
 
     def __init__(self, program: Program, folder: Path, options: Mapping[str, Any]) -> None:
         super().__init__(program, folder, options)
-        named, own = self.model.get_constant_fqns(), program.module.state_dict()
-        given = {name: own[name] for name in named}
+        module = program.module
+        own = dict(module.named_buffers()) | module.state_dict()  # those that are not saved too
+        given = {name: own[name] for name in self.model.get_constant_fqns()}
         self.model.load_constants(given, check_full_update=True, user_managed=True)
-        self.literals = sorted({name for name, _ in program.module.named_parameters()} - given.keys())
+        self.literals = sorted({name for name, _ in module.named_parameters()} - given.keys())
 
     def evidence(self) -> Iterable[Evidence]:
         yield from super().evidence()

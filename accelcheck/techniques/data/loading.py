@@ -16,7 +16,7 @@ from torch.utils.data import BatchSampler
 from accelcheck.core.capability import SUPPORTED, Capability, Code, unsupported
 from accelcheck.core.case import Evidence, Mode
 from accelcheck.devices.torch_names import disable_current_modes
-from accelcheck.techniques.base import Technique
+from accelcheck.techniques.base import Technique, Unsupported
 from accelcheck.techniques.data.dataloader import (
     UNREADABLE,
     WORKERS,
@@ -177,7 +177,11 @@ class PrefetchLoader(ReloadedInputs):
             feed.rows.fill(tensors)
         else:
             rows = _rows(tensors)
-            feed = program.extras[_FEED] = self.feed(tensors, BatchSampler(range(rows), BATCH, drop_last=False), device)
+            if rows < WORKERS:
+                reason = f"{rows} rows are {rows} batches at most: of {WORKERS} processes one would read none"
+                raise Unsupported(unsupported(Code.NO_EFFECT, reason))
+            size = min(BATCH, rows // WORKERS)
+            feed = program.extras[_FEED] = self.feed(tensors, BatchSampler(range(rows), size, drop_last=False), device)
         seen = program.extras[_DELIVERY] = Delivery()
         batches = [seen.take(batch)[1] for batch in self.passing(feed, device)]
         return [torch.cat(column).to(device.torch_device(), non_blocking=True) for column in zip(*batches, strict=True)]

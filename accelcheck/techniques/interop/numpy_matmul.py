@@ -91,6 +91,7 @@ class NumpyMatmul(Technique):
     name = "matmul-numpy"
     family = "interop"
     works_on = frozenset({"linear", "matmul"})
+    excludes = frozenset({"attention", "conv"})  # NumPy has none of torch's kernels for them
     workloads = WORKLOADS
     promise = "NumPy's matrix products of the same operands equal torch's up to rounding."
     source = "https://numpy.org/doc/stable/reference/generated/numpy.matmul.html"

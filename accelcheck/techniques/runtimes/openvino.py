@@ -23,7 +23,7 @@ from accelcheck.core.case import Evidence, Mode
 from accelcheck.devices import torch_names
 from accelcheck.devices.packages import installed
 from accelcheck.devices.torch_names import pytree
-from accelcheck.techniques.base import Technique
+from accelcheck.techniques.base import Technique, Unsupported
 from accelcheck.techniques.compilation.compile import REGION, reset_compiler, resolved_backend
 from accelcheck.techniques.compilation.conversion import RUNTIME_EARLY, RUNTIME_WORKLOADS, Conversion, Converted
 from accelcheck.techniques.observe import ProfilerLog
@@ -93,7 +93,13 @@ class OpenVino(Conversion):
 
     def converted(self, program: Program, device: Device) -> Model:
         del device
-        return Model(program)
+        try:
+            return Model(program)
+        except Exception as error:
+            if type(error).__name__ != "OpConversionFailure":  # of a package that is imported late
+                raise
+            reason = f"OpenVINO cannot convert the module: {str(error).strip().splitlines()[-1].lstrip('- ')}"
+            raise Unsupported(unsupported(Code.NO_FEATURE, reason)) from error
 
 
 class OverwriteCheck:
@@ -163,6 +169,8 @@ class OpenVinoCompile(Technique):
         regions = log.count(REGION)
         yield Evidence("compiled regions entered >= 1", regions, engaged=regions >= 1)
         executor = _dynamo("execute")
+        if executor.partitioned_modules and not executor.req_cache:
+            raise Unsupported(unsupported(Code.NO_EFFECT, "OpenVINO takes no part of the graph: torch runs all of it"))
         yield from ran([*executor.req_cache.values()])
         graphs = [*executor.partitioned_modules.values()]
         parts = [part for graph in graphs for part in graph.modules() if hasattr(part, "perm_fallback")]

@@ -1,0 +1,145 @@
+"""Finds the traits of a model by looking at its modules, and at the operators of one forward pass."""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from accelcheck.core.case import Mode
+from accelcheck.devices.torch_names import TorchDispatchMode, dropout_base
+from accelcheck.workloads.base import Program, flatten
+from accelcheck.workloads.quiet import quieted
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from accelcheck.workloads.base import Problem
+
+ALIKE = 1e-3
+"""Relative distance of a sample's result alone from that in its batch: other sizes are rounded otherwise."""
+NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
+_PRODUCTS = frozenset({"aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm", "aten::mv", "aten::addmv", "aten::dot"})
+
+
+def found_traits(problem: Problem) -> Iterator[str]:
+    """The traits that can be seen: of modules, and of one forward pass in evaluation mode.
+
+    Not found, and to be stated: ``resizable``, ``blocks``, ``activations`` and those that only a test's own models have.
+
+    Args:
+        problem: May be changed.
+    """
+    module = quieted(problem).module.eval()
+    parts = list(module.modules())
+    if any(type(part) is nn.Linear for part in parts):
+        yield "linear"
+    if any(isinstance(part, NORMS) for part in parts):
+        yield "batchnorm"
+    if any(getattr(part, "inplace", None) is False and not isinstance(part, dropout_base) for part in parts):
+        yield "inplace"
+    with torch.no_grad(), _Functions() as functions, _Operators() as operators:
+        out = module(*problem.inputs)
+    if functions.attention:
+        yield "attention"
+    if operators.seen & _PRODUCTS:
+        yield "matmul"
+    if operators.images:
+        yield "conv"
+    # `bool(tensor)` and `tensor.item()`: what Python decides by them no trace follows, unless the model does without while it is traced.
+    if "aten::_local_scalar_dense" in operators.seen and not _exportable(module, problem.inputs):
+        yield "branching"
+    if _samplewise(module, problem.inputs, out):
+        yield "samplewise"
+    if _scriptable(module):
+        yield "scriptable"
+
+
+def without_gradient(problem: Problem) -> frozenset[str]:
+    """Parameters and inputs that could get a gradient in backward mode and get none, by their names there.
+
+    Args:
+        problem: May be changed.
+    """
+    program = Program.of(quieted(problem))
+    asked = {name for name, parameter in program.module.named_parameters() if parameter.requires_grad}
+    asked |= {f"input[{index}]" for index, value in enumerate(program.inputs) if value.is_floating_point()}
+    if not asked:
+        return frozenset()
+    result = program.run(Mode.BACKWARD)
+    return frozenset(name for name in asked if f"grad:{name}" not in result)
+
+
+class _Functions(TorchFunctionMode):
+    """Sees calls of torch's functions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention = False
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        del types
+        self.attention |= func is nn.functional.scaled_dot_product_attention
+        return func(*args, **(kwargs or {}))
+
+
+class _Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves __init_subclass__ untyped
+    """Sees dispatched operators."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]  # untyped in torch
+        self.seen: set[str] = set()
+        self.images = False
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        del types
+        name = func.name().partition(".")[0]
+        self.seen.add(name)
+        self.images |= name == "aten::convolution" and args[0].dim() == 4
+        return func(*args, **(kwargs or {}))
+
+
+def _samplewise(module: nn.Module, inputs: tuple[Any, ...], out: Any) -> bool:
+    """Whether the first sample alone gives what it gives in the batch, in every output."""
+    try:
+        results = [tensor for _, tensor in flatten(out)]
+        sizes = {value.shape[0] if value.dim() else 0 for value in (*inputs, *results)}
+        if len(sizes) != 1 or sizes.pop() < 2:
+            return False
+        with torch.no_grad():
+            alone = [tensor for _, tensor in flatten(module(*(value[:1] for value in inputs)))]
+    except Exception:  # noqa: BLE001 - a model need not take one sample
+        return False
+    return len(alone) == len(results) and all(_near(one, other[:1]) for one, other in zip(alone, results, strict=True))
+
+
+def _near(one: Tensor, other: Tensor) -> bool:
+    if one.shape != other.shape:
+        return False
+    if not one.is_floating_point():
+        return torch.equal(one, other)
+    return float((one - other).norm()) <= ALIKE * float(other.norm())
+
+
+def _exportable(module: nn.Module, inputs: tuple[Any, ...]) -> bool:
+    with warnings.catch_warnings(), contextlib.suppress(Exception):
+        warnings.simplefilter("ignore")
+        torch.export.export(module, inputs)
+        return True
+    return False
+
+
+def _scriptable(module: nn.Module) -> bool:
+    with warnings.catch_warnings(), contextlib.suppress(Exception):
+        warnings.simplefilter("ignore")
+        torch.jit.script(module)
+        return True
+    return False

@@ -1,0 +1,305 @@
+"""Models of other people as workloads: whatever they take and give, and what cannot be checked is named."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from fault_harness import BACKWARD, FORWARD, TRAIN, Planted, verdict_of
+from torch import Tensor, nn
+from torch.nn import functional
+
+from accelcheck.checks.trial import UNJUDGED
+from accelcheck.core.case import Mode, Verdict, stable_seed
+from accelcheck.core.matrix import Matrix
+from accelcheck.core.registry import UnknownNameError
+from accelcheck.selftest.faults.plant import calling, nothing
+from accelcheck.techniques.compilation.export import Export
+from accelcheck.techniques.eager import Eager
+from accelcheck.verify.oracle import Store
+from accelcheck.workloads.own_model import OwnModelError, tensors_of, workload_of, written
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from accelcheck.workloads.base import Problem, Workload
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store(tmp_path)
+
+
+class Cache:
+    """An object that holds tensors, as caches of language models do."""
+
+    def __init__(self, keys: Tensor) -> None:
+        self.layers = [keys, keys + 1]
+        self.kind = "dynamic"
+        self.owner = self
+
+
+@dataclass
+class Output:
+    scores: Tensor
+    loss: Tensor | None
+    cache: Cache
+
+
+class Language(nn.Module):
+    """Tokens to scores, with a head that is tied to the table, and a part that gets no gradient."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(17, 8)
+        self.norm = nn.LayerNorm(8)
+        self.head = nn.Linear(8, 17, bias=False)
+        self.head.weight = self.table.weight
+        self.unused = nn.Linear(3, 3)
+        self.aliases = [self.norm]
+        self.drop = nn.Dropout(0.5)
+
+    def forward(self, tokens: Tensor, *, mask: dict[str, Tensor], scale: float = 1.0) -> Output:
+        hidden = self.drop(self.norm(self.table(tokens)) * scale * mask["rows"][..., None])
+        return Output(self.head(hidden), None, Cache(hidden))
+
+
+def tokens() -> Tensor:
+    return torch.arange(12).reshape(2, 6) % 17
+
+
+def language(**more: Any) -> Workload:
+    torch.manual_seed(0)
+    keywords = {"mask": {"rows": torch.tensor([[1.0] * 6, [1.0] * 4 + [0.0] * 2])}, "scale": 2.0}
+    return workload_of(Language(), (tokens(),), keywords, name="language", **more)
+
+
+class Images(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 4, 3)
+        self.bn = nn.BatchNorm2d(4)
+        self.act = nn.ReLU()
+        self.head = nn.Linear(4, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.head(self.act(self.bn(self.conv(x))).mean((2, 3)))
+        return out
+
+
+def images(**more: Any) -> Workload:
+    torch.manual_seed(0)
+    return workload_of(Images(), (torch.randn(4, 3, 8, 8),), name="images", **more)
+
+
+def own(workload: Workload) -> Problem:
+    return workload.problem(stable_seed(workload.name))
+
+
+@pytest.mark.parametrize("make", [language, images])
+@pytest.mark.parametrize("mode", [FORWARD, BACKWARD])
+def test_a_model_as_it_is_passes_in_every_mode(make: Callable[[], Workload], mode: Mode, store: Store) -> None:
+    record = verdict_of(store, Eager(), make(), mode)
+    assert record.verdict is Verdict.PASS, record.reason
+    assert record.compared > 0
+
+
+def test_what_rounding_errors_alone_decide_is_left_out_and_named(store: Store) -> None:
+    workload = images()
+    record = verdict_of(store, Eager(), workload, BACKWARD)
+    assert record.verdict is Verdict.PASS, record.reason
+    (said,) = (one for one in record.evidence if one.claim == UNJUDGED)
+    assert said.observed == "grad:conv.bias"  # before batch norm
+    judged = {figure.path for figure in record.figures}
+    assert "grad:conv.bias" not in judged
+    record = verdict_of(Store(store.cache.folder / "other"), Eager(), replace(workload, given=False), BACKWARD)
+    assert record.verdict is Verdict.ERROR
+    assert "grad:conv.bias: the budget of view row is" in record.reason
+
+
+def test_a_model_of_which_nothing_can_be_judged_is_an_error(store: Store) -> None:
+    record = verdict_of(
+        store, Eager(), workload_of(lambda x: (x + 1) - 1 - x, (torch.randn(9, 9),), name="noise"), FORWARD
+    )
+    assert record.verdict is Verdict.ERROR
+    assert "rounding errors alone decide every tensor" in record.reason
+
+
+@pytest.mark.parametrize("make", [language, images])
+def test_a_technique_that_traces_follows_an_adapted_model(make: Callable[[], Workload], store: Store) -> None:
+    record = verdict_of(store, Export(), make(), FORWARD)
+    assert record.verdict is Verdict.PASS, record.reason
+
+
+@pytest.mark.parametrize("make", [language, images])
+def test_a_fault_in_one_output_fails(make: Callable[[], Workload], store: Store) -> None:
+    def wrong(module: Any, *inputs: Tensor) -> Any:
+        out = module(*inputs)
+        first, rest = (out[0], out[1:]) if isinstance(out, tuple) else (out, None)
+        first = first * torch.where(torch.arange(first.shape[-1]) == 1, 1.01, 1.0)
+        return first if rest is None else (first, *rest)
+
+    assert verdict_of(store, Planted(nothing), make(), FORWARD).verdict is Verdict.PASS
+    assert verdict_of(store, Planted(calling(wrong)), make(), FORWARD).verdict is Verdict.FAIL
+
+
+def test_a_training_is_checked_too(store: Store) -> None:
+    workload = images(
+        loss=functional.cross_entropy,
+        target=torch.tensor([0, 1, 2, 3]),
+        optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1),
+        steps=3,
+    )
+    assert {TRAIN, Mode.TRAIN_SPEED} <= workload.modes
+    assert "training" in workload.traits
+    record = verdict_of(store, Eager(), workload, TRAIN)
+    assert record.verdict is Verdict.PASS, record.reason
+
+
+def test_the_model_and_its_inputs_stay_the_callers(store: Store) -> None:
+    model, x = Images().train(), torch.randn(4, 3, 8, 8)
+    before = {name: value.clone() for name, value in model.state_dict().items()}, x.clone()
+    workload = workload_of(model, (x,), name="kept")
+    verdict_of(store, Eager(), workload, BACKWARD)
+    assert all(torch.equal(value, before[0][name]) for name, value in model.state_dict().items())
+    assert torch.equal(x, before[1])
+    assert model.training
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+def test_the_first_draw_has_the_callers_numbers_and_others_the_same_ones_elsewhere() -> None:
+    workload = images()
+    first, other = own(workload), workload.problem(stable_seed("images") + 7919)
+    torch.manual_seed(0)
+    model = Images()
+    assert all(map(torch.equal, first.module.parameters(), model.parameters()))
+    for one, two in [
+        *zip(first.module.parameters(), other.module.parameters(), strict=True),
+        (first.inputs[0], other.inputs[0]),
+    ]:
+        assert torch.equal(one.reshape(-1).sort().values, two.reshape(-1).sort().values)
+    assert not torch.equal(first.inputs[0], other.inputs[0])
+    assert torch.equal(other.inputs[0], workload.problem(stable_seed("images") + 7919).inputs[0])
+
+
+def test_masks_and_integers_are_the_same_in_every_draw() -> None:
+    workload = language()
+    first, other = own(workload), workload.problem(1)
+    assert all(map(torch.equal, first.inputs, other.inputs))
+
+
+def test_what_gets_no_gradient_is_found() -> None:
+    assert language().idle == {"model.unused.weight", "model.unused.bias", "input[1]"} - {"input[1]"}
+
+
+def test_traits_are_found() -> None:
+    assert images().traits == {"linear", "batchnorm", "inplace", "conv", "matmul", "samplewise", "scriptable"}
+    assert language().traits == {"linear", "matmul", "samplewise"}
+
+    def attention(x: Tensor) -> Tensor:
+        return functional.scaled_dot_product_attention(x, x, x)
+
+    assert workload_of(attention, (torch.randn(1, 2, 5, 8),), name="attention").traits == {"attention", "matmul"} - {
+        "matmul"
+    }
+
+    def branch(x: Tensor) -> Tensor:
+        return x + 1 if x.sum() > 0 else x - 1
+
+    assert workload_of(branch, (torch.randn(5, 8),), name="branch").traits == {"branching"}
+
+
+def test_a_process_that_has_looked_at_a_model_can_be_forked() -> None:
+    """Cases run in forks: one of a process that has computed with threads hangs."""
+    code = """
+import os, signal, torch
+from accelcheck.api import workload_of
+torch.set_num_threads(1)
+model, x = torch.nn.Sequential(torch.nn.Linear(2000, 2000), torch.nn.ReLU()), torch.ones(2000, 2000)
+torch.set_num_threads(4)
+workload_of(model, (x,))
+assert torch.get_num_threads() == 4
+child = os.fork()
+if not child:
+    signal.alarm(20)
+    (x + 1).exp().sum() + (x @ x).sum()
+    os._exit(0)
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
+    assert done.stdout.strip() == "0"
+
+
+def test_traits_can_be_stated() -> None:
+    assert images(traits=frozenset({"conv"})).traits == {"conv"}
+    with pytest.raises(UnknownNameError, match=r"unknown trait 'convs'\. Did you mean 'conv'"):
+        images(traits=frozenset({"convs"}))
+
+
+def test_most_techniques_run_and_the_others_say_why() -> None:
+    known = Matrix.load()
+    refusals = known.refusals(images())
+    assert len(known.techniques) - len(refusals) >= 60
+    assert all(refusals.values())
+    assert {"export", "openvino", "onnx-runtime"} & refusals.keys() == set()
+
+
+def test_every_tensor_of_a_result_has_a_path() -> None:
+    hidden = torch.ones(2)
+    found = [(written(place), tensor) for place, tensor in tensors_of(Output(hidden, None, Cache(hidden)))]
+    assert [path for path, _ in found] == ["out.cache.layers[0]", "out.cache.layers[1]", "out.scores"]
+    assert [written(place) for place, _ in tensors_of({"a": (hidden, [hidden])})] == ["out['a'][0]", "out['a'][1][0]"]
+
+
+def nothing_at_all(x: Tensor) -> None:
+    del x
+
+
+def fail(x: Tensor) -> Tensor:
+    raise LookupError("no such row")
+
+
+@pytest.mark.parametrize(
+    ("model", "inputs", "more", "message"),
+    [
+        (Images(), torch.ones(1), {}, r"inputs: expected a tuple of the positional arguments, got Tensor; for one argument give \(x,\)"),
+        (Images(), (3,), {}, "inputs: expected tensors among the arguments, got none"),
+        (3, (torch.ones(1),), {}, "model: expected a module or a function, got int"),
+        (fail, (torch.ones(1),), {}, "model: raised LookupError with the inputs given: no such row"),
+        (lambda x: {"text": "no", "x": x}, (torch.ones(1),), {}, r"out\['text'\]: expected tensors, .* got str, which cannot be compared"),
+        (nothing_at_all, (torch.ones(1),), {}, "out: expected tensors, got none in NoneType"),
+        (lambda x: (y for y in x), (torch.ones(1),), {}, "out: expected tensors, .* got generator"),
+        (Images().double(), (torch.ones(1, 3, 8, 8).double(),), {}, "conv.weight: expected it on the CPU in float32, got float64 on cpu"),
+        (Images(), (torch.ones(1, 3, 8, 8),), {"name": "My Model"}, "name 'My Model': expected small letters and digits"),
+        (Images(), (torch.ones(1, 3, 8, 8),), {"loss": functional.mse_loss}, "training needs a loss, a target and an optimizer: give all"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_checked_is_named(model: Any, inputs: Any, more: dict[str, Any], message: str) -> None:
+    with pytest.raises(OwnModelError, match=message):
+        workload_of(model, inputs, **more)
+
+
+def test_a_model_that_cannot_be_copied_is_named() -> None:
+    class Locked(nn.Module):
+        def __deepcopy__(self, memo: Any) -> Any:
+            raise TypeError("cannot pickle '_thread.lock' object")
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x
+
+    with pytest.raises(OwnModelError, match=r"model: cannot be copied: TypeError: cannot pickle '_thread\.lock'"):
+        workload_of(Locked(), (torch.ones(2),))
+
+
+def test_a_model_that_is_random_is_named(store: Store) -> None:
+    def noisy(x: Tensor) -> Tensor:
+        return x + torch.rand_like(x)
+
+    record = verdict_of(store, Eager(), workload_of(noisy, (torch.ones(3, 4),), name="noisy"), FORWARD)
+    assert record.verdict is Verdict.ERROR
+    assert "is random" in record.reason
