@@ -291,9 +291,12 @@ class Program:
             return call(*self.inputs)
 
     def switch(self, *, training: bool) -> None:
-        """Put the module, and the module that is called in its place, into training or evaluation mode."""
+        """Put the module, and the module that is called in its place, into training or evaluation mode.
+
+        A script keeps the mode in which it was made: it does not know what its classes do in `train`, such as keeping a norm frozen.
+        """
         self.module.train(training)
-        if isinstance(self.call, nn.Module):
+        if isinstance(self.call, nn.Module) and not isinstance(self.call, torch.jit.ScriptModule):
             with contextlib.suppress(NotImplementedError):  # an exported program keeps the mode that it was exported in
                 self.call.train(training)
 
