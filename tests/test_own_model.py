@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -212,27 +210,6 @@ def test_traits_are_found() -> None:
         return x + 1 if x.sum() > 0 else x - 1
 
     assert workload_of(branch, (torch.randn(5, 8),), name="branch").traits == {"branching"}
-
-
-def test_a_process_that_has_looked_at_a_model_can_be_forked() -> None:
-    """Cases run in forks: one of a process that has computed with threads hangs."""
-    code = """
-import os, signal, torch
-from accelcheck.api import workload_of
-torch.set_num_threads(1)
-model, x = torch.nn.Sequential(torch.nn.Linear(2000, 2000), torch.nn.ReLU()), torch.ones(2000, 2000)
-torch.set_num_threads(4)
-workload_of(model, (x,))
-assert torch.get_num_threads() == 4
-child = os.fork()
-if not child:
-    signal.alarm(20)
-    (x + 1).exp().sum() + (x @ x).sum()
-    os._exit(0)
-print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
-"""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
-    assert done.stdout.strip() == "0"
 
 
 def test_traits_can_be_stated() -> None:

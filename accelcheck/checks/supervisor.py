@@ -50,7 +50,7 @@ class Supervisor:
         def begin() -> None:
             _FIND[:] = [self._make()]
             if torch.get_num_threads() > 1:
-                compute()  # a fork of a process that has computed with threads hangs, and is not used
+                compute()  # a fork that hangs here is not used
 
         return CleanProcess([], ((begin, BEGIN),))
 

@@ -23,6 +23,7 @@ from multiprocessing.connection import Pipe
 from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 
 from accelcheck.core.native_stacks import native_stacks
+from accelcheck.core.openmp import end_threads
 from accelcheck.core.processes import End, adopt_orphans, end_with_parent, kill_tree, let_trace, polls
 
 if TYPE_CHECKING:
@@ -207,8 +208,11 @@ class CleanProcess:
 
     def _fork(self, begin: Callable[[], object]) -> tuple[int, Connection]:
         ours, theirs = Pipe()
+        end_threads()
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # of threads: those that compute are tried by `begin`
+            warnings.simplefilter(
+                "ignore", DeprecationWarning
+            )  # of other threads: `begin` tries whether a fork computes
             pid = os.fork()
         if pid == 0:
             _keep(os.getppid(), ours, theirs, self._output, self._state, self._known, begin)

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 
 THREADS_BEGIN = 3.0
-"""Seconds that a clean process has to compute something with several threads: it takes 0.1 s, or hangs where this process has
-computed so before."""
+"""Seconds that a clean process has to compute something with several threads: it takes 0.1 s, or hangs where this process has threads
+that `accelcheck.core.openmp` cannot end."""
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ class LeftChangedError(RuntimeError):
 
 
 def compute() -> None:
-    """Compute something with all threads. A pool of threads does not survive a fork: where a process has one already, its fork hangs here."""
+    """Compute something with all threads. A fork hangs here that has inherited a pool of threads."""
     size = 64 * 1024
     torch.ones(size).exp().sum()
     torch.ones(512, 512).mm(torch.ones(512, 512))

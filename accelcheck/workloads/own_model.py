@@ -6,7 +6,6 @@ elements of each parameter and of each floating-point input, which keeps their s
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import dataclasses
 import re
@@ -77,12 +76,11 @@ def workload_of(
     trains = [part for part in (loss, target, optimizer) if part is not None]
     if len(trains) not in {0, 3}:
         raise OwnModelError("training needs a loss, a target and an optimizer: give all three, or none")
-    with _one_thread():
-        module, flat = _adapted(model, inputs, keywords or {})
-        _check_host(module, flat)
-        problem = Problem(module, flat, target, loss, optimizer, steps)
-        seen = frozenset(found_traits(_copied(problem))) if traits is None else traits
-        idle = without_gradient(_copied(problem))
+    module, flat = _adapted(model, inputs, keywords or {})
+    _check_host(module, flat)
+    problem = Problem(module, flat, target, loss, optimizer, steps)
+    seen = frozenset(found_traits(_copied(problem))) if traits is None else traits
+    idle = without_gradient(_copied(problem))
     return Workload(
         name,
         f"{_title(model)} with {sum(parameter.numel() for parameter in module.parameters()):,} parameters.",
@@ -92,17 +90,6 @@ def workload_of(
         idle=idle,
         given=True,
     )
-
-
-@contextlib.contextmanager
-def _one_thread() -> Iterator[None]:
-    """A context in which torch computes with one thread: cases run in forks of this process, which one with more would make hang."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,32 @@
+"""Ends the threads that OpenMP keeps: what a fork inherits of them are locks that nobody opens, and it hangs when it computes. No torch."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+from pathlib import Path
+
+_HARD = 2
+"""``omp_pause_hard`` of the OpenMP specification 5.0, 3.2.44: all threads of the runtime end; it starts anew when it is used again."""
+_RUNTIMES = ("libgomp", "libomp", "libiomp5")
+_MAPS = Path("/proc/self/maps")
+
+
+def end_threads() -> None:
+    """End the threads that each loaded OpenMP runtime keeps for this thread; nothing where there is no such runtime.
+
+    Not to be called in a parallel region.
+    """
+    for path in _loaded():
+        # A runtime without the function, or one that another has replaced: a fork then says that it cannot compute.
+        with contextlib.suppress(OSError, AttributeError):
+            ctypes.CDLL(path).omp_pause_resource_all(_HARD)
+
+
+def _loaded() -> list[str]:
+    try:
+        lines = _MAPS.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:  # not Linux
+        return []
+    paths = {line.split(maxsplit=5)[-1] for line in lines if ".so" in line}
+    return sorted(path for path in paths if Path(path).name.startswith(_RUNTIMES))
