@@ -34,6 +34,7 @@ Workloads: models and functions that techniques are applied to.
     `Recipe`: how a problem is trained for long, for mode ``trajectory``.
     `Task`: a workload with a data set, for modes ``accuracy`` and ``learning``.
     `workload_of`: makes a workload of any model and example inputs.
+    `task_of`: makes a workload of a trained model, held-out data and a metric, for mode ``accuracy``.
     `OwnModelError`: a model cannot be checked; the message names the object and says what to do.
     `Probe`: a structured input, such as ``one-hot``; `Technique.admits` is asked about each.
 """
@@ -53,7 +54,8 @@ if TYPE_CHECKING:
     from accelcheck.techniques.base import Technique, Unsupported
     from accelcheck.techniques.observe import Log, OperatorLog, ProfilerLog, operators
     from accelcheck.workloads.base import Dropout, Problem, Program, Workload
-    from accelcheck.workloads.own_model import OwnModelError, workload_of
+    from accelcheck.workloads.nested import OwnModelError
+    from accelcheck.workloads.own_model import task_of, workload_of
     from accelcheck.workloads.probes import Probe
     from accelcheck.workloads.task import Task
     from accelcheck.workloads.trainer import Recipe
@@ -82,6 +84,7 @@ __all__ = [
     "Unsupported",
     "Workload",
     "operators",
+    "task_of",
     "unavailable",
     "unsupported",
     "workload_of",
@@ -95,7 +98,8 @@ _MODULES = {
     "accelcheck.techniques.base": ("Technique", "Unsupported"),
     "accelcheck.techniques.observe": ("Log", "OperatorLog", "ProfilerLog", "operators"),
     "accelcheck.workloads.base": ("Dropout", "Problem", "Program", "Workload"),
-    "accelcheck.workloads.own_model": ("OwnModelError", "workload_of"),
+    "accelcheck.workloads.nested": ("OwnModelError",),
+    "accelcheck.workloads.own_model": ("task_of", "workload_of"),
     "accelcheck.workloads.probes": ("Probe",),
     "accelcheck.workloads.task": ("Task",),
     "accelcheck.workloads.trainer": ("Recipe",),

@@ -41,9 +41,11 @@ if TYPE_CHECKING:
     from accelcheck.devices.base import Device
     from accelcheck.techniques.observe import Log
 
-# After a run in this process, pytester removes the modules that the run imported, but torch cannot be imported twice: import it now.
+# After a run in this process, pytester removes the modules that the run imported, but torch cannot be imported twice, and functions
+# that are sent to other processes must be those of their modules: import them now.
 Matrix.load()
 importlib.import_module("torch._dynamo")
+importlib.import_module("accelcheck.plugin.own_models")
 
 FOLDER = Path(__file__).parent
 PATIENT = 240.0

@@ -19,7 +19,8 @@ from accelcheck.selftest.faults.plant import calling, nothing
 from accelcheck.techniques.compilation.export import Export
 from accelcheck.techniques.eager import Eager
 from accelcheck.verify.oracle import Store
-from accelcheck.workloads.own_model import OwnModelError, tensors_of, workload_of, written
+from accelcheck.workloads.nested import OwnModelError, tensors_of, written
+from accelcheck.workloads.own_model import workload_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -253,7 +254,7 @@ def fail(x: Tensor) -> Tensor:
         (lambda x: (y for y in x), (torch.ones(1),), {}, "out: expected tensors, .* got generator"),
         (Images().double(), (torch.ones(1, 3, 8, 8).double(),), {}, "conv.weight: expected it on the CPU in float32, got float64 on cpu"),
         (Images(), (torch.ones(1, 3, 8, 8),), {"name": "My Model"}, "name 'My Model': expected small letters and digits"),
-        (Images(), (torch.ones(1, 3, 8, 8),), {"loss": functional.mse_loss}, "training needs a loss, a target and an optimizer: give all"),
+        (Images(), (torch.ones(1, 3, 8, 8),), {"loss": functional.mse_loss}, "training needs a loss, an optimizer, and a target or batches: give all three"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_checked_is_named(model: Any, inputs: Any, more: dict[str, Any], message: str) -> None:

@@ -9,14 +9,24 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from accelcheck.checks import own_accuracy
 from accelcheck.checks.trial import Finding, on_device
 from accelcheck.core.case import Figure, Mode
 from accelcheck.techniques.base import Unsupported
-from accelcheck.verify.accuracy import CONFIDENCE, Pairs, fewest, learning_bound, pooled, upper_bound
+from accelcheck.verify.accuracy import (
+    CONFIDENCE,
+    Pairs,
+    UndecidedError,
+    fewest,
+    learning_bound,
+    pooled,
+    upper_bound,
+)
 from accelcheck.verify.judge import Discrepancy
 from accelcheck.verify.learned import correct, examine, learned
 from accelcheck.verify.oracle import OracleError
 from accelcheck.workloads.base import Problem
+from accelcheck.workloads.own_task import OwnTask
 from accelcheck.workloads.task import Task
 
 if TYPE_CHECKING:
@@ -33,10 +43,6 @@ if TYPE_CHECKING:
 
 WATCHED_STEPS = 2
 """Steps of the run that shows, in mode learning, that the technique is engaged."""
-
-
-class UndecidedError(RuntimeError):
-    """There are too few samples to decide, whatever the result. The case is an `error`: neither a failure nor a pass."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +66,8 @@ def verify(trial: Trial) -> Finding:
     """Hold the accuracy on samples that no model has seen in its training against that of FP32 eager on the CPU.
 
     In mode accuracy FP32 eager has trained the models, and the technique classifies; every sample is held out once. In
-    mode learning the technique trains, from the reference's parameters, and FP32 eager on the CPU classifies.
+    mode learning the technique trains, from the reference's parameters, and FP32 eager on the CPU classifies. For an `OwnTask` see
+    `accelcheck.checks.own_accuracy`.
 
     Raises:
         TypeError: The workload is no task.
@@ -69,6 +76,8 @@ def verify(trial: Trial) -> Finding:
         OracleError: FP32 eager did not learn the task.
     """
     task = trial.workload
+    if isinstance(task, OwnTask):
+        return own_accuracy.verify(trial, task)
     if not isinstance(task, Task):
         raise TypeError(f"mode {trial.case.mode} needs a workload of type Task; {task.name} is a {type(task).__name__}")
     if not task.present().ok:

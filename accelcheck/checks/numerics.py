@@ -316,6 +316,7 @@ def _refill(program: Program, other: Program, dense: Sequence[bool], *, strided:
         for own, new, whole in zip(program.inputs, other.inputs, dense, strict=True)
     )
     program.target = other.target
+    program.further = other.further
     program.seed = other.seed
 
 

@@ -50,6 +50,13 @@ def add(commands: Any) -> None:
         help="devices to ask; repeatable (default: all; for --cases those that are present)",
     )
     add_import(listing)
+    listing.add_argument(
+        "--model",
+        action="append",
+        default=[],
+        metavar="FILE:FUNCTION",
+        help="model of your own, as a further workload; repeatable",
+    )
     for name in ("technique", "workload"):
         listing.add_argument(
             f"--{name}", action="append", default=[], metavar="GLOB", help=f"{name}s by name; repeatable (default: all)"
@@ -70,6 +77,7 @@ def add(commands: Any) -> None:
         ("accelcheck list", "every technique, and whether each device runs it"),
         ("accelcheck list --device=xla --technique='compile-*'", "some of them on one device"),
         ("accelcheck list --workload=mlp --device=cpu", "what is tried with one workload, and why the rest is not"),
+        ("accelcheck list --model=model.py:make --workload=model", "the same for a model of your own"),
         ("accelcheck list --workloads --json", "all workloads, for a program"),
         ("accelcheck list --cases --device=cpu --technique='amp-*'", "ids for --accel-case"),
     )
@@ -80,7 +88,7 @@ def _list(given: argparse.Namespace) -> int:
     if given.what == "devices":
         return _devices(given)
     # Plugins differ between machines: the documentation has accelcheck's own techniques only.
-    config = None if given.markdown else registered.here()
+    config = None if given.markdown else registered.here(tuple(given.model))
     extra = [] if config is None else registered.devices(config)
     known = matrix.Matrix.load() if config is None else registered.matrix(config)
     known.check(matrix.Selection((), techniques=tuple(given.technique), workloads=tuple(given.workload)))

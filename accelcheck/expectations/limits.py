@@ -16,14 +16,14 @@ if TYPE_CHECKING:
     from accelcheck.core.case import Measurement
 
 SCHEMA = 1
-_KINDS = ("speed-up-at-least", "memory-at-most", "first-call-at-most")
+KINDS = ("speed-up-at-least", "memory-at-most", "first-call-at-most")
 _BOUND = toml.Field(
     "a positive number", lambda value: toml.is_number(value, 5e-324, sys.float_info.max), required=False
 )
 _FIELDS = {
     "cases": toml.Field("a list of case ids or globs", toml.is_texts),
     "reason": toml.Field("a sentence", toml.is_text),
-    **dict.fromkeys(_KINDS, _BOUND),
+    **dict.fromkeys(KINDS, _BOUND),
 }
 
 
@@ -86,8 +86,8 @@ def load(paths: Iterable[Path]) -> tuple[Limit, ...]:
 def _load(path: Path) -> list[Limit]:
     found = []
     for entry in toml.read(path, "limit", _FIELDS, LimitError, SCHEMA):
-        kinds = [kind for kind in _KINDS if kind in entry.values]
+        kinds = [kind for kind in KINDS if kind in entry.values]
         if not kinds:
-            raise entry.wrong(_KINDS[0], f"missing; expected at least one of {', '.join(_KINDS)}")
+            raise entry.wrong(KINDS[0], f"missing; expected at least one of {', '.join(KINDS)}")
         found += [Limit(tuple(entry["cases"]), kind, float(entry[kind]), entry["reason"]) for kind in kinds]
     return found

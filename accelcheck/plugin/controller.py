@@ -137,7 +137,8 @@ class Controller:
             self.running.end(report.nodeid)  # xdist never says that a test finished whose worker died
         data: str | None = getattr(report, "accelcheck", None)
         if data is not None:
-            record = Record.from_json(json.loads(data))
+            for one in json.loads(data):
+                self._take(Record.from_json(one))
         else:
             self.asked = self.asked or name in {"no-case", "shared"}
             self.timed_elsewhere += name == "shared" and report.when == "setup"
@@ -146,7 +147,9 @@ class Controller:
                 return
             # xdist reports a worker that died under a test with a `when` that is none of setup, call and teardown.
             verdict = Verdict.ERROR if report.when in {"setup", "call", "teardown"} else Verdict.CRASH
-            record = Record(case, verdict, reason=report.longreprtext.strip())
+            self._take(Record(case, verdict, reason=report.longreprtext.strip()))
+
+    def _take(self, record: Record) -> None:
         self.records[record.case.id] = record
         self._write(lambda journal: journal.case(record.as_json()))
 

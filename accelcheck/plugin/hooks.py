@@ -7,7 +7,6 @@ import gc
 import json
 import os
 import tempfile
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,18 +18,17 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Mapping, Sequence
 
     from accelcheck.checks.execute import Bench
-    from accelcheck.checks.supervisor import Supervisor
     from accelcheck.core.case import Case
     from accelcheck.core.journal import Record
     from accelcheck.core.matrix import Matrix
-    from accelcheck.devices.base import Device
     from accelcheck.measure.gate import Gate
     from accelcheck.plugin.configuration import RunConfiguration
     from accelcheck.plugin.controller import Controller
+    from accelcheck.plugin.own_models import Accel
 
 _RUN: pytest.StashKey[RunConfiguration] = pytest.StashKey()
 _MATRIX: pytest.StashKey[Matrix] = pytest.StashKey()
-_RECORD: pytest.StashKey[Record] = pytest.StashKey()
+_RECORDS: pytest.StashKey[list[Record]] = pytest.StashKey()
 
 _REFUSED: pytest.StashKey[str] = pytest.StashKey()
 _GATE: pytest.StashKey[Gate] = pytest.StashKey()
@@ -67,7 +65,9 @@ def pytest_addhooks(pluginmanager: pytest.PytestPluginManager) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     """Read the options and probe the devices on the controller; on a worker, read what the controller found."""
     config.addinivalue_line(
-        "markers", "accel(*modes): parametrize `accel_case` with the selected cases of these modes (default: all modes)"
+        "markers",
+        "accel(*modes, techniques, devices, dtypes, limits, level): what the fixture `accel` checks in a test; or the modes (default: all) whose "
+        "selected cases parametrize `accel_case`",
     )
     worker = getattr(config, "workerinput", None)
     if worker is not None:
@@ -161,7 +161,10 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     from accelcheck.report.console import escaped_lines
 
     marker = metafunc.definition.get_closest_marker("accel")
-    modes = [Mode(mode) for mode in marker.args] if marker is not None and marker.args else list(Mode)
+    named = (
+        [mode for mode in marker.args if mode in set(Mode)] if marker is not None else []
+    )  # others are refused below
+    modes = [Mode(mode) for mode in named] or list(Mode)
     if hasattr(metafunc.config, "workerinput"):
         modes = [mode for mode in modes if mode not in ALONE]
         if not modes:
@@ -183,7 +186,11 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Mark timed cases for pytest-benchmark. A timing process keeps only the cases that it is to time."""
+    """Check the marks. Mark timed cases for pytest-benchmark. A timing process keeps only the cases that it is to time."""
+    if any(mark.name == "accel" for item in items for mark in item.own_markers):
+        from accelcheck.plugin import marks
+
+        marks.check(items)
     if _RUN not in config.stash:
         return
     refused = config.stash.get(_REFUSED, None)
@@ -290,66 +297,31 @@ def _parametrize_nothing(metafunc: pytest.Metafunc, name: str, reason: str) -> N
 
 @pytest.fixture(scope="session")
 def accel_bench(request: pytest.FixtureRequest) -> Bench:
-    """Everything that cases run with, once per process.
-
-    Objects made before the first case live until the end of the run, so they are frozen: the garbage collector then does not
-    scan them before each timed case.
-    """
-    from accelcheck.checks.execute import Bench
-    from accelcheck.expectations.ledger import Ledger, shipped
-    from accelcheck.verify.cache import clean_process
-    from accelcheck.verify.oracle import Store
+    """Everything that cases run with, once per process."""
+    from accelcheck.plugin import benches
 
     config = request.config
     run = config.stash[_RUN]
-    matrix = _matrix(config)
-    devices = run.devices(config)
-    chips = {name: status.fingerprint.chip for name, status in run.statuses.items() if status.fingerprint is not None}
-    ledger = replace(Ledger.load((*shipped(run.selection.devices), *run.ledgers)), chips=chips)
-
-    def made(store: Store, elsewhere: Supervisor | None = None, gate: Gate | None = None) -> Bench:
-        traces = options.folder(config, "profile")
-        return Bench(matrix, devices, run.statuses, store, ledger, gate, traces, elsewhere)
-
-    def with_clean() -> Store:
-        clean = clean_process(matrix.parts())
-        config.add_cleanup(clean.close)
-        return Store(run.folder, clean)
-
-    gc.collect()
-    gc.freeze()  # `_matrix` has it undone at the end of the run
-    gate = config.stash.get(_GATE, None)
-    supervisor = _supervisor(
-        config, [devices[name] for name in run.selection.devices], lambda: made(with_clean()).found
-    )
-
-    if supervisor is None:
-        return made(with_clean(), gate=gate)
-    config.add_cleanup(supervisor.close)
-    return made(Store(run.folder), supervisor, gate)
+    return benches.bench(config, run, _matrix(config), run.folder, config.add_cleanup, config.stash.get(_GATE, None))
 
 
-def _supervisor(
-    config: pytest.Config, devices: Sequence[Device], make: Callable[[], Callable[[Case], Record]]
-) -> Supervisor | None:
-    """What runs the cases of this process in another one; None where they run in this one."""
-    from accelcheck.checks.supervisor import Supervisor
-    from accelcheck.core.clean_process import CleanProcessError
-    from accelcheck.measure import timing_processes
-    from accelcheck.report.console import escaped_lines
+@pytest.fixture(scope="session")
+def accel_run(request: pytest.FixtureRequest) -> RunConfiguration:
+    """Devices and options of this run, also of one that gives no option of accelcheck."""
+    from accelcheck.plugin import own_models
 
-    if options.value(config, "in_process") or timing_processes.ongoing() is not None:
-        return None
-    used = ", ".join(device.name for device in devices if device.in_use())
-    why = f"{used}: in use in this process before the first case" if used else ""
-    if not why:
-        try:
-            return Supervisor(make, options.timeout(config))
-        except CleanProcessError as error:
-            why = str(error)
-    words = escaped_lines(f"accelcheck: cases run in pytest's own process, which a crash or hang ends: {why}")
-    config.issue_config_time_warning(pytest.PytestWarning(words), stacklevel=2)  # workers hand it on
-    return None
+    config = request.config
+    run = config.stash.get(_RUN, None)
+    return own_models.run_of(config) if run is None else run
+
+
+@pytest.fixture
+def accel(request: pytest.FixtureRequest, accel_run: RunConfiguration) -> Accel:
+    """Checks of your own model: `accel.check`, `accel.check_training`, `accel.benchmark`, `accel.accuracy`."""
+    from accelcheck.plugin import own_models
+
+    records = request.node.stash.setdefault(_RECORDS, [])
+    return own_models.Accel(request, accel_run, _matrix(request.config), records.extend)
 
 
 @pytest.fixture
@@ -371,7 +343,7 @@ def accel_check(request: pytest.FixtureRequest, accel_bench: Bench) -> Callable[
         record = accel_bench.run(case)
         if accel_bench.elsewhere is not None and (printed := accel_bench.elsewhere.printed()):
             print(escaped_lines(printed))
-        request.node.stash[_RECORD] = record
+        request.node.stash.setdefault(_RECORDS, []).append(record)
         request.node.user_properties += [
             ("accelcheck.case", case.id),
             ("accelcheck.verdict", str(record.verdict)),
@@ -394,7 +366,11 @@ def accel_check(request: pytest.FixtureRequest, accel_bench: Bench) -> Callable[
             # The result is right, but too slow or too large for a baseline or a limit.
             gated = gate.words if gate is not None and record.measurements else ()
             run = request.config.stash[_RUN]
-            words = (*(f"{OPTION}={name}" for name in run.imports), *(f"--accel-ledger={path}" for path in run.ledgers))
+            words = (
+                *(f"{OPTION}={name}" for name in run.imports),
+                *(f"--accel-model={folder / spec}" for spec, folder in options.models(request.config)),
+                *(f"--accel-ledger={path}" for path in run.ledgers),
+            )
             pytest.fail(explain(record, (*words, *gated)), pytrace=False)
         hand_over(request.node, record)
         return record
@@ -406,8 +382,22 @@ def accel_check(request: pytest.FixtureRequest, accel_bench: Bench) -> Callable[
 def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     """Send the record to the controller with the report."""
     report = yield
-    record = item.stash.get(_RECORD, None)
-    if record is not None and report.when == "call":
+    records = item.stash.get(_RECORDS, None)
+    if records and report.when == "call":
         # As text, because execnet takes plain types only; on the report, because xdist sends reports while the run goes.
-        setattr(report, "accelcheck", json.dumps(record.as_json()))  # noqa: B010 - TestReport has no such attribute of its own
+        setattr(report, "accelcheck", json.dumps([record.as_json() for record in records]))  # noqa: B010 - TestReport has no such attribute of its own
     return report
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    """What the fixture `accel` found, in a run without an option of accelcheck, which has no controller."""
+    if config.pluginmanager.hasplugin("accelcheck-controller"):
+        return
+    sent = [getattr(report, "accelcheck", None) for reports in terminalreporter.stats.values() for report in reports]
+    if not any(sent):
+        return
+    from accelcheck.core.journal import Record
+    from accelcheck.report import terminal
+
+    records = [Record.from_json(one) for text in sent if text for one in json.loads(text)]
+    terminal.brief(terminalreporter, records)

@@ -58,6 +58,13 @@ OPTIONS = (
         repeatable=True,
         metavar="MODULE",
     ),
+    Option(
+        "model",
+        "model of your own, as a further workload (repeatable): a file and its function that returns the model and its inputs, such as "
+        "path/to/model.py:make",
+        repeatable=True,
+        metavar="FILE:FUNCTION",
+    ),
     Option("technique", "technique to run (repeatable, globs allowed); default: all", repeatable=True),
     Option("workload", "workload to run (repeatable, globs allowed); default: all", repeatable=True),
     Option("dtype", f"storage dtype to run (repeatable): {', '.join(DTYPES)}; default: all", repeatable=True),
@@ -130,11 +137,14 @@ def paths(config: pytest.Config, name: str) -> tuple[Path, ...]:
     """The files given for an option, relative to the folder in which pytest was started, or to that of the ini file that names them."""
     given = value(config, name) or ()
     words = [given] if isinstance(given, str) else given
+    return tuple(_origin(config, name) / word for word in words)
+
+
+def _origin(config: pytest.Config, name: str) -> Path:
+    """What the paths of an option are relative to."""
     if config.getoption(f"accel_{name}") is not None:
-        folder = config.invocation_params.dir
-    else:
-        folder = config.inipath.parent if config.inipath is not None else config.rootpath
-    return tuple(folder / word for word in words)
+        return config.invocation_params.dir
+    return config.inipath.parent if config.inipath is not None else config.rootpath
 
 
 def resumed(config: pytest.Config) -> Path | None:
@@ -207,6 +217,12 @@ def requested_early(config: pytest.Config, arguments: Iterable[str]) -> float | 
     except ValueError:
         return PROBE_TIMEOUT  # it is refused later
     return seconds if 0 < seconds < threading.TIMEOUT_MAX else PROBE_TIMEOUT
+
+
+def models(config: pytest.Config) -> tuple[tuple[str, Path], ...]:
+    """The models of one's own, ``FILE:FUNCTION``, each with the folder that its path is relative to."""
+    given = value(config, "model") if hasattr(config.option, "accel_model") else None
+    return tuple((word, _origin(config, "model")) for word in given or ())
 
 
 def imports(config: pytest.Config) -> tuple[str, ...]:

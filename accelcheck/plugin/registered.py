@@ -49,8 +49,17 @@ def matrix(config: pytest.Config) -> Matrix:
     own = Matrix.load(seconds=options.seconds(config))  # by far the longest of what hooks do, and not their fault
     techniques = validation.techniques(_all(config, "pytest_accel_techniques"), own.techniques)
     known = [*own.techniques.values(), *techniques]
-    workloads = validation.workloads(_all(config, "pytest_accel_workloads"), own.workloads, known)
+    found = [*_all(config, "pytest_accel_workloads"), *_models(config)]
+    workloads = validation.workloads(found, own.workloads, known)
     return own.extended(techniques, workloads)
+
+
+def _models(config: pytest.Config) -> list[tuple[str, Any]]:
+    """Workloads of the models that the command line names, each with its words there."""
+    from accelcheck.workloads.own_file import workloads_of
+
+    given = options.models(config)
+    return [(f"--accel-model={spec}", one) for spec, folder in given for one in workloads_of(spec, folder)]
 
 
 def _all(config: pytest.Config, name: str) -> list[tuple[str, Any]]:
@@ -89,10 +98,13 @@ class _Asked:
 
 
 @functools.cache
-def here() -> pytest.Config:
+def here(models: tuple[str, ...] = ()) -> pytest.Config:
     """The configuration of pytest in this folder, with its plugins and conftest.py; nothing is collected.
 
     Without ``addopts``: they are meant for runs, and some, such as those of coverage, would start to work.
+
+    Args:
+        models: Values of ``--accel-model``.
 
     Raises:
         PluginLoadError: pytest does not start.
@@ -102,7 +114,8 @@ def here() -> pytest.Config:
     try:
         with contextlib.redirect_stderr(said):
             # Its warnings are about accelcheck, which is imported here before pytest could look at it.
-            code = pytest.main(["-s", "-p", "no:warnings", "-o", "addopts="], plugins=[asked])
+            words = ["-s", "-p", "no:warnings", "-o", "addopts=", *(f"--accel-model={spec}" for spec in models)]
+            code = pytest.main(words, plugins=[asked])
     finally:
         if given is not None:
             os.environ["PYTEST_ADDOPTS"] = given

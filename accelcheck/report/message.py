@@ -21,12 +21,13 @@ def reproduce(case: Case, more: Iterable[str] = ()) -> str:
     return shlex.join([*words, *more])
 
 
-def explain(record: Record, more: Iterable[str] = ()) -> str:
+def explain(record: Record, more: Iterable[str] = (), command: str = "") -> str:
     """Several lines for a terminal or a report.
 
     Args:
         record: Of the case.
         more: Options of pytest that the reproduction needs, besides those that name the case.
+        command: That reproduces it; empty for `reproduce`.
     """
     lines = [f"{record.case.id}: {record.verdict}", ""]
     lines += [f"  {line}" for line in record.reason.splitlines()]
@@ -42,5 +43,5 @@ def explain(record: Record, more: Iterable[str] = ()) -> str:
     if record.evidence:
         lines += ["", "  evidence:"]
         lines += [f"    {'yes' if e.engaged else 'NO '} {e.claim}: {e.observed}" for e in record.evidence]
-    lines += ["", f"  reproduce: {reproduce(record.case, more)}"]
+    lines += ["", f"  reproduce: {command or reproduce(record.case, more)}"]
     return "\n".join(escaped(line.expandtabs()) for line in lines)

@@ -75,10 +75,7 @@ def summary(
             reporter.write_line(escaped(line))
         if lines:
             reporter.write_line("")
-    executed = sum(record.verdict.executed for record in found)
-    totals = ", ".join(f"{number} {verdict}" for verdict, number in counts(found).items()) or "no cases"
-    compared = sum(record.compared for record in found)
-    reporter.write_line(f"{executed} cases executed, {compared} elements compared with the oracle: {totals}")
+    reporter.write_line(_totals(found))
     for line in _qualified(found, run):
         reporter.write_line(line)
     if journal is not None:
@@ -86,6 +83,29 @@ def summary(
     reporter.write_line("")
     for line in remainder:
         reporter.write_line(escaped(line))
+
+
+def brief(reporter: pytest.TerminalReporter, records: Sequence[Record]) -> None:
+    """Write the matrix, times and totals of cases that tests of models have had.
+
+    Args:
+        reporter: Of the run.
+        records: In their order.
+    """
+    reporter.section("accelcheck")
+    devices = tuple(dict.fromkeys(record.case.device for record in records))
+    for lines in (matrix(list(records), devices), speed.lines(records), [_totals(records)]):
+        for line in lines:
+            reporter.write_line(escaped(line))
+        if lines:
+            reporter.write_line("")
+
+
+def _totals(records: Sequence[Record]) -> str:
+    executed = sum(record.verdict.executed for record in records)
+    totals = ", ".join(f"{number} {verdict}" for verdict, number in counts(records).items()) or "no cases"
+    compared = sum(record.compared for record in records)
+    return f"{executed} cases executed, {compared} elements compared with the oracle: {totals}"
 
 
 def _qualified(records: list[Record], run: RunConfiguration) -> list[str]:

@@ -18,6 +18,10 @@ _PRECISION = 1e-9
 """Precision of a bound, as a part of all samples: of 10**6 samples, a thousandth of one."""
 
 
+class UndecidedError(RuntimeError):
+    """There are too few samples to decide, whatever the result. The case is an `error`: neither a failure nor a pass."""
+
+
 @dataclass(frozen=True)
 class Pairs:
     """The same samples classified twice.

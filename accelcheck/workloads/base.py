@@ -15,10 +15,22 @@ import torch
 from torch import Tensor, nn
 
 from accelcheck.core.case import Mode
-from accelcheck.workloads.signatures import Loss, OptimizerMaker, Result
+from accelcheck.workloads.signatures import Batch, Loss, OptimizerMaker, Result
 from accelcheck.workloads.trainer import Recipe, Trainer
 
-__all__ = ["Dropout", "Loss", "OptimizerMaker", "Problem", "Program", "Result", "Workload", "flatten", "leaf", "to"]
+__all__ = [
+    "Batch",
+    "Dropout",
+    "Loss",
+    "OptimizerMaker",
+    "Problem",
+    "Program",
+    "Result",
+    "Workload",
+    "flatten",
+    "leaf",
+    "to",
+]
 
 
 @dataclass(frozen=True)
@@ -35,6 +47,8 @@ class Problem:
         optimizer: Makes an optimizer of a list of parameters. Needed in train and trajectory mode, and by tasks.
         steps: Number of optimizer steps in train and trajectory mode.
         recipe: How the module is trained in trajectory mode. `inputs` and `target` are then a data set with one sample a row.
+        further: Batches after the first one, which `inputs` and `target` are. Step k of train mode takes batch k, from the first one
+            again after the last. The workload has the trait ``batches``.
     """
 
     module: nn.Module
@@ -44,6 +58,7 @@ class Problem:
     optimizer: OptimizerMaker | None = None
     steps: int = 4
     recipe: Recipe | None = None
+    further: tuple[Batch, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -139,6 +154,7 @@ class Program:
         loss: As in `Problem`.
         optimizer: As in `Problem`; called at the beginning of each training.
         steps: As in `Problem`.
+        further: As in `Problem`, on the device.
         seed: Seed of the output gradients of backward mode, and of the order of mini-batches in trajectory mode.
         call: Called in place of `module` with the inputs: a compiled, scripted or wrapped module. None for `module` itself.
         around: Returns the context of a forward pass, loss included, such as autocast. Called for every pass.
@@ -182,6 +198,7 @@ class Program:
     twice: bool = False
     extras: dict[str, Any] = field(default_factory=dict)
     resets: list[Callable[[], object]] = field(default_factory=list)
+    further: tuple[Batch, ...] = ()
 
     @classmethod
     def of(
@@ -207,6 +224,7 @@ class Program:
             seed=seed,
             synchronize=synchronize,
             trainer=None if problem.recipe is None else Trainer(problem.recipe),
+            further=batches_to(problem.further, device, dtype),
         )
 
     def widened(self) -> Self:
@@ -214,6 +232,7 @@ class Program:
         self.module.double()
         self.inputs = tuple(to(value, "cpu", torch.float64) for value in self.inputs)
         self.target = to(self.target, "cpu", torch.float64)
+        self.further = batches_to(self.further, "cpu", torch.float64)
         return self
 
     def problem(self) -> Problem:
@@ -227,6 +246,10 @@ class Program:
             optimizer=self.optimizer,
             steps=self.steps,
             recipe=None if self.trainer is None else self.trainer.recipe,
+            further=tuple(
+                (tuple(value.to(host) for value in inputs), None if target is None else target.to(host))
+                for inputs, target in self.further
+            ),
         )
 
     def run(self, mode: Mode) -> Result:
@@ -362,7 +385,24 @@ class Program:
 
     def _train(self) -> Result:
         optimizer = self.begin()
-        return self.trained([self.take(optimizer, step) for step in range(self.steps)])
+        if not self.further:
+            return self.trained([self.take(optimizer, step) for step in range(self.steps)])
+        first = tuple(_snapshot(value) for value in self.inputs), _snapshot(self.target)
+        batches = (first, *self.further)
+        losses = []
+        for step in range(self.steps):
+            self.load(batches[step % len(batches)])
+            losses.append(self.take(optimizer, step))
+        self.load(first)
+        return self.trained(losses)
+
+    @torch.no_grad()
+    def load(self, batch: Batch) -> None:
+        """Write a batch into the tensors of inputs and target, so that they keep what a technique has made of them."""
+        inputs, target = batch
+        for own, new in zip((*self.inputs, self.target), (*inputs, target), strict=True):
+            if isinstance(own, Tensor) and new is not None:  # a loss within the model has no target
+                own.copy_(new)
 
     def begin(self) -> torch.optim.Optimizer:
         """Begin a training in train mode: put the module in training mode and return a new optimizer.
@@ -428,6 +468,17 @@ def _reversed(tensor: Tensor) -> Tensor:
     """The same values with the first dimension as the fastest in memory."""
     order = tuple(reversed(range(tensor.dim())))
     return tensor.permute(order).contiguous().permute(order)
+
+
+def _snapshot(value: Any) -> Any:
+    return value.detach().clone() if isinstance(value, Tensor) else value
+
+
+def batches_to(batches: Sequence[Batch], device: torch.device | str, dtype: torch.dtype) -> tuple[Batch, ...]:
+    """`to` of all tensors of some batches."""
+    return tuple(
+        (tuple(to(value, device, dtype) for value in inputs), to(target, device, dtype)) for inputs, target in batches
+    )
 
 
 def is_float(value: Any) -> bool:

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import itertools
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -19,20 +20,18 @@ from torch import Tensor, nn
 from accelcheck.core.case import Mode, stable_seed
 from accelcheck.core.registry import unknown
 from accelcheck.devices.torch_names import pytree
-from accelcheck.workloads.base import Loss, OptimizerMaker, Problem, Workload, flatten
+from accelcheck.workloads.base import Batch, OptimizerMaker, Problem, Workload, flatten
 from accelcheck.workloads.inspection import found_traits, without_gradient
+from accelcheck.workloads.nested import OwnModelError, Place, Rebuilt, at, tensors_of
+from accelcheck.workloads.own_task import Metric, OwnTask
 from accelcheck.workloads.traits import TRAITS
 
-Step: TypeAlias = tuple[bool, Any]
-"""To a part of a value: whether it is an attribute or an item, and its name, key or index."""
 SAMPLE, FEW = 1000, 2
 """Of so many elements of an input, a mask has so few values."""
+STEPS = 4
+"""Optimizer steps of a training, unless said."""
 NAME = re.compile(r"[a-z0-9]+(?:[.-][a-z0-9]+)*")
 """Pattern of a workload's name, which is part of case ids."""
-
-
-class OwnModelError(ValueError):
-    """A model or its inputs cannot be checked; the message names the object and says what to do."""
 
 
 def workload_of(
@@ -41,10 +40,11 @@ def workload_of(
     keywords: Mapping[str, Any] | None = None,
     *,
     name: str = "model",
-    loss: Loss | None = None,
+    loss: Callable[..., Tensor] | None = None,
     target: Tensor | None = None,
+    batches: Iterable[Any] | None = None,
     optimizer: OptimizerMaker | None = None,
-    steps: int = 4,
+    steps: int = STEPS,
     traits: frozenset[str] | None = None,
 ) -> Workload:
     """A workload from a model and example inputs.
@@ -54,8 +54,11 @@ def workload_of(
         inputs: Its positional arguments: tensors, and whatever nests tensors and is registered with torch's pytree.
         keywords: Its keyword arguments.
         name: Part of case ids: small letters and digits, with points and dashes between.
-        loss: ``loss(output, target)`` returns a 0-D tensor. With `target` and `optimizer`, for mode ``train``.
+        loss: ``loss(output, target)`` returns a 0-D tensor, given what the model returns. With `optimizer`, for mode ``train``.
         target: Second argument of `loss`.
+        batches: In place of `inputs`, `keywords` and `target`: pairs of input and target, such as a `DataLoader` gives, for one
+            optimizer step each, and from the first one again; at most `steps` are taken. An input is a tensor, a tuple of
+            arguments or a mapping of keyword arguments. What is a mapping itself is an input without a target.
         optimizer: Makes an optimizer of a list of parameters.
         steps: Number of optimizer steps.
         traits: As `Workload.traits`; found by inspection unless given.
@@ -64,32 +67,186 @@ def workload_of(
         OwnModelError: It cannot be checked: no tensor goes in or comes out, something is not on the CPU, a copy cannot be made.
         UnknownNameError: A trait does not exist.
     """
-    if not NAME.fullmatch(name):
-        raise OwnModelError(f"name {name!r}: expected small letters and digits, with points and dashes between")
-    for trait in traits or ():
-        if trait not in TRAITS:
-            raise unknown("trait", trait, sorted(TRAITS))
-    if not isinstance(inputs, tuple):
+    _check_words(name, traits)
+    further: list[tuple[tuple[Any, ...], Mapping[str, Any], Tensor | None]] = []
+    if batches is not None:
+        if inputs or keywords or target is not None:
+            raise OwnModelError("batches: they have inputs and targets: give no inputs, keywords or target beside them")
+        (inputs, keywords, target), *further = _batches(batches, steps)
+    _check_inputs(inputs)
+    trains = loss is not None or optimizer is not None
+    if trains and (loss is None or optimizer is None or (target is None and batches is None)):
         raise OwnModelError(
-            f"inputs: expected a tuple of the positional arguments, got {type(inputs).__name__}; for one argument give (x,)"
+            "training needs a loss, an optimizer, and a target or batches: give all three, or none of them"
         )
-    trains = [part for part in (loss, target, optimizer) if part is not None]
-    if len(trains) not in {0, 3}:
-        raise OwnModelError("training needs a loss, a target and an optimizer: give all three, or none")
-    module, flat = _adapted(model, inputs, keywords or {})
-    _check_host(module, flat)
-    problem = Problem(module, flat, target, loss, optimizer, steps)
+    if target is not None and loss is None:
+        raise OwnModelError("target: expected a loss and an optimizer beside it: training needs all three")
+    module, tensors, rebuilt = _adapted(model, inputs, keywords or {})
+    own = None if loss is None else OwnLoss(loss, rebuilt, targeted=target is not None)
+    problem = Problem(
+        module,
+        tensors,
+        torch.zeros(len(tensors[0]) if tensors[0].dim() else 1) if trains and target is None else target,
+        own,
+        optimizer,
+        steps,
+        further=tuple(_batch(number, batch, tensors, target) for number, batch in enumerate(further, 1)),
+    )
+    _check_host(problem)
     seen = frozenset(found_traits(_copied(problem))) if traits is None else traits
-    idle = without_gradient(_copied(problem))
     return Workload(
         name,
         f"{_title(model)} with {sum(parameter.numel() for parameter in module.parameters()):,} parameters.",
         Redrawn(problem, stable_seed(name)),
         modes=frozenset(_modes(problem)),
-        traits=seen | ({"training"} if trains else set()),
-        idle=idle,
+        traits=seen | ({"training"} if trains else set()) | ({"batches"} if problem.further else set()),
+        idle=without_gradient(_copied(problem)),
         given=True,
     )
+
+
+def task_of(
+    model: Callable[..., Any],
+    data: Iterable[Any],
+    metric: Metric,
+    *,
+    max_drop: float = 0.01,
+    name: str = "model",
+    traits: frozenset[str] | None = None,
+) -> OwnTask:
+    """A workload whose accuracy is compared, from a trained model and held-out data.
+
+    Args:
+        model: As for `workload_of`.
+        data: Pairs of input and target, as `batches` of `workload_of`; all of them are used.
+        metric: ``metric(output, target)`` returns a score for each sample of a batch, larger is better, ``(n,)``: bool for right and
+            wrong, else floating-point. Or one number for the batch: then no interval can be given.
+        max_drop: How much of the mean score a technique may cost.
+        name: As for `workload_of`.
+        traits: As for `workload_of`.
+
+    Raises:
+        OwnModelError, UnknownNameError: As for `workload_of`; or `max_drop` is no number from 0 to 1.
+    """
+    _check_words(name, traits)
+    if not 0.0 < max_drop <= 1.0:
+        raise OwnModelError(
+            f"max_drop: expected a part of the score above 0 and at most 1, such as 0.01, got {max_drop}"
+        )
+    (inputs, keywords, target), *further = _batches(data, None)
+    _check_inputs(inputs)
+    module, tensors, rebuilt = _adapted(model, inputs, keywords, always=True)
+    problem = Problem(
+        module,
+        tensors,
+        target,
+        further=tuple(_batch(number, batch, tensors, target) for number, batch in enumerate(further, 1)),
+    )
+    _check_host(problem)
+    return OwnTask(
+        name,
+        f"{_title(model)} with {sum(parameter.numel() for parameter in module.parameters()):,} parameters and a metric.",
+        Redrawn(problem, stable_seed(name)),
+        modes=frozenset({Mode.ACCURACY}),
+        traits=frozenset(found_traits(_copied(problem))) if traits is None else traits,
+        given=True,
+        metric=metric,
+        rebuilt=rebuilt,
+        max_drop=max_drop,
+    )
+
+
+def _check_words(name: str, traits: frozenset[str] | None) -> None:
+    if not NAME.fullmatch(name):
+        raise OwnModelError(f"name {name!r}: expected small letters and digits, with points and dashes between")
+    for trait in traits or ():
+        if trait not in TRAITS:
+            raise unknown("trait", trait, sorted(TRAITS))
+
+
+def _check_inputs(inputs: Any) -> None:
+    if not isinstance(inputs, tuple):
+        raise OwnModelError(
+            f"inputs: expected a tuple of the positional arguments, got {type(inputs).__name__}; for one argument give (x,)"
+        )
+
+
+def _batches(given: Iterable[Any], most: int | None) -> list[tuple[tuple[Any, ...], Mapping[str, Any], Tensor | None]]:
+    """Positional arguments, keyword arguments and target of each batch, at most so many.
+
+    Raises:
+        OwnModelError: There is none, or one is neither a pair nor a mapping.
+    """
+    if isinstance(given, (str, bytes, Tensor, Mapping)) or not isinstance(given, Iterable):
+        raise OwnModelError(
+            f"batches: expected pairs of input and target, such as [(x, y)], got {type(given).__name__}"
+        )
+    found: list[tuple[tuple[Any, ...], Mapping[str, Any], Tensor | None]] = []
+    for number, batch in enumerate(itertools.islice(given, most)):
+        pair = isinstance(batch, (tuple, list)) and len(batch) == 2
+        if not pair and not isinstance(batch, Mapping):
+            raise OwnModelError(
+                f"batch {number}: expected a pair of input and target, or a mapping of keyword arguments, got {type(batch).__name__}"
+                f"{f' of {len(batch)}' if isinstance(batch, (tuple, list)) else ''}"
+            )
+        taken, target = batch if pair else (batch, None)
+        if target is not None and not isinstance(target, Tensor):
+            raise OwnModelError(f"batch {number}: target: expected a tensor or None, got {type(target).__name__}")
+        if isinstance(taken, Mapping):
+            found.append(((), taken, target))
+        else:
+            found.append((tuple(taken) if isinstance(taken, (tuple, list)) else (taken,), {}, target))
+    if not found:
+        raise OwnModelError("batches: expected at least one pair of input and target, got none")
+    return found
+
+
+def _batch(
+    number: int,
+    batch: tuple[tuple[Any, ...], Mapping[str, Any], Tensor | None],
+    first: tuple[Any, ...],
+    first_target: Tensor | None,
+) -> Batch:
+    """The tensors of a further batch.
+
+    Raises:
+        OwnModelError: They are not like those of the first one.
+    """
+    inputs, keywords, target = batch
+    tensors = tuple(leaf for leaf in pytree.tree_leaves((inputs, dict(keywords))) if isinstance(leaf, Tensor))
+    own = [*tensors, *([] if target is None else [target])]
+    other = [*first, *([] if first_target is None else [first_target])]
+
+    def kinds(found: Sequence[Tensor]) -> list[str]:
+        return [f"{str(x.dtype).removeprefix('torch.')} {tuple(x.shape)}" for x in found]
+
+    if kinds(own) != kinds(other):
+        raise OwnModelError(
+            f"batch {number}: expected tensors as in batch 0, {', '.join(kinds(other))}; got {', '.join(kinds(own))}: leave out the last "
+            "batch where it is smaller, as drop_last=True of a DataLoader does"
+        )
+    return tensors, target
+
+
+@dataclass(frozen=True)
+class OwnLoss:
+    """A loss of what a model itself returns, given the tensors of it.
+
+    Attributes:
+        loss: ``loss(output, target)``.
+        rebuilt: Makes the output; None where the program's is the model's.
+        targeted: Whether there is a target; the loss gets None otherwise.
+    """
+
+    loss: Callable[..., Tensor]
+    rebuilt: Rebuilt | None
+    targeted: bool
+
+    def __call__(self, out: Any, target: Tensor) -> Tensor:
+        """0-D."""
+        if self.rebuilt is not None:
+            out = self.rebuilt(out if isinstance(out, tuple) else (out,))
+        return self.loss(out, target if self.targeted else None)
 
 
 @dataclass(frozen=True)
@@ -138,14 +295,14 @@ class Adapted(nn.Module):
     Args:
         model: A module or a function.
         arguments: Its positional and keyword arguments; what is no tensor in them stays as it is.
-        places: Where the tensors are in its result: see `tensors_of`.
+        places: Where the tensors are in its result: see `accelcheck.workloads.nested.tensors_of`.
     """
 
     def __init__(
         self,
         model: Callable[..., Any],
         arguments: tuple[tuple[Any, ...], Mapping[str, Any]],
-        places: Sequence[tuple[Step, ...]],
+        places: Sequence[Place],
     ) -> None:
         super().__init__()
         self.model = model
@@ -161,63 +318,17 @@ class Adapted(nn.Module):
         inputs, keywords = pytree.tree_unflatten(leaves, self._structure)
         result = self.model(*inputs, **keywords)
         # Steps that were found once, and no search: compilers follow these.
-        out = tuple(_at(result, place) for place in self._outputs)
+        out = tuple(at(result, place) for place in self._outputs)
         return out[0] if len(out) == 1 else out
 
 
-def tensors_of(value: Any) -> Iterator[tuple[tuple[Step, ...], Tensor]]:
-    """Every tensor of a result, with the steps that lead to it: of containers, dataclasses, and objects such as caches.
-
-    Raises:
-        OwnModelError: It holds something that cannot be compared, such as a text; the message has its path.
-    """
-    yield from _walk(value, (), set())
-
-
-def _walk(value: Any, place: tuple[Step, ...], above: set[int]) -> Iterator[tuple[tuple[Step, ...], Tensor]]:
-    if isinstance(value, Tensor):
-        yield place, value
-        return
-    if id(value) in above or value is None:
-        return
-    children = _children(value)
-    if children is None:
-        if any(attribute for attribute, _ in place):
-            return  # of an object, such as a size: what is no tensor there is its own affair
-        raise OwnModelError(
-            f"{written(place)}: expected tensors, or containers and dataclasses of them; got {type(value).__name__}, which cannot "
-            "be compared: check a function that returns the tensors alone"
-        )
-    for step, child in children:
-        yield from _walk(child, (*place, step), above | {id(value)})
-
-
-def _children(value: Any) -> list[tuple[Step, Any]] | None:
-    """Parts of a value with the steps to them; None of what has none."""
-    if isinstance(value, Mapping):
-        return [((False, key), child) for key, child in value.items()]
-    if isinstance(value, (tuple, list)):
-        return [((False, index), child) for index, child in enumerate(value)]
-    if isinstance(value, (str, bytes, bool, int, float, complex, type)) or not hasattr(value, "__dict__"):
-        return None
-    return [((True, name), child) for name, child in sorted(vars(value).items())]
-
-
-def written(place: tuple[Step, ...]) -> str:
-    """Steps as one writes them down, such as ``out['cache'].layers[0].keys``."""
-    return "out" + "".join(f".{name}" if attribute else f"[{name!r}]" for attribute, name in place)
-
-
-def _at(value: Any, place: tuple[Step, ...]) -> Any:
-    for attribute, name in place:
-        value = getattr(value, name) if attribute else value[name]
-    return value
-
-
 def _adapted(
-    model: Callable[..., Any], inputs: tuple[Any, ...], keywords: Mapping[str, Any]
-) -> tuple[nn.Module, tuple[Any, ...]]:
-    """The model itself where it takes tensors by position and gives tensors; else an `Adapted` one. And the flat inputs."""
+    model: Callable[..., Any], inputs: tuple[Any, ...], keywords: Mapping[str, Any], *, always: bool = False
+) -> tuple[nn.Module, tuple[Any, ...], Rebuilt | None]:
+    """A module of the model, its flat inputs, and what makes the model's results of the module's.
+
+    The model itself where it takes tensors by position and gives tensors, unless `always`; else an `Adapted` one.
+    """
     if not callable(model):
         raise OwnModelError(f"model: expected a module or a function, got {type(model).__name__}")
     tensors = tuple(leaf for leaf in pytree.tree_leaves((inputs, dict(keywords))) if isinstance(leaf, Tensor))
@@ -234,9 +345,10 @@ def _adapted(
     places = [place for place, _ in tensors_of(out)]
     if not places:
         raise OwnModelError(f"out: expected tensors, got none in {type(out).__name__}")
-    if isinstance(model, nn.Module) and not keywords and len(tensors) == len(inputs) and _flat(out):
-        return model, tensors
-    return Adapted(model, (inputs, dict(keywords)), places), tensors
+    plain = isinstance(model, nn.Module) and not keywords and len(tensors) == len(inputs) and _flat(out)
+    if plain and (not always or places == [()]):
+        return model, tensors, None  # type: ignore[return-value]  # `plain` is true of modules alone
+    return Adapted(model, (inputs, dict(keywords)), places), tensors, Rebuilt(out, places)
 
 
 def _flat(out: Any) -> bool:
@@ -246,9 +358,10 @@ def _flat(out: Any) -> bool:
         return False
 
 
-def _check_host(module: nn.Module, inputs: tuple[Any, ...]) -> None:
-    named = [*module.named_parameters(), *module.named_buffers()]
-    named += [(f"input[{index}]", value) for index, value in enumerate(inputs)]
+def _check_host(problem: Problem) -> None:
+    named = [*problem.module.named_parameters(), *problem.module.named_buffers()]
+    named += [(f"input[{index}]", value) for index, value in enumerate(problem.inputs)]
+    named += [] if problem.target is None else [("target", problem.target)]
     for name, tensor in named:
         if tensor.device.type != "cpu" or (tensor.is_floating_point() and tensor.dtype != torch.float32):
             dtype = str(tensor.dtype).removeprefix("torch.")
@@ -266,7 +379,8 @@ def _duplicate(value: Any, what: str) -> Any:
 
 def _copied(problem: Problem) -> Problem:
     inputs = tuple(value.detach().clone() for value in problem.inputs)
-    return dataclasses.replace(problem, module=_duplicate(problem.module, "model"), inputs=inputs)
+    target = None if problem.target is None else problem.target.detach().clone()
+    return dataclasses.replace(problem, module=_duplicate(problem.module, "model"), inputs=inputs, target=target)
 
 
 def _modes(problem: Problem) -> Iterator[Mode]:

@@ -17,3 +17,6 @@ OptimizerMaker = Callable[[Sequence[nn.Parameter]], torch.optim.Optimizer]
 
 Loss = Callable[[Any, Tensor], Tensor]
 """The loss, 0-D, of a module's output and a target."""
+
+Batch = tuple[tuple[Any, ...], Tensor | None]
+"""Inputs and target of a step."""

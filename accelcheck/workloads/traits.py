@@ -12,6 +12,7 @@ TRAITS: Mapping[str, str] = MappingProxyType(
     {
         "activations": "memory that is mostly activations",
         "attention": "calls of scaled_dot_product_attention",
+        "batches": "several batches, one for each training step",
         "batchnorm": "batch normalisation",
         "blocks": "an nn.ModuleList named `blocks`, whose members take one tensor and can be checkpointed",
         "branching": "Python control flow that depends on data",

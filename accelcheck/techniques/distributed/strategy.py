@@ -15,7 +15,7 @@ from torch import Tensor, distributed
 from accelcheck.core.case import Mode
 from accelcheck.devices.torch_names import TorchDispatchMode, get_current_dispatch_mode_stack
 from accelcheck.techniques.distributed.parallel import shards
-from accelcheck.workloads.base import Problem, Program, Result, to
+from accelcheck.workloads.base import Problem, Program, Result, batches_to, to
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -158,6 +158,7 @@ class TrainingJob:
             loss=program.loss,
             optimizer=program.optimizer,
             steps=program.steps,
+            further=batches_to(program.further, "cpu", dtype),
         )
         return cls(problem, dtype, program.seed, strategy)
 
@@ -171,8 +172,9 @@ class TrainingJob:
         parts = shards(self.problem.inputs, self.problem.target, world)
         inputs, target = parts[rank]
         weight = world * len(target) / sum(len(part) for _, part in parts)
+        further = tuple(shards(*batch, world)[rank] for batch in self.problem.further)
         program = Program.of(
-            replace(self.problem, inputs=inputs, target=target),
+            replace(self.problem, inputs=inputs, target=target, further=further),
             device=device.torch_device(),
             dtype=self.dtype,
             seed=self.seed,

@@ -82,8 +82,8 @@ class Elastic(Technique):
     level = 2
     modes = frozenset({Mode.TRAIN})
     requires = frozenset({"training"})
-    # Each share of the batch is normalised by itself: other results, by design.
-    excludes = frozenset({"batchnorm"})
+    # Each share of the batch is normalised by itself: other results, by design. Its ranks take the same batch in each step.
+    excludes = frozenset({"batches", "batchnorm"})
 
     def __init__(self) -> None:
         self._held = ExitStack()

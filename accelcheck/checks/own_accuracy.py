@@ -1,0 +1,138 @@
+"""The check of accuracy by a metric of the model's owner: the scores of held-out data against those of FP32 eager."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from accelcheck.checks.trial import Finding, warm_up, watched
+from accelcheck.core.case import Evidence, Figure, Mode
+from accelcheck.verify.accuracy import CONFIDENCE, Pairs, UndecidedError, fewest, replicated_bound, upper_bound
+from accelcheck.verify.judge import Discrepancy
+from accelcheck.workloads.base import Program
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from accelcheck.checks.trial import Trial
+    from accelcheck.workloads.own_task import OwnTask
+
+
+@dataclass(frozen=True)
+class ScoreDrop:
+    """The drop from the scores of one implementation to those of another.
+
+    Attributes:
+        drop: Of the mean score; negative where it rose.
+        bound: What the drop is at most, with `CONFIDENCE`; the drop itself where there is no interval.
+        words: What the bound rests on.
+    """
+
+    drop: float
+    bound: float
+    words: str
+
+
+def verify(trial: Trial, task: OwnTask) -> Finding:
+    """Hold the mean score under the technique against that of FP32 eager on the CPU, batch by batch in the order given.
+
+    Raises:
+        UndecidedError: There are too few samples of right and wrong for `OwnTask.max_drop`.
+        OwnModelError: The metric raises, or gives no score.
+    """
+    with trial.clock("oracle"):
+        key = f"{task.name}/{trial.case.seed}/own-scores"
+        before: list[Tensor] = trial.store.cache.once(key, _eager, task, trial.case.seed)["scores"]
+    _check_decidable(task, before)
+    after: list[Tensor] = []
+    problem = trial.problem(trial.case.seed)
+    batches = ((problem.inputs, problem.target), *problem.further)
+    with trial.device.strict_float32():
+        with trial.clock("prepare"):
+            program = trial.program(trial.case.seed)
+            trial.technique.prepare(program, Mode.FORWARD, trial.device)
+            warm_up(trial, program)
+            trial.device.seed(trial.case.seed)
+        evidence: list[Evidence] = []
+        for number, (inputs, target) in enumerate(batches):
+            if number:
+                program.load((tuple(map(trial.placed, inputs)), trial.placed(target)))
+                with trial.clock("run"):
+                    result = program.run(Mode.FORWARD)
+            else:
+                result, evidence = watched(trial, program, Mode.FORWARD)
+            with trial.judging():
+                after.append(task.scores({path: tensor.cpu() for path, tensor in result.items()}, target))
+    with trial.judging():
+        return _finding(task, before, after, evidence)
+
+
+def _eager(task: OwnTask, seed: int) -> dict[str, Any]:
+    problem = task.problem(seed)
+    batches = ((problem.inputs, problem.target), *problem.further)
+    program = Program.of(problem, seed=seed)
+    scores = []
+    for inputs, target in batches:
+        program.inputs = inputs
+        scores.append(task.scores(program.run(Mode.FORWARD), target))
+    return {"scores": scores}
+
+
+def _check_decidable(task: OwnTask, scores: Sequence[Tensor]) -> None:
+    if not _right_or_wrong(scores):
+        return
+    samples, least = sum(map(len, scores)), fewest(task.max_drop)
+    if samples < least:
+        raise UndecidedError(
+            f"{task.name}: {samples} samples cannot show that the accuracy drops by at most {task.max_drop:.2%}: even with none lost, the "
+            f"bound at {CONFIDENCE:.1%} confidence is {upper_bound(Pairs(samples, 0, 0)):.2%}. Give {least} samples or more, or a larger max_drop"
+        )
+
+
+def _right_or_wrong(scores: Sequence[Tensor]) -> bool:
+    return all(score.dtype == torch.bool for score in scores)
+
+
+def _finding(task: OwnTask, before: Sequence[Tensor], after: Sequence[Tensor], evidence: Sequence[Evidence]) -> Finding:
+    shapes = [(tuple(a.shape), a.dtype) for a in before], [(tuple(b.shape), b.dtype) for b in after]
+    if shapes[0] != shapes[1]:
+        wrong = str(Discrepancy("accuracy", "scores", str(shapes[0]), str(shapes[1])))
+        return Finding(evidence, [wrong], [], 0)
+    first, second = (torch.cat([score.reshape(-1) for score in side]) for side in (before, after))
+    found = compared(first, second, single=all(score.dim() == 0 for score in before))
+    means = float(first.double().mean()), float(second.double().mean())
+    figures = [
+        Figure("accuracy", "drop", found.bound, task.max_drop, "", gates=True),
+        Figure("accuracy", "before", means[0], math.inf, "", gates=False),
+        Figure("accuracy", "after", means[1], math.inf, "", gates=False),
+    ]
+    faults = []
+    if not figures[0].within:
+        expected = f"a drop of at most {task.max_drop:.3%}"
+        got = f"{found.drop:.3%}, at most {found.bound:.3%} ({found.words}): from {means[0]:.6g} to {means[1]:.6g}"
+        faults.append(str(Discrepancy("accuracy", "view drop", expected, got)))
+    return Finding(evidence, faults, figures, first.numel())
+
+
+def compared(before: Tensor, after: Tensor, *, single: bool) -> ScoreDrop:
+    """The drop from some scores to others, which are of the same samples: ``(n,)``, bool or FP64.
+
+    Args:
+        before: Of the reference.
+        after: Of the candidate.
+        single: Whether each is one number for a whole batch, of which no interval can be made.
+    """
+    if before.dtype == torch.bool:
+        pairs = Pairs.of(before.tolist(), after.tolist())
+        return ScoreDrop(
+            pairs.drop, upper_bound(pairs), f"{pairs.lost} lost and {pairs.won} won of {pairs.samples} samples"
+        )
+    drops = before - after
+    mean = float(drops.mean())
+    if single or len(drops) < 2:
+        return ScoreDrop(mean, mean, "one number a batch: no interval")
+    return ScoreDrop(mean, replicated_bound(drops.tolist()), f"Student's t over {len(drops)} samples")

@@ -1,0 +1,92 @@
+"""Makes what cases of a run are run with: for the suite once a process, and for each check of somebody's own model."""
+
+from __future__ import annotations
+
+import gc
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+
+from accelcheck.checks.execute import Bench
+from accelcheck.checks.supervisor import Supervisor
+from accelcheck.core.clean_process import CleanProcessError
+from accelcheck.expectations.ledger import Ledger, shipped
+from accelcheck.measure import timing_processes
+from accelcheck.plugin import options
+from accelcheck.report.console import escaped_lines
+from accelcheck.verify.cache import clean_process
+from accelcheck.verify.oracle import Store
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
+
+    from accelcheck.core.case import Case
+    from accelcheck.core.journal import Record
+    from accelcheck.core.matrix import Matrix
+    from accelcheck.devices.base import Device
+    from accelcheck.measure.gate import Gate
+    from accelcheck.plugin.configuration import RunConfiguration
+
+
+def bench(
+    config: pytest.Config,
+    run: RunConfiguration,
+    matrix: Matrix,
+    folder: Path,
+    close: Callable[[Callable[[], None]], object],
+    gate: Gate | None = None,
+) -> Bench:
+    """A bench whose cases run in a process of their own, unless ``--accel-in-process`` or a device that is in use forbids it.
+
+    Objects made before the first case live for long, so they are frozen: the garbage collector then does not scan them before each
+    timed case.
+
+    Args:
+        config: Of pytest.
+        run: The devices, and further ledgers.
+        matrix: Techniques and workloads.
+        folder: Of the references; private.
+        close: Takes functions that end the processes.
+        gate: Holds measurements against baselines and limits.
+    """
+    devices = run.devices(config)
+    chips = {name: status.fingerprint.chip for name, status in run.statuses.items() if status.fingerprint is not None}
+    ledger = replace(Ledger.load((*shipped(run.selection.devices), *run.ledgers)), chips=chips)
+
+    def made(store: Store, elsewhere: Supervisor | None = None, gate: Gate | None = None) -> Bench:
+        traces = options.folder(config, "profile")
+        return Bench(matrix, devices, run.statuses, store, ledger, gate, traces, elsewhere)
+
+    def with_clean() -> Store:
+        clean = clean_process(matrix.parts())
+        close(clean.close)
+        return Store(folder, clean)
+
+    gc.collect()
+    gc.freeze()  # the session has it undone at the end of the run
+    chosen = [devices[name] for name in run.selection.devices]
+    supervisor = _supervisor(config, chosen, lambda: made(with_clean()).found)
+    if supervisor is None:
+        return made(with_clean(), gate=gate)
+    close(supervisor.close)
+    return made(Store(folder), supervisor, gate)
+
+
+def _supervisor(
+    config: pytest.Config, devices: Sequence[Device], make: Callable[[], Callable[[Case], Record]]
+) -> Supervisor | None:
+    """What runs the cases of this process in another one; None where they run in this one."""
+    if options.value(config, "in_process") or timing_processes.ongoing() is not None:
+        return None
+    used = ", ".join(device.name for device in devices if device.in_use())
+    why = f"{used}: in use in this process before the first case" if used else ""
+    if not why:
+        try:
+            return Supervisor(make, options.timeout(config))
+        except CleanProcessError as error:
+            why = str(error)
+    words = escaped_lines(f"accelcheck: cases run in pytest's own process, which a crash or hang ends: {why}")
+    config.issue_config_time_warning(pytest.PytestWarning(words), stacklevel=2)  # workers hand it on
+    return None

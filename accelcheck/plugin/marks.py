@@ -1,0 +1,98 @@
+"""The mark ``accel``: what it may say, and where it may stand. No torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from accelcheck.core.case import Mode
+from accelcheck.core.registry import unknown
+from accelcheck.core.words import DTYPES
+from accelcheck.expectations.limits import KINDS
+from accelcheck.report.console import escaped_lines
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+KEYWORDS = ("techniques", "devices", "dtypes", "limits", "level")
+"""What the mark, and each check, takes."""
+NAMES = ("techniques", "devices", "dtypes")
+
+
+class WordsError(ValueError):
+    """An argument of the mark or of a check is wrong; the message says which, where, and what is legal."""
+
+
+@dataclass(frozen=True)
+class Words:
+    """Which techniques, devices and storage dtypes a check is about, up to which level, and limits of time and memory."""
+
+    techniques: tuple[str, ...] = ()
+    devices: tuple[str, ...] = ()
+    dtypes: tuple[str, ...] = ()
+    limits: Mapping[str, float] = field(default_factory=dict)
+    level: int | None = None
+
+    @classmethod
+    def of(cls, where: str, given: Mapping[str, Any]) -> Words:
+        """Read keyword arguments.
+
+        Raises:
+            WordsError: One is unknown or of another type.
+        """
+        __tracebackhide__ = True
+        for key, value in given.items():
+            if key not in KEYWORDS:
+                raise WordsError(f"{where}: {unknown('argument', key, KEYWORDS)}")
+            texts = isinstance(value, (list, tuple, set, frozenset)) and all(isinstance(one, str) for one in value)
+            if key in NAMES and not texts:
+                raise WordsError(f"{where}: {key}: expected a list of texts, got {value!r}")
+        limits = given.get("limits") or {}
+        for kind in limits:
+            if kind not in KINDS:
+                raise WordsError(f"{where}: limits: {unknown('limit', kind, KINDS)}")
+        for word in given.get("dtypes") or ():
+            if word not in DTYPES:
+                raise WordsError(f"{where}: dtypes: {unknown('dtype', word, DTYPES)}")
+        names = {key: tuple(given[key]) for key in NAMES if given.get(key)}
+        return cls(**names, limits=limits, level=given.get("level"))
+
+    def over(self, other: Words) -> Words:
+        """These where they say something, else the others."""
+        return Words(
+            self.techniques or other.techniques,
+            self.devices or other.devices,
+            self.dtypes or other.dtypes,
+            self.limits or other.limits,
+            self.level if self.level is not None else other.level,
+        )
+
+
+def check(items: Iterable[pytest.Item]) -> None:
+    """Check the marks of some tests.
+
+    Raises:
+        pytest.UsageError: One has a wrong word, or its test takes no fixture that reads it.
+    """
+    for item in items:
+        for mark in item.own_markers:
+            if mark.name == "accel":
+                try:
+                    _check(item, mark)
+                except WordsError as error:
+                    raise pytest.UsageError(escaped_lines(f"accelcheck: {error}")) from error
+
+
+def _check(item: pytest.Item, mark: pytest.Mark) -> None:
+    where = f"{item.nodeid}: mark accel"
+    for word in mark.args:
+        if word not in set(Mode):
+            raise WordsError(f"{where}: {unknown('mode', str(word), [str(mode) for mode in Mode])}")
+    Words.of(where, mark.kwargs)
+    if not {"accel", "accel_case"} & set(getattr(item, "fixturenames", ())):
+        raise WordsError(
+            f"{item.nodeid}: it has the mark accel and takes neither accel, to check a model of its own, nor accel_case, to run cases of "
+            "accelcheck: nothing would be checked"
+        )

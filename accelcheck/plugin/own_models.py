@@ -1,0 +1,306 @@
+"""The fixture ``accel``: checks of somebody's own model in their own tests."""
+
+from __future__ import annotations
+
+import fnmatch
+import re
+import shlex
+import tempfile
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from accelcheck.core.case import Mode, stable_seed
+from accelcheck.core.foreign import ForeignCodeError
+from accelcheck.core.matrix import Matrix, Selection
+from accelcheck.core.registry import UnknownNameError, unknown
+from accelcheck.expectations.limits import Limit
+from accelcheck.measure.gate import Use
+from accelcheck.plugin import benches, configuration, options
+from accelcheck.plugin.marks import Words, WordsError
+from accelcheck.report.advice import advice
+from accelcheck.report.console import escaped_lines, plain
+from accelcheck.report.message import explain
+from accelcheck.workloads.nested import OwnModelError
+from accelcheck.workloads.own_model import STEPS, task_of, workload_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
+    from torch import Tensor
+
+    from accelcheck.core.journal import Record
+    from accelcheck.workloads.base import OptimizerMaker, Workload
+    from accelcheck.workloads.own_task import Metric
+
+EXPLAINED = 3
+"""Most wrong cases that a failing test explains; of the others it has one line."""
+LONGEST = 48
+"""Characters of a workload's name."""
+
+
+@dataclass(frozen=True)
+class Checked:
+    """What a check found.
+
+    Attributes:
+        records: Of all its cases, by technique, device, storage dtype and mode.
+        refused: Why techniques were not tried, by name.
+    """
+
+    records: tuple[Record, ...]
+    refused: Mapping[str, str] = field(default_factory=dict)
+
+    def __getitem__(self, technique: str) -> tuple[Record, ...]:
+        """The records of a technique.
+
+        Raises:
+            UnknownNameError: It has none.
+        """
+        found = tuple(record for record in self.records if record.case.technique == technique)
+        if not found:
+            raise unknown("technique with a record", technique, sorted({r.case.technique for r in self.records}))
+        return found
+
+    def __str__(self) -> str:
+        return "\n".join(plain(advice(self.records, self.refused)))
+
+
+class Accel:
+    """Checks models of one test. Each method fails the test where a technique is wrong, and returns what it found otherwise.
+
+    All take, by keyword, ``techniques``, ``devices`` and ``dtypes``, lists of names (techniques may be globs); ``level``, up to which
+    techniques are tried, 1 to 4; and ``name``, which the ids of the cases have. The mark ``accel`` of the test sets them for all its checks; what
+    neither says comes from the options of the run. Without any of them: every technique of level 1 that can mean something for the model, on
+    all devices that are present, in FP32.
+
+    Args:
+        request: Of the fixture.
+        run: Devices and options of this run.
+        matrix: All techniques.
+        keep: Takes the records.
+    """
+
+    def __init__(
+        self,
+        request: pytest.FixtureRequest,
+        run: configuration.RunConfiguration,
+        matrix: Matrix,
+        keep: Callable[[Sequence[Record]], None],
+    ) -> None:
+        self._request, self._run, self._matrix, self._keep = request, run, matrix, keep
+        mark = request.node.get_closest_marker("accel")
+        self._marked = Words.of(f"{request.node.nodeid}: mark accel", mark.kwargs if mark is not None else {})
+        self._names: set[str] = set()
+
+    def check(
+        self,
+        model: Callable[..., Any],
+        inputs: tuple[Any, ...] = (),
+        keywords: Mapping[str, Any] | None = None,
+        *,
+        name: str = "",
+        **words: Any,
+    ) -> Checked:
+        """Outputs, and gradients where there are any, under every technique: against the FP64 oracle.
+
+        Args:
+            model: A module, or a function of tensors; on the CPU, in FP32. It is copied, and never changed.
+            inputs: Its positional arguments.
+            keywords: Its keyword arguments.
+            name: Part of case ids; by default made of the test's.
+            **words: ``techniques``, ``devices``, ``dtypes``, ``level``.
+        """
+        __tracebackhide__ = True
+        workload = _made(workload_of, model, inputs, keywords, name=self._name(name))
+        return self._checked(workload, (Mode.FORWARD, Mode.BACKWARD), words)
+
+    def check_training(
+        self,
+        model: Callable[..., Any],
+        batches: Iterable[Any],
+        loss: Callable[..., Tensor],
+        optimizer: OptimizerMaker,
+        *,
+        steps: int = STEPS,
+        name: str = "",
+        **words: Any,
+    ) -> Checked:
+        """Losses, final parameters and buffers of a few optimizer steps under every technique: against the FP64 oracle.
+
+        Args:
+            model: As for `check`.
+            batches: Pairs of input and target, one a step: see `accelcheck.api.workload_of`.
+            loss: ``loss(output, target)`` returns a 0-D tensor, given what the model returns.
+            optimizer: Makes an optimizer of a list of parameters, such as ``torch.optim.AdamW``.
+            steps: Number of steps.
+            name: As for `check`.
+            **words: As for `check`.
+        """
+        __tracebackhide__ = True
+        given = {"batches": batches, "loss": loss, "optimizer": optimizer, "steps": steps}
+        return self._checked(_made(workload_of, model, name=self._name(name), **given), (Mode.TRAIN,), words)
+
+    def benchmark(
+        self,
+        model: Callable[..., Any],
+        inputs: tuple[Any, ...] = (),
+        keywords: Mapping[str, Any] | None = None,
+        *,
+        batches: Iterable[Any] | None = None,
+        loss: Callable[..., Tensor] | None = None,
+        optimizer: OptimizerMaker | None = None,
+        name: str = "",
+        **words: Any,
+    ) -> Checked:
+        """Time and memory beside FP32 eager in the same process, of what is right: a forward pass, and with `batches` a training step.
+
+        It needs the machine for itself: with workers of pytest-xdist the test is skipped.
+
+        Args:
+            model: As for `check`.
+            inputs: As for `check`.
+            keywords: As for `check`.
+            batches: As for `check_training`; then no inputs or keywords.
+            loss: As for `check_training`.
+            optimizer: As for `check_training`.
+            name: As for `check`.
+            **words: As for `check`; and ``limits``, a dict of ``speed-up-at-least``, ``memory-at-most`` (times FP32 eager's) and
+                ``first-call-at-most`` (seconds), which fail the test.
+        """
+        __tracebackhide__ = True
+        if hasattr(self._request.config, "workerinput"):
+            pytest.skip("timing needs the machine for itself: run this test without -n")
+        given = {"batches": batches, "loss": loss, "optimizer": optimizer}
+        workload = _made(workload_of, model, inputs, keywords, name=self._name(name), **given)
+        return self._checked(workload, (Mode.SPEED, Mode.TRAIN_SPEED), words)
+
+    def accuracy(
+        self,
+        model: Callable[..., Any],
+        data: Iterable[Any],
+        metric: Metric,
+        *,
+        max_drop: float = 0.01,
+        name: str = "",
+        **words: Any,
+    ) -> Checked:
+        """The mean score of held-out data under every technique: against that of FP32 eager.
+
+        Args:
+            model: As for `check`; trained.
+            data: Pairs of input and target.
+            metric: ``metric(output, target)``: a score for each sample, larger is better: see `accelcheck.api.task_of`.
+            max_drop: How much of the mean score a technique may cost.
+            name: As for `check`.
+            **words: As for `check`.
+        """
+        __tracebackhide__ = True
+        task = _made(task_of, model, data, metric, max_drop=max_drop, name=self._name(name))
+        return self._checked(task, (Mode.ACCURACY,), words)
+
+    def _name(self, given: str) -> str:
+        """A name that no other check of this test has."""
+        node = self._request.node
+        path = re.sub(r"[^a-z0-9]+", "-", f"{node.path.stem}.{node.name}".lower().replace(".", "-")).strip("-")
+        name = given or (path if len(path) <= LONGEST else f"{path[: LONGEST - 9].strip('-')}-{stable_seed(path):08x}")
+        number = 1
+        while (found := name if number == 1 else f"{name}.{number}") in self._names:
+            number += 1
+        self._names.add(found)
+        return found
+
+    def _checked(self, workload: Workload, modes: Sequence[Mode], words: Mapping[str, Any]) -> Checked:
+        __tracebackhide__ = True
+        node = self._request.node
+        asked = Words.of(node.nodeid, words).over(self._marked)
+        matrix = Matrix(self._matrix.techniques, {workload.name: workload}, self._matrix.seconds)
+        try:
+            selection = self._selection(asked)
+            matrix.check(replace(selection, workloads=()))
+        except UnknownNameError as error:
+            raise WordsError(f"{node.nodeid}: {error}") from None
+        cases = matrix.cases(selection, modes)
+        refused = {
+            name: why
+            for name, why in matrix.refusals(workload).items()
+            if not selection.techniques or any(fnmatch.fnmatchcase(name, word) for word in selection.techniques)
+        }
+        if not cases:
+            raise WordsError(escaped_lines(f"{node.nodeid}: {self._nothing(selection, refused)}"))
+        run = replace(self._run, selection=selection)
+        config = self._request.config
+        limits = tuple(Limit(("*",), kind, bound, "a limit of the test") for kind, bound in asked.limits.items())
+        gate = replace(configuration.gate(config, run), use=Use.OFF)
+        gate.limits += limits
+        with ExitStack() as ended, tempfile.TemporaryDirectory(prefix="model-", dir=run.folder) as folder:
+            bench = benches.bench(config, run, matrix, Path(folder), ended.callback, gate)
+            records = []
+            for case in cases:
+                records.append(bench.run(case))
+                if bench.elsewhere is not None and (printed := bench.elsewhere.printed()):
+                    print(escaped_lines(printed))
+        found = Checked(tuple(records), refused)
+        self._keep(records)
+        self._end(found)
+        return found
+
+    def _selection(self, asked: Words) -> Selection:
+        own = self._run.selection
+        known = self._run.statuses
+        devices = options.chosen_devices(asked.devices, known, known) if asked.devices else own.devices
+        return Selection(
+            devices=devices,
+            techniques=asked.techniques or own.techniques,
+            dtypes=asked.dtypes or own.dtypes,
+            level=own.level if asked.level is None else asked.level,
+        )
+
+    def _nothing(self, selection: Selection, refused: Mapping[str, str]) -> str:
+        """Why there is no case."""
+        if refused and selection.techniques:
+            reasons = "; ".join(f"{name} {why}" for name, why in sorted(refused.items())[:EXPLAINED])
+            return f"none of the techniques asked for can be tried with this model: {reasons}"
+        if not selection.devices:
+            return "no device is present"
+        return f"no technique of level {selection.level} has a case of this kind: give a higher level, or other dtypes"
+
+    def _end(self, found: Checked) -> None:
+        """Fail the test where a case is wrong; skip it where none ran.
+
+        Raises:
+            pytest.fail.Exception, pytest.skip.Exception: As said.
+        """
+        wrong = [record for record in found.records if not record.verdict.green]
+        command = shlex.join(["pytest", self._request.node.nodeid])
+        if wrong:
+            shown = [explain(record, command=command) for record in wrong[:EXPLAINED]]
+            shown += [f"{record.case.id}: {record.verdict}" for record in wrong[EXPLAINED:]]
+            pytest.fail("\n\n".join([*shown, str(found)]), pytrace=False)
+        if not any(record.verdict.executed for record in found.records):
+            reasons = dict.fromkeys(f"{record.case.technique}: {record.reason}" for record in found.records)
+            pytest.skip(escaped_lines("; ".join(reasons)))
+
+
+def _made(make: Callable[..., Workload], *arguments: Any, **words: Any) -> Workload:
+    """The workload, or the error without the frames that it came through: the line of the test is what matters."""
+    __tracebackhide__ = True
+    try:
+        return make(*arguments, **words)
+    except OwnModelError as error:
+        raise OwnModelError(str(error)) from error.__cause__
+
+
+def run_of(config: pytest.Config) -> configuration.RunConfiguration:
+    """Devices and options for a test that uses ``accel`` in a run without any option of accelcheck.
+
+    Raises:
+        pytest.UsageError: An option or a setting is wrong, or a plugin.
+    """
+    try:
+        return configuration.RunConfiguration.find(config)
+    except (ForeignCodeError, UnknownNameError, ValueError) as error:
+        raise pytest.UsageError(escaped_lines(f"accelcheck: {error}")) from error

@@ -1,0 +1,241 @@
+"""What the records of a model say to its owner: which techniques are safe, which are faster, what each costs. No torch."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from accelcheck.core.case import Mode, Verdict
+from accelcheck.report.console import Table
+from accelcheck.report.run import BAD_FIRST
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+    from accelcheck.core.case import Evidence, Figure, Measurement
+    from accelcheck.core.journal import Record
+
+INFERENCE, TRAINING = "inference", "training"
+MODES = {
+    INFERENCE: (Mode.FORWARD, Mode.ACCURACY),
+    TRAINING: (Mode.BACKWARD, Mode.TRAIN, Mode.LEARNING),
+}
+"""The modes that a use rests on, besides the timed one."""
+TIMED = {INFERENCE: Mode.SPEED, TRAINING: Mode.TRAIN_SPEED}
+BASE = "eager"
+"""What the others are compared with."""
+NAMED = 6
+"""Most techniques that a line names."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One technique on one device, in one storage dtype.
+
+    Attributes:
+        technique: Its name.
+        device: Its name.
+        dtype: Of storage.
+        records: By mode.
+    """
+
+    technique: str
+    device: str
+    dtype: str
+    records: Mapping[Mode, Record]
+
+    @property
+    def label(self) -> str:
+        """The technique, with its storage dtype where that is not FP32."""
+        return self.technique if self.dtype == "float32" else f"{self.technique}/{self.dtype}"
+
+    @property
+    def worst(self) -> Record:
+        """The record with the worst verdict."""
+        return min(self.records.values(), key=lambda record: BAD_FIRST.index(record.verdict))
+
+    @property
+    def executed(self) -> bool:
+        """Whether any case ran."""
+        return any(record.verdict.executed for record in self.records.values())
+
+    def safe(self, use: str) -> bool:
+        """Whether each case of a use that ran passes, and at least one ran. A forward pass that is wrong makes no training safe."""
+        modes = MODES[INFERENCE] if use == INFERENCE else (*MODES[INFERENCE], *MODES[TRAINING])
+        found = [record.verdict for mode, record in self.records.items() if mode in modes and record.verdict.executed]
+        own = any(mode in MODES[use] and record.verdict.executed for mode, record in self.records.items())
+        return own and all(verdict is Verdict.PASS for verdict in found)
+
+    def measured(self, use: str, name: str) -> Measurement | None:
+        """A figure of the timed case of a use, where there is one."""
+        record = self.records.get(TIMED[use])
+        found = (m for m in (record.measurements if record is not None else ()) if m.name == name)
+        return next((m for m in found if m.value is not None), None)
+
+    def memory(self, use: str) -> float | None:
+        """Peak memory as a multiple of FP32 eager's."""
+        own, plain = self.measured(use, "peak-memory"), self.measured(use, "peak-memory-fp32-eager")
+        return own.value / plain.value if own and plain and own.value is not None and plain.value else None
+
+    @property
+    def error(self) -> Figure | None:
+        """The largest relative error of a row of an output."""
+        record = self.records.get(Mode.FORWARD)
+        return next((f for f in (record.figures if record is not None else ()) if f.view == "row"), None)
+
+    @property
+    def drop(self) -> Figure | None:
+        """The loss of accuracy, and what it may be."""
+        record = self.records.get(Mode.ACCURACY)
+        return next((f for f in (record.figures if record is not None else ()) if f.view == "drop"), None)
+
+    @property
+    def evidence(self) -> Evidence | None:
+        """What shows that the technique ran: the first claim of the first case that has one."""
+        for mode in Mode:
+            if mode in self.records and self.records[mode].evidence:
+                return self.records[mode].evidence[0]
+        return None
+
+
+def rows(records: Iterable[Record]) -> list[Row]:
+    """A row for each technique, device and storage dtype, eager first."""
+    found: dict[tuple[str, str, str], dict[Mode, Record]] = {}
+    for record in records:
+        case = record.case
+        found.setdefault((case.device, case.technique, case.dtype), {})[case.mode] = record
+    made = [Row(technique, device, dtype, own) for (device, technique, dtype), own in found.items()]
+    return sorted(made, key=lambda row: (row.device, row.technique != BASE, row.technique, row.dtype != "float32"))
+
+
+def advice(records: Sequence[Record], refused: Mapping[str, str]) -> Iterator[str | Table]:
+    """The table of what ran, the recommendation, and what could not be said.
+
+    Args:
+        records: Of one model.
+        refused: Why techniques were not tried, by name.
+    """
+    for device in dict.fromkeys(record.case.device for record in records):
+        own = [row for row in rows(records) if row.device == device]
+        shown = [row for row in own if row.executed]
+        if shown:
+            yield _table(shown)
+        for use in (INFERENCE, TRAINING):
+            if line := recommended(shown, use):
+                yield ""
+                yield f"{device}, {line}"
+        wrong = [row for row in shown if not row.worst.verdict.green]
+        for row in wrong:
+            reason = row.worst.reason.strip().partition("\n")[0]
+            yield f"{device}, do not use {row.label}: {row.worst.verdict} in {row.worst.case.mode}: {reason}"
+        yield from _unsaid(device, own)
+    if refused:
+        yield ""
+        yield f"not tried, because they mean nothing for this model: {len(refused)} techniques"
+        tally = Counter(refused.values())
+        for reason, number in tally.most_common():
+            yield f"  {number} x {reason}: {_some([name for name, why in refused.items() if why == reason])}"
+
+
+def _table(shown: Sequence[Row]) -> Table:
+    modes = [mode for mode in Mode if any(mode in row.records for row in shown) and mode not in TIMED.values()]
+    uses = [use for use in TIMED if any(TIMED[use] in row.records for row in shown)]
+    head = ["technique", *map(str, modes)]
+    for use in uses:
+        head += [f"{use} speed", "memory"]
+    head += ["worst error", *(["accuracy lost"] if any(row.drop for row in shown) else []), "evidence"]
+    return Table(head, [_cells(row, modes, uses, drops="accuracy lost" in head) for row in shown])
+
+
+def _cells(row: Row, modes: Sequence[Mode], uses: Sequence[str], *, drops: bool) -> list[str]:
+    cells = [row.label, *(_verdict(row, mode) for mode in modes)]
+    for use in uses:
+        memory = row.memory(use)
+        cells += [_speed(row, use), "-" if memory is None else f"{memory:.2f}x"]
+    cells.append("-" if row.error is None else f"{row.error.measured:.1e} of {row.error.allowed:.1e}")
+    if drops:
+        cells.append("-" if row.drop is None else f"{row.drop.measured:.2%} of {row.drop.allowed:.2%}")
+    cells.append("-" if row.evidence is None else f"{row.evidence.claim}: {row.evidence.observed}")
+    return cells
+
+
+def _verdict(row: Row, mode: Mode) -> str:
+    return str(row.records[mode].verdict) if mode in row.records else "-"
+
+
+def _speed(row: Row, use: str) -> str:
+    speed = row.measured(use, "speed-up")
+    if speed is None or speed.value is None:
+        return "-"
+    return (
+        f"{speed.value:.2f}x"
+        if speed.low is None or speed.high is None
+        else f"{speed.value:.2f}x ({speed.low:.2f}-{speed.high:.2f})"
+    )
+
+
+def recommended(shown: Sequence[Row], use: str) -> str:
+    """What to use, with the figures that it rests on; empty where no case of this use ran."""
+    if not any(mode in row.records for row in shown for mode in MODES[use]):
+        return ""
+    safe = [row for row in shown if row.safe(use)]
+    timed = [row for row in safe if row.technique != BASE and row.measured(use, "speed-up") is not None]
+    faster = sorted((row for row in timed if _low(row, use) > 1.0), key=lambda row: -_value(row, use))
+    smaller = [row for row in safe if (memory := row.memory(use)) is not None and memory < 0.95]
+    others = [row.label for row in safe if row.technique != BASE]
+    if faster:
+        said = f"{use}: use {faster[0].label}: right, {_costs(faster[0], use)}"
+        if len(faster) > 1:
+            said += f"; also faster and right: {_some([f'{row.label} {_value(row, use):.2f}x' for row in faster[1:]])}"
+    elif timed:
+        said = f"{use}: stay with eager: none of the {len(timed)} techniques that are right and were timed is faster"
+    elif others:
+        said = f"{use}: right, but not timed: {_some(others)}"
+    else:
+        return f"{use}: no technique but eager was found right"
+    if smaller:
+        least = min(smaller, key=lambda row: row.memory(use) or 0.0)
+        said += f"; least memory: {least.label}, {least.memory(use):.2f} times eager's"
+    return said
+
+
+def _costs(row: Row, use: str) -> str:
+    speed = f"{_value(row, use):.2f} times as fast as FP32 eager ({_low(row, use):.2f} or more)"
+    memory = row.memory(use)
+    said = [speed, *([] if memory is None else [f"{memory:.2f} times its memory"])]
+    if row.error is not None:
+        said.append(f"outputs off by at most {row.error.measured:.1e}")
+    if row.drop is not None:
+        said.append(f"accuracy lost at most {row.drop.measured:.2%}")
+    return ", ".join(said)
+
+
+def _value(row: Row, use: str) -> float:
+    speed = row.measured(use, "speed-up")
+    return speed.value if speed is not None and speed.value is not None else 0.0
+
+
+def _low(row: Row, use: str) -> float:
+    speed = row.measured(use, "speed-up")
+    return speed.low if speed is not None and speed.low is not None else 0.0
+
+
+def _unsaid(device: str, own: Sequence[Row]) -> Iterator[str]:
+    """What did not run on a device, and why."""
+    absent = [row for row in own if not row.executed]
+    if not absent:
+        return
+    yield ""
+    yield f"{device}, could not be said:"
+    tally: dict[str, list[str]] = {}
+    for row in absent:
+        record = row.worst
+        tally.setdefault(f"{record.verdict}, {record.reason.partition(chr(10))[0]}", []).append(row.label)
+    for reason, names in sorted(tally.items(), key=lambda item: -len(item[1])):
+        yield f"  {_some(names)}: {reason}"
+
+
+def _some(names: Sequence[str]) -> str:
+    more = len(names) - NAMED
+    return ", ".join(names[:NAMED]) + (f" and {more} more" if more > 0 else "")

@@ -1,0 +1,149 @@
+"""Models of other people that a file makes: ``FILE:FUNCTION``, as `--accel-model` and ``accelcheck check`` name them."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import random
+import re
+import sys
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from accelcheck.core.case import stable_seed
+from accelcheck.core.foreign import calling
+from accelcheck.core.registry import unknown
+from accelcheck.workloads.base import Workload
+from accelcheck.workloads.nested import OwnModelError
+from accelcheck.workloads.own_model import task_of, workload_of
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+FUNCTION = "make"
+"""Name of the function, unless said."""
+RETURNS = (
+    "expected (model, inputs), (model, inputs, keywords), or a dict of model, inputs and further arguments of accelcheck.api.workload_of and "
+    "task_of"
+)
+TRAINING = ("loss", "target", "batches", "optimizer", "steps")
+ACCURACY = ("data", "metric", "max_drop")
+KEYS = ("model", "inputs", "keywords", "name", "traits", *TRAINING, *ACCURACY)
+"""What a dict may hold."""
+
+
+def workloads_of(spec: str, folder: Path) -> list[Workload]:
+    """The workloads of a model: one for numbers and speed, and one for accuracy where there are data and a metric.
+
+    The function is called without arguments, with the random generators of Python, NumPy and torch seeded by the name, so that every
+    process makes the same model.
+
+    Args:
+        spec: ``FILE:FUNCTION``, or ``FILE`` for its function ``make``.
+        folder: That the path is relative to.
+
+    Raises:
+        OwnModelError: There is no such file or function, or what it returns cannot be checked.
+        ForeignCodeError: The file or the function raises.
+        UnknownNameError: A dict has a key that means nothing.
+    """
+    path, function = _found(spec, folder)
+    own = path.stem if function == FUNCTION else f"{path.stem}.{function}"
+    name = re.sub(r"[^a-z0-9.]+", "-", own.lower()).strip("-.") or "model"
+    with calling(f"{spec}: the file"):
+        module = _imported(path)
+    make = getattr(module, function, None)
+    if not callable(make):
+        functions = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
+        raise OwnModelError(f"{spec}: {unknown('function', function, functions)}")
+    with calling(f"{spec}: {function}()"), _seeded(stable_seed(name)):
+        made = make()
+    with _named(spec):
+        return list(_workloads(made, name))
+
+
+def _found(spec: str, folder: Path) -> tuple[Path, str]:
+    words, _, function = spec.rpartition(":")
+    if not words:
+        words, function = spec, FUNCTION
+    path = folder / words
+    if not path.is_file():
+        raise OwnModelError(f"{spec}: there is no file {path}: expected FILE:FUNCTION, such as path/to/model.py:make")
+    return path.resolve(), function
+
+
+def _imported(path: Path) -> Any:
+    """The module of a file. It can import what lies beside it, as a program in that folder can."""
+    known = sys.modules.get(path.stem)
+    if known is not None and getattr(known, "__file__", None) == str(path):
+        return known
+    if str(path.parent) not in sys.path:
+        sys.path.insert(0, str(path.parent))
+    name = path.stem if known is None else f"accelcheck_model_{stable_seed(str(path))}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise OwnModelError(f"{path}: expected a file of Python, named FILE.py")
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module
+
+
+@contextlib.contextmanager
+def _seeded(seed: int) -> Iterator[None]:
+    """A context in which the usual random generators begin at a seed; afterwards they go on from where they were."""
+    plain, numbers = random.getstate(), np.random.get_state()
+    with torch.random.fork_rng(devices=[]):
+        random.seed(seed)
+        np.random.seed(seed % 2**32)
+        torch.default_generator.manual_seed(seed)
+        try:
+            yield
+        finally:
+            random.setstate(plain)
+            np.random.set_state(numbers)
+
+
+@contextlib.contextmanager
+def _named(spec: str) -> Iterator[None]:
+    try:
+        yield
+    except OwnModelError as error:
+        raise OwnModelError(f"{spec}: {error}") from error
+
+
+def _workloads(made: Any, name: str) -> Iterator[Workload]:
+    if isinstance(made, Workload):
+        yield made
+        return
+    if isinstance(made, tuple) and len(made) in {2, 3}:
+        made = dict(zip(("model", "inputs", "keywords"), made, strict=False))
+    if not isinstance(made, Mapping):
+        raise OwnModelError(f"{RETURNS}, got {_kind(made)}")
+    for key in made:
+        if key not in KEYS:
+            raise OwnModelError(str(unknown("key", str(key), KEYS)))
+    if "model" not in made:
+        raise OwnModelError(f"{RETURNS}, got a dict without 'model'")
+    given = dict(made)
+    name = given.get("name", name)
+    data, metric = given.get("data"), given.get("metric")
+    if (data is None) != (metric is None):
+        raise OwnModelError("accuracy needs data and a metric: give both, or none of them")
+    shared = {key: given[key] for key in ("traits",) if key in given}
+    if "inputs" in given or "keywords" in given or "batches" in given or data is None:
+        words = {key: given[key] for key in TRAINING if key in given}
+        yield workload_of(given["model"], given.get("inputs", ()), given.get("keywords"), name=name, **words, **shared)
+    if data is not None and metric is not None:
+        words = {key: given[key] for key in ("max_drop",) if key in given}
+        yield task_of(given["model"], data, metric, name=f"{name}.accuracy", **words, **shared)
+
+
+def _kind(made: Any) -> str:
+    return f"a tuple of {len(made)}" if isinstance(made, tuple) else type(made).__name__

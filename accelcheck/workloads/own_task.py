@@ -1,0 +1,54 @@
+"""Models of other people with held-out data and a metric: what a technique costs in accuracy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+
+from accelcheck.workloads.base import Workload
+from accelcheck.workloads.nested import OwnModelError, Rebuilt
+
+Metric: TypeAlias = Callable[[Any, Any], Any]
+"""``metric(output, target)``: a score for each sample of a batch, or one number for it; larger is better."""
+
+
+def _none(output: Any, target: Any) -> Any:
+    raise NotImplementedError(f"a task without a metric was asked for one, of {type(output)} and {type(target)}")
+
+
+@dataclass(frozen=True)
+class OwnTask(Workload):
+    """A workload whose mode is ``accuracy``: the inputs and target of its problem are the first batch, `Problem.further` the others.
+
+    Attributes:
+        metric: See `Metric`.
+        rebuilt: Makes what the model returns of its tensors; None where it returns one tensor.
+        max_drop: How much of the mean score a technique may cost, above 0 and at most 1.
+    """
+
+    metric: Metric = _none
+    rebuilt: Rebuilt | None = None
+    max_drop: float = 0.01
+
+    def scores(self, result: Mapping[str, Tensor], target: Tensor | None) -> Tensor:
+        """The scores of a batch, given the result of a forward pass on the CPU: ``(n,)`` bool or FP64; 0-D where the metric gives one number.
+
+        Raises:
+            OwnModelError: The metric raises, or gives something else.
+        """
+        tensors = [tensor.float() if tensor.is_floating_point() else tensor for tensor in result.values()]
+        output = tensors[0] if self.rebuilt is None else self.rebuilt(tensors)
+        try:
+            found = torch.as_tensor(self.metric(output, target)).detach().cpu()
+        except Exception as error:
+            raise OwnModelError(f"metric: raised {type(error).__name__}: {error}") from error
+        if found.dim() > 1 or found.is_complex() or not found.numel():
+            raise OwnModelError(
+                f"metric: expected a score for each sample, of shape (n,), or one number, got shape {tuple(found.shape)} of "
+                f"{str(found.dtype).removeprefix('torch.')}"
+            )
+        return found if found.dtype == torch.bool and found.dim() else found.double()

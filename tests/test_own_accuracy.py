@@ -1,0 +1,114 @@
+"""Accuracy by a metric of the model's owner."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from fault_harness import Planted, verdict_of
+from torch import Tensor, nn
+
+from accelcheck.checks.own_accuracy import compared
+from accelcheck.core.case import Mode, Verdict
+from accelcheck.selftest.faults.plant import calling, nothing
+from accelcheck.techniques.eager import Eager
+from accelcheck.verify.oracle import Store
+from accelcheck.workloads.nested import OwnModelError
+from accelcheck.workloads.own_model import task_of
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from accelcheck.workloads.own_task import OwnTask
+
+ACCURACY = Mode.ACCURACY
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store(tmp_path)
+
+
+class Net(nn.Module):
+    """Tells which of its features is the largest."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(4, 4, bias=False)
+        nn.init.eye_(self.head.weight)
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        return {"logits": self.head(x), "features": x}
+
+
+def data(samples: int = 100, count: int = 4) -> list[tuple[Tensor, Tensor]]:
+    torch.manual_seed(0)
+    return [(x, x.argmax(1)) for x in torch.randn(count, samples, 4)]
+
+
+def right(out: Any, target: Tensor) -> Tensor:
+    return torch.as_tensor(out["logits"].argmax(1) == target)
+
+
+def score(out: Any, target: Tensor) -> Tensor:
+    return torch.nn.functional.log_softmax(out["logits"], 1)[torch.arange(len(target)), target]
+
+
+def task(metric: Any = right, samples: int = 100, **more: Any) -> OwnTask:
+    return task_of(Net(), data(samples), metric, name="largest", **more)
+
+
+def swapped(module: Any, x: Tensor) -> Any:
+    """Two samples of a hundred are wrong."""
+    out = module(x)
+    rows = torch.arange(len(x), device=x.device)[:, None]
+    return tuple(torch.where(rows < 2, -tensor, tensor) for tensor in out)
+
+
+@pytest.mark.parametrize("metric", [right, score, lambda out, target: right(out, target).float().mean()])
+def test_eager_keeps_its_accuracy_by_every_kind_of_metric(store: Store, metric: Any) -> None:
+    record = verdict_of(store, Eager(), task(metric), ACCURACY)
+    assert record.verdict is Verdict.PASS, record.reason
+    assert record.compared == (4 if metric not in (right, score) else 400)
+
+
+@pytest.mark.parametrize("metric", [right, lambda out, target: right(out, target).float().mean()])
+def test_two_percent_lost_fail_where_one_may_be(store: Store, metric: Any) -> None:
+    assert verdict_of(store, Planted(nothing), task(metric), ACCURACY).verdict is Verdict.PASS
+    record = verdict_of(store, Planted(calling(swapped)), task(metric), ACCURACY)
+    assert record.verdict is Verdict.FAIL
+    assert "accuracy: view drop: expected a drop of at most 1.000%, got 2.000%" in record.reason
+    assert verdict_of(store, Planted(calling(swapped)), task(metric, max_drop=0.1), ACCURACY).verdict is Verdict.PASS
+
+
+def test_too_few_samples_to_decide_are_an_error_that_says_how_many(store: Store) -> None:
+    record = verdict_of(store, Eager(), task(samples=10), ACCURACY)
+    assert record.verdict is Verdict.ERROR
+    assert "40 samples cannot show that the accuracy drops by at most 1.00%" in record.reason
+    assert "Give 381 samples or more, or a larger max_drop" in record.reason
+
+
+def test_scores_of_samples_give_an_interval_and_numbers_of_batches_none() -> None:
+    before, after = torch.tensor([1.0, 2.0, 3.0, 4.0]).double(), torch.tensor([1.0, 2.1, 2.8, 4.0]).double()
+    assert compared(before, after, single=True).bound == pytest.approx(0.025, rel=1e-4)
+    assert compared(before, after, single=False).bound > 0.1
+
+
+def test_a_metric_that_raises_or_gives_no_score_is_named(store: Store) -> None:
+    def raises(out: Any, target: Any) -> Any:
+        raise KeyError("logit")
+
+    for metric, words in (
+        (raises, "metric: raised KeyError: 'logit'"),
+        (lambda out, _: out["logits"], "of shape \\(n,\\)"),
+    ):
+        record = verdict_of(Store(store.cache.folder), Eager(), task(metric), ACCURACY)
+        assert record.verdict is Verdict.ERROR
+        assert re.search(words, record.reason), record.reason
+
+
+def test_a_drop_of_nothing_cannot_be_asked_for() -> None:
+    with pytest.raises(OwnModelError, match="max_drop: expected a part of the score above 0 and at most 1"):
+        task(max_drop=0.0)
