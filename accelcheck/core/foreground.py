@@ -5,18 +5,26 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-from typing import TYPE_CHECKING
+from typing import IO, TYPE_CHECKING
 
+from accelcheck.core.openmp import end_threads
 from accelcheck.core.processes import end_with_parent
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
+INTERVAL = 0.5
+"""Seconds between two calls of `meanwhile`."""
 _HANDED_ON = frozenset({signal.SIGINT, signal.SIGTERM, signal.SIGHUP})
 _SI_KERNEL = 0x80  # of <siginfo.h>: a key of the terminal, which reaches the whole process group
 
 
-def run(command: Sequence[str], environ: Mapping[str, str] | None = None) -> int:
+def run(
+    command: Sequence[str],
+    environ: Mapping[str, str] | None = None,
+    output: IO[bytes] | None = None,
+    meanwhile: Callable[[], object] | None = None,
+) -> int:
     """Run a program until it ends, in this process group and with these standard streams.
 
     SIGINT, SIGTERM and SIGHUP that this process gets are handed on, once: those of the terminal's keys have reached the program
@@ -25,12 +33,15 @@ def run(command: Sequence[str], environ: Mapping[str, str] | None = None) -> int
     Args:
         command: The program and its arguments.
         environ: Variables besides those of this process.
+        output: Takes the place of its standard output and error.
+        meanwhile: Called every `INTERVAL` seconds.
 
     Returns:
         Its exit status; 128 and the number of the signal that ended it.
     """
     parent = os.getpid()
     waited = {*_HANDED_ON, signal.SIGCHLD}
+    end_threads()
     before = signal.pthread_sigmask(signal.SIG_BLOCK, waited)  # from here on they wait for `sigwaitinfo`
 
     def begin() -> None:
@@ -41,11 +52,17 @@ def run(command: Sequence[str], environ: Mapping[str, str] | None = None) -> int
         with subprocess.Popen(  # noqa: S603 - the command that the user asked for
             command,
             env={**os.environ, **(environ or {})},
+            stdout=output,
+            stderr=None if output is None else subprocess.STDOUT,
             preexec_fn=begin,  # noqa: PLW1509 - no other thread runs: this is the program's own one
         ) as child:
             while child.poll() is None:
-                found = signal.sigwaitinfo(waited)
-                if found.si_signo in _HANDED_ON and found.si_code != _SI_KERNEL and child.poll() is None:
+                found = signal.sigwaitinfo(waited) if meanwhile is None else signal.sigtimedwait(waited, INTERVAL)
+                if meanwhile is not None:
+                    meanwhile()
+                if found is None or found.si_signo not in _HANDED_ON or found.si_code == _SI_KERNEL:
+                    continue
+                if child.poll() is None:
                     child.send_signal(found.si_signo)
             code = child.returncode
     finally:

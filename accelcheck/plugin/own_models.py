@@ -17,6 +17,7 @@ from accelcheck.core.case import Mode, stable_seed
 from accelcheck.core.foreign import ForeignCodeError
 from accelcheck.core.matrix import Matrix, Selection
 from accelcheck.core.registry import UnknownNameError, unknown
+from accelcheck.core.words import LEVELS
 from accelcheck.expectations.limits import Limit
 from accelcheck.measure.gate import Use
 from accelcheck.plugin import benches, configuration, options
@@ -75,7 +76,7 @@ class Accel:
     All take, by keyword, ``techniques``, ``devices`` and ``dtypes``, lists of names (techniques may be globs); ``level``, up to which
     techniques are tried, 1 to 4; and ``name``, which the ids of the cases have. The mark ``accel`` of the test sets them for all its checks; what
     neither says comes from the options of the run. Without any of them: every technique of level 1 that can mean something for the model, on
-    all devices that are present, in FP32.
+    all devices that are present, in FP32. Techniques that are named are tried whatever their level.
 
     Args:
         request: Of the fixture.
@@ -252,11 +253,13 @@ class Accel:
         own = self._run.selection
         known = self._run.statuses
         devices = options.chosen_devices(asked.devices, known, known) if asked.devices else own.devices
+        techniques = asked.techniques or own.techniques
+        level = max(LEVELS) if techniques else own.level
         return Selection(
             devices=devices,
-            techniques=asked.techniques or own.techniques,
-            dtypes=asked.dtypes or own.dtypes,
-            level=own.level if asked.level is None else asked.level,
+            techniques=techniques,
+            dtypes=asked.dtypes or own.dtypes or ("float32",),
+            level=level if asked.level is None else asked.level,
         )
 
     def _nothing(self, selection: Selection, refused: Mapping[str, str]) -> str:

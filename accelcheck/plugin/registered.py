@@ -20,7 +20,10 @@ from accelcheck.core.strangers import quoted
 from accelcheck.plugin import options, validation
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
     from accelcheck.devices.base import Device
+    from accelcheck.workloads.base import Workload
 
 
 LINES = 8
@@ -49,17 +52,21 @@ def matrix(config: pytest.Config) -> Matrix:
     own = Matrix.load(seconds=options.seconds(config))  # by far the longest of what hooks do, and not their fault
     techniques = validation.techniques(_all(config, "pytest_accel_techniques"), own.techniques)
     known = [*own.techniques.values(), *techniques]
-    found = [*_all(config, "pytest_accel_workloads"), *_models(config)]
+    models = [(f"--accel-model={spec}", one) for spec, found in own_models(config).items() for one in found]
+    found = [*_all(config, "pytest_accel_workloads"), *models]
     workloads = validation.workloads(found, own.workloads, known)
     return own.extended(techniques, workloads)
 
 
-def _models(config: pytest.Config) -> list[tuple[str, Any]]:
-    """Workloads of the models that the command line names, each with its words there."""
+def own_models(config: pytest.Config) -> Mapping[str, Sequence[Workload]]:
+    """The workloads of each model that the command line names, by its words there. Imports torch.
+
+    Raises:
+        ForeignCodeError: A file raised, or what it makes cannot be checked.
+    """
     from accelcheck.workloads.own_file import workloads_of
 
-    given = options.models(config)
-    return [(f"--accel-model={spec}", one) for spec, folder in given for one in workloads_of(spec, folder)]
+    return {spec: workloads_of(spec, folder) for spec, folder in options.models(config)}
 
 
 def _all(config: pytest.Config, name: str) -> list[tuple[str, Any]]:

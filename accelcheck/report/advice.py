@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from accelcheck.core.case import Mode, Verdict
 from accelcheck.report.console import Table
@@ -132,10 +132,47 @@ def advice(records: Sequence[Record], refused: Mapping[str, str]) -> Iterator[st
         yield from _unsaid(device, own)
     if refused:
         yield ""
-        yield f"not tried, because they mean nothing for this model: {len(refused)} techniques"
+        yield f"not tried, because they mean nothing for this model: {len(refused)} technique{'s' * (len(refused) != 1)}"
         tally = Counter(refused.values())
         for reason, number in tally.most_common():
             yield f"  {number} x {reason}: {_some([name for name, why in refused.items() if why == reason])}"
+
+
+def as_json(records: Sequence[Record], refused: Mapping[str, str]) -> dict[str, Any]:
+    """The same for programs: rows with their figures, recommendations by device and use, and reasons."""
+    found = rows(records)
+    devices = dict.fromkeys(row.device for row in found)
+    return {
+        "rows": [_row_as_json(row) for row in found],
+        "recommended": {
+            device: {
+                use: recommended([row for row in found if row.device == device and row.executed], use) for use in TIMED
+            }
+            for device in devices
+        },
+        "refused": dict(refused),
+    }
+
+
+def _row_as_json(row: Row) -> dict[str, Any]:
+    speeds = {use: row.measured(use, "speed-up") for use in TIMED}
+    return {
+        "technique": row.technique,
+        "device": row.device,
+        "dtype": row.dtype,
+        "verdicts": {str(mode): str(record.verdict) for mode, record in row.records.items()},
+        "safe": {use: row.safe(use) for use in TIMED},
+        "speed_up": {use: [m.low, m.value, m.high] for use, m in speeds.items() if m is not None},
+        "memory": {use: row.memory(use) for use in TIMED},
+        "error": None if row.error is None else [row.error.measured, row.error.allowed],
+        "accuracy_lost": None if row.drop is None else [row.drop.measured, row.drop.allowed],
+        "evidence": [
+            {"case": record.case.id, "claim": one.claim, "observed": one.observed, "engaged": one.engaged}
+            for record in row.records.values()
+            for one in record.evidence
+        ],
+        "reasons": {record.case.id: record.reason for record in row.records.values() if record.reason},
+    }
 
 
 def _table(shown: Sequence[Row]) -> Table:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib.util
 import random
 import re
@@ -35,7 +36,8 @@ KEYS = ("model", "inputs", "keywords", "name", "traits", *TRAINING, *ACCURACY)
 """What a dict may hold."""
 
 
-def workloads_of(spec: str, folder: Path) -> list[Workload]:
+@functools.cache  # a command asks for them too, and models may be large
+def workloads_of(spec: str, folder: Path) -> tuple[Workload, ...]:
     """The workloads of a model: one for numbers and speed, and one for accuracy where there are data and a metric.
 
     The function is called without arguments, with the random generators of Python, NumPy and torch seeded by the name, so that every
@@ -62,7 +64,7 @@ def workloads_of(spec: str, folder: Path) -> list[Workload]:
     with calling(f"{spec}: {function}()"), _seeded(stable_seed(name)):
         made = make()
     with _named(spec):
-        return list(_workloads(made, name))
+        return tuple(_workloads(made, name))
 
 
 def _found(spec: str, folder: Path) -> tuple[Path, str]:

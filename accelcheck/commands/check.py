@@ -1,0 +1,234 @@
+"""``accelcheck check``: which techniques are safe for your own model on this machine, which are faster, and what each costs."""
+
+from __future__ import annotations
+
+import fnmatch
+import shlex
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from accelcheck.commands import halves
+from accelcheck.commands.common import GREEN, NOTHING, RED, add_import, refusal
+from accelcheck.commands.parsing import add_json, examples, print_json
+from accelcheck.core import foreground
+from accelcheck.core.case import Verdict
+from accelcheck.core.journal import JournalError
+from accelcheck.core.journal_reading import read
+from accelcheck.core.matrix import Selection
+from accelcheck.core.words import DTYPES, LEVELS
+from accelcheck.devices.probe import probe
+from accelcheck.plugin import registered
+from accelcheck.report import console
+from accelcheck.report.advice import BASE, advice, as_json
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Callable, Sequence
+
+    from accelcheck.core.journal import Record
+    from accelcheck.core.matrix import Matrix
+    from accelcheck.workloads.base import Workload
+
+LARGE = 10_000_000
+"""Parameters from which on cases run one after the other: each worker would have copies of the model and of what judges it."""
+LEVEL = 2
+"""Unless said: torch.compile is of this level, since it is slow."""
+TAIL = 40
+"""Last lines of pytest's output that are printed where it could not run."""
+
+
+def add(commands: Any) -> None:
+    """Declare the command."""
+    command = commands.add_parser(
+        "check",
+        help="which techniques are safe and faster for your own model",
+        description="Runs every technique that can mean something for a model, judges outputs, gradients, training steps and accuracy, then times "
+        "what is right. Prints a table of verdicts, speed, memory and errors beside FP32 eager, a recommendation, and what could not be said. "
+        "FUNCTION takes no arguments and returns (model, inputs), (model, inputs, keywords), or a dict with the keys model, inputs, keywords, "
+        "batches, loss, optimizer, data, metric, max_drop. Exits with 0 where every technique that ran is right, 1 where one is not, 5 where "
+        "none ran.",
+    )
+    command.add_argument("model", metavar="FILE:FUNCTION", help="the file, and its function (default: make)")
+    command.add_argument(
+        "--device",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="device; repeatable (default: all that are present)",
+    )
+    add_import(command)
+    command.add_argument(
+        "--technique", action="append", default=[], metavar="GLOB", help="techniques by name; repeatable (default: all)"
+    )
+    command.add_argument(
+        "--dtype", action="append", default=[], choices=DTYPES, help="storage dtypes; repeatable (default: float32)"
+    )
+    command.add_argument(
+        "--level",
+        type=int,
+        choices=LEVELS,
+        help=f"up to which level techniques are tried (default: {LEVEL}; of those named by --technique every one)",
+    )
+    command.add_argument("--no-speed", action="store_true", help="time nothing")
+    command.add_argument(
+        "--journal", type=Path, metavar="FILE", help="new file for the records; timed cases go to FILE-speed"
+    )
+    command.add_argument("--report", type=Path, metavar="FILE", help="HTML report with the evidence of every case")
+    add_json(command)
+    command.add_argument("arguments", nargs="*", metavar="ARGUMENT", help="arguments of pytest, after --")
+    examples(
+        command,
+        ("accelcheck check model.py:make", "every technique of levels 1 and 2 on every device that is present"),
+        ("accelcheck check model.py:make --technique='amp-*' --technique='compile-*'", "some of them"),
+        ("accelcheck check model.py:make --device=cuda --report=model.html", "on a GPU, with a report"),
+    )
+    command.set_defaults(run=_check, refuse=command.error)
+
+
+@dataclass(frozen=True)
+class _Model:
+    """What is checked: the workloads that the function made, and the matrix that has them."""
+
+    spec: str
+    workloads: Sequence[Workload]
+    known: Matrix
+
+    @property
+    def names(self) -> list[str]:
+        return [workload.name for workload in self.workloads]
+
+    @property
+    def parameters(self) -> int:
+        made = self.workloads[0].problem(0)
+        return sum(parameter.numel() for parameter in made.module.parameters())
+
+
+def _check(given: argparse.Namespace) -> int:
+    for path in (given.journal, given.report):
+        if path is not None and (path.exists() or not path.parent.is_dir()):
+            why = "exists, and is kept: give another name" if path.exists() else f"there is no folder {path.parent}"
+            given.refuse(f"{path}: {why}")
+    config = registered.here((given.model,))
+    (workloads,) = registered.own_models(config).values()
+    model = _Model(given.model, workloads, registered.matrix(config))
+    model.known.check(Selection((), techniques=tuple(given.technique)))
+    given.dtype = given.dtype or ["float32"]
+    given.level = given.level or (max(LEVELS) if given.technique else LEVEL)
+    devices = dict.fromkeys(given.device or _present())
+    for name in devices:
+        if (why := refusal(name)) is not None:
+            print(f"accelcheck: {name}: {why}; accelcheck doctor says more", file=sys.stderr)
+            return NOTHING
+    with tempfile.TemporaryDirectory(prefix="accelcheck-check-") as name:
+        kept = given.journal or Path(name) / "journal.jsonl"
+        records: list[Record] = []
+        journals: list[Path] = []
+        for device in devices:
+            journal = kept if len(devices) == 1 else kept.with_stem(f"{kept.stem}-{device}")
+            for part in _halves(given, model, device, journal, Path(name) / f"{device}.log"):
+                journals.append(part)
+                records += read(part)[1]
+        if not records:
+            return NOTHING
+        _show(given, model, records)
+        if given.report is not None:
+            words = ["-m", "accelcheck.cli", "report", *map(str, journals), f"--html={given.report}"]
+            with (Path(name) / "report.log").open("wb") as log:
+                foreground.run([sys.executable, *words], output=log)
+            print(f"report: {given.report}", file=sys.stderr)
+    wrong = any(not record.verdict.green for record in records)
+    executed = any(record.verdict.executed for record in records)
+    return RED if wrong else GREEN if executed else NOTHING
+
+
+def _present() -> list[str]:
+    statuses, _ = probe(None, extra=registered.devices(registered.here()))
+    return [name for name, status in statuses.items() if status.present]
+
+
+def _halves(given: argparse.Namespace, model: _Model, device: str, journal: Path, log: Path) -> list[Path]:
+    """Run both halves on a device; the journals that they wrote."""
+    chosen = [
+        f"--accel-model={model.spec}",
+        *(f"--accel-workload={name}" for name in model.names),
+        *(f"--accel-import={name}" for name in given.imports),
+        f"--accel-level={given.level}",
+        *(f"--accel-dtype={name}" for name in given.dtype),
+        f"--accel-journal={journal}",
+    ]
+    more = [*(("-n", "0") if model.parameters >= LARGE else ()), *given.arguments]
+    selection = Selection((device,), tuple(given.technique), tuple(model.names), tuple(given.dtype), level=given.level)
+    cases = model.known.cases(selection)
+    techniques = [f"--accel-technique={name}" for name in given.technique]
+    words = halves.judged(device, [*chosen, *techniques], more)
+    written = _run(f"{device}: judged", words, device, journal, sum(not case.timed for case in cases), log)
+    if not written or given.no_speed:
+        return written
+    right = _right(read(journal)[1])
+    timed = [c for c in cases if c.timed and c.technique != BASE and (c.technique, c.dtype) in right]
+    if not timed:
+        return written
+    named = [f"--accel-case={case.id}" for case in timed]
+    words = halves.timed(device, [*chosen, *named], more)
+    return [*written, *_run(f"{device}: timed", words, device, halves.beside(journal), len(timed), log)]
+
+
+def _right(records: Sequence[Record]) -> set[tuple[str, str]]:
+    """Technique and dtype of what passed in every case that ran."""
+    found: dict[tuple[str, str], list[Verdict]] = {}
+    for record in records:
+        if record.verdict.executed:
+            found.setdefault((record.case.technique, record.case.dtype), []).append(record.verdict)
+    return {key for key, verdicts in found.items() if all(verdict is Verdict.PASS for verdict in verdicts)}
+
+
+def _run(what: str, words: Sequence[str], device: str, journal: Path, total: int, log: Path) -> list[Path]:
+    """Run pytest with progress in place of its output; the journal, if it wrote one with a case."""
+    with log.open("wb") as output, console.progress("cases", total) as done:
+        look = _counting(what, journal, done)
+        code = foreground.run([sys.executable, "-m", "pytest", *words], halves.client(device), output, look)
+        look()
+    try:
+        records = read(journal)[1] if journal.is_file() else []
+    except JournalError as error:
+        records, code = [], code or RED
+        print(f"accelcheck: {error}", file=sys.stderr)
+    if records and code in {GREEN, RED, NOTHING}:
+        return [journal]
+    lines = log.read_text(encoding="utf-8", errors="replace").splitlines()[-TAIL:]
+    print("\n".join(map(console.escaped, lines)), file=sys.stderr)
+    print(f"accelcheck: {shlex.join(['pytest', *words])} ended with {code}", file=sys.stderr)
+    return [journal] if records else []
+
+
+def _counting(what: str, journal: Path, done: Callable[[str, int], None]) -> Callable[[], None]:
+    seen = 0
+
+    def look() -> None:
+        nonlocal seen
+        lines = journal.read_bytes().count(b'"kind":"case"') if journal.is_file() else 0
+        if lines > seen:
+            done(what, lines - seen)
+            seen = lines
+
+    return look
+
+
+def _show(given: argparse.Namespace, model: _Model, records: Sequence[Record]) -> None:
+    first = model.workloads[0]
+    refused = {
+        name: why
+        for name, why in model.known.refusals(first).items()
+        if not given.technique or any(fnmatch.fnmatchcase(name, word) for word in given.technique)
+    }
+    if given.json:
+        print_json("check", {"model": model.spec, **as_json(records, refused)})
+        return
+    print(f"{first.name}: {first.summary}\n")
+    console.show(advice(records, refused))
+
+
+COMMANDS = (add,)
