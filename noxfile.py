@@ -315,6 +315,32 @@ def selftest(session: nox.Session) -> None:
     session.run("accelcheck", "selftest", *session.posargs)
 
 
+def _models(session: nox.Session, device: str) -> None:
+    """The tests of examples/vision and examples/language, with the libraries that their models come from."""
+    if isinstance(session.virtualenv, nox.virtualenv.PassthroughEnv):
+        session.error("it installs packages: run it without --no-venv")
+    # In one command, so that what these libraries need fits the pin.
+    groups = nox.project.dependency_groups(nox.project.load_toml(), "models")
+    session.install(*PINS[device], "-e", ".", *groups, *_index(session))
+    words = (f"--accel-device={device}", "--accel-require", "-q", *session.posargs)
+    for folder in ("vision", "language"):
+        ledger = Path("examples") / folder / f"{device}.toml"
+        known = [f"--accel-ledger={ledger}"] if ledger.is_file() else []
+        session.run("pytest", f"examples/{folder}", *known, *words, env=halves.client(device))
+
+
+@nox.session
+def models_cpu(session: nox.Session) -> None:
+    """Models of timm and transformers, checked as their owners would, on the CPU."""
+    _models(session, "cpu")
+
+
+@nox.session(venv_location=".nox/xla")
+def models_xla(session: nox.Session) -> None:
+    """The same on XLA, in the environment of the session `xla`: torch_xla takes 7 GB."""
+    _models(session, "xla")
+
+
 WORKFLOWS = ("examples/ci/relay.yml", "examples/ci/self-hosted.yml")
 SLURM = ("munged", "slurmctld", "slurmd", "sbatch")
 """Programs of Debian's packages slurm-wlm and munge."""
