@@ -79,11 +79,7 @@ def test_the_table_ends_with_a_recommendation(tmp_path: Path) -> None:
     assert "net: Sequential with 163 parameters." in done.stdout
     assert "cpu, inference: right, but not timed: inplace" in done.stdout
     assert "1 x needs conv (NCHW convolutions): channels-last" in done.stdout
-    assert list(tmp_path.iterdir()) == [tmp_path / "net.py"] or {p.name for p in tmp_path.iterdir()} <= {
-        "net.py",
-        "__pycache__",
-        ".pytest_cache",
-    }
+    assert {path.name for path in tmp_path.iterdir()} <= {"net.py", "__pycache__"}  # nothing is left in the folder
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from accelcheck.checks.own_accuracy import compared
 from accelcheck.core.case import Mode, Verdict
 from accelcheck.selftest.faults.plant import calling, nothing
+from accelcheck.techniques.compilation.torchscript import Trace
 from accelcheck.techniques.eager import Eager
 from accelcheck.verify.oracle import Store
 from accelcheck.workloads.nested import OwnModelError
@@ -72,6 +73,11 @@ def test_eager_keeps_its_accuracy_by_every_kind_of_metric(store: Store, metric: 
     record = verdict_of(store, Eager(), task(metric), ACCURACY)
     assert record.verdict is Verdict.PASS, record.reason
     assert record.compared == (4 if metric not in (right, score) else 400)
+
+
+def test_a_technique_that_warms_up_is_judged_too(store: Store) -> None:
+    record = verdict_of(store, Trace(), task(), ACCURACY)
+    assert record.verdict is Verdict.PASS, record.reason
 
 
 @pytest.mark.parametrize("metric", [right, lambda out, target: right(out, target).float().mean()])

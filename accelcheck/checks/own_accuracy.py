@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -55,7 +55,7 @@ def verify(trial: Trial, task: OwnTask) -> Finding:
         with trial.clock("prepare"):
             program = trial.program(trial.case.seed)
             trial.technique.prepare(program, Mode.FORWARD, trial.device)
-            warm_up(trial, program)
+            warm_up(replace(trial, case=replace(trial.case, mode=Mode.FORWARD)), program)
             trial.device.seed(trial.case.seed)
         evidence: list[Evidence] = []
         for number, (inputs, target) in enumerate(batches):

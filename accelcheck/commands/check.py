@@ -159,7 +159,8 @@ def _halves(given: argparse.Namespace, model: _Model, device: str, journal: Path
         *(f"--accel-dtype={name}" for name in given.dtype),
         f"--accel-journal={journal}",
     ]
-    more = [*(("-n", "0") if model.parameters >= LARGE else ()), *given.arguments]
+    nothing_left = ("-p", "no:cacheprovider", f"--benchmark-storage=file://{log.parent}")
+    more = [*nothing_left, *(("-n", "0") if model.parameters >= LARGE else ()), *given.arguments]
     selection = Selection((device,), tuple(given.technique), tuple(model.names), tuple(given.dtype), level=given.level)
     cases = model.known.cases(selection)
     techniques = [f"--accel-technique={name}" for name in given.technique]
