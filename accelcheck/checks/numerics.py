@@ -110,7 +110,7 @@ class _Run:
         for probe, alike in self.alike.items():
             together = judge_together([(readings, reference) for _, readings, reference in alike])
             if together.close(1) and not self._unexpected():  # the means of few samples may all be small
-                careful = [(readings, trial.reference(draw, careful=1)) for draw, readings, _ in alike]
+                careful = [(readings, trial.reference(draw, careful=1).summary) for draw, readings, _ in alike]
                 together = judge_together(careful)
             self.faults += [_labelled(str(fault), Draw(0, probe)) for fault in together.faults]
             self.figures += together.figures
@@ -231,7 +231,7 @@ class _Run:
         self.faults += [_labelled(str(fault), draw) for fault in judgement.faults]
         self.figures += judgement.figures
         self.compared += judgement.compared
-        self.alike.setdefault(draw.probe, []).append((draw, judgement.readings, reference))
+        self.alike.setdefault(draw.probe, []).append((draw, judgement.readings, reference.summary))
         return result
 
     def _above(self, reference: Reference) -> Iterator[Figure]:

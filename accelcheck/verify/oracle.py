@@ -50,8 +50,9 @@ may show more, a wrong oracle shows orders of magnitude. `eager_excess` in the j
 _NO_KERNEL = re.compile(r"not implemented for|scalar type|dtype")
 """Torch's messages for an operator without a CPU kernel for a dtype, or a workload with constants in another one."""
 REMEMBERED = 64
-"""References that a process keeps in memory: all draws of some cases, which techniques share one after the other. A further
-one is read from the run's folder again."""
+REMEMBERED_BYTES = 2**28
+"""References that a process keeps in memory, and the bytes of their tensors: all draws of some cases, which techniques share one
+after the other. A further one is read from the run's folder again."""
 
 FIRST = Draw()
 """The case's own parameters and inputs."""
@@ -110,6 +111,16 @@ class Reference:
         other = replace(self, budgets=self.alone, eager={})
         vars(other)["sticks"] = self.sticks
         return other
+
+    @property
+    def summary(self) -> Reference:
+        """The same without tensors: what is judged of several draws together needs none."""
+        return replace(self, truth={}, layouts={})
+
+    @functools.cached_property
+    def bytes(self) -> int:
+        """Of its tensors."""
+        return sum(tensor.nbytes for tensor in self.truth.values())
 
     @functools.cached_property
     def sticks(self) -> Mapping[str, Yardstick]:
@@ -191,7 +202,9 @@ class Store:
             arguments = workload, arithmetic, case.seed, case.dtype, case.mode, draw, careful
             found = _reference(self.cache.once(key, _computed, *arguments))
         self._memory[key] = found
-        if len(self._memory) > REMEMBERED:
+        while len(self._memory) > 1 and (
+            len(self._memory) > REMEMBERED or sum(kept.bytes for kept in self._memory.values()) > REMEMBERED_BYTES
+        ):
             del self._memory[next(iter(self._memory))]
         return found
 
@@ -234,38 +247,42 @@ def compute(
         if mode is Mode.BACKWARD and draw == FIRST and "custom-function" in workload.traits:
             gradients.check(source.exactly(), twice="twice-differentiable" in workload.traits)
     _check_truth(source, oracle, truth)
+    judged = {path: Yardstick(t, unit, spacing) for path, t in truth.items() if t.is_floating_point() and t.numel()}
 
+    taken = _Taken(truth, judged)
     with _blamed(f"{source}: the oracle with rounding errors"), _pure_math():
         first = (draw.seed(seed) + 1) * SAMPLES
         count = CAREFUL[careful - 1] if careful else PROBE_SAMPLES if draw.probe else SAMPLES
-        samples = [oracle.sample(first + index, precision, dtype) for index in range(count)]
+        for index in range(count):
+            taken.read(oracle.sample(first + index, precision, dtype))
         if technique.oracle == "float64" and precision == dtype:
-            nearest = oracle.nearest(dtype)
-            if not _unlike(truth, nearest):  # half precision may overflow where a fused kernel does not
-                samples.append(nearest)
+            taken.read(
+                oracle.nearest(dtype), optional=True
+            )  # half precision may overflow where a fused kernel does not
+    del oracle
     with _blamed(f"{source}: eager {dtype} on the CPU"):
         eager = source.eager(dtype)
     # With NaN and infinities among the inputs eager is under test too: some of its own kernels lose them.
-    peers = [] if draw.special else [(f"eager {dtype} on the CPU", eager)]
-    for who, result in [*peers, *(("a rounding sample", sample) for sample in samples)]:
-        if differing := _unlike(truth, result):
-            raise OracleError(f"{source}: the FP64 oracle and {who} disagree: {differing}")
+    differing = "" if draw.special else _unlike(truth, eager)
+    for who, found in [(f"eager {dtype} on the CPU", differing), ("a rounding sample", taken.unlike)]:
+        if found:
+            raise OracleError(f"{source}: the FP64 oracle and {who} disagree: {found}")
     layouts = {
         path: Layout(str(t.dtype).removeprefix("torch."), tuple(t.shape), t.stride()) for path, t in eager.items()
     }
-    judged = {path: Yardstick(t, unit, spacing) for path, t in truth.items() if t.is_floating_point() and t.numel()}
-    readings = {path: [stick.read(sample[path]) for sample in samples] for path, stick in judged.items()}
-    alone, unjudged = _alone(source, readings, truth, unit, lowered=bool(careful))
+    alone, unjudged = _alone(source, taken.readings, truth, unit, lowered=bool(careful))
     excess, own = 0.0, dict[str, Reading]()
     if technique.oracle == "float64":
         peer = eager if precision == dtype else source.eager_wholly(precision)
         # Eager wholly in half precision may overflow: samples alone then.
         if peer is not None and (draw.special or not _unlike(truth, peer)):
             own = {path: judged[path].read(peer[path]) for path in alone}
-            excess = _trusted(f"{source}: eager {precision} on the CPU", own, readings, unit)
+            excess = _trusted(f"{source}: eager {precision} on the CPU", own, taken.readings, unit)
     seen = {path: dict(zip(VIEWS, reading.values, strict=True)) for path, reading in own.items()}
     budgets = {path: _with_eager(views, seen.get(path, {})) for path, views in alone.items()}
-    leanings = {path: {view: tuple(r[view] for r in peers) for view in SIGNED} for path, peers in readings.items()}
+    leanings = {
+        path: {view: tuple(r[view] for r in peers) for view in SIGNED} for path, peers in taken.readings.items()
+    }
     return Reference(truth, layouts, budgets, leanings, unit, spacing, excess, alone, seen, unjudged)
 
 
@@ -328,12 +345,20 @@ class _Oracle:
     def __init__(self, program: Program, mode: Mode) -> None:
         self._program = program
         self._mode = mode
-        self._state = {name: value.clone() for name, value in program.module.state_dict().items()}
+        self._state = {name: _narrowest(value) for name, value in program.module.state_dict().items()}
 
     def run(self) -> Result:
         """Run once from the initial state; the result shares no memory with it."""
+        result = self._ran()
+        return {path: result.pop(path).clone() for path in list(result)}  # one by one: never twice the whole result
+
+    def again(self) -> Result:
+        """The same; the result may be the parameters themselves, and is good until the next run."""
+        return self._ran()
+
+    def _ran(self) -> Result:
         self._program.module.load_state_dict(self._state)
-        return {path: tensor.clone() for path, tensor in self._program.run(self._mode).items()}
+        return self._program.run(self._mode)
 
     def without_gradient(self, truth: Result) -> frozenset[str]:
         """Parameters and inputs that require a gradient and have none."""
@@ -360,7 +385,7 @@ class _Oracle:
         return found
 
     def sample(self, seed: int, precision: str, dtype: str) -> Result:
-        """With random rounding errors of the arithmetic precision; `dtype` is the storage's."""
+        """With random rounding errors of the arithmetic precision; `dtype` is the storage's. As good for as long as `again` is."""
         generator = torch.Generator().manual_seed(seed)
         for part in (*self._program.module.modules(), self._program.optimizer):
             if hasattr(part, "flips"):
@@ -369,14 +394,43 @@ class _Oracle:
         self._program.update = lambda: rounding.at(dtype)
         self._program.module.load_state_dict(self._state)
         with rounding:
-            return {path: tensor.clone() for path, tensor in self._program.run(self._mode).items()}
+            return self._program.run(self._mode)
 
     def nearest(self, dtype: str) -> Result:
-        """With every operator's result rounded to the nearest number of a dtype."""
+        """With every operator's result rounded to the nearest number of a dtype. As good for as long as `again` is."""
         self._program.update = contextlib.nullcontext
         self._program.module.load_state_dict(self._state)
         with Nearest(getattr(torch, dtype)):
-            return {path: tensor.clone() for path, tensor in self._program.run(self._mode).items()}
+            return self._program.run(self._mode)
+
+
+def _narrowest(value: Tensor) -> Tensor:
+    """A copy in FP32 where that holds the same numbers, as it does those that were widened; NaN is not the same as itself."""
+    if value.dtype == torch.float64:
+        narrow = value.float()
+        if torch.equal(narrow.double(), value):
+            return narrow
+    return value.clone()
+
+
+class _Taken:
+    """What rounding samples show. Each is read as soon as it is made, and dropped: whole results take the model's memory each."""
+
+    def __init__(self, truth: Result, sticks: Mapping[str, Yardstick]) -> None:
+        self._truth = truth
+        self._sticks = sticks
+        self.readings: dict[str, list[Reading]] = {path: [] for path in sticks}
+        self.unlike = ""
+        """How the first sample differs that is not of the truth's structure."""
+
+    def read(self, sample: Result, *, optional: bool = False) -> None:
+        """Add a sample; an `optional` one that is not like the truth is left out."""
+        differing = _unlike(self._truth, sample)
+        if differing:
+            self.unlike = self.unlike or ("" if optional else differing)
+            return
+        for path, stick in self._sticks.items():
+            self.readings[path].append(stick.read(sample[path]))
 
 
 def _check_truth(source: _Source, oracle: _Oracle, truth: Result) -> None:
@@ -398,7 +452,7 @@ def _check_repeatable(oracle: _Oracle, truth: Result) -> None:
     Raises:
         OracleError: They differ; the message names the module.
     """
-    again = oracle.run()
+    again = oracle.again()
     differing = [path for path in truth if path not in again or not _same_bits(truth[path], again[path])]
     if not differing:
         return
