@@ -94,11 +94,14 @@ def perturb_(tensor: Tensor, factors: Sequence[float], unit: float, half: float,
         own = flat[start : start + CHUNK]
         s, m, u, c = (buffer[: own.numel()] for buffer in (size, mantissas, chance, change))
         torch.abs(own, out=s)
-        least = _mantissas(own, s, m)
+        _mantissas(own, s, m)
         _uniform(m, factors[0], u)
         torch.mul(s, unit, out=c).clamp_(min=half).mul_(u)
-        if not least >= half:  # or NaN
-            c.copy_(torch.where(s < half, torch.where(u > 0, own.neg(), 0.0), c))
+        flushed = s < half
+        if (count := int(flushed.count_nonzero())) and count == int((s == 0).count_nonzero()):
+            c.masked_fill_(flushed, 0.0)
+        elif count:
+            c.copy_(torch.where(flushed, torch.where(u > 0, own.neg(), 0.0), c))
         if sums is not None:
             here = replace(sums, length=_part(lengths, start), squares=_part(squares, start))
             deviation = here.deviation(own, s)
@@ -137,17 +140,16 @@ def _part(value: Any, start: int) -> Any:
     return value[start : start + CHUNK] if isinstance(value, torch.Tensor) and value.dim() else value
 
 
-def _mantissas(own: Tensor, sizes: Tensor, out: Tensor) -> float:
-    """As ``torch.frexp`` of magnitudes, into `out`; the least magnitude is returned."""
+def _mantissas(own: Tensor, sizes: Tensor, out: Tensor) -> None:
+    """As ``torch.frexp`` of magnitudes, into `out`, but for NaN and infinities."""
     torch.bitwise_and(sizes.view(torch.int64), _FRACTION, out=out.view(torch.int64)).bitwise_or_(_HALF)
-    least = float(sizes.min())
-    if not least >= _TINY:  # or NaN
-        small = sizes < _TINY
-        if bool(sizes[small].any()):
-            out.copy_(torch.frexp(own.abs())[0])
-        else:
-            out.masked_fill_(small, 0.0)
-    return least
+    small = sizes < _TINY
+    if not (count := int(small.count_nonzero())):
+        return
+    if count == int((sizes == 0).count_nonzero()):
+        out.masked_fill_(small, 0.0)
+    else:
+        out.copy_(torch.frexp(own.abs())[0])
 
 
 def _uniform(mantissas: Tensor, factor: float, out: Tensor) -> Tensor:
