@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from accelcheck.core.case import Mode, stable_seed
 from accelcheck.core.matrix import Matrix
 from accelcheck.selftest.faults.plant import nothing
-from accelcheck.verify import caps, oracle
+from accelcheck.verify import caps, effort, oracle
 from accelcheck.verify.caps import beyond, cap
 from accelcheck.verify.oracle import OracleError, Store, compute
 from accelcheck.verify.precision import SLACK, UNIT_ROUNDOFF
@@ -164,7 +164,7 @@ def test_a_failed_computation_leaves_nothing_behind_and_is_tried_again(
 def test_a_careful_reference_has_more_samples_and_budgets_no_tighter(tmp_path: Path) -> None:
     store, workload = Store(tmp_path), seeded("mlp")
     few, more, most = (store.get(case(workload), PLAIN, workload, careful=careful) for careful in range(3))
-    numbers = (oracle.SAMPLES, *oracle.CAREFUL)
+    numbers = (effort.SAMPLES, *effort.CAREFUL)
     for number, found in zip(numbers, (few, more, most), strict=True):
         assert len(found.leanings["out"]["gain"]) == number + 1  # and the one that rounds to nearest
     for one, other in ((few, more), (more, most)):
@@ -370,7 +370,7 @@ def test_a_draw_has_a_reference_of_its_own(tmp_path: Path) -> None:
     assert not torch.equal(found[0].truth["out"], found[1].truth["out"])
     assert len(list(tmp_path.glob("*.pt"))) == 3
     # Of a probe half as many samples; one more that rounds to nearest.
-    counts = [oracle.SAMPLES, oracle.SAMPLES, oracle.PROBE_SAMPLES]
+    counts = [effort.SAMPLES, effort.SAMPLES, effort.PROBE_SAMPLES]
     assert [len(reference.leanings["out"]["gain"]) for reference in found] == [count + 1 for count in counts]
 
 
@@ -536,7 +536,7 @@ def test_no_rounding_sample_outlives_the_next(monkeypatch: pytest.MonkeyPatch) -
 
     monkeypatch.setattr(oracle._Oracle, "sample", watched)
     compute(seeded("mlp"), PLAIN, 1, "float32", Mode.BACKWARD)
-    assert len(alive) >= oracle.SAMPLES
+    assert len(alive) >= effort.SAMPLES
 
 
 def test_a_large_reference_is_mapped_and_has_the_numbers_of_a_small_one(tmp_path: Path) -> None:
