@@ -7,6 +7,7 @@ import os
 import pickle
 import subprocess
 import sys
+import weakref
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,7 +20,7 @@ from torch import Tensor, nn
 from accelcheck.core.case import Mode, stable_seed
 from accelcheck.core.matrix import Matrix
 from accelcheck.selftest.faults.plant import nothing
-from accelcheck.verify import caps, oracle
+from accelcheck.verify import caps, effort, oracle
 from accelcheck.verify.caps import beyond, cap
 from accelcheck.verify.oracle import OracleError, Store, compute
 from accelcheck.verify.precision import SLACK, UNIT_ROUNDOFF
@@ -63,6 +64,7 @@ def exact(x: Tensor) -> bool:
 
 WORKER = """
 import sys
+import weakref
 from dataclasses import replace
 from pathlib import Path
 import torch
@@ -162,7 +164,7 @@ def test_a_failed_computation_leaves_nothing_behind_and_is_tried_again(
 def test_a_careful_reference_has_more_samples_and_budgets_no_tighter(tmp_path: Path) -> None:
     store, workload = Store(tmp_path), seeded("mlp")
     few, more, most = (store.get(case(workload), PLAIN, workload, careful=careful) for careful in range(3))
-    numbers = (oracle.SAMPLES, *oracle.CAREFUL)
+    numbers = (effort.SAMPLES, *effort.CAREFUL)
     for number, found in zip(numbers, (few, more, most), strict=True):
         assert len(found.leanings["out"]["gain"]) == number + 1  # and the one that rounds to nearest
     for one, other in ((few, more), (more, most)):
@@ -368,7 +370,7 @@ def test_a_draw_has_a_reference_of_its_own(tmp_path: Path) -> None:
     assert not torch.equal(found[0].truth["out"], found[1].truth["out"])
     assert len(list(tmp_path.glob("*.pt"))) == 3
     # Of a probe half as many samples; one more that rounds to nearest.
-    counts = [oracle.SAMPLES, oracle.SAMPLES, oracle.PROBE_SAMPLES]
+    counts = [effort.SAMPLES, effort.SAMPLES, effort.PROBE_SAMPLES]
     assert [len(reference.leanings["out"]["gain"]) for reference in found] == [count + 1 for count in counts]
 
 
@@ -520,3 +522,36 @@ def test_another_mode_or_dtype_has_another_reference(mode: Mode, dtype: str, tmp
     store, workload = Store(tmp_path), seeded("mlp")
     assert store.get(case(workload), PLAIN, workload) is not store.get(case(workload, mode, dtype), PLAIN, workload)
     assert len(list(tmp_path.glob("*.pt"))) == 2
+
+
+def test_no_rounding_sample_outlives_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    alive: list[weakref.ref[Tensor]] = []
+    sample = oracle._Oracle.sample
+
+    def watched(self: oracle._Oracle, *arguments: Any) -> Any:
+        assert not [one for one in alive if one() is not None]
+        result = sample(self, *arguments)
+        alive.extend(weakref.ref(tensor) for path, tensor in result.items() if path.startswith("grad"))
+        return result
+
+    monkeypatch.setattr(oracle._Oracle, "sample", watched)
+    compute(seeded("mlp"), PLAIN, 1, "float32", Mode.BACKWARD)
+    assert len(alive) >= effort.SAMPLES
+
+
+def test_a_large_reference_is_mapped_and_has_the_numbers_of_a_small_one(tmp_path: Path) -> None:
+    large = Workload("large", "Large.", lambda g, _: Problem(Calls(torch.relu), (torch.randn(400, 400, generator=g),)))
+    computed_here = compute(large, PLAIN, case(large).seed, "float32", Mode.FORWARD)
+    found = Store(tmp_path).get(case(large), PLAIN, large)
+    assert torch.equal(found.truth["out"], computed_here.truth["out"])
+    assert found.budgets == computed_here.budgets
+    assert str(tmp_path) in Path("/proc/self/maps").read_text()
+
+
+def test_large_references_are_forgotten_by_their_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store, workload = Store(tmp_path), seeded("mlp")
+    monkeypatch.setattr(oracle, "REMEMBERED_BYTES", 1)
+    first = store.get(case(workload), PLAIN, workload)
+    assert store.get(case(workload), PLAIN, workload) is first  # the last one always stays
+    store.get(case(workload), PLAIN, workload, Draw(1))
+    assert store.get(case(workload), PLAIN, workload) is not first

@@ -78,6 +78,12 @@ def test_a_probe_timeout_that_is_no_time_is_refused(suite: Suite, word: str) -> 
     assert "a positive number of seconds" in line
 
 
+def test_an_unknown_effort_is_answered_with_the_legal_ones(suite: Suite) -> None:
+    line = refused(suite.run("--accel-effort=leest"))
+    assert "unknown effort 'leest'." in line
+    assert "auto, full, least" in line
+
+
 def test_an_unknown_case_is_answered_with_the_nearest(suite: Suite) -> None:
     line = refused(suite.run("--accel-device=cpu", "--accel-case=toy/tinny/cpu/float32/forward"))
     assert "unknown case 'toy/tinny/cpu/float32/forward'" in line

@@ -53,7 +53,18 @@ def test_every_option_has_an_ini_twin(suite: Suite) -> None:
     text = done.stdout.str()
     assert {option.name for option in OPTIONS} == {
         *("device", "technique", "workload", "dtype", "case", "level", "shard"),
-        *("require", "journal", "ledger", "probe_timeout", "timeout", "in_process", "resume", "import"),
+        *(
+            "require",
+            "journal",
+            "ledger",
+            "probe_timeout",
+            "timeout",
+            "in_process",
+            "resume",
+            "import",
+            "effort",
+            "model",
+        ),
         *("baseline", "baselines", "limits", "processes", "profile"),
     }
     for option in OPTIONS:

@@ -15,7 +15,7 @@ from accelcheck.core.case import Mode
 from accelcheck.core.matrix import Matrix
 from accelcheck.selftest.faults import compute
 from accelcheck.selftest.faults.plant import rounded_to
-from accelcheck.verify import rounding
+from accelcheck.verify import noise, rounding
 from accelcheck.verify.judge import judge, judge_together
 from accelcheck.verify.oracle import compute as compute_reference
 from accelcheck.verify.precision import SLACK, SMALLEST_SUBNORMAL, UNIT_ROUNDOFF
@@ -419,6 +419,42 @@ def test_numpy_perturbs_to_the_bits_that_torch_does(
         Rounding(precision, precision, drawn)._perturb_(tensor, 2.0**-20, terms)
         results.append((tensor.view(torch.int64), drawn.get_state()))
     assert all(torch.equal(one, other) for one, other in zip(*results, strict=True))
+
+
+LARGE = {
+    "normal": normal(3, 7, 11, 13),
+    "zeros among numbers": torch.relu(normal(3, 7, 11, 13)),
+    "channels last": normal(3, 7, 11, 13).to(memory_format=torch.channels_last),
+    "subnormal in FP64": torch.cat([normal(900), normal(900) * 2.0**-1060]),
+    "infinite and NaN": torch.cat([normal(900), torch.tensor([float("inf"), -float("inf"), float("nan"), -0.0])]),
+    "with gaps": normal(60, 60)[:, ::2],
+    "narrower": normal(60, 60).float(),
+}
+
+
+@pytest.mark.parametrize("sums", ["none", "shown", "hidden", "each"])
+@pytest.mark.parametrize("name", LARGE)
+def test_large_tensors_are_perturbed_chunk_by_chunk_to_the_bits_of_whole_ones(
+    monkeypatch: pytest.MonkeyPatch, name: str, sums: str
+) -> None:
+    monkeypatch.setattr(rounding, "SMALL", -1)
+    monkeypatch.setattr(noise, "CHUNK", 512)
+    value = LARGE[name]
+    terms: int | Tensor = torch.arange(value.numel()).reshape(value.shape) if sums == "each" else 64
+    squares = normal(*value.shape, seed=2).square() if sums in {"shown", "each"} else None
+    results = []
+    for chunked in (True, False):
+        if not chunked:
+            monkeypatch.setattr(noise, "perturb_", lambda *_: False)
+            monkeypatch.setattr(noise, "rounded", lambda *_: None)
+        drawn, tensor = generator(3), value.clone()
+        mode = Rounding("float32", "float32", drawn)
+        mode._perturb_(tensor, 2.0**-24, 1 if sums == "none" else terms, squares)
+        results.append((tensor, mode._rounded(value, 2.0**-8), drawn.get_state()))
+    for one, other in zip(*results, strict=True):
+        assert one.stride() == other.stride()
+        assert torch.equal(one.isnan(), other.isnan())
+        assert torch.equal(one.nan_to_num(), other.nan_to_num())
 
 
 def test_output_gradients_are_the_same_under_rounding_errors() -> None:

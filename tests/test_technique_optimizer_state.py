@@ -16,7 +16,7 @@ from accelcheck.selftest.faults.base import Planted
 from accelcheck.selftest.faults.plant import nothing, rounded_to, truncated_to
 from accelcheck.techniques.optimizers.state import TECHNIQUES, HalfStates, KeptStates, RoundedStates
 from accelcheck.techniques.quantization.emulation import nearest
-from accelcheck.verify import oracle
+from accelcheck.verify import effort, oracle
 from accelcheck.workloads.base import Problem, Program
 
 if TYPE_CHECKING:
@@ -169,7 +169,7 @@ def test_the_oracle_flips_only_in_runs_with_rounding_errors() -> None:
             return Watching(make, self.dtype)
 
     reference = oracle.compute(seeded("train-mlp"), Watched(), 0, "float32", Mode.TRAIN)
-    assert seen == [False, False] + [True] * oracle.SAMPLES  # the exact run is repeated
+    assert seen == [False, False] + [True] * effort.SAMPLES  # the exact run is repeated
     assert reference.budgets
 
 

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from accelcheck.checks.device_layout import eager_strides
 from accelcheck.checks.trial import (
+    REDUCED,
     SWITCHED_OFF,
     UNJUDGED,
     Finding,
@@ -26,9 +27,10 @@ from accelcheck.expectations import ceilings
 from accelcheck.expectations.ledger import RAISED
 from accelcheck.measure.clocks import undisturbed
 from accelcheck.verify.determinism import apart
+from accelcheck.verify.effort import told
 from accelcheck.verify.judge import Contract, check_metadata, judge, judge_together
 from accelcheck.verify.oracle import FIRST, twice
-from accelcheck.workloads.probes import DRAWS, PROBES, Draw, Probe, draws
+from accelcheck.workloads.probes import PROBES, Draw, Probe, draws
 from accelcheck.workloads.quiet import random_modules
 
 if TYPE_CHECKING:
@@ -40,8 +42,6 @@ if TYPE_CHECKING:
     from accelcheck.verify.views import Reading
     from accelcheck.workloads.base import Problem, Program, Result
 
-LAST = Draw(DRAWS - 1)
-"""The last random draw."""
 MOST_FAULTS = 10
 """No further draw is judged once this many faults are found that no ledger expects: the first ones say what is wrong."""
 
@@ -92,7 +92,9 @@ class _Run:
         """
         trial = self.trial
         raised: list[tuple[str, Exception]] = []
-        for draw in draws(trial.workload, trial.case.mode, self._admitted) if chosen is None else chosen:
+        if chosen is None:
+            chosen = trial.effort.chosen(draws(trial.workload, trial.case.mode, self._admitted))
+        for draw in chosen:
             known = len(self.faults)
             try:
                 self._judge(draw)
@@ -110,7 +112,7 @@ class _Run:
         for probe, alike in self.alike.items():
             together = judge_together([(readings, reference) for _, readings, reference in alike])
             if together.close(1) and not self._unexpected():  # the means of few samples may all be small
-                careful = [(readings, trial.reference(draw, careful=1)) for draw, readings, _ in alike]
+                careful = [(readings, trial.reference(draw, careful=1).summary) for draw, readings, _ in alike]
                 together = judge_together(careful)
             self.faults += [_labelled(str(fault), Draw(0, probe)) for fault in together.faults]
             self.figures += together.figures
@@ -178,14 +180,14 @@ class _Run:
             _poison(reference, device)
             device.seed(case.seed)
         result, evidence = watched(trial, self.program, case.mode)
-        if draw == LAST and "lazy" in device.features:
+        if draw == Draw(trial.effort.draws - 1) and "lazy" in device.features:
             with clock("run"):  # a lazy device rounds otherwise where nobody watches, as for its users
                 state.restore()
                 _poison(reference, device)
                 device.seed(case.seed)
                 result = self.program.run(case.mode)
         self.evidence += (
-            [*evidence, *self._switched_off(), *_unjudged(reference)]
+            [*evidence, *self._switched_off(), *_unjudged(reference), *_reduced(trial)]
             if first
             else absent(self.evidence, evidence, str(draw))
         )
@@ -224,14 +226,14 @@ class _Run:
         judgement = judge(result, reference)
         for careful in (1, 2):
             if (
-                judgement.close(careful) and not self._unexpected()
+                judgement.close(careful, reference) and not self._unexpected()
             ):  # where another draw has failed, more samples change no verdict
                 reference = self.trial.reference(draw, careful=careful)
                 judgement = judge(result, reference)
         self.faults += [_labelled(str(fault), draw) for fault in judgement.faults]
         self.figures += judgement.figures
         self.compared += judgement.compared
-        self.alike.setdefault(draw.probe, []).append((draw, judgement.readings, reference))
+        self.alike.setdefault(draw.probe, []).append((draw, judgement.readings, reference.summary))
         return result
 
     def _above(self, reference: Reference) -> Iterator[Figure]:
@@ -295,6 +297,15 @@ class _Run:
 def _unjudged(reference: Reference) -> list[Evidence]:
     listed = ", ".join(sorted(reference.unjudged))
     return [Evidence(UNJUDGED, listed, engaged=True)] if listed else []
+
+
+def _reduced(trial: Trial) -> list[Evidence]:
+    """What says that less than usual was computed to judge, where it was."""
+    effort, store = trial.effort, trial.store
+    if not effort.reduced:
+        return []
+    listed = told(effort, store.size(trial.case, trial.workload), trial.case.mode, store.word)
+    return [Evidence(REDUCED, listed, engaged=True)]
 
 
 @torch.no_grad()

@@ -13,8 +13,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from accelcheck.checks.trial import Finding, absent, snapshot, warm_up, watched
 from accelcheck.core.case import Mode
 from accelcheck.verify import randomness
+from accelcheck.verify.effort import SAMPLES
 from accelcheck.verify.judge import beyond
-from accelcheck.verify.oracle import SAMPLES
 from accelcheck.verify.precision import UNIT_ROUNDOFF
 from accelcheck.verify.randomness import Mask
 from accelcheck.verify.rounding import Rounding

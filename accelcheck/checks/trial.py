@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from accelcheck.devices.base import Device
     from accelcheck.techniques.base import Technique
     from accelcheck.techniques.observe import Log
+    from accelcheck.verify.effort import Effort
     from accelcheck.verify.oracle import Reference, Store
     from accelcheck.workloads.base import Problem, Result, Workload
     from accelcheck.workloads.probes import Draw
@@ -31,7 +32,8 @@ if TYPE_CHECKING:
 
 SWITCHED_OFF = "random modules that drop nothing here"
 UNJUDGED = "tensors that rounding errors alone decide, and that are not judged"
-REMARKS = frozenset({SWITCHED_OFF, UNJUDGED})
+REDUCED = "how little was computed to judge a model of this size"
+REMARKS = frozenset({SWITCHED_OFF, UNJUDGED, REDUCED})
 """Claims of observations that say nothing about the technique."""
 
 
@@ -87,13 +89,21 @@ class Trial:
     def place(self, problem: Problem, seed: int) -> Program:
         """A problem on the device, in the case's dtype; the technique is not applied."""
         with self.state.restored():
-            return Program.of(
+            program = Program.of(
                 problem,
                 device=self.device.torch_device(),
                 dtype=getattr(torch, self.case.dtype),
                 seed=seed,
                 synchronize=self.device.synchronize,
             )
+        program.steps = self.effort.taken(program.steps)
+        return program
+
+    @property
+    def effort(self) -> Effort:
+        """How much is computed to judge the case."""
+        with self.clock("oracle"), self.state.restored():
+            return self.store.effort(self.case, self.workload)
 
     def reference(self, draw: Draw = FIRST, *, careful: int = 0) -> Reference:
         """What a draw is judged by; see `Store.get`."""

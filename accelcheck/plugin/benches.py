@@ -62,7 +62,7 @@ def bench(
     def with_clean() -> Store:
         clean = clean_process(matrix.parts())
         close(clean.close)
-        return Store(folder, clean)
+        return Store(folder, clean, options.effort(config))
 
     gc.collect()
     gc.freeze()  # the session has it undone at the end of the run
@@ -71,7 +71,7 @@ def bench(
     if supervisor is None:
         return made(with_clean(), gate=gate)
     close(supervisor.close)
-    return made(Store(folder), supervisor, gate)
+    return made(Store(folder, effort=options.effort(config)), supervisor, gate)
 
 
 def _supervisor(

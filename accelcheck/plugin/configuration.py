@@ -77,6 +77,7 @@ class RunConfiguration:
         Ledger.load(ledgers)
         options.selection(config, ())  # wrong values are reported before devices are probed
         options.timeout(config)
+        options.effort(config)
         if options.imports(config):
             imports.announce(options.imports(config))
         statuses, host = probe(None, options.seconds(config), registered.devices(config))

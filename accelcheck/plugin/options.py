@@ -6,7 +6,7 @@ import threading
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from accelcheck.core.imports import unknown_device
-from accelcheck.core.words import DTYPES, LEVELS
+from accelcheck.core.words import DTYPES, EFFORTS, LEVELS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -102,6 +102,11 @@ OPTIONS = (
         "in_process",
         "run cases in pytest's own process, for a debugger: a case that crashes or hangs ends the run",
         flag=True,
+    ),
+    Option(
+        "effort",
+        "how much is computed to judge your own model: auto, by its size (default); full, all that is usual, whatever the time; or least",
+        metavar="EFFORT",
     ),
     Option("probe_timeout", "seconds to wait for a device to answer (default 60)", metavar="SECONDS"),
 )
@@ -324,6 +329,18 @@ def dtypes(config: pytest.Config) -> tuple[str, ...]:
         if word not in DTYPES:
             raise _unknown("dtype", word, DTYPES)
     return given
+
+
+def effort(config: pytest.Config) -> str:
+    """How much is computed to judge somebody's own model: one of `EFFORTS`.
+
+    Raises:
+        UnknownNameError: It is none of them.
+    """
+    given = value(config, "effort")
+    if given is not None and given not in EFFORTS:
+        raise _unknown("effort", str(given), list(EFFORTS))
+    return EFFORTS[0] if given is None else str(given)
 
 
 def seconds(config: pytest.Config) -> float:

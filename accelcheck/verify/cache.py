@@ -24,6 +24,10 @@ THREADS_BEGIN = 3.0
 that `accelcheck.core.openmp` cannot end."""
 
 
+MAPPED = 2**20
+"""Bytes from which on a stored value is mapped; smaller ones are read sooner than mapped."""
+
+
 @dataclass(frozen=True)
 class Cache:
     """Computes values once, and remembers them in a folder.
@@ -56,7 +60,8 @@ class Cache:
                     _make(path, make, *arguments)
                 else:
                     self.clean.call(_make, path, make, *arguments)
-            loaded: dict[str, Any] = torch.load(path, weights_only=True)
+            # Mapped, not read: all processes then share what they use of it, and the system can take that back.
+            loaded: dict[str, Any] = torch.load(path, weights_only=True, mmap=path.stat().st_size >= MAPPED)
             return loaded
 
 

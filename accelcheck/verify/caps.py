@@ -39,8 +39,14 @@ def cap(view: str, unit: float, shape: Sequence[int]) -> float:
     if math.prod(shape) < FEWEST:
         return math.inf
     wider = ACCUMULATED if unit <= UNIT_ROUNDOFF[ACCUMULATOR] else 1.0
-    share = math.inf if view == "row" and shape[-1] < SHORT else SHARES.get(view, math.inf)
-    return min(UNITS.get(view, math.inf) * wider * unit, share)
+    return min(UNITS.get(view, math.inf) * wider * unit, share(view, shape))
+
+
+def share(view: str, shape: Sequence[int]) -> float:
+    """The same whatever the precision: what a result of zeros exceeds."""
+    if math.prod(shape) < FEWEST or (view == "row" and shape[-1] < SHORT):
+        return math.inf
+    return SHARES.get(view, math.inf)
 
 
 def beyond(budgets: Mapping[str, float], unit: float, shape: Sequence[int]) -> str:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import torch
 
 from accelcheck.core.case import Figure
+from accelcheck.verify.effort import LEAST_DRAWS
+from accelcheck.verify.few import CALM
 from accelcheck.verify.precision import SLACK
 from accelcheck.verify.views import GATES, SIGNED, VIEWS, Reading, common_floor
 
@@ -23,8 +26,6 @@ if TYPE_CHECKING:
 CLOSE = (4.0, 1.5)
 """A candidate that exceeds its budget by at most this factor is judged again with a budget from more samples, and once more where
 it then exceeds that one by at most the second: three times the largest of 33 samples is no chance."""
-LEAST_DRAWS = 3
-"""Fewer point the same way by chance too often: 1 of 4 times for two draws, given that both are beyond their budget."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,10 +50,16 @@ class Judgement:
     readings: Mapping[str, Reading]
     compared: int
 
-    def close(self, careful: int) -> bool:
-        """Whether all that is wrong are views beyond their budgets by at most `CLOSE`; after `careful` - 1 closer looks, by less."""
+    def close(self, careful: int, reference: Reference | None = None) -> bool:
+        """Whether all that is wrong are views beyond their budgets by at most `CLOSE`; after `careful` - 1 closer looks, by less.
+
+        Where a reduced `reference` was asked, whatever is beyond its budget is looked at once more, and again where roundings decide
+        something: with so few samples the candidate may be the first to show it.
+        """
         beyond = [figure for figure in self.figures if figure.gates and not figure.within]
         limit = CLOSE[careful - 1]
+        if reference is not None and reference.reduced and (careful == 1 or reference.spread > CALM):
+            limit = math.inf
         return 0 < len(beyond) == len(self.faults) and all(figure.used <= limit for figure in beyond)
 
 

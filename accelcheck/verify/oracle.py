@@ -13,8 +13,9 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from accelcheck.core.case import Mode
-from accelcheck.verify import caps, gradients
+from accelcheck.verify import caps, few, gradients
 from accelcheck.verify.cache import Cache
+from accelcheck.verify.effort import AUTO, FULL, SAMPLES, Effort, Size, choose, sized
 from accelcheck.verify.precision import SLACK, SMALLEST_SUBNORMAL, UNIT_ROUNDOFF
 from accelcheck.verify.rounding import Nearest, Rounding
 from accelcheck.verify.views import SIGNED, VIEWS, Reading, Yardstick, floor
@@ -32,15 +33,6 @@ if TYPE_CHECKING:
     from accelcheck.techniques.base import Technique
     from accelcheck.workloads.base import OptimizerMaker, Workload
 
-SAMPLES = 6
-"""Runs of the oracle with random rounding errors. The largest of 6 is exceeded by a seventh in 1 of 7 cases, by a factor
-of 2 practically never: see `accelcheck.verify.precision.SLACK`."""
-PROBE_SAMPLES = 3
-"""The same for structured inputs, whose faults show by orders of magnitude."""
-CAREFUL = (32, 128)
-"""Numbers of samples when a candidate exceeds its budget slightly: the second where it still does with the first. A number that
-spreads as the samples do exceeds twice the largest of 4 in 4 % of cases, of 7 in 1 %, of 33 in 0.02 % (normal distribution); a
-run judges thousands of numbers."""
 TRUST = 4.0
 """Eager may err this many times more than the rounding samples before the oracle, or eager, is taken to be wrong. Over all
 built-in workloads, dtypes and modes on the CPU the largest ratio is 1.5, the median 0.3; a library that sums in another order
@@ -50,8 +42,9 @@ may show more, a wrong oracle shows orders of magnitude. `eager_excess` in the j
 _NO_KERNEL = re.compile(r"not implemented for|scalar type|dtype")
 """Torch's messages for an operator without a CPU kernel for a dtype, or a workload with constants in another one."""
 REMEMBERED = 64
-"""References that a process keeps in memory: all draws of some cases, which techniques share one after the other. A further
-one is read from the run's folder again."""
+REMEMBERED_BYTES = 2**28
+"""References that a process keeps in memory, and the bytes of their tensors: all draws of some cases, which techniques share one
+after the other. A further one is read from the run's folder again."""
 
 FIRST = Draw()
 """The case's own parameters and inputs."""
@@ -91,6 +84,8 @@ class Reference:
         unjudged: Why tensors are not judged, by path: see `accelcheck.workloads.base.Workload.given`.
         eager: What eager itself shows, by path and view; empty where there is none to compare with. In the views where this is
             within the budget of the samples alone, it enters `budgets`; beyond, it widens nothing.
+        reduced: Whether it has less than the usual samples: see `accelcheck.verify.effort`.
+        spread: Where it is reduced: see `accelcheck.verify.few.spread`.
     """
 
     truth: Result
@@ -103,6 +98,8 @@ class Reference:
     alone: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     eager: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     unjudged: Mapping[str, str] = field(default_factory=dict)
+    reduced: bool = False
+    spread: float = 1.0
 
     @functools.cached_property
     def without_eager(self) -> Reference:
@@ -110,6 +107,16 @@ class Reference:
         other = replace(self, budgets=self.alone, eager={})
         vars(other)["sticks"] = self.sticks
         return other
+
+    @property
+    def summary(self) -> Reference:
+        """The same without tensors: what is judged of several draws together needs none."""
+        return replace(self, truth={}, layouts={})
+
+    @functools.cached_property
+    def bytes(self) -> int:
+        """Of its tensors."""
+        return sum(tensor.nbytes for tensor in self.truth.values())
 
     @functools.cached_property
     def sticks(self) -> Mapping[str, Yardstick]:
@@ -165,16 +172,19 @@ class Store:
     Args:
         folder: Private to the run and trusted; removed with it.
         clean: Where they are computed; by default in this process, which no technique must have changed.
+        effort: How much is computed for somebody's own model: one of `accelcheck.core.words.EFFORTS`.
     """
 
-    def __init__(self, folder: Path, clean: CleanProcess | None = None) -> None:
+    def __init__(self, folder: Path, clean: CleanProcess | None = None, effort: str = AUTO) -> None:
         self.cache = Cache(folder, clean)
+        self.word = effort
+        self._sizes: dict[str, Size] = {}
         self._memory: dict[str, Reference] = {}  # the last ones used, those least lately used first
 
     def get(
         self, case: Case, technique: Technique, workload: Workload, draw: Draw = FIRST, *, careful: int = 0
     ) -> Reference:
-        """The reference of a case and a draw of its inputs; with `careful` from 1 on, its budgets come from more samples: see `CAREFUL`.
+        """The reference of a case and a draw of its inputs; with `careful` from 1 on, its budgets come from more samples: see `Effort`.
 
         Raises:
             OracleError: The oracle failed, is not finite where it should be, disagrees with eager, or is random.
@@ -185,15 +195,33 @@ class Store:
             key += "/twice"
         if careful:
             key += f"/careful-{careful}"
+        effort = self.effort(case, workload)
+        if effort.reduced:
+            key += f"/{effort.name}"
         found = self._memory.pop(key, None)
         if found is None:
             arithmetic = Arithmetic.of(technique, case.dtype)
-            arguments = workload, arithmetic, case.seed, case.dtype, case.mode, draw, careful
+            arguments = workload, arithmetic, case.seed, case.dtype, case.mode, draw, careful, effort
             found = _reference(self.cache.once(key, _computed, *arguments))
         self._memory[key] = found
-        if len(self._memory) > REMEMBERED:
+        while len(self._memory) > 1 and (
+            len(self._memory) > REMEMBERED or sum(kept.bytes for kept in self._memory.values()) > REMEMBERED_BYTES
+        ):
             del self._memory[next(iter(self._memory))]
         return found
+
+    def effort(self, case: Case, workload: Workload) -> Effort:
+        """How much is computed for a case: all that is usual unless the workload is somebody's own model."""
+        if not workload.given or self.word == FULL.name or case.mode not in {Mode.FORWARD, Mode.BACKWARD, Mode.TRAIN}:
+            return FULL
+        return choose(self.word, self.size(case, workload), case.mode)
+
+    def size(self, case: Case, workload: Workload) -> Size:
+        """Of a workload's problem: measured once for all processes."""
+        if workload.name not in self._sizes:
+            found = self.cache.once(f"size/{workload.name}/{case.seed}", sized, workload, case.seed)
+            self._sizes[workload.name] = Size(**found)
+        return self._sizes[workload.name]
 
 
 def _computed(
@@ -204,8 +232,9 @@ def _computed(
     mode: Mode,
     draw: Draw,
     careful: int,
+    effort: Effort,
 ) -> dict[str, Any]:
-    return _plain(compute(workload, arithmetic, seed, dtype, mode, draw, careful=careful))
+    return _plain(compute(workload, arithmetic, seed, dtype, mode, draw, careful=careful, effort=effort))
 
 
 def compute(
@@ -217,56 +246,73 @@ def compute(
     draw: Draw = FIRST,
     *,
     careful: int = 0,
+    effort: Effort = FULL,
 ) -> Reference:
     """The oracle, eager, the rounding samples, and the budgets that follow.
 
     Raises:
         OracleError: As for `Store.get`.
     """
-    source = _Source(workload, technique, seed, dtype, mode, draw)
+    source = _Source(workload, technique, seed, dtype, mode, draw, effort)
     precision = technique.precision(dtype)
     unit, spacing = UNIT_ROUNDOFF[precision], SMALLEST_SUBNORMAL[precision]
 
     with _blamed(f"{source}: the FP64 oracle"), _pure_math():
         oracle = _Oracle(source.exactly(), mode)
         truth = oracle.run()
-        _check_repeatable(oracle, truth)
+        if not effort.reduced:  # else eager is run twice
+            _check_repeatable(oracle, truth)
         if mode is Mode.BACKWARD and draw == FIRST and "custom-function" in workload.traits:
             gradients.check(source.exactly(), twice="twice-differentiable" in workload.traits)
     _check_truth(source, oracle, truth)
+    judged = {path: Yardstick(t, unit, spacing) for path, t in truth.items() if t.is_floating_point() and t.numel()}
 
+    taken = _Taken(truth, judged)
     with _blamed(f"{source}: the oracle with rounding errors"), _pure_math():
         first = (draw.seed(seed) + 1) * SAMPLES
-        count = CAREFUL[careful - 1] if careful else PROBE_SAMPLES if draw.probe else SAMPLES
-        samples = [oracle.sample(first + index, precision, dtype) for index in range(count)]
+        for index in range(effort.count(draw, careful)):
+            taken.read(oracle.sample(first + index, precision, dtype))
         if technique.oracle == "float64" and precision == dtype:
-            nearest = oracle.nearest(dtype)
-            if not _unlike(truth, nearest):  # half precision may overflow where a fused kernel does not
-                samples.append(nearest)
+            taken.read(
+                oracle.nearest(dtype), optional=True
+            )  # half precision may overflow where a fused kernel does not
+    del oracle
     with _blamed(f"{source}: eager {dtype} on the CPU"):
-        eager = source.eager(dtype)
+        eager = source.repeated(dtype) if effort.reduced else source.eager(dtype)
     # With NaN and infinities among the inputs eager is under test too: some of its own kernels lose them.
-    peers = [] if draw.special else [(f"eager {dtype} on the CPU", eager)]
-    for who, result in [*peers, *(("a rounding sample", sample) for sample in samples)]:
-        if differing := _unlike(truth, result):
-            raise OracleError(f"{source}: the FP64 oracle and {who} disagree: {differing}")
-    layouts = {
-        path: Layout(str(t.dtype).removeprefix("torch."), tuple(t.shape), t.stride()) for path, t in eager.items()
-    }
-    judged = {path: Yardstick(t, unit, spacing) for path, t in truth.items() if t.is_floating_point() and t.numel()}
-    readings = {path: [stick.read(sample[path]) for sample in samples] for path, stick in judged.items()}
-    alone, unjudged = _alone(source, readings, truth, unit, lowered=bool(careful))
+    differing = "" if draw.special else _unlike(truth, eager)
+    _check_alike(source, {f"eager {dtype} on the CPU": differing, "a rounding sample": taken.unlike})
+    alone, unjudged = _alone(source, taken.readings, truth, unit, lowered=bool(careful))
+    spread = 1.0
+    if effort.reduced:
+        alone = few.widened(alone, taken.readings, truth, unit)
+        spread = few.spread(taken.readings, truth)
     excess, own = 0.0, dict[str, Reading]()
     if technique.oracle == "float64":
         peer = eager if precision == dtype else source.eager_wholly(precision)
         # Eager wholly in half precision may overflow: samples alone then.
         if peer is not None and (draw.special or not _unlike(truth, peer)):
             own = {path: judged[path].read(peer[path]) for path in alone}
-            excess = _trusted(f"{source}: eager {precision} on the CPU", own, readings, unit)
+            excess = _trusted(f"{source}: eager {precision} on the CPU", own, taken.readings, unit)
     seen = {path: dict(zip(VIEWS, reading.values, strict=True)) for path, reading in own.items()}
     budgets = {path: _with_eager(views, seen.get(path, {})) for path, views in alone.items()}
-    leanings = {path: {view: tuple(r[view] for r in peers) for view in SIGNED} for path, peers in readings.items()}
-    return Reference(truth, layouts, budgets, leanings, unit, spacing, excess, alone, seen, unjudged)
+    leanings = {
+        path: {view: tuple(r[view] for r in peers) for view in SIGNED} for path, peers in taken.readings.items()
+    }
+    return Reference(
+        truth,
+        _layouts(eager),
+        budgets,
+        leanings,
+        unit,
+        spacing,
+        excess,
+        alone,
+        seen,
+        unjudged,
+        reduced=effort.reduced,
+        spread=spread,
+    )
 
 
 @dataclass(frozen=True)
@@ -279,6 +325,7 @@ class _Source:
     dtype: str
     mode: Mode
     draw: Draw
+    effort: Effort = FULL
 
     def __str__(self) -> str:
         return f"{self.workload.name} ({self.draw})"
@@ -288,6 +335,7 @@ class _Source:
         problem = self.draw.problem(self.workload, self.seed, self.dtype)
         program = Program.of(problem, dtype=getattr(torch, dtype), seed=self.draw.seed(self.seed))
         program.twice = twice(self.technique, self.workload, self.mode)
+        program.steps = self.effort.taken(program.steps)
         return program
 
     def exactly(self) -> Program:
@@ -304,6 +352,17 @@ class _Source:
     def eager(self, dtype: str) -> Result:
         """Eager on the CPU, wholly in a dtype."""
         return self.program(dtype).run(self.mode)
+
+    def repeated(self, dtype: str) -> Result:
+        """`eager`, run twice: what is random is random there too, at a third of the oracle's time.
+
+        Raises:
+            OracleError: The bits differ.
+        """
+        plain = _Oracle(self.program(dtype), self.mode)
+        result = plain.run()
+        _check_repeatable(plain, result)
+        return result
 
     def eager_wholly(self, precision: str) -> Result | None:
         """Eager wholly in the arithmetic precision, where torch has it as a dtype and the workload runs in it.
@@ -328,12 +387,20 @@ class _Oracle:
     def __init__(self, program: Program, mode: Mode) -> None:
         self._program = program
         self._mode = mode
-        self._state = {name: value.clone() for name, value in program.module.state_dict().items()}
+        self._state = {name: _narrowest(value) for name, value in program.module.state_dict().items()}
 
     def run(self) -> Result:
         """Run once from the initial state; the result shares no memory with it."""
+        result = self._ran()
+        return {path: result.pop(path).clone() for path in list(result)}  # one by one: never twice the whole result
+
+    def again(self) -> Result:
+        """The same; the result may be the parameters themselves, and is good until the next run."""
+        return self._ran()
+
+    def _ran(self) -> Result:
         self._program.module.load_state_dict(self._state)
-        return {path: tensor.clone() for path, tensor in self._program.run(self._mode).items()}
+        return self._program.run(self._mode)
 
     def without_gradient(self, truth: Result) -> frozenset[str]:
         """Parameters and inputs that require a gradient and have none."""
@@ -360,7 +427,7 @@ class _Oracle:
         return found
 
     def sample(self, seed: int, precision: str, dtype: str) -> Result:
-        """With random rounding errors of the arithmetic precision; `dtype` is the storage's."""
+        """With random rounding errors of the arithmetic precision; `dtype` is the storage's. As good for as long as `again` is."""
         generator = torch.Generator().manual_seed(seed)
         for part in (*self._program.module.modules(), self._program.optimizer):
             if hasattr(part, "flips"):
@@ -369,14 +436,53 @@ class _Oracle:
         self._program.update = lambda: rounding.at(dtype)
         self._program.module.load_state_dict(self._state)
         with rounding:
-            return {path: tensor.clone() for path, tensor in self._program.run(self._mode).items()}
+            return self._program.run(self._mode)
 
     def nearest(self, dtype: str) -> Result:
-        """With every operator's result rounded to the nearest number of a dtype."""
+        """With every operator's result rounded to the nearest number of a dtype. As good for as long as `again` is."""
         self._program.update = contextlib.nullcontext
         self._program.module.load_state_dict(self._state)
         with Nearest(getattr(torch, dtype)):
-            return {path: tensor.clone() for path, tensor in self._program.run(self._mode).items()}
+            return self._program.run(self._mode)
+
+
+def _narrowest(value: Tensor) -> Tensor:
+    """A copy in FP32 where that holds the same numbers, as it does those that were widened; NaN is not the same as itself."""
+    if value.dtype == torch.float64:
+        narrow = value.float()
+        if torch.equal(narrow.double(), value):
+            return narrow
+    return value.clone()
+
+
+class _Taken:
+    """What rounding samples show. Each is read as soon as it is made, and dropped: whole results take the model's memory each."""
+
+    def __init__(self, truth: Result, sticks: Mapping[str, Yardstick]) -> None:
+        self._truth = truth
+        self._sticks = sticks
+        self.readings: dict[str, list[Reading]] = {path: [] for path in sticks}
+        self.unlike = ""
+        """How the first sample differs that is not of the truth's structure."""
+
+    def read(self, sample: Result, *, optional: bool = False) -> None:
+        """Add a sample; an `optional` one that is not like the truth is left out."""
+        differing = _unlike(self._truth, sample)
+        if differing:
+            self.unlike = self.unlike or ("" if optional else differing)
+            return
+        for path, stick in self._sticks.items():
+            self.readings[path].append(stick.read(sample[path]))
+
+
+def _check_alike(source: _Source, unlike: Mapping[str, str]) -> None:
+    for who, differing in unlike.items():
+        if differing:
+            raise OracleError(f"{source}: the FP64 oracle and {who} disagree: {differing}")
+
+
+def _layouts(eager: Result) -> dict[str, Layout]:
+    return {path: Layout(str(t.dtype).removeprefix("torch."), tuple(t.shape), t.stride()) for path, t in eager.items()}
 
 
 def _check_truth(source: _Source, oracle: _Oracle, truth: Result) -> None:
@@ -398,7 +504,7 @@ def _check_repeatable(oracle: _Oracle, truth: Result) -> None:
     Raises:
         OracleError: They differ; the message names the module.
     """
-    again = oracle.run()
+    again = oracle.again()
     differing = [path for path in truth if path not in again or not _same_bits(truth[path], again[path])]
     if not differing:
         return
@@ -545,6 +651,8 @@ def _plain(reference: Reference) -> dict[str, Any]:
         "alone": {path: dict(views) for path, views in reference.alone.items()},
         "eager": {path: dict(views) for path, views in reference.eager.items()},
         "unjudged": dict(reference.unjudged),
+        "reduced": reference.reduced,
+        "spread": reference.spread,
     }
 
 
@@ -560,4 +668,6 @@ def _reference(plain: dict[str, Any]) -> Reference:
         alone=plain["alone"],
         eager=plain["eager"],
         unjudged=plain["unjudged"],
+        reduced=plain["reduced"],
+        spread=plain["spread"],
     )

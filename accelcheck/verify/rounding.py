@@ -18,8 +18,10 @@ import torch
 from torch import Tensor
 
 from accelcheck.devices.torch_names import TorchDispatchMode
+from accelcheck.verify import noise
+from accelcheck.verify.noise import Sums
 from accelcheck.verify.precision import ACCUMULATOR, INEXACT_ULPS, SMALLEST_SUBNORMAL, UNIT_ROUNDOFF
-from accelcheck.workloads.draw import by_value, of_mantissas
+from accelcheck.workloads.draw import factor_of, fractions, of_mantissas
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -253,14 +255,18 @@ class Rounding(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch lea
             return
         # Near 0 the spacing stays, and rounding never passes 0: what is below half of it becomes 0, or stays where it was
         # held in a wider register. So 0 stays 0, and squares do not turn negative.
-        half, chance = SMALLEST_SUBNORMAL[self.precision] / 2, self._uniform(tensor)
-        sizes = tensor.abs()
+        half = SMALLEST_SUBNORMAL[self.precision] / 2
+        sums = self._sums(tensor, length, squares) if isinstance(length, Tensor) or length > 1 else None
+        factors = [factor_of(self.generator) for _ in range(1 if sums is None else 3)]
+        if noise.perturb_(tensor, factors, unit, half, sums):
+            return
+        sizes, chance = tensor.abs(), _uniform(tensor, factors[0])
         flushed = torch.where(chance > 0, tensor.neg(), 0.0)
         change = torch.where(sizes < half, flushed, (sizes * unit).clamp_(min=half).mul_(chance))
-        if isinstance(length, Tensor) or length > 1:
-            size = self._accumulated(tensor, length, squares)
-            change += self._uniform(tensor) * size
-            change += self._uniform(tensor) * size
+        if sums is not None:
+            size = sums.deviation(tensor)
+            for factor in factors[1:]:
+                change += _uniform(tensor, factor) * size
         if not math.isfinite(float(change.sum())):
             change = torch.where(torch.isfinite(change), change, 0.0)  # of NaN and infinities
         tensor.add_(change)
@@ -280,54 +286,27 @@ class Rounding(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch lea
             if least < half or not finite:
                 np.copyto(change, np.where(chance > 0, -array, 0.0), where=sizes < half)
             if isinstance(length, Tensor) or length > 1:
-                size = self._accumulated(tensor, length, squares).reshape(-1).numpy()
+                size = self._sums(tensor, length, squares).deviation(tensor).reshape(-1).numpy()
                 change += self._uniform_of(mantissas, finite=finite) * size
                 change += self._uniform_of(mantissas, finite=finite) * size
             if not (finite and math.isfinite(change.sum())):
                 change[~np.isfinite(change)] = 0.0
             array += change
 
-    def _accumulated(self, sums: Tensor, length: int | Tensor, squares: Tensor | None) -> Tensor:
-        """What each of two uniform numbers in [-1, 1) is multiplied with, to be the error of each of some sums.
-
-        Adding up K terms one after the other, each partial sum s_k is rounded: the error's variance is the sum of the
-        variances u^2 s_k^2 / 3 (errors of rounding are uniform and independent; N. J. Higham and T. Mary, SIAM J. Sci.
-        Comput. 41(5), 2019). If the order has nothing to do with the values, the terms of s_k are k drawn from K without
-        replacement, whose sum has the mean k S / K and the variance k (K - k) / (K (K - 1)) (Q - S^2 / K), with S the sum
-        of all and Q that of their squares. Summed over k, leaving out what is smaller by a factor K,
-
-            variance = u^2 K (2 S^2 + Q) / 18
-
-        For terms of both signs S^2 is about Q, the deviation sqrt(K / 6) u |S|; for terms of one sign S^2 is up to K Q, the
-        deviation sqrt(K) / 3 u |S|; where the sum cancels, Q remains. Measured with NumPy (``tests/test_rounding.py``),
-        sequential sums in FP32 show 0.65 to 0.8 of this deviation in every order that has nothing to do with the values, since
-        numbers lie all over a binade; sums in blocks and trees less, down to 0.03 for K = 4096. For terms that repeat see
-        `_sequential_errors`.
-
-        Two uniform numbers, since with one no error would be larger than 1.7 deviations, and of a million correct sums some
-        err by 5.
-
-        Args:
-            sums: S.
-            length: K, one for all or one for each.
-            squares: Q. None where an operator does not show what it sums (norms, softmax): S^2 and Q are then the result's
-                mean square.
-        """
+    def _sums(self, sums: Tensor, length: int | Tensor, squares: Tensor | None) -> Sums:
         unit = UNIT_ROUNDOFF["float64" if self.precision == "float64" else ACCUMULATOR]
-        if squares is None:
-            squares = sums.square().mean()
-            if not math.isfinite(float(squares)):
-                squares = torch.where(torch.isfinite(sums), sums, 0.0).square().mean()
-            sums = squares.sqrt()
-        # The variance of either uniform number is 1 / 3.
-        size = ((2.0 * sums.square() + squares) * (length * (unit**2 / 12))).sqrt_()
-        return torch.where(length > 1, size, 0.0) if isinstance(length, Tensor) else size
+        scale = unit**2 / 12  # the variance of either uniform number is 1 / 3
+        if squares is not None:
+            return Sums(scale, length, squares)
+        squares = sums.square().mean()
+        if not math.isfinite(float(squares)):
+            squares = torch.where(torch.isfinite(sums), sums, 0.0).square().mean()
+        return Sums(scale, length, squares, squares.sqrt())
 
     def _rounded(self, tensor: Tensor, unit: float) -> Tensor:
-        return tensor * (1 + unit * self._uniform(tensor))
-
-    def _uniform(self, tensor: Tensor) -> Tensor:
-        return by_value(self.generator, tensor).mul_(2).sub_(1)
+        factor = factor_of(self.generator)
+        found = None if _by_numpy(tensor) else noise.rounded(tensor, factor, unit)
+        return tensor * (1 + unit * _uniform(tensor, factor)) if found is None else found
 
     def _uniform_of(self, mantissas: Any, *, finite: bool) -> Any:
         """`_uniform` of an array, given the mantissas of its magnitudes."""
@@ -364,6 +343,10 @@ class Nearest(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leav
             if tensor is not None:
                 tensor.copy_(tensor.to(self.dtype))
         return out
+
+
+def _uniform(tensor: Tensor, factor: float) -> Tensor:
+    return fractions(tensor, factor).mul_(2).sub_(1)
 
 
 def _mantissas(sizes: Any, *, normal: bool) -> Any:

@@ -48,13 +48,23 @@ def by_value(generator: torch.Generator, tensor: Tensor) -> Tensor:
     """
     # In torch, not in Python: within `Rounding`, where emulations call this, these operators draw numbers too.
     factor = 2.0**26 * (1.0 + torch.rand((), generator=generator, dtype=torch.float64))
+    return fractions(tensor, factor)
+
+
+def factor_of(generator: torch.Generator) -> float:
+    """A random factor for `fractions`."""
+    return 2.0**26 * (1.0 + torch.rand((), generator=generator, dtype=torch.float64).item())
+
+
+def fractions(tensor: Tensor, factor: float | Tensor) -> Tensor:
+    """The numbers that `by_value` gives with this factor."""
     mantissa, _ = torch.frexp(tensor)
     return mantissa.to(torch.float64).mul_(factor).frac_().abs_().nan_to_num_()
 
 
 def of_mantissas(generator: torch.Generator, mantissas: Any, *, finite: bool) -> Any:
     """`by_value` to the same bits, of a NumPy FP64 array's mantissas as ``np.frexp`` gives them of magnitudes."""
-    numbers = mantissas * (2.0**26 * (1.0 + torch.rand((), generator=generator, dtype=torch.float64).item()))
+    numbers = mantissas * factor_of(generator)
     numbers -= np.trunc(numbers)
     np.abs(numbers, out=numbers)
     if not finite:
