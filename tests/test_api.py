@@ -19,6 +19,8 @@ from accelcheck.core.journal_reading import read
 
 ROOT = Path(accelcheck.__file__).parents[1]
 EXAMPLES = sorted(path for path in (ROOT / "examples").rglob("*.py") if path.parent.name != "ci")
+SHOWN = [path for path in EXAMPLES if path.parent.name != "quantizer"]
+"""Those that docs/extending.md shows; tests/test_quantizer_page.py has the other."""
 DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 EXTENDING = ROOT / "docs" / "extending.md"
 FENCED = re.compile(r"^```(\w+)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
@@ -144,17 +146,18 @@ def test_an_example_that_imports_anything_else_is_found(line: str, found: list[s
 
 
 def test_there_is_an_example_of_each_kind() -> None:
-    assert [path.parent.name for path in EXAMPLES] == ["device", "model", "technique", "workload"]
+    assert [path.parent.name for path in EXAMPLES] == ["device", "model", "quantizer", "technique", "workload"]
 
 
 def test_the_page_shows_the_examples_as_they_are() -> None:
-    assert sorted(blocks(EXTENDING, "python")) == sorted(path.read_text("utf-8") for path in EXAMPLES)
+    assert sorted(blocks(EXTENDING, "python")) == sorted(path.read_text("utf-8") for path in SHOWN)
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.parent.name)
 def test_the_page_gives_the_command_and_the_output_of_each_example(example: Path) -> None:
     command, output = header(example)
-    assert f"$ cd examples/{example.parent.name}\n$ {command}\n{output}" in blocks(EXTENDING, "console")
+    page = EXTENDING if example in SHOWN else ROOT / "docs" / "quantizer.md"
+    assert f"$ cd examples/{example.parent.name}\n$ {command}\n{output}" in blocks(page, "console")
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.parent.name)

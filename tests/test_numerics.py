@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import gc
 import math
+import re
 import weakref
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -173,6 +174,21 @@ def test_what_does_not_follow_parameters_and_inputs_fails_from_the_second_draw_o
     assert "set Planted.bakes to True if it copies parameters" in hint
     assert all(any(f"[draw {number}]" in line for number in (1, 2, 3)) for line in lines), record.reason
     assert any("[draw 1]" in line for line in lines)
+
+
+def baked_coarsely(program: Program) -> None:
+    """Weights as they are now, and an error of 1 %."""
+    baked(program)
+    exact = program.call
+    assert exact is not None
+    program.call = lambda *inputs: exact(*inputs) * 1.01
+
+
+def test_what_copies_parameters_and_is_wrong_besides_is_told_of_the_copies(store: Store) -> None:
+    record = verdict_of(store, Planted(baked_coarsely), PLAIN_DRAWS)
+    (hint,) = [line for line in record.reason.splitlines() if line.startswith("prepare: stale")]
+    assert re.search(r"got errors \d\d+ times smaller when prepared anew", hint)
+    assert "set Planted.bakes to True if it copies parameters" in hint
 
 
 class Baking(Planted):

@@ -281,3 +281,54 @@ def test_a_model_that_is_random_is_named(store: Store) -> None:
     record = verdict_of(store, Eager(), workload_of(noisy, (torch.ones(3, 4),), name="noisy"), FORWARD)
     assert record.verdict is Verdict.ERROR
     assert "is random" in record.reason
+
+
+class Layer(nn.Module):
+    """A block as language models have them: with keyword arguments, and tuples in its result."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+
+    def forward(self, x: Tensor, positions: tuple[Tensor, Tensor], *, mask: Tensor, cache: list[Tensor] | None) -> Any:
+        keys = self.linear(x) * mask + positions[0]
+        if cache is not None:
+            cache.append(keys)
+            keys = torch.stack(cache).sum(0)
+        return torch.tanh(keys), positions
+
+
+class Layers(nn.Module):
+    """Blocks that are not named so, and a part of them under another name."""
+
+    def __init__(self, *, caching: bool) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([Layer() for _ in range(3)])
+        self.heads = nn.ModuleList([nn.Linear(8, 2), nn.Linear(8, 2)])
+        self.aliases = self.layers[:2]
+        self.caching = caching
+
+    def forward(self, x: Tensor, *, mask: Tensor) -> Tensor:
+        cache: list[Tensor] | None = [] if self.caching else None
+        for layer in self.layers:
+            x, _ = layer(x, (mask, mask), mask=mask, cache=cache)
+        out: Tensor = self.heads[0](x)
+        return out
+
+
+def layers(*, caching: bool = False) -> Workload:
+    torch.manual_seed(0)
+    mask = torch.tensor([[1.0], [0.0], [1.0], [1.0]])
+    return workload_of(Layers(caching=caching), (torch.randn(4, 8),), {"mask": mask}, name="layers")
+
+
+def test_blocks_are_found_whatever_their_name_and_arguments() -> None:
+    assert "blocks" in layers().traits
+    assert "blocks" not in layers(caching=True).traits  # called again, they would append to the cache again
+    assert "blocks" not in images().traits
+
+
+@pytest.mark.parametrize("name", ["checkpoint-reentrant", "checkpoint-non-reentrant"])
+def test_blocks_with_keyword_arguments_and_tuples_are_checkpointed(name: str, store: Store) -> None:
+    record = verdict_of(store, Matrix.load().techniques[name], layers(), BACKWARD)
+    assert record.verdict is Verdict.PASS, record.reason

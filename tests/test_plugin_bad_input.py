@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 from pathlib import Path
 
@@ -294,3 +295,80 @@ def test_an_unknown_mode_in_a_mark_names_the_test(suite: Suite) -> None:
     done = suite.inside(str(test), "--accel-device=cpu")
     assert done.ret == pytest.ExitCode.INTERRUPTED
     done.stdout.fnmatch_lines(["*'sideways'*"])
+
+
+@pytest.mark.parametrize("folder", [".", "below"])
+def test_what_follows_failed_in_the_short_summary_runs_the_case_again(suite: Suite, folder: str) -> None:
+    suite.ini()  # pytest's root, whatever folder it is called in
+    (suite.path / "below").mkdir()
+    os.chdir(suite.path / folder)
+    ran = suite.run(*only("toy-value", "toy"))
+    (line,) = ran.lines(r"FAILED .*")
+    words = shlex.split(line.removeprefix("FAILED ").partition(" - ")[0])
+    assert words == [
+        "--pyargs",
+        "accelcheck.suite",
+        "--accel-device=cpu",
+        "--accel-case=toy-value/tiny/cpu/float32/forward",
+    ]
+    assert suite.run(*words).ret == FAILED
+
+
+MAKERS = {
+    "returns a tuple": ("lambda g, e: (nn.Linear(4, 3), (torch.ones(5, 4),))", "the maker of the workload theirs returned tuple: expected a Problem"),
+    "returns a function": ("lambda g, e: print", "the maker of the workload theirs returned builtin_function_or_method: expected a Problem"),
+    "a function": ("lambda g, e: Problem(torch.relu, (torch.ones(5, 4),))", "Problem.module: expected an nn.Module, got builtin_function_or_method"),
+    "no tuple": ("lambda g, e: Problem(nn.Linear(4, 3), torch.ones(5, 4))", "Problem.inputs: expected a tuple of the module's positional arguments, got Tensor; for one argument give (x,)"),
+    "a clock": ("lambda g, e: Problem(nn.Linear(4, 3), (torch.randn(5, 4) + time.perf_counter() % 1,))", "theirs (draw 0): the workload's maker gives another input[0] when it is called again with the same seed"),
+    "a text": ("lambda g, e: Problem(Gives(lambda x: {'a': x, 'b': 'c'}), (torch.ones(5, 4),))", "out['b']: expected a tensor, or tuples, lists and mappings of them; got str, which cannot be compared: let the module return its tensors alone"),
+    "a generator": ("lambda g, e: Problem(Gives(iter), (torch.ones(5, 4),))", "which cannot be compared: let the module return its tensors alone"),
+    "random": ("lambda g, e: Problem(Gives(lambda x: x + torch.rand_like(x)), (torch.ones(5, 4),))", "two runs from the same state differ in out: what the module itself computes is random"),
+    "NaN": ("lambda g, e: Problem(Gives(lambda x: x / 0 * 0), (torch.ones(5, 4),))", "the FP64 oracle is NaN at out, with which nothing can be compared: give the model parameters and inputs for which it is finite"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", MAKERS)
+def test_what_a_maker_gives_wrongly_is_named(suite: Suite, kind: str) -> None:
+    code, message = MAKERS[kind]
+    suite.pytester.makeconftest(f"""
+import time, torch
+from torch import nn
+from accelcheck.api import Mode, Problem, Workload
+
+class Gives(nn.Module):
+    def __init__(self, out):
+        super().__init__()
+        self.linear, self.out = nn.Linear(4, 3), out
+    def forward(self, x):
+        return self.out(self.linear(x))
+
+def pytest_accel_workloads():
+    return [Workload("theirs", "One.", {code}, modes=frozenset({{Mode.FORWARD}}), dtypes=frozenset({{"float32"}}))]
+""")
+    ran = suite.run(*only("eager", workload="theirs"))
+    record = ran.record("eager", "theirs")
+    assert record.verdict == "error"
+    assert message in record.reason
+    assert message in ran.out
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ("return 'mlp'", "expected a list of what it registers, got 'mlp'"),
+        ("return 3", "expected a list of what it registers, got 3"),
+        ("return ['mlp']", "expected things with a name"),
+        ("raise LookupError('no such model')", "raised LookupError: no such model"),
+        (
+            "import accelcheck.api as a; return [a.Workload('theirs', 'One.', lambda g: None)]",
+            "workload 'theirs': `make`: expected make(generator, extent), got ",
+        ),
+    ],
+)
+def test_a_hook_of_a_conftest_that_raises_or_gives_something_else_is_named(
+    suite: Suite, body: str, message: str
+) -> None:
+    suite.pytester.makeconftest(f"def pytest_accel_workloads():\n    {body}\n")
+    line = refused(suite.run(*only("eager", workload="mlp")))
+    assert "pytest_accel_workloads of" in line
+    assert message in line

@@ -69,7 +69,7 @@ def test_a_run_that_stores_activations_fails_the_evidence() -> None:
 
 
 def test_blocks_that_are_no_module_list_are_an_error() -> None:
-    with pytest.raises(AttributeError, match="blocks"):
+    with pytest.raises(TypeError, match="the trait `blocks` needs a list of modules of one class"):
         run(TORCH[0], trained(nn.Linear(8, 8), torch.randn(6, 8), torch.randn(6, 8)), Mode.BACKWARD)
 
 

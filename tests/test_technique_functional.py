@@ -14,6 +14,7 @@ from accelcheck.core.registry import discover
 from accelcheck.selftest.faults.base import Planted as PlantedAfter
 from accelcheck.selftest.faults.plant import calling
 from accelcheck.techniques.autograd.functional import DIFFERENTIABLE, SAMPLEWISE, SMALL, TECHNIQUES, Function, Mapped
+from accelcheck.techniques.base import Unsupported
 from accelcheck.verify.oracle import Store
 from accelcheck.workloads.base import Problem, Program
 from accelcheck.workloads.custom import GatedFunction
@@ -102,6 +103,27 @@ def test_the_contracted_jacobian_equals_the_gradient(technique: Any) -> None:
     ran = run(technique, small(), Mode.BACKWARD)
     assert ran.engaged, ran.missing()
     assert not differences(ran.result, plain(small(), Mode.BACKWARD))
+
+
+@pytest.mark.parametrize("technique", [GRAD, *JACOBIANS], ids=lambda technique: technique.name)
+def test_buffers_are_part_of_the_result_as_in_the_plain_run(technique: Any) -> None:
+    def buffered() -> Problem:
+        problem = small()
+        problem.module.register_buffer("scale", torch.ones(2), persistent=False)
+        return problem
+
+    result = run(technique, buffered(), Mode.BACKWARD).result
+    assert "buffer:scale" in result
+    assert not differences(result, plain(buffered(), Mode.BACKWARD))
+
+
+def test_what_has_no_forward_derivative_is_unsupported() -> None:
+    class Attention(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return nn.functional.scaled_dot_product_attention(x, x, x)
+
+    with pytest.raises(Unsupported, match="torch has no forward derivative here"):
+        run(JACOBIANS[1], Problem(Attention(), (torch.randn(1, 2, 3, 4),)), Mode.BACKWARD)
 
 
 def test_forward_and_reverse_mode_are_distinguished() -> None:

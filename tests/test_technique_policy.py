@@ -103,6 +103,21 @@ def test_a_model_without_casts_fails_the_evidence() -> None:
     assert not all(one.engaged for one in BF16.evidence(program, log, Mode.FORWARD, DEVICE))
 
 
+def test_a_head_that_shares_its_weight_with_a_table_is_half_all_the_same() -> None:
+    class Tied(Scored):
+        def __init__(self) -> None:
+            super().__init__()
+            self.head = nn.Linear(8, 11, bias=False)
+            self.head.weight = self.embedding.weight
+
+        def forward(self, tokens: Tensor) -> dict[str, Any]:
+            x = self.norm(self.embedding(tokens))
+            return {"scores": self.softmax(self.head(x))}
+
+    ran = run(BF16, Problem(Tied(), (torch.randint(11, (4, 5)),)), Mode.BACKWARD, DEVICE)
+    assert ran.engaged, ran.missing()
+
+
 def test_parameters_changed_in_place_take_effect() -> None:
     program = Program.of(mlp())
     BF16.prepare(program, Mode.FORWARD, DEVICE)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -60,6 +61,10 @@ def verify(trial: Trial, chosen: Sequence[Draw] | None = None) -> Finding:
         return _Run(trial).finding(chosen)
 
 
+STALE = 10
+"""By so much smaller errors, once a program is prepared anew, show that it holds copies."""
+
+
 class _Run:
     """Runs the draws of one case in turn, in one prepared program where the technique allows it.
 
@@ -80,6 +85,8 @@ class _Run:
         self.alike: dict[str, list[tuple[Draw, Mapping[str, Reading], Reference]]] = {}
         self._wrong: list[Draw] = []
         """Draws with faults, in their order."""
+        self._excess: dict[Draw, float] = {}
+        """The largest error of each judged draw, as a multiple of its budget."""
         self.compared = 0
         self.excess = 0.0
         self.program = self._prepared(draw)
@@ -125,24 +132,25 @@ class _Run:
     def _explain(self) -> None:
         """Say so where `prepare` copies parameters and the technique does not say that it does: no other fault hints at it.
 
-        They are then wrong in the draws with other parameters alone, and right once the program is prepared for these.
+        A draw with other parameters is then right, or much less wrong, once the program is prepared for these.
         """
-        if self.trial.technique.bakes or not self._wrong or not self._unexpected():
+        others = [draw for draw in self._wrong if draw.parameters != FIRST.parameters]
+        if self.trial.technique.bakes or not others or not self._unexpected():
             return
-        if any(draw.parameters == FIRST.parameters for draw in self._wrong):
-            return
-        trial, draw = self.trial, self._wrong[0]
+        trial, draw = self.trial, others[0]
         trial.technique.finish()
         try:
             anew = _Run(trial, draw)
             anew._judge(draw)
         except Exception:  # noqa: BLE001 - what it raises would only hide the faults that were found
             return
-        if not anew.faults:
+        was, now = self._excess.get(draw, math.inf), anew._excess.get(draw, math.inf)
+        if not anew.faults or 0 < now * STALE <= was < math.inf:
             kind = type(trial.technique).__name__
+            better = f"errors {was / now:.0f} times smaller" if anew.faults else "right results"
             self.faults.append(
                 f"prepare: stale [{draw}]: expected results that follow parameters and inputs, which change in place between runs; "
-                f"got results that are right only when prepared anew. Let {kind}.prepare use the tensors themselves, or set "
+                f"got {better} when prepared anew. Let {kind}.prepare use the tensors themselves, or set "
                 f"{kind}.bakes to True if it copies parameters on purpose"
             )
 
@@ -224,6 +232,8 @@ class _Run:
             return {}
         result = {path: tensor.cpu() for path, tensor in result.items()}
         judgement = judge(result, reference)
+        gates = [one for one in judgement.figures if one.gates and one.allowed > 0]
+        self._excess[draw] = max((one.measured / one.allowed for one in gates), default=0.0)
         for careful in (1, 2):
             if (
                 judgement.close(careful, reference) and not self._unexpected()

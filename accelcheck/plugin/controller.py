@@ -18,7 +18,7 @@ from accelcheck.core.case import Case, Mode, Verdict
 from accelcheck.core.journal import Journal, JournalError, Record
 from accelcheck.expectations import must_pass
 from accelcheck.measure import timing_processes
-from accelcheck.plugin import inputs, lost_workers, options, time_limits
+from accelcheck.plugin import inputs, lost_workers, options, summary_lines, time_limits
 from accelcheck.report import coverage, terminal
 from accelcheck.report.console import escaped
 from accelcheck.report.coverage import Scope
@@ -219,6 +219,7 @@ class Controller:
     @pytest.hookimpl(trylast=True)  # after pytest-benchmark's table
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         """The matrix technique x device, counts, the slowest cases, and what the run did not look at."""
+        summary_lines.make_pasteable(terminalreporter)  # pytest writes them after this
         if self.refused:
             terminalreporter.write_line(f"ERROR: {self.refused}", red=True)
         if self.records or self.asked:

@@ -7,6 +7,7 @@ import functools
 import io
 import os
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -83,7 +84,7 @@ def _all(config: pytest.Config, name: str) -> list[tuple[str, Any]]:
     for one in reversed(hook.get_hookimpls()):  # each by itself, so that an error can name its plugin
         what = f"{name} of {one.plugin_name} ({one.function.__module__}.{one.function.__qualname__})"
         with calling(what, limit):
-            group = list(one.function() or ())
+            group = _listed(what, one.function())
         for thing in group:
             if not isinstance(getattr(thing, "name", None), str):
                 raise ForeignCodeError(
@@ -91,6 +92,15 @@ def _all(config: pytest.Config, name: str) -> list[tuple[str, Any]]:
                 )
         found += [(what, thing) for thing in group]
     return found
+
+
+def _listed(what: str, given: Any) -> list[Any]:
+    """What a hook gave, as a list; empty for None."""
+    if given is None:
+        return []
+    if isinstance(given, (str, bytes)) or not isinstance(given, Iterable):
+        raise ForeignCodeError(f"{what}: expected a list of what it registers, got {quoted(given)}")
+    return list(given)
 
 
 class _Asked:

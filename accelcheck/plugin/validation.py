@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import TYPE_CHECKING, Any
 
 from accelcheck.core.foreign import ForeignCodeError
@@ -79,7 +80,7 @@ def workloads(
         said = f"{what}: workload {quoted(one.name)}"
         if not isinstance(one, Workload):
             raise ForeignCodeError(f"{said}: expected a Workload, got {quoted(one)}")
-        if not callable(one.make):
+        if not _takes_two(one.make):
             raise ForeignCodeError(f"{said}: `make`: expected make(generator, extent), got {quoted(one.make)}")
         _known(f"{said}: traits", one.traits, sorted(traits))
         _known(f"{said}: modes", one.modes, _modes())
@@ -87,6 +88,19 @@ def workloads(
         _known(f"{said}: probes", one.probes, PROBES)
         _known(f"{said}: techniques", one.techniques, [technique.name for technique in asked])
     return [one for _, one in found]
+
+
+def _takes_two(make: object) -> bool:
+    """Whether it can be called with two positional arguments, as far as it can be known."""
+    if not callable(make):
+        return False
+    try:
+        inspect.signature(make).bind(None, 0)
+    except TypeError:
+        return False
+    except ValueError:
+        return True  # it has no signature
+    return True
 
 
 def _distinct(kind: str, found: Iterable[tuple[str, Any]], builtin: Mapping[str, object]) -> None:

@@ -9,7 +9,7 @@ from accelcheck.core.case import Verdict
 from accelcheck.core.imports import OPTION
 from accelcheck.expectations.ceilings import PREFIX
 from accelcheck.expectations.chips import RUNS, TRIED
-from accelcheck.report import qualification, speed
+from accelcheck.report import pages, qualification, speed
 from accelcheck.report.columns import aligned
 from accelcheck.report.console import escaped
 from accelcheck.report.run import counts
@@ -64,10 +64,7 @@ def summary(
         _counted("not run:", ((r.case.device, r.reason) for r in found if not r.verdict.executed)),
         _remarked("unsupported found by trying", (r for r in found if r.remark == TRIED)),
         _remarked("runs although stated as unsupported", (r for r in found if r.remark.startswith(RUNS))),
-        _counted(
-            "expected to fail (ledger):",
-            ((r.case.device, r.reason.partition("\n")[0]) for r in found if r.verdict is Verdict.XFAIL),
-        ),
+        _expected(found),
         _above(found),
         _slowest([record for record in found if record.verdict.executed]),
     ):
@@ -120,6 +117,15 @@ def _qualified(records: list[Record], run: RunConfiguration) -> list[str]:
             one = qualification.judged(device, selection.level, records)
             found += [str(one), *(f"  {reason}" for reason in one.reasons)]
     return found
+
+
+def _expected(found: Sequence[Record]) -> list[str]:
+    """Cases that a ledger expects to fail, by reason, and where the page is that the reasons refer to."""
+    reasons = [(r.case.device, r.reason.partition("\n")[0]) for r in found if r.verdict is Verdict.XFAIL]
+    lines = _counted("expected to fail (ledger):", reasons)
+    if any(pages.FINDINGS in reason for _, reason in reasons) and (path := pages.place(pages.FINDINGS)) is not None:
+        lines.append(f"  {pages.FINDINGS}: {path}")
+    return lines
 
 
 def _counted(title: str, reasons: Iterable[tuple[str, str]]) -> list[str]:

@@ -21,6 +21,7 @@ from accelcheck.verify.rounding import Nearest, Rounding
 from accelcheck.verify.views import SIGNED, VIEWS, Reading, Yardstick, floor
 from accelcheck.workloads.base import Program, Result, flatten, is_float
 from accelcheck.workloads.probes import Draw
+from accelcheck.workloads.repeatable import differing
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -254,6 +255,20 @@ def compute(
         OracleError: As for `Store.get`.
     """
     source = _Source(workload, technique, seed, dtype, mode, draw, effort)
+    try:
+        return _compute(source, careful)
+    except OracleError as error:
+        if other := differing(lambda: draw.problem(workload, seed, dtype)):
+            raise OracleError(
+                f"{source}: the workload's maker gives another {other[0]} when it is called again with the same seed: draw all random "
+                "numbers from the generator that it is given, and use no clock, counter or generator of your own"
+            ) from error
+        raise
+
+
+def _compute(source: _Source, careful: int) -> Reference:
+    workload, technique, seed = source.workload, source.technique, source.seed
+    dtype, mode, draw, effort = source.dtype, source.mode, source.draw, source.effort
     precision = technique.precision(dtype)
     unit, spacing = UNIT_ROUNDOFF[precision], SMALLEST_SUBNORMAL[precision]
 
@@ -280,8 +295,8 @@ def compute(
     with _blamed(f"{source}: eager {dtype} on the CPU"):
         eager = source.repeated(dtype) if effort.reduced else source.eager(dtype)
     # With NaN and infinities among the inputs eager is under test too: some of its own kernels lose them.
-    differing = "" if draw.special else _unlike(truth, eager)
-    _check_alike(source, {f"eager {dtype} on the CPU": differing, "a rounding sample": taken.unlike})
+    unlike = "" if draw.special else _unlike(truth, eager)
+    _check_alike(source, {f"eager {dtype} on the CPU": unlike, "a rounding sample": taken.unlike})
     alone, unjudged = _alone(source, taken.readings, truth, unit, lowered=bool(careful))
     spread = 1.0
     if effort.reduced:
@@ -495,7 +510,10 @@ def _check_truth(source: _Source, oracle: _Oracle, truth: Result) -> None:
         )
     overflown = [path for path, tensor in truth.items() if bool(tensor.isnan().any())]
     if overflown and not source.draw.special:
-        raise OracleError(f"{source}: the FP64 oracle is NaN at {', '.join(overflown)}")
+        raise OracleError(
+            f"{source}: the FP64 oracle is NaN at {', '.join(overflown)}, with which nothing can be compared: give the model "
+            "parameters and inputs for which it is finite"
+        )
 
 
 def _check_repeatable(oracle: _Oracle, truth: Result) -> None:

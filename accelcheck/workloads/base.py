@@ -60,6 +60,18 @@ class Problem:
     recipe: Recipe | None = None
     further: tuple[Batch, ...] = ()
 
+    def __post_init__(self) -> None:
+        if not isinstance(self.module, nn.Module):
+            raise TypeError(
+                f"Problem.module: expected an nn.Module, got {type(self.module).__name__}: put a function into the `forward` of a "
+                "module, or register it with `workload_of`"
+            )
+        if not isinstance(self.inputs, (tuple, list)):
+            raise TypeError(
+                f"Problem.inputs: expected a tuple of the module's positional arguments, got {type(self.inputs).__name__}; for one "
+                "argument give (x,)"
+            )
+
 
 @dataclass(frozen=True)
 class Dropout:
@@ -140,7 +152,13 @@ class Workload:
         generator = torch.Generator().manual_seed(seed)
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(seed)  # of the CPU alone: the fork does not restore other devices'
-            return self.make(generator, extent)
+            made: Any = self.make(generator, extent)
+        if not isinstance(made, Problem):
+            raise TypeError(
+                f"the maker of the workload {self.name} returned {type(made).__name__}: expected a Problem, such as "
+                "Problem(module, inputs=(x,))"
+            )
+        return made
 
 
 @dataclass
@@ -522,4 +540,7 @@ def flatten(value: Any, path: str = "out") -> Iterator[tuple[str, Tensor]]:
         for index, item in enumerate(value):
             yield from flatten(item, f"{path}[{index}]")
     else:
-        raise TypeError(f"{path}: expected a tensor, or tuples, lists and mappings of them; got {type(value).__name__}")
+        raise TypeError(
+            f"{path}: expected a tensor, or tuples, lists and mappings of them; got {type(value).__name__}, which cannot be "
+            "compared: let the module return its tensors alone"
+        )

@@ -13,6 +13,7 @@ from torch.overrides import TorchFunctionMode
 from accelcheck.core.case import Mode
 from accelcheck.devices.torch_names import TorchDispatchMode, dropout_base
 from accelcheck.workloads.base import Program, flatten
+from accelcheck.workloads.blocks import blocks_of, called_twice
 from accelcheck.workloads.quiet import quieted
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ _PRODUCTS = frozenset({"aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm", 
 def found_traits(problem: Problem) -> Iterator[str]:
     """The traits that can be seen: of modules, and of one forward pass in evaluation mode.
 
-    Not found, and to be stated: ``resizable``, ``blocks``, ``activations`` and those that only a test's own models have.
+    Not found, and to be stated: ``resizable``, ``activations`` and those that only a test's own models have.
 
     Args:
         problem: May be changed.
@@ -53,7 +54,14 @@ def found_traits(problem: Problem) -> Iterator[str]:
     # `bool(tensor)` and `tensor.item()`: what Python decides by them no trace follows, unless the model does without while it is traced.
     if "aten::_local_scalar_dense" in operators.seen and not _exportable(module, problem.inputs):
         yield "branching"
-    if _samplewise(module, problem.inputs, out):
+    yield from _tried(module, problem.inputs, out)
+
+
+def _tried(module: nn.Module, inputs: tuple[Any, ...], out: Any) -> Iterator[str]:
+    """Traits that further runs show; `out` is what the module gives for these inputs."""
+    if _repeats_blocks(module, inputs, out):
+        yield "blocks"
+    if _samplewise(module, inputs, out):
         yield "samplewise"
     if _scriptable(module):
         yield "scriptable"
@@ -119,6 +127,21 @@ def _samplewise(module: nn.Module, inputs: tuple[Any, ...], out: Any) -> bool:
     except Exception:  # noqa: BLE001 - a model need not take one sample
         return False
     return len(alone) == len(results) and all(_near(one, other[:1]) for one, other in zip(alone, results, strict=True))
+
+
+def _repeats_blocks(module: nn.Module, inputs: tuple[Any, ...], out: Any) -> bool:
+    """Whether it calls all of its blocks, and gives the same where each of them is called once more."""
+    blocks = blocks_of(module)
+    if blocks is None:
+        return False
+    try:
+        with torch.no_grad(), called_twice(module) as seen:
+            again = [tensor for _, tensor in flatten(module(*inputs))]
+        results = [tensor for _, tensor in flatten(out)]
+    except Exception:  # noqa: BLE001 - blocks need not take a second call
+        return False
+    same = len(again) == len(results) and all(map(_near, again, results))
+    return same and set(blocks) == set(seen)
 
 
 def _near(one: Tensor, other: Tensor) -> bool:

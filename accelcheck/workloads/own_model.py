@@ -374,7 +374,10 @@ def _duplicate(value: Any, what: str) -> Any:
     try:
         return copy.deepcopy(value)
     except Exception as error:
-        raise OwnModelError(f"{what}: cannot be copied: {type(error).__name__}: {error}") from error
+        raise OwnModelError(
+            f"{what}: cannot be copied: {type(error).__name__}: {error}; each case has a copy of its own: take out what copy.deepcopy "
+            "refuses, or give its class a `__deepcopy__`"
+        ) from error
 
 
 def _copied(problem: Problem) -> Problem:

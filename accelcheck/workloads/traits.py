@@ -14,7 +14,7 @@ TRAITS: Mapping[str, str] = MappingProxyType(
         "attention": "calls of scaled_dot_product_attention",
         "batches": "several batches, one for each training step",
         "batchnorm": "batch normalisation",
-        "blocks": "an nn.ModuleList named `blocks`, whose members take one tensor and can be checkpointed",
+        "blocks": "an nn.ModuleList named `blocks`, or the longest list of modules of one class, whose members take a tensor first and can be called again",
         "branching": "Python control flow that depends on data",
         "constants": "expressions that depend on no input",
         "conv": "NCHW convolutions",

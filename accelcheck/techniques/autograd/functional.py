@@ -143,7 +143,8 @@ class Differentiated(Transform):
             if isinstance(value, Tensor) and value.is_floating_point()
         }
         outputs, gradients = self.gradients(function, inputs | function.parameters())
-        return outputs | {f"grad:{name}": gradient for name, gradient in gradients.items()}
+        buffers = {f"buffer:{name}": buffer.clone() for name, buffer in program.module.named_buffers()}
+        return outputs | {f"grad:{name}": gradient for name, gradient in gradients.items()} | buffers
 
     def evidence(self, program: Program, log: Log, mode: Mode, device: Device) -> Iterable[Evidence]:
         del log, device
@@ -200,7 +201,13 @@ class Jacobian(Differentiated):
             return floats, (floats, others)
 
         transform = torch.func.jacfwd if self.forward else torch.func.jacrev
-        jacobian, (floats, others) = transform(doubled, has_aux=True)(leaves)
+        try:
+            jacobian, (floats, others) = transform(doubled, has_aux=True)(leaves)
+        except NotImplementedError as error:
+            if "forward AD" not in str(error):
+                raise
+            reason = f"torch has no forward derivative here: {str(error).splitlines()[0]}"
+            raise Unsupported(unsupported(Code.NO_FEATURE, reason)) from error
         cotangents = function.cotangents(floats)
         found = {
             name: torch.stack(

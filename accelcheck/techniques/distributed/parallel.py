@@ -16,7 +16,7 @@ from torch import Tensor, distributed
 
 from accelcheck.core.capability import SUPPORTED, Capability, Code, unsupported
 from accelcheck.core.case import Evidence, Mode
-from accelcheck.techniques.base import Technique
+from accelcheck.techniques.base import Technique, Unsupported
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -235,13 +235,12 @@ def shards(inputs: tuple[Any, ...], target: Tensor | None, world: int) -> list[t
     """Inputs and target of each rank: nearly equal parts of the batch, the first dimension of every tensor.
 
     Raises:
-        ValueError: There is no target, or fewer samples than ranks, or tensors of different first dimensions.
+        Unsupported: There is no target, or fewer samples than ranks, or tensors of different first dimensions.
     """
     sizes = {len(value) for value in (*inputs, target) if isinstance(value, Tensor)}
     if target is None or len(sizes) != 1 or len(target) < world:
-        raise ValueError(
-            f"a batch for {world} ranks: expected inputs and a target of one first size, at least {world}; got {sorted(sizes)}"
-        )
+        reason = f"a batch for {world} ranks: expected inputs and a target of one first size, at least {world}; got {sorted(sizes)}"
+        raise Unsupported(unsupported(Code.NO_FEATURE, reason))
     parts = [value.tensor_split(world) if isinstance(value, Tensor) else (value,) * world for value in inputs]
     return list(zip(zip(*parts, strict=True), target.tensor_split(world), strict=True))
 

@@ -8,7 +8,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from accelcheck.core.capability import SUPPORTED, Capability, Code, unsupported
@@ -16,6 +16,7 @@ from accelcheck.core.case import Evidence, Mode
 from accelcheck.techniques.base import Technique
 from accelcheck.techniques.observe import CONTRACTION, OperatorLog
 from accelcheck.workloads.base import flatten, leaf
+from accelcheck.workloads.blocks import blocks_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -29,7 +30,7 @@ _PLAIN = "contractions and block calls of one plain pass"
 
 
 class Checkpoint(Technique):
-    """Runs every member of the module's ``blocks`` under a checkpoint function."""
+    """Runs every member of the module's blocks under a checkpoint function: see `accelcheck.workloads.blocks.blocks_of`."""
 
     family = "checkpoint"
     modes = frozenset({Mode.BACKWARD, Mode.TRAIN, Mode.TRAJECTORY, Mode.RANDOM, Mode.LEARNING})
@@ -46,9 +47,11 @@ class Checkpoint(Technique):
         raise NotImplementedError(f"{type(self).__name__}.checkpointing: return the checkpoint function")
 
     def prepare(self, program: Program, mode: Mode, device: Device) -> None:
-        blocks = program.module.blocks
-        if not isinstance(blocks, nn.ModuleList):
-            raise TypeError(f"the trait `blocks` needs a ModuleList; {type(program.module).__name__}.blocks is none")
+        blocks = blocks_of(program.module)
+        if blocks is None:
+            raise TypeError(
+                f"the trait `blocks` needs a list of modules of one class, such as `blocks`; {type(program.module).__name__} has none"
+            )
         program.extras[_PLAIN] = _plain_pass(program, blocks, mode, device)
         counts: Counter[str] = Counter()
         program.extras[_COUNTS] = counts
@@ -102,21 +105,21 @@ class XlaCheckpoint(Checkpoint):
         return function
 
 
-def _checkpointed(
-    forward: Callable[..., Any], save: Callable[..., Any], counts: Counter[str]
-) -> Callable[[Tensor], Any]:
-    def inner(value: Tensor) -> Any:
-        counts["forwards"] += 1
-        return forward(value)
-
-    def outer(value: Tensor) -> Any:
+def _checkpointed(forward: Callable[..., Any], save: Callable[..., Any], counts: Counter[str]) -> Callable[..., Any]:
+    def outer(*inputs: Any, **keywords: Any) -> Any:
         counts["calls"] += 1
-        return save(inner, value)
+
+        def inner(*values: Any) -> Any:
+            counts["forwards"] += 1
+            return forward(*values[: len(inputs)], **dict(zip(keywords, values[len(inputs) :], strict=True)))
+
+        # Keyword arguments by position too: reentrant checkpoints, and torch_xla's, take no others.
+        return save(inner, *inputs, *keywords.values())
 
     return outer
 
 
-def _plain_pass(program: Program, blocks: nn.ModuleList, mode: Mode, device: Device) -> tuple[int, int]:
+def _plain_pass(program: Program, blocks: nn.ModuleList | nn.Sequential, mode: Mode, device: Device) -> tuple[int, int]:
     """Numbers of contractions and of block calls in one forward and backward pass without checkpoints.
 
     Restores buffers and the CPU's generator.

@@ -11,7 +11,7 @@ from torch import Tensor
 from accelcheck.core.capability import SUPPORTED, Capability, Code, unsupported
 from accelcheck.core.case import Evidence, Mode
 from accelcheck.devices.torch_names import disable_current_modes
-from accelcheck.techniques.base import Technique
+from accelcheck.techniques.base import Technique, Unsupported
 from accelcheck.techniques.observe import operators
 from accelcheck.techniques.quantization.emulation import nearest
 
@@ -104,6 +104,10 @@ class HalfStates(Technique):
         del mode, device
         kept = program.extras[_KEPT]
         states = list(_states(kept.made)) if kept.made is not None else []
+        if kept.made is not None and not states:
+            raise Unsupported(
+                unsupported(Code.NO_EFFECT, f"{type(kept.made).__name__} keeps no states as it is set here")
+            )
         dtypes = {str(state.dtype).removeprefix("torch.") for _, _, state in states}
         after, before = sum(state.nbytes for _, _, state in states), sum(4 * state.numel() for _, _, state in states)
         trained = sum(parameter.requires_grad for parameter in program.module.parameters())

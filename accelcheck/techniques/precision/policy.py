@@ -128,11 +128,14 @@ class Policy(Technique):
 
 def call(module: nn.Module, dtype: torch.dtype, *inputs: Any) -> Any:
     """``module(*inputs)`` with all parameters but those of `KEPT` modules in `dtype`; gradients reach the originals."""
-    held = {id(parameter) for part in _kept(module) for parameter in part.parameters()}
+    # By name: a table that is also a head, as in language models, is float32 as the table and half as the head.
+    held = {name for name, part in module.named_modules(remove_duplicate=False) if isinstance(part, KEPT)}
     halves = {
-        name: cast(parameter, dtype) for name, parameter in module.named_parameters() if id(parameter) not in held
+        name: cast(parameter, dtype)
+        for name, parameter in module.named_parameters(remove_duplicate=False)
+        if name.rpartition(".")[0] not in held
     }
-    return cast(functional_call(module, halves, cast(inputs, dtype)), torch.float32)
+    return cast(functional_call(module, halves, cast(inputs, dtype), tie_weights=False), torch.float32)
 
 
 def cast(value: Any, dtype: torch.dtype) -> Any:

@@ -1,0 +1,56 @@
+"""The blocks of a model: the list of equal parts that it calls in turn, whatever its name."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor, nn
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+
+def blocks_of(module: nn.Module) -> nn.ModuleList | nn.Sequential | None:
+    """The attribute `blocks` where it is a list of modules; else the longest list in the module whose members are of one class.
+
+    None where no list has two such members, each with parameters.
+    """
+    own = getattr(module, "blocks", None)
+    if isinstance(own, nn.ModuleList):
+        return own
+    lists = [part for part in module.modules() if isinstance(part, (nn.ModuleList, nn.Sequential)) and _equal(part)]
+    return max(lists, key=len, default=None)
+
+
+def _equal(parts: nn.ModuleList | nn.Sequential) -> bool:
+    kinds = {type(part) for part in parts}
+    return len(parts) > 1 and len(kinds) == 1 and all(any(True for _ in part.parameters()) for part in parts)
+
+
+@contextlib.contextmanager
+def called_twice(module: nn.Module) -> Iterator[list[nn.Module]]:
+    """A context in which every block of a module is called twice for each call, and its second result is used.
+
+    Checkpointing calls blocks again: one that changes what it is given, such as a cache, gives something else then.
+
+    Yields:
+        The blocks that were called with a tensor first, in their order; filled as the module runs.
+    """
+    seen: list[nn.Module] = []
+
+    def twice(block: nn.Module, forward: Callable[..., Any], *inputs: Any, **keywords: Any) -> Any:
+        if inputs and isinstance(inputs[0], Tensor):
+            seen.append(block)
+        forward(*inputs, **keywords)
+        return forward(*inputs, **keywords)
+
+    blocks = list(blocks_of(module) or ())
+    for block in blocks:
+        block.forward = functools.partial(twice, block, block.forward)
+    try:
+        yield seen
+    finally:
+        for block in blocks:
+            del block.forward

@@ -1,0 +1,79 @@
+"""Reads a page that builds a file step by step: each Python block changes what the blocks before it made. Contains no tests."""
+
+from __future__ import annotations
+
+import ast
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeAlias
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+Definition: TypeAlias = ast.ClassDef | ast.FunctionDef
+FENCED = re.compile(r"^```(\w+)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Step:
+    """The file as it is after a Python block, and the blocks of other languages until the next one, each with its language."""
+
+    tree: ast.Module
+    shown: list[tuple[str, str]]
+
+    @property
+    def source(self) -> str:
+        return ast.unparse(self.tree)
+
+
+def steps(page: Path) -> list[Step]:
+    """The steps of a page, in their order."""
+    found: list[Step] = []
+    for language, text in FENCED.findall(page.read_text("utf-8")):
+        if language == "python":
+            body = [*found[-1].tree.body] if found else []
+            found.append(Step(ast.Module(merged(body, ast.parse(text).body), []), []))
+        elif found:
+            found[-1].shown.append((language, text))
+    return found
+
+
+def merged(body: list[ast.stmt], changes: list[ast.stmt]) -> list[ast.stmt]:
+    """Statements with what `changes` adds and replaces: classes by their members, everything else by its name."""
+    body = list(body)
+    for change in changes:
+        place = next((place for place, one in enumerate(body) if named(one) == named(change) is not None), None)
+        if isinstance(change, (ast.Import, ast.ImportFrom)):
+            body.insert(1, change)  # behind `from __future__ import annotations`, which is the first
+        elif place is None:
+            body.append(change)
+        elif isinstance(change, ast.ClassDef) and isinstance(old := body[place], ast.ClassDef):
+            body[place] = ast.ClassDef(
+                old.name, old.bases, old.keywords, merged(old.body, change.body), old.decorator_list
+            )
+        else:
+            body[place] = change
+    return body
+
+
+def named(statement: ast.stmt) -> str | None:
+    """What a statement defines."""
+    if isinstance(statement, (ast.ClassDef, ast.FunctionDef)):
+        return statement.name
+    if isinstance(statement, ast.Assign) and isinstance(statement.targets[0], ast.Name):
+        return statement.targets[0].id
+    return None
+
+
+def contents(body: list[ast.stmt], inside: str = "") -> Iterator[str]:
+    """Everything that statements define and import, a text each, so that order does not matter."""
+    for one in body:
+        if isinstance(one, ast.ImportFrom):
+            yield from (f"{inside}from {one.module} import {alias.name}" for alias in one.names)
+        elif isinstance(one, ast.ClassDef):
+            yield from contents(one.body, f"{inside}{one.name}({', '.join(map(ast.unparse, one.bases))}) ")
+        elif isinstance(one, ast.If):
+            yield from contents(one.body, f"{inside}if {ast.unparse(one.test)}: ")
+        else:
+            yield inside + ast.unparse(one)
