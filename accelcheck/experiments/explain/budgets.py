@@ -28,7 +28,9 @@ if TYPE_CHECKING:
 
 ROUNDERS = frozenset({"leaky_relu", "native_dropout_backward"})
 """Operators of `EXACT` that multiply: exact only as part of a workload."""
-INDICES = frozenset({"max", "min", "sort", "topk", "kthvalue", "median", "mode", "cummax", "cummin", "argmax", "argmin"})
+INDICES = frozenset(
+    {"max", "min", "sort", "topk", "kthvalue", "median", "mode", "cummax", "cummin", "argmax", "argmin"}
+)
 """Operators that return places along a dimension: where values are equal, any of them is right."""
 COUNTS = (PROBE_SAMPLES, *CAREFUL)
 """Numbers of samples: the further ones where a result exceeds its budget slightly, as for whole workloads."""
@@ -60,10 +62,12 @@ class Holder:
     Args:
         arithmetic: Precision that the technique promises for contractions of `storage`, such as ``tf32``.
         storage: Storage dtype of the case.
+        careful: How many of `COUNTS` are left out: 1 begins with more samples.
     """
 
     arithmetic: str = "float32"
     storage: str = "float32"
+    careful: int = 0
 
     def find(self, call: Call, results: Mapping[str, Tensor], *, peers: bool = False) -> Finding:
         """Judge what an operator returned and wrote.
@@ -83,7 +87,9 @@ class Holder:
             faults = list(_shapes(truth, results)) or list(_integers(call, truth, results))
             if faults:
                 return Finding(tuple(faults))
-            unlike = {path: one for path, one in results.items() if one.is_floating_point() and not _nearest(one, truth[path])}
+            unlike = {
+                path: one for path, one in results.items() if one.is_floating_point() and not _nearest(one, truth[path])
+            }
             if not unlike:
                 return Finding()
             if call.name in EXACT - ROUNDERS and not _adds(call):
@@ -97,6 +103,12 @@ class Holder:
 
     def precision(self, call: Call, dtype: str) -> str:
         """The arithmetic precision of an operator with results of a dtype."""
+        if fused.fused_attention(
+            call
+        ):  # the sums that it saves for the backward pass are no more accurate than what is summed
+            return max(
+                (_named(one.dtype) for one in call.tensors() if one.is_floating_point()), key=_unit, default=dtype
+            )
         return self.arithmetic if dtype == self.storage and call.name in CONTRACTIONS else dtype
 
     def _judged(
@@ -111,7 +123,7 @@ class Holder:
         eager = dict(_of_cpu(call, own)) if peers else {}
         shown: dict[str, list[Any]] = {path: [] for path in own}
         generator = torch.Generator().manual_seed(len(call.name))
-        for careful, count in enumerate(COUNTS):
+        for careful, count in list(enumerate(COUNTS))[self.careful :]:
             for number in range(len(next(iter(shown.values()))), count):
                 sample = _sample(wide, own, precision, dtype, generator, number)
                 for path, stick in sticks.items():
@@ -161,7 +173,11 @@ def _placed(out: Any, results: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Outputs of the parts by place; those that they do not compute are what the operator has, and so are not judged."""
     made = {f"out[{place}]": one for place, one in enumerate(out)} if isinstance(out, (tuple, list)) else {"out": out}
     return {
-        path: made[path] if path in made and made[path].shape == one.shape else one.to(torch.float64) if one.is_floating_point() else one
+        path: made[path]
+        if path in made and made[path].shape == one.shape
+        else one.to(torch.float64)
+        if one.is_floating_point()
+        else one
         for path, one in results.items()
     }
 
@@ -170,17 +186,18 @@ def _sample(
     wide: Call, own: Mapping[str, Tensor], precision: str, dtype: str, generator: torch.Generator, number: int
 ) -> dict[str, Tensor]:
     """One more correct implementation: which kind it is goes by its number."""
-    compute = fused.parts(wide)
-    call = wide if number % 2 == 0 else wide.each(_single)
-    if number == 1 and precision == dtype and not fused.fused_attention(wide):
+    if fused.fused_attention(wide):
+        with Rounding(precision, precision, generator):
+            return _placed(_parted(wide), own)
+    call = wide if number % 2 == 0 else wide.each(lambda one: _constant(one, dtype if number % 4 == 1 else ACCUMULATOR))
+    if number == 1 and precision == dtype:
         with Nearest(getattr(torch, dtype)):
             return _taken(call.kept(), own)
-    if fused.fused_attention(wide):
-        with Rounding(precision, dtype, generator):
-            return _placed(_parted(wide), own)
+    compute = fused.parts(wide)
     if compute is not None and number % 2 == 0:
         # A kernel rounds what it computes inside to the accumulator's precision, and its results to theirs.
-        with Rounding(ACCUMULATOR, ACCUMULATOR, generator):
+        inner = dtype if fused.stored(wide) else ACCUMULATOR
+        with Rounding(inner, inner, generator):
             out = compute()
         made = wide.results(out)
         return {path: made[path].to(one.dtype).to(torch.float64) for path, one in own.items()}
@@ -193,9 +210,9 @@ def _taken(call: Call, own: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {path: made[path].to(torch.float64) for path in own}
 
 
-def _single(value: Any) -> Any:
-    """Constants are rounded to the accumulator's precision, once for all elements."""
-    return float(torch.tensor(value, dtype=torch.float32)) if isinstance(value, float) else value
+def _constant(value: Any, dtype: str) -> Any:
+    """A constant, rounded once for all elements: kernels keep it in the storage dtype or the accumulator's."""
+    return float(torch.tensor(value, dtype=getattr(torch, dtype))) if isinstance(value, float) else value
 
 
 def _of_cpu(call: Call, own: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
@@ -208,6 +225,10 @@ def _of_cpu(call: Call, own: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor
     for path, one in own.items():
         if path in made and made[path].shape == one.shape:
             yield path, made[path]
+
+
+def _unit(precision: str) -> float:
+    return UNIT_ROUNDOFF.get(precision, 0.0)
 
 
 def _named(dtype: torch.dtype) -> str:
@@ -236,7 +257,9 @@ def _inexact(path: str, one: Tensor, truth: Tensor) -> Discrepancy:
     differing = ((one != rounded) & ~(one.isnan() & rounded.isnan())).nonzero()
     where = tuple(differing[0].tolist())
     count = f"{len(differing)} of {one.numel()} elements differ from the exact value rounded once"
-    return Discrepancy(path, f"{count}, first at {list(where)}", f"{rounded[where].item():.9g}", f"{one[where].item():.9g}")
+    return Discrepancy(
+        path, f"{count}, first at {list(where)}", f"{rounded[where].item():.9g}", f"{one[where].item():.9g}"
+    )
 
 
 def _shapes(truth: Mapping[str, Tensor], results: Mapping[str, Tensor]) -> Iterator[Discrepancy]:

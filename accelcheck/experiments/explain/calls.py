@@ -50,7 +50,9 @@ class Call:
 
     def each(self, change: Callable[[Any], Any]) -> Call:
         """The call with other arguments: `change` of each one, and of those in lists."""
-        return Call(self.func, mapped(self.args, change), {name: mapped(one, change) for name, one in self.kwargs.items()})
+        return Call(
+            self.func, mapped(self.args, change), {name: mapped(one, change) for name, one in self.kwargs.items()}
+        )
 
     def tensors(self) -> list[Tensor]:
         """All tensors among the arguments, in order."""
@@ -93,7 +95,7 @@ class Call:
 
     def kept(self) -> Call:
         """A copy with tensors of its own, on their devices and in their strides: for an operator that writes to its arguments, or for later."""
-        return self.each(lambda one: one.detach().clone() if isinstance(one, Tensor) else one)
+        return self.each(lambda one: copied(one.detach()) if isinstance(one, Tensor) else one)
 
     def on_host(self) -> Call:
         """A copy on the CPU."""
@@ -130,6 +132,19 @@ def aside() -> Iterator[None]:
             torch.set_default_dtype(before)
 
 
+def copied(tensor: Tensor) -> Tensor:
+    """A copy with the same strides, and the same distance to the beginning of its memory."""
+    if tensor.layout is not torch.strided or (tensor.is_contiguous() and not tensor.storage_offset()):
+        return tensor.clone()
+    return memory(tensor).clone().as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
+
+
+def memory(tensor: Tensor) -> Tensor:
+    """All elements of the storage behind a tensor, 1-D."""
+    size = tensor.untyped_storage().nbytes() // max(1, tensor.element_size())
+    return tensor.as_strided((size,), (1,), 0)
+
+
 def mapped(value: Any, change: Callable[[Any], Any]) -> Any:
     """`change` of a value, or of each one in nested lists and tuples."""
     if isinstance(value, (list, tuple)) and not isinstance(value, torch.Size):
@@ -150,7 +165,7 @@ def found(values: Any) -> list[Tensor]:
 
 def _hosted(value: Any) -> Any:
     if isinstance(value, Tensor):
-        return value.detach().cpu().clone()
+        return copied(value.detach()).cpu() if value.device.type == "cpu" else value.detach().cpu()
     return torch.device("cpu") if isinstance(value, torch.device) else value
 
 

@@ -1,11 +1,13 @@
-"""Fused operators, written out: what an error budget needs to see of their inner roundings.
+"""Fused operators and long sums, written out: what an error budget needs to see of their inner roundings.
 
 A fused attention, or the gradient of a softmax, sums and subtracts inside. Random errors of its result alone would not show what a
-correct kernel errs where these sums cancel, so that samples are taken of the parts.
+correct kernel errs where these sums cancel, so that samples are taken of the parts. Contractions add up blocks one after the other:
+where the order of the terms has to do with their values, as with the pixels of an image, partial sums are larger than the result.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +16,7 @@ import torch
 from accelcheck.verify.rounding import CORRECTLY_ROUNDED, EXACT
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from torch import Tensor
 
@@ -22,8 +24,12 @@ if TYPE_CHECKING:
 
 ATTENTION = "_scaled_dot_product_"
 """How the names of fused attention begin."""
-_SCALARS = 1
-"""Outputs of attention that every backend has: the result. The logarithm of the sums has a padded shape on some."""
+BLOCKS = 16
+"""Most blocks of a sum that are added one after the other."""
+MOST_TAPS = 25
+"""Most places of a kernel that are taken one by one."""
+_SUMMED = {"mm": (0, 1), "bmm": (0, 1), "addmm": (1, 2), "baddbmm": (1, 2)}
+"""Positions of the factors of matrix products, by operator."""
 
 
 def parts(call: Call) -> Callable[[], Any] | None:
@@ -31,12 +37,65 @@ def parts(call: Call) -> Callable[[], Any] | None:
     name = call.name
     if name.startswith(ATTENTION):
         return (lambda: _attention_gradients(call)) if name.endswith("backward") else (lambda: _attention(call))
-    if name in EXACT or name in CORRECTLY_ROUNDED or call.written():
+    if call.written():
+        return None
+    if name in _SUMMED and not call.kwargs:
+        return lambda: _product(call)
+    if name == "convolution_backward":
+        return lambda: _convolution_gradients(call)
+    if name in EXACT or name in CORRECTLY_ROUNDED:
         return None
     from accelcheck.devices.torch_names import decomposition_table
 
     known = decomposition_table.get(call.func)
     return None if known is None else lambda: known(*call.args, **call.kwargs)
+
+
+def _product(call: Call) -> Tensor:
+    """A product of matrices, its depth in blocks."""
+    first, second = _SUMMED[call.name]
+    size = max(1, -(-call.args[first].shape[-1] // BLOCKS))
+    total: Tensor | None = call.args[0] if first else None
+    for left, right in zip(call.args[first].split(size, -1), call.args[second].split(size, -2), strict=True):
+        block = left @ right
+        total = block if total is None else total + block
+    assert total is not None
+    return total
+
+
+def _convolution_gradients(call: Call) -> tuple[Tensor | None, ...]:
+    """The gradients of a convolution: of the input tap by tap, as matrix products of columns are added up, of the others with the batch in blocks."""
+    grad, x, weight, *rest, (to_input, to_weight, to_bias) = call.args
+    if not len(grad):
+        return tuple(call.run())
+    size = max(1, -(-len(grad) // BLOCKS))
+    pairs = list(zip(grad.split(size), x.split(size), strict=True))
+    blocks = [call.func(one, other, weight, *rest, [False, to_weight, to_bias]) for one, other in pairs]
+    taps = [call.func(grad, x, one, *rest, [True, False, False])[0] for one in (_taps(weight) if to_input else ())]
+    return _added(taps) if taps else None, *(_added([one[place] for one in blocks]) for place in (1, 2))
+
+
+def _taps(weight: Tensor) -> Iterator[Tensor]:
+    """The kernel, with one of its places at a time."""
+    places = list(itertools.product(*map(range, weight.shape[2:])))
+    for place in places if len(places) <= MOST_TAPS else ():
+        alone = torch.zeros_like(weight)
+        alone[(..., *place)] = weight[(..., *place)]
+        yield alone
+    if len(places) > MOST_TAPS:
+        yield weight
+
+
+def _added(blocks: list[Tensor | None]) -> Tensor | None:
+    total = blocks[0]
+    for block in blocks[1:]:
+        total = None if total is None or block is None else total + block
+    return total
+
+
+def stored(call: Call) -> bool:
+    """Whether libraries keep the partial sums of an operator in the storage dtype: gradients of convolutions, in columns and by sample."""
+    return call.name.startswith("convolution_backward")
 
 
 def fused_attention(call: Call) -> bool:

@@ -10,9 +10,8 @@ import torch
 from torch import Tensor
 
 from accelcheck.devices.torch_names import TorchDispatchMode
-from accelcheck.experiments.explain.budgets import Holder, NoTruthError
+from accelcheck.experiments.explain.budgets import NoTruthError
 from accelcheck.experiments.explain.calls import Call, aside, found
-from accelcheck.experiments.explain.places import Place, Places
 from accelcheck.verify.judge import judge_together
 from accelcheck.verify.oracle import Reference
 
@@ -20,7 +19,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from accelcheck.core.case import Figure
-    from accelcheck.experiments.explain.budgets import Finding
+    from accelcheck.experiments.explain.budgets import Finding, Holder
+    from accelcheck.experiments.explain.places import Place, Places
     from accelcheck.verify.judge import Discrepancy
     from accelcheck.verify.views import Reading
 
@@ -87,6 +87,7 @@ class Trace:
         skipped: Numbers of operators that were not computed again, by name and reason.
         judged: Number of those that were.
         leaning: For each operator that has errors, its readings and reference, by number and path: for errors that point one way.
+        kept: The call of the operator that alone was judged.
         raised: The operator in which an exception was raised; empty where none was.
     """
 
@@ -95,6 +96,7 @@ class Trace:
     skipped: Counter[tuple[str, str]] = field(default_factory=Counter)
     judged: int = 0
     leaning: dict[int, dict[str, tuple[Mapping[str, Reading], Reference]]] = field(default_factory=dict)
+    kept: Call | None = None
     raised: str = ""
 
 
@@ -108,6 +110,7 @@ class Recompute(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch le
         first: Called with the first operator that is wrong, and a function that runs it once more with other inputs, below every
             mode that was active.
         most: No operator is judged once this many are wrong; 0 judges none, and only notes what is dispatched.
+        only: Number of the one operator that is judged, and kept in `Trace.kept`; None for all.
     """
 
     def __init__(
@@ -118,6 +121,7 @@ class Recompute(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch le
         peers: bool = False,
         first: Callable[[Culprit, Callable[[Call], Any]], None] | None = None,
         most: int = 1,
+        only: int | None = None,
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # untyped in torch
         self.holder = holder
@@ -125,6 +129,7 @@ class Recompute(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch le
         self.peers = peers
         self.first = first
         self.most = most
+        self.only = only
         self.trace = Trace()
 
     def __torch_dispatch__(
@@ -138,7 +143,7 @@ class Recompute(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch le
         inputs = tuple(Shape.of(one) for one in call.tensors() if one.layout is torch.strided)
         self.trace.seen.append(Seen(func.name(), options(call), place, inputs))
         why = call.not_computed() or ("" if found((call.args, *call.kwargs.values())) else "takes no tensor")
-        if why or len(self.trace.culprits) >= self.most:
+        if why or len(self.trace.culprits) >= self.most or self.only not in {None, number}:
             if why:
                 self.trace.skipped[call.name, why] += 1
             return self._ran(call)
@@ -156,6 +161,9 @@ class Recompute(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch le
             return out
         self.trace.judged += 1
         self._note(number, finding)
+        if self.only == number:
+            with aside():
+                self.trace.kept = before.kept()
         if finding.faults:
             figures = tuple(figure for one in dict(finding.judged).values() for figure in one.figures)
             with aside():
@@ -175,11 +183,15 @@ class Recompute(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch le
             raise
 
     def _note(self, number: int, finding: Finding) -> None:
-        """Keep the readings, without the tensors."""
+        """Keep the readings, without the tensors.
+
+        Running statistics are left out: constants that are rounded once, such as 1 - momentum, move them one way in every draw.
+        """
         for dtype, judgement in dict(finding.judged).items():
             reference = dict(finding.references)[dtype]
             light = Reference({}, {}, {}, reference.leanings, reference.unit, reference.spacing, 0.0)
-            self.trace.leaning.setdefault(number, {})[dtype] = (judgement.readings, light)
+            readings = {path: one for path, one in judgement.readings.items() if not path.startswith("running")}
+            self.trace.leaning.setdefault(number, {})[dtype] = (readings, light)
 
 
 def together(traces: Sequence[Trace]) -> Culprit | None:
@@ -196,9 +208,8 @@ def together(traces: Sequence[Trace]) -> Culprit | None:
             judgement = judge_together(draws) if len(draws) == len(traces) else None
             if judgement is not None and judgement.faults:
                 seen = traces[0].seen[number]
-                return Culprit(
-                    number, seen.operator, seen.place, seen.inputs, seen.options, judgement.faults, judgement.figures
-                )
+                what = seen.operator, seen.place, seen.inputs, seen.options
+                return Culprit(number, *what, judgement.faults, judgement.figures, traces[0].kept)
     return None
 
 

@@ -95,6 +95,10 @@ def _line(frame: FrameType | None) -> str:
         elif file == _ENGINE:
             return within
         elif not file.startswith(_OWN) or file.startswith(_MODELS):
-            return f"{Path(file).name}:{frame.f_lineno}" if file.startswith("/") or "\\" in file else f"{file}:{frame.f_lineno}"
+            return (
+                f"{Path(file).name}:{frame.f_lineno}"
+                if file.startswith("/") or "\\" in file
+                else f"{file}:{frame.f_lineno}"
+            )
         frame = frame.f_back
     return within

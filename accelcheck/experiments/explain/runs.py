@@ -3,63 +3,50 @@
 from __future__ import annotations
 
 import contextlib
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from accelcheck.checks.trial import State, warm_up
 from accelcheck.core.case import Mode
 from accelcheck.experiments.explain.budgets import Holder
-from accelcheck.experiments.explain.operators import Recompute, Trace
+from accelcheck.experiments.explain.operators import Recompute, Trace, together
 from accelcheck.experiments.explain.places import Places
 from accelcheck.verify.oracle import twice
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     from accelcheck.checks.trial import Trial
     from accelcheck.experiments.explain.calls import Call
     from accelcheck.experiments.explain.operators import Culprit
     from accelcheck.workloads.probes import Draw
 
+    First = Callable[[Culprit, Callable[[Call], Any]], None]
+
 MODES = frozenset({Mode.FORWARD, Mode.BACKWARD, Mode.TRAIN})
 """Modes whose results are held to an FP64 oracle, and so can be explained by operators."""
-
-
-def traced(
-    trial: Trial,
-    draw: Draw,
-    *,
-    first: Callable[[Culprit, Callable[[Call], Any]], None] | None = None,
-    most: int = 1,
-) -> Trace:
-    """Prepare the technique, run the draw once, and return what was dispatched.
-
-    Args:
-        trial: Of a mode in `MODES`.
-        draw: Of the inputs.
-        first, most: As of `Recompute`.
-
-    Raises:
-        Exception: What the technique or the workload raises; `Trace.raised` cannot be had then.
-    """
-    trace, error = attempted(trial, draw, first=first, most=most)
-    if error is not None:
-        raise error
-    return trace
 
 
 def attempted(
     trial: Trial,
     draw: Draw,
     *,
-    first: Callable[[Culprit, Callable[[Call], Any]], None] | None = None,
+    first: First | None = None,
     most: int = 1,
+    only: int | None = None,
 ) -> tuple[Trace, Exception | None]:
-    """As `traced`, but what is raised is returned, with what was dispatched before it."""
+    """Prepare the technique, run the draw once, and return what was dispatched, and what was raised.
+
+    Args:
+        trial: Of a mode in `MODES`.
+        draw: Of the inputs.
+        first: As of `Recompute`.
+        most: As of `Recompute`.
+        only: As of `Recompute`; the operator is judged with more samples.
+    """
     technique, device, case = trial.technique, trial.device, trial.case
     places = Places()
-    holder = Holder(technique.precision(case.dtype), case.dtype)
-    mode = Recompute(holder, places, peers=device.type != "cpu", first=first, most=most)
+    holder = holder_of(trial, careful=int(only is not None))
+    mode = Recompute(holder, places, peers=device.type != "cpu", first=first, most=most, only=only)
     error: Exception | None = None
     with device.strict_float32():
         try:
@@ -88,6 +75,25 @@ def attempted(
     return mode.trace, error
 
 
-def with_technique(trial: Trial, name: str, matrix: Any) -> Trial:
-    """The same case with another technique of the matrix."""
-    return replace(trial, technique=matrix.techniques[name], case=replace(trial.case, technique=name))
+def traced(trial: Trial, draw: Draw, *, first: First | None = None, most: int = 1, only: int | None = None) -> Trace:
+    """As `attempted`.
+
+    Raises:
+        Exception: What the technique or the workload raises.
+    """
+    trace, error = attempted(trial, draw, first=first, most=most, only=only)
+    if error is not None:
+        raise error
+    return trace
+
+
+def leaning(trial: Trial, draws: Sequence[Draw]) -> Culprit | None:
+    """The first operator whose errors point one way in all of these draws, with few samples and with more; None where none does."""
+    culprit = together([traced(trial, draw) for draw in draws])
+    return None if culprit is None else together([traced(trial, draw, only=culprit.number) for draw in draws])
+
+
+def holder_of(trial: Trial, *, careful: int = 0) -> Holder:
+    """The budgets that a case's operators are held to."""
+    case = trial.case
+    return Holder(trial.technique.precision(case.dtype), case.dtype, careful)
