@@ -224,7 +224,7 @@ def test_a_nan_that_fp64_does_not_have_is_named() -> None:
     module = nn.Identity()
     x = torch.randn(4, 4, generator=torch.Generator().manual_seed(0))
     (culprit,) = traced(
-        lambda: x.exp(), module, Nth(0, lambda out: out.index_fill(0, torch.tensor([1]), torch.nan))
+        x.exp, module, Nth(0, lambda out: out.index_fill(0, torch.tensor([1]), torch.nan))
     ).culprits
     assert "NaN pattern" in culprit.faults[0].what
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -20,6 +19,7 @@ from accelcheck.selftest.faults.plant import Kernels
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
 aten = torch.ops.aten
 PLANT = """

@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import itertools
 import math
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from accelcheck.verify.rounding import CORRECTLY_ROUNDED, EXACT
-
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
 
     from torch import Tensor
 
@@ -28,6 +27,12 @@ BLOCKS = 16
 """Most blocks of a sum that are added one after the other."""
 MOST_TAPS = 25
 """Most places of a kernel that are taken one by one."""
+_CANCELLING = frozenset(
+    {"_softmax_backward_data", "_log_softmax_backward_data", "native_group_norm_backward", "native_batch_norm_backward"}
+)
+"""Operators whose inner sums cancel; torch's own decompositions give their parts."""
+STORED_BLOCKS = 64
+"""The same where each partial sum is rounded to the storage dtype."""
 _SUMMED = {"mm": (0, 1), "bmm": (0, 1), "addmm": (1, 2), "baddbmm": (1, 2)}
 """Positions of the factors of matrix products, by operator."""
 
@@ -41,9 +46,9 @@ def parts(call: Call) -> Callable[[], Any] | None:
         return None
     if name in _SUMMED and not call.kwargs:
         return lambda: _product(call)
-    if name == "convolution_backward":
-        return lambda: _convolution_gradients(call)
-    if name in EXACT or name in CORRECTLY_ROUNDED:
+    if name in _STORED:
+        return lambda: _STORED[name](call)
+    if name not in _CANCELLING:
         return None
     from accelcheck.devices.torch_names import decomposition_table
 
@@ -75,6 +80,34 @@ def _convolution_gradients(call: Call) -> tuple[Tensor | None, ...]:
     return _added(taps) if taps else None, *(_added([one[place] for one in blocks]) for place in (1, 2))
 
 
+def _norm_gradients(call: Call) -> tuple[Tensor | None, ...]:
+    """The gradients of a layer norm, those of weight and bias with the rows in blocks."""
+    grad, x, shape, mean, deviation, *rest = call.args
+    normal = math.prod(shape)
+    if not x.numel():
+        return tuple(call.run())
+    rows = [one.reshape(-1, *shape) for one in (grad, x)] + [
+        one.reshape(-1, *[1] * len(shape)) for one in (mean, deviation)
+    ]
+    size = max(1, -(-(x.numel() // normal) // STORED_BLOCKS))
+    split = zip(*(one.split(size) for one in rows), strict=True)
+    found = [call.func(a, b, shape, c, d, *rest) for a, b, c, d in split]
+    of_input = None if found[0][0] is None else torch.cat([one[0] for one in found]).reshape(x.shape)
+    return of_input, *(_added([one[place] for one in found]) for place in (1, 2))
+
+
+def _negative_log_likelihood(call: Call) -> tuple[Tensor, Tensor]:
+    """The loss of each sample, added up one after the other; as the operator where there is none to add."""
+    x, target, weight, reduction, ignored = call.args
+    loss, total = call.run()
+    if reduction == 0 or x.dim() != 2:
+        return loss, total
+    single = call.func(x, target, weight, 0, ignored)[0]
+    added = _added([one.sum() for one in single.split(max(1, -(-len(single) // STORED_BLOCKS)))])
+    assert added is not None
+    return (added / total if reduction == 1 else added), total
+
+
 def _taps(weight: Tensor) -> Iterator[Tensor]:
     """The kernel, with one of its places at a time."""
     places = list(itertools.product(*map(range, weight.shape[2:])))
@@ -94,8 +127,8 @@ def _added(blocks: list[Tensor | None]) -> Tensor | None:
 
 
 def stored(call: Call) -> bool:
-    """Whether libraries keep the partial sums of an operator in the storage dtype: gradients of convolutions, in columns and by sample."""
-    return call.name.startswith("convolution_backward")
+    """Whether libraries keep the partial sums of an operator in the storage dtype: gradients of parameters, and losses."""
+    return call.name in _STORED
 
 
 def fused_attention(call: Call) -> bool:
@@ -154,3 +187,12 @@ def _summed(gradient: Tensor, keys: Tensor) -> Tensor:
     if heads == own:
         return gradient
     return gradient.unflatten(-3, (own, heads // own)).sum(-3)
+
+
+_STORED: Mapping[str, Callable[[Call], tuple[Tensor | None, ...]]] = MappingProxyType(
+    {
+        "convolution_backward": _convolution_gradients,
+        "native_layer_norm_backward": _norm_gradients,
+        "nll_loss_forward": _negative_log_likelihood,
+    }
+)

@@ -100,11 +100,12 @@ class Script:
             *(["import json"] if self.data else []),
             "import sys",
             "import torch",
-            *(f"import {name}" for name in self.imports),
             f'device = "{self.device}"',
             *(_reading(file) if self.data else ()),
             *inputs,
             *truth,
+            *(f"import {name}  # after FP64: what it changes is under test" for name in self.imports),
+            *self._moves(),
             *_picked(call, self.path, "t"),
             "got = got.cpu()",
             *(["e, o = got.double() - truth, truth"] if self.view in _VIEWS else []),
@@ -145,11 +146,20 @@ class Script:
             else:
                 self.data[f"t{number}"] = held.clone()
                 made = f'read("t{number}").reshape({shape})'
-            if one.device.type != "cpu":
-                made += ".to(device)"
             if not plain:
                 made += f".as_strided({list(one.shape)}, {list(one.stride())}, {one.storage_offset()})"
             yield f"t.append({made})"
+
+    def _moves(self) -> Iterator[str]:
+        """Lines that move the tensors to the device, in their strides."""
+        for number, one in enumerate(self.smallest.call.tensors()):
+            if one.device.type == "cpu":
+                continue
+            if one.is_contiguous() and not one.storage_offset():
+                yield f"t[{number}] = t[{number}].to(device)"
+            else:
+                view = f"{list(one.shape)}, {list(one.stride())}, {one.storage_offset()}"
+                yield f"t[{number}] = t[{number}].as_strided([{memory(one).numel()}], [1], 0).to(device).as_strided({view})"
 
     def _truth(self) -> list[str]:
         """Lines that make `truth`: by the operator itself in FP64 on the CPU where it has such a kernel, else from the file."""
@@ -163,7 +173,7 @@ class Script:
         if has_kernel:
             lines = _picked(wide, self.path, "w")
             lines[-1] = lines[-1].replace("got =", "truth =")
-            return ["w = [one.cpu().double() if one.is_floating_point() else one.cpu().clone() for one in t]", *lines]
+            return ["w = [one.double() if one.is_floating_point() else one.clone() for one in t]", *lines]
         reference = next(iter(dict(self.smallest.finding.references).values()))
         self.data["truth"] = reference.truth[self.path]
         shape = list(reference.truth[self.path].shape)
