@@ -235,6 +235,18 @@ def test_an_overflow_that_the_dtype_cannot_hold_is_right() -> None:
     assert traced(lambda: x * x, module, dtype="float16").culprits == []
 
 
+def test_the_last_operator_of_a_forward_pass_keeps_its_place_in_the_backward_pass() -> None:
+    module = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 4))
+    x = torch.randn(4, 8)
+
+    def run() -> object:
+        out = module(x)
+        return out.backward(torch.randn_like(out))  # which is dispatched before the last operator's gradient
+
+    places = {one.place.module for one in traced(run, module).seen if one.place.backward == "AddmmBackward0"}
+    assert places == {"0", "1"}
+
+
 def test_views_and_random_numbers_are_not_computed_again() -> None:
     module = nn.Identity()
     x = torch.randn(4, 4)

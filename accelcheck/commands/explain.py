@@ -124,7 +124,7 @@ def _written(found: Explanation, path: Path, device: Device) -> list[str]:
     head = f"\nThe smallest case\n{path}: {shapes}, {values[found.smallest.values]} ({found.smallest.steps} smaller cases tried)"
     folders = os.pathsep.join(filter(None, [str(Path.cwd()), os.environ.get("PYTHONPATH", "")]))
     try:
-        ended = subprocess.run(
+        ended = subprocess.run(  # noqa: S603 - a script that was just written here, by this interpreter
             [sys.executable, path.name],
             env={**os.environ, "PYTHONPATH": folders},
             cwd=path.parent,

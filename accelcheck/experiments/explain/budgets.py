@@ -189,11 +189,14 @@ def _sample(
     if fused.fused_attention(wide):
         with Rounding(precision, precision, generator):
             return _placed(_parted(wide), own)
+    compute = fused.parts(wide)
     call = wide if number % 2 == 0 else wide.each(lambda one: _constant(one, dtype if number % 4 == 1 else ACCUMULATOR))
     if number == 1 and precision == dtype:
         with Nearest(getattr(torch, dtype)):
-            return _taken(call.kept(), own)
-    compute = fused.parts(wide)
+            if not fused.stored(wide):
+                return _taken(call.kept(), own)
+            made = wide.results(compute() if compute else None)
+            return {path: made[path] for path in own}
     if compute is not None and number % 2 == 0:
         # A kernel rounds what it computes inside to the accumulator's precision, and its results to theirs.
         inner = dtype if fused.stored(wide) else ACCUMULATOR

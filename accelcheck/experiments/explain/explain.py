@@ -27,6 +27,10 @@ if TYPE_CHECKING:
     from accelcheck.workloads.probes import Draw
 
 
+DRAWS = 4
+"""Failing draws whose operators are looked at, until one of them is wrong."""
+
+
 @dataclass(frozen=True)
 class Difference:
     """Where a technique first runs other operators than eager.
@@ -110,11 +114,7 @@ def _explained(bench: Bench, case: Case, found: Explanation, say: Callable[[str]
             "no value is wrong: the technique gave no evidence that it ran. No layer or operator explains that."
         )
         return
-    technique, workload, device = (
-        bench.matrix.techniques[case.technique],
-        bench.matrix.workloads[case.workload],
-        bench.devices[case.device],
-    )
+    technique, workload = bench.matrix.techniques[case.technique], bench.matrix.workloads[case.workload]
     known = draws(workload, case.mode, technique.admits)
     failing = failing_draws(found.record, known)
     found.draw = failing[0] if failing else None
@@ -122,11 +122,28 @@ def _explained(bench: Bench, case: Case, found: Explanation, say: Callable[[str]
         say("layers")
         chosen = [FIRST, *(draw for draw in failing[:1] if draw != FIRST)] if failing else _random(known)
         found.layers = of_layers.layers(bench, case, chosen)
-    trial = Trial(case, technique, workload, device, bench.store)
     say("operators")
-    draw = found.draw or FIRST
+    trial = Trial(case, technique, workload, bench.devices[case.device], bench.store)
+    error: Exception | None = None
+    for draw in failing[:DRAWS] or [FIRST]:
+        error = _traced(trial, draw, found, say)
+        if found.culprit is not None or error is not None:
+            found.draw = draw
+            break
+    if found.culprit is None and error is None:
+        found.culprit = _together(trial, _random(known), found)
+    if found.trace is not None and not found.trace.judged and error is None:
+        found.notes.append("no operator was seen: compiled code and other processes show none")
+    if found.culprit is not None and found.smallest is None:
+        found.notes.append(_no_smallest(found.culprit))
+    elif found.culprit is None and error is None and technique.name != of_layers.EAGER:
+        found.difference = _difference(trial, bench, found)
+
+
+def _traced(trial: Trial, draw: Draw, found: Explanation, say: Callable[[str], None]) -> Exception | None:
+    """Judge the operators of one draw, and shrink the first that is wrong while it can be called as it was; what the run raised."""
     shrunk: list[Smallest | None] = []
-    peers = device.type != "cpu"
+    peers = trial.device.type != "cpu"
 
     def first(culprit: Culprit, run: Callable[[Call], Any]) -> None:
         say(f"the smallest case of {culprit.operator}")
@@ -139,17 +156,8 @@ def _explained(bench: Bench, case: Case, found: Explanation, say: Callable[[str]
     found.smallest = next(iter(shrunk), None)
     if error is not None:
         where = f" in {trace.raised}" if trace.raised else ""
-        found.notes.append(f"the run raised {type(error).__name__}{where}, after {len(trace.seen)} operators")
-    elif found.culprit is None:
-        found.culprit = _together(trial, _random(known), found)
-    if found.culprit is not None:
-        if found.smallest is None:
-            found.notes.append(_no_smallest(found.culprit))
-        return
-    if not trace.judged:
-        found.notes.append("no operator was seen: compiled code and other processes show none")
-    if technique.name != of_layers.EAGER and error is None:
-        found.difference = _difference(trial, bench, draw, trace, found)
+        found.notes.append(f"the run raised {type(error).__name__}{where}; operators dispatched until then: {len(trace.seen)}")
+    return error
 
 
 def failing_draws(record: Record, known: Sequence[Draw]) -> list[Draw]:
@@ -185,17 +193,17 @@ def _no_smallest(culprit: Culprit) -> str:
     return f"no script: {culprit.operator} is right when it is called again with the same inputs; what ran before it matters, or chance"
 
 
-def _difference(trial: Trial, bench: Bench, draw: Draw, trace: Trace, found: Explanation) -> Difference | None:
+def _difference(trial: Trial, bench: Bench, found: Explanation) -> Difference | None:
     """Where the technique first runs other operators than eager: what it puts in their place is then wrong, not an operator."""
     eager = bench.matrix.techniques.get(of_layers.EAGER)
-    if eager is None:
+    if eager is None or found.trace is None:
         return None
     case = replace(trial.case, technique=eager.name)
-    plain, error = runs.attempted(replace(trial, technique=eager, case=case), draw, most=0)
+    plain, error = runs.attempted(replace(trial, technique=eager, case=case), found.draw or FIRST, most=0)
     if error is not None:
         found.notes.append(f"eager raised {type(error).__name__}: its operators cannot be compared")
         return None
-    return difference(plain.seen, trace.seen)
+    return difference(plain.seen, found.trace.seen)
 
 
 def difference(eager: Sequence[Seen], technique: Sequence[Seen]) -> Difference | None:
@@ -203,6 +211,8 @@ def difference(eager: Sequence[Seen], technique: Sequence[Seen]) -> Difference |
 
     What leaves operators of eager's out comes before what only adds some, as casts are.
     """
+    # Numbers that are drawn or filled in, such as output gradients, are no work of the model.
+    eager, technique = ([seen for seen in run if seen.inputs] for run in (eager, technique))
     one, other = ([(seen.operator, seen.options) for seen in run] for run in (eager, technique))
     changes = [
         code for code in difflib.SequenceMatcher(a=one, b=other, autojunk=False).get_opcodes() if code[0] != "equal"

@@ -73,8 +73,8 @@ class Places:
         node = current_autograd_node()
         if node is None:
             place = Place(self._modules[-1] if self._modules else "", _line(sys._getframe(1)))  # noqa: SLF001 - cheaper than `inspect`, for every operator
-            # The node of an operator is made just before the operator is dispatched.
-            self._nodes[autograd_sequence() - 1] = place
+            # The node of an operator is made just before the operator is dispatched; what follows has none of its own, or the next.
+            self._nodes.setdefault(autograd_sequence() - 1, place)
             return place
         known = self._nodes.get(node._sequence_nr(), Place())  # noqa: SLF001 - torch has no public name for it
         return Place(known.module, known.line, str(node.name()).rpartition("::")[2])

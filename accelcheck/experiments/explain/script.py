@@ -42,34 +42,37 @@ NAMES = {
 }
 """What the format safetensors calls torch's dtypes."""
 
-_ROWS = "(({x})**2).reshape(-1, {x}.shape[-1] if {x}.dim() else 1)"
 _VIEWS = {
-    "element": ["measured = e.abs().max() / o.square().mean().sqrt()"],
+    "element": ["measured = max(map(abs, e)) / rms"],
     "row": [
-        f"rows, sizes = {_ROWS.format(x='e')}.sum(1), {_ROWS.format(x='o')}.sum(1)",
-        "measured = (rows / (sizes + sizes.mean())).max().sqrt()",
+        "rows = lambda x: [sum(v * v for v in x[i:i + width]) for i in range(0, len(x), width)]",
+        "sizes = rows(o)",
+        "measured = max((a / (b + sum(sizes) / len(sizes))) ** 0.5 for a, b in zip(rows(e), sizes))",
     ],
     "column": [
-        f"columns, sizes = {_ROWS.format(x='e')}.sum(0), {_ROWS.format(x='o')}.sum(0)",
-        "measured = (columns / (sizes + sizes.mean())).max().sqrt()",
+        "columns = lambda x: [sum(v * v for v in x[i::width]) for i in range(width)]",
+        "sizes = columns(o)",
+        "measured = max((a / (b + sum(sizes) / len(sizes))) ** 0.5 for a, b in zip(columns(e), sizes))",
     ],
     "block": [
-        f"tiles = lambda x: torch.nn.functional.avg_pool2d(x[None], {TILE}, ceil_mode=True, divisor_override=1)",
-        f"blocks, sizes = tiles({_ROWS.format(x='e')}), tiles({_ROWS.format(x='o')})",
-        "measured = (blocks / (sizes + sizes.mean())).max().sqrt()",
+        f"places = sorted({{(i // width // {TILE}, i % width // {TILE}) for i in range(len(o))}})",
+        f"tiles = lambda x: [sum(v * v for i, v in enumerate(x) if (i // width // {TILE}, i % width // {TILE}) == p) for p in places]",
+        "sizes = tiles(o)",
+        "measured = max((a / (b + sum(sizes) / len(sizes))) ** 0.5 for a, b in zip(tiles(e), sizes))",
     ],
-    "gain": ["measured = ((e * o).sum() / (o * o).sum()).abs()"],
+    "gain": ["measured = abs(sum(a * b for a, b in zip(e, o))) / sum(b * b for b in o)"],
     "tail": [
-        "ulp = (2 * {unit!r} * o.abs().clamp(min={part!r} * o.square().mean().sqrt())).clamp(min={spacing!r})",
-        f"sizes = (e.abs() / ulp)[o != 0].sort().values; n = len(sizes); measured = sizes[max(n // 2, min(int({TAIL} * n), n - 1 - {OUTLIERS}))]",
+        "ulps = [max(2 * {unit!r} * max(abs(b), {part!r} * rms), {spacing!r}) for b in o]",
+        "sizes = sorted(abs(a) / u for a, b, u in zip(e, o, ulps) if b)",
+        f"measured = sizes[max(len(sizes) // 2, min(int({TAIL} * len(sizes)), len(sizes) - 1 - {OUTLIERS}))]",
     ],
 }
-"""How each view is computed, simplest first: see `accelcheck.verify.views`."""
+"""How each view is computed, simplest first: see `accelcheck.verify.views`. In Python, so that no kernel under test measures itself."""
 _COUNTS = {
-    "values": "measured = ((got != truth.to(got.dtype)) & ~(got.isnan() & truth.isnan())).sum()",
-    "integers": "measured = (got != truth).sum()",
-    "pattern": "measured = sum((f(got) != f(truth.to(got.dtype))).sum() for f in (torch.isnan, torch.isposinf, torch.isneginf))",
-    "shape": "measured = int(got.shape != truth.shape)",
+    "values": "measured = sum(a != b and not (a != a and b != b) for a, b in zip(g, nearest))",
+    "integers": "measured = sum(a != b for a, b in zip(g, nearest))",
+    "pattern": "measured = sum((a != a, abs(a) == math.inf and a) != (b != b, abs(b) == math.inf and b) for a, b in zip(g, nearest))",
+    "shape": "measured = int(list(got.shape) != shape)",
 }
 
 
@@ -98,20 +101,23 @@ class Script:
         lines = [
             f'"""{self.title}"""',
             *(["import json"] if self.data else []),
+            *(["import math"] if self.view == "pattern" else []),
             "import sys",
             "import torch",
             f'device = "{self.device}"',
+            *([f"dtype = {self._dtype()}"] if self.view not in {*_VIEWS, "shape"} else []),
             *(_reading(file) if self.data else ()),
             *inputs,
             *truth,
+            *_listing(self.view),
             *(f"import {name}  # after FP64: what it changes is under test" for name in self.imports),
             *self._moves(),
             *_picked(call, self.path, "t"),
-            "got = got.cpu()",
-            *(["e, o = got.double() - truth, truth"] if self.view in _VIEWS else []),
+            "g = flat(got.cpu().tolist())",
+            *(_NUMERIC if self.view in _VIEWS else ()),
             *self._measure(),
             f"allowed = {self.allowed!r}  # {self._why()}",
-            f'print(f"{call.func.name()}: {self._what()} measured {{float(measured):.3e}}, allowed {{allowed:.3e}}, torch {{torch.__version__}}")',
+            f'print(f"{call.func.name()}: {self._what()} measured {{measured:.3e}}, allowed {{allowed:.3e}}, torch {{torch.__version__}}")',
             "sys.exit(0 if measured <= allowed else 1)",
         ]
         return "\n".join(lines) + "\n"
@@ -192,6 +198,12 @@ class Script:
             return [line.format(**numbers) for line in _VIEWS["tail"]]
         return _VIEWS[self.view]
 
+    def _dtype(self) -> torch.dtype:
+        """Of the result that is measured."""
+        with aside():
+            copy = self.smallest.call.kept()
+        return copy.results(copy.run())[self.path].dtype
+
     def _precision(self) -> str:
         return next(iter(dict(self.smallest.finding.judged)), "float32")
 
@@ -255,6 +267,20 @@ def _picked(call: Call, path: str, name: str) -> list[str]:
         return [f"got = {_expression(call, name)}{path.removeprefix('out')}"]
     number = next(place for place, one in enumerate(call.tensors()) if one is written[path])
     return [_expression(call, name), f"got = {name}[{number}]"]
+
+
+_NUMERIC = (
+    "e, width = [a - b for a, b in zip(g, o)], got.shape[-1] if got.dim() else 1",
+    "rms = (sum(b * b for b in o) / len(o)) ** 0.5 or 5e-324",
+)
+
+
+def _listing(view: str) -> list[str]:
+    """Lines that make a list of what is expected."""
+    flat = "flat = lambda x: [v for one in x for v in flat(one)] if isinstance(x, list) else [x]"
+    if view == "shape":
+        return [flat, "shape = list(truth.shape)"]
+    return [flat, "o = flat(truth.tolist())" if view in _VIEWS else "nearest = flat(truth.to(dtype).tolist())"]
 
 
 def _reading(file: str) -> list[str]:
