@@ -100,7 +100,7 @@ class Acted:
                 self.names.add(name)
             return wrapped(mode, func, types, args, kwargs)
 
-        plant.Kernels.__torch_dispatch__ = dispatch  # type: ignore[method-assign]  # of this process alone
+        plant.Kernels.__torch_dispatch__ = dispatch  # type: ignore[method-assign,assignment]  # of this process alone
 
 
 def install(name: str, strength: float) -> None:
@@ -201,9 +201,11 @@ class Counting:
         function = expected(row)
         kind = "functions" if function else "operators"
         wanted = {function} if function else set(self.acted.names)
-        name = text.named(found).partition(".")[0].partition("::")[2]
-        right = any(name.startswith(one) if function else name == one for one in wanted)
-        count = self.counts[kind]
+        names = [name.partition(".")[0].partition("::")[2] for name in text.all_named(found)]
+        right = any(name.startswith(one) if function else name == one for one in wanted for name in names)
+        name, count = ", ".join(names), self.counts[kind]
+        if not found.record.verdict.executed:
+            return
         if not found.failed:
             count.missed += 1
         else:

@@ -22,7 +22,7 @@ from accelcheck.experiments.explain import layers
 from accelcheck.experiments.explain.explain import difference, explain, failing_draws
 from accelcheck.experiments.explain.operators import Seen
 from accelcheck.experiments.explain.places import Place
-from accelcheck.experiments.explain.text import as_json, named, report
+from accelcheck.experiments.explain.text import all_named, as_json, report
 from accelcheck.plugin import registered
 from accelcheck.report.console import plain
 from accelcheck.selftest.faults.plant import calling, editing, kernels, nothing
@@ -114,7 +114,7 @@ def test_a_technique_that_is_wrong_on_the_cpu_too_is_blamed_itself() -> None:
 def test_the_operator_is_named_with_its_place_and_its_error(store: Store) -> None:
     found = explained(store, WRONG)
     assert found.failed
-    assert named(found) == "aten::addmm"
+    assert all_named(found) == ["aten::addmm"]
     assert found.blamed == layers.TECHNIQUE
     assert found.smallest is not None
     text = "\n".join(plain(report(found)))
@@ -127,7 +127,7 @@ def test_the_operator_is_named_with_its_place_and_its_error(store: Store) -> Non
 
 def test_an_operator_of_the_backward_pass_is_named(store: Store) -> None:
     found = explained(store, kernels(mm=larger), "mlp", BACKWARD, with_layers=False)
-    assert named(found) == "aten::mm"
+    assert all_named(found) == ["aten::mm"]
     assert found.culprit is not None
     assert found.culprit.place.backward
     assert found.culprit.place.module
@@ -137,7 +137,7 @@ def test_what_stands_in_an_operators_place_is_named_where_each_operator_is_right
     wrong = calling(lambda _, x: functional.gelu(x, approximate="tanh"))
     found = explained(store, wrong, "gelu", with_layers=False)
     assert found.culprit is None
-    assert named(found) == "aten::gelu"
+    assert all_named(found) == ["aten::gelu"]
     text = "\n".join(plain(report(found)))
     assert "each is within the budget of its own rounding" in text
     assert "technique: aten::gelu(approximate=tanh)" in text
@@ -150,7 +150,7 @@ def test_a_change_after_the_last_operator_names_none(store: Store) -> None:
 
     found = explained(store, editing(edit), with_layers=False)
     assert found.failed
-    assert (found.culprit, found.difference, named(found)) == (None, None, "")
+    assert (found.culprit, found.difference, all_named(found)) == (None, None, [])
     assert "after the last of them" in "\n".join(plain(report(found)))
 
 

@@ -74,7 +74,7 @@ def traced(
     mode = Recompute(Holder(dtype, dtype), places, most=most)
     with contextlib.ExitStack() as held:
         for one in (*planted, places.followed(module), mode):
-            held.enter_context(one)  # type: ignore[arg-type]  # modes are context managers without annotations
+            held.enter_context(one)
         run()
     return mode.trace
 
@@ -223,9 +223,7 @@ def test_equal_values_leave_an_index_free() -> None:
 def test_a_nan_that_fp64_does_not_have_is_named() -> None:
     module = nn.Identity()
     x = torch.randn(4, 4, generator=torch.Generator().manual_seed(0))
-    (culprit,) = traced(
-        x.exp, module, Nth(0, lambda out: out.index_fill(0, torch.tensor([1]), torch.nan))
-    ).culprits
+    (culprit,) = traced(x.exp, module, Nth(0, lambda out: out.index_fill(0, torch.tensor([1]), torch.nan))).culprits
     assert "NaN pattern" in culprit.faults[0].what
 
 

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from torch._inductor.package import AOTICompiledModel  # type: ignore[attr-defined]  # not exported explicitly
     from torch._inductor.utils import fresh_cache, fresh_inductor_cache
     from torch._ops import OpOverload
-    from torch.autograd import _get_sequence_nr as autograd_sequence
+    from torch.autograd import _get_sequence_nr as autograd_sequence  # type: ignore[attr-defined]  # not exported explicitly
     from torch.jit import _recursive as recursive
     from torch.nn.modules.dropout import _DropoutNd as dropout_base
     from torch.optim.optimizer import _get_capturable_supported_devices as capturable_devices

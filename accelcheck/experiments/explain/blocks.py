@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -86,10 +86,11 @@ def _negative_log_likelihood(call: Call) -> tuple[Tensor, Tensor]:
 
 def _taps(weight: Tensor) -> Iterator[Tensor]:
     """The kernel, with one of its places at a time."""
-    places = list(itertools.product(*map(range, weight.shape[2:])))
+    places: list[tuple[int, ...]] = list(itertools.product(*(range(size) for size in weight.shape[2:])))
     for place in places if len(places) <= MOST_TAPS else ():
         alone = torch.zeros_like(weight)
-        alone[(..., *place)] = weight[(..., *place)]
+        index: Any = (..., *place)
+        alone[index] = weight[index]
         yield alone
     if len(places) > MOST_TAPS:
         yield weight

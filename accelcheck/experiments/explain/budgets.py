@@ -7,7 +7,7 @@ than the CPU, the CPU's own operator where the samples explain it.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -51,8 +51,8 @@ class Finding:
     """
 
     faults: tuple[Discrepancy, ...] = ()
-    judged: Mapping[str, Judgement] = ()  # type: ignore[assignment]  # an empty tuple is as good as an empty mapping, and frozen
-    references: Mapping[str, Reference] = ()  # type: ignore[assignment]  # as above
+    judged: Mapping[str, Judgement] = field(default_factory=dict)
+    references: Mapping[str, Reference] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

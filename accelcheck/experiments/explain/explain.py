@@ -156,7 +156,9 @@ def _traced(trial: Trial, draw: Draw, found: Explanation, say: Callable[[str], N
     found.smallest = next(iter(shrunk), None)
     if error is not None:
         where = f" in {trace.raised}" if trace.raised else ""
-        found.notes.append(f"the run raised {type(error).__name__}{where}; operators dispatched until then: {len(trace.seen)}")
+        found.notes.append(
+            f"the run raised {type(error).__name__}{where}; operators dispatched until then: {len(trace.seen)}"
+        )
     return error
 
 

@@ -108,7 +108,7 @@ def _attention(call: Call) -> tuple[Tensor, Tensor]:
 def _attention_gradients(call: Call) -> tuple[Tensor, Tensor, Tensor]:
     """Of queries, keys and values: the softmax is recomputed from the saved logarithms of its sums, as in FlashAttention."""
     given = call.named()
-    grad = given.get("grad_out", given.get("grad_out_"))
+    grad: Any = given.get("grad_out", given.get("grad_out_"))
     scores, scale, seen = _scores(given)
     weights = (scores - given["logsumexp"][..., : scores.shape[-2], None]).exp().masked_fill(~seen, 0.0)
     values = _heads(given["value"], grad)
@@ -124,4 +124,5 @@ def _summed(gradient: Tensor, keys: Tensor) -> Tensor:
     heads, own = gradient.shape[-3], keys.shape[-3]
     if heads == own:
         return gradient
-    return gradient.unflatten(-3, (own, heads // own)).sum(-3)
+    shape = (*gradient.shape[:-3], own, heads // own, *gradient.shape[-2:])
+    return gradient.reshape(shape).sum(-3)

@@ -165,7 +165,7 @@ class Recompute(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch le
             with aside():
                 self.trace.kept = before.kept()
         if finding.faults:
-            figures = tuple(figure for one in dict(finding.judged).values() for figure in one.figures)
+            figures = tuple(figure for one in finding.judged.values() for figure in one.figures)
             with aside():
                 kept = before.kept()
             culprit = Culprit(number, func.name(), place, inputs, options(call), finding.faults, figures, kept)
@@ -187,8 +187,8 @@ class Recompute(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch le
 
         Running statistics are left out: constants that are rounded once, such as 1 - momentum, move them one way in every draw.
         """
-        for dtype, judgement in dict(finding.judged).items():
-            reference = dict(finding.references)[dtype]
+        for dtype, judgement in finding.judged.items():
+            reference = finding.references[dtype]
             light = Reference({}, {}, {}, reference.leanings, reference.unit, reference.spacing, 0.0)
             readings = {path: one for path, one in judgement.readings.items() if not path.startswith("running")}
             self.trace.leaning.setdefault(number, {})[dtype] = (readings, light)

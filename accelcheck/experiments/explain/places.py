@@ -70,7 +70,7 @@ class Places:
         """The place of the operator that is being dispatched."""
         from accelcheck.devices.torch_names import autograd_sequence, current_autograd_node
 
-        node = current_autograd_node()
+        node: Any = current_autograd_node()
         if node is None:
             place = Place(self._modules[-1] if self._modules else "", _line(sys._getframe(1)))  # noqa: SLF001 - cheaper than `inspect`, for every operator
             # The node of an operator is made just before the operator is dispatched; what follows has none of its own, or the next.

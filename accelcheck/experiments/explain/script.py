@@ -180,7 +180,7 @@ class Script:
             lines = _picked(wide, self.path, "w")
             lines[-1] = lines[-1].replace("got =", "truth =")
             return ["w = [one.double() if one.is_floating_point() else one.clone() for one in t]", *lines]
-        reference = next(iter(dict(self.smallest.finding.references).values()))
+        reference = next(iter(self.smallest.finding.references.values()))
         self.data["truth"] = reference.truth[self.path]
         shape = list(reference.truth[self.path].shape)
         return [f'truth = read("truth").reshape({shape})  # FP64, of its parts: the CPU has no such operator']
@@ -205,7 +205,7 @@ class Script:
         return copy.results(copy.run())[self.path].dtype
 
     def _precision(self) -> str:
-        return next(iter(dict(self.smallest.finding.judged)), "float32")
+        return next(iter(self.smallest.finding.judged), "float32")
 
     def _what(self) -> str:
         return (
@@ -222,7 +222,7 @@ def _telling(smallest: Smallest) -> tuple[str, str, float]:
     """Path, view and budget of the fault that the script measures: of the simplest view that shows it."""
     figures: list[Figure] = [
         figure
-        for judgement in dict(smallest.finding.judged).values()
+        for judgement in smallest.finding.judged.values()
         for figure in judgement.figures
         if figure.gates and not figure.within and math.isfinite(figure.allowed)
     ]

@@ -76,13 +76,11 @@ def culprit(one: Culprit, count: int) -> Iterator[str | Table]:
         yield from _cut([f"  {fault}" for fault in one.faults])
 
 
-def named(found: Explanation) -> str:
-    """The operator that an explanation names, with its namespace; that of eager which the technique replaced; empty for none."""
+def all_named(found: Explanation) -> list[str]:
+    """The operator that an explanation names, with its namespace, or those of eager that the technique first replaced; empty for none."""
     if found.culprit is not None:
-        return found.culprit.operator
-    if found.difference is not None and found.difference.eager:
-        return found.difference.eager[0].operator
-    return ""
+        return [found.culprit.operator]
+    return [] if found.difference is None else [one.operator for one in found.difference.eager]
 
 
 def as_json(found: Explanation) -> dict[str, Any]:
@@ -100,7 +98,7 @@ def as_json(found: Explanation) -> dict[str, Any]:
         "not_judged": []
         if trace is None
         else [[name, why, count] for (name, why), count in sorted(trace.skipped.items())],
-        "named": named(found),
+        "named": all_named(found),
         "operator": None
         if one is None
         else {
