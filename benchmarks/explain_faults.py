@@ -49,6 +49,8 @@ if TYPE_CHECKING:
     from accelcheck.experiments.explain.explain import Explanation
     from accelcheck.selftest.runner import PlantedRow
 
+SLOW = 20.0
+"""Times the case that an explanation may take."""
 LEAST = 0.95
 """Part of the faults whose operator must be named."""
 ATTENTION = "_scaled_dot_product_"
@@ -210,6 +212,8 @@ class Counting:
             count.missed += 1
         else:
             self.ratios.append(found.seconds[1] / max(1e-3, found.seconds[0]))
+            if self.ratios[-1] > SLOW:
+                print(f"slow: {row}: {found.seconds[1]:.1f} s for a case of {found.seconds[0]:.1f} s", flush=True)
             count.named += right
             count.wrongly += bool(name) and not right
             count.not_named += not name

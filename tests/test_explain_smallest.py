@@ -161,6 +161,20 @@ def test_a_size_is_cut_no_further_than_it_fails() -> None:
     assert [list(one.shape) for one in smallest.call.tensors()] == [[18, 1], [1, 1]]
 
 
+def test_the_last_element_is_found_as_the_first_is() -> None:
+    def last(func: Any, x: Tensor) -> Any:
+        out = func(x)
+        out[x == 9.0] = 0.0
+        return out
+
+    x = torch.zeros(17, 33)
+    x[-1, -1] = 9.0
+    smallest = shrunk(Call(aten.exp.default, (x,), {}), last)
+    assert smallest is not None
+    assert [one.tolist() for one in smallest.call.tensors()] == [[[9.0]]]
+    assert smallest.values == "given"
+
+
 def test_an_operator_that_is_right_when_run_again_has_no_smallest_case() -> None:
     runs: list[int] = []
 

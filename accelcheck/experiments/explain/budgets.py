@@ -63,11 +63,14 @@ class Holder:
         arithmetic: Precision that the technique promises for contractions of `storage`, such as ``tf32``.
         storage: Storage dtype of the case.
         careful: How many of `COUNTS` are left out: 1 begins with more samples.
+        strict: Whether functions such as GELU are held to what a whole workload is held to, which their usual formulas exceed where
+            they cancel.
     """
 
     arithmetic: str = "float32"
     storage: str = "float32"
     careful: int = 0
+    strict: bool = False
 
     def find(self, call: Call, results: Mapping[str, Tensor], *, peers: bool = False) -> Finding:
         """Judge what an operator returned and wrote.
@@ -125,7 +128,7 @@ class Holder:
         generator = torch.Generator().manual_seed(len(call.name))
         for careful, count in list(enumerate(COUNTS))[self.careful :]:
             for number in range(len(next(iter(shown.values()))), count):
-                sample = _sample(wide, own, precision, dtype, generator, number)
+                sample = _sample(wide, own, precision, dtype, generator, number, strict=self.strict)
                 for path, stick in sticks.items():
                     shown[path].append(stick.read(sample[path]))
             budgets = {
@@ -183,13 +186,20 @@ def _placed(out: Any, results: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _sample(
-    wide: Call, own: Mapping[str, Tensor], precision: str, dtype: str, generator: torch.Generator, number: int
+    wide: Call,
+    own: Mapping[str, Tensor],
+    precision: str,
+    dtype: str,
+    generator: torch.Generator,
+    number: int,
+    *,
+    strict: bool,
 ) -> dict[str, Tensor]:
     """One more correct implementation: which kind it is goes by its number."""
     if fused.fused_attention(wide):
         with Rounding(precision, precision, generator):
             return _placed(_parted(wide), own)
-    compute = fused.parts(wide)
+    compute = None if strict and wide.name in fused.ELEMENTWISE else fused.parts(wide)
     call = wide if number % 2 == 0 else wide.each(lambda one: _constant(one, dtype if number % 4 == 1 else ACCUMULATOR))
     if number == 1 and precision == dtype:
         with Nearest(getattr(torch, dtype)):

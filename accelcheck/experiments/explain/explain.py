@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import itertools
 import time
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -125,8 +126,9 @@ def _explained(bench: Bench, case: Case, found: Explanation, say: Callable[[str]
     say("operators")
     trial = Trial(case, technique, workload, bench.devices[case.device], bench.store)
     error: Exception | None = None
-    for draw in failing[:DRAWS] or [FIRST]:
-        error = _traced(trial, draw, found, say)
+    # With a function held to what its usual formula can, then, where nothing else is wrong, to what the case is held to.
+    for strict, draw in itertools.product((False, True), _telling(failing) or [FIRST]):
+        error = _traced(trial, draw, found, say, strict=strict)
         if found.culprit is not None or error is not None:
             found.draw = draw
             break
@@ -140,7 +142,14 @@ def _explained(bench: Bench, case: Case, found: Explanation, say: Callable[[str]
         found.difference = _difference(trial, bench, found)
 
 
-def _traced(trial: Trial, draw: Draw, found: Explanation, say: Callable[[str], None]) -> Exception | None:
+def _telling(failing: Sequence[Draw]) -> list[Draw]:
+    """The draws whose operators are looked at: the first, then structured ones, which show other faults, then the further random ones."""
+    return [*failing[:1], *sorted(failing[1:], key=lambda draw: not draw.probe)][:DRAWS]
+
+
+def _traced(
+    trial: Trial, draw: Draw, found: Explanation, say: Callable[[str], None], *, strict: bool
+) -> Exception | None:
     """Judge the operators of one draw, and shrink the first that is wrong while it can be called as it was; what the run raised."""
     shrunk: list[Smallest | None] = []
     peers = trial.device.type != "cpu"
@@ -148,9 +157,11 @@ def _traced(trial: Trial, draw: Draw, found: Explanation, say: Callable[[str], N
     def first(culprit: Culprit, run: Callable[[Call], Any]) -> None:
         say(f"the smallest case of {culprit.operator}")
         if culprit.call is not None:
-            shrunk.append(Shrinker(runs.holder_of(trial), run, peers=peers).shrink(culprit.call))
+            shrunk.append(
+                Shrinker(replace(runs.holder_of(trial), strict=strict), run, peers=peers).shrink(culprit.call)
+            )
 
-    trace, error = runs.attempted(trial, draw, first=first)
+    trace, error = runs.attempted(trial, draw, first=first, strict=strict)
     found.trace = trace
     found.culprit = next(iter(trace.culprits), None)
     found.smallest = next(iter(shrunk), None)

@@ -26,13 +26,13 @@ _CANCELLING = frozenset(
     [
         "_softmax_backward_data",
         "_log_softmax_backward_data",
-        "gelu",
-        "gelu_backward",
         "native_group_norm_backward",
         "native_batch_norm_backward",
     ]
 )
-"""Operators whose inner sums cancel, as 1 + erf(x) of GELU does far below 0; torch's own decompositions give their parts."""
+"""Operators whose inner sums cancel; torch's own decompositions give their parts."""
+ELEMENTWISE = frozenset({"gelu", "gelu_backward"})
+"""Functions whose usual formula cancels, as the 1 + erf(x) of GELU does far below 0."""
 _TRAINS = 5
 """Position of the argument of batch norm that says whether it takes the statistics of the batch."""
 
@@ -56,7 +56,7 @@ def _product_of(call: Call) -> Callable[[], Any] | None:
 def _norm_of(call: Call) -> Callable[[], Any] | None:
     if call.name == "native_batch_norm" and not call.args[_TRAINS]:
         return lambda: blocks.scaled_and_shifted(call)
-    if call.name not in _CANCELLING:
+    if call.name not in _CANCELLING | ELEMENTWISE:
         return None
     from accelcheck.devices.torch_names import decomposition_table
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from accelcheck.checks.trial import State, warm_up
@@ -33,6 +34,7 @@ def attempted(
     first: First | None = None,
     most: int = 1,
     only: int | None = None,
+    strict: bool = False,
 ) -> tuple[Trace, Exception | None]:
     """Prepare the technique, run the draw once, and return what was dispatched, and what was raised.
 
@@ -42,10 +44,11 @@ def attempted(
         first: As of `Recompute`.
         most: As of `Recompute`.
         only: As of `Recompute`; the operator is judged with more samples.
+        strict: As of `Holder`.
     """
     technique, device, case = trial.technique, trial.device, trial.case
     places = Places()
-    holder = holder_of(trial, careful=int(only is not None))
+    holder = replace(holder_of(trial, careful=int(only is not None)), strict=strict)
     mode = Recompute(holder, places, peers=device.type != "cpu", first=first, most=most, only=only)
     error: Exception | None = None
     with device.strict_float32():

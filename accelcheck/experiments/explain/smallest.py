@@ -95,8 +95,10 @@ class Shrinker:
         low, high = 0, size  # fails with `high`, not with `low`
         # Attention that loses a key of one divides by 0 in torch's own kernel, and ends the process.
         for wanted in (2,) if fused.fused_attention(call) else (1, 2):
-            if wanted < high and (again := self._tried(resized(call, size, wanted))) is not None:
-                return resized(call, size, wanted), again
+            for tail in (False, True) if wanted < high else ():
+                smaller = resized(call, size, wanted, tail=tail)
+                if (again := self._tried(smaller)) is not None:
+                    return smaller, again
             low = wanted
         best = call
         while high - low > 1:
@@ -119,8 +121,8 @@ class Shrinker:
         return (call, finding) if again is None else (dense, again)
 
 
-def resized(call: Call, old: int, new: int) -> Call:
-    """The call with all dimensions of one size cut to another, and the numbers in lists that name it."""
+def resized(call: Call, old: int, new: int, *, tail: bool = False) -> Call:
+    """The call with all dimensions of one size cut to another, to their end with `tail`, and the numbers in lists that name it."""
 
     def change(one: Any) -> Any:
         if not isinstance(one, Tensor):
@@ -128,7 +130,7 @@ def resized(call: Call, old: int, new: int) -> Call:
         whole = one
         for dim, size in enumerate(whole.shape):
             if size == old:
-                one = one.narrow(dim, 0, new)
+                one = one.narrow(dim, old - new if tail else 0, new)
         return one.contiguous().clone() if whole.is_contiguous() else one
 
     def listed(one: Any) -> Any:
