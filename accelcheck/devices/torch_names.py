@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from torch import _make_per_tensor_quantized_tensor as per_tensor_quantized
     from torch import _scaled_mm as scaled_mm
     from torch._C import TensorType
+    from torch._C import _current_autograd_node as current_autograd_node
     from torch._C import _functorch as functorch
     from torch._C import _get_function_stack_at as function_mode_at
     from torch._C import _get_mkldnn_enabled as mkldnn_enabled
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from torch._C._autograd import _push_saved_tensors_default_hooks as push_saved_tensor_hooks
     from torch._C._autograd import _top_saved_tensors_default_hooks as saved_tensor_hooks
     from torch._C._profiler import _EventType as EventType
+    from torch._decomp import decomposition_table
     from torch._dynamo import config as dynamo_config
     from torch._dynamo import lookup_backend
     from torch._dynamo.backends.common import aot_autograd
@@ -46,6 +48,7 @@ if TYPE_CHECKING:
     from torch._inductor.package import AOTICompiledModel  # type: ignore[attr-defined]  # not exported explicitly
     from torch._inductor.utils import fresh_cache, fresh_inductor_cache
     from torch._ops import OpOverload
+    from torch.autograd import _get_sequence_nr as autograd_sequence  # type: ignore[attr-defined]  # not exported explicitly
     from torch.jit import _recursive as recursive
     from torch.nn.modules.dropout import _DropoutNd as dropout_base
     from torch.optim.optimizer import _get_capturable_supported_devices as capturable_devices
@@ -75,10 +78,13 @@ __all__ = (
     "aot_autograd",
     "aoti_compile_and_package",
     "aoti_load_package",
+    "autograd_sequence",
     "capturable_devices",
     "clear_compilation_metrics",
     "counters",
+    "current_autograd_node",
     "data_fetch",
+    "decomposition_table",
     "disable_current_modes",
     "dropout_base",
     "dynamo_config",
@@ -134,10 +140,13 @@ NAMES: Mapping[str, tuple[str, str]] = MappingProxyType(
         "aot_autograd": ("torch._dynamo.backends.common", "aot_autograd"),
         "aoti_compile_and_package": ("torch._inductor", "aoti_compile_and_package"),
         "aoti_load_package": ("torch._inductor", "aoti_load_package"),
+        "autograd_sequence": ("torch.autograd", "_get_sequence_nr"),
         "capturable_devices": ("torch.optim.optimizer", "_get_capturable_supported_devices"),
         "clear_compilation_metrics": ("torch._dynamo.utils", "clear_compilation_metrics"),
         "counters": ("torch._dynamo.utils", "counters"),
+        "current_autograd_node": ("torch._C", "_current_autograd_node"),
         "data_fetch": ("torch.utils.data._utils", "fetch"),
+        "decomposition_table": ("torch._decomp", "decomposition_table"),
         "disable_current_modes": ("torch.utils._python_dispatch", "_disable_current_modes"),
         "dropout_base": ("torch.nn.modules.dropout", "_DropoutNd"),
         "dynamo_config": ("torch._dynamo", "config"),

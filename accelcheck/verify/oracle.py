@@ -18,7 +18,7 @@ from accelcheck.verify.cache import Cache
 from accelcheck.verify.effort import AUTO, FULL, SAMPLES, Effort, Size, choose, sized
 from accelcheck.verify.precision import SLACK, SMALLEST_SUBNORMAL, UNIT_ROUNDOFF
 from accelcheck.verify.rounding import Nearest, Rounding
-from accelcheck.verify.views import SIGNED, VIEWS, Reading, Yardstick, floor
+from accelcheck.verify.views import SIGNED, VIEWS, Reading, Yardstick, budget
 from accelcheck.workloads.base import Program, Result, flatten, is_float
 from accelcheck.workloads.probes import Draw
 from accelcheck.workloads.repeatable import differing
@@ -552,7 +552,7 @@ def _tensors(out: Any) -> list[Tensor]:
 def _budgets(who: str, peers: list[Reading], unit: float) -> dict[str, float]:
     budgets: dict[str, float] = {}
     for view in VIEWS:
-        budgets[view] = max(SLACK * max(abs(peer[view]) for peer in peers), floor(view, unit))
+        budgets[view] = budget(view, [peer[view] for peer in peers], unit)
         if not 0.0 <= budgets[view] < math.inf:
             raise VacuousError(
                 f"{who}: the budget of view {view} is {budgets[view]}; legal are finite numbers from 0. Infinite, anything "

@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from accelcheck.verify.precision import ACCUMULATOR, INEXACT_ULPS, UNIT_ROUNDOFF
+from accelcheck.verify.precision import ACCUMULATOR, INEXACT_ULPS, SLACK, UNIT_ROUNDOFF
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -286,6 +286,11 @@ def floor(view: str, unit: float) -> float:
     Others: none; what eager and the rounding samples show is all.
     """
     return {"gain": 2 * unit, "tail": 0.5}.get(view, 0.0)
+
+
+def budget(view: str, peers: Iterable[float], unit: float) -> float:
+    """What a view may show, given what peers show that are right: `SLACK` times their largest, and `floor` at least."""
+    return max(SLACK * max(map(abs, peers)), floor(view, unit))
 
 
 def common_floor(view: str, unit: float) -> float:

@@ -1,0 +1,307 @@
+"""The budget of one operator's own rounding: FP64 from the very inputs, and what correct implementations may show beside it.
+
+As for a whole workload (`accelcheck.verify.oracle`): FP64 with random rounding errors, with correct rounding, and, on another device
+than the CPU, the CPU's own operator where the samples explain it.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from accelcheck.experiments.explain import fused
+from accelcheck.experiments.explain.calls import aside
+from accelcheck.verify.judge import Discrepancy, Judgement, judge
+from accelcheck.verify.oracle import CAREFUL, PROBE_SAMPLES, Reference
+from accelcheck.verify.precision import ACCUMULATOR, SMALLEST_SUBNORMAL, UNIT_ROUNDOFF
+from accelcheck.verify.rounding import CONTRACTIONS, EXACT, Nearest, Rounding
+from accelcheck.verify.views import SIGNED, VIEWS, Yardstick, budget
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from accelcheck.experiments.explain.calls import Call
+
+ROUNDERS = frozenset({"leaky_relu", "native_dropout_backward"})
+"""Operators of `EXACT` that multiply: exact only as part of a workload."""
+INDICES = frozenset(
+    {"max", "min", "sort", "topk", "kthvalue", "median", "mode", "cummax", "cummin", "argmax", "argmin"}
+)
+"""Operators that return places along a dimension: where values are equal, any of them is right."""
+COUNTS = (PROBE_SAMPLES, *CAREFUL)
+"""Numbers of samples: the further ones where a result exceeds its budget slightly, as for whole workloads."""
+
+
+class NoTruthError(RuntimeError):
+    """An operator cannot be computed in FP64; the message says why."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What one operator shows.
+
+    Attributes:
+        faults: What is wrong, each with its path; none where the operator is right.
+        judged: For each dtype of its results, what `judge` says of them; empty where every bit is the nearest one.
+        references: The references of these.
+    """
+
+    faults: tuple[Discrepancy, ...] = ()
+    judged: Mapping[str, Judgement] = field(default_factory=dict)
+    references: Mapping[str, Reference] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Holder:
+    """Holds operators to their budgets.
+
+    Args:
+        arithmetic: Precision that the technique promises for contractions of `storage`, such as ``tf32``.
+        storage: Storage dtype of the case.
+        careful: How many of `COUNTS` are left out: 1 begins with more samples.
+        strict: Whether functions such as GELU are held to what a whole workload is held to, which their usual formulas exceed where
+            they cancel.
+    """
+
+    arithmetic: str = "float32"
+    storage: str = "float32"
+    careful: int = 0
+    strict: bool = False
+
+    def find(self, call: Call, results: Mapping[str, Tensor], *, peers: bool = False) -> Finding:
+        """Judge what an operator returned and wrote.
+
+        Args:
+            call: With its arguments as they were before the call.
+            results: By place, as `Call.results` gives them; on any device.
+            peers: Whether the CPU's own operator is another implementation than the one that is judged.
+
+        Raises:
+            NoTruthError: FP64 has no such operator, or it raised.
+        """
+        results = {path: one.detach().cpu() for path, one in results.items()}
+        with aside():
+            wide = call.widened()
+            truth = _computed(wide, results)
+            faults = list(_shapes(truth, results)) or list(_integers(call, truth, results))
+            if faults:
+                return Finding(tuple(faults))
+            unlike = {
+                path: one for path, one in results.items() if one.is_floating_point() and not _nearest(one, truth[path])
+            }
+            if not unlike:
+                return Finding()
+            if call.name in EXACT - ROUNDERS and not _adds(call):
+                return Finding(tuple(_inexact(path, one, truth[path]) for path, one in unlike.items()))
+            judged: dict[str, Judgement] = {}
+            references: dict[str, Reference] = {}
+            for dtype in dict.fromkeys(_named(one.dtype) for one in unlike.values()):
+                own = {path: one for path, one in unlike.items() if _named(one.dtype) == dtype}
+                judged[dtype], references[dtype] = self._judged(call, wide, truth, own, dtype, peers=peers)
+        return Finding(tuple(fault for one in judged.values() for fault in one.faults), judged, references)
+
+    def precision(self, call: Call, dtype: str) -> str:
+        """The arithmetic precision of an operator with results of a dtype."""
+        if fused.fused_attention(
+            call
+        ):  # the sums that it saves for the backward pass are no more accurate than what is summed
+            return max(
+                (_named(one.dtype) for one in call.tensors() if one.is_floating_point()), key=_unit, default=dtype
+            )
+        return self.arithmetic if dtype == self.storage and call.name in CONTRACTIONS else dtype
+
+    def _judged(
+        self, call: Call, wide: Call, truth: Mapping[str, Tensor], own: Mapping[str, Tensor], dtype: str, *, peers: bool
+    ) -> tuple[Judgement, Reference]:
+        precision = self.precision(call, dtype)
+        if precision not in UNIT_ROUNDOFF:
+            raise NoTruthError(f"no error budget is known for {precision}")
+        unit, spacing = UNIT_ROUNDOFF[precision], SMALLEST_SUBNORMAL[precision]
+        held = {path: _in_range(truth[path], one.dtype) for path, one in own.items()}
+        sticks = {path: Yardstick(one, unit, spacing) for path, one in held.items()}
+        eager = dict(_of_cpu(call, own)) if peers else {}
+        shown: dict[str, list[Any]] = {path: [] for path in own}
+        generator = torch.Generator().manual_seed(len(call.name))
+        for careful, count in list(enumerate(COUNTS))[self.careful :]:
+            for number in range(len(next(iter(shown.values()))), count):
+                sample = _sample(wide, own, precision, dtype, generator, number, strict=self.strict)
+                for path, stick in sticks.items():
+                    shown[path].append(stick.read(sample[path]))
+            budgets = {
+                path: {view: budget(view, [reading[view] for reading in readings], unit) for view in VIEWS}
+                for path, readings in shown.items()
+            }
+            for path, one in eager.items():
+                reading = sticks[path].read(one)
+                for view in VIEWS:
+                    if abs(reading[view]) <= budgets[path][view]:
+                        budgets[path][view] = max(budgets[path][view], budget(view, [reading[view]], unit))
+            leanings = {
+                path: {view: tuple(reading[view] for reading in readings) for view in SIGNED}
+                for path, readings in shown.items()
+            }
+            reference = Reference(held, {}, budgets, leanings, unit, spacing, 0.0)
+            vars(reference)["sticks"] = sticks
+            judgement = judge(dict(own), reference)
+            if careful == len(COUNTS) - 1 or not judgement.close(careful + 1):
+                break
+        return judgement, reference
+
+
+def _computed(wide: Call, results: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The results in FP64, by place: of all that the operator itself made."""
+    try:
+        if fused.fused_attention(wide):
+            return _placed(_parted(wide), results)
+        copy = wide.kept()
+        made = copy.results(copy.run())
+    except Exception as error:
+        raise NoTruthError(f"FP64 on the CPU raised {type(error).__name__}: {error}") from error
+    if missing := results.keys() - made.keys():
+        raise NoTruthError(f"FP64 on the CPU has no {', '.join(sorted(missing))}")
+    return {path: one.to(torch.float64) if one.is_floating_point() else one for path, one in made.items()}
+
+
+def _parted(wide: Call) -> Any:
+    compute = fused.parts(wide)
+    assert compute is not None
+    return compute()
+
+
+def _placed(out: Any, results: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Outputs of the parts by place; those that they do not compute are what the operator has, and so are not judged."""
+    made = {f"out[{place}]": one for place, one in enumerate(out)} if isinstance(out, (tuple, list)) else {"out": out}
+    return {
+        path: made[path]
+        if path in made and made[path].shape == one.shape
+        else one.to(torch.float64)
+        if one.is_floating_point()
+        else one
+        for path, one in results.items()
+    }
+
+
+def _sample(
+    wide: Call,
+    own: Mapping[str, Tensor],
+    precision: str,
+    dtype: str,
+    generator: torch.Generator,
+    number: int,
+    *,
+    strict: bool,
+) -> dict[str, Tensor]:
+    """One more correct implementation: which kind it is goes by its number."""
+    if fused.fused_attention(wide):
+        with Rounding(precision, precision, generator):
+            return _placed(_parted(wide), own)
+    compute = None if strict and wide.name in fused.ELEMENTWISE else fused.parts(wide)
+    call = wide if number % 2 == 0 else wide.each(lambda one: _constant(one, dtype if number % 4 == 1 else ACCUMULATOR))
+    if number == 1 and precision == dtype:
+        with Nearest(getattr(torch, dtype)):
+            if not fused.stored(wide):
+                return _taken(call.kept(), own)
+            made = wide.results(compute() if compute else None)
+            return {path: made[path] for path in own}
+    if compute is not None and number % 2 == 0:
+        # A kernel rounds what it computes inside to the accumulator's precision, and its results to theirs.
+        inner = dtype if fused.stored(wide) else ACCUMULATOR
+        with Rounding(inner, inner, generator):
+            out = compute()
+        made = wide.results(out)
+        return {path: made[path].to(one.dtype).to(torch.float64) for path, one in own.items()}
+    with Rounding(precision, dtype, generator):
+        return _taken(call.kept(), own)
+
+
+def _taken(call: Call, own: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    made = call.results(call.run())
+    return {path: made[path].to(torch.float64) for path in own}
+
+
+def _constant(value: Any, dtype: str) -> Any:
+    """A constant, rounded once for all elements: kernels keep it in the storage dtype or the accumulator's."""
+    return float(torch.tensor(value, dtype=getattr(torch, dtype))) if isinstance(value, float) else value
+
+
+def _of_cpu(call: Call, own: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
+    """What the CPU's own operator makes of the same inputs; nothing where it has none."""
+    try:
+        host = call.on_host()
+        made = host.results(host.run())
+    except Exception:  # noqa: BLE001 - torch has no such kernel on the CPU: the samples alone are the budget
+        return
+    for path, one in own.items():
+        if path in made and made[path].shape == one.shape:
+            yield path, made[path]
+
+
+def _unit(precision: str) -> float:
+    return UNIT_ROUNDOFF.get(precision, 0.0)
+
+
+def _named(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _adds(call: Call) -> bool:
+    return call.name in {"index_put", "index_put_", "put", "put_"} and bool(call.named().get("accumulate"))
+
+
+def _in_range(truth: Tensor, dtype: torch.dtype) -> Tensor:
+    """Infinite where a dtype has no such number: that is its correct rounding."""
+    rounded = truth.to(dtype)
+    return torch.where(torch.isinf(rounded), rounded.to(torch.float64), truth)
+
+
+def _nearest(one: Tensor, truth: Tensor) -> bool:
+    rounded = truth.to(one.dtype)
+    if torch.equal(one, rounded):
+        return True
+    return torch.equal(one.isnan(), rounded.isnan()) and torch.equal(one.nan_to_num(), rounded.nan_to_num())
+
+
+def _inexact(path: str, one: Tensor, truth: Tensor) -> Discrepancy:
+    rounded = truth.to(one.dtype)
+    differing = ((one != rounded) & ~(one.isnan() & rounded.isnan())).nonzero()
+    where = tuple(differing[0].tolist())
+    count = f"{len(differing)} of {one.numel()} elements differ from the exact value rounded once"
+    return Discrepancy(
+        path, f"{count}, first at {list(where)}", f"{rounded[where].item():.9g}", f"{one[where].item():.9g}"
+    )
+
+
+def _shapes(truth: Mapping[str, Tensor], results: Mapping[str, Tensor]) -> Iterator[Discrepancy]:
+    for path, one in results.items():
+        if one.shape != truth[path].shape:
+            yield Discrepancy(path, "shape", str(tuple(truth[path].shape)), str(tuple(one.shape)))
+
+
+def _integers(call: Call, truth: Mapping[str, Tensor], results: Mapping[str, Tensor]) -> Iterator[Discrepancy]:
+    for path, one in results.items():
+        if one.is_floating_point() or torch.equal(one, truth[path].to(one.dtype)):
+            continue
+        if call.name in INDICES and _same_choice(call, truth[path], one):
+            continue
+        where = tuple((one != truth[path]).nonzero()[0].tolist())
+        yield Discrepancy(f"{path}{list(where)}", "value", str(truth[path][where].item()), str(one[where].item()))
+
+
+def _same_choice(call: Call, expected: Tensor, got: Tensor) -> bool:
+    """Whether other places hold equal values, so that the choice was free."""
+    given = call.named()
+    x = (given["self"] if "self" in given else given["input"]).detach().cpu().to(torch.float64)
+    dim = given.get("dim")
+    if dim is None:
+        x, dim = x.reshape(-1), 0
+        expected, got = expected.reshape(-1), got.reshape(-1)
+    elif expected.dim() < x.dim():
+        expected, got = expected.unsqueeze(dim), got.unsqueeze(dim)
+    if got.numel() and (int(got.min()) < 0 or int(got.max()) >= x.shape[dim]):
+        return False
+    one, other = x.gather(dim, expected), x.gather(dim, got)
+    return torch.equal(one.nan_to_num(nan=math.pi), other.nan_to_num(nan=math.pi))

@@ -1,0 +1,236 @@
+"""The explanation of one case: its verdict, its layers, the operator, and the smallest case."""
+
+from __future__ import annotations
+
+import difflib
+import itertools
+import time
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from accelcheck.checks.trial import Trial
+from accelcheck.core.case import Verdict
+from accelcheck.experiments.explain import layers as of_layers
+from accelcheck.experiments.explain import runs
+from accelcheck.experiments.explain.smallest import Shrinker, Smallest
+from accelcheck.verify.oracle import FIRST
+from accelcheck.workloads.probes import draws
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from accelcheck.checks.execute import Bench
+    from accelcheck.core.case import Case
+    from accelcheck.core.journal import Record
+    from accelcheck.experiments.explain.calls import Call
+    from accelcheck.experiments.explain.layers import Layer
+    from accelcheck.experiments.explain.operators import Culprit, Seen, Trace
+    from accelcheck.workloads.probes import Draw
+
+
+DRAWS = 4
+"""Failing draws whose operators are looked at, until one of them is wrong."""
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Where a technique first runs other operators than eager.
+
+    Attributes:
+        eager: Eager's operators there; empty where the technique adds some.
+        technique: The technique's; empty where it leaves some out.
+    """
+
+    eager: tuple[Seen, ...]
+    technique: tuple[Seen, ...]
+
+
+@dataclass
+class Explanation:
+    """What is known of why a case failed.
+
+    Attributes:
+        record: The case's verdict.
+        draw: The draw of the inputs that the rest is about; None where no draw fails alone, but all of them together.
+        layers: The case in each layer; empty where the verdict is no failure of values.
+        trace: What the run dispatched; None where it was not traced.
+        culprit: The first operator that is wrong; None where none is.
+        difference: Where the technique first runs other operators than eager; None where it runs the same, or one of them is wrong.
+        smallest: The operator alone; None where there is none, or it is right alone.
+        notes: What could not be had, and why: sentences.
+        seconds: Wall time of the case, and of the explanation.
+    """
+
+    record: Record
+    draw: Draw | None = FIRST
+    layers: list[Layer] = field(default_factory=list)
+    trace: Trace | None = None
+    culprit: Culprit | None = None
+    difference: Difference | None = None
+    smallest: Smallest | None = None
+    notes: list[str] = field(default_factory=list)
+    seconds: tuple[float, float] = (0.0, 0.0)
+
+    @property
+    def failed(self) -> bool:
+        """Whether there is a failure to explain."""
+        return self.record.verdict in {Verdict.FAIL, Verdict.ERROR}
+
+    @property
+    def blamed(self) -> str:
+        """The layer at fault; empty where no layer shows the fault."""
+        return of_layers.blamed(self.layers)
+
+
+def explain(
+    bench: Bench, case: Case, say: Callable[[str], None] = lambda _: None, *, with_layers: bool = True
+) -> Explanation:
+    """Run a case, and find out why it fails.
+
+    Args:
+        bench: With the case's technique, workload and device, and an empty ledger.
+        case: The case.
+        say: Called with what is done next.
+        with_layers: Whether other layers are run too.
+    """
+    began = time.monotonic()
+    say("the case itself")
+    found = Explanation(bench.found(case))
+    took = time.monotonic() - began
+    if found.failed:
+        _explained(bench, case, found, say, with_layers=with_layers)
+    found.seconds = took, time.monotonic() - began - took
+    return found
+
+
+def _explained(bench: Bench, case: Case, found: Explanation, say: Callable[[str], None], *, with_layers: bool) -> None:
+    if case.mode not in runs.MODES:
+        found.notes.append(
+            f"{case.mode} is not judged tensor by tensor against an FP64 oracle: layers and operators of "
+            f"{', '.join(sorted(runs.MODES))} alone are explained. The reason above is all that is known."
+        )
+        return
+    if found.record.verdict is Verdict.FAIL and not _values(found.record):
+        found.notes.append(
+            "no value is wrong: the technique gave no evidence that it ran. No layer or operator explains that."
+        )
+        return
+    technique, workload = bench.matrix.techniques[case.technique], bench.matrix.workloads[case.workload]
+    known = draws(workload, case.mode, technique.admits)
+    failing = failing_draws(found.record, known)
+    found.draw = failing[0] if failing else None
+    if with_layers:
+        say("layers")
+        chosen = [FIRST, *(draw for draw in failing[:1] if draw != FIRST)] if failing else _random(known)
+        found.layers = of_layers.layers(bench, case, chosen)
+    say("operators")
+    trial = Trial(case, technique, workload, bench.devices[case.device], bench.store)
+    error: Exception | None = None
+    # With a function held to what its usual formula can, then, where nothing else is wrong, to what the case is held to.
+    for strict, draw in itertools.product((False, True), _telling(failing) or [FIRST]):
+        error = _traced(trial, draw, found, say, strict=strict)
+        if found.culprit is not None or error is not None:
+            found.draw = draw
+            break
+    if found.culprit is None and error is None:
+        found.culprit = _together(trial, _random(known), found)
+    if found.trace is not None and not found.trace.judged and error is None:
+        found.notes.append("no operator was seen: compiled code and other processes show none")
+    if found.culprit is not None and found.smallest is None:
+        found.notes.append(_no_smallest(found.culprit))
+    elif found.culprit is None and error is None and technique.name != of_layers.EAGER:
+        found.difference = _difference(trial, bench, found)
+
+
+def _telling(failing: Sequence[Draw]) -> list[Draw]:
+    """The draws whose operators are looked at: the first, then structured ones, which show other faults, then the further random ones."""
+    return [*failing[:1], *sorted(failing[1:], key=lambda draw: not draw.probe)][:DRAWS]
+
+
+def _traced(
+    trial: Trial, draw: Draw, found: Explanation, say: Callable[[str], None], *, strict: bool
+) -> Exception | None:
+    """Judge the operators of one draw, and shrink the first that is wrong while it can be called as it was; what the run raised."""
+    shrunk: list[Smallest | None] = []
+    peers = trial.device.type != "cpu"
+
+    def first(culprit: Culprit, run: Callable[[Call], Any]) -> None:
+        say(f"the smallest case of {culprit.operator}")
+        if culprit.call is not None:
+            shrunk.append(
+                Shrinker(replace(runs.holder_of(trial), strict=strict), run, peers=peers).shrink(culprit.call)
+            )
+
+    trace, error = runs.attempted(trial, draw, first=first, strict=strict)
+    found.trace = trace
+    found.culprit = next(iter(trace.culprits), None)
+    found.smallest = next(iter(shrunk), None)
+    if error is not None:
+        where = f" in {trace.raised}" if trace.raised else ""
+        found.notes.append(
+            f"the run raised {type(error).__name__}{where}; operators dispatched until then: {len(trace.seen)}"
+        )
+    return error
+
+
+def failing_draws(record: Record, known: Sequence[Draw]) -> list[Draw]:
+    """The draws that a verdict's faults name, in their order; empty where only all of them together show a fault."""
+    lines = [line for line in _values(record) if " in all draws" not in line]
+    named = [draw for draw in known if draw != FIRST and any(f" [{draw}]: " in line for line in lines)]
+    labels = [f" [{draw}]: " for draw in known if draw != FIRST]
+    own = any(not any(label in line for label in labels) for line in lines)
+    return [*([FIRST] if own else []), *named]
+
+
+def _values(record: Record) -> list[str]:
+    """The faults of a verdict that are about values."""
+    return [line for line in record.reason.splitlines() if not line.startswith("not engaged")]
+
+
+def _random(known: Sequence[Draw]) -> list[Draw]:
+    return [draw for draw in known if not draw.probe]
+
+
+def _together(trial: Trial, chosen: Sequence[Draw], found: Explanation) -> Culprit | None:
+    """An operator whose errors point one way in every draw."""
+    try:
+        return runs.leaning(trial, chosen)
+    except Exception as error:  # noqa: BLE001 - a workload, technique or backend may raise anything
+        found.notes.append(f"other draws raised {type(error).__name__}: {error}")
+        return None
+
+
+def _no_smallest(culprit: Culprit) -> str:
+    if culprit.call is None or any("in all draws" in fault.what for fault in culprit.faults):
+        return "no script: what is wrong shows in several runs together, not in one call of the operator"
+    return f"no script: {culprit.operator} is right when it is called again with the same inputs; what ran before it matters, or chance"
+
+
+def _difference(trial: Trial, bench: Bench, found: Explanation) -> Difference | None:
+    """Where the technique first runs other operators than eager: what it puts in their place is then wrong, not an operator."""
+    eager = bench.matrix.techniques.get(of_layers.EAGER)
+    if eager is None or found.trace is None:
+        return None
+    case = replace(trial.case, technique=eager.name)
+    plain, error = runs.attempted(replace(trial, technique=eager, case=case), found.draw or FIRST, most=0)
+    if error is not None:
+        found.notes.append(f"eager raised {type(error).__name__}: its operators cannot be compared")
+        return None
+    return difference(plain.seen, found.trace.seen)
+
+
+def difference(eager: Sequence[Seen], technique: Sequence[Seen]) -> Difference | None:
+    """The first place where two sequences of operators differ in names or options; None where they do not.
+
+    What leaves operators of eager's out comes before what only adds some, as casts are.
+    """
+    # Numbers that are drawn or filled in, such as output gradients, are no work of the model.
+    eager, technique = ([seen for seen in run if seen.inputs] for run in (eager, technique))
+    one, other = ([(seen.operator, seen.options) for seen in run] for run in (eager, technique))
+    changes = [
+        code for code in difflib.SequenceMatcher(a=one, b=other, autojunk=False).get_opcodes() if code[0] != "equal"
+    ]
+    if not changes:
+        return None
+    _, i, j, k, m = next((code for code in changes if code[2] > code[1]), changes[0])
+    return Difference(tuple(eager[i:j]), tuple(technique[k:m]))

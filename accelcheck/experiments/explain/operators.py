@@ -1,0 +1,226 @@
+"""Which operator is wrong: every one of a run is computed again, alone and in FP64, from the very inputs that it had."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from accelcheck.devices.torch_names import TorchDispatchMode
+from accelcheck.experiments.explain.budgets import NoTruthError
+from accelcheck.experiments.explain.calls import Call, aside, found
+from accelcheck.verify.judge import judge_together
+from accelcheck.verify.oracle import Reference
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
+    from accelcheck.core.case import Figure
+    from accelcheck.experiments.explain.budgets import Finding, Holder
+    from accelcheck.experiments.explain.places import Place, Places
+    from accelcheck.verify.judge import Discrepancy
+    from accelcheck.verify.views import Reading
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Metadata of one tensor: dtype, shape, strides."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+
+    @classmethod
+    def of(cls, tensor: Tensor) -> Shape:
+        """Of a tensor; a device without strides calls every tensor contiguous."""
+        return cls(str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), tensor.stride())
+
+    def __str__(self) -> str:
+        return f"{self.dtype}{list(self.shape)}, strides {list(self.stride)}"
+
+
+@dataclass(frozen=True)
+class Culprit:
+    """An operator whose own error exceeds the budget of its own rounding.
+
+    Attributes:
+        number: Position among the operators of the run, from 0.
+        operator: Name with namespace and overload, such as ``aten::mm``.
+        place: Where the model calls it.
+        inputs: Of its tensors, in order.
+        options: Its other arguments, as text.
+        faults: What is wrong, one for each output and view.
+        figures: Errors against budgets.
+        call: With the inputs that it had; None where several runs together show the fault.
+    """
+
+    number: int
+    operator: str
+    place: Place
+    inputs: tuple[Shape, ...]
+    options: str
+    faults: tuple[Discrepancy, ...]
+    figures: tuple[Figure, ...] = ()
+    call: Call | None = None
+
+
+@dataclass(frozen=True)
+class Seen:
+    """One operator of a run: name, arguments that are no tensors, and place."""
+
+    operator: str
+    options: str
+    place: Place
+    inputs: tuple[Shape, ...]
+
+
+@dataclass
+class Trace:
+    """What a run dispatched.
+
+    Attributes:
+        seen: Its operators in order, without views.
+        culprits: Those that are wrong, in order.
+        skipped: Numbers of operators that were not computed again, by name and reason.
+        judged: Number of those that were.
+        leaning: For each operator that has errors, its readings and reference, by number and path: for errors that point one way.
+        kept: The call of the operator that alone was judged.
+        raised: The operator in which an exception was raised; empty where none was.
+    """
+
+    seen: list[Seen] = field(default_factory=list)
+    culprits: list[Culprit] = field(default_factory=list)
+    skipped: Counter[tuple[str, str]] = field(default_factory=Counter)
+    judged: int = 0
+    leaning: dict[int, dict[str, tuple[Mapping[str, Reading], Reference]]] = field(default_factory=dict)
+    kept: Call | None = None
+    raised: str = ""
+
+
+class Recompute(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves __init_subclass__ untyped
+    """Computes each operator that reaches the backend again. Compiled code dispatches none.
+
+    Args:
+        holder: Knows the budgets.
+        places: Knows where operators are called.
+        peers: Whether the CPU's own operators are another implementation: on every device but the CPU.
+        first: Called with the first operator that is wrong, and a function that runs it once more with other inputs, below every
+            mode that was active.
+        most: No operator is judged once this many are wrong; 0 judges none, and only notes what is dispatched.
+        only: Number of the one operator that is judged, and kept in `Trace.kept`; None for all.
+    """
+
+    def __init__(
+        self,
+        holder: Holder,
+        places: Places,
+        *,
+        peers: bool = False,
+        first: Callable[[Culprit, Callable[[Call], Any]], None] | None = None,
+        most: int = 1,
+        only: int | None = None,
+    ) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]  # untyped in torch
+        self.holder = holder
+        self.places = places
+        self.peers = peers
+        self.first = first
+        self.most = most
+        self.only = only
+        self.trace = Trace()
+
+    def __torch_dispatch__(
+        self, func: Any, types: Iterable[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        call = Call(func, args, kwargs or {})
+        place = self.places.here()
+        if func.is_view:
+            return call.run()
+        number = len(self.trace.seen)
+        inputs = tuple(Shape.of(one) for one in call.tensors() if one.layout is torch.strided)
+        self.trace.seen.append(Seen(func.name(), options(call), place, inputs))
+        why = call.not_computed() or ("" if found((call.args, *call.kwargs.values())) else "takes no tensor")
+        if why or len(self.trace.culprits) >= self.most or self.only not in {None, number}:
+            if why:
+                self.trace.skipped[call.name, why] += 1
+            return self._ran(call)
+        with aside():
+            before = call.kept() if func._schema.is_mutable or call.name.endswith("batch_norm") else call  # noqa: SLF001 - no public schema
+        out = self._ran(call)
+        results = call.results(out)
+        if not results:
+            self.trace.skipped[call.name, "returns no tensor"] += 1
+            return out
+        try:
+            finding = self.holder.find(before, results, peers=self.peers)
+        except NoTruthError as error:
+            self.trace.skipped[call.name, str(error)] += 1
+            return out
+        self.trace.judged += 1
+        self._note(number, finding)
+        if self.only == number:
+            with aside():
+                self.trace.kept = before.kept()
+        if finding.faults:
+            figures = tuple(figure for one in finding.judged.values() for figure in one.figures)
+            with aside():
+                kept = before.kept()
+            culprit = Culprit(number, func.name(), place, inputs, options(call), finding.faults, figures, kept)
+            self.trace.culprits.append(culprit)
+            if self.first is not None and len(self.trace.culprits) == 1:
+                with torch.no_grad():
+                    self.first(culprit, lambda other: other.run())
+        return out
+
+    def _ran(self, call: Call) -> Any:
+        try:
+            return call.run()
+        except Exception:
+            self.trace.raised = self.trace.raised or call.func.name()
+            raise
+
+    def _note(self, number: int, finding: Finding) -> None:
+        """Keep the readings, without the tensors.
+
+        Running statistics are left out: constants that are rounded once, such as 1 - momentum, move them one way in every draw.
+        """
+        for dtype, judgement in finding.judged.items():
+            reference = finding.references[dtype]
+            light = Reference({}, {}, {}, reference.leanings, reference.unit, reference.spacing, 0.0)
+            readings = {path: one for path, one in judgement.readings.items() if not path.startswith("running")}
+            self.trace.leaning.setdefault(number, {})[dtype] = (readings, light)
+
+
+def together(traces: Sequence[Trace]) -> Culprit | None:
+    """The first operator whose errors point one way in all of several runs, which have other inputs; None where none does.
+
+    Runs that do not dispatch the same operators say nothing.
+    """
+    names = [[one.operator for one in trace.seen] for trace in traces]
+    if any(one != names[0] for one in names):
+        return None
+    for number in sorted(set.intersection(*(set(trace.leaning) for trace in traces))):
+        for dtype in traces[0].leaning[number]:
+            draws = [trace.leaning[number][dtype] for trace in traces if dtype in trace.leaning[number]]
+            judgement = judge_together(draws) if len(draws) == len(traces) else None
+            if judgement is not None and judgement.faults:
+                seen = traces[0].seen[number]
+                what = seen.operator, seen.place, seen.inputs, seen.options
+                return Culprit(number, *what, judgement.faults, judgement.figures, traces[0].kept)
+    return None
+
+
+def options(call: Call) -> str:
+    """The arguments that are no tensors and not the defaults, as text; without devices, which differ from machine to machine."""
+    said = []
+    for argument in call.func._schema.arguments:  # noqa: SLF001 - OpOverload has no public schema
+        value = call.named().get(argument.name)
+        if value is None or isinstance(value, (Tensor, torch.device)) or found((value,)):
+            continue
+        if argument.has_default_value() and value == argument.default_value:
+            continue
+        said.append(f"{argument.name}={value}")
+    return ", ".join(said)

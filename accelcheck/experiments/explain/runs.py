@@ -1,0 +1,102 @@
+"""Runs a case for its explanation: one draw of its inputs, with every operator noted or computed again."""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from accelcheck.checks.trial import State, warm_up
+from accelcheck.core.case import Mode
+from accelcheck.experiments.explain.budgets import Holder
+from accelcheck.experiments.explain.operators import Recompute, Trace, together
+from accelcheck.experiments.explain.places import Places
+from accelcheck.verify.oracle import twice
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from accelcheck.checks.trial import Trial
+    from accelcheck.experiments.explain.calls import Call
+    from accelcheck.experiments.explain.operators import Culprit
+    from accelcheck.workloads.probes import Draw
+
+    First = Callable[[Culprit, Callable[[Call], Any]], None]
+
+MODES = frozenset({Mode.FORWARD, Mode.BACKWARD, Mode.TRAIN})
+"""Modes whose results are held to an FP64 oracle, and so can be explained by operators."""
+
+
+def attempted(
+    trial: Trial,
+    draw: Draw,
+    *,
+    first: First | None = None,
+    most: int = 1,
+    only: int | None = None,
+    strict: bool = False,
+) -> tuple[Trace, Exception | None]:
+    """Prepare the technique, run the draw once, and return what was dispatched, and what was raised.
+
+    Args:
+        trial: Of a mode in `MODES`.
+        draw: Of the inputs.
+        first: As of `Recompute`.
+        most: As of `Recompute`.
+        only: As of `Recompute`; the operator is judged with more samples.
+        strict: As of `Holder`.
+    """
+    technique, device, case = trial.technique, trial.device, trial.case
+    places = Places()
+    holder = replace(holder_of(trial, careful=int(only is not None)), strict=strict)
+    mode = Recompute(holder, places, peers=device.type != "cpu", first=first, most=most, only=only)
+    error: Exception | None = None
+    with device.strict_float32():
+        try:
+            program = trial.place(draw.problem(trial.workload, case.seed, case.dtype), draw.seed(case.seed))
+            program.twice = twice(technique, trial.workload, case.mode)
+            state = State(program)
+            technique.prepare(program, case.mode, device)
+            warm_up(trial, program)
+            state.restore()
+            device.synchronize()
+            device.seed(case.seed)
+            plain = program.within
+
+            @contextlib.contextmanager
+            def within() -> Iterator[None]:
+                with plain(), places.followed(program.module), mode:
+                    yield
+
+            program.within = within
+            program.run(case.mode)
+        except Exception as raised:  # noqa: BLE001 - a workload, technique or backend may raise anything: it is what is explained
+            error = raised
+        finally:
+            technique.finish()
+            trial.state.restore()
+    return mode.trace, error
+
+
+def traced(trial: Trial, draw: Draw, *, first: First | None = None, most: int = 1, only: int | None = None) -> Trace:
+    """As `attempted`.
+
+    Raises:
+        Exception: What the technique or the workload raises.
+    """
+    trace, error = attempted(trial, draw, first=first, most=most, only=only)
+    if error is not None:
+        raise error
+    return trace
+
+
+def leaning(trial: Trial, draws: Sequence[Draw]) -> Culprit | None:
+    """The first operator whose errors point one way in all of these draws, with few samples and with more; None where none does."""
+    culprit = together([traced(trial, draw) for draw in draws])
+    return None if culprit is None else together([traced(trial, draw, only=culprit.number) for draw in draws])
+
+
+def holder_of(trial: Trial, *, careful: int = 0) -> Holder:
+    """The budgets that a case's operators are held to."""
+    case = trial.case
+    return Holder(trial.technique.precision(case.dtype), case.dtype, careful)

@@ -1,0 +1,172 @@
+"""The smallest case: shapes and values of a wrong operator shrink while it still fails."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from accelcheck.experiments.explain import fused
+from accelcheck.experiments.explain.budgets import Finding, Holder, NoTruthError
+from accelcheck.experiments.explain.calls import Call, aside, copied, found, memory
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+SEED = 0
+"""Of the values that replace those of the case."""
+SECONDS = 10.0
+"""That shrinking takes at most, beyond the step in progress."""
+STEPS = 64
+"""Smaller cases that are tried at most."""
+
+
+@dataclass(frozen=True)
+class Smallest:
+    """A wrong operator alone.
+
+    Attributes:
+        call: With its inputs, on the device.
+        finding: What it shows.
+        values: What its floating-point inputs are: ``ones``, ``normal`` (of `SEED`) or ``given``.
+        steps: Number of smaller cases that were tried.
+    """
+
+    call: Call
+    finding: Finding
+    values: str
+    steps: int
+
+
+class Shrinker:
+    """Makes a call smaller while it fails.
+
+    Args:
+        holder: Knows the budgets.
+        run: Runs a call where it failed, on its device.
+        peers: As of `Holder.find`.
+        seconds: Most time.
+    """
+
+    def __init__(
+        self, holder: Holder, run: Callable[[Call], Any], *, peers: bool = False, seconds: float = SECONDS
+    ) -> None:
+        self.holder, self.run, self.peers = holder, run, peers
+        self._end = time.monotonic() + seconds
+        self._steps = 0
+
+    def shrink(self, call: Call) -> Smallest | None:
+        """The smallest call that fails; None where this one does not fail when it is run again."""
+        finding = self.failing(call)
+        if finding is None:
+            return None
+        values = "given"
+        for size in sorted({size for one in call.tensors() for size in one.shape if size > 1}, reverse=True):
+            call, finding = self._narrowed(call, finding, size)
+        for smaller in self._simpler(call):
+            if (again := self._tried(smaller[1])) is not None:
+                values, call, finding = smaller[0], smaller[1], again
+                break
+        else:
+            call, finding = self._dense(call, finding)
+        return Smallest(call, finding, values, self._steps)
+
+    def failing(self, call: Call) -> Finding | None:
+        """What a call shows where it is wrong; None where it is right, or cannot be run or judged."""
+        with aside():
+            before, used = call.kept(), call.kept()
+        try:
+            finding = self.holder.find(before, used.results(self.run(used)), peers=self.peers)
+        except Exception:  # noqa: BLE001 - sizes that do not fit raise anything
+            return None
+        return finding if finding.faults else None
+
+    def _tried(self, call: Call) -> Finding | None:
+        if self._steps >= STEPS or time.monotonic() > self._end:
+            return None
+        self._steps += 1
+        return self.failing(call)
+
+    def _narrowed(self, call: Call, finding: Finding, size: int) -> tuple[Call, Finding]:
+        """With every dimension of one size shorter: 1, else half as often as it fails, else as short as one after the other shows."""
+        low, high = 0, size  # fails with `high`, not with `low`
+        # Attention that loses a key of one divides by 0 in torch's own kernel, and ends the process.
+        for wanted in (2,) if fused.fused_attention(call) else (1, 2):
+            for tail in (False, True) if wanted < high else ():
+                smaller = resized(call, size, wanted, tail=tail)
+                if (again := self._tried(smaller)) is not None:
+                    return smaller, again
+            low = wanted
+        best = call
+        while high - low > 1:
+            middle = (low + high) // 2
+            smaller = resized(call, size, middle)
+            again = self._tried(smaller)
+            if again is None:
+                low = middle
+            else:
+                high, best, finding = middle, smaller, again
+        return best, finding
+
+    def _simpler(self, call: Call) -> Iterator[tuple[str, Call]]:
+        for values in ("ones", "normal"):
+            yield values, filled(call, values)
+
+    def _dense(self, call: Call, finding: Finding) -> tuple[Call, Finding]:
+        dense = call.each(lambda one: one.contiguous().clone() if isinstance(one, Tensor) else one)
+        again = None if all(one.is_contiguous() for one in call.tensors()) else self._tried(dense)
+        return (call, finding) if again is None else (dense, again)
+
+
+def resized(call: Call, old: int, new: int, *, tail: bool = False) -> Call:
+    """The call with all dimensions of one size cut to another, to their end with `tail`, and the numbers in lists that name it."""
+
+    def change(one: Any) -> Any:
+        if not isinstance(one, Tensor):
+            return one
+        whole = one
+        for dim, size in enumerate(whole.shape):
+            if size == old:
+                one = one.narrow(dim, old - new if tail else 0, new)
+        return one.contiguous().clone() if whole.is_contiguous() else one
+
+    def listed(one: Any) -> Any:
+        if isinstance(one, (list, tuple)) and one and all(isinstance(number, int) for number in one):
+            return [new if number == old and not isinstance(number, bool) else number for number in one]
+        return one
+
+    with aside():
+        cut = call.each(change)
+    return Call(call.func, tuple(map(listed, cut.args)), {name: listed(one) for name, one in cut.kwargs.items()})
+
+
+def filled(call: Call, values: str) -> Call:
+    """The call with other values in its floating-point tensors: ``ones``, or ``normal`` numbers of `SEED`, in the order of the arguments."""
+    generator = torch.Generator().manual_seed(SEED)
+
+    def change(one: Any) -> Any:
+        if not isinstance(one, Tensor) or not one.is_floating_point():
+            return one
+        other = copied(one)
+        held = memory(other)
+        held.copy_(torch.ones(held.shape) if values == "ones" else torch.randn(held.shape, generator=generator))
+        return other
+
+    with aside():
+        before = torch.get_default_dtype()
+        torch.set_default_dtype(torch.float32)
+        try:
+            return call.each(change)
+        finally:
+            torch.set_default_dtype(before)
+
+
+def elements(call: Call) -> int:
+    """Number of elements in all tensors of a call."""
+    return sum(one.numel() for one in found((call.args, *call.kwargs.values())))
+
+
+__all__ = ["SEED", "NoTruthError", "Shrinker", "Smallest", "elements", "filled", "resized"]

@@ -1,0 +1,135 @@
+"""An explanation for people and for programs."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from accelcheck.report.console import Table
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from accelcheck.experiments.explain.explain import Difference, Explanation
+    from accelcheck.experiments.explain.operators import Culprit, Seen
+
+FAULTS = 5
+"""Lines of the verdict, figures of an operator, and operators of a difference that are printed."""
+
+
+def report(found: Explanation) -> Iterator[str | Table]:
+    """What is printed before the script is written."""
+    record = found.record
+    yield f"{record.case.id}: {record.verdict}"
+    yield from _cut([f"  {line}" for line in record.reason.splitlines()])
+    if not found.failed:
+        yield (
+            "nothing to explain"
+            if record.verdict.executed
+            else f"nothing to explain: the case did not run ({record.code})"
+        )
+        return
+    if found.layers:
+        draw = "all draws" if found.draw is None else str(found.draw)
+        yield f"\nWhich layer ({draw})"
+        rows = [
+            (one.name, one.blames, one.verdict or "-", f"{one.used:.3g}" if one.used else "-", one.reason)
+            for one in found.layers
+        ]
+        yield Table(("ran", "to blame if it is the first", "verdict", "of budget", "first fault"), rows, right=(3,))
+        yield f"=> {found.blamed or 'no layer shows the fault with this draw alone'}"
+    yield from _operator(found)
+    yield from (f"note: {note}" for note in found.notes)
+
+
+def _operator(found: Explanation) -> Iterator[str | Table]:
+    trace = found.trace
+    if trace is None:
+        return
+    yield "\nWhich operator"
+    if found.culprit is not None:
+        yield from culprit(found.culprit, len(trace.seen))
+    else:
+        yield (
+            f"none of {len(trace.seen)} dispatched: {trace.judged} were computed again in FP64 from the inputs that they had, "
+            "and each is within the budget of its own rounding"
+        )
+        yield from _difference(found.difference)
+    for (name, why), count in sorted(trace.skipped.items()):
+        yield f"not judged: {name} x{count}: {why}"
+
+
+def culprit(one: Culprit, count: int) -> Iterator[str | Table]:
+    """Its name, place, inputs, and errors against budgets."""
+    yield f"{one.operator}, number {one.number + 1} of {count}"
+    yield f"  in {one.place}"
+    yield from (f"  tensor {number}: {shape}" for number, shape in enumerate(one.inputs))
+    if one.options:
+        yield f"  with {one.options}"
+    beyond = [figure for figure in one.figures if figure.gates and not figure.within]
+    if beyond:
+        rows = [
+            (f.path, f.view, f.where, f"{f.measured:.3e}", f"{f.allowed:.3e}", f"{f.used:.3g}") for f in beyond[:FAULTS]
+        ]
+        yield Table(("result", "view", "where", "error", "budget", "times"), rows, right=(3, 4, 5), indent=2)
+    else:
+        yield from _cut([f"  {fault}" for fault in one.faults])
+
+
+def all_named(found: Explanation) -> list[str]:
+    """The operator that an explanation names, with its namespace, or those of eager that the technique first replaced; empty for none."""
+    if found.culprit is not None:
+        return [found.culprit.operator]
+    return [] if found.difference is None else [one.operator for one in found.difference.eager]
+
+
+def as_json(found: Explanation) -> dict[str, Any]:
+    """The same for programs."""
+    trace, one = found.trace, found.culprit
+    return {
+        "case": found.record.case.id,
+        "verdict": str(found.record.verdict),
+        "reason": found.record.reason,
+        "draw": None if found.draw is None else str(found.draw),
+        "layers": [asdict(layer) for layer in found.layers],
+        "blamed": found.blamed,
+        "operators": 0 if trace is None else len(trace.seen),
+        "judged": 0 if trace is None else trace.judged,
+        "not_judged": []
+        if trace is None
+        else [[name, why, count] for (name, why), count in sorted(trace.skipped.items())],
+        "named": all_named(found),
+        "operator": None
+        if one is None
+        else {
+            "name": one.operator,
+            "number": one.number,
+            "place": asdict(one.place),
+            "inputs": [asdict(shape) for shape in one.inputs],
+            "options": one.options,
+            "faults": [asdict(fault) for fault in one.faults],
+        },
+        "notes": found.notes,
+        "seconds": {"case": found.seconds[0], "explanation": found.seconds[1]},
+    }
+
+
+def _difference(found: Difference | None) -> Iterator[str]:
+    if found is None:
+        yield "its operators are eager's: what is wrong changes values between operators, or after the last of them"
+        return
+    yield "so what is wrong is which operators run. Where they first differ from eager's,"
+    yield from (f"  {word}: {_listed(run)}" for word, run in (("eager", found.eager), ("technique", found.technique)))
+    where = next(iter(found.eager or found.technique)).place
+    yield f"  in {where}"
+
+
+def _listed(run: Sequence[Seen]) -> str:
+    said = [f"{one.operator}({one.options})" for one in run[:FAULTS]]
+    more = [f"{len(run) - FAULTS} more"] if len(run) > FAULTS else []
+    return ", ".join([*said, *more]) or "nothing"
+
+
+def _cut(lines: Sequence[str]) -> list[str]:
+    more = [f"  ({len(lines) - FAULTS} more)"] if len(lines) > FAULTS else []
+    return [*lines[:FAULTS], *more]

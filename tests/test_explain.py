@@ -1,0 +1,286 @@
+"""Why a case failed: its layers, its operator or what stands in an operator's place, and the command."""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import pytest
+import torch
+from fault_harness import BACKWARD, FORWARD, Bed, Planted, bench, built_in, case
+from torch.nn import functional
+
+from accelcheck import cli
+from accelcheck.commands import explain as command
+from accelcheck.commands.common import GREEN, NOTHING, RED, USAGE
+from accelcheck.core.capability import Capability, Code, unsupported
+from accelcheck.core.case import Case, Mode, Verdict
+from accelcheck.core.journal import Record
+from accelcheck.core.matrix import Matrix
+from accelcheck.experiments.explain import layers
+from accelcheck.experiments.explain.explain import difference, explain, failing_draws
+from accelcheck.experiments.explain.operators import Seen
+from accelcheck.experiments.explain.places import Place
+from accelcheck.experiments.explain.text import all_named, as_json, report
+from accelcheck.plugin import registered
+from accelcheck.report.console import plain
+from accelcheck.selftest.faults.plant import calling, editing, kernels, nothing
+from accelcheck.techniques.observe import Log, ProfilerLog
+from accelcheck.verify.oracle import FIRST, Store
+from accelcheck.workloads.probes import Draw
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from accelcheck.checks.execute import Bench
+    from accelcheck.devices.base import Device
+    from accelcheck.experiments.explain.explain import Explanation
+    from accelcheck.selftest.faults.base import Change
+
+
+class Named(Planted):
+    """A technique of the harness under another name."""
+
+    def __init__(self, name: str, change: Change, *, compiles: bool = False) -> None:
+        super().__init__(change, warmups=0)
+        self.name = name
+        self.family = name
+        self.compiles = compiles
+
+    @property
+    def watch(self) -> type[Log]:  # type: ignore[override]  # a class attribute of the base
+        return ProfilerLog if self.compiles else super().watch
+
+
+def larger(func: Any, *args: Any, **kwargs: Any) -> Any:
+    return func(*args, **kwargs) * 1.01
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store(tmp_path)
+
+
+def benched(store: Store, name: str, *techniques: Named, device: Device | None = None) -> Bench:
+    """A bench of several techniques, all of them right but for what is planted."""
+    found = bench(store, techniques[-1], built_in()[name], device)
+    return replace(found, matrix=Matrix({one.name: one for one in techniques}, found.matrix.workloads))
+
+
+def explained(
+    store: Store, change: Change, name: str = "matmul", mode: Mode = FORWARD, dtype: str = "float32", **options: Any
+) -> Explanation:
+    there = benched(store, name, Named("eager", nothing), Named("planted", change))
+    return explain(there, case(built_in()[name], mode, dtype), **options)
+
+
+WRONG = kernels(mm=larger, addmm=larger)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "compiles", "blamed"),
+    [
+        ({"eager", "compile-aot-eager", "planted"}, True, layers.KERNEL),
+        ({"compile-aot-eager", "planted"}, True, layers.CAPTURE),
+        ({"planted"}, True, layers.COMPILER),
+        ({"planted"}, False, layers.TECHNIQUE),
+        (set(), False, ""),
+    ],
+)
+def test_the_first_layer_that_is_wrong_is_blamed(store: Store, wrong: set[str], compiles: bool, blamed: str) -> None:
+    names = ("eager", "compile-aot-eager", "planted")
+    techniques = [
+        Named(name, WRONG if name in wrong else nothing, compiles=compiles and name == "planted") for name in names
+    ]
+    there = benched(store, "matmul", *techniques)
+    found = layers.layers(there, case(built_in()["matmul"]), [FIRST])
+    assert layers.blamed(found) == blamed
+    assert [one.verdict for one in found if one.wrong] == [Verdict.FAIL] * len(wrong)
+    assert "there is no other device" in found[-1].reason
+
+
+def test_a_technique_that_is_wrong_on_the_cpu_too_is_blamed_itself() -> None:
+    kernel = layers.Layer("eager on toy", layers.KERNEL, "pass")
+    compiled = layers.Layer("planted on toy", layers.COMPILER, "fail")
+    right = layers.Layer("planted on the cpu", layers.TECHNIQUE, "pass")
+    wrong = replace(right, verdict="fail")
+    assert layers.blamed([kernel, compiled, right]) == layers.COMPILER
+    assert layers.blamed([kernel, compiled, wrong]) == layers.TECHNIQUE
+    assert layers.blamed([replace(kernel, verdict="fail"), compiled, wrong]) == layers.KERNEL
+
+
+def test_the_operator_is_named_with_its_place_and_its_error(store: Store) -> None:
+    found = explained(store, WRONG)
+    assert found.failed
+    assert all_named(found) == ["aten::mm"]
+    assert found.blamed == layers.TECHNIQUE
+    assert found.smallest is not None
+    text = "\n".join(plain(report(found)))
+    assert "aten::mm, number " in text
+    assert "tensor 1: float32[" in text
+    assert "strides" in text
+    assert as_json(found)["operator"]["name"] == "aten::addmm"
+    assert as_json(found)["blamed"] == layers.TECHNIQUE
+
+
+def test_an_operator_of_the_backward_pass_is_named(store: Store) -> None:
+    found = explained(store, kernels(mm=larger), "mlp", BACKWARD, with_layers=False)
+    assert all_named(found) == ["aten::mm"]
+    assert found.culprit is not None
+    assert found.culprit.place.backward
+    assert found.culprit.place.module
+
+
+def test_what_stands_in_an_operators_place_is_named_where_each_operator_is_right(store: Store) -> None:
+    wrong = calling(lambda _, x: functional.gelu(x, approximate="tanh"))
+    found = explained(store, wrong, "gelu", with_layers=False)
+    assert found.culprit is None
+    assert all_named(found) == ["aten::gelu"]
+    text = "\n".join(plain(report(found)))
+    assert "each is within the budget of its own rounding" in text
+    assert "technique: aten::gelu(approximate=tanh)" in text
+
+
+def test_a_change_after_the_last_operator_names_none(store: Store) -> None:
+    def edit(result: dict[str, torch.Tensor]) -> None:
+        with contextlib.suppress(KeyError):
+            result["out"] = torch.from_numpy(result["out"].numpy() * 2)
+
+    found = explained(store, editing(edit), with_layers=False)
+    assert found.failed
+    assert (found.culprit, found.difference, all_named(found)) == (None, None, [])
+    assert "after the last of them" in "\n".join(plain(report(found)))
+
+
+def test_a_case_that_passes_is_not_explained(store: Store) -> None:
+    found = explained(store, nothing)
+    assert not found.failed
+    assert found.layers == []
+    assert plain(report(found)) == ["planted/matmul/cpu/float32/forward: pass", "nothing to explain"]
+
+
+def test_a_run_that_raises_names_the_operator_in_which_it_did(store: Store) -> None:
+    def broken(func: Any, *args: Any) -> Any:
+        raise RuntimeError(f"no {func.name()} today: {len(args)} arguments")
+
+    found = explained(store, kernels(relu=broken), with_layers=False)
+    assert found.record.verdict is Verdict.ERROR
+    assert found.notes == ["the run raised RuntimeError in aten::relu; operators dispatched until then: 3"]
+
+
+def test_a_technique_without_evidence_has_no_operator_to_name(store: Store) -> None:
+    record = Record(case(built_in()["matmul"]), Verdict.FAIL, reason="not engaged: graphs compiled >= 1: observed 0")
+    assert failing_draws(record, [FIRST, Draw(1)]) == []
+
+
+def test_the_draws_that_fail_are_read_from_the_verdict() -> None:
+    reason = (
+        "not engaged: graphs: observed 0\n"
+        "out: view row at [3, :] [tiny]: expected at most 1e-7, got 1e-3\n"
+        "out: view gain [draw 2]: expected at most 1e-7, got 1e-3\n"
+        "out: view bias in all draws: expected at most 1, got 2"
+    )
+    known = [FIRST, Draw(1), Draw(2), Draw(0, "tiny"), Draw(0, "huge")]
+    record = Record(case(built_in()["matmul"]), Verdict.FAIL, reason=reason)
+    assert failing_draws(record, known) == [Draw(2), Draw(0, "tiny")]
+    own = replace(record, reason=f"{reason}\nout: view row: expected at most 1e-7, got 1e-3")
+    assert failing_draws(own, known) == [FIRST, Draw(2), Draw(0, "tiny")]
+
+
+def test_what_is_left_out_comes_before_what_is_added() -> None:
+    def run(*names: str) -> list[Seen]:
+        return [Seen(name, "", Place(), (0,)) for name in names]  # type: ignore[arg-type]  # whether there is one is all that counts
+
+    assert difference(run("mm", "relu"), run("mm", "relu")) is None
+    found = difference(run("mm", "gelu", "sum"), run("clone", "mm", "mul", "sum"))
+    assert found is not None
+    assert ([one.operator for one in found.eager], [one.operator for one in found.technique]) == (["gelu"], ["mul"])
+
+
+# The command
+
+
+class Registered:
+    """What `accelcheck explain` finds: the harness's techniques, on the CPU."""
+
+    techniques: ClassVar[list[Named]] = []
+
+    @classmethod
+    def matrix(cls, config: object) -> Matrix:
+        del config
+        return Matrix({one.name: one for one in cls.techniques}, {"matmul": built_in()["matmul"]})
+
+
+class Refusing(Named):
+    """A technique that no device has."""
+
+    def capability(self, device: Device) -> Capability:
+        return unsupported(Code.NO_BACKEND, f"{device.name} has none")
+
+
+@pytest.fixture
+def installed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(command, "refusal", lambda name: None if name == "cpu" else f"no {name} found")
+    monkeypatch.setattr(registered, "here", lambda: None)
+    monkeypatch.setattr(registered, "matrix", Registered.matrix)
+    monkeypatch.setattr(registered, "device", lambda _: Bed())
+    Registered.techniques = [Named("eager", nothing), Named("wrong", WRONG), Refusing("refusing", nothing)]
+    yield tmp_path
+    Registered.techniques = []
+
+
+ID = "{}/matmul/cpu/float32/forward"
+
+
+def test_the_command_explains_a_case_and_writes_a_script(installed: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["explain", ID.format("wrong")]) == RED
+    out = capsys.readouterr().out
+    assert "=> technique" in out
+    assert "aten::mm, number " in out
+    (script,) = installed.glob("explain-*.py")
+    assert script.name in out
+    # The fault is in the technique, which the script does not have: that is said.
+    assert "it exits with 0 (the operator is right alone" in out
+
+
+@pytest.mark.parametrize(
+    ("word", "code", "said"),
+    [
+        (ID.format("eager"), GREEN, "nothing to explain"),
+        (ID.format("refusing"), NOTHING, "nothing to explain: the case did not run (no-backend)"),
+    ],
+)
+def test_a_case_that_does_not_fail_is_said_not_to(
+    installed: Path, capsys: pytest.CaptureFixture[str], word: str, code: int, said: str
+) -> None:
+    assert cli.main(["explain", word]) == code
+    assert said in capsys.readouterr().out
+    assert not list(installed.glob("*.py"))
+
+
+@pytest.mark.parametrize(
+    ("word", "code", "said"),
+    [
+        ("wronk/matmul/cpu/float32/forward", USAGE, "nearest: wrong/matmul/cpu/float32/forward"),
+        ("wrong", USAGE, "Expected technique/workload/device/dtype/mode"),
+        ("wrong/matmul/moon/float32/forward", NOTHING, "nothing to explain: moon cannot be used here: no moon found"),
+    ],
+)
+@pytest.mark.usefixtures("installed")
+def test_a_case_that_is_not_there_is_said_not_to_be(
+    capsys: pytest.CaptureFixture[str], word: str, code: int, said: str
+) -> None:
+    assert cli.main(["explain", word]) == code
+    assert said in capsys.readouterr().err
+
+
+def test_modes_without_an_fp64_oracle_are_said_to_have_none(store: Store) -> None:
+    workload = built_in()["matmul"]
+    there = benched(store, "matmul", Named("planted", WRONG))
+    accuracy = Case("planted", workload.name, "cpu", "float32", Mode.ACCURACY, 1)
+    found = explain(there, accuracy)
+    assert found.record.verdict is Verdict.ERROR  # the workload has no such task
+    assert "alone are explained" in found.notes[0]

@@ -1,0 +1,185 @@
+"""The smallest case: what shrinks, and the script that it becomes, run alone in a fresh process."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from accelcheck.experiments.explain.budgets import Holder
+from accelcheck.experiments.explain.calls import Call
+from accelcheck.experiments.explain.script import LINES, Script
+from accelcheck.experiments.explain.smallest import Shrinker, Smallest, elements
+from accelcheck.selftest.faults.plant import Kernels
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+aten = torch.ops.aten
+PLANT = """
+import torch
+from accelcheck.selftest.faults.plant import Kernels
+
+def wrong(func, *args, **kwargs):
+    {body}
+
+Kernels(dict.fromkeys({names!r}, wrong)).__enter__()
+"""
+
+
+def shrunk(call: Call, wrong: Callable[..., Any], dtype: str = "float32") -> Smallest | None:
+    """Of a call whose kernel is wrong."""
+    mode = Kernels({call.name: wrong})
+
+    def run(other: Call) -> Any:
+        with mode:
+            return other.run()
+
+    return Shrinker(Holder(dtype, dtype), run, seconds=60.0).shrink(call)
+
+
+def alone(
+    smallest: Smallest, folder: Path, body: str
+) -> tuple[subprocess.CompletedProcess[str], subprocess.CompletedProcess[str], str]:
+    """The script run with the plant imported, and without it."""
+    name = smallest.call.name
+    (folder / "planted_kernel.py").write_text(PLANT.format(body=body, names=(name,)))
+    ends = []
+    for file, imports in (("wrong.py", ("planted_kernel",)), ("right.py", ())):
+        Script(smallest, "cpu", "A wrong operator.", imports).write(folder / file)
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(folder), *sys.path])}
+        ends.append(
+            subprocess.run(
+                [sys.executable, file],
+                cwd=folder,
+                env=environment,
+                capture_output=True,
+                text=True,
+                check=False,
+                timeout=120,
+            )
+        )
+    return ends[0], ends[1], (folder / "right.py").read_text()
+
+
+def noise(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(1)).to(dtype)
+
+
+def short(func: Any, a: Tensor, b: Tensor) -> Any:
+    return func(a[..., :-1], b[..., :-1, :])
+
+
+CASES = {
+    "a product": (
+        lambda: Call(aten.mm.default, (noise(33, 48), noise(48, 20)), {}),
+        "return func(args[0][:, :-1], args[1][:-1])",
+    ),
+    "in half precision": (
+        lambda: Call(aten.mm.default, (noise(16, 48, dtype=torch.bfloat16), noise(48, 8, dtype=torch.bfloat16)), {}),
+        "return func(*args) * 1.02",
+    ),
+    "in place": (
+        lambda: Call(aten.mul_.Tensor, (noise(12, 12), noise(12, 12)), {}),
+        "return func(*args).mul_(1.01)",
+    ),
+    "several results": (
+        lambda: Call(aten.native_layer_norm.default, (noise(6, 24), [24], noise(24), noise(24), 1e-5), {}),
+        "out, mean, deviation = func(*args); return out, mean, deviation * 1.001",
+    ),
+    "a cast": (
+        lambda: Call(aten._to_copy.default, (noise(6, 24),), {"dtype": torch.bfloat16}),
+        "return func(args[0] * 1.01, **kwargs)",
+    ),
+    "strides that matter": (
+        lambda: Call(aten.mm.default, (noise(40, 30)[:, :20], noise(20, 8)), {}),
+        "return func(args[0].as_strided(args[0].shape, (args[0].shape[1], 1), args[0].storage_offset()), args[1])",
+    ),
+    "a NaN": (
+        lambda: Call(aten.exp.default, (noise(12, 12),), {}),
+        "out = func(*args); out[..., -1] = float('nan'); return out",
+    ),
+    "integers": (
+        lambda: Call(aten.argmax.default, (noise(12, 12), 1), {}),
+        "return (func(*args) + 1) % 12",
+    ),
+    "attention": (
+        lambda: Call(
+            aten._scaled_dot_product_flash_attention_for_cpu.default,
+            (noise(1, 2, 24, 16), noise(1, 2, 24, 16) + 1, noise(1, 2, 24, 16) - 1),
+            {},
+        ),
+        "return func(args[0], args[1][:, :, :-1], args[2][:, :, :-1])",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", CASES)
+def test_a_script_fails_alone_while_the_fault_is_there(what: str, tmp_path: Path) -> None:
+    make, body = CASES[what]
+    call: Call = make()  # type: ignore[no-untyped-call]  # of a lambda
+    scope: dict[str, Any] = {}
+    exec(f"def wrong(func, *args, **kwargs):\n    {body}", scope)
+    smallest = shrunk(call, scope["wrong"], "bfloat16" if "half" in what else "float32")
+    assert smallest is not None
+    assert elements(smallest.call) <= elements(call)
+    wrong, right, text = alone(smallest, tmp_path, body)
+    assert wrong.returncode == 1, wrong.stderr + wrong.stdout
+    assert right.returncode == 0, right.stderr + right.stdout
+    assert "measured" in wrong.stdout
+    assert "allowed" in wrong.stdout
+    assert len(text.splitlines()) <= LINES
+    assert not list(tmp_path.glob("*.pt"))
+    imported = {line.split()[1] for line in text.splitlines() if line.startswith("import ")}
+    assert imported <= {"json", "sys", "torch"}
+
+
+def test_sizes_and_values_shrink_to_the_least_that_fails() -> None:
+    call = Call(aten.mm.default, (noise(33, 48), noise(48, 20)), {})
+    smallest = shrunk(call, short)
+    assert smallest is not None
+    assert [list(one.shape) for one in smallest.call.tensors()] == [[1, 1], [1, 1]]
+    assert smallest.values == "ones"
+
+
+def test_a_size_is_cut_no_further_than_it_fails() -> None:
+    def tail(func: Any, a: Tensor, b: Tensor) -> Any:
+        out = func(a, b)
+        if a.shape[0] > 17:
+            out[17:] = 0
+        return out
+
+    call = Call(aten.mm.default, (noise(33, 48), noise(48, 20)), {})
+    smallest = shrunk(call, tail)
+    assert smallest is not None
+    assert [list(one.shape) for one in smallest.call.tensors()] == [[18, 1], [1, 1]]
+
+
+def test_the_last_element_is_found_as_the_first_is() -> None:
+    def last(func: Any, x: Tensor) -> Any:
+        out = func(x)
+        out[x == 9.0] = 0.0
+        return out
+
+    x = torch.zeros(17, 33)
+    x[-1, -1] = 9.0
+    smallest = shrunk(Call(aten.exp.default, (x,), {}), last)
+    assert smallest is not None
+    assert [one.tolist() for one in smallest.call.tensors()] == [[[9.0]]]
+    assert smallest.values == "given"
+
+
+def test_an_operator_that_is_right_when_run_again_has_no_smallest_case() -> None:
+    runs: list[int] = []
+
+    def once(func: Any, *args: Any) -> Any:
+        runs.append(1)
+        return func(*args) * (1.01 if len(runs) > 99 else 1.0)
+
+    assert shrunk(Call(aten.mm.default, (noise(4, 4), noise(4, 4)), {}), once) is None
