@@ -25,12 +25,6 @@ VENDOR = """
 import toy_backend
 toy_backend.load()
 """
-# The roof of an accelerator is measured with matrices for GPUs.
-VENDOR_TIMED = f"""{VENDOR}
-from accelcheck.measure import roof
-roof.SIDE["toy"] = 64
-roof.COPIED = 1 << 20
-"""
 RANKS = """
 import os
 from dataclasses import dataclass
@@ -129,8 +123,7 @@ def test_the_ini_file_names_modules_too(vendor: Suite) -> None:
 
 
 def test_timing_processes_import_the_backend(vendor: Suite) -> None:
-    (vendor.path / "vendor_timed.py").write_text(VENDOR_TIMED)
-    words = ["--accel-import=vendor_timed", "--accel-baseline=update", "--accel-processes=2", "-p", "no:benchmark"]
+    words = ["--accel-import=vendor_toy", "--accel-baseline=update", "--accel-processes=2", "-p", "no:benchmark"]
     ran = vendor.run_apart(*only("toy", workload="timed", device="toy"), *words)
     assert ran.ret == OK, ran.out
     assert "stored from 2 processes" in {m.reason for m in ran.record("toy", "timed").measurements}
