@@ -149,9 +149,11 @@ def math_attention(log: OperatorLog, mode: Mode) -> int:
 def raised_attention(log: OperatorLog, dtype: torch.dtype) -> int:
     """Number of attentions on the math path whose queries, keys and values came in this dtype, and were cast up to float32."""
     raised = log.having(
-        lambda operator: operator.name == "aten::_to_copy"
-        and operator.takes(dtype)
-        and any(made == torch.float32 for made, _, _ in operator.outputs)
+        lambda operator: (
+            operator.name == "aten::_to_copy"
+            and operator.takes(dtype)
+            and any(made == torch.float32 for made, _, _ in operator.outputs)
+        )
     )
     return min(log.count("aten::_safe_softmax"), raised // 3)
 
