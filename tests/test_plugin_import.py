@@ -14,6 +14,7 @@ from plugin_harness import CONFTEST, Suite, only
 import accelcheck
 from accelcheck.core import imports
 from accelcheck.core.registry import UnknownNameError
+from accelcheck.devices.packages import installed
 
 pytestmark = pytest.mark.skipif(
     not hasattr(torch.utils.backend_registration, "_setup_privateuseone_for_python_backend"),
@@ -127,6 +128,18 @@ def test_timing_processes_import_the_backend(vendor: Suite) -> None:
     ran = vendor.run_apart(*only("toy", workload="timed", device="toy"), *words)
     assert ran.ret == OK, ran.out
     assert "stored from 2 processes" in {m.reason for m in ran.record("toy", "timed").measurements}
+
+
+@pytest.mark.skipif(not installed("torchao"), reason="torchao is not installed")
+def test_a_backend_without_torch_save_is_judged_and_the_case_says_what_could_not_be_seen(vendor: Suite) -> None:
+    words = ["--accel-import=vendor_toy", "-p", "no:benchmark"]
+    ran = vendor.run_apart(*only("int8-torchao-weight-only", workload="mlp", device="toy"), *words)
+    record = ran.record("int8-torchao-weight-only", "mlp")
+    assert record.verdict == "pass", ran.out
+    assert record.compared > 0
+    assert record.remark.startswith("could not be seen: bytes of elements in a file fall from FP32's by ")
+    assert "torch.save: RuntimeError: " in record.remark
+    assert ran.lines("evidence that could not be had:")
 
 
 @pytest.mark.parametrize(
