@@ -131,7 +131,7 @@ def test_values_are_judged_beside_evidence_that_could_not_be_had_and_the_case_sa
     assert record.compared > 0
     assert record.remark == "could not be seen: bytes in a file fall: torch.save: RuntimeError: no such copy"
     assert "    ?   could not be seen: bytes in a file fall: torch.save" in explain(record)
-    wrong = verdict_of(store, Beside(calling(scaled(2.0))), seeded("mlp"))
+    wrong = verdict_of(store, Beside(replacing(out=scaled(2.0))), seeded("mlp"))
     assert wrong.verdict is Verdict.FAIL
 
 

@@ -117,6 +117,20 @@ def test_a_backend_without_an_entry_point_runs_cases_in_every_process(vendor: Su
     assert ran.lines("  toy: 1 x Toy 0; .*")
 
 
+def test_a_backend_that_registers_the_least_runs_and_says_what_it_lacks(vendor: Suite) -> None:
+    (vendor.path / "vendor_bare.py").write_text("import toy_backend\ntoy_backend.load(toy_backend.Bare())\n")
+    ran = vendor.run_apart(*only("toy", device="toy"), "--accel-import=vendor_bare")
+    assert ran.verdicts == {"toy/tiny/toy/float32/forward": "pass"}, ran.out
+    words = ["amp-bf16", "checkpoint-non-reentrant", "checkpoint-segments"]
+    ran = vendor.run_apart(
+        *only(*words, workload="mlp-blocks", device="toy"), "--accel-import=vendor_bare", "--accel-level=2"
+    )
+    assert set(ran.verdicts.values()) == {"unsupported"}, ran.out
+    assert ran.lines(
+        ".* torch.utils.checkpoint recomputes under torch.autocast, which needs torch.toy.get_amp_supported_dtype"
+    )
+
+
 def test_the_ini_file_names_modules_too(vendor: Suite) -> None:
     vendor.ini(accel_import="vendor_toy")
     ran = vendor.run_apart(*only("toy", device="toy"))
