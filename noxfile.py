@@ -47,6 +47,7 @@ PINS = {
     "rocm": ("torch==2.12.0",),
     "xla": ("torch==2.9.0", "torch_xla==2.9.0"),
     "tpu": ("torch==2.15.0", "torch-tpu==0.2.0"),
+    "vulkan": ("torch==2.13.0", "torchvulkan==0.2.1"),
 }
 """What each session installs: the one place where torch is pinned."""
 EXTRAS = {
@@ -55,7 +56,10 @@ EXTRAS = {
     "rocm": "[accuracy,torchao,extensions]",
     "xla": "[accuracy,extensions]",
     "tpu": "[accuracy,extensions]",
+    "vulkan": "[accuracy,torchao,extensions]",
 }
+IMPORTS = {"vulkan": ("--accel-import=torchvulkan",)}
+"""Options of sessions whose backend no entry point loads."""
 CUDA_13_DRIVER = 580
 """First major version of NVIDIA's driver that runs CUDA 13, which torch is built with from 2.11 on; 525 and later run CUDA 12.
 https://docs.nvidia.com/deploy/cuda-compatibility."""
@@ -109,6 +113,7 @@ ABSENT = {
     "rocm": _rocm(),
     "xla": SUPPORTED,  # PJRT has a CPU client: a real XLA device on any machine
     "tpu": hardware.tpu().capability,
+    "vulkan": hardware.vulkan().capability,
 }
 
 
@@ -234,7 +239,7 @@ def _suite(session: nox.Session, device: str) -> None:
             )
     words = halves.joined(session.posargs)
     option, journals = _journals(device, words)
-    chosen = (*option, f"--accel-level={os.environ.get(halves.LEVEL) or '1'}")
+    chosen = (*option, *IMPORTS.get(device, ()), f"--accel-level={os.environ.get(halves.LEVEL) or '1'}")
     kept = [word for word in session.posargs if not word.startswith("--accel-level=")]
     command = ["nox", *(["--no-venv"] if _no_venv() else []), "-s", device, *(["--", *kept] if kept else [])]
     environ = {
@@ -279,6 +284,12 @@ def xla(session: nox.Session) -> None:
 def tpu(session: nox.Session) -> None:
     """The matrix on torch_tpu."""
     _suite(session, "tpu")
+
+
+@nox.session(venv_backend=_venv("vulkan"))
+def vulkan(session: nox.Session) -> None:
+    """The matrix on torchvulkan: on a GPU of any maker, or on Mesa's Vulkan driver for the CPU."""
+    _suite(session, "vulkan")
 
 
 @nox.session

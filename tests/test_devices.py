@@ -177,6 +177,38 @@ def test_nvidia_without_its_driver(tmp_path: Path) -> None:
     assert hardware.nvidia(root).count == 0
 
 
+LAVAPIPE = {"usr/share/vulkan/icd.d/lvp_icd.x86_64.json": '{"ICD": {"library_path": "/usr/lib/libvulkan_lvp.so"}}'}
+INTEL = {"usr/share/vulkan/icd.d/intel_icd.x86_64.json": '{"ICD": {"library_path": "libvulkan_intel.so"}}'}
+
+
+def test_a_vulkan_driver_for_the_cpu_needs_no_gpu_and_one_for_gpus_does(tmp_path: Path) -> None:
+    root = put(tmp_path, INTEL)
+    found = hardware.vulkan(root, {})
+    assert found.capability.code is Code.NO_HARDWARE
+    assert "no GPU has a device node" in found.capability.reason
+    assert "libvulkan_intel.so" in found.capability.reason
+    put(root, LAVAPIPE)
+    assert hardware.vulkan(root, {}) == hardware.Hardware(1, ("libvulkan_lvp.so",), "", SUPPORTED)
+    put(root, {"dev/dri/renderD128": ""})
+    assert hardware.vulkan(root, {}).names == ("libvulkan_intel.so", "libvulkan_lvp.so")
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"ICD": 1}', '{"ICD": {"library_path": 3}}', "[" * 100_000])
+def test_a_malformed_vulkan_manifest_is_no_driver(tmp_path: Path, text: str) -> None:
+    found = hardware.vulkan(put(tmp_path, {"etc/vulkan/icd.d/bad.json": text}), {})
+    assert found.capability.reason == "no Vulkan driver is installed"
+
+
+def test_vulkan_drivers_are_those_that_the_loader_is_told(tmp_path: Path) -> None:
+    root = put(tmp_path, LAVAPIPE | {"opt/here.json": '{"ICD": {"library_path": "libvk_swiftshader.so"}}'})
+    swift = ("libvk_swiftshader.so",)
+    assert hardware.vulkan(root, {"VK_DRIVER_FILES": "/opt/here.json", "VK_ICD_FILENAMES": "/none"}).names == swift
+    assert hardware.vulkan(root, {"VK_ICD_FILENAMES": "/opt"}).names == swift
+    assert hardware.vulkan(root, {"VK_ADD_DRIVER_FILES": "/opt/here.json"}).names == (*swift, "libvulkan_lvp.so")
+    assert not hardware.vulkan(root, {"VK_DRIVER_FILES": "/opt/gone.json"}).capability.ok
+    assert not hardware.vulkan(root, {"XDG_DATA_DIRS": "/opt"}).capability.ok
+
+
 def test_amd_by_topology(tmp_path: Path) -> None:
     nodes = "sys/class/kfd/kfd/topology/nodes"
     root = put(

@@ -20,6 +20,7 @@ from accelcheck.core.case import Evidence, Mode, Verdict
 from accelcheck.core.journal import Record
 from accelcheck.devices.base import Status
 from accelcheck.expectations.ledger import Entry, Ledger, size
+from accelcheck.report.message import explain
 from accelcheck.selftest.faults.plant import calling, nothing, replacing, scaled
 from accelcheck.techniques.base import Unsupported
 from accelcheck.verify.oracle import Store
@@ -61,6 +62,23 @@ class Silent(Planted):
         return ()
 
 
+class Blind(Planted):
+    """Could not see what it claims; `beside` says whether it saw something else."""
+
+    beside = False
+
+    def evidence(self, program: Program, log: Log, mode: Mode, device: Device) -> Iterable[Evidence]:
+        if self.beside:
+            yield from super().evidence(program, log, mode, device)
+        yield Evidence.unseen("bytes in a file fall", "torch.save: RuntimeError: no such copy")
+
+
+class Beside(Blind):
+    """Saw something else."""
+
+    beside = True
+
+
 class Idle(Planted):
     """Gives evidence that it did not engage."""
 
@@ -99,6 +117,22 @@ def test_no_evidence_is_an_error(store: Store) -> None:
     record = verdict_of(store, Silent(nothing), seeded("mlp"))
     assert record.verdict is Verdict.ERROR
     assert "planted gave no evidence that it ran" in record.reason
+
+
+def test_evidence_that_could_not_be_had_alone_is_an_error(store: Store) -> None:
+    record = verdict_of(store, Blind(nothing), seeded("mlp"))
+    assert record.verdict is Verdict.ERROR
+    assert "planted gave no evidence that it ran" in record.reason
+
+
+def test_values_are_judged_beside_evidence_that_could_not_be_had_and_the_case_says_so(store: Store) -> None:
+    record = verdict_of(store, Beside(nothing), seeded("mlp"))
+    assert record.verdict is Verdict.PASS, record.reason
+    assert record.compared > 0
+    assert record.remark == "could not be seen: bytes in a file fall: torch.save: RuntimeError: no such copy"
+    assert "    ?   could not be seen: bytes in a file fall: torch.save" in explain(record)
+    wrong = verdict_of(store, Beside(replacing(out=scaled(2.0))), seeded("mlp"))
+    assert wrong.verdict is Verdict.FAIL
 
 
 def test_a_technique_that_did_not_engage_fails_though_its_values_are_right(store: Store) -> None:

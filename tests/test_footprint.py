@@ -43,6 +43,21 @@ def test_a_half_precision_model_is_counted_as_if_it_were_float32() -> None:
     assert str(smaller_file(plain, small, 4 * 64 * 64).observed).startswith(f"{4 * 4096} -> 4096 (")
 
 
+def test_where_a_device_cannot_be_saved_from_the_size_of_the_file_is_not_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any) -> None:
+        raise NotImplementedError("no copy of a storage\nin C++")
+
+    monkeypatch.setattr(torch, "save", refuse)
+    there = nn.Linear(64, 64, device="meta")
+    seen = smaller_file(there, there, 4 * 64 * 64)
+    assert not seen.seen
+    assert seen.claim.startswith("could not be seen: bytes of elements in a file fall from FP32's by 5461 ")
+    assert seen.observed == "torch.save: NotImplementedError: no copy of a storage"
+    here = nn.Linear(64, 64)
+    with pytest.raises(NotImplementedError):  # every torch can save tensors of the CPU
+        smaller_file(here, here, 4 * 64 * 64)
+
+
 @pytest.mark.skipif(not installed("torchao"), reason="torchao is not installed")
 def test_a_wrapper_holds_what_its_tensors_hold() -> None:
     tools: Any = importlib.import_module("torchao.quantization")

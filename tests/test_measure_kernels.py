@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 from torch._C._autograd import DeviceType
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from accelcheck.devices.cpu import Cpu
-from accelcheck.measure import kernels, roof
+from accelcheck.measure import kernels
 from accelcheck.measure.kernels import Launches, launches
 
 if TYPE_CHECKING:
@@ -88,50 +87,3 @@ def test_a_trace_holds_the_operators(tmp_path: Path) -> None:
     path = tmp_path / "trace.json"
     launches(Cpu(), lambda: torch.ones(2, 2) @ torch.ones(2, 2), path)
     assert "aten::matmul" in {event.get("name") for event in json.loads(path.read_text())["traceEvents"]}
-
-
-def test_a_matmul_has_two_operations_a_product() -> None:
-    a, b = torch.ones(3, 5), torch.ones(5, 7)
-    assert roof.flops(lambda: a @ b) == 2 * 3 * 5 * 7
-
-
-def test_peaks_are_measured_once_and_are_what_the_clock_says(monkeypatch: pytest.MonkeyPatch) -> None:
-    calls = 0
-
-    class Slow(Cpu):
-        """Every call takes half a second, by its own clock."""
-
-        def elapsed(self, call: Any, times: int) -> float:
-            nonlocal calls
-            del call
-            calls += 1
-            return 0.5 * times
-
-    device = Slow()
-    monkeypatch.setattr(roof, "settle", lambda timed: timed())
-    assert roof.matmul_peak(device, "float32") == pytest.approx(2 * 1024**3 / 0.5)
-    assert roof.bandwidth(device) == pytest.approx(roof.COPIED / 0.5)
-    before = calls
-    roof.matmul_peak(device, "float32")
-    assert calls == before
-
-
-def test_the_peak_is_that_of_the_faster_layout(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Mm(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's modes have no annotations
-        transposed = False
-
-        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            if func is torch.ops.aten.mm.default:
-                self.transposed = args[1].stride(0) == 1
-            return func(*args, **(kwargs or {}))
-
-    class Picky(Cpu):
-        """A product takes half a second, and 0.1 s with the second matrix transposed."""
-
-        def elapsed(self, call: Any, times: int) -> float:
-            with Mm() as mode:  # type: ignore[no-untyped-call]  # see above
-                call()
-            return (0.1 if mode.transposed else 0.5) * times
-
-    monkeypatch.setattr(roof, "settle", lambda timed: timed())
-    assert roof.matmul_peak(Picky(), "float32") == pytest.approx(2 * 1024**3 / 0.1)

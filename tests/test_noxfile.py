@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 nox = pytest.importorskip("nox", reason="nox is not installed: pip install --group tests")
 
 ROOT = Path(__file__).parents[1]
-BACKENDS = ["cpu", "cuda", "rocm", "xla", "tpu"]
+BACKENDS = ["cpu", "cuda", "rocm", "xla", "tpu", "vulkan"]
 PIP, INDEX = "--index-url", "ACCELCHECK_INDEX"
 
 
@@ -493,6 +493,27 @@ def test_xla_uses_the_processor_where_there_is_no_tpu(noxfile: Any, monkeypatch:
     session = Session()
     noxfile._suite(session, "xla")
     assert session.env == {"ACCELCHECK_SESSION": "nox -s xla -- --exitfirst"}
+
+
+def test_a_backend_that_no_entry_point_loads_is_imported_in_both_halves(
+    noxfile: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(noxfile.ABSENT, "vulkan", SUPPORTED)
+    session = Session()
+    noxfile._suite(session, "vulkan")
+    assert session.installed == [*noxfile.PINS["vulkan"], "-e", ".[accuracy,torchao,extensions]"]
+    for ran in session.runs:
+        assert {"--accel-device=vulkan", "--accel-import=torchvulkan", "--accel-level=1", "--accel-require"} <= set(ran)
+
+
+def test_without_a_vulkan_driver_the_session_says_what_to_install(
+    noxfile: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setitem(noxfile.ABSENT, "vulkan", hardware.vulkan(tmp_path).capability)
+    with pytest.raises(
+        SkippedError, match=r"no Vulkan driver is installed.*apt-get install mesa-vulkan-drivers libvulkan1"
+    ):
+        noxfile._suite(Session(), "vulkan")
 
 
 def test_a_session_without_its_hardware_installs_nothing(noxfile: Any, monkeypatch: pytest.MonkeyPatch) -> None:

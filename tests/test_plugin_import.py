@@ -14,6 +14,7 @@ from plugin_harness import CONFTEST, Suite, only
 import accelcheck
 from accelcheck.core import imports
 from accelcheck.core.registry import UnknownNameError
+from accelcheck.devices.packages import installed
 
 pytestmark = pytest.mark.skipif(
     not hasattr(torch.utils.backend_registration, "_setup_privateuseone_for_python_backend"),
@@ -24,12 +25,6 @@ OK = int(pytest.ExitCode.OK)
 VENDOR = """
 import toy_backend
 toy_backend.load()
-"""
-# The roof of an accelerator is measured with matrices for GPUs.
-VENDOR_TIMED = f"""{VENDOR}
-from accelcheck.measure import roof
-roof.SIDE["toy"] = 64
-roof.COPIED = 1 << 20
 """
 RANKS = """
 import os
@@ -122,6 +117,20 @@ def test_a_backend_without_an_entry_point_runs_cases_in_every_process(vendor: Su
     assert ran.lines("  toy: 1 x Toy 0; .*")
 
 
+def test_a_backend_that_registers_the_least_runs_and_says_what_it_lacks(vendor: Suite) -> None:
+    (vendor.path / "vendor_bare.py").write_text("import toy_backend\ntoy_backend.load(toy_backend.Bare())\n")
+    ran = vendor.run_apart(*only("toy", device="toy"), "--accel-import=vendor_bare")
+    assert ran.verdicts == {"toy/tiny/toy/float32/forward": "pass"}, ran.out
+    words = ["amp-bf16", "checkpoint-non-reentrant", "checkpoint-segments"]
+    ran = vendor.run_apart(
+        *only(*words, workload="mlp-blocks", device="toy"), "--accel-import=vendor_bare", "--accel-level=2"
+    )
+    assert set(ran.verdicts.values()) == {"unsupported"}, ran.out
+    assert ran.lines(
+        ".* torch.utils.checkpoint recomputes under torch.autocast, which needs torch.toy.get_amp_supported_dtype"
+    )
+
+
 def test_the_ini_file_names_modules_too(vendor: Suite) -> None:
     vendor.ini(accel_import="vendor_toy")
     ran = vendor.run_apart(*only("toy", device="toy"))
@@ -129,11 +138,22 @@ def test_the_ini_file_names_modules_too(vendor: Suite) -> None:
 
 
 def test_timing_processes_import_the_backend(vendor: Suite) -> None:
-    (vendor.path / "vendor_timed.py").write_text(VENDOR_TIMED)
-    words = ["--accel-import=vendor_timed", "--accel-baseline=update", "--accel-processes=2", "-p", "no:benchmark"]
+    words = ["--accel-import=vendor_toy", "--accel-baseline=update", "--accel-processes=2", "-p", "no:benchmark"]
     ran = vendor.run_apart(*only("toy", workload="timed", device="toy"), *words)
     assert ran.ret == OK, ran.out
     assert "stored from 2 processes" in {m.reason for m in ran.record("toy", "timed").measurements}
+
+
+@pytest.mark.skipif(not installed("torchao"), reason="torchao is not installed")
+def test_a_backend_without_torch_save_is_judged_and_the_case_says_what_could_not_be_seen(vendor: Suite) -> None:
+    words = ["--accel-import=vendor_toy", "-p", "no:benchmark"]
+    ran = vendor.run_apart(*only("int8-torchao-weight-only", workload="mlp", device="toy"), *words)
+    record = ran.record("int8-torchao-weight-only", "mlp")
+    assert record.verdict == "pass", ran.out
+    assert record.compared > 0
+    assert record.remark.startswith("could not be seen: bytes of elements in a file fall from FP32's by ")
+    assert "torch.save: RuntimeError: " in record.remark
+    assert ran.lines("evidence that could not be had:")
 
 
 @pytest.mark.parametrize(

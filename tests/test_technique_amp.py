@@ -58,16 +58,38 @@ def test_without_autocast_the_evidence_fails() -> None:
     assert not ran.evidence[0].engaged
 
 
-@pytest.mark.parametrize("mode", [Mode.FORWARD, Mode.BACKWARD])
-def test_attention_by_matmul_may_compute_in_float32(mode: Mode) -> None:
-    class Attention(nn.Module):
-        def forward(self, q: Tensor) -> Tensor:
-            # Three dimensions: the fused CPU kernel needs four, so torch uses the math path.
+class Attention(nn.Module):
+    """Three dimensions: the fused CPU kernel needs four, so torch uses the math path, as on a device without a fused kernel."""
+
+    def __init__(self, *, autocast: bool = True) -> None:
+        super().__init__()
+        self.autocast = autocast
+
+    def forward(self, q: Tensor) -> Tensor:
+        with torch.autocast("cpu", enabled=self.autocast):
             return functional.scaled_dot_product_attention(q, q, q)
 
+
+@pytest.mark.parametrize("mode", [Mode.FORWARD, Mode.BACKWARD])
+def test_attention_by_matmul_may_compute_in_float32(mode: Mode) -> None:
     problem = Problem(nn.Sequential(nn.Linear(8, 8), Attention()), (torch.randn(2, 4, 8),))
     ran = run(named(TECHNIQUES, "amp-bf16"), problem, mode)
     assert ran.engaged, ran.missing()
+
+
+@pytest.mark.parametrize("technique", AUTOCAST, ids=lambda technique: technique.name)
+@pytest.mark.parametrize("mode", [Mode.FORWARD, Mode.BACKWARD])
+def test_an_attention_alone_that_casts_its_half_operands_up_is_evidence(technique: Technique, mode: Mode) -> None:
+    ran = run(technique, Problem(Attention(), (torch.randn(2, 4, 8),)), mode)
+    assert ran.engaged, ran.missing()
+    assert ran.evidence[0].claim == f"contractions or attentions that took {technique.precision('float32')} >= 1"
+    assert ran.evidence[0].observed == 1
+
+
+@pytest.mark.parametrize("technique", AUTOCAST, ids=lambda technique: technique.name)
+def test_an_attention_alone_in_float32_is_no_evidence(technique: Technique) -> None:
+    ran = run(technique, Problem(Attention(autocast=False), (torch.randn(2, 4, 8),)))
+    assert ran.missing() == [f"contractions that took {technique.precision('float32')} >= 1: 0"]
 
 
 def test_the_scale_stays_and_every_step_is_checked() -> None:

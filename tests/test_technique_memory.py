@@ -304,6 +304,16 @@ def test_devices_that_can_pin_host_memory() -> None:
         assert "torch cannot pin memory for stub: " in answer.reason
 
 
+def test_a_device_that_pins_nothing_when_it_is_asked_to_has_no_page_locked_memory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    plain = torch.empty(1)
+    monkeypatch.setattr(torch, "empty", lambda *_, **__: plain)
+    answer = page_locked(StubDevice("fancy"))
+    assert answer.code is Code.NO_EFFECT
+    assert answer.reason == "stub has no page-locked memory: a tensor that torch was asked to pin is not"
+
+
 def test_workloads() -> None:
     for technique in (SEGMENTED, XLA_SEGMENTED, INPLACE, OFFLOAD, PINNED):
         assert technique.accepts(SMALL)

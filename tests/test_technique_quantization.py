@@ -10,11 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from technique_harness import StubDevice
+from technique_harness import StubDevice, run
 from torch import Tensor, nn
 
 from accelcheck.core.capability import Code
 from accelcheck.core.case import Evidence, Mode, Verdict
+from accelcheck.devices.packages import installed
+from accelcheck.techniques.base import Unsupported
 from accelcheck.techniques.quantization import emulation, int8, torchao
 from accelcheck.techniques.quantization.emulation import (
     DynamicRange,
@@ -363,6 +365,25 @@ def test_torchao_that_is_absent_or_does_not_import_is_unavailable(monkeypatch: p
     assert "ScalingType" in broken.reason
     monkeypatch.undo()
     torchao_capability.cache_clear()
+
+
+@pytest.mark.skipif(not installed("torchao"), reason="torchao is not installed")
+def test_a_device_on_which_torchao_widens_int8_products_does_not_have_them() -> None:
+    class Widening(TorchAODynamic):
+        def quantized(self, module: nn.Module, inputs: tuple[Any, ...]) -> nn.Module:
+            del inputs
+            return module  # as if int8 values were widened before the product
+
+    other = StubDevice("fancy")  # computes on the CPU, where torchao multiplies integers
+    assert TorchAODynamic().capability(other).tried
+    assert not TorchAODynamic().capability(StubDevice()).tried
+    linear = Problem(nn.Linear(32, 16), (torch.randn(8, 32),))
+    ran = run(TorchAODynamic(), linear, device=other)
+    assert ran.engaged, ran.missing()
+    with pytest.raises(Unsupported, match=r"multiplies no int8 values on stub: it widens them to ") as told:
+        run(Widening(), linear, device=other)
+    assert told.value.capability.code is Code.NO_BACKEND
+    assert told.value.capability.tried
 
 
 def test_there_is_one_oracle_per_scheme() -> None:

@@ -49,6 +49,25 @@ class Module:
         return [torch.bfloat16]
 
 
+class Bare:
+    """As `Module` of a backend that registers no more than torch asks every backend for: no autocast, no streams, no names."""
+
+    def is_available(self) -> bool:
+        return True
+
+    def _is_in_bad_fork(self) -> bool:
+        return False
+
+    def current_device(self) -> int:
+        return 0
+
+    def device_count(self) -> int:
+        return 1
+
+    def manual_seed_all(self, seed: int) -> None:
+        pass
+
+
 _VALUES: dict[int, Tensor] = {}
 """The values of each tensor, on the CPU, by the address of its storage, which `detach` shares."""
 
@@ -91,9 +110,9 @@ def _copy(source: Tensor, target: Tensor, non_blocking: bool = False) -> Tensor:
 _LIBRARIES: list[Any] = []  # an implementation lives as long as its library
 
 
-def load() -> None:
-    """Register the device."""
-    backend_registration._setup_privateuseone_for_python_backend("toy", backend_module=Module())
+def load(module: object | None = None) -> None:
+    """Register the device, with `Module` or another module."""
+    backend_registration._setup_privateuseone_for_python_backend("toy", backend_module=module or Module())
     distributed.Backend.default_device_backend_map["toy"] = "gloo"
     make: Any = torch.library.Library  # torch does not annotate it
     every, aten = make("_", "IMPL"), make("aten", "IMPL")

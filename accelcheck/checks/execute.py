@@ -268,7 +268,7 @@ def _record(case: Case, found: Finding) -> Record:
     absent = [f"not engaged: {e.claim}: observed {e.observed}" for e in found.evidence if not e.engaged]
     if found.faults or absent:
         verdict, reason = Verdict.FAIL, "\n".join([*absent, *found.faults])
-    elif sum(e.claim not in REMARKS for e in found.evidence) < 2:  # the engine adds one about the device
+    elif sum(e.seen and e.claim not in REMARKS for e in found.evidence) < 2:  # the engine adds one about the device
         verdict, reason = Verdict.ERROR, f"{case.technique} gave no evidence that it ran: a verdict needs some"
     elif found.compared == 0:
         verdict, reason = Verdict.ERROR, "no element was compared: a pass needs at least one"
@@ -285,6 +285,7 @@ def _record(case: Case, found: Finding) -> Record:
         measurements=tuple(found.measurements) if verdict is Verdict.PASS else (),
         digest=found.digest,
         times=tuple(found.times),
+        remark="; ".join(f"{e.claim}: {e.observed}" for e in found.evidence if not e.seen),
     )
 
 

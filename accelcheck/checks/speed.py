@@ -281,12 +281,13 @@ class _Measuring:
         work = roof.flops(eager.call)
         precision = self.trial.technique.precision(self.trial.case.dtype)
         known = precision if precision in {"bfloat16", "float16"} else "float32"
-        reason = f"of the {known} matmul peak measured here"
-        self._add("flops", work / latency / roof.matmul_peak(device, known), "part", reason)
+        products = roof.matmul_peak(device, known)
+        reason = f"of the {known} matmul peak measured here {products.remark}"
+        self._add("flops", work / latency / products.value, "part", reason)
         moved = held([candidate.program.inputs, *_parameters(candidate)])
-        self._add(
-            "bytes", moved / latency / roof.bandwidth(device), "part", "of the copy bandwidth measured here, at least"
-        )
+        copies = roof.bandwidth(device)
+        reason = f"of the copy bandwidth measured here {copies.remark}, at least"
+        self._add("bytes", moved / latency / copies.value, "part", reason)
 
     def _sizes(self, candidate: Contender, eager: Contender) -> None:
         device = self.trial.device

@@ -7,7 +7,7 @@ import math
 from dataclasses import dataclass
 from enum import StrEnum
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 from accelcheck.core.plain import number, plain, text, truth
 
@@ -142,6 +142,10 @@ def stable_seed(name: str) -> int:
     return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=4).digest()) >> 1
 
 
+UNSEEN = "could not be seen: "
+"""Begins the claim of evidence that a device does not let anyone have."""
+
+
 @dataclass(frozen=True, slots=True)
 class Evidence:
     """One observation that shows whether a technique really ran.
@@ -168,6 +172,21 @@ class Evidence:
             observed = float(observed)
         object.__setattr__(self, "observed", observed)
         object.__setattr__(self, "engaged", truth(self.engaged, "Evidence.engaged"))
+
+    @classmethod
+    def unseen(cls, claim: str, why: str) -> Self:
+        """What a device does not let anyone see. It neither supports nor refutes the claim, so that a verdict needs other evidence.
+
+        Args:
+            claim: As of evidence that can be had.
+            why: What was tried, and what came.
+        """
+        return cls(f"{UNSEEN}{claim}", why, engaged=True)
+
+    @property
+    def seen(self) -> bool:
+        """Whether anything was observed."""
+        return not self.claim.startswith(UNSEEN)
 
 
 @dataclass(frozen=True, slots=True)

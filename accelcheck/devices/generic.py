@@ -172,7 +172,10 @@ class Generic(Device):
     def _read_back(self) -> object:
         import torch
 
-        return torch.zeros(1, device=self.torch_device()).cpu()
+        with (
+            torch_names.disable_current_modes()
+        ):  # waiting is no part of what is watched: the copy would be an operator on the CPU
+            return torch.zeros(1, device=self.torch_device()).cpu()
 
     def _trial(self) -> str | None:
         """Why torch.accelerator's memory statistics are not reliable; ``None`` where they and their peak follow an allocation."""

@@ -5,9 +5,12 @@ Every function takes the root of the file system, so that tests can supply their
 
 from __future__ import annotations
 
+import ctypes
+import json
 import os
 import platform
 import re
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,7 +18,7 @@ from typing import TYPE_CHECKING
 from accelcheck.core.capability import SUPPORTED, Capability, Code, unavailable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
 ROOT = Path("/")
 _NVIDIA, _AMD, _GOOGLE = "0x10de", "0x1002", "0x1ae0"
@@ -35,6 +38,14 @@ _TPU_CHIPS = {
     "0x006f": "TPU v6e",
     "0x0076": "TPU v7",
 }
+
+
+# Drivers that compute on the CPU: of Mesa (lvp; swrast in distributions of its old name) and of Google.
+_SOFTWARE_VULKAN = re.compile(r"libvulkan_(lvp|lavapipe|swrast)|libvk_swiftshader")
+_VULKAN_LOADER = "libvulkan.so.1"
+_VULKAN_PACKAGES = (
+    "install the GPU's driver, or Mesa's for the CPU (Debian: apt-get install mesa-vulkan-drivers libvulkan1)"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +129,33 @@ def tpu(root: Path = ROOT) -> Hardware:
     return Hardware(0, (), "", missing)
 
 
+def vulkan(root: Path = ROOT, environ: Mapping[str, str] = os.environ) -> Hardware:
+    """Vulkan drivers that can have a device here: one for GPUs where a GPU has a device node, one for the CPU anywhere.
+
+    They are found where the Vulkan loader looks: in ``VK_DRIVER_FILES``, else in ``vulkan/icd.d`` of the XDG folders
+    (https://github.com/KhronosGroup/Vulkan-Loader, docs/LoaderDriverInterface.md). On macOS torchvulkan brings its own.
+    """
+    if sys.platform == "darwin":
+        return Hardware(1, (), "", SUPPORTED)
+    libraries = dict.fromkeys(library for file in _vulkan_files(root, environ) if (library := _vulkan_library(file)))
+    nodes = any(re.fullmatch(r"renderD\d+", node.name) for node in _children(root / "dev/dri"))
+    gpu = (
+        nodes
+        or (root / "dev/dxg").exists()
+        or any(re.fullmatch(r"nvidia\d+", node.name) for node in _children(root / "dev"))
+    )
+    names = tuple(name for name in libraries if gpu or _SOFTWARE_VULKAN.search(name))
+    if libraries and not names:
+        reason = f"no GPU has a device node, and no Vulkan driver for the CPU is installed: {', '.join(libraries)}"
+    elif not names:
+        reason = "no Vulkan driver is installed"
+    elif root == ROOT and not _loads(_VULKAN_LOADER):
+        reason = f"the Vulkan loader {_VULKAN_LOADER} cannot be loaded"
+    else:
+        return Hardware(len(names), names, "", SUPPORTED)
+    return Hardware(0, (), "", unavailable(Code.NO_HARDWARE, reason, _VULKAN_PACKAGES))
+
+
 def cpu(root: Path = ROOT) -> Processor:
     """The processor's model name and the number of logical processors, from ``/proc/cpuinfo`` where it has them.
 
@@ -155,6 +193,43 @@ def _pci(root: Path, vendor: str) -> Iterator[_Board]:
             link = path / "driver"
             driver = link.readlink().name if link.is_symlink() else ""
             yield _Board(_read(path / "device").strip(), _read(path / "class").strip(), driver)
+
+
+def _vulkan_files(root: Path, environ: Mapping[str, str]) -> Iterator[Path]:
+    """The manifests of drivers that the Vulkan loader reads; those of `root` have absolute paths within it."""
+
+    def paths(variable: str, default: str = "") -> list[str]:
+        return [word for word in (environ.get(variable) or default).split(os.pathsep) if word]
+
+    given = paths("VK_DRIVER_FILES") or paths("VK_ICD_FILENAMES")  # the second is the old name of the first
+    home = environ.get("HOME", "")
+    folders = [
+        *paths("XDG_CONFIG_HOME", f"{home}/.config"),
+        *paths("XDG_CONFIG_DIRS", "/etc/xdg"),
+        "/etc",
+        *paths("XDG_DATA_HOME", f"{home}/.local/share"),
+        *paths("XDG_DATA_DIRS", "/usr/local/share:/usr/share"),
+    ]
+    for word in given or [*paths("VK_ADD_DRIVER_FILES"), *(f"{folder}/vulkan/icd.d" for folder in folders)]:
+        path = root / word.lstrip("/")
+        yield from [path] if path.suffix == ".json" else [file for file in _children(path) if file.suffix == ".json"]
+
+
+def _vulkan_library(manifest: Path) -> str:
+    """The name of a driver's library; empty where the manifest does not tell."""
+    try:
+        found = json.loads(_read(manifest))["ICD"]["library_path"]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return ""
+    return Path(found).name if isinstance(found, str) else ""
+
+
+def _loads(library: str) -> bool:
+    try:
+        ctypes.CDLL(library)
+    except OSError:
+        return False
+    return True
 
 
 def _nvidia_names(root: Path) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""Gives each pytest-xdist worker one of the visible chips, by the vendor's own mask. No torch.
+"""Gives each pytest-xdist worker one of the visible chips, by the vendor's own mask, and says how many workers that makes. No torch.
 
 The mask must be set before the runtime starts, so this is called before torch is imported.
 Sources: CUDA programming guide (CUDA_VISIBLE_DEVICES), ROCm "GPU isolation techniques", torch_xla's
@@ -14,10 +14,14 @@ from typing import TYPE_CHECKING
 from accelcheck.devices import hardware
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, MutableMapping
+    from collections.abc import Iterable, Mapping, MutableMapping
 
 _TPU_MASK = "TPU_VISIBLE_CHIPS"
 _ONE_TPU = {"TPU_CHIPS_PER_PROCESS_BOUNDS": "1,1,1", "TPU_PROCESS_BOUNDS": "1,1,1"}
+_CPU_DEVICES = "CPU_NUM_DEVICES"
+"""Number of devices that PJRT's CPU client makes in a process, 1 by default: each process has devices of its own."""
+CALLERS = "ACCELCHECK_CALLERS_DEVICES"
+"""Variable of a pinned worker: ``VARIABLE=VALUE`` of its caller's masks, a ``;`` between them, for processes that need several devices."""
 _OTHERS = {"cuda": "CUDA_VISIBLE_DEVICES", "npu": "ASCEND_RT_VISIBLE_DEVICES", "xpu": "ZE_AFFINITY_MASK"}
 
 
@@ -34,8 +38,12 @@ def pin(device_name: str, worker: str, environ: MutableMapping[str, str], count:
         The variables that were set.
     """
     number = re.fullmatch(r"gw(\d+)", worker)
+    if number is None:
+        return {}
+    if _on_pjrt_cpu(device_name, environ):
+        return _narrowed(environ, _CPU_DEVICES, str(count), {_CPU_DEVICES: "1"}) if (count or 0) > 1 else {}
     variable = mask_variable(device_name, environ)
-    if number is None or variable is None:
+    if variable is None:
         return {}
     mask = environ.get(variable)
     visible = [str(index) for index in range(count or 0)] if mask is None else chips(mask)
@@ -43,9 +51,52 @@ def pin(device_name: str, worker: str, environ: MutableMapping[str, str], count:
         return {}
     chosen = {variable: visible[int(number.group(1)) % len(visible)]}
     if variable == _TPU_MASK:
-        chosen |= _ONE_TPU
+        environ.update(chosen | _ONE_TPU)
+        return chosen | _ONE_TPU  # PJRT gives a chip to one process: no other can have them all
+    return _narrowed(environ, variable, ",".join(visible), chosen)
+
+
+def _narrowed(environ: MutableMapping[str, str], variable: str, whole: str, chosen: dict[str, str]) -> dict[str, str]:
+    if chosen[variable] != whole:
+        environ[CALLERS] = ";".join(f"{name}={value}" for name, value in (callers(environ) | {variable: whole}).items())
     environ.update(chosen)
     return chosen
+
+
+def callers(environ: Mapping[str, str]) -> dict[str, str]:
+    """The masks of the caller of a pinned worker, by variable: what a process is given that needs several devices."""
+    pairs = (word.partition("=") for word in environ.get(CALLERS, "").split(";") if word)
+    return {variable: value for variable, _, value in pairs}
+
+
+def callers_count(device: str, environ: Mapping[str, str]) -> int:
+    """How many devices the caller of a pinned worker sees; 0 where this process is not pinned."""
+    masks = callers(environ)
+    if _on_pjrt_cpu(device, environ):
+        return int(masks.get(_CPU_DEVICES, "0"))
+    return len(chips(masks.get(mask_variable(device, environ) or "", "")))
+
+
+def workers(devices: Iterable[str], environ: Mapping[str, str]) -> int | None:
+    """How many workers give each device one; None where a device is not counted without opening it, and for the processor.
+
+    Args:
+        devices: Names of the selected devices.
+        environ: Of the caller; its masks are what is counted.
+    """
+    counts = [_count(name, environ) for name in devices]
+    return max(counts) if counts and all(counts) else None
+
+
+def _count(device: str, environ: Mapping[str, str]) -> int:
+    if _on_pjrt_cpu(device, environ):
+        given = environ.get(_CPU_DEVICES, "")
+        return int(given) if given.isdecimal() else 0
+    variable = mask_variable(device, environ)
+    if variable is not None and variable in environ:
+        return len(chips(environ[variable]))
+    found = {"cuda": hardware.nvidia, "rocm": hardware.amd, "tpu": hardware.tpu, "xla": hardware.tpu}
+    return found[device]().count if device in found else 0
 
 
 def chips(mask: str) -> list[str]:
@@ -68,6 +119,10 @@ def mask_variable(device: str, environ: Mapping[str, str]) -> str | None:
     if device == "tpu" or (device == "xla" and _on_tpu(environ)):
         return _TPU_MASK
     return _OTHERS.get(device)
+
+
+def _on_pjrt_cpu(device: str, environ: Mapping[str, str]) -> bool:
+    return device == "xla" and environ.get("PJRT_DEVICE", "CPU") == "CPU" and not _on_tpu(environ)
 
 
 def _on_tpu(environ: Mapping[str, str]) -> bool:

@@ -62,15 +62,20 @@ def positive(seconds: float, device: Device, times: int) -> float:
     return seconds
 
 
-def settle(timed: Callable[[], float], now: Callable[[], float] = time.perf_counter) -> int:
+def settle(timed: Callable[[], float], now: Callable[[], float] = time.perf_counter, patience: float = PATIENCE) -> int:
     """Measure until times no longer fall: caches are warm, clock rates are up, code is compiled. Keeps freed memory in the process.
 
+    Args:
+        timed: Measures a block.
+        now: A clock in seconds.
+        patience: Most seconds, besides the block that is running when they are over.
+
     Returns:
-        Number of blocks. If `PATIENCE` ended the warm-up, times may still have been falling.
+        Number of blocks. If `patience` ended the warm-up, times may still have been falling.
     """
     keep_freed_memory()
     start, seen = now(), [timed()]
-    while now() - start < PATIENCE:
+    while now() - start < patience:
         seen.append(timed())
         if len(seen) >= 2 * WINDOW and len(seen) % WINDOW == 0:
             before, after = statistics.median(seen[-2 * WINDOW : -WINDOW]), statistics.median(seen[-WINDOW:])

@@ -62,6 +62,14 @@ def pytest_addhooks(pluginmanager: pytest.PytestPluginManager) -> None:
     pluginmanager.add_hookspecs(hookspecs)
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int | None:
+    """``-n auto``: a worker for each visible device, where the selected devices can be counted without opening them."""
+    from accelcheck.devices.pinning import workers
+
+    return workers(options.value(config, "device") or (), os.environ) if options.requested(config) else None
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """Read the options and probe the devices on the controller; on a worker, read what the controller found."""
     config.addinivalue_line(

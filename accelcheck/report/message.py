@@ -11,7 +11,7 @@ from accelcheck.report.console import escaped
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from accelcheck.core.case import Case
+    from accelcheck.core.case import Case, Evidence
     from accelcheck.core.journal import Record
 
 
@@ -42,6 +42,10 @@ def explain(record: Record, more: Iterable[str] = (), command: str = "") -> str:
         ]
     if record.evidence:
         lines += ["", "  evidence:"]
-        lines += [f"    {'yes' if e.engaged else 'NO '} {e.claim}: {e.observed}" for e in record.evidence]
+        lines += [f"    {_answer(e)} {e.claim}: {e.observed}" for e in record.evidence]
     lines += ["", f"  reproduce: {command or reproduce(record.case, more)}"]
     return "\n".join(escaped(line.expandtabs()) for line in lines)
+
+
+def _answer(evidence: Evidence) -> str:
+    return ("yes" if evidence.engaged else "NO ") if evidence.seen else "?  "

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from accelcheck.core.case import Verdict
+from accelcheck.core.case import UNSEEN, Verdict
 from accelcheck.core.imports import OPTION
 from accelcheck.expectations.ceilings import PREFIX
 from accelcheck.expectations.chips import RUNS, TRIED
@@ -63,6 +63,10 @@ def summary(
         speed.lines(found),
         _counted("not run:", ((r.case.device, r.reason) for r in found if not r.verdict.executed)),
         _remarked("unsupported found by trying", (r for r in found if r.remark == TRIED)),
+        _counted(
+            "evidence that could not be had:",
+            ((r.case.device, f"{r.case.technique}: {r.remark}") for r in found if r.remark.startswith(UNSEEN)),
+        ),
         _remarked("runs although stated as unsupported", (r for r in found if r.remark.startswith(RUNS))),
         _expected(found),
         _above(found),

@@ -20,7 +20,7 @@ from accelcheck.core.plain import text
 from accelcheck.core.processes import GRACE, ChildError, Mailbox
 from accelcheck.techniques.base import Unsupported
 from accelcheck.techniques.distributed.data_parallel import library
-from accelcheck.techniques.processes.torchrun import torchrun
+from accelcheck.techniques.processes.torchrun import devices_of_ranks, torchrun
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -52,7 +52,7 @@ def verify(trial: Trial) -> Finding:
     answer = library(device)
     if not answer.ok:
         raise Unsupported(answer)
-    world = RANKS if device.type == "cpu" else min(RANKS, int(torch.get_device_module(device.type).device_count()))
+    world = RANKS if device.type == "cpu" else min(RANKS, devices_of_ranks(device))
     own = [value.to(torch.float32) for value in trial.problem(trial.case.seed).inputs][:world]
     try:
         with trial.clock("run"):

@@ -20,6 +20,7 @@ from accelcheck.techniques.distributed.ddp import Accumulating, Replicated
 from accelcheck.techniques.distributed.fsdp import FullySharded
 from accelcheck.techniques.distributed.pool import rank_pool
 from accelcheck.techniques.distributed.strategy import TrainingJob
+from accelcheck.techniques.processes.torchrun import devices_of_ranks
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -254,14 +255,14 @@ def _on_xla(client: str) -> Capability:
 
 
 def _enough(device: Device, world: int) -> Capability:
-    """Whether this process sees a device for each rank; the CPU is shared."""
-    count = world if device.type == "cpu" else int(torch.get_device_module(device.type).device_count())
+    """Whether ranks see a device each; the CPU is shared."""
+    count = world if device.type == "cpu" else devices_of_ranks(device)
     if count >= world:
         return SUPPORTED
     return unavailable(
         Code.NO_HARDWARE,
         f"{world} ranks need {world} devices, {device.name} shows {count}",
-        "run it where as many are visible: without a mask, and without pytest-xdist, which gives each worker one",
+        "run it where as many are visible, without a mask that hides them",
     )
 
 

@@ -13,6 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 from accelcheck.core.capability import SUPPORTED, Capability, Code, unsupported
 from accelcheck.core.case import Evidence, Mode
+from accelcheck.devices import torch_names
 from accelcheck.techniques.base import Technique
 from accelcheck.techniques.observe import CONTRACTION, OperatorLog
 from accelcheck.workloads.base import flatten, leaf
@@ -27,6 +28,21 @@ if TYPE_CHECKING:
 
 _COUNTS = "block calls and forwards"
 _PLAIN = "contractions and block calls of one plain pass"
+
+
+def recomputable(device: Device) -> Capability:
+    """Whether torch.utils.checkpoint can recompute on a device: it does so under autocast, switched on or off as it was.
+
+    For a PrivateUse1 backend torch.autocast raises an AssertionError where the backend's module lacks a function, and in the backward
+    pass of the non-reentrant form the process dies of it.
+    """
+    module = getattr(torch, device.type, None)
+    if device.type != torch_names.privateuse1_backend_name() or hasattr(module, "get_amp_supported_dtype"):
+        return SUPPORTED
+    return unsupported(
+        Code.NO_FEATURE,
+        f"torch.utils.checkpoint recomputes under torch.autocast, which needs torch.{device.type}.get_amp_supported_dtype",
+    )
 
 
 class Checkpoint(Technique):
@@ -85,6 +101,9 @@ class TorchCheckpoint(Checkpoint):
         super().__init__(name, "https://docs.pytorch.org/docs/stable/checkpoint.html", promise)
         self.reentrant = reentrant
         self.differentiates_twice = not reentrant
+
+    def capability(self, device: Device) -> Capability:
+        return recomputable(device)
 
     def checkpointing(self) -> Callable[..., Any]:
         return functools.partial(checkpoint, use_reentrant=self.reentrant)

@@ -13,6 +13,7 @@ from torch.utils.checkpoint import checkpoint_sequential
 from accelcheck.core.capability import SUPPORTED, Capability, Code, unsupported
 from accelcheck.core.case import Evidence, Mode
 from accelcheck.techniques.base import Technique
+from accelcheck.techniques.memory.checkpoint import recomputable
 from accelcheck.techniques.memory.peaks import evidence_of_lower_peak, peak_of_run
 
 if TYPE_CHECKING:
@@ -85,6 +86,9 @@ class Segments(Technique):
 
 class TorchSegments(Segments):
     """``torch.utils.checkpoint.checkpoint_sequential``."""
+
+    def capability(self, device: Device) -> Capability:
+        return recomputable(device)
 
     def chain(self, blocks: Sequence[Callable[[Tensor], Any]], x: Tensor) -> Any:
         return checkpoint_sequential(blocks, SEGMENTS, x, use_reentrant=False)  # type: ignore[no-untyped-call]  # untyped in torch

@@ -28,9 +28,13 @@ def page_locked(device: Device) -> Capability:
         )
     if device.type != "cuda":
         try:
-            torch.empty(1, pin_memory=True)
+            tried = torch.empty(1, pin_memory=True)
         except (RuntimeError, NotImplementedError) as error:
             return unsupported(
                 Code.NO_FEATURE, f"torch cannot pin memory for {device.name}: {str(error).splitlines()[0]}"
+            )
+        if not tried.is_pinned():
+            return unsupported(
+                Code.NO_EFFECT, f"{device.name} has no page-locked memory: a tensor that torch was asked to pin is not"
             )
     return SUPPORTED

@@ -61,7 +61,10 @@ class Autocast(Technique):
         full = contractions(seen, torch.float32)
         excused = math_attention(seen, mode)
         kept = {str(parameter.dtype).removeprefix("torch.") for parameter in program.module.parameters()}
-        yield Evidence(f"contractions that took {self.half} >= 1", halves, engaged=halves >= 1)
+        # An attention alone, of a device without a fused kernel, has no other contraction.
+        raised = raised_attention(seen, self.dtype)
+        what = "contractions or attentions" if raised else "contractions"
+        yield Evidence(f"{what} that took {self.half} >= 1", halves + raised, engaged=halves + raised >= 1)
         yield Evidence(f"contractions that took float32 <= {excused}", full, engaged=full <= excused)
         yield Evidence(
             "parameters are float32", ", ".join(sorted(kept)) or "no parameters", engaged=kept <= {"float32"}
@@ -141,6 +144,18 @@ def math_attention(log: OperatorLog, mode: Mode) -> int:
     nothing else dispatches.
     """
     return log.count("aten::_safe_softmax") * (2 if mode is Mode.FORWARD else 6)
+
+
+def raised_attention(log: OperatorLog, dtype: torch.dtype) -> int:
+    """Number of attentions on the math path whose queries, keys and values came in this dtype, and were cast up to float32."""
+    raised = log.having(
+        lambda operator: (
+            operator.name == "aten::_to_copy"
+            and operator.takes(dtype)
+            and any(made == torch.float32 for made, _, _ in operator.outputs)
+        )
+    )
+    return min(log.count("aten::_safe_softmax"), raised // 3)
 
 
 TECHNIQUES: tuple[Technique, ...] = (

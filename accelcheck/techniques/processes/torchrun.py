@@ -2,18 +2,32 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 
+import torch
+
 from accelcheck.core.processes import Child, calling
+from accelcheck.devices.pinning import callers, callers_count
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+
+    from accelcheck.devices.base import Device
+
+
+def devices_of_ranks(device: Device) -> int:
+    """How many devices of this type ranks see: those of this process, and where it is a worker with one of them, its caller's."""
+    here = int(torch.get_device_module(device.type).device_count())
+    return max(here, callers_count(device.name, os.environ))
 
 
 def torchrun(
     options: Sequence[str], function: str, arguments: Sequence[object] = (), environ: Mapping[str, str] | None = None
 ) -> Child:
     """Start torchrun under this Python. It and its ranks end with this process, and its ranks end with it.
+
+    Ranks see the devices that the caller of this run sees, also where this process is a worker that was given one of them.
 
     Args:
         options: Options of torchrun: ``--nproc-per-node=2``, ``--standalone``.
@@ -22,6 +36,5 @@ def torchrun(
         environ: Variables besides those of this process.
     """
     words = [*options, *calling(function, *arguments)]
-    return Child(
-        calling("torch.distributed.run:main", *words, parent=True), {"OMP_NUM_THREADS": "1", **(environ or {})}
-    )
+    settings = {"OMP_NUM_THREADS": "1", **callers(os.environ), **(environ or {})}
+    return Child(calling("torch.distributed.run:main", *words, parent=True), settings)

@@ -35,11 +35,20 @@ def smaller_file(plain: nn.Module, quantized: nn.Module, weights: int) -> Eviden
         plain: The original model; counted as if it were FP32.
         quantized: The quantized model.
         weights: Bytes of the quantized layers' weights in FP32.
+
+    Returns:
+        The evidence; `Evidence.unseen` where torch.save cannot write tensors of the model's device.
     """
     full = {name: value.float() if value.is_floating_point() else value for name, value in plain.state_dict().items()}
-    (file, before), (smaller, after) = on_disk(full), on_disk(quantized.state_dict())
+    claim = f"bytes of elements in a file fall from FP32's by {weights // 3} (a third of the weights) or more"
+    try:
+        (file, before), (smaller, after) = on_disk(full), on_disk(quantized.state_dict())
+    except (RuntimeError, NotImplementedError) as error:  # a device's storage may have no way to the CPU
+        if all(value.device.type == "cpu" for value in full.values()):
+            raise
+        return Evidence.unseen(claim, f"torch.save: {type(error).__name__}: {str(error).splitlines()[0]}")
     return Evidence(
-        f"bytes of elements in a file fall from FP32's by {weights // 3} (a third of the weights) or more",
+        claim,
         f"{before} -> {after} (whole file {file} -> {smaller})",
         engaged=before - after >= weights / 3 > 0,
     )

@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from accelcheck.core.capability import SUPPORTED, Capability, Code, unavailable, unsupported
+from accelcheck.core.capability import BY_TRIAL, SUPPORTED, Capability, Code, unavailable, unsupported
 from accelcheck.core.case import Evidence, Mode
 from accelcheck.measure.memory import in_memory
-from accelcheck.techniques.observe import operators
+from accelcheck.techniques.base import Technique, Unsupported
+from accelcheck.techniques.observe import OperatorLog, operators
 from accelcheck.techniques.quantization import float8, int4
 from accelcheck.techniques.quantization.emulation import (
     EmulatedLinear,
@@ -32,13 +33,15 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from accelcheck.devices.base import Device
-    from accelcheck.techniques.base import Technique
     from accelcheck.techniques.observe import Log
     from accelcheck.verify.precision import MatrixUnit
     from accelcheck.workloads.base import Program
 
 GROUP = 16
 """Number of weights that share a scale in int4: a divisor of every width in the suite."""
+
+INTEGER_PRODUCTS = frozenset({"cpu", "cuda", "xpu"})
+"""Device types on which torch's and torchao's code multiplies int8 by int8; elsewhere `torchao.kernel.safe_int_mm` may widen both."""
 
 AO_PACKAGE = "pip install 'accelcheck[torchao]'"
 
@@ -107,6 +110,30 @@ class TorchAODynamic(TorchAO):
     promise = "Linear layers multiply int8 activations (one scale per token) by int8 weights (one scale per channel)."
     config = "Int8DynamicActivationInt8WeightConfig"
     oracle = "int8-token-channel"
+
+    def capability(self, device: Device) -> Capability:
+        found = super().capability(device)
+        return BY_TRIAL if found.ok and device.type not in INTEGER_PRODUCTS else found
+
+    def prepare(self, program: Program, mode: Mode, device: Device) -> None:
+        if device.type not in INTEGER_PRODUCTS:
+            self._try(device)
+        super().prepare(program, mode, device)
+
+    def _try(self, device: Device) -> None:
+        """See whether a product of this device is one of integers.
+
+        Raises:
+            Unsupported: torchao widens the int8 values first.
+        """
+        layer = nn.Sequential(nn.Linear(16, 16)).to(device.torch_device()).eval()
+        tried = self.quantized(layer, ())
+        with torch.no_grad(), OperatorLog(device.type) as log:
+            tried(torch.ones(16, 16, device=device.torch_device()))
+        if not self.ran(log, 1).engaged:
+            made = sorted({str(dtype) for op in log.operators if op.name == "aten::mm" for dtype, _, _ in op.inputs})
+            reason = f"torchao multiplies no int8 values on {device.name}: it widens them to {', '.join(made) or 'another dtype'}"
+            raise Unsupported(unsupported(Code.NO_BACKEND, reason, tried=True))
 
     def emulate(self, module: nn.Module, inputs: tuple[Any, ...]) -> nn.Module:
         del inputs

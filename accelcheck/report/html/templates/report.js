@@ -331,7 +331,7 @@
       ] : []),
       ...(found.evidence.length ? [
         el("h3", {}, "Evidence that the technique ran"),
-        table("Evidence", ["claim", "seen", "holds"], found.evidence.map((one) => [one.claim, one.observed, one.engaged ? "✓ yes" : el("span", { class: "beyond" }, "✗ no")])),
+        table("Evidence", ["claim", "seen", "holds"], found.evidence.map((one) => [one.claim, one.observed, one.claim.startsWith("could not be seen: ") ? "not known" : one.engaged ? "✓ yes" : el("span", { class: "beyond" }, "✗ no")])),
       ] : []),
       ...(timed ? [
         el("h3", {}, "Time and memory"),
