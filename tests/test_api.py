@@ -18,7 +18,11 @@ from accelcheck import api
 from accelcheck.core.journal_reading import read
 
 ROOT = Path(accelcheck.__file__).parents[1]
-EXAMPLES = sorted(path for path in (ROOT / "examples").rglob("*.py") if path.parent.name != "ci")
+EXAMPLES = sorted(
+    path
+    for path in (ROOT / "examples").glob("*/*.py")
+    if path.parent.name in {"device", "model", "technique", "workload"}
+)
 DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 EXTENDING = ROOT / "docs" / "extending.md"
 FENCED = re.compile(r"^```(\w+)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
