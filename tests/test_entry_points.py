@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import subprocess
 import sys
@@ -293,8 +294,26 @@ def test_the_list_of_a_package_adds_to_what_every_accelerator_has_to_pass(site: 
     found = must_pass.of("acme")
     assert found.levels == {**base.levels, "amp-bf16/mlp/float32/forward": 1}
     assert (found.kind, found.version) == ("acme", 3)
-    assert found.digest != base.digest
+    assert found.digest == hashlib.sha256((folder / "must_pass" / "acme.txt").read_bytes()).hexdigest()
     assert found.floors[1] == must_pass.Floor(10_000, base.floors[1].techniques, base.floors[1].elements)
+
+
+def test_a_package_of_records_holds_what_the_device_ships(site: Site, suite: Suite) -> None:
+    folder = site.install("acme_chip", DEVICE, "devices", value=":Acme")
+    for kind, text in (
+        ("ledgers/acme.toml", ENTRY),
+        ("must_pass/acme.txt", listed({"amp-bf16/mlp/float32/forward": 1})),
+    ):
+        (folder / kind).parent.mkdir()
+        (folder / kind).write_text(text)
+    ran = suite.run(*only("eager", workload="mlp", device="acme"))
+    assert ran.header["must_pass"]["acme"]["class"] == "acme", ran.err
+    assert "acme.toml" in {ledger["name"] for ledger in ran.header["ledgers"]}
+    done = command("pack", "journal.jsonl", "-o", "acme.accelpack", folder=suite.path)
+    assert done.returncode == OK, done.stderr
+    told = command("verify", "acme.accelpack", folder=suite.path)
+    assert "does not qualify" in told.stdout  # a part of a level
+    assert "missing" not in told.stdout + told.stderr
 
 
 def test_a_malformed_list_of_a_package_is_an_error_that_names_it(site: Site, suite: Suite) -> None:

@@ -24,6 +24,7 @@ from accelcheck.core.words import LEVELS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
+    from pathlib import Path
 
     from accelcheck.core.matrix import Selection
 
@@ -60,7 +61,7 @@ class MustPass:
     Attributes:
         kind: The class: a device's name, or `OTHERS`.
         version: Raised whenever the list changes.
-        digest: SHA-256 of the list, in hexadecimal digits; of those of `OTHERS` and of the package, for the list of a package.
+        digest: SHA-256 of the file of the list, in hexadecimal digits; of the package's own file, for the list of a package.
         measured: The highest level at which a run of the class confirmed the list; 0 where none did.
         levels: The level of each case; its key is the case's id without the device: ``technique/workload/dtype/mode``.
         floors: By level.
@@ -101,11 +102,16 @@ def of(device: str) -> MustPass:
     return stored().get(device) or _of_package(device)
 
 
+def shipped(device: str) -> Path | None:
+    """The file of the list that a package ships with a device; None where there is none, and for accelcheck's own devices."""
+    return None if device in stored() else entry_points.beside(device, FOLDER, f"{device}{SUFFIX}")
+
+
 @functools.cache
 def _of_package(device: str) -> MustPass:
     """The list `OTHERS`, and what the package of the device adds to it."""
     base = stored()[OTHERS]
-    file = entry_points.beside(device, FOLDER, f"{device}{SUFFIX}")
+    file = shipped(device)
     if file is None:
         return base
     try:
@@ -116,7 +122,7 @@ def _of_package(device: str) -> MustPass:
     return MustPass(
         own.kind,
         own.version,
-        hashlib.sha256(f"{base.digest}{own.digest}".encode("ascii")).hexdigest(),  # of both: either may change
+        own.digest,  # so that its file is found; that of the other list follows from accelcheck's version, which headers name
         own.measured,
         {**own.levels, **{key: min(its, own.levels.get(key, its)) for key, its in base.levels.items()}},
         {
