@@ -352,6 +352,27 @@ def models_xla(session: nox.Session) -> None:
     _models(session, "xla")
 
 
+VENDOR = "examples/vendor-device"
+
+
+@nox.session
+def vendor(session: nox.Session) -> None:
+    """The example of a vendor's device: builds it, qualifies it at level 1, assesses, packs and verifies the result."""
+    session.install(*PINS["cpu"], *_index(session))
+    session.install("-e", ".[accuracy,torchao]", "setuptools>=77", "ninja>=1.11")
+    session.install("--no-build-isolation", "--no-deps", f"./{VENDOR}")
+    chosen, (journal, _) = _journals("acme", ())
+    package = journal.with_name("acme.accelpack")
+    words = ("--accel-device=acme", "--accel-level=1", "--accel-require", *chosen)
+    try:
+        session.run("pytest", "--pyargs", "accelcheck.suite", *words, *session.posargs, "-n", halves.workers("cpu"))
+    finally:
+        _report(session, [journal])
+    session.run("accelcheck", "assess", str(journal))
+    session.run("accelcheck", "pack", str(journal), "-o", str(package))
+    session.run("accelcheck", "verify", str(package))
+
+
 WORKFLOWS = ("examples/ci/relay.yml", "examples/ci/self-hosted.yml")
 SLURM = ("munged", "slurmctld", "slurmd", "sbatch")
 """Programs of Debian's packages slurm-wlm and munge."""

@@ -12,6 +12,7 @@ from accelcheck.commands.parsing import SHELLS, Parser, PrintCompletion, example
 from accelcheck.core import imports
 from accelcheck.core.foreign import ForeignCodeError
 from accelcheck.core.registry import DuplicateNameError, UnknownNameError, discover
+from accelcheck.expectations.must_pass import MustPassError
 from accelcheck.plugin.registered import PluginLoadError
 
 if TYPE_CHECKING:
@@ -77,6 +78,7 @@ def _run(arguments: Sequence[str] | None) -> int:
         PluginLoadError,
         ForeignCodeError,
         DuplicateNameError,
+        MustPassError,
         UnknownNameError,
         imports.ModuleImportError,
     ) as error:

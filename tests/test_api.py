@@ -18,7 +18,8 @@ from accelcheck import api
 from accelcheck.core.journal_reading import read
 
 ROOT = Path(accelcheck.__file__).parents[1]
-EXAMPLES = sorted(path for path in (ROOT / "examples").rglob("*.py") if path.parent.name != "ci")
+KINDS = ("device", "model", "quantizer", "technique", "workload")
+EXAMPLES = sorted(path for path in (ROOT / "examples").glob("*/*.py") if path.parent.name in KINDS)
 SHOWN = [path for path in EXAMPLES if path.parent.name != "quantizer"]
 """Those that docs/extending.md shows; tests/test_quantizer_page.py has the other."""
 DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]

@@ -135,7 +135,19 @@ def test_every_session_is_listed_with_what_it_does() -> None:
     assert sorted(name for _, name in sessions) == sorted(
         [
             *BACKENDS,
-            *("tests", "selftest", "browser", "benchmarks", "fuzz", "docs", "lint", "typecheck", "templates", "slurm"),
+            *(
+                "tests",
+                "selftest",
+                "browser",
+                "benchmarks",
+                "fuzz",
+                "docs",
+                "lint",
+                "typecheck",
+                "templates",
+                "slurm",
+                "vendor",
+            ),
         ]
     )
     assert [name for selected, name in sessions if selected == "*"] == ["cpu"]

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.util
 from importlib import metadata
-from importlib.machinery import PathFinder
 from typing import TYPE_CHECKING
 
 from accelcheck.core.capability import SUPPORTED, Capability, Code, unavailable
+from accelcheck.core.entry_points import spec
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -19,16 +18,10 @@ _GROUP = "torch.backends"
 
 def installed(module: str) -> bool:
     """Whether a module can be found. Its parent packages are not imported."""
-    top, *below = module.split(".")
     try:
-        spec = importlib.util.find_spec(top)
+        return spec(module) is not None
     except ValueError:  # it is imported already, by something that gave it no spec
         return True
-    for name in below:
-        if spec is None or spec.submodule_search_locations is None:
-            return False
-        spec = PathFinder.find_spec(f"{spec.name}.{name}", list(spec.submodule_search_locations))
-    return spec is not None
 
 
 def requires(package: str, action: str) -> Capability:

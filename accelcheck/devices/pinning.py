@@ -25,7 +25,9 @@ CALLERS = "ACCELCHECK_CALLERS_DEVICES"
 _OTHERS = {"cuda": "CUDA_VISIBLE_DEVICES", "npu": "ASCEND_RT_VISIBLE_DEVICES", "xpu": "ZE_AFFINITY_MASK"}
 
 
-def pin(device_name: str, worker: str, environ: MutableMapping[str, str], count: int | None) -> dict[str, str]:
+def pin(
+    device_name: str, worker: str, environ: MutableMapping[str, str], count: int | None, mask_name: str | None = None
+) -> dict[str, str]:
     """Let a worker see one chip; where there are more workers than chips, they share chips in turn.
 
     Args:
@@ -33,6 +35,7 @@ def pin(device_name: str, worker: str, environ: MutableMapping[str, str], count:
         worker: The worker's name, ``gw0`` and up; any other (``master``) is left alone.
         environ: Where to set the mask. The worker gets one chip of a mask that is set; an empty one (or ``-1``) stays.
         count: Number of chips, used where no mask is set; with ``None`` or 0 nothing is pinned then.
+        mask_name: The variable that the device of another package names; None for those that are known here.
 
     Returns:
         The variables that were set.
@@ -42,7 +45,7 @@ def pin(device_name: str, worker: str, environ: MutableMapping[str, str], count:
         return {}
     if _on_pjrt_cpu(device_name, environ):
         return _narrowed(environ, _CPU_DEVICES, str(count), {_CPU_DEVICES: "1"}) if (count or 0) > 1 else {}
-    variable = mask_variable(device_name, environ)
+    variable = mask_name or mask_variable(device_name, environ)
     if variable is None:
         return {}
     mask = environ.get(variable)

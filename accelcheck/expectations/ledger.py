@@ -26,8 +26,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from accelcheck.core import strangers, toml
+from accelcheck.core import entry_points, strangers, toml
 from accelcheck.core.case import Verdict
+from accelcheck.expectations import must_pass
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -243,9 +244,14 @@ _SIZES: tuple[tuple[re.Pattern[str], Callable[..., float]], ...] = (
 
 
 def shipped(devices: tuple[str, ...]) -> tuple[Path, ...]:
-    """Paths of accelcheck's ledgers for these devices, and of the one for all devices."""
-    paths = (FOLDER / f"{name}.toml" for name in ("all", *devices))
-    return tuple(path for path in paths if path.exists())
+    """Paths of the ledgers for these devices: accelcheck's, that for all devices, and those that packages ship with their devices.
+
+    A package's is the file ``ledgers/DEVICE.toml`` beside the module of the device's entry point.
+    """
+    paths = [path for name in ("all", *devices) if (path := FOLDER / f"{name}.toml").exists()]
+    own = must_pass.stored()
+    others = (entry_points.beside(name, FOLDER.name, f"{name}.toml") for name in devices if name not in own)
+    return (*paths, *(path for path in others if path is not None))
 
 
 def unsteady(device: str) -> Ledger:

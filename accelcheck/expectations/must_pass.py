@@ -1,5 +1,8 @@
 """Must-pass lists: the cases that a device of a class has to pass at each level, versioned and hashed. No torch.
 
+A package may ship a list with a device of its own: the file ``must_pass/DEVICE.txt`` beside the module of the device's entry point. It
+adds to the list `OTHERS`, and takes nothing out: a vendor cannot qualify by asking for less.
+
 A list holds what the devices of its class declare to support, less what the shipped ledgers expect to fail, and less what a measured
 run of the class found `unsupported` by trying. Timed cases are in none, since their verdicts need a baseline of the same machine, nor are platform items, which an assessment counts.
 ``python benchmarks/must_pass.py`` makes the lists.
@@ -10,16 +13,18 @@ from __future__ import annotations
 import fnmatch
 import functools
 import hashlib
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from importlib import resources
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
+from accelcheck.core import entry_points
 from accelcheck.core.case import Mode
 from accelcheck.core.words import LEVELS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
+    from pathlib import Path
 
     from accelcheck.core.matrix import Selection
 
@@ -56,7 +61,7 @@ class MustPass:
     Attributes:
         kind: The class: a device's name, or `OTHERS`.
         version: Raised whenever the list changes.
-        digest: SHA-256 of the list, in hexadecimal digits.
+        digest: SHA-256 of the file of the list, in hexadecimal digits; of the package's own file, for the list of a package.
         measured: The highest level at which a run of the class confirmed the list; 0 where none did.
         levels: The level of each case; its key is the case's id without the device: ``technique/workload/dtype/mode``.
         floors: By level.
@@ -89,8 +94,42 @@ class MustPass:
 
 
 def of(device: str) -> MustPass:
-    """The list for a device."""
-    return stored().get(device) or stored()[OTHERS]
+    """The list for a device.
+
+    Raises:
+        MustPassError: The list that a package ships with the device is malformed.
+    """
+    return stored().get(device) or _of_package(device)
+
+
+def shipped(device: str) -> Path | None:
+    """The file of the list that a package ships with a device; None where there is none, and for accelcheck's own devices."""
+    return None if device in stored() else entry_points.beside(device, FOLDER, f"{device}{SUFFIX}")
+
+
+@functools.cache
+def _of_package(device: str) -> MustPass:
+    """The list `OTHERS`, and what the package of the device adds to it."""
+    base = stored()[OTHERS]
+    file = shipped(device)
+    if file is None:
+        return base
+    try:
+        own = parsed(device, file.read_text(encoding="ascii"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise MustPassError(f"{FOLDER}/{device}{SUFFIX}: {error}") from error
+    both = {level: (base.floors[level], own.floors[level]) for level in LEVELS}
+    return MustPass(
+        own.kind,
+        own.version,
+        own.digest,  # so that its file is found; that of the other list follows from accelcheck's version, which headers name
+        own.measured,
+        {**own.levels, **{key: min(its, own.levels.get(key, its)) for key, its in base.levels.items()}},
+        {
+            level: Floor(*(max(pair) for pair in zip(astuple(one), astuple(other), strict=True)))
+            for level, (one, other) in both.items()
+        },
+    )
 
 
 @functools.cache

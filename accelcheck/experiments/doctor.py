@@ -377,6 +377,8 @@ def _pytest(told: Sequence[Message]) -> Iterator[Diagnosis]:
         if "plugins" in message:
             fact = f"pytest does not start here, or a plugin raises: {message['plugins']}"
             yield Diagnosis("pytest", Grade.PROBLEM, fact, "repair it, or run in another folder", stops=True)
+        for reason in message.get("not_loaded", {}).values():
+            yield Diagnosis("pytest", Grade.PROBLEM, f"not loaded: {reason}", "repair or uninstall its package")
         if "pytest" not in message:
             continue
         found: dict[str, Any] = message["pytest"]

@@ -54,6 +54,7 @@ def _answer(names: Sequence[str]) -> None:
         config = registered.here()
         say(pytest=_of_pytest(config))
         known, extra = registered.matrix(config), registered.devices(config)
+        say(not_loaded=registered.failed(config))
     except Exception as error:  # noqa: BLE001 - plugins of others may raise anything
         say(plugins=f"{type(error).__name__}: {error}")
     present = list(names)

@@ -17,7 +17,7 @@ from accelcheck.core.matrix import Selection
 from accelcheck.core.registry import UnknownNameError
 from accelcheck.core.shards import Shard
 from accelcheck.expectations import must_pass
-from accelcheck.plugin import options, registered, resume
+from accelcheck.plugin import installed, options, registered, resume
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, MutableMapping, Sequence
@@ -45,6 +45,7 @@ class RunConfiguration:
         folder: Private to the run; holds the references.
         ledgers: Further ledgers, besides the shipped ones.
         imports: Modules that every process imports before it uses a device.
+        masks: The variable that says which chips a process sees, by device, for devices of other packages that have one.
         failed_imports: Modules that were to be imported and cannot be, with the reasons. Known to the controller alone.
         finished: Ids of the cases that an earlier part of this run has finished.
         earlier: Their records. Known to the controller alone.
@@ -56,6 +57,7 @@ class RunConfiguration:
     folder: Path
     ledgers: tuple[Path, ...]
     imports: tuple[str, ...] = ()
+    masks: Mapping[str, str] = field(default_factory=dict)
     failed_imports: Mapping[str, Capability] = field(default_factory=dict)
     finished: frozenset[str] = frozenset()
     earlier: Sequence[Record] = ()
@@ -68,10 +70,11 @@ class RunConfiguration:
             UnknownNameError: An option has a value that is not legal.
             AbsentDeviceError: A required device is absent.
             LedgerError: A ledger cannot be read.
+            MustPassError: The must-pass list that a package ships with its device cannot be read.
             JournalError, ResumeError: The journal to go on with cannot be read, or is of another run.
         """
         from accelcheck.devices.probe import probe
-        from accelcheck.expectations.ledger import Ledger
+        from accelcheck.expectations.ledger import Ledger, shipped
 
         ledgers = options.paths(config, "ledger")
         Ledger.load(ledgers)
@@ -80,23 +83,28 @@ class RunConfiguration:
         options.effort(config)
         if options.imports(config):
             imports.announce(options.imports(config))
-        statuses, host = probe(None, options.seconds(config), registered.devices(config))
+        others = registered.devices(config)
+        statuses, host = probe(None, options.seconds(config), others)
         words = options.value(config, "device") or ("auto",)
         failed = host.failed_imports
         try:
             chosen = options.chosen_devices(words, statuses, statuses)
         except UnknownNameError as error:
-            raise UnknownNameError(" ".join([str(error), *_lines(failed)])) from error
+            reasons = " ".join([str(error), *_lines(failed)])
+            raise UnknownNameError(reasons + installed.lines(registered.failed(config).values())) from error
         selection = options.selection(config, chosen)
+        Ledger.load(shipped(chosen))
         absent = [f"{name}: {statuses[name].capability}" for name in chosen if not statuses[name].present]
         absent += _lines(failed)
+        absent += registered.failed(config).values()
         if options.value(config, "require") and absent:
             raise AbsentDeviceError("--accel-require: a selected device is absent. " + "; ".join(absent))
         folder = private("run-")
         config.add_cleanup(functools.partial(shutil.rmtree, folder, ignore_errors=True))
         # A module that fails in the probe would fail in this process too, and with it the cases of all other devices.
         loaded = tuple(name for name in imports.announced() if name not in failed)
-        run = cls(selection, statuses, host.autoload, folder, ledgers, loaded, failed)
+        masks = {device.name: device.mask for device in others if device.mask}
+        run = cls(selection, statuses, host.autoload, folder, ledgers, loaded, masks, failed)
         resumed = options.resumed(config)
         if resumed is None:
             return run
@@ -136,6 +144,7 @@ class RunConfiguration:
             "folder": str(self.folder),
             "ledgers": [str(path) for path in self.ledgers],
             "imports": list(self.imports),
+            "masks": dict(self.masks),
             "finished": sorted(self.finished),
         }
 
@@ -161,6 +170,7 @@ class RunConfiguration:
             folder=Path(data["folder"]),
             ledgers=tuple(Path(path) for path in data["ledgers"]),
             imports=tuple(data["imports"]),
+            masks=dict(data["masks"]),
             finished=frozenset(data["finished"]),
         )
 
@@ -194,7 +204,7 @@ class RunConfiguration:
         for name in self.selection.devices:
             fingerprint = self.statuses[name].fingerprint
             if fingerprint is not None:
-                pin(name, worker, environ, fingerprint.count)
+                pin(name, worker, environ, fingerprint.count, self.masks.get(name))
 
 
 def _lines(failed: Mapping[str, Capability]) -> list[str]:

@@ -18,9 +18,9 @@ from accelcheck.core.case import Case, Mode, Verdict
 from accelcheck.core.journal import Journal, JournalError, Record
 from accelcheck.expectations import must_pass
 from accelcheck.measure import timing_processes
-from accelcheck.plugin import inputs, lost_workers, options, summary_lines, time_limits
+from accelcheck.plugin import inputs, lost_workers, options, registered, summary_lines, time_limits
 from accelcheck.report import coverage, terminal
-from accelcheck.report.console import escaped
+from accelcheck.report.console import escaped, escaped_lines
 from accelcheck.report.coverage import Scope
 from accelcheck.report.progress import Progress
 from accelcheck.report.run import counts
@@ -53,6 +53,8 @@ class Controller:
         self.timed_elsewhere = 0
         self.refused = ""
         """Why workers could not find out what the cases are."""
+        self.not_loaded: dict[str, str] = {}
+        """Why entry points could not be loaded on workers, by entry point."""
         self.cut_off = ""
         """Why the journal could not be written any more."""
         self._modes: list[Mode] = []
@@ -91,6 +93,7 @@ class Controller:
     def pytest_testnodedown(self, node: Any) -> None:
         """Take over how many cases there are: workers know the matrix. Or why there are none."""
         self.refused = getattr(node, "workeroutput", {}).get("accelcheck-refused", self.refused)
+        self.not_loaded |= getattr(node, "workeroutput", {}).get("accelcheck-not-loaded", {})
         data: str | None = getattr(node, "workeroutput", {}).get("accelcheck")
         if data is not None:
             self.scope = Scope.from_json(json.loads(data))
@@ -222,6 +225,8 @@ class Controller:
         summary_lines.make_pasteable(terminalreporter)  # pytest writes them after this
         if self.refused:
             terminalreporter.write_line(f"ERROR: {self.refused}", red=True)
+        for reason in (self.not_loaded | registered.failed(self.config)).values():
+            terminalreporter.write_line(escaped_lines(f"accelcheck: not loaded: {reason}"), yellow=True)
         if self.records or self.asked:
             remainder = coverage.lines(
                 self.run,

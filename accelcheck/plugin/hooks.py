@@ -102,9 +102,10 @@ def _controller(config: pytest.Config) -> Controller:
     from accelcheck.core.registry import DuplicateNameError, UnknownNameError
     from accelcheck.expectations.ledger import LedgerError
     from accelcheck.expectations.limits import LimitError
+    from accelcheck.expectations.must_pass import MustPassError
     from accelcheck.measure import timing_processes
     from accelcheck.measure.baselines import BaselineError
-    from accelcheck.plugin import configuration, controller
+    from accelcheck.plugin import configuration, controller, registered
     from accelcheck.report.console import escaped_lines
 
     foreign.keep_stderr()
@@ -117,7 +118,8 @@ def _controller(config: pytest.Config) -> Controller:
         config.stash[_RUN] = run
         gate = config.stash[_GATE] = configuration.gate(config, run)
         if run.selection.techniques or run.selection.workloads or run.selection.cases:
-            _matrix(config).check(run.selection)  # only when names are given, because the registry imports torch
+            # Only when names are given, because the registry imports torch.
+            registered.check(config, _matrix(config), run.selection)
         return controller.Controller(config, run, gate)
     except (
         configuration.AbsentDeviceError,
@@ -127,6 +129,7 @@ def _controller(config: pytest.Config) -> Controller:
         JournalError,
         LedgerError,
         LimitError,
+        MustPassError,
         UnknownNameError,
     ) as error:
         raise pytest.UsageError(escaped_lines(f"accelcheck: {error}")) from error
@@ -278,6 +281,10 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """Hand the controller how many cases there are: where there are workers, it has no matrix."""
     config = session.config
+    if _RUN in config.stash and hasattr(config, "workeroutput"):
+        from accelcheck.plugin import registered
+
+        config.workeroutput["accelcheck-not-loaded"] = registered.failed(config)
     if _RUN not in config.stash or _MATRIX not in config.stash or config.option.collectonly or _REFUSED in config.stash:
         return
     from accelcheck.report.coverage import Scope

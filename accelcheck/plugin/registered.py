@@ -1,4 +1,4 @@
-"""Devices, techniques and workloads that conftest.py and other packages register by hooks, for pytest runs and for commands. No torch."""
+"""Devices, techniques and workloads that conftest.py and other packages register, for pytest runs and for commands. No torch."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ import pytest
 
 from accelcheck.core import imports
 from accelcheck.core.foreign import ForeignCodeError, calling
-from accelcheck.core.matrix import Matrix
+from accelcheck.core.matrix import Matrix, Selection
 from accelcheck.core.matrix import devices as known_devices
+from accelcheck.core.registry import UnknownNameError
 from accelcheck.core.strangers import quoted
-from accelcheck.plugin import options, validation
+from accelcheck.plugin import installed, options, validation
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -39,9 +40,26 @@ def devices(config: pytest.Config) -> list[Device]:
     """Devices besides the built-in ones.
 
     Raises:
-        ForeignCodeError: A hook raised, did not return, or returned something else.
+        ForeignCodeError: A hook raised, did not return, or returned something else, or two devices share a name.
     """
-    return [device for _, device in _all(config, "pytest_accel_devices")]
+    return validation.devices(_all(config, "pytest_accel_devices"), known_devices())
+
+
+def failed(config: pytest.Config) -> dict[str, str]:
+    """Why entry points could not be loaded so far, by entry point."""
+    return installed.of(config).failed
+
+
+def check(config: pytest.Config, known: Matrix, selection: Selection) -> None:
+    """`Matrix.check`; the error names the entry points that could not be loaded, too.
+
+    Raises:
+        UnknownNameError: A selected name does not exist.
+    """
+    try:
+        known.check(selection)
+    except UnknownNameError as error:
+        raise UnknownNameError(f"{error}{installed.lines(failed(config).values())}") from error
 
 
 def matrix(config: pytest.Config) -> Matrix:
@@ -71,16 +89,16 @@ def own_models(config: pytest.Config) -> Mapping[str, Sequence[Workload]]:
 
 
 def _all(config: pytest.Config, name: str) -> list[tuple[str, Any]]:
-    """What the hooks of this name gave, each with what gave it."""
+    """What the hooks of this name and the entry points of its group gave, each with what gave it."""
     hook = getattr(config.hook, name, None)  # none where accelcheck is no plugin of this pytest
     if hook is None:
         return []
     limit = options.seconds(config)
-    found: list[tuple[str, Any]] = []
+    found = [*installed.of(config).load(installed.GROUPS[name], limit)]
     # A wrapper calls the others itself, so that none of them can be called alone.
     if any(one.wrapper or one.hookwrapper for one in hook.get_hookimpls()):
         with calling(name, limit):
-            return [(name, thing) for group in hook() for thing in group]
+            return [*found, *((name, thing) for group in hook() for thing in group)]
     for one in reversed(hook.get_hookimpls()):  # each by itself, so that an error can name its plugin
         what = f"{name} of {one.plugin_name} ({one.function.__module__}.{one.function.__qualname__})"
         with calling(what, limit):
@@ -141,6 +159,7 @@ def here(models: tuple[str, ...] = ()) -> pytest.Config:
     if asked.config is None:
         lines = [line.strip() for line in said.getvalue().splitlines() if line.strip()]
         raise PluginLoadError(f"pytest does not start in {Path.cwd()} (exit {int(code)}): {' | '.join(lines[-LINES:])}")
+    installed.of(asked.config, told=True)
     # pytest removes them when it ends, but hooks may import from these folders when they are called.
     sys.path[:0] = [str(path) for path in asked.config.getini("pythonpath")]
     return asked.config

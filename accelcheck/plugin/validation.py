@@ -1,8 +1,9 @@
-"""Checks techniques and workloads of other packages when they are registered: a misspelt word would silently mean fewer cases."""
+"""Checks what other packages register when they do: a misspelt word would silently mean fewer cases."""
 
 from __future__ import annotations
 
 import inspect
+import re
 from typing import TYPE_CHECKING, Any
 
 from accelcheck.core.foreign import ForeignCodeError
@@ -12,11 +13,38 @@ from accelcheck.core.strangers import quoted
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
 
+    from accelcheck.devices.base import Device
     from accelcheck.techniques.base import Technique
     from accelcheck.workloads.base import Workload
 
 REQUIRED = ("name", "family", "promise", "source")
 """Attributes that every technique sets to a text."""
+
+
+_NAME = re.compile(r"[a-z0-9][a-z0-9_.-]*", re.IGNORECASE)
+"""Names of devices: parts of case ids and of names of files."""
+
+
+def devices(found: Sequence[tuple[str, Any]], builtin: Mapping[str, Device]) -> list[Device]:
+    """The devices that were registered; as `techniques`, and without an import of torch.
+
+    Raises:
+        ForeignCodeError: One cannot be what it claims to be.
+    """
+    from accelcheck.devices.base import Device
+
+    _distinct("device", found, builtin)
+    for what, one in found:
+        said = f"{what}: device {quoted(one.name)}"
+        if not isinstance(one, Device):
+            raise ForeignCodeError(f"{said}: expected an instance of a subclass of Device, got {quoted(one)}")
+        if not _NAME.fullmatch(one.name):
+            raise ForeignCodeError(f"{said}: expected a name of letters, digits, and -_. between them")
+        if not isinstance(getattr(one, "type", None), str):
+            raise ForeignCodeError(f"{said}: set `type`, the type of its torch.device")
+        _known(f"{said}: dtypes", one.dtypes)
+        _known(f"{said}: features", one.features)
+    return [one for _, one in found]
 
 
 def techniques(found: Sequence[tuple[str, Any]], builtin: Mapping[str, Technique]) -> list[Technique]:

@@ -491,9 +491,9 @@ class _Taken:
 
 
 def _check_alike(source: _Source, unlike: Mapping[str, str]) -> None:
-    for who, differing in unlike.items():
-        if differing:
-            raise OracleError(f"{source}: the FP64 oracle and {who} disagree: {differing}")
+    for who, difference in unlike.items():
+        if difference:
+            raise OracleError(f"{source}: the FP64 oracle and {who} disagree: {difference}")
 
 
 def _layouts(eager: Result) -> dict[str, Layout]:

@@ -83,6 +83,12 @@ class UsedFile:
         return f"{kind} {text(self.name, 100)}, which a run used with the SHA-256 {text(self.sha256, 64)}"
 
 
+def devices_of(fields: Mapping[str, Any]) -> list[str]:
+    """The devices that a header asks for."""
+    header, _ = read_header("", fields)
+    return [*header.must_pass]
+
+
 def used(found: Iterable[Mapping[str, Any]]) -> list[UsedFile]:
     """The files that runs were judged by, each once, sorted."""
     files = set[UsedFile]()

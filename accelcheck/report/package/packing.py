@@ -103,7 +103,8 @@ def pack(
     _not_over(output, [*journals, *ledger, *logs, *files])
     try:
         members, listed, headers, notes = _journals(journals)
-        found, missing = _found(contents.used(headers), [*ledger, *_candidates(journals)], given=ledger)
+        devices = {name for fields in headers for name in contents.devices_of(fields)}
+        found, missing = _found(contents.used(headers), [*ledger, *_candidates(journals, devices)], given=ledger)
         if missing and not allow_missing:
             raise PackError("; ".join(missing) + "; give the file with --ledger, or --allow-missing to pack without it")
         if not all("ledgers" in fields for fields in headers):
@@ -199,12 +200,14 @@ def _checked(path: Path) -> list[Mapping[str, Any]]:
     return [fields for _, fields in contents.headers(path)]
 
 
-def _candidates(journals: Sequence[Path]) -> list[Path]:
-    """Files that may be the ledgers and lists of runs: accelcheck's own, and those beside the journals or in this folder."""
+def _candidates(journals: Sequence[Path], devices: Iterable[str]) -> list[Path]:
+    """Files that may be the ledgers and lists of runs: accelcheck's own, installed devices', those beside the journals or in this folder."""
     lists = Path(must_pass.__file__).parent / must_pass.FOLDER
     folders = dict.fromkeys((ledgers.FOLDER, lists, *(path.parent for path in journals), Path()))
     kinds = (".toml", must_pass.SUFFIX)
-    return [path for folder in folders for path in sorted(folder.iterdir()) if path.suffix in kinds and path.is_file()]
+    found = [path for folder in folders for path in sorted(folder.iterdir()) if path.suffix in kinds and path.is_file()]
+    lists_of_packages = (path for name in sorted(devices) if (path := must_pass.shipped(name)) is not None)
+    return [*found, *ledgers.shipped(tuple(sorted(devices))), *lists_of_packages]
 
 
 def _found(

@@ -1,0 +1,109 @@
+"""What becomes ``torch.acme``: the functions that torch asks the module of a device for."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from acme_npu import _C
+
+
+def is_available() -> bool:
+    """Whether there is a device."""
+    return True
+
+
+def is_initialized() -> bool:
+    """Whether this process uses it."""
+    return _C.in_use()
+
+
+def _is_in_bad_fork() -> bool:
+    return _C.in_bad_fork()
+
+
+def device_count() -> int:
+    """Number of devices."""
+    return 1
+
+
+def current_device() -> int:
+    """Index of the current device."""
+    return 0
+
+
+def set_device(device: torch.types.Device) -> None:
+    """Make a device the current one."""
+    if torch.device("acme", 0) != torch.device("acme", torch.device(device).index or 0):
+        raise RuntimeError(f"acme: expected device 0, the only one, got {device}")
+
+
+class device:  # noqa: N801 - the name that torch asks for
+    """A context in which a device is the current one; there is only one."""
+
+    def __init__(self, device: torch.types.Device) -> None:
+        set_device(device)
+
+    def __enter__(self) -> None:
+        """Nothing changes."""
+
+    def __exit__(self, *_: object) -> None:
+        """Nothing is to be undone."""
+
+
+def current_stream(device: torch.types.Device = None) -> torch.Stream:
+    """The stream that kernels are put into."""
+    del device
+    return torch.accelerator.current_stream("acme")
+
+
+def get_device_name(device: torch.types.Device = None) -> str:
+    """The chip's name."""
+    del device
+    return "Acme NPU (simulated on the host)"
+
+
+def synchronize(device: torch.types.Device = None) -> None:
+    """Wait until the device has done all its work."""
+    del device
+    _C.synchronize()
+
+
+def manual_seed_all(seed: int) -> None:
+    """Seed the generator of every device."""
+    _C.default_generator().manual_seed(seed)
+
+
+manual_seed = manual_seed_all
+
+
+def get_rng_state(device: torch.types.Device = "acme") -> Tensor:
+    """The state of a device's generator."""
+    del device
+    return _C.default_generator().get_state()
+
+
+def set_rng_state(state: Tensor, device: torch.types.Device = "acme") -> None:
+    """Set the state of a device's generator."""
+    del device
+    _C.default_generator().set_state(state)
+
+
+def get_amp_supported_dtype() -> list[torch.dtype]:
+    """The dtypes that autocast may take."""
+    return [torch.bfloat16, torch.float16]
+
+
+def is_bf16_supported() -> bool:
+    """Whether it computes in bfloat16."""
+    return True
+
+
+def fallbacks(*, reset: bool = False) -> int:
+    """How many operators ran by torch's fallback to the CPU, for want of a kernel of its own."""
+    return _C.fallbacks(reset)
+
+
+def sleep(milliseconds: float) -> None:
+    """Have the current stream wait: for tests of the order of streams."""
+    _C.sleep(milliseconds)
