@@ -346,9 +346,9 @@ def models_cpu(session: nox.Session) -> None:
     _models(session, "cpu")
 
 
-@nox.session(venv_location=".nox/xla")
+@nox.session
 def models_xla(session: nox.Session) -> None:
-    """The same on XLA, in the environment of the session `xla`: torch_xla takes 7 GB."""
+    """The same on XLA."""
     _models(session, "xla")
 
 

@@ -118,9 +118,9 @@ def _check(given: argparse.Namespace) -> int:
     given.dtype = given.dtype or ["float32"]
     given.level = given.level or (max(LEVELS) if given.technique else LEVEL)
     devices = dict.fromkeys(given.device or _present())
-    for name in devices:
-        if (why := refusal(name)) is not None:
-            print(f"accelcheck: {name}: {why}; accelcheck doctor says more", file=sys.stderr)
+    for device in devices:
+        if (reason := refusal(device)) is not None:
+            print(f"accelcheck: {device}: {reason}; accelcheck doctor says more", file=sys.stderr)
             return NOTHING
     with tempfile.TemporaryDirectory(prefix="accelcheck-check-") as name:
         kept = given.journal or Path(name) / "journal.jsonl"

@@ -15,8 +15,9 @@ from torch import Tensor
 
 from accelcheck.experiments.explain import fused
 from accelcheck.experiments.explain.calls import aside
+from accelcheck.verify.effort import CAREFUL, PROBE_SAMPLES
 from accelcheck.verify.judge import Discrepancy, Judgement, judge
-from accelcheck.verify.oracle import CAREFUL, PROBE_SAMPLES, Reference
+from accelcheck.verify.oracle import Reference
 from accelcheck.verify.precision import ACCUMULATOR, SMALLEST_SUBNORMAL, UNIT_ROUNDOFF
 from accelcheck.verify.rounding import CONTRACTIONS, EXACT, Nearest, Rounding
 from accelcheck.verify.views import SIGNED, VIEWS, Yardstick, budget
