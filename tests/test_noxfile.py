@@ -147,6 +147,8 @@ def test_every_session_is_listed_with_what_it_does() -> None:
                 "templates",
                 "slurm",
                 "vendor",
+                "models_cpu",
+                "models_xla",
             ),
         ]
     )
