@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -192,8 +194,19 @@ def test_masks_and_integers_are_the_same_in_every_draw() -> None:
     assert all(map(torch.equal, first.inputs, other.inputs))
 
 
-def test_what_gets_no_gradient_is_found() -> None:
-    assert language().idle == {"model.unused.weight", "model.unused.bias", "input[1]"} - {"input[1]"}
+def test_a_process_that_has_looked_at_a_model_has_not_used_autograd() -> None:
+    """It counts the devices when it is first used: a lazy backend that is registered later would then compute no gradient, in forks too."""
+    code = """
+import torch
+from accelcheck.api import workload_of
+used = []
+original = torch.autograd.backward
+torch.autograd.backward = lambda *a, **k: used.append(1) or original(*a, **k)
+workload_of(torch.nn.Linear(4, 3), (torch.ones(2, 4),), loss=torch.nn.functional.mse_loss, target=torch.ones(2, 3), optimizer=torch.optim.SGD)
+print(len(used))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
+    assert done.stdout.strip() == "0"
 
 
 def test_traits_are_found() -> None:

@@ -65,6 +65,14 @@ MOST_ERROR = 10_000
 """Characters of it."""
 
 
+_QUEUES = "device_ready_queues_"
+TOO_EARLY = (
+    "(autograd was used in this process, or the one that it was forked from, before the device was: torch counts the devices then. Compute no "
+    "gradient before accelcheck does, use the device first, or give the model to accelcheck check)"
+)
+"""What torch's assertion about its queues of devices means."""
+
+
 @dataclass
 class Bench:
     """What cases are run with: all techniques, workloads and devices, and which devices are present.
@@ -248,7 +256,8 @@ def _restored(trial: Trial, left: list[str]) -> Iterator[None]:
 def _brief(error: BaseException) -> str:
     """Type and text of an exception, cut to `LINES` lines: some libraries print whole tensors."""
     lines = f"{type(error).__name__}: {text(error, MOST_ERROR)}".splitlines()
-    return "\n".join([*_cut(lines), *getattr(error, "__notes__", ())])
+    advice = [TOO_EARLY] if any(_QUEUES in line for line in lines) else []
+    return "\n".join([*_cut(lines), *advice, *getattr(error, "__notes__", ())])
 
 
 def _cut(lines: list[str]) -> list[str]:

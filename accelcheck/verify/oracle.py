@@ -503,7 +503,9 @@ def _layouts(eager: Result) -> dict[str, Layout]:
 def _check_truth(source: _Source, oracle: _Oracle, truth: Result) -> None:
     if not truth or not sum(tensor.numel() for tensor in truth.values()):
         raise OracleError(f"{source}: the oracle produced no elements to compare; its outputs: {sorted(truth)}")
-    if source.mode is Mode.BACKWARD and (lost := oracle.without_gradient(truth) - source.workload.idle):
+    idle = source.workload.idle
+    # In somebody's own model, what gets no gradient is as the owner made it.
+    if source.mode is Mode.BACKWARD and not source.workload.given and (lost := oracle.without_gradient(truth) - idle):
         raise OracleError(
             f"{source}: the oracle has no gradient for {', '.join(sorted(lost))}, which require one: name them in `Workload.idle` "
             "if nothing depends on them, else mend the workload"

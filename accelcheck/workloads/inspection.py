@@ -10,9 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from accelcheck.core.case import Mode
 from accelcheck.devices.torch_names import TorchDispatchMode, dropout_base
-from accelcheck.workloads.base import Program, flatten
+from accelcheck.workloads.base import flatten
 from accelcheck.workloads.blocks import blocks_of, called_twice
 from accelcheck.workloads.quiet import quieted
 
@@ -65,21 +64,6 @@ def _tried(module: nn.Module, inputs: tuple[Any, ...], out: Any) -> Iterator[str
         yield "samplewise"
     if _scriptable(module):
         yield "scriptable"
-
-
-def without_gradient(problem: Problem) -> frozenset[str]:
-    """Parameters and inputs that could get a gradient in backward mode and get none, by their names there.
-
-    Args:
-        problem: May be changed.
-    """
-    program = Program.of(quieted(problem))
-    asked = {name for name, parameter in program.module.named_parameters() if parameter.requires_grad}
-    asked |= {f"input[{index}]" for index, value in enumerate(program.inputs) if value.is_floating_point()}
-    if not asked:
-        return frozenset()
-    result = program.run(Mode.BACKWARD)
-    return frozenset(name for name in asked if f"grad:{name}" not in result)
 
 
 class _Functions(TorchFunctionMode):

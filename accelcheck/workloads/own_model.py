@@ -21,7 +21,7 @@ from accelcheck.core.case import Mode, stable_seed
 from accelcheck.core.registry import unknown
 from accelcheck.devices.torch_names import pytree
 from accelcheck.workloads.base import Batch, OptimizerMaker, Problem, Workload, flatten
-from accelcheck.workloads.inspection import found_traits, without_gradient
+from accelcheck.workloads.inspection import found_traits
 from accelcheck.workloads.nested import OwnModelError, Place, Rebuilt, at, tensors_of
 from accelcheck.workloads.own_task import Metric, OwnTask
 from accelcheck.workloads.traits import TRAITS
@@ -100,7 +100,6 @@ def workload_of(
         Redrawn(problem, stable_seed(name)),
         modes=frozenset(_modes(problem)),
         traits=seen | ({"training"} if trains else set()) | ({"batches"} if problem.further else set()),
-        idle=without_gradient(_copied(problem)),
         given=True,
     )
 
