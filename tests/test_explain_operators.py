@@ -11,8 +11,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from accelcheck.devices.torch_names import TorchDispatchMode
-from accelcheck.experiments.explain.budgets import Holder, NoTruthError
+from accelcheck.experiments.explain.budgets import Holder
 from accelcheck.experiments.explain.calls import Call
+from accelcheck.experiments.explain.holding import NoTruthError
 from accelcheck.experiments.explain.operators import Recompute, together
 from accelcheck.experiments.explain.places import Places
 

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from accelcheck.devices.torch_names import TorchDispatchMode
-from accelcheck.experiments.explain.budgets import NoTruthError
 from accelcheck.experiments.explain.calls import Call, aside, found
+from accelcheck.experiments.explain.holding import NoTruthError
 from accelcheck.verify.judge import judge_together
 from accelcheck.verify.oracle import Reference
 

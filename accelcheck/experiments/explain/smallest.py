@@ -10,11 +10,12 @@ import torch
 from torch import Tensor
 
 from accelcheck.experiments.explain import fused
-from accelcheck.experiments.explain.budgets import Finding, Holder, NoTruthError
 from accelcheck.experiments.explain.calls import Call, aside, copied, found, memory
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+
+    from accelcheck.experiments.explain.budgets import Finding, Holder
 
 SEED = 0
 """Of the values that replace those of the case."""
@@ -167,6 +168,3 @@ def filled(call: Call, values: str) -> Call:
 def elements(call: Call) -> int:
     """Number of elements in all tensors of a call."""
     return sum(one.numel() for one in found((call.args, *call.kwargs.values())))
-
-
-__all__ = ["SEED", "NoTruthError", "Shrinker", "Smallest", "elements", "filled", "resized"]
