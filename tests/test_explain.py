@@ -23,7 +23,7 @@ from accelcheck.core.matrix import Matrix
 from accelcheck.experiments.explain import compiled, layers
 from accelcheck.experiments.explain.explain import difference, explain, failing_draws
 from accelcheck.experiments.explain.operators import Seen
-from accelcheck.experiments.explain.places import Place
+from accelcheck.experiments.explain.places import ModelPlace
 from accelcheck.experiments.explain.text import all_named, as_json, report
 from accelcheck.plugin import registered
 from accelcheck.report.console import plain
@@ -151,7 +151,7 @@ class Compiling(Named):
 
     def __init__(self, name: str, wrong: str) -> None:
         super().__init__(name, nothing, compiles=True)
-        self.arguments = {"backend": functools.partial(compiler, wrong)}
+        self.arguments: dict[str, Any] = {"backend": functools.partial(compiler, wrong)}
 
     def prepare(self, program: Program, mode: Mode, device: Device) -> None:
         del mode, device
@@ -248,7 +248,7 @@ def test_the_draws_that_fail_are_read_from_the_verdict() -> None:
 
 def test_what_is_left_out_comes_before_what_is_added() -> None:
     def run(*names: str) -> list[Seen]:
-        return [Seen(name, "", Place(), (0,)) for name in names]  # type: ignore[arg-type]  # whether there is one is all that counts
+        return [Seen(name, "", ModelPlace(), (0,)) for name in names]  # type: ignore[arg-type]  # whether there is one is all that counts
 
     assert difference(run("mm", "relu"), run("mm", "relu")) is None
     found = difference(run("mm", "gelu", "sum"), run("clone", "mm", "mul", "sum"))

@@ -23,7 +23,7 @@ from accelcheck.verify.rounding import CONTRACTIONS, EXACT, Nearest, Rounding
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from accelcheck.experiments.explain.calls import Call
+    from accelcheck.experiments.explain.calls import OperatorCall
     from accelcheck.verify.judge import Judgement
     from accelcheck.verify.oracle import Reference
 
@@ -36,7 +36,7 @@ INDICES = frozenset(
 
 
 @dataclass(frozen=True)
-class Finding:
+class OperatorFinding:
     """What one operator shows.
 
     Attributes:
@@ -51,7 +51,7 @@ class Finding:
 
 
 @dataclass(frozen=True)
-class Holder:
+class OperatorBudgets:
     """Holds operators to their budgets.
 
     Args:
@@ -67,12 +67,12 @@ class Holder:
     careful: int = 0
     strict: bool = False
 
-    def find(self, call: Call, results: Mapping[str, Tensor], *, peers: bool = False) -> Finding:
+    def find(self, call: OperatorCall, results: Mapping[str, Tensor], *, peers: bool = False) -> OperatorFinding:
         """Judge what an operator returned and wrote.
 
         Args:
             call: With its arguments as they were before the call.
-            results: By place, as `Call.results` gives them; on any device.
+            results: By place, as `OperatorCall.results` gives them; on any device.
             peers: Whether the CPU's own operator is another implementation than the one that is judged.
 
         Raises:
@@ -84,24 +84,24 @@ class Holder:
             truth = _computed(wide, results)
             faults = list(_shapes(truth, results)) or list(_integers(call, truth, results))
             if faults:
-                return Finding(tuple(faults))
+                return OperatorFinding(tuple(faults))
             unlike = {
                 path: one
                 for path, one in results.items()
                 if one.is_floating_point() and not holding.nearest(one, truth[path])
             }
             if not unlike:
-                return Finding()
+                return OperatorFinding()
             if call.name in EXACT - ROUNDERS and not _adds(call):
-                return Finding(tuple(_inexact(path, one, truth[path]) for path, one in unlike.items()))
+                return OperatorFinding(tuple(_inexact(path, one, truth[path]) for path, one in unlike.items()))
             judged: dict[str, Judgement] = {}
             references: dict[str, Reference] = {}
             for dtype in dict.fromkeys(holding.named(one.dtype) for one in unlike.values()):
                 own = {path: one for path, one in unlike.items() if holding.named(one.dtype) == dtype}
                 judged[dtype], references[dtype] = self._judged(call, wide, truth, own, dtype, peers=peers)
-        return Finding(tuple(fault for one in judged.values() for fault in one.faults), judged, references)
+        return OperatorFinding(tuple(fault for one in judged.values() for fault in one.faults), judged, references)
 
-    def precision(self, call: Call, dtype: str) -> str:
+    def precision(self, call: OperatorCall, dtype: str) -> str:
         """The arithmetic precision of an operator with results of a dtype."""
         # The sums that attention saves for the backward pass are no more accurate than what is summed.
         if fused.fused_attention(call):
@@ -113,7 +113,14 @@ class Holder:
         return self.arithmetic if dtype == self.storage and call.name in CONTRACTIONS else dtype
 
     def _judged(
-        self, call: Call, wide: Call, truth: Mapping[str, Tensor], own: Mapping[str, Tensor], dtype: str, *, peers: bool
+        self,
+        call: OperatorCall,
+        wide: OperatorCall,
+        truth: Mapping[str, Tensor],
+        own: Mapping[str, Tensor],
+        dtype: str,
+        *,
+        peers: bool,
     ) -> tuple[Judgement, Reference]:
         precision = self.precision(call, dtype)
 
@@ -124,7 +131,7 @@ class Holder:
         return holding.judged(own, truth, precision, sample, eager=eager, careful=self.careful)
 
 
-def _computed(wide: Call, results: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def _computed(wide: OperatorCall, results: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The results in FP64, by place: of all that the operator itself made."""
     try:
         if fused.fused_attention(wide):
@@ -138,7 +145,7 @@ def _computed(wide: Call, results: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {path: one.to(torch.float64) if one.is_floating_point() else one for path, one in made.items()}
 
 
-def _parted(wide: Call) -> Any:
+def _parted(wide: OperatorCall) -> Any:
     compute = fused.parts(wide)
     assert compute is not None
     return compute()
@@ -158,7 +165,7 @@ def _placed(out: Any, results: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _sample(
-    wide: Call,
+    wide: OperatorCall,
     own: Mapping[str, Tensor],
     precision: str,
     dtype: str,
@@ -190,7 +197,7 @@ def _sample(
         return _taken(call.kept(), own)
 
 
-def _taken(call: Call, own: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def _taken(call: OperatorCall, own: Mapping[str, Tensor]) -> dict[str, Tensor]:
     made = call.results(call.run())
     return {path: made[path].to(torch.float64) for path in own}
 
@@ -200,7 +207,7 @@ def _constant(value: Any, dtype: str) -> Any:
     return float(torch.tensor(value, dtype=getattr(torch, dtype))) if isinstance(value, float) else value
 
 
-def _of_cpu(call: Call, own: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
+def _of_cpu(call: OperatorCall, own: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
     """What the CPU's own operator makes of the same inputs; nothing where it has none."""
     try:
         host = call.on_host()
@@ -216,7 +223,7 @@ def _unit(precision: str) -> float:
     return UNIT_ROUNDOFF.get(precision, 0.0)
 
 
-def _adds(call: Call) -> bool:
+def _adds(call: OperatorCall) -> bool:
     return call.name in {"index_put", "index_put_", "put", "put_"} and bool(call.named().get("accumulate"))
 
 
@@ -236,7 +243,7 @@ def _shapes(truth: Mapping[str, Tensor], results: Mapping[str, Tensor]) -> Itera
             yield Discrepancy(path, "shape", str(tuple(truth[path].shape)), str(tuple(one.shape)))
 
 
-def _integers(call: Call, truth: Mapping[str, Tensor], results: Mapping[str, Tensor]) -> Iterator[Discrepancy]:
+def _integers(call: OperatorCall, truth: Mapping[str, Tensor], results: Mapping[str, Tensor]) -> Iterator[Discrepancy]:
     for path, one in results.items():
         if one.is_floating_point() or torch.equal(one, truth[path].to(one.dtype)):
             continue
@@ -246,7 +253,7 @@ def _integers(call: Call, truth: Mapping[str, Tensor], results: Mapping[str, Ten
         yield Discrepancy(f"{path}{list(where)}", "value", str(truth[path][where].item()), str(one[where].item()))
 
 
-def _same_choice(call: Call, expected: Tensor, got: Tensor) -> bool:
+def _same_choice(call: OperatorCall, expected: Tensor, got: Tensor) -> bool:
     """Whether other places hold equal values, so that the choice was free."""
     given = call.named()
     x = (given["self"] if "self" in given else given["input"]).detach().cpu().to(torch.float64)

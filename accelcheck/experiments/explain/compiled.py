@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, fx
 
 from accelcheck.devices.torch_names import OpOverload
-from accelcheck.experiments.explain.calls import Call, aside, copied, mapped
+from accelcheck.experiments.explain.calls import OperatorCall, aside, copied, mapped
 from accelcheck.experiments.explain.holding import judged, named, nearest
 from accelcheck.verify.oracle import twice
 from accelcheck.verify.rounding import Rounding
@@ -211,7 +211,7 @@ class Wide(fx.Interpreter):
         """Operators in FP64; anything else, such as taking one of several results, as it is."""
         if not isinstance(target, OpOverload):
             return super().call_function(target, args, kwargs)
-        return Call(target, mapped(args, lambda one: one), kwargs).widened().run()
+        return OperatorCall(target, mapped(args, lambda one: one), kwargs).widened().run()
 
 
 def _line(node: fx.Node) -> str:

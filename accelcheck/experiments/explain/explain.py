@@ -23,10 +23,10 @@ if TYPE_CHECKING:
     from accelcheck.checks.execute import Bench
     from accelcheck.core.case import Case
     from accelcheck.core.journal import Record
-    from accelcheck.experiments.explain.calls import Call
+    from accelcheck.experiments.explain.calls import OperatorCall
     from accelcheck.experiments.explain.compiled import Region
     from accelcheck.experiments.explain.layers import Layer
-    from accelcheck.experiments.explain.operators import Culprit, Seen, Trace
+    from accelcheck.experiments.explain.operators import Culprit, OperatorTrace, Seen
     from accelcheck.workloads.probes import Draw
 
 
@@ -35,7 +35,7 @@ DRAWS = 4
 
 
 @dataclass(frozen=True)
-class Difference:
+class OperatorDifference:
     """Where a technique first runs other operators than eager.
 
     Attributes:
@@ -67,9 +67,9 @@ class Explanation:
     record: Record
     draw: Draw | None = FIRST
     layers: list[Layer] = field(default_factory=list)
-    trace: Trace | None = None
+    trace: OperatorTrace | None = None
     culprit: Culprit | None = None
-    difference: Difference | None = None
+    difference: OperatorDifference | None = None
     region: Region | None = None
     smallest: Smallest | None = None
     notes: list[str] = field(default_factory=list)
@@ -167,7 +167,7 @@ def _beyond_operators(trial: Trial, bench: Bench, found: Explanation, say: Calla
 
 
 def _elementwise(found: Explanation) -> bool:
-    """Whether a function ran that `Holder.strict` is about."""
+    """Whether a function ran that `OperatorBudgets.strict` is about."""
     names = {one.operator.partition(".")[0].rpartition("::")[2] for one in found.trace.seen} if found.trace else set()
     return bool(names & fused.ELEMENTWISE)
 
@@ -184,7 +184,7 @@ def _traced(
     shrunk: list[Smallest | None] = []
     peers = trial.device.type != "cpu"
 
-    def first(culprit: Culprit, run: Callable[[Call], Any]) -> None:
+    def first(culprit: Culprit, run: Callable[[OperatorCall], Any]) -> None:
         say(f"the smallest case of {culprit.operator}")
         if culprit.call is not None:
             shrunk.append(
@@ -236,7 +236,7 @@ def _no_smallest(culprit: Culprit) -> str:
     return f"no script: {culprit.operator} is right when it is called again with the same inputs; what ran before it matters, or chance"
 
 
-def _difference(trial: Trial, bench: Bench, found: Explanation) -> Difference | None:
+def _difference(trial: Trial, bench: Bench, found: Explanation) -> OperatorDifference | None:
     """Where the technique first runs other operators than eager: what it puts in their place is then wrong, not an operator."""
     eager = bench.matrix.techniques.get(of_layers.EAGER)
     if eager is None or found.trace is None:
@@ -249,7 +249,7 @@ def _difference(trial: Trial, bench: Bench, found: Explanation) -> Difference | 
     return difference(plain.seen, found.trace.seen)
 
 
-def difference(eager: Sequence[Seen], technique: Sequence[Seen]) -> Difference | None:
+def difference(eager: Sequence[Seen], technique: Sequence[Seen]) -> OperatorDifference | None:
     """The first place where two sequences of operators differ in names or options; None where they do not.
 
     What leaves operators of eager's out comes before what only adds some, as casts are.
@@ -263,4 +263,4 @@ def difference(eager: Sequence[Seen], technique: Sequence[Seen]) -> Difference |
     if not changes:
         return None
     _, i, j, k, m = next((code for code in changes if code[2] > code[1]), changes[0])
-    return Difference(tuple(eager[i:j]), tuple(technique[k:m]))
+    return OperatorDifference(tuple(eager[i:j]), tuple(technique[k:m]))

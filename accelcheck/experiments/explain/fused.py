@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from accelcheck.experiments.explain.calls import Call
+    from accelcheck.experiments.explain.calls import OperatorCall
 
 ATTENTION = "_scaled_dot_product_"
 """How the names of fused attention begin."""
@@ -37,7 +37,7 @@ _TRAINS = 5
 """Position of the argument of batch norm that says whether it takes the statistics of the batch."""
 
 
-def parts(call: Call) -> Callable[[], Any] | None:
+def parts(call: OperatorCall) -> Callable[[], Any] | None:
     """A function that computes a call from its parts, without writing to its arguments; None where the operator has none."""
     name = call.name
     if name.startswith(ATTENTION):
@@ -49,11 +49,11 @@ def parts(call: Call) -> Callable[[], Any] | None:
     return _product_of(call) or _norm_of(call)
 
 
-def _product_of(call: Call) -> Callable[[], Any] | None:
+def _product_of(call: OperatorCall) -> Callable[[], Any] | None:
     return (lambda: blocks.product(call)) if call.name in blocks.SUMMED and not call.kwargs else None
 
 
-def _norm_of(call: Call) -> Callable[[], Any] | None:
+def _norm_of(call: OperatorCall) -> Callable[[], Any] | None:
     if call.name == "native_batch_norm" and not call.args[_TRAINS]:
         return lambda: blocks.scaled_and_shifted(call)
     if call.name not in _CANCELLING | ELEMENTWISE:
@@ -64,12 +64,12 @@ def _norm_of(call: Call) -> Callable[[], Any] | None:
     return None if known is None else lambda: known(*call.args, **call.kwargs)
 
 
-def stored(call: Call) -> bool:
+def stored(call: OperatorCall) -> bool:
     """Whether libraries keep the partial sums of an operator in the storage dtype: gradients of parameters, and losses."""
     return call.name in blocks.STORED
 
 
-def fused_attention(call: Call) -> bool:
+def fused_attention(call: OperatorCall) -> bool:
     """Whether it is attention, whose FP64 result comes from its parts: not every backend's operator exists on the CPU."""
     return call.name.startswith(ATTENTION)
 
@@ -97,7 +97,7 @@ def _heads(keys: Tensor, queries: Tensor) -> Tensor:
     return keys if many == 1 else keys.repeat_interleave(many, -3)
 
 
-def _attention(call: Call) -> tuple[Tensor, Tensor]:
+def _attention(call: OperatorCall) -> tuple[Tensor, Tensor]:
     given = call.named()
     scores, _, seen = _scores(given)
     blind = ~seen.any(-1, keepdim=True)
@@ -105,7 +105,7 @@ def _attention(call: Call) -> tuple[Tensor, Tensor]:
     return weights @ _heads(given["value"], given["query"]), scores.logsumexp(-1)
 
 
-def _attention_gradients(call: Call) -> tuple[Tensor, Tensor, Tensor]:
+def _attention_gradients(call: OperatorCall) -> tuple[Tensor, Tensor, Tensor]:
     """Of queries, keys and values: the softmax is recomputed from the saved logarithms of its sums, as in FlashAttention."""
     given = call.named()
     grad: Any = given.get("grad_out", given.get("grad_out_"))

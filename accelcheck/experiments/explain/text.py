@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from accelcheck.experiments.explain.compiled import Region
-    from accelcheck.experiments.explain.explain import Difference, Explanation
+    from accelcheck.experiments.explain.explain import Explanation, OperatorDifference
     from accelcheck.experiments.explain.operators import Culprit, Seen
 
 FAULTS = 5
@@ -131,7 +131,7 @@ def as_json(found: Explanation) -> dict[str, Any]:
     }
 
 
-def _difference(found: Difference | None) -> Iterator[str]:
+def _difference(found: OperatorDifference | None) -> Iterator[str]:
     if found is None:
         yield "its operators are eager's: what is wrong changes values between operators, or after the last of them"
         return
