@@ -139,7 +139,7 @@ def test_a_script_fails_alone_while_the_fault_is_there(what: str, tmp_path: Path
     assert len(text.splitlines()) <= LINES
     assert not list(tmp_path.glob("*.pt"))
     imported = {line.split()[1] for line in text.splitlines() if line.startswith("import ")}
-    assert imported <= {"json", "sys", "torch"}
+    assert imported <= {"json", "math", "sys", "torch"}
 
 
 def test_sizes_and_values_shrink_to_the_least_that_fails() -> None:
