@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from accelcheck.verify.effort import CAREFUL, PROBE_SAMPLES
 from accelcheck.verify.judge import Judgement, judge
-from accelcheck.verify.oracle import CAREFUL, PROBE_SAMPLES, Reference
+from accelcheck.verify.oracle import Reference
 from accelcheck.verify.precision import SMALLEST_SUBNORMAL, UNIT_ROUNDOFF
 from accelcheck.verify.views import SIGNED, VIEWS, Yardstick, budget
 
