@@ -134,7 +134,7 @@ class OperatorBudgets:
 def _computed(wide: OperatorCall, results: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The results in FP64, by place: of all that the operator itself made."""
     try:
-        if fused.fused_attention(wide):
+        if fused.only_by_parts(wide):
             return _placed(_parted(wide), results)
         copy = wide.kept()
         made = copy.results(copy.run())
@@ -175,7 +175,7 @@ def _sample(
     strict: bool,
 ) -> dict[str, Tensor]:
     """One more correct implementation: which kind it is goes by its number."""
-    if fused.fused_attention(wide):
+    if fused.only_by_parts(wide):
         with Rounding(precision, precision, generator):
             return _placed(_parted(wide), own)
     compute = None if strict and wide.name in fused.ELEMENTWISE else fused.parts(wide)

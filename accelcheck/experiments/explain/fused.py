@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 ATTENTION = "_scaled_dot_product_"
 """How the names of fused attention begin."""
+SCALED = "_scaled_mm"
+"""The product of float8 numbers."""
 _CANCELLING = frozenset(
     [
         "_softmax_backward_data",
@@ -42,6 +44,8 @@ def parts(call: OperatorCall) -> Callable[[], Any] | None:
     name = call.name
     if name.startswith(ATTENTION):
         return (lambda: _attention_gradients(call)) if name.endswith("backward") else (lambda: _attention(call))
+    if name == SCALED:
+        return lambda: _scaled_product(call)
     if call.written():
         return None
     if name in blocks.STORED:
@@ -67,6 +71,18 @@ def _norm_of(call: OperatorCall) -> Callable[[], Any] | None:
 def stored(call: OperatorCall) -> bool:
     """Whether libraries keep the partial sums of an operator in the storage dtype: gradients of parameters, and losses."""
     return call.name in blocks.STORED
+
+
+def only_by_parts(call: OperatorCall) -> bool:
+    """Whether the FP64 result comes from the parts, because the CPU has no such operator in FP64 on every backend's behalf."""
+    return fused_attention(call) or call.name == SCALED
+
+
+def _scaled_product(call: OperatorCall) -> Tensor:
+    """A product of float8 numbers with a scale of each operand, or of each row and column."""
+    given = call.named()
+    product: Tensor = (given["self"] * given["scale_a"]) @ (given["mat2"] * given["scale_b"])
+    return product if given["bias"] is None else product + given["bias"]
 
 
 def fused_attention(call: OperatorCall) -> bool:
