@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -12,16 +13,17 @@ from fault_harness import BACKWARD, FORWARD, Bed, Planted, bench, built_in, case
 from torch.nn import functional
 
 from accelcheck import cli
+from accelcheck.checks.trial import Trial
 from accelcheck.commands import explain as command
 from accelcheck.commands.common import GREEN, NOTHING, RED, USAGE
 from accelcheck.core.capability import Capability, Code, unsupported
 from accelcheck.core.case import Case, Mode, Verdict
 from accelcheck.core.journal import Record
 from accelcheck.core.matrix import Matrix
-from accelcheck.experiments.explain import layers
+from accelcheck.experiments.explain import compiled, layers
 from accelcheck.experiments.explain.explain import difference, explain, failing_draws
 from accelcheck.experiments.explain.operators import Seen
-from accelcheck.experiments.explain.places import Place
+from accelcheck.experiments.explain.places import ModelPlace
 from accelcheck.experiments.explain.text import all_named, as_json, report
 from accelcheck.plugin import registered
 from accelcheck.report.console import plain
@@ -38,6 +40,7 @@ if TYPE_CHECKING:
     from accelcheck.devices.base import Device
     from accelcheck.experiments.explain.explain import Explanation
     from accelcheck.selftest.faults.base import Change
+    from accelcheck.workloads.base import Program
 
 
 class Named(Planted):
@@ -121,7 +124,7 @@ def test_the_operator_is_named_with_its_place_and_its_error(store: Store) -> Non
     assert "aten::mm, number " in text
     assert "tensor 1: float32[" in text
     assert "strides" in text
-    assert as_json(found)["operator"]["name"] == "aten::addmm"
+    assert as_json(found)["operator"]["name"] == "aten::mm"
     assert as_json(found)["blamed"] == layers.TECHNIQUE
 
 
@@ -141,6 +144,60 @@ def test_what_stands_in_an_operators_place_is_named_where_each_operator_is_right
     text = "\n".join(plain(report(found)))
     assert "each is within the budget of its own rounding" in text
     assert "technique: aten::gelu(approximate=tanh)" in text
+
+
+class Compiling(Named):
+    """Compiles with a backend whose sine is wrong from a graph of its own on: what stands for a compiler."""
+
+    def __init__(self, name: str, wrong: str) -> None:
+        super().__init__(name, nothing, compiles=True)
+        self.arguments: dict[str, Any] = {"backend": functools.partial(compiler, wrong)}
+
+    def prepare(self, program: Program, mode: Mode, device: Device) -> None:
+        del mode, device
+        program.call = torch.compile(program.module, **self.arguments)
+
+    def finish(self) -> None:
+        torch.compiler.reset()
+
+
+def compiler(wrong: str, graph: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> Any:
+    """Runs a graph of torch's functions or of ATen's as it is, but for the results of one that are too large."""
+    del inputs
+
+    class Changed(torch.fx.Interpreter):
+        def run_node(self, n: torch.fx.Node) -> Any:
+            out = super().run_node(n)
+            return out * 1.01 if n.op.startswith("call") and str(n.target).find(wrong) >= 0 else out
+
+    return Changed(graph).run
+
+
+def test_the_first_wrong_cut_of_a_compiled_graph_is_named(store: Store) -> None:
+    there = benched(store, "elementwise-5", Named("eager", nothing), Compiling("planted", "sin"))
+    found = explain(there, case(built_in()["elementwise-5"]), with_layers=False)
+    assert all_named(found) == ["aten::sin"]
+    assert found.region is not None
+    assert found.region.line.startswith("elementwise.py:")
+    text = "\n".join(plain(report(found)))
+    assert "aten::sin in the captured forward graph, number 2 of" in text
+    assert "compiled up to the operator before it, it is right" in text
+
+
+def test_a_compiled_graph_that_is_right_alone_has_no_wrong_cut(store: Store) -> None:
+    there = benched(store, "elementwise-5", Named("eager", nothing), Compiling("planted", "nothing of this name"))
+    workload = built_in()["elementwise-5"]
+    trial = Trial(case(workload), there.matrix.techniques["planted"], workload, there.devices["cpu"], store)
+    assert (
+        compiled.region(trial, FIRST) == "each captured graph is right when it is compiled by itself with these inputs"
+    )
+
+
+def test_a_technique_that_does_not_say_how_it_compiles_is_not_taken_apart(store: Store) -> None:
+    workload = built_in()["matmul"]
+    there = benched(store, "matmul", Named("planted", nothing, compiles=True))
+    trial = Trial(case(workload), there.matrix.techniques["planted"], workload, there.devices["cpu"], store)
+    assert "is not taken apart" in str(compiled.region(trial, FIRST))
 
 
 def test_a_change_after_the_last_operator_names_none(store: Store) -> None:
@@ -191,7 +248,7 @@ def test_the_draws_that_fail_are_read_from_the_verdict() -> None:
 
 def test_what_is_left_out_comes_before_what_is_added() -> None:
     def run(*names: str) -> list[Seen]:
-        return [Seen(name, "", Place(), (0,)) for name in names]  # type: ignore[arg-type]  # whether there is one is all that counts
+        return [Seen(name, "", ModelPlace(), (0,)) for name in names]  # type: ignore[arg-type]  # whether there is one is all that counts
 
     assert difference(run("mm", "relu"), run("mm", "relu")) is None
     found = difference(run("mm", "gelu", "sum"), run("clone", "mm", "mul", "sum"))

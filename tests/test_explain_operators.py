@@ -11,15 +11,16 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from accelcheck.devices.torch_names import TorchDispatchMode
-from accelcheck.experiments.explain.budgets import Holder, NoTruthError
-from accelcheck.experiments.explain.calls import Call
+from accelcheck.experiments.explain.budgets import OperatorBudgets
+from accelcheck.experiments.explain.calls import OperatorCall
+from accelcheck.experiments.explain.holding import NoTruthError
 from accelcheck.experiments.explain.operators import Recompute, together
 from accelcheck.experiments.explain.places import Places
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from accelcheck.experiments.explain.operators import Trace
+    from accelcheck.experiments.explain.operators import OperatorTrace
 
 SEEDS = range(4)
 OPERATORS = 12
@@ -69,9 +70,9 @@ class Nth(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch annotate
 
 def traced(
     run: Callable[[], object], module: nn.Module, *planted: TorchDispatchMode, dtype: str = "float32", most: int = 1
-) -> Trace:
+) -> OperatorTrace:
     places = Places()
-    mode = Recompute(Holder(dtype, dtype), places, most=most)
+    mode = Recompute(OperatorBudgets(dtype, dtype), places, most=most)
     with contextlib.ExitStack() as held:
         for one in (*planted, places.followed(module), mode):
             held.enter_context(one)
@@ -211,9 +212,9 @@ def test_an_operator_that_does_not_round_must_give_every_bit() -> None:
 
 
 def test_equal_values_leave_an_index_free() -> None:
-    holder = Holder()
+    holder = OperatorBudgets()
     x = torch.tensor([[1.0, 3.0, 3.0], [2.0, 2.0, 0.0]])
-    call = Call(torch.ops.aten.max.dim, (x, 1), {})
+    call = OperatorCall(torch.ops.aten.max.dim, (x, 1), {})
     values = torch.tensor([3.0, 2.0])
     assert not holder.find(call, {"out[0]": values, "out[1]": torch.tensor([2, 1])}).faults
     (fault,) = holder.find(call, {"out[0]": values, "out[1]": torch.tensor([0, 1])}).faults
@@ -266,7 +267,7 @@ def test_an_operator_without_an_fp64_kernel_is_said_to_have_none() -> None:
         library.impl("only_single", single, "CPU")
         operator = torch.ops.accelcheck_test.only_single.default
         with pytest.raises(NoTruthError, match="not implemented for 'Double'"):
-            Holder().find(Call(operator, (x.float(),), {}), {"out": x.float() + 1.0})
+            OperatorBudgets().find(OperatorCall(operator, (x.float(),), {}), {"out": x.float() + 1.0})
         trace = traced(lambda: operator(x.float()), nn.Identity())
         assert [reason for _, reason in trace.skipped] == [
             "FP64 on the CPU raised NotImplementedError: only_single is not implemented for 'Double'"
@@ -280,7 +281,7 @@ def test_errors_that_point_one_way_in_every_draw_are_named() -> None:
         beyond = out.double().abs() > exact.abs()
         return torch.where(beyond, torch.nextafter(out, torch.zeros_like(out)), out)
 
-    def run(seed: int, *, wrong: bool) -> Trace:
+    def run(seed: int, *, wrong: bool) -> OperatorTrace:
         a, b = torch.randn(2, 64, 64, generator=torch.Generator().manual_seed(seed)).bfloat16()
         exact = a.double() * b.double()
         planted = Nth(0, lambda out: truncated(out, exact) if wrong else out)

@@ -11,9 +11,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from accelcheck.experiments.explain.budgets import Holder
-from accelcheck.experiments.explain.calls import Call
-from accelcheck.experiments.explain.script import LINES, Script
+from accelcheck.experiments.explain.budgets import OperatorBudgets
+from accelcheck.experiments.explain.calls import OperatorCall
+from accelcheck.experiments.explain.script import LINES, OperatorScript
 from accelcheck.experiments.explain.smallest import Shrinker, Smallest, elements
 from accelcheck.selftest.faults.plant import Kernels
 
@@ -33,15 +33,15 @@ Kernels(dict.fromkeys({names!r}, wrong)).__enter__()
 """
 
 
-def shrunk(call: Call, wrong: Callable[..., Any], dtype: str = "float32") -> Smallest | None:
+def shrunk(call: OperatorCall, wrong: Callable[..., Any], dtype: str = "float32") -> Smallest | None:
     """Of a call whose kernel is wrong."""
     mode = Kernels({call.name: wrong})
 
-    def run(other: Call) -> Any:
+    def run(other: OperatorCall) -> Any:
         with mode:
             return other.run()
 
-    return Shrinker(Holder(dtype, dtype), run, seconds=60.0).shrink(call)
+    return Shrinker(OperatorBudgets(dtype, dtype), run, seconds=60.0).shrink(call)
 
 
 def alone(
@@ -52,7 +52,7 @@ def alone(
     (folder / "planted_kernel.py").write_text(PLANT.format(body=body, names=(name,)))
     ends = []
     for file, imports in (("wrong.py", ("planted_kernel",)), ("right.py", ())):
-        Script(smallest, "cpu", "A wrong operator.", imports).write(folder / file)
+        OperatorScript(smallest, "cpu", "A wrong operator.", imports).write(folder / file)
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(folder), *sys.path])}
         ends.append(
             subprocess.run(
@@ -78,39 +78,41 @@ def short(func: Any, a: Tensor, b: Tensor) -> Any:
 
 CASES = {
     "a product": (
-        lambda: Call(aten.mm.default, (noise(33, 48), noise(48, 20)), {}),
+        lambda: OperatorCall(aten.mm.default, (noise(33, 48), noise(48, 20)), {}),
         "return func(args[0][:, :-1], args[1][:-1])",
     ),
     "in half precision": (
-        lambda: Call(aten.mm.default, (noise(16, 48, dtype=torch.bfloat16), noise(48, 8, dtype=torch.bfloat16)), {}),
+        lambda: OperatorCall(
+            aten.mm.default, (noise(16, 48, dtype=torch.bfloat16), noise(48, 8, dtype=torch.bfloat16)), {}
+        ),
         "return func(*args) * 1.02",
     ),
     "in place": (
-        lambda: Call(aten.mul_.Tensor, (noise(12, 12), noise(12, 12)), {}),
+        lambda: OperatorCall(aten.mul_.Tensor, (noise(12, 12), noise(12, 12)), {}),
         "return func(*args).mul_(1.01)",
     ),
     "several results": (
-        lambda: Call(aten.native_layer_norm.default, (noise(6, 24), [24], noise(24), noise(24), 1e-5), {}),
+        lambda: OperatorCall(aten.native_layer_norm.default, (noise(6, 24), [24], noise(24), noise(24), 1e-5), {}),
         "out, mean, deviation = func(*args); return out, mean, deviation * 1.001",
     ),
     "a cast": (
-        lambda: Call(aten._to_copy.default, (noise(6, 24),), {"dtype": torch.bfloat16}),
+        lambda: OperatorCall(aten._to_copy.default, (noise(6, 24),), {"dtype": torch.bfloat16}),
         "return func(args[0] * 1.01, **kwargs)",
     ),
     "strides that matter": (
-        lambda: Call(aten.mm.default, (noise(40, 30)[:, :20], noise(20, 8)), {}),
+        lambda: OperatorCall(aten.mm.default, (noise(40, 30)[:, :20], noise(20, 8)), {}),
         "return func(args[0].as_strided(args[0].shape, (args[0].shape[1], 1), args[0].storage_offset()), args[1])",
     ),
     "a NaN": (
-        lambda: Call(aten.exp.default, (noise(12, 12),), {}),
+        lambda: OperatorCall(aten.exp.default, (noise(12, 12),), {}),
         "out = func(*args); out[..., -1] = float('nan'); return out",
     ),
     "integers": (
-        lambda: Call(aten.argmax.default, (noise(12, 12), 1), {}),
+        lambda: OperatorCall(aten.argmax.default, (noise(12, 12), 1), {}),
         "return (func(*args) + 1) % 12",
     ),
     "attention": (
-        lambda: Call(
+        lambda: OperatorCall(
             aten._scaled_dot_product_flash_attention_for_cpu.default,
             (noise(1, 2, 24, 16), noise(1, 2, 24, 16) + 1, noise(1, 2, 24, 16) - 1),
             {},
@@ -123,7 +125,7 @@ CASES = {
 @pytest.mark.parametrize("what", CASES)
 def test_a_script_fails_alone_while_the_fault_is_there(what: str, tmp_path: Path) -> None:
     make, body = CASES[what]
-    call: Call = make()  # type: ignore[no-untyped-call]  # of a lambda
+    call: OperatorCall = make()  # type: ignore[no-untyped-call]  # of a lambda
     scope: dict[str, Any] = {}
     exec(f"def wrong(func, *args, **kwargs):\n    {body}", scope)
     smallest = shrunk(call, scope["wrong"], "bfloat16" if "half" in what else "float32")
@@ -137,11 +139,11 @@ def test_a_script_fails_alone_while_the_fault_is_there(what: str, tmp_path: Path
     assert len(text.splitlines()) <= LINES
     assert not list(tmp_path.glob("*.pt"))
     imported = {line.split()[1] for line in text.splitlines() if line.startswith("import ")}
-    assert imported <= {"json", "sys", "torch"}
+    assert imported <= {"json", "math", "sys", "torch"}
 
 
 def test_sizes_and_values_shrink_to_the_least_that_fails() -> None:
-    call = Call(aten.mm.default, (noise(33, 48), noise(48, 20)), {})
+    call = OperatorCall(aten.mm.default, (noise(33, 48), noise(48, 20)), {})
     smallest = shrunk(call, short)
     assert smallest is not None
     assert [list(one.shape) for one in smallest.call.tensors()] == [[1, 1], [1, 1]]
@@ -155,7 +157,7 @@ def test_a_size_is_cut_no_further_than_it_fails() -> None:
             out[17:] = 0
         return out
 
-    call = Call(aten.mm.default, (noise(33, 48), noise(48, 20)), {})
+    call = OperatorCall(aten.mm.default, (noise(33, 48), noise(48, 20)), {})
     smallest = shrunk(call, tail)
     assert smallest is not None
     assert [list(one.shape) for one in smallest.call.tensors()] == [[18, 1], [1, 1]]
@@ -169,7 +171,7 @@ def test_the_last_element_is_found_as_the_first_is() -> None:
 
     x = torch.zeros(17, 33)
     x[-1, -1] = 9.0
-    smallest = shrunk(Call(aten.exp.default, (x,), {}), last)
+    smallest = shrunk(OperatorCall(aten.exp.default, (x,), {}), last)
     assert smallest is not None
     assert [one.tolist() for one in smallest.call.tensors()] == [[[9.0]]]
     assert smallest.values == "given"
@@ -182,4 +184,4 @@ def test_an_operator_that_is_right_when_run_again_has_no_smallest_case() -> None
         runs.append(1)
         return func(*args) * (1.01 if len(runs) > 99 else 1.0)
 
-    assert shrunk(Call(aten.mm.default, (noise(4, 4), noise(4, 4)), {}), once) is None
+    assert shrunk(OperatorCall(aten.mm.default, (noise(4, 4), noise(4, 4)), {}), once) is None

@@ -113,10 +113,10 @@ def _written(found: Explanation, path: Path, device: Device) -> list[str]:
     """Write the script and run it; what is said of it."""
     if found.smallest is None or found.culprit is None:
         return []
-    from accelcheck.experiments.explain.script import Script
+    from accelcheck.experiments.explain.script import OperatorScript
 
     title = f"{found.culprit.operator} is wrong on {device.name}; found by: accelcheck explain {found.record.case.id}"
-    Script(found.smallest, str(device.torch_device()), title, imports.announced()).write(path)
+    OperatorScript(found.smallest, str(device.torch_device()), title, imports.announced()).write(path)
     shapes = ", ".join(
         f"{str(one.dtype).removeprefix('torch.')}{list(one.shape)}" for one in found.smallest.call.tensors()
     )

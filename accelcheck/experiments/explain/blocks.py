@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from accelcheck.experiments.explain.calls import Call
+    from accelcheck.experiments.explain.calls import OperatorCall
 
 BLOCKS = 16
 """Most blocks of a sum that are added one after the other."""
@@ -32,7 +32,7 @@ SUMMED: Mapping[str, tuple[int, int]] = MappingProxyType(
 """Positions of the factors of matrix products, by operator."""
 
 
-def product(call: Call) -> Tensor:
+def product(call: OperatorCall) -> Tensor:
     """A product of matrices, its depth in blocks."""
     first, second = SUMMED[call.name]
     size = max(1, -(-call.args[first].shape[-1] // BLOCKS))
@@ -44,7 +44,7 @@ def product(call: Call) -> Tensor:
     return total
 
 
-def _convolution_gradients(call: Call) -> tuple[Tensor | None, ...]:
+def _convolution_gradients(call: OperatorCall) -> tuple[Tensor | None, ...]:
     """The gradients of a convolution: of the input tap by tap, as matrix products of columns are added up, of the others with the batch in blocks."""
     grad, x, weight, *rest, (to_input, to_weight, to_bias) = call.args
     if not len(grad):
@@ -56,7 +56,7 @@ def _convolution_gradients(call: Call) -> tuple[Tensor | None, ...]:
     return _added(taps) if taps else None, *(_added([one[place] for one in blocks]) for place in (1, 2))
 
 
-def _norm_gradients(call: Call) -> tuple[Tensor | None, ...]:
+def _norm_gradients(call: OperatorCall) -> tuple[Tensor | None, ...]:
     """The gradients of a layer norm, those of weight and bias with the rows in blocks."""
     grad, x, shape, mean, deviation, *rest = call.args
     normal = math.prod(shape)
@@ -72,7 +72,7 @@ def _norm_gradients(call: Call) -> tuple[Tensor | None, ...]:
     return of_input, *(_added([one[place] for one in found]) for place in (1, 2))
 
 
-def _negative_log_likelihood(call: Call) -> tuple[Tensor, Tensor]:
+def _negative_log_likelihood(call: OperatorCall) -> tuple[Tensor, Tensor]:
     """The loss of each sample, added up one after the other; as the operator where there is none to add."""
     x, target, weight, reduction, ignored = call.args
     loss, total = call.run()
@@ -103,7 +103,7 @@ def _added(blocks: list[Tensor | None]) -> Tensor | None:
     return total
 
 
-def scaled_and_shifted(call: Call) -> tuple[Tensor, ...]:
+def scaled_and_shifted(call: OperatorCall) -> tuple[Tensor, ...]:
     """Batch norm with known statistics as one scale and one shift of each channel."""
     x, weight, bias, mean, variance, _, _, eps = call.args
     scale = (variance + eps).rsqrt() if weight is None else (variance + eps).rsqrt() * weight
@@ -112,7 +112,7 @@ def scaled_and_shifted(call: Call) -> tuple[Tensor, ...]:
     return x * scale.reshape(shape) + shift.reshape(shape), *call.run()[1:]
 
 
-STORED: Mapping[str, Callable[[Call], tuple[Tensor | None, ...]]] = MappingProxyType(
+STORED: Mapping[str, Callable[[OperatorCall], tuple[Tensor | None, ...]]] = MappingProxyType(
     {
         "convolution_backward": _convolution_gradients,
         "native_layer_norm_backward": _norm_gradients,

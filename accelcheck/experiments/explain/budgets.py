@@ -13,19 +13,19 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from accelcheck.experiments.explain import fused
+from accelcheck.experiments.explain import fused, holding
 from accelcheck.experiments.explain.calls import aside
-from accelcheck.verify.effort import CAREFUL, PROBE_SAMPLES
-from accelcheck.verify.judge import Discrepancy, Judgement, judge
-from accelcheck.verify.oracle import Reference
-from accelcheck.verify.precision import ACCUMULATOR, SMALLEST_SUBNORMAL, UNIT_ROUNDOFF
+from accelcheck.experiments.explain.holding import NoTruthError
+from accelcheck.verify.judge import Discrepancy
+from accelcheck.verify.precision import ACCUMULATOR, UNIT_ROUNDOFF
 from accelcheck.verify.rounding import CONTRACTIONS, EXACT, Nearest, Rounding
-from accelcheck.verify.views import SIGNED, VIEWS, Yardstick, budget
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from accelcheck.experiments.explain.calls import Call
+    from accelcheck.experiments.explain.calls import OperatorCall
+    from accelcheck.verify.judge import Judgement
+    from accelcheck.verify.oracle import Reference
 
 ROUNDERS = frozenset({"leaky_relu", "native_dropout_backward"})
 """Operators of `EXACT` that multiply: exact only as part of a workload."""
@@ -33,16 +33,10 @@ INDICES = frozenset(
     {"max", "min", "sort", "topk", "kthvalue", "median", "mode", "cummax", "cummin", "argmax", "argmin"}
 )
 """Operators that return places along a dimension: where values are equal, any of them is right."""
-COUNTS = (PROBE_SAMPLES, *CAREFUL)
-"""Numbers of samples: the further ones where a result exceeds its budget slightly, as for whole workloads."""
-
-
-class NoTruthError(RuntimeError):
-    """An operator cannot be computed in FP64; the message says why."""
 
 
 @dataclass(frozen=True)
-class Finding:
+class OperatorFinding:
     """What one operator shows.
 
     Attributes:
@@ -57,13 +51,13 @@ class Finding:
 
 
 @dataclass(frozen=True)
-class Holder:
+class OperatorBudgets:
     """Holds operators to their budgets.
 
     Args:
         arithmetic: Precision that the technique promises for contractions of `storage`, such as ``tf32``.
         storage: Storage dtype of the case.
-        careful: How many of `COUNTS` are left out: 1 begins with more samples.
+        careful: How many of `accelcheck.experiments.explain.holding.COUNTS` are left out: 1 begins with more samples.
         strict: Whether functions such as GELU are held to what a whole workload is held to, which their usual formulas exceed where
             they cancel.
     """
@@ -73,12 +67,12 @@ class Holder:
     careful: int = 0
     strict: bool = False
 
-    def find(self, call: Call, results: Mapping[str, Tensor], *, peers: bool = False) -> Finding:
+    def find(self, call: OperatorCall, results: Mapping[str, Tensor], *, peers: bool = False) -> OperatorFinding:
         """Judge what an operator returned and wrote.
 
         Args:
             call: With its arguments as they were before the call.
-            results: By place, as `Call.results` gives them; on any device.
+            results: By place, as `OperatorCall.results` gives them; on any device.
             peers: Whether the CPU's own operator is another implementation than the one that is judged.
 
         Raises:
@@ -90,73 +84,57 @@ class Holder:
             truth = _computed(wide, results)
             faults = list(_shapes(truth, results)) or list(_integers(call, truth, results))
             if faults:
-                return Finding(tuple(faults))
+                return OperatorFinding(tuple(faults))
             unlike = {
-                path: one for path, one in results.items() if one.is_floating_point() and not _nearest(one, truth[path])
+                path: one
+                for path, one in results.items()
+                if one.is_floating_point() and not holding.nearest(one, truth[path])
             }
             if not unlike:
-                return Finding()
+                return OperatorFinding()
             if call.name in EXACT - ROUNDERS and not _adds(call):
-                return Finding(tuple(_inexact(path, one, truth[path]) for path, one in unlike.items()))
+                return OperatorFinding(tuple(_inexact(path, one, truth[path]) for path, one in unlike.items()))
             judged: dict[str, Judgement] = {}
             references: dict[str, Reference] = {}
-            for dtype in dict.fromkeys(_named(one.dtype) for one in unlike.values()):
-                own = {path: one for path, one in unlike.items() if _named(one.dtype) == dtype}
+            for dtype in dict.fromkeys(holding.named(one.dtype) for one in unlike.values()):
+                own = {path: one for path, one in unlike.items() if holding.named(one.dtype) == dtype}
                 judged[dtype], references[dtype] = self._judged(call, wide, truth, own, dtype, peers=peers)
-        return Finding(tuple(fault for one in judged.values() for fault in one.faults), judged, references)
+        return OperatorFinding(tuple(fault for one in judged.values() for fault in one.faults), judged, references)
 
-    def precision(self, call: Call, dtype: str) -> str:
+    def precision(self, call: OperatorCall, dtype: str) -> str:
         """The arithmetic precision of an operator with results of a dtype."""
-        if fused.fused_attention(
-            call
-        ):  # the sums that it saves for the backward pass are no more accurate than what is summed
+        # The sums that attention saves for the backward pass are no more accurate than what is summed.
+        if fused.fused_attention(call):
             return max(
-                (_named(one.dtype) for one in call.tensors() if one.is_floating_point()), key=_unit, default=dtype
+                (holding.named(one.dtype) for one in call.tensors() if one.is_floating_point()),
+                key=_unit,
+                default=dtype,
             )
         return self.arithmetic if dtype == self.storage and call.name in CONTRACTIONS else dtype
 
     def _judged(
-        self, call: Call, wide: Call, truth: Mapping[str, Tensor], own: Mapping[str, Tensor], dtype: str, *, peers: bool
+        self,
+        call: OperatorCall,
+        wide: OperatorCall,
+        truth: Mapping[str, Tensor],
+        own: Mapping[str, Tensor],
+        dtype: str,
+        *,
+        peers: bool,
     ) -> tuple[Judgement, Reference]:
         precision = self.precision(call, dtype)
-        if precision not in UNIT_ROUNDOFF:
-            raise NoTruthError(f"no error budget is known for {precision}")
-        unit, spacing = UNIT_ROUNDOFF[precision], SMALLEST_SUBNORMAL[precision]
-        held = {path: _in_range(truth[path], one.dtype) for path, one in own.items()}
-        sticks = {path: Yardstick(one, unit, spacing) for path, one in held.items()}
+
+        def sample(number: int, generator: torch.Generator) -> Mapping[str, Tensor]:
+            return _sample(wide, own, precision, dtype, generator, number, strict=self.strict)
+
         eager = dict(_of_cpu(call, own)) if peers else {}
-        shown: dict[str, list[Any]] = {path: [] for path in own}
-        generator = torch.Generator().manual_seed(len(call.name))
-        for careful, count in list(enumerate(COUNTS))[self.careful :]:
-            for number in range(len(next(iter(shown.values()))), count):
-                sample = _sample(wide, own, precision, dtype, generator, number, strict=self.strict)
-                for path, stick in sticks.items():
-                    shown[path].append(stick.read(sample[path]))
-            budgets = {
-                path: {view: budget(view, [reading[view] for reading in readings], unit) for view in VIEWS}
-                for path, readings in shown.items()
-            }
-            for path, one in eager.items():
-                reading = sticks[path].read(one)
-                for view in VIEWS:
-                    if abs(reading[view]) <= budgets[path][view]:
-                        budgets[path][view] = max(budgets[path][view], budget(view, [reading[view]], unit))
-            leanings = {
-                path: {view: tuple(reading[view] for reading in readings) for view in SIGNED}
-                for path, readings in shown.items()
-            }
-            reference = Reference(held, {}, budgets, leanings, unit, spacing, 0.0)
-            vars(reference)["sticks"] = sticks
-            judgement = judge(dict(own), reference)
-            if careful == len(COUNTS) - 1 or not judgement.close(careful + 1):
-                break
-        return judgement, reference
+        return holding.judged(own, truth, precision, sample, eager=eager, careful=self.careful)
 
 
-def _computed(wide: Call, results: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def _computed(wide: OperatorCall, results: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The results in FP64, by place: of all that the operator itself made."""
     try:
-        if fused.fused_attention(wide):
+        if fused.only_by_parts(wide):
             return _placed(_parted(wide), results)
         copy = wide.kept()
         made = copy.results(copy.run())
@@ -167,7 +145,7 @@ def _computed(wide: Call, results: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {path: one.to(torch.float64) if one.is_floating_point() else one for path, one in made.items()}
 
 
-def _parted(wide: Call) -> Any:
+def _parted(wide: OperatorCall) -> Any:
     compute = fused.parts(wide)
     assert compute is not None
     return compute()
@@ -187,7 +165,7 @@ def _placed(out: Any, results: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _sample(
-    wide: Call,
+    wide: OperatorCall,
     own: Mapping[str, Tensor],
     precision: str,
     dtype: str,
@@ -197,7 +175,7 @@ def _sample(
     strict: bool,
 ) -> dict[str, Tensor]:
     """One more correct implementation: which kind it is goes by its number."""
-    if fused.fused_attention(wide):
+    if fused.only_by_parts(wide):
         with Rounding(precision, precision, generator):
             return _placed(_parted(wide), own)
     compute = None if strict and wide.name in fused.ELEMENTWISE else fused.parts(wide)
@@ -219,7 +197,7 @@ def _sample(
         return _taken(call.kept(), own)
 
 
-def _taken(call: Call, own: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def _taken(call: OperatorCall, own: Mapping[str, Tensor]) -> dict[str, Tensor]:
     made = call.results(call.run())
     return {path: made[path].to(torch.float64) for path in own}
 
@@ -229,7 +207,7 @@ def _constant(value: Any, dtype: str) -> Any:
     return float(torch.tensor(value, dtype=getattr(torch, dtype))) if isinstance(value, float) else value
 
 
-def _of_cpu(call: Call, own: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
+def _of_cpu(call: OperatorCall, own: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
     """What the CPU's own operator makes of the same inputs; nothing where it has none."""
     try:
         host = call.on_host()
@@ -245,25 +223,8 @@ def _unit(precision: str) -> float:
     return UNIT_ROUNDOFF.get(precision, 0.0)
 
 
-def _named(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
-
-
-def _adds(call: Call) -> bool:
+def _adds(call: OperatorCall) -> bool:
     return call.name in {"index_put", "index_put_", "put", "put_"} and bool(call.named().get("accumulate"))
-
-
-def _in_range(truth: Tensor, dtype: torch.dtype) -> Tensor:
-    """Infinite where a dtype has no such number: that is its correct rounding."""
-    rounded = truth.to(dtype)
-    return torch.where(torch.isinf(rounded), rounded.to(torch.float64), truth)
-
-
-def _nearest(one: Tensor, truth: Tensor) -> bool:
-    rounded = truth.to(one.dtype)
-    if torch.equal(one, rounded):
-        return True
-    return torch.equal(one.isnan(), rounded.isnan()) and torch.equal(one.nan_to_num(), rounded.nan_to_num())
 
 
 def _inexact(path: str, one: Tensor, truth: Tensor) -> Discrepancy:
@@ -282,7 +243,7 @@ def _shapes(truth: Mapping[str, Tensor], results: Mapping[str, Tensor]) -> Itera
             yield Discrepancy(path, "shape", str(tuple(truth[path].shape)), str(tuple(one.shape)))
 
 
-def _integers(call: Call, truth: Mapping[str, Tensor], results: Mapping[str, Tensor]) -> Iterator[Discrepancy]:
+def _integers(call: OperatorCall, truth: Mapping[str, Tensor], results: Mapping[str, Tensor]) -> Iterator[Discrepancy]:
     for path, one in results.items():
         if one.is_floating_point() or torch.equal(one, truth[path].to(one.dtype)):
             continue
@@ -292,7 +253,7 @@ def _integers(call: Call, truth: Mapping[str, Tensor], results: Mapping[str, Ten
         yield Discrepancy(f"{path}{list(where)}", "value", str(truth[path][where].item()), str(one[where].item()))
 
 
-def _same_choice(call: Call, expected: Tensor, got: Tensor) -> bool:
+def _same_choice(call: OperatorCall, expected: Tensor, got: Tensor) -> bool:
     """Whether other places hold equal values, so that the choice was free."""
     given = call.named()
     x = (given["self"] if "self" in given else given["input"]).detach().cpu().to(torch.float64)

@@ -26,7 +26,7 @@ _TRAINING = 5
 
 
 @dataclass(frozen=True)
-class Call:
+class OperatorCall:
     """One call.
 
     Attributes:
@@ -48,9 +48,9 @@ class Call:
         """Call the operator."""
         return self.func(*self.args, **self.kwargs)
 
-    def each(self, change: Callable[[Any], Any]) -> Call:
+    def each(self, change: Callable[[Any], Any]) -> OperatorCall:
         """The call with other arguments: `change` of each one, and of those in lists."""
-        return Call(
+        return OperatorCall(
             self.func, mapped(self.args, change), {name: mapped(one, change) for name, one in self.kwargs.items()}
         )
 
@@ -93,21 +93,21 @@ class Call:
                     made["out" if len(returned) == 1 else f"out[{place}]"] = tensor
         return made
 
-    def kept(self) -> Call:
+    def kept(self) -> OperatorCall:
         """A copy with tensors of its own, on their devices and in their strides: for an operator that writes to its arguments, or for later."""
         return self.each(lambda one: copied(one.detach()) if isinstance(one, Tensor) else one)
 
-    def on_host(self) -> Call:
+    def on_host(self) -> OperatorCall:
         """A copy on the CPU."""
         return self.each(_hosted)
 
-    def widened(self) -> Call:
+    def widened(self) -> OperatorCall:
         """The same call in FP64 on the CPU, from the very values that it was given."""
         func = self.func
         if self.name in SAME_ON_THE_CPU:
             func = getattr(torch.ops.aten, SAME_ON_THE_CPU[self.name]).default
         wide = self.each(_widened)
-        return Call(func, wide.args, {name: one for name, one in wide.kwargs.items() if name != "pin_memory"})
+        return OperatorCall(func, wide.args, {name: one for name, one in wide.kwargs.items() if name != "pin_memory"})
 
     def not_computed(self) -> str:
         """Why the operator is not computed again, in a few words; empty where it is."""

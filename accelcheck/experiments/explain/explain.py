@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 from accelcheck.checks.trial import Trial
 from accelcheck.core.case import Verdict
+from accelcheck.experiments.explain import compiled, fused, runs
 from accelcheck.experiments.explain import layers as of_layers
-from accelcheck.experiments.explain import runs
 from accelcheck.experiments.explain.smallest import Shrinker, Smallest
+from accelcheck.techniques.observe import ProfilerLog
 from accelcheck.verify.oracle import FIRST
 from accelcheck.workloads.probes import draws
 
@@ -22,9 +23,10 @@ if TYPE_CHECKING:
     from accelcheck.checks.execute import Bench
     from accelcheck.core.case import Case
     from accelcheck.core.journal import Record
-    from accelcheck.experiments.explain.calls import Call
+    from accelcheck.experiments.explain.calls import OperatorCall
+    from accelcheck.experiments.explain.compiled import Region
     from accelcheck.experiments.explain.layers import Layer
-    from accelcheck.experiments.explain.operators import Culprit, Seen, Trace
+    from accelcheck.experiments.explain.operators import Culprit, OperatorTrace, Seen
     from accelcheck.workloads.probes import Draw
 
 
@@ -33,7 +35,7 @@ DRAWS = 4
 
 
 @dataclass(frozen=True)
-class Difference:
+class OperatorDifference:
     """Where a technique first runs other operators than eager.
 
     Attributes:
@@ -56,6 +58,7 @@ class Explanation:
         trace: What the run dispatched; None where it was not traced.
         culprit: The first operator that is wrong; None where none is.
         difference: Where the technique first runs other operators than eager; None where it runs the same, or one of them is wrong.
+        region: The first cut of a compiled graph that is wrong; None where nothing is compiled, or none is.
         smallest: The operator alone; None where there is none, or it is right alone.
         notes: What could not be had, and why: sentences.
         seconds: Wall time of the case, and of the explanation.
@@ -64,9 +67,10 @@ class Explanation:
     record: Record
     draw: Draw | None = FIRST
     layers: list[Layer] = field(default_factory=list)
-    trace: Trace | None = None
+    trace: OperatorTrace | None = None
     culprit: Culprit | None = None
-    difference: Difference | None = None
+    difference: OperatorDifference | None = None
+    region: Region | None = None
     smallest: Smallest | None = None
     notes: list[str] = field(default_factory=list)
     seconds: tuple[float, float] = (0.0, 0.0)
@@ -123,23 +127,49 @@ def _explained(bench: Bench, case: Case, found: Explanation, say: Callable[[str]
         say("layers")
         chosen = [FIRST, *(draw for draw in failing[:1] if draw != FIRST)] if failing else _random(known)
         found.layers = of_layers.layers(bench, case, chosen)
-    say("operators")
     trial = Trial(case, technique, workload, bench.devices[case.device], bench.store)
-    error: Exception | None = None
-    # With a function held to what its usual formula can, then, where nothing else is wrong, to what the case is held to.
+    error = _operators(trial, failing, known, found, say)
+    if found.culprit is not None and found.smallest is None:
+        found.notes.append(_no_smallest(found.culprit))
+    if found.culprit is None and error is None:
+        _beyond_operators(trial, bench, found, say)
+
+
+def _operators(
+    trial: Trial, failing: Sequence[Draw], known: Sequence[Draw], found: Explanation, say: Callable[[str], None]
+) -> Exception | None:
+    """Look for an operator that is wrong, in failing draws one after the other, then in all random ones together; what a run raised."""
+    say("operators")
+    # With a function held to what its usual formula can; where eager itself fails with such a function, to what the case is held to.
     for strict, draw in itertools.product((False, True), _telling(failing) or [FIRST]):
+        if strict and not (trial.technique.name == of_layers.EAGER and _elementwise(found)):
+            break
         error = _traced(trial, draw, found, say, strict=strict)
         if found.culprit is not None or error is not None:
             found.draw = draw
-            break
-    if found.culprit is None and error is None:
-        found.culprit = _together(trial, _random(known), found)
-    if found.trace is not None and not found.trace.judged and error is None:
-        found.notes.append("no operator was seen: compiled code and other processes show none")
-    if found.culprit is not None and found.smallest is None:
-        found.notes.append(_no_smallest(found.culprit))
-    elif found.culprit is None and error is None and technique.name != of_layers.EAGER:
+            return error
+    found.culprit = _together(trial, _random(known), found)
+    return None
+
+
+def _beyond_operators(trial: Trial, bench: Bench, found: Explanation, say: Callable[[str], None]) -> None:
+    """Where no operator that was dispatched is wrong: cuts of the compiled graph, or what differs from eager."""
+    technique = trial.technique
+    if issubclass(technique.watch, ProfilerLog):
+        say("the compiled graph, cut after one operator after the other")
+        cut = compiled.region(trial, found.draw or FIRST)
+        found.region = cut if isinstance(cut, compiled.Region) else None
+        found.notes += [cut] if isinstance(cut, str) else []
+    elif found.trace is not None and not found.trace.judged:
+        found.notes.append("no operator was seen: other processes show none")
+    elif technique.name != of_layers.EAGER:
         found.difference = _difference(trial, bench, found)
+
+
+def _elementwise(found: Explanation) -> bool:
+    """Whether a function ran that `OperatorBudgets.strict` is about."""
+    names = {one.operator.partition(".")[0].rpartition("::")[2] for one in found.trace.seen} if found.trace else set()
+    return bool(names & fused.ELEMENTWISE)
 
 
 def _telling(failing: Sequence[Draw]) -> list[Draw]:
@@ -154,7 +184,7 @@ def _traced(
     shrunk: list[Smallest | None] = []
     peers = trial.device.type != "cpu"
 
-    def first(culprit: Culprit, run: Callable[[Call], Any]) -> None:
+    def first(culprit: Culprit, run: Callable[[OperatorCall], Any]) -> None:
         say(f"the smallest case of {culprit.operator}")
         if culprit.call is not None:
             shrunk.append(
@@ -206,7 +236,7 @@ def _no_smallest(culprit: Culprit) -> str:
     return f"no script: {culprit.operator} is right when it is called again with the same inputs; what ran before it matters, or chance"
 
 
-def _difference(trial: Trial, bench: Bench, found: Explanation) -> Difference | None:
+def _difference(trial: Trial, bench: Bench, found: Explanation) -> OperatorDifference | None:
     """Where the technique first runs other operators than eager: what it puts in their place is then wrong, not an operator."""
     eager = bench.matrix.techniques.get(of_layers.EAGER)
     if eager is None or found.trace is None:
@@ -219,7 +249,7 @@ def _difference(trial: Trial, bench: Bench, found: Explanation) -> Difference | 
     return difference(plain.seen, found.trace.seen)
 
 
-def difference(eager: Sequence[Seen], technique: Sequence[Seen]) -> Difference | None:
+def difference(eager: Sequence[Seen], technique: Sequence[Seen]) -> OperatorDifference | None:
     """The first place where two sequences of operators differ in names or options; None where they do not.
 
     What leaves operators of eager's out comes before what only adds some, as casts are.
@@ -233,4 +263,4 @@ def difference(eager: Sequence[Seen], technique: Sequence[Seen]) -> Difference |
     if not changes:
         return None
     _, i, j, k, m = next((code for code in changes if code[2] > code[1]), changes[0])
-    return Difference(tuple(eager[i:j]), tuple(technique[k:m]))
+    return OperatorDifference(tuple(eager[i:j]), tuple(technique[k:m]))

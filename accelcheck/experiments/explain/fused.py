@@ -18,10 +18,12 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from accelcheck.experiments.explain.calls import Call
+    from accelcheck.experiments.explain.calls import OperatorCall
 
 ATTENTION = "_scaled_dot_product_"
 """How the names of fused attention begin."""
+SCALED = "_scaled_mm"
+"""The product of float8 numbers."""
 _CANCELLING = frozenset(
     [
         "_softmax_backward_data",
@@ -37,11 +39,13 @@ _TRAINS = 5
 """Position of the argument of batch norm that says whether it takes the statistics of the batch."""
 
 
-def parts(call: Call) -> Callable[[], Any] | None:
+def parts(call: OperatorCall) -> Callable[[], Any] | None:
     """A function that computes a call from its parts, without writing to its arguments; None where the operator has none."""
     name = call.name
     if name.startswith(ATTENTION):
         return (lambda: _attention_gradients(call)) if name.endswith("backward") else (lambda: _attention(call))
+    if name == SCALED:
+        return lambda: _scaled_product(call)
     if call.written():
         return None
     if name in blocks.STORED:
@@ -49,11 +53,11 @@ def parts(call: Call) -> Callable[[], Any] | None:
     return _product_of(call) or _norm_of(call)
 
 
-def _product_of(call: Call) -> Callable[[], Any] | None:
+def _product_of(call: OperatorCall) -> Callable[[], Any] | None:
     return (lambda: blocks.product(call)) if call.name in blocks.SUMMED and not call.kwargs else None
 
 
-def _norm_of(call: Call) -> Callable[[], Any] | None:
+def _norm_of(call: OperatorCall) -> Callable[[], Any] | None:
     if call.name == "native_batch_norm" and not call.args[_TRAINS]:
         return lambda: blocks.scaled_and_shifted(call)
     if call.name not in _CANCELLING | ELEMENTWISE:
@@ -64,12 +68,24 @@ def _norm_of(call: Call) -> Callable[[], Any] | None:
     return None if known is None else lambda: known(*call.args, **call.kwargs)
 
 
-def stored(call: Call) -> bool:
+def stored(call: OperatorCall) -> bool:
     """Whether libraries keep the partial sums of an operator in the storage dtype: gradients of parameters, and losses."""
     return call.name in blocks.STORED
 
 
-def fused_attention(call: Call) -> bool:
+def only_by_parts(call: OperatorCall) -> bool:
+    """Whether the FP64 result comes from the parts, because the CPU has no such operator in FP64 on every backend's behalf."""
+    return fused_attention(call) or call.name == SCALED
+
+
+def _scaled_product(call: OperatorCall) -> Tensor:
+    """A product of float8 numbers with a scale of each operand, or of each row and column."""
+    given = call.named()
+    product: Tensor = (given["self"] * given["scale_a"]) @ (given["mat2"] * given["scale_b"])
+    return product if given["bias"] is None else product + given["bias"]
+
+
+def fused_attention(call: OperatorCall) -> bool:
     """Whether it is attention, whose FP64 result comes from its parts: not every backend's operator exists on the CPU."""
     return call.name.startswith(ATTENTION)
 
@@ -97,7 +113,7 @@ def _heads(keys: Tensor, queries: Tensor) -> Tensor:
     return keys if many == 1 else keys.repeat_interleave(many, -3)
 
 
-def _attention(call: Call) -> tuple[Tensor, Tensor]:
+def _attention(call: OperatorCall) -> tuple[Tensor, Tensor]:
     given = call.named()
     scores, _, seen = _scores(given)
     blind = ~seen.any(-1, keepdim=True)
@@ -105,7 +121,7 @@ def _attention(call: Call) -> tuple[Tensor, Tensor]:
     return weights @ _heads(given["value"], given["query"]), scores.logsumexp(-1)
 
 
-def _attention_gradients(call: Call) -> tuple[Tensor, Tensor, Tensor]:
+def _attention_gradients(call: OperatorCall) -> tuple[Tensor, Tensor, Tensor]:
     """Of queries, keys and values: the softmax is recomputed from the saved logarithms of its sums, as in FlashAttention."""
     given = call.named()
     grad: Any = given.get("grad_out", given.get("grad_out_"))

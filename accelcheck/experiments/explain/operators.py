@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from accelcheck.devices.torch_names import TorchDispatchMode
-from accelcheck.experiments.explain.budgets import NoTruthError
-from accelcheck.experiments.explain.calls import Call, aside, found
+from accelcheck.experiments.explain.calls import OperatorCall, aside, found
+from accelcheck.experiments.explain.holding import NoTruthError
 from accelcheck.verify.judge import judge_together
 from accelcheck.verify.oracle import Reference
 
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from accelcheck.core.case import Figure
-    from accelcheck.experiments.explain.budgets import Finding, Holder
-    from accelcheck.experiments.explain.places import Place, Places
+    from accelcheck.experiments.explain.budgets import OperatorBudgets, OperatorFinding
+    from accelcheck.experiments.explain.places import ModelPlace, Places
     from accelcheck.verify.judge import Discrepancy
     from accelcheck.verify.views import Reading
 
@@ -59,12 +59,12 @@ class Culprit:
 
     number: int
     operator: str
-    place: Place
+    place: ModelPlace
     inputs: tuple[Shape, ...]
     options: str
     faults: tuple[Discrepancy, ...]
     figures: tuple[Figure, ...] = ()
-    call: Call | None = None
+    call: OperatorCall | None = None
 
 
 @dataclass(frozen=True)
@@ -73,12 +73,12 @@ class Seen:
 
     operator: str
     options: str
-    place: Place
+    place: ModelPlace
     inputs: tuple[Shape, ...]
 
 
 @dataclass
-class Trace:
+class OperatorTrace:
     """What a run dispatched.
 
     Attributes:
@@ -96,7 +96,7 @@ class Trace:
     skipped: Counter[tuple[str, str]] = field(default_factory=Counter)
     judged: int = 0
     leaning: dict[int, dict[str, tuple[Mapping[str, Reading], Reference]]] = field(default_factory=dict)
-    kept: Call | None = None
+    kept: OperatorCall | None = None
     raised: str = ""
 
 
@@ -110,16 +110,16 @@ class Recompute(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch le
         first: Called with the first operator that is wrong, and a function that runs it once more with other inputs, below every
             mode that was active.
         most: No operator is judged once this many are wrong; 0 judges none, and only notes what is dispatched.
-        only: Number of the one operator that is judged, and kept in `Trace.kept`; None for all.
+        only: Number of the one operator that is judged, and kept in `OperatorTrace.kept`; None for all.
     """
 
     def __init__(
         self,
-        holder: Holder,
+        holder: OperatorBudgets,
         places: Places,
         *,
         peers: bool = False,
-        first: Callable[[Culprit, Callable[[Call], Any]], None] | None = None,
+        first: Callable[[Culprit, Callable[[OperatorCall], Any]], None] | None = None,
         most: int = 1,
         only: int | None = None,
     ) -> None:
@@ -130,12 +130,12 @@ class Recompute(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch le
         self.first = first
         self.most = most
         self.only = only
-        self.trace = Trace()
+        self.trace = OperatorTrace()
 
     def __torch_dispatch__(
         self, func: Any, types: Iterable[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        call = Call(func, args, kwargs or {})
+        call = OperatorCall(func, args, kwargs or {})
         place = self.places.here()
         if func.is_view:
             return call.run()
@@ -175,14 +175,14 @@ class Recompute(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch le
                     self.first(culprit, lambda other: other.run())
         return out
 
-    def _ran(self, call: Call) -> Any:
+    def _ran(self, call: OperatorCall) -> Any:
         try:
             return call.run()
         except Exception:
             self.trace.raised = self.trace.raised or call.func.name()
             raise
 
-    def _note(self, number: int, finding: Finding) -> None:
+    def _note(self, number: int, finding: OperatorFinding) -> None:
         """Keep the readings, without the tensors.
 
         Running statistics are left out: constants that are rounded once, such as 1 - momentum, move them one way in every draw.
@@ -194,7 +194,7 @@ class Recompute(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch le
             self.trace.leaning.setdefault(number, {})[dtype] = (readings, light)
 
 
-def together(traces: Sequence[Trace]) -> Culprit | None:
+def together(traces: Sequence[OperatorTrace]) -> Culprit | None:
     """The first operator whose errors point one way in all of several runs, which have other inputs; None where none does.
 
     Runs that do not dispatch the same operators say nothing.
@@ -213,7 +213,7 @@ def together(traces: Sequence[Trace]) -> Culprit | None:
     return None
 
 
-def options(call: Call) -> str:
+def options(call: OperatorCall) -> str:
     """The arguments that are no tensors and not the defaults, as text; without devices, which differ from machine to machine."""
     said = []
     for argument in call.func._schema.arguments:  # noqa: SLF001 - OpOverload has no public schema

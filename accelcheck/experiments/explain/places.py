@@ -25,7 +25,7 @@ _ENGINE = str(Path(_MODELS) / "base.py")
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class ModelPlace:
     """A place in the model.
 
     Attributes:
@@ -49,7 +49,7 @@ class Places:
 
     def __init__(self) -> None:
         self._modules: list[str] = []
-        self._nodes: dict[int, Place] = {}
+        self._nodes: dict[int, ModelPlace] = {}
 
     @contextlib.contextmanager
     def followed(self, module: nn.Module) -> Iterator[None]:
@@ -66,18 +66,18 @@ class Places:
             for handle in handles:
                 handle.remove()
 
-    def here(self) -> Place:
+    def here(self) -> ModelPlace:
         """The place of the operator that is being dispatched."""
         from accelcheck.devices.torch_names import autograd_sequence, current_autograd_node
 
         node: Any = current_autograd_node()
         if node is None:
-            place = Place(self._modules[-1] if self._modules else "", _line(sys._getframe(1)))  # noqa: SLF001 - cheaper than `inspect`, for every operator
+            place = ModelPlace(self._modules[-1] if self._modules else "", _line(sys._getframe(1)))  # noqa: SLF001 - cheaper than `inspect`, for every operator
             # The node of an operator is made just before the operator is dispatched; what follows has none of its own, or the next.
             self._nodes.setdefault(autograd_sequence() - 1, place)
             return place
-        known = self._nodes.get(node._sequence_nr(), Place())  # noqa: SLF001 - torch has no public name for it
-        return Place(known.module, known.line, str(node.name()).rpartition("::")[2])
+        known = self._nodes.get(node._sequence_nr(), ModelPlace())  # noqa: SLF001 - torch has no public name for it
+        return ModelPlace(known.module, known.line, str(node.name()).rpartition("::")[2])
 
     def _left(self) -> None:
         if self._modules:

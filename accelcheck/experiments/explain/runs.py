@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from accelcheck.checks.trial import State, warm_up
 from accelcheck.core.case import Mode
-from accelcheck.experiments.explain.budgets import Holder
-from accelcheck.experiments.explain.operators import Recompute, Trace, together
+from accelcheck.experiments.explain.budgets import OperatorBudgets
+from accelcheck.experiments.explain.operators import OperatorTrace, Recompute, together
 from accelcheck.experiments.explain.places import Places
 from accelcheck.verify.oracle import twice
 
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from accelcheck.checks.trial import Trial
-    from accelcheck.experiments.explain.calls import Call
+    from accelcheck.experiments.explain.calls import OperatorCall
     from accelcheck.experiments.explain.operators import Culprit
     from accelcheck.workloads.probes import Draw
 
-    First = Callable[[Culprit, Callable[[Call], Any]], None]
+    First = Callable[[Culprit, Callable[[OperatorCall], Any]], None]
 
 MODES = frozenset({Mode.FORWARD, Mode.BACKWARD, Mode.TRAIN})
 """Modes whose results are held to an FP64 oracle, and so can be explained by operators."""
@@ -35,7 +35,7 @@ def attempted(
     most: int = 1,
     only: int | None = None,
     strict: bool = False,
-) -> tuple[Trace, Exception | None]:
+) -> tuple[OperatorTrace, Exception | None]:
     """Prepare the technique, run the draw once, and return what was dispatched, and what was raised.
 
     Args:
@@ -44,7 +44,7 @@ def attempted(
         first: As of `Recompute`.
         most: As of `Recompute`.
         only: As of `Recompute`; the operator is judged with more samples.
-        strict: As of `Holder`.
+        strict: As of `OperatorBudgets`.
     """
     technique, device, case = trial.technique, trial.device, trial.case
     places = Places()
@@ -78,7 +78,9 @@ def attempted(
     return mode.trace, error
 
 
-def traced(trial: Trial, draw: Draw, *, first: First | None = None, most: int = 1, only: int | None = None) -> Trace:
+def traced(
+    trial: Trial, draw: Draw, *, first: First | None = None, most: int = 1, only: int | None = None
+) -> OperatorTrace:
     """As `attempted`.
 
     Raises:
@@ -96,7 +98,7 @@ def leaning(trial: Trial, draws: Sequence[Draw]) -> Culprit | None:
     return None if culprit is None else together([traced(trial, draw, only=culprit.number) for draw in draws])
 
 
-def holder_of(trial: Trial, *, careful: int = 0) -> Holder:
+def holder_of(trial: Trial, *, careful: int = 0) -> OperatorBudgets:
     """The budgets that a case's operators are held to."""
     case = trial.case
-    return Holder(trial.technique.precision(case.dtype), case.dtype, careful)
+    return OperatorBudgets(trial.technique.precision(case.dtype), case.dtype, careful)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import math
 import re
 from typing import TYPE_CHECKING, Any
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from accelcheck.experiments.explain import tensor_file
 from accelcheck.experiments.explain.calls import aside, memory
 from accelcheck.experiments.explain.smallest import SEED, elements
 from accelcheck.verify.precision import SMALLEST_SUBNORMAL, UNIT_ROUNDOFF
@@ -21,26 +21,13 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from accelcheck.core.case import Figure
-    from accelcheck.experiments.explain.calls import Call
+    from accelcheck.experiments.explain.calls import OperatorCall
     from accelcheck.experiments.explain.smallest import Smallest
 
 LINES = 40
 """A script has no more."""
 LITERAL = 24
 """Numbers that are written into the script; more go into a file beside it."""
-NAMES = {
-    "float64": "F64",
-    "float32": "F32",
-    "float16": "F16",
-    "bfloat16": "BF16",
-    "int64": "I64",
-    "int32": "I32",
-    "int16": "I16",
-    "int8": "I8",
-    "uint8": "U8",
-    "bool": "BOOL",
-}
-"""What the format safetensors calls torch's dtypes."""
 
 _VIEWS = {
     "element": ["measured = max(map(abs, e)) / rms"],
@@ -76,7 +63,7 @@ _COUNTS = {
 }
 
 
-class Script:
+class OperatorScript:
     """The text of a script, and what goes into a file beside it.
 
     Args:
@@ -106,7 +93,7 @@ class Script:
             "import torch",
             f'device = "{self.device}"',
             *([f"dtype = {self._dtype()}"] if self.view not in {*_VIEWS, "shape"} else []),
-            *(_reading(file) if self.data else ()),
+            *(tensor_file.reading(file) if self.data else ()),
             *inputs,
             *truth,
             *_listing(self.view),
@@ -127,7 +114,7 @@ class Script:
         data = path.with_suffix(".safetensors")
         text = self.text(data.name)
         if self.data:
-            data.write_bytes(packed(self.data))
+            data.write_bytes(tensor_file.packed(self.data))
         path.write_text(text, encoding="utf-8")
 
     def _inputs(self) -> Iterator[str]:
@@ -239,7 +226,7 @@ def _telling(smallest: Smallest) -> tuple[str, str, float]:
     return path, "values", 0.0
 
 
-def _expression(call: Call, name: str) -> str:
+def _expression(call: OperatorCall, name: str) -> str:
     """The call as source: its tensors are those of the list `name`, in order."""
     counted = itertools.count()
 
@@ -260,7 +247,7 @@ def _expression(call: Call, name: str) -> str:
     return f"torch.ops.{namespace}.{operator}.{overload or 'default'}({', '.join(words)})"
 
 
-def _picked(call: Call, path: str, name: str) -> list[str]:
+def _picked(call: OperatorCall, path: str, name: str) -> list[str]:
     """Lines that run the call and take one of its results as `got`: what it returned, or the argument that it wrote to."""
     written = dict(call.written())
     if path not in written:
@@ -283,34 +270,7 @@ def _listing(view: str) -> list[str]:
     return [flat, "o = flat(truth.tolist())" if view in _VIEWS else "nearest = flat(truth.to(dtype).tolist())"]
 
 
-def _reading(file: str) -> list[str]:
-    kinds = ", ".join(f'"{short}": torch.{name}' for name, short in NAMES.items())
-    return [
-        f'raw = open("{file}", "rb").read()  # safetensors: the length of a JSON head, the head, the numbers',
-        'size = 8 + int.from_bytes(raw[:8], "little")',
-        "head = json.loads(raw[8:size])",
-        f"kinds = {{{kinds}}}",
-        "def read(name):",
-        '    begin, end = head[name]["data_offsets"]',
-        '    return torch.frombuffer(bytearray(raw[size + begin:size + end]), dtype=kinds[head[name]["dtype"]])',
-    ]
-
-
 def _list(held: Tensor) -> str:
     numbers = held.tolist()
     said = [f'float("{one}")' if isinstance(one, float) and not math.isfinite(one) else repr(one) for one in numbers]
     return f"[{', '.join(said)}]"
-
-
-def packed(tensors: dict[str, Tensor]) -> bytes:
-    """Tensors in the format safetensors: https://github.com/huggingface/safetensors#format."""
-    head: dict[str, Any] = {}
-    body = b""
-    for name, one in tensors.items():
-        raw = one.contiguous().view(torch.uint8).numpy().tobytes()
-        kind = NAMES[str(one.dtype).removeprefix("torch.")]
-        head[name] = {"dtype": kind, "shape": list(one.shape), "data_offsets": [len(body), len(body) + len(raw)]}
-        body += raw
-    text = json.dumps(head).encode()
-    text += b" " * (-len(text) % 8)
-    return len(text).to_bytes(8, "little") + text + body

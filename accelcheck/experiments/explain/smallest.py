@@ -10,11 +10,12 @@ import torch
 from torch import Tensor
 
 from accelcheck.experiments.explain import fused
-from accelcheck.experiments.explain.budgets import Finding, Holder, NoTruthError
-from accelcheck.experiments.explain.calls import Call, aside, copied, found, memory
+from accelcheck.experiments.explain.calls import OperatorCall, aside, copied, found, memory
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+
+    from accelcheck.experiments.explain.budgets import OperatorBudgets, OperatorFinding
 
 SEED = 0
 """Of the values that replace those of the case."""
@@ -35,8 +36,8 @@ class Smallest:
         steps: Number of smaller cases that were tried.
     """
 
-    call: Call
-    finding: Finding
+    call: OperatorCall
+    finding: OperatorFinding
     values: str
     steps: int
 
@@ -47,18 +48,23 @@ class Shrinker:
     Args:
         holder: Knows the budgets.
         run: Runs a call where it failed, on its device.
-        peers: As of `Holder.find`.
+        peers: As of `OperatorBudgets.find`.
         seconds: Most time.
     """
 
     def __init__(
-        self, holder: Holder, run: Callable[[Call], Any], *, peers: bool = False, seconds: float = SECONDS
+        self,
+        holder: OperatorBudgets,
+        run: Callable[[OperatorCall], Any],
+        *,
+        peers: bool = False,
+        seconds: float = SECONDS,
     ) -> None:
         self.holder, self.run, self.peers = holder, run, peers
         self._end = time.monotonic() + seconds
         self._steps = 0
 
-    def shrink(self, call: Call) -> Smallest | None:
+    def shrink(self, call: OperatorCall) -> Smallest | None:
         """The smallest call that fails; None where this one does not fail when it is run again."""
         finding = self.failing(call)
         if finding is None:
@@ -74,7 +80,7 @@ class Shrinker:
             call, finding = self._dense(call, finding)
         return Smallest(call, finding, values, self._steps)
 
-    def failing(self, call: Call) -> Finding | None:
+    def failing(self, call: OperatorCall) -> OperatorFinding | None:
         """What a call shows where it is wrong; None where it is right, or cannot be run or judged."""
         with aside():
             before, used = call.kept(), call.kept()
@@ -84,13 +90,15 @@ class Shrinker:
             return None
         return finding if finding.faults else None
 
-    def _tried(self, call: Call) -> Finding | None:
+    def _tried(self, call: OperatorCall) -> OperatorFinding | None:
         if self._steps >= STEPS or time.monotonic() > self._end:
             return None
         self._steps += 1
         return self.failing(call)
 
-    def _narrowed(self, call: Call, finding: Finding, size: int) -> tuple[Call, Finding]:
+    def _narrowed(
+        self, call: OperatorCall, finding: OperatorFinding, size: int
+    ) -> tuple[OperatorCall, OperatorFinding]:
         """With every dimension of one size shorter: 1, else half as often as it fails, else as short as one after the other shows."""
         low, high = 0, size  # fails with `high`, not with `low`
         # Attention that loses a key of one divides by 0 in torch's own kernel, and ends the process.
@@ -111,17 +119,17 @@ class Shrinker:
                 high, best, finding = middle, smaller, again
         return best, finding
 
-    def _simpler(self, call: Call) -> Iterator[tuple[str, Call]]:
+    def _simpler(self, call: OperatorCall) -> Iterator[tuple[str, OperatorCall]]:
         for values in ("ones", "normal"):
             yield values, filled(call, values)
 
-    def _dense(self, call: Call, finding: Finding) -> tuple[Call, Finding]:
+    def _dense(self, call: OperatorCall, finding: OperatorFinding) -> tuple[OperatorCall, OperatorFinding]:
         dense = call.each(lambda one: one.contiguous().clone() if isinstance(one, Tensor) else one)
         again = None if all(one.is_contiguous() for one in call.tensors()) else self._tried(dense)
         return (call, finding) if again is None else (dense, again)
 
 
-def resized(call: Call, old: int, new: int, *, tail: bool = False) -> Call:
+def resized(call: OperatorCall, old: int, new: int, *, tail: bool = False) -> OperatorCall:
     """The call with all dimensions of one size cut to another, to their end with `tail`, and the numbers in lists that name it."""
 
     def change(one: Any) -> Any:
@@ -140,10 +148,12 @@ def resized(call: Call, old: int, new: int, *, tail: bool = False) -> Call:
 
     with aside():
         cut = call.each(change)
-    return Call(call.func, tuple(map(listed, cut.args)), {name: listed(one) for name, one in cut.kwargs.items()})
+    return OperatorCall(
+        call.func, tuple(map(listed, cut.args)), {name: listed(one) for name, one in cut.kwargs.items()}
+    )
 
 
-def filled(call: Call, values: str) -> Call:
+def filled(call: OperatorCall, values: str) -> OperatorCall:
     """The call with other values in its floating-point tensors: ``ones``, or ``normal`` numbers of `SEED`, in the order of the arguments."""
     generator = torch.Generator().manual_seed(SEED)
 
@@ -164,9 +174,6 @@ def filled(call: Call, values: str) -> Call:
             torch.set_default_dtype(before)
 
 
-def elements(call: Call) -> int:
+def elements(call: OperatorCall) -> int:
     """Number of elements in all tensors of a call."""
     return sum(one.numel() for one in found((call.args, *call.kwargs.values())))
-
-
-__all__ = ["SEED", "NoTruthError", "Shrinker", "Smallest", "elements", "filled", "resized"]

@@ -10,7 +10,8 @@ from accelcheck.report.console import Table
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from accelcheck.experiments.explain.explain import Difference, Explanation
+    from accelcheck.experiments.explain.compiled import Region
+    from accelcheck.experiments.explain.explain import Explanation, OperatorDifference
     from accelcheck.experiments.explain.operators import Culprit, Seen
 
 FAULTS = 5
@@ -49,6 +50,10 @@ def _operator(found: Explanation) -> Iterator[str | Table]:
     yield "\nWhich operator"
     if found.culprit is not None:
         yield from culprit(found.culprit, len(trace.seen))
+    elif found.region is not None:
+        yield from _region(found.region)
+    elif not trace.judged:
+        yield f"none of {len(trace.seen)} dispatched could be computed again"
     else:
         yield (
             f"none of {len(trace.seen)} dispatched: {trace.judged} were computed again in FP64 from the inputs that they had, "
@@ -57,6 +62,15 @@ def _operator(found: Explanation) -> Iterator[str | Table]:
         yield from _difference(found.difference)
     for (name, why), count in sorted(trace.skipped.items()):
         yield f"not judged: {name} x{count}: {why}"
+
+
+def _region(one: Region) -> Iterator[str]:
+    number, count = one.number
+    where = f", {one.line}" if one.line else ""
+    yield f"{one.operator} in the captured {one.stage} graph, number {number + 1} of {count}{where}"
+    yield "  compiled up to it, the graph is wrong; compiled up to the operator before it, it is right"
+    yield "  the compiler fuses operators: the fault is in the kernel that computes this one"
+    yield from _cut([f"  {fault}" for fault in one.faults])
 
 
 def culprit(one: Culprit, count: int) -> Iterator[str | Table]:
@@ -80,6 +94,8 @@ def all_named(found: Explanation) -> list[str]:
     """The operator that an explanation names, with its namespace, or those of eager that the technique first replaced; empty for none."""
     if found.culprit is not None:
         return [found.culprit.operator]
+    if found.region is not None:
+        return [found.region.operator]
     return [] if found.difference is None else [one.operator for one in found.difference.eager]
 
 
@@ -109,12 +125,13 @@ def as_json(found: Explanation) -> dict[str, Any]:
             "options": one.options,
             "faults": [asdict(fault) for fault in one.faults],
         },
+        "compiled": None if found.region is None else asdict(found.region),
         "notes": found.notes,
         "seconds": {"case": found.seconds[0], "explanation": found.seconds[1]},
     }
 
 
-def _difference(found: Difference | None) -> Iterator[str]:
+def _difference(found: OperatorDifference | None) -> Iterator[str]:
     if found is None:
         yield "its operators are eager's: what is wrong changes values between operators, or after the last of them"
         return

@@ -1,0 +1,222 @@
+"""Where compiled code goes wrong: the captured graph, compiled up to one operator after the other.
+
+A compiler fuses operators, so that none of them can be looked at alone, and a value in the middle may never exist. What can be looked at is
+a cut: the graph up to an operator, with all that the rest of it needs as its results. The first cut whose results exceed the budget of the
+rounding of the operators before it names the operator, and with it the kernel that computes it.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, fx
+
+from accelcheck.devices.torch_names import OpOverload
+from accelcheck.experiments.explain.calls import OperatorCall, aside, copied, mapped
+from accelcheck.experiments.explain.holding import judged, named, nearest
+from accelcheck.verify.oracle import twice
+from accelcheck.verify.rounding import Rounding
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from accelcheck.checks.trial import Trial
+    from accelcheck.verify.judge import Discrepancy
+    from accelcheck.workloads.probes import Draw
+
+
+@dataclass(frozen=True)
+class Region:
+    """The first cut of a compiled graph that is wrong.
+
+    Attributes:
+        stage: ``forward`` or ``backward``.
+        operator: The last operator of the cut, such as ``aten::sin``.
+        number: Its position in the graph, from 0, and how many operators there are.
+        line: Line of the model that it comes from; empty where torch does not say.
+        faults: What is wrong with the results of the cut.
+    """
+
+    stage: str
+    operator: str
+    number: tuple[int, int]
+    line: str
+    faults: tuple[Discrepancy, ...]
+
+
+@dataclass(frozen=True)
+class Graph:
+    """A graph that was captured, and the inputs of its first call."""
+
+    stage: str
+    module: fx.GraphModule
+    inputs: tuple[Any, ...]
+
+
+def region(trial: Trial, draw: Draw) -> Region | str:
+    """The first cut that is wrong; a sentence where there is none, or where it cannot be found.
+
+    Args:
+        trial: Its technique compiles a program with the arguments of ``torch.compile`` that it has as `arguments`.
+        draw: Of the inputs.
+    """
+    technique = trial.technique
+    arguments = getattr(getattr(technique, "base", technique), "arguments", None)
+    if arguments is None:
+        return f"{technique.name} does not say how it compiles: its code is not taken apart"
+    try:
+        program = trial.place(
+            draw.problem(trial.workload, trial.case.seed, trial.case.dtype), draw.seed(trial.case.seed)
+        )
+        program.twice = twice(technique, trial.workload, trial.case.mode)
+        technique.prepare(program, trial.case.mode, trial.device)
+        graphs: list[Graph] = []
+        program.call = torch.compile(program.module, backend=_backend(graphs), dynamic=False)
+        trial.device.seed(trial.case.seed)
+        program.run(trial.case.mode)
+        for graph in graphs:
+            if (found := _first_wrong(graph, arguments)) is not None:
+                return found
+    except Exception as error:  # noqa: BLE001 - a compiler may raise anything
+        return f"the graph cannot be captured, or not be compiled in parts: {type(error).__name__}: {str(error).partition(chr(10))[0]}"
+    finally:
+        technique.finish()
+        trial.state.restore()
+    return "each captured graph is right when it is compiled by itself with these inputs"
+
+
+def _backend(graphs: list[Graph]) -> Any:
+    """A backend that runs AOTAutograd's graphs as they are, and keeps them."""
+    from functorch.compile import make_boxed_func  # type: ignore[import-untyped]  # torch leaves it untyped
+
+    from accelcheck.devices.torch_names import aot_autograd
+
+    def compiler(stage: str) -> Callable[..., Any]:
+        def compile_graph(module: fx.GraphModule, inputs: Sequence[Any]) -> Any:
+            del inputs
+            seen: list[Graph] = []
+
+            def run(*args: Any) -> Any:
+                if not seen:
+                    seen.append(Graph(stage, module, tuple(_kept(one) for one in args)))
+                    graphs.append(seen[0])
+                return module.forward(*args)
+
+            return make_boxed_func(run)
+
+        return compile_graph
+
+    return aot_autograd(fw_compiler=compiler("forward"), bw_compiler=compiler("backward"))
+
+
+def _kept(value: Any) -> Any:
+    return copied(value.detach()) if isinstance(value, Tensor) else value
+
+
+def _first_wrong(graph: Graph, arguments: Mapping[str, Any]) -> Region | None:
+    """Bisect: cuts before the first wrong operator are right, and those after it wrong."""
+    nodes = [node for node in graph.module.graph.nodes if node.op == "call_function"]
+    places = [place for place, node in enumerate(nodes) if _computes(node)]
+    if not places or not (faults := _faults(graph, len(nodes), arguments)):
+        return None
+    low, high = -1, len(places) - 1
+    while high - low > 1:
+        middle = (low + high) // 2
+        found = _faults(graph, places[middle] + 1, arguments)
+        low, high, faults = (low, middle, found) if found else (middle, high, faults)
+    node = nodes[places[high]]
+    return Region(
+        graph.stage, str(node.target.name()).partition(".")[0], (places[high], len(nodes)), _line(node), tuple(faults)
+    )
+
+
+def _computes(node: fx.Node) -> bool:
+    target = node.target
+    value = node.meta.get("val")
+    tensors = value if isinstance(value, (tuple, list)) else (value,)
+    floating = any(isinstance(one, Tensor) and one.is_floating_point() for one in tensors)
+    return isinstance(target, OpOverload) and not target.is_view and floating
+
+
+def _faults(graph: Graph, count: int, arguments: Mapping[str, Any]) -> list[Discrepancy]:
+    """What is wrong with a cut after `count` operators, compiled."""
+    cut = _cut(graph.module, count)
+    torch.compiler.reset()
+    with torch.no_grad():
+        out = torch.compile(cut, **arguments)(*(_kept(one) for one in graph.inputs))
+    own = {f"out[{place}]": one.detach().cpu() for place, one in enumerate(out) if _floating(one)}
+
+    def wide() -> dict[str, Tensor]:
+        found = Wide(cut).run(*(_widened(one) for one in graph.inputs))
+        return {path: found[int(path[4:-1])].to(torch.float64) for path in own}
+
+    faults: list[Discrepancy] = []
+    with aside():
+        truth = wide()
+        for dtype in dict.fromkeys(named(one.dtype) for one in own.values()):
+            some = {
+                path: one for path, one in own.items() if named(one.dtype) == dtype and not nearest(one, truth[path])
+            }
+
+            def sample(number: int, generator: torch.Generator, dtype: str = dtype) -> Mapping[str, Tensor]:
+                del number
+                with Rounding(dtype, dtype, generator):
+                    return wide()
+
+            if some:
+                faults += judged(some, truth, dtype, sample)[0].faults
+    return faults
+
+
+def _cut(module: fx.GraphModule, count: int) -> fx.GraphModule:
+    """The graph up to its first `count` operators; its results are what the others, and the whole graph's results, need."""
+    cut, made = fx.Graph(), dict[fx.Node, fx.Node]()
+    done = 0
+    for node in module.graph.nodes:
+        if node.op == "output" or (node.op == "call_function" and done == count):
+            break
+        made[node] = cut.node_copy(node, lambda one: made[one])
+        done += node.op == "call_function"
+    live = [
+        copy
+        for node, copy in made.items()
+        if node.op == "call_function" and any(user not in made for user in node.users) and _computed(node)
+    ]
+    cut.output(tuple(live))
+    return fx.GraphModule(module, cut)
+
+
+def _computed(node: fx.Node) -> bool:
+    return isinstance(node.meta.get("val"), Tensor)
+
+
+def _floating(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.is_floating_point()
+
+
+def _widened(value: Any) -> Any:
+    if not isinstance(value, Tensor):
+        return value
+    host = value.detach().cpu()
+    return host.to(torch.float64) if host.is_floating_point() else host.clone()
+
+
+class Wide(fx.Interpreter):
+    """Runs a graph in FP64 on the CPU."""
+
+    def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
+        """Operators in FP64; anything else, such as taking one of several results, as it is."""
+        if not isinstance(target, OpOverload):
+            return super().call_function(target, args, kwargs)
+        return OperatorCall(target, mapped(args, lambda one: one), kwargs).widened().run()
+
+
+def _line(node: fx.Node) -> str:
+    """The innermost line of the model in a node's stack trace."""
+    lines = re.findall(r'File "([^"]+)", line (\d+)', str(node.meta.get("stack_trace") or node.stack_trace or ""))
+    own = [(file, line) for file, line in lines if "/torch/" not in file]
+    file, line = (own or lines or [("", "")])[-1]
+    return f"{file.rpartition('/')[2]}:{line}" if file else ""

@@ -1,0 +1,55 @@
+"""Tensors in the format safetensors, written and read without its package: https://github.com/huggingface/safetensors#format."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from torch import Tensor
+
+NAMES = {
+    "float64": "F64",
+    "float32": "F32",
+    "float16": "F16",
+    "bfloat16": "BF16",
+    "int64": "I64",
+    "int32": "I32",
+    "int16": "I16",
+    "int8": "I8",
+    "uint8": "U8",
+    "bool": "BOOL",
+}
+"""What the format safetensors calls torch's dtypes."""
+
+
+def reading(file: str) -> list[str]:
+    """Lines of a script that define ``read(name)``: a tensor of a file, 1-D."""
+    kinds = ", ".join(f'"{short}": torch.{name}' for name, short in NAMES.items())
+    return [
+        f'raw = open("{file}", "rb").read()  # safetensors: the length of a JSON head, the head, the numbers',
+        'size = 8 + int.from_bytes(raw[:8], "little")',
+        "head = json.loads(raw[8:size])",
+        f"kinds = {{{kinds}}}",
+        "def read(name):",
+        '    begin, end = head[name]["data_offsets"]',
+        '    return torch.frombuffer(bytearray(raw[size + begin:size + end]), dtype=kinds[head[name]["dtype"]])',
+    ]
+
+
+def packed(tensors: Mapping[str, Tensor]) -> bytes:
+    """The bytes of a file with these tensors."""
+    head: dict[str, Any] = {}
+    body = b""
+    for name, one in tensors.items():
+        raw = one.contiguous().view(torch.uint8).numpy().tobytes()
+        kind = NAMES[str(one.dtype).removeprefix("torch.")]
+        head[name] = {"dtype": kind, "shape": list(one.shape), "data_offsets": [len(body), len(body) + len(raw)]}
+        body += raw
+    text = json.dumps(head).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text + body
