@@ -13,7 +13,7 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from accelcheck.core.case import Mode
-from accelcheck.verify import caps, few, gradients
+from accelcheck.verify import caps, few, gradients, room
 from accelcheck.verify.cache import Cache
 from accelcheck.verify.effort import AUTO, FULL, SAMPLES, Effort, Size, choose, sized
 from accelcheck.verify.precision import SLACK, SMALLEST_SUBNORMAL, UNIT_ROUNDOFF
@@ -203,6 +203,9 @@ class Store:
         if found is None:
             arithmetic = Arithmetic.of(technique, case.dtype)
             arguments = workload, arithmetic, case.seed, case.dtype, case.mode, draw, careful, effort
+            if effort.reduced:  # the process that computes needs the memory
+                self._memory.clear()
+                effort.tidy()
             found = _reference(self.cache.once(key, _computed, *arguments))
         self._memory[key] = found
         while len(self._memory) > 1 and (
@@ -235,7 +238,10 @@ def _computed(
     careful: int,
     effort: Effort,
 ) -> dict[str, Any]:
-    return _plain(compute(workload, arithmetic, seed, dtype, mode, draw, careful=careful, effort=effort))
+    try:
+        return _plain(compute(workload, arithmetic, seed, dtype, mode, draw, careful=careful, effort=effort))
+    finally:
+        effort.tidy()
 
 
 def compute(
@@ -287,11 +293,13 @@ def _compute(source: _Source, careful: int) -> Reference:
         first = (draw.seed(seed) + 1) * SAMPLES
         for index in range(effort.count(draw, careful)):
             taken.read(oracle.sample(first + index, precision, dtype))
+            effort.tidy()
         if technique.oracle == "float64" and precision == dtype:
             taken.read(
                 oracle.nearest(dtype), optional=True
             )  # half precision may overflow where a fused kernel does not
     del oracle
+    effort.tidy()
     with _blamed(f"{source}: eager {dtype} on the CPU"):
         eager = source.repeated(dtype) if effort.reduced else source.eager(dtype)
     # With NaN and infinities among the inputs eager is under test too: some of its own kernels lose them.
@@ -355,7 +363,10 @@ class _Source:
 
     def exactly(self) -> Program:
         """In FP64, from parameters and inputs as the storage dtype rounds them."""
-        program = self.program(self.dtype).widened()
+        program = self.program(self.dtype)
+        if self.workload.given and room.layered(program, self.mode) and self.technique.oracle == "float64":
+            return room.by_layer(program)
+        program = program.widened()
         if self.technique.oracle != "float64":
             # Static quantization calibrates on random inputs, whatever it is then asked.
             plain = replace(self, draw=self.draw.plain).program(self.dtype).widened() if self.draw.probe else program
