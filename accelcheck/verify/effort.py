@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from accelcheck.core.case import Mode
+from accelcheck.core.freed import give_back
 from accelcheck.core.words import EFFORTS
 from accelcheck.devices.torch_names import TorchDispatchMode
 from accelcheck.workloads.probes import DRAWS
@@ -85,6 +86,11 @@ class Effort:
         if careful:
             return self.careful[careful - 1]
         return min(self.samples, PROBE_SAMPLES) if draw.probe else self.samples
+
+    def tidy(self) -> None:
+        """Give freed memory back to the system, where a model is large."""
+        if self.reduced:
+            give_back()
 
     def runs(self) -> float:
         """Passes of the oracle: for each draw the exact one, one that rounds to nearest, and samples, which take two each."""

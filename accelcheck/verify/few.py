@@ -56,6 +56,7 @@ def widened(
     readings: Mapping[str, Sequence[Reading]],
     truth: Result,
     unit: float,
+    ratio: float,
 ) -> dict[str, dict[str, float]]:
     """Budgets by path and view, none smaller than given.
 
@@ -64,8 +65,8 @@ def widened(
         readings: Of the samples, by path.
         truth: The oracle's result.
         unit: Unit roundoff of the arithmetic precision.
+        ratio: `spread` of the samples, and of eager where it is one more.
     """
-    ratio = spread(readings, truth)
     return {
         path: _widened(views, readings[path], tuple(truth[path].shape), unit, ratio) for path, views in budgets.items()
     }

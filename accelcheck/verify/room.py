@@ -1,0 +1,119 @@
+"""Whether the FP64 oracle of a model fits into memory, and how it takes less: layer by layer."""
+
+from __future__ import annotations
+
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from accelcheck.core.case import Mode
+from accelcheck.workloads.base import batches_to, to
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from torch import Tensor
+
+    from accelcheck.workloads.base import Program
+
+PART = 0.8
+"""Of the available memory that the parameters of an oracle may take, with all that is as large; the rest is for activations and other processes."""
+WHOLE: Mapping[Mode, float] = MappingProxyType({Mode.FORWARD: 1.5, Mode.BACKWARD: 4.5, Mode.TRAIN: 5.5})
+"""Bytes that an oracle takes, in parameters in FP64: these, and half as much for their initial values in FP32; with gradients another three for
+them, what the result holds, and the stored truth; with an optimizer, which may have two states, five."""
+LAYERED = 1.0
+"""The same of a forward pass layer by layer: parameters and initial values in FP32. One layer in FP64 comes on top."""
+
+
+def available() -> int:
+    """Bytes of memory that a process can take."""
+    import psutil  # type: ignore[import-untyped]  # it comes without annotations
+
+    return int(psutil.virtual_memory().available)
+
+
+class NoRoomError(RuntimeError):
+    """The oracle does not fit, not even layer by layer."""
+
+
+def layered(program: Program, mode: Mode) -> bool:
+    """Whether the oracle of a program has to run layer by layer.
+
+    Args:
+        program: In the storage dtype, on the CPU.
+        mode: Of the case.
+
+    Raises:
+        NoRoomError: It does not fit even so; the message has the bytes needed and available, and what to do.
+    """
+    room = PART * available()
+    elements = [parameter.numel() for parameter in program.module.parameters()]
+    size = 8 * sum(elements)
+    need = WHOLE.get(mode, 1.5) * size
+    if need <= room:
+        return False
+    if mode is Mode.FORWARD:
+        need = LAYERED * size + max((8 * count for count in elements), default=0)
+        if need <= room:
+            return True
+    rest = (
+        "forward cases run layer by layer and take less: --accel-case chooses them. Or check"
+        if mode is not Mode.FORWARD
+        else "check"
+    )
+    raise NoRoomError(
+        f"needs about {need / 1e9:.3g} GB in {mode} mode for {sum(elements):,} parameters, and {room / 1e9:.3g} GB may be taken "
+        f"({PART:.0%} of what is available): {rest} it on a machine with more memory, or a model with fewer of the same layers"
+    )
+
+
+def by_layer(program: Program) -> Program:
+    """Cast a program to FP64 in place as `Program.widened` does, but the parameters of each layer only while it runs.
+
+    Layers are the modules that have parameters and no submodules with any. Parameters of others, such as a class token, stay in FP64.
+    For forward passes: what a backward pass saves would keep every layer in FP64.
+    """
+    program.inputs = tuple(to(value, "cpu", torch.float64) for value in program.inputs)
+    program.target = to(program.target, "cpu", torch.float64)
+    program.further = batches_to(program.further, "cpu", torch.float64)
+    for buffer in program.module.buffers():
+        if buffer.is_floating_point():
+            buffer.data = buffer.data.double()
+    for part in _layers(program.module):
+        parameters = list(part.parameters())
+        if any(True for _ in part.children()) and not isinstance(part, nn.MultiheadAttention):
+            _widen(part.parameters(recurse=False))
+        elif parameters:
+            _hook(part, parameters)
+    return program
+
+
+def _layers(module: nn.Module) -> Iterable[nn.Module]:
+    yield module
+    if not isinstance(module, nn.MultiheadAttention):  # it uses the parameters of its projection without calling it
+        for child in module.children():
+            yield from _layers(child)
+
+
+def _widen(parameters: Iterable[nn.Parameter]) -> None:
+    for parameter in parameters:
+        if parameter.is_floating_point():
+            parameter.data = parameter.data.double()
+
+
+def _hook(layer: nn.Module, parameters: list[nn.Parameter]) -> None:
+    narrow: list[Tensor] = []
+
+    def before(*_: Any) -> None:
+        narrow[:] = [parameter.data for parameter in parameters]
+        _widen(parameters)
+
+    def after(*_: Any) -> None:
+        for parameter, was in zip(parameters, narrow, strict=False):
+            parameter.data = was
+        narrow.clear()
+
+    layer.register_forward_pre_hook(before)
+    layer.register_forward_hook(after, always_call=True)
