@@ -345,3 +345,24 @@ def test_blocks_are_found_whatever_their_name_and_arguments() -> None:
 def test_blocks_with_keyword_arguments_and_tuples_are_checkpointed(name: str, store: Store) -> None:
     record = verdict_of(store, Matrix.load().techniques[name], layers(), BACKWARD)
     assert record.verdict is Verdict.PASS, record.reason
+
+
+class Tied(nn.Module):
+    """A table, and a head of the same weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(17, 16)
+        self.head = nn.Linear(16, 17, bias=False)
+        self.head.weight = self.table.weight
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        out: Tensor = self.head(self.table(tokens))
+        return out
+
+
+def test_a_head_that_shares_its_weight_with_a_table_is_quantized_all_the_same(store: Store) -> None:
+    torch.manual_seed(0)
+    workload = workload_of(Tied(), (tokens(),), name="tied")
+    record = verdict_of(store, Matrix.load().techniques["int8-torchao-weight-only"], workload, FORWARD)
+    assert record.verdict is Verdict.PASS, record.reason
