@@ -1,6 +1,6 @@
-"""How much faster a run is with a worker on each of several devices: ``PJRT_DEVICE=CPU CPU_NUM_DEVICES=4 python benchmarks/device_workers.py``.
+"""How much faster a run is with a worker on each of several devices: ``python benchmarks/device_workers.py``, with torch_xla.
 
-Runs a level of the suite on XLA's devices of PJRT's CPU client, once with one worker and once with several, each pinned to a
+Runs a level of the suite on the four devices that PJRT's CPU client makes with ``CPU_NUM_DEVICES=4``, once with one worker and once with several, each pinned to a
 device of its own. Prints the seconds of both and their ratio, and checks that every case has the same verdict.
 
 Exit status: 0, or 1 where the ratio is below `RATIO` or a verdict differs; 2 where the machine is too busy to tell, by its load average.
@@ -62,7 +62,7 @@ def _run(folder: Path, level: str, workers: int, more: list[str]) -> tuple[float
         f"--accel-journal={journal}",
     ]
     # The same threads a worker in both runs: what is compared is the number of devices.
-    environ = {**os.environ, "PJRT_DEVICE": "CPU", "OMP_NUM_THREADS": "1"}
+    environ = {"CPU_NUM_DEVICES": "4", **os.environ, "PJRT_DEVICE": "CPU", "OMP_NUM_THREADS": "1"}
     begun = time.perf_counter()
     subprocess.run(
         [sys.executable, "-m", "pytest", "-q", *words, "-n", str(workers), *more],
