@@ -108,6 +108,16 @@ class TorchAODynamic(TorchAO):
     config = "Int8DynamicActivationInt8WeightConfig"
     oracle = "int8-token-channel"
 
+    def capability(self, device: Device) -> Capability:
+        """Not on devices of other packages, where torch widens both matrices to int32.
+
+        torchao asks for the product by ``out_dtype``, and torch takes ``aten::_int_mm`` for it on CUDA and XPU alone (``is_int_mm`` in
+        torch/_higher_order_ops/out_dtype.py).
+        """
+        if device.type not in {"cpu", "cuda", "xpu", "xla", "tpu", "mps"}:
+            return unsupported(Code.NO_FEATURE, f"torch widens int8 products to int32 on {device.name}")
+        return super().capability(device)
+
     def emulate(self, module: nn.Module, inputs: tuple[Any, ...]) -> nn.Module:
         del inputs
         return replaced(
