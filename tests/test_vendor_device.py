@@ -152,8 +152,8 @@ def suite(acme: Path, folder: Path, *words: str, **environ: str) -> dict[str, tu
 
 @built
 def test_operators_without_a_kernel_are_failures_where_they_are_counted(acme: Path, tmp_path: Path) -> None:
-    words = ("--accel-technique=eager", "--accel-workload=layer-norm-narrow")
-    case = "eager/layer-norm-narrow/acme/float32/forward"
+    words = ("--accel-technique=eager", "--accel-workload=mlp")
+    case = "eager/mlp/acme/float32/forward"
     assert suite(acme, tmp_path, *words)[case] == ("pass", "")
     verdict, reason = suite(acme, tmp_path, *words, ACME_COUNT_FALLBACKS="1")[case]
     assert verdict == "fail"
