@@ -49,7 +49,7 @@ REGION = "Torch-Compiled Region.*"
 def computed_by(operator: Callable[[Tensor, Tensor, Tensor], Tensor], layer: nn.Linear, x: Tensor) -> Tensor:
     """The layer's output, computed by the operator."""
     bias = layer.bias if layer.bias is not None else layer.weight.new_zeros(layer.out_features)
-    return operator(x.flatten(0, -2), layer.weight, bias).unflatten(0, x.shape[:-1])
+    return operator(x.flatten(0, -2), layer.weight, bias).view(*x.shape[:-1], layer.out_features)
 
 
 class PreciseLinear(Technique):

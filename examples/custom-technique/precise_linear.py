@@ -11,13 +11,13 @@ from torch import Tensor
 from torch.utils import cpp_extension
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from torch._ops import OpOverload  # what torch.ops gives has no public name
 
 SOURCE = Path(__file__).with_suffix(".cpp")
 
 
 @functools.cache
-def operator() -> Callable[[Tensor, Tensor, Tensor], Tensor]:
+def operator() -> OpOverload[[Tensor, Tensor, Tensor], Tensor]:
     """The operator: ``x`` (N, K), ``weight`` (M, K) and ``bias`` (M), float32 on the CPU, to (N, M).
 
     Raises:
@@ -26,7 +26,7 @@ def operator() -> Callable[[Tensor, Tensor, Tensor], Tensor]:
     cpp_extension.load("example_precise_linear", [str(SOURCE)], extra_cflags=["-O2"], is_python_module=False)
     torch.library.register_fake("example::precise_linear", _fake)
     torch.library.register_autograd("example::precise_linear", _backward, setup_context=_keep)
-    found: Callable[[Tensor, Tensor, Tensor], Tensor] = torch.ops.example.precise_linear.default
+    found: OpOverload[[Tensor, Tensor, Tensor], Tensor] = torch.ops.example.precise_linear.default
     return found
 
 

@@ -9,7 +9,7 @@ SOURCES = ["faults", "kernels", "memory", "runtime", "streams"]
 
 setup(
     ext_modules=[
-        CppExtension(
+        CppExtension(  # type: ignore[no-untyped-call]  # torch does not annotate it
             "acme_npu._C",
             [f"csrc/{name}.cpp" for name in SOURCES],
             include_dirs=["csrc"],

@@ -34,7 +34,8 @@ def current_device() -> int:
 
 def set_device(device: torch.types.Device) -> None:
     """Make a device the current one."""
-    if torch.device("acme", 0) != torch.device("acme", torch.device(device).index or 0):
+    index = device if isinstance(device, int) else torch.device(device or "acme").index
+    if index not in {None, 0}:
         raise RuntimeError(f"acme: expected device 0, the only one, got {device}")
 
 

@@ -1,0 +1,188 @@
+"""Plants each fault of the example device in it, runs a fitting part of the suite, and writes what the report says.
+
+    python benchmarks/vendor_faults.py > docs/vendor_faults.md
+
+Needs `examples/vendor-device` installed. With names of faults as arguments, only their rows are run and printed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from accelcheck.core.journal_reading import read
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from accelcheck.core.journal import Record
+
+VARIABLE = "ACME_FAULT"
+LIMIT = 600
+"""Seconds that a run may take; each of its cases is ended far earlier."""
+WIDTH = 150
+"""Characters of a reason that the table shows."""
+PRODUCTS = ("--accel-technique=eager", "--accel-workload=matmul", "--accel-workload=mlp")
+SUMS = ("--accel-technique=eager", "--accel-workload=index-add", "--accel-level=2")
+STREAMS = ("--accel-technique=acme-streams", "--accel-workload=matmul")
+SHORT = ("--accel-technique=eager", "--accel-workload=mlp", "--accel-timeout=20")
+
+
+@dataclass(frozen=True, slots=True)
+class Planted:
+    """A fault.
+
+    Attributes:
+        name: What `VARIABLE` is set to; a number after a colon says from which kernel on, or how often.
+        does: What the hardware does then.
+        selection: Options that choose the cases.
+    """
+
+    name: str
+    does: str
+    selection: tuple[str, ...]
+
+    @property
+    def kind(self) -> str:
+        """The name without the number."""
+        return self.name.partition(":")[0]
+
+
+FAULTS = (
+    Planted("wrong-tail", "rows of a product that fill no tile of 16 get what the tile before has", PRODUCTS),
+    Planted("reduced-precision", "FP32 products round their operands to bfloat16", PRODUCTS),
+    Planted("stale-result", "a product of operands at known addresses gets the result of the last time", PRODUCTS),
+    Planted("flipped-bit:31", "every 31st kernel flips one bit of one element", PRODUCTS),
+    Planted("lost-update", "every second sum into rows of an index loses one of two updates of one row", SUMS),
+    Planted("duplicate-indices", "of several updates of one row the last one alone counts", SUMS),
+    Planted("stream-race", "a stream does not wait for the event that it was told to wait for", STREAMS),
+    Planted("late-copy", "a copy to the host does not wait for the kernels before it", PRODUCTS),
+    Planted("lost-device:40", "from the 40th kernel on the device does not answer", SHORT),
+    Planted("hang:40", "the 40th kernel never ends", SHORT),
+    Planted("crash:40", "the 40th kernel ends the process with SIGSEGV", SHORT),
+)
+"""What `examples/vendor-device/csrc` can be told to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """What a run under a fault gave."""
+
+    planted: Planted
+    records: tuple[Record, ...]
+
+    @property
+    def caught(self) -> list[Record]:
+        """The cases that are not right."""
+        return [record for record in self.records if record.verdict.executed and not record.verdict.green]
+
+
+def run(fault: str, selection: Sequence[str], folder: Path) -> tuple[Record, ...]:
+    """Run a part of the suite on the device with a fault.
+
+    Raises:
+        RuntimeError: It gave no records.
+    """
+    journal = folder / f"{fault.partition(':')[0] or 'none'}.jsonl"
+    journal.unlink(missing_ok=True)
+    words = ["-q", "-p", "no:randomly", "-p", "no:cacheprovider", "--accel-device=acme", f"--accel-journal={journal}"]
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "--pyargs", "accelcheck.suite", *words, *selection],
+        cwd=folder,
+        env={**os.environ, VARIABLE: fault},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=LIMIT,
+        check=False,
+    )
+    records = tuple(read(journal)[1]) if journal.is_file() else ()
+    if not records:
+        raise RuntimeError(
+            f"{fault or 'no fault'}: the run gave no record:\n{done.stdout[-2000:]}{done.stderr[-2000:]}"
+        )
+    return records
+
+
+def rows(faults: Sequence[Planted], folder: Path) -> Iterator[Row]:
+    """A row for each fault. First the same cases without a fault, which must all be right: else they would show nothing.
+
+    Raises:
+        RuntimeError: A case is not right without a fault.
+    """
+    for selection in dict.fromkeys(planted.selection for planted in faults):
+        healthy = Row(Planted("", "", selection), run("", selection, folder))
+        if healthy.caught:
+            raise RuntimeError(f"not right without a fault: {', '.join(one.case.id for one in healthy.caught)}")
+    for planted in faults:
+        yield Row(planted, run(planted.name, planted.selection, folder))
+
+
+def said(record: Record) -> str:
+    """The first line of a reason, for a cell of a table."""
+    line = record.reason.partition("\n")[0]
+    line = re.sub(r"0x[0-9a-f]+|\bprocess \d+", "...", line).replace("|", "\\|").replace("<", "&lt;")
+    return line if len(line) <= WIDTH else f"{line[:WIDTH].rpartition(' ')[0]} ..."
+
+
+def table(found: Sequence[Row]) -> str:
+    """The table, in Markdown."""
+    lines = ["| `ACME_FAULT` | the hardware | cases that are not right | verdicts | what the report says first |"]
+    lines.append("|---|---|---|---|---|")
+    for row in found:
+        caught = row.caught
+        verdicts = ", ".join(sorted({str(record.verdict) for record in caught})) or "none"
+        first = (
+            f"`{caught[0].case.technique}/{caught[0].case.workload}` {caught[0].case.mode}: {said(caught[0])}"
+            if caught
+            else ""
+        )
+        executed = sum(record.verdict.executed for record in row.records)
+        lines.append(
+            f"| `{row.planted.name}` | {row.planted.does} | {len(caught)} of {executed} | {verdicts} | {first} |"
+        )
+    return "\n".join(lines)
+
+
+PAGE = """# Faults of a device, and what the report says of each
+
+The device of [examples/vendor-device](../examples/vendor-device/README.md) can be told to have a fault of its hardware: `ACME_FAULT=NAME`, or `NAME:COUNT`.
+`python benchmarks/vendor_faults.py > docs/vendor_faults.md` plants each of them, runs a few cases of level 1 or 2, and writes this page. Without
+a fault the same cases pass.
+
+{table}
+
+Made with torch {torch} and acme-npu {package}.
+"""
+
+
+def main() -> int:
+    """Print the page, or some rows; 1 where a fault was not seen."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("faults", nargs="*", help="names of faults, without numbers (default: all, as a page)")
+    given = parser.parse_args()
+    legal = {planted.kind: planted for planted in FAULTS}
+    for name in given.faults:
+        if name not in legal:
+            parser.error(f"unknown fault {name!r}. Legal values: {', '.join(legal)}")
+    with tempfile.TemporaryDirectory(prefix="vendor-faults-") as folder:
+        found = list(rows([legal[name] for name in given.faults] or FAULTS, Path(folder)))
+    shown = table(found)
+    versions = {"torch": metadata.version("torch").partition("+")[0], "package": metadata.version("acme-npu")}
+    print(shown if given.faults else PAGE.format(table=shown, **versions), end="\n" if given.faults else "")
+    missed = [row.planted.name for row in found if not row.caught]
+    if missed:
+        print(f"not seen: {', '.join(missed)}", file=sys.stderr)
+    return 1 if missed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
