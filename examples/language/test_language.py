@@ -11,7 +11,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 def make() -> dict[str, Any]:
     """The model with its batches, loss and optimizer; names are those of `accel.check_training`."""
-    sizes = {"vocab_size": 97, "hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 4}
+    sizes: dict[str, Any] = {"vocab_size": 97, "hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 4}
     model = LlamaForCausalLM(LlamaConfig(num_hidden_layers=2, **sizes))
     tokens = torch.arange(48).reshape(2, 2, 12) * 7 % 97
     batches = [{"input_ids": ids, "labels": ids} for ids in tokens]
