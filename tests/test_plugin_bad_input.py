@@ -293,8 +293,8 @@ def test_an_unknown_mode_in_a_mark_names_the_test(suite: Suite) -> None:
         def test_mine(accel_case): pass
     """)
     done = suite.inside(str(test), "--accel-device=cpu")
-    assert done.ret == pytest.ExitCode.INTERRUPTED
-    done.stdout.fnmatch_lines(["*'sideways'*"])
+    assert done.ret == pytest.ExitCode.USAGE_ERROR
+    done.stderr.fnmatch_lines(["*test_mine*: mark accel: unknown mode 'sideways'. Legal values: forward, *"])
 
 
 @pytest.mark.parametrize("folder", [".", "below"])

@@ -96,7 +96,8 @@ class Trial:
                 seed=seed,
                 synchronize=self.device.synchronize,
             )
-        program.steps = self.effort.taken(program.steps)
+        if self.workload.given:
+            program.steps = self.effort.taken(program.steps)
         return program
 
     @property

@@ -127,10 +127,11 @@ class XlaCheckpoint(Checkpoint):
 def _checkpointed(forward: Callable[..., Any], save: Callable[..., Any], counts: Counter[str]) -> Callable[..., Any]:
     def outer(*inputs: Any, **keywords: Any) -> Any:
         counts["calls"] += 1
+        positional, names = len(inputs), tuple(keywords)  # no tensor, which would live as long as `inner`
 
         def inner(*values: Any) -> Any:
             counts["forwards"] += 1
-            return forward(*values[: len(inputs)], **dict(zip(keywords, values[len(inputs) :], strict=True)))
+            return forward(*values[:positional], **dict(zip(names, values[positional:], strict=True)))
 
         # Keyword arguments by position too: reentrant checkpoints, and torch_xla's, take no others.
         return save(inner, *inputs, *keywords.values())
