@@ -1,9 +1,9 @@
 """What it takes to check a vision model with 25 million parameters under five techniques, forward and training: time and memory.
 
-    pip install timm                                                    # the model's source; no weights are downloaded
+    pip install transformers                                            # the model's source; no weights are downloaded
     python benchmarks/own_model_size.py                                 # on an otherwise idle machine; 3 min with 2 cores
     python benchmarks/own_model_size.py --effort=full                   # the same without regard to size: more than half an hour
-    python benchmarks/own_model_size.py --model=resnet18 --technique=eager --mode=forward
+    python benchmarks/own_model_size.py --technique=eager --mode=forward
 
 Each case runs as in the suite: its oracle in a clean process, its technique in this one. Memory is the sum of the proportional set sizes (PSS,
 /proc/PID/smaps_rollup) of this process and all that it started, sampled every 0.25 s: pages that processes share count once. The time is that of the wall; beside
@@ -107,23 +107,26 @@ def momentum(parameters: Any) -> torch.optim.Optimizer:
     return torch.optim.SGD(parameters, lr=0.01, momentum=0.9)
 
 
-def workload(name: str) -> Workload:
-    """A model of timm with random parameters, two images of 224 x 224 pixels, and a training with momentum.
+def workload() -> Workload:
+    """A ResNet-50 of transformers with random parameters, two images of 224 x 224 pixels, and a training with momentum.
 
     Raises:
-        SystemExit: timm is not installed.
+        SystemExit: transformers is not installed.
     """
     try:
-        import timm
+        from transformers import ResNetConfig, ResNetForImageClassification
     except ImportError:
-        raise SystemExit("timm is not installed, which makes the model: pip install timm") from None
+        raise SystemExit("transformers is not installed, which makes the model: pip install transformers") from None
     torch.manual_seed(0)
-    model = timm.create_model(name, pretrained=False)
+    config = ResNetConfig()
+    config.num_labels = 1000
+    model = ResNetForImageClassification(config)
     images = (torch.randn(2, 3, 224, 224),)
-    target = torch.tensor([3, 7])
-    return workload_of(
-        model, images, name=name.replace("_", "-"), loss=functional.cross_entropy, target=target, optimizer=momentum
-    )
+    return workload_of(model, images, name="resnet50", loss=of_logits, target=torch.tensor([3, 7]), optimizer=momentum)
+
+
+def of_logits(output: Any, target: torch.Tensor) -> torch.Tensor:
+    return functional.cross_entropy(output.logits, target)
 
 
 def run(bench: Bench, selection: Selection, modes: tuple[Mode, ...]) -> list[tuple[Record, float, Watch]]:
@@ -145,14 +148,13 @@ def run(bench: Bench, selection: Selection, modes: tuple[Mode, ...]) -> list[tup
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else None)
-    parser.add_argument("--model", default="resnet50", help="name of a model of timm (default: resnet50)")
     parser.add_argument("--effort", default=EFFORTS[0], choices=EFFORTS, help="as --accel-effort (default: auto)")
     parser.add_argument("--technique", action="append", help=f"repeatable (default: {', '.join(TECHNIQUES)})")
     parser.add_argument("--mode", action="append", choices=[str(mode) for mode in MODES], help="repeatable")
     parser.add_argument("--seconds", type=float, default=SECONDS, help="limit of all together (default: 180)")
     parser.add_argument("--bytes", type=float, default=BYTES, help="limit of the peak (default: 3e9)")
     given = parser.parse_args()
-    own = workload(given.model)
+    own = workload()
     names = given.technique or TECHNIQUES
     known = Matrix.load().techniques
     matrix = Matrix({name: known[name] for name in names}, {own.name: own})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import re
 import signal
@@ -161,6 +162,15 @@ def test_a_beginning_that_raises_is_an_error_that_quotes_it() -> None:
 
     with pytest.raises(CleanProcessError, match="no such threads"):
         CleanProcess([], ((broken, 30.0),))
+
+
+def test_collections_leave_alone_what_forks_share_until_it_is_closed() -> None:
+    before = gc.get_freeze_count()
+    clean = CleanProcess([])
+    assert gc.get_freeze_count() > before
+    assert clean.call(gc.get_freeze_count) > 0
+    clean.close()
+    assert gc.get_freeze_count() == 0
 
 
 def test_nothing_is_left_when_it_is_closed() -> None:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from accelcheck.core.case import Verdict
+from accelcheck.core.matrix import Matrix
 from accelcheck.techniques.compilation.training_step import TrainingStep
 from accelcheck.techniques.eager import Eager
 from accelcheck.verify.oracle import Store
@@ -166,3 +167,32 @@ def test_inputs_beside_batches_are_refused() -> None:
         OwnModelError, match="they have inputs and targets: give no inputs, keywords or target beside them"
     ):
         workload_of(Net(), (torch.ones(8, 6),), batches=batches(), loss=lambda out, _: out.loss, optimizer=sgd)
+
+
+class Named(dict[str, Tensor]):
+    """A container of its own, as models of transformers return; what is traced gives a plain dict back."""
+
+    @property
+    def scores(self) -> Tensor:
+        return self["scores"]
+
+
+class Naming(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Named:
+        return Named(scores=self.layer(x))
+
+
+def test_a_loss_gets_the_models_own_container_whatever_a_technique_makes_of_it(store: Store) -> None:
+    torch.manual_seed(0)
+    workload = workload_of(
+        Naming(),
+        batches=batches(),
+        loss=lambda out, target: functional.cross_entropy(out.scores, target),
+        optimizer=sgd,
+    )
+    record = verdict_of(store, Matrix.load().techniques["jit-trace"], workload, TRAIN)
+    assert record.verdict is Verdict.PASS, record.reason

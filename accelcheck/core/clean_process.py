@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import faulthandler
 import fcntl
+import gc
 import io
 import mmap
 import os
@@ -193,6 +194,7 @@ class CleanProcess:
         if self._parent != os.getpid() or self._output < 0:
             return
         self._kill()
+        gc.unfreeze()
         os.close(self._output)
         self._output = -1
 
@@ -209,6 +211,7 @@ class CleanProcess:
     def _fork(self, begin: Callable[[], object]) -> tuple[int, Connection]:
         ours, theirs = Pipe()
         end_threads()
+        gc.freeze()  # later collections, here and there, then leave the pages alone that both share
         with warnings.catch_warnings():
             warnings.simplefilter(
                 "ignore", DeprecationWarning

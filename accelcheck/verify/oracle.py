@@ -26,6 +26,7 @@ from accelcheck.workloads.repeatable import differing
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
+    from contextlib import AbstractContextManager
     from pathlib import Path
 
     from torch import Tensor, nn
@@ -206,7 +207,7 @@ class Store:
             arguments = workload, arithmetic, case.seed, case.dtype, case.mode, draw, careful, effort
             if effort.reduced:  # the process that computes needs the memory
                 self._memory.clear()
-                effort.tidy()
+                effort.tidy(cycles=True)
             found = _reference(self.cache.once(key, _computed, *arguments))
         self._memory[key] = found
         while len(self._memory) > 1 and (
@@ -242,7 +243,7 @@ def _computed(
     try:
         return _plain(compute(workload, arithmetic, seed, dtype, mode, draw, careful=careful, effort=effort))
     finally:
-        effort.tidy()
+        effort.tidy(cycles=True)
 
 
 def compute(
@@ -280,7 +281,7 @@ def _compute(source: _Source, careful: int) -> Reference:
     unit, spacing = UNIT_ROUNDOFF[precision], SMALLEST_SUBNORMAL[precision]
 
     with _blamed(f"{source}: the FP64 oracle"), _pure_math():
-        oracle = _Oracle(source.exactly(), mode)
+        oracle = _Oracle(source.exactly(), mode, effort)
         truth = oracle.run()
         if not effort.reduced:  # else eager is run twice
             _check_repeatable(oracle, truth)
@@ -300,7 +301,7 @@ def _compute(source: _Source, careful: int) -> Reference:
                 oracle.nearest(dtype), optional=True
             )  # half precision may overflow where a fused kernel does not
     del oracle
-    effort.tidy()
+    effort.tidy(cycles=True)
     with _blamed(f"{source}: eager {dtype} on the CPU"):
         eager = source.repeated(dtype) if effort.reduced else source.eager(dtype)
     # With NaN and infinities among the inputs eager is under test too: some of its own kernels lose them.
@@ -389,7 +390,7 @@ class _Source:
         Raises:
             OracleError: The bits differ.
         """
-        plain = _Oracle(self.program(dtype), self.mode)
+        plain = _Oracle(self.program(dtype), self.mode, self.effort)
         result = plain.run()
         _check_repeatable(plain, result)
         return result
@@ -414,9 +415,10 @@ class _Source:
 class _Oracle:
     """An FP64 program that is run several times from the same state, exactly and with rounding errors."""
 
-    def __init__(self, program: Program, mode: Mode) -> None:
+    def __init__(self, program: Program, mode: Mode, effort: Effort) -> None:
         self._program = program
         self._mode = mode
+        self._effort = effort
         self._state = {name: _narrowest(value) for name, value in program.module.state_dict().items()}
 
     def run(self) -> Result:
@@ -429,8 +431,22 @@ class _Oracle:
         return self._ran()
 
     def _ran(self) -> Result:
-        self._program.module.load_state_dict(self._state)
-        return self._program.run(self._mode)
+        return self._rounded(contextlib.nullcontext)
+
+    def _rounded(self, update: Callable[[], AbstractContextManager[Any]]) -> Result:
+        """Run from the initial state, optimizer steps in a context of their own; what the run alone needs is given back."""
+        module, effort = self._program.module, self._effort
+
+        def tidied() -> AbstractContextManager[Any]:
+            effort.tidy()  # what the backward pass has freed, before the optimizer makes its states
+            return update()
+
+        self._program.update = tidied
+        module.load_state_dict(self._state)
+        result = self._program.run(self._mode)
+        if self._mode is Mode.TRAIN:
+            module.zero_grad(set_to_none=True)
+        return result
 
     def without_gradient(self, truth: Result) -> frozenset[str]:
         """Parameters and inputs that require a gradient and have none."""
@@ -463,17 +479,13 @@ class _Oracle:
             if hasattr(part, "flips"):
                 setattr(part, "flips", generator)  # noqa: B010 - nn.Module types its attributes as tensors and modules
         rounding = Rounding(precision, dtype, generator)
-        self._program.update = lambda: rounding.at(dtype)
-        self._program.module.load_state_dict(self._state)
         with rounding:
-            return self._program.run(self._mode)
+            return self._rounded(lambda: rounding.at(dtype))
 
     def nearest(self, dtype: str) -> Result:
         """With every operator's result rounded to the nearest number of a dtype. As good for as long as `again` is."""
-        self._program.update = contextlib.nullcontext
-        self._program.module.load_state_dict(self._state)
         with Nearest(getattr(torch, dtype)):
-            return self._program.run(self._mode)
+            return self._rounded(contextlib.nullcontext)
 
 
 def _narrowest(value: Tensor) -> Tensor:

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from accelcheck.core.case import Mode, stable_seed
 from accelcheck.core.registry import unknown
 from accelcheck.devices.torch_names import pytree
-from accelcheck.workloads.base import Batch, OptimizerMaker, Problem, Workload, flatten
+from accelcheck.workloads.base import Batch, OptimizerMaker, Problem, Workload
 from accelcheck.workloads.inspection import found_traits
 from accelcheck.workloads.nested import OwnModelError, Place, Rebuilt, at, tensors_of
 from accelcheck.workloads.own_task import Metric, OwnTask
@@ -351,10 +351,10 @@ def _adapted(
 
 
 def _flat(out: Any) -> bool:
-    try:
-        return isinstance(out, (Tensor, tuple, list, dict)) and all(True for _ in flatten(out))
-    except TypeError:
-        return False
+    """Whether it is made of tensors and of the plain containers that every technique gives back as they are."""
+    if type(out) is dict:
+        return all(map(_flat, out.values()))
+    return all(map(_flat, out)) if type(out) in {tuple, list} else isinstance(out, Tensor)
 
 
 def _check_host(problem: Problem) -> None:
