@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from accelcheck.checks.trial import Finding, absent, snapshot, warm_up, watched
 from accelcheck.core.case import Mode
@@ -18,6 +17,7 @@ from accelcheck.verify.judge import beyond
 from accelcheck.verify.precision import UNIT_ROUNDOFF
 from accelcheck.verify.randomness import Mask
 from accelcheck.verify.rounding import Rounding
+from accelcheck.verify.unfused import unfused
 from accelcheck.workloads.base import Program
 
 if TYPE_CHECKING:
@@ -153,7 +153,7 @@ def _undropped(workload: Workload, seed: int, dtype: str, precision: str) -> dic
     ]
     generator = torch.Generator().manual_seed(seed)
     # Eager's fused attention rounds once, where a correct unfused one rounds its weights too.
-    with sdpa_kernel(SDPBackend.MATH), Rounding(precision, dtype, generator):
+    with unfused(), Rounding(precision, dtype, generator):
         found += [exact.gradients() for _ in range(SAMPLES)]
     return {"results": [{path: tensor.detach() for path, tensor in result.items()} for result in found]}
 

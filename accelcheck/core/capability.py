@@ -26,6 +26,7 @@ class Code(StrEnum):
     NO_FEATURE = "no-feature"
     NO_BACKEND = "no-backend"
     NO_EFFECT = "no-effect"
+    TOO_LARGE = "too-large"
     WRONG_VERSION = "wrong-version"
 
 

@@ -18,8 +18,11 @@ if TYPE_CHECKING:
     from torch import _make_per_channel_quantized_tensor as per_channel_quantized
     from torch import _make_per_tensor_quantized_tensor as per_tensor_quantized
     from torch import _scaled_mm as scaled_mm
-    from torch._C import TensorType
+    from torch._C import DispatchKey, DispatchKeySet, TensorType
     from torch._C import _current_autograd_node as current_autograd_node
+    from torch._C import _dispatch_tls_local_exclude_set as excluded_keys
+    from torch._C import _dispatch_tls_local_include_set as included_keys
+    from torch._C import _ForceDispatchKeyGuard as ForceDispatchKeyGuard
     from torch._C import _functorch as functorch
     from torch._C import _get_function_stack_at as function_mode_at
     from torch._C import _get_mkldnn_enabled as mkldnn_enabled
@@ -70,7 +73,10 @@ __all__ = (
     "AsyncCompile",
     "CustomGraphPass",
     "DeviceType",
+    "DispatchKey",
+    "DispatchKeySet",
     "EventType",
+    "ForceDispatchKeyGuard",
     "InferenceMode",
     "OpOverload",
     "TensorType",
@@ -88,6 +94,7 @@ __all__ = (
     "disable_current_modes",
     "dropout_base",
     "dynamo_config",
+    "excluded_keys",
     "fresh_cache",
     "fresh_inductor_cache",
     "function_mode_at",
@@ -97,6 +104,7 @@ __all__ = (
     "get_compilation_metrics",
     "get_current_dispatch_mode_stack",
     "get_hash_for_files",
+    "included_keys",
     "inductor_config",
     "jit_inline",
     "lookup_backend",
@@ -131,7 +139,10 @@ NAMES: Mapping[str, tuple[str, str]] = MappingProxyType(
         "AsyncCompile": ("torch._inductor.async_compile", "AsyncCompile"),
         "CustomGraphPass": ("torch._inductor.custom_graph_pass", "CustomGraphPass"),
         "DeviceType": ("torch._C._autograd", "DeviceType"),
+        "DispatchKey": ("torch._C", "DispatchKey"),
+        "DispatchKeySet": ("torch._C", "DispatchKeySet"),
         "EventType": ("torch._C._profiler", "_EventType"),
+        "ForceDispatchKeyGuard": ("torch._C", "_ForceDispatchKeyGuard"),
         "GLOBAL_DEVICE_CONTEXT": ("torch", "_GLOBAL_DEVICE_CONTEXT"),
         "InferenceMode": ("torch._C", "_InferenceMode"),
         "OpOverload": ("torch._ops", "OpOverload"),
@@ -150,6 +161,7 @@ NAMES: Mapping[str, tuple[str, str]] = MappingProxyType(
         "disable_current_modes": ("torch.utils._python_dispatch", "_disable_current_modes"),
         "dropout_base": ("torch.nn.modules.dropout", "_DropoutNd"),
         "dynamo_config": ("torch._dynamo", "config"),
+        "excluded_keys": ("torch._C", "_dispatch_tls_local_exclude_set"),
         "fresh_cache": ("torch._inductor.utils", "fresh_cache"),
         "fresh_inductor_cache": ("torch._inductor.utils", "fresh_inductor_cache"),
         "function_mode_at": ("torch._C", "_get_function_stack_at"),
@@ -159,6 +171,7 @@ NAMES: Mapping[str, tuple[str, str]] = MappingProxyType(
         "get_compilation_metrics": ("torch._dynamo.utils", "get_compilation_metrics"),
         "get_current_dispatch_mode_stack": ("torch.utils._python_dispatch", "_get_current_dispatch_mode_stack"),
         "get_hash_for_files": ("torch._inductor.custom_graph_pass", "get_hash_for_files"),
+        "included_keys": ("torch._C", "_dispatch_tls_local_include_set"),
         "inductor_config": ("torch._inductor", "config"),
         "jit_inline": ("torch._C", "_jit_pass_inline"),
         "lookup_backend": ("torch._dynamo", "lookup_backend"),

@@ -268,7 +268,9 @@ def _unsaid(device: str, own: Sequence[Row]) -> Iterator[str]:
     tally: dict[str, list[str]] = {}
     for row in absent:
         record = row.worst
-        tally.setdefault(f"{record.verdict}, {record.reason.partition(chr(10))[0]}", []).append(row.label)
+        reason = record.reason.partition("\n")[0]
+        said = reason if reason.startswith(str(record.verdict)) else f"{record.verdict}, {reason}"
+        tally.setdefault(said, []).append(row.label)
     for reason, names in sorted(tally.items(), key=lambda item: -len(item[1])):
         yield f"  {_some(names)}: {reason}"
 

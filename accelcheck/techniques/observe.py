@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
+from accelcheck.devices.dispatch import called
 from accelcheck.devices.torch_names import DeviceType, TorchDispatchMode, disable_current_modes
 
 if TYPE_CHECKING:
@@ -94,7 +95,7 @@ class OperatorLog(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch 
     def __torch_dispatch__(
         self, func: Any, types: Iterable[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        out = func(*args, **(kwargs or {}))
+        out = called(self, func, args, kwargs or {})
         name = func.name().partition(".")[0]  # "aten::add.Tensor" and "aten::mm" both lose their overload
         seen_in = (*args, *(kwargs or {}).values())
         self.operators.append(Operator(name, _facts(seen_in), _facts((out,)), _formats(seen_in), _formats((out,))))

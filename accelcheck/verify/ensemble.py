@@ -6,13 +6,13 @@ import math
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from accelcheck.core.case import Mode
 from accelcheck.verify.oracle import TRUST, Arithmetic, OracleError
 from accelcheck.verify.precision import SLACK
 from accelcheck.verify.rounding import Rounding
 from accelcheck.verify.trajectory import SEEDS, Course, chart, judge
+from accelcheck.verify.unfused import unfused
 from accelcheck.workloads.base import Program
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ def _compute(
 ) -> tuple[Course, float]:
     exact = _exactly(workload, technique, case)
     start = {name: parameter.detach().clone() for name, parameter in exact.module.named_parameters()}
-    with sdpa_kernel(SDPBackend.MATH):  # unfused, so that each operator's rounding is sampled
+    with unfused():
         truth = _trained(f"{workload.name}: FP64", exact, case.seed)
         samples = [_sample(workload, technique, case, precision, index) for index in range(SAMPLES)]
     try:

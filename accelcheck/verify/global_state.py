@@ -367,6 +367,7 @@ _SETTINGS: tuple[Setting, ...] = (
     ("cudnn", _cudnn, _set_cudnn),
     ("threads", torch.get_num_threads, torch.set_num_threads),
     ("attention kernels", _attention, _set_attention),
+    ("fast path of attention", torch.backends.mha.get_fastpath_enabled, torch.backends.mha.set_fastpath_enabled),
     (_PRODUCTS, strict.read_state, strict.write_state),
     ("anomaly detection", torch.is_anomaly_enabled, torch.autograd.set_detect_anomaly),
     ("saved-tensor hooks", _saved_hooks, _set_saved_hooks),

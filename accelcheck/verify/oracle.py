@@ -11,7 +11,6 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Self
 
 import torch
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from accelcheck.core.case import Mode
 from accelcheck.verify import caps, few, gradients, room
@@ -19,6 +18,7 @@ from accelcheck.verify.cache import Cache
 from accelcheck.verify.effort import AUTO, FULL, SAMPLES, Effort, Size, choose, sized
 from accelcheck.verify.precision import SLACK, SMALLEST_SUBNORMAL, UNIT_ROUNDOFF
 from accelcheck.verify.rounding import Nearest, Rounding
+from accelcheck.verify.unfused import unfused
 from accelcheck.verify.views import SIGNED, VIEWS, Reading, Yardstick, budget
 from accelcheck.workloads.base import Program, Result, flatten, is_float
 from accelcheck.workloads.probes import Draw
@@ -280,7 +280,7 @@ def _compute(source: _Source, careful: int) -> Reference:
     precision = technique.precision(dtype)
     unit, spacing = UNIT_ROUNDOFF[precision], SMALLEST_SUBNORMAL[precision]
 
-    with _blamed(f"{source}: the FP64 oracle"), _pure_math():
+    with _blamed(f"{source}: the FP64 oracle"), unfused():
         oracle = _Oracle(source.exactly(), mode, effort)
         truth = oracle.run()
         if not effort.reduced:  # else eager is run twice
@@ -291,7 +291,7 @@ def _compute(source: _Source, careful: int) -> Reference:
     judged = {path: Yardstick(t, unit, spacing) for path, t in truth.items() if t.is_floating_point() and t.numel()}
 
     taken = _Taken(truth, judged)
-    with _blamed(f"{source}: the oracle with rounding errors"), _pure_math():
+    with _blamed(f"{source}: the oracle with rounding errors"), unfused():
         first = (draw.seed(seed) + 1) * SAMPLES
         for index in range(effort.count(draw, careful)):
             taken.read(oracle.sample(first + index, precision, dtype))
@@ -679,13 +679,6 @@ def _blamed(who: str) -> Iterator[None]:
         yield
     except Exception as error:
         raise OracleError(f"{who} raised {type(error).__name__}: {error}") from error
-
-
-@contextlib.contextmanager
-def _pure_math() -> Iterator[None]:
-    """Attention as matmul and softmax, unfused, so that its inner roundings are sampled."""
-    with sdpa_kernel(SDPBackend.MATH):
-        yield
 
 
 def _plain(reference: Reference) -> dict[str, Any]:

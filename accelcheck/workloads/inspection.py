@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from accelcheck.devices.dispatch import layer_by_layer
 from accelcheck.devices.torch_names import TorchDispatchMode, dropout_base
 from accelcheck.workloads.base import flatten
 from accelcheck.workloads.blocks import blocks_of, called_twice
@@ -42,7 +43,7 @@ def found_traits(problem: Problem) -> Iterator[str]:
         yield "batchnorm"
     if any(getattr(part, "inplace", None) is False and not isinstance(part, dropout_base) for part in parts):
         yield "inplace"
-    with torch.no_grad(), _Functions() as functions, _Operators() as operators:
+    with torch.no_grad(), layer_by_layer(), _Functions() as functions, _Operators() as operators:
         out = module(*problem.inputs)
     if functions.attention:
         yield "attention"
@@ -77,7 +78,9 @@ class _Functions(TorchFunctionMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         del types
-        self.attention |= func is nn.functional.scaled_dot_product_attention
+        # What `nn.MultiheadAttention` calls is not seen: it calls the same unless it is to return its weights.
+        whole = func is nn.functional.multi_head_attention_forward and not (kwargs or {}).get("need_weights", True)
+        self.attention |= whole or func is nn.functional.scaled_dot_product_attention
         return func(*args, **(kwargs or {}))
 
 
@@ -110,7 +113,7 @@ def _samplewise(module: nn.Module, inputs: tuple[Any, ...], out: Any) -> bool:
             alone = [tensor for _, tensor in flatten(module(*(value[:1] for value in inputs)))]
     except Exception:  # noqa: BLE001 - a model need not take one sample
         return False
-    return len(alone) == len(results) and all(_near(one, other[:1]) for one, other in zip(alone, results, strict=True))
+    return len(alone) == len(results) and all(alike(one, other[:1]) for one, other in zip(alone, results, strict=True))
 
 
 def _repeats_blocks(module: nn.Module, inputs: tuple[Any, ...], out: Any) -> bool:
@@ -124,11 +127,12 @@ def _repeats_blocks(module: nn.Module, inputs: tuple[Any, ...], out: Any) -> boo
         results = [tensor for _, tensor in flatten(out)]
     except Exception:  # noqa: BLE001 - blocks need not take a second call
         return False
-    same = len(again) == len(results) and all(map(_near, again, results))
+    same = len(again) == len(results) and all(map(alike, again, results))
     return same and set(blocks) == set(seen)
 
 
-def _near(one: Tensor, other: Tensor) -> bool:
+def alike(one: Tensor, other: Tensor) -> bool:
+    """Whether two tensors are the same but for rounding errors."""
     if one.shape != other.shape:
         return False
     if not one.is_floating_point():

@@ -19,9 +19,10 @@ from torch import Tensor, nn
 
 from accelcheck.core.case import Mode, stable_seed
 from accelcheck.core.registry import unknown
+from accelcheck.devices.dispatch import layer_by_layer
 from accelcheck.devices.torch_names import pytree
 from accelcheck.workloads.base import Batch, OptimizerMaker, Problem, Workload
-from accelcheck.workloads.inspection import found_traits
+from accelcheck.workloads.inspection import alike, found_traits
 from accelcheck.workloads.nested import OwnModelError, Place, Rebuilt, at, tensors_of
 from accelcheck.workloads.own_task import Metric, OwnTask
 from accelcheck.workloads.traits import TRAITS
@@ -344,10 +345,34 @@ def _adapted(
     places = [place for place, _ in tensors_of(out)]
     if not places:
         raise OwnModelError(f"out: expected tensors, got none in {type(out).__name__}")
+    _check_padding(tried, inputs, keywords, [at(out, place) for place in places])
     plain = isinstance(model, nn.Module) and not keywords and len(tensors) == len(inputs) and _flat(out)
     if plain and (not always or places == [()]):
         return model, tensors, None  # type: ignore[return-value]  # `plain` is true of modules alone
     return Adapted(model, (inputs, dict(keywords)), places), tensors, Rebuilt(out, places)
+
+
+def _check_padding(
+    model: Callable[..., Any], inputs: tuple[Any, ...], keywords: Mapping[str, Any], out: Sequence[Tensor]
+) -> None:
+    """See that encoder layers give in evaluation mode what they give in training, and what compilers capture.
+
+    Raises:
+        OwnModelError: They do not: some fast paths fill what is padded with zeros.
+    """
+    parts = model.named_modules() if isinstance(model, nn.Module) else ()
+    nested = [
+        name or "model" for name, part in parts if isinstance(part, nn.TransformerEncoder) and part.use_nested_tensor
+    ]
+    if not nested:
+        return
+    with torch.no_grad(), layer_by_layer():
+        plain = [tensor for _, tensor in tensors_of(model(*inputs, **keywords))]
+    if not all(map(alike, plain, out)):
+        raise OwnModelError(
+            f"{nested[0]}: nn.TransformerEncoder with enable_nested_tensor=True fills padded positions with zeros in evaluation mode, unlike in "
+            "training and where it is compiled, so that these cannot agree: give it enable_nested_tensor=False"
+        )
 
 
 def _flat(out: Any) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+from unittest import mock
 
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
@@ -58,10 +59,16 @@ class _Intercept(TorchFunctionMode):
         self, func: Any, types: Iterable[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         # torch disables the mode while this runs, so that calls from here are not intercepted again.
+        if func is functional.multi_head_attention_forward:  # nor does it see what this one calls
+            with mock.patch.object(functional, "scaled_dot_product_attention", self._attended):
+                return func(*args, **(kwargs or {}))
         if func is not functional.scaled_dot_product_attention:
             return func(*args, **(kwargs or {}))
+        return self._attended(*args, **(kwargs or {}))
+
+    def _attended(self, *args: Any, **kwargs: Any) -> Tensor:
         count(self._program)
-        return self._attend(Call(*args, **(kwargs or {})))
+        return self._attend(Call(*args, **kwargs))
 
 
 def intercept(program: Program, attend: Callable[[Call], Tensor]) -> None:

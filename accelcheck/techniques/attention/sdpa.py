@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import warnings
 from typing import TYPE_CHECKING, Any
@@ -11,10 +12,11 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from accelcheck.core.capability import SUPPORTED, Capability, Code, unavailable, unsupported
 from accelcheck.core.case import Evidence, Mode
+from accelcheck.devices.dispatch import layer_by_layer
 from accelcheck.techniques.base import Technique, Unsupported
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from accelcheck.devices.base import Device
     from accelcheck.techniques.observe import Log
@@ -68,7 +70,12 @@ class ForcedAttention(Technique):
         del mode
         call = program.module if program.call is None else program.call
         program.call = self._answering(call, device)
-        program.around = lambda: sdpa_kernel(self.backend)
+        program.around = self._chosen
+
+    @contextlib.contextmanager
+    def _chosen(self) -> Iterator[None]:
+        with sdpa_kernel(self.backend), layer_by_layer():  # the fast path of encoder layers has an attention of its own
+            yield
 
     def evidence(self, program: Program, log: Log, mode: Mode, device: Device) -> Iterable[Evidence]:
         del program, mode

@@ -19,7 +19,7 @@ from accelcheck.core.case import Evidence, Mode
 from accelcheck.devices import torch_names
 from accelcheck.devices.torch_names import pytree
 from accelcheck.techniques.base import Technique, Unsupported
-from accelcheck.workloads.base import flatten
+from accelcheck.workloads.base import flatten, is_float
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -68,6 +68,9 @@ DIFFERENTIABLE = frozenset(
 """One workload of each kind, for `torch.func.grad` and `vjp`. Custom functions must have a ``setup_context``."""
 SMALL = frozenset(["elementwise-broadcast", "elementwise-overlap", "layer-norm-narrow", "max-pool", "softmax"])
 """Workloads whose whole Jacobian has at most a million elements, and whose operators have forward derivatives."""
+
+MOST_ELEMENTS = 10**6
+"""Of a Jacobian that is computed whole."""
 
 _NOT_MAPPED = re.compile(r"vmap: .*(data-dependent control flow|randomness|\.item\(\))|Batching rule not implemented")
 """Pattern of torch's errors for a module that vmap does not support; see "Limitations" in its documentation."""
@@ -189,6 +192,17 @@ class Jacobian(Differentiated):
     def __init__(self, name: str, promise: str, *, forward: bool) -> None:
         super().__init__(name, promise)
         self.forward = forward
+
+    def prepare(self, program: Program, mode: Mode, device: Device) -> None:
+        leaves = [*program.module.parameters(), *(value for value in program.inputs if is_float(value))]
+        with torch.no_grad():
+            call = program.module if program.call is None else program.call
+            outputs = [out for _, out in flatten(call(*program.inputs)) if out.is_floating_point()]
+        rows, columns = (sum(tensor.numel() for tensor in tensors) for tensors in (outputs, leaves))
+        if rows * columns > MOST_ELEMENTS:
+            reason = f"the whole Jacobian has {rows:,} x {columns:,} elements, and is computed up to {MOST_ELEMENTS:,} of them"
+            raise Unsupported(unsupported(Code.TOO_LARGE, reason))
+        super().prepare(program, mode, device)
 
     def tracks(self, leaf: Tensor) -> bool:
         if not self.forward:

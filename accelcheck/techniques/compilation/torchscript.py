@@ -135,7 +135,7 @@ class Frozen(TorchScript):
         yield from super().evidence(program, log, mode, device)
         script = script_of(program.call)
         if script is not None:
-            left = [*attributes(script)]
+            left = [*dict.fromkeys(attributes(script))]
             yield Evidence(
                 "parameters read from the module (prim::GetAttr) = 0", ", ".join(left) or 0, engaged=not left
             )

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from accelcheck.core.capability import SUPPORTED, Capability, Code, unsupported
 from accelcheck.core.case import Evidence, Mode
+from accelcheck.devices.dispatch import called
 from accelcheck.devices.torch_names import TorchDispatchMode
 from accelcheck.techniques.base import Technique
 from accelcheck.techniques.observe import CONTRACTION, operators
@@ -73,7 +74,7 @@ class _NumpyProducts(TorchDispatchMode):  # type: ignore[no-untyped-call]  # tor
     ) -> Any:
         name, _, overload = func.name().partition(".")
         if name not in PRODUCTS or overload:
-            return func(*args, **(kwargs or {}))
+            return called(self, func, args, kwargs or {})
         self._computed[name] += 1
         arrays = [value.detach().numpy() if isinstance(value, Tensor) else value for value in args]
         with np.errstate(all="ignore"):  # no warnings for NaN and infinities, which are checked in the results

@@ -13,6 +13,7 @@ from torch import nn
 
 from accelcheck.core.capability import SUPPORTED, Capability, Code, unavailable, unsupported
 from accelcheck.core.case import Evidence, Mode
+from accelcheck.devices.dispatch import layer_by_layer
 from accelcheck.techniques.base import Technique
 from accelcheck.techniques.observe import ProfilerLog, operators
 from accelcheck.techniques.quantization.emulation import (
@@ -90,6 +91,7 @@ class Quantized(Technique):
         del mode, device
         with deprecations_silenced():
             program.call = self.quantized(Holder(eval_copy(program.module)), program.inputs)
+        program.around = layer_by_layer  # the fast path of attention takes the parameters of layers that are replaced
 
 
 class Replacing(Quantized):

@@ -1,0 +1,67 @@
+"""Calls operators within a dispatch mode as they are called without one, and layers without their fused kernels."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from accelcheck.devices.torch_names import (
+    DispatchKey,
+    DispatchKeySet,
+    ForceDispatchKeyGuard,
+    excluded_keys,
+    included_keys,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from accelcheck.devices.torch_names import TorchDispatchMode
+
+FUSED = frozenset({"aten::_transformer_encoder_layer_fwd", "aten::_native_multi_head_attention"})
+"""Kernels that call other operators: of `torch.nn.TransformerEncoderLayer` and `torch.nn.MultiheadAttention` in evaluation mode without gradients,
+which torch calls their fast path."""
+_AUTOCAST = tuple(name for name in dir(DispatchKey) if name.startswith("Autocast") and name != "AutocastFunctionality")
+
+
+def called(mode: TorchDispatchMode, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """Call an operator from a mode's ``__torch_dispatch__``.
+
+    A kernel that calls other operators has them cast by an active autocast, as it has without a mode: within one, torch leaves autocast out. Of `FUSED` kernels
+    the mode is given the inner operators too.
+    """
+    with _as_entered():
+        if func.name() not in FUSED:
+            return func(*args, **kwargs)
+        device = next(value.device.type for value in args if isinstance(value, Tensor))
+        name = {"cpu": "CPU", "cuda": "CUDA"}.get(device, "PrivateUse1")
+        with mode:
+            return func.redispatch(DispatchKeySet(getattr(DispatchKey, name)), *args, **kwargs)
+
+
+@contextlib.contextmanager
+def _as_entered() -> Iterator[None]:
+    """Autocast as it was where the operator was called."""
+    with torch.overrides.enable_reentrant_dispatch():
+        entered = excluded_keys()
+    excluded = excluded_keys()
+    for name in _AUTOCAST:
+        key = getattr(DispatchKey, name)
+        if not entered.has(key):
+            excluded = excluded.remove(key)
+    with ForceDispatchKeyGuard(included_keys(), excluded):
+        yield
+
+
+@contextlib.contextmanager
+def layer_by_layer() -> Iterator[None]:
+    """Without the fast path of attention and encoder layers: their linear layers are called, and their attention is an operator."""
+    enabled = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(enabled)

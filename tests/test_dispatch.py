@@ -1,0 +1,122 @@
+"""Operators in dispatch modes as they are called without one, and models with the fast path of attention."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from fault_harness import BACKWARD, FORWARD, verdict_of
+from torch import Tensor, nn
+
+from accelcheck.core.case import Verdict
+from accelcheck.core.matrix import Matrix
+from accelcheck.devices.dispatch import FUSED, layer_by_layer
+from accelcheck.techniques.observe import OperatorLog
+from accelcheck.verify.global_state import GlobalState
+from accelcheck.verify.oracle import Store
+from accelcheck.workloads.nested import OwnModelError
+from accelcheck.workloads.own_model import workload_of
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from accelcheck.core.case import Mode
+    from accelcheck.workloads.base import Workload
+
+MASK = torch.arange(8) >= torch.tensor([[8], [5], [6], [3]])
+"""Of sequences that are padded to 8 positions, ``(4, 8)``."""
+
+
+def encoder(*, nested: bool = False) -> nn.Module:
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(16, 2, 32, dropout=0.0, activation="gelu", batch_first=True)
+    return nn.TransformerEncoder(layer, 2, enable_nested_tensor=nested)
+
+
+def workload(module: nn.Module | None = None, **keywords: Tensor) -> Workload:
+    torch.manual_seed(1)
+    return workload_of(module or encoder(), (torch.randn(4, 8, 16),), keywords)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store(tmp_path)
+
+
+def test_a_watched_kernel_that_calls_operators_is_autocast_as_it_is_without() -> None:
+    module, x = encoder().eval(), torch.randn(4, 8, 16)
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        plain = module(x)
+        with OperatorLog("cpu") as log:
+            watched = module(x)
+    assert plain.dtype == watched.dtype == torch.bfloat16
+    assert torch.equal(plain, watched)
+    assert log.names()["aten::_transformer_encoder_layer_fwd"] == 2
+    inner = log.having(lambda operator: operator.name == "aten::addmm" and operator.takes(torch.bfloat16))
+    assert inner >= 2
+    assert FUSED & log.names().keys()
+
+
+def test_a_watched_operator_whose_dtype_autocast_has_chosen_is_not_cast_again() -> None:
+    x = torch.randn(4, 8)
+    with torch.autocast("cpu", torch.bfloat16), OperatorLog("cpu") as log:
+        with torch.autocast("cpu", enabled=False):
+            assert (x @ x.T).dtype == torch.float32
+        assert (x @ x.T).dtype == torch.bfloat16
+    products = [operator.outputs[0][0] for operator in log.operators if operator.name == "aten::mm"]
+    assert products == [torch.float32, torch.bfloat16]
+
+
+@pytest.mark.parametrize(
+    ("name", "mode"),
+    [
+        ("eager", FORWARD),
+        ("eager", BACKWARD),
+        ("amp-bf16", FORWARD),
+        ("sdpa-math", FORWARD),
+        ("flex-attention-eager", FORWARD),
+        ("int4-weight-only", FORWARD),
+        ("float8-weight-only", FORWARD),
+    ],
+)
+@pytest.mark.parametrize("keywords", [{}, {"src_key_padding_mask": MASK}], ids=["whole", "padded"])
+def test_encoder_layers_are_judged(name: str, mode: Mode, keywords: dict[str, Any], store: Store) -> None:
+    record = verdict_of(store, Matrix.load().techniques[name], workload(**keywords), mode)
+    assert record.verdict is Verdict.PASS, record.reason
+
+
+def test_an_autocast_that_a_compiled_encoder_layer_ignores_is_not_engaged(store: Store) -> None:
+    record = verdict_of(store, Matrix.load().techniques["compile-autocast-bf16"], workload(), FORWARD)
+    assert record.verdict is Verdict.FAIL
+    assert "captured contractions in bfloat16" in record.reason
+
+
+def test_attention_within_a_layer_is_found() -> None:
+    assert "attention" in workload().traits
+
+
+def test_an_encoder_that_fills_paddings_with_zeros_is_named() -> None:
+    with pytest.raises(OwnModelError, match="enable_nested_tensor=False"):
+        workload(encoder(nested=True), src_key_padding_mask=MASK)
+    assert workload(encoder(nested=True)).given  # nothing is padded
+
+
+def test_a_fast_path_that_is_left_switched_off_is_named() -> None:
+    state = GlobalState.now()
+    torch.backends.mha.set_fastpath_enabled(False)
+    assert "fast path of attention" in " ".join(state.restore())
+    assert torch.backends.mha.get_fastpath_enabled()
+
+
+def test_the_fast_path_is_back_after_an_error() -> None:
+    with pytest.raises(ZeroDivisionError), layer_by_layer():
+        raise ZeroDivisionError
+    assert torch.backends.mha.get_fastpath_enabled()
+
+
+@pytest.mark.parametrize("name", ["func-jacrev", "func-jacfwd"])
+def test_a_jacobian_that_is_too_large_is_unsupported(name: str, store: Store) -> None:
+    record = verdict_of(store, Matrix.load().techniques[name], workload(), BACKWARD)
+    assert record.verdict is Verdict.UNSUPPORTED
+    assert "[too-large] the whole Jacobian has 512 x 4,960 elements" in record.reason
