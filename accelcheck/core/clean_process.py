@@ -23,6 +23,7 @@ from contextlib import suppress
 from multiprocessing.connection import Pipe
 from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 
+from accelcheck.core.freed import give_back
 from accelcheck.core.native_stacks import native_stacks
 from accelcheck.core.openmp import end_threads
 from accelcheck.core.processes import End, adopt_orphans, end_with_parent, kill_tree, let_trace, polls
@@ -211,6 +212,7 @@ class CleanProcess:
     def _fork(self, begin: Callable[[], object]) -> tuple[int, Connection]:
         ours, theirs = Pipe()
         end_threads()
+        give_back()  # a page that both share is copied where either writes to it, whatever it was for
         gc.freeze()  # later collections, here and there, then leave the pages alone that both share
         with warnings.catch_warnings():
             warnings.simplefilter(

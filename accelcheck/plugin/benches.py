@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -40,9 +39,6 @@ def bench(
 ) -> Bench:
     """A bench whose cases run in a process of their own, unless ``--accel-in-process`` or a device that is in use forbids it.
 
-    Objects made before the first case live for long, so they are frozen: the garbage collector then does not scan them before each
-    timed case.
-
     Args:
         config: Of pytest.
         run: The devices, and further ledgers.
@@ -64,8 +60,6 @@ def bench(
         close(clean.close)
         return Store(folder, clean, options.effort(config))
 
-    gc.collect()
-    gc.freeze()  # the session has it undone at the end of the run
     chosen = [devices[name] for name in run.selection.devices]
     supervisor = _supervisor(config, chosen, lambda: made(with_clean()).found)
     if supervisor is None:
