@@ -211,3 +211,30 @@ def test_tests_that_do_not_use_it_pay_for_no_probe(suite: Suite) -> None:
     result = run(suite, "\ndef test_it():\n    pass\n")
     result.assert_outcomes(passed=1)
     assert "accelcheck" not in result.stdout.str().replace("accelcheck-", "")
+
+
+def test_a_test_that_seeds_nothing_has_the_same_model_each_time(suite: Suite) -> None:
+    body = """
+def test_it(accel, pytestconfig):
+    import random
+    with open("drawn.txt", "a") as file:
+        print(torch.rand(()).item(), random.random(), file=file)
+"""
+    for _ in range(2):
+        run(suite, body).assert_outcomes(passed=1)
+    one, other = (suite.pytester.path / "drawn.txt").read_text(encoding="utf-8").splitlines()
+    assert one == other
+
+
+@pytest.mark.parametrize("workers", ["0", "2"])
+def test_a_run_of_own_models_alone_says_nothing_of_levels_and_must_pass_lists(suite: Suite, workers: str) -> None:
+    body = """
+def test_it(accel):
+    accel.check(net(), X, techniques=["eager"])
+"""
+    result = run(suite, body, "--accel-device=cpu", "-n", workers)
+    result.assert_outcomes(passed=1)
+    shown = result.stdout.str()
+    assert "2 cases executed" in shown
+    assert "qualif" not in shown
+    assert "not looked at" not in shown

@@ -20,7 +20,7 @@ from accelcheck.core.registry import UnknownNameError
 from accelcheck.selftest.faults.plant import calling, nothing
 from accelcheck.techniques.compilation.export import Export
 from accelcheck.techniques.eager import Eager
-from accelcheck.verify.oracle import Store
+from accelcheck.verify.oracle import Arithmetic, Store, compute
 from accelcheck.workloads.nested import OwnModelError, tensors_of, written
 from accelcheck.workloads.own_model import workload_of
 
@@ -121,6 +121,26 @@ def test_what_rounding_errors_alone_decide_is_left_out_and_named(store: Store) -
     record = verdict_of(Store(store.cache.folder / "other"), Eager(), replace(workload, given=False), BACKWARD)
     assert record.verdict is Verdict.ERROR
     assert "grad:conv.bias: the budget of view row is" in record.reason
+
+
+class Shifted(nn.Module):
+    """Attention whose keys have a bias, which the softmax takes out again: its gradient is 0, and rounding makes it something else."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.query, self.key, self.value = (nn.Linear(8, 8) for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return functional.scaled_dot_product_attention(self.query(x), self.key(x), self.value(x))
+
+
+def test_a_closer_look_leaves_out_what_the_first_one_does() -> None:
+    torch.manual_seed(0)
+    workload = workload_of(Shifted(), (torch.randn(2, 16, 8),))
+    arithmetic = Arithmetic.of(Eager(), "float32")
+    looks = [compute(workload, arithmetic, 1, "float32", BACKWARD, careful=careful) for careful in (0, 1)]
+    assert [sorted(look.unjudged) for look in looks] == [["grad:key.bias"]] * 2
+    assert "grad:key.bias" not in looks[1].budgets
 
 
 def test_a_model_of_which_nothing_can_be_judged_is_an_error(store: Store) -> None:

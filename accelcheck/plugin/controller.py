@@ -227,7 +227,9 @@ class Controller:
             terminalreporter.write_line(f"ERROR: {self.refused}", red=True)
         for reason in (self.not_loaded | registered.failed(self.config)).values():
             terminalreporter.write_line(escaped_lines(f"accelcheck: not loaded: {reason}"), yellow=True)
-        if self.records or self.asked:
+        if self.records and not self.cases_collected and not self.run.earlier:  # of tests of models alone
+            terminal.brief(terminalreporter, [*self.records.values()], self.journal_path)
+        elif self.records or self.asked:
             remainder = coverage.lines(
                 self.run,
                 self.gate,

@@ -15,7 +15,7 @@ import pytest
 from accelcheck.plugin import options
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Mapping, Sequence
+    from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 
     from accelcheck.checks.execute import Bench
     from accelcheck.core.case import Case
@@ -331,12 +331,18 @@ def accel_run(request: pytest.FixtureRequest) -> RunConfiguration:
 
 
 @pytest.fixture
-def accel(request: pytest.FixtureRequest, accel_run: RunConfiguration) -> Accel:
-    """Checks of your own model: `accel.check`, `accel.check_training`, `accel.benchmark`, `accel.accuracy`."""
+def accel(request: pytest.FixtureRequest, accel_run: RunConfiguration) -> Iterator[Accel]:
+    """Checks of your own model: `accel.check`, `accel.check_training`, `accel.benchmark`, `accel.accuracy`.
+
+    The random generators of Python, NumPy and torch begin at a seed of the test's name, so that a test has the same model each time.
+    """
+    from accelcheck.core.case import stable_seed
     from accelcheck.plugin import own_models
+    from accelcheck.workloads.own_file import seeded
 
     records = request.node.stash.setdefault(_RECORDS, [])
-    return own_models.Accel(request, accel_run, _matrix(request.config), records.extend)
+    with seeded(stable_seed(request.node.name)):
+        yield own_models.Accel(request, accel_run, _matrix(request.config), records.extend)
 
 
 @pytest.fixture

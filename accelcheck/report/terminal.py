@@ -86,12 +86,13 @@ def summary(
         reporter.write_line(escaped(line))
 
 
-def brief(reporter: pytest.TerminalReporter, records: Sequence[Record]) -> None:
+def brief(reporter: pytest.TerminalReporter, records: Sequence[Record], journal: Path | None = None) -> None:
     """Write the matrix, times and totals of cases that tests of models have had.
 
     Args:
         reporter: Of the run.
         records: In their order.
+        journal: File of the journal, if there is one.
     """
     reporter.section("accelcheck")
     devices = tuple(dict.fromkeys(record.case.device for record in records))
@@ -100,6 +101,8 @@ def brief(reporter: pytest.TerminalReporter, records: Sequence[Record]) -> None:
             reporter.write_line(escaped(line))
         if lines:
             reporter.write_line("")
+    if journal is not None:
+        reporter.write_line(escaped(f"journal: {journal}"))
 
 
 def _totals(records: Sequence[Record]) -> str:

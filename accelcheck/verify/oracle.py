@@ -307,7 +307,7 @@ def _compute(source: _Source, careful: int) -> Reference:
     # With NaN and infinities among the inputs eager is under test too: some of its own kernels lose them.
     unlike = "" if draw.special else _unlike(truth, eager)
     _check_alike(source, {f"eager {dtype} on the CPU": unlike, "a rounding sample": taken.unlike})
-    alone, unjudged = _alone(source, taken.readings, truth, unit, lowered=bool(careful))
+    alone, unjudged = _alone(source, taken.readings, truth, unit, careful)
     excess, own = 0.0, dict[str, Reading]()
     if technique.oracle == "float64":
         peer = eager if precision == dtype else source.eager_wholly(precision)
@@ -592,28 +592,34 @@ def _budgets(who: str, peers: list[Reading], unit: float) -> dict[str, float]:
 
 
 def _alone(
-    source: _Source, readings: Mapping[str, list[Reading]], truth: Result, unit: float, *, lowered: bool
+    source: _Source, readings: Mapping[str, list[Reading]], truth: Result, unit: float, careful: int
 ) -> tuple[dict[str, dict[str, float]], dict[str, str]]:
     """Budgets from the samples by path, and why a path has none: rounding errors alone decide it.
+
+    The same paths have none in a closer look as in the first one, whose samples it has too.
 
     Raises:
         VacuousError: That is so for a tensor of a workload that was made for checks, or for every one.
     """
     found, vacuous = dict[str, dict[str, float]](), dict[str, str]()
+    usual, many = (source.effort.count(source.draw, look) for look in (0, careful))
     for path, samples in readings.items():
         who = f"{source}: {path}"
         try:
             budgets = _budgets(who, samples, unit)
             if source.technique.oracle == "float64":  # a rounding moves what a scheme quantizes by a whole step
-                budgets = _capped(who, budgets, truth[path], unit, lowered=lowered)
+                if careful and source.workload.given:
+                    first = _budgets(who, [*samples[:usual], *samples[many:]], unit)
+                    _capped(who, first, truth[path], unit, lowered=False)
+                budgets = _capped(who, budgets, truth[path], unit, lowered=bool(careful))
             found[path] = budgets
         except VacuousError as error:
             if not source.workload.given:
                 raise
             vacuous[path] = str(error)
     if vacuous and not found:
-        first = next(iter(vacuous.values()))
-        raise VacuousError(f"{source}: rounding errors alone decide every tensor; the first one: {first}")
+        first_one = next(iter(vacuous.values()))
+        raise VacuousError(f"{source}: rounding errors alone decide every tensor; the first one: {first_one}")
     return found, vacuous
 
 

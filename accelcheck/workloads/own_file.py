@@ -61,7 +61,7 @@ def workloads_of(spec: str, folder: Path) -> tuple[Workload, ...]:
     if not callable(make):
         functions = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
         raise OwnModelError(f"{spec}: {unknown('function', function, functions)}")
-    with calling(f"{spec}: {function}()"), _seeded(stable_seed(name)):
+    with calling(f"{spec}: {function}()"), seeded(stable_seed(name)):
         made = make()
     with _named(spec):
         return tuple(_workloads(made, name))
@@ -98,8 +98,8 @@ def _imported(path: Path) -> Any:
 
 
 @contextlib.contextmanager
-def _seeded(seed: int) -> Iterator[None]:
-    """A context in which the usual random generators begin at a seed; afterwards they go on from where they were."""
+def seeded(seed: int) -> Iterator[None]:
+    """A context in which the random generators of Python, NumPy and torch begin at a seed; afterwards they go on from where they were."""
     plain, numbers = random.getstate(), np.random.get_state()
     with torch.random.fork_rng(devices=[]):
         random.seed(seed)
