@@ -29,8 +29,8 @@ X = torch.ones(5, 4)
 """
 
 
-def made(tmp_path: Path, body: str, spec: str = "net.py") -> tuple[Workload, ...]:
-    (tmp_path / spec.partition(":")[0]).write_text(HEAD + body)
+def made(tmp_path: Path, body: str, spec: str = "net.py", file: str = "net.py") -> tuple[Workload, ...]:
+    (tmp_path / file).write_text(HEAD + body)
     return workloads_of(spec, tmp_path)
 
 
@@ -56,7 +56,10 @@ def test_the_function_names_the_workload_unless_it_is_make(tmp_path: Path) -> No
     (found,) = made(tmp_path, "def Small_net():\n    return net(), (X,)\n", "net.py:Small_net")
     assert found.name == "net.small-net"
     (found,) = made(
-        tmp_path / "", "def other():\n    return {'model': net(), 'inputs': (X,), 'name': 'mine'}\n", "./mine.py:other"
+        tmp_path / "",
+        "def other():\n    return {'model': net(), 'inputs': (X,), 'name': 'mine'}\n",
+        "./mine.py:other",
+        "mine.py",
     )
     assert found.name == "mine"
 
