@@ -24,6 +24,6 @@ def test_inference(accel: Any) -> None:
     accel.check(make()["model"], (torch.randn(4, 3, 32, 32),))
 
 
-@pytest.mark.accel(techniques=["eager"])
+@pytest.mark.accel(techniques=["eager", "amp-bf16"])
 def test_training(accel: Any) -> None:
     accel.check_training(**make())
