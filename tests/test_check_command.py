@@ -88,7 +88,7 @@ def test_the_table_ends_with_a_recommendation(tmp_path: Path) -> None:
         (("net.py:broken",), "accelcheck: net.py:broken: expected (model, inputs)"),
         (("none.py:make",), "accelcheck: none.py:make: there is no file"),
         (("net.py:make", "--technique=eagr"), "unknown technique 'eagr'. Did you mean 'eager'"),
-        (("net.py:make", "--journal=net.py"), "net.py: exists, and is kept: give another name"),
+        (("net.py:make", "--journal=net.py"), "net.py exists, and is kept: give another name"),
         (("net.py:make", "--report=no/r.html"), "no/r.html: there is no folder no"),
     ],
 )

@@ -16,8 +16,7 @@ import pytest
 from plugin_harness import CONFTEST, PATIENT
 
 from accelcheck import cli
-from accelcheck.commands import halves
-from accelcheck.commands import run as command
+from accelcheck.commands import common, halves
 from accelcheck.commands.common import GREEN, NOTHING, RED, USAGE
 from accelcheck.core import foreground
 from accelcheck.core.journal_reading import read
@@ -38,7 +37,7 @@ class Started:
         self._codes = list(codes)
         self._verdict = verdict
         monkeypatch.setattr(foreground, "run", self)
-        monkeypatch.setattr(command, "refusal", lambda _: None)
+        monkeypatch.setattr(common, "refusal", lambda _: None)
         for name in (halves.LEVEL, halves.WORKERS, "PJRT_DEVICE"):
             monkeypatch.delenv(name, raising=False)
         monkeypatch.setattr("accelcheck.devices.hardware.usable_cores", lambda: 6)
@@ -197,7 +196,7 @@ def test_an_absent_device_sends_to_the_doctor(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     started = Started(monkeypatch)
-    monkeypatch.setattr(command, "refusal", lambda _: "no NVIDIA GPU found")
+    monkeypatch.setattr(common, "refusal", lambda _: "no NVIDIA GPU found")
     assert cli.main(["run", "--device=cuda"]) == NOTHING
     assert "cuda: no NVIDIA GPU found; accelcheck doctor says more" in capsys.readouterr().err
     assert started.commands == []

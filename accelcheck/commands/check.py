@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from accelcheck.commands import halves
-from accelcheck.commands.common import GREEN, NOTHING, RED, add_import, refusal
+from accelcheck.commands.common import GREEN, NOTHING, RED, add_selection, check_new, devices_of
 from accelcheck.commands.parsing import add_json, examples, print_json
 from accelcheck.core import foreground
 from accelcheck.core.case import Verdict
@@ -19,7 +19,6 @@ from accelcheck.core.journal import JournalError
 from accelcheck.core.journal_reading import read
 from accelcheck.core.matrix import Selection
 from accelcheck.core.words import DTYPES, LEVELS
-from accelcheck.devices.probe import probe
 from accelcheck.plugin import registered
 from accelcheck.report import console
 from accelcheck.report.advice import BASE, advice, as_json
@@ -52,17 +51,7 @@ def add(commands: Any) -> None:
         "none ran.",
     )
     command.add_argument("model", metavar="FILE:FUNCTION", help="the file, and its function (default: make)")
-    command.add_argument(
-        "--device",
-        action="append",
-        default=[],
-        metavar="NAME",
-        help="device; repeatable (default: all that are present)",
-    )
-    add_import(command)
-    command.add_argument(
-        "--technique", action="append", default=[], metavar="GLOB", help="techniques by name; repeatable (default: all)"
-    )
+    add_selection(command)
     command.add_argument(
         "--dtype", action="append", default=[], choices=DTYPES, help="storage dtypes; repeatable (default: float32)"
     )
@@ -108,20 +97,16 @@ class _Model:
 
 def _check(given: argparse.Namespace) -> int:
     for path in (given.journal, given.report):
-        if path is not None and (path.exists() or not path.parent.is_dir()):
-            why = "exists, and is kept: give another name" if path.exists() else f"there is no folder {path.parent}"
-            given.refuse(f"{path}: {why}")
+        if path is not None and (why := check_new(path)):
+            given.refuse(why)
     config = registered.here((given.model,))
     (workloads,) = registered.own_models(config).values()
     model = _Model(given.model, workloads, registered.matrix(config))
     model.known.check(Selection((), techniques=tuple(given.technique)))
     given.dtype = given.dtype or ["float32"]
     given.level = given.level or (max(LEVELS) if given.technique else LEVEL)
-    devices = dict.fromkeys(given.device or _present())
-    for device in devices:
-        if (reason := refusal(device)) is not None:
-            print(f"accelcheck: {device}: {reason}; accelcheck doctor says more", file=sys.stderr)
-            return NOTHING
+    if not (devices := devices_of(given)):
+        return NOTHING
     with tempfile.TemporaryDirectory(prefix="accelcheck-check-") as name:
         kept = given.journal or Path(name) / "journal.jsonl"
         records: list[Record] = []
@@ -142,11 +127,6 @@ def _check(given: argparse.Namespace) -> int:
     wrong = any(not record.verdict.green for record in records)
     executed = any(record.verdict.executed for record in records)
     return RED if wrong else GREEN if executed else NOTHING
-
-
-def _present() -> list[str]:
-    statuses, _ = probe(None, extra=registered.devices(registered.here()))
-    return [name for name, status in statuses.items() if status.present]
 
 
 def _halves(given: argparse.Namespace, model: _Model, device: str, journal: Path, log: Path) -> list[Path]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import os
+import sys
+from typing import TYPE_CHECKING
 
 from accelcheck.core import imports, matrix
 from accelcheck.core.capability import Code
@@ -11,6 +13,9 @@ from accelcheck.devices import hardware
 from accelcheck.devices.base import Device
 from accelcheck.devices.probe import probe
 from accelcheck.plugin import registered
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 GREEN, RED, USAGE, NOTHING = 0, 1, 4, 5
 """Exit codes, as pytest's."""
@@ -34,6 +39,47 @@ def add_import(command: argparse.ArgumentParser) -> None:
         metavar="MODULE",
         help="module to import in every process that uses a device; repeatable: a backend of torch that no entry point loads",
     )
+
+
+def add_selection(command: argparse.ArgumentParser) -> None:
+    """Declare ``--device``, ``--import`` and ``--technique``."""
+    command.add_argument(
+        "--device",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="device; repeatable (default: all that are present)",
+    )
+    add_import(command)
+    command.add_argument(
+        "--technique", action="append", default=[], metavar="GLOB", help="techniques by name; repeatable (default: all)"
+    )
+
+
+def devices_of(given: argparse.Namespace) -> list[str]:
+    """The devices that a command names, or all that are present, plugins in this folder included; empty where one cannot be used, which is printed.
+
+    Raises:
+        PluginLoadError, UnknownNameError: As for `refusal`.
+    """
+    for name in given.device:
+        if (why := refusal(name)) is not None:
+            print(f"accelcheck: {name}: {why}; accelcheck doctor says more", file=sys.stderr)
+            return []
+    if given.device:
+        return list(dict.fromkeys(given.device))
+    statuses, _ = probe(None, extra=registered.devices(registered.here()))
+    found = [name for name, status in statuses.items() if status.present]
+    if not found:
+        print("accelcheck: no device can be tested: accelcheck doctor says why", file=sys.stderr)
+    return found
+
+
+def check_new(path: Path) -> str:
+    """Why a file cannot be written as a new one; empty if it can."""
+    if path.exists() or path.is_symlink():
+        return f"{path} exists, and is kept: give another name"
+    return "" if path.parent.is_dir() else f"{path}: there is no folder {path.parent}: make it first"
 
 
 def refusal(name: str) -> str | None:

@@ -11,14 +11,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from accelcheck.commands import halves
-from accelcheck.commands.common import GREEN, NOTHING, RED, add_import, refusal
+from accelcheck.commands.common import GREEN, NOTHING, RED, add_selection, check_new, devices_of
 from accelcheck.commands.parsing import examples
 from accelcheck.core import foreground
 from accelcheck.core.journal import JournalError
 from accelcheck.core.journal_reading import read
 from accelcheck.core.words import LEVELS
-from accelcheck.devices.probe import probe
-from accelcheck.plugin import registered
 from accelcheck.report.console import escaped
 from accelcheck.report.qualification import whole
 from accelcheck.report.run import counts, load
@@ -41,23 +39,13 @@ def add(commands: Any) -> None:
         "worker a core (CPU) or a chip, then the timed cases alone on the machine. Exits with pytest's exit code: 0 all right, 1 some "
         "cases are not, 2 interrupted, 4 wrong usage, 5 nothing could run.",
     )
-    command.add_argument(
-        "--device",
-        action="append",
-        default=[],
-        metavar="NAME",
-        help="device; repeatable (default: all that are present)",
-    )
-    add_import(command)
+    add_selection(command)
     command.add_argument(
         "--level",
         type=int,
         choices=LEVELS,
         default=_level(),
         help=f"1 smoke, 2 standard, 3 full, 4 soak (default: ${halves.LEVEL}, or 1)",
-    )
-    command.add_argument(
-        "--technique", action="append", default=[], metavar="GLOB", help="techniques by name; repeatable (default: all)"
     )
     command.add_argument(
         "--journal",
@@ -112,22 +100,14 @@ def _run(given: argparse.Namespace) -> int:
         if name in _OURS:
             option = f"--{name.removeprefix('--accel-')}"
             given.refuse(_RESUME if option == "--resume" else f"{name} after --: give {option} before it")
-    for name in given.device:
-        if (why := refusal(name)) is not None:
-            print(f"accelcheck: {name}: {why}; accelcheck doctor says more", file=sys.stderr)
-            return NOTHING
-    devices = given.device or _present()
-    if not devices:
-        print("accelcheck: no device can be tested: accelcheck doctor says why", file=sys.stderr)
+    if not (devices := devices_of(given)):
         return NOTHING
     stamp = dt.datetime.now(tz=dt.UTC).strftime("%Y%m%d-%H%M%S")
-    planned = [part for device in dict.fromkeys(devices) for part in parts(given, device, stamp)]
+    planned = [part for device in devices for part in parts(given, device, stamp)]
     report = given.report or Path(f"accelcheck-{stamp}.html")
     for path in (*(part.journal for part in planned), report):
-        if path.exists() or path.is_symlink():
-            given.refuse(f"{path} exists, and is kept: give another name")
-        if not path.parent.is_dir():
-            given.refuse(f"{path}: there is no folder {path.parent}: make it first")
+        if why := check_new(path):
+            given.refuse(why)
     code = _execute(given, planned)
     _close(planned, report, code)
     return code
@@ -141,12 +121,6 @@ def _execute(given: argparse.Namespace, planned: Sequence[PytestRun]) -> int:
         if codes[-1] not in {GREEN, RED, NOTHING}:
             break
     return verdict(codes)
-
-
-def _present() -> list[str]:
-    """Names of the devices that can be tested, those of plugins in this folder included."""
-    statuses, _ = probe(None, extra=registered.devices(registered.here()))
-    return [name for name, status in statuses.items() if status.present]
 
 
 def parts(given: argparse.Namespace, device: str, stamp: str) -> list[PytestRun]:
