@@ -266,8 +266,19 @@ def test_what_cannot_be_pickled_is_refused_and_the_old_value_stays(tmp_path: Pat
     box = Mailbox(tmp_path)
     box.put("value", 1)
     with pytest.raises(TypeError, match=r"cannot be sent to another process: .*define its classes and functions"):
-        box.put("value", lambda: 2)
+        box.put("value", threading.Lock())
     assert box.take("value") == 1
+
+
+def test_lambdas_and_local_classes_are_sent_with_their_code(tmp_path: Path) -> None:
+    class Local:
+        def __init__(self, number: int) -> None:
+            self.number = number
+
+    box = Mailbox(tmp_path)
+    box.put("value", (lambda x: x + 1, Local(3)))
+    add, local = box.take("value")
+    assert (add(1), local.number) == (2, 3)
 
 
 def test_values_are_given_when_all_are_there(tmp_path: Path) -> None:

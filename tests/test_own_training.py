@@ -196,3 +196,36 @@ def test_a_loss_gets_the_models_own_container_whatever_a_technique_makes_of_it(s
     )
     record = verdict_of(store, Matrix.load().techniques["jit-trace"], workload, TRAIN)
     assert record.verdict is Verdict.PASS, record.reason
+
+
+class Telling(nn.Module):
+    """As models of transformers do, it computes its loss itself, and has a buffer that no state holds."""
+
+    scale: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(6, 3)
+        self.register_buffer("scale", torch.tensor(0.5), persistent=False)
+
+    def forward(self, x: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        scores = self.layer(x) * self.scale
+        return functional.cross_entropy(scores, labels), scores
+
+
+@pytest.mark.parametrize("name", ["ddp-2", "ddp-bf16-hook", "fsdp2", "elastic-restart", "snapshot-restore"])
+def test_other_processes_train_with_each_batch_and_a_loss_of_the_models_own(name: str, store: Store) -> None:
+    torch.manual_seed(0)
+    given = [{"x": x, "labels": labels} for x, labels in batches(2)]
+    workload = workload_of(Telling(), batches=given, loss=lambda out, _: out[0], optimizer=sgd)
+    record = verdict_of(store, Matrix.load().techniques[name], workload, TRAIN)
+    assert record.verdict is Verdict.PASS, record.reason
+
+
+@pytest.mark.parametrize(("name", "ranks"), [("ddp-3", 3), ("ddp-no-sync", 4)])
+def test_a_batch_that_ranks_cannot_divide_is_unsupported(name: str, ranks: int, store: Store) -> None:
+    torch.manual_seed(0)
+    workload = training([(torch.randn(2, 6), torch.arange(2))])
+    record = verdict_of(store, Matrix.load().techniques[name], workload, TRAIN)
+    assert record.verdict is Verdict.UNSUPPORTED, record.reason
+    assert f"a batch for {ranks} ranks" in record.reason

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import os
+import threading
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -197,7 +198,9 @@ def test_the_other_process_is_started_and_ended(monkeypatch: pytest.MonkeyPatch)
 
 def test_programs_that_cannot_be_sent_are_an_error() -> None:
     technique = SnapshotRestore()
-    program = Program.of(mlp())  # its optimizer is made by a lambda
+    program = Program.of(mlp())
+    lock = threading.Lock()
+    program.loss = lambda out, _: out.sum() if lock else out
     technique.prepare(program, Mode.TRAIN, CPU)
     try:
         with pytest.raises(TypeError, match=r"cannot be sent to another process.*at the top of a module"):

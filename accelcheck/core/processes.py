@@ -343,6 +343,22 @@ def stop() -> None:
 # Python values, in both directions.
 
 
+def _pickled(value: Any) -> bytes:
+    """A pickle; of lambdas and local classes, such as somebody's own loss, the code itself is sent."""
+    with suppress(pickle.PicklingError, AttributeError, TypeError):
+        return pickle.dumps(value)  # not multiprocessing's: tensors would share memory that ends with a process
+    import cloudpickle
+
+    try:
+        content: bytes = cloudpickle.dumps(value)
+    except (pickle.PicklingError, AttributeError, TypeError) as error:
+        raise TypeError(
+            f"cannot be sent to another process: {error}; define its classes and functions at the top of a module, without open files, locks "
+            "and generators"
+        ) from error
+    return content
+
+
 @dataclass(frozen=True)
 class Mailbox:
     """A folder, private to a run, in which our own processes leave each other values, each under a name.
@@ -357,14 +373,9 @@ class Mailbox:
         """Leave a value; whoever looks finds all of it or nothing.
 
         Raises:
-            TypeError: It cannot be pickled: it is made of lambdas or local classes, say.
+            TypeError: It cannot be pickled: it holds an open file or a lock, say.
         """
-        try:
-            content = pickle.dumps(value)  # not multiprocessing's: tensors would share memory that ends with a process
-        except (pickle.PicklingError, AttributeError, TypeError) as error:
-            raise TypeError(
-                f"cannot be sent to another process: {error}; define its classes and functions at the top of a module"
-            ) from error
+        content = _pickled(value)
         with replacing(self.folder / name, durable=False) as file:
             file.write(content)
 

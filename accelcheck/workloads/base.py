@@ -403,16 +403,25 @@ class Program:
 
     def _train(self) -> Result:
         optimizer = self.begin()
-        if not self.further:
-            return self.trained([self.take(optimizer, step) for step in range(self.steps)])
-        first = tuple(_snapshot(value) for value in self.inputs), _snapshot(self.target)
-        batches = (first, *self.further)
-        losses = []
-        for step in range(self.steps):
-            self.load(batches[step % len(batches)])
-            losses.append(self.take(optimizer, step))
-        self.load(first)
+        with self.batches() as load:
+            losses = []
+            for step in range(self.steps):
+                load(step)
+                losses.append(self.take(optimizer, step))
         return self.trained(losses)
+
+    @contextlib.contextmanager
+    def batches(self) -> Iterator[Callable[[int], None]]:
+        """A function that loads the batch of a step, counted from 0; at the end of the context the first batch is loaded again."""
+        if not self.further:
+            yield lambda _: None
+            return
+        first = tuple(_snapshot(value) for value in self.inputs), _snapshot(self.target)
+        every = (first, *self.further)
+        try:
+            yield lambda step: self.load(every[step % len(every)])
+        finally:
+            self.load(first)
 
     @torch.no_grad()
     def load(self, batch: Batch) -> None:

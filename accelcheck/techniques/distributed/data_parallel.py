@@ -18,6 +18,7 @@ from accelcheck.core.case import Evidence, Mode
 from accelcheck.techniques.base import Technique
 from accelcheck.techniques.distributed.ddp import Accumulating, Replicated
 from accelcheck.techniques.distributed.fsdp import FullySharded
+from accelcheck.techniques.distributed.parallel import shards
 from accelcheck.techniques.distributed.pool import rank_pool
 from accelcheck.techniques.distributed.strategy import TrainingJob
 from accelcheck.techniques.processes.torchrun import devices_of_ranks
@@ -74,6 +75,11 @@ class RankedTraining(Technique):
         self.promise = promise
         self.source = source
 
+    @property
+    def parts(self) -> int:
+        """Into so many a batch is divided."""
+        return self.world
+
     def capability(self, device: Device) -> Capability:
         """Whether torch has a library of collectives for the device, and this process sees a device for each rank."""
         if not distributed.is_available():
@@ -86,6 +92,8 @@ class RankedTraining(Technique):
         program.extras[STRATEGY] = self.strategy()
         program.resets.append(lambda: program.extras.pop(ANSWERS, None))
 
+        self.check_batches(program)
+
         def elsewhere(program: Program, mode: Mode) -> Result:
             del mode
             answers = rank_pool(device, self.world).train(TrainingJob.of(program, program.extras[STRATEGY]))
@@ -93,6 +101,15 @@ class RankedTraining(Technique):
             return _taken(program, answers[0].result)
 
         program.elsewhere = elsewhere
+
+    def check_batches(self, program: Program) -> None:
+        """See before processes start that every batch can be divided.
+
+        Raises:
+            Unsupported: One cannot.
+        """
+        for batch in ((program.inputs, program.target), *program.further):
+            shards(*batch, self.parts)
 
     def evidence(self, program: Program, log: Log, mode: Mode, device: Device) -> Iterable[Evidence]:
         del log, mode, device
@@ -152,7 +169,10 @@ class DataParallel(RankedTraining):
         if self.buckets:
             # torch makes one bucket of all parameters until the first step has shown in which order gradients are ready.
             least = min(sum(calls.values()) for answer in answers for calls in answer.calls[1:])
-            yield Evidence("all-reduces of a step, after the first, >= 2", least, engaged=least >= 2)
+            sizes = [whole(4)([shape], 0) for shape in shapes]
+            # A bucket is closed once it is full: what is left without the largest parameter opens another one for sure.
+            wanted = 2 if sum(sizes) - max(sizes) > SMALL_BUCKET * 2**20 else 1
+            yield Evidence(f"all-reduces of a step, after the first, >= {wanted}", least, engaged=least >= wanted)
 
 
 class BucketViews(DataParallel):
@@ -171,6 +191,10 @@ class BucketViews(DataParallel):
 
 class Accumulated(DataParallel):
     """Gradients of two micro-batches; only the second pass exchanges them."""
+
+    @property
+    def parts(self) -> int:
+        return 2 * self.world
 
     def exchanged(self, program: Program, answers: Sequence[RankReport]) -> Iterable[Evidence]:
         yield from super().exchanged(program, answers)

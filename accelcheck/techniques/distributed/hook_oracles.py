@@ -10,6 +10,7 @@ ways in each pair, and six runs leave little to chance.
 from __future__ import annotations
 
 import copy
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -26,12 +27,10 @@ from accelcheck.techniques.distributed.compression import (
     split,
     worthwhile,
 )
-from accelcheck.techniques.distributed.parallel import shards
+from accelcheck.techniques.distributed.parallel import by_samples, shards
 from accelcheck.techniques.quantization.emulation import RELATIVE
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     Gradients = Sequence[Tensor]
 
 
@@ -188,20 +187,33 @@ def shared_out(module: nn.Module, world: int, scheme: Scheme) -> nn.Module:
     outer = copy.copy(inner)  # of the same parameters, under the same names
     names = [name for name, _ in inner.named_parameters()]
 
-    def forward(*inputs: Any) -> Tensor:
+    def forward(*inputs: Any) -> Any:
         scheme.flips = getattr(outer, "flips", None) is not None
         batch = next(value for value in inputs if isinstance(value, Tensor))
         replicas = _Replicas.apply(scheme, world, *inner.parameters())  # type: ignore[no-untyped-call]  # untyped in torch
-        outs = []
-        for rank, (part, _) in enumerate(shards(inputs, batch, world)):
+        outs, sizes = [], []
+        for rank, (part, share) in enumerate(shards(inputs, batch, world)):
             own = replicas[rank * len(names) : (rank + 1) * len(names)]
             outs.append(functional_call(inner, dict(zip(names, own, strict=True)), part))
-        return torch.cat(outs)
+            sizes.append(len(share))
+        return _joined(outs, by_samples(sizes))
 
     outer.forward = forward
     outer.flips = None  # type: ignore[assignment]  # the oracle puts a generator here: it is no tensor or module
     outer.register_load_state_dict_post_hook(lambda *_: scheme.begin())  # type: ignore[no-untyped-call]  # untyped in torch
     return outer
+
+
+def _joined(outs: Sequence[Any], weights: Sequence[float]) -> Any:
+    """One output of those of the ranks: batches are joined, and means over a batch, such as a loss, averaged with these weights."""
+    first = outs[0]
+    if isinstance(first, Mapping):
+        return {key: _joined([out[key] for out in outs], weights) for key in first}
+    if isinstance(first, (tuple, list)):
+        return type(first)(_joined(parts, weights) for parts in zip(*outs, strict=True))
+    if first.dim():
+        return torch.cat(list(outs))
+    return torch.stack([weight * out for weight, out in zip(weights, outs, strict=True)]).sum()
 
 
 class _Replicas(torch.autograd.Function):

@@ -231,18 +231,20 @@ class Ranks:
             parameter.grad = piece.view(parameter.shape).to(device=parameter.device, dtype=parameter.dtype)
 
 
-def shards(inputs: tuple[Any, ...], target: Tensor | None, world: int) -> list[tuple[tuple[Any, ...], Tensor]]:
-    """Inputs and target of each rank: nearly equal parts of the batch, the first dimension of every tensor.
+def shards(inputs: tuple[Any, ...], target: Tensor | None, world: int) -> list[tuple[tuple[Any, ...], Any]]:
+    """Inputs and target of each rank: nearly equal parts of the batch, the first dimension of every tensor; None where there is no target.
 
     Raises:
-        Unsupported: There is no target, or fewer samples than ranks, or tensors of different first dimensions.
+        Unsupported: There are fewer samples than ranks, or tensors of different first dimensions.
     """
     sizes = {len(value) for value in (*inputs, target) if isinstance(value, Tensor)}
-    if target is None or len(sizes) != 1 or len(target) < world:
+    if len(sizes) != 1 or min(sizes) < world:
         reason = f"a batch for {world} ranks: expected inputs and a target of one first size, at least {world}; got {sorted(sizes)}"
         raise Unsupported(unsupported(Code.NO_FEATURE, reason))
-    parts = [value.tensor_split(world) if isinstance(value, Tensor) else (value,) * world for value in inputs]
-    return list(zip(zip(*parts, strict=True), target.tensor_split(world), strict=True))
+    parts = [
+        value.tensor_split(world) if isinstance(value, Tensor) else (value,) * world for value in (*inputs, target)
+    ]
+    return [(tuple(given), wanted) for *given, wanted in zip(*parts, strict=True)]
 
 
 def by_samples(sizes: Sequence[int]) -> list[float]:

@@ -33,6 +33,7 @@ class Reshard(RankedTraining):
     """A training by two ranks, then three, then one, with a sharded checkpoint before each change."""
 
     family = "snapshot"
+    excludes = RankedTraining.excludes | {"batches"}  # the sharded training takes the same batch in each step
     job = Resharded
 
     def __init__(self) -> None:
@@ -46,6 +47,7 @@ class Reshard(RankedTraining):
 
     def prepare(self, program: Program, mode: Mode, device: Device) -> None:
         del mode
+        self.check_batches(program)
 
         def elsewhere(program: Program, mode: Mode) -> Result:
             del mode

@@ -190,7 +190,7 @@ class Handover:
         problem = replace(self.program.problem(), steps=steps)
         dtype = next(problem.module.parameters()).dtype
         with torch.no_grad():
-            for tensor in (*problem.module.parameters(), *problem.module.buffers()):
+            for tensor in problem.module.state_dict().values():  # not of buffers that no state has
                 tensor.fill_(math.nan if tensor.is_floating_point() else 0)
         scaled = self.program.scaler is not None
         threads = torch.get_num_threads()

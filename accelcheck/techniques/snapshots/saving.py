@@ -146,7 +146,7 @@ class SnapshotRestore(Technique):
         least = sum(parameter.nbytes for parameter in program.module.parameters())
         size = left.stat().st_size
         yield Evidence(f"bytes of its file > {least}, those of the parameters", size, engaged=size > least)
-        wanted = {"module", "optimizer", "generator"}
+        wanted = {"module", "generator"} | ({"optimizer"} if _remembers(handover.ended) else set())
         wanted |= set() if program.scaler is None else {"scaler"}
         wanted |= {"schedule", "loader"} if mode is Mode.TRAJECTORY else set()
         full = {key for key in wanted if _holds(held, key)}
@@ -206,6 +206,11 @@ def _holds(state: Mapping[str, Any], key: str) -> bool:
     """Whether there is something under a key; an optimizer that remembers nothing was never used."""
     value = state.get(key)
     return bool(value["state"]) if key == "optimizer" and value else value is not None
+
+
+def _remembers(ended: Mapping[str, Any]) -> bool:
+    """Whether the optimizer has a state at the end of a training; SGD without momentum has none."""
+    return bool(ended.get("optimizer", {}).get("state"))
 
 
 def _flipped(content: bytes) -> bytes:

@@ -34,8 +34,10 @@ class StepwiseTraining:
         return len(self.losses)
 
     def take(self) -> None:
-        """Take one step."""
-        self.losses.append(self.program.take(self.optimizer, self.step))
+        """Take one step, with its batch."""
+        with self.program.batches() as load:
+            load(self.step)
+            self.losses.append(self.program.take(self.optimizer, self.step))
 
     def state(self) -> dict[str, Any]:
         """Everything that the next step and the result depend on."""

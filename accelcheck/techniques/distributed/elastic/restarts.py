@@ -83,7 +83,7 @@ class Elastic(Technique):
     modes = frozenset({Mode.TRAIN})
     requires = frozenset({"training"})
     # Each share of the batch is normalised by itself: other results, by design. Its ranks take the same batch in each step.
-    excludes = frozenset({"batches", "batchnorm"})
+    excludes = frozenset({"batchnorm"})
 
     def __init__(self) -> None:
         self._held = ExitStack()
