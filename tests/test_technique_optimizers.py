@@ -7,6 +7,8 @@ import pytest
 import torch
 from fault_harness import TRAIN, faults, seeded, verdict_of
 from technique_harness import StubDevice, differences, mlp, named, plain, run, squared, workload
+from torch import nn
+from torch.nn import functional
 
 from accelcheck.core.capability import Code
 from accelcheck.core.case import Mode, Verdict
@@ -19,6 +21,7 @@ from accelcheck.techniques.optimizers.steps import TECHNIQUES, OptimizerStep
 from accelcheck.verify.oracle import Store
 from accelcheck.workloads.base import Problem, Program
 from accelcheck.workloads.optimizers import SIZES, Bank
+from accelcheck.workloads.own_model import workload_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -190,3 +193,21 @@ def test_a_kernel_that_skips_whole_registers_fails(store: Store) -> None:
         record = verdict_of(store, Planted(FOREACH, plant), seeded("train-nesterov"), TRAIN, dtype)
         assert {f"parameter:weights.{index}" for index in (2, 3, 4, 5)} <= faults(record).keys()
         assert "parameter:weights.1" not in faults(record)
+
+
+@pytest.mark.parametrize("technique", [FOREACH, FUSED], ids=lambda technique: technique.name)
+def test_whoever_makes_the_optimizer_need_not_take_an_option(store: Store, technique: Any) -> None:
+    torch.manual_seed(0)
+    module, x, target = (
+        nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 3)),
+        torch.randn(8, 6),
+        torch.randn(8, 3),
+    )
+
+    def made(parameters: Any) -> torch.optim.Optimizer:
+        weights = {"params": [one for one in parameters if one.dim() == 2], "weight_decay": 0.5}
+        return torch.optim.AdamW([weights, {"params": [one for one in parameters if one.dim() == 1]}], lr=0.01)
+
+    own = workload_of(module, (x,), loss=functional.mse_loss, target=target, optimizer=made)
+    record = verdict_of(store, technique, own, TRAIN)
+    assert record.verdict is Verdict.PASS, record.reason

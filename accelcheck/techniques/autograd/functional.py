@@ -116,6 +116,7 @@ class Differentiated(Transform):
     """Gradients by a transform, applied to the program as a function of its parameters and floating-point inputs."""
 
     modes = frozenset({Mode.BACKWARD})
+    excludes = frozenset({"batchnorm"})  # a transform refuses to update statistics that the module holds
     differentiates_twice = False
 
     def gradients(self, function: Function, leaves: Mapping[str, Tensor]) -> tuple[Result, Result]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import re
-from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -68,10 +67,10 @@ class OptimizerStep(Technique):
         for option in self.options:
             if option not in inspect.signature(kind).parameters:
                 raise Unsupported(unsupported(Code.NO_FEATURE, f"{kind.__name__} has no option {option!r}"))
-        make = partial(program.optimizer, **self.options)
+        make = program.optimizer
 
         def made(parameters: Sequence[nn.Parameter]) -> torch.optim.Optimizer:
-            optimizer = self.changed(make(parameters), device)
+            optimizer = self.changed(_with(make(parameters), self.options), device)
             program.extras[_MADE] = optimizer
             return optimizer
 
@@ -82,6 +81,19 @@ class OptimizerStep(Technique):
         """The optimizer after further changes; by default, it is unchanged."""
         del device
         return optimizer
+
+
+def _with(optimizer: torch.optim.Optimizer, options: Mapping[str, bool]) -> torch.optim.Optimizer:
+    """The same optimizer, made anew with further options: whoever made it need not take any."""
+    if not options:
+        return optimizer
+    kind = type(optimizer)
+    takes = inspect.signature(kind).parameters
+    words = {name: value for name, value in optimizer.defaults.items() if name in takes}
+    made: torch.optim.Optimizer = kind(
+        [{**group, **options} for group in optimizer.param_groups], **{**words, **options}
+    )
+    return made
 
 
 class Foreach(OptimizerStep):
