@@ -13,7 +13,7 @@ from fault_harness import BACKWARD, FORWARD, TRAIN, Planted, verdict_of
 from torch import Tensor, nn
 from torch.nn import functional
 
-from accelcheck.checks.trial import UNJUDGED
+from accelcheck.checks.trial import IDLE, UNJUDGED
 from accelcheck.core.case import Mode, Verdict, stable_seed
 from accelcheck.core.matrix import Matrix
 from accelcheck.core.registry import UnknownNameError
@@ -121,6 +121,15 @@ def test_what_rounding_errors_alone_decide_is_left_out_and_named(store: Store) -
     record = verdict_of(Store(store.cache.folder / "other"), Eager(), replace(workload, given=False), BACKWARD)
     assert record.verdict is Verdict.ERROR
     assert "grad:conv.bias: the budget of view row is" in record.reason
+
+
+def test_parameters_that_nothing_depends_on_are_named(store: Store) -> None:
+    model = Shifted()
+    model.spare = nn.Linear(2, 2)
+    record = verdict_of(store, Eager(), workload_of(model, (torch.randn(2, 16, 8),)), BACKWARD)
+    assert record.verdict is Verdict.PASS, record.reason
+    (said,) = (one for one in record.evidence if one.claim == IDLE)
+    assert said.observed == "spare.weight, spare.bias"
 
 
 class Shifted(nn.Module):

@@ -205,8 +205,9 @@ def test_whoever_makes_the_optimizer_need_not_take_an_option(store: Store, techn
     )
 
     def made(parameters: Any) -> torch.optim.Optimizer:
-        weights = {"params": [one for one in parameters if one.dim() == 2], "weight_decay": 0.5}
-        return torch.optim.AdamW([weights, {"params": [one for one in parameters if one.dim() == 1]}], lr=0.01)
+        weights: dict[str, Any] = {"params": [one for one in parameters if one.dim() == 2], "weight_decay": 0.5}
+        biases: dict[str, Any] = {"params": [one for one in parameters if one.dim() == 1]}
+        return torch.optim.AdamW([weights, biases], lr=0.01)
 
     own = workload_of(module, (x,), loss=functional.mse_loss, target=target, optimizer=made)
     record = verdict_of(store, technique, own, TRAIN)

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from accelcheck.checks.device_layout import eager_strides
 from accelcheck.checks.trial import (
+    IDLE,
     REDUCED,
     SWITCHED_OFF,
     UNJUDGED,
@@ -195,7 +196,7 @@ class _Run:
                 device.seed(case.seed)
                 result = self.program.run(case.mode)
         self.evidence += (
-            [*evidence, *self._switched_off(), *_unjudged(reference), *_reduced(trial)]
+            [*evidence, *self._switched_off(), *_unjudged(reference), *_reduced(trial), *self._idle(reference)]
             if first
             else absent(self.evidence, evidence, str(draw))
         )
@@ -220,6 +221,14 @@ class _Run:
         found = random_modules(self.trial.problem(self.trial.case.seed).module)
         listed = ", ".join(f"{name}: {what}" for name, what in found.items())
         return [Evidence(SWITCHED_OFF, listed, engaged=True)] if found else []
+
+    def _idle(self, reference: Reference) -> list[Evidence]:
+        """What says which parameters of somebody's own model nothing depends on, where there are any."""
+        if self.trial.case.mode is not Mode.BACKWARD or not self.trial.workload.given:
+            return []
+        asked = (name for name, parameter in self.program.module.named_parameters() if parameter.requires_grad)
+        listed = ", ".join(name for name in asked if f"grad:{name}" not in reference.truth)
+        return [Evidence(IDLE, listed, engaged=True)] if listed else []
 
     def _values(self, result: Result, reference: Reference, draw: Draw) -> Result:
         """Judge a result. Returns it on the CPU; empty where its metadata is wrong."""

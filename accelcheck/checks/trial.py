@@ -33,7 +33,8 @@ if TYPE_CHECKING:
 SWITCHED_OFF = "random modules that drop nothing here"
 UNJUDGED = "tensors that rounding errors alone decide, and that are not judged"
 REDUCED = "how little was computed to judge a model of this size"
-REMARKS = frozenset({SWITCHED_OFF, UNJUDGED, REDUCED})
+IDLE = "parameters that require a gradient and get none"
+REMARKS = frozenset({SWITCHED_OFF, UNJUDGED, REDUCED, IDLE})
 """Claims of observations that say nothing about the technique."""
 
 
