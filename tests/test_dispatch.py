@@ -8,6 +8,7 @@ import pytest
 import torch
 from fault_harness import BACKWARD, FORWARD, verdict_of
 from torch import Tensor, nn
+from torch._subclasses import FakeTensorMode
 
 from accelcheck.core.case import Verdict
 from accelcheck.core.matrix import Matrix
@@ -56,6 +57,16 @@ def test_a_watched_kernel_that_calls_operators_is_autocast_as_it_is_without() ->
     inner = log.having(lambda operator: operator.name == "aten::addmm" and operator.takes(torch.bfloat16))
     assert inner >= 2
     assert FUSED & log.names().keys()
+
+
+def test_kernels_of_nested_and_fake_tensors_stay_theirs() -> None:
+    module, x = encoder(nested=True).eval(), torch.randn(4, 8, 16)
+    with torch.no_grad(), OperatorLog("cpu"):
+        watched = module(x, src_key_padding_mask=MASK)
+    with torch.no_grad():
+        assert torch.equal(watched, module(x, src_key_padding_mask=MASK))
+        with FakeTensorMode(allow_non_fake_inputs=True) as mode, OperatorLog("cpu"):
+            assert encoder().eval()(mode.from_tensor(x)).shape == x.shape
 
 
 def test_a_watched_operator_whose_dtype_autocast_has_chosen_is_not_cast_again() -> None:

@@ -6,7 +6,7 @@ import contextlib
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from accelcheck.devices.torch_names import (
     DispatchKey,
@@ -34,12 +34,17 @@ def called(mode: TorchDispatchMode, func: Any, args: Sequence[Any], kwargs: Mapp
     the mode is given the inner operators too.
     """
     with _as_entered():
-        if func.name() not in FUSED:
+        tensors = [value for value in args if isinstance(value, Tensor)] if func.name() in FUSED else []
+        if not tensors or not all(map(_plain, tensors)):
             return func(*args, **kwargs)
-        device = next(value.device.type for value in args if isinstance(value, Tensor))
-        name = {"cpu": "CPU", "cuda": "CUDA"}.get(device, "PrivateUse1")
+        name = {"cpu": "CPU", "cuda": "CUDA"}.get(tensors[0].device.type, "PrivateUse1")
         with mode:
             return func.redispatch(DispatchKeySet(getattr(DispatchKey, name)), *args, **kwargs)
+
+
+def _plain(tensor: Tensor) -> bool:
+    """Whether the kernel of its device computes it: no subclass, such as the fake tensors of compilers, and nothing nested."""
+    return type(tensor) in {Tensor, nn.Parameter} and not tensor.is_nested and tensor.device.type != "meta"
 
 
 @contextlib.contextmanager
