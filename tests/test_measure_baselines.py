@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from accelcheck.core.files import file_name
 from accelcheck.devices.base import Fingerprint
-from accelcheck.measure.baselines import Baseline, BaselineError, Baselines, Place, file_name, settings
+from accelcheck.measure.baselines import Baseline, BaselineError, Baselines, Place, settings
 from accelcheck.measure.regression import Sample
 
 if TYPE_CHECKING:

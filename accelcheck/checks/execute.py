@@ -16,13 +16,13 @@ from accelcheck.checks.trial import REMARKS, Clock, Finding, Trial
 from accelcheck.core import imports
 from accelcheck.core.capability import Capability, Code, unavailable, unsupported
 from accelcheck.core.case import Case, Figure, Mode, Verdict
+from accelcheck.core.files import file_name
 from accelcheck.core.journal import Record
 from accelcheck.core.plain import text
 from accelcheck.devices.packages import version
 from accelcheck.devices.torch_names import SUPPORTED_TORCH, UnknownTorchError
 from accelcheck.expectations.chips import TRIED, ChipStatement, held, load
 from accelcheck.expectations.ledger import foreseen, outgrown
-from accelcheck.measure.baselines import file_name
 from accelcheck.techniques.base import Unsupported
 
 if TYPE_CHECKING:

@@ -12,11 +12,10 @@ from typing import TYPE_CHECKING, Any
 from accelcheck.commands.common import GREEN, NOTHING, RED, USAGE, add_import, refusal
 from accelcheck.commands.parsing import add_json, examples, print_json
 from accelcheck.core import imports
-from accelcheck.core.files import scratch
+from accelcheck.core.files import file_name, scratch
 from accelcheck.core.matrix import Selection, unknown_case
 from accelcheck.core.words import LEVELS
 from accelcheck.expectations.ledger import Ledger
-from accelcheck.measure.baselines import file_name
 from accelcheck.plugin import registered
 from accelcheck.report import console, results
 

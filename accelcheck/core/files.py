@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import os
+import re
 import shutil
 import subprocess
 import tempfile
@@ -21,6 +22,11 @@ _GUARD = 'cat > /dev/null; for n in 1 2 3 4 5; do rm -rf -- "$0"; [ -e "$0" ] ||
 """What is killed together with this process may write for a moment."""
 PARTIAL = ".partial"
 """Suffix of a file that is being written, or that a killed writer left behind."""
+
+
+def file_name(text: str) -> str:
+    """Reduce a text to lower-case letters, digits, dots and hyphens: a valid file name on every system, and never a path."""
+    return re.sub(r"[^a-z0-9.]+", "-", text.lower()).strip("-.")
 
 
 @contextmanager

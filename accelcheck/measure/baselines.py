@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from filelock import FileLock
 
 from accelcheck.core import bounded, strangers
-from accelcheck.core.files import PARTIAL, replacing
+from accelcheck.core.files import PARTIAL, file_name, replacing
 from accelcheck.core.strangers import quoted
 from accelcheck.measure.regression import Sample
 
@@ -372,8 +372,3 @@ class _Reader:
 def _name(case: str, digest: str) -> str:
     """Name of a baseline's file. An id alone may be too long, and may contain any character."""
     return f"{file_name(case)[:80]}-{digest}{_SUFFIX}"
-
-
-def file_name(text: str) -> str:
-    """Reduce a text to lower-case letters, digits, dots and hyphens: a valid file name on every system, and never a path."""
-    return re.sub(r"[^a-z0-9.]+", "-", text.lower()).strip("-.")

@@ -106,6 +106,10 @@ class RunConfiguration:
         masks = {device.name: device.mask for device in others if device.mask}
         run = cls(selection, statuses, host.autoload, folder, ledgers, loaded, masks, failed)
         resumed = options.resumed(config)
+        if options.value(config, "explain") and resumed is None and options.folder(config, "journal") is None:
+            raise UnknownNameError(
+                "--accel-explain writes beside the journal of the run: give --accel-journal=FILE too"
+            )
         if resumed is None:
             return run
         earlier = resume.finished(resumed, run.facts())

@@ -26,7 +26,7 @@ from accelcheck.report.progress import Progress
 from accelcheck.report.run import counts
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from accelcheck.measure.gate import Gate
@@ -64,6 +64,7 @@ class Controller:
         self.journal = self._begin(path, resumed=resumed is not None) if path is not None else None
         self.running = RunningCases(_terminal(config), self._limit)
         self.progress: Progress | None = None
+        self._started = time.monotonic()
 
     def _begin(self, path: Path, *, resumed: bool) -> Journal:
         journal = Journal(path, resumed=resumed)
@@ -223,6 +224,7 @@ class Controller:
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         """The matrix technique x device, counts, the slowest cases, and what the run did not look at."""
         summary_lines.make_pasteable(terminalreporter)  # pytest writes them after this
+        explained = [*self._explained()]
         if self.refused:
             terminalreporter.write_line(f"ERROR: {self.refused}", red=True)
         for reason in (self.not_loaded | registered.failed(self.config)).values():
@@ -239,11 +241,20 @@ class Controller:
                 os.environ.get(SESSION, ""),
                 self.timed_elsewhere,
             )
-            terminal.summary(terminalreporter, self.run, self.records, self.journal_path, remainder)
+            terminal.summary(terminalreporter, self.run, self.records, self.journal_path, remainder, explained)
         elif not self.cases_collected and not self.config.option.collectonly and (words := options.suite(self.config)):
             self._say(
                 f"no collected test takes accel_case, so nothing was verified; accelcheck's own tests: {shlex.join(words)}"
             )
+
+    def _explained(self) -> Iterator[str]:
+        """Explain what failed, where that was asked for; a line for each cause."""
+        if not options.value(self.config, "explain") or self.journal_path is None or self.cut_off:
+            return
+        from accelcheck.plugin import explanations
+
+        seconds = max(explanations.LEAST, time.monotonic() - self._started)
+        yield from explanations.explain(self.journal_path, self.run.imports, seconds, self._say)
 
     @property
     def cases_collected(self) -> bool:

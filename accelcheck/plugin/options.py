@@ -82,6 +82,12 @@ OPTIONS = (
         "go on with the run of this journal: cases that it holds do not run again, and it gets the records of the others",
         metavar="JOURNAL",
     ),
+    Option(
+        "explain",
+        "at the end explain the first failure of each cause, as `accelcheck explain` does, into a folder beside the journal: for no longer than the "
+        "run itself took",
+        flag=True,
+    ),
     Option("ledger", "further file of expected failures (repeatable)", repeatable=True, metavar="FILE"),
     Option("baseline", "compare times with stored baselines: check, update, new-only or off (default)", metavar="USE"),
     Option("baselines", "folder of the stored baselines (default: `baselines`, beside the ini file)", metavar="FOLDER"),

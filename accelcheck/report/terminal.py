@@ -46,6 +46,7 @@ def summary(
     records: Mapping[str, Record],
     journal: Path | None,
     remainder: Sequence[str],
+    explained: Sequence[str] = (),
 ) -> None:
     """Write the whole summary.
 
@@ -55,6 +56,7 @@ def summary(
         records: By case id.
         journal: File of the journal, if there is one.
         remainder: What the run did not look at, a line each.
+        explained: Causes that were explained, a line each.
     """
     reporter.section("accelcheck")
     found = list(records.values())
@@ -71,6 +73,7 @@ def summary(
         _expected(found),
         _above(found),
         _slowest([record for record in found if record.verdict.executed]),
+        ["explained:", *(f"  {line}" for line in explained)] if explained else [],
     ):
         for line in lines:
             reporter.write_line(escaped(line))

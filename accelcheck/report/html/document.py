@@ -17,6 +17,7 @@ from accelcheck.core.files import replacing
 from accelcheck.core.plain import text
 from accelcheck.core.units import size
 from accelcheck.report.causes import causes, counted, expected
+from accelcheck.report.explained import explained
 from accelcheck.report.html import experiments, figures, payload, tables
 from accelcheck.report.results import ResultsError
 from accelcheck.report.run import BAD_FIRST, labels
@@ -88,6 +89,7 @@ def document(runs: Sequence[DeviceRun], curves: Sequence[CurveResult] = (), clai
         standings=[tables.standing(run, name) for run, name in zip(runs, names, strict=True)],
         causes=found,
         counted=counted,
+        explained=explained(runs, found),
         known=known,
         matrix=tables.matrix(runs),
         speed=speed,
