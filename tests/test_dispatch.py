@@ -12,10 +12,10 @@ from torch._subclasses import FakeTensorMode
 
 from accelcheck.core.case import Verdict
 from accelcheck.core.matrix import Matrix
-from accelcheck.devices.dispatch import FUSED, layer_by_layer
 from accelcheck.techniques.observe import OperatorLog
 from accelcheck.verify.global_state import GlobalState
 from accelcheck.verify.oracle import Store
+from accelcheck.workloads.dispatch import FUSED, layer_by_layer
 from accelcheck.workloads.nested import OwnModelError
 from accelcheck.workloads.own_model import workload_of
 

@@ -55,6 +55,7 @@ def test_every_option_has_an_ini_twin(suite: Suite) -> None:
         *("device", "technique", "workload", "dtype", "case", "level", "shard"),
         *(
             "require",
+            "explain",
             "journal",
             "ledger",
             "probe_timeout",

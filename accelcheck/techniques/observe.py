@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
-from accelcheck.devices.dispatch import called
 from accelcheck.devices.torch_names import DeviceType, TorchDispatchMode, disable_current_modes
+from accelcheck.workloads.dispatch import called
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator

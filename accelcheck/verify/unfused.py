@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from accelcheck.devices.dispatch import layer_by_layer
+from accelcheck.workloads.dispatch import layer_by_layer
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from accelcheck.devices.dispatch import layer_by_layer
 from accelcheck.devices.torch_names import TorchDispatchMode, dropout_base
 from accelcheck.workloads.base import flatten
 from accelcheck.workloads.blocks import blocks_of, called_twice
+from accelcheck.workloads.dispatch import layer_by_layer
 from accelcheck.workloads.quiet import quieted
 
 if TYPE_CHECKING:

@@ -19,9 +19,9 @@ from torch import Tensor, nn
 
 from accelcheck.core.case import Mode, stable_seed
 from accelcheck.core.registry import unknown
-from accelcheck.devices.dispatch import layer_by_layer
 from accelcheck.devices.torch_names import pytree
 from accelcheck.workloads.base import Batch, OptimizerMaker, Problem, Workload
+from accelcheck.workloads.dispatch import layer_by_layer
 from accelcheck.workloads.inspection import alike, found_traits
 from accelcheck.workloads.nested import OwnModelError, Place, Rebuilt, at, tensors_of
 from accelcheck.workloads.own_task import Metric, OwnTask

@@ -12,8 +12,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from accelcheck.core.capability import SUPPORTED, Capability, Code, unavailable, unsupported
 from accelcheck.core.case import Evidence, Mode
-from accelcheck.devices.dispatch import layer_by_layer
 from accelcheck.techniques.base import Technique, Unsupported
+from accelcheck.workloads.dispatch import layer_by_layer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping

@@ -12,10 +12,10 @@ from torch import Tensor
 
 from accelcheck.core.capability import SUPPORTED, Capability, Code, unsupported
 from accelcheck.core.case import Evidence, Mode
-from accelcheck.devices.dispatch import called
 from accelcheck.devices.torch_names import TorchDispatchMode
 from accelcheck.techniques.base import Technique
 from accelcheck.techniques.observe import CONTRACTION, operators
+from accelcheck.workloads.dispatch import called
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

@@ -13,7 +13,6 @@ from torch import nn
 
 from accelcheck.core.capability import SUPPORTED, Capability, Code, unavailable, unsupported
 from accelcheck.core.case import Evidence, Mode
-from accelcheck.devices.dispatch import layer_by_layer
 from accelcheck.techniques.base import Technique
 from accelcheck.techniques.observe import ProfilerLog, operators
 from accelcheck.techniques.quantization.emulation import (
@@ -27,6 +26,7 @@ from accelcheck.techniques.quantization.emulation import (
     replaced,
 )
 from accelcheck.techniques.quantization.footprint import smaller_file
+from accelcheck.workloads.dispatch import layer_by_layer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator

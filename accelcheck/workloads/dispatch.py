@@ -30,16 +30,15 @@ _AUTOCAST = tuple(name for name in dir(DispatchKey) if name.startswith("Autocast
 def called(mode: TorchDispatchMode, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """Call an operator from a mode's ``__torch_dispatch__``.
 
-    A kernel that calls other operators has them cast by an active autocast, as it has without a mode: within one, torch leaves autocast out. Of `FUSED` kernels
-    the mode is given the inner operators too.
+    The operators that a kernel of `FUSED` calls are cast by an active autocast, as they are without a mode: within one, torch leaves autocast out. And the mode
+    is given them too.
     """
-    with _as_entered():
-        tensors = [value for value in args if isinstance(value, Tensor)] if func.name() in FUSED else []
-        if not tensors or not all(map(_plain, tensors)):
-            return func(*args, **kwargs)
-        name = {"cpu": "CPU", "cuda": "CUDA"}.get(tensors[0].device.type, "PrivateUse1")
-        with mode:
-            return func.redispatch(DispatchKeySet(getattr(DispatchKey, name)), *args, **kwargs)
+    tensors = [value for value in args if isinstance(value, Tensor)] if func.name() in FUSED else []
+    if not tensors or not all(map(_plain, tensors)):
+        return func(*args, **kwargs)
+    name = {"cpu": "CPU", "cuda": "CUDA"}.get(tensors[0].device.type, "PrivateUse1")
+    with _as_entered(), mode:
+        return func.redispatch(DispatchKeySet(getattr(DispatchKey, name)), *args, **kwargs)
 
 
 def _plain(tensor: Tensor) -> bool:
