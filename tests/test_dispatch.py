@@ -15,6 +15,7 @@ from accelcheck.core.matrix import Matrix
 from accelcheck.techniques.observe import OperatorLog
 from accelcheck.verify.global_state import GlobalState
 from accelcheck.verify.oracle import Store
+from accelcheck.verify.unfused import unfused
 from accelcheck.workloads.dispatch import FUSED, layer_by_layer
 from accelcheck.workloads.nested import OwnModelError
 from accelcheck.workloads.own_model import workload_of
@@ -59,7 +60,7 @@ def test_a_watched_kernel_that_calls_operators_is_autocast_as_it_is_without() ->
     assert FUSED & log.names().keys()
 
 
-def test_kernels_of_nested_and_fake_tensors_stay_theirs() -> None:
+def test_a_watched_kernel_takes_nested_and_fake_tensors() -> None:
     module, x = encoder(nested=True).eval(), torch.randn(4, 8, 16)
     with torch.no_grad(), OperatorLog("cpu"):
         watched = module(x, src_key_padding_mask=MASK)
@@ -69,14 +70,20 @@ def test_kernels_of_nested_and_fake_tensors_stay_theirs() -> None:
             assert encoder().eval()(mode.from_tensor(x)).shape == x.shape
 
 
-def test_a_watched_operator_whose_dtype_autocast_has_chosen_is_not_cast_again() -> None:
-    x = torch.randn(4, 8)
-    with torch.autocast("cpu", torch.bfloat16), OperatorLog("cpu") as log:
-        with torch.autocast("cpu", enabled=False):
-            assert (x @ x.T).dtype == torch.float32
-        assert (x @ x.T).dtype == torch.bfloat16
-    products = [operator.outputs[0][0] for operator in log.operators if operator.name == "aten::mm"]
-    assert products == [torch.float32, torch.bfloat16]
+def test_a_watched_kernel_is_not_autocast_where_it_is_not_without() -> None:
+    module, x = encoder().eval(), torch.randn(4, 8, 16)
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16), torch.autocast("cpu", enabled=False):
+        plain = module(x)
+        with OperatorLog("cpu"):
+            assert torch.equal(plain, module(x))
+    assert plain.dtype == torch.float32
+
+
+def test_the_oracle_computes_encoder_layers_operator_by_operator() -> None:
+    with torch.no_grad(), unfused(), OperatorLog("cpu") as log:
+        encoder().eval().double()(torch.randn(4, 8, 16, dtype=torch.float64))
+    assert not FUSED & log.names().keys()
+    assert log.names()["aten::bmm"] == 4  # two of each layer
 
 
 @pytest.mark.parametrize(

@@ -41,16 +41,17 @@ def add_import(command: argparse.ArgumentParser) -> None:
     )
 
 
-def add_selection(command: argparse.ArgumentParser) -> None:
-    """Declare ``--device``, ``--import`` and ``--technique``."""
+def add_devices(command: argparse.ArgumentParser, default: str) -> None:
+    """Declare ``--device`` and ``--import`` for a command that takes any number of devices; `default` says which without."""
     command.add_argument(
-        "--device",
-        action="append",
-        default=[],
-        metavar="NAME",
-        help="device; repeatable (default: all that are present)",
+        "--device", action="append", default=[], metavar="NAME", help=f"device; repeatable (default: {default})"
     )
     add_import(command)
+
+
+def add_selection(command: argparse.ArgumentParser) -> None:
+    """Declare ``--device``, ``--import`` and ``--technique``."""
+    add_devices(command, "all that are present")
     command.add_argument(
         "--technique", action="append", default=[], metavar="GLOB", help="techniques by name; repeatable (default: all)"
     )

@@ -6,7 +6,7 @@ import fnmatch
 import sys
 from typing import TYPE_CHECKING, Any
 
-from accelcheck.commands.common import GREEN, add_import
+from accelcheck.commands.common import GREEN, add_devices
 from accelcheck.commands.parsing import add_json, examples, print_json
 from accelcheck.core import imports, matrix
 from accelcheck.core.imports import unknown_device
@@ -42,14 +42,7 @@ def add(commands: Any) -> None:
     what.add_argument(
         "--markdown", action="store_true", help="print docs/techniques.md, which is the same on every machine"
     )
-    listing.add_argument(
-        "--device",
-        action="append",
-        default=[],
-        metavar="NAME",
-        help="devices to ask; repeatable (default: all; for --cases those that are present)",
-    )
-    add_import(listing)
+    add_devices(listing, "all; for --cases those that are present")
     listing.add_argument(
         "--model",
         action="append",

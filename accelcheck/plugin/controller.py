@@ -224,7 +224,6 @@ class Controller:
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         """The matrix technique x device, counts, the slowest cases, and what the run did not look at."""
         summary_lines.make_pasteable(terminalreporter)  # pytest writes them after this
-        explained = [*self._explained()]
         if self.refused:
             terminalreporter.write_line(f"ERROR: {self.refused}", red=True)
         for reason in (self.not_loaded | registered.failed(self.config)).values():
@@ -241,7 +240,9 @@ class Controller:
                 os.environ.get(SESSION, ""),
                 self.timed_elsewhere,
             )
-            terminal.summary(terminalreporter, self.run, self.records, self.journal_path, remainder, explained)
+            terminal.summary(
+                terminalreporter, self.run, self.records, self.journal_path, remainder, [*self._explained()]
+            )
         elif not self.cases_collected and not self.config.option.collectonly and (words := options.suite(self.config)):
             self._say(
                 f"no collected test takes accel_case, so nothing was verified; accelcheck's own tests: {shlex.join(words)}"

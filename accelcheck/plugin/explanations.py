@@ -7,6 +7,8 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
+import pytest
+
 from accelcheck.core.case import Verdict
 from accelcheck.report.causes import causes
 from accelcheck.report.explained import folder_of, text_of
@@ -16,8 +18,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
-USAGE = 4
-"""Exit status of a command that knows no such case, as of somebody's own model."""
 LEAST = 30.0
 """Seconds that all explanations of a run may take, however short it was."""
 
@@ -58,8 +58,8 @@ def explain(journal: Path, imports: Sequence[str], seconds: float, say: Callable
         except subprocess.TimeoutExpired:
             late += 1
             continue
-        if ended.returncode == USAGE:
-            continue
+        if ended.returncode == pytest.ExitCode.USAGE_ERROR:
+            continue  # a case of somebody's own model
         path.write_text(ended.stdout or ended.stderr, encoding="utf-8")
         yield f"{cause.title}: {path}"
     if late:

@@ -430,10 +430,7 @@ class _Oracle:
         """The same; the result may be the parameters themselves, and is good until the next run."""
         return self._ran()
 
-    def _ran(self) -> Result:
-        return self._rounded(contextlib.nullcontext)
-
-    def _rounded(self, update: Callable[[], AbstractContextManager[Any]]) -> Result:
+    def _ran(self, update: Callable[[], AbstractContextManager[Any]] = contextlib.nullcontext) -> Result:
         """Run from the initial state, optimizer steps in a context of their own; what the run alone needs is given back."""
         module, effort = self._program.module, self._effort
 
@@ -480,12 +477,12 @@ class _Oracle:
                 setattr(part, "flips", generator)  # noqa: B010 - nn.Module types its attributes as tensors and modules
         rounding = Rounding(precision, dtype, generator)
         with rounding:
-            return self._rounded(lambda: rounding.at(dtype))
+            return self._ran(lambda: rounding.at(dtype))
 
     def nearest(self, dtype: str) -> Result:
         """With every operator's result rounded to the nearest number of a dtype. As good for as long as `again` is."""
         with Nearest(getattr(torch, dtype)):
-            return self._rounded(contextlib.nullcontext)
+            return self._ran()
 
 
 def _narrowest(value: Tensor) -> Tensor:

@@ -6,7 +6,7 @@ import contextlib
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from accelcheck.devices.torch_names import (
     DispatchKey,
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 FUSED = frozenset({"aten::_transformer_encoder_layer_fwd", "aten::_native_multi_head_attention"})
 """Kernels that call other operators: of `torch.nn.TransformerEncoderLayer` and `torch.nn.MultiheadAttention` in evaluation mode without gradients,
 which torch calls their fast path."""
-_AUTOCAST = tuple(name for name in dir(DispatchKey) if name.startswith("Autocast") and name != "AutocastFunctionality")
+_AUTOCAST = tuple(name for name in dir(DispatchKey) if name.startswith("Autocast"))
 
 
 def called(mode: TorchDispatchMode, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
@@ -33,17 +33,12 @@ def called(mode: TorchDispatchMode, func: Any, args: Sequence[Any], kwargs: Mapp
     The operators that a kernel of `FUSED` calls are cast by an active autocast, as they are without a mode: within one, torch leaves autocast out. And the mode
     is given them too.
     """
-    tensors = [value for value in args if isinstance(value, Tensor)] if func.name() in FUSED else []
-    if not tensors or not all(map(_plain, tensors)):
+    if func.name() not in FUSED:
         return func(*args, **kwargs)
-    name = {"cpu": "CPU", "cuda": "CUDA"}.get(tensors[0].device.type, "PrivateUse1")
+    device = next(value.device.type for value in args if isinstance(value, Tensor))
+    name = {"cpu": "CPU", "cuda": "CUDA"}.get(device, "PrivateUse1")  # torch takes the fast path on no other device
     with _as_entered(), mode:
         return func.redispatch(DispatchKeySet(getattr(DispatchKey, name)), *args, **kwargs)
-
-
-def _plain(tensor: Tensor) -> bool:
-    """Whether the kernel of its device computes it: no subclass, such as the fake tensors of compilers, and nothing nested."""
-    return type(tensor) in {Tensor, nn.Parameter} and not tensor.is_nested and tensor.device.type != "meta"
 
 
 @contextlib.contextmanager
