@@ -15,7 +15,6 @@ from accelcheck.core.case import Evidence, Mode
 from accelcheck.devices.torch_names import TorchDispatchMode
 from accelcheck.techniques.base import Technique
 from accelcheck.techniques.observe import CONTRACTION, operators
-from accelcheck.workloads.dispatch import called
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -74,7 +73,7 @@ class _NumpyProducts(TorchDispatchMode):  # type: ignore[no-untyped-call]  # tor
     ) -> Any:
         name, _, overload = func.name().partition(".")
         if name not in PRODUCTS or overload:
-            return called(self, func, args, kwargs or {})
+            return func(*args, **(kwargs or {}))
         self._computed[name] += 1
         arrays = [value.detach().numpy() if isinstance(value, Tensor) else value for value in args]
         with np.errstate(all="ignore"):  # no warnings for NaN and infinities, which are checked in the results
