@@ -32,9 +32,9 @@ from accelcheck.checks.trial import Trial
 from accelcheck.core.case import Case, Mode
 from accelcheck.core.matrix import Matrix
 from accelcheck.devices.torch_names import get_current_dispatch_mode_stack
-from accelcheck.experiments.explain import runs, text
-from accelcheck.experiments.explain.explain import explain
-from accelcheck.experiments.explain.script import LINES, OperatorScript
+from accelcheck.explain import runs, text
+from accelcheck.explain.explain import explain
+from accelcheck.explain.script import LINES, OperatorScript
 from accelcheck.plugin import registered
 from accelcheck.selftest import runner
 from accelcheck.selftest.faults import plant
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from accelcheck.checks.execute import Bench
-    from accelcheck.experiments.explain.explain import Explanation
+    from accelcheck.explain.explain import Explanation
     from accelcheck.selftest.runner import PlantedRow
 
 SLOW = 20.0

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import json
+import os
+import re
+import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -20,11 +24,13 @@ from accelcheck.core.capability import Capability, Code, unsupported
 from accelcheck.core.case import Case, Mode, Verdict
 from accelcheck.core.journal import Record
 from accelcheck.core.matrix import Matrix
-from accelcheck.experiments.explain import compiled, layers
-from accelcheck.experiments.explain.explain import difference, explain, failing_draws
-from accelcheck.experiments.explain.operators import Seen
-from accelcheck.experiments.explain.places import ModelPlace
-from accelcheck.experiments.explain.text import all_named, as_json, report
+from accelcheck.explain import compiled, layers
+from accelcheck.explain.alone import alone
+from accelcheck.explain.explain import difference, explain, failing_draws
+from accelcheck.explain.operators import Seen
+from accelcheck.explain.places import ModelPlace
+from accelcheck.explain.smallest import Shrinker
+from accelcheck.explain.text import all_named, as_json, report
 from accelcheck.plugin import registered
 from accelcheck.report.console import plain
 from accelcheck.selftest.faults.plant import calling, editing, kernels, nothing
@@ -38,7 +44,9 @@ if TYPE_CHECKING:
 
     from accelcheck.checks.execute import Bench
     from accelcheck.devices.base import Device
-    from accelcheck.experiments.explain.explain import Explanation
+    from accelcheck.explain.calls import OperatorCall
+    from accelcheck.explain.explain import Explanation
+    from accelcheck.explain.smallest import Smallest
     from accelcheck.selftest.faults.base import Change
     from accelcheck.workloads.base import Program
 
@@ -281,10 +289,18 @@ class Refusing(Named):
 def installed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(command, "refusal", lambda name: None if name == "cpu" else f"no {name} found")
-    monkeypatch.setattr(registered, "here", lambda: None)
+    monkeypatch.setattr(registered, "here", lambda _: None)
     monkeypatch.setattr(registered, "matrix", Registered.matrix)
     monkeypatch.setattr(registered, "device", lambda _: Bed())
-    Registered.techniques = [Named("eager", nothing), Named("wrong", WRONG), Refusing("refusing", nothing)]
+    Registered.techniques = [
+        Named("eager", nothing),
+        Named("wrong", WRONG),
+        Refusing("refusing", nothing),
+        Named("aborting", kernels(mm=lambda *_, **__: os.abort())),
+        Named("hanging", kernels(mm=lambda *_, **__: time.sleep(1e6))),
+        Named("early", lambda _: os.abort()),
+        Named("late", editing(lambda _: os.abort())),
+    ]
     yield tmp_path
     Registered.techniques = []
 
@@ -332,6 +348,67 @@ def test_a_case_that_is_not_there_is_said_not_to_be(
 ) -> None:
     assert cli.main(["explain", word]) == code
     assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("name", "verdict", "end"),
+    [
+        ("aborting", "crash", "died of SIGABRT"),
+        ("hanging", "hang", "ran for longer than 3 s and was killed"),
+    ],
+)
+def test_the_operator_that_was_running_when_a_process_ended_is_named(
+    installed: Path, capsys: pytest.CaptureFixture[str], name: str, verdict: str, end: str
+) -> None:
+    assert cli.main(["explain", ID.format(name), "--timeout=3"]) == RED
+    out = capsys.readouterr().out
+    assert f"{ID.format(name)}: {verdict}\n  the process that ran it {end}" in out
+    assert re.search(rf"{name} on cpu +technique +{verdict} .* its process {end}", out)
+    assert "=> technique" in out
+    assert "aten::mm, number 1: it had begun, and not returned" in out
+    (script,) = installed.glob("explain-*.py")
+    assert f"{script}: with the inputs of the case\nrun alone, it exits with 0 (the operator returns alone" in out
+
+
+@pytest.mark.usefixtures("installed")
+def test_what_ends_a_process_between_operators_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["explain", ID.format("early"), "--no-layers"]) == RED
+    assert "none had begun: what ends the process is what the technique does before" in capsys.readouterr().out
+    assert cli.main(["explain", ID.format("late"), "--no-layers", "--json"]) == RED
+    found = json.loads(capsys.readouterr().out)
+    assert (found["verdict"], found["script"]) == ("crash", None)
+    assert found["ended"]["returned"] is True
+    assert found["named"] == [found["ended"]["operator"]]
+
+
+def test_a_script_ends_its_own_process_where_the_operator_does(tmp_path: Path) -> None:
+    path = tmp_path / "script.py"
+    path.write_text("import os\nos.abort()\n")
+    assert alone(path, {}) == "run alone, it died of SIGABRT"
+    path.write_text("import time\ntime.sleep(100)\n")
+    assert alone(path, {}, 0.5) == "run alone, it ran for longer than 0.5 s and was killed"
+    path.write_text("print(1)\nraise SystemExit(3)\n")
+    assert alone(path, {3: "three"}) == "run alone, it exits with 3 (three): 1"
+
+
+@pytest.mark.usefixtures("installed")
+def test_a_smaller_case_that_ends_the_process_costs_the_shrinking_alone(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Shrinker, "shrink", shrunk_if_there_is_time)
+    assert cli.main(["explain", ID.format("wrong"), "--no-layers"]) == RED
+    out = capsys.readouterr().out
+    assert "aten::mm, number " in out
+    assert "note: not shrunk: the process that explained it died of SIGABRT" in out
+
+
+SHRINK = Shrinker.shrink
+
+
+def shrunk_if_there_is_time(self: Shrinker, call: OperatorCall) -> Smallest | None:
+    if self._end > time.monotonic():
+        os.abort()
+    return SHRINK(self, call)
 
 
 def test_modes_without_an_fp64_oracle_are_said_to_have_none(store: Store) -> None:

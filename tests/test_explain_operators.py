@@ -11,16 +11,16 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from accelcheck.devices.torch_names import TorchDispatchMode
-from accelcheck.experiments.explain.budgets import OperatorBudgets
-from accelcheck.experiments.explain.calls import OperatorCall
-from accelcheck.experiments.explain.holding import NoTruthError
-from accelcheck.experiments.explain.operators import Recompute, together
-from accelcheck.experiments.explain.places import Places
+from accelcheck.explain.budgets import OperatorBudgets
+from accelcheck.explain.calls import OperatorCall
+from accelcheck.explain.holding import NoTruthError
+from accelcheck.explain.operators import Recompute, together
+from accelcheck.explain.places import Places
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from accelcheck.experiments.explain.operators import OperatorTrace
+    from accelcheck.explain.operators import OperatorTrace
 
 SEEDS = range(4)
 OPERATORS = 12

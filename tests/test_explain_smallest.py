@@ -11,10 +11,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from accelcheck.experiments.explain.budgets import OperatorBudgets
-from accelcheck.experiments.explain.calls import OperatorCall
-from accelcheck.experiments.explain.script import LINES, OperatorScript
-from accelcheck.experiments.explain.smallest import Shrinker, Smallest, elements
+from accelcheck.explain.budgets import OperatorBudgets
+from accelcheck.explain.calls import OperatorCall
+from accelcheck.explain.script import LINES, OperatorScript
+from accelcheck.explain.smallest import Shrinker, Smallest, elements
 from accelcheck.selftest.faults.plant import Kernels
 
 if TYPE_CHECKING:

@@ -38,6 +38,7 @@ LEVELS = (
     {"checks"},
     {"suite"},
     {"report"},
+    {"explain"},
     {"plugin"},
     {"experiments", "selftest"},
     {"commands", "api"},

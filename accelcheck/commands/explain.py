@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -17,18 +16,15 @@ from accelcheck.core.matrix import Selection, unknown_case
 from accelcheck.core.words import LEVELS
 from accelcheck.expectations.ledger import Ledger
 from accelcheck.plugin import registered
-from accelcheck.report import console, results
+from accelcheck.report import console
 
 if TYPE_CHECKING:
     import argparse
 
-    from accelcheck.devices.base import Device
-    from accelcheck.experiments.explain.explain import Explanation
+    from accelcheck.explain.apart import Told
 
 PARTS = 5
 """Of a case id: technique, workload, device, dtype, mode."""
-SECONDS = 300.0
-"""That a script may take."""
 
 
 def add(commands: Any) -> None:
@@ -50,6 +46,19 @@ def add(commands: Any) -> None:
         help="where the script is written, its data beside it (default: explain-CASE.py in this folder)",
     )
     command.add_argument(
+        "--model",
+        action="append",
+        default=[],
+        metavar="FILE:FUNCTION",
+        help="the model of a case of accelcheck check, or of a run with --accel-model; repeatable",
+    )
+    command.add_argument(
+        "--timeout",
+        type=float,
+        metavar="SECONDS",
+        help="that the case may take before it is a hang; 0: no limit (default: by its level, as in a run)",
+    )
+    command.add_argument(
         "--no-layers", action="store_true", help="do not run the other layers, of which compilers take seconds"
     )
     add_json(command)
@@ -57,6 +66,7 @@ def add(commands: Any) -> None:
         command,
         ("accelcheck explain eager/mlp/cuda/bfloat16/backward", "a case that a report calls failed"),
         ("accelcheck explain eager/mlp/toy/float32/forward --import toy_backend", "on a backend that is imported"),
+        ("accelcheck explain amp-bf16/model/cpu/float32/forward --model model.py:make", "of a model of your own"),
     )
     command.set_defaults(run=_explain)
 
@@ -76,75 +86,51 @@ def _explain(given: argparse.Namespace) -> int:
     os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
     script = given.script or Path(f"explain-{file_name(given.case)}.py")
     with tempfile.TemporaryDirectory(prefix="files-", dir=scratch()) as folder:
-        device = registered.device(parts[2])
-        found = _found(given, device, Path(folder))
-    from accelcheck.experiments.explain import text
-
-    said = [] if not found.failed else _written(found, script, device)
+        told = _told(given, parts[2], script.absolute(), Path(folder))
     if given.json:
-        print_json("explain", {**text.as_json(found), "script": str(script) if said else None})
+        print_json("explain", {**told.facts, "script": str(script) if told.script else None})
     else:
-        console.show([*text.report(found), *said, *_ending(found, device)])
-    if found.failed:
+        console.show(told.lines)
+    if told.failed:
         return RED
-    return GREEN if found.record.verdict.executed else NOTHING
+    return GREEN if told.verdict.executed else NOTHING
 
 
-def _found(given: argparse.Namespace, device: Device, folder: Path) -> Explanation:
+def _told(given: argparse.Namespace, name: str, script: Path, folder: Path) -> Told:
     from accelcheck.checks.execute import Bench
     from accelcheck.core.capability import SUPPORTED
+    from accelcheck.core.clean_process import CleanProcessError
     from accelcheck.devices.base import Status
-    from accelcheck.experiments.explain.explain import explain
+    from accelcheck.explain.apart import Asked, explained, explained_here
     from accelcheck.verify.cache import clean_process
     from accelcheck.verify.oracle import Store
 
-    matrix = registered.matrix(registered.here())
-    selection = Selection((device.name,), cases=(given.case,), level=max(LEVELS))
+    device = registered.device(name)
+    matrix = registered.matrix(registered.here(tuple(given.model)))
+    selection = Selection((name,), cases=(given.case,), level=max(LEVELS))
     matrix.check(selection)
     (case,) = matrix.cases(selection)
-    store = Store(folder, clean_process(matrix.parts()))
-    bench = Bench(matrix, {device.name: device}, {device.name: Status(device.name, SUPPORTED)}, store, Ledger())
-    say = lambda step: print(f"  {step} ...", file=sys.stderr, flush=True)  # noqa: E731 - one line, for one call
-    return explain(bench, case, say, with_layers=not given.no_layers)
 
+    def bench(store: Store) -> Bench:
+        return Bench(matrix, {name: device}, {name: Status(name, SUPPORTED)}, store, Ledger())
 
-def _written(found: Explanation, path: Path, device: Device) -> list[str]:
-    """Write the script and run it; what is said of it."""
-    if found.smallest is None or found.culprit is None:
-        return []
-    from accelcheck.experiments.explain.script import OperatorScript
+    def make() -> Bench:
+        return bench(Store(folder, clean_process(matrix.parts())))
 
-    title = f"{found.culprit.operator} is wrong on {device.name}; found by: accelcheck explain {found.record.case.id}"
-    OperatorScript(found.smallest, str(device.torch_device()), title, imports.announced()).write(path)
-    shapes = ", ".join(
-        f"{str(one.dtype).removeprefix('torch.')}{list(one.shape)}" for one in found.smallest.call.tensors()
+    asked = Asked(
+        make,
+        case,
+        script,
+        layers=not given.no_layers,
+        limit=given.timeout,
+        imports=imports.announced(),
+        steps=os.dup(2),  # the fork has another standard error
     )
-    values = {"ones": "of ones", "normal": "of normal numbers from a seed", "given": "with the numbers of the case"}
-    head = f"\nThe smallest case\n{path}: {shapes}, {values[found.smallest.values]} ({found.smallest.steps} smaller cases tried)"
-    folders = os.pathsep.join(filter(None, [str(Path.cwd()), os.environ.get("PYTHONPATH", "")]))
     try:
-        ended = subprocess.run(  # noqa: S603 - a script that was just written here, by this interpreter
-            [sys.executable, path.name],
-            env={**os.environ, "PYTHONPATH": folders},
-            cwd=path.parent,
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=SECONDS,
-        )
-    except subprocess.TimeoutExpired:
-        return [head, f"run alone, it had not ended after {SECONDS:g} s"]
-    last = next(reversed((ended.stdout or ended.stderr).strip().splitlines()), "it printed nothing")
-    meaning = {0: "the operator is right alone: what ran before it, or beside it, matters", 1: "the fault is there"}
-    return [head, f"run alone, it exits with {ended.returncode} ({meaning.get(ended.returncode, 'an error')}): {last}"]
-
-
-def _ending(found: Explanation, device: Device) -> list[str]:
-    if not found.failed:
-        return []
-    case, explanation = found.seconds
-    times = f"{explanation / case:.1f} times the case's {case:.1f} s" if case else ""
-    return ["", results.identity(device.fingerprint()), f"explained in {explanation:.1f} s, {times}"]
+        return explained(asked, bench(Store(folder)))
+    except CleanProcessError as error:
+        print(f"accelcheck: a crash or hang of the case ends this process too: {error}", file=sys.stderr)
+        return explained_here(asked)
 
 
 COMMANDS = (add,)

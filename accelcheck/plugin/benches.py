@@ -50,22 +50,21 @@ def bench(
     devices = run.devices(config)
     chips = {name: status.fingerprint.chip for name, status in run.statuses.items() if status.fingerprint is not None}
     ledger = replace(Ledger.load((*shipped(run.selection.devices), *run.ledgers)), chips=chips)
-
-    def made(store: Store, elsewhere: Supervisor | None = None, gate: Gate | None = None) -> Bench:
-        traces = options.folder(config, "profile")
-        return Bench(matrix, devices, run.statuses, store, ledger, gate, traces, elsewhere)
-
-    def with_clean() -> Store:
-        clean = clean_process(matrix.parts())
-        close(clean.close)
-        return Store(folder, clean, options.effort(config))
-
+    traces = options.folder(config, "profile")
+    plain = Bench(matrix, devices, run.statuses, Store(folder, effort=options.effort(config)), ledger, traces=traces)
     chosen = [devices[name] for name in run.selection.devices]
-    supervisor = _supervisor(config, chosen, lambda: made(with_clean()).found)
+    supervisor = _supervisor(config, chosen, lambda: judging(plain, close).found)
     if supervisor is None:
-        return made(with_clean(), gate=gate)
+        return replace(judging(plain, close), gate=gate)
     close(supervisor.close)
-    return made(Store(folder, effort=options.effort(config)), supervisor, gate)
+    return replace(plain, gate=gate, elsewhere=supervisor)
+
+
+def judging(plain: Bench, close: Callable[[Callable[[], None]], object]) -> Bench:
+    """The bench with a process that computes references, for the process in which cases run; `close` takes what ends that."""
+    clean = clean_process(plain.matrix.parts())
+    close(clean.close)
+    return replace(plain, store=Store(plain.store.cache.folder, clean, plain.store.word))
 
 
 def _supervisor(

@@ -229,7 +229,8 @@ class Controller:
         for reason in (self.not_loaded | registered.failed(self.config)).values():
             terminalreporter.write_line(escaped_lines(f"accelcheck: not loaded: {reason}"), yellow=True)
         if self.records and not self.cases_collected and not self.run.earlier:  # of tests of models alone
-            terminal.brief(terminalreporter, [*self.records.values()], self.journal_path)
+            explained = [*self._explained()]
+            terminal.brief(terminalreporter, [*self.records.values()], self.journal_path, explained)
         elif self.records or self.asked:
             remainder = coverage.lines(
                 self.run,
@@ -254,8 +255,11 @@ class Controller:
             return
         from accelcheck.plugin import explanations
 
-        seconds = max(explanations.LEAST, time.monotonic() - self._started)
-        yield from explanations.explain(self.journal_path, self.run.imports, seconds, self._say)
+        took = time.monotonic() - self._started
+        words = [f"--import={name}" for name in self.run.imports]
+        words += [f"--model={spec}" for spec, _ in options.models(self.config)]
+        seconds, since = max(explanations.LEAST, took), time.time() - took
+        yield from explanations.explain(self.journal_path, words, seconds, since, self._say)
 
     @property
     def cases_collected(self) -> bool:

@@ -6,6 +6,7 @@ import fnmatch
 import re
 import shlex
 import tempfile
+import time
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -22,6 +23,7 @@ from accelcheck.expectations.limits import Limit
 from accelcheck.measure.gate import Use
 from accelcheck.plugin import benches, configuration, options
 from accelcheck.plugin.marks import Words, WordsError
+from accelcheck.plugin.own_explanations import OWN, OwnExplanations
 from accelcheck.report.advice import advice
 from accelcheck.report.console import escaped_lines, plain
 from accelcheck.report.message import explain
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from accelcheck.checks.execute import Bench
     from accelcheck.core.journal import Record
     from accelcheck.workloads.base import OptimizerMaker, Workload
     from accelcheck.workloads.own_task import Metric
@@ -238,16 +241,27 @@ class Accel:
         gate = replace(configuration.gate(config, run), use=Use.OFF)
         gate.limits += limits
         with ExitStack() as ended, tempfile.TemporaryDirectory(prefix="model-", dir=run.folder) as folder:
+            began = time.monotonic()
             bench = benches.bench(config, run, matrix, Path(folder), ended.callback, gate)
             records = []
             for case in cases:
                 records.append(bench.run(case))
                 if bench.elsewhere is not None and (printed := bench.elsewhere.printed()):
                     print(escaped_lines(printed))
+            why = self._explained(bench, records, time.monotonic() - began)
         found = Checked(tuple(records), refused)
         self._keep(records)
-        self._end(found)
+        self._end(found, why)
         return found
+
+    def _explained(self, bench: Bench, records: Sequence[Record], seconds: float) -> list[str]:
+        """Explain failures where that was asked for; a line for each."""
+        config = self._request.config
+        if not options.value(config, "explain"):
+            return []
+        own = config.stash.setdefault(OWN, OwnExplanations())
+        own.worked += seconds
+        return [*own.explain(config, bench, records)]
 
     def _selection(self, asked: Words) -> Selection:
         own = self._run.selection
@@ -271,8 +285,12 @@ class Accel:
             return "no device is present"
         return f"no technique of level {selection.level} has a case of this kind: give a higher level, or other dtypes"
 
-    def _end(self, found: Checked) -> None:
+    def _end(self, found: Checked, why: Sequence[str]) -> None:
         """Fail the test where a case is wrong; skip it where none ran.
+
+        Args:
+            found: Of the check.
+            why: Where explanations are.
 
         Raises:
             pytest.fail.Exception, pytest.skip.Exception: As said.
@@ -282,7 +300,7 @@ class Accel:
         if wrong:
             shown = [explain(record, command=command) for record in wrong[:EXPLAINED]]
             shown += [f"{record.case.id}: {record.verdict}" for record in wrong[EXPLAINED:]]
-            pytest.fail("\n\n".join([*shown, str(found)]), pytrace=False)
+            pytest.fail("\n\n".join([*shown, *why, str(found)]), pytrace=False)
         if not any(record.verdict.executed for record in found.records):
             reasons = dict.fromkeys(f"{record.case.technique}: {record.reason}" for record in found.records)
             pytest.skip(escaped_lines("; ".join(reasons)))

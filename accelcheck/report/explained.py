@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,6 +15,7 @@ if TYPE_CHECKING:
     from accelcheck.report.causes import Cause
     from accelcheck.report.run import DeviceRun
 
+TEXT = ".txt"
 MOST = 64 * 1024
 """Bytes of a text that are read: the folder may be a stranger's."""
 
@@ -24,19 +27,34 @@ def folder_of(journal: Path) -> Path:
 
 def text_of(folder: Path, case: str) -> Path:
     """The file with the explanation of a case; the script has its name, with ``.py``."""
-    return folder / f"{file_name(case)}.txt"
+    return folder / f"{file_name(case)}{TEXT}"
 
 
-def explained(runs: Sequence[DeviceRun], found: Iterable[Cause]) -> Mapping[str, str]:
-    """The explanations that lie beside the journals, by the id of the case that stands for its cause."""
+@dataclass(frozen=True, slots=True)
+class Explained:
+    """A case that was explained, and the text."""
+
+    case: str
+    text: str
+
+
+def explained(runs: Sequence[DeviceRun], found: Iterable[Cause]) -> Mapping[str, Explained]:
+    """The explanations that lie beside the journals, by the id of the case that stands for its cause: of that case, or else of another one."""
     folders = [folder_of(Path(source)) for run in runs for source in run.sources]
-    texts: dict[str, str] = {}
-    for cause in found:
-        for folder in folders:
-            path = text_of(folder, cause.example.case.id)
-            try:
-                with path.open("rb") as file:
-                    texts[cause.example.case.id] = file.read(MOST).decode("utf-8", errors="replace")
-            except OSError:
+    names = {path.name: path for folder in reversed(folders) for path in _texts(folder)}
+    texts: dict[str, Explained] = {}
+    for cause in found if names else ():
+        for case in (cause.example.case.id, *(record.case.id for _, record in cause.cases)):
+            path = names.get(f"{file_name(case)}{TEXT}")
+            if path is None:
                 continue
+            with suppress(OSError), path.open("rb") as file:
+                texts[cause.example.case.id] = Explained(case, file.read(MOST).decode("utf-8", errors="replace"))
+                break
     return texts
+
+
+def _texts(folder: Path) -> list[Path]:
+    with suppress(OSError):
+        return [*folder.glob(f"*{TEXT}")]
+    return []

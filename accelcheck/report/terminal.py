@@ -73,7 +73,7 @@ def summary(
         _expected(found),
         _above(found),
         _slowest([record for record in found if record.verdict.executed]),
-        ["explained:", *(f"  {line}" for line in explained)] if explained else [],
+        _listed(explained),
     ):
         for line in lines:
             reporter.write_line(escaped(line))
@@ -89,23 +89,33 @@ def summary(
         reporter.write_line(escaped(line))
 
 
-def brief(reporter: pytest.TerminalReporter, records: Sequence[Record], journal: Path | None = None) -> None:
+def brief(
+    reporter: pytest.TerminalReporter,
+    records: Sequence[Record],
+    journal: Path | None = None,
+    explained: Sequence[str] = (),
+) -> None:
     """Write the matrix, times and totals of cases that tests of models have had.
 
     Args:
         reporter: Of the run.
         records: In their order.
         journal: File of the journal, if there is one.
+        explained: As of `summary`.
     """
     reporter.section("accelcheck")
     devices = tuple(dict.fromkeys(record.case.device for record in records))
-    for lines in (matrix(list(records), devices), speed.lines(records), [_totals(records)]):
+    for lines in (matrix(list(records), devices), speed.lines(records), _listed(explained), [_totals(records)]):
         for line in lines:
             reporter.write_line(escaped(line))
         if lines:
             reporter.write_line("")
     if journal is not None:
         reporter.write_line(escaped(f"journal: {journal}"))
+
+
+def _listed(explained: Sequence[str]) -> list[str]:
+    return ["explained:", *(f"  {line}" for line in explained)] if explained else []
 
 
 def _totals(records: Sequence[Record]) -> str:

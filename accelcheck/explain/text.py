@@ -5,14 +5,15 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from accelcheck.explain.explain import ENDED
 from accelcheck.report.console import Table
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from accelcheck.experiments.explain.compiled import Region
-    from accelcheck.experiments.explain.explain import Explanation, OperatorDifference
-    from accelcheck.experiments.explain.operators import Culprit, Seen
+    from accelcheck.explain.compiled import Region
+    from accelcheck.explain.explain import Explanation, OperatorDifference
+    from accelcheck.explain.operators import Culprit, Seen
 
 FAULTS = 5
 """Lines of the verdict, figures of an operator, and operators of a difference that are printed."""
@@ -44,6 +45,10 @@ def report(found: Explanation) -> Iterator[str | Table]:
 
 
 def _operator(found: Explanation) -> Iterator[str | Table]:
+    if found.record.verdict in ENDED and not found.notes:
+        yield "\nWhich operator"
+        yield from _ended(found)
+        return
     trace = found.trace
     if trace is None:
         return
@@ -62,6 +67,19 @@ def _operator(found: Explanation) -> Iterator[str | Table]:
         yield from _difference(found.difference)
     for (name, why), count in sorted(trace.skipped.items()):
         yield f"not judged: {name} x{count}: {why}"
+
+
+def _ended(found: Explanation) -> Iterator[str]:
+    one = found.ended
+    if one is None:
+        yield "none had begun: what ends the process is what the technique does before the model runs"
+        return
+    when = "the last one that had returned" if one.returned else "it had begun, and not returned"
+    yield f"{one.operator}, number {one.number + 1}: {when}"
+    yield f"  in {one.place}"
+    yield from (f"  tensor {number}: {shape}" for number, shape in enumerate(one.inputs))
+    if one.options:
+        yield f"  with {one.options}"
 
 
 def _region(one: Region) -> Iterator[str]:
@@ -94,6 +112,8 @@ def all_named(found: Explanation) -> list[str]:
     """The operator that an explanation names, with its namespace, or those of eager that the technique first replaced; empty for none."""
     if found.culprit is not None:
         return [found.culprit.operator]
+    if found.ended is not None:
+        return [found.ended.operator]
     if found.region is not None:
         return [found.region.operator]
     return [] if found.difference is None else [one.operator for one in found.difference.eager]
@@ -125,6 +145,7 @@ def as_json(found: Explanation) -> dict[str, Any]:
             "options": one.options,
             "faults": [asdict(fault) for fault in one.faults],
         },
+        "ended": None if found.ended is None else asdict(found.ended),
         "compiled": None if found.region is None else asdict(found.region),
         "notes": found.notes,
         "seconds": {"case": found.seconds[0], "explanation": found.seconds[1]},

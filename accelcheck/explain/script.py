@@ -2,32 +2,28 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 import re
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import torch
-from torch import Tensor
-
-from accelcheck.experiments.explain import tensor_file
-from accelcheck.experiments.explain.calls import aside, memory
-from accelcheck.experiments.explain.smallest import SEED, elements
+from accelcheck.explain import tensor_file
+from accelcheck.explain.calls import aside
+from accelcheck.explain.source import DATA, Tensors, expression, written
 from accelcheck.verify.precision import SMALLEST_SUBNORMAL, UNIT_ROUNDOFF
 from accelcheck.verify.views import NEGLIGIBLE, OUTLIERS, TAIL, TILE
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
     from pathlib import Path
 
+    import torch
+
     from accelcheck.core.case import Figure
-    from accelcheck.experiments.explain.calls import OperatorCall
-    from accelcheck.experiments.explain.smallest import Smallest
+    from accelcheck.explain.calls import OperatorCall
+    from accelcheck.explain.smallest import Smallest
 
 LINES = 40
 """A script has no more."""
-LITERAL = 24
-"""Numbers that are written into the script; more go into a file beside it."""
 
 _VIEWS = {
     "element": ["measured = max(map(abs, e)) / rms"],
@@ -78,13 +74,14 @@ class OperatorScript:
         self.device = device
         self.title = title
         self.imports = imports
-        self.data: dict[str, Tensor] = {}
+        self.tensors = Tensors(smallest.call.tensors(), smallest.values)
+        self.data = self.tensors.data
         self.path, self.view, self.allowed = _telling(smallest)
 
     def text(self, file: str) -> str:
         """The script. `file` is the name of the file that `data` is written to, where there is any."""
         call = self.smallest.call
-        inputs, truth = [*self._inputs()], self._truth()
+        inputs, truth = [*self.tensors.made()], self._truth()
         lines = [
             f'"""{self.title}"""',
             *(["import json"] if self.data else []),
@@ -98,7 +95,7 @@ class OperatorScript:
             *truth,
             *_listing(self.view),
             *(f"import {name}  # after FP64: what it changes is under test" for name in self.imports),
-            *self._moves(),
+            *self.tensors.moved(),
             *_picked(call, self.path, "t"),
             "g = flat(got.cpu().tolist())",
             *(_NUMERIC if self.view in _VIEWS else ()),
@@ -111,48 +108,7 @@ class OperatorScript:
 
     def write(self, path: Path) -> None:
         """Write the script, and its data beside it."""
-        data = path.with_suffix(".safetensors")
-        text = self.text(data.name)
-        if self.data:
-            data.write_bytes(tensor_file.packed(self.data))
-        path.write_text(text, encoding="utf-8")
-
-    def _inputs(self) -> Iterator[str]:
-        """Lines that make the list `t` of the operator's tensors, in order."""
-        call, values = self.smallest.call, self.smallest.values
-        few = elements(call) <= LITERAL
-        if values == "normal":
-            yield f"g = torch.Generator().manual_seed({SEED})"
-        yield "t = []"
-        for number, one in enumerate(call.tensors()):
-            plain = one.is_contiguous() and not one.storage_offset()
-            with aside():
-                held = (one.reshape(-1) if plain else memory(one)).detach().cpu()
-            dtype = str(one.dtype)
-            shape = list(one.shape) if plain else [held.numel()]
-            if one.is_floating_point() and values == "ones":
-                made = f"torch.ones({shape}, dtype={dtype})"
-            elif one.is_floating_point() and values == "normal":
-                made = f"torch.randn({shape}, generator=g).to({dtype})"
-            elif few:
-                made = f"torch.tensor({_list(held)}, dtype={dtype}).reshape({shape})"
-            else:
-                self.data[f"t{number}"] = held.clone()
-                made = f'read("t{number}").reshape({shape})'
-            if not plain:
-                made += f".as_strided({list(one.shape)}, {list(one.stride())}, {one.storage_offset()})"
-            yield f"t.append({made})"
-
-    def _moves(self) -> Iterator[str]:
-        """Lines that move the tensors to the device, in their strides."""
-        for number, one in enumerate(self.smallest.call.tensors()):
-            if one.device.type == "cpu":
-                continue
-            if one.is_contiguous() and not one.storage_offset():
-                yield f"t[{number}] = t[{number}].to(device)"
-            else:
-                view = f"{list(one.shape)}, {list(one.stride())}, {one.storage_offset()}"
-                yield f"t[{number}] = t[{number}].as_strided([{memory(one).numel()}], [1], 0).to(device).as_strided({view})"
+        written(path, self.text(path.with_suffix(DATA).name), self.data)
 
     def _truth(self) -> list[str]:
         """Lines that make `truth`: by the operator itself in FP64 on the CPU where it has such a kernel, else from the file."""
@@ -226,34 +182,13 @@ def _telling(smallest: Smallest) -> tuple[str, str, float]:
     return path, "values", 0.0
 
 
-def _expression(call: OperatorCall, name: str) -> str:
-    """The call as source: its tensors are those of the list `name`, in order."""
-    counted = itertools.count()
-
-    def said(one: Any) -> str:
-        if isinstance(one, Tensor):
-            return f"{name}[{next(counted)}]"
-        if isinstance(one, (list, tuple)):
-            return f"[{', '.join(map(said, one))}]"
-        if isinstance(one, torch.device):
-            return '"cpu"' if one.type == "cpu" else "device"
-        if isinstance(one, float) and not math.isfinite(one):
-            return f'float("{one}")'
-        return repr(one)
-
-    words = [said(one) for one in call.args] + [f"{key}={said(one)}" for key, one in call.kwargs.items()]
-    namespace, _, rest = call.func.name().partition("::")
-    operator, _, overload = rest.partition(".")
-    return f"torch.ops.{namespace}.{operator}.{overload or 'default'}({', '.join(words)})"
-
-
 def _picked(call: OperatorCall, path: str, name: str) -> list[str]:
     """Lines that run the call and take one of its results as `got`: what it returned, or the argument that it wrote to."""
     written = dict(call.written())
     if path not in written:
-        return [f"got = {_expression(call, name)}{path.removeprefix('out')}"]
+        return [f"got = {expression(call, name)}{path.removeprefix('out')}"]
     number = next(place for place, one in enumerate(call.tensors()) if one is written[path])
-    return [_expression(call, name), f"got = {name}[{number}]"]
+    return [expression(call, name), f"got = {name}[{number}]"]
 
 
 _NUMERIC = (
@@ -268,9 +203,3 @@ def _listing(view: str) -> list[str]:
     if view == "shape":
         return [flat, "shape = list(truth.shape)"]
     return [flat, "o = flat(truth.tolist())" if view in _VIEWS else "nearest = flat(truth.to(dtype).tolist())"]
-
-
-def _list(held: Tensor) -> str:
-    numbers = held.tolist()
-    said = [f'float("{one}")' if isinstance(one, float) and not math.isfinite(one) else repr(one) for one in numbers]
-    return f"[{', '.join(said)}]"

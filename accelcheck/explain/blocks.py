@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from accelcheck.experiments.explain.calls import OperatorCall
+    from accelcheck.explain.calls import OperatorCall
 
 BLOCKS = 16
 """Most blocks of a sum that are added one after the other."""

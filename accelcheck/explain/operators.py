@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from accelcheck.devices.torch_names import TorchDispatchMode
-from accelcheck.experiments.explain.calls import OperatorCall, aside, found
-from accelcheck.experiments.explain.holding import NoTruthError
+from accelcheck.explain.calls import OperatorCall, aside, found
+from accelcheck.explain.holding import NoTruthError
 from accelcheck.verify.judge import judge_together
 from accelcheck.verify.oracle import Reference
 
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from accelcheck.core.case import Figure
-    from accelcheck.experiments.explain.budgets import OperatorBudgets, OperatorFinding
-    from accelcheck.experiments.explain.places import ModelPlace, Places
+    from accelcheck.explain.budgets import OperatorBudgets, OperatorFinding
+    from accelcheck.explain.places import ModelPlace, Places
     from accelcheck.verify.judge import Discrepancy
     from accelcheck.verify.views import Reading
 
@@ -100,6 +100,16 @@ class OperatorTrace:
     raised: str = ""
 
 
+class Watcher:
+    """Is told before and after each operator; this one does nothing."""
+
+    def before(self, number: int, seen: Seen, call: OperatorCall) -> None:
+        """An operator is about to run."""
+
+    def after(self) -> None:
+        """It has returned."""
+
+
 class Recompute(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves __init_subclass__ untyped
     """Computes each operator that reaches the backend again. Compiled code dispatches none.
 
@@ -111,6 +121,7 @@ class Recompute(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch le
             mode that was active.
         most: No operator is judged once this many are wrong; 0 judges none, and only notes what is dispatched.
         only: Number of the one operator that is judged, and kept in `OperatorTrace.kept`; None for all.
+        watcher: Is told of each operator.
     """
 
     def __init__(
@@ -122,6 +133,7 @@ class Recompute(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch le
         first: Callable[[Culprit, Callable[[OperatorCall], Any]], None] | None = None,
         most: int = 1,
         only: int | None = None,
+        watcher: Watcher | None = None,
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # untyped in torch
         self.holder = holder
@@ -130,6 +142,7 @@ class Recompute(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch le
         self.first = first
         self.most = most
         self.only = only
+        self.watcher = watcher or Watcher()
         self.trace = OperatorTrace()
 
     def __torch_dispatch__(
@@ -176,11 +189,14 @@ class Recompute(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch le
         return out
 
     def _ran(self, call: OperatorCall) -> Any:
+        self.watcher.before(len(self.trace.seen) - 1, self.trace.seen[-1], call)
         try:
-            return call.run()
+            out = call.run()
         except Exception:
             self.trace.raised = self.trace.raised or call.func.name()
             raise
+        self.watcher.after()
+        return out
 
     def _note(self, number: int, finding: OperatorFinding) -> None:
         """Keep the readings, without the tensors.

@@ -8,17 +8,17 @@ from typing import TYPE_CHECKING, Any
 
 from accelcheck.checks.trial import State, warm_up
 from accelcheck.core.case import Mode
-from accelcheck.experiments.explain.budgets import OperatorBudgets
-from accelcheck.experiments.explain.operators import OperatorTrace, Recompute, together
-from accelcheck.experiments.explain.places import Places
+from accelcheck.explain.budgets import OperatorBudgets
+from accelcheck.explain.operators import OperatorTrace, Recompute, together
+from accelcheck.explain.places import Places
 from accelcheck.verify.oracle import twice
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from accelcheck.checks.trial import Trial
-    from accelcheck.experiments.explain.calls import OperatorCall
-    from accelcheck.experiments.explain.operators import Culprit
+    from accelcheck.explain.calls import OperatorCall
+    from accelcheck.explain.operators import Culprit, Watcher
     from accelcheck.workloads.probes import Draw
 
     First = Callable[[Culprit, Callable[[OperatorCall], Any]], None]
@@ -35,6 +35,7 @@ def attempted(
     most: int = 1,
     only: int | None = None,
     strict: bool = False,
+    watcher: Watcher | None = None,
 ) -> tuple[OperatorTrace, Exception | None]:
     """Prepare the technique, run the draw once, and return what was dispatched, and what was raised.
 
@@ -45,11 +46,12 @@ def attempted(
         most: As of `Recompute`.
         only: As of `Recompute`; the operator is judged with more samples.
         strict: As of `OperatorBudgets`.
+        watcher: As of `Recompute`.
     """
     technique, device, case = trial.technique, trial.device, trial.case
     places = Places()
     holder = replace(holder_of(trial, careful=int(only is not None)), strict=strict)
-    mode = Recompute(holder, places, peers=device.type != "cpu", first=first, most=most, only=only)
+    mode = Recompute(holder, places, peers=device.type != "cpu", first=first, most=most, only=only, watcher=watcher)
     error: Exception | None = None
     with device.strict_float32():
         try:

@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from accelcheck.experiments.explain import blocks
+from accelcheck.explain import blocks
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from torch import Tensor
 
-    from accelcheck.experiments.explain.calls import OperatorCall
+    from accelcheck.explain.calls import OperatorCall
 
 ATTENTION = "_scaled_dot_product_"
 """How the names of fused attention begin."""

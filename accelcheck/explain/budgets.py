@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from accelcheck.experiments.explain import fused, holding
-from accelcheck.experiments.explain.calls import aside
-from accelcheck.experiments.explain.holding import NoTruthError
+from accelcheck.explain import fused, holding
+from accelcheck.explain.calls import aside
+from accelcheck.explain.holding import NoTruthError
 from accelcheck.verify.judge import Discrepancy
 from accelcheck.verify.precision import ACCUMULATOR, UNIT_ROUNDOFF
 from accelcheck.verify.rounding import CONTRACTIONS, EXACT, Nearest, Rounding
@@ -23,7 +23,7 @@ from accelcheck.verify.rounding import CONTRACTIONS, EXACT, Nearest, Rounding
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from accelcheck.experiments.explain.calls import OperatorCall
+    from accelcheck.explain.calls import OperatorCall
     from accelcheck.verify.judge import Judgement
     from accelcheck.verify.oracle import Reference
 
@@ -57,7 +57,7 @@ class OperatorBudgets:
     Args:
         arithmetic: Precision that the technique promises for contractions of `storage`, such as ``tf32``.
         storage: Storage dtype of the case.
-        careful: How many of `accelcheck.experiments.explain.holding.COUNTS` are left out: 1 begins with more samples.
+        careful: How many of `accelcheck.explain.holding.COUNTS` are left out: 1 begins with more samples.
         strict: Whether functions such as GELU are held to what a whole workload is held to, which their usual formulas exceed where
             they cancel.
     """

@@ -36,7 +36,7 @@ class Layer:
     Attributes:
         name: What ran, in words.
         blames: What is at fault if this is the first layer that is wrong.
-        verdict: ``pass``, ``fail`` or ``error``; empty where it did not run.
+        verdict: ``pass``, ``fail`` or ``error``, ``crash`` or ``hang`` where that ended its process; empty where it did not run.
         reason: Its first fault, or why it did not run.
         used: Largest part of a budget that an error took; 0 where nothing was compared.
     """
@@ -53,6 +53,22 @@ class Layer:
         return self.verdict not in {"", Verdict.PASS}
 
 
+@dataclass(frozen=True)
+class Planned:
+    """A layer that is to run.
+
+    Attributes:
+        name, blames: As of `Layer`.
+        technique: What runs.
+        on_cpu: Whether it runs there, and not on the case's device.
+    """
+
+    name: str
+    blames: str
+    technique: str
+    on_cpu: bool = False
+
+
 def layers(bench: Bench, case: Case, draws: Sequence[Draw]) -> list[Layer]:
     """The case in every layer, with these draws of its inputs only.
 
@@ -62,18 +78,39 @@ def layers(bench: Bench, case: Case, draws: Sequence[Draw]) -> list[Layer]:
         draws: `FIRST` first.
     """
     technique, device = bench.matrix.techniques[case.technique], bench.devices[case.device]
-    found = [_layer(bench, case, EAGER, f"eager on {device.name}", KERNEL, draws)]
-    if technique.name == EAGER:
-        return [*found, *_on_cpu(bench, case, technique, device, draws)]
+    return [layer(bench, case, one, draws) for one in planned(technique, device)]
+
+
+def planned(technique: Technique, device: Device) -> list[Planned]:
+    """The layers of a technique on a device, in the order in which they are blamed."""
+    found = [Planned(f"eager on {device.name}", KERNEL, EAGER)]
     compiles = issubclass(technique.watch, ProfilerLog)
     if compiles and technique.name != CAPTURED:
-        name = f"captured, not compiled (aot_eager), on {device.name}"
-        found.append(_layer(bench, case, CAPTURED, name, CAPTURE, draws))
-    blames = COMPILER if compiles else TECHNIQUE
-    if technique.name == CAPTURED:
-        blames = CAPTURE
-    found.append(_layer(bench, case, technique.name, f"{technique.name} on {device.name}", blames, draws))
-    return [*found, *_on_cpu(bench, case, technique, device, draws)]
+        found.append(Planned(f"captured, not compiled (aot_eager), on {device.name}", CAPTURE, CAPTURED))
+    if technique.name != EAGER:
+        blames = CAPTURE if technique.name == CAPTURED else COMPILER if compiles else TECHNIQUE
+        found.append(Planned(f"{technique.name} on {device.name}", blames, technique.name))
+    return [*found, Planned(f"{technique.name} on the cpu", TECHNIQUE, technique.name, on_cpu=True)]
+
+
+def layer(bench: Bench, case: Case, plan: Planned, draws: Sequence[Draw]) -> Layer:
+    """Run one layer; arguments as of `layers`."""
+    device = bench.devices[case.device]
+    if plan.on_cpu:
+        if device.type == "cpu":
+            why = f"{device.name} is the CPU: there is no other device to compare with"
+            return Layer(plan.name, plan.blames, "", why)
+        device = devices()["cpu"]
+        bench, case = replace(bench, devices={**bench.devices, "cpu": device}), replace(case, device="cpu")
+    chosen, workload = bench.matrix.techniques.get(plan.technique), bench.matrix.workloads[case.workload]
+    if chosen is None:
+        return Layer(plan.name, plan.blames, "", f"the technique {plan.technique} is not there")
+    if not (answer := chosen.answer(device, *sorted(workload.features))).ok:
+        return Layer(plan.name, plan.blames, "", str(answer))
+    if not chosen.covers(case.mode):
+        return Layer(plan.name, plan.blames, "", f"{plan.technique} has no {case.mode} mode")
+    trial = Trial(replace(case, technique=plan.technique), chosen, workload, device, bench.store)
+    return _judged(trial, plan, [draw for draw in draws if not draw.probe or chosen.admits(PROBES[draw.probe])])
 
 
 def blamed(found: Sequence[Layer], cpu: str = "cpu") -> str:
@@ -97,41 +134,22 @@ def blamed(found: Sequence[Layer], cpu: str = "cpu") -> str:
     return first.blames
 
 
-def _on_cpu(bench: Bench, case: Case, technique: Technique, device: Device, draws: Sequence[Draw]) -> list[Layer]:
-    name = f"{technique.name} on the cpu"
-    if device.type == "cpu":
-        return [Layer(name, TECHNIQUE, "", f"{device.name} is the CPU: there is no other device to compare with")]
-    host = devices()["cpu"]
-    if not (found := technique.answer(host, *sorted(bench.matrix.workloads[case.workload].features))).ok:
-        return [Layer(name, TECHNIQUE, "", str(found))]
-    there = replace(bench, devices={**bench.devices, "cpu": host})
-    return [_layer(there, replace(case, device="cpu"), technique.name, name, TECHNIQUE, draws)]
-
-
-def _layer(bench: Bench, case: Case, technique: str, name: str, blames: str, draws: Sequence[Draw]) -> Layer:
-    chosen, device = bench.matrix.techniques.get(technique), bench.devices[case.device]
-    workload = bench.matrix.workloads[case.workload]
-    if chosen is None:
-        return Layer(name, blames, "", f"the technique {technique} is not there")
-    if not (answer := chosen.answer(device, *sorted(workload.features))).ok:
-        return Layer(name, blames, "", str(answer))
-    if not chosen.covers(case.mode):
-        return Layer(name, blames, "", f"{technique} has no {case.mode} mode")
-    trial = Trial(replace(case, technique=technique), chosen, workload, device, bench.store)
-    admitted = [draw for draw in draws if not draw.probe or chosen.admits(PROBES[draw.probe])]
+def _judged(trial: Trial, plan: Planned, draws: Sequence[Draw]) -> Layer:
     try:
-        finding = numerics.verify(trial, admitted)
+        finding = numerics.verify(trial, draws)
     except Unsupported as answered:
-        return Layer(name, blames, "", str(answered.capability))
+        return Layer(plan.name, plan.blames, "", str(answered.capability))
     except Exception as error:  # noqa: BLE001 - a technique or backend may raise anything: it is what this layer shows
-        return Layer(name, blames, Verdict.ERROR, f"{type(error).__name__}: {next(iter(text(error).splitlines()), '')}")
+        why = f"{type(error).__name__}: {next(iter(text(error).splitlines()), '')}"
+        return Layer(plan.name, plan.blames, Verdict.ERROR, why)
     finally:
-        chosen.finish()
+        trial.technique.finish()
         trial.state.restore()
     absent = [f"not engaged: {one.claim}: {one.observed}" for one in finding.evidence if not one.engaged]
     faults = [*absent, *finding.faults]
     used = max((one.used for one in _gating(finding.figures)), default=0.0)
-    return Layer(name, blames, Verdict.FAIL if faults else Verdict.PASS, faults[0] if faults else "", used)
+    verdict = Verdict.FAIL if faults else Verdict.PASS
+    return Layer(plan.name, plan.blames, verdict, faults[0] if faults else "", used)
 
 
 def _gating(figures: Sequence[Figure]) -> list[Figure]:

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from accelcheck.experiments.explain import fused
-from accelcheck.experiments.explain.calls import OperatorCall, aside, copied, found, memory
+from accelcheck.explain import fused
+from accelcheck.explain.calls import OperatorCall, aside, copied, found, memory
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from accelcheck.experiments.explain.budgets import OperatorBudgets, OperatorFinding
+    from accelcheck.explain.budgets import OperatorBudgets, OperatorFinding
 
 SEED = 0
 """Of the values that replace those of the case."""

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from accelcheck.checks.trial import Trial
 from accelcheck.core.case import Verdict
-from accelcheck.experiments.explain import compiled, fused, runs
-from accelcheck.experiments.explain import layers as of_layers
-from accelcheck.experiments.explain.smallest import Shrinker, Smallest
+from accelcheck.explain import compiled, fused, runs
+from accelcheck.explain import layers as of_layers
+from accelcheck.explain.smallest import SECONDS, Shrinker, Smallest
 from accelcheck.techniques.observe import ProfilerLog
 from accelcheck.verify.oracle import FIRST
 from accelcheck.workloads.probes import draws
@@ -23,15 +23,18 @@ if TYPE_CHECKING:
     from accelcheck.checks.execute import Bench
     from accelcheck.core.case import Case
     from accelcheck.core.journal import Record
-    from accelcheck.experiments.explain.calls import OperatorCall
-    from accelcheck.experiments.explain.compiled import Region
-    from accelcheck.experiments.explain.layers import Layer
-    from accelcheck.experiments.explain.operators import Culprit, OperatorTrace, Seen
+    from accelcheck.explain.calls import OperatorCall
+    from accelcheck.explain.compiled import Region
+    from accelcheck.explain.layers import Layer
+    from accelcheck.explain.operators import Culprit, OperatorTrace, Seen
+    from accelcheck.explain.trail import Last
     from accelcheck.workloads.probes import Draw
 
 
 DRAWS = 4
 """Failing draws whose operators are looked at, until one of them is wrong."""
+ENDED = frozenset({Verdict.CRASH, Verdict.HANG})
+"""Verdicts of cases that end their process, or have to be ended: `accelcheck.explain.ended` explains them."""
 
 
 @dataclass(frozen=True)
@@ -60,6 +63,7 @@ class Explanation:
         difference: Where the technique first runs other operators than eager; None where it runs the same, or one of them is wrong.
         region: The first cut of a compiled graph that is wrong; None where nothing is compiled, or none is.
         smallest: The operator alone; None where there is none, or it is right alone.
+        ended: The last operator that began in a run that ended or hung its process; None where none did.
         notes: What could not be had, and why: sentences.
         seconds: Wall time of the case, and of the explanation.
     """
@@ -72,13 +76,14 @@ class Explanation:
     difference: OperatorDifference | None = None
     region: Region | None = None
     smallest: Smallest | None = None
+    ended: Last | None = None
     notes: list[str] = field(default_factory=list)
     seconds: tuple[float, float] = (0.0, 0.0)
 
     @property
     def failed(self) -> bool:
         """Whether there is a failure to explain."""
-        return self.record.verdict in {Verdict.FAIL, Verdict.ERROR}
+        return self.record.verdict in {Verdict.FAIL, Verdict.ERROR, *ENDED}
 
     @property
     def blamed(self) -> str:
@@ -87,7 +92,13 @@ class Explanation:
 
 
 def explain(
-    bench: Bench, case: Case, say: Callable[[str], None] = lambda _: None, *, with_layers: bool = True
+    bench: Bench,
+    case: Case,
+    say: Callable[[str], None] = lambda _: None,
+    *,
+    with_layers: bool = True,
+    ran: tuple[Record, float] | None = None,
+    shrinking: float = SECONDS,
 ) -> Explanation:
     """Run a case, and find out why it fails.
 
@@ -96,18 +107,37 @@ def explain(
         case: The case.
         say: Called with what is done next.
         with_layers: Whether other layers are run too.
+        ran: The case's record and the seconds that it took, where it ran already.
+        shrinking: Seconds that a wrong operator may be shrunk.
     """
     began = time.monotonic()
-    say("the case itself")
-    found = Explanation(bench.found(case))
-    took = time.monotonic() - began
+    if ran is None:
+        say("the case itself")
+        ran = bench.found(case), time.monotonic() - began
+        began += ran[1]
+    found = Explanation(ran[0])
     if found.failed:
-        _explained(bench, case, found, say, with_layers=with_layers)
-    found.seconds = took, time.monotonic() - began - took
+        _explained(bench, case, found, Steps(say, with_layers, shrinking))
+    found.seconds = ran[1], time.monotonic() - began
     return found
 
 
-def _explained(bench: Bench, case: Case, found: Explanation, say: Callable[[str], None], *, with_layers: bool) -> None:
+@dataclass(frozen=True)
+class Steps:
+    """What an explanation does.
+
+    Attributes:
+        say: Called with what is done next.
+        layers: Whether other layers are run too.
+        shrinking: Seconds that a wrong operator may be shrunk.
+    """
+
+    say: Callable[[str], None]
+    layers: bool
+    shrinking: float
+
+
+def _explained(bench: Bench, case: Case, found: Explanation, steps: Steps) -> None:
     if case.mode not in runs.MODES:
         found.notes.append(
             f"{case.mode} is not judged tensor by tensor against an FP64 oracle: layers and operators of "
@@ -123,28 +153,28 @@ def _explained(bench: Bench, case: Case, found: Explanation, say: Callable[[str]
     known = draws(workload, case.mode, technique.admits)
     failing = failing_draws(found.record, known)
     found.draw = failing[0] if failing else None
-    if with_layers:
-        say("layers")
+    if steps.layers:
+        steps.say("layers")
         chosen = [FIRST, *(draw for draw in failing[:1] if draw != FIRST)] if failing else _random(known)
         found.layers = of_layers.layers(bench, case, chosen)
     trial = Trial(case, technique, workload, bench.devices[case.device], bench.store)
-    error = _operators(trial, failing, known, found, say)
+    error = _operators(trial, failing, known, found, steps)
     if found.culprit is not None and found.smallest is None:
         found.notes.append(_no_smallest(found.culprit))
     if found.culprit is None and error is None:
-        _beyond_operators(trial, bench, found, say)
+        _beyond_operators(trial, bench, found, steps)
 
 
 def _operators(
-    trial: Trial, failing: Sequence[Draw], known: Sequence[Draw], found: Explanation, say: Callable[[str], None]
+    trial: Trial, failing: Sequence[Draw], known: Sequence[Draw], found: Explanation, steps: Steps
 ) -> Exception | None:
     """Look for an operator that is wrong, in failing draws one after the other, then in all random ones together; what a run raised."""
-    say("operators")
+    steps.say("operators")
     # With a function held to what its usual formula can; where eager itself fails with such a function, to what the case is held to.
     for strict, draw in itertools.product((False, True), _telling(failing) or [FIRST]):
         if strict and not (trial.technique.name == of_layers.EAGER and _elementwise(found)):
             break
-        error = _traced(trial, draw, found, say, strict=strict)
+        error = _traced(trial, draw, found, steps, strict=strict)
         if found.culprit is not None or error is not None:
             found.draw = draw
             return error
@@ -152,11 +182,11 @@ def _operators(
     return None
 
 
-def _beyond_operators(trial: Trial, bench: Bench, found: Explanation, say: Callable[[str], None]) -> None:
+def _beyond_operators(trial: Trial, bench: Bench, found: Explanation, steps: Steps) -> None:
     """Where no operator that was dispatched is wrong: cuts of the compiled graph, or what differs from eager."""
     technique = trial.technique
     if issubclass(technique.watch, ProfilerLog):
-        say("the compiled graph, cut after one operator after the other")
+        steps.say("the compiled graph, cut after one operator after the other")
         cut = compiled.region(trial, found.draw or FIRST)
         found.region = cut if isinstance(cut, compiled.Region) else None
         found.notes += [cut] if isinstance(cut, str) else []
@@ -177,19 +207,16 @@ def _telling(failing: Sequence[Draw]) -> list[Draw]:
     return [*failing[:1], *sorted(failing[1:], key=lambda draw: not draw.probe)][:DRAWS]
 
 
-def _traced(
-    trial: Trial, draw: Draw, found: Explanation, say: Callable[[str], None], *, strict: bool
-) -> Exception | None:
+def _traced(trial: Trial, draw: Draw, found: Explanation, steps: Steps, *, strict: bool) -> Exception | None:
     """Judge the operators of one draw, and shrink the first that is wrong while it can be called as it was; what the run raised."""
     shrunk: list[Smallest | None] = []
     peers = trial.device.type != "cpu"
 
     def first(culprit: Culprit, run: Callable[[OperatorCall], Any]) -> None:
-        say(f"the smallest case of {culprit.operator}")
+        steps.say(f"the smallest case of {culprit.operator}")
         if culprit.call is not None:
-            shrunk.append(
-                Shrinker(replace(runs.holder_of(trial), strict=strict), run, peers=peers).shrink(culprit.call)
-            )
+            holder = replace(runs.holder_of(trial), strict=strict)
+            shrunk.append(Shrinker(holder, run, peers=peers, seconds=steps.shrinking).shrink(culprit.call))
 
     trace, error = runs.attempted(trial, draw, first=first, strict=strict)
     found.trace = trace

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, fx
 
 from accelcheck.devices.torch_names import OpOverload
-from accelcheck.experiments.explain.calls import OperatorCall, aside, copied, mapped
-from accelcheck.experiments.explain.holding import judged, named, nearest
+from accelcheck.explain.calls import OperatorCall, aside, copied, mapped
+from accelcheck.explain.holding import judged, named, nearest
 from accelcheck.verify.oracle import twice
 from accelcheck.verify.rounding import Rounding
 

@@ -1,0 +1,216 @@
+"""An explanation in a process of its own: a case that ends its process, or never ends, is explained too, and ends nothing else."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from contextlib import closing
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from accelcheck.core.case import Verdict
+from accelcheck.core.clean_process import CleanProcess, CleanProcessError
+from accelcheck.core.journal import Record
+from accelcheck.core.words import seconds_of
+from accelcheck.explain import text
+from accelcheck.explain.alone import alone
+from accelcheck.explain.ended import Elsewhere, explain_end
+from accelcheck.explain.explain import ENDED, Explanation, Steps, explain
+from accelcheck.explain.script import OperatorScript
+from accelcheck.explain.smallest import SECONDS
+from accelcheck.explain.trail import Trail
+from accelcheck.report import results
+from accelcheck.verify.cache import compute
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
+
+    from accelcheck.checks.execute import Bench
+    from accelcheck.core.case import Case
+    from accelcheck.report.console import Table
+
+BEGIN = 120.0
+"""Seconds that the process has to begin."""
+TIMES = 20.0
+"""Times the case that its explanation may take."""
+LEAST = 300.0
+"""Seconds that an explanation may take, however short the case is."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What is to be explained.
+
+    Attributes:
+        bench: Makes the bench, in the process that explains; with an empty ledger.
+        case: The case.
+        script: Where the script is written.
+        layers: Whether other layers are run too.
+        limit: Seconds that the case may take; None for `seconds_of` it.
+        most: Seconds that its explanation may take; None for `TIMES` the case, and at least `LEAST`.
+        imports: Modules that a script imports.
+        steps: File descriptor that gets a line for each step; -1 for none.
+    """
+
+    bench: Callable[[], Bench]
+    case: Case
+    script: Path
+    layers: bool = True
+    limit: float | None = None
+    most: float | None = None
+    imports: Sequence[str] = ()
+    steps: int = -1
+
+    def say(self, step: str) -> None:
+        """Print what is done next."""
+        if self.steps >= 0:
+            os.write(self.steps, f"  {step} ...\n".encode())
+
+
+@dataclass(frozen=True)
+class Told:
+    """An explanation as text.
+
+    Attributes:
+        lines: For people.
+        facts: For programs.
+        verdict: Of the case.
+        script: Whether a script was written.
+    """
+
+    lines: Sequence[str | Table]
+    facts: dict[str, Any]
+    verdict: Verdict
+    script: bool
+
+    @property
+    def failed(self) -> bool:
+        """Whether there was a failure to explain."""
+        return self.verdict in {Verdict.FAIL, Verdict.ERROR, *ENDED}
+
+
+@dataclass
+class _There:
+    """What the process that explains has: it is sent there by reference."""
+
+    asked: Asked
+    benches: list[Bench] = field(default_factory=list)
+
+    def begin(self) -> None:
+        self.benches[:] = [self.asked.bench()]
+        if torch.get_num_threads() > 1:
+            compute()  # a fork that hangs here is not used
+
+    def __call__(self) -> Bench:
+        return self.benches[0]
+
+
+def explained(asked: Asked, bench: Bench) -> Told:
+    """Run a case in another process, and explain it there.
+
+    Args:
+        asked: What.
+        bench: With the case's technique, workload and device, of this process: nothing runs with it.
+
+    Raises:
+        CleanProcessError: A fork of this process cannot compute.
+    """
+    case, began = asked.case, time.monotonic()
+    there, trail = _There(asked), Trail()
+    limit = (
+        seconds_of(case.level, bench.matrix.techniques[case.technique].patience) if asked.limit is None else asked.limit
+    )
+    with closing(CleanProcess([there, trail], ((there.begin, BEGIN),))) as process:
+        asked.say("the case itself")
+        try:
+            ran, took = process.call(_ran, there, case, limit=limit or None)
+        except CleanProcessError as error:
+            if error.end is None:
+                raise
+            found = Explanation(Record(case, error.end.verdict, reason=f"the process that ran it {error.end}"))
+            steps = Steps(asked.say, asked.layers, 0.0)
+            said = explain_end(
+                Elsewhere(process, there, trail, limit, asked.imports), found, bench, asked.script, steps
+            )
+            found.seconds = 0.0, time.monotonic() - began
+            try:
+                device = process.call(_identity, there, case.device, limit=BEGIN)
+            except Exception:  # noqa: BLE001 - a device that is lost does not say what it is, in whatever way
+                device = ""
+            return _told(found, said, device)
+        most = max(LEAST, TIMES * took) if asked.most is None else asked.most
+        for shrinking in (SECONDS, 0.0):
+            try:
+                told: Told = process.call(_explained, there, ran, took, shrinking, limit=most)
+            except CleanProcessError as error:  # of a layer, or a smaller case
+                if error.end is None:
+                    raise
+                why = f"the process that explained it {error.end}"
+                if error.end.verdict is Verdict.HANG:
+                    break
+            else:
+                return told if shrinking else replace(told, lines=[*told.lines, f"note: not shrunk: {why}"])
+    found = Explanation(
+        Record.from_json(json.loads(ran)), notes=[f"{why}: --no-layers, or another --timeout, may go further"]
+    )
+    return _told(found, [], "")
+
+
+def explained_here(asked: Asked) -> Told:
+    """The same in this process, where no fork of it can compute."""
+    there = _There(asked)
+    there.begin()
+    asked.say("the case itself")
+    ran, took = _ran(there, asked.case)
+    return _explained(there, ran, took, SECONDS)
+
+
+def _told(found: Explanation, said: Sequence[str], device: str) -> Told:
+    lines = [*text.report(found), *said]
+    if found.failed:
+        case, explanation = found.seconds
+        times = f", {explanation / case:.1f} times the case's {case:.1f} s" if case else ""
+        lines += ["", *filter(None, [device]), f"explained in {explanation:.1f} s{times}"]
+    return Told(lines, text.as_json(found), found.record.verdict, bool(said))
+
+
+# In the process that explains.
+
+
+def _ran(there: _There, case: Case) -> tuple[str, float]:
+    began = time.monotonic()
+    record = there().found(case)
+    return json.dumps(record.as_json()), time.monotonic() - began
+
+
+def _explained(there: _There, ran: str, took: float, shrinking: float) -> Told:
+    asked, bench = there.asked, there()
+    record = Record.from_json(json.loads(ran))
+    found = explain(bench, asked.case, asked.say, with_layers=asked.layers, ran=(record, took), shrinking=shrinking)
+    said = _written(found, asked, bench) if found.failed else []
+    return _told(found, said, _identity(there, asked.case.device))
+
+
+def _identity(there: _There, device: str) -> str:
+    return results.identity(there().devices[device].fingerprint())
+
+
+def _written(found: Explanation, asked: Asked, bench: Bench) -> list[str]:
+    """Write the script and run it; what is said of it."""
+    if found.smallest is None or found.culprit is None:
+        return []
+    device, path = bench.devices[asked.case.device], asked.script
+    title = f"{found.culprit.operator} is wrong on {device.name}; found by: accelcheck explain {asked.case.id}"
+    OperatorScript(found.smallest, str(device.torch_device()), title, asked.imports).write(path)
+    shapes = ", ".join(
+        f"{str(one.dtype).removeprefix('torch.')}{list(one.shape)}" for one in found.smallest.call.tensors()
+    )
+    values = {"ones": "of ones", "normal": "of normal numbers from a seed", "given": "with the numbers of the case"}
+    steps = f"{found.smallest.steps} smaller cases tried"
+    meanings = {0: "the operator is right alone: what ran before it, or beside it, matters", 1: "the fault is there"}
+    head = f"\nThe smallest case\n{path}: {shapes}, {values[found.smallest.values]} ({steps})"
+    return [head, alone(path, meanings)]

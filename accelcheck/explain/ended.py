@@ -1,0 +1,192 @@
+"""Why a case ends its process, or never ends: the layer, and the operator that was running.
+
+What the suite calls a crash or a hang leaves no result to look at. So every step runs in a process of its own, which notes each operator in
+shared memory before it begins it; what that memory holds when the process has ended is the operator that was running.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from accelcheck.checks.trial import Trial
+from accelcheck.core.clean_process import CleanProcessError
+from accelcheck.explain import layers as of_layers
+from accelcheck.explain import runs
+from accelcheck.explain.alone import alone
+from accelcheck.explain.operators import Watcher
+from accelcheck.explain.source import DATA, Tensors, expression, written
+from accelcheck.explain.tensor_file import reading
+from accelcheck.verify.oracle import FIRST
+from accelcheck.workloads.probes import draws
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
+
+    from accelcheck.checks.execute import Bench
+    from accelcheck.core.case import Case
+    from accelcheck.core.clean_process import CleanProcess
+    from accelcheck.devices.base import Device
+    from accelcheck.explain.calls import OperatorCall
+    from accelcheck.explain.explain import Explanation, Steps
+    from accelcheck.explain.layers import Layer, Planned
+    from accelcheck.explain.operators import Seen
+    from accelcheck.explain.trail import Trail
+    from accelcheck.workloads.probes import Draw
+
+
+@dataclass(frozen=True)
+class Elsewhere:
+    """The process that explains.
+
+    Attributes:
+        process: Forks; one that died is replaced.
+        bench: Gives the bench, there; it is sent by reference.
+        trail: Shared with it.
+        limit: Seconds after which a step is a hang.
+        imports: Modules that a script imports: what else makes the device exist.
+    """
+
+    process: CleanProcess
+    bench: Callable[[], Bench]
+    trail: Trail
+    limit: float
+    imports: Sequence[str]
+
+    def call(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """What a function of the bench gives there."""
+        return self.process.call(function, self.bench, *arguments, limit=self.limit)
+
+
+def explain_end(there: Elsewhere, found: Explanation, bench: Bench, script: Path, steps: Steps) -> list[str]:
+    """Add layers and the operator to an explanation; what is said of the script, where one was written.
+
+    Args:
+        there: Where each step runs.
+        found: With the record of a case that ended or hung its process.
+        bench: With the case's technique, workload and device; nothing runs with it here.
+        script: Where the script is written.
+        steps: What is wanted.
+    """
+    case = found.record.case
+    technique, workload = bench.matrix.techniques[case.technique], bench.matrix.workloads[case.workload]
+    if case.mode not in runs.MODES:
+        found.notes.append(f"operators of {', '.join(sorted(runs.MODES))} alone are noted, not those of {case.mode}")
+        return []
+    steps.say("operators")
+    for draw in draws(workload, case.mode, technique.admits):
+        there.trail.clear()
+        try:
+            there.call(noted, there.trail, case, draw)
+        except CleanProcessError as error:
+            found.draw, found.ended = draw, there.trail.read()
+            if error.end is None:
+                found.notes.append(str(error))
+            break
+    else:
+        found.notes.append(
+            "with each operator noted, no run ends its process: chance, or the time between operators, matters"
+        )
+    if steps.layers:
+        steps.say("layers")
+        chosen = [FIRST] if found.draw in {None, FIRST} else [FIRST, found.draw]
+        found.layers = [
+            _layer(there, case, one, chosen) for one in of_layers.planned(technique, bench.devices[case.device])
+        ]
+    if found.ended is None or found.ended.returned:
+        return []
+    steps.say(f"a script of {found.ended.operator}")
+    try:
+        why = there.call(kept, case, found.draw, found.ended.number, script, there.imports)
+    except CleanProcessError as error:
+        why = str(error.end or error)
+    if why:
+        found.notes.append(f"no script: {why}")
+        return []
+    meanings = {0: "the operator returns alone: what ran before it, or beside it, matters"}
+    return [f"\nThe operator alone\n{script}: with the inputs of the case", alone(script, meanings, there.limit)]
+
+
+def _layer(there: Elsewhere, case: Case, plan: Planned, chosen: Sequence[Draw]) -> Layer:
+    try:
+        found: Layer = there.call(layer, case, plan, chosen)
+    except CleanProcessError as error:
+        if error.end is None:
+            return of_layers.Layer(plan.name, plan.blames, "", str(error))
+        return of_layers.Layer(plan.name, plan.blames, error.end.verdict, f"its process {error.end}")
+    return found
+
+
+# In the process that explains.
+
+
+def layer(bench: Callable[[], Bench], case: Case, plan: Planned, chosen: Sequence[Draw]) -> Layer:
+    """`accelcheck.explain.layers.layer`."""
+    return of_layers.layer(bench(), case, plan, chosen)
+
+
+def noted(bench: Callable[[], Bench], trail: Trail, case: Case, draw: Draw) -> None:
+    """Run a draw, and note each operator."""
+    trial = _trial(bench(), case)
+    runs.attempted(trial, draw, most=0, watcher=_Noting(trail, trial.device))
+
+
+def kept(bench: Callable[[], Bench], case: Case, draw: Draw, number: int, path: Path, imports: Sequence[str]) -> str:
+    """Write a script of one operator of a draw, with the inputs that it has, and run no further; why there is none, else an empty text."""
+    trial = _trial(bench(), case)
+    writer = _Writing(number, path, str(trial.device.torch_device()), case.id, imports)
+    _, error = runs.attempted(trial, draw, most=0, watcher=writer)
+    return "" if writer.wrote else f"the operator does not run again: {error}"
+
+
+def _trial(bench: Bench, case: Case) -> Trial:
+    technique, workload = bench.matrix.techniques[case.technique], bench.matrix.workloads[case.workload]
+    return Trial(case, technique, workload, bench.devices[case.device], bench.store)
+
+
+class _Noting(Watcher):
+    def __init__(self, trail: Trail, device: Device) -> None:
+        self.trail, self.device = trail, device
+
+    def before(self, number: int, seen: Seen, call: OperatorCall) -> None:
+        del call
+        self.trail.begin(number, seen)
+
+    def after(self) -> None:
+        self.device.synchronize()  # kernels run later than operators return
+        self.trail.returned()
+
+
+class _WrittenError(Exception):
+    """The script is written, and the rest of the run would end the process."""
+
+
+class _Writing(Watcher):
+    def __init__(self, number: int, path: Path, device: str, case: str, imports: Sequence[str]) -> None:
+        self.number, self.path, self.device, self.case, self.imports = number, path, device, case, imports
+        self.wrote = False
+
+    def before(self, number: int, seen: Seen, call: OperatorCall) -> None:
+        if number != self.number:
+            return
+        title = f"{seen.operator} ends its process on {self.device}, or never ends; found by: accelcheck explain {self.case}"
+        tensors = Tensors(call.tensors(), "given")
+        inputs = [*tensors.made()]
+        lines = [
+            f'"""{title}"""',
+            *(["import json"] if tensors.data else []),
+            "import torch",
+            *(f"import {name}" for name in self.imports),
+            f'device = "{self.device}"',
+            *(reading(self.path.with_suffix(DATA).name) if tensors.data else ()),
+            *inputs,
+            *tensors.moved(),
+            f"out = {expression(call, 't')}",
+            "for one in out if isinstance(out, (list, tuple)) else [out]:",
+            "    one is not None and one.cpu()  # waits for the device",
+            f'print("{seen.operator}: returned, torch", torch.__version__)',
+        ]
+        written(self.path, "\n".join(lines) + "\n", tensors.data)
+        self.wrote = True
+        raise _WrittenError

@@ -1,0 +1,78 @@
+"""Explains failures of tests with the fixture ``accel``, while their models are there."""
+
+from __future__ import annotations
+
+import functools
+import time
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+import pytest
+
+from accelcheck.core.clean_process import CleanProcessError
+from accelcheck.expectations.ledger import Ledger
+from accelcheck.explain.apart import Asked, explained
+from accelcheck.plugin import benches, options
+from accelcheck.plugin.explanations import LEAST, WRONG
+from accelcheck.report.console import plain
+from accelcheck.report.explained import folder_of, text_of
+from accelcheck.report.signatures import signatures
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from accelcheck.checks.execute import Bench
+    from accelcheck.core.journal import Record
+
+
+@dataclass
+class OwnExplanations:
+    """What is explained in this process.
+
+    Attributes:
+        known: What is common to the failures that were explained in this process.
+        worked, spent: Seconds that checks, and explanations, took in this process.
+    """
+
+    known: set[str] = field(default_factory=set)
+    worked: float = 0.0
+    spent: float = 0.0
+
+    def explain(self, config: pytest.Config, bench: Bench, records: Sequence[Record]) -> Iterator[str]:
+        """Explain the first failure of each cause, for no longer than checks took; a line for each.
+
+        Args:
+            config: Of pytest: with ``--accel-explain``, and a journal.
+            bench: That gave the records; it is still open.
+            records: Of one check.
+        """
+        journal = options.resumed(config) or options.folder(config, "journal")
+        if journal is None or any(device.in_use() for device in bench.devices.values()):
+            return
+        for record in records:
+            left = max(LEAST, self.worked) - self.spent
+            kinds = {f"{one.kind}: {one.title}" for one in signatures(record)} if record.verdict in WRONG else set()
+            if left <= 0 or not kinds - self.known:
+                continue
+            self.known |= kinds
+            began = time.monotonic()
+            folder = folder_of(journal)
+            folder.mkdir(exist_ok=True)
+            path = text_of(folder, record.case.id)
+            there = replace(bench, ledger=Ledger(), gate=None, elsewhere=None)
+            asked = Asked(
+                functools.partial(benches.judging, there, bool),
+                record.case,
+                path.with_suffix(".py"),
+                limit=options.timeout(config),
+                most=left,
+            )
+            with suppress(CleanProcessError):  # a fork of this process cannot compute, and a failing case may end it
+                told = explained(asked, there)
+                path.write_text("\n".join(plain(told.lines)) + "\n", encoding="utf-8")
+                yield f"explained: {path}"
+            self.spent += time.monotonic() - began
+
+
+OWN = pytest.StashKey[OwnExplanations]()
