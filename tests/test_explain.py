@@ -316,7 +316,7 @@ def test_the_command_explains_a_case_and_writes_a_script(installed: Path, capsys
     (script,) = installed.glob("explain-*.py")
     assert script.name in out
     # The fault is in the technique, which the script does not have: that is said.
-    assert "it exits with 0 (the operator is right alone" in out
+    assert "it exits with 0 (it is right alone" in out
 
 
 @pytest.mark.parametrize(

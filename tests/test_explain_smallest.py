@@ -13,8 +13,9 @@ from torch import Tensor
 
 from accelcheck.explain.budgets import OperatorBudgets
 from accelcheck.explain.calls import OperatorCall
-from accelcheck.explain.script import LINES, OperatorScript
-from accelcheck.explain.smallest import Shrinker, Smallest, elements
+from accelcheck.explain.script import LINES, Script
+from accelcheck.explain.smallest import Shrinker, Smallest
+from accelcheck.explain.subjects import OperatorSubject
 from accelcheck.selftest.faults.plant import Kernels
 
 if TYPE_CHECKING:
@@ -52,7 +53,7 @@ def alone(
     (folder / "planted_kernel.py").write_text(PLANT.format(body=body, names=(name,)))
     ends = []
     for file, imports in (("wrong.py", ("planted_kernel",)), ("right.py", ())):
-        OperatorScript(smallest, "cpu", "A wrong operator.", imports).write(folder / file)
+        Script(OperatorSubject(smallest), "cpu", "A wrong operator.", imports).write(folder / file)
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(folder), *sys.path])}
         ends.append(
             subprocess.run(
@@ -130,7 +131,7 @@ def test_a_script_fails_alone_while_the_fault_is_there(what: str, tmp_path: Path
     exec(f"def wrong(func, *args, **kwargs):\n    {body}", scope)
     smallest = shrunk(call, scope["wrong"], "bfloat16" if "half" in what else "float32")
     assert smallest is not None
-    assert elements(smallest.call) <= elements(call)
+    assert sum(one.numel() for one in smallest.call.tensors()) <= sum(one.numel() for one in call.tensors())
     wrong, right, text = alone(smallest, tmp_path, body)
     assert wrong.returncode == 1, wrong.stderr + wrong.stdout
     assert right.returncode == 0, right.stderr + right.stdout

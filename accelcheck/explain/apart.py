@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import time
 from contextlib import closing
@@ -19,8 +20,9 @@ from accelcheck.explain import text
 from accelcheck.explain.alone import alone
 from accelcheck.explain.ended import Elsewhere, explain_end
 from accelcheck.explain.explain import ENDED, Explanation, Steps, explain
-from accelcheck.explain.script import OperatorScript
-from accelcheck.explain.smallest import SECONDS
+from accelcheck.explain.script import Script
+from accelcheck.explain.source import NotWrittenError
+from accelcheck.explain.subjects import subject_of
 from accelcheck.explain.trail import Trail
 from accelcheck.report import results
 from accelcheck.verify.cache import compute
@@ -141,9 +143,9 @@ def explained(asked: Asked, bench: Bench) -> Told:
                 device = process.call(_identity, there, case.device, limit=BEGIN)
             except Exception:  # noqa: BLE001 - a device that is lost does not say what it is, in whatever way
                 device = ""
-            return _told(found, said, device)
+            return _told(found, said, device, script=bool(said))
         most = max(LEAST, TIMES * took) if asked.most is None else asked.most
-        for shrinking in (SECONDS, 0.0):
+        for shrinking in (math.inf, 0.0):
             try:
                 told: Told = process.call(_explained, there, ran, took, shrinking, limit=most)
             except CleanProcessError as error:  # of a layer, or a smaller case
@@ -166,16 +168,16 @@ def explained_here(asked: Asked) -> Told:
     there.begin()
     asked.say("the case itself")
     ran, took = _ran(there, asked.case)
-    return _explained(there, ran, took, SECONDS)
+    return _explained(there, ran, took, math.inf)
 
 
-def _told(found: Explanation, said: Sequence[str], device: str) -> Told:
+def _told(found: Explanation, said: Sequence[str], device: str, *, script: bool = False) -> Told:
     lines = [*text.report(found), *said]
     if found.failed:
         case, explanation = found.seconds
         times = f", {explanation / case:.1f} times the case's {case:.1f} s" if case else ""
         lines += ["", *filter(None, [device]), f"explained in {explanation:.1f} s{times}"]
-    return Told(lines, text.as_json(found), found.record.verdict, bool(said))
+    return Told(lines, text.as_json(found), found.record.verdict, script)
 
 
 # In the process that explains.
@@ -192,7 +194,7 @@ def _explained(there: _There, ran: str, took: float, shrinking: float) -> Told:
     record = Record.from_json(json.loads(ran))
     found = explain(bench, asked.case, asked.say, with_layers=asked.layers, ran=(record, took), shrinking=shrinking)
     said = _written(found, asked, bench) if found.failed else []
-    return _told(found, said, _identity(there, asked.case.device))
+    return _told(found, said, _identity(there, asked.case.device), script=len(said) > 1)
 
 
 def _identity(there: _There, device: str) -> str:
@@ -201,16 +203,18 @@ def _identity(there: _There, device: str) -> str:
 
 def _written(found: Explanation, asked: Asked, bench: Bench) -> list[str]:
     """Write the script and run it; what is said of it."""
-    if found.smallest is None or found.culprit is None:
+    if found.smallest is None:
         return []
-    device, path = bench.devices[asked.case.device], asked.script
-    title = f"{found.culprit.operator} is wrong on {device.name}; found by: accelcheck explain {asked.case.id}"
-    OperatorScript(found.smallest, str(device.torch_device()), title, asked.imports).write(path)
-    shapes = ", ".join(
-        f"{str(one.dtype).removeprefix('torch.')}{list(one.shape)}" for one in found.smallest.call.tensors()
-    )
+    device, path, (name, *_) = bench.devices[asked.case.device], asked.script, text.all_named(found)
+    title = f"{name} is wrong on {device.name}; found by: accelcheck explain {asked.case.id}"
+    try:
+        subject = subject_of(found.smallest)
+        Script(subject, str(device.torch_device()), title, asked.imports).write(path)
+    except NotWrittenError as error:
+        return [f"note: no script: {error}"]
+    shapes = ", ".join(f"{str(one.dtype).removeprefix('torch.')}{list(one.shape)}" for one in subject.tensors.tensors)
     values = {"ones": "of ones", "normal": "of normal numbers from a seed", "given": "with the numbers of the case"}
     steps = f"{found.smallest.steps} smaller cases tried"
-    meanings = {0: "the operator is right alone: what ran before it, or beside it, matters", 1: "the fault is there"}
+    meanings = {0: "it is right alone: what ran before it, or beside it, matters", 1: "the fault is there"}
     head = f"\nThe smallest case\n{path}: {shapes}, {values[found.smallest.values]} ({steps})"
     return [head, alone(path, meanings)]

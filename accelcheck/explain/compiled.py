@@ -7,6 +7,7 @@ rounding of the operators before it names the operator, and with it the kernel t
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -15,10 +16,8 @@ import torch
 from torch import Tensor, fx
 
 from accelcheck.devices.torch_names import OpOverload
-from accelcheck.explain.calls import OperatorCall, aside, copied, mapped
-from accelcheck.explain.holding import judged, named, nearest
+from accelcheck.explain.parts import Part, PartShrinker, SmallestPart, kept
 from accelcheck.verify.oracle import twice
-from accelcheck.verify.rounding import Rounding
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -38,6 +37,7 @@ class Region:
         number: Its position in the graph, from 0, and how many operators there are.
         line: Line of the model that it comes from; empty where torch does not say.
         faults: What is wrong with the results of the cut.
+        smallest: As few of its operators as are wrong; None where none of its results is wrong alone.
     """
 
     stage: str
@@ -45,6 +45,7 @@ class Region:
     number: tuple[int, int]
     line: str
     faults: tuple[Discrepancy, ...]
+    smallest: SmallestPart | None = None
 
 
 @dataclass(frozen=True)
@@ -56,12 +57,13 @@ class Graph:
     inputs: tuple[Any, ...]
 
 
-def region(trial: Trial, draw: Draw) -> Region | str:
+def region(trial: Trial, draw: Draw, seconds: float = math.inf) -> Region | str:
     """The first cut that is wrong; a sentence where there is none, or where it cannot be found.
 
     Args:
         trial: Its technique compiles a program with the arguments of ``torch.compile`` that it has as `arguments`.
         draw: Of the inputs.
+        seconds: That the wrong part may be shrunk.
     """
     technique = trial.technique
     arguments = getattr(getattr(technique, "base", technique), "arguments", None)
@@ -78,7 +80,7 @@ def region(trial: Trial, draw: Draw) -> Region | str:
         trial.device.seed(trial.case.seed)
         program.run(trial.case.mode)
         for graph in graphs:
-            if (found := _first_wrong(graph, arguments)) is not None:
+            if (found := _first_wrong(graph, arguments, seconds)) is not None:
                 return found
     except Exception as error:  # noqa: BLE001 - a compiler may raise anything
         return f"the graph cannot be captured, or not be compiled in parts: {type(error).__name__}: {str(error).partition(chr(10))[0]}"
@@ -101,7 +103,7 @@ def _backend(graphs: list[Graph]) -> Any:
 
             def run(*args: Any) -> Any:
                 if not seen:
-                    seen.append(Graph(stage, module, tuple(_kept(one) for one in args)))
+                    seen.append(Graph(stage, module, tuple(kept(one) for one in args)))
                     graphs.append(seen[0])
                 return module.forward(*args)
 
@@ -112,25 +114,23 @@ def _backend(graphs: list[Graph]) -> Any:
     return aot_autograd(fw_compiler=compiler("forward"), bw_compiler=compiler("backward"))
 
 
-def _kept(value: Any) -> Any:
-    return copied(value.detach()) if isinstance(value, Tensor) else value
-
-
-def _first_wrong(graph: Graph, arguments: Mapping[str, Any]) -> Region | None:
+def _first_wrong(graph: Graph, arguments: Mapping[str, Any], seconds: float) -> Region | None:
     """Bisect: cuts before the first wrong operator are right, and those after it wrong."""
     nodes = [node for node in graph.module.graph.nodes if node.op == "call_function"]
     places = [place for place, node in enumerate(nodes) if _computes(node)]
-    if not places or not (faults := _faults(graph, len(nodes), arguments)):
+    whole = Part(_cut(graph.module, len(nodes)), graph.inputs)
+    if not places or not (faults := whole.found(arguments).faults):
         return None
     low, high = -1, len(places) - 1
     while high - low > 1:
         middle = (low + high) // 2
-        found = _faults(graph, places[middle] + 1, arguments)
-        low, high, faults = (low, middle, found) if found else (middle, high, faults)
+        part = Part(_cut(graph.module, places[middle] + 1), graph.inputs)
+        found = part.found(arguments).faults
+        low, high, faults, whole = (low, middle, found, part) if found else (middle, high, faults, whole)
     node = nodes[places[high]]
-    return Region(
-        graph.stage, str(node.target.name()).partition(".")[0], (places[high], len(nodes)), _line(node), tuple(faults)
-    )
+    smallest = PartShrinker(arguments, seconds).shrink(whole, int(re.findall(r"\d+", faults[0].path)[0]))
+    name = str(node.target.name()).partition(".")[0]
+    return Region(graph.stage, name, (places[high], len(nodes)), _line(node), faults, smallest)
 
 
 def _computes(node: fx.Node) -> bool:
@@ -139,36 +139,6 @@ def _computes(node: fx.Node) -> bool:
     tensors = value if isinstance(value, (tuple, list)) else (value,)
     floating = any(isinstance(one, Tensor) and one.is_floating_point() for one in tensors)
     return isinstance(target, OpOverload) and not target.is_view and floating
-
-
-def _faults(graph: Graph, count: int, arguments: Mapping[str, Any]) -> list[Discrepancy]:
-    """What is wrong with a cut after `count` operators, compiled."""
-    cut = _cut(graph.module, count)
-    torch.compiler.reset()
-    with torch.no_grad():
-        out = torch.compile(cut, **arguments)(*(_kept(one) for one in graph.inputs))
-    own = {f"out[{place}]": one.detach().cpu() for place, one in enumerate(out) if _floating(one)}
-
-    def wide() -> dict[str, Tensor]:
-        found = Wide(cut).run(*(_widened(one) for one in graph.inputs))
-        return {path: found[int(path[4:-1])].to(torch.float64) for path in own}
-
-    faults: list[Discrepancy] = []
-    with aside():
-        truth = wide()
-        for dtype in dict.fromkeys(named(one.dtype) for one in own.values()):
-            some = {
-                path: one for path, one in own.items() if named(one.dtype) == dtype and not nearest(one, truth[path])
-            }
-
-            def sample(number: int, generator: torch.Generator, dtype: str = dtype) -> Mapping[str, Tensor]:
-                del number
-                with Rounding(dtype, dtype, generator):
-                    return wide()
-
-            if some:
-                faults += judged(some, truth, dtype, sample)[0].faults
-    return faults
 
 
 def _cut(module: fx.GraphModule, count: int) -> fx.GraphModule:
@@ -191,27 +161,6 @@ def _cut(module: fx.GraphModule, count: int) -> fx.GraphModule:
 
 def _computed(node: fx.Node) -> bool:
     return isinstance(node.meta.get("val"), Tensor)
-
-
-def _floating(value: Any) -> bool:
-    return isinstance(value, Tensor) and value.is_floating_point()
-
-
-def _widened(value: Any) -> Any:
-    if not isinstance(value, Tensor):
-        return value
-    host = value.detach().cpu()
-    return host.to(torch.float64) if host.is_floating_point() else host.clone()
-
-
-class Wide(fx.Interpreter):
-    """Runs a graph in FP64 on the CPU."""
-
-    def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
-        """Operators in FP64; anything else, such as taking one of several results, as it is."""
-        if not isinstance(target, OpOverload):
-            return super().call_function(target, args, kwargs)
-        return OperatorCall(target, mapped(args, lambda one: one), kwargs).widened().run()
 
 
 def _line(node: fx.Node) -> str:

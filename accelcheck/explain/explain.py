@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import itertools
+import math
 import time
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -12,7 +13,7 @@ from accelcheck.checks.trial import Trial
 from accelcheck.core.case import Verdict
 from accelcheck.explain import compiled, fused, runs
 from accelcheck.explain import layers as of_layers
-from accelcheck.explain.smallest import SECONDS, Shrinker, Smallest
+from accelcheck.explain.smallest import Shrinker, Smallest
 from accelcheck.techniques.observe import ProfilerLog
 from accelcheck.verify.oracle import FIRST
 from accelcheck.workloads.probes import draws
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from accelcheck.explain.compiled import Region
     from accelcheck.explain.layers import Layer
     from accelcheck.explain.operators import Culprit, OperatorTrace, Seen
+    from accelcheck.explain.parts import SmallestPart
     from accelcheck.explain.trail import Last
     from accelcheck.workloads.probes import Draw
 
@@ -62,7 +64,7 @@ class Explanation:
         culprit: The first operator that is wrong; None where none is.
         difference: Where the technique first runs other operators than eager; None where it runs the same, or one of them is wrong.
         region: The first cut of a compiled graph that is wrong; None where nothing is compiled, or none is.
-        smallest: The operator alone; None where there is none, or it is right alone.
+        smallest: The operator, or part of a compiled graph, alone; None where there is none, or it is right alone.
         ended: The last operator that began in a run that ended or hung its process; None where none did.
         notes: What could not be had, and why: sentences.
         seconds: Wall time of the case, and of the explanation.
@@ -75,7 +77,7 @@ class Explanation:
     culprit: Culprit | None = None
     difference: OperatorDifference | None = None
     region: Region | None = None
-    smallest: Smallest | None = None
+    smallest: Smallest | SmallestPart | None = None
     ended: Last | None = None
     notes: list[str] = field(default_factory=list)
     seconds: tuple[float, float] = (0.0, 0.0)
@@ -98,7 +100,7 @@ def explain(
     *,
     with_layers: bool = True,
     ran: tuple[Record, float] | None = None,
-    shrinking: float = SECONDS,
+    shrinking: float = math.inf,
 ) -> Explanation:
     """Run a case, and find out why it fails.
 
@@ -108,7 +110,7 @@ def explain(
         say: Called with what is done next.
         with_layers: Whether other layers are run too.
         ran: The case's record and the seconds that it took, where it ran already.
-        shrinking: Seconds that a wrong operator may be shrunk.
+        shrinking: Most seconds that a wrong operator or graph may be shrunk.
     """
     began = time.monotonic()
     if ran is None:
@@ -187,9 +189,14 @@ def _beyond_operators(trial: Trial, bench: Bench, found: Explanation, steps: Ste
     technique = trial.technique
     if issubclass(technique.watch, ProfilerLog):
         steps.say("the compiled graph, cut after one operator after the other")
-        cut = compiled.region(trial, found.draw or FIRST)
-        found.region = cut if isinstance(cut, compiled.Region) else None
-        found.notes += [cut] if isinstance(cut, str) else []
+        cut = compiled.region(trial, found.draw or FIRST, steps.shrinking)
+        if isinstance(cut, str):
+            found.notes.append(cut)
+        else:
+            found.region, found.smallest = cut, cut.smallest
+            found.notes += (
+                [] if cut.smallest else ["no script: no single result of the cut is wrong when it alone is compiled"]
+            )
     elif found.trace is not None and not found.trace.judged:
         found.notes.append("no operator was seen: other processes show none")
     elif technique.name != of_layers.EAGER:

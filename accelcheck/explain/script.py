@@ -1,26 +1,24 @@
-"""A script of one wrong operator: it needs torch alone, prints measured against allowed, and exits with 1 while the fault is there."""
+"""A script of what is wrong alone: it needs torch alone, prints measured against allowed, and exits with 1 while the fault is there."""
 
 from __future__ import annotations
 
 import math
 import re
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from accelcheck.explain import tensor_file
-from accelcheck.explain.calls import aside
-from accelcheck.explain.source import DATA, Tensors, expression, written
+from accelcheck.explain.source import DATA, NotWrittenError, Tensors, written
 from accelcheck.verify.precision import SMALLEST_SUBNORMAL, UNIT_ROUNDOFF
 from accelcheck.verify.views import NEGLIGIBLE, OUTLIERS, TAIL, TILE
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
     from pathlib import Path
 
     import torch
 
     from accelcheck.core.case import Figure
-    from accelcheck.explain.calls import OperatorCall
-    from accelcheck.explain.smallest import Smallest
+    from accelcheck.explain.budgets import OperatorFinding
 
 LINES = 40
 """A script has no more."""
@@ -59,74 +57,89 @@ _COUNTS = {
 }
 
 
-class OperatorScript:
+class Subject(Protocol):
+    """What a script is about.
+
+    Attributes:
+        name: Of what is called, for the line that the script prints.
+        tensors: What it takes.
+        finding: What it shows.
+    """
+
+    name: str
+    tensors: Tensors
+    finding: OperatorFinding
+
+    def truth(self, path: str) -> list[str]:
+        """Lines that make `truth` on the CPU, in FP64, of the list ``t``; what must come from a file is added to the data of `tensors`."""
+
+    def calls(self, path: str) -> list[str]:
+        """Lines that make `got`, of the tensors of ``t``, which are on the device."""
+
+    def dtype(self, path: str) -> torch.dtype:
+        """Of the result."""
+
+
+class Script:
     """The text of a script, and what goes into a file beside it.
 
     Args:
-        smallest: The operator.
+        subject: What is wrong.
         device: Name of the torch device that it runs on.
         title: First line: what it shows.
         imports: Modules to import: what else makes the device exist.
+
+    Raises:
+        NotWrittenError: It cannot be written down in `LINES` lines.
     """
 
-    def __init__(self, smallest: Smallest, device: str, title: str, imports: Sequence[str] = ()) -> None:
-        self.smallest = smallest
+    def __init__(self, subject: Subject, device: str, title: str, imports: Sequence[str] = ()) -> None:
+        self.subject = subject
         self.device = device
         self.title = title
         self.imports = imports
-        self.tensors = Tensors(smallest.call.tensors(), smallest.values)
-        self.data = self.tensors.data
-        self.path, self.view, self.allowed = _telling(smallest)
+        self.data = subject.tensors.data
+        self.path, self.view, self.allowed = _telling(subject.finding)
 
     def text(self, file: str) -> str:
         """The script. `file` is the name of the file that `data` is written to, where there is any."""
-        call = self.smallest.call
-        inputs, truth = [*self.tensors.made()], self._truth()
-        lines = [
+        lines = self._lines(file, packed=False)
+        if len(lines) > LINES:
+            lines = self._lines(file, packed=True)
+        if len(lines) > LINES:
+            raise NotWrittenError(f"it would have {len(lines)} lines, more than {LINES}")
+        return "\n".join(lines) + "\n"
+
+    def _lines(self, file: str, *, packed: bool) -> list[str]:
+        """With `packed`, tensors are made, and moved, in one line."""
+        subject = self.subject
+        inputs, truth = _packed(subject.tensors.made(), packed=packed), subject.truth(self.path)
+        return [
             f'"""{self.title}"""',
             *(["import json"] if self.data else []),
             *(["import math"] if self.view == "pattern" else []),
             "import sys",
             "import torch",
             f'device = "{self.device}"',
-            *([f"dtype = {self._dtype()}"] if self.view not in {*_VIEWS, "shape"} else []),
+            *([f"dtype = {subject.dtype(self.path)}"] if self.view not in {*_VIEWS, "shape"} else []),
             *(tensor_file.reading(file) if self.data else ()),
             *inputs,
             *truth,
             *_listing(self.view),
             *(f"import {name}  # after FP64: what it changes is under test" for name in self.imports),
-            *self.tensors.moved(),
-            *_picked(call, self.path, "t"),
+            *_packed(subject.tensors.moved(), packed=packed),
+            *subject.calls(self.path),
             "g = flat(got.cpu().tolist())",
             *(_NUMERIC if self.view in _VIEWS else ()),
             *self._measure(),
             f"allowed = {self.allowed!r}  # {self._why()}",
-            f'print(f"{call.func.name()}: {self._what()} measured {{measured:.3e}}, allowed {{allowed:.3e}}, torch {{torch.__version__}}")',
+            f'print(f"{subject.name}: {self._what()} measured {{measured:.3e}}, allowed {{allowed:.3e}}, torch {{torch.__version__}}")',
             "sys.exit(0 if measured <= allowed else 1)",
         ]
-        return "\n".join(lines) + "\n"
 
     def write(self, path: Path) -> None:
         """Write the script, and its data beside it."""
         written(path, self.text(path.with_suffix(DATA).name), self.data)
-
-    def _truth(self) -> list[str]:
-        """Lines that make `truth`: by the operator itself in FP64 on the CPU where it has such a kernel, else from the file."""
-        with aside():
-            wide = self.smallest.call.widened()
-            try:
-                copy = wide.kept()
-                has_kernel = self.path in copy.results(copy.run())
-            except Exception:  # noqa: BLE001 - no such kernel: whatever it raises
-                has_kernel = False
-        if has_kernel:
-            lines = _picked(wide, self.path, "w")
-            lines[-1] = lines[-1].replace("got =", "truth =")
-            return ["w = [one.double() if one.is_floating_point() else one.clone() for one in t]", *lines]
-        reference = next(iter(self.smallest.finding.references.values()))
-        self.data["truth"] = reference.truth[self.path]
-        shape = list(reference.truth[self.path].shape)
-        return [f'truth = read("truth").reshape({shape})  # FP64, of its parts: the CPU has no such operator']
 
     def _measure(self) -> list[str]:
         if self.view not in _VIEWS:
@@ -141,14 +154,8 @@ class OperatorScript:
             return [line.format(**numbers) for line in _VIEWS["tail"]]
         return _VIEWS[self.view]
 
-    def _dtype(self) -> torch.dtype:
-        """Of the result that is measured."""
-        with aside():
-            copy = self.smallest.call.kept()
-        return copy.results(copy.run())[self.path].dtype
-
     def _precision(self) -> str:
-        return next(iter(self.smallest.finding.judged), "float32")
+        return next(iter(self.subject.finding.judged), "float32")
 
     def _what(self) -> str:
         return (
@@ -161,11 +168,11 @@ class OperatorScript:
         return "the operator does not round, or a number must not turn into another kind"
 
 
-def _telling(smallest: Smallest) -> tuple[str, str, float]:
+def _telling(finding: OperatorFinding) -> tuple[str, str, float]:
     """Path, view and budget of the fault that the script measures: of the simplest view that shows it."""
     figures: list[Figure] = [
         figure
-        for judgement in smallest.finding.judged.values()
+        for judgement in finding.judged.values()
         for figure in judgement.figures
         if figure.gates and not figure.within and math.isfinite(figure.allowed)
     ]
@@ -173,7 +180,7 @@ def _telling(smallest: Smallest) -> tuple[str, str, float]:
     if figures:
         figure = min(figures, key=lambda one: (order.index(one.view), -one.used))
         return figure.path, figure.view, figure.allowed
-    fault = smallest.finding.faults[0]
+    fault = finding.faults[0]
     path = re.sub(r"(?<=[\w\]])\[[\d, ]*\]$", "", fault.path) if fault.what == "value" else fault.path
     if "pattern" in fault.what:
         return path, "pattern", 0.0
@@ -182,13 +189,8 @@ def _telling(smallest: Smallest) -> tuple[str, str, float]:
     return path, "values", 0.0
 
 
-def _picked(call: OperatorCall, path: str, name: str) -> list[str]:
-    """Lines that run the call and take one of its results as `got`: what it returned, or the argument that it wrote to."""
-    written = dict(call.written())
-    if path not in written:
-        return [f"got = {expression(call, name)}{path.removeprefix('out')}"]
-    number = next(place for place, one in enumerate(call.tensors()) if one is written[path])
-    return [expression(call, name), f"got = {name}[{number}]"]
+def _packed(lines: Iterable[str], *, packed: bool) -> list[str]:
+    return ["; ".join(lines)] if packed else [*lines]
 
 
 _NUMERIC = (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -10,7 +11,7 @@ import torch
 from torch import Tensor
 
 from accelcheck.explain import fused
-from accelcheck.explain.calls import OperatorCall, aside, copied, found, memory
+from accelcheck.explain.calls import OperatorCall, aside, copied, memory
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -49,7 +50,7 @@ class Shrinker:
         holder: Knows the budgets.
         run: Runs a call where it failed, on its device.
         peers: As of `OperatorBudgets.find`.
-        seconds: Most time.
+        seconds: Most time, if less than `SECONDS`.
     """
 
     def __init__(
@@ -58,10 +59,10 @@ class Shrinker:
         run: Callable[[OperatorCall], Any],
         *,
         peers: bool = False,
-        seconds: float = SECONDS,
+        seconds: float = math.inf,
     ) -> None:
         self.holder, self.run, self.peers = holder, run, peers
-        self._end = time.monotonic() + seconds
+        self._end = time.monotonic() + min(seconds, SECONDS)
         self._steps = 0
 
     def shrink(self, call: OperatorCall) -> Smallest | None:
@@ -131,26 +132,26 @@ class Shrinker:
 
 def resized(call: OperatorCall, old: int, new: int, *, tail: bool = False) -> OperatorCall:
     """The call with all dimensions of one size cut to another, to their end with `tail`, and the numbers in lists that name it."""
-
-    def change(one: Any) -> Any:
-        if not isinstance(one, Tensor):
-            return one
-        whole = one
-        for dim, size in enumerate(whole.shape):
-            if size == old:
-                one = one.narrow(dim, old - new if tail else 0, new)
-        return one.contiguous().clone() if whole.is_contiguous() else one
-
-    def listed(one: Any) -> Any:
-        if isinstance(one, (list, tuple)) and one and all(isinstance(number, int) for number in one):
-            return [new if number == old and not isinstance(number, bool) else number for number in one]
-        return one
-
     with aside():
-        cut = call.each(change)
-    return OperatorCall(
-        call.func, tuple(map(listed, cut.args)), {name: listed(one) for name, one in cut.kwargs.items()}
-    )
+        smaller = call.each(lambda one: cut(one, old, new, tail=tail) if isinstance(one, Tensor) else one)
+    args = tuple(listed(one, old, new) for one in smaller.args)
+    return OperatorCall(call.func, args, {name: listed(one, old, new) for name, one in smaller.kwargs.items()})
+
+
+def cut(one: Tensor, old: int, new: int, *, tail: bool = False) -> Tensor:
+    """A tensor with all dimensions of one size cut to another, to their end with `tail`."""
+    whole = one
+    for dim, size in enumerate(whole.shape):
+        if size == old:
+            one = one.narrow(dim, old - new if tail else 0, new)
+    return one.contiguous().clone() if whole.is_contiguous() else one
+
+
+def listed(one: Any, old: int, new: int) -> Any:
+    """A list of numbers with one of them in place of another; anything else as it is."""
+    if isinstance(one, (list, tuple)) and one and all(isinstance(number, int) for number in one):
+        return [new if number == old and not isinstance(number, bool) else number for number in one]
+    return one
 
 
 def filled(call: OperatorCall, values: str) -> OperatorCall:
@@ -158,22 +159,21 @@ def filled(call: OperatorCall, values: str) -> OperatorCall:
     generator = torch.Generator().manual_seed(SEED)
 
     def change(one: Any) -> Any:
-        if not isinstance(one, Tensor) or not one.is_floating_point():
-            return one
-        other = copied(one)
-        held = memory(other)
-        held.copy_(torch.ones(held.shape) if values == "ones" else torch.randn(held.shape, generator=generator))
-        return other
+        floating = isinstance(one, Tensor) and one.is_floating_point()
+        return filled_tensor(one, values, generator) if floating else one
 
+    return call.each(change)
+
+
+def filled_tensor(one: Tensor, values: str, generator: torch.Generator) -> Tensor:
+    """A tensor like another one, of ``ones`` or of the generator's ``normal`` numbers."""
     with aside():
         before = torch.get_default_dtype()
         torch.set_default_dtype(torch.float32)
         try:
-            return call.each(change)
+            other = copied(one)
+            held = memory(other)
+            held.copy_(torch.ones(held.shape) if values == "ones" else torch.randn(held.shape, generator=generator))
+            return other
         finally:
             torch.set_default_dtype(before)
-
-
-def elements(call: OperatorCall) -> int:
-    """Number of elements in all tensors of a call."""
-    return sum(one.numel() for one in found((call.args, *call.kwargs.values())))

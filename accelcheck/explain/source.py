@@ -25,6 +25,10 @@ LITERAL = 24
 """Numbers that are written into a script; more go into the file."""
 
 
+class NotWrittenError(ValueError):
+    """There is no script; the message says why."""
+
+
 class Tensors:
     """The tensors that a script needs, as its list ``t``.
 
@@ -89,14 +93,14 @@ def expression(call: OperatorCall, name: str) -> str:
         return literal(one)
 
     words = [said(one) for one in call.args] + [f"{key}={said(one)}" for key, one in call.kwargs.items()]
-    return f"{operator(call.func)}({', '.join(words)})"
+    return f"{overload(call.func)}({', '.join(words)})"
 
 
-def operator(func: Any) -> str:
+def overload(func: Any) -> str:
     """An operator's overload as source."""
     namespace, _, rest = func.name().partition("::")
-    name, _, overload = rest.partition(".")
-    return f"torch.ops.{namespace}.{name}.{overload or 'default'}"
+    name, _, which = rest.partition(".")
+    return f"torch.ops.{namespace}.{name}.{which or 'default'}"
 
 
 def literal(one: Any) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 from accelcheck.explain.explain import ENDED
@@ -146,7 +146,7 @@ def as_json(found: Explanation) -> dict[str, Any]:
             "faults": [asdict(fault) for fault in one.faults],
         },
         "ended": None if found.ended is None else asdict(found.ended),
-        "compiled": None if found.region is None else asdict(found.region),
+        "compiled": None if found.region is None else asdict(replace(found.region, smallest=None)),
         "notes": found.notes,
         "seconds": {"case": found.seconds[0], "explanation": found.seconds[1]},
     }

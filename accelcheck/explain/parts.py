@@ -1,0 +1,261 @@
+"""A part of a captured graph that is wrong when it is compiled: as few operators, sizes and numbers as still show the fault."""
+
+from __future__ import annotations
+
+import math
+import operator
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, fx
+
+from accelcheck.devices.torch_names import OpOverload
+from accelcheck.explain.budgets import OperatorFinding
+from accelcheck.explain.calls import OperatorCall, aside, copied, mapped
+from accelcheck.explain.holding import judged, named, nearest
+from accelcheck.explain.smallest import cut, filled_tensor, listed
+from accelcheck.verify.rounding import Rounding
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+SECONDS = 40.0
+"""That shrinking takes at most, beyond the step in progress: a step compiles."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """A graph of operators, and its inputs.
+
+    Attributes:
+        module: Returns a tuple of tensors.
+        inputs: On the device; those of a captured graph may be numbers too.
+    """
+
+    module: fx.GraphModule
+    inputs: tuple[Any, ...]
+
+    def found(self, arguments: Mapping[str, Any]) -> OperatorFinding:
+        """What its results show when it is compiled.
+
+        Args:
+            arguments: Of ``torch.compile``.
+
+        Raises:
+            Exception: What the compiler raises.
+        """
+        torch.compiler.reset()
+        with torch.no_grad():
+            out = torch.compile(self.module, **arguments)(*(kept(one) for one in self.inputs))
+        own = {f"out[{place}]": one.detach().cpu() for place, one in enumerate(out) if floating(one)}
+
+        def wide() -> dict[str, Tensor]:
+            made = Wide(self.module).run(*(widened(one) for one in self.inputs))
+            return {path: made[int(path[4:-1])].to(torch.float64) for path in own}
+
+        judgements, references = {}, {}
+        with aside():
+            truth = wide()
+            for dtype in dict.fromkeys(named(one.dtype) for one in own.values()):
+                some = {
+                    path: one
+                    for path, one in own.items()
+                    if named(one.dtype) == dtype and not nearest(one, truth[path])
+                }
+
+                def sample(number: int, generator: torch.Generator, dtype: str = dtype) -> Mapping[str, Tensor]:
+                    del number
+                    with Rounding(dtype, dtype, generator):
+                        return wide()
+
+                if some:
+                    judgements[dtype], references[dtype] = judged(some, truth, dtype, sample)
+        faults = tuple(fault for one in judgements.values() for fault in one.faults)
+        return OperatorFinding(faults, judgements, references)
+
+    def operators(self) -> list[fx.Node]:
+        """Its calls, in order."""
+        return [node for node in self.module.graph.nodes if node.op == "call_function"]
+
+
+@dataclass(frozen=True)
+class SmallestPart:
+    """A wrong part alone.
+
+    Attributes:
+        part: Its one result is wrong.
+        finding: What it shows.
+        values: As of `accelcheck.explain.smallest.Smallest`.
+        steps: As there.
+        arguments: Of ``torch.compile``.
+    """
+
+    part: Part
+    finding: OperatorFinding
+    values: str
+    steps: int
+    arguments: Mapping[str, Any]
+
+
+class PartShrinker:
+    """Makes a part smaller while it fails.
+
+    Args:
+        arguments: Of ``torch.compile``.
+        seconds: Most time, if less than `SECONDS`.
+    """
+
+    def __init__(self, arguments: Mapping[str, Any], seconds: float = math.inf) -> None:
+        self.arguments = arguments
+        self._end = time.monotonic() + min(seconds, SECONDS)
+        self._steps = 0
+
+    def shrink(self, part: Part, wrong: int) -> SmallestPart | None:
+        """The smallest part that fails; None where none with one result alone does.
+
+        Args:
+            part: That fails.
+            wrong: Position of the result that is wrong.
+        """
+        whole = last(part, wrong, len(part.operators()))
+        finding = self.failing(whole)
+        if finding is None:
+            return None
+        best, values = whole, "given"
+        count, total = 1, len(whole.operators())
+        while count < total:
+            fewer = last(whole, 0, count)
+            if (again := self._tried(fewer)) is not None:
+                best, finding = fewer, again
+                break
+            count *= 2
+        for size in sorted({size for one in best.inputs for size in one.shape if size > 1}, reverse=True):
+            for wanted in (1, 2, size // 2):
+                if wanted < size and (again := self._tried(smaller := resized(best, size, wanted))) is not None:
+                    best, finding = smaller, again
+                    break
+        for kind in ("ones", "normal"):
+            other = Part(best.module, tuple(filled(best.inputs, kind)))
+            if (again := self._tried(other)) is not None:
+                best, finding, values = other, again, kind
+                break
+        return SmallestPart(best, finding, values, self._steps, self.arguments)
+
+    def failing(self, part: Part) -> OperatorFinding | None:
+        """What a part shows where it is wrong; None where it is right, or cannot be compiled or judged."""
+        try:
+            found = part.found(self.arguments)
+        except Exception:  # noqa: BLE001 - sizes that do not fit raise anything
+            return None
+        return found if found.faults else None
+
+    def _tried(self, part: Part) -> OperatorFinding | None:
+        if time.monotonic() > self._end:
+            return None
+        self._steps += 1
+        return self.failing(part)
+
+
+def last(part: Part, wrong: int, count: int) -> Part:
+    """The last `count` operators that lead to one result of a part; what they need of others is an input."""
+    values = _values(part)
+    (output,) = (node for node in part.module.graph.nodes if node.op == "output")
+    target = output.args[0][wrong]
+    needed = set[fx.Node]()
+    waiting = [target]
+    while waiting:
+        node = waiting.pop()
+        if node not in needed:
+            needed.add(node)
+            waiting += node.all_input_nodes
+    calls = [node for node in part.operators() if node in needed][-count:]
+    # One of several results is taken from the operator that made them, which must be there too.
+    makers = {one for node in calls if node.target is operator.getitem for one in node.all_input_nodes}
+    chosen = [node for node in part.operators() if node in makers or node in calls]
+    graph, made, inputs = fx.Graph(), dict[fx.Node, Any](), list[Tensor]()
+    for node in chosen:
+        for one in node.all_input_nodes:
+            if one in made or one in chosen:
+                continue
+            value = values[one]
+            made[one] = graph.placeholder(f"t{len(inputs)}") if isinstance(value, Tensor) else value
+            if isinstance(value, Tensor):
+                inputs.append(value)
+    for node in chosen:
+        made[node] = graph.create_node(
+            "call_function",
+            node.target,
+            fx.map_arg(node.args, lambda one: made[one]),
+            fx.map_arg(node.kwargs, lambda one: made[one]),
+            name=node.name,
+        )
+    graph.output((made[target],))
+    return Part(fx.GraphModule(torch.nn.Module(), graph), tuple(inputs))
+
+
+def resized(part: Part, old: int, new: int) -> Part:
+    """The part with all dimensions of one size cut to another, and the numbers in lists that name it."""
+    graph, made = fx.Graph(), dict[fx.Node, fx.Node]()
+    for node in part.module.graph.nodes:
+        made[node] = graph.node_copy(node, lambda one: made[one])
+        if node.op == "call_function":
+            made[node].args = tuple(listed(one, old, new) for one in made[node].args)
+    with aside():
+        inputs = tuple(cut(one, old, new) for one in part.inputs)
+    return Part(fx.GraphModule(torch.nn.Module(), graph), inputs)
+
+
+def filled(inputs: Sequence[Tensor], values: str) -> Iterator[Tensor]:
+    """Inputs with other floating-point numbers: see `accelcheck.explain.smallest.filled`."""
+    generator = torch.Generator().manual_seed(0)
+    for one in inputs:
+        yield filled_tensor(one, values, generator) if one.is_floating_point() else one
+
+
+def _values(part: Part) -> dict[fx.Node, Any]:
+    """What each node gives when the part is not compiled."""
+    recording = _Recording(part.module)
+    with torch.no_grad():
+        recording.run(*(kept(one) for one in part.inputs))
+    return recording.values
+
+
+class _Recording(fx.Interpreter):
+    def __init__(self, module: fx.GraphModule) -> None:
+        super().__init__(module, garbage_collect_values=False)
+        self.values: dict[fx.Node, Any] = {}
+
+    def run_node(self, n: fx.Node) -> Any:
+        out = super().run_node(n)
+        self.values[n] = kept(out)  # a later operator may write to it
+        return out
+
+
+class Wide(fx.Interpreter):
+    """Runs a graph in FP64 on the CPU."""
+
+    def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
+        """Operators in FP64; anything else, such as taking one of several results, as it is."""
+        if not isinstance(target, OpOverload):
+            return super().call_function(target, args, kwargs)
+        return OperatorCall(target, mapped(args, lambda one: one), kwargs).widened().run()
+
+
+def kept(value: Any) -> Any:
+    """A copy of a tensor; anything else as it is."""
+    return copied(value.detach()) if isinstance(value, Tensor) else value
+
+
+def floating(value: Any) -> bool:
+    """Whether something is a floating-point tensor."""
+    return isinstance(value, Tensor) and value.is_floating_point()
+
+
+def widened(value: Any) -> Any:
+    """A tensor on the CPU, in FP64 where it is floating-point; anything else as it is."""
+    if not isinstance(value, Tensor):
+        return value
+    host = value.detach().cpu()
+    return host.to(torch.float64) if host.is_floating_point() else host.clone()
