@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch import fx
 
-from accelcheck.explain.parts import Part, PartShrinker, SmallestPart, last
-from accelcheck.explain.script import LINES, Script
+from accelcheck.explain.parts import GraphPart, PartShrinker, SmallestPart, last
+from accelcheck.explain.script import LINES, FaultScript
 from accelcheck.explain.source import NotWrittenError
 from accelcheck.explain.subjects import PartSubject
 
@@ -50,7 +50,7 @@ def backend(wrong: str) -> Mapping[str, Any]:
     return {"backend": scope["planted"]}
 
 
-def traced(function: Callable[..., Any], *inputs: Any) -> Part:
+def traced(function: Callable[..., Any], *inputs: Any) -> GraphPart:
     """A part with the operators of a function."""
     from torch.fx.experimental.proxy_tensor import make_fx
 
@@ -59,7 +59,7 @@ def traced(function: Callable[..., Any], *inputs: Any) -> Part:
     if not isinstance(output.args[0], (tuple, list)):
         output.args = ((output.args[0],),)
         graph.recompile()
-    return Part(graph, inputs)
+    return GraphPart(graph, inputs)
 
 
 def chain(x: torch.Tensor) -> torch.Tensor:
@@ -69,7 +69,7 @@ def chain(x: torch.Tensor) -> torch.Tensor:
 SIN = "'sin' in str(node.target)"
 
 
-def shrunk(part: Part, wrong: str) -> SmallestPart | None:
+def shrunk(part: GraphPart, wrong: str) -> SmallestPart | None:
     return PartShrinker(backend(wrong), 300.0).shrink(part, 0)
 
 
@@ -111,7 +111,7 @@ def ran(smallest: SmallestPart, folder: Path, wrong: str) -> subprocess.Complete
     (folder / "planted_backend.py").write_text(BACKEND.format(wrong=wrong))
     named = SmallestPart(smallest.part, smallest.finding, smallest.values, 0, {"backend": "planted", "dynamic": False})
     path = folder / f"script-{wrong == 'False'}.py"
-    Script(PartSubject(named), "cpu", "A wrong graph.", ("planted_backend",)).write(path)
+    FaultScript(PartSubject(named), "cpu", "A wrong graph.", ("planted_backend",)).write(path)
     assert len(path.read_text().splitlines()) <= LINES
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(folder), *sys.path])}
     return subprocess.run(
@@ -152,7 +152,7 @@ def test_a_compiler_without_a_name_has_no_script() -> None:
 def test_what_is_no_operator_has_no_script() -> None:
     graph = fx.Graph()
     graph.output((graph.call_function(torch.sin, (graph.placeholder("x"),)),))
-    part = Part(fx.GraphModule(torch.nn.Module(), graph), (torch.ones(2),))
+    part = GraphPart(fx.GraphModule(torch.nn.Module(), graph), (torch.ones(2),))
     smallest = SmallestPart(part, part.found({"backend": "eager"}), "ones", 0, {})
     with pytest.raises(NotWrittenError, match="is no operator"):
         PartSubject(smallest)

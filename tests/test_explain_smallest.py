@@ -13,7 +13,7 @@ from torch import Tensor
 
 from accelcheck.explain.budgets import OperatorBudgets
 from accelcheck.explain.calls import OperatorCall
-from accelcheck.explain.script import LINES, Script
+from accelcheck.explain.script import LINES, FaultScript
 from accelcheck.explain.smallest import Shrinker, Smallest
 from accelcheck.explain.subjects import OperatorSubject
 from accelcheck.selftest.faults.plant import Kernels
@@ -53,7 +53,7 @@ def alone(
     (folder / "planted_kernel.py").write_text(PLANT.format(body=body, names=(name,)))
     ends = []
     for file, imports in (("wrong.py", ("planted_kernel",)), ("right.py", ())):
-        Script(OperatorSubject(smallest), "cpu", "A wrong operator.", imports).write(folder / file)
+        FaultScript(OperatorSubject(smallest), "cpu", "A wrong operator.", imports).write(folder / file)
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(folder), *sys.path])}
         ends.append(
             subprocess.run(

@@ -20,7 +20,7 @@ from accelcheck.explain import text
 from accelcheck.explain.alone import alone
 from accelcheck.explain.ended import Elsewhere, explain_end
 from accelcheck.explain.explain import ENDED, Explanation, Steps, explain
-from accelcheck.explain.script import Script
+from accelcheck.explain.script import FaultScript
 from accelcheck.explain.source import NotWrittenError
 from accelcheck.explain.subjects import subject_of
 from accelcheck.explain.trail import Trail
@@ -209,7 +209,7 @@ def _written(found: Explanation, asked: Asked, bench: Bench) -> list[str]:
     title = f"{name} is wrong on {device.name}; found by: accelcheck explain {asked.case.id}"
     try:
         subject = subject_of(found.smallest)
-        Script(subject, str(device.torch_device()), title, asked.imports).write(path)
+        FaultScript(subject, str(device.torch_device()), title, asked.imports).write(path)
     except NotWrittenError as error:
         return [f"note: no script: {error}"]
     shapes = ", ".join(f"{str(one.dtype).removeprefix('torch.')}{list(one.shape)}" for one in subject.tensors.tensors)

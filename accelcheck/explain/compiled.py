@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, fx
 
 from accelcheck.devices.torch_names import OpOverload
-from accelcheck.explain.parts import Part, PartShrinker, SmallestPart, kept
+from accelcheck.explain.parts import GraphPart, PartShrinker, SmallestPart, kept
 from accelcheck.verify.oracle import twice
 
 if TYPE_CHECKING:
@@ -118,13 +118,13 @@ def _first_wrong(graph: Graph, arguments: Mapping[str, Any], seconds: float) -> 
     """Bisect: cuts before the first wrong operator are right, and those after it wrong."""
     nodes = [node for node in graph.module.graph.nodes if node.op == "call_function"]
     places = [place for place, node in enumerate(nodes) if _computes(node)]
-    whole = Part(_cut(graph.module, len(nodes)), graph.inputs)
+    whole = GraphPart(_cut(graph.module, len(nodes)), graph.inputs)
     if not places or not (faults := whole.found(arguments).faults):
         return None
     low, high = -1, len(places) - 1
     while high - low > 1:
         middle = (low + high) // 2
-        part = Part(_cut(graph.module, places[middle] + 1), graph.inputs)
+        part = GraphPart(_cut(graph.module, places[middle] + 1), graph.inputs)
         found = part.found(arguments).faults
         low, high, faults, whole = (low, middle, found, part) if found else (middle, high, faults, whole)
     node = nodes[places[high]]

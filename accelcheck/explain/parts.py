@@ -26,7 +26,7 @@ SECONDS = 40.0
 
 
 @dataclass(frozen=True)
-class Part:
+class GraphPart:
     """A graph of operators, and its inputs.
 
     Attributes:
@@ -92,7 +92,7 @@ class SmallestPart:
         arguments: Of ``torch.compile``.
     """
 
-    part: Part
+    part: GraphPart
     finding: OperatorFinding
     values: str
     steps: int
@@ -112,7 +112,7 @@ class PartShrinker:
         self._end = time.monotonic() + min(seconds, SECONDS)
         self._steps = 0
 
-    def shrink(self, part: Part, wrong: int) -> SmallestPart | None:
+    def shrink(self, part: GraphPart, wrong: int) -> SmallestPart | None:
         """The smallest part that fails; None where none with one result alone does.
 
         Args:
@@ -137,13 +137,13 @@ class PartShrinker:
                     best, finding = smaller, again
                     break
         for kind in ("ones", "normal"):
-            other = Part(best.module, tuple(filled(best.inputs, kind)))
+            other = GraphPart(best.module, tuple(filled(best.inputs, kind)))
             if (again := self._tried(other)) is not None:
                 best, finding, values = other, again, kind
                 break
         return SmallestPart(best, finding, values, self._steps, self.arguments)
 
-    def failing(self, part: Part) -> OperatorFinding | None:
+    def failing(self, part: GraphPart) -> OperatorFinding | None:
         """What a part shows where it is wrong; None where it is right, or cannot be compiled or judged."""
         try:
             found = part.found(self.arguments)
@@ -151,14 +151,14 @@ class PartShrinker:
             return None
         return found if found.faults else None
 
-    def _tried(self, part: Part) -> OperatorFinding | None:
+    def _tried(self, part: GraphPart) -> OperatorFinding | None:
         if time.monotonic() > self._end:
             return None
         self._steps += 1
         return self.failing(part)
 
 
-def last(part: Part, wrong: int, count: int) -> Part:
+def last(part: GraphPart, wrong: int, count: int) -> GraphPart:
     """The last `count` operators that lead to one result of a part; what they need of others is an input."""
     values = _values(part)
     (output,) = (node for node in part.module.graph.nodes if node.op == "output")
@@ -192,10 +192,10 @@ def last(part: Part, wrong: int, count: int) -> Part:
             name=node.name,
         )
     graph.output((made[target],))
-    return Part(fx.GraphModule(torch.nn.Module(), graph), tuple(inputs))
+    return GraphPart(fx.GraphModule(torch.nn.Module(), graph), tuple(inputs))
 
 
-def resized(part: Part, old: int, new: int) -> Part:
+def resized(part: GraphPart, old: int, new: int) -> GraphPart:
     """The part with all dimensions of one size cut to another, and the numbers in lists that name it."""
     graph, made = fx.Graph(), dict[fx.Node, fx.Node]()
     for node in part.module.graph.nodes:
@@ -204,7 +204,7 @@ def resized(part: Part, old: int, new: int) -> Part:
             made[node].args = tuple(listed(one, old, new) for one in made[node].args)
     with aside():
         inputs = tuple(cut(one, old, new) for one in part.inputs)
-    return Part(fx.GraphModule(torch.nn.Module(), graph), inputs)
+    return GraphPart(fx.GraphModule(torch.nn.Module(), graph), inputs)
 
 
 def filled(inputs: Sequence[Tensor], values: str) -> Iterator[Tensor]:
@@ -214,7 +214,7 @@ def filled(inputs: Sequence[Tensor], values: str) -> Iterator[Tensor]:
         yield filled_tensor(one, values, generator) if one.is_floating_point() else one
 
 
-def _values(part: Part) -> dict[fx.Node, Any]:
+def _values(part: GraphPart) -> dict[fx.Node, Any]:
     """What each node gives when the part is not compiled."""
     recording = _Recording(part.module)
     with torch.no_grad():

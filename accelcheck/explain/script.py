@@ -80,7 +80,7 @@ class Subject(Protocol):
         """Of the result."""
 
 
-class Script:
+class FaultScript:
     """The text of a script, and what goes into a file beside it.
 
     Args:
