@@ -191,7 +191,7 @@ class Counting:
         trial = Trial(case, technique, workload, device, bench.store)
         random = [draw for draw in draws(workload, case.mode, technique.admits) if not draw.probe]
         one = next((culprit for draw in random for culprit in runs.traced(trial, draw).culprits), None)
-        one = one or runs.leaning(trial, random)
+        one = one or runs.in_turn(trial, random)
         self.variants += 1
         if one is not None:
             self.false += 1

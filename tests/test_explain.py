@@ -373,7 +373,7 @@ def test_the_operator_that_was_running_when_a_process_ended_is_named(
 @pytest.mark.usefixtures("installed")
 def test_what_ends_a_process_between_operators_is_said(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["explain", ID.format("early"), "--no-layers"]) == RED
-    assert "none had begun: what ends the process is what the technique does before" in capsys.readouterr().out
+    assert "none had begun: it ends while parameters and inputs are brought to the device" in capsys.readouterr().out
     assert cli.main(["explain", ID.format("late"), "--no-layers", "--json"]) == RED
     found = json.loads(capsys.readouterr().out)
     assert (found["verdict"], found["script"]) == ("crash", None)

@@ -123,43 +123,48 @@ def explained(asked: Asked, bench: Bench) -> Told:
     """
     case, began = asked.case, time.monotonic()
     there, trail = _There(asked), Trail()
-    limit = (
-        seconds_of(case.level, bench.matrix.techniques[case.technique].patience) if asked.limit is None else asked.limit
-    )
+    patience = bench.matrix.techniques[case.technique].patience
+    limit = seconds_of(case.level, patience) if asked.limit is None else asked.limit
     with closing(CleanProcess([there, trail], ((there.begin, BEGIN),))) as process:
         asked.say("the case itself")
         try:
             ran, took = process.call(_ran, there, case, limit=limit or None)
+            record = Record.from_json(json.loads(ran))
         except CleanProcessError as error:
             if error.end is None:
                 raise
-            found = Explanation(Record(case, error.end.verdict, reason=f"the process that ran it {error.end}"))
-            steps = Steps(asked.say, asked.layers, 0.0)
-            said = explain_end(
-                Elsewhere(process, there, trail, limit, asked.imports), found, bench, asked.script, steps
-            )
-            found.seconds = 0.0, time.monotonic() - began
-            try:
-                device = process.call(_identity, there, case.device, limit=BEGIN)
-            except Exception:  # noqa: BLE001 - a device that is lost does not say what it is, in whatever way
-                device = ""
-            return _told(found, said, device, script=bool(said))
-        most = max(LEAST, TIMES * took) if asked.most is None else asked.most
-        for shrinking in (math.inf, 0.0):
-            try:
-                told: Told = process.call(_explained, there, ran, took, shrinking, limit=most)
-            except CleanProcessError as error:  # of a layer, or a smaller case
-                if error.end is None:
-                    raise
-                why = f"the process that explained it {error.end}"
-                if error.end.verdict is Verdict.HANG:
-                    break
-            else:
-                return told if shrinking else replace(told, lines=[*told.lines, f"note: not shrunk: {why}"])
-    found = Explanation(
-        Record.from_json(json.loads(ran)), notes=[f"{why}: --no-layers, or another --timeout, may go further"]
-    )
-    return _told(found, [], "")
+            record, took = Record(case, error.end.verdict, reason=f"the process that ran it {error.end}"), 0.0
+        if record.verdict not in ENDED:
+            return _whole(process, there, record, took)
+        process.renew()
+        found, steps = Explanation(record), Steps(asked.say, asked.layers, 0.0)
+        elsewhere = Elsewhere(process, there, trail, limit, asked.imports)
+        said = explain_end(elsewhere, found, bench, asked.script, steps)
+        found.seconds = took, time.monotonic() - began - took
+        try:
+            device = process.call(_identity, there, case.device, limit=BEGIN)
+        except Exception:  # noqa: BLE001 - a device that is lost does not say what it is, in whatever way
+            device = ""
+        return _told(found, said, device, script=bool(said))
+
+
+def _whole(process: CleanProcess, there: _There, record: Record, took: float) -> Told:
+    """Explain a case that left its process as it was; without shrinking, where a smaller case ends it."""
+    asked, ran = there.asked, json.dumps(record.as_json())
+    most = max(LEAST, TIMES * took) if asked.most is None else asked.most
+    for shrinking in (math.inf, 0.0):
+        try:
+            told: Told = process.call(_explained, there, ran, took, shrinking, limit=most)
+        except CleanProcessError as error:
+            if error.end is None:
+                raise
+            why = f"the process that explained it {error.end}"
+            if error.end.verdict is Verdict.HANG:
+                break
+        else:
+            return told if shrinking else replace(told, lines=[*told.lines, f"note: not shrunk: {why}"])
+    notes = [f"{why}: --no-layers, or another --timeout, may go further"]
+    return _told(Explanation(record, notes=notes), [], "")
 
 
 def explained_here(asked: Asked) -> Told:

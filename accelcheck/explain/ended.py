@@ -1,6 +1,6 @@
-"""Why a case ends its process, or never ends: the layer, and the operator that was running.
+"""Why a case ends its process, never ends, or loses its device: the layer, and the operator that was running.
 
-What the suite calls a crash or a hang leaves no result to look at. So every step runs in a process of its own, which notes each operator in
+What the suite calls a crash, a hang or a lost device leaves no result to look at. So every step runs in a process of its own, which notes each operator in
 shared memory before it begins it; what that memory holds when the process has ended is the operator that was running.
 """
 
@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from accelcheck.checks.trial import Trial
+from accelcheck.core.case import Verdict
 from accelcheck.core.clean_process import CleanProcessError
 from accelcheck.explain import layers as of_layers
 from accelcheck.explain import runs
@@ -77,12 +78,10 @@ def explain_end(there: Elsewhere, found: Explanation, bench: Bench, script: Path
     steps.say("operators")
     for draw in draws(workload, case.mode, technique.admits):
         there.trail.clear()
-        try:
-            there.call(noted, there.trail, case, draw)
-        except CleanProcessError as error:
+        why, ended = _noted(there, case, draw)
+        if ended:
             found.draw, found.ended = draw, there.trail.read()
-            if error.end is None:
-                found.notes.append(str(error))
+            found.notes += [why] if why else []
             break
     else:
         found.notes.append(
@@ -108,6 +107,19 @@ def explain_end(there: Elsewhere, found: Explanation, bench: Bench, script: Path
     return [f"\nThe operator alone\n{script}: with the inputs of the case", alone(script, meanings, there.limit)]
 
 
+def _noted(there: Elsewhere, case: Case, draw: Draw) -> tuple[str, bool]:
+    """What a run with each operator noted raised, and whether it ended its process or lost its device."""
+    try:
+        raised: str = there.call(noted, there.trail, case, draw)
+    except CleanProcessError as error:
+        return ("" if error.end else str(error)), True
+    last = there.trail.read()
+    ended = bool(raised) and (last is None or not last.returned)
+    if ended:
+        there.process.renew()  # what it did to its device is no matter of what runs next
+    return raised, ended
+
+
 def _layer(there: Elsewhere, case: Case, plan: Planned, chosen: Sequence[Draw]) -> Layer:
     try:
         found: Layer = there.call(layer, case, plan, chosen)
@@ -115,6 +127,8 @@ def _layer(there: Elsewhere, case: Case, plan: Planned, chosen: Sequence[Draw]) 
         if error.end is None:
             return of_layers.Layer(plan.name, plan.blames, "", str(error))
         return of_layers.Layer(plan.name, plan.blames, error.end.verdict, f"its process {error.end}")
+    if found.verdict == Verdict.ERROR:
+        there.process.renew()
     return found
 
 
@@ -126,10 +140,11 @@ def layer(bench: Callable[[], Bench], case: Case, plan: Planned, chosen: Sequenc
     return of_layers.layer(bench(), case, plan, chosen)
 
 
-def noted(bench: Callable[[], Bench], trail: Trail, case: Case, draw: Draw) -> None:
-    """Run a draw, and note each operator."""
+def noted(bench: Callable[[], Bench], trail: Trail, case: Case, draw: Draw) -> str:
+    """Run a draw, and note each operator; what the run raised."""
     trial = _trial(bench(), case)
-    runs.attempted(trial, draw, most=0, watcher=_Noting(trail, trial.device))
+    _, error = runs.attempted(trial, draw, most=0, watcher=_Noting(trail, trial.device))
+    return "" if error is None else f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
 
 
 def kept(bench: Callable[[], Bench], case: Case, draw: Draw, number: int, path: Path, imports: Sequence[str]) -> str:

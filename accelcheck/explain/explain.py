@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 
 DRAWS = 4
 """Failing draws whose operators are looked at, until one of them is wrong."""
-ENDED = frozenset({Verdict.CRASH, Verdict.HANG})
-"""Verdicts of cases that end their process, or have to be ended: `accelcheck.explain.ended` explains them."""
+ENDED = frozenset({Verdict.CRASH, Verdict.HANG, Verdict.DEVICE_LOST})
+"""Verdicts of cases after which their process is of no use: `accelcheck.explain.ended` explains them."""
 
 
 @dataclass(frozen=True)
@@ -258,7 +258,7 @@ def _random(known: Sequence[Draw]) -> list[Draw]:
 def _together(trial: Trial, chosen: Sequence[Draw], found: Explanation) -> Culprit | None:
     """An operator whose errors point one way in every draw."""
     try:
-        return runs.leaning(trial, chosen)
+        return runs.in_turn(trial, chosen)
     except Exception as error:  # noqa: BLE001 - a workload, technique or backend may raise anything
         found.notes.append(f"other draws raised {type(error).__name__}: {error}")
         return None

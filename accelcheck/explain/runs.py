@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import gc
+import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +25,8 @@ if TYPE_CHECKING:
 
     First = Callable[[Culprit, Callable[[OperatorCall], Any]], None]
 
+TURNS, SECONDS = 16, 20.0
+"""How often draws run one after the other, until an operator is wrong, and for how long at most, beyond the turn in progress."""
 MODES = frozenset({Mode.FORWARD, Mode.BACKWARD, Mode.TRAIN})
 """Modes whose results are held to an FP64 oracle, and so can be explained by operators."""
 
@@ -94,10 +98,30 @@ def traced(
     return trace
 
 
-def leaning(trial: Trial, draws: Sequence[Draw]) -> Culprit | None:
-    """The first operator whose errors point one way in all of these draws, with few samples and with more; None where none does."""
-    culprit = together([traced(trial, draw) for draw in draws])
-    return None if culprit is None else together([traced(trial, draw, only=culprit.number) for draw in draws])
+def in_turn(trial: Trial, draws: Sequence[Draw]) -> Culprit | None:
+    """The first operator that is wrong where these draws run one after the other; None where none is.
+
+    Either its errors point one way in all of them, with few samples and with more, or it is wrong in one of `TURNS` turns: a fault may need
+    an earlier run.
+    """
+    end = time.monotonic() + SECONDS
+    traces = _traces(trial, draws)
+    culprit = together(traces)
+    if culprit is not None:
+        return together([traced(trial, draw, only=culprit.number) for draw in draws])
+    for _ in range(TURNS - 1):
+        if any(trace.culprits for trace in traces) or time.monotonic() > end:
+            break
+        traces = _traces(trial, draws)
+    return next((one for trace in traces for one in trace.culprits), None)
+
+
+def _traces(trial: Trial, draws: Sequence[Draw]) -> list[OperatorTrace]:
+    traces = []
+    for draw in draws:
+        gc.collect()  # so that a draw may get the memory that an earlier one had, as in the case itself
+        traces.append(traced(trial, draw))
+    return traces
 
 
 def holder_of(trial: Trial, *, careful: int = 0) -> OperatorBudgets:

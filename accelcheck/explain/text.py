@@ -45,7 +45,9 @@ def report(found: Explanation) -> Iterator[str | Table]:
 
 
 def _operator(found: Explanation) -> Iterator[str | Table]:
-    if found.record.verdict in ENDED and not found.notes:
+    if found.record.verdict in ENDED:
+        if found.draw is None:
+            return
         yield "\nWhich operator"
         yield from _ended(found)
         return
@@ -72,7 +74,7 @@ def _operator(found: Explanation) -> Iterator[str | Table]:
 def _ended(found: Explanation) -> Iterator[str]:
     one = found.ended
     if one is None:
-        yield "none had begun: what ends the process is what the technique does before the model runs"
+        yield "none had begun: it ends while parameters and inputs are brought to the device, or while the technique prepares the model"
         return
     when = "the last one that had returned" if one.returned else "it had begun, and not returned"
     yield f"{one.operator}, number {one.number + 1}: {when}"

@@ -18,6 +18,13 @@ def is_initialized() -> bool:
     return _C.in_use()
 
 
+def __getattr__(name: str) -> bool:
+    """``_initialized``, which `torch.utils.checkpoint` asks for before it keeps the generator's state for the second forward pass."""
+    if name == "_initialized":
+        return is_initialized()
+    raise AttributeError(f"torch.acme has no {name}")
+
+
 def _is_in_bad_fork() -> bool:
     return _C.in_bad_fork()
 
