@@ -210,6 +210,10 @@ def test_the_page_has_every_fault_and_each_was_seen() -> None:
     rows = dict(re.findall(r"^\| `([^`]+)` \|.*\| (\d+) of \d+ \|", page, re.MULTILINE))
     assert list(rows) == [planted.name for planted in faults().FAULTS]
     assert min(map(int, rows.values())) >= 1
+    for planted in faults().FAULTS:
+        (row,) = re.findall(rf"^\| `{planted.name}` \|.*\| ([^|]+) \|$", page, re.MULTILINE)
+        named = set(re.findall("`([^`]+)`", row))
+        assert named & set(planted.operators) or not planted.operators, row
 
 
 def test_every_fault_of_the_source_is_in_the_table() -> None:

@@ -182,7 +182,8 @@ def _told(found: Explanation, said: Sequence[str], device: str, *, script: bool 
         case, explanation = found.seconds
         times = f", {explanation / case:.1f} times the case's {case:.1f} s" if case else ""
         lines += ["", *filter(None, [device]), f"explained in {explanation:.1f} s{times}"]
-    return Told(lines, text.as_json(found), found.record.verdict, script)
+    facts = {**text.as_json(found), "alone": said[-1] if script else None}
+    return Told(lines, facts, found.record.verdict, script)
 
 
 # In the process that explains.

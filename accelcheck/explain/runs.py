@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
     First = Callable[[Culprit, Callable[[OperatorCall], Any]], None]
 
-TURNS, SECONDS = 16, 20.0
-"""How often draws run one after the other, until an operator is wrong, and for how long at most, beyond the turn in progress."""
+SECONDS = 2.0
+"""For which draws run one after the other until an operator is wrong, beyond the turn in progress."""
 MODES = frozenset({Mode.FORWARD, Mode.BACKWARD, Mode.TRAIN})
 """Modes whose results are held to an FP64 oracle, and so can be explained by operators."""
 
@@ -101,17 +101,15 @@ def traced(
 def in_turn(trial: Trial, draws: Sequence[Draw]) -> Culprit | None:
     """The first operator that is wrong where these draws run one after the other; None where none is.
 
-    Either its errors point one way in all of them, with few samples and with more, or it is wrong in one of `TURNS` turns: a fault may need
-    an earlier run.
+    Either its errors point one way in all of them, with few samples and with more, or it is wrong in one of several turns: a fault may
+    need an earlier run.
     """
     end = time.monotonic() + SECONDS
     traces = _traces(trial, draws)
     culprit = together(traces)
     if culprit is not None:
         return together([traced(trial, draw, only=culprit.number) for draw in draws])
-    for _ in range(TURNS - 1):
-        if any(trace.culprits for trace in traces) or time.monotonic() > end:
-            break
+    while not any(trace.culprits for trace in traces) and time.monotonic() < end:
         traces = _traces(trial, draws)
     return next((one for trace in traces for one in trace.culprits), None)
 
