@@ -355,6 +355,8 @@ VENDOR = "examples/vendor-device"
 @nox.session
 def vendor(session: nox.Session) -> None:
     """The example of a vendor's device: builds it, qualifies it at level 1, assesses, packs and verifies the result."""
+    if shutil.which("g++") is None:
+        session.skip("vendor: no C++ compiler; on Debian: apt-get install g++")
     session.install(*PINS["cpu"], *_index(session))
     session.install("-e", ".[accuracy,torchao]", "setuptools>=77", "ninja>=1.11")
     session.install("--no-build-isolation", "--no-deps", f"./{VENDOR}")

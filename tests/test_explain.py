@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import json
 import os
 import re
@@ -238,6 +239,21 @@ def test_a_run_that_raises_names_the_operator_in_which_it_did(store: Store) -> N
 def test_a_technique_without_evidence_has_no_operator_to_name(store: Store) -> None:
     record = Record(case(built_in()["matmul"]), Verdict.FAIL, reason="not engaged: graphs compiled >= 1: observed 0")
     assert failing_draws(record, [FIRST, Draw(1)]) == []
+
+
+def test_an_operator_that_is_wrong_now_and_then_is_named_without_a_script(store: Store) -> None:
+    calls = itertools.count(1)
+
+    def seldom(func: Any, *args: Any, **kwargs: Any) -> Any:
+        return func(*args, **kwargs) * (1.01 if next(calls) % 7 == 0 else 1.0)
+
+    found = explained(store, kernels(mm=seldom), with_layers=False)
+    assert found.record.verdict is Verdict.FAIL
+    assert all_named(found) == ["aten::mm"]
+    assert found.smallest is None
+    assert found.notes == [
+        "no script: aten::mm is right when it is called again with the same inputs; what ran before it matters, or chance"
+    ]
 
 
 def test_the_draws_that_fail_are_read_from_the_verdict() -> None:
