@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 import textwrap
+from importlib.metadata import version
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING
@@ -541,6 +542,29 @@ def test_generic_takes_a_python_written_backend() -> None:
     assert "no memory statistics" in reason
     assert (seed, chip, absent) == (5, "Toy 0", "no-package")
     assert types[-1] == "toy"
+
+
+@pytest.mark.skipif(
+    not hasattr(torch.utils.backend_registration, "_setup_privateuseone_for_python_backend"),
+    reason="torch 2.9 has no Python-written backends",
+)
+def test_the_fingerprint_of_a_backend_that_is_imported_has_its_version() -> None:
+    out = python(
+        """
+        import json, os, toy_backend
+        from accelcheck.core import imports
+        from accelcheck.devices.generic import Generic
+        toy_backend.load()
+        before = Generic("toy").fingerprint()
+        imports.announce(["filelock"])
+        after = Generic("toy").fingerprint()
+        print(json.dumps([before.runtime, sorted(before.versions), after.runtime, sorted(after.versions)]))
+        """,
+        environ={"PYTHONPATH": str(Path(__file__).parent)},
+    )
+    runtime, packages, named, more = json.loads(out)
+    assert (runtime, packages) == ("torch.toy", ["numpy", "torch"])
+    assert (named, more) == (f"filelock {version('filelock')}", ["filelock", "numpy", "torch"])
 
 
 @pytest.mark.parametrize(("follows", "believed"), [("both", True), ("the current one", False), ("neither", False)])

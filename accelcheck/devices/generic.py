@@ -6,10 +6,20 @@ import os
 import sys
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from accelcheck.core import imports
 from accelcheck.core.capability import SUPPORTED, Capability, Code, unavailable
 from accelcheck.devices import torch_names
 from accelcheck.devices.base import Device, Fingerprint, Memory
-from accelcheck.devices.packages import AUTOLOAD, backends, load_backend, package_of, requires_torch, versions
+from accelcheck.devices.packages import (
+    AUTOLOAD,
+    backends,
+    distributions,
+    load_backend,
+    package_of,
+    requires_torch,
+    version,
+    versions,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -94,13 +104,17 @@ class Generic(Device):
         properties = _ask(module, "get_device_properties", 0)
         provider = self._provider()
         distribution = provider.dist if provider is not None else None
+        given = [] if distribution is None else [distribution.name]
+        given += [
+            name for module in imports.announced() for name in distributions(module)
+        ]  # which no entry point loads
         return Fingerprint(
             device=self.name,
             chip=str(_ask(module, "get_device_name", 0) or getattr(properties, "name", "") or self.type),
             count=int(_ask(module, "device_count") or 1),
             memory=int(getattr(properties, "total_memory", 0)),
-            runtime=f"{distribution.name} {distribution.version}" if distribution is not None else f"torch.{self.type}",
-            versions=versions("torch", "numpy", *([distribution.name] if distribution is not None else [])),
+            runtime=next((f"{name} {version(name)}" for name in given), f"torch.{self.type}"),
+            versions=versions("torch", "numpy", *given),
             environment=self.environment(),
         )
 

@@ -49,6 +49,11 @@ def versions(*distributions: str) -> dict[str, str]:
     return {name: found for name in distributions if (found := version(name))}
 
 
+def distributions(module: str) -> list[str]:
+    """The installed distributions that have a module."""
+    return metadata.packages_distributions().get(module.partition(".")[0], [])
+
+
 def release(text: str) -> tuple[int, int]:
     """The first two numbers of a version: (2, 13) of ``2.13.0+cpu``; (0, 0) if there are not two."""
     parts = text.partition("+")[0].split(".")
