@@ -179,7 +179,7 @@ class Counting:
         self.counts = {"operators": Count(), "functions": Count()}
         self.scripts: Counter[bool] = Counter()
         self.ratios: list[float] = []
-        self.variants = self.false = 0
+        self.variants = self.false = self.unwritten = 0
 
     def variant(self, row: PlantedRow, bench: Bench, case: Case) -> None:
         """Look for an operator in a correct variant, whatever its verdict: none may be named."""
@@ -232,7 +232,11 @@ class Counting:
         """Run the script of a named operator alone."""
         if row.plant in NOT_ALONE or self.scripts.total() >= self.most_scripts:
             return
-        why = fails_alone(found, row, self.folder) if found.smallest is not None else f"none: {'; '.join(found.notes)}"
+        if found.smallest is None:
+            self.unwritten += 1
+            print(f"no script: {row}: {'; '.join(found.notes)}", flush=True)
+            return
+        why = fails_alone(found, row, self.folder)
         self.scripts[not why] += 1
         if why:
             print(f"script: {row}: {why}", flush=True)
@@ -245,7 +249,10 @@ class Counting:
                 f"{count.missed} cases passed"
             )
         print(f"correct variants: {self.variants}, {self.false} with a named operator")
-        print(f"scripts run alone: {self.scripts.total()}, {self.scripts[True]} failed as they must")
+        print(
+            f"scripts run alone: {self.scripts.total()}, {self.scripts[True]} failed as they must; "
+            f"{self.unwritten} named operators are right in a single call, and have none"
+        )
         if self.ratios:
             middle = sorted(self.ratios)[len(self.ratios) // 2]
             print(

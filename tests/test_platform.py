@@ -275,6 +275,16 @@ def test_what_is_hidden_is_gone_and_torch_is_imported_all_the_same() -> None:
     assert "CUDA_VISIBLE_DEVICES empty = 0" in found.evidence[1].claim
 
 
+def test_a_device_of_another_package_is_hidden_by_the_mask_that_it_names() -> None:
+    device = StubDevice("toy")
+    with pytest.raises(Unsupported, match="no environment variable is known that hides stub"):
+        loading.without_hardware(trial("import-without-hardware", device))
+    device.mask = "TOY_VISIBLE_DEVICES"  # type: ignore[misc]  # of its class, for this one
+    found = loading.without_hardware(trial("import-without-hardware", device))
+    assert "TOY_VISIBLE_DEVICES empty = 0" in found.evidence[1].claim
+    assert found.faults == []
+
+
 def test_a_cpu_cannot_be_hidden() -> None:
     with pytest.raises(Unsupported, match="which no machine is without"):
         loading.without_hardware(trial("import-without-hardware", devices()["cpu"]))

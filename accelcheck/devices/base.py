@@ -151,7 +151,8 @@ class Device(ABC):
     """Environment variables that change its results or speed; the ones that are set are part of the fingerprint."""
     mask: ClassVar[str] = ""
     """For a device of another package: the environment variable whose ids, with commas between, say which chips a process sees.
-    Each pytest-xdist worker gets one of them. Empty where there is none, and workers share all chips."""
+    Each pytest-xdist worker gets one of them, and a process that it hides all from must do without. Empty where there is none, and workers share
+    all chips."""
 
     def detect(self) -> Capability:
         """Whether this machine has the hardware and the packages. Imports nothing and does not open the hardware."""

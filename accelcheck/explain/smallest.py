@@ -14,7 +14,7 @@ from accelcheck.explain import fused
 from accelcheck.explain.calls import OperatorCall, aside, copied, memory
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from accelcheck.explain.budgets import OperatorBudgets, OperatorFinding
 
@@ -64,10 +64,14 @@ class Shrinker:
         self.holder, self.run, self.peers = holder, run, peers
         self._end = time.monotonic() + min(seconds, SECONDS)
         self._steps = 0
+        self._poisons = False
 
     def shrink(self, call: OperatorCall) -> Smallest | None:
         """The smallest call that fails; None where this one does not fail when it is run again."""
         finding = self.failing(call)
+        if finding is None:
+            self._poisons = True  # what it does not write may be what the last call has left there
+            finding = self.failing(call)
         if finding is None:
             return None
         values = "given"
@@ -84,8 +88,10 @@ class Shrinker:
     def failing(self, call: OperatorCall) -> OperatorFinding | None:
         """What a call shows where it is wrong; None where it is right, or cannot be run or judged."""
         with aside():
-            before, used = call.kept(), call.kept()
+            before, used, other = call.kept(), call.kept(), call.kept()
         try:
+            if self._poisons:
+                _poison(other.results(self.run(other)).values())
             finding = self.holder.find(before, used.results(self.run(used)), peers=self.peers)
         except Exception:  # noqa: BLE001 - sizes that do not fit raise anything
             return None
@@ -128,6 +134,13 @@ class Shrinker:
         dense = call.each(lambda one: one.contiguous().clone() if isinstance(one, Tensor) else one)
         again = None if all(one.is_contiguous() for one in call.tensors()) else self._tried(dense)
         return (call, finding) if again is None else (dense, again)
+
+
+def _poison(results: Iterable[Tensor]) -> None:
+    """Allocate such memory, fill it, and release it: a result that is not written has these numbers then."""
+    with aside():
+        held = [torch.full_like(one, torch.nan) for one in results for _ in range(2) if one.is_floating_point()]
+        del held
 
 
 def resized(call: OperatorCall, old: int, new: int, *, tail: bool = False) -> OperatorCall:

@@ -64,8 +64,8 @@ def without_hardware(trial: Trial) -> Finding:
     if device.type == "cpu" or client == "CPU":
         said = f"{device.name} computes on the host's CPU, which no machine is without"
         raise Unsupported(unsupported(Code.NO_EFFECT, said))
-    variable = mask_variable(device.name, os.environ)
-    if variable is None:
+    variable = device.mask or mask_variable(device.name, os.environ)
+    if not variable:
         said = f"no environment variable is known that hides {device.name}: accelcheck cannot try it on this machine"
         raise Unsupported(unsupported(Code.NO_FEATURE, said))
     found = _said(device, "accelcheck.checks.platform.loading:compute_hidden", {variable: ""})

@@ -9,8 +9,8 @@ from acme_npu import _C
 
 
 def is_available() -> bool:
-    """Whether there is a device."""
-    return True
+    """Whether there is a device: one that ``ACME_VISIBLE_DEVICES``, where it is set, names."""
+    return _C.visible()
 
 
 def is_initialized() -> bool:
@@ -31,7 +31,7 @@ def _is_in_bad_fork() -> bool:
 
 def device_count() -> int:
     """Number of devices."""
-    return 1
+    return int(_C.visible())
 
 
 def current_device() -> int:

@@ -43,6 +43,8 @@ struct Fault {
   int64_t count;
 };
 const Fault& fault();
+// Whether ACME_VISIBLE_DEVICES, where it is set, names the one chip: 0.
+bool visible();
 inline bool faulty(const char* name) { return fault().name == name; }
 void check_alive();                  // raises where the device is lost
 void ran(const at::Tensor& result);  // a kernel wrote this: counts it, and does what the fault says

@@ -45,9 +45,9 @@ const at::Generator& default_generator() {
 
 struct Hooks final : at::PrivateUse1HooksInterface {
   bool isBuilt() const override { return true; }
-  bool isAvailable() const override { return true; }
+  bool isAvailable() const override { return visible(); }
   bool hasPrimaryContext(c10::DeviceIndex) const override { return true; }
-  c10::DeviceIndex deviceCount() const override { return 1; }
+  c10::DeviceIndex deviceCount() const override { return visible() ? 1 : 0; }
   void setCurrentDevice(c10::DeviceIndex) const override {}
   c10::DeviceIndex getCurrentDevice() const override { return 0; }
   c10::DeviceIndex exchangeDevice(c10::DeviceIndex) const override { return 0; }
@@ -89,6 +89,7 @@ at::Generator hosts_generator(const std::optional<at::Generator>& given) {
 }  // namespace acme
 
 PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
+  m.def("visible", &acme::visible);
   m.def("in_use", &acme::in_use);
   m.def("in_bad_fork", &acme::in_bad_fork);
   m.def("synchronize", &acme::synchronize_all, py::call_guard<py::gil_scoped_release>());

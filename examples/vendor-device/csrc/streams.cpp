@@ -1,6 +1,9 @@
 // Streams are queues with a thread each, events are marks in them: kernels run while the host goes on.
 #include "acme.h"
 
+#include <cstdlib>
+#include <string>
+
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <unistd.h>
 
@@ -129,7 +132,7 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
   c10::Stream getStreamFromGlobalPool(c10::Device, bool) const override { return new_stream(); }
   c10::Stream getNewStream(c10::Device, int) const override { return new_stream(); }
   c10::Stream exchangeStream(c10::Stream stream) const override { return exchange_stream(stream); }
-  c10::DeviceIndex deviceCount() const noexcept override { return 1; }
+  c10::DeviceIndex deviceCount() const noexcept override { return visible() ? 1 : 0; }
   bool queryStream(const c10::Stream& stream) const override { return idle(stream); }
   void synchronizeStream(const c10::Stream& stream) const override { synchronize(stream); }
   void synchronizeDevice(const c10::DeviceIndex) const override { synchronize_all(); }
@@ -197,6 +200,14 @@ void synchronize_all() {
 }
 
 bool idle(c10::Stream stream) { return queue(stream.id()).done.reached(queue(stream.id()).last()); }
+
+bool visible() {
+  static const bool found = [] {
+    const char* mask = std::getenv("ACME_VISIBLE_DEVICES");
+    return mask == nullptr || std::string(mask) == "0";
+  }();
+  return found;
+}
 
 bool in_use() { return owner != 0; }
 

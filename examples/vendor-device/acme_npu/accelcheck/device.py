@@ -29,6 +29,7 @@ class Acme(Device):
         {"float64", "strided", "autocast-bfloat16", "autocast-float16", "memory-statistics", "deterministic"}
     )
     variables: ClassVar[tuple[str, ...]] = ("ACME_FAULT", COUNT_FALLBACKS, "OMP_NUM_THREADS")
+    mask = "ACME_VISIBLE_DEVICES"
 
     def detect(self) -> Capability:
         with suppress(metadata.PackageNotFoundError):
