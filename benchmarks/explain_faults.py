@@ -34,8 +34,7 @@ from accelcheck.core.matrix import Matrix
 from accelcheck.devices.torch_names import get_current_dispatch_mode_stack
 from accelcheck.explain import runs, text
 from accelcheck.explain.explain import explain
-from accelcheck.explain.script import LINES, FaultScript
-from accelcheck.explain.subjects import subject_of
+from accelcheck.explain.script import LINES, script_of
 from accelcheck.plugin import registered
 from accelcheck.selftest import runner
 from accelcheck.selftest.faults import plant
@@ -140,7 +139,7 @@ def fails_alone(found: Any, row: PlantedRow, folder: Path) -> str:
         f"import explain_faults\nexplain_faults.install({row.plant!r}, {row.strength!r})\n"
     )
     path = folder / "case.py"
-    FaultScript(subject_of(found.smallest), "cpu", str(row), ("planted_fault",)).write(path)
+    script_of(found.smallest, "cpu", str(row), ("planted_fault",)).write(path)
     if (lines := len(path.read_text().splitlines())) > LINES:
         return f"{lines} lines"
     folders = [str(folder), str(Path(__file__).parent), *sys.path]

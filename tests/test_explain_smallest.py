@@ -11,11 +11,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from accelcheck.explain import smallest as smallest_module
 from accelcheck.explain.budgets import OperatorBudgets
 from accelcheck.explain.calls import OperatorCall
-from accelcheck.explain.script import LINES, FaultScript
-from accelcheck.explain.smallest import Shrinker, Smallest
-from accelcheck.explain.subjects import OperatorSubject
+from accelcheck.explain.script import LINES, script_of
+from accelcheck.explain.smallest import RUNS, Shrinker, Smallest, SmallestRuns, smallest_runs
 from accelcheck.selftest.faults.plant import Kernels
 
 if TYPE_CHECKING:
@@ -46,14 +46,14 @@ def shrunk(call: OperatorCall, wrong: Callable[..., Any], dtype: str = "float32"
 
 
 def alone(
-    smallest: Smallest, folder: Path, body: str
+    smallest: Smallest | SmallestRuns, folder: Path, body: str
 ) -> tuple[subprocess.CompletedProcess[str], subprocess.CompletedProcess[str], str]:
     """The script run with the plant imported, and without it."""
     name = smallest.call.name
     (folder / "planted_kernel.py").write_text(PLANT.format(body=body, names=(name,)))
     ends = []
     for file, imports in (("wrong.py", ("planted_kernel",)), ("right.py", ())):
-        FaultScript(OperatorSubject(smallest), "cpu", "A wrong operator.", imports).write(folder / file)
+        script_of(smallest, "cpu", "A wrong operator.", imports).write(folder / file)
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(folder), *sys.path])}
         ends.append(
             subprocess.run(
@@ -151,21 +151,48 @@ def test_sizes_and_values_shrink_to_the_least_that_fails() -> None:
     assert smallest.values == "ones"
 
 
-def test_what_is_never_written_shows_though_the_last_call_has_left_it_there() -> None:
-    kept: dict[tuple[int, ...], Tensor] = {}
+DOWN = (
+    "wide = func(*(one.float() for one in args)); half = args[0].dtype == torch.bfloat16; "
+    "return (wide.view(torch.int32) & -65536).view(torch.float32).bfloat16() if half else func(*args)"
+)
+"""Rounds towards zero, where right numbers round to the nearest: less than one rounding error each, and always in one direction."""
+
+
+def test_errors_that_point_one_way_have_a_script_of_several_calls(tmp_path: Path) -> None:
+    x, y = noise(40, 30, dtype=torch.bfloat16), noise(40, 30, dtype=torch.bfloat16) + 3
+    call = OperatorCall(aten.mul.Tensor, (x, y), {})
+    scope: dict[str, Any] = {"torch": torch}
+    exec(f"def wrong(func, *args, **kwargs):\n    {DOWN}", scope)
+    mode = Kernels({"mul": scope["wrong"]})
+
+    def run(other: OperatorCall) -> Any:
+        with mode:
+            return other.run()
+
+    holder = OperatorBudgets("bfloat16", "bfloat16", 1)
+    assert smallest_runs(holder, OperatorCall.run, call) is None
+    smallest = smallest_runs(holder, run, call)
+    assert smallest is not None
+    wrong, right, text = alone(smallest, tmp_path, DOWN)
+    assert wrong.returncode == 1, wrong.stderr + wrong.stdout
+    assert right.returncode == 0, right.stderr + right.stdout
+    assert f"in {RUNS} calls: measured" in wrong.stdout
+    assert len(text.splitlines()) <= LINES
+
+
+def test_what_is_never_written_shows_though_the_last_call_has_left_it_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    poisoned: list[tuple[int, ...]] = []
+    monkeypatch.setattr(
+        smallest_module, "_poison", lambda results: poisoned.extend(tuple(one.shape) for one in results)
+    )
 
     def unwritten(func: Any, a: Tensor, b: Tensor) -> Any:
-        out = torch.empty(a.shape[0], b.shape[1])
-        stale = kept.get(tuple(out.shape))
-        whole = func(a, b)
-        out[:-1] = whole[:-1]
-        if not out[-1].isnan().all():  # memory that nobody has poisoned: as the call before left it
-            out[-1] = whole[-1] if stale is None else stale[-1]
-        kept[tuple(out.shape)] = whole
+        out = func(a, b)
+        if tuple(out.shape) in poisoned:
+            out[-1] = torch.nan
         return out
 
-    call = OperatorCall(aten.mm.default, (noise(33, 48), noise(48, 20)), {})
-    smallest = shrunk(call, unwritten)
+    smallest = shrunk(OperatorCall(aten.mm.default, (noise(33, 48), noise(48, 20)), {}), unwritten)
     assert smallest is not None
     assert "NaN pattern" in smallest.finding.faults[0].what
 

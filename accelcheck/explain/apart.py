@@ -20,9 +20,9 @@ from accelcheck.explain import text
 from accelcheck.explain.alone import alone
 from accelcheck.explain.ended import Elsewhere, explain_end
 from accelcheck.explain.explain import ENDED, Explanation, Steps, explain
-from accelcheck.explain.script import FaultScript
+from accelcheck.explain.script import script_of
+from accelcheck.explain.smallest import RUNS, SmallestRuns
 from accelcheck.explain.source import NotWrittenError
-from accelcheck.explain.subjects import subject_of
 from accelcheck.explain.trail import Trail
 from accelcheck.report import results
 from accelcheck.verify.cache import compute
@@ -214,13 +214,15 @@ def _written(found: Explanation, asked: Asked, bench: Bench) -> list[str]:
     device, path, (name, *_) = bench.devices[asked.case.device], asked.script, text.all_named(found)
     title = f"{name} is wrong on {device.name}; found by: accelcheck explain {asked.case.id}"
     try:
-        subject = subject_of(found.smallest)
-        FaultScript(subject, str(device.torch_device()), title, asked.imports).write(path)
+        script = script_of(found.smallest, str(device.torch_device()), title, asked.imports)
+        script.write(path)
     except NotWrittenError as error:
         return [f"note: no script: {error}"]
-    shapes = ", ".join(f"{str(one.dtype).removeprefix('torch.')}{list(one.shape)}" for one in subject.tensors.tensors)
+    tensors = script.subject.tensors.tensors
+    shapes = ", ".join(f"{str(one.dtype).removeprefix('torch.')}{list(one.shape)}" for one in tensors)
     values = {"ones": "of ones", "normal": "of normal numbers from a seed", "given": "with the numbers of the case"}
-    steps = f"{found.smallest.steps} smaller cases tried"
+    runs = isinstance(found.smallest, SmallestRuns)
+    steps = f"called with {RUNS} seeds" if runs else f"{found.smallest.steps} smaller cases tried"
     meanings = {0: "it is right alone: what ran before it, or beside it, matters", 1: "the fault is there"}
     head = f"\nThe smallest case\n{path}: {shapes}, {values[found.smallest.values]} ({steps})"
     return [head, alone(path, meanings)]

@@ -13,7 +13,7 @@ from accelcheck.checks.trial import Trial
 from accelcheck.core.case import Verdict
 from accelcheck.explain import compiled, fused, runs
 from accelcheck.explain import layers as of_layers
-from accelcheck.explain.smallest import Shrinker, Smallest
+from accelcheck.explain.smallest import Shrinker, smallest_runs
 from accelcheck.techniques.observe import ProfilerLog
 from accelcheck.verify.oracle import FIRST
 from accelcheck.workloads.probes import draws
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from accelcheck.explain.layers import Layer
     from accelcheck.explain.operators import Culprit, OperatorTrace, Seen
     from accelcheck.explain.parts import SmallestPart
+    from accelcheck.explain.smallest import Smallest, SmallestRuns
     from accelcheck.explain.trail import Last
     from accelcheck.workloads.probes import Draw
 
@@ -77,7 +78,7 @@ class Explanation:
     culprit: Culprit | None = None
     difference: OperatorDifference | None = None
     region: Region | None = None
-    smallest: Smallest | SmallestPart | None = None
+    smallest: Smallest | SmallestRuns | SmallestPart | None = None
     ended: Last | None = None
     notes: list[str] = field(default_factory=list)
     seconds: tuple[float, float] = (0.0, 0.0)
@@ -256,12 +257,21 @@ def _random(known: Sequence[Draw]) -> list[Draw]:
 
 
 def _together(trial: Trial, chosen: Sequence[Draw], found: Explanation) -> Culprit | None:
-    """An operator whose errors point one way in every draw."""
+    """An operator whose errors point one way in every draw, or that is wrong when draws run one after the other."""
+    made: list[SmallestRuns | None] = []
+
+    def first(culprit: Culprit, run: Callable[[OperatorCall], Any]) -> None:
+        if culprit.call is not None:
+            holder, peers = runs.holder_of(trial, careful=1), trial.device.type != "cpu"
+            made.append(smallest_runs(holder, run, culprit.call, peers=peers))
+
     try:
-        return runs.in_turn(trial, chosen)
+        culprit = runs.in_turn(trial, chosen, first=first)
     except Exception as error:  # noqa: BLE001 - a workload, technique or backend may raise anything
         found.notes.append(f"other draws raised {type(error).__name__}: {error}")
         return None
+    found.smallest = next(iter(made), None) if culprit is not None else None
+    return culprit
 
 
 def _no_smallest(culprit: Culprit) -> str:

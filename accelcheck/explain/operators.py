@@ -117,8 +117,8 @@ class Recompute(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch le
         holder: Knows the budgets.
         places: Knows where operators are called.
         peers: Whether the CPU's own operators are another implementation: on every device but the CPU.
-        first: Called with the first operator that is wrong, and a function that runs it once more with other inputs, below every
-            mode that was active.
+        first: Called with the first operator that is wrong, or with the one of `only`, and a function that runs it once more with other
+            inputs, below every mode that was active.
         most: No operator is judged once this many are wrong; 0 judges none, and only notes what is dispatched.
         only: Number of the one operator that is judged, and kept in `OperatorTrace.kept`; None for all.
         watcher: Is told of each operator.
@@ -177,13 +177,14 @@ class Recompute(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch le
         if self.only == number:
             with aside():
                 self.trace.kept = before.kept()
-        if finding.faults:
+        if finding.faults or self.only == number:
             figures = tuple(figure for one in finding.judged.values() for figure in one.figures)
             with aside():
                 kept = before.kept()
             culprit = Culprit(number, func.name(), place, inputs, options(call), finding.faults, figures, kept)
-            self.trace.culprits.append(culprit)
-            if self.first is not None and len(self.trace.culprits) == 1:
+            if finding.faults:
+                self.trace.culprits.append(culprit)
+            if self.first is not None and (self.only == number or len(self.trace.culprits) == 1):
                 with torch.no_grad():
                     self.first(culprit, lambda other: other.run())
         return out

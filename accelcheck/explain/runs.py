@@ -98,17 +98,23 @@ def traced(
     return trace
 
 
-def in_turn(trial: Trial, draws: Sequence[Draw]) -> Culprit | None:
+def in_turn(trial: Trial, draws: Sequence[Draw], *, first: First | None = None) -> Culprit | None:
     """The first operator that is wrong where these draws run one after the other; None where none is.
 
     Either its errors point one way in all of them, with few samples and with more, or it is wrong in one of several turns: a fault may
     need an earlier run.
+
+    Args:
+        trial: Of a mode in `MODES`.
+        draws: Of the inputs: random ones.
+        first: Called with an operator whose errors point one way, and a function that runs it once more: see `Recompute`.
     """
     end = time.monotonic() + SECONDS
     traces = _traces(trial, draws)
     culprit = together(traces)
     if culprit is not None:
-        return together([traced(trial, draw, only=culprit.number) for draw in draws])
+        again = [traced(trial, draw, only=culprit.number, first=first if draw == draws[0] else None) for draw in draws]
+        return together(again)
     while not any(trace.culprits for trace in traces) and time.monotonic() < end:
         traces = _traces(trial, draws)
     return next((one for trace in traces for one in trace.culprits), None)

@@ -7,7 +7,11 @@ import re
 from typing import TYPE_CHECKING, Protocol
 
 from accelcheck.explain import tensor_file
+from accelcheck.explain.budgets import OperatorFinding
+from accelcheck.explain.parts import SmallestPart
+from accelcheck.explain.smallest import RUNS, Smallest, SmallestRuns
 from accelcheck.explain.source import DATA, NotWrittenError, Tensors, written
+from accelcheck.explain.subjects import OperatorSubject, PartSubject
 from accelcheck.verify.precision import SMALLEST_SUBNORMAL, UNIT_ROUNDOFF
 from accelcheck.verify.views import NEGLIGIBLE, OUTLIERS, TAIL, TILE
 
@@ -18,7 +22,6 @@ if TYPE_CHECKING:
     import torch
 
     from accelcheck.core.case import Figure
-    from accelcheck.explain.budgets import OperatorFinding
 
 LINES = 40
 """A script has no more."""
@@ -144,14 +147,8 @@ class FaultScript:
     def _measure(self) -> list[str]:
         if self.view not in _VIEWS:
             return [_COUNTS[self.view]]
-        dtype = self._precision()
-        numbers = {
-            "unit": UNIT_ROUNDOFF.get(dtype, 0.0),
-            "spacing": SMALLEST_SUBNORMAL.get(dtype, 0.0),
-            "part": NEGLIGIBLE,
-        }
         if self.view == "tail":
-            return [line.format(**numbers) for line in _VIEWS["tail"]]
+            return [line.format(**_numbers(self._precision())) for line in _VIEWS["tail"]]
         return _VIEWS[self.view]
 
     def _precision(self) -> str:
@@ -166,6 +163,81 @@ class FaultScript:
         if self.view in _VIEWS:
             return f"twice what FP64 with random rounding errors of {self._precision()} shows"
         return "the operator does not round, or a number must not turn into another kind"
+
+
+class RunsScript:
+    """As `FaultScript`, of an operator whose errors point one way in several calls.
+
+    Raises:
+        NotWrittenError: The operator has no kernel in FP64 on the CPU.
+    """
+
+    def __init__(self, smallest: SmallestRuns, device: str, title: str, imports: Sequence[str] = ()) -> None:
+        self.subject = OperatorSubject(Smallest(smallest.call, OperatorFinding(), smallest.values, 0))
+        self.smallest, self.device, self.title, self.imports = smallest, device, title, imports
+        if not self.subject.has_kernel(smallest.figure.path):
+            raise NotWrittenError("the operator has no kernel in FP64 on the CPU")
+
+    def write(self, path: Path) -> None:
+        """Write the script, and its data beside it."""
+        made = [*self.subject.tensors.made("seed")]
+        written(path, "\n".join(self._lines(made, path.with_suffix(DATA).name)) + "\n", self.subject.tensors.data)
+
+    def _lines(self, made: Sequence[str], file: str) -> list[str]:
+        subject, figure = self.subject, self.smallest.figure
+        view = figure.view.partition(" ")[0]
+        exact, what = subject.truth(figure.path), f"{subject.name}: {figure.path}, {view} in {RUNS} calls"
+        return [
+            f'"""{self.title}"""',
+            *(["import json"] if subject.tensors.data else []),
+            "import sys",
+            "import torch",
+            f'device = "{self.device}"',
+            *(tensor_file.reading(file) if subject.tensors.data else ()),
+            "def make(seed):",
+            *(f"    {line}" for line in (*made, "return t")),
+            "def exact(t):",
+            *(f"    {line}" for line in (*exact, "return truth")),
+            *_listing("gain")[:1],
+            f"inputs = [make(seed) for seed in range({RUNS})]",
+            "truths = [flat(exact(t).tolist()) for t in inputs]",
+            *(f"import {name}  # after FP64: what it changes is under test" for name in self.imports),
+            "signed = []",
+            "for t, o in zip(inputs, truths):",
+            *(f"    {line}" for line in (*subject.tensors.moved(), *subject.calls(figure.path))),
+            "    e = [a - b for a, b in zip(flat(got.cpu().tolist()), o)]",
+            *(f"    {line}" for line in self._signed(view)),
+            "measured = abs(sum(signed)) / len(signed) if min(signed) > 0 or max(signed) < 0 else 0.0",
+            f"allowed = {figure.allowed!r}  # twice the largest mean of FP64 with random rounding errors of {self.smallest.precision}",
+            f'print(f"{what}: measured {{measured:.3e}}, allowed {{allowed:.3e}}, torch {{torch.__version__}}")',
+            "sys.exit(0 if measured <= allowed else 1)",
+        ]
+
+    def _signed(self, view: str) -> list[str]:
+        if view == "gain":
+            return ["signed.append(sum(a * b for a, b in zip(e, o)) / sum(b * b for b in o))"]
+        rms, ulps = _NUMERIC[1], _VIEWS["tail"][0].format(**_numbers(self.smallest.precision))
+        return [rms, ulps, "signed.append(sorted(a / u for a, b, u in zip(e, o, ulps) if b)[sum(map(bool, o)) // 2])"]
+
+
+def script_of(
+    smallest: Smallest | SmallestRuns | SmallestPart, device: str, title: str, imports: Sequence[str] = ()
+) -> FaultScript | RunsScript:
+    """The script of what an explanation has found; arguments as of `FaultScript`.
+
+    Raises:
+        NotWrittenError: It cannot be written down.
+    """
+    if isinstance(smallest, SmallestRuns):
+        return RunsScript(smallest, device, title, imports)
+    subject = PartSubject(smallest) if isinstance(smallest, SmallestPart) else OperatorSubject(smallest)
+    return FaultScript(subject, device, title, imports)
+
+
+def _numbers(precision: str) -> dict[str, float]:
+    """What the views of units in the last place need of a precision."""
+    unit, spacing = UNIT_ROUNDOFF.get(precision, 0.0), SMALLEST_SUBNORMAL.get(precision, 0.0)
+    return {"unit": unit, "spacing": spacing, "part": NEGLIGIBLE}
 
 
 def _telling(finding: OperatorFinding) -> tuple[str, str, float]:

@@ -12,16 +12,20 @@ from torch import Tensor
 
 from accelcheck.explain import fused
 from accelcheck.explain.calls import OperatorCall, aside, copied, memory
+from accelcheck.verify.judge import judge_together
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
+    from accelcheck.core.case import Figure
     from accelcheck.explain.budgets import OperatorBudgets, OperatorFinding
 
 SEED = 0
 """Of the values that replace those of the case."""
 SECONDS = 10.0
 """That shrinking takes at most, beyond the step in progress."""
+RUNS = 8
+"""Calls in a row that show where errors point."""
 STEPS = 64
 """Smaller cases that are tried at most."""
 
@@ -41,6 +45,53 @@ class Smallest:
     finding: OperatorFinding
     values: str
     steps: int
+
+
+@dataclass(frozen=True)
+class SmallestRuns:
+    """A wrong operator alone, whose errors point one way in several calls.
+
+    Attributes:
+        call: Of the case; each call has other numbers in it, of the seeds 0 to `RUNS` - 1.
+        figure: The mean that shows it, against its budget.
+        precision: Of the operator: a key of `UNIT_ROUNDOFF`.
+        values, steps: As of `Smallest`.
+    """
+
+    call: OperatorCall
+    figure: Figure
+    precision: str
+    values: str = "normal"
+    steps: int = 0
+
+
+def smallest_runs(
+    holder: OperatorBudgets, run: Callable[[OperatorCall], Any], call: OperatorCall, *, peers: bool = False
+) -> SmallestRuns | None:
+    """An operator called with other numbers, again and again; None where its errors do not point one way then.
+
+    Args:
+        holder: Knows the budgets.
+        run: Runs a call where it failed, on its device.
+        call: Of the case.
+        peers: As of `OperatorBudgets.find`.
+    """
+    draws: dict[str, list[Any]] = {}
+    for seed in range(RUNS):
+        other = filled(call, "normal", seed)
+        with aside():
+            used = other.kept()
+        try:
+            finding = holder.find(other, used.results(run(used)), peers=peers)
+        except Exception:  # noqa: BLE001 - numbers that an operator does not take raise anything
+            return None
+        for dtype, judgement in finding.judged.items():
+            draws.setdefault(dtype, []).append((judgement.readings, finding.references[dtype]))
+    for dtype, found in draws.items():
+        beyond = [one for one in judge_together(found).figures if not one.within] if len(found) == RUNS else []
+        if beyond:
+            return SmallestRuns(call, max(beyond, key=lambda one: one.used), dtype)
+    return None
 
 
 class Shrinker:
@@ -167,9 +218,9 @@ def listed(one: Any, old: int, new: int) -> Any:
     return one
 
 
-def filled(call: OperatorCall, values: str) -> OperatorCall:
-    """The call with other values in its floating-point tensors: ``ones``, or ``normal`` numbers of `SEED`, in the order of the arguments."""
-    generator = torch.Generator().manual_seed(SEED)
+def filled(call: OperatorCall, values: str, seed: int = SEED) -> OperatorCall:
+    """The call with other values in its floating-point tensors: ``ones``, or ``normal`` numbers of a seed, in the order of the arguments."""
+    generator = torch.Generator().manual_seed(seed)
 
     def change(one: Any) -> Any:
         floating = isinstance(one, Tensor) and one.is_floating_point()

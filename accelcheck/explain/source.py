@@ -44,11 +44,11 @@ class Tensors:
         self.tensors, self.values = tensors, values
         self.data: dict[str, Tensor] = {}
 
-    def made(self) -> Iterator[str]:
-        """Lines that make the list, on the CPU."""
+    def made(self, seed: str = str(SEED)) -> Iterator[str]:
+        """Lines that make the list, on the CPU; `seed` is that of normal numbers, as source."""
         few = sum(one.numel() for one in self.tensors) <= LITERAL
         if self.values == "normal":
-            yield f"g = torch.Generator().manual_seed({SEED})"
+            yield f"g = torch.Generator().manual_seed({seed})"
         yield "t = []"
         for number, one in enumerate(self.tensors):
             plain = _plain(one)

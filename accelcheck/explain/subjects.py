@@ -14,7 +14,6 @@ from accelcheck.explain.source import NotWrittenError, Tensors, expression, lite
 
 if TYPE_CHECKING:
     from accelcheck.explain.calls import OperatorCall
-    from accelcheck.explain.script import Subject
     from accelcheck.explain.smallest import Smallest
 
 WIDE = "w = [one.double() if one.is_floating_point() else one.clone() for one in t]"
@@ -32,21 +31,24 @@ class OperatorSubject:
 
     def truth(self, path: str) -> list[str]:
         """By the operator itself where the CPU has such a kernel in FP64, else from the file."""
-        with aside():
-            wide = self.call.widened()
-            try:
-                copy = wide.kept()
-                has_kernel = path in copy.results(copy.run())
-            except Exception:  # noqa: BLE001 - no such kernel: whatever it raises
-                has_kernel = False
-        if has_kernel:
-            lines = _picked(wide, path, "w")
+        if self.has_kernel(path):
+            with aside():
+                lines = _picked(self.call.widened(), path, "w")
             lines[-1] = lines[-1].replace("got =", "truth =")
             return [WIDE, *lines]
         reference = next(iter(self.finding.references.values()))
         self.tensors.data["truth"] = reference.truth[path]
         shape = list(reference.truth[path].shape)
         return [f'truth = read("truth").reshape({shape})  # FP64, of its parts: the CPU has no such operator']
+
+    def has_kernel(self, path: str) -> bool:
+        """Whether the CPU has the operator in FP64."""
+        with aside():
+            try:
+                copy = self.call.widened()
+                return path in copy.results(copy.run())
+            except Exception:  # noqa: BLE001 - no such kernel: whatever it raises
+                return False
 
     def calls(self, path: str) -> list[str]:
         """One call."""
@@ -95,15 +97,6 @@ class PartSubject:
             (out,) = self.part.module(*map(kept, self.part.inputs))
         found: torch.dtype = out.dtype
         return found
-
-
-def subject_of(smallest: Smallest | SmallestPart) -> Subject:
-    """What the script of an explanation is about.
-
-    Raises:
-        NotWrittenError: It cannot be written down.
-    """
-    return PartSubject(smallest) if isinstance(smallest, SmallestPart) else OperatorSubject(smallest)
 
 
 def _picked(call: OperatorCall, path: str, name: str) -> list[str]:
