@@ -8,6 +8,7 @@ import itertools
 import json
 import os
 import re
+import sys
 import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -314,6 +315,7 @@ def installed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]
         Refusing("refusing", nothing),
         Named("aborting", kernels(mm=lambda *_, **__: os.abort())),
         Named("hanging", kernels(mm=lambda *_, **__: time.sleep(1e6))),
+        Named("exiting", lambda _: sys.exit(3)),
         Named("early", lambda _: os.abort()),
         Named("late", editing(lambda _: os.abort())),
     ]
@@ -405,6 +407,29 @@ def test_a_script_ends_its_own_process_where_the_operator_does(tmp_path: Path) -
     assert alone(path, {}, 0.5) == "run alone, it ran for longer than 0.5 s and was killed"
     path.write_text("print(1)\nraise SystemExit(3)\n")
     assert alone(path, {3: "three"}) == "run alone, it exits with 3 (three): 1"
+    path.write_text("raise ValueError('x')\n")
+    assert alone(path, {1: "the fault is there"}) == "run alone, it exits with 1 (an error): ValueError: x"
+
+
+@pytest.mark.usefixtures("installed")
+@pytest.mark.parametrize("timeout", ["0", "60"])
+def test_a_crash_is_explained_without_a_limit_too(capsys: pytest.CaptureFixture[str], timeout: str) -> None:
+    assert cli.main(["explain", ID.format("aborting"), f"--timeout={timeout}", "--no-layers"]) == RED
+    assert "aten::mm, number 1: it had begun, and not returned" in capsys.readouterr().out
+
+
+@pytest.mark.usefixtures("installed")
+def test_a_case_that_exits_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["explain", ID.format("exiting")]) == RED
+    assert f"{ID.format('exiting')}: error\n  SystemExit: 3" in capsys.readouterr().out
+
+
+@pytest.mark.usefixtures("installed")
+def test_a_folder_that_is_not_there_costs_the_script_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["explain", ID.format("wrong"), "--no-layers", "--script=not/there.py"]) == RED
+    out = capsys.readouterr().out
+    assert "aten::mm, number " in out
+    assert "note: no script: [Errno 2] No such file or directory" in out
 
 
 @pytest.mark.usefixtures("installed")

@@ -292,3 +292,9 @@ def test_errors_that_point_one_way_in_every_draw_are_named() -> None:
     assert culprit is not None
     assert culprit.operator == "aten::mul.Tensor"
     assert [fault.what for fault in culprit.faults] == ["view gain in all draws"]
+
+
+def test_complex_results_are_not_judged() -> None:
+    call = OperatorCall(torch.ops.aten._fft_r2c.default, (torch.randn(16), [0], 0, True), {})
+    with pytest.raises(NoTruthError, match="complex results are not judged"):
+        OperatorBudgets().find(call, call.results(call.run()))

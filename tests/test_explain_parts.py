@@ -142,6 +142,20 @@ def test_the_script_fails_alone_while_the_fault_is_there(tmp_path: Path, functio
     assert "measured" in fails.stdout
 
 
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: (x.bfloat16() @ x.bfloat16().t()).float(),
+        lambda x: (x.bfloat16() @ x.bfloat16().t()).float() + 1,
+        lambda x: aten.native_layer_norm(x.bfloat16() * 3, [20], None, None, 1e-5)[0].float().sin(),
+        lambda x: x.half().sum(0).double().exp().float(),
+    ],
+)
+def test_a_right_graph_with_half_precision_within_is_right(function: Callable[..., Any]) -> None:
+    part = traced(function, torch.randn(24, 20, generator=torch.Generator().manual_seed(3)))
+    assert part.found({"backend": "eager"}).faults == ()
+
+
 def test_a_compiler_without_a_name_has_no_script() -> None:
     found = shrunk(traced(chain, torch.randn(3, 4)), SIN)
     assert found is not None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -16,15 +17,16 @@ from accelcheck.explain.budgets import OperatorBudgets
 from accelcheck.explain.calls import OperatorCall
 from accelcheck.explain.script import LINES, script_of
 from accelcheck.explain.smallest import RUNS, Shrinker, Smallest, SmallestRuns, smallest_runs
+from accelcheck.explain.source import NotWrittenError, literal, written
 from accelcheck.selftest.faults.plant import Kernels
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
 aten = torch.ops.aten
 PLANT = """
 import torch
+from accelcheck.explain.source import NotWrittenError, literal, written
 from accelcheck.selftest.faults.plant import Kernels
 
 def wrong(func, *args, **kwargs):
@@ -149,6 +151,48 @@ def test_sizes_and_values_shrink_to_the_least_that_fails() -> None:
     assert smallest is not None
     assert [list(one.shape) for one in smallest.call.tensors()] == [[1, 1], [1, 1]]
     assert smallest.values == "ones"
+
+
+@pytest.mark.parametrize(
+    ("call", "body"),
+    [
+        # The right result is infinite in this dtype.
+        (lambda: OperatorCall(aten.mul.Tensor, (big(torch.float16), 2.0), {}), "return func(*args) * 1.1"),
+        (lambda: OperatorCall(aten.add.Tensor, (infinite(), noise(6, 8)), {}), "return func(*args) * 1.01"),
+        (lambda: OperatorCall(aten._foreach_sqrt.default, ([noise(6, 8) ** 2],), {}), "return [func(*args)[0] * 1.01]"),
+    ],
+)
+def test_a_right_operator_passes_its_script_and_a_wrong_one_does_not(
+    tmp_path: Path, call: Callable[[], OperatorCall], body: str
+) -> None:
+    scope: dict[str, Any] = {"torch": torch}
+    exec(f"def wrong(func, *args, **kwargs):\n    {body}", scope)
+    found = shrunk(call(), scope["wrong"], str(call().tensors()[0].dtype).removeprefix("torch."))
+    assert found is not None
+    given = Shrinker(OperatorBudgets(), lambda other: other.run())
+    assert given.failing(call()) is None
+    wrong, right, text = alone(found, tmp_path, body)
+    assert (wrong.returncode, right.returncode) == (1, 0), wrong.stdout + right.stdout + right.stderr
+    assert len(text.splitlines()) <= LINES
+
+
+def big(dtype: torch.dtype) -> Tensor:
+    x = noise(6, 8).abs() + 1
+    x[0, 0] = 60000
+    return x.to(dtype)
+
+
+def infinite() -> Tensor:
+    x = noise(6, 8)
+    x[0, 0] = -torch.inf
+    return x
+
+
+def test_what_has_no_source_has_no_script() -> None:
+    with pytest.raises(NotWrittenError, match="an argument is a Generator"):
+        literal(torch.Generator())
+    with pytest.raises(NotWrittenError, match=r"has no torch\.complex128"):
+        written(Path("nowhere"), "", {"t0": torch.zeros(2, dtype=torch.complex128)})
 
 
 DOWN = (

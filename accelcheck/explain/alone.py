@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import subprocess
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from accelcheck.core.processes import End
+from accelcheck.core.processes import End, end_with_parent
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -17,13 +18,13 @@ SECONDS = 300.0
 """That a script may take."""
 
 
-def alone(path: Path, meanings: Mapping[int, str], limit: float = SECONDS) -> str:
+def alone(path: Path, meanings: Mapping[int, str], limit: float | None = SECONDS) -> str:
     """A sentence about how a script ends.
 
     Args:
         path: The script; it runs in its own folder.
         meanings: What exit statuses mean.
-        limit: Seconds after which it is killed.
+        limit: Seconds after which it is killed; None for no limit.
     """
     folders = os.pathsep.join(filter(None, [str(Path.cwd()), os.environ.get("PYTHONPATH", "")]))
     try:
@@ -36,10 +37,13 @@ def alone(path: Path, meanings: Mapping[int, str], limit: float = SECONDS) -> st
             errors="replace",
             check=False,
             timeout=limit,
+            preexec_fn=functools.partial(end_with_parent, os.getpid()),
         )
     except subprocess.TimeoutExpired:
-        return f"run alone, it {End(0, limit)}"
+        return f"run alone, it {End(0, limit or 0.0)}"
     if ended.returncode < 0:
         return f"run alone, it {End(ended.returncode)}"
-    last = next(reversed((ended.stdout or ended.stderr).strip().splitlines()), "it printed nothing")
-    return f"run alone, it exits with {ended.returncode} ({meanings.get(ended.returncode, 'an error')}): {last}"
+    said = ended.stdout.strip()
+    last = next(reversed((said or ended.stderr.strip()).splitlines()), "it printed nothing")
+    meaning = meanings.get(ended.returncode, "an error") if said else "an error"  # an exception exits with 1 too
+    return f"run alone, it exits with {ended.returncode} ({meaning}): {last}"

@@ -124,11 +124,11 @@ def explained(asked: Asked, bench: Bench) -> Told:
     case, began = asked.case, time.monotonic()
     there, trail = _There(asked), Trail()
     patience = bench.matrix.techniques[case.technique].patience
-    limit = seconds_of(case.level, patience) if asked.limit is None else asked.limit
+    limit = seconds_of(case.level, patience) if asked.limit is None else asked.limit or None
     with closing(CleanProcess([there, trail], ((there.begin, BEGIN),))) as process:
         asked.say("the case itself")
         try:
-            ran, took = process.call(_ran, there, case, limit=limit or None)
+            ran, took = process.call(_ran, there, case, limit=limit)
             record = Record.from_json(json.loads(ran))
         except CleanProcessError as error:
             if error.end is None:
@@ -138,7 +138,8 @@ def explained(asked: Asked, bench: Bench) -> Told:
             return _whole(process, there, record, took)
         process.renew()
         found, steps = Explanation(record), Steps(asked.say, asked.layers, 0.0)
-        elsewhere = Elsewhere(process, there, trail, limit, asked.imports)
+        end = math.inf if asked.most is None else began + took + asked.most
+        elsewhere = Elsewhere(process, there, trail, limit, asked.imports, end)
         said = explain_end(elsewhere, found, bench, asked.script, steps)
         found.seconds = took, time.monotonic() - began - took
         try:
@@ -162,7 +163,11 @@ def _whole(process: CleanProcess, there: _There, record: Record, took: float) ->
             if error.end.verdict is Verdict.HANG:
                 break
         else:
-            return told if shrinking else replace(told, lines=[*told.lines, f"note: not shrunk: {why}"])
+            if shrinking:
+                return told
+            note = f"not shrunk: {why}"
+            facts = {**told.facts, "notes": [*told.facts["notes"], note]}
+            return replace(told, lines=[*told.lines, f"note: {note}"], facts=facts)
     notes = [f"{why}: --no-layers, or another --timeout, may go further"]
     return _told(Explanation(record, notes=notes), [], "")
 
@@ -191,7 +196,10 @@ def _told(found: Explanation, said: Sequence[str], device: str, *, script: bool 
 
 def _ran(there: _There, case: Case) -> tuple[str, float]:
     began = time.monotonic()
-    record = there().found(case)
+    try:
+        record = there().found(case)
+    except BaseException as error:  # noqa: BLE001 - `sys.exit`, `pytest.skip`: raised in the caller, it would end the command
+        record = Record(case, Verdict.ERROR, reason=f"{type(error).__name__}: {error}")
     return json.dumps(record.as_json()), time.monotonic() - began
 
 
@@ -216,7 +224,7 @@ def _written(found: Explanation, asked: Asked, bench: Bench) -> list[str]:
     try:
         script = script_of(found.smallest, str(device.torch_device()), title, asked.imports)
         script.write(path)
-    except NotWrittenError as error:
+    except (NotWrittenError, OSError) as error:
         return [f"note: no script: {error}"]
     tensors = script.subject.tensors.tensors
     shapes = ", ".join(f"{str(one.dtype).removeprefix('torch.')}{list(one.shape)}" for one in tensors)

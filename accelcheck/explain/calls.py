@@ -90,7 +90,7 @@ class OperatorCall:
         for place, one in enumerate(returned):
             for tensor in found((one,)):
                 if id(tensor) not in seen:
-                    made["out" if len(returned) == 1 else f"out[{place}]"] = tensor
+                    made[f"out[{place}]" if isinstance(out, (tuple, list)) else "out"] = tensor
         return made
 
     def kept(self) -> OperatorCall:

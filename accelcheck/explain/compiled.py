@@ -7,6 +7,7 @@ rounding of the operators before it names the operator, and with it the kernel t
 
 from __future__ import annotations
 
+import contextlib
 import math
 import re
 from dataclasses import dataclass
@@ -128,7 +129,9 @@ def _first_wrong(graph: Graph, arguments: Mapping[str, Any], seconds: float) -> 
         found = part.found(arguments).faults
         low, high, faults, whole = (low, middle, found, part) if found else (middle, high, faults, whole)
     node = nodes[places[high]]
-    smallest = PartShrinker(arguments, seconds).shrink(whole, int(re.findall(r"\d+", faults[0].path)[0]))
+    smallest = None
+    with contextlib.suppress(Exception):  # memory, or a node that is no operator: the cut is known all the same
+        smallest = PartShrinker(arguments, seconds).shrink(whole, int(re.findall(r"\d+", faults[0].path)[0]))
     name = str(node.target.name()).partition(".")[0]
     return Region(graph.stage, name, (places[high], len(nodes)), _line(node), faults, smallest)
 

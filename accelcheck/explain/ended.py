@@ -6,6 +6,8 @@ shared memory before it begins it; what that memory holds when the process has e
 
 from __future__ import annotations
 
+import math
+import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -45,19 +47,27 @@ class Elsewhere:
         process: Forks; one that died is replaced.
         bench: Gives the bench, there; it is sent by reference.
         trail: Shared with it.
-        limit: Seconds after which a step is a hang.
+        limit: Seconds after which a step is a hang; None for no limit.
         imports: Modules that a script imports: what else makes the device exist.
+        end: Reading of `time.monotonic` at which all steps end.
     """
 
     process: CleanProcess
     bench: Callable[[], Bench]
     trail: Trail
-    limit: float
+    limit: float | None
     imports: Sequence[str]
+    end: float = math.inf
+
+    @property
+    def left(self) -> float | None:
+        """Seconds that the next step may take; None for no limit."""
+        least = min(self.limit or math.inf, max(0.1, self.end - time.monotonic()))
+        return least if math.isfinite(least) else None
 
     def call(self, function: Callable[..., Any], *arguments: Any) -> Any:
         """What a function of the bench gives there."""
-        return self.process.call(function, self.bench, *arguments, limit=self.limit)
+        return self.process.call(function, self.bench, *arguments, limit=self.left)
 
 
 def explain_end(there: Elsewhere, found: Explanation, bench: Bench, script: Path, steps: Steps) -> list[str]:
@@ -73,7 +83,8 @@ def explain_end(there: Elsewhere, found: Explanation, bench: Bench, script: Path
     case = found.record.case
     technique, workload = bench.matrix.techniques[case.technique], bench.matrix.workloads[case.workload]
     if case.mode not in runs.MODES:
-        found.notes.append(f"operators of {', '.join(sorted(runs.MODES))} alone are noted, not those of {case.mode}")
+        found.draw = None
+        found.notes.append(f"operators are noted in the modes {', '.join(sorted(runs.MODES))} only, not in {case.mode}")
         return []
     steps.say("operators")
     for draw in draws(workload, case.mode, technique.admits):
@@ -84,6 +95,7 @@ def explain_end(there: Elsewhere, found: Explanation, bench: Bench, script: Path
             found.notes += [why] if why else []
             break
     else:
+        found.draw = None
         found.notes.append(
             "with each operator noted, no run ends its process: chance, or the time between operators, matters"
         )
@@ -104,7 +116,7 @@ def explain_end(there: Elsewhere, found: Explanation, bench: Bench, script: Path
         found.notes.append(f"no script: {why}")
         return []
     meanings = {0: "the operator returns alone: what ran before it, or beside it, matters"}
-    return [f"\nThe operator alone\n{script}: with the inputs of the case", alone(script, meanings, there.limit)]
+    return [f"\nThe operator alone\n{script}: with the inputs of the case", alone(script, meanings, there.left)]
 
 
 def _noted(there: Elsewhere, case: Case, draw: Draw) -> tuple[str, bool]:
@@ -137,7 +149,10 @@ def _layer(there: Elsewhere, case: Case, plan: Planned, chosen: Sequence[Draw]) 
 
 def layer(bench: Callable[[], Bench], case: Case, plan: Planned, chosen: Sequence[Draw]) -> Layer:
     """`accelcheck.explain.layers.layer`."""
-    return of_layers.layer(bench(), case, plan, chosen)
+    try:
+        return of_layers.layer(bench(), case, plan, chosen)
+    except BaseException as error:  # noqa: BLE001 - `sys.exit`, `pytest.skip`: raised in the caller, it would end the command
+        return of_layers.Layer(plan.name, plan.blames, Verdict.ERROR, f"{type(error).__name__}: {error}")
 
 
 def noted(bench: Callable[[], Bench], trail: Trail, case: Case, draw: Draw) -> str:
@@ -198,8 +213,8 @@ class _Writing(Watcher):
             *inputs,
             *tensors.moved(),
             f"out = {expression(call, 't')}",
-            "for one in out if isinstance(out, (list, tuple)) else [out]:",
-            "    one is not None and one.cpu()  # waits for the device",
+            "for one in [*t, *(out if isinstance(out, (list, tuple)) else [out])]:",
+            "    isinstance(one, torch.Tensor) and one.cpu()  # waits for the device",
             f'print("{seen.operator}: returned, torch", torch.__version__)',
         ]
         written(self.path, "\n".join(lines) + "\n", tensors.data)

@@ -36,7 +36,7 @@ class Layer:
     Attributes:
         name: What ran, in words.
         blames: What is at fault if this is the first layer that is wrong.
-        verdict: ``pass``, ``fail`` or ``error``, ``crash`` or ``hang`` where that ended its process; empty where it did not run.
+        verdict: ``pass``, ``fail`` or ``error``; ``crash`` or ``hang`` where it ended its process; empty where it did not run.
         reason: Its first fault, or why it did not run.
         used: Largest part of a budget that an error took; 0 where nothing was compared.
     """
@@ -139,7 +139,7 @@ def _judged(trial: Trial, plan: Planned, draws: Sequence[Draw]) -> Layer:
         finding = numerics.verify(trial, draws)
     except Unsupported as answered:
         return Layer(plan.name, plan.blames, "", str(answered.capability))
-    except Exception as error:  # noqa: BLE001 - a technique or backend may raise anything: it is what this layer shows
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - a technique or backend may raise anything: it is what this layer shows
         why = f"{type(error).__name__}: {next(iter(text(error).splitlines()), '')}"
         return Layer(plan.name, plan.blames, Verdict.ERROR, why)
     finally:

@@ -15,7 +15,8 @@ from accelcheck.devices.torch_names import OpOverload
 from accelcheck.explain.budgets import OperatorFinding
 from accelcheck.explain.calls import OperatorCall, aside, copied, mapped
 from accelcheck.explain.holding import judged, named, nearest
-from accelcheck.explain.smallest import cut, filled_tensor, listed
+from accelcheck.explain.smallest import SEED, cut, filled_tensor, listed
+from accelcheck.verify.precision import UNIT_ROUNDOFF
 from accelcheck.verify.rounding import Rounding
 
 if TYPE_CHECKING:
@@ -51,13 +52,19 @@ class GraphPart:
             out = torch.compile(self.module, **arguments)(*(kept(one) for one in self.inputs))
         own = {f"out[{place}]": one.detach().cpu() for place, one in enumerate(out) if floating(one)}
 
-        def wide() -> dict[str, Tensor]:
-            made = Wide(self.module).run(*(widened(one) for one in self.inputs))
+        dtypes = {node: _dtypes(value) for node, value in self.values().items()}
+
+        def computed(interpreter: Wide) -> dict[str, Tensor]:
+            made = interpreter.run(*(widened(one) for one in self.inputs))
             return {path: made[int(path[4:-1])].to(torch.float64) for path in own}
+
+        def sample(number: int, generator: torch.Generator) -> Mapping[str, Tensor]:
+            del number
+            return computed(Rounded(self.module, dtypes, generator))
 
         judgements, references = {}, {}
         with aside():
-            truth = wide()
+            truth = computed(Wide(self.module))
             for dtype in dict.fromkeys(named(one.dtype) for one in own.values()):
                 some = {
                     path: one
@@ -65,15 +72,17 @@ class GraphPart:
                     if named(one.dtype) == dtype and not nearest(one, truth[path])
                 }
 
-                def sample(number: int, generator: torch.Generator, dtype: str = dtype) -> Mapping[str, Tensor]:
-                    del number
-                    with Rounding(dtype, dtype, generator):
-                        return wide()
-
                 if some:
                     judgements[dtype], references[dtype] = judged(some, truth, dtype, sample)
         faults = tuple(fault for one in judgements.values() for fault in one.faults)
         return OperatorFinding(faults, judgements, references)
+
+    def values(self) -> dict[fx.Node, Any]:
+        """What each node gives when the part is not compiled."""
+        recording = _Recording(self.module)
+        with torch.no_grad():
+            recording.run(*(kept(one) for one in self.inputs))
+        return recording.values
 
     def operators(self) -> list[fx.Node]:
         """Its calls, in order."""
@@ -160,7 +169,7 @@ class PartShrinker:
 
 def last(part: GraphPart, wrong: int, count: int) -> GraphPart:
     """The last `count` operators that lead to one result of a part; what they need of others is an input."""
-    values = _values(part)
+    values = part.values()
     (output,) = (node for node in part.module.graph.nodes if node.op == "output")
     target = output.args[0][wrong]
     needed = set[fx.Node]()
@@ -209,17 +218,9 @@ def resized(part: GraphPart, old: int, new: int) -> GraphPart:
 
 def filled(inputs: Sequence[Tensor], values: str) -> Iterator[Tensor]:
     """Inputs with other floating-point numbers: see `accelcheck.explain.smallest.filled`."""
-    generator = torch.Generator().manual_seed(0)
+    generator = torch.Generator().manual_seed(SEED)
     for one in inputs:
         yield filled_tensor(one, values, generator) if one.is_floating_point() else one
-
-
-def _values(part: GraphPart) -> dict[fx.Node, Any]:
-    """What each node gives when the part is not compiled."""
-    recording = _Recording(part.module)
-    with torch.no_grad():
-        recording.run(*(kept(one) for one in part.inputs))
-    return recording.values
 
 
 class _Recording(fx.Interpreter):
@@ -241,6 +242,44 @@ class Wide(fx.Interpreter):
         if not isinstance(target, OpOverload):
             return super().call_function(target, args, kwargs)
         return OperatorCall(target, mapped(args, lambda one: one), kwargs).widened().run()
+
+
+class Rounded(Wide):
+    """Runs a graph in FP64 with random rounding errors: of each operator in the dtype of its own results, to which these are rounded too.
+
+    Args:
+        module: The graph.
+        dtypes: Of what each node gives.
+        generator: Of the errors.
+    """
+
+    def __init__(
+        self, module: fx.GraphModule, dtypes: Mapping[fx.Node, Sequence[torch.dtype | None]], generator: torch.Generator
+    ) -> None:
+        super().__init__(module)
+        self.dtypes, self.generator = dtypes, generator
+
+    def run_node(self, n: fx.Node) -> Any:
+        """As `torch.fx.Interpreter`."""
+        dtypes = self.dtypes[n]
+        lowest = next((named(one) for one in dtypes if one is not None and named(one) in UNIT_ROUNDOFF), "")
+        if n.op != "call_function" or not lowest:
+            return super().run_node(n)
+        with Rounding(lowest, lowest, self.generator):
+            out = super().run_node(n)
+        if not isinstance(out, (tuple, list)):
+            return _rounded(out, dtypes[0])
+        return type(out)(_rounded(one, dtype) for one, dtype in zip(out, dtypes, strict=True))
+
+
+def _rounded(value: Any, dtype: torch.dtype | None) -> Any:
+    return value.to(dtype).to(torch.float64) if floating(value) and dtype is not None else value
+
+
+def _dtypes(value: Any) -> list[torch.dtype | None]:
+    """Of each floating-point tensor in what a node gives; None for anything else."""
+    values = value if isinstance(value, (tuple, list)) else (value,)
+    return [one.dtype if floating(one) else None for one in values]
 
 
 def kept(value: Any) -> Any:

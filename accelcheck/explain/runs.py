@@ -76,8 +76,8 @@ def attempted(
 
             program.within = within
             program.run(case.mode)
-        except Exception as raised:  # noqa: BLE001 - a workload, technique or backend may raise anything: it is what is explained
-            error = raised
+        except (Exception, SystemExit) as raised:  # noqa: BLE001 - a workload, technique or backend may raise anything: it is what is explained
+            error = raised if isinstance(raised, Exception) else RuntimeError(f"{type(raised).__name__}: {raised}")
         finally:
             technique.finish()
             trial.state.restore()

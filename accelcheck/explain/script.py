@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     import torch
 
     from accelcheck.core.case import Figure
+    from accelcheck.verify.oracle import Reference
 
 LINES = 40
 """A script has no more."""
@@ -120,11 +121,11 @@ class FaultScript:
         return [
             f'"""{self.title}"""',
             *(["import json"] if self.data else []),
-            *(["import math"] if self.view == "pattern" else []),
+            *(["import math"] if self.view in {*_VIEWS, "pattern"} else []),
             "import sys",
             "import torch",
             f'device = "{self.device}"',
-            *([f"dtype = {subject.dtype(self.path)}"] if self.view not in {*_VIEWS, "shape"} else []),
+            *([f"dtype = {subject.dtype(self.path)}"] if self.view != "shape" else []),
             *(tensor_file.reading(file) if self.data else ()),
             *inputs,
             *truth,
@@ -148,11 +149,15 @@ class FaultScript:
         if self.view not in _VIEWS:
             return [_COUNTS[self.view]]
         if self.view == "tail":
-            return [line.format(**_numbers(self._precision())) for line in _VIEWS["tail"]]
+            reference = self._judged()[1]
+            numbers = {"unit": reference.unit, "spacing": reference.spacing, "part": NEGLIGIBLE}
+            return [line.format(**numbers) for line in _VIEWS["tail"]]
         return _VIEWS[self.view]
 
-    def _precision(self) -> str:
-        return next(iter(self.subject.finding.judged), "float32")
+    def _judged(self) -> tuple[str, Reference]:
+        """The dtype of the result, and the reference that it was judged by."""
+        finding = self.subject.finding
+        return next((dtype, one) for dtype, one in finding.references.items() if self.path in one.truth)
 
     def _what(self) -> str:
         return (
@@ -161,7 +166,7 @@ class FaultScript:
 
     def _why(self) -> str:
         if self.view in _VIEWS:
-            return f"twice what FP64 with random rounding errors of {self._precision()} shows"
+            return f"twice what FP64 with random rounding errors of {self._judged()[0]} shows"
         return "the operator does not round, or a number must not turn into another kind"
 
 
@@ -216,7 +221,7 @@ class RunsScript:
     def _signed(self, view: str) -> list[str]:
         if view == "gain":
             return ["signed.append(sum(a * b for a, b in zip(e, o)) / sum(b * b for b in o))"]
-        rms, ulps = _NUMERIC[1], _VIEWS["tail"][0].format(**_numbers(self.smallest.precision))
+        rms, ulps = _NUMERIC[-1], _VIEWS["tail"][0].format(**_numbers(self.smallest.precision))
         return [rms, ulps, "signed.append(sorted(a / u for a, b, u in zip(e, o, ulps) if b)[sum(map(bool, o)) // 2])"]
 
 
@@ -266,7 +271,8 @@ def _packed(lines: Iterable[str], *, packed: bool) -> list[str]:
 
 
 _NUMERIC = (
-    "e, width = [a - b for a, b in zip(g, o)], got.shape[-1] if got.dim() else 1",
+    "pairs = [(a, b) if math.isfinite(a) and math.isfinite(b) else (0.0, 0.0) for a, b in zip(g, o)]",
+    "e, o, width = [a - b for a, b in pairs], [b for _, b in pairs], got.shape[-1] if got.dim() else 1",
     "rms = (sum(b * b for b in o) / len(o)) ** 0.5 or 5e-324",
 )
 
@@ -276,4 +282,6 @@ def _listing(view: str) -> list[str]:
     flat = "flat = lambda x: [v for one in x for v in flat(one)] if isinstance(x, list) else [x]"
     if view == "shape":
         return [flat, "shape = list(truth.shape)"]
-    return [flat, "o = flat(truth.tolist())" if view in _VIEWS else "nearest = flat(truth.to(dtype).tolist())"]
+    # Where the dtype has no such number, infinity is right.
+    wide = "o = flat(torch.where(truth.to(dtype).isinf(), truth.to(dtype).double(), truth).tolist())"
+    return [flat, wide if view in _VIEWS else "nearest = flat(truth.to(dtype).tolist())"]

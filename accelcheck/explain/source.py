@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 DATA = ".safetensors"
 """Ending of the file beside a script."""
+_PLAIN = (bool, int, float, complex, str, torch.dtype, torch.layout, torch.memory_format)
 LITERAL = 24
 """Numbers that are written into a script; more go into the file."""
 
@@ -104,16 +105,28 @@ def overload(func: Any) -> str:
 
 
 def literal(one: Any) -> str:
-    """An argument that is no tensor, as source."""
+    """An argument that is no tensor, as source.
+
+    Raises:
+        NotWrittenError: It has none, as a generator has not.
+    """
     if isinstance(one, torch.device):
         return '"cpu"' if one.type == "cpu" else "device"
     if isinstance(one, float) and not math.isfinite(one):
         return f'float("{one}")'
-    return repr(one)
+    if one is None or isinstance(one, _PLAIN):
+        return repr(one)
+    raise NotWrittenError(f"an argument is a {type(one).__name__}, which has no source")
 
 
 def written(path: Path, text: str, data: Mapping[str, Tensor]) -> None:
-    """Write a script, and its data beside it."""
+    """Write a script, and its data beside it.
+
+    Raises:
+        NotWrittenError: The file format has no such dtype.
+    """
+    if strange := {str(one.dtype) for one in data.values()} - {f"torch.{name}" for name in tensor_file.NAMES}:
+        raise NotWrittenError(f"a file in the format safetensors has no {', '.join(sorted(strange))}")
     if data:
         path.with_suffix(DATA).write_bytes(tensor_file.packed(dict(data)))
     path.write_text(text, encoding="utf-8")

@@ -36,9 +36,9 @@ class OperatorSubject:
                 lines = _picked(self.call.widened(), path, "w")
             lines[-1] = lines[-1].replace("got =", "truth =")
             return [WIDE, *lines]
-        reference = next(iter(self.finding.references.values()))
-        self.tensors.data["truth"] = reference.truth[path]
-        shape = list(reference.truth[path].shape)
+        found = next(one.truth[path] for one in self.finding.references.values() if path in one.truth)
+        self.tensors.data["truth"] = found
+        shape = list(found.shape)
         return [f'truth = read("truth").reshape({shape})  # FP64, of its parts: the CPU has no such operator']
 
     def has_kernel(self, path: str) -> bool:

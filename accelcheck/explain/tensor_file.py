@@ -23,6 +23,9 @@ NAMES = {
     "int8": "I8",
     "uint8": "U8",
     "bool": "BOOL",
+    "complex64": "C64",
+    "float8_e4m3fn": "F8_E4M3",
+    "float8_e5m2": "F8_E5M2",
 }
 """What the format safetensors calls torch's dtypes."""
 

@@ -257,7 +257,7 @@ class Controller:
 
         took = time.monotonic() - self._started
         words = [f"--import={name}" for name in self.run.imports]
-        words += [f"--model={spec}" for spec, _ in options.models(self.config)]
+        words += [f"--model={folder / spec}" for spec, folder in options.models(self.config)]
         seconds, since = max(explanations.LEAST, took), time.time() - took
         yield from explanations.explain(self.journal_path, words, seconds, since, self._say)
 

@@ -73,9 +73,13 @@ def explain(
             late += 1
             continue
         if ended.returncode == pytest.ExitCode.USAGE_ERROR:
-            yield f"{cause.title}: not explained: the test of {case} alone has its model, and had no time left: run it alone"
+            said = next(reversed(ended.stderr.strip().splitlines()), "")
+            yield f"{cause.title}: not explained: {said}"  # such as a case of a test, which alone has its model
             continue
-        path.write_text(ended.stdout or ended.stderr, encoding="utf-8")
+        if not ended.stdout:
+            yield f"{cause.title}: not explained: accelcheck explain ended with {ended.returncode}: {ended.stderr[-300:].strip()}"
+            continue
+        path.write_text(ended.stdout, encoding="utf-8")
         yield f"{cause.title}: {path}"
     if late:
         yield f"{late} of {len(found)} causes: no time was left of {seconds:.0f} s: accelcheck explain CASE"

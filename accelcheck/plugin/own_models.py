@@ -248,9 +248,9 @@ class Accel:
                 records.append(bench.run(case))
                 if bench.elsewhere is not None and (printed := bench.elsewhere.printed()):
                     print(escaped_lines(printed))
+            self._keep(records)
             why = self._explained(bench, records, time.monotonic() - began)
         found = Checked(tuple(records), refused)
-        self._keep(records)
         self._end(found, why)
         return found
 
