@@ -270,12 +270,16 @@ def _together(trial: Trial, chosen: Sequence[Draw], found: Explanation) -> Culpr
     except Exception as error:  # noqa: BLE001 - a workload, technique or backend may raise anything
         found.notes.append(f"other draws raised {type(error).__name__}: {error}")
         return None
-    found.smallest = next(iter(made), None) if culprit is not None else None
+    found.smallest = next(iter(made), None) if culprit is not None and _leans(culprit) else None
     return culprit
 
 
+def _leans(culprit: Culprit) -> bool:
+    return any("in all draws" in fault.what for fault in culprit.faults)
+
+
 def _no_smallest(culprit: Culprit) -> str:
-    if culprit.call is None or any("in all draws" in fault.what for fault in culprit.faults):
+    if culprit.call is None or _leans(culprit):
         return "no script: what is wrong shows in several runs together, not in one call of the operator"
     return f"no script: {culprit.operator} is right when it is called again with the same inputs; what ran before it matters, or chance"
 

@@ -60,7 +60,7 @@ class GraphPart:
 
         def sample(number: int, generator: torch.Generator) -> Mapping[str, Tensor]:
             del number
-            return computed(Rounded(self.module, dtypes, generator))
+            return computed(RoundedGraph(self.module, dtypes, generator))
 
         judgements, references = {}, {}
         with aside():
@@ -244,7 +244,7 @@ class Wide(fx.Interpreter):
         return OperatorCall(target, mapped(args, lambda one: one), kwargs).widened().run()
 
 
-class Rounded(Wide):
+class RoundedGraph(Wide):
     """Runs a graph in FP64 with random rounding errors: of each operator in the dtype of its own results, to which these are rounded too.
 
     Args:

@@ -114,7 +114,8 @@ def in_turn(trial: Trial, draws: Sequence[Draw], *, first: First | None = None) 
     culprit = together(traces)
     if culprit is not None:
         again = [traced(trial, draw, only=culprit.number, first=first if draw == draws[0] else None) for draw in draws]
-        return together(again)
+        if (sure := together(again)) is not None:
+            return sure
     while not any(trace.culprits for trace in traces) and time.monotonic() < end:
         traces = _traces(trial, draws)
     return next((one for trace in traces for one in trace.culprits), None)
