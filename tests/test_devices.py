@@ -20,6 +20,7 @@ from torch import Tensor
 
 from accelcheck.core.capability import SUPPORTED, Code, unavailable
 from accelcheck.core.case import Verdict
+from accelcheck.core.matrix import devices
 from accelcheck.devices import generic as generic_device
 from accelcheck.devices import hardware, strict
 from accelcheck.devices.base import Device, Fingerprint, Status, status_from_json
@@ -507,6 +508,10 @@ def test_accumulation_error_tells_a_low_precision_accumulator(dtype: torch.dtype
 
 
 # Any other accelerator: a real PrivateUse1 device, written in Python.
+
+
+def test_a_device_says_what_a_script_must_import_for_it_to_exist() -> None:
+    assert {name: device.modules for name, device in devices().items() if device.modules} == {"xla": ("torch_xla",)}
 
 
 @pytest.mark.skipif(

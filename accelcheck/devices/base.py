@@ -149,6 +149,8 @@ class Device(ABC):
     (one process at a time can hold it)."""
     variables: ClassVar[tuple[str, ...]] = ()
     """Environment variables that change its results or speed; the ones that are set are part of the fingerprint."""
+    modules: ClassVar[tuple[str, ...]] = ()
+    """Modules that a script must import for the device to exist, where `import torch` alone does not load its backend."""
     mask: ClassVar[str] = ""
     """For a device of another package: the environment variable whose ids, with commas between, say which chips a process sees.
     Each pytest-xdist worker gets one of them, and a process that it hides all from must do without. Empty where there is none, and workers share

@@ -35,6 +35,7 @@ class Xla(Device):
     type = "xla"
     dtypes = frozenset({"float32", "float64", "bfloat16", "float16"})
     features = frozenset({"float64", "autocast-bfloat16", "lazy", "deterministic"})
+    modules: ClassVar[tuple[str, ...]] = ("torch_xla",)
     variables: ClassVar[tuple[str, ...]] = (
         "CPU_NUM_DEVICES",
         "LIBTPU_INIT_ARGS",

@@ -54,7 +54,7 @@ class Asked:
         layers: Whether other layers are run too.
         limit: Seconds that the case may take; None for `seconds_of` it.
         most: Seconds that its explanation may take; None for `TIMES` the case, and at least `LEAST`.
-        imports: Modules that a script imports.
+        imports: Modules that a script imports besides those of the device.
         steps: File descriptor that gets a line for each step; -1 for none.
     """
 
@@ -121,7 +121,7 @@ def explained(asked: Asked, bench: Bench) -> Told:
     Raises:
         CleanProcessError: A fork of this process cannot compute.
     """
-    case, began = asked.case, time.monotonic()
+    case, began, device = asked.case, time.monotonic(), bench.devices[asked.case.device]
     there, trail = _There(asked), Trail()
     patience = bench.matrix.techniques[case.technique].patience
     limit = seconds_of(case.level, patience) if asked.limit is None else asked.limit or None
@@ -139,14 +139,14 @@ def explained(asked: Asked, bench: Bench) -> Told:
         process.renew()
         found, steps = Explanation(record), Steps(asked.say, asked.layers, 0.0)
         end = math.inf if asked.most is None else began + took + asked.most
-        elsewhere = Elsewhere(process, there, trail, limit, asked.imports, end)
+        elsewhere = Elsewhere(process, there, trail, limit, (*device.modules, *asked.imports), end)
         said = explain_end(elsewhere, found, bench, asked.script, steps)
         found.seconds = took, time.monotonic() - began - took
         try:
-            device = process.call(_identity, there, case.device, limit=BEGIN)
+            identity = process.call(_identity, there, case.device, limit=BEGIN)
         except Exception:  # noqa: BLE001 - a device that is lost does not say what it is, in whatever way
-            device = ""
-        return _told(found, said, device, script=bool(said))
+            identity = ""
+        return _told(found, said, identity, script=bool(said))
 
 
 def _whole(process: CleanProcess, there: _There, record: Record, took: float) -> Told:
@@ -222,7 +222,7 @@ def _written(found: Explanation, asked: Asked, bench: Bench) -> list[str]:
     device, path, (name, *_) = bench.devices[asked.case.device], asked.script, text.all_named(found)
     title = f"{name} is wrong on {device.name}; found by: accelcheck explain {asked.case.id}"
     try:
-        script = script_of(found.smallest, str(device.torch_device()), title, asked.imports)
+        script = script_of(found.smallest, str(device.torch_device()), title, (*device.modules, *asked.imports))
         script.write(path)
     except (NotWrittenError, OSError) as error:
         return [f"note: no script: {error}"]
@@ -233,4 +233,6 @@ def _written(found: Explanation, asked: Asked, bench: Bench) -> list[str]:
     steps = f"called with {RUNS} seeds" if runs else f"{found.smallest.steps} smaller cases tried"
     meanings = {0: "it is right alone: what ran before it, or beside it, matters", 1: "the fault is there"}
     head = f"\nThe smallest case\n{path}: {shapes}, {values[found.smallest.values]} ({steps})"
+    if "exclusive" in device.features:
+        return [head, f"not run: one process at a time can hold {device.name}: python {path}"]
     return [head, alone(path, meanings)]
