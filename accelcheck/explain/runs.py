@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
     First = Callable[[Culprit, Callable[[OperatorCall], Any]], None]
 
-SECONDS = 2.0
-"""For which draws run one after the other until an operator is wrong, beyond the turn in progress."""
+TURNS, SECONDS = 3, 2.0
+"""How often at least draws run one after the other until an operator is wrong, and for how long."""
 MODES = frozenset({Mode.FORWARD, Mode.BACKWARD, Mode.TRAIN})
 """Modes whose results are held to an FP64 oracle, and so can be explained by operators."""
 
@@ -116,8 +116,9 @@ def in_turn(trial: Trial, draws: Sequence[Draw], *, first: First | None = None) 
         again = [traced(trial, draw, only=culprit.number, first=first if draw == draws[0] else None) for draw in draws]
         if (sure := together(again)) is not None:
             return sure
-    while not any(trace.culprits for trace in traces) and time.monotonic() < end:
-        traces = _traces(trial, draws)
+    turn = 1
+    while not any(trace.culprits for trace in traces) and (turn < TURNS or time.monotonic() < end):
+        traces, turn = _traces(trial, draws), turn + 1
     return next((one for trace in traces for one in trace.culprits), None)
 
 
