@@ -109,6 +109,20 @@ class Row:
         return [record for record in self.records if record.verdict.executed and not record.verdict.green]
 
 
+def under(fault: str, words: Sequence[str], folder: Path) -> subprocess.CompletedProcess[str]:
+    """Run this interpreter with these arguments, on a device with a fault."""
+    return subprocess.run(
+        [sys.executable, *words],
+        cwd=folder,
+        env={**os.environ, VARIABLE: fault},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=LIMIT,
+        check=False,
+    )
+
+
 def run(fault: str, selection: Sequence[str], folder: Path) -> tuple[Record, ...]:
     """Run a part of the suite on the device with a fault.
 
@@ -118,16 +132,7 @@ def run(fault: str, selection: Sequence[str], folder: Path) -> tuple[Record, ...
     journal = folder / f"{fault.partition(':')[0] or 'none'}.jsonl"
     journal.unlink(missing_ok=True)
     words = ["-q", "-p", "no:randomly", "-p", "no:cacheprovider", "--accel-device=acme", f"--accel-journal={journal}"]
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "--pyargs", "accelcheck.suite", *words, *selection],
-        cwd=folder,
-        env={**os.environ, VARIABLE: fault},
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=LIMIT,
-        check=False,
-    )
+    done = under(fault, ["-m", "pytest", "--pyargs", "accelcheck.suite", *words, *selection], folder)
     records = tuple(read(journal)[1]) if journal.is_file() else ()
     if not records:
         raise RuntimeError(
@@ -153,16 +158,7 @@ def rows(faults: Sequence[Planted], folder: Path) -> Iterator[Row]:
 
 def explain(fault: str, case: str, folder: Path) -> dict[str, Any]:
     """What `accelcheck explain` says of a case under a fault."""
-    done = subprocess.run(
-        [sys.executable, "-m", "accelcheck.cli", "explain", case, "--json", "--timeout=20"],
-        cwd=folder,
-        env={**os.environ, VARIABLE: fault},
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=LIMIT,
-        check=False,
-    )
+    done = under(fault, ["-m", "accelcheck.cli", "explain", case, "--json", "--timeout=20"], folder)
     if done.returncode != 1:
         return {}  # it passes this time: a fault that strikes now and then
     found: dict[str, Any] = json.loads(done.stdout)

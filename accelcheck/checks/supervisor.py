@@ -98,8 +98,13 @@ class Supervisor:
 
 
 def _record(case: Case) -> str:
+    return recorded(_FIND[0], case)
+
+
+def recorded(find: Callable[[Case], Record], case: Case) -> str:
+    """The record of a case as JSON, whatever the case raises: for another process."""
     try:
-        record = _FIND[0](case)
+        record = find(case)
     except BaseException as error:  # noqa: BLE001 - `sys.exit`, `pytest.skip`, an interrupt: raised there, it would end the run
         record = Record(case, Verdict.ERROR, reason=f"{type(error).__name__}: {text(error)}")
     # As JSON: a record may hold what cannot be unpickled in the other process.

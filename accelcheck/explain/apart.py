@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from accelcheck.checks.supervisor import recorded
 from accelcheck.core.case import Verdict
 from accelcheck.core.clean_process import CleanProcess, CleanProcessError
 from accelcheck.core.journal import Record
@@ -19,7 +20,7 @@ from accelcheck.core.words import seconds_of
 from accelcheck.explain import text
 from accelcheck.explain.alone import alone
 from accelcheck.explain.ended import Elsewhere, explain_end
-from accelcheck.explain.explain import ENDED, Explanation, Steps, explain
+from accelcheck.explain.explain import ENDED, FAILED, Explanation, Steps, explain
 from accelcheck.explain.script import script_of
 from accelcheck.explain.smallest import RUNS, SmallestRuns
 from accelcheck.explain.source import NotWrittenError
@@ -92,7 +93,7 @@ class Told:
     @property
     def failed(self) -> bool:
         """Whether there was a failure to explain."""
-        return self.verdict in {Verdict.FAIL, Verdict.ERROR, *ENDED}
+        return self.verdict in FAILED
 
 
 @dataclass
@@ -196,11 +197,7 @@ def _told(found: Explanation, said: Sequence[str], device: str, *, script: bool 
 
 def _ran(there: _There, case: Case) -> tuple[str, float]:
     began = time.monotonic()
-    try:
-        record = there().found(case)
-    except BaseException as error:  # noqa: BLE001 - `sys.exit`, `pytest.skip`: raised in the caller, it would end the command
-        record = Record(case, Verdict.ERROR, reason=f"{type(error).__name__}: {error}")
-    return json.dumps(record.as_json()), time.monotonic() - began
+    return recorded(there().found, case), time.monotonic() - began
 
 
 def _explained(there: _There, ran: str, took: float, shrinking: float) -> Told:

@@ -106,7 +106,7 @@ class OperatorCall:
         func = self.func
         if self.name in SAME_ON_THE_CPU:
             func = getattr(torch.ops.aten, SAME_ON_THE_CPU[self.name]).default
-        wide = self.each(_widened)
+        wide = self.each(widened)
         return OperatorCall(func, wide.args, {name: one for name, one in wide.kwargs.items() if name != "pin_memory"})
 
     def not_computed(self) -> str:
@@ -169,7 +169,8 @@ def _hosted(value: Any) -> Any:
     return torch.device("cpu") if isinstance(value, torch.device) else value
 
 
-def _widened(value: Any) -> Any:
+def widened(value: Any) -> Any:
+    """An argument for the same work in FP64 on the CPU: a tensor there, in FP64 where it is floating-point; a floating-point dtype, or a device, as that."""
     if isinstance(value, Tensor):
         host = value.detach().cpu()
         return host.to(torch.float64) if host.is_floating_point() else host.clone()

@@ -38,6 +38,8 @@ DRAWS = 4
 """Failing draws whose operators are looked at, until one of them is wrong."""
 ENDED = frozenset({Verdict.CRASH, Verdict.HANG, Verdict.DEVICE_LOST})
 """Verdicts of cases after which their process is of no use: `accelcheck.explain.ended` explains them."""
+FAILED = ENDED | {Verdict.FAIL, Verdict.ERROR}
+"""Verdicts that are explained."""
 
 
 @dataclass(frozen=True)
@@ -86,7 +88,7 @@ class Explanation:
     @property
     def failed(self) -> bool:
         """Whether there is a failure to explain."""
-        return self.record.verdict in {Verdict.FAIL, Verdict.ERROR, *ENDED}
+        return self.record.verdict in FAILED
 
     @property
     def blamed(self) -> str:

@@ -13,7 +13,7 @@ from torch import Tensor, fx
 
 from accelcheck.devices.torch_names import OpOverload
 from accelcheck.explain.budgets import OperatorFinding
-from accelcheck.explain.calls import OperatorCall, aside, copied, mapped
+from accelcheck.explain.calls import OperatorCall, aside, copied, mapped, widened
 from accelcheck.explain.holding import judged, named, nearest
 from accelcheck.explain.smallest import SEED, cut, filled_tensor, listed
 from accelcheck.verify.precision import UNIT_ROUNDOFF
@@ -51,7 +51,6 @@ class GraphPart:
         with torch.no_grad():
             out = torch.compile(self.module, **arguments)(*(kept(one) for one in self.inputs))
         own = {f"out[{place}]": one.detach().cpu() for place, one in enumerate(out) if floating(one)}
-
         dtypes = {node: _dtypes(value) for node, value in self.values().items()}
 
         def computed(interpreter: Wide) -> dict[str, Tensor]:
@@ -71,7 +70,6 @@ class GraphPart:
                     for path, one in own.items()
                     if named(one.dtype) == dtype and not nearest(one, truth[path])
                 }
-
                 if some:
                     judgements[dtype], references[dtype] = judged(some, truth, dtype, sample)
         faults = tuple(fault for one in judgements.values() for fault in one.faults)
@@ -290,11 +288,3 @@ def kept(value: Any) -> Any:
 def floating(value: Any) -> bool:
     """Whether something is a floating-point tensor."""
     return isinstance(value, Tensor) and value.is_floating_point()
-
-
-def widened(value: Any) -> Any:
-    """A tensor on the CPU, in FP64 where it is floating-point; anything else as it is."""
-    if not isinstance(value, Tensor):
-        return value
-    host = value.detach().cpu()
-    return host.to(torch.float64) if host.is_floating_point() else host.clone()
