@@ -415,7 +415,9 @@ def test_a_script_ends_its_own_process_where_the_operator_does(tmp_path: Path) -
 @pytest.mark.parametrize("timeout", ["0", "60"])
 def test_a_crash_is_explained_without_a_limit_too(capsys: pytest.CaptureFixture[str], timeout: str) -> None:
     assert cli.main(["explain", ID.format("aborting"), f"--timeout={timeout}", "--no-layers"]) == RED
-    assert "aten::mm, number 1: it had begun, and not returned" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "crash\n  the process that ran it died of SIGABRT" in out
+    assert "aten::mm, number 1: it had begun, and not returned" in out
 
 
 @pytest.mark.usefixtures("installed")

@@ -125,7 +125,7 @@ class FaultScript:
             "import sys",
             "import torch",
             f'device = "{self.device}"',
-            *([f"dtype = {subject.dtype(self.path)}"] if self.view != "shape" else []),
+            *([f"dtype = {subject.dtype(self.path)}"] if self.view not in {*_VIEWS, "shape"} else []),
             *(tensor_file.reading(file) if self.data else ()),
             *inputs,
             *truth,
@@ -282,6 +282,4 @@ def _listing(view: str) -> list[str]:
     flat = "flat = lambda x: [v for one in x for v in flat(one)] if isinstance(x, list) else [x]"
     if view == "shape":
         return [flat, "shape = list(truth.shape)"]
-    # Where the dtype has no such number, infinity is right.
-    wide = "o = flat(torch.where(truth.to(dtype).isinf(), truth.to(dtype).double(), truth).tolist())"
-    return [flat, wide if view in _VIEWS else "nearest = flat(truth.to(dtype).tolist())"]
+    return [flat, "o = flat(truth.tolist())" if view in _VIEWS else "nearest = flat(truth.to(dtype).tolist())"]
