@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -10,7 +11,12 @@ from plugin_harness import Suite
 from test_own_fixture import WRONG
 
 from accelcheck import cli
+from accelcheck.core.case import Case, Mode, Verdict
+from accelcheck.core.journal import Record
 from accelcheck.plugin import explanations
+from accelcheck.report.causes import Cause
+from accelcheck.report.explained import Explained, explained, folder_of, text_of
+from accelcheck.report.signatures import Kind
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -140,3 +146,17 @@ def test_a_crash_is_explained_too(suite: Suite) -> None:
     run(suite, "--accel-explain", "--accel-journal=j.jsonl")
     (text,) = (suite.path / "j-explained").glob("*.txt")
     assert "none had begun" in text.read_text(encoding="utf-8")
+
+
+def test_the_text_of_any_case_of_a_cause_is_found(tmp_path: Path) -> None:
+    first, second = (Record(Case("wrong", name, "cpu", "float32", Mode.FORWARD, 1), Verdict.FAIL) for name in "ab")
+    cause = Cause("wrong values", Kind.VALUES, (("cpu", first), ("cpu", second)), first)
+    run = SimpleNamespace(sources=[str(tmp_path / "j.jsonl")])
+    assert not explained([run], [cause])  # type: ignore[list-item]  # its sources are all that counts
+    folder = folder_of(tmp_path / "j.jsonl")
+    folder.mkdir()
+    text_of(folder, second.case.id).write_text("why")
+    found = explained([run], [cause])  # type: ignore[list-item]  # as above
+    assert found == {first.case.id: Explained(second.case.id, "why")}
+    text_of(folder, first.case.id).write_text("its own")
+    assert explained([run], [cause])[first.case.id].text == "its own"  # type: ignore[list-item]  # as above
