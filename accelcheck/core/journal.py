@@ -22,6 +22,7 @@ from accelcheck.core.case import (
     Measurement,
     Verdict,
 )
+from accelcheck.core.fault import Fault  # noqa: TC001 - msgspec reads the annotations of records
 from accelcheck.core.plain import LARGEST, text
 
 if TYPE_CHECKING:
@@ -58,6 +59,8 @@ class Record:
         digest: Digest of everything that the work of a timed case depends on; empty for others.
         times: Seconds a call, one figure for each block of calls, in the order of measurement.
         remark: What the stored statements about the chip leave open or do not fit: see `accelcheck.expectations.chips`.
+        faults: Faults of a `fail`, and of what the ledger expects to fail.
+        family: Family of the technique, such as ``compilation``.
     """
 
     case: Case
@@ -74,6 +77,8 @@ class Record:
     digest: str = ""
     times: tuple[float, ...] = ()
     remark: str = ""
+    faults: tuple[Fault, ...] = ()
+    family: str = ""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "reason", text(self.reason, MOST_REASON))
@@ -81,6 +86,11 @@ class Record:
         if not 0 <= self.compared <= LARGEST:
             got = f"{self.compared:,}" if abs(self.compared) <= LARGEST else "a larger number"
             raise ValueError(f"field 'compared' is {got}; expected 0 to {LARGEST:,}")
+
+    @property
+    def why(self) -> str:
+        """Lines for people: why it did not run, what failed, or why a failure is expected; then a line for each fault."""
+        return "\n".join(filter(None, [self.reason, *map(str, self.faults)]))
 
     @property
     def contradiction(self) -> str:

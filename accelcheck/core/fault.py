@@ -1,0 +1,124 @@
+"""One fault of a case, as data: it goes from the check that finds it through the journal to ledgers, causes and reports. No torch."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from enum import StrEnum
+
+from accelcheck.core.plain import text
+
+MOST_TEXT = 10_000
+"""Characters that are kept of each text of a fault."""
+
+
+class FaultKind(StrEnum):
+    """Kinds of faults; the comment of each says what its `Fault.view` names."""
+
+    METADATA = "metadata"
+    """A wrong part of a tensor's metadata: `missing`, `unexpected`, `device`, `dtype`, `shape`, `strides` or `metadata`."""
+    PATTERN = "pattern"
+    """Special values elsewhere than in the oracle: `NaN`, `+Inf`, `-Inf` or `not finite`. The size is the number of elements."""
+    VALUE = "value"
+    """A wrong exact value; no view. The size is the difference, where the values are numbers."""
+    VIEW = "view"
+    """An error beyond its budget: the name of the view, such as `row`. The size is measured / allowed."""
+    RERUN = "rerun"
+    """A second run with other bits; no view. The size is the relative difference."""
+    MUTATED = "mutated"
+    """An input or a parameter that a run changed; no view."""
+    STATE = "state"
+    """Global state that is left changed; no view."""
+    STALE = "stale"
+    """Results of copies that do not follow their source; no view."""
+    RAISED = "raised"
+    """An exception in one draw of a case: its class. `got` is the first line of its text."""
+    EVIDENCE = "evidence"
+    """A claim of evidence that was not seen: the path is the claim; no view."""
+    REGRESSION = "regression"
+    """More than the stored baseline: `time` or `memory`. The size is measured / allowed."""
+    LIMIT = "limit"
+    """Beyond a limit of the user: its name. The size is measured / allowed, or allowed / measured of a lower limit."""
+    RULE = "rule"
+    """A broken rule of a technique, such as that of a gradient scaler: the rule in words."""
+    OTHER = "other"
+    """A line of an older journal, or of a check that gives text: the path is the whole line."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """One fault.
+
+    Attributes:
+        kind: Kind of the fault; the other fields depend on it, see `FaultKind`.
+        path: Path of the tensor in the result, such as ``out[1]['hidden']``, or the thing that is wrong.
+        view: Name of the view, the part of the metadata, the special value, the class of the exception, or the rule.
+        draw: Name of the draw that shows it, such as ``nan[0]``; empty for the case's own draw.
+        expected: Expected result in words; empty where `allowed` says it.
+        got: Result in words; empty where `measured` says it.
+        measured: Measured number.
+        allowed: Largest allowed number, or the smallest one where `at_least`; None where nothing is held against a bound.
+        at_least: Whether `allowed` is a lower bound.
+        place: Index of the worst element, such as ``[3, :]``.
+    """
+
+    kind: FaultKind
+    path: str
+    view: str = ""
+    draw: str = ""
+    expected: str = ""
+    got: str = ""
+    measured: float | None = None
+    allowed: float | None = None
+    at_least: bool = False
+    place: str = ""
+
+    def __post_init__(self) -> None:
+        for name in ("path", "view", "draw", "expected", "got", "place"):
+            object.__setattr__(self, name, text(getattr(self, name), MOST_TEXT))
+        for name in ("measured", "allowed"):
+            if getattr(self, name) is not None:
+                object.__setattr__(self, name, float(getattr(self, name)))
+
+    @property
+    def size(self) -> float | None:
+        """Size of the fault in the unit of its kind; None where it has none, infinite for NaN and for any error where nothing is allowed."""
+        if self.measured is None:
+            return None
+        if self.allowed is None:
+            return math.inf if math.isnan(self.measured) else abs(self.measured)
+        part, whole = (self.allowed, self.measured) if self.at_least else (self.measured, self.allowed)
+        return math.inf if not whole or math.isnan(part) or math.isnan(whole) else part / whole
+
+    @property
+    def bounded(self) -> bool:
+        """Whether `size` is a multiple of a bound, and no count or difference."""
+        return self.allowed is not None
+
+    def __str__(self) -> str:
+        """One line for people, and for the patterns of older ledgers: the only place where a fault becomes text."""
+        if self.kind is FaultKind.OTHER:
+            return self.path
+        if self.kind is FaultKind.EVIDENCE:
+            claim = f"{self.path} [{self.draw}]" if self.draw else self.path
+            return f"not engaged: {claim}: observed {self.got}"
+        place = f" at {self.place}" if self.place else ""
+        draw = f" [{self.draw}]" if self.draw else ""
+        return f"{self.path}: {self._what()}{place}{draw}: expected {self._expected()}, got {self._got()}"
+
+    def _what(self) -> str:
+        words = {
+            FaultKind.VIEW: f"view {self.view}",
+            FaultKind.PATTERN: self.view if self.view == "not finite" else f"{self.view} pattern",
+            FaultKind.STATE: "left changed",
+        }
+        return words.get(self.kind) or self.view or str(self.kind)
+
+    def _expected(self) -> str:
+        if self.allowed is None:
+            return self.expected
+        bound = f"at {'least' if self.at_least else 'most'} {self.allowed:.4g}"
+        return f"{bound} {self.expected}" if self.expected else bound
+
+    def _got(self) -> str:
+        return self.got or (f"{self.measured:.4g}" if self.measured is not None else "nothing")
