@@ -99,5 +99,5 @@ def test_a_device_whose_detect_does_not_answer_is_absent(act: Callable[[], objec
     found = _detect(Toy(act), 0.2)
     assert not found.ok
     assert found.code is code
-    assert found.reason.startswith("test_plugin_foreign_code.Toy.detect")
+    assert found.reason.startswith("test_foreign_code.Toy.detect")
     assert reason in found.reason
