@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from accelcheck.core import processes
 from accelcheck.plugin.options import SELECTING
 
 if TYPE_CHECKING:
@@ -41,6 +42,20 @@ def _one_thread(request: pytest.FixtureRequest) -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _no_process_is_left(request: pytest.FixtureRequest) -> Iterator[None]:
+    # The last teardown of each worker. It ends what is left, so that it burns no core, and fails the run by name.
+    if not any(TESTS in item.path.parents for item in request.session.items):
+        yield
+        return
+    from process_harness import end_what_is_left
+
+    processes.adopt_orphans()
+    yield
+    if left := end_what_is_left():
+        pytest.fail("tests left processes running:\n" + "\n".join(left), pytrace=False)
 
 
 @pytest.fixture(scope="module")

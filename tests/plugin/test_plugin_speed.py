@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from plugin_harness import Ran, Suite, reaches
+from process_harness import started
 
 TIMED = "toy/timed/cpu/float32/speed"
 QUICK = ("--accel-technique=toy", "--accel-workload=timed", "--accel-device=cpu", "--accel-dtype=float32")
@@ -161,18 +162,16 @@ def test_a_run_that_is_killed_leaves_no_process_that_times(suite: Suite) -> None
     conftest = suite.path / "conftest.py"
     conftest.write_text(conftest.read_text() + SLEEPING)
     words = ["--pyargs", "accelcheck.suite.test_speed", *QUICK, "--accel-baseline=update", "--accel-processes=2"]
-    run = suite.pytester.popen([sys.executable, "-m", "pytest", *words], stdout=subprocess.DEVNULL)
-    try:
+    with started([sys.executable, "-m", "pytest", *words], stdout=subprocess.DEVNULL) as run:
         for _ in range(2400):
             if (suite.path / "pid").exists() or run.poll() is not None:
                 break
             time.sleep(0.05)
         stat = Path("/proc", (suite.path / "pid").read_text(), "stat")
         assert reaches(stat, "S")
-    finally:
         run.kill()
         run.wait()
-    assert reaches(stat, "Z", "gone")
+        assert reaches(stat, "Z", "gone")
 
 
 def test_cases_that_a_mark_skips_are_not_timed(suite: Suite) -> None:
