@@ -40,7 +40,7 @@ def strange_workloads() -> list[Workload]:
     return [replace(tiny, name=f"tiny{STRANGE}")]
 
 
-@pytest.mark.parametrize("workers", ["0", "2"])
+@pytest.mark.parametrize("workers", ["0", pytest.param("2", marks=pytest.mark.slow)])
 def test_nothing_that_a_run_prints_holds_a_control_character_of_somebody_else(
     pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, workers: str
 ) -> None:

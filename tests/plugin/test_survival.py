@@ -41,7 +41,7 @@ def suite(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Suite:
     return Suite(pytester, monkeypatch)
 
 
-@pytest.mark.parametrize("workers", ["0", "2"])
+@pytest.mark.parametrize("workers", ["0", pytest.param("2", marks=pytest.mark.slow)])
 def test_a_case_that_ends_its_process_ends_nothing_else(suite: Suite, workers: str) -> None:
     undisturbed = suite.run(*only(*HEALTHY)).verdicts
     ran = suite.run(*only(*HEALTHY, *DISTURBING), "--accel-timeout=3", "-n", workers, "-p", "no:randomly")
@@ -175,7 +175,7 @@ def test_nothing_but_the_journal_is_left_of_a_run_whose_controller_is_ended(
     assert [(record.case.technique, str(record.verdict)) for record in records] == [("toy", "pass")]
 
 
-@pytest.mark.parametrize("technique", ["toy-holder", "toy-worker"])
+@pytest.mark.parametrize("technique", [pytest.param("toy-holder", marks=pytest.mark.slow), "toy-worker"])
 def test_a_worker_that_dies_is_noticed_though_others_hold_its_pipe(suite: Suite, technique: str) -> None:
     here = ["--accel-in-process"] if technique == "toy-holder" else []
     ran = suite.run(*only(*HEALTHY, technique), "-n", "2", *here)
