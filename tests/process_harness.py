@@ -6,6 +6,7 @@ It has no tests of its own.
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import runpy
 import signal
@@ -18,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import psutil  # type: ignore[import-untyped]  # it comes without annotations
 
 from accelcheck.core import files
-from accelcheck.core.processes import kill_tree, polls
+from accelcheck.core.processes import end_with_parent, kill_tree, polls
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -32,7 +33,7 @@ END_WITH_US = ("multiprocessing.resource_tracker", "torch._inductor.compile_work
 
 @contextlib.contextmanager
 def started(words: Sequence[str | Path], **options: Any) -> Iterator[subprocess.Popen[str]]:
-    """A running program; at the end of the context it is killed, with everything that it has started.
+    """A running program; at the end of the context it is killed, with everything that it has started, and when this process ends.
 
     An interrupt ends it, also where the tests run in the background of a shell, which has them and all that they start ignore it.
 
@@ -40,14 +41,8 @@ def started(words: Sequence[str | Path], **options: Any) -> Iterator[subprocess.
         words: The program and its arguments.
         **options: Of `subprocess.Popen`.
     """
-    ignored = signal.getsignal(signal.SIGINT) is signal.SIG_IGN
-    if ignored:
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
-    try:
-        process = subprocess.Popen(words, text=True, start_new_session=True, **options)
-    finally:
-        if ignored:
-            signal.signal(signal.SIGINT, signal.SIG_IGN)
+    begin = functools.partial(_begin, os.getpid())
+    process = subprocess.Popen(words, text=True, start_new_session=True, preexec_fn=begin, **options)  # noqa: PLW1509 - it takes no lock
     with process:
         try:
             yield process
@@ -55,6 +50,11 @@ def started(words: Sequence[str | Path], **options: Any) -> Iterator[subprocess.
             kill_tree(process.pid)
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
+
+
+def _begin(parent: int) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    end_with_parent(parent)
 
 
 def forked(script: Path) -> subprocess.CompletedProcess[str]:
