@@ -107,27 +107,27 @@ def refuses(program: Program) -> None:
 def test_the_plain_program_passes_in_every_mode(store: Store) -> None:
     for name, mode in (("mlp", FORWARD), ("cnn", BACKWARD), ("train-mlp", TRAIN)):
         record = verdict_of(store, Planted(nothing, keeps_strides=True), seeded(name), mode)
-        assert record.verdict is Verdict.PASS, record.reason
+        assert record.verdict is Verdict.PASS, record.why
         assert record.compared > 0
-        assert record.reason == ""
+        assert record.why == ""
         assert {"oracle", "prepare", "run", "judge"} <= record.seconds.keys()
 
 
 def test_no_evidence_is_an_error(store: Store) -> None:
     record = verdict_of(store, Silent(nothing), seeded("mlp"))
     assert record.verdict is Verdict.ERROR
-    assert "planted gave no evidence that it ran" in record.reason
+    assert "planted gave no evidence that it ran" in record.why
 
 
 def test_evidence_that_could_not_be_had_alone_is_an_error(store: Store) -> None:
     record = verdict_of(store, Blind(nothing), seeded("mlp"))
     assert record.verdict is Verdict.ERROR
-    assert "planted gave no evidence that it ran" in record.reason
+    assert "planted gave no evidence that it ran" in record.why
 
 
 def test_values_are_judged_beside_evidence_that_could_not_be_had_and_the_case_says_so(store: Store) -> None:
     record = verdict_of(store, Beside(nothing), seeded("mlp"))
-    assert record.verdict is Verdict.PASS, record.reason
+    assert record.verdict is Verdict.PASS, record.why
     assert record.compared > 0
     assert record.remark == "could not be seen: bytes in a file fall: torch.save: RuntimeError: no such copy"
     assert "    ?   could not be seen: bytes in a file fall: torch.save" in explain(record)
@@ -138,13 +138,13 @@ def test_values_are_judged_beside_evidence_that_could_not_be_had_and_the_case_sa
 def test_a_technique_that_did_not_engage_fails_though_its_values_are_right(store: Store) -> None:
     record = verdict_of(store, Idle(nothing), seeded("mlp"))
     assert record.verdict is Verdict.FAIL
-    assert record.reason == "not engaged: graphs compiled >= 1: observed 0"
+    assert record.why == "not engaged: graphs compiled >= 1: observed 0"
 
 
 def test_what_a_technique_raises_is_its_error_with_a_traceback(store: Store) -> None:
     record = verdict_of(store, Planted(breaks), seeded("mlp"))
     assert record.verdict is Verdict.ERROR
-    assert record.reason == "RuntimeError: out of registers"
+    assert record.why == "RuntimeError: out of registers"
     assert "in breaks" in record.traceback
 
 
@@ -180,20 +180,20 @@ def made(function: Callable[[Tensor], Any], *shape: int, fill: float | None = No
 def test_nothing_to_compare_is_an_error(tmp_path: Path) -> None:
     record = verdict_of(Store(tmp_path), Planted(nothing), made(lambda x: x * 2, 0, 8))
     assert record.verdict is Verdict.ERROR
-    assert "no elements to compare" in record.reason
+    assert "no elements to compare" in record.why
 
 
 def test_nothing_compared_is_an_error_even_if_the_oracle_let_it_through() -> None:
     evidence = (Evidence("one", 1, engaged=True), Evidence("two", 1, engaged=True))
     record = execute._record(case(seeded("mlp")), Finding(evidence, (), (), 0))
     assert record.verdict is Verdict.ERROR
-    assert record.reason == "no element was compared: a pass needs at least one"
+    assert record.why == "no element was compared: a pass needs at least one"
 
 
 def test_an_oracle_that_fails_is_an_error_and_never_a_pass(tmp_path: Path) -> None:
     record = verdict_of(Store(tmp_path), Planted(nothing), made(lambda x: x * float("nan"), 8, 8))
     assert record.verdict is Verdict.ERROR
-    assert "the FP64 oracle is NaN" in record.reason
+    assert "the FP64 oracle is NaN" in record.why
 
 
 @pytest.mark.parametrize("swallow", [torch.nan_to_num, lambda x: x.clamp(-1e30, 1e30)])
@@ -207,7 +207,7 @@ def test_an_infinity_that_is_swallowed_is_caught(swallow: Callable[[Tensor], Ten
 def test_a_nan_among_the_inputs_is_no_mutation(tmp_path: Path) -> None:
     workload = made(lambda x: torch.nan_to_num(x) * 2, 8, 8, fill=math.nan)
     record = verdict_of(Store(tmp_path), Planted(nothing), workload)
-    assert record.verdict is Verdict.PASS, record.reason
+    assert record.verdict is Verdict.PASS, record.why
     record = verdict_of(Store(tmp_path), Planted(calling(lambda module, x: module(x.nan_to_num_()))), workload)
     assert faults(record).keys() == {"input[0]"}
 
@@ -262,7 +262,7 @@ def test_memory_is_poisoned_before_every_draw_and_not_for_the_rerun(
     expected = store.get(case(workload, BACKWARD), Planted(nothing), workload).layouts.values()
     monkeypatch.setattr(torch, "full", full)
     record = verdict_of(store, Planted(calling(call), warmups=1), workload, BACKWARD)
-    assert record.verdict is Verdict.PASS, record.reason
+    assert record.verdict is Verdict.PASS, record.why
     poison = [(layout.shape, "nan", torch.float32) for layout in expected]
     # The warm-up, the case's own draw, its rerun, and the draws after it.
     assert happened == ["call", *poison, "call", "call", *[*poison, "call"] * (DRAWS - 1)]
@@ -283,7 +283,7 @@ def test_a_result_that_an_earlier_run_left_is_caught_by_the_warm_up_alone(store:
 @pytest.mark.parametrize(("name", "mode"), [("cnn", BACKWARD), ("train-mlp", TRAIN)])
 def test_warm_ups_leave_no_trace_in_parameters_and_buffers(name: str, mode: Mode, store: Store) -> None:
     record = verdict_of(store, Planted(nothing, warmups=2), seeded(name), mode)
-    assert record.verdict is Verdict.PASS, record.reason
+    assert record.verdict is Verdict.PASS, record.why
 
 
 def test_work_that_left_the_device_fails(store: Store) -> None:
@@ -294,7 +294,7 @@ def test_work_that_left_the_device_fails(store: Store) -> None:
     workload = seeded("mlp")
     record = bench(store, Planted(nothing), workload, Straying()).run(case(workload))
     assert record.verdict is Verdict.FAIL
-    assert "no operator left cpu for the CPU: observed aten::topk x3" in record.reason
+    assert "no operator left cpu for the CPU: observed aten::topk x3" in record.why
 
 
 def test_a_device_without_true_float32_is_judged_by_its_results(store: Store) -> None:
@@ -304,7 +304,7 @@ def test_a_device_without_true_float32_is_judged_by_its_results(store: Store) ->
 
     workload = seeded("mlp")
     record = bench(store, Planted(nothing), workload, Coarse()).run(case(workload))
-    assert record.verdict is Verdict.PASS, record.reason
+    assert record.verdict is Verdict.PASS, record.why
 
 
 def test_a_dtype_that_the_device_does_not_declare_is_unsupported(store: Store) -> None:
@@ -373,7 +373,7 @@ GAIN = replacing(out=scaled(1.01))
 def test_a_failure_whose_every_line_is_expected_is_an_xfail(store: Store) -> None:
     record = held(store, GAIN, entry("out: view"))
     assert record.verdict is Verdict.XFAIL
-    assert record.reason.startswith("known (link)\nout: view")
+    assert record.why.startswith("known (link)\nout: view")
 
 
 def test_a_new_line_beside_a_known_failure_is_a_failure(store: Store) -> None:
@@ -384,7 +384,7 @@ def test_a_known_failure_that_passes_must_be_removed(store: Store) -> None:
     record = held(store, nothing, entry("out: view"))
     assert record.verdict is Verdict.XPASS
     assert not record.verdict.green
-    assert "remove the entry from the ledger" in record.reason
+    assert "remove the entry from the ledger" in record.why
 
 
 def test_a_known_error_is_an_xfail_and_no_other_error_is(store: Store) -> None:
@@ -395,13 +395,13 @@ def test_a_known_error_is_an_xfail_and_no_other_error_is(store: Store) -> None:
 def test_an_error_of_another_class_than_the_ledger_says_is_an_error(store: Store) -> None:
     record = held(store, breaks, entry("out of registers", "LookupError", Verdict.ERROR))
     assert record.verdict is Verdict.ERROR
-    assert "ledger: expected LookupError, got RuntimeError (known): RuntimeError: out of registers" in record.reason
+    assert "ledger: expected LookupError, got RuntimeError (known): RuntimeError: out of registers" in record.why
 
 
 def test_a_fault_beyond_its_size_in_the_ledger_is_a_failure_that_says_so(store: Store) -> None:
     record = held(store, GAIN, entry("out: view", 2.0))
     assert record.verdict is Verdict.FAIL
-    said = [line for line in record.reason.splitlines() if line.startswith("ledger: ")]
+    said = [line for line in record.why.splitlines() if line.startswith("ledger: ")]
     assert said[0].startswith("ledger: expected at most 2 times the budget, got ")
     assert "(known): out: view " in said[0]
 
@@ -427,7 +427,7 @@ def test_faults_that_the_ledger_expects_do_not_end_the_judgement(store: Store) -
     widest = max(size(line) or 0.0 for line in known.reason.splitlines())
     record = held(store, late, entry("^out: view ", 4 * widest))
     assert record.verdict is Verdict.FAIL
-    assert f"ledger: expected at most {4 * widest:g} times the budget, got " in record.reason
+    assert f"ledger: expected at most {4 * widest:g} times the budget, got " in record.why
 
 
 def test_a_draw_that_raises_as_expected_does_not_hide_a_fault_of_another(store: Store) -> None:
@@ -441,9 +441,9 @@ def test_a_draw_that_raises_as_expected_does_not_hide_a_fault_of_another(store: 
 
     error = entry("^LookupError: no kernel$", "LookupError", Verdict.ERROR)
     record = held(store, calling(call), error)
-    assert record.verdict is Verdict.FAIL, record.reason
-    assert "run: raised [draw 0]: expected a result, got LookupError: no kernel" in record.reason
-    assert "out: view row" in record.reason
+    assert record.verdict is Verdict.FAIL, record.why
+    assert "run: raised: expected a result, got LookupError: no kernel" in record.why
+    assert "out: view row" in record.why
     calls = itertools.count(1)
     assert held(store, calling(call), error, entry("^out: view ")).verdict is Verdict.XFAIL
 
@@ -455,7 +455,7 @@ def test_of_two_errors_the_one_that_is_not_expected_is_said(store: Store) -> Non
         raise LookupError("known") if next(calls) == 1 else OverflowError("new")
 
     record = held(store, calling(call), entry("known", "LookupError", Verdict.ERROR))
-    assert (record.verdict, record.reason) == (Verdict.ERROR, "OverflowError: new")
+    assert (record.verdict, record.why) == (Verdict.ERROR, "OverflowError: new")
 
 
 def test_a_record_survives_the_journal(store: Store) -> None:
@@ -476,8 +476,8 @@ def test_a_long_error_is_cut_and_an_expected_one_keeps_no_traceback(store: Store
     place = bench(store, Planted(complain), workload)
     record = place.run(case(workload))
     assert record.verdict is Verdict.ERROR
-    assert record.reason.splitlines()[0] == "ValueError: first"
-    assert record.reason.splitlines()[-1] == f"({1001 - execute.LINES} more lines)"
+    assert record.why.splitlines()[0] == "ValueError: first"
+    assert record.why.splitlines()[-1] == f"({1001 - execute.LINES} more lines)"
     assert "complain" in record.traceback
     assert record.traceback.index("could not convert string to float: 'cause'") < record.traceback.index(
         "ValueError: first"

@@ -366,7 +366,7 @@ def test_a_wrong_candidate_fails_and_says_where_what_and_how_to_see_it_again(
     assert ran.ret == FAILED
     record = ran.record(technique)
     assert record.verdict == "fail"
-    assert message in record.reason.splitlines()
+    assert message in record.why.splitlines()
     assert f"  {message}" in ran.out.splitlines()
     assert f"{record.case.id}: fail" in ran.out.splitlines()
     assert f"  reproduce: pytest --pyargs accelcheck.suite --accel-device=cpu --accel-case={record.case.id}" in ran.out
@@ -383,14 +383,14 @@ def test_a_wrong_value_shows_measured_and_allowed_and_its_command_shows_it_again
     again = suite.reproduce(ran)
     assert again.ret == FAILED
     assert again.verdicts == ran.verdicts
-    assert again.record("toy-value").reason == record.reason
+    assert again.record("toy-value").reason == record.why
 
 
 def test_a_technique_without_evidence_is_an_error(suite: Suite) -> None:
     ran = suite.run(*only("toy-mute"))
     assert ran.ret == FAILED
     record = ran.record("toy-mute")
-    assert (record.verdict, record.reason) == ("error", "toy-mute gave no evidence that it ran: a verdict needs some")
+    assert (record.verdict, record.why) == ("error", "toy-mute gave no evidence that it ran: a verdict needs some")
 
 
 # A vendor's device.

@@ -269,8 +269,8 @@ def test_eager_trains_from_each_seed_once_for_all_precisions(tmp_path: Path, mon
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
 def test_a_planted_fault_is_caught(store: Store, fault: Fault, number: int) -> None:
     record = verdict(store, Plant(fault.change), number)
-    assert record.verdict is Verdict.FAIL, record.reason + record.traceback
-    assert any(line.startswith(fault.named) for line in record.reason.splitlines()), record.reason
+    assert record.verdict is Verdict.FAIL, record.why + record.traceback
+    assert any(line.startswith(fault.named) for line in record.why.splitlines()), record.why
 
 
 TECHNIQUES = (
@@ -292,14 +292,14 @@ VARIANTS = {
 @pytest.mark.parametrize("technique", TECHNIQUES, ids=lambda technique: technique.name)
 def test_a_correct_technique_passes(store: Store, technique: Technique, number: int) -> None:
     record = verdict(store, technique, number)
-    assert record.verdict is Verdict.PASS, record.reason + record.traceback
+    assert record.verdict is Verdict.PASS, record.why + record.traceback
     assert {figure.view for figure in record.figures} == {"loss", "norm", "parameter", "mean loss", "mean norm"}
 
 
 @pytest.mark.parametrize("technique", VARIANTS.values(), ids=VARIANTS.keys())
 def test_another_correct_way_to_train_passes(store: Store, technique: Technique) -> None:
     record = verdict(store, technique)
-    assert record.verdict is Verdict.PASS, record.reason + record.traceback
+    assert record.verdict is Verdict.PASS, record.why + record.traceback
 
 
 def test_autocast_that_reduces_in_half_is_caught_by_the_dtype_of_the_loss(store: Store) -> None:
@@ -309,7 +309,7 @@ def test_autocast_that_reduces_in_half_is_caught_by_the_dtype_of_the_loss(store:
             program.loss = lambda out, target: functional.cross_entropy(out.float(), target).bfloat16()
 
     record = verdict(store, Halved("amp-bf16", torch.bfloat16))
-    assert "loss[0]: metadata: expected torch.float32 on cpu, got torch.bfloat16 on cpu" in record.reason
+    assert "loss[0]: metadata: expected torch.float32 on cpu, got torch.bfloat16 on cpu" in record.why
 
 
 def test_a_data_set_that_is_written_to_is_caught(store: Store) -> None:
@@ -333,7 +333,7 @@ def test_a_device_that_never_repeats_may_resume_within_rounding(store: Store) ->
         program.call = lambda x: module(x) * (1 + 2.0**-24 * torch.randint(0, 3, (), generator=drawn))
 
     record = verdict(store, Plant(noisy))
-    assert record.verdict is Verdict.PASS, record.reason
+    assert record.verdict is Verdict.PASS, record.why
     assert any("does not repeat bitwise" in str(one.observed) for one in record.evidence)
 
 
@@ -345,14 +345,14 @@ def test_such_a_device_must_still_resume_from_the_right_state(store: Store) -> N
         program.call = lambda x: module(x) * (1 + 2.0**-24 * torch.randint(0, 3, (), generator=drawn))
 
     record = verdict(store, Plant(both(noisy, not_restoring("optimizer"))))
-    assert any(line.startswith("resume: ") for line in record.reason.splitlines()), record.reason
+    assert any(line.startswith("resume: ") for line in record.why.splitlines()), record.why
 
 
 def test_a_workload_without_a_recipe_is_an_error_that_says_so(store: Store) -> None:
     train = replace(built_in()["train-mlp"], name="no-recipe", modes=frozenset({Mode.TRAJECTORY}))
     record = verdict_of(store, Plant(nothing), train, Mode.TRAJECTORY)
     assert record.verdict is Verdict.ERROR
-    assert "recipe" in record.reason
+    assert "recipe" in record.why
 
 
 def test_views_of_the_data_set_mean_nothing_here() -> None:

@@ -28,10 +28,11 @@ from accelcheck.core.fault import Fault, FaultKind
 from accelcheck.core.plain import text
 from accelcheck.expectations import ceilings
 from accelcheck.measure.clocks import undisturbed
+from accelcheck.techniques.base import Unsupported
 from accelcheck.verify.determinism import apart
 from accelcheck.verify.effort import told
 from accelcheck.verify.judge import Contract, check_metadata, judge, judge_together
-from accelcheck.verify.oracle import FIRST, twice
+from accelcheck.verify.oracle import FIRST, OracleError, twice
 from accelcheck.workloads.probes import PROBES, Draw, Probe, draws
 from accelcheck.workloads.quiet import random_modules
 
@@ -106,7 +107,8 @@ class _Run:
             except Exception as error:  # noqa: BLE001 - whatever it raises is a fault of this draw, or raised again below
                 first = next(iter(text(error).splitlines()), "")
                 raised[_drawn(Fault(FaultKind.RAISED, "run", type(error).__name__, got=first), draw)] = error
-                if len(raised) == MOST_RAISED or not self._renewed():
+                own = isinstance(error, OracleError | Unsupported)  # it says nothing of the draws
+                if own or len(raised) == MOST_RAISED or not self._renewed():
                     break
         for probe, alike in self.alike.items():
             together = judge_together([(readings, reference) for _, readings, reference in alike])
@@ -115,10 +117,11 @@ class _Run:
                 together = judge_together(careful)
             self.faults += [_drawn(fault, Draw(0, probe)) for fault in together.faults]
             self.figures += together.figures
+        # Of several exceptions one may be known: the others must show.
         if not self.faults and len({(fault.view, fault.got) for fault in raised}) == 1:
             raise next(iter(raised.values()))
         self.faults += raised
-        self._explain()
+        self._explain([draw for draw in chosen if draw.parameters != FIRST.parameters])
         return Finding(self.evidence, self.faults, self.figures, self.compared, self.excess)
 
     def _renewed(self) -> bool:
@@ -130,13 +133,16 @@ class _Run:
             return False
         return True
 
-    def _explain(self) -> None:
+    def _explain(self, others: Sequence[Draw]) -> None:
         """Say so where `prepare` copies parameters and the technique does not say that it does: no other fault hints at it.
 
-        A draw with other parameters is then right, or much less wrong, once the program is prepared for these.
+        All draws with other parameters are then wrong, and the first of them is right, or much less wrong, once the program is
+        prepared for these.
+
+        Args:
+            others: The draws with other parameters.
         """
-        others = [draw for draw in self._wrong if draw.parameters != FIRST.parameters]
-        if self.trial.technique.bakes or not others:
+        if self.trial.technique.bakes or not others or not set(others) <= set(self._wrong):
             return
         trial, draw = self.trial, others[0]
         trial.technique.finish()

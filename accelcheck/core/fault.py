@@ -122,16 +122,17 @@ class Fault:
 
     def _expected(self) -> str:
         if self.allowed is None:
-            return self.expected
+            return "a result" if self.kind is FaultKind.RAISED else self.expected
         words = f"({self.expected})" if self.kind is FaultKind.LIMIT else self.expected
-        return f"at {'least' if self.at_least else 'most'} {_number(self.allowed)} {words}".rstrip()
+        return f"at {'least' if self.at_least else 'most'} {self._number(self.allowed)} {words}".rstrip()
 
     def _got(self) -> str:
         if self.kind is FaultKind.RAISED:
             return f"{self.view}: {self.got}"
-        return self.got or (_number(self.measured) if self.measured is not None else "nothing")
+        return self.got or (self._number(self.measured) if self.measured is not None else "nothing")
 
-
-def _number(value: float) -> str:
-    """Four digits of a number; all digits of an integer, such as a number of bytes."""
-    return f"{value:.0f}" if value.is_integer() and abs(value) < EXACT else f"{value:.4g}"
+    def _number(self, value: float) -> str:
+        """Four digits of a number; all digits of an integer, such as a number of bytes."""
+        if self.kind is FaultKind.VIEW:
+            return f"{value:.3e}"
+        return f"{value:.0f}" if value.is_integer() and abs(value) < EXACT else f"{value:.4g}"
