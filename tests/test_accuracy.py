@@ -422,7 +422,7 @@ def test_a_training_that_goes_wrong_fails(change: Change, store: Store) -> None:
 def test_the_message_says_what_was_lost_and_how_sure_that_is(store: Store) -> None:
     record = verdict_of(store, Planted(one_class_flipped), task("digits-mlp"), ACCURACY)
     figures = shown(record)
-    assert "expected a drop of at most 1.000% at 97.5% confidence" in record.why
+    assert "expected at most 1.000e-02 at 97.5% confidence" in record.why
     assert f"{figures['lost']:.0f} lost and {figures['won']:.0f} won of 1797 samples" in record.why
     assert figures["drop"] > figures["before"] - figures["after"] > 0.01
 

@@ -17,9 +17,10 @@ from accelcheck.checks import execute, numerics
 from accelcheck.checks.trial import Finding
 from accelcheck.core.capability import Code, unavailable, unsupported
 from accelcheck.core.case import Evidence, Mode, Verdict
-from accelcheck.core.journal import Record
+from accelcheck.core.fault import Fault, FaultKind
+from accelcheck.core.journal import ErrorCode, Record
 from accelcheck.devices.base import Status
-from accelcheck.expectations.ledger import Entry, Ledger, size
+from accelcheck.expectations.ledger import Entry, Ledger
 from accelcheck.report.message import explain
 from accelcheck.selftest.faults.plant import calling, nothing, replacing, scaled
 from accelcheck.techniques.base import Unsupported
@@ -187,7 +188,16 @@ def test_nothing_compared_is_an_error_even_if_the_oracle_let_it_through() -> Non
     evidence = (Evidence("one", 1, engaged=True), Evidence("two", 1, engaged=True))
     record = execute._record(case(seeded("mlp")), Finding(evidence, (), (), 0))
     assert record.verdict is Verdict.ERROR
-    assert record.why == "no element was compared: a pass needs at least one"
+    assert (record.code, record.faults) == (ErrorCode.NOTHING_COMPARED, ())
+
+
+def test_a_record_of_very_many_faults_says_how_many_it_leaves_out() -> None:
+    evidence = (Evidence("one", 1, engaged=True), Evidence("two", 1, engaged=True))
+    faults = [Fault(FaultKind.VIEW, f"grad:{number}", "row", measured=2, allowed=1) for number in range(2500)]
+    record = execute._record(case(seeded("mlp")), Finding(evidence, faults, (), 1))
+    assert record.verdict is Verdict.FAIL
+    assert record.faults[:1000] == tuple(faults[:1000])
+    assert [str(fault) for fault in record.faults[1000:]] == ["1500 more faults"]
 
 
 def test_an_oracle_that_fails_is_an_error_and_never_a_pass(tmp_path: Path) -> None:
@@ -418,13 +428,13 @@ def on_call(number: int, change: Callable[[Tensor], Tensor]) -> Change:
 
 
 def test_faults_that_the_ledger_expects_do_not_end_the_judgement(store: Store) -> None:
-    """The last of all calls gives 100 times too much, behind more than `MOST_FAULTS` faults that are known."""
+    """The last of all calls gives 100 times too much, behind many faults that are known."""
     total = len([*draws(seeded("mlp"), FORWARD, lambda _: True)]) + 1  # the first is run again
     late = on_call(total, lambda out: out * 100)
     known = held(store, on_call(0, lambda out: out), entry("^out: view ", 1e6))
     assert known.verdict is Verdict.XFAIL
-    assert known.reason.count("out: view") > numerics.MOST_FAULTS
-    widest = max(size(line) or 0.0 for line in known.reason.splitlines())
+    assert len(known.faults) > 10
+    widest = max(fault.size or 0.0 for fault in known.faults)
     record = held(store, late, entry("^out: view ", 4 * widest))
     assert record.verdict is Verdict.FAIL
     assert f"ledger: expected at most {4 * widest:g} times the budget, got " in record.why
@@ -448,14 +458,70 @@ def test_a_draw_that_raises_as_expected_does_not_hide_a_fault_of_another(store: 
     assert held(store, calling(call), error, entry("^out: view ")).verdict is Verdict.XFAIL
 
 
-def test_of_two_errors_the_one_that_is_not_expected_is_said(store: Store) -> None:
+def test_of_two_errors_both_are_said_and_one_that_is_not_expected_fails(store: Store) -> None:
     calls = itertools.count(1)
 
     def call(module: Any, x: Tensor) -> Any:
         raise LookupError("known") if next(calls) == 1 else OverflowError("new")
 
     record = held(store, calling(call), entry("known", "LookupError", Verdict.ERROR))
-    assert (record.verdict, record.why) == (Verdict.ERROR, "OverflowError: new")
+    assert record.verdict is Verdict.FAIL
+    assert [(fault.view, fault.got) for fault in record.faults] == [("LookupError", "known")] + [
+        ("OverflowError", "new")
+    ] * (len(record.faults) - 1)
+
+
+def test_an_error_of_every_draw_is_the_error_of_the_case_after_few_of_them(store: Store) -> None:
+    calls = itertools.count(1)
+
+    def call(module: Any, x: Tensor) -> Any:
+        if next(calls):
+            raise LookupError("no kernel")
+
+    record = verdict_of(store, Planted(calling(call)), seeded("mlp"))
+    assert (record.verdict, record.reason, record.faults) == (Verdict.ERROR, "LookupError: no kernel", ())
+    assert next(calls) == 1 + numerics.MOST_RAISED
+
+
+def test_an_error_that_a_new_preparation_repeats_is_the_error_of_the_first_draw(store: Store) -> None:
+    calls = itertools.count(1)
+
+    def change(program: Program) -> None:
+        if next(calls) > 1:
+            raise RuntimeError("still broken")
+
+        def fail(module: Any, x: Tensor) -> Any:
+            raise LookupError("no kernel")
+
+        calling(fail)(program)
+
+    record = verdict_of(store, Planted(change), seeded("mlp"))
+    assert record.verdict is Verdict.ERROR
+    assert record.reason == "LookupError: no kernel"
+
+
+def test_a_colon_in_the_name_of_an_output_stays_in_the_path_of_its_fault(store: Store) -> None:
+    """The second draw is wrong in an output whose name looks like the text of a fault."""
+
+    class Named(torch.nn.Module):
+        def forward(self, x: Tensor) -> dict[str, Tensor]:
+            return {"a: b": x * 2}
+
+    def make(generator: torch.Generator, extent: int) -> Problem:
+        del extent
+        return Problem(Named(), (torch.randn(4, 8, generator=generator),))
+
+    calls = itertools.count(1)
+
+    def call(module: Any, x: Tensor) -> Any:
+        wrong = next(calls) == 3  # the first is run again
+        return {"a: b": x * (3 if wrong else 2)}
+
+    record = verdict_of(store, Planted(calling(call)), Workload("named", "Named.", make))
+    assert record.verdict is Verdict.FAIL
+    read = Record.from_json(json.loads(json.dumps(record.as_json())))
+    assert read.faults == record.faults
+    assert {(fault.path, fault.draw) for fault in read.faults} == {("out['a: b']", "draw 1")}
 
 
 def test_a_record_survives_the_journal(store: Store) -> None:

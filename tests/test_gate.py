@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from accelcheck.core.case import Case, Measurement, Mode, Verdict
-from accelcheck.core.journal import Record
+from accelcheck.core.fault import FaultKind
+from accelcheck.core.journal import ErrorCode, Record
+from accelcheck.core.processes import End
 from accelcheck.expectations.limits import LimitError, load
 from accelcheck.measure.baselines import Baseline, Baselines, Place
 from accelcheck.measure.gate import CHANGE, DETECTABLE, Gate, Use
@@ -72,7 +74,10 @@ def test_a_slowdown_beyond_the_limit_is_a_regression(tmp_path: Path) -> None:
     Baselines(tmp_path).write(STORED, replace=True)
     record = gate(tmp_path, Use.CHECK, (0.55, 0.555, 0.545)).judge(RECORD)
     assert record.verdict is Verdict.FAIL
-    assert record.why.startswith("regression: expected at most 1.0")
+    (fault,) = record.faults
+    assert (fault.kind, fault.view) == (FaultKind.REGRESSION, "time")
+    assert fault.size == pytest.approx(1.1 / (fault.allowed or 0))
+    assert 1.0 < (fault.allowed or 0) < 1.1
     assert record.why.endswith("got 1.1")
 
 
@@ -81,7 +86,7 @@ def test_a_regression_says_that_other_work_was_beside_it(tmp_path: Path, waited:
     Baselines(tmp_path).write(STORED, replace=True)
     beside = gate(tmp_path, Use.CHECK)
     beside.timed = {CASE.id: Timed((0.55, 0.555, 0.545), waited=(0.0, waited, 0.9))}
-    reason = beside.judge(RECORD).reason
+    reason = beside.judge(RECORD).why
     assert reason.startswith("regression: ")
     assert reason.partition("got 1.1")[2].startswith(said) is True
     assert ("waited" in reason) is bool(said)
@@ -99,7 +104,7 @@ def test_a_peak_that_grew_by_a_byte_is_a_regression_on_the_cpu_alone(tmp_path: P
     smaller = replace(STORED, figures={"peak-memory": 999.0})
     Baselines(tmp_path).write(smaller, replace=True)
     record = gate(tmp_path, Use.CHECK).judge(RECORD)
-    assert record.why == "regression: expected a peak of at most 999 bytes, got 1000"
+    assert record.why == "regression: memory: expected at most 999 bytes, got 1000"
     elsewhere = replace(PLACE, device="cuda")
     case = replace(CASE, device="cuda")
     Baselines(tmp_path).write(replace(smaller, case=case.id, place=elsewhere), replace=True)
@@ -111,7 +116,7 @@ def test_a_peak_that_grew_by_a_byte_is_a_regression_on_the_cpu_alone(tmp_path: P
         stored={"cuda": store.cases(elsewhere)},
         timed={case.id: Timed((0.5, 0.5))},
     )
-    assert not there.judge(replace(RECORD, case=case)).reason
+    assert not there.judge(replace(RECORD, case=case)).faults
     assert there.judge(replace(RECORD, case=case)).verdict is Verdict.PASS
 
 
@@ -169,6 +174,7 @@ def test_what_has_a_baseline_and_could_not_be_timed_is_an_error(tmp_path: Path) 
     record = checking.judge(RECORD)
     assert record.verdict is Verdict.ERROR
     why = "1 of 2 processes measured it: a process that timed it ended with -9"
+    assert record.code == ErrorCode.NO_BASELINE
     assert record.why == f"not compared with its baseline: {why}"
     assert said(record).reason == why
     checking.timed = {}
@@ -267,7 +273,7 @@ def test_what_ended_a_process_is_not_timed_again(tmp_path: Path) -> None:
 
     def measure(ids: Sequence[str], count: int) -> dict[str, Timed]:
         asked.append(count)
-        return {case: Timed(SLOW[:2], "why", asked=count, ended=Verdict.CRASH) for case in ids}
+        return {case: Timed(SLOW[:2], "why", asked=count, ended=End(-6)) for case in ids}
 
     checking.time([CASE], (3, 10), measure)
     assert asked == [3]

@@ -85,7 +85,7 @@ def test_two_percent_lost_fail_where_one_may_be(store: Store, metric: Any) -> No
     assert verdict_of(store, Planted(nothing), task(metric), ACCURACY).verdict is Verdict.PASS
     record = verdict_of(store, Planted(calling(swapped)), task(metric), ACCURACY)
     assert record.verdict is Verdict.FAIL
-    assert "accuracy: view drop: expected a drop of at most 1.000%, got 2.000%" in record.why
+    assert "accuracy: view drop: expected at most 1.000e-02, got 2.000%" in record.why
     assert verdict_of(store, Planted(calling(swapped)), task(metric, max_drop=0.1), ACCURACY).verdict is Verdict.PASS
 
 

@@ -88,6 +88,7 @@ def test_a_case_that_passes_in_another_process_is_flaky(suite: Suite) -> None:
     assert ran.ret == FAILED
     record = ran.record("toy-flaky")
     assert str(record.verdict) == "flaky"
+    assert [str(verdict) for verdict in record.runs] == ["error", "pass", "pass"]
     first, then = record.why.splitlines()
     assert first == "1 of 3 runs were not right; the first one: error"
     assert then == "LookupError: not this time"

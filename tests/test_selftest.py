@@ -16,6 +16,8 @@ from fault_harness import FORWARD
 from accelcheck import cli
 from accelcheck.core.capability import SUPPORTED, Capability, Code, unavailable, unsupported
 from accelcheck.core.case import Case, Mode, Verdict
+from accelcheck.core.fault import Fault as Found
+from accelcheck.core.fault import FaultKind
 from accelcheck.core.journal import Record
 from accelcheck.core.matrix import Matrix, devices
 from accelcheck.devices.base import Status
@@ -381,22 +383,28 @@ def test_what_is_planted_is_judged_as_its_technique_is() -> None:
         assert planted.warmups == max(1, technique.warmups)
 
 
-LINES = """\
-out: view row at [1, 2, :]: expected at most 1.000e-06, got 2.000e-06
-out[1]['hidden']: view row at [1, 2, :] [draw 2]: expected at most 1.000e-06, got 2.000e-06
-out: view column at [..., 3] [zeros]: expected at most 1.000e-06, got 2.000e-06
-out: view gain in all draws: expected at most 1.000e-06, got 2.000e-06
-out: NaN pattern, 1 element differ, first at [0, 1] [nan[0]]: expected 1 of them, got 0
-input[0]: mutated [draw 1]: expected it bitwise unchanged
-grad2:input[0]: view element: expected at most 1.000e-06, got 2.000e-06
-out: rerun: expected the same bits, got 0.1 relative difference
-out: dtype [slice]: expected float32, got float16
-not engaged: graphs compiled >= 1: observed 0"""
+FAULTS = (
+    *(
+        Found(FaultKind.VIEW, path, view, draw)
+        for path, view, draw in (
+            ("out", "row", ""),
+            ("out[1]['hidden']", "row", "draw 2"),
+            ("out", "column", "zeros"),
+            ("out", "gain in all draws", ""),
+            ("grad2:input[0]", "element", ""),
+        )
+    ),
+    Found(FaultKind.PATTERN, "out", "NaN", "nan[0]", measured=1),
+    Found(FaultKind.MUTATED, "input[0]", draw="draw 1"),
+    Found(FaultKind.RERUN, "out", measured=0.1),
+    Found(FaultKind.METADATA, "out", "dtype", "slice"),
+    Found(FaultKind.EVIDENCE, "graphs compiled >= 1", got="0"),
+)
 
 
-def test_what_caught_a_fault_is_read_from_the_lines_the_most_frequent_first() -> None:
+def test_what_caught_a_fault_is_named_the_most_frequent_first() -> None:
     case = Case("eager", "matmul", "cpu", "float32", Mode.FORWARD, 1)
-    found = caught_by(Record(case, Verdict.FAIL, reason=LINES))
+    found = caught_by(Record(case, Verdict.FAIL, faults=FAULTS))
     assert found[0] == "row"
     assert set(found) == {
         "row",
@@ -415,7 +423,7 @@ def test_what_caught_a_fault_is_read_from_the_lines_the_most_frequent_first() ->
 @pytest.mark.parametrize("verdict", [Verdict.PASS, Verdict.ERROR, Verdict.UNSUPPORTED])
 def test_only_a_failure_was_caught_by_something(verdict: Verdict) -> None:
     case = Case("eager", "matmul", "cpu", "float32", Mode.FORWARD, 1)
-    assert caught_by(Record(case, verdict, code="no-feature" if not verdict.executed else "", reason=LINES)) == ()
+    assert caught_by(Record(case, verdict, code="no-feature" if not verdict.executed else "", faults=FAULTS)) == ()
 
 
 # The command

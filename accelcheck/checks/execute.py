@@ -12,10 +12,11 @@ import torch
 
 from accelcheck.checks import accuracy, numerics, randomness, speed, trajectory
 from accelcheck.checks.platform import items, modes
-from accelcheck.checks.trial import REMARKS, Clock, Finding, Trial
+from accelcheck.checks.trial import MOST_FAULTS, REMARKS, Clock, Finding, Trial
 from accelcheck.core import imports
 from accelcheck.core.capability import Capability, Code, unavailable, unsupported
 from accelcheck.core.case import Case, Figure, Mode, Verdict
+from accelcheck.core.fault import Fault, FaultKind
 from accelcheck.core.files import file_name
 from accelcheck.core.journal import ErrorCode, Record
 from accelcheck.core.plain import text
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from accelcheck.checks.supervisor import Supervisor
-    from accelcheck.core.fault import Fault
     from accelcheck.core.matrix import Matrix
     from accelcheck.devices.base import Device, Status
     from accelcheck.expectations.ledger import Ledger
@@ -300,8 +300,14 @@ def _record(case: Case, found: Finding) -> Record:
         digest=found.digest,
         times=tuple(found.times),
         remark="; ".join(f"{e.claim}: {e.observed}" for e in found.evidence if not e.seen),
-        faults=found.wrong,
+        faults=_kept(found.wrong),
     )
+
+
+def _kept(faults: tuple[Fault, ...]) -> tuple[Fault, ...]:
+    """The faults that a record keeps; of more the last one says so, which no ledger expects."""
+    more = len(faults) - MOST_FAULTS
+    return (*faults[:MOST_FAULTS], Fault(FaultKind.OTHER, f"{more} more faults")) if more > 0 else faults
 
 
 def _telling(figures: Sequence[Figure]) -> tuple[Figure, ...]:

@@ -12,6 +12,7 @@ from torch import Tensor
 from accelcheck.checks.device_layout import eager_strides
 from accelcheck.checks.trial import (
     IDLE,
+    MOST_FAULTS,
     REDUCED,
     SWITCHED_OFF,
     UNJUDGED,
@@ -94,7 +95,7 @@ class _Run:
         self.parameters = draw.parameters
 
     def finding(self, chosen: Sequence[Draw] | None = None) -> Finding:
-        """Run and judge all draws, whatever is wrong with the others, then what the random draws show together."""
+        """Run and judge all draws, whatever is wrong with the others, then all random draws together."""
         trial = self.trial
         raised: dict[Fault, Exception] = {}
         if chosen is None:
@@ -110,6 +111,8 @@ class _Run:
                 own = isinstance(error, OracleError | Unsupported)  # it says nothing of the draws
                 if own or len(raised) == MOST_RAISED or not self._renewed():
                     break
+            if len(self.faults) >= MOST_FAULTS:
+                break
         for probe, alike in self.alike.items():
             together = judge_together([(readings, reference) for _, readings, reference in alike])
             if together.close(1):  # the means of few samples may all be small

@@ -186,7 +186,8 @@ def _outlines() -> msgspec.json.Decoder[Any]:
     """A decoder of the fields of `Record`, of the same types, that makes plain structures instead of records that check themselves."""
     record = _plain(Record)
     return msgspec.json.Decoder(
-        msgspec.defstruct("Outline", [("kind", Any, None)], bases=(record,), gc=False), strict=False
+        msgspec.defstruct("Outline", [("kind", Any, None), ("schema", Any, None)], bases=(record,), gc=False),
+        strict=False,
     )
 
 
@@ -232,7 +233,7 @@ def _lines(path: bounded.Source, quick: msgspec.json.Decoder[Any] | None = None)
                 )
             begun = True
             if kind == "run":
-                schema = _decoded(_KIND, raw, where).schema
+                schema = said.schema
             yield Line(number, kind, raw.rstrip(b"\n"), where, found if kind == "case" else None, schema)
     except bounded.UnreadableFileError as error:
         raise JournalError(f"the journal {error}") from error
