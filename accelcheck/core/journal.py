@@ -41,6 +41,36 @@ class JournalError(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
+class Known:
+    """What an entry of a ledger expects of a case that does not do so.
+
+    Attributes:
+        verdict: Expected verdict.
+        at_most: Largest expected size of a fault, or the class of an exception.
+        reason: Reason of the entry.
+        fault: Fault that the entry is about and does not cover; None where the case passes.
+    """
+
+    verdict: Verdict
+    at_most: float | str
+    reason: str
+    fault: Fault | None = None
+
+    def __str__(self) -> str:
+        """One line for people."""
+        if self.fault is None:
+            return f"the ledger expects {self.verdict}: {self.reason}"
+        if isinstance(self.at_most, str):
+            return f"ledger: expected {self.at_most}, got {self.fault.view} ({self.reason})"
+        if self.at_most == 0:
+            limit = "the entry has at-most = 0, which covers faults without a size only"
+        else:
+            unit = " times the budget" if self.fault.bounded else ""
+            limit = f"expected at most {self.at_most:g}{unit}, got {self.fault.size or 0.0:.4g}"
+        return f"ledger: {limit} ({self.reason}): {self.fault}"
+
+
+@dataclass(frozen=True, slots=True)
 class Record:
     """The record of one case.
 
@@ -60,6 +90,7 @@ class Record:
         times: Seconds a call, one figure for each block of calls, in the order of measurement.
         remark: What the stored statements about the chip leave open or do not fit: see `accelcheck.expectations.chips`.
         faults: Faults of a `fail`, and of what the ledger expects to fail.
+        known: What the ledger expects of a case that passes, or whose faults are larger.
         family: Family of the technique, such as ``compilation``.
     """
 
@@ -78,6 +109,7 @@ class Record:
     times: tuple[float, ...] = ()
     remark: str = ""
     faults: tuple[Fault, ...] = ()
+    known: tuple[Known, ...] = ()
     family: str = ""
 
     def __post_init__(self) -> None:
@@ -89,8 +121,8 @@ class Record:
 
     @property
     def why(self) -> str:
-        """Lines for people: why it did not run, what failed, or why a failure is expected; then a line for each fault."""
-        return "\n".join(filter(None, [self.reason, *map(str, self.faults)]))
+        """Lines for people: why it did not run, what failed, or why a failure is expected; then a line for each fault and each entry of the ledger."""
+        return "\n".join(filter(None, [self.reason, *map(str, self.faults), *map(str, self.known)]))
 
     @property
     def contradiction(self) -> str:
