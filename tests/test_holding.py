@@ -48,7 +48,9 @@ def test_a_failure_of_which_every_fault_is_known_is_expected() -> None:
 
 
 def test_only_entries_that_explain_a_fault_are_reasons() -> None:
-    assert held(fail(view("row")), ROW, COLUMN).reason == "rounds twice (link)"
+    record = held(fail(view("row")), ROW, COLUMN)
+    assert record.reason == "rounds twice (link)"
+    assert [known.reason for known in record.known] == ["rounds twice"]
 
 
 def test_a_new_fault_in_a_known_case_fails_it() -> None:
@@ -59,7 +61,7 @@ def test_a_new_fault_in_a_known_case_fails_it() -> None:
 def test_a_fault_that_has_grown_fails_the_case_and_says_by_how_much() -> None:
     record = held(fail(view("row", 40.0), view("column")), entry(at_most=12.5), COLUMN)
     assert record.verdict is Verdict.FAIL
-    assert record.known == (Known(Verdict.FAIL, 12.5, "rounds twice", view("row", 40.0)),)
+    assert record.known == (Known(Verdict.FAIL, 12.5, "rounds twice", "link", view("row", 40.0)),)
     assert "expected at most 12.5 times the budget, got 40 (rounds twice)" in record.why
 
 

@@ -42,18 +42,20 @@ class JournalError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """What an entry of a ledger expects of a case that does not do so.
+    """What an entry of a ledger expects of a case.
 
     Attributes:
         verdict: Expected verdict.
         at_most: Largest expected size of a fault, or the class of an exception.
         reason: Reason of the entry.
-        fault: Fault that the entry is about and does not cover; None where the case passes.
+        link: Its link.
+        fault: Fault that the entry is about and does not cover; None where the case does not fail, or as expected.
     """
 
     verdict: Verdict
     at_most: float | str
     reason: str
+    link: str
     fault: Fault | None = None
 
     def __str__(self) -> str:
@@ -90,7 +92,7 @@ class Record:
         times: Seconds a call, one figure for each block of calls, in the order of measurement.
         remark: What the stored statements about the chip leave open or do not fit: see `accelcheck.expectations.chips`.
         faults: Faults of a `fail`, and of what the ledger expects to fail.
-        known: What the ledger expects of a case that passes, or whose faults are larger.
+        known: What the ledger expects of a case that fails so, that passes, or whose faults are larger.
         family: Family of the technique, such as ``compilation``.
     """
 
@@ -121,8 +123,14 @@ class Record:
 
     @property
     def why(self) -> str:
-        """Lines for people: why it did not run, what failed, or why a failure is expected; then a line for each fault and each entry of the ledger."""
-        return "\n".join(filter(None, [self.reason, *map(str, self.faults), *map(str, self.known)]))
+        """Lines for people: why it did not run, what failed, or why a failure is expected; then each fault, and what was expected."""
+        known = () if self.verdict is Verdict.XFAIL else self.known
+        return "\n".join(filter(None, [self.reason, *map(str, self.faults), *map(str, known)]))
+
+    @property
+    def headline(self) -> str:
+        """The first line of `why`."""
+        return self.why.partition("\n")[0]
 
     @property
     def contradiction(self) -> str:

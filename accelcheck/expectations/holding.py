@@ -27,15 +27,15 @@ def hold(record: Record, ledger: Ledger) -> Record:
     if not entries:
         return record
     if record.verdict is Verdict.PASS:
-        known = tuple(Known(entry.verdict, entry.at_most, entry.reason) for entry in entries)
-        return replace(record, verdict=Verdict.XPASS, reason="passes: remove the entry from the ledger", known=known)
+        reason = "passes: remove the entry from the ledger"
+        return replace(record, verdict=Verdict.XPASS, reason=reason, known=tuple(map(_known, entries)))
     faults = shown(record)
     explained = [[entry for entry in entries if entry.explains(fault)] for fault in faults]
     if not faults or not all(explained):
         return replace(record, known=tuple(_outgrown(entries, faults)))
-    causes = dict.fromkeys(entry for group in explained for entry in group)
-    reason = "; ".join(dict.fromkeys(f"{entry.reason} ({entry.link})" for entry in causes))
-    return replace(record, verdict=Verdict.XFAIL, reason=reason, faults=faults[:MOST_FAULTS], traceback="")
+    known = tuple(dict.fromkeys(_known(entry) for group in explained for entry in group))
+    reason = "; ".join(dict.fromkeys(f"{one.reason} ({one.link})" for one in known))
+    return replace(record, verdict=Verdict.XFAIL, reason=reason, faults=faults[:MOST_FAULTS], known=known, traceback="")
 
 
 def shown(record: Record) -> tuple[Fault, ...]:
@@ -52,4 +52,8 @@ def _outgrown(entries: tuple[Entry, ...], faults: tuple[Fault, ...]) -> Iterator
         known = [entry for entry in entries if entry.finds(fault)]
         if known and not any(entry.explains(fault) for entry in known):
             most = max(known, key=lambda entry: entry.at_most if isinstance(entry.at_most, float) else -1.0)
-            yield Known(most.verdict, most.at_most, most.reason, fault)
+            yield _known(most, fault)
+
+
+def _known(entry: Entry, fault: Fault | None = None) -> Known:
+    return Known(entry.verdict, entry.at_most, entry.reason, entry.link, fault)
