@@ -17,7 +17,7 @@ from accelcheck.core import imports
 from accelcheck.core.capability import Capability, Code, unavailable, unsupported
 from accelcheck.core.case import Case, Figure, Mode, Verdict
 from accelcheck.core.files import file_name
-from accelcheck.core.journal import Record
+from accelcheck.core.journal import ErrorCode, Record
 from accelcheck.core.plain import text
 from accelcheck.devices.packages import version
 from accelcheck.devices.torch_names import SUPPORTED_TORCH, UnknownTorchError
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from accelcheck.checks.supervisor import Supervisor
+    from accelcheck.core.fault import Fault
     from accelcheck.core.matrix import Matrix
     from accelcheck.devices.base import Device, Status
     from accelcheck.expectations.ledger import Ledger
@@ -103,7 +104,7 @@ class Bench:
         """Find the verdict of one case. An exception that the case raises becomes its record and is not raised again."""
         timed = self.gate.timed.get(case.id) if self.gate is not None else None
         if timed is not None and timed.ended is not None:  # it would do the same to this process
-            return self.expect(Record(case, timed.ended, reason=timed.reason))
+            return self.expect(Record(case, timed.ended.verdict, code=timed.ended.how, reason=timed.reason))
         record = self._judged(case)
         if self.elsewhere is not None and record.verdict in AGAIN and not case.timed:
             record = self._again(record, self.elsewhere)
@@ -125,11 +126,9 @@ class Bench:
             runs.append(self._judged(first.case))
         if not runs[-1].verdict.green:
             elsewhere.renew()  # what it has spoilt there is no matter of the next case
-        wrong = [record for record in runs if not record.verdict.green]
-        if len(wrong) == len(runs):
+        if not any(record.verdict.green for record in runs):
             return first
-        reason = f"{len(wrong)} of {len(runs)} runs were not right; the first one: {first.verdict}\n{first.reason}"
-        return replace(first, verdict=Verdict.FLAKY, reason=reason)
+        return replace(first, verdict=Verdict.FLAKY, runs=tuple(record.verdict for record in runs))
 
     def found(self, case: Case) -> Record:
         """What a case shows, in this process: before limits, baselines and the ledger are asked."""
@@ -185,15 +184,14 @@ class Bench:
         if self.traces is not None and case.timed:
             self.traces.mkdir(parents=True, exist_ok=True)
             trace = self.traces / f"{file_name(case.id)}.json"
-        expected = self.ledger.expects(case.id)
-        trial = Trial(case, technique, workload, device, self.store, clock, trace, expected=expected)
-        left: list[str] = []
+        trial = Trial(case, technique, workload, device, self.store, clock, trace)
+        left: list[Fault] = []
         try:
             with _restored(trial, left):
                 found = CHECKS[case.mode](trial)
         except Exception as error:
-            for line in left:
-                error.add_note(line)
+            for fault in left:
+                error.add_note(str(fault))
             raise
         return _record(case, replace(found, faults=[*found.faults, *left]))
 
@@ -229,8 +227,8 @@ class Bench:
 
 
 @contextlib.contextmanager
-def _restored(trial: Trial, left: list[str]) -> Iterator[None]:
-    """Finish the technique, and put back what it leaves changed all the same; `left` gets a line for each such thing."""
+def _restored(trial: Trial, left: list[Fault]) -> Iterator[None]:
+    """Finish the technique, and put back what it leaves changed all the same; `left` gets a fault for each such thing."""
     try:
         yield
     finally:
@@ -261,18 +259,19 @@ def _traceback(error: BaseException) -> str:
 
 
 def _record(case: Case, found: Finding) -> Record:
-    absent = [f"not engaged: {e.claim}: observed {e.observed}" for e in found.evidence if not e.engaged]
-    if found.faults or absent:
-        verdict, reason = Verdict.FAIL, "\n".join([*absent, *found.faults])
+    verdict, code, reason = Verdict.PASS, "", ""
+    if found.wrong:
+        verdict = Verdict.FAIL
     elif sum(e.seen and e.claim not in REMARKS for e in found.evidence) < 2:  # the engine adds one about the device
-        verdict, reason = Verdict.ERROR, f"{case.technique} gave no evidence that it ran: a verdict needs some"
+        verdict, code = Verdict.ERROR, ErrorCode.NO_EVIDENCE
+        reason = f"{case.technique} gave no evidence that it ran: a verdict needs some"
     elif found.compared == 0:
-        verdict, reason = Verdict.ERROR, "no element was compared: a pass needs at least one"
-    else:
-        verdict, reason = Verdict.PASS, ""
+        verdict, code = Verdict.ERROR, ErrorCode.NOTHING_COMPARED
+        reason = "no element was compared: a pass needs at least one"
     return Record(
         case=case,
         verdict=verdict,
+        code=code,
         reason=reason,
         evidence=tuple(found.evidence),
         figures=_telling(found.figures),
@@ -282,6 +281,7 @@ def _record(case: Case, found: Finding) -> Record:
         digest=found.digest,
         times=tuple(found.times),
         remark="; ".join(f"{e.claim}: {e.observed}" for e in found.evidence if not e.seen),
+        faults=found.wrong,
     )
 
 

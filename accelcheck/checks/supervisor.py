@@ -78,7 +78,11 @@ class Supervisor:
             if error.end is None:
                 return Record(case, Verdict.ERROR, reason=str(error))
             return Record(
-                case, error.end.verdict, reason=f"the process that ran it {error.end}", traceback=error.printed
+                case,
+                error.end.verdict,
+                code=error.end.how,
+                reason=f"the process that ran it {error.end}",
+                traceback=error.printed,
             )
         if record.verdict is Verdict.DEVICE_LOST:
             self.renew()  # what has lost its device in one process may find it again in the next

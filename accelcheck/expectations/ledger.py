@@ -73,9 +73,6 @@ _FIELDS = {
 }
 
 
-RAISED = ": expected a result, got "
-
-
 class LedgerError(ValueError):
     """A ledger cannot be read or is malformed; the message names the file, the entry and the field."""
 

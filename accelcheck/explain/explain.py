@@ -277,7 +277,7 @@ def _together(trial: Trial, chosen: Sequence[Draw], found: Explanation) -> Culpr
 
 
 def _leans(culprit: Culprit) -> bool:
-    return any("in all draws" in fault.what for fault in culprit.faults)
+    return any("in all draws" in fault.view for fault in culprit.faults)
 
 
 def _no_smallest(culprit: Culprit) -> str:

@@ -369,7 +369,7 @@ def accel_check(request: pytest.FixtureRequest, accel_bench: Bench) -> Callable[
             ("accelcheck.case", case.id),
             ("accelcheck.verdict", str(record.verdict)),
             *([("accelcheck.code", record.code)] if record.code else []),
-            *((f"accelcheck.evidence.{e.claim}", str(e.observed)) for e in record.evidence),
+            *((f"accelcheck.evidence.{e.label}", str(e.observed)) for e in record.evidence),
             *(
                 (f"accelcheck.view.{f.view}", f"{f.measured:.6g} of {f.allowed:.6g} at {f.path}")
                 for f in record.figures

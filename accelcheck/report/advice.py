@@ -167,7 +167,7 @@ def _row_as_json(row: Row) -> dict[str, Any]:
         "error": None if row.error is None else [row.error.measured, row.error.allowed],
         "accuracy_lost": None if row.drop is None else [row.drop.measured, row.drop.allowed],
         "evidence": [
-            {"case": record.case.id, "claim": one.claim, "observed": one.observed, "engaged": one.engaged}
+            {"case": record.case.id, "claim": one.label, "observed": one.observed, "engaged": one.engaged}
             for record in row.records.values()
             for one in record.evidence
         ],
@@ -193,7 +193,7 @@ def _cells(row: Row, modes: Sequence[Mode], uses: Sequence[str], *, drops: bool)
     cells.append("-" if row.error is None else f"{row.error.measured:.1e} of {row.error.allowed:.1e}")
     if drops:
         cells.append("-" if row.drop is None else f"{row.drop.measured:.2%} of {row.drop.allowed:.2%}")
-    cells.append("-" if row.evidence is None else f"{row.evidence.claim}: {row.evidence.observed}")
+    cells.append("-" if row.evidence is None else f"{row.evidence.label}: {row.evidence.observed}")
     return cells
 
 

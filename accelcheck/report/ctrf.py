@@ -123,7 +123,7 @@ def _test(name: str, run: DeviceRun, record: Record) -> dict[str, Any]:
             "reproduce": reproduce(case),
             "compared": record.compared,
             "evidence": [
-                {"claim": one.claim, "observed": str(one.observed), "engaged": one.engaged} for one in record.evidence
+                {"claim": one.label, "observed": str(one.observed), "engaged": one.engaged} for one in record.evidence
             ],
         },
     }

@@ -42,7 +42,7 @@ def explain(record: Record, more: Iterable[str] = (), command: str = "") -> str:
         ]
     if record.evidence:
         lines += ["", "  evidence:"]
-        lines += [f"    {_answer(e)} {e.claim}: {e.observed}" for e in record.evidence]
+        lines += [f"    {_answer(e)} {e.label}: {e.observed}" for e in record.evidence]
     lines += ["", f"  reproduce: {command or reproduce(record.case, more)}"]
     return "\n".join(escaped(line.expandtabs()) for line in lines)
 

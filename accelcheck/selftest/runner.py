@@ -319,7 +319,7 @@ def _device(bench: Bench) -> Device:
 
 def _outcome(row: PlantedRow, seed: int, record: Record) -> SeedResult:
     return SeedResult(
-        row, seed, record.verdict, caught_by(record), record.reason, record.code, record.compared, record.seconds
+        row, seed, record.verdict, caught_by(record), record.why, record.code, record.compared, record.seconds
     )
 
 
@@ -349,10 +349,7 @@ def caught_by(record: Record) -> tuple[str, ...]:
     """Views and other checks that found something wrong, each once, the most frequent first."""
     found: Counter[str] = Counter()
     if record.verdict is Verdict.FAIL:
-        for line in record.reason.splitlines():
-            path, _, rest = line.partition(": ")
-            what = rest.partition(": ")[0].partition(" at ")[0].partition(" [")[0].partition(",")[0]
-            found["evidence" if path == "not engaged" else what.removeprefix("view ")] += 1
+        found.update(fault.what for fault in record.faults)
     return tuple(name for name, _ in found.most_common())
 
 

@@ -152,7 +152,7 @@ def _detail(record: Record, texts: _Texts) -> list[Any]:
         [
             part
             for one in record.evidence
-            for part in (texts(one.claim), _observed(one.observed, texts), int(one.engaged))
+            for part in (texts(one.label), _observed(one.observed, texts), int(one.engaged))
         ],
         [
             part
