@@ -127,8 +127,7 @@ def advice(records: Sequence[Record], refused: Mapping[str, str]) -> Iterator[st
                 yield f"{device}, {line}"
         wrong = [row for row in shown if not row.worst.verdict.green]
         for row in wrong:
-            reason = row.worst.reason.strip().partition("\n")[0]
-            yield f"{device}, do not use {row.label}: {row.worst.verdict} in {row.worst.case.mode}: {reason}"
+            yield f"{device}, do not use {row.label}: {row.worst.verdict} in {row.worst.case.mode}: {row.worst.headline}"
         yield from _unsaid(device, own)
     if refused:
         yield ""
@@ -171,7 +170,7 @@ def _row_as_json(row: Row) -> dict[str, Any]:
             for record in row.records.values()
             for one in record.evidence
         ],
-        "reasons": {record.case.id: record.reason for record in row.records.values() if record.reason},
+        "reasons": {record.case.id: why for record in row.records.values() if (why := record.why)},
     }
 
 
@@ -268,8 +267,9 @@ def _unsaid(device: str, own: Sequence[Row]) -> Iterator[str]:
     tally: dict[str, list[str]] = {}
     for row in absent:
         record = row.worst
-        reason = record.reason.partition("\n")[0]
-        said = reason if reason.startswith(str(record.verdict)) else f"{record.verdict}, {reason}"
+        said = (
+            record.headline if record.code else f"{record.verdict}, {record.headline}"
+        )  # a refusal says its verdict itself
         tally.setdefault(said, []).append(row.label)
     for reason, names in sorted(tally.items(), key=lambda item: -len(item[1])):
         yield f"  {_some(names)}: {reason}"

@@ -129,8 +129,8 @@ def _test(name: str, run: DeviceRun, record: Record) -> dict[str, Any]:
     }
     if record.code:
         found["extra"]["code"] = record.code
-    if record.reason:
-        found["message"] = record.reason
+    if why := record.why:
+        found["message"] = why
     if record.traceback:
         found["trace"] = record.traceback[-MOST_TRACE:]
     return found
