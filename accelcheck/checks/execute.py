@@ -23,7 +23,7 @@ from accelcheck.core.plain import text
 from accelcheck.devices.packages import version
 from accelcheck.devices.torch_names import SUPPORTED_TORCH, UnknownTorchError
 from accelcheck.expectations.chips import TRIED, ChipStatement, held, load
-from accelcheck.expectations.ledger import foreseen, outgrown
+from accelcheck.expectations.holding import hold
 from accelcheck.techniques.base import Unsupported
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ AGAIN = frozenset({Verdict.FAIL, Verdict.ERROR, Verdict.CRASH, Verdict.HANG, Ver
 RUNS = 3
 """Most runs of such a case: two, and a third where they differ, so that its rate is known a little."""
 LINES = 20
-"""Lines that are kept of an exception's text, and of a failure that is expected."""
+"""Lines that are kept of an exception's text."""
 MOST_ERROR = 10_000
 """Characters of it."""
 
@@ -216,26 +216,7 @@ class Bench:
 
     def expect(self, record: Record) -> Record:
         """Hold a verdict against the ledger."""
-        entries = self.ledger.covering(record.case.id)
-        if not entries or not record.verdict.executed:
-            return record
-        if record.verdict is Verdict.PASS:
-            reason = "\n".join(f"the ledger expects {e.verdict}: {e.reason}" for e in entries)
-            return replace(record, verdict=Verdict.XPASS, reason=f"passes: remove the entry from the ledger\n{reason}")
-        # Every fault of a `fail` has a line of its own; what follows the first line of an exception's text is detail.
-        lines = record.reason.splitlines()
-        judged = [*map(str, record.faults)] if record.verdict is Verdict.FAIL else lines[:1]
-        causes = foreseen(entries, record.verdict, judged)
-        if not causes:
-            return replace(record, reason="\n".join([*lines, *outgrown(entries, record.verdict, judged)]))
-        reasons = "; ".join(dict.fromkeys(f"{entry.reason} ({entry.link})" for entry in causes))
-        return replace(
-            record,
-            verdict=Verdict.XFAIL,
-            reason="\n".join([reasons, *_cut(lines)]),
-            faults=record.faults[:LINES],
-            traceback="",
-        )
+        return hold(record, self.ledger)
 
     def _statements(self, name: str) -> tuple[ChipStatement, ...]:
         if name not in self._stated:

@@ -157,8 +157,14 @@ class Finding:
     @property
     def wrong(self) -> tuple[Fault, ...]:
         """Claims of evidence that were not seen, then the other faults; empty where the case passes."""
-        absent = (one for one in self.evidence if not one.engaged)
-        return (*(Fault(FaultKind.EVIDENCE, one.claim, got=str(one.observed)) for one in absent), *self.faults)
+        return (*(fault for one in self.evidence if not one.engaged for fault in _unseen(one)), *self.faults)
+
+
+def _unseen(evidence: Evidence) -> Iterator[Fault]:
+    """The faults of a claim that was not seen: one, or one for each operator that ran elsewhere."""
+    found = [(name, f"{name} x{count}") for name, count in evidence.strays] or [("", str(evidence.observed))]
+    for operator, got in found:
+        yield Fault(FaultKind.EVIDENCE, evidence.claim, operator, evidence.draw, got=got)
 
 
 def watched(trial: Trial, program: Program, mode: Mode) -> tuple[Result, list[Evidence]]:
@@ -178,12 +184,8 @@ def watched(trial: Trial, program: Program, mode: Mode) -> tuple[Result, list[Ev
 
 def absent(known: Iterable[Evidence], found: Iterable[Evidence], where: str) -> list[Evidence]:
     """What a later run found not engaged, labelled with the run; without claims of which that is known already."""
-    missing = [one.claim for one in known if not one.engaged]
-    return [
-        replace(one, claim=f"{one.claim} [{where}]")
-        for one in found
-        if not one.engaged and not any(f"{claim} [".startswith(f"{one.claim} [") for claim in missing)
-    ]
+    missing = {one.claim for one in known if not one.engaged}
+    return [replace(one, draw=where) for one in found if not one.engaged and one.claim not in missing]
 
 
 def warm_up(trial: Trial, program: Program) -> None:
@@ -268,5 +270,4 @@ def on_device(log: Log | None, fallbacks: Mapping[str, int], device: Device) -> 
     find: Callable[[], Mapping[str, int]] | None = getattr(log, "strays", None)
     if find is not None:
         strays |= find()
-    listed = ", ".join(f"{name} x{count}" for name, count in sorted(strays.items()))
-    return Evidence(f"no operator left {device.name} for the CPU", listed or "none did", not strays)
+    return Evidence.stayed(strays, device.name)

@@ -36,7 +36,7 @@ class FaultKind(StrEnum):
     RAISED = "raised"
     """An exception in one draw of a case: its class. `got` is the first line of its text."""
     EVIDENCE = "evidence"
-    """A claim of evidence that was not seen: the path is the claim; no view."""
+    """A claim of evidence that was not seen: the path is the claim. The operator, where the claim is that none left the device."""
     REGRESSION = "regression"
     """More than the stored baseline: `time` or `memory`. The size is measured / allowed."""
     LIMIT = "limit"

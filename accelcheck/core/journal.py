@@ -53,6 +53,38 @@ class JournalError(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
+class Known:
+    """What an entry of a ledger expects of a case.
+
+    Attributes:
+        verdict: Expected verdict.
+        at_most: Largest expected size of a fault, or the class of an exception.
+        reason: Reason of the entry.
+        link: Its link.
+        fault: Fault that the entry is about and does not cover; None where the case does not fail, or as expected.
+    """
+
+    verdict: Verdict
+    at_most: float | str
+    reason: str
+    link: str
+    fault: Fault | None = None
+
+    def __str__(self) -> str:
+        """One line for people."""
+        if self.fault is None:
+            return f"the ledger expects {self.verdict}: {self.reason}"
+        if isinstance(self.at_most, str):
+            return f"ledger: expected {self.at_most}, got {self.fault.view} ({self.reason})"
+        if self.at_most == 0:
+            limit = "the entry has at-most = 0, which covers faults without a size only"
+        else:
+            unit = " times the budget" if self.fault.bounded else ""
+            limit = f"expected at most {self.at_most:g}{unit}, got {self.fault.size or 0.0:.4g}"
+        return f"ledger: {limit} ({self.reason}): {self.fault}"
+
+
+@dataclass(frozen=True, slots=True)
 class Record:
     """The record of one case.
 
@@ -74,6 +106,7 @@ class Record:
         times: Seconds a call, one figure for each block of calls, in the order of measurement.
         remark: What the stored statements about the chip leave open or do not fit: see `accelcheck.expectations.chips`.
         faults: Faults of a `fail`, of what the ledger expects to fail, and of the first run of a `flaky` case that was wrong.
+        known: What the ledger expects of a case that fails so, that passes, or whose faults are larger.
         runs: Verdicts of all runs of a `flaky` case, the first wrong one first; empty for others.
         family: Family of the technique, such as ``compilation``.
     """
@@ -93,6 +126,7 @@ class Record:
     times: tuple[float, ...] = ()
     remark: str = ""
     faults: tuple[Fault, ...] = ()
+    known: tuple[Known, ...] = ()
     runs: tuple[Verdict, ...] = ()
     family: str = ""
 
@@ -105,10 +139,16 @@ class Record:
 
     @property
     def why(self) -> str:
-        """Lines for people: why it did not run, what failed, or why a failure is expected; then a line for each fault."""
+        """Lines for people: why it did not run, what failed, or why a failure is expected; then each fault, and what was expected."""
         wrong = sum(not verdict.green for verdict in self.runs)
         runs = f"{wrong} of {len(self.runs)} runs were not right; the first one: {self.runs[0]}" if self.runs else ""
-        return "\n".join(filter(None, [runs, self.reason, *map(str, self.faults)]))
+        known = () if self.verdict is Verdict.XFAIL else self.known
+        return "\n".join(filter(None, [runs, self.reason, *map(str, self.faults), *map(str, known)]))
+
+    @property
+    def headline(self) -> str:
+        """The first line of `why`."""
+        return self.why.partition("\n")[0]
 
     @property
     def contradiction(self) -> str:

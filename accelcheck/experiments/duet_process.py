@@ -152,8 +152,9 @@ class _Worker:
         record = bench.run(replace(case, mode=TIMED[case.mode]))
         if record.verdict is Verdict.PASS:
             return {}
-        reason = record.reason.partition("\n")[0]
-        why = f"{record.verdict}: {reason}" if record.verdict.executed else reason  # a refusal says its verdict itself
+        why = (
+            f"{record.verdict}: {record.headline}" if record.verdict.executed else record.headline
+        )  # a refusal says its verdict itself
         return {"wrong": why, "broken": not record.verdict.green}
 
     def measured(self, case: Case, turns: Turns) -> dict[str, Any]:

@@ -290,7 +290,7 @@ def _plain(technique: Technique, row: PlantedRow, seed: int, bench: Bench) -> Se
     case = replace(record.case, workload=row.workload)
     known = replace(bench, ledger=_ledger(*shipped((case.device,)))).expect(replace(record, case=case))
     if known.verdict is Verdict.XFAIL:
-        reason = f"{case.id} fails by itself: {known.reason.splitlines()[0]}"
+        reason = f"{case.id} fails by itself: {known.headline}"
         return SeedResult(plain, seed, Verdict.UNSUPPORTED, (), reason, DEVICE_FAILS)
     return _outcome(plain, seed, record)
 
