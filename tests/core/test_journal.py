@@ -180,7 +180,7 @@ def test_another_schema_is_refused(schema: object, tmp_path: Path) -> None:
 
 
 def test_a_journal_of_the_version_before_is_read_with_its_lines_as_faults() -> None:
-    path = Path(__file__).parent / "journals" / "toy.jsonl"
+    path = ROOT / "tests" / "journals" / "toy.jsonl"
     raw = [json.loads(line) for line in path.read_text().splitlines()]
     header, records = read(path)
     assert header["schema"] == OLDER
