@@ -22,7 +22,7 @@ class FaultKind(StrEnum):
     PATTERN = "pattern"
     """Special values elsewhere than in the oracle: `NaN`, `+Inf`, `-Inf` or `not finite`. The size is the number of elements."""
     VALUE = "value"
-    """A wrong exact value; no view. The size is the difference, where the values are numbers."""
+    """A wrong exact value; no view, or the rule that it breaks. The size is the difference, where the values are numbers."""
     VIEW = "view"
     """An error beyond its budget: the name of the view, such as `row`. The size is measured / allowed."""
     RERUN = "rerun"
