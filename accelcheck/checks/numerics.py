@@ -33,6 +33,7 @@ from accelcheck.techniques.base import Unsupported
 from accelcheck.verify.determinism import apart
 from accelcheck.verify.effort import told
 from accelcheck.verify.judge import Contract, check_metadata, judge, judge_together
+from accelcheck.verify.known_answers import KnownAnswerError
 from accelcheck.verify.oracle import FIRST, OracleError, twice
 from accelcheck.workloads.probes import PROBES, Draw, Probe, draws
 from accelcheck.workloads.quiet import random_modules
@@ -108,7 +109,7 @@ class _Run:
             except Exception as error:  # noqa: BLE001 - whatever it raises is a fault of this draw, or raised again below
                 first = next(iter(text(error).splitlines()), "")
                 raised[_drawn(Fault(FaultKind.RAISED, "run", type(error).__name__, got=first), draw)] = error
-                own = isinstance(error, OracleError | Unsupported)  # it says nothing of the draws
+                own = isinstance(error, OracleError | KnownAnswerError | Unsupported)  # it says nothing of the draws
                 if own or len(raised) == MOST_RAISED or not self._renewed():
                     break
             if len(self.faults) >= MOST_FAULTS:

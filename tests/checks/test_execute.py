@@ -343,7 +343,7 @@ def held(store: Store, change: Change, *entries: Entry) -> Record:
 
 
 def entry(match: str, at_most: float | str = 1e9, verdict: Verdict = Verdict.FAIL) -> Entry:
-    return Entry(("planted/mlp/*",), verdict, match, at_most, "known", "link", "owner", dt.date(9999, 1, 1))
+    return Entry(("planted/mlp/*",), verdict, at_most, "known", "link", "owner", dt.date(9999, 1, 1), match=match)
 
 
 def test_a_case_without_a_ratio_says_why(store: Store) -> None:
@@ -549,6 +549,6 @@ def test_a_long_error_is_cut_and_an_expected_one_keeps_no_traceback(store: Store
         "ValueError: first"
     )
     assert len(record.traceback.splitlines()) < 100
-    expected = Entry(("*",), Verdict.ERROR, "first", "ValueError", "known", "link", "owner", dt.date(2999, 1, 1))
+    expected = Entry(("*",), Verdict.ERROR, "ValueError", "known", "link", "owner", dt.date(2999, 1, 1), match="first")
     known = replace(place, ledger=Ledger((expected,))).run(case(workload))
     assert (known.verdict, known.traceback) == (Verdict.XFAIL, "")

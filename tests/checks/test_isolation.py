@@ -237,7 +237,7 @@ def test_a_reduced_precision_that_is_left_on_is_put_back() -> None:
     before = GlobalState.now()
     torch.set_float32_matmul_precision("medium")
     (line,) = before.restore()
-    assert line.startswith("precision of products: left changed: expected ")
+    assert str(line).startswith("precision of products: left changed: expected ")
     assert torch.get_float32_matmul_precision() == "highest"
 
 

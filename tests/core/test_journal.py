@@ -196,7 +196,7 @@ def test_a_journal_of_the_version_before_is_read_with_its_lines_as_faults() -> N
 
 def test_each_run_of_a_merged_journal_is_read_by_its_own_version(tmp_path: Path) -> None:
     path = tmp_path / "run.jsonl"
-    failed = changed(verdict="fail", reason="out: wrong")
+    failed = changed(verdict="fail", reason="out: wrong", faults=[])
     path.write_text("".join(f"{HEADER.replace(str(SCHEMA), str(schema))}\n{failed}\n" for schema in (OLDER, SCHEMA)))
     older, newer = (section.records[0] for section in sections(path))
     assert (older.reason, older.faults) == ("", (Fault(FaultKind.OTHER, "out: wrong"),))

@@ -107,7 +107,7 @@ def test_a_ledger_can_expect_what_a_chip_refuses(store: Store, stated: Path) -> 
     workload = seeded("mlp")
     expecting = bench(store, Planted(refusing()), workload, Chip())
     day = dt.date(9999, 1, 1)
-    expecting.ledger = Ledger((Entry(("*",), Verdict.FAIL, "^refused: ", 0.0, "known", "link", "owner", day),))
+    expecting.ledger = Ledger((Entry(("*",), Verdict.FAIL, 0.0, "known", "link", "owner", day, match="^refused: "),))
     assert expecting.run(case(workload)).verdict is Verdict.XFAIL
 
 

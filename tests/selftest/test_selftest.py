@@ -544,7 +544,7 @@ def test_what_was_done_before_a_process_died_is_told(
 def test_nothing_is_planted_where_a_device_is_wrong_with_some_seeds(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    entry = Entry(("*/matmul/*",), Verdict.FAIL, ".", 9.0, "half the time", "link", "owner", dt.date(9999, 1, 1))
+    entry = Entry(("*/matmul/*",), Verdict.FAIL, 9.0, "half the time", "link", "owner", dt.date(9999, 1, 1), match=".")
     monkeypatch.setattr(runner, "unsteady", lambda _: Ledger((entry,)))
     chosen = [one for one in rows() if one.workload == "matmul" and one.dtype == "float32"][:3]
     found = runner.attempts(chosen, 0, runner.bench(cpu(), matrix(), Store(tmp_path)))
