@@ -19,7 +19,7 @@ from accelcheck.core.registry import discover, index
 from accelcheck.devices.base import Status
 from accelcheck.expectations.ledger import Ledger, shipped, unsteady
 from accelcheck.plugin import registered
-from accelcheck.selftest.faults.base import EVERY, Fault, Planted, Variant
+from accelcheck.selftest.faults.base import EVERY, Planted, PlantedFault, Variant
 from accelcheck.selftest.faults.plant import nothing
 from accelcheck.techniques.base import Technique
 from accelcheck.verify.cache import clean_process
@@ -54,7 +54,7 @@ class PlantedRow:
         correct: Whether it is a correct variant.
         hidden: Why a fault may be missed in this row; empty where it must be caught.
         technique: Name of the technique that it is planted under.
-        emulated: Whether it is planted in accelcheck's own code, see `Fault.emulated`.
+        emulated: Whether it is planted in accelcheck's own code, see `PlantedFault.emulated`.
         seeds: Most seeds that it is tried with; 0 for as many as are asked for.
     """
 
@@ -152,7 +152,7 @@ class Ground:
 
 
 @functools.cache
-def faults() -> Mapping[str, Fault]:
+def faults() -> Mapping[str, PlantedFault]:
     """The catalogue, by name."""
     return index("fault", discover("accelcheck.selftest.faults", "FAULTS"))
 
@@ -206,7 +206,7 @@ def absent(chosen: Iterable[PlantedRow]) -> list[str]:
 def ground(chosen: Iterable[PlantedRow]) -> Ground:
     """What the catalogue could be planted in, the built-in matrix, and what these rows leave out for a stated reason."""
     matrix = Matrix.load()
-    plants: list[Fault | Variant] = [*faults().values(), *variants().values()]
+    plants: list[PlantedFault | Variant] = [*faults().values(), *variants().values()]
     own = [plant.technique for plant in plants if isinstance(plant.technique, Technique)]
     every = matrix.techniques.values()
     return Ground(
@@ -219,7 +219,7 @@ def ground(chosen: Iterable[PlantedRow]) -> Ground:
     )
 
 
-def _name(plant: Fault | Variant) -> str:
+def _name(plant: PlantedFault | Variant) -> str:
     return plant.technique if isinstance(plant.technique, str) else plant.technique.name
 
 
@@ -336,7 +336,7 @@ def _base(row: PlantedRow, matrix: Matrix) -> Technique:
     return technique if isinstance(technique, Technique) else matrix.techniques[technique]
 
 
-def _plant(row: PlantedRow) -> Fault | Variant:
+def _plant(row: PlantedRow) -> PlantedFault | Variant:
     return variants()[row.plant] if row.correct else faults()[row.plant]
 
 
@@ -401,7 +401,7 @@ def run(device: str, chosen: Sequence[PlantedRow], seeds: int, jobs: int, folder
 @functools.cache
 def _bench(device: str, folder: str) -> Bench:
     matrix = Matrix.load()
-    plants: list[Fault | Variant] = [*faults().values(), *variants().values()]
+    plants: list[PlantedFault | Variant] = [*faults().values(), *variants().values()]
     own = [plant.technique for plant in plants if not isinstance(plant.technique, str)]
     return bench(registered.device(device), matrix, Store(Path(folder), clean_process([*matrix.parts(), *own])))
 

@@ -16,8 +16,7 @@ from fault_harness import FORWARD
 from accelcheck import cli
 from accelcheck.core.capability import SUPPORTED, Capability, Code, unavailable, unsupported
 from accelcheck.core.case import Case, Mode, Verdict
-from accelcheck.core.fault import Fault as Found
-from accelcheck.core.fault import FaultKind
+from accelcheck.core.fault import Fault, FaultKind
 from accelcheck.core.journal import Record
 from accelcheck.core.matrix import Matrix, devices
 from accelcheck.devices.base import Status
@@ -25,7 +24,7 @@ from accelcheck.devices.cpu import Cpu
 from accelcheck.devices.probe import HostFacts
 from accelcheck.expectations.ledger import Entry, Ledger
 from accelcheck.selftest import report, runner
-from accelcheck.selftest.faults.base import EVERY, Cell, Fault, Planted, Variant
+from accelcheck.selftest.faults.base import EVERY, Cell, Planted, PlantedFault, Variant
 from accelcheck.selftest.faults.plant import nothing, replacing, scaled
 from accelcheck.selftest.faults.sowing import swapped
 from accelcheck.selftest.runner import PlantedRow, SeedResult, attempt, caught_by, rows, seeded
@@ -202,8 +201,10 @@ def test_a_correct_variant_passes(name: str, store: Store) -> None:
 
 
 CELL = Cell("matmul", dtypes=("float32",))
-LOUD = Fault("loud", "One percent too much.", (CELL,), lambda strength: replacing(out=scaled(1 + strength)), (0.01,))
-SILENT = Fault("silent", "Nothing is wrong.", (CELL,), lambda _: nothing)
+LOUD = PlantedFault(
+    "loud", "One percent too much.", (CELL,), lambda strength: replacing(out=scaled(1 + strength)), (0.01,)
+)
+SILENT = PlantedFault("silent", "Nothing is wrong.", (CELL,), lambda _: nothing)
 HARMLESS = Variant("harmless", "Eager.", (CELL,), lambda: nothing)
 ALARMING = Variant("alarming", "Wrong, in truth.", (CELL,), lambda: replacing(out=scaled(1.01)))
 
@@ -257,7 +258,9 @@ def test_a_fault_acts_from_before_the_technique_prepares_until_it_is_finished(st
 
 
 def test_a_plant_that_nothing_calls_is_an_error_and_not_caught(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    idle = Fault("idle", "Never called.", (CELL,), around=lambda _: swapped(torch.jit, "freeze", lambda plain: plain()))
+    idle = PlantedFault(
+        "idle", "Never called.", (CELL,), around=lambda _: swapped(torch.jit, "freeze", lambda plain: plain())
+    )
     monkeypatch.setattr(runner, "faults", lambda: {"idle": idle})
     outcome = attempted(row("idle"), store)
     assert outcome.verdict is Verdict.ERROR
@@ -385,7 +388,7 @@ def test_what_is_planted_is_judged_as_its_technique_is() -> None:
 
 FAULTS = (
     *(
-        Found(FaultKind.VIEW, path, view, draw)
+        Fault(FaultKind.VIEW, path, view, draw)
         for path, view, draw in (
             ("out", "row", ""),
             ("out[1]['hidden']", "row", "draw 2"),
@@ -394,11 +397,11 @@ FAULTS = (
             ("grad2:input[0]", "element", ""),
         )
     ),
-    Found(FaultKind.PATTERN, "out", "NaN", "nan[0]", measured=1),
-    Found(FaultKind.MUTATED, "input[0]", draw="draw 1"),
-    Found(FaultKind.RERUN, "out", measured=0.1),
-    Found(FaultKind.METADATA, "out", "dtype", "slice"),
-    Found(FaultKind.EVIDENCE, "graphs compiled >= 1", got="0"),
+    Fault(FaultKind.PATTERN, "out", "NaN", "nan[0]", measured=1),
+    Fault(FaultKind.MUTATED, "input[0]", draw="draw 1"),
+    Fault(FaultKind.RERUN, "out", measured=0.1),
+    Fault(FaultKind.METADATA, "out", "dtype", "slice"),
+    Fault(FaultKind.EVIDENCE, "graphs compiled >= 1", got="0"),
 )
 
 
