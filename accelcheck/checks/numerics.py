@@ -125,7 +125,7 @@ class _Run:
         if not self.faults and len({(fault.view, fault.got) for fault in raised}) == 1:
             raise next(iter(raised.values()))
         self.faults += raised
-        self._explain([draw for draw in chosen if draw.parameters != FIRST.parameters])
+        self._explain([draw for draw in chosen if draw.parameters != FIRST.parameters and not draw.probe])
         return Finding(self.evidence, self.faults, self.figures, self.compared, self.excess)
 
     def _renewed(self) -> bool:
@@ -140,11 +140,11 @@ class _Run:
     def _explain(self, others: Sequence[Draw]) -> None:
         """Say so where `prepare` copies parameters and the technique does not say that it does: no other fault hints at it.
 
-        All draws with other parameters are then wrong, and the first of them is right, or much less wrong, once the program is
-        prepared for these.
+        All random draws with other parameters are then wrong, and the first of them is right, or much less wrong, once the program
+        is prepared for these.
 
         Args:
-            others: The draws with other parameters.
+            others: These draws.
         """
         if self.trial.technique.bakes or not others or not set(others) <= set(self._wrong):
             return
