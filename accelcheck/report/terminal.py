@@ -194,7 +194,7 @@ def matrix(records: list[Record], devices: tuple[str, ...]) -> list[str]:
 
 
 def _cell(records: list[Record]) -> str:
-    codes = {record.code for record in records}
+    codes = {"" if record.verdict.executed else record.code for record in records}
     if len(codes) == 1 and (code := codes.pop()):
         return f"{records[0].verdict} [{code}]"
     return ", ".join(f"{number} {verdict}" for verdict, number in counts(records).items())

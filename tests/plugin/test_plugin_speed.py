@@ -96,7 +96,7 @@ def test_baselines_are_stored_held_and_a_slowdown_is_named(suite: Suite) -> None
     path.write_text(json.dumps(data))
     ran = timed(suite, "--accel-baseline=check", "--accel-processes=2")
     assert ran.verdicts == {TIMED: "fail"}
-    assert "regression: expected at most" in ran.out
+    assert "regression: time: expected at most" in ran.out
     (command,) = set(
         ran.lines("  reproduce: .*")
     )  # under CI=true pytest repeats the whole message in its short summary

@@ -115,7 +115,7 @@ def _title(run: DeviceRun, asked: Qualification) -> str:
 
 
 def _cell(records: Sequence[Record]) -> MatrixCell:
-    codes = {record.code for record in records}
+    codes = {"" if record.verdict.executed else record.code for record in records}
     return MatrixCell(counts(records), codes.pop() if len(codes) == 1 else "")
 
 
