@@ -109,7 +109,6 @@ def faults(record: Record) -> dict[str, set[str]]:
     found: dict[str, set[str]] = {}
     if record.verdict is Verdict.FAIL:
         for fault in record.faults:
-            found.setdefault(fault.path, set()).add(
-                f"view {fault.what}" if fault.kind is FaultKind.VIEW else fault.what
-            )
+            path = "not engaged" if fault.kind is FaultKind.EVIDENCE else fault.path
+            found.setdefault(path, set()).add(f"view {fault.what}" if fault.kind is FaultKind.VIEW else fault.what)
     return found

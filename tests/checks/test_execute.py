@@ -405,7 +405,7 @@ def test_a_known_error_is_an_xfail_and_no_other_error_is(store: Store) -> None:
 def test_an_error_of_another_class_than_the_ledger_says_is_an_error(store: Store) -> None:
     record = held(store, breaks, entry("out of registers", "LookupError", Verdict.ERROR))
     assert record.verdict is Verdict.ERROR
-    assert "ledger: expected LookupError, got RuntimeError (known): RuntimeError: out of registers" in record.why
+    assert "ledger: expected LookupError, got RuntimeError (known)" in record.why
 
 
 def test_a_fault_beyond_its_size_in_the_ledger_is_a_failure_that_says_so(store: Store) -> None:

@@ -71,7 +71,7 @@ def test_what_a_chip_is_stated_to_support_and_refuses_is_a_failure(store: Store,
     record = record_of(refusing(), store, Chip())
     assert (record.verdict, record.code, record.remark) == (Verdict.FAIL, "", "")
     assert record.why == (
-        "refused: expected to run on sm_77: it multiplies float8 (https://example.org/chip): "
+        "technique: refused: expected to run on sm_77: it multiplies float8 (https://example.org/chip), "
         "got unsupported [no-backend] No available kernel"
     )
 
@@ -107,7 +107,7 @@ def test_a_ledger_can_expect_what_a_chip_refuses(store: Store, stated: Path) -> 
     workload = seeded("mlp")
     expecting = bench(store, Planted(refusing()), workload, Chip())
     day = dt.date(9999, 1, 1)
-    expecting.ledger = Ledger((Entry(("*",), Verdict.FAIL, 0.0, "known", "link", "owner", day, match="^refused: "),))
+    expecting.ledger = Ledger((Entry(("*",), Verdict.FAIL, 0.0, "known", "link", "owner", day, match="^technique: refused: "),))
     assert expecting.run(case(workload)).verdict is Verdict.XFAIL
 
 
