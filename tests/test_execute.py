@@ -14,6 +14,7 @@ import torch
 from fault_harness import BACKWARD, FORWARD, TRAIN, Bed, Planted, bench, case, faults, seeded, verdict_of
 
 from accelcheck.checks import execute, numerics
+from accelcheck.checks.supervisor import hold
 from accelcheck.checks.trial import Finding
 from accelcheck.core.capability import Code, unavailable, unsupported
 from accelcheck.core.case import Evidence, Mode, Verdict
@@ -329,7 +330,7 @@ def held(store: Store, change: Change, *entries: Entry) -> Record:
     workload = seeded("mlp")
     expecting = bench(store, Planted(change), workload)
     expecting.ledger = Ledger(entries)
-    return expecting.run(case(workload))
+    return hold(expecting.run(case(workload)), expecting.ledger)
 
 
 def entry(match: str, at_most: float | str = 1e9, verdict: Verdict = Verdict.FAIL) -> Entry:
@@ -484,5 +485,5 @@ def test_a_long_error_is_cut_and_an_expected_one_keeps_no_traceback(store: Store
     )
     assert len(record.traceback.splitlines()) < 100
     expected = Entry(("*",), Verdict.ERROR, "first", "ValueError", "known", "link", "owner", dt.date(2999, 1, 1))
-    known = replace(place, ledger=Ledger((expected,))).run(case(workload))
+    known = hold(record, Ledger((expected,)))
     assert (known.verdict, known.traceback) == (Verdict.XFAIL, "")

@@ -136,20 +136,22 @@ class _Worker:
     def judged(self, case: Case) -> dict[str, Any]:
         """Whether a case is right, judged in the mode that is timed: wrong cases are not measured."""
         from accelcheck.checks.execute import Bench
+        from accelcheck.checks.supervisor import hold
         from accelcheck.core.capability import SUPPORTED
         from accelcheck.devices.base import Status
         from accelcheck.expectations.ledger import Ledger, shipped
         from accelcheck.verify.oracle import Store
 
         name = self.device.name
+        ledger = Ledger.load(shipped((name,)))
         bench = Bench(
             matrix=self.known,
             devices={name: self.device},
             statuses={name: Status(name, SUPPORTED)},
             store=Store(self.folder),
-            ledger=Ledger.load(shipped((name,))),
+            ledger=ledger,
         )
-        record = bench.run(replace(case, mode=TIMED[case.mode]))
+        record = hold(bench.run(replace(case, mode=TIMED[case.mode])), ledger)
         if record.verdict is Verdict.PASS:
             return {}
         reason = record.reason.partition("\n")[0]
