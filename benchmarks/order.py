@@ -85,7 +85,9 @@ def pairs(count: int, level: int, seed: int) -> list[tuple[Case, Case]]:
 def told(record: Record) -> dict[str, Any]:
     """All that a record says, but times."""
     said = record.as_json()
-    return {name: said[name] for name in ("verdict", "reason", "evidence", "figures", "compared", "eager_excess")}
+    return {
+        name: said[name] for name in ("verdict", "reason", "faults", "evidence", "figures", "compared", "eager_excess")
+    }
 
 
 def ran(cases: Sequence[Case]) -> list[dict[str, Any]]:

@@ -140,8 +140,8 @@ def run(bench: Bench, selection: Selection, modes: tuple[Mode, ...]) -> list[tup
             f"{case.technique:15s} {case.mode!s:8s} {record.verdict!s:6s} {found[-1][1]:8.1f} {seconds:8.1f} {watch.busy:8.1f} {watch.peak / 1e9:8.2f}",
             flush=True,
         )
-        if record.reason:
-            print("\n".join(f"    {line}" for line in record.reason.splitlines()[:5]), flush=True)
+        if why := record.why:
+            print("\n".join(f"    {line}" for line in why.splitlines()[:5]), flush=True)
     return found
 
 

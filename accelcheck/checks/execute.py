@@ -21,12 +21,11 @@ from accelcheck.core import imports
 from accelcheck.core.capability import Capability, Code, unavailable, unsupported
 from accelcheck.core.case import Case, Figure, Mode, Verdict
 from accelcheck.core.files import file_name
-from accelcheck.core.journal import Record
+from accelcheck.core.journal import ErrorCode, Record
 from accelcheck.core.plain import text
 from accelcheck.devices.packages import version
 from accelcheck.devices.torch_names import SUPPORTED_TORCH, UnknownTorchError
 from accelcheck.expectations.chips import TRIED, ChipStatement, held, load
-from accelcheck.expectations.ledger import Ledger
 from accelcheck.techniques.base import Unsupported
 from accelcheck.verify.cache import clean_process, compute
 from accelcheck.verify.oracle import Store
@@ -35,6 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
+    from accelcheck.core.fault import Fault
     from accelcheck.core.matrix import Matrix
     from accelcheck.devices.base import Device, Status
     from accelcheck.measure.paired import Comparison
@@ -57,7 +57,7 @@ CHECKS: Mapping[Mode, Callable[[Trial], Finding]] = MappingProxyType(
 """The check that finds the verdict of a case, by the case's mode."""
 
 LINES = 20
-"""Lines that are kept of an exception's text, and of a failure that is expected."""
+"""Lines that are kept of an exception's text."""
 MOST_ERROR = 10_000
 """Characters of it."""
 
@@ -80,7 +80,6 @@ class Bench:
         statuses: Answers of the probe, by device name.
         store: References of this run.
         traces: Folder for traces of timed cases.
-        ledger: Known failures: behind faults that it expects, the judgement goes on.
     """
 
     matrix: Matrix
@@ -88,7 +87,6 @@ class Bench:
     statuses: Mapping[str, Status]
     store: Store
     traces: Path | None = None
-    ledger: Ledger = field(default_factory=Ledger)
     _opened: set[str] = field(default_factory=set)
     _stated: dict[str, tuple[ChipStatement, ...]] = field(default_factory=dict)
 
@@ -159,14 +157,14 @@ class Bench:
         if self.traces is not None and case.timed:
             self.traces.mkdir(parents=True, exist_ok=True)
             trace = self.traces / f"{file_name(case.id)}.json"
-        trial = replace(self.trial(case), clock=clock, trace=trace, expected=self.ledger.expects(case.id))
-        left: list[str] = []
+        trial = replace(self.trial(case), clock=clock, trace=trace)
+        left: list[Fault] = []
         try:
             with _restored(trial, left):
                 found = CHECKS[case.mode](trial)
         except Exception as error:
-            for line in left:
-                error.add_note(line)
+            for fault in left:
+                error.add_note(str(fault))
             raise
         return _record(case, replace(found, faults=[*found.faults, *left]))
 
@@ -199,8 +197,8 @@ class Bench:
 
 
 @contextlib.contextmanager
-def _restored(trial: Trial, left: list[str]) -> Iterator[None]:
-    """Finish the technique, and put back what it leaves changed all the same; `left` gets a line for each such thing."""
+def _restored(trial: Trial, left: list[Fault]) -> Iterator[None]:
+    """Finish the technique, and put back what it leaves changed all the same; `left` gets a fault for each such thing."""
     try:
         yield
     finally:
@@ -214,13 +212,9 @@ def _brief(error: BaseException) -> str:
     """Type and text of an exception, cut to `LINES` lines: some libraries print whole tensors."""
     lines = f"{type(error).__name__}: {text(error, MOST_ERROR)}".splitlines()
     advice = [TOO_EARLY] if any(_QUEUES in line for line in lines) else []
-    return "\n".join([*cut(lines), *advice, *getattr(error, "__notes__", ())])
-
-
-def cut(lines: list[str]) -> list[str]:
-    """The first `LINES` of these lines, and how many more there are."""
     more = len(lines) - LINES
-    return [*lines[:LINES], f"({more} more lines)"] if more > 0 else lines
+    cut = [*lines[:LINES], f"({more} more lines)"] if more > 0 else lines
+    return "\n".join([*cut, *advice, *getattr(error, "__notes__", ())])
 
 
 def _traceback(error: BaseException) -> str:
@@ -232,18 +226,19 @@ def _traceback(error: BaseException) -> str:
 
 
 def _record(case: Case, found: Finding) -> Record:
-    absent = [f"not engaged: {e.claim}: observed {e.observed}" for e in found.evidence if not e.engaged]
-    if found.faults or absent:
-        verdict, reason = Verdict.FAIL, "\n".join([*absent, *found.faults])
+    verdict, code, reason = Verdict.PASS, "", ""
+    if found.wrong:
+        verdict = Verdict.FAIL
     elif sum(e.seen and e.claim not in REMARKS for e in found.evidence) < 2:  # the engine adds one about the device
-        verdict, reason = Verdict.ERROR, f"{case.technique} gave no evidence that it ran: a verdict needs some"
+        verdict, code = Verdict.ERROR, ErrorCode.NO_EVIDENCE
+        reason = f"{case.technique} gave no evidence that it ran: a verdict needs some"
     elif found.compared == 0:
-        verdict, reason = Verdict.ERROR, "no element was compared: a pass needs at least one"
-    else:
-        verdict, reason = Verdict.PASS, ""
+        verdict, code = Verdict.ERROR, ErrorCode.NOTHING_COMPARED
+        reason = "no element was compared: a pass needs at least one"
     return Record(
         case=case,
         verdict=verdict,
+        code=code,
         reason=reason,
         evidence=tuple(found.evidence),
         figures=_telling(found.figures),
@@ -253,6 +248,7 @@ def _record(case: Case, found: Finding) -> Record:
         digest=found.digest,
         times=tuple(found.times),
         remark="; ".join(f"{e.claim}: {e.observed}" for e in found.evidence if not e.seen),
+        faults=found.wrong,
     )
 
 

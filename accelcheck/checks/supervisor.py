@@ -11,12 +11,12 @@ import json
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from accelcheck.checks.execute import cut, recorded
+from accelcheck.checks.execute import recorded
 from accelcheck.core.case import Verdict
 from accelcheck.core.clean_process import CleanProcess, CleanProcessError
 from accelcheck.core.journal import Record
 from accelcheck.core.words import seconds_of
-from accelcheck.expectations.ledger import foreseen, outgrown
+from accelcheck.expectations.holding import hold
 
 if TYPE_CHECKING:
     from accelcheck.checks.execute import Bench
@@ -65,7 +65,8 @@ class Supervisor:
         """Find the verdict of one case. An exception that the case raises becomes its record and is not raised again."""
         timed = self.gate.timed.get(case.id) if self.gate is not None else None
         if timed is not None and timed.ended is not None:  # it would do the same to this process
-            return hold(Record(case, timed.ended, reason=timed.reason), self._ledger)
+            record = Record(case, timed.ended.verdict, code=timed.ended.how, reason=timed.reason)
+            return hold(record, self._ledger)
         record = self._judged(case)
         if self._process is not None and record.verdict in AGAIN and not case.timed:
             record = self._again(record)
@@ -84,11 +85,9 @@ class Supervisor:
             runs.append(self._judged(first.case))
         if not runs[-1].verdict.green:
             self._renew()  # what it has spoilt there is no matter of the next case
-        wrong = [record for record in runs if not record.verdict.green]
-        if len(wrong) == len(runs):
+        if not any(record.verdict.green for record in runs):
             return first
-        reason = f"{len(wrong)} of {len(runs)} runs were not right; the first one: {first.verdict}\n{first.reason}"
-        return replace(first, verdict=Verdict.FLAKY, reason=reason)
+        return replace(first, verdict=Verdict.FLAKY, runs=tuple(record.verdict for record in runs))
 
     def _ran(self, case: Case) -> Record:
         """The record of one run of a case, before gate and ledger are asked."""
@@ -113,7 +112,11 @@ class Supervisor:
             if error.end is None:
                 return Record(case, Verdict.ERROR, reason=str(error))
             return Record(
-                case, error.end.verdict, reason=f"the process that ran it {error.end}", traceback=error.printed
+                case,
+                error.end.verdict,
+                code=error.end.how,
+                reason=f"the process that ran it {error.end}",
+                traceback=error.printed,
             )
         if record.verdict is Verdict.DEVICE_LOST:
             self._renew()  # what has lost its device in one process may find it again in the next
@@ -137,21 +140,3 @@ class Supervisor:
             self.bench.close()
         else:
             self._process.close()
-
-
-def hold(record: Record, ledger: Ledger) -> Record:
-    """Hold a verdict against the ledger."""
-    entries = ledger.covering(record.case.id)
-    if not entries or not record.verdict.executed:
-        return record
-    if record.verdict is Verdict.PASS:
-        reason = "\n".join(f"the ledger expects {e.verdict}: {e.reason}" for e in entries)
-        return replace(record, verdict=Verdict.XPASS, reason=f"passes: remove the entry from the ledger\n{reason}")
-    # Every fault of a `fail` has a line of its own; what follows the first line of an exception's text is detail.
-    lines = record.reason.splitlines()
-    judged = lines if record.verdict is Verdict.FAIL else lines[:1]
-    causes = foreseen(entries, record.verdict, judged)
-    if not causes:
-        return replace(record, reason="\n".join([*lines, *outgrown(entries, record.verdict, judged)]))
-    reasons = "; ".join(dict.fromkeys(f"{entry.reason} ({entry.link})" for entry in causes))
-    return replace(record, verdict=Verdict.XFAIL, reason="\n".join([reasons, *cut(lines)]), traceback="")

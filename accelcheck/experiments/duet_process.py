@@ -136,9 +136,9 @@ class _Worker:
     def judged(self, case: Case) -> dict[str, Any]:
         """Whether a case is right, judged in the mode that is timed: wrong cases are not measured."""
         from accelcheck.checks.execute import Bench
-        from accelcheck.checks.supervisor import hold
         from accelcheck.core.capability import SUPPORTED
         from accelcheck.devices.base import Status
+        from accelcheck.expectations.holding import hold
         from accelcheck.expectations.ledger import Ledger, shipped
         from accelcheck.verify.oracle import Store
 
@@ -149,13 +149,13 @@ class _Worker:
             devices={name: self.device},
             statuses={name: Status(name, SUPPORTED)},
             store=Store(self.folder),
-            ledger=ledger,
         )
         record = hold(bench.run(replace(case, mode=TIMED[case.mode])), ledger)
         if record.verdict is Verdict.PASS:
             return {}
-        reason = record.reason.partition("\n")[0]
-        why = f"{record.verdict}: {reason}" if record.verdict.executed else reason  # a refusal says its verdict itself
+        why = (
+            f"{record.verdict}: {record.headline}" if record.verdict.executed else record.headline
+        )  # a refusal says its verdict itself
         return {"wrong": why, "broken": not record.verdict.green}
 
     def measured(self, case: Case, turns: Turns) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from accelcheck.core.case import Verdict
+from accelcheck.core.fault import FaultKind
 from accelcheck.explain import compiled, fused, runs
 from accelcheck.explain import layers as of_layers
 from accelcheck.explain.smallest import Shrinker, smallest_runs
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from accelcheck.checks.execute import Bench
     from accelcheck.checks.trial import Trial
     from accelcheck.core.case import Case
+    from accelcheck.core.fault import Fault
     from accelcheck.core.journal import Record
     from accelcheck.explain.calls import OperatorCall
     from accelcheck.explain.compiled import Region
@@ -242,16 +244,17 @@ def _traced(trial: Trial, draw: Draw, found: Explanation, steps: Steps, *, stric
 
 def failing_draws(record: Record, known: Sequence[Draw]) -> list[Draw]:
     """The draws that a verdict's faults name, in their order; empty where only all of them together show a fault."""
-    lines = [line for line in _values(record) if " in all draws" not in line]
-    named = [draw for draw in known if draw != FIRST and any(f" [{draw}]: " in line for line in lines)]
-    labels = [f" [{draw}]: " for draw in known if draw != FIRST]
-    own = any(not any(label in line for label in labels) for line in lines)
-    return [*([FIRST] if own else []), *named]
+    shown = {fault.draw for fault in _values(record) if not _together_only(fault)}
+    return [draw for draw in known if ("" if draw == FIRST else str(draw)) in shown]
 
 
-def _values(record: Record) -> list[str]:
+def _values(record: Record) -> list[Fault]:
     """The faults of a verdict that are about values."""
-    return [line for line in record.reason.splitlines() if not line.startswith("not engaged")]
+    return [fault for fault in record.faults if fault.kind is not FaultKind.EVIDENCE]
+
+
+def _together_only(fault: Fault) -> bool:
+    return "in all draws" in fault.view
 
 
 def _random(known: Sequence[Draw]) -> list[Draw]:
@@ -277,7 +280,7 @@ def _together(trial: Trial, chosen: Sequence[Draw], found: Explanation) -> Culpr
 
 
 def _leans(culprit: Culprit) -> bool:
-    return any("in all draws" in fault.what for fault in culprit.faults)
+    return any(map(_together_only, culprit.faults))
 
 
 def _no_smallest(culprit: Culprit) -> str:

@@ -145,11 +145,9 @@ def _judged(trial: Trial, plan: Planned, draws: Sequence[Draw]) -> Layer:
     finally:
         trial.technique.finish()
         trial.state.restore()
-    absent = [f"not engaged: {one.claim}: {one.observed}" for one in finding.evidence if not one.engaged]
-    faults = [*absent, *finding.faults]
     used = max((one.used for one in _gating(finding.figures)), default=0.0)
-    verdict = Verdict.FAIL if faults else Verdict.PASS
-    return Layer(plan.name, plan.blames, verdict, faults[0] if faults else "", used)
+    verdict = Verdict.FAIL if finding.wrong else Verdict.PASS
+    return Layer(plan.name, plan.blames, verdict, str(next(iter(finding.wrong), "")), used)
 
 
 def _gating(figures: Sequence[Figure]) -> list[Figure]:

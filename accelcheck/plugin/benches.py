@@ -48,7 +48,7 @@ def supervisor(
     chips = {name: status.fingerprint.chip for name, status in run.statuses.items() if status.fingerprint is not None}
     ledger = replace(Ledger.load((*shipped(chosen), *run.ledgers)), chips=chips)
     store = Store(folder, effort=options.effort(config))
-    bench = Bench(matrix, devices, run.statuses, store, options.folder(config, "profile"), ledger)
+    bench = Bench(matrix, devices, run.statuses, store, options.folder(config, "profile"))
     try:
         made = Supervisor(
             bench, ledger, gate, options.timeout(config), here=_here(config, [devices[n] for n in chosen])

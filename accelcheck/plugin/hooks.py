@@ -369,7 +369,7 @@ def accel_check(request: pytest.FixtureRequest, accel_supervisor: Supervisor) ->
             ("accelcheck.case", case.id),
             ("accelcheck.verdict", str(record.verdict)),
             *([("accelcheck.code", record.code)] if record.code else []),
-            *((f"accelcheck.evidence.{e.claim}", str(e.observed)) for e in record.evidence),
+            *((f"accelcheck.evidence.{e.label}", str(e.observed)) for e in record.evidence),
             *(
                 (f"accelcheck.view.{f.view}", f"{f.measured:.6g} of {f.allowed:.6g} at {f.path}")
                 for f in record.figures
@@ -379,9 +379,7 @@ def accel_check(request: pytest.FixtureRequest, accel_supervisor: Supervisor) ->
             pytest.skip(escaped_lines(record.reason))
         if record.verdict is Verdict.XFAIL:
             # Raised, since under --runxfail `pytest.xfail` does nothing, and the case would pass.
-            raise pytest.xfail.Exception(
-                escaped(record.reason.partition("\n")[0])
-            )  # the whole reason is in the journal
+            raise pytest.xfail.Exception(escaped(record.headline))  # the whole reason is in the journal
         if not record.verdict.green:
             gate = accel_supervisor.gate
             # The result is right, but too slow or too large for a baseline or a limit.

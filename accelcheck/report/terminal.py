@@ -141,7 +141,7 @@ def _qualified(records: list[Record], run: RunConfiguration) -> list[str]:
 
 def _expected(found: Sequence[Record]) -> list[str]:
     """Cases that a ledger expects to fail, by reason, and where the page is that the reasons refer to."""
-    reasons = [(r.case.device, r.reason.partition("\n")[0]) for r in found if r.verdict is Verdict.XFAIL]
+    reasons = [(r.case.device, r.headline) for r in found if r.verdict is Verdict.XFAIL]
     lines = _counted("expected to fail (ledger):", reasons)
     if any(pages.FINDINGS in reason for _, reason in reasons) and (path := pages.place(pages.FINDINGS)) is not None:
         lines.append(f"  {pages.FINDINGS}: {path}")

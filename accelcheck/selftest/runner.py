@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from accelcheck.checks.execute import Bench
-from accelcheck.checks.supervisor import hold
 from accelcheck.core.capability import SUPPORTED
 from accelcheck.core.case import Case, Mode, Verdict
 from accelcheck.core.matrix import Matrix
 from accelcheck.core.registry import discover, index
 from accelcheck.devices.base import Status
+from accelcheck.expectations.holding import hold
 from accelcheck.expectations.ledger import Ledger, shipped, unsteady
 from accelcheck.plugin import registered
 from accelcheck.selftest.faults.base import EVERY, Fault, Planted, Variant
@@ -291,7 +291,7 @@ def _plain(technique: Technique, row: PlantedRow, seed: int, bench: Bench) -> Se
     case = replace(record.case, workload=row.workload)
     known = hold(replace(record, case=case), _ledger(*shipped((case.device,))))
     if known.verdict is Verdict.XFAIL:
-        reason = f"{case.id} fails by itself: {known.reason.splitlines()[0]}"
+        reason = f"{case.id} fails by itself: {known.headline}"
         return SeedResult(plain, seed, Verdict.UNSUPPORTED, (), reason, DEVICE_FAILS)
     return _outcome(plain, seed, record)
 
@@ -320,7 +320,7 @@ def _device(bench: Bench) -> Device:
 
 def _outcome(row: PlantedRow, seed: int, record: Record) -> SeedResult:
     return SeedResult(
-        row, seed, record.verdict, caught_by(record), record.reason, record.code, record.compared, record.seconds
+        row, seed, record.verdict, caught_by(record), record.why, record.code, record.compared, record.seconds
     )
 
 
@@ -350,10 +350,7 @@ def caught_by(record: Record) -> tuple[str, ...]:
     """Views and other checks that found something wrong, each once, the most frequent first."""
     found: Counter[str] = Counter()
     if record.verdict is Verdict.FAIL:
-        for line in record.reason.splitlines():
-            path, _, rest = line.partition(": ")
-            what = rest.partition(": ")[0].partition(" at ")[0].partition(" [")[0].partition(",")[0]
-            found["evidence" if path == "not engaged" else what.removeprefix("view ")] += 1
+        found.update(fault.what for fault in record.faults)
     return tuple(name for name, _ in found.most_common())
 
 

@@ -14,12 +14,12 @@ import torch
 from fault_harness import BACKWARD, FORWARD, TRAIN, Bed, Planted, bench, case, faults, seeded, verdict_of
 
 from accelcheck.checks import execute, numerics
-from accelcheck.checks.supervisor import hold
 from accelcheck.checks.trial import Finding
 from accelcheck.core.capability import Code, unavailable, unsupported
 from accelcheck.core.case import Evidence, Mode, Verdict
 from accelcheck.core.journal import Record
 from accelcheck.devices.base import Status
+from accelcheck.expectations.holding import hold
 from accelcheck.expectations.ledger import Entry, Ledger, size
 from accelcheck.report.message import explain
 from accelcheck.selftest.faults.plant import calling, nothing, replacing, scaled
@@ -329,8 +329,7 @@ def held(store: Store, change: Change, *entries: Entry) -> Record:
     """The record of a change to `mlp`, held against a ledger."""
     workload = seeded("mlp")
     expecting = bench(store, Planted(change), workload)
-    expecting.ledger = Ledger(entries)
-    return hold(expecting.run(case(workload)), expecting.ledger)
+    return hold(expecting.run(case(workload)), Ledger(entries))
 
 
 def entry(match: str, at_most: float | str = 1e9, verdict: Verdict = Verdict.FAIL) -> Entry:

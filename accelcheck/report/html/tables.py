@@ -132,4 +132,4 @@ def _reasons(records: Iterable[Record]) -> tuple[Reason, ...]:
 
 def _first(record: Record) -> str:
     """The first line of the reason, without verdict and code, which stand beside it."""
-    return record.reason.partition("\n")[0].removeprefix(f"{record.verdict} [{record.code}] ")
+    return record.headline.removeprefix(f"{record.verdict} [{record.code}] ")
