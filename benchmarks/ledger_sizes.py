@@ -33,13 +33,6 @@ if TYPE_CHECKING:
     from accelcheck.core.journal import Record
 
 
-class Unheld(Bench):
-    """Gives records as they are, not held against the ledger."""
-
-    def expect(self, record: Record) -> Record:
-        return record
-
-
 def main(words: list[str]) -> int:
     """Measure, print; 1 where a fault exceeds its entry, no entry finds it, or an entry was never seen, else 0."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -56,7 +49,7 @@ def main(words: list[str]) -> int:
         device = registered.device(given.device)
         matrix = Matrix.load()
         statuses = {device.name: Status(device.name, SUPPORTED)}
-        bench = Unheld(matrix, {device.name: device}, statuses, Store(Path(folder)), ledger)
+        bench = Bench(matrix, {device.name: device}, statuses, Store(Path(folder)))
         for case in matrix.cases(Selection((device.name,), level=given.level)):
             if not ledger.covering(case.id) or not fnmatch.fnmatchcase(case.id, given.cases):
                 continue

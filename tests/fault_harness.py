@@ -16,7 +16,6 @@ from accelcheck.core.matrix import Matrix
 from accelcheck.core.registry import discover
 from accelcheck.core.words import DTYPES
 from accelcheck.devices.base import Status
-from accelcheck.expectations.ledger import Ledger
 from accelcheck.techniques.base import Technique
 
 if TYPE_CHECKING:
@@ -88,7 +87,6 @@ def bench(store: Store, technique: Technique, workload: Workload, device: Device
         devices={place.name: place},
         statuses={place.name: Status(place.name, SUPPORTED)},
         store=store,
-        ledger=Ledger(),
     )
 
 

@@ -138,18 +138,19 @@ class _Worker:
         from accelcheck.checks.execute import Bench
         from accelcheck.core.capability import SUPPORTED
         from accelcheck.devices.base import Status
+        from accelcheck.expectations.holding import hold
         from accelcheck.expectations.ledger import Ledger, shipped
         from accelcheck.verify.oracle import Store
 
         name = self.device.name
+        ledger = Ledger.load(shipped((name,)))
         bench = Bench(
             matrix=self.known,
             devices={name: self.device},
             statuses={name: Status(name, SUPPORTED)},
             store=Store(self.folder),
-            ledger=Ledger.load(shipped((name,))),
         )
-        record = bench.run(replace(case, mode=TIMED[case.mode]))
+        record = hold(bench.run(replace(case, mode=TIMED[case.mode])), ledger)
         if record.verdict is Verdict.PASS:
             return {}
         why = (
