@@ -6,7 +6,6 @@ a line in CHANGELOG.md, since ledgers, baselines and journals name cases by thei
 
 from __future__ import annotations
 
-import json
 from collections import defaultdict
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,7 +16,6 @@ if TYPE_CHECKING:
     from accelcheck.core.case import Case
 
 STORED = Path(__file__).with_name("cases.txt")
-FAMILIES = Path(__file__).parent.parent / "accelcheck" / "report" / "html" / "families.json"
 DEVICE = "cpu"
 """Cases are the same on all devices but for this part of their ids."""
 
@@ -68,16 +66,5 @@ def _parsed(text: str) -> Iterator[Fact]:
                 yield f"{technique}/{workload}/{DEVICE}/{dtype}/{mode}", int(level), seeds[workload]
 
 
-def families() -> str:
-    """The techniques of each family, as reports read them, which import no technique."""
-    from accelcheck.core.matrix import Matrix
-
-    found = defaultdict(list)
-    for technique in Matrix.load().techniques.values():
-        found[technique.family].append(technique.name)
-    return json.dumps({family: sorted(names) for family, names in found.items()}, indent=1, sort_keys=True) + "\n"
-
-
 if __name__ == "__main__":
     STORED.write_text(written(everything()), encoding="ascii")
-    FAMILIES.write_text(families(), encoding="ascii")

@@ -101,6 +101,9 @@ class Bench:
 
     def run(self, case: Case) -> Record:
         """Find the verdict of one case. An exception that the case raises becomes its record and is not raised again."""
+        return replace(self._final(case), family=self.matrix.techniques[case.technique].family)
+
+    def _final(self, case: Case) -> Record:
         timed = self.gate.timed.get(case.id) if self.gate is not None else None
         if timed is not None and timed.ended is not None:  # it would do the same to this process
             return self.expect(Record(case, timed.ended, reason=timed.reason))

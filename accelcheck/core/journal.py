@@ -60,7 +60,8 @@ class Record:
         times: Seconds a call, one figure for each block of calls, in the order of measurement.
         remark: What the stored statements about the chip leave open or do not fit: see `accelcheck.expectations.chips`.
         faults: Faults of a `fail`, and of what the ledger expects to fail.
-        family: Family of the technique, such as ``compilation``.
+        family: Family of the technique, such as ``compile``; empty in journals that are older, and where a process was gone
+            before any case of the technique had ended.
     """
 
     case: Case
