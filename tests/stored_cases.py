@@ -1,7 +1,7 @@
 """The list of all cases with their levels and seeds, as `cases.txt` beside this file keeps it.
 
-``python tests/stored_cases.py`` writes it anew: after cases were added. One that is in it must never change or go without
-a line in CHANGELOG.md, since ledgers, baselines and journals name cases by their ids.
+`benchmarks/regenerate.py` adds cases to it. One that is in it must never change or go without a line in CHANGELOG.md, since
+ledgers, baselines and journals name cases by their ids.
 """
 
 from __future__ import annotations
@@ -51,10 +51,11 @@ def written(cases: Iterable[Case]) -> str:
 
 def stored() -> set[Fact]:
     """What the file says."""
-    return set(_parsed(STORED.read_text(encoding="ascii")))
+    return set(parsed(STORED.read_text(encoding="ascii")))
 
 
-def _parsed(text: str) -> Iterator[Fact]:
+def parsed(text: str) -> Iterator[Fact]:
+    """What a text of `written` says."""
     seeds: dict[str, int] = {}
     for line in text.splitlines():
         kind, *words = line.split()
@@ -64,7 +65,3 @@ def _parsed(text: str) -> Iterator[Fact]:
             technique, dtype, mode, level, *workloads = words
             for workload in workloads:
                 yield f"{technique}/{workload}/{DEVICE}/{dtype}/{mode}", int(level), seeds[workload]
-
-
-if __name__ == "__main__":
-    STORED.write_text(written(everything()), encoding="ascii")
