@@ -409,6 +409,14 @@ def benchmarks(session: nox.Session) -> None:
 
 
 @nox.session
+def regenerate(session: nox.Session) -> None:
+    """Every file that is derived from the source: tables of the documentation, stored cases, must-pass lists, ceilings."""
+    session.install(*PINS["cpu"], *_index(session))
+    session.install("-e", ".[accuracy,torchao]", *nox.project.dependency_groups(nox.project.load_toml(), "tests"))
+    session.run("python", "benchmarks/regenerate.py", *session.posargs)
+
+
+@nox.session
 def templates(session: nox.Session) -> None:
     """Linters of examples/ci: schemas of GitHub's workflows and of Kubernetes, zizmor, shellcheck. None needs a network."""
     session.install(*nox.project.dependency_groups(nox.project.load_toml(), "templates"))

@@ -63,6 +63,9 @@ class Supervisor:
 
     def run(self, case: Case) -> Record:
         """Find the verdict of one case. An exception that the case raises becomes its record and is not raised again."""
+        return replace(self._final(case), family=self.bench.matrix.techniques[case.technique].family)
+
+    def _final(self, case: Case) -> Record:
         timed = self.gate.timed.get(case.id) if self.gate is not None else None
         if timed is not None and timed.ended is not None:  # it would do the same to this process
             record = Record(case, timed.ended.verdict, code=timed.ended.how, reason=timed.reason)
