@@ -17,8 +17,9 @@ from accelcheck.explain import fused, holding
 from accelcheck.explain.calls import aside
 from accelcheck.explain.holding import NoTruthError
 from accelcheck.verify.judge import Discrepancy
+from accelcheck.verify.operators import CONTRACTIONS, EXACT
 from accelcheck.verify.precision import ACCUMULATOR, UNIT_ROUNDOFF
-from accelcheck.verify.rounding import CONTRACTIONS, EXACT, Nearest, Rounding
+from accelcheck.verify.rounding import Nearest, Rounding
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
