@@ -221,7 +221,7 @@ def facts(func: Any) -> Facts:
     return Facts(name, func.is_view or name in EXACT, written if schema.is_mutable else None)
 
 
-def rounds(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+def may_round(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     """Whether a call may round: not where it only moves numbers, or has none in floating point."""
     name, moves, _ = facts(func)
     return (not moves or _accumulates(name, args, kwargs)) and _has_float((args, kwargs.values()))

@@ -63,7 +63,7 @@ class Rounding(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch lea
         self, func: Any, types: Iterable[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        if not operators.rounds(func, args, kwargs):
+        if not operators.may_round(func, args, kwargs):
             return func(*args, **kwargs)
         name = operators.facts(func).name
         args = self._operands(name, args)
@@ -188,7 +188,7 @@ class Nearest(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leav
     ) -> Any:
         kwargs = kwargs or {}
         out = func(*args, **kwargs)
-        if operators.rounds(func, args, kwargs):
+        if operators.may_round(func, args, kwargs):
             for tensor in operators.results(func, out, args, kwargs):
                 if tensor is not None:
                     tensor.copy_(tensor.to(self.dtype))
