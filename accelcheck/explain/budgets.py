@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from accelcheck.explain.calls import OperatorCall
     from accelcheck.verify.judge import Judgement
-    from accelcheck.verify.oracle import Reference
+    from accelcheck.verify.reference import Reference
 
 ROUNDERS = frozenset({"leaky_relu", "native_dropout_backward"})
 """Operators of `EXACT` that multiply: exact only as part of a workload."""
