@@ -34,7 +34,8 @@ from accelcheck.verify.determinism import apart
 from accelcheck.verify.effort import told
 from accelcheck.verify.judge import Contract, check_metadata, judge, judge_together
 from accelcheck.verify.known_answers import KnownAnswerError
-from accelcheck.verify.oracle import FIRST, OracleError, twice
+from accelcheck.verify.oracle import FIRST, OracleError
+from accelcheck.verify.oracle_runs import twice
 from accelcheck.workloads.probes import PROBES, Draw, Probe, draws
 from accelcheck.workloads.quiet import random_modules
 
@@ -43,7 +44,7 @@ if TYPE_CHECKING:
 
     from accelcheck.checks.trial import Trial
     from accelcheck.devices.base import Device
-    from accelcheck.verify.oracle import Reference
+    from accelcheck.verify.reference import Reference
     from accelcheck.verify.views import Reading
     from accelcheck.workloads.base import Problem, Program, Result
 

@@ -26,7 +26,8 @@ if TYPE_CHECKING:
     from accelcheck.techniques.base import Technique
     from accelcheck.techniques.observe import Log
     from accelcheck.verify.effort import Effort
-    from accelcheck.verify.oracle import Reference, Store
+    from accelcheck.verify.oracle import Store
+    from accelcheck.verify.reference import Reference
     from accelcheck.workloads.base import Problem, Result, Workload
     from accelcheck.workloads.probes import Draw
 
@@ -139,7 +140,7 @@ class Finding:
         faults: Faults other than missing evidence.
         figures: Measured errors and their budgets.
         compared: Number of elements that were compared; a pass needs at least one.
-        eager_excess: See `accelcheck.verify.oracle.Reference`; 0 where a check has no such reference.
+        eager_excess: See `accelcheck.verify.reference.Reference`; 0 where a check has no such reference.
         measurements: Time and memory, where the check measures them.
         digest: Of everything that the timed work depends on, where the check measures.
         times: Times of blocks, in seconds.

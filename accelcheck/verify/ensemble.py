@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from accelcheck.core.case import Mode
-from accelcheck.verify.oracle import TRUST, Arithmetic, OracleError
+from accelcheck.verify.oracle_runs import Arithmetic
 from accelcheck.verify.precision import SLACK
+from accelcheck.verify.reference import OracleError
 from accelcheck.verify.rounding import Rounding
+from accelcheck.verify.sample_budgets import TRUST
 from accelcheck.verify.trajectory import SEEDS, Course, chart, judge
 from accelcheck.verify.unfused import unfused
 from accelcheck.workloads.base import Program
