@@ -16,6 +16,7 @@ import pytest
 
 import accelcheck
 from accelcheck.core.registry import discover
+from accelcheck.devices.base import FEATURES
 from accelcheck.expectations.ledger import Ledger
 
 if TYPE_CHECKING:
@@ -54,6 +55,14 @@ BY_NAME = {
     for package in ("accelcheck.devices", "accelcheck.techniques", "accelcheck.workloads")
 }
 """Packages that a module below them imports by name, with the reason."""
+
+BY_DEVICE = {
+    ("measure/kernels.py", "device_type == 'cuda'"): "torch.profiler has an activity of its own for CUDA",
+    ("measure/gate.py", "case.device == 'cpu'"): "a record has the name of its device, and the device may be absent",
+    ("workloads/custom.py", "device_type not in _PROJECTIONS"): "a cache by type",
+    ("workloads/custom.py", "_PROJECTIONS[device_type]"): "the same cache",
+}
+"""Branches on a device's name or type, outside of `accelcheck.devices`, with the reason."""
 
 OLD_WORDS = {
     "crew",
@@ -153,6 +162,75 @@ def test_nothing_inside_imports_the_public_interface() -> None:
 def test_no_modules_import_each_other_not_even_for_annotations() -> None:
     graph = {name: set(imported(path, annotations=True)) - {name} for name, path in MODULES.items()}
     graphlib.TopologicalSorter(graph).prepare()  # raises CycleError
+
+
+def by_name_of_device(source: str) -> list[str]:
+    """Comparisons of a device's name or type with a literal or a constant, and look-ups by it; a tensor's device is none."""
+    device = re.compile(
+        r"(?:(?:self|trial|own|self\.trial)\.)?device\.(?:name|type)|(?:self\.)?device_type|case\.device"
+    )
+
+    def table(node: ast.expr) -> bool:
+        return isinstance(node, ast.Name) and node.id.isupper()
+
+    def literal(node: ast.expr) -> bool:
+        parts = node.elts if isinstance(node, (ast.Set, ast.Tuple, ast.List)) else [node]
+        return table(node) or all(isinstance(part, ast.Constant) for part in parts)
+
+    found = []
+    for node in ast.walk(ast.parse(source)):
+        parts: list[ast.expr] = []
+        if isinstance(node, ast.Compare):
+            parts = [part for part in (node.left, *node.comparators) if not literal(part)]
+            parts = parts if len(parts) <= len(node.comparators) else []
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and table(node.func.value):
+            parts = node.args
+        elif isinstance(node, ast.Subscript) and table(node.value):
+            parts = [node.slice]
+        if any(device.fullmatch(ast.unparse(part)) for part in parts):
+            found.append(ast.unparse(node))
+    return found
+
+
+def test_what_a_device_can_do_is_asked_by_its_features_not_by_its_name() -> None:
+    found = {
+        (path.relative_to(PACKAGE).as_posix(), text)
+        for name, path in MODULES.items()
+        if package_of(name) != "devices"
+        for text in by_name_of_device(path.read_text("utf-8"))
+    }
+    assert found == set(BY_DEVICE)
+
+
+@pytest.mark.parametrize(
+    ("code", "branches"),
+    [
+        ("device.type == 'cuda'", True),
+        ("self.device.name != 'rocm'", True),
+        ("trial.device.type in {'cpu', 'xla'}", True),
+        ("device.type not in TYPES", True),
+        ("OPERATORS.get(device.type)", True),
+        ("OPERATORS[device.type]", True),
+        ("device.has('host')", False),
+        ("tensor.device.type == 'cpu'", False),
+        ("tensor.device.type == device.type", False),
+        ("device.type in fused()", False),
+    ],
+)
+def test_a_branch_on_the_name_or_type_of_a_device_is_found(code: str, branches: bool) -> None:
+    assert bool(by_name_of_device(code)) is branches
+
+
+def test_every_feature_that_is_asked_for_is_one() -> None:
+    asked = {
+        str(node.args[0].value)
+        for path in MODULES.values()
+        for node in ast.walk(ast.parse(path.read_text("utf-8")))
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "has"
+        if isinstance(node.args[0], ast.Constant)
+    }
+    assert asked
+    assert asked <= set(FEATURES)
 
 
 def test_no_two_public_classes_share_a_name() -> None:

@@ -87,7 +87,7 @@ def _work(job: Mapping[str, Any], folder: Path) -> None:
             "torch": torch.__version__,
             "accelcheck": __version__,
             "runtime": " ".join(word for word in (facts.driver, facts.runtime) if word),
-            "exclusive": "exclusive" in device.features,
+            "exclusive": device.has("exclusive"),
         }
     )
     cases = known.cases(selection, TIMED)

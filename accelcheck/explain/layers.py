@@ -97,7 +97,7 @@ def layer(bench: Bench, case: Case, plan: Planned, draws: Sequence[Draw]) -> Lay
     """Run one layer; arguments as of `layers`."""
     device = bench.devices[case.device]
     if plan.on_cpu:
-        if device.type == "cpu":
+        if device.has("host"):
             why = f"{device.name} is the CPU: there is no other device to compare with"
             return Layer(plan.name, plan.blames, "", why)
         device = devices()["cpu"]

@@ -71,7 +71,7 @@ def _compiler(trial: Trial) -> Technique:
 
 def _beside_host(own: Trial) -> list[Measurement]:
     """The device's time as a part of the host CPU's."""
-    if own.device.type == "cpu":
+    if own.device.has("host"):
         return [Measurement(HOST_RATIO, 1.0, "x", 1.0, 1.0, "the device is the host's CPU")]
     host = devices()["cpu"]
     host.open()

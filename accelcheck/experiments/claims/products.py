@@ -64,7 +64,7 @@ class XlaMatmul(Experiment):
     gives = frozenset({What.SPEED_UP})
 
     def answer(self, device: Device) -> Capability:
-        if device.type not in {"xla", "tpu"}:
+        if not device.has("xla"):
             return unsupported(Code.NO_BACKEND, f"{device.name} does not compile with XLA")
         return SUPPORTED
 
