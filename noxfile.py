@@ -313,7 +313,7 @@ def browser(session: nox.Session) -> None:
     session.install(*PINS["cpu"], *_index(session))
     groups = nox.project.dependency_groups(nox.project.load_toml(), "tests", "browser")
     session.install("-e", ".", *groups)
-    session.run("pytest", "tests/test_report_browser.py", "-q", *session.posargs)
+    session.run("pytest", "tests/report/test_browser.py", "-q", *session.posargs)
     session.run("python", "benchmarks/report_speed.py")
     session.run("python", "benchmarks/report_pictures.py")
 
@@ -437,7 +437,7 @@ def fuzz(session: nox.Session) -> None:
     session.install("-e", ".[sign]", *nox.project.dependency_groups(nox.project.load_toml(), "tests"))
     for script in FUZZERS:
         session.run("python", script, *session.posargs)
-    session.run("pytest", "tests/test_fuzz_journal.py", "-q")
+    session.run("pytest", "tests/core/test_fuzz_journal.py", "-q")
 
 
 @nox.session

@@ -21,7 +21,7 @@ ROOT = Path(accelcheck.__file__).parents[1]
 KINDS = ("device", "model", "quantizer", "technique", "workload")
 EXAMPLES = sorted(path for path in (ROOT / "examples").glob("*/*.py") if path.parent.name in KINDS)
 SHOWN = [path for path in EXAMPLES if path.parent.name != "quantizer"]
-"""Those that docs/extending.md shows; tests/test_quantizer_page.py has the other."""
+"""Those that docs/extending.md shows; tests/docs/test_quantizer_page.py has the other."""
 DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 EXTENDING = ROOT / "docs" / "extending.md"
 FENCED = re.compile(r"^```(\w+)\n(.*?)^```$", re.DOTALL | re.MULTILINE)

@@ -38,7 +38,7 @@ class Sums:
         variance = u^2 K (2 S^2 + Q) / 18
 
     For terms of both signs S^2 is about Q, the deviation sqrt(K / 6) u |S|; for terms of one sign S^2 is up to K Q, the
-    deviation sqrt(K) / 3 u |S|; where the sum cancels, Q remains. Measured with NumPy (``tests/test_rounding.py``),
+    deviation sqrt(K) / 3 u |S|; where the sum cancels, Q remains. Measured with NumPy (``tests/verify/test_rounding.py``),
     sequential sums in FP32 show 0.65 to 0.8 of this deviation in every order that has nothing to do with the values, since
     numbers lie all over a binade; sums in blocks and trees less, down to 0.03 for K = 4096. For terms that repeat see
     `accelcheck.verify.rounding._sequential_errors`.

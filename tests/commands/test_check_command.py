@@ -1,0 +1,169 @@
+"""`accelcheck check`: a table of a model's techniques with a recommendation, and what it could not say."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from accelcheck.core.case import Case, Evidence, Figure, Measurement, Mode, Verdict
+from accelcheck.core.journal import Record
+from accelcheck.report.advice import INFERENCE, TRAINING, advice, recommended, rows
+from accelcheck.report.console import plain
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+ROOT = Path(__file__).parents[2]
+NET = """
+import torch
+from torch import nn
+
+def make():
+    model = nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 3))
+    batches = [(torch.randn(8, 6), torch.arange(8) % 3)] * 2
+    data = [(torch.randn(200, 6), torch.zeros(200, dtype=torch.long)) for _ in range(2)]
+    return {
+        "model": model, "batches": batches, "loss": nn.functional.cross_entropy, "optimizer": torch.optim.AdamW,
+        "data": data, "metric": lambda out, target: out.argmax(1) == target,
+    }
+
+def broken():
+    return nn.Linear(3, 3)
+"""
+
+
+def checked(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    (folder / "net.py").write_text(NET)
+    environ = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST_", "ACCELCHECK_"))}
+    return subprocess.run(
+        [sys.executable, "-m", "accelcheck.cli", "check", *words],
+        cwd=folder,
+        env=environ | {"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=400,
+    )
+
+
+def test_a_model_is_judged_timed_and_recommended_for(tmp_path: Path) -> None:
+    words = ("net.py:make", "--device=cpu", "--technique=jit-trace", "--technique=eager", "--technique=sdpa-math")
+    done = checked(tmp_path, *words, "--journal=j.jsonl", "--report=r.html", "--json")
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = json.loads(done.stdout)
+    by_name = {row["technique"]: row for row in found["rows"]}
+    assert by_name["jit-trace"]["verdicts"] == dict.fromkeys(
+        ("forward", "backward", "train", "speed", "train-speed", "accuracy"), "pass"
+    )
+    assert set(by_name["jit-trace"]["speed_up"]) == {"inference", "training"}
+    assert by_name["jit-trace"]["safe"] == {"inference": True, "training": True}
+    assert by_name["jit-trace"]["accuracy_lost"][0] <= 0.01
+    assert {e["claim"] for e in by_name["jit-trace"]["evidence"]} > {"no operator left cpu for the CPU"}
+    assert by_name["eager"]["speed_up"] == {}  # it would be timed against itself
+    assert found["refused"] == {"sdpa-math": "needs attention (calls of scaled_dot_product_attention)"}
+    assert set(found["recommended"]["cpu"]) == {"inference", "training"}
+    assert {path.name for path in tmp_path.iterdir()} >= {"j.jsonl", "j-speed.jsonl", "r.html"}
+
+
+def test_the_table_ends_with_a_recommendation(tmp_path: Path) -> None:
+    done = checked(
+        tmp_path, "net.py:make", "--device=cpu", "--technique=channels-last", "--technique=inplace", "--no-speed"
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "net: Sequential with 163 parameters." in done.stdout
+    assert "cpu, inference: right, but not timed: inplace" in done.stdout
+    assert "1 x needs conv (NCHW convolutions): channels-last" in done.stdout
+    assert {path.name for path in tmp_path.iterdir()} <= {"net.py", "__pycache__"}  # nothing is left in the folder
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("net.py:broken",), "accelcheck: net.py:broken: expected (model, inputs)"),
+        (("none.py:make",), "accelcheck: none.py:make: there is no file"),
+        (("net.py:make", "--technique=eagr"), "unknown technique 'eagr'. Did you mean 'eager'"),
+        (("net.py:make", "--journal=net.py"), "net.py exists, and is kept: give another name"),
+        (("net.py:make", "--report=no/r.html"), "no/r.html: there is no folder no"),
+    ],
+)
+def test_wrong_words_are_answered_and_nothing_runs(tmp_path: Path, words: Sequence[str], message: str) -> None:
+    done = checked(tmp_path, *words)
+    assert done.returncode == 4, done.stderr
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def record(
+    technique: str, mode: Mode, verdict: Verdict = Verdict.PASS, speed: Sequence[float] = (), memory: float = 1.0
+) -> Record:
+    measurements = [] if not speed else [Measurement("speed-up", speed[1], "x", speed[0], speed[2])]
+    if speed:
+        measurements += [Measurement("peak-memory", memory, "B"), Measurement("peak-memory-fp32-eager", 1.0, "B")]
+    return Record(
+        Case(technique, "net", "cpu", "float32", mode, 1),
+        verdict,
+        reason="" if verdict is Verdict.PASS else "out: view row: expected at most 1, got 2\nand more",
+        evidence=(Evidence("graphs >= 1", 1, engaged=True),),
+        figures=(Figure("out", "row", 1e-7, 3e-7, "", gates=True),),
+        compared=1,
+        measurements=tuple(measurements),
+    )
+
+
+def of(
+    technique: str, *, train: Verdict = Verdict.PASS, speed: Sequence[float] = (), memory: float = 1.0
+) -> list[Record]:
+    timed = [record(technique, Mode.SPEED, speed=speed, memory=memory)] if speed else []
+    return [record(technique, Mode.FORWARD), record(technique, Mode.TRAIN, train), *timed]
+
+
+def test_the_fastest_of_those_that_are_right_is_recommended_with_its_costs() -> None:
+    found = rows(
+        [
+            *of("eager"),
+            *of("slow", speed=(0.4, 0.5, 0.6)),
+            *of("fast", speed=(1.8, 2.0, 2.2)),
+            *of("faster", speed=(2.5, 3.0, 3.5), memory=0.5),
+        ]
+    )
+    said = recommended(found, INFERENCE)
+    assert said == (
+        "inference: use faster: right, 3.00 times as fast as FP32 eager (2.50 or more), 0.50 times its memory, outputs off by at most 1.0e-07; "
+        "also faster and right: fast 2.00x; least memory: faster, 0.50 times eager's"
+    )
+
+
+def test_what_may_be_no_faster_is_not_recommended() -> None:
+    found = rows([*of("eager"), *of("maybe", speed=(0.98, 1.1, 1.2))])
+    assert (
+        recommended(found, INFERENCE)
+        == "inference: stay with eager: none of the 1 techniques that are right and were timed is faster"
+    )
+
+
+def test_what_is_wrong_in_training_is_safe_for_inference_alone() -> None:
+    records = [*of("eager"), *of("odd", train=Verdict.FAIL, speed=(2.0, 2.0, 2.0))]
+    odd = rows(records)[1]
+    assert odd.safe(INFERENCE)
+    assert not odd.safe(TRAINING)
+    lines = plain(advice(records, {}))
+    assert "cpu, do not use odd: fail in train: out: view row: expected at most 1, got 2" in lines
+
+
+def test_a_wrong_forward_pass_makes_no_training_safe() -> None:
+    records = [record("odd", Mode.FORWARD, Verdict.FAIL), record("odd", Mode.TRAIN)]
+    assert not rows(records)[0].safe(TRAINING)
+
+
+def test_what_did_not_run_is_listed_with_its_reason() -> None:
+    absent = Record(Case("gpu", "net", "cpu", "float32", Mode.FORWARD, 1), Verdict.UNSUPPORTED, reason="no GPU here")
+    lines = plain(advice([*of("eager"), absent], {"packed": "needs packed"}))
+    assert "  gpu: unsupported, no GPU here" in lines
+    assert "not tried, because they mean nothing for this model: 1 technique" in lines
+    assert "  1 x needs packed: packed" in lines

@@ -1,0 +1,67 @@
+"""What is stored under the name of a case stays valid: ids and seeds, baselines, journals and ledgers."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from stored_cases import everything, facts, stored
+
+from accelcheck.core.case import TIMED
+from accelcheck.core.journal_reading import read
+from accelcheck.core.matrix import Selection
+from accelcheck.core.words import LEVELS
+from accelcheck.measure.digest import digest
+from accelcheck.workloads.probes import Draw
+
+if TYPE_CHECKING:
+    from accelcheck.core.matrix import Matrix
+
+BASELINES = Path(__file__).parents[2] / "baselines"
+
+
+@pytest.fixture(scope="module")
+def matrix() -> Matrix:
+    from accelcheck.core.matrix import Matrix
+
+    return Matrix.load()
+
+
+def test_every_stored_case_keeps_its_id_level_and_seed(capsys: pytest.CaptureFixture[str]) -> None:
+    before, now = stored(), facts(everything())
+    with capsys.disabled():
+        print(f"\n{len(before & now)} of {len(before)} stored cases have the id, level and seed that they had")
+    assert len(before) > 5000
+    assert sorted(before - now) == []
+
+
+def test_no_two_cases_share_an_id() -> None:
+    assert [name for name, count in Counter(case.id for case in everything()).items() if count > 1] == []
+
+
+def test_every_case_of_a_stored_journal_is_still_one_and_has_its_seed(matrix: Matrix) -> None:
+    journals = sorted(BASELINES.glob("*/level*.jsonl"))
+    assert len(journals) > 3
+    for journal in journals:
+        _, records = read(journal)
+        now = facts(matrix.cases(Selection((journal.parent.name,), level=max(LEVELS))))
+        assert facts(record.case for record in records) <= now, journal
+
+
+@pytest.mark.parametrize("folder", sorted(path.name for path in BASELINES.glob("*-x*")))
+def test_the_work_of_every_stored_baseline_is_what_it_was(folder: str, matrix: Matrix) -> None:
+    files: list[dict[str, Any]] = [json.loads(path.read_text()) for path in (BASELINES / folder).glob("*/*.json")]
+    assert files
+    device = files[0]["device"]["name"]
+    cases = {case.id: case for case in matrix.cases(Selection((device,), level=max(LEVELS)), TIMED)}
+    changed = []
+    for stored_one in files:
+        case = cases[stored_one["case"]]
+        problem = Draw(0).problem(matrix.workloads[case.workload], case.seed, case.dtype)
+        if digest(replace(case, mode=TIMED[case.mode]).id, problem) != stored_one["digest"]:
+            changed.append(case.id)
+    assert changed == [], "a class, function or docstring that these cases time was edited: restore it, or measure anew"

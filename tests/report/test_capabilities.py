@@ -1,0 +1,167 @@
+"""The capability table: the same answers that cases get, on a terminal and in the documentation."""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from accelcheck import cli
+from accelcheck.core.capability import BY_TRIAL, SUPPORTED, Code, unavailable, unsupported
+from accelcheck.core.case import Verdict
+from accelcheck.core.matrix import Matrix, Selection
+from accelcheck.devices.base import Status
+from accelcheck.report import capabilities
+from accelcheck.report import capability_table as shown
+from accelcheck.report.console import plain
+from accelcheck.techniques.eager import Eager
+
+if TYPE_CHECKING:
+    from accelcheck.core.capability import Capability
+    from accelcheck.devices.base import Device
+
+
+@functools.cache
+def matrix() -> Matrix:
+    return Matrix.load()
+
+
+DOCS = Path(__file__).parents[2] / "docs" / "techniques.md"
+
+
+class Choosy(Eager):
+    """Does not exist on xla; elsewhere it needs a package that nobody has."""
+
+    name = "choosy"
+    family = "test"
+    packages = {"no_such_package": "pip install no-such-package"}  # noqa: RUF012 - an instance of this test's own
+
+    def capability(self, device: Device) -> Capability:
+        return unsupported(Code.NO_BACKEND, "not there") if device.name == "xla" else SUPPORTED
+
+
+def choosy() -> capabilities.TechniqueRow:
+    known = Matrix({"choosy": Choosy()}, matrix().workloads)
+    (row,) = capabilities.rows(known, capabilities.columns(("cpu", "xla")))
+    return row
+
+
+def test_what_does_not_exist_is_said_before_what_is_absent() -> None:
+    assert choosy().answers == {
+        "cpu": unavailable(Code.NO_PACKAGE, "no_such_package is not installed", "pip install no-such-package"),
+        "xla": unsupported(Code.NO_BACKEND, "not there"),
+    }
+
+
+def test_the_documentation_does_not_depend_on_what_is_installed() -> None:
+    (line,) = [line for line in shown.markdown([choosy()], []) if line.startswith("| `choosy`")]
+    _, _, _, cpu, xla, needs, _, _ = (cell.strip() for cell in line.split("|"))
+    assert (cpu, xla, needs) == ("yes", "no-backend", "`no_such_package`")
+
+
+class Asking(Eager):
+    """Asks the device itself."""
+
+    name = "asking"
+
+    def capability(self, device: Device) -> Capability:
+        del device
+        raise AssertionError("Torch not compiled with CUDA enabled")
+
+
+def test_what_only_the_device_can_tell_is_said() -> None:
+    (row,) = capabilities.rows(Matrix({"asking": Asking()}, matrix().workloads), capabilities.columns(("cuda",)))
+    assert row.answers["cuda"].code is Code.NOT_ASKED
+    assert "| asked there |" in "\n".join(shown.markdown([row], []))
+
+
+class Tried(Eager):
+    """Runs on the chip at hand, as a trial shows."""
+
+    name = "tried"
+
+    def capability(self, device: Device) -> Capability:
+        del device
+        return BY_TRIAL
+
+
+@pytest.mark.parametrize("packages", [{}, {"no_such_package": "pip install no-such-package"}])
+def test_the_documentation_does_not_depend_on_the_chip_at_hand(
+    packages: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Tried, "packages", packages)
+    (row,) = capabilities.rows(Matrix({"tried": Tried()}, matrix().workloads), capabilities.columns(("cpu",)))
+    assert "| asked there |" in "\n".join(shown.markdown([row], []))
+
+
+def test_cases_are_counted_up_to_each_level() -> None:
+    row = choosy()
+    known = Matrix({"choosy": Choosy()}, matrix().workloads)
+    for level in (1, 2, 3):
+        assert row.cases[level] == len(known.cases(Selection(("cpu",), level=level)))
+
+
+def test_the_text_has_answers_codes_and_every_reason_once() -> None:
+    lines = plain(shown.text([choosy(), choosy()], {"xla": Status("xla", unavailable(Code.NO_HARDWARE, "no chip"))}))
+    assert lines[0] == "xla: unavailable [no-hardware] no chip"
+    assert [line.split()[:3] for line in lines if line.startswith("choosy")] == [
+        ["choosy", "no-package", "no-backend"]
+    ] * 2
+    assert lines[-2:] == [
+        "cpu: unavailable [no-package] no_such_package is not installed; pip install no-such-package",
+        "xla: unsupported [no-backend] not there",
+    ]
+
+
+def test_devices_and_techniques_can_be_chosen(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["list", "--markdown", "--device=xla", "--technique=amp-*"]) == 0
+    told = capsys.readouterr().out
+    assert "| technique | promise | xla | needs | cases |" in told
+    assert "`amp-bf16`" in told
+    assert "`eager`" not in told
+
+
+@pytest.mark.parametrize(("option", "nearest"), [("--device=xlaa", "xla"), ("--technique=amp-bf1", "amp-bf16")])
+def test_an_unknown_name_is_answered_with_the_nearest(
+    option: str, nearest: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["list", "--markdown", option]) == 4
+    assert f"Did you mean {nearest!r}?" in capsys.readouterr().err
+
+
+def test_every_technique_has_cases_at_level_2_and_more_at_level_3_and_tells_its_promise() -> None:
+    for row in capabilities.rows(matrix(), {}):
+        assert row.cases[3] > 0, row.name
+        assert row.promise.endswith("."), row.name
+        assert row.source.startswith("https://"), row.name
+
+
+def test_every_family_has_a_workload_at_level_2_and_one_at_level_3() -> None:
+    """The lowest level at which a workload meets any technique of the family."""
+    known = matrix()
+    lowest: dict[str, dict[str, int]] = {}
+    for case in known.cases(Selection(("cpu",), level=3)):
+        levels = lowest.setdefault(known.techniques[case.technique].family, {})
+        levels[case.workload] = min(levels.get(case.workload, 3), case.level)
+    for family, levels in lowest.items():
+        if family == "platform":  # its items are asked for at every level, and have no larger ones
+            assert set(levels.values()) == {1}
+            continue
+        assert any(level <= 2 for level in levels.values()), family
+        assert 3 in levels.values(), family
+
+
+def test_a_generic_device_declares_nothing() -> None:
+    (row,) = capabilities.rows(
+        Matrix({"eager": Eager()}, matrix().workloads), capabilities.columns((capabilities.GENERIC,))
+    )
+    assert row.answers[capabilities.GENERIC].verdict is not Verdict.UNAVAILABLE
+
+
+def test_the_documentation_is_the_table(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["list", "--markdown"]) == 0
+    assert DOCS.read_text(encoding="utf-8") == capsys.readouterr().out, (
+        "accelcheck list --markdown > docs/techniques.md"
+    )
