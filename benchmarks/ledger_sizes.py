@@ -20,10 +20,11 @@ from typing import TYPE_CHECKING
 from accelcheck.checks.execute import Bench
 from accelcheck.core.capability import SUPPORTED
 from accelcheck.core.case import Verdict
-from accelcheck.core.matrix import Matrix, Selection
+from accelcheck.core.selection import Selection
 from accelcheck.devices.base import Status
 from accelcheck.expectations.ledger import Entry, Ledger, shipped, size
 from accelcheck.plugin import registered
+from accelcheck.techniques.matrix import Matrix
 from accelcheck.verify.oracle import Store
 
 if TYPE_CHECKING:

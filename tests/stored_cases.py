@@ -32,8 +32,9 @@ def facts(cases: Iterable[Case]) -> set[Fact]:
 
 def everything() -> list[Case]:
     """All built-in cases of one device."""
-    from accelcheck.core.matrix import Matrix, Selection
+    from accelcheck.core.selection import Selection
     from accelcheck.core.words import LEVELS
+    from accelcheck.techniques.matrix import Matrix
 
     return Matrix.load().cases(Selection((DEVICE,), level=max(LEVELS)))
 
@@ -70,7 +71,7 @@ def _parsed(text: str) -> Iterator[Fact]:
 
 def families() -> str:
     """The techniques of each family, as reports read them, which import no technique."""
-    from accelcheck.core.matrix import Matrix
+    from accelcheck.techniques.matrix import Matrix
 
     found = defaultdict(list)
     for technique in Matrix.load().techniques.values():

@@ -30,12 +30,12 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from accelcheck.checks.supervisor import Supervisor
-    from accelcheck.core.matrix import Matrix
     from accelcheck.devices.base import Device, Status
     from accelcheck.expectations.ledger import Ledger
     from accelcheck.measure.gate import Gate
     from accelcheck.measure.paired import Comparison
     from accelcheck.techniques.base import Technique
+    from accelcheck.techniques.matrix import Matrix
     from accelcheck.verify.oracle import Store
 
 CHECKS: Mapping[Mode, Callable[[Trial], Finding]] = MappingProxyType(

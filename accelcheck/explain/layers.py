@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from accelcheck.checks import numerics
 from accelcheck.checks.trial import Trial
 from accelcheck.core.case import Verdict
-from accelcheck.core.matrix import devices
 from accelcheck.core.plain import text
+from accelcheck.devices import devices
 from accelcheck.techniques.base import Unsupported
 from accelcheck.techniques.observe import ProfilerLog
 from accelcheck.workloads.probes import PROBES

@@ -23,10 +23,10 @@ if TYPE_CHECKING:
 
     from accelcheck.core.case import Case
     from accelcheck.core.journal import Record
-    from accelcheck.core.matrix import Matrix
     from accelcheck.devices.base import Device
     from accelcheck.measure.gate import Gate
     from accelcheck.plugin.configuration import RunConfiguration
+    from accelcheck.techniques.matrix import Matrix
 
 
 def bench(

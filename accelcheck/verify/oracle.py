@@ -8,7 +8,7 @@ import math
 import re
 import statistics
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 import torch
 
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 
     from accelcheck.core.case import Case
     from accelcheck.core.clean_process import CleanProcess
-    from accelcheck.techniques.base import Technique
     from accelcheck.workloads.base import OptimizerMaker, Workload
 
 TRUST = 4.0
@@ -131,6 +130,18 @@ def _unchanged(value: Any, *_: Any) -> Any:
     return value
 
 
+class EmulatedTechnique(Protocol):
+    """The members of a technique that decide which results are right."""
+
+    @property
+    def oracle(self) -> str: ...
+    @property
+    def differentiates_twice(self) -> bool: ...
+    def precision(self, dtype: str, /) -> str: ...
+    def emulate(self, module: nn.Module, inputs: tuple[Any, ...], /) -> nn.Module: ...
+    def emulate_optimizer(self, make: OptimizerMaker, /) -> OptimizerMaker: ...
+
+
 @dataclass(frozen=True)
 class Arithmetic:
     """What a reference depends on of a technique; it can be sent to the clean process, where no technique is ever prepared.
@@ -147,7 +158,7 @@ class Arithmetic:
     emulate_optimizer: Callable[[OptimizerMaker], OptimizerMaker]
 
     @classmethod
-    def of(cls, technique: Technique, dtype: str) -> Self:
+    def of(cls, technique: EmulatedTechnique, dtype: str) -> Self:
         """Of a technique, for a storage dtype."""
         emulates = technique.oracle != "float64"
         return cls(
@@ -164,7 +175,7 @@ class Arithmetic:
         return self.arithmetic
 
 
-def twice(technique: Technique | Arithmetic, workload: Workload, mode: Mode) -> bool:
+def twice(technique: EmulatedTechnique, workload: Workload, mode: Mode) -> bool:
     """Whether gradients of gradients are part of the result."""
     return mode is Mode.BACKWARD and technique.differentiates_twice and "twice-differentiable" in workload.traits
 
@@ -185,7 +196,7 @@ class Store:
         self._memory: dict[str, Reference] = {}  # the last ones used, those least lately used first
 
     def get(
-        self, case: Case, technique: Technique, workload: Workload, draw: Draw = FIRST, *, careful: int = 0
+        self, case: Case, technique: EmulatedTechnique, workload: Workload, draw: Draw = FIRST, *, careful: int = 0
     ) -> Reference:
         """The reference of a case and a draw of its inputs; with `careful` from 1 on, its budgets come from more samples: see `Effort`.
 
@@ -248,7 +259,7 @@ def _computed(
 
 def compute(
     workload: Workload,
-    technique: Technique | Arithmetic,
+    technique: EmulatedTechnique,
     seed: int,
     dtype: str,
     mode: Mode,
@@ -348,7 +359,7 @@ class _Source:
     """Makes the program of a draw, afresh for each run."""
 
     workload: Workload
-    technique: Technique | Arithmetic
+    technique: EmulatedTechnique
     seed: int
     dtype: str
     mode: Mode

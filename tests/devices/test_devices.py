@@ -20,9 +20,8 @@ from torch import Tensor
 
 from accelcheck.core.capability import SUPPORTED, Code, unavailable
 from accelcheck.core.case import Verdict
-from accelcheck.core.matrix import devices
+from accelcheck.devices import devices, hardware, strict
 from accelcheck.devices import generic as generic_device
-from accelcheck.devices import hardware, strict
 from accelcheck.devices.base import FEATURES, OF_TYPE, Device, Fingerprint, Status, status_from_json
 from accelcheck.devices.cpu import Cpu
 from accelcheck.devices.cuda import Cuda

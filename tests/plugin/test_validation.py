@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from accelcheck.core.foreign import ForeignCodeError
-from accelcheck.core.matrix import Matrix
 from accelcheck.devices.cpu import Cpu
 from accelcheck.plugin.validation import devices, techniques, workloads
 from accelcheck.techniques.eager import Eager
+from accelcheck.techniques.matrix import Matrix
 from accelcheck.workloads import builtin
 from accelcheck.workloads.base import Problem, Workload
 

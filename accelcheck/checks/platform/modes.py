@@ -9,8 +9,8 @@ from accelcheck.checks import numerics
 from accelcheck.checks.speed import Contender
 from accelcheck.checks.trial import warm_up
 from accelcheck.core.case import HOST_RATIO, Evidence, Measurement, Mode
-from accelcheck.core.matrix import devices
 from accelcheck.core.registry import discover
+from accelcheck.devices import devices
 from accelcheck.measure.clocks import ClockError, block, settle, undisturbed
 from accelcheck.measure.paired import compare
 from accelcheck.techniques.base import Unsupported

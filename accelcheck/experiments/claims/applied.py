@@ -21,12 +21,12 @@ from accelcheck.checks.trial import Trial, warm_up
 from accelcheck.core.capability import Capability, Code, unsupported
 from accelcheck.core.case import Case, Mode
 from accelcheck.core.files import scratch
-from accelcheck.core.matrix import Matrix
 from accelcheck.experiments.claims.catalogue import What
 from accelcheck.experiments.claims.experiment import Contest, Experiment, Side
 from accelcheck.experiments.curve import WrongError
 from accelcheck.measure.memory import held
 from accelcheck.techniques.eager import Eager
+from accelcheck.techniques.matrix import Matrix
 from accelcheck.verify.judge import judge
 from accelcheck.verify.oracle import FIRST, Store
 from accelcheck.workloads.base import Problem, Workload

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from accelcheck.core.capability import SUPPORTED, Capability, Code, unsupported
-from accelcheck.core.matrix import devices
+from accelcheck.devices import devices
 from accelcheck.experiments.claims.applied import techniques
 from accelcheck.experiments.claims.catalogue import What
 from accelcheck.experiments.claims.experiment import Contest, Experiment, Side
