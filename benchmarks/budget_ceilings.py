@@ -19,8 +19,9 @@ from typing import TYPE_CHECKING
 import torch
 
 from accelcheck.core.case import Mode
-from accelcheck.core.matrix import Matrix, Selection
+from accelcheck.core.selection import Selection
 from accelcheck.expectations import ceilings
+from accelcheck.techniques.matrix import Matrix
 from accelcheck.verify.oracle import compute
 from accelcheck.verify.views import GATES
 from accelcheck.workloads.probes import draws

@@ -29,7 +29,6 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 from torch import nn
 
 from accelcheck.core.case import Case, Mode
-from accelcheck.core.matrix import Matrix
 from accelcheck.devices.torch_names import get_current_dispatch_mode_stack
 from accelcheck.explain import runs, text
 from accelcheck.explain.explain import explain
@@ -37,6 +36,7 @@ from accelcheck.explain.script import LINES, script_of
 from accelcheck.plugin import registered
 from accelcheck.selftest import runner
 from accelcheck.selftest.faults import plant
+from accelcheck.techniques.matrix import Matrix
 from accelcheck.verify.oracle import Store
 from accelcheck.workloads.base import Program
 from accelcheck.workloads.probes import draws

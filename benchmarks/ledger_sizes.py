@@ -21,11 +21,12 @@ from accelcheck.checks.execute import Bench
 from accelcheck.core.capability import SUPPORTED
 from accelcheck.core.case import Verdict
 from accelcheck.core.fault import Fault
-from accelcheck.core.matrix import Matrix, Selection
+from accelcheck.core.selection import Selection
 from accelcheck.devices.base import Status
 from accelcheck.expectations.holding import shown
 from accelcheck.expectations.ledger import Entry, Ledger, shipped
 from accelcheck.plugin import registered
+from accelcheck.techniques.matrix import Matrix
 from accelcheck.verify.oracle import Store
 
 if TYPE_CHECKING:

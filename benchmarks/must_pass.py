@@ -13,12 +13,14 @@ from typing import TYPE_CHECKING
 
 from accelcheck.core.capability import Code
 from accelcheck.core.case import ALONE, Mode, Verdict
-from accelcheck.core.matrix import Matrix, Selection, devices
+from accelcheck.core.selection import Selection
 from accelcheck.core.words import LEVELS
+from accelcheck.devices import devices
 from accelcheck.devices.generic import Generic
 from accelcheck.expectations import must_pass
 from accelcheck.expectations.ledger import Ledger, shipped
 from accelcheck.expectations.must_pass import FOLDER, OTHERS, Floor, MustPass
+from accelcheck.techniques.matrix import Matrix
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

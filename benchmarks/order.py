@@ -23,11 +23,12 @@ import torch
 from accelcheck.checks.execute import Bench
 from accelcheck.core.capability import SUPPORTED
 from accelcheck.core.case import TIMED, Case, Mode
-from accelcheck.core.matrix import Matrix, Selection
+from accelcheck.core.selection import Selection
 from accelcheck.devices.base import Status
 from accelcheck.devices.cpu import Cpu
 from accelcheck.selftest.faults.base import Planted
 from accelcheck.selftest.faults.leaks import LEAKS
+from accelcheck.techniques.matrix import Matrix
 from accelcheck.verify.cache import clean_process
 from accelcheck.verify.oracle import Store
 

@@ -31,10 +31,11 @@ from accelcheck.checks.execute import Bench
 from accelcheck.checks.trial import REDUCED
 from accelcheck.core.capability import SUPPORTED
 from accelcheck.core.case import Mode
-from accelcheck.core.matrix import Matrix, Selection
+from accelcheck.core.selection import Selection
 from accelcheck.core.words import EFFORTS
 from accelcheck.devices.base import Status
 from accelcheck.devices.cpu import Cpu
+from accelcheck.techniques.matrix import Matrix
 from accelcheck.verify.cache import clean_process
 from accelcheck.verify.oracle import Store
 from accelcheck.workloads.own_model import workload_of

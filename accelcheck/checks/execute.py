@@ -35,9 +35,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
-    from accelcheck.core.matrix import Matrix
     from accelcheck.devices.base import Device, Status
     from accelcheck.measure.paired import Comparison
+    from accelcheck.techniques.matrix import Matrix
 
 CHECKS: Mapping[Mode, Callable[[Trial], Finding]] = MappingProxyType(
     {

@@ -115,7 +115,7 @@ class Trial:
         with self.clock("oracle"), self.state.restored():
             found = self.store.get(self.case, self.technique, self.workload, draw, careful=careful)
         # Eager on the CPU would be held against itself: the rounding samples alone judge it.
-        return found.without_eager if self.technique.family == "eager" and self.device.type == "cpu" else found
+        return found.without_eager if self.technique.family == "eager" and self.device.has("host") else found
 
     def problem(self, seed: int, extent: int = 0) -> Problem:
         """The workload's own problem of a seed."""

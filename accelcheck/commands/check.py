@@ -19,7 +19,7 @@ from accelcheck.core import foreground
 from accelcheck.core.case import Verdict
 from accelcheck.core.journal import JournalError
 from accelcheck.core.journal_reading import lines, read
-from accelcheck.core.matrix import Selection
+from accelcheck.core.selection import Selection
 from accelcheck.core.words import DTYPES, LEVELS
 from accelcheck.plugin import registered
 from accelcheck.report import console
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from accelcheck.core.journal import Record
-    from accelcheck.core.matrix import Matrix
+    from accelcheck.techniques.matrix import Matrix
     from accelcheck.workloads.base import Workload
 
 LARGE = 10_000_000

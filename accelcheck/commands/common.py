@@ -7,9 +7,9 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
-from accelcheck.core import imports, matrix
+from accelcheck.core import imports
 from accelcheck.core.capability import Code
-from accelcheck.devices import hardware
+from accelcheck.devices import devices, hardware
 from accelcheck.devices.base import Device
 from accelcheck.devices.probe import probe
 from accelcheck.plugin import registered
@@ -94,10 +94,10 @@ def refusal(name: str, models: tuple[str, ...] = ()) -> str | None:
         PluginLoadError: It is not built in, and pytest, which loads plugins, does not start.
         UnknownNameError: There is no such device.
     """
-    known, extra = matrix.devices(), list[Device]()
+    known, extra = devices(), list[Device]()
     if name not in known:
         extra = registered.devices(registered.here(models))
-        known = matrix.devices(extra)
+        known = devices(extra)
     if name == "xla" and not hardware.tpu().count:
         os.environ.setdefault("PJRT_DEVICE", "CPU")
     statuses, _ = probe([name], extra=extra)

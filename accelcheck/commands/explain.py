@@ -12,10 +12,11 @@ from accelcheck.commands.common import GREEN, NOTHING, RED, USAGE, add_import, r
 from accelcheck.commands.parsing import add_json, examples, print_json
 from accelcheck.core import imports
 from accelcheck.core.files import file_name, scratch
-from accelcheck.core.matrix import Selection, unknown_case
+from accelcheck.core.selection import Selection
 from accelcheck.core.words import LEVELS
 from accelcheck.plugin import registered
 from accelcheck.report import console
+from accelcheck.techniques.matrix import unknown_case
 
 if TYPE_CHECKING:
     import argparse

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
     from pathlib import Path
 
-    from accelcheck.core.matrix import Selection
+    from accelcheck.core.selection import Selection
 
 OTHERS = "accelerator"
 """The class of every device that has no list of its own."""

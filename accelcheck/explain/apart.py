@@ -205,6 +205,6 @@ def _written(found: Explanation, asked: Asked, bench: Bench) -> list[str]:
     steps = f"called with {RUNS} seeds" if runs else f"{found.smallest.steps} smaller cases tried"
     meanings = {0: "it is right alone: what ran before it, or beside it, matters", 1: "the fault is there"}
     head = f"\nThe smallest case\n{path}: {shapes}, {values[found.smallest.values]} ({steps})"
-    if "exclusive" in device.features:
+    if device.has("exclusive"):
         return [head, f"not run: one process at a time can hold {device.name}: python {path}"]
     return [head, alone(path, meanings)]

@@ -222,7 +222,7 @@ def _telling(failing: Sequence[Draw]) -> list[Draw]:
 def _traced(trial: Trial, draw: Draw, found: Explanation, steps: Steps, *, strict: bool) -> Exception | None:
     """Judge the operators of one draw, and shrink the first that is wrong while it can be called as it was; what the run raised."""
     shrunk: list[Smallest | None] = []
-    peers = trial.device.type != "cpu"
+    peers = not trial.device.has("host")
 
     def first(culprit: Culprit, run: Callable[[OperatorCall], Any]) -> None:
         steps.say(f"the smallest case of {culprit.operator}")
@@ -267,7 +267,7 @@ def _together(trial: Trial, chosen: Sequence[Draw], found: Explanation) -> Culpr
 
     def first(culprit: Culprit, run: Callable[[OperatorCall], Any]) -> None:
         if culprit.call is not None:
-            holder, peers = runs.holder_of(trial, careful=1), trial.device.type != "cpu"
+            holder, peers = runs.holder_of(trial, careful=1), not trial.device.has("host")
             made.append(smallest_runs(holder, run, culprit.call, peers=peers))
 
     try:

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from accelcheck.checks import numerics
 from accelcheck.core.case import Verdict
-from accelcheck.core.matrix import devices
 from accelcheck.core.plain import text
+from accelcheck.devices import devices
 from accelcheck.techniques.base import Unsupported
 from accelcheck.techniques.observe import ProfilerLog
 from accelcheck.workloads.probes import PROBES
@@ -97,7 +97,7 @@ def layer(bench: Bench, case: Case, plan: Planned, draws: Sequence[Draw]) -> Lay
     """Run one layer; arguments as of `layers`."""
     device = bench.devices[case.device]
     if plan.on_cpu:
-        if device.type == "cpu":
+        if device.has("host"):
             why = f"{device.name} is the CPU: there is no other device to compare with"
             return Layer(plan.name, plan.blames, "", why)
         device = devices()["cpu"]

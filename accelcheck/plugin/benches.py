@@ -20,10 +20,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
-    from accelcheck.core.matrix import Matrix
     from accelcheck.devices.base import Device
     from accelcheck.measure.gate import Gate
     from accelcheck.plugin.configuration import RunConfiguration
+    from accelcheck.techniques.matrix import Matrix
 
 
 def supervisor(

@@ -20,11 +20,11 @@ if TYPE_CHECKING:
     from accelcheck.checks.supervisor import Supervisor
     from accelcheck.core.case import Case
     from accelcheck.core.journal import Record
-    from accelcheck.core.matrix import Matrix
     from accelcheck.measure.gate import Gate
     from accelcheck.plugin.configuration import RunConfiguration
     from accelcheck.plugin.controller import Controller
     from accelcheck.plugin.own_models import Accel
+    from accelcheck.techniques.matrix import Matrix
 
 _RUN: pytest.StashKey[RunConfiguration] = pytest.StashKey()
 _MATRIX: pytest.StashKey[Matrix] = pytest.StashKey()

@@ -16,8 +16,8 @@ import pytest
 
 from accelcheck.core.case import Mode, stable_seed
 from accelcheck.core.foreign import ForeignCodeError
-from accelcheck.core.matrix import Matrix, Selection
 from accelcheck.core.registry import UnknownNameError, unknown
+from accelcheck.core.selection import Selection
 from accelcheck.core.words import LEVELS
 from accelcheck.expectations.limits import Limit
 from accelcheck.measure.gate import Use
@@ -27,6 +27,7 @@ from accelcheck.plugin.own_explanations import OWN, OwnExplanations
 from accelcheck.report.advice import advice
 from accelcheck.report.console import escaped_lines, plain
 from accelcheck.report.message import explain
+from accelcheck.techniques.matrix import Matrix
 from accelcheck.workloads.nested import OwnModelError
 from accelcheck.workloads.own_model import STEPS, task_of, workload_of
 

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 from accelcheck.checks.execute import Bench
 from accelcheck.core.capability import SUPPORTED
 from accelcheck.core.case import Case, Mode, Verdict
-from accelcheck.core.matrix import Matrix
 from accelcheck.core.registry import discover, index
 from accelcheck.devices.base import Status
 from accelcheck.expectations.holding import hold
@@ -23,6 +22,7 @@ from accelcheck.plugin import registered
 from accelcheck.selftest.faults.base import EVERY, Planted, PlantedFault, Variant
 from accelcheck.selftest.faults.plant import nothing
 from accelcheck.techniques.base import Technique
+from accelcheck.techniques.matrix import Matrix
 from accelcheck.verify.cache import clean_process
 from accelcheck.verify.oracle import Store
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from accelcheck.core.case import Case
     from accelcheck.core.clean_process import CleanProcess
-    from accelcheck.techniques.base import Technique
+    from accelcheck.verify.oracle_runs import EmulatedTechnique
     from accelcheck.workloads.base import Result, Workload
 
 REMEMBERED = 64
@@ -49,7 +49,7 @@ class Store:
         self._memory: dict[str, Reference] = {}  # the last ones used, those least lately used first
 
     def get(
-        self, case: Case, technique: Technique, workload: Workload, draw: Draw = FIRST, *, careful: int = 0
+        self, case: Case, technique: EmulatedTechnique, workload: Workload, draw: Draw = FIRST, *, careful: int = 0
     ) -> Reference:
         """The reference of a case and a draw of its inputs; with `careful` from 1 on, its budgets come from more samples: see `Effort`.
 
@@ -112,7 +112,7 @@ def _computed(
 
 def compute(
     workload: Workload,
-    technique: Technique | Arithmetic,
+    technique: EmulatedTechnique,
     seed: int,
     dtype: str,
     mode: Mode,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import re
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 import torch
 
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
     from torch import Tensor, nn
 
-    from accelcheck.techniques.base import Technique
     from accelcheck.workloads.base import OptimizerMaker, Workload
     from accelcheck.workloads.probes import Draw
 
@@ -33,6 +32,18 @@ _NO_KERNEL = re.compile(r"not implemented for|scalar type|dtype")
 
 def _unchanged(value: Any, *_: Any) -> Any:
     return value
+
+
+class EmulatedTechnique(Protocol):
+    """The members of a technique that decide which results are right."""
+
+    @property
+    def oracle(self) -> str: ...
+    @property
+    def differentiates_twice(self) -> bool: ...
+    def precision(self, dtype: str, /) -> str: ...
+    def emulate(self, module: nn.Module, inputs: tuple[Any, ...], /) -> nn.Module: ...
+    def emulate_optimizer(self, make: OptimizerMaker, /) -> OptimizerMaker: ...
 
 
 @dataclass(frozen=True)
@@ -51,7 +62,7 @@ class Arithmetic:
     emulate_optimizer: Callable[[OptimizerMaker], OptimizerMaker]
 
     @classmethod
-    def of(cls, technique: Technique, dtype: str) -> Self:
+    def of(cls, technique: EmulatedTechnique, dtype: str) -> Self:
         """Of a technique, for a storage dtype."""
         emulates = technique.oracle != "float64"
         return cls(
@@ -68,7 +79,7 @@ class Arithmetic:
         return self.arithmetic
 
 
-def twice(technique: Technique | Arithmetic, workload: Workload, mode: Mode) -> bool:
+def twice(technique: EmulatedTechnique, workload: Workload, mode: Mode) -> bool:
     """Whether gradients of gradients are part of the result."""
     return mode is Mode.BACKWARD and technique.differentiates_twice and "twice-differentiable" in workload.traits
 
@@ -78,7 +89,7 @@ class Source:
     """Makes the program of a draw, afresh for each run."""
 
     workload: Workload
-    technique: Technique | Arithmetic
+    technique: EmulatedTechnique
     seed: int
     dtype: str
     mode: Mode

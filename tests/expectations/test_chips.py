@@ -172,7 +172,8 @@ def test_a_chip_that_is_not_stored_has_no_statements(name: str) -> None:
 
 
 def test_shipped_statements_are_read_and_speak_of_cases_that_exist() -> None:
-    from accelcheck.core.matrix import Matrix, Selection
+    from accelcheck.core.selection import Selection
+    from accelcheck.techniques.matrix import Matrix
 
     ids = [one.id for one in Matrix.load().cases(Selection(("any",), level=4))]
     files = sorted(FOLDER.glob("*.toml"))

@@ -18,6 +18,9 @@ from upstream_signatures import unlike_upstream
 
 from accelcheck.core.capability import Code
 from accelcheck.core.case import Verdict
+from accelcheck.devices.cpu import Cpu
+from accelcheck.devices.cuda import Cuda
+from accelcheck.devices.rocm import Rocm
 from accelcheck.techniques.runtimes import onnx
 from accelcheck.techniques.runtimes.onnx import (
     PROVIDERS,
@@ -312,7 +315,7 @@ def test_capabilities(monkeypatch: pytest.MonkeyPatch) -> None:
     gpu = ONNX.capability(StubDevice("cuda"))
     assert (gpu.code, gpu.verdict) == (Code.WRONG_BUILD, Verdict.UNAVAILABLE)
     rocm = StubDevice("cuda")
-    rocm.name = "rocm"
+    rocm.features |= {"hip"}
     assert "MIGraphXExecutionProvider" in ONNX.capability(rocm).reason
     monkeypatch.setitem(sys.modules, "onnxscript", None)  # importing it raises ImportError
     absent = ONNX.capability(StubDevice())
@@ -327,5 +330,9 @@ def test_absent_packages_are_named_with_their_install_command(monkeypatch: pytes
     assert "accelcheck[onnx]" in answer.action
 
 
-def test_every_device_that_has_a_provider_is_known() -> None:
-    assert set(PROVIDERS) == {"cpu", "cuda", "rocm"}
+@pytest.mark.parametrize(
+    ("device", "name"),
+    [(Cpu(), "CPUExecutionProvider"), (Cuda(), "CUDAExecutionProvider"), (Rocm(), "MIGraphXExecutionProvider")],
+)
+def test_every_device_that_has_a_provider_gets_its_own(device: Device, name: str) -> None:
+    assert next(provider for feature, (provider, _) in PROVIDERS.items() if device.has(feature)) == name

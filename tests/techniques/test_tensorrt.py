@@ -382,7 +382,7 @@ def test_workloads_by_technique() -> None:
 
 def test_capabilities(monkeypatch: pytest.MonkeyPatch) -> None:
     rocm = StubDevice("cuda")
-    rocm.name = "rocm"
+    rocm.features |= {"hip"}
     for technique in TECHNIQUES:
         for device in (StubDevice(), StubDevice("xla"), rocm):
             found = technique.capability(device)

@@ -18,8 +18,8 @@ from fault_harness import Planted, built_in, case, seeded
 from torch import Tensor, nn
 
 from accelcheck.core.case import Mode, stable_seed
-from accelcheck.core.matrix import Matrix
 from accelcheck.selftest.faults.plant import nothing
+from accelcheck.techniques.matrix import Matrix
 from accelcheck.verify import caps, effort, oracle
 from accelcheck.verify.caps import beyond, cap
 from accelcheck.verify.oracle import Store, compute

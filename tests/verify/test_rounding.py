@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from accelcheck.core.case import Mode
-from accelcheck.core.matrix import Matrix
 from accelcheck.selftest.faults import compute
 from accelcheck.selftest.faults.plant import rounded_to
+from accelcheck.techniques.matrix import Matrix
 from accelcheck.verify import noise, operators, rounding, sequential, terms
 from accelcheck.verify.judge import judge, judge_together
 from accelcheck.verify.oracle import compute as compute_reference
