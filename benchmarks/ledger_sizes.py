@@ -21,23 +21,17 @@ from accelcheck.checks.execute import Bench
 from accelcheck.core.capability import SUPPORTED
 from accelcheck.core.case import Verdict
 from accelcheck.core.fault import Fault
-from accelcheck.core.matrix import Matrix, Selection
+from accelcheck.core.selection import Selection
 from accelcheck.devices.base import Status
 from accelcheck.expectations.holding import shown
 from accelcheck.expectations.ledger import Entry, Ledger, shipped
 from accelcheck.plugin import registered
+from accelcheck.techniques.matrix import Matrix
 from accelcheck.verify.oracle import Store
 
 if TYPE_CHECKING:
     from accelcheck.core.case import Case
     from accelcheck.core.journal import Record
-
-
-class Unheld(Bench):
-    """Gives records as they are, not held against the ledger."""
-
-    def expect(self, record: Record) -> Record:
-        return record
 
 
 def main(words: list[str]) -> int:
@@ -56,7 +50,7 @@ def main(words: list[str]) -> int:
         device = registered.device(given.device)
         matrix = Matrix.load()
         statuses = {device.name: Status(device.name, SUPPORTED)}
-        bench = Unheld(matrix, {device.name: device}, statuses, Store(Path(folder)), ledger)
+        bench = Bench(matrix, {device.name: device}, statuses, Store(Path(folder)))
         for case in matrix.cases(Selection((device.name,), level=given.level)):
             if not ledger.covering(case.id) or not fnmatch.fnmatchcase(case.id, given.cases):
                 continue

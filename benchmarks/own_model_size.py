@@ -31,11 +31,11 @@ from accelcheck.checks.execute import Bench
 from accelcheck.checks.trial import REDUCED
 from accelcheck.core.capability import SUPPORTED
 from accelcheck.core.case import Mode
-from accelcheck.core.matrix import Matrix, Selection
+from accelcheck.core.selection import Selection
 from accelcheck.core.words import EFFORTS
 from accelcheck.devices.base import Status
 from accelcheck.devices.cpu import Cpu
-from accelcheck.expectations.ledger import Ledger
+from accelcheck.techniques.matrix import Matrix
 from accelcheck.verify.cache import clean_process
 from accelcheck.verify.oracle import Store
 from accelcheck.workloads.own_model import workload_of
@@ -168,7 +168,7 @@ def main() -> int:
         clean = clean_process(matrix.parts())
         try:
             store = Store(Path(folder), clean, given.effort)
-            bench = Bench(matrix, {"cpu": Cpu()}, {"cpu": Status("cpu", SUPPORTED)}, store, Ledger())
+            bench = Bench(matrix, {"cpu": Cpu()}, {"cpu": Status("cpu", SUPPORTED)}, store)
             found = run(bench, Selection(("cpu",), dtypes=("float32",), level=4), modes)
         finally:
             clean.close()

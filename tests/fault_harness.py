@@ -12,12 +12,11 @@ from accelcheck.checks.execute import Bench
 from accelcheck.core.capability import SUPPORTED
 from accelcheck.core.case import Case, Evidence, Mode, Verdict
 from accelcheck.core.fault import FaultKind
-from accelcheck.core.matrix import Matrix
 from accelcheck.core.registry import discover
 from accelcheck.core.words import DTYPES
 from accelcheck.devices.base import Status
-from accelcheck.expectations.ledger import Ledger
 from accelcheck.techniques.base import Technique
+from accelcheck.techniques.matrix import Matrix
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -88,7 +87,6 @@ def bench(store: Store, technique: Technique, workload: Workload, device: Device
         devices={place.name: place},
         statuses={place.name: Status(place.name, SUPPORTED)},
         store=store,
-        ledger=Ledger(),
     )
 
 

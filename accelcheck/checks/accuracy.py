@@ -25,7 +25,7 @@ from accelcheck.verify.accuracy import (
 )
 from accelcheck.verify.judge import beyond
 from accelcheck.verify.learned import correct, examine, learned
-from accelcheck.verify.oracle import OracleError
+from accelcheck.verify.reference import OracleError
 from accelcheck.workloads.base import Problem
 from accelcheck.workloads.own_task import OwnTask
 from accelcheck.workloads.task import Task

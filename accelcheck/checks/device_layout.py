@@ -34,7 +34,7 @@ def eager_strides(trial: Trial, draw: Draw = FIRST) -> Mapping[str, tuple[int, .
         not run on the device, which the case of `eager` reports.
     """
     case, device = trial.case, trial.device
-    if device.name == "cpu" or "strided" not in device.features or case.mode not in {Mode.FORWARD, Mode.BACKWARD}:
+    if device.has("host") or not device.has("strided") or case.mode not in {Mode.FORWARD, Mode.BACKWARD}:
         return {}
     seen = _SEEN.setdefault(trial.store, {})
     key = f"{device.name}/{case.workload}/{case.seed}/{case.dtype}/{case.mode}/{draw}"

@@ -1,8 +1,12 @@
-"""Runs one case: capability, workload, oracle, technique, verdict."""
+"""Runs one case, in the process in which cases run: capability, workload, oracle, technique, verdict.
+
+It knows no limit, baseline or expectation: `accelcheck.checks.supervisor` holds against these what comes out, in the process of pytest.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import json
 import traceback
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
@@ -23,21 +27,17 @@ from accelcheck.core.plain import text
 from accelcheck.devices.packages import version
 from accelcheck.devices.torch_names import SUPPORTED_TORCH, UnknownTorchError
 from accelcheck.expectations.chips import TRIED, ChipStatement, held, load
-from accelcheck.expectations.holding import hold
 from accelcheck.techniques.base import Unsupported
+from accelcheck.verify.cache import clean_process, compute
+from accelcheck.verify.oracle import Store
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
-    from accelcheck.checks.supervisor import Supervisor
-    from accelcheck.core.matrix import Matrix
     from accelcheck.devices.base import Device, Status
-    from accelcheck.expectations.ledger import Ledger
-    from accelcheck.measure.gate import Gate
     from accelcheck.measure.paired import Comparison
-    from accelcheck.techniques.base import Technique
-    from accelcheck.verify.oracle import Store
+    from accelcheck.techniques.matrix import Matrix
 
 CHECKS: Mapping[Mode, Callable[[Trial], Finding]] = MappingProxyType(
     {
@@ -56,10 +56,6 @@ CHECKS: Mapping[Mode, Callable[[Trial], Finding]] = MappingProxyType(
 )
 """The check that finds the verdict of a case, by the case's mode."""
 
-AGAIN = frozenset({Verdict.FAIL, Verdict.ERROR, Verdict.CRASH, Verdict.HANG, Verdict.DEVICE_LOST})
-"""Verdicts of cases that are run again, in another process."""
-RUNS = 3
-"""Most runs of such a case: two, and a third where they differ, so that its rate is known a little."""
 LINES = 20
 """Lines that are kept of an exception's text."""
 MOST_ERROR = 10_000
@@ -76,62 +72,43 @@ TOO_EARLY = (
 
 @dataclass
 class Bench:
-    """What cases are run with: all techniques, workloads and devices, and which devices are present.
+    """Techniques, workloads and devices that cases are run with, and which devices are present.
 
     Attributes:
         matrix: Techniques and workloads by name.
         devices: Devices by name.
-        statuses: What the probe found, by device name.
+        statuses: Answers of the probe, by device name.
         store: References of this run.
-        ledger: Known failures.
-        gate: Holds measurements against baselines and limits; None where neither was asked for.
         traces: Folder for traces of timed cases.
-        elsewhere: Runs the cases in another process; None for this one.
     """
 
     matrix: Matrix
     devices: Mapping[str, Device]
     statuses: Mapping[str, Status]
     store: Store
-    ledger: Ledger
-    gate: Gate | None = None
     traces: Path | None = None
-    elsewhere: Supervisor | None = None
     _opened: set[str] = field(default_factory=set)
     _stated: dict[str, tuple[ChipStatement, ...]] = field(default_factory=dict)
 
+    def begin(self) -> Bench:
+        """This bench with a process that computes references: for the process in which cases run, before the first one."""
+        clean = clean_process(self.matrix.parts())
+        if torch.get_num_threads() > 1:
+            compute()  # a fork that hangs here is not used
+        return replace(self, store=Store(self.store.cache.folder, clean, self.store.word))
+
+    def close(self) -> None:
+        """End the process that computes references, if there is one."""
+        if self.store.cache.clean is not None:
+            self.store.cache.clean.close()
+
+    def trial(self, case: Case) -> Trial:
+        """A case with the technique, workload and device that it names."""
+        technique, workload = self.matrix.techniques[case.technique], self.matrix.workloads[case.workload]
+        return Trial(case, technique, workload, self.devices[case.device], self.store)
+
     def run(self, case: Case) -> Record:
-        """Find the verdict of one case. An exception that the case raises becomes its record and is not raised again."""
-        timed = self.gate.timed.get(case.id) if self.gate is not None else None
-        if timed is not None and timed.ended is not None:  # it would do the same to this process
-            return self.expect(Record(case, timed.ended.verdict, code=timed.ended.how, reason=timed.reason))
-        record = self._judged(case)
-        if self.elsewhere is not None and record.verdict in AGAIN and not case.timed:
-            record = self._again(record, self.elsewhere)
-        return record if self.gate is None else self.gate.keep(record)
-
-    def _judged(self, case: Case) -> Record:
-        if self.elsewhere is None:
-            record = self.found(case)
-        else:
-            record = self.elsewhere.run(case, self.matrix.techniques[case.technique].patience)
-        # A regression may be known too, and what the ledger says fails is not stored when it passes.
-        return self.expect(record if self.gate is None else self.gate.judge(record))
-
-    def _again(self, first: Record, elsewhere: Supervisor) -> Record:
-        """A case that failed once more, in another process: one that passes then is `flaky`."""
-        runs = [first]
-        while len(runs) < RUNS and (len(runs) == 1 or any(record.verdict.green for record in runs)):
-            elsewhere.renew()
-            runs.append(self._judged(first.case))
-        if not runs[-1].verdict.green:
-            elsewhere.renew()  # what it has spoilt there is no matter of the next case
-        if not any(record.verdict.green for record in runs):
-            return first
-        return replace(first, verdict=Verdict.FLAKY, runs=tuple(record.verdict for record in runs))
-
-    def found(self, case: Case) -> Record:
-        """What a case shows, in this process: before limits, baselines and the ledger are asked."""
+        """The record of a case, before limits, baselines and the ledger are asked. An exception that the case raises becomes its record."""
         clock = Clock()
         try:
             record = self._run(case, clock)
@@ -160,12 +137,11 @@ class Bench:
 
     def ratio(self, case: Case) -> Comparison | str:
         """Time a case beside FP32 eager, without judging it; the reason, as text, where it cannot be timed."""
-        technique, device = self.matrix.techniques[case.technique], self.devices[case.device]
         try:
-            capability = self._capability(case, technique, device)
+            capability = self._capability(case)
             if not capability.ok:
                 return str(capability)
-            trial = Trial(case, technique, self.matrix.workloads[case.workload], device, self.store)
+            trial = self.trial(case)
             with _restored(trial, []):
                 return speed.ratio(trial, (speed.PROCESS_SECONDS,), error=speed.PROCESS_ERROR)
         except Unsupported as answer:
@@ -174,17 +150,14 @@ class Bench:
             return _brief(error)
 
     def _run(self, case: Case, clock: Clock) -> Record:
-        technique = self.matrix.techniques[case.technique]
-        device = self.devices[case.device]
-        capability = self._capability(case, technique, device)
+        capability = self._capability(case)
         if not capability.ok:
             return _refused(case, capability)
-        workload = self.matrix.workloads[case.workload]
         trace = None
         if self.traces is not None and case.timed:
             self.traces.mkdir(parents=True, exist_ok=True)
             trace = self.traces / f"{file_name(case.id)}.json"
-        trial = Trial(case, technique, workload, device, self.store, clock, trace)
+        trial = replace(self.trial(case), clock=clock, trace=trace)
         left: list[Fault] = []
         try:
             with _restored(trial, left):
@@ -195,14 +168,15 @@ class Bench:
             raise
         return _record(case, replace(found, faults=[*found.faults, *left]))
 
-    def _capability(self, case: Case, technique: Technique, device: Device) -> Capability:
-        status = self.statuses[case.device]
+    def _capability(self, case: Case) -> Capability:
+        device, status = self.devices[case.device], self.statuses[case.device]
         if not status.present:
             return status.capability
         self._open(device)
         if case.dtype not in device.dtypes:
             return unsupported(Code.NO_DTYPE, f"{device.name} does not declare {case.dtype}")
-        return technique.answer(device, *sorted(self.matrix.workloads[case.workload].features))
+        features = self.matrix.workloads[case.workload].features
+        return self.matrix.techniques[case.technique].answer(device, *sorted(features))
 
     def _open(self, device: Device) -> None:
         """Open a device once a process. Whether its FP32 is FP32 is a case of its own, `strict-float32`."""
@@ -213,10 +187,6 @@ class Bench:
             torch.ones(1, device=device.torch_device()).add_(1)
             device.synchronize()
             self._opened.add(device.name)
-
-    def expect(self, record: Record) -> Record:
-        """Hold a verdict against the ledger."""
-        return hold(record, self.ledger)
 
     def _statements(self, name: str) -> tuple[ChipStatement, ...]:
         if name not in self._stated:
@@ -242,12 +212,9 @@ def _brief(error: BaseException) -> str:
     """Type and text of an exception, cut to `LINES` lines: some libraries print whole tensors."""
     lines = f"{type(error).__name__}: {text(error, MOST_ERROR)}".splitlines()
     advice = [TOO_EARLY] if any(_QUEUES in line for line in lines) else []
-    return "\n".join([*_cut(lines), *advice, *getattr(error, "__notes__", ())])
-
-
-def _cut(lines: list[str]) -> list[str]:
     more = len(lines) - LINES
-    return [*lines[:LINES], f"({more} more lines)"] if more > 0 else lines
+    cut = [*lines[:LINES], f"({more} more lines)"] if more > 0 else lines
+    return "\n".join([*cut, *advice, *getattr(error, "__notes__", ())])
 
 
 def _traceback(error: BaseException) -> str:
@@ -309,3 +276,13 @@ def _refused(case: Case, capability: Capability) -> Record:
         raise ValueError(f"{case.id}: a technique that runs was refused: pass a capability that says why not")
     remark = TRIED if capability.tried and capability.verdict is Verdict.UNSUPPORTED else ""
     return Record(case, capability.verdict, code=str(capability.code), reason=str(capability), remark=remark)
+
+
+def recorded(bench: Bench, case: Case) -> str:
+    """The record of a case as JSON, whatever the case raises: for another process."""
+    try:
+        record = bench.run(case)
+    except BaseException as error:  # noqa: BLE001 - `sys.exit`, `pytest.skip`, an interrupt: raised there, it would end the run
+        record = Record(case, Verdict.ERROR, reason=f"{type(error).__name__}: {text(error)}")
+    # As JSON: a record may hold what cannot be unpickled in the other process.
+    return json.dumps(record.as_json())

@@ -34,7 +34,8 @@ from accelcheck.verify.determinism import apart
 from accelcheck.verify.effort import told
 from accelcheck.verify.judge import Contract, check_metadata, judge, judge_together
 from accelcheck.verify.known_answers import KnownAnswerError
-from accelcheck.verify.oracle import FIRST, OracleError, twice
+from accelcheck.verify.oracle import FIRST, OracleError
+from accelcheck.verify.oracle_runs import twice
 from accelcheck.workloads.probes import PROBES, Draw, Probe, draws
 from accelcheck.workloads.quiet import random_modules
 
@@ -43,7 +44,7 @@ if TYPE_CHECKING:
 
     from accelcheck.checks.trial import Trial
     from accelcheck.devices.base import Device
-    from accelcheck.verify.oracle import Reference
+    from accelcheck.verify.reference import Reference
     from accelcheck.verify.views import Reading
     from accelcheck.workloads.base import Problem, Program, Result
 
@@ -80,7 +81,7 @@ class _Run:
         self.trial = trial
         technique, device, case = trial.technique, trial.device, trial.case
         dtypes = frozenset({technique.precision(case.dtype)} - {case.dtype})
-        strides = technique.keeps_strides and "strided" in device.features
+        strides = technique.keeps_strides and device.has("strided")
         self.contract = Contract(device.type, strides, dtypes, eager_strides(trial) if strides else {})
         self.evidence: list[Evidence] = []
         self.faults: list[Fault] = []
@@ -168,7 +169,7 @@ class _Run:
 
     def _admitted(self, probe: Probe) -> bool:
         technique = self.trial.technique
-        if probe.reshapes and (technique.level > 1 or "lazy" in self.trial.device.features):
+        if probe.reshapes and (technique.level > 1 or self.trial.device.has("lazy")):
             return False  # another shape would be compiled anew
         return technique.admits(probe)
 
@@ -188,16 +189,16 @@ class _Run:
                 problem = self._problem(draw)
                 # Asked where they are made: a device without strides calls every tensor contiguous.
                 dense = [isinstance(value, Tensor) and value.is_contiguous() for value in problem.inputs]
-                strided = "strided" in device.features
+                strided = device.has("strided")
                 _refill(self.program, self._placed(draw, problem), dense, strided=strided)
             # Gradients that come from a transposition are strided: values owe nothing to that.
-            self.program.strided_cotangents = "strided" in device.features and draw.number % 2 == 1
+            self.program.strided_cotangents = device.has("strided") and draw.number % 2 == 1
             state = State(self.program)
             inputs = [snapshot(value) for value in self.program.inputs]
             _poison(reference, device)
             device.seed(case.seed)
         result, evidence = watched(trial, self.program, case.mode)
-        if draw == Draw(trial.effort.draws - 1) and "lazy" in device.features:
+        if draw == Draw(trial.effort.draws - 1) and device.has("lazy"):
             with clock("run"):  # a lazy device rounds otherwise where nobody watches, as for its users
                 state.restore()
                 _poison(reference, device)
@@ -273,10 +274,10 @@ class _Run:
         trial = self.trial
         kept = {path: tensor.clone() for path, tensor in result.items()}
         again = self._again(state)
-        if "lazy" in trial.device.features and any(apart(kept, again).values()):
+        if trial.device.has("lazy") and any(apart(kept, again).values()):
             # What is alive decides what a lazy device fuses, and so how it rounds: both anew, with nothing left over alive.
             kept, again = self._alone(state), self._alone(state)
-        deterministic = "deterministic" in trial.device.features
+        deterministic = trial.device.has("deterministic")
         for path, distance in apart(kept, again).items():
             allowed = 0.0 if deterministic else float("inf")
             self.figures.append(Figure(path, "rerun", distance, allowed, "", gates=deterministic))

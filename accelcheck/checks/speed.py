@@ -247,7 +247,7 @@ class _Measuring:
         """The chip's clock, temperature and throttling while it was timed, and the energy of a call."""
         device = self.trial.device
         after = device.telemetry()
-        if after.throttled != before.throttled or (after.throttled and device.type != "cpu"):
+        if after.throttled != before.throttled or (after.throttled and not device.has("host")):
             self._add("throttled", 1, "1", after.throttled or before.throttled)
         for name, value, unit in (("clock", after.clock, "MHz"), ("temperature", after.temperature, "degC")):
             if value is not None:

@@ -26,7 +26,8 @@ if TYPE_CHECKING:
     from accelcheck.techniques.base import Technique
     from accelcheck.techniques.observe import Log
     from accelcheck.verify.effort import Effort
-    from accelcheck.verify.oracle import Reference, Store
+    from accelcheck.verify.oracle import Store
+    from accelcheck.verify.reference import Reference
     from accelcheck.workloads.base import Problem, Result, Workload
     from accelcheck.workloads.probes import Draw
 
@@ -114,7 +115,7 @@ class Trial:
         with self.clock("oracle"), self.state.restored():
             found = self.store.get(self.case, self.technique, self.workload, draw, careful=careful)
         # Eager on the CPU would be held against itself: the rounding samples alone judge it.
-        return found.without_eager if self.technique.family == "eager" and self.device.type == "cpu" else found
+        return found.without_eager if self.technique.family == "eager" and self.device.has("host") else found
 
     def problem(self, seed: int, extent: int = 0) -> Problem:
         """The workload's own problem of a seed."""
@@ -139,7 +140,7 @@ class Finding:
         faults: Faults other than missing evidence.
         figures: Measured errors and their budgets.
         compared: Number of elements that were compared; a pass needs at least one.
-        eager_excess: See `accelcheck.verify.oracle.Reference`; 0 where a check has no such reference.
+        eager_excess: See `accelcheck.verify.reference.Reference`; 0 where a check has no such reference.
         measurements: Time and memory, where the check measures them.
         digest: Of everything that the timed work depends on, where the check measures.
         times: Times of blocks, in seconds.

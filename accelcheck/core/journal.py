@@ -108,7 +108,8 @@ class Record:
         faults: Faults of a `fail`, of what the ledger expects to fail, and of the first run of a `flaky` case that was wrong.
         known: What the ledger expects of a case that fails so, that passes, or whose faults are larger.
         runs: Verdicts of all runs of a `flaky` case, the first wrong one first; empty for others.
-        family: Family of the technique, such as ``compilation``.
+        family: Family of the technique, such as ``compile``; empty in journals that are older, and where a process was gone
+            before any case of the technique had ended.
     """
 
     case: Case

@@ -24,7 +24,7 @@ from accelcheck.core.fault import Fault, FaultKind
 from accelcheck.expectations import must_pass
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
 
 SCHEMA = 3
 """Version of the layout. In files of schema 2, which are read too, ``match`` of a ``fail`` is searched in the texts of faults."""
@@ -189,11 +189,6 @@ class Ledger:
         """The same entries without their limits of size, which are of the suite's seeds."""
         entries = tuple(replace(e, at_most=math.inf) if isinstance(e.at_most, float) else e for e in self.entries)
         return replace(self, entries=entries)
-
-    def expects(self, case_id: str) -> Callable[[Fault], bool]:
-        """Whether a fault of a case is expected, as a function of it."""
-        entries = self.covering(case_id)
-        return lambda fault: any(entry.explains(fault) for entry in entries)
 
 
 def shipped(devices: tuple[str, ...]) -> tuple[Path, ...]:

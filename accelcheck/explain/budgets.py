@@ -18,15 +18,16 @@ from accelcheck.explain import fused, holding
 from accelcheck.explain.calls import aside
 from accelcheck.explain.holding import NoTruthError
 from accelcheck.verify.judge import value_fault
+from accelcheck.verify.operators import CONTRACTIONS, EXACT
 from accelcheck.verify.precision import ACCUMULATOR, UNIT_ROUNDOFF
-from accelcheck.verify.rounding import CONTRACTIONS, EXACT, Nearest, Rounding
+from accelcheck.verify.rounding import Nearest, Rounding
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from accelcheck.explain.calls import OperatorCall
     from accelcheck.verify.judge import Judgement
-    from accelcheck.verify.oracle import Reference
+    from accelcheck.verify.reference import Reference
 
 ROUNDERS = frozenset({"leaky_relu", "native_dropout_backward"})
 """Operators of `EXACT` that multiply: exact only as part of a workload."""

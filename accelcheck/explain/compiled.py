@@ -18,7 +18,7 @@ from torch import Tensor, fx
 
 from accelcheck.devices.torch_names import OpOverload
 from accelcheck.explain.parts import GraphPart, PartShrinker, SmallestPart, kept
-from accelcheck.verify.oracle import twice
+from accelcheck.verify.oracle_runs import twice
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import torch
 
     from accelcheck.core.case import Figure
-    from accelcheck.verify.oracle import Reference
+    from accelcheck.verify.reference import Reference
 
 LINES = 40
 """A script has no more."""

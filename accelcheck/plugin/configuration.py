@@ -11,11 +11,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 import accelcheck
-from accelcheck.core import imports, matrix
+from accelcheck.core import imports
 from accelcheck.core.files import private
-from accelcheck.core.matrix import Selection
 from accelcheck.core.registry import UnknownNameError
+from accelcheck.core.selection import Selection
 from accelcheck.core.shards import Shard
+from accelcheck.devices import devices
 from accelcheck.expectations import must_pass
 from accelcheck.plugin import installed, options, registered, resume
 
@@ -183,8 +184,8 @@ class RunConfiguration:
         from accelcheck.devices.generic import Generic
 
         hooked = registered.devices(config)
-        known = matrix.devices(hooked)
-        return matrix.devices([*hooked, *(Generic(name) for name in self.statuses if name not in known)])
+        known = devices(hooked)
+        return devices([*hooked, *(Generic(name) for name in self.statuses if name not in known)])
 
     def apply(self, environ: MutableMapping[str, str], worker: str, workers: int) -> None:
         """Set the environment variables that torch reads when it is imported; values that the user has set stay.

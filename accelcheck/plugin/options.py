@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 
     import pytest
 
-    from accelcheck.core.matrix import Selection
     from accelcheck.core.registry import UnknownNameError
+    from accelcheck.core.selection import Selection
     from accelcheck.core.shards import Shard
     from accelcheck.devices.base import Status
     from accelcheck.measure.gate import Use
@@ -391,7 +391,7 @@ def _unknown(kind: str, word: str, legal: Iterable[str]) -> UnknownNameError:
 
 def selection(config: pytest.Config, devices: tuple[str, ...]) -> Selection:
     """All options that select cases."""
-    from accelcheck.core.matrix import Selection
+    from accelcheck.core.selection import Selection
 
     return Selection(
         devices=devices,

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from accelcheck.core.case import Case
-    from accelcheck.core.matrix import Matrix
+    from accelcheck.techniques.matrix import Matrix
 
 _NAME = "limits.json"
 

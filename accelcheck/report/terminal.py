@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 
     from accelcheck.core.journal import Record
     from accelcheck.devices.base import Fingerprint
-    from accelcheck.plugin.configuration import RunConfiguration
+    from accelcheck.report.coverage import SelectedRun
 
 SLOWEST = 5
 
 
-def header(run: RunConfiguration) -> list[str]:
+def header(run: SelectedRun) -> list[str]:
     """One line for the selection, one per device, and one per module that cannot be imported."""
     part = f", shard {run.selection.shard}" if run.selection.shard is not None else ""
     lines = [
@@ -42,7 +42,7 @@ def header(run: RunConfiguration) -> list[str]:
 
 def summary(
     reporter: pytest.TerminalReporter,
-    run: RunConfiguration,
+    run: SelectedRun,
     records: Mapping[str, Record],
     journal: Path | None,
     remainder: Sequence[str],
@@ -125,7 +125,7 @@ def _totals(records: Sequence[Record]) -> str:
     return f"{executed} cases executed, {compared} elements compared with the oracle: {totals}"
 
 
-def _qualified(records: list[Record], run: RunConfiguration) -> list[str]:
+def _qualified(records: list[Record], run: SelectedRun) -> list[str]:
     """Whether each device qualifies, where the whole of a level was asked for; timed cases alone are not asked."""
     selection = run.selection
     if selection.techniques or selection.workloads or selection.dtypes or selection.cases or selection.shard:

@@ -14,14 +14,15 @@ from typing import TYPE_CHECKING
 from accelcheck.checks.execute import Bench
 from accelcheck.core.capability import SUPPORTED
 from accelcheck.core.case import Case, Mode, Verdict
-from accelcheck.core.matrix import Matrix
 from accelcheck.core.registry import discover, index
 from accelcheck.devices.base import Status
+from accelcheck.expectations.holding import hold
 from accelcheck.expectations.ledger import Ledger, shipped, unsteady
 from accelcheck.plugin import registered
 from accelcheck.selftest.faults.base import EVERY, Planted, PlantedFault, Variant
 from accelcheck.selftest.faults.plant import nothing
 from accelcheck.techniques.base import Technique
+from accelcheck.techniques.matrix import Matrix
 from accelcheck.verify.cache import clean_process
 from accelcheck.verify.oracle import Store
 
@@ -232,7 +233,7 @@ def bench(device: Device, matrix: Matrix, store: Store) -> Bench:
         store: Of references.
     """
     statuses = {device.name: Status(device.name, SUPPORTED)}
-    return Bench(matrix, {device.name: device}, statuses, store, Ledger())
+    return Bench(matrix, {device.name: device}, statuses, store)
 
 
 def attempt(row: PlantedRow, seed: int, bench: Bench) -> SeedResult:
@@ -288,7 +289,7 @@ def _plain(technique: Technique, row: PlantedRow, seed: int, bench: Bench) -> Se
     plant = _plant(row)
     record = _record(Planted(technique, nothing, warm=isinstance(plant, Variant) or plant.warm), row, seed, bench)
     case = replace(record.case, workload=row.workload)
-    known = replace(bench, ledger=_ledger(*shipped((case.device,)))).expect(replace(record, case=case))
+    known = hold(replace(record, case=case), _ledger(*shipped((case.device,))))
     if known.verdict is Verdict.XFAIL:
         reason = f"{case.id} fails by itself: {known.headline}"
         return SeedResult(plain, seed, Verdict.UNSUPPORTED, (), reason, DEVICE_FAILS)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from accelcheck.verify.oracle import Reference
+    from accelcheck.verify.reference import Reference
     from accelcheck.workloads.base import Result
 
 

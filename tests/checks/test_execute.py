@@ -20,6 +20,7 @@ from accelcheck.core.case import Evidence, Mode, Verdict
 from accelcheck.core.fault import Fault, FaultKind
 from accelcheck.core.journal import ErrorCode, Record
 from accelcheck.devices.base import Status
+from accelcheck.expectations.holding import hold
 from accelcheck.expectations.ledger import Entry, Ledger
 from accelcheck.report.message import explain
 from accelcheck.selftest.faults.plant import calling, nothing, replacing, scaled
@@ -338,8 +339,7 @@ def held(store: Store, change: Change, *entries: Entry) -> Record:
     """The record of a change to `mlp`, held against a ledger."""
     workload = seeded("mlp")
     expecting = bench(store, Planted(change), workload)
-    expecting.ledger = Ledger(entries)
-    return expecting.run(case(workload))
+    return hold(expecting.run(case(workload)), Ledger(entries))
 
 
 def entry(match: str, at_most: float | str = 1e9, verdict: Verdict = Verdict.FAIL) -> Entry:
@@ -550,5 +550,5 @@ def test_a_long_error_is_cut_and_an_expected_one_keeps_no_traceback(store: Store
     )
     assert len(record.traceback.splitlines()) < 100
     expected = Entry(("*",), Verdict.ERROR, "ValueError", "known", "link", "owner", dt.date(2999, 1, 1), match="first")
-    known = replace(place, ledger=Ledger((expected,))).run(case(workload))
+    known = hold(record, Ledger((expected,)))
     assert (known.verdict, known.traceback) == (Verdict.XFAIL, "")

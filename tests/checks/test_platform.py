@@ -18,13 +18,15 @@ import accelcheck
 from accelcheck.checks.platform import collectives, dtypes, extension, items, loading, modes, profiling
 from accelcheck.checks.trial import Trial
 from accelcheck.core.case import HOST_RATIO, TIMED, Case, Mode, Verdict
-from accelcheck.core.matrix import Matrix, Selection, devices
+from accelcheck.core.selection import Selection
+from accelcheck.devices import devices
 from accelcheck.measure.paired import Comparison, SpeedVerdict
 from accelcheck.report.assessment import assess
 from accelcheck.report.quality import tables
 from accelcheck.report.run import load
 from accelcheck.techniques.base import Unsupported
 from accelcheck.techniques.eager import Eager
+from accelcheck.techniques.matrix import Matrix
 from accelcheck.techniques.platform import TECHNIQUES
 from accelcheck.verify.oracle import Store
 from accelcheck.workloads.platform import WORKLOADS

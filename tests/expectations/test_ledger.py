@@ -290,7 +290,7 @@ def test_a_size_that_does_not_fit_the_verdict_is_refused(verdict: str, size: str
 
 
 def test_shipped_ledgers_can_be_read_and_belong_to_a_device() -> None:
-    from accelcheck.core.matrix import devices
+    from accelcheck.devices import devices
 
     known = {
         "all",

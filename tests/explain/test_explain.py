@@ -25,7 +25,6 @@ from accelcheck.commands.common import GREEN, NOTHING, RED, USAGE
 from accelcheck.core.capability import Capability, Code, unsupported
 from accelcheck.core.case import Case, Mode, Verdict
 from accelcheck.core.journal import Record
-from accelcheck.core.matrix import Matrix
 from accelcheck.explain import compiled, layers
 from accelcheck.explain.alone import alone
 from accelcheck.explain.explain import difference, explain, failing_draws
@@ -36,6 +35,7 @@ from accelcheck.explain.text import all_named, as_json, report
 from accelcheck.plugin import registered
 from accelcheck.report.console import plain
 from accelcheck.selftest.faults.plant import calling, editing, kernels, nothing
+from accelcheck.techniques.matrix import Matrix
 from accelcheck.techniques.observe import Log, ProfilerLog
 from accelcheck.verify.oracle import FIRST, Store
 from accelcheck.workloads.probes import Draw

@@ -31,7 +31,7 @@ WITNESS = """
 import sys
 def pytest_unconfigure(config):
     if not hasattr(config, "workerinput"):
-        names = ("torch", "accelcheck.core.matrix", "accelcheck.plugin.controller", "accelcheck.devices.probe")
+        names = ("torch", "accelcheck.techniques.matrix", "accelcheck.plugin.controller", "accelcheck.devices.probe")
         heavy = [name for name in names if name in sys.modules]
         open("loaded.txt", "w").write(" ".join(heavy))
 """

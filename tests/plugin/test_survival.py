@@ -68,6 +68,7 @@ def test_a_case_that_ends_its_process_ends_nothing_else(suite: Suite, workers: s
         assert record.why.startswith(reason)
         assert ran.lines(rf"{technique} +1 {verdict}")
     assert ran.raw[-1]["verdicts"] == {"device-lost": 1, "crash": 6, "hang": 2, "error": 1, "fail": 1, "pass": 2}
+    assert {record.family for record in ran.records} == {"toy"}
 
 
 def test_a_hang_and_a_crash_show_where_they_were(suite: Suite) -> None:

@@ -15,7 +15,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from accelcheck.core.capability import Code
 from accelcheck.core.case import Mode, stable_seed
-from accelcheck.core.matrix import Matrix
 from accelcheck.devices.cpu import Cpu
 from accelcheck.selftest.faults import (
     attention,
@@ -29,6 +28,7 @@ from accelcheck.selftest.faults import (
     values,
     variants,
 )
+from accelcheck.techniques.matrix import Matrix
 from accelcheck.workloads.base import Program
 
 if TYPE_CHECKING:

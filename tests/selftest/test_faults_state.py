@@ -10,10 +10,11 @@ import torch
 from technique_harness import mlp
 
 from accelcheck.core.case import Mode
-from accelcheck.core.matrix import Matrix, devices
+from accelcheck.devices import devices
 from accelcheck.selftest.faults import asynchrony, cheats, collectives, quantized, random, staleness, training
 from accelcheck.selftest.faults.quantized import Int8Linear, PairSaturation
 from accelcheck.techniques.base import Technique
+from accelcheck.techniques.matrix import Matrix
 from accelcheck.workloads.base import Program
 
 if TYPE_CHECKING:

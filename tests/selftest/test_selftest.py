@@ -18,7 +18,7 @@ from accelcheck.core.capability import SUPPORTED, Capability, Code, unavailable,
 from accelcheck.core.case import Case, Mode, Verdict
 from accelcheck.core.fault import Fault, FaultKind
 from accelcheck.core.journal import Record
-from accelcheck.core.matrix import Matrix, devices
+from accelcheck.devices import devices
 from accelcheck.devices.base import Status
 from accelcheck.devices.cpu import Cpu
 from accelcheck.devices.probe import HostFacts
@@ -30,6 +30,7 @@ from accelcheck.selftest.faults.sowing import swapped
 from accelcheck.selftest.runner import PlantedRow, SeedResult, attempt, caught_by, rows, seeded
 from accelcheck.techniques.base import Technique
 from accelcheck.techniques.eager import Eager
+from accelcheck.techniques.matrix import Matrix
 from accelcheck.verify.oracle import Store
 
 if TYPE_CHECKING:

@@ -16,8 +16,8 @@ from torch import distributed
 
 from accelcheck.core.capability import Code
 from accelcheck.core.case import Mode, Verdict
-from accelcheck.core.matrix import devices
 from accelcheck.core.processes import ChildError, Mailbox
+from accelcheck.devices import devices
 from accelcheck.techniques.distributed.elastic import rank as elastic_rank
 from accelcheck.techniques.distributed.elastic.elastic_agents import ElasticAgents, c10d
 from accelcheck.techniques.distributed.elastic.mailbox import TrainingReport, TrainingTask

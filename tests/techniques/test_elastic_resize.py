@@ -8,7 +8,7 @@ from fault_harness import bench, case, seeded
 from technique_harness import named
 
 from accelcheck.core.case import Mode, Verdict
-from accelcheck.core.matrix import devices
+from accelcheck.devices import devices
 from accelcheck.techniques.distributed.elastic.restarts import TECHNIQUES
 from accelcheck.verify.oracle import Store
 

@@ -11,7 +11,7 @@ from technique_harness import StubDevice, named, workload
 
 from accelcheck.core.capability import Code
 from accelcheck.core.case import Mode, Verdict
-from accelcheck.core.matrix import devices
+from accelcheck.devices import devices
 from accelcheck.techniques.distributed import pool
 from accelcheck.techniques.distributed.resharding import TECHNIQUES, Reshard
 from accelcheck.techniques.distributed.resharding_ranks import Phase, Resharded

@@ -14,8 +14,8 @@ from technique_harness import StubDevice, mlp, workload
 
 from accelcheck.core.capability import Code
 from accelcheck.core.case import Evidence, Mode, Verdict
-from accelcheck.core.matrix import devices
 from accelcheck.core.processes import ChildError
+from accelcheck.devices import devices
 from accelcheck.techniques.processes.evidence import repeated, unlike
 from accelcheck.techniques.snapshots import handover
 from accelcheck.techniques.snapshots.files import Snapshots, read, write

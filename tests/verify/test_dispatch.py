@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch._subclasses import FakeTensorMode
 
 from accelcheck.core.case import Verdict
-from accelcheck.core.matrix import Matrix
+from accelcheck.techniques.matrix import Matrix
 from accelcheck.techniques.observe import OperatorLog
 from accelcheck.verify.global_state import GlobalState
 from accelcheck.verify.oracle import Store

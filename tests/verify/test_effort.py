@@ -17,7 +17,8 @@ from accelcheck.core.words import EFFORTS
 from accelcheck.selftest.faults.plant import nothing
 from accelcheck.techniques.eager import Eager
 from accelcheck.verify.effort import FULL, LEAST, PART, Size, choose, size_of, told
-from accelcheck.verify.oracle import OracleError, Store
+from accelcheck.verify.oracle import Store
+from accelcheck.verify.reference import OracleError
 from accelcheck.workloads.base import Problem
 from accelcheck.workloads.own_model import workload_of
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from accelcheck.core.case import Figure
 from accelcheck.verify.judge import Contract, check_metadata, judge, judge_together
-from accelcheck.verify.oracle import Layout, Reference
+from accelcheck.verify.reference import Layout, Reference
 from accelcheck.verify.views import SIGNED, VIEWS, Reading
 
 UNIT = 2.0**-24

@@ -53,7 +53,7 @@ def verify(trial: Trial) -> Finding:
     answer = library(device)
     if not answer.ok:
         raise Unsupported(answer)
-    world = RANKS if device.type == "cpu" else min(RANKS, devices_of_ranks(device))
+    world = RANKS if device.has("host") else min(RANKS, devices_of_ranks(device))
     own = [value.to(torch.float32) for value in trial.problem(trial.case.seed).inputs][:world]
     try:
         with trial.clock("run"):
@@ -121,7 +121,7 @@ def rank(arguments: Sequence[str]) -> None:
         imports.load()
         device: Device = box.take("device")
         device.open()
-        if device.type != "cpu":
+        if not device.has("host"):
             torch.accelerator.set_device_index(int(os.environ["LOCAL_RANK"]))
         backend = distributed.get_default_backend_for_device(device.type)
         distributed.init_process_group(backend, timeout=dt.timedelta(seconds=PATIENCE))

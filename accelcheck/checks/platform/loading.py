@@ -61,8 +61,7 @@ def without_hardware(trial: Trial) -> Finding:
         Unsupported: The device is the host's CPU, or no variable that hides it is known.
     """
     device = trial.device
-    client = getattr(device, "client", "")
-    if device.type == "cpu" or client == "CPU":
+    if device.computes_on_host():
         said = f"{device.name} computes on the host's CPU, which no machine is without"
         raise Unsupported(unsupported(Code.NO_EFFECT, said))
     variable = device.mask or mask_variable(device.name, os.environ)
@@ -126,7 +125,7 @@ def compute_hidden(arguments: Sequence[str]) -> None:
     imports.load()
     device: Device = Mailbox(Path(arguments[0])).take("device")
     module = getattr(torch, device.type, None)
-    count = getattr(module, "device_count", int)() if device.type != "xla" else _of_xla()
+    count = _of_xla() if device.has("torch-xla") else getattr(module, "device_count", int)()
     say(torch=torch.__version__, devices=count, sum=(torch.ones(2) + 1).tolist())
 
 

@@ -45,7 +45,7 @@ def verify(trial: Trial) -> Finding:
     most = max((sum(event.name() == name for event in named) for name in ("aten::linear", "aten::addmm")), default=0)
     seen = Evidence(f"linear layers that it names >= {LAYERS}", most, engaged=most >= LAYERS)
     listed = ", ".join(str(activity).rpartition(".")[2] for activity in activities)
-    if device.type == "cpu":
+    if device.has("host"):
         times = _lasting(named)
         spent = Evidence("operators with a duration >= 1", times, engaged=times >= 1)
         return Finding([seen, spent, Evidence("activities", listed, engaged=True)], faults, (), plain.numel())

@@ -143,14 +143,14 @@ def fallen_back(strength: float) -> Change:
 
 def elsewhere(device: Device) -> Capability:
     """Devices that can fall back to the CPU."""
-    if device.type == "cpu":
+    if device.has("host"):
         return unsupported(Code.NO_EFFECT, "the CPU is what others fall back to")
     return SUPPORTED
 
 
 def on_streams(device: Device) -> Capability:
     """Devices whose streams a caller can choose."""
-    if device.type != "cuda":
+    if not device.has("torch-cuda"):
         return unsupported(Code.NO_FEATURE, f"{device.name} has no streams that a caller chooses")
     return SUPPORTED
 

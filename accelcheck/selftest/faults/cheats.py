@@ -91,7 +91,7 @@ def column_major(out: Tensor) -> Tensor:
 
 def strided(device: Device) -> Capability:
     """Devices whose tensors have strides."""
-    if "strided" not in device.features:
+    if not device.has("strided"):
         return unsupported(Code.NO_FEATURE, f"{device.name} has no strides")
     return SUPPORTED
 

@@ -121,7 +121,7 @@ def _while_it_runs(context: Callable[[], contextlib.AbstractContextManager[Any]]
 
 def _infers(device: Device) -> Capability:
     """Devices on which a case runs to its end in inference mode, and so gets a verdict."""
-    if device.type == "xla":
+    if device.has("torch-xla"):
         return unsupported(
             Code.NO_FEATURE, "torch_xla raises in inference mode: the case is an error, whatever it leaves"
         )

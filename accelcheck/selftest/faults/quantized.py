@@ -170,7 +170,7 @@ class Int8Anywhere(Technique):
         copied = copy.deepcopy(program.module, shared)
         program.call = replaced(copied, self.make)
         for layer in program.call.modules():
-            if isinstance(layer, Int8Linear) and "lazy" in device.features:
+            if isinstance(layer, Int8Linear) and device.has("lazy"):
                 layer.settle = device.synchronize
 
     def evidence(self, program: Program, log: Log, mode: Mode, device: Device) -> Iterable[Evidence]:

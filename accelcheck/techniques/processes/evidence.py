@@ -18,8 +18,7 @@ if TYPE_CHECKING:
 
 def shareable(device: Device) -> Capability:
     """Whether another process can open the device while this one holds it."""
-    client = getattr(device, "client", "CPU")  # of PJRT
-    if device.type == "tpu" or client in {"TPU", "NEURON"}:
+    if not device.shared():
         return unsupported(Code.NO_FEATURE, f"a chip of {device.name} belongs to one process: another cannot open it")
     return SUPPORTED
 
@@ -50,6 +49,6 @@ def repeated(claim: str, state: Any, straight: Callable[[], Any], device: Device
     """
     undisturbed = straight()
     differing = unlike(undisturbed, state)
-    if differing and "deterministic" not in device.features and unlike(undisturbed, straight()):
+    if differing and not device.has("deterministic") and unlike(undisturbed, straight()):
         return Evidence(claim, "not comparable: two undisturbed trainings differ too", engaged=True)
     return Evidence(claim, f"{len(differing)}, {differing[0]} first" if differing else 0, engaged=not differing)

@@ -197,7 +197,7 @@ class SnapshotDamaged(SnapshotRestore):
 
 def _scaler(device: Device, mode: Mode) -> torch.amp.GradScaler | None:
     """A gradient scaler where there is one; elsewhere a training has none to lose."""
-    if "autocast-float16" not in device.features:
+    if not device.has("autocast-float16"):
         return None
     return torch.amp.GradScaler(device.type, init_scale=SCALE, growth_interval=INTERVALS[mode])
 
