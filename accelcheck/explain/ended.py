@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from accelcheck.core.case import Verdict
-from accelcheck.core.clean_process import CleanProcessError
+from accelcheck.core.clean_process import BEGIN_AGAIN, CleanProcessError
 from accelcheck.explain import layers as of_layers
 from accelcheck.explain import runs
 from accelcheck.explain.alone import alone
@@ -56,15 +56,18 @@ class Elsewhere:
     imports: Sequence[str]
     end: float = math.inf
 
-    @property
-    def left(self) -> float | None:
-        """Seconds that the next step may take; None for no limit."""
-        least = min(self.limit or math.inf, max(0.1, self.end - time.monotonic()))
+    def left(self, beginning: float = 0.0) -> float | None:
+        """Seconds that the next step may take; None for no limit.
+
+        Args:
+            beginning: Seconds besides the limit of a step, in which Python and torch start.
+        """
+        least = min((self.limit or math.inf) + beginning, max(0.1, self.end - time.monotonic()))
         return least if math.isfinite(least) else None
 
     def call(self, function: Callable[..., Any], *arguments: Any) -> Any:
         """What a function of the bench gives there."""
-        return self.process.call(function, self.process.begun, *arguments, limit=self.left)
+        return self.process.call(function, self.process.begun, *arguments, limit=self.left())
 
 
 def explain_end(there: Elsewhere, found: Explanation, bench: Bench, script: Path, steps: Steps) -> list[str]:
@@ -113,7 +116,10 @@ def explain_end(there: Elsewhere, found: Explanation, bench: Bench, script: Path
         found.notes.append(f"no script: {why}")
         return []
     meanings = {0: "the operator returns alone: what ran before it, or beside it, matters"}
-    return [f"\nThe operator alone\n{script}: with the inputs of the case", alone(script, meanings, there.left)]
+    return [
+        f"\nThe operator alone\n{script}: with the inputs of the case",
+        alone(script, meanings, there.left(BEGIN_AGAIN)),
+    ]
 
 
 def _noted(there: Elsewhere, case: Case, draw: Draw) -> tuple[str, bool]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shlex
@@ -13,16 +14,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from plugin_harness import CONFTEST, PATIENT
+from plugin_harness import CONFTEST
+from process_harness import PATIENT, left, started
 
 from accelcheck import cli
 from accelcheck.commands import common, session
 from accelcheck.commands.common import GREEN, NOTHING, RED, USAGE
 from accelcheck.core import foreground
 from accelcheck.core.journal_reading import read
+from accelcheck.core.processes import polls
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
 INTERRUPTED = 2
 
@@ -248,12 +251,13 @@ sys.exit(7)
 """
 
 
-def started_parent(child: str) -> subprocess.Popen[bytes]:
-    parent = subprocess.Popen([sys.executable, "-c", PARENT, child], start_new_session=True)
-    end = time.monotonic() + PATIENT
-    while not Path("ready").exists() and time.monotonic() < end:
-        time.sleep(0.02)
-    return parent
+@contextlib.contextmanager
+def started_parent(child: str) -> Iterator[subprocess.Popen[str]]:
+    with started([sys.executable, "-c", PARENT, child]) as parent:
+        for _ in polls(PATIENT):
+            if Path("ready").exists():
+                break
+        yield parent
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the system's signals are Linux's")
@@ -273,13 +277,8 @@ def test_it_is_killed_with_what_it_runs() -> None:
             time.sleep(0.01)
         child = int(Path("ready").read_text())
         parent.kill()
-    end = time.monotonic() + PATIENT
-    while Path(f"/proc/{child}/stat").exists() and time.monotonic() < end:
-        if Path(f"/proc/{child}/stat").read_text().rpartition(")")[2].split()[0] == "Z":
-            break
-        time.sleep(0.02)
-    else:
-        assert not Path(f"/proc/{child}").exists()
+        parent.wait()
+        assert not left(child)
 
 
 @pytest.mark.parametrize(

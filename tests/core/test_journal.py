@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from process_harness import started
 
 from accelcheck.core.case import Case, Evidence, Figure, Mode, Verdict
 from accelcheck.core.fault import Fault, FaultKind
@@ -307,7 +308,7 @@ def test_a_killed_writer_leaves_whole_lines(tmp_path: Path) -> None:
     path = tmp_path / "run.jsonl"
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-c", WRITER, str(path), changed()]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, env=environment) as writer:
+    with started(command, stdout=subprocess.PIPE, env=environment) as writer:
         assert writer.stdout is not None
         for _ in range(20):
             writer.stdout.readline()

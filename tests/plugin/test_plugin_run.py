@@ -184,7 +184,7 @@ def test_a_run_leaves_no_folder_behind(suite: Suite, monkeypatch: pytest.MonkeyP
     assert not list(place.iterdir())
 
 
-@pytest.mark.parametrize("workers", ["0", "2"])
+@pytest.mark.parametrize("workers", ["0", pytest.param("2", marks=pytest.mark.slow)])
 def test_a_case_that_runs_long_is_named_with_its_limit_while_it_runs(suite: Suite, workers: str) -> None:
     # In a process of its own: there, pytest captures what is written to standard output while a case runs.
     suite.pytester.makeconftest(
@@ -238,7 +238,7 @@ def test_a_test_of_ones_own_takes_the_selected_cases_of_its_modes(suite: Suite) 
 
 
 def test_the_garbage_collector_leaves_out_what_there_was_before_the_first_case(suite: Suite) -> None:
-    frozen = gc.get_freeze_count()
+    gc.unfreeze()
     test = suite.pytester.makepyfile("""
         import gc
         import pytest
@@ -247,7 +247,7 @@ def test_the_garbage_collector_leaves_out_what_there_was_before_the_first_case(s
             assert gc.get_freeze_count() > len(gc.get_objects())
     """)
     suite.inside(str(test), *only("toy", workload="tiny")).assert_outcomes(passed=1)
-    assert gc.get_freeze_count() == frozen
+    assert gc.get_freeze_count() == 0
 
 
 # Workers.
@@ -258,15 +258,15 @@ def facts(lines: list[dict[str, Any]]) -> list[tuple[str, int, str]]:
     return [(line["case"]["id"], line["case"]["seed"], line["verdict"]) for line in lines]
 
 
-def test_workers_and_none_give_the_same_ids_seeds_and_verdicts_twice_and_the_same_figures(suite: Suite) -> None:
-    words = ["--accel-device=cpu", "--accel-level=2"]
-    words += [f"--accel-technique={name}" for name in ("eager", "amp-bf16", "inplace", "toy-value")]
-    words += [f"--accel-workload={name}" for name in ("mlp", "tiny", "elementwise-1")]
+def test_workers_and_none_give_the_same_ids_seeds_and_verdicts_and_two_runs_the_same_figures(suite: Suite) -> None:
+    words = ["--accel-device=cpu"]
+    words += [f"--accel-technique={name}" for name in ("eager", "inplace", "toy-value")]
+    words += [f"--accel-workload={name}" for name in ("mlp", "tiny")]
     one, again = (suite.run(*words, "-n", "0").cases for _ in range(2))
-    spread, respread = (suite.run(*words, "-n", "2") for _ in range(2))
-    assert len(one) > 8
+    spread = suite.run(*words, "-n", "2")
+    assert len(one) > 4
     assert {line["verdict"] for line in one} >= {"pass", "fail"}
-    assert facts(one) == facts(again) == facts(spread.cases) == facts(respread.cases)
+    assert facts(one) == facts(again) == facts(spread.cases)
     for key in ("figures", "evidence", "compared", "eager_excess", "reason"):
         assert [line[key] for line in one] == [line[key] for line in again]
     # And the workers said nothing themselves: one header, one matrix, one journal.

@@ -31,7 +31,7 @@ def resumed(suite: Suite, *words: str) -> Ran:
     return suite._ran(suite.inside("--pyargs", "accelcheck.suite", RESUME, *words))
 
 
-@pytest.mark.parametrize("workers", ["0", "2"])
+@pytest.mark.parametrize("workers", ["0", pytest.param("2", marks=pytest.mark.slow)])
 def test_a_run_goes_on_where_it_stopped(suite: Suite, workers: str) -> None:
     words = [*only(*NAMES), "-n", workers, "-p", "no:randomly"]
     whole = suite.run(*words)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import pickle
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 from fault_harness import Planted, built_in, case, seeded
+from process_harness import PATIENT, started
 from torch import Tensor, nn
 
 from accelcheck.core.case import Mode, stable_seed
@@ -98,19 +100,18 @@ def test_two_processes_compute_a_reference_once(tmp_path: Path) -> None:
     command = [sys.executable, "-c", WORKER, str(tmp_path / "store"), str(log)]
     (tmp_path / "store").mkdir()
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(TESTS), str(TESTS.parent)])}
-    workers = [
-        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment)
-        for _ in range(2)
-    ]
-    for worker in workers:  # both have imported torch before either asks, so that they race
-        assert worker.stdout is not None
-        assert worker.stdout.readline() == "ready\n"
-    for worker in workers:
-        assert worker.stdin is not None
-        worker.stdin.write("go\n")
-        worker.stdin.flush()
-    answers = [worker.communicate(timeout=60)[0] for worker in workers]
-    assert [worker.returncode for worker in workers] == [0, 0]
+    with contextlib.ExitStack() as stack:
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+        workers = [stack.enter_context(started(command, env=environment, **pipes)) for _ in range(2)]
+        for worker in workers:  # both have imported torch before either asks, so that they race
+            assert worker.stdout is not None
+            assert worker.stdout.readline() == "ready\n"
+        for worker in workers:
+            assert worker.stdin is not None
+            worker.stdin.write("go\n")
+            worker.stdin.flush()
+        answers = [worker.communicate(timeout=PATIENT)[0] for worker in workers]
+        assert [worker.returncode for worker in workers] == [0, 0]
     assert answers[0] == answers[1] != ""
     assert log.read_text(encoding="utf-8") == "computed\n"
 
