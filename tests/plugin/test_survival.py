@@ -50,9 +50,10 @@ def test_a_case_that_ends_its_process_ends_nothing_else(suite: Suite, workers: s
     for technique, (verdict, reason) in DISTURBING.items():
         record = ran.record(technique)
         assert (technique, str(record.verdict)) == (technique, verdict)
-        assert bool(record.code) == (verdict == "crash")
+        assert not record.code or verdict == "crash"
         assert record.why.startswith(reason)
         assert ran.lines(rf"{technique} +1 {verdict}")
+    assert ran.record("toy-segv").code == "SIGSEGV"
     assert ran.raw[-1]["verdicts"] == {"device-lost": 1, "crash": 6, "hang": 2, "error": 1, "fail": 1, "pass": 2}
     assert {record.family for record in ran.records} == {"toy"}
 
