@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -46,7 +46,7 @@ def load(folder: Path, content: str | bytes) -> Ledger:
     return Ledger.load((path,))
 
 
-def entry(*cases: str, at_most: float | str = 2.0, **fields: tuple[str, ...]) -> Entry:
+def entry(*cases: str, at_most: float | str = 2.0, **fields: Any) -> Entry:
     return Entry(
         cases, Verdict.FAIL, at_most, "reason", "link", "owner", dt.date(2027, 6, 30), kind=FaultKind.VIEW, **fields
     )
