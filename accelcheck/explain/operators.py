@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from accelcheck.core.case import Figure
+    from accelcheck.core.fault import Fault
     from accelcheck.explain.budgets import OperatorBudgets, OperatorFinding
     from accelcheck.explain.places import ModelPlace, Places
-    from accelcheck.verify.judge import Discrepancy
     from accelcheck.verify.views import Reading
 
 
@@ -62,7 +62,7 @@ class Culprit:
     place: ModelPlace
     inputs: tuple[Shape, ...]
     options: str
-    faults: tuple[Discrepancy, ...]
+    faults: tuple[Fault, ...]
     figures: tuple[Figure, ...] = ()
     call: OperatorCall | None = None
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 import pytest
 
 from accelcheck.core.case import Case, Mode, Verdict
-from accelcheck.core.journal import Journal, JournalError, Record
+from accelcheck.core.journal import ErrorCode, Journal, JournalError, Record
 from accelcheck.expectations import must_pass
 from accelcheck.measure import timing_processes
 from accelcheck.plugin import inputs, lost_workers, options, registered, summary_lines, time_limits
@@ -178,7 +178,7 @@ class Controller:
             f"expected a case of version {required.version} of the must-pass list {required.kind}, which was not collected: "
             "its technique or workload is not registered here"
         )
-        record = self.records[name] = Record(case, Verdict.ERROR, reason=reason)
+        record = self.records[name] = Record(case, Verdict.ERROR, code=ErrorCode.NOT_COLLECTED, reason=reason)
         self._say(f"{name}: error: {reason}")
         self._write(lambda journal: journal.case(record.as_json()))
 

@@ -80,7 +80,7 @@ def _compute(
     if not excess <= TRUST:
         raise OracleError(
             f"{workload.name}: eager on the CPU is {excess:.3g} times further from FP64 than rounding explains (limit "
-            f"{TRUST:g}): {'; '.join(judgement.faults)}"
+            f"{TRUST:g}): {'; '.join(map(str, judgement.faults))}"
         )
     return found, excess
 

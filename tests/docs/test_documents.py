@@ -110,7 +110,7 @@ def test_every_option_and_command_that_a_page_uses_exists(page: Path) -> None:
     known = {f"--accel-{option.name.replace('_', '-')}" for option in OPTIONS}
     assert set(re.findall(r"--accel-[a-z-]*[a-z]", words)) <= known
     ini = {option.dest for option in OPTIONS}
-    assert set(re.findall(r"`(accel_[a-z_]+)`", words)) <= ini | {"accel_case", "accel_check", "accel_bench"}
+    assert set(re.findall(r"`(accel_[a-z_]+)`", words)) <= ini | {"accel_case", "accel_check", "accel_supervisor"}
     names = {path.stem for path in (ROOT / "accelcheck" / "commands").glob("*.py")} - {"__init__", "common", "listing"}
     assert set(re.findall(r"^\$ accelcheck (\w+)", words, re.MULTILINE)) <= names | {"list"}
 

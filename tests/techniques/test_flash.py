@@ -225,7 +225,7 @@ def test_the_statistics_of_dropout_are_judged(tmp_path: Any, installed: Any, mon
     installed(TWO)
     store, place = Store(tmp_path), seeded("attention-dropout")
     record = verdict_of(store, here(TWO), place, Mode.RANDOM, "float16")
-    assert record.verdict is Verdict.PASS, record.reason
+    assert record.verdict is Verdict.PASS, record.why
     plainly = functional.dropout
     monkeypatch.setattr(functional, "dropout", lambda weights, rate: plainly(weights, 0.9 * rate))
     assert verdict_of(store, here(TWO), place, Mode.RANDOM, "float16").verdict is Verdict.FAIL
@@ -331,14 +331,14 @@ def top_left(queries: int, keys: int, causal: bool, window: Any) -> Tensor:
 def test_the_right_alignment_passes(tmp_path: Any, installed: Any, name: str) -> None:
     installed(TWO)
     record = verdict_of(Store(tmp_path), here(TWO), seeded(name), dtype="bfloat16")
-    assert record.verdict is Verdict.PASS, record.reason
+    assert record.verdict is Verdict.PASS, record.why
 
 
 def test_a_package_with_another_mask_alignment_fails(tmp_path: Any, installed: Any) -> None:
     installed(TWO, top_left)
     record = verdict_of(Store(tmp_path), here(TWO), seeded("attention-cross-right"), dtype="bfloat16")
     assert record.verdict is Verdict.FAIL
-    assert "out: view" in record.reason
+    assert "out: view" in record.why
 
 
 def test_an_adapter_that_ignores_the_alignment_fails(
@@ -348,4 +348,4 @@ def test_an_adapter_that_ignores_the_alignment_fails(
     monkeypatch.setattr(flash, "min", lambda sizes: sizes[1], raising=False)
     record = verdict_of(Store(tmp_path), here(TWO), seeded("attention-cross-causal"), dtype="bfloat16")
     assert record.verdict is Verdict.FAIL
-    assert "out: view" in record.reason
+    assert "out: view" in record.why

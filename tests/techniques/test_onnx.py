@@ -124,7 +124,7 @@ def test_a_query_that_sees_no_key_is_exported_as_one_that_sees_all(tmp_path: Pat
     """Onnxscript masks with the lowest float, so that the row's softmax is uniform, not zero."""
     record = verdict_of(Store(tmp_path), ONNX, seeded("attention-empty-row"))
     assert record.verdict is Verdict.FAIL
-    assert "row at [1, 1, 5, :]" in record.reason
+    assert "row at [1, 1, 5, :]" in record.why
 
 
 def profiled(path: Path, *providers: str) -> Path:

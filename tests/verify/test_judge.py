@@ -194,7 +194,7 @@ def test_integers_must_be_equal(dtype: torch.dtype) -> None:
     wrong = truth.clone()
     wrong[2, 3] = not bool(wrong[2, 3])
     expected, got = truth[2, 3].item(), wrong[2, 3].item()
-    assert faults(wrong, truth, budget=1e9) == [f"{DEEP}[2, 3]: value: expected {expected}, got {got}"]
+    assert faults(wrong, truth, budget=1e9) == [f"{DEEP}: value at [2, 3]: expected {expected}, got {got}"]
 
 
 def test_a_scalar_integer_that_differs_is_told() -> None:

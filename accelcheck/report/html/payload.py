@@ -100,7 +100,7 @@ def blocks(
                 _number(sum(record.seconds.values()), 3),
                 _number(figures.value(record, "speed-up"), 3),
                 causes.get((place, case.id), []),
-                texts(record.reason.partition("\n")[0], 300),
+                texts(record.headline, 300),
             )
             for column, cell in zip(columns.values(), row, strict=True):
                 column.append(cell)
@@ -141,7 +141,7 @@ def _detail(record: Record, texts: _Texts) -> list[Any]:
     if len(shown) > MOST_FIGURES:
         shown = tuple(sorted(shown, key=lambda figure: (-figure.gates, -figure.used)))[:MOST_FIGURES]
     return [
-        texts(record.reason),
+        texts(record.why),
         texts(record.traceback),
         texts(record.remark),
         texts(record.code),
@@ -152,7 +152,7 @@ def _detail(record: Record, texts: _Texts) -> list[Any]:
         [
             part
             for one in record.evidence
-            for part in (texts(one.claim), _observed(one.observed, texts), int(one.engaged))
+            for part in (texts(one.label), _observed(one.observed, texts), int(one.engaged))
         ],
         [
             part
