@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
+from accelcheck.core import processes
 from accelcheck.plugin.options import SELECTING
 
 if TYPE_CHECKING:
@@ -28,6 +30,31 @@ def pytest_configure(config: pytest.Config) -> None:
         config.args_source = pytest.Config.ArgsSource.ARGS  # the header names the folder of the tests otherwise
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """The option that runs slow tests too."""
+    parser.addoption("--all", action="store_true", dest="slow_too", help="run accelcheck's slow tests too")
+
+
+def _without_slow(config: pytest.Config) -> bool:
+    """Whether slow tests are left out: nothing asks for them by an option or by name, as ``FILE::NAME`` does."""
+    named = config.option.slow_too or config.option.markexpr or any("::" in word for word in config.args)
+    return not named and any(TESTS in (path, *path.parents) for path in map(Path.absolute, map(Path, config.args)))
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave slow tests out."""
+    if _without_slow(config) and (slow := [item for item in items if item.get_closest_marker("slow")]):
+        items[:] = [item for item in items if not item.get_closest_marker("slow")]
+        config.hook.pytest_deselected(items=slow)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    """Say how slow tests are run."""
+    # Not how many: where workers run the tests, this process does not know them.
+    if _without_slow(config):
+        terminalreporter.write_line("slow tests are left out; with --all they run too, as in: nox -s tests -- --all")
+
+
 @pytest.fixture(autouse=True)
 def _one_thread(request: pytest.FixtureRequest) -> Iterator[None]:
     # Operators in tests are tiny, and the threads of several workers would wait for each other. The suite keeps the number of
@@ -41,6 +68,27 @@ def _one_thread(request: pytest.FixtureRequest) -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _frozen(request: pytest.FixtureRequest) -> None:
+    # torch and the tests are a million objects, which each collection would go through: a third of a second.
+    if TESTS in request.path.parents:
+        gc.freeze()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _no_process_is_left(request: pytest.FixtureRequest) -> Iterator[None]:
+    # The last teardown of each worker. It ends what is left, so that it burns no core, and fails the run by name.
+    if not any(TESTS in item.path.parents for item in request.session.items):
+        yield
+        return
+    from process_harness import end_what_is_left
+
+    processes.adopt_orphans()
+    yield
+    if left := end_what_is_left():
+        pytest.fail("tests left processes running:\n" + "\n".join(left), pytrace=False)
 
 
 @pytest.fixture(scope="module")

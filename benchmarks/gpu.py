@@ -152,7 +152,12 @@ def process(words: Sequence[str], limit: float, log: Any) -> tuple[int, bool]:
         # Without an installation nothing tells pytest of the plugin.
         environ["PYTEST_ADDOPTS"] = f"{environ.get('PYTEST_ADDOPTS', '')} -p {PLUGIN}".strip()
     with subprocess.Popen(
-        [sys.executable, *words], stdout=log, stderr=subprocess.STDOUT, env=environ, start_new_session=True
+        [sys.executable, *words],
+        stdout=log,
+        stderr=subprocess.STDOUT,
+        env=environ,
+        start_new_session=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # noqa: PLW1509 - no other thread; `nohup` ignores it
     ) as child:
         try:
             status = child.wait(limit)
@@ -190,9 +195,7 @@ def judged(path: Path, outcome: Outcome) -> None:
     outcome.cases = len(records)
     outcome.verdicts = dict(Counter(str(record.verdict) for record in records))
     outcome.bad += [
-        f"{record.case.id}: {record.verdict}: {record.reason.partition(chr(10))[0][:200]}"
-        for record in records
-        if not record.verdict.green
+        f"{record.case.id}: {record.verdict}: {record.headline[:200]}" for record in records if not record.verdict.green
     ]
     if path.stat().st_size > LARGE:
         with path.open("rb") as plain, gzip.open(f"{path}.gz", "wb") as packed:

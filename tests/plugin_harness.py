@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import psutil  # type: ignore[import-untyped]  # it comes without annotations
 import torch
+from process_harness import PATIENT
 from torch import Tensor, nn
 
 from accelcheck.core.capability import SUPPORTED, Capability, Code, unavailable, unsupported
@@ -48,8 +49,6 @@ importlib.import_module("torch._dynamo")
 importlib.import_module("accelcheck.plugin.own_models")
 
 FOLDER = Path(__file__).parent
-PATIENT = 240.0
-"""Seconds that a run in a process of its own may take on a busy machine."""
 JOURNAL = "journal.jsonl"
 CONFTEST = f"""
 import sys

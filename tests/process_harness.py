@@ -1,13 +1,57 @@
-"""Processes that tests start: which of them still run.
+"""Processes that tests start: how they are started and ended, which of them still run, and that none outlives the tests.
 
 It has no tests of its own.
 """
 
 from __future__ import annotations
 
+import contextlib
+import os
+import signal
+import subprocess
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from accelcheck.core.processes import polls
+import psutil  # type: ignore[import-untyped]  # it comes without annotations
+
+from accelcheck.core import files
+from accelcheck.core.processes import kill_tree, polls
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+PATIENT = 240.0
+"""Seconds that a run in a process of its own may take on a busy machine."""
+
+END_WITH_US = ("multiprocessing.resource_tracker", "torch._inductor.compile_worker", files._GUARD)
+"""Parts of the command lines of what is started once for a process, and waits for its end."""
+
+
+@contextlib.contextmanager
+def started(words: Sequence[str | Path], **options: Any) -> Iterator[subprocess.Popen[str]]:
+    """A running program; at the end of the context it is killed, with everything that it has started.
+
+    An interrupt ends it, also where the tests run in the background of a shell, which has them and all that they start ignore it.
+
+    Args:
+        words: The program and its arguments.
+        **options: Of `subprocess.Popen`.
+    """
+    ignored = signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    if ignored:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+    try:
+        process = subprocess.Popen(words, text=True, start_new_session=True, **options)
+    finally:
+        if ignored:
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
+    with process:
+        try:
+            yield process
+        finally:
+            kill_tree(process.pid)
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
 
 
 def alive(pid: int) -> bool:
@@ -24,3 +68,27 @@ def left(*pids: int, seconds: float = 5.0) -> list[int]:
         if not any(map(alive, pids)):
             break
     return [pid for pid in pids if alive(pid)]
+
+
+def descendants(pid: int) -> list[int]:
+    """Everything that a process has started and that still runs."""
+    return [one.pid for one in psutil.Process(pid).children(recursive=True) if alive(one.pid)]
+
+
+def end_what_is_left() -> list[str]:
+    """Kill what this process, which adopts orphans, has started; what still ran after some seconds, with its command line."""
+    for _ in polls(5.0):
+        if not (running := _children()):
+            return []
+    for pid in running:
+        kill_tree(pid)
+    return [f"process {pid}: {words}" for pid, words in running.items()]
+
+
+def _children() -> dict[int, str]:
+    """Command lines of the children that do not end with this process by themselves, by number."""
+    found = {}
+    for child in psutil.Process().children():
+        with contextlib.suppress(psutil.Error):
+            found[child.pid] = " ".join(child.cmdline())
+    return {pid: words for pid, words in found.items() if alive(pid) and not any(one in words for one in END_WITH_US)}

@@ -12,6 +12,7 @@ from torch import Tensor
 from accelcheck.checks.device_layout import eager_strides
 from accelcheck.checks.trial import (
     IDLE,
+    MOST_FAULTS,
     REDUCED,
     SWITCHED_OFF,
     UNJUDGED,
@@ -24,14 +25,18 @@ from accelcheck.checks.trial import (
     watched,
 )
 from accelcheck.core.case import Evidence, Figure, Mode
+from accelcheck.core.fault import Fault, FaultKind
 from accelcheck.core.plain import text
 from accelcheck.expectations import ceilings
-from accelcheck.expectations.ledger import RAISED
 from accelcheck.measure.clocks import undisturbed
+from accelcheck.techniques.base import Unsupported
 from accelcheck.verify.determinism import apart
 from accelcheck.verify.effort import told
 from accelcheck.verify.judge import Contract, check_metadata, judge, judge_together
-from accelcheck.verify.oracle import FIRST, twice
+from accelcheck.verify.known_answers import KnownAnswerError
+from accelcheck.verify.oracle import FIRST
+from accelcheck.verify.oracle_runs import twice
+from accelcheck.verify.reference import OracleError
 from accelcheck.workloads.probes import PROBES, Draw, Probe, draws
 from accelcheck.workloads.quiet import random_modules
 
@@ -40,12 +45,9 @@ if TYPE_CHECKING:
 
     from accelcheck.checks.trial import Trial
     from accelcheck.devices.base import Device
-    from accelcheck.verify.oracle import Reference
+    from accelcheck.verify.reference import Reference
     from accelcheck.verify.views import Reading
     from accelcheck.workloads.base import Problem, Program, Result
-
-MOST_FAULTS = 10
-"""No further draw is judged once this many faults are found that no ledger expects: the first ones say what is wrong."""
 
 
 def verify(trial: Trial, chosen: Sequence[Draw] | None = None) -> Finding:
@@ -62,6 +64,8 @@ def verify(trial: Trial, chosen: Sequence[Draw] | None = None) -> Finding:
         return _Run(trial).finding(chosen)
 
 
+MOST_RAISED = 3
+"""Draws that raise, after which no further one is judged: for each the program is prepared anew, which may take minutes."""
 STALE = 10
 """By so much smaller errors, once a program is prepared anew, show that it holds copies."""
 
@@ -81,7 +85,7 @@ class _Run:
         strides = technique.keeps_strides and device.has("strided")
         self.contract = Contract(device.type, strides, dtypes, eager_strides(trial) if strides else {})
         self.evidence: list[Evidence] = []
-        self.faults: list[str] = []
+        self.faults: list[Fault] = []
         self.figures: list[Figure] = []
         self.alike: dict[str, list[tuple[Draw, Mapping[str, Reading], Reference]]] = {}
         self._wrong: list[Draw] = []
@@ -94,12 +98,9 @@ class _Run:
         self.parameters = draw.parameters
 
     def finding(self, chosen: Sequence[Draw] | None = None) -> Finding:
-        """Run and judge the draws, then what the random draws show together.
-
-        Behind faults that the ledger expects, and draws that raise as it expects, all other draws are judged.
-        """
+        """Run and judge all draws, whatever is wrong with the others, then all random draws together."""
         trial = self.trial
-        raised: list[tuple[str, Exception]] = []
+        raised: dict[Fault, Exception] = {}
         if chosen is None:
             chosen = trial.effort.chosen(draws(trial.workload, trial.case.mode, self._admitted))
         for draw in chosen:
@@ -109,34 +110,45 @@ class _Run:
                 self._wrong += [draw] * (len(self.faults) > known)
             except Exception as error:  # noqa: BLE001 - whatever it raises is a fault of this draw, or raised again below
                 first = next(iter(text(error).splitlines()), "")
-                line = f"run: raised [{draw}]{RAISED}{type(error).__name__}: {first}"
-                raised.append((line, error))
-                if not trial.expected(line):
+                raised[_drawn(Fault(FaultKind.RAISED, "run", type(error).__name__, got=first), draw)] = error
+                own = isinstance(error, OracleError | KnownAnswerError | Unsupported)  # it says nothing of the draws
+                if own or len(raised) == MOST_RAISED or not self._renewed():
                     break
-                trial.technique.finish()  # what raised may have left anything behind
-                self.program, self.parameters = self._prepared(FIRST), FIRST.parameters
-            if len(self._unexpected()) >= MOST_FAULTS:
+            if len(self.faults) >= MOST_FAULTS:
                 break
         for probe, alike in self.alike.items():
             together = judge_together([(readings, reference) for _, readings, reference in alike])
-            if together.close(1) and not self._unexpected():  # the means of few samples may all be small
+            if together.close(1):  # the means of few samples may all be small
                 careful = [(readings, trial.reference(draw, careful=1).summary) for draw, readings, _ in alike]
                 together = judge_together(careful)
-            self.faults += [_labelled(str(fault), Draw(0, probe)) for fault in together.faults]
+            self.faults += [_drawn(fault, Draw(0, probe)) for fault in together.faults]
             self.figures += together.figures
-        if raised and not self.faults:
-            raise next((error for line, error in raised if not trial.expected(line)), raised[0][1])
-        self.faults += [line for line, _ in raised]
-        self._explain()
+        # Of several exceptions one may be known: the others must show.
+        if not self.faults and len({(fault.view, fault.got) for fault in raised}) == 1:
+            raise next(iter(raised.values()))
+        self.faults += raised
+        self._explain([draw for draw in chosen if draw.parameters != FIRST.parameters and not draw.probe])
         return Finding(self.evidence, self.faults, self.figures, self.compared, self.excess)
 
-    def _explain(self) -> None:
+    def _renewed(self) -> bool:
+        """Whether a program is prepared anew after a run raised, which may have left anything behind."""
+        try:
+            self.trial.technique.finish()
+            self.program, self.parameters = self._prepared(FIRST), FIRST.parameters
+        except Exception:  # noqa: BLE001 - what the run raised says more
+            return False
+        return True
+
+    def _explain(self, others: Sequence[Draw]) -> None:
         """Say so where `prepare` copies parameters and the technique does not say that it does: no other fault hints at it.
 
-        A draw with other parameters is then right, or much less wrong, once the program is prepared for these.
+        All random draws with other parameters are then wrong, and the first of them is right, or much less wrong, once the program
+        is prepared for these.
+
+        Args:
+            others: These draws.
         """
-        others = [draw for draw in self._wrong if draw.parameters != FIRST.parameters]
-        if self.trial.technique.bakes or not others or not self._unexpected():
+        if self.trial.technique.bakes or not others or not set(others) <= set(self._wrong):
             return
         trial, draw = self.trial, others[0]
         trial.technique.finish()
@@ -149,14 +161,12 @@ class _Run:
         if not anew.faults or 0 < now * STALE <= was < math.inf:
             kind = type(trial.technique).__name__
             better = f"errors {was / now:.0f} times smaller" if anew.faults else "right results"
-            self.faults.append(
-                f"prepare: stale [{draw}]: expected results that follow parameters and inputs, which change in place between runs; "
-                f"got {better} when prepared anew. Let {kind}.prepare use the tensors themselves, or set "
+            expected = "results that follow parameters and inputs, which change in place between runs"
+            got = (
+                f"{better} when prepared anew. Let {kind}.prepare use the tensors themselves, or set "
                 f"{kind}.bakes to True if it copies parameters on purpose"
             )
-
-    def _unexpected(self) -> list[str]:
-        return [line for line in self.faults if not self.trial.expected(line)]
+            self.faults.append(_drawn(Fault(FaultKind.STALE, "prepare", expected=expected, got=got), draw))
 
     def _admitted(self, probe: Probe) -> bool:
         technique = self.trial.technique
@@ -205,7 +215,7 @@ class _Run:
             changed = mutations(self.program.inputs, inputs)
             if case.mode is not Mode.TRAIN:
                 changed += state.mutations()
-            self.faults += [_labelled(line, draw) for line in changed]
+            self.faults += [_drawn(fault, draw) for fault in changed]
             self.excess = max(self.excess, reference.eager_excess)
         if first and result:
             with clock("rerun"):
@@ -235,7 +245,7 @@ class _Run:
         contract = self.contract
         if contract.strides and draw.probe and PROBES[draw.probe].reshapes:
             contract = replace(contract, eager_strides=eager_strides(self.trial, draw))
-        wrong = [_labelled(str(fault), draw) for fault in check_metadata(result, reference, contract)]
+        wrong = [_drawn(fault, draw) for fault in check_metadata(result, reference, contract)]
         if wrong:
             self.faults += wrong
             return {}
@@ -244,12 +254,10 @@ class _Run:
         gates = [one for one in judgement.figures if one.gates and one.allowed > 0]
         self._excess[draw] = max((one.measured / one.allowed for one in gates), default=0.0)
         for careful in (1, 2):
-            if (
-                judgement.close(careful, reference) and not self._unexpected()
-            ):  # where another draw has failed, more samples change no verdict
+            if judgement.close(careful, reference):
                 reference = self.trial.reference(draw, careful=careful)
                 judgement = judge(result, reference)
-        self.faults += [_labelled(str(fault), draw) for fault in judgement.faults]
+        self.faults += [_drawn(fault, draw) for fault in judgement.faults]
         self.figures += judgement.figures
         self.compared += judgement.compared
         self.alike.setdefault(draw.probe, []).append((draw, judgement.readings, reference.summary))
@@ -275,7 +283,8 @@ class _Run:
             allowed = 0.0 if deterministic else float("inf")
             self.figures.append(Figure(path, "rerun", distance, allowed, "", gates=deterministic))
             if deterministic and distance:
-                self.faults.append(f"{path}: rerun: expected the same bits, got {distance:.3g} relative difference")
+                got = f"{distance:.3g} relative difference"
+                self.faults.append(Fault(FaultKind.RERUN, path, expected="the same bits", got=got, measured=distance))
 
     def _again(self, state: State) -> Result:
         trial = self.trial
@@ -357,12 +366,9 @@ def _renewed(own: Any, new: Any) -> Any:
     return own
 
 
-def _labelled(line: str, draw: Draw) -> str:
-    """A fault's line with the draw that showed it; the case's own draw is not named."""
-    if draw == FIRST:
-        return line
-    path, what, rest = line.split(": ", 2)
-    return f"{path}: {what} [{draw}]: {rest}"
+def _drawn(fault: Fault, draw: Draw) -> Fault:
+    """A fault with the draw that showed it; the case's own draw is not named."""
+    return fault if draw == FIRST else replace(fault, draw=str(draw))
 
 
 def _poison(reference: Reference, device: Device) -> None:

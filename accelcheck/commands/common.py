@@ -57,19 +57,23 @@ def add_selection(command: argparse.ArgumentParser) -> None:
     )
 
 
-def devices_of(given: argparse.Namespace) -> list[str]:
+def devices_of(given: argparse.Namespace, models: tuple[str, ...] = ()) -> list[str]:
     """The devices that a command names, or all that are present, plugins in this folder included; empty where one cannot be used, which is printed.
+
+    Args:
+        given: The command line.
+        models: As of `registered.here`, so that the configuration of pytest that a command has is used.
 
     Raises:
         PluginLoadError, UnknownNameError: As for `refusal`.
     """
     for name in given.device:
-        if (why := refusal(name)) is not None:
+        if (why := refusal(name, models)) is not None:
             print(f"accelcheck: {name}: {why}; accelcheck doctor says more", file=sys.stderr)
             return []
     if given.device:
         return list(dict.fromkeys(given.device))
-    statuses, _ = probe(None, extra=registered.devices(registered.here()))
+    statuses, _ = probe(None, extra=registered.devices(registered.here(models)))
     found = [name for name, status in statuses.items() if status.present]
     if not found:
         print("accelcheck: no device can be tested: accelcheck doctor says why", file=sys.stderr)
@@ -83,8 +87,8 @@ def check_new(path: Path) -> str:
     return "" if path.parent.is_dir() else f"{path}: there is no folder {path.parent}: make it first"
 
 
-def refusal(name: str) -> str | None:
-    """Why a device cannot be used on this machine; None if it can.
+def refusal(name: str, models: tuple[str, ...] = ()) -> str | None:
+    """Why a device cannot be used on this machine; None if it can; `models` as of `devices_of`.
 
     Raises:
         PluginLoadError: It is not built in, and pytest, which loads plugins, does not start.
@@ -92,7 +96,7 @@ def refusal(name: str) -> str | None:
     """
     known, extra = devices(), list[Device]()
     if name not in known:
-        extra = registered.devices(registered.here())
+        extra = registered.devices(registered.here(models))
         known = devices(extra)
     if name == "xla" and not hardware.tpu().count:
         os.environ.setdefault("PJRT_DEVICE", "CPU")

@@ -14,7 +14,6 @@ from accelcheck.core import imports
 from accelcheck.core.files import file_name, scratch
 from accelcheck.core.selection import Selection
 from accelcheck.core.words import LEVELS
-from accelcheck.expectations.ledger import Ledger
 from accelcheck.plugin import registered
 from accelcheck.report import console
 from accelcheck.techniques.matrix import unknown_case
@@ -104,7 +103,6 @@ def _told(given: argparse.Namespace, name: str, script: Path, folder: Path) -> T
     from accelcheck.core.clean_process import CleanProcessError
     from accelcheck.devices.base import Status
     from accelcheck.explain.apart import Asked, explained, explained_here
-    from accelcheck.verify.cache import clean_process
     from accelcheck.verify.oracle import Store
 
     device = registered.device(name)
@@ -113,14 +111,9 @@ def _told(given: argparse.Namespace, name: str, script: Path, folder: Path) -> T
     matrix.check(selection)
     (case,) = matrix.cases(selection)
 
-    def bench(store: Store) -> Bench:
-        return Bench(matrix, {name: device}, {name: Status(name, SUPPORTED)}, store, Ledger())
-
-    def make() -> Bench:
-        return bench(Store(folder, clean_process(matrix.parts())))
-
+    bench = Bench(matrix, {name: device}, {name: Status(name, SUPPORTED)}, Store(folder))
     asked = Asked(
-        make,
+        bench,
         case,
         script,
         layers=not given.no_layers,
@@ -129,7 +122,7 @@ def _told(given: argparse.Namespace, name: str, script: Path, folder: Path) -> T
         steps=os.dup(2),  # the fork has another standard error
     )
     try:
-        return explained(asked, bench(Store(folder)))
+        return explained(asked)
     except CleanProcessError as error:
         print(f"accelcheck: a crash or hang of the case ends this process too: {error}", file=sys.stderr)
         return explained_here(asked)

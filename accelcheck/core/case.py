@@ -156,6 +156,8 @@ class Evidence:
         claim: What should be seen, such as ``compiled regions entered >= 1``.
         observed: What was seen: a number or a short text.
         engaged: Whether the observation supports the claim.
+        draw: A later run that shows it, such as ``draw 1``; empty for the first.
+        strays: Operators that ran on the CPU instead of the device, and how often, where the claim is that none did.
 
     Raises:
         TypeError: `engaged` is a text, or Python cannot tell whether it is true.
@@ -164,6 +166,8 @@ class Evidence:
     claim: str
     observed: bool | int | float | str
     engaged: bool
+    draw: str = ""
+    strays: tuple[tuple[str, int], ...] = ()
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "claim", text(self.claim))
@@ -182,6 +186,25 @@ class Evidence:
             why: What was tried, and what came.
         """
         return cls(f"{UNSEEN}{claim}", why, engaged=True)
+
+    @classmethod
+    def stayed(cls, strays: Mapping[str, int], device: str, where: str = "") -> Self:
+        """Evidence that no operator left a device for the CPU.
+
+        Args:
+            strays: Number of calls on the CPU, by operator.
+            device: Name of the device.
+            where: The processes, in words; empty for this one.
+        """
+        counts = tuple(sorted(strays.items()))
+        listed = ", ".join(f"{name} x{count}" for name, count in counts)
+        claim = f"no operator left {device} for the CPU {where}".rstrip()
+        return cls(claim, listed or "none did", not counts, strays=counts)
+
+    @property
+    def label(self) -> str:
+        """The claim, and the run that shows it where that is a later one."""
+        return f"{self.claim} [{self.draw}]" if self.draw else self.claim
 
     @property
     def seen(self) -> bool:

@@ -140,22 +140,24 @@ class _Worker:
         from accelcheck.checks.execute import Bench
         from accelcheck.core.capability import SUPPORTED
         from accelcheck.devices.base import Status
+        from accelcheck.expectations.holding import hold
         from accelcheck.expectations.ledger import Ledger, shipped
         from accelcheck.verify.oracle import Store
 
         name = self.device.name
+        ledger = Ledger.load(shipped((name,)))
         bench = Bench(
             matrix=self.known,
             devices={name: self.device},
             statuses={name: Status(name, SUPPORTED)},
             store=Store(self.folder),
-            ledger=Ledger.load(shipped((name,))),
         )
-        record = bench.run(replace(case, mode=TIMED[case.mode]))
+        record = hold(bench.run(replace(case, mode=TIMED[case.mode])), ledger)
         if record.verdict is Verdict.PASS:
             return {}
-        reason = record.reason.partition("\n")[0]
-        why = f"{record.verdict}: {reason}" if record.verdict.executed else reason  # a refusal says its verdict itself
+        why = (
+            f"{record.verdict}: {record.headline}" if record.verdict.executed else record.headline
+        )  # a refusal says its verdict itself
         return {"wrong": why, "broken": not record.verdict.green}
 
     def measured(self, case: Case, turns: Turns) -> dict[str, Any]:

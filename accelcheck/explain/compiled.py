@@ -18,13 +18,13 @@ from torch import Tensor, fx
 
 from accelcheck.devices.torch_names import OpOverload
 from accelcheck.explain.parts import GraphPart, PartShrinker, SmallestPart, kept
-from accelcheck.verify.oracle import twice
+from accelcheck.verify.oracle_runs import twice
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from accelcheck.checks.trial import Trial
-    from accelcheck.verify.judge import Discrepancy
+    from accelcheck.core.fault import Fault
     from accelcheck.workloads.probes import Draw
 
 
@@ -45,7 +45,7 @@ class Region:
     operator: str
     number: tuple[int, int]
     line: str
-    faults: tuple[Discrepancy, ...]
+    faults: tuple[Fault, ...]
     smallest: SmallestPart | None = None
 
 

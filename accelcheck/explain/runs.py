@@ -13,7 +13,7 @@ from accelcheck.core.case import Mode
 from accelcheck.explain.budgets import OperatorBudgets
 from accelcheck.explain.operators import OperatorTrace, Recompute, together
 from accelcheck.explain.places import Places
-from accelcheck.verify.oracle import twice
+from accelcheck.verify.oracle_runs import twice
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

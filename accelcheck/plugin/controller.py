@@ -10,12 +10,13 @@ import shlex
 import sys
 import threading
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TextIO
 
 import pytest
 
 from accelcheck.core.case import Case, Mode, Verdict
-from accelcheck.core.journal import Journal, JournalError, Record
+from accelcheck.core.journal import ErrorCode, Journal, JournalError, Record
 from accelcheck.expectations import must_pass
 from accelcheck.measure import timing_processes
 from accelcheck.plugin import inputs, lost_workers, options, registered, summary_lines, time_limits
@@ -154,6 +155,9 @@ class Controller:
             self._take(Record(case, verdict, reason=report.longreprtext.strip()))
 
     def _take(self, record: Record) -> None:
+        if not record.family:  # its process is gone: other cases of the technique say it
+            same = (one for one in self.records.values() if one.case.technique == record.case.technique)
+            record = replace(record, family=next((one.family for one in same if one.family), ""))
         self.records[record.case.id] = record
         self._write(lambda journal: journal.case(record.as_json()))
 
@@ -178,9 +182,8 @@ class Controller:
             f"expected a case of version {required.version} of the must-pass list {required.kind}, which was not collected: "
             "its technique or workload is not registered here"
         )
-        record = self.records[name] = Record(case, Verdict.ERROR, reason=reason)
         self._say(f"{name}: error: {reason}")
-        self._write(lambda journal: journal.case(record.as_json()))
+        self._take(Record(case, Verdict.ERROR, code=ErrorCode.NOT_COLLECTED, reason=reason))
 
     def _limit(self, nodeid: str) -> float | None:
         """Seconds that a run of a test's case may take; None where there is no limit, or it is not known here."""

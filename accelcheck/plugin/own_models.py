@@ -243,14 +243,14 @@ class Accel:
         gate.limits += limits
         with ExitStack() as ended, tempfile.TemporaryDirectory(prefix="model-", dir=run.folder) as folder:
             began = time.monotonic()
-            bench = benches.bench(config, run, matrix, Path(folder), ended.callback, gate)
+            supervisor = benches.supervisor(config, run, matrix, Path(folder), ended.callback, gate)
             records = []
             for case in cases:
-                records.append(bench.run(case))
-                if bench.elsewhere is not None and (printed := bench.elsewhere.printed()):
+                records.append(supervisor.run(case))
+                if printed := supervisor.printed():
                     print(escaped_lines(printed))
             self._keep(records)
-            why = self._explained(bench, records, time.monotonic() - began)
+            why = self._explained(supervisor.bench, records, time.monotonic() - began)
         found = Checked(tuple(records), refused)
         self._end(found, why)
         return found

@@ -162,7 +162,7 @@ def _unproven(run: DeviceRun) -> Iterator[str]:
 
 
 def _why(record: Record) -> str:
-    return f"{record.verdict}: {record.code or record.reason.partition(chr(10))[0]}"
+    return f"{record.verdict}: {record.code or record.headline}"
 
 
 def _verdict(record: Record) -> str:

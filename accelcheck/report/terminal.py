@@ -141,7 +141,7 @@ def _qualified(records: list[Record], run: SelectedRun) -> list[str]:
 
 def _expected(found: Sequence[Record]) -> list[str]:
     """Cases that a ledger expects to fail, by reason, and where the page is that the reasons refer to."""
-    reasons = [(r.case.device, r.reason.partition("\n")[0]) for r in found if r.verdict is Verdict.XFAIL]
+    reasons = [(r.case.device, r.headline) for r in found if r.verdict is Verdict.XFAIL]
     lines = _counted("expected to fail (ledger):", reasons)
     if any(pages.FINDINGS in reason for _, reason in reasons) and (path := pages.place(pages.FINDINGS)) is not None:
         lines.append(f"  {pages.FINDINGS}: {path}")
@@ -194,7 +194,7 @@ def matrix(records: list[Record], devices: tuple[str, ...]) -> list[str]:
 
 
 def _cell(records: list[Record]) -> str:
-    codes = {record.code for record in records}
+    codes = {"" if record.verdict.executed else record.code for record in records}
     if len(codes) == 1 and (code := codes.pop()):
         return f"{records[0].verdict} [{code}]"
     return ", ".join(f"{number} {verdict}" for verdict, number in counts(records).items())

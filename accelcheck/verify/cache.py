@@ -83,7 +83,7 @@ def _make(path: Path, make: Callable[..., dict[str, Any]], *arguments: Any) -> N
     finally:
         left = state.restore()
     if left:
-        raise LeftChangedError(f"the workload leaves changed what later ones compute with: {'; '.join(left)}")
+        raise LeftChangedError(f"the workload leaves changed what later ones compute with: {'; '.join(map(str, left))}")
     with replacing(path, durable=False) as file:  # the folder does not outlive the run
         torch.save(made, file)
 

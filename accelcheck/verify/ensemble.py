@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from accelcheck.core.case import Mode
-from accelcheck.verify.oracle import TRUST, Arithmetic, OracleError
+from accelcheck.verify.oracle_runs import Arithmetic
 from accelcheck.verify.precision import SLACK
+from accelcheck.verify.reference import OracleError
 from accelcheck.verify.rounding import Rounding
+from accelcheck.verify.sample_budgets import TRUST
 from accelcheck.verify.trajectory import SEEDS, Course, chart, judge
 from accelcheck.verify.unfused import unfused
 from accelcheck.workloads.base import Program
@@ -20,7 +22,7 @@ if TYPE_CHECKING:
 
     from accelcheck.core.case import Case
     from accelcheck.verify.cache import Cache
-    from accelcheck.verify.oracle import EmulatedTechnique
+    from accelcheck.verify.oracle_runs import EmulatedTechnique
     from accelcheck.workloads.base import Result, Workload
 
 SAMPLES = 4
@@ -78,7 +80,7 @@ def _compute(
     if not excess <= TRUST:
         raise OracleError(
             f"{workload.name}: eager on the CPU is {excess:.3g} times further from FP64 than rounding explains (limit "
-            f"{TRUST:g}): {'; '.join(judgement.faults)}"
+            f"{TRUST:g}): {'; '.join(map(str, judgement.faults))}"
         )
     return found, excess
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from process_harness import left
 
 from accelcheck.core import clean_process
 from accelcheck.core.clean_process import CleanProcess, CleanProcessError
@@ -46,18 +47,6 @@ class OddError(Exception):
 
     def __init__(self, one: int, two: int) -> None:
         super().__init__(f"{one} and {two}")
-
-
-def ended(pid: int) -> bool:
-    """Whether a process, of which this is not the parent, ends within 5 s."""
-    for _ in range(500):
-        try:
-            if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z":
-                return True  # whoever adopted it has not yet waited for it
-        except FileNotFoundError:
-            return True
-        time.sleep(0.01)
-    return False
 
 
 def odd() -> None:
@@ -100,6 +89,23 @@ def test_what_cannot_be_sent_is_named(clean: CleanProcess) -> None:
     with pytest.raises(CleanProcessError, match=r"len: cannot be sent to the clean process.*register what it names"):
         clean.call(len, lambda: None)
     assert clean.call(len, [1]) == 1
+
+
+def made_there() -> list[int]:
+    """A list that begins with the process that made it."""
+    return [os.getpid()]
+
+
+def test_a_call_is_given_what_the_process_began_with_and_the_next_process_its_own() -> None:
+    clean = CleanProcess([], ((made_there, 30.0),))
+    first = clean.pid
+    assert clean.call(list.copy, clean.begun) == [first]
+    clean.call(list.append, clean.begun, 2)
+    assert clean.call(list.copy, clean.begun) == [first, 2]
+    clean.renew()
+    assert clean.call(list.copy, clean.begun) == [clean.pid]
+    assert clean.pid != first
+    clean.close()
 
 
 def test_an_exception_is_raised_here_with_its_traceback(clean: CleanProcess) -> None:
@@ -178,7 +184,7 @@ def test_nothing_is_left_when_it_is_closed() -> None:
     computing = clean.call(os.getpid)
     clean.close()
     clean.close()
-    assert ended(computing)
+    assert not left(computing)
 
 
 def test_it_ends_with_the_process_that_made_it() -> None:
@@ -189,7 +195,7 @@ def test_it_ends_with_the_process_that_made_it() -> None:
         os.write(writer, str(made.call(os.getpid)).encode())
         os.kill(os.getpid(), signal.SIGKILL)
     os.waitpid(parent, 0)
-    assert ended(int(os.read(reader, 20)))
+    assert not left(int(os.read(reader, 20)))
 
 
 def sleeps(seconds: float) -> None:
@@ -232,7 +238,7 @@ def test_a_death_between_two_calls_is_no_matter_of_the_next(clean: CleanProcess)
 def test_what_a_process_that_died_had_started_is_ended(clean: CleanProcess, tmp_path: Path) -> None:
     with pytest.raises(CleanProcessError, match="SIGSEGV"):
         clean.call(starts_another, str(tmp_path / "pid"))
-    assert ended(int((tmp_path / "pid").read_text()))
+    assert not left(int((tmp_path / "pid").read_text()))
 
 
 def test_an_end_of_file_in_a_function_is_its_own(clean: CleanProcess) -> None:
@@ -324,7 +330,7 @@ def test_what_a_function_has_started_ends_with_the_process_that_called() -> None
         os.write(writer, str(made.call(leaves_another)).encode())
         os.kill(os.getpid(), signal.SIGKILL)
     os.waitpid(parent, 0)
-    assert ended(int(os.read(reader, 20)))
+    assert not left(int(os.read(reader, 20)))
 
 
 def leaves_another() -> int:

@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
+from process_harness import started
 
 from accelcheck.core import files
 from accelcheck.core.files import PARTIAL, replacing
@@ -64,13 +65,14 @@ child.wait()
 print(scratch(), child.output().strip(), private("x-").parent, flush=True)
 time.sleep(600)
 """
-    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as process:
+    with started([sys.executable, "-c", code], stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         folders = process.stdout.readline().split()
         assert len(folders) == 3
         assert len(set(folders)) == 1
         assert {path.name[:2] for path in Path(folders[0]).iterdir()} == {"ch", "x-"}
         process.kill()
+        process.wait()
     for _ in range(500):
         if not [*tmp_path.iterdir()]:
             break

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import shutil
-import subprocess
 import sys
 from typing import TYPE_CHECKING
 
 import pytest
+from process_harness import started
 
 from accelcheck.core import native_stacks as under_test
 from accelcheck.core.clean_process import CleanProcess, CleanProcessError
@@ -27,9 +27,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def sleeper() -> Iterator[int]:
-    with subprocess.Popen(["/bin/sleep", "600"]) as process:
+    with started(["/bin/sleep", "600"]) as process:
         yield process.pid
-        process.kill()
 
 
 def install(folder: Path, name: str, script: str) -> None:

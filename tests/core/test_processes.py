@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
-import subprocess
 import sys
 import threading
 import time
@@ -13,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from process_harness import alive, left
+from process_harness import alive, left, started
 
 from accelcheck.core import processes
 from accelcheck.core.case import Verdict
@@ -78,6 +76,7 @@ def test_an_end_says_how(code: str, end: End, text: str) -> None:
     with Child(["-c", code]) as child:
         found = child.wait(60.0)
     assert (found, str(found), end.verdict) == (end, text, Verdict.CRASH)
+    assert end.how == text.partition(" of " if end.code < 0 else " with ")[2]
 
 
 def test_a_crash_prints_where() -> None:
@@ -164,14 +163,12 @@ say(pid=subprocess.Popen([sys.executable, "-c", "{STAY}"]).pid)
 @pytest.mark.skipif(sys.platform != "linux", reason="the signal is Linux's")
 def test_a_killed_parent_takes_its_children_and_theirs_along(tmp_path: Path) -> None:
     code = f"import sys; sys.path[:] = {sys.path!r}; import test_processes; test_processes.idle(sys.argv[1:])"
-    parent = subprocess.Popen([sys.executable, "-c", code, str(tmp_path)])
-    try:
+    with started([sys.executable, "-c", code, tmp_path]) as parent:
         (pids,) = Mailbox(tmp_path).wait(["pids"], 60.0, lambda: parent.poll() is not None) or [[]]
         assert len(pids) == 2
-    finally:
-        parent.send_signal(signal.SIGKILL)
+        parent.kill()
         parent.wait()
-    assert not left(*pids)
+        assert not left(*pids)
 
 
 def test_an_end_with_grace_lets_the_child_clean_up(tmp_path: Path) -> None:

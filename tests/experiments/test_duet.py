@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 from plugin_harness import reaches
+from process_harness import started
 
 import accelcheck
 from accelcheck import cli
@@ -572,19 +573,16 @@ def test_a_killed_parent_leaves_no_stopped_process(tmp_path: Path) -> None:
         time.sleep(600)
         """
     environ = {**os.environ, "PYTHONPATH": str(Path(accelcheck.__file__).parents[1])}
-    started = subprocess.Popen(
-        [sys.executable, "-c", textwrap.dedent(parent)], stdout=subprocess.PIPE, text=True, env=environ
-    )
-    assert started.stdout is not None
-    ended, pid = started.stdout.readline().split()
-    stat = Path(f"/proc/{pid}/stat")
-    try:
+    words = [sys.executable, "-c", textwrap.dedent(parent)]
+    with started(words, stdout=subprocess.PIPE, env=environ) as process:
+        assert process.stdout is not None
+        ended, pid = process.stdout.readline().split()
+        stat = Path(f"/proc/{pid}/stat")
         assert ended == "None"  # it has handed over
         assert reaches(stat, "T")
-    finally:
-        started.kill()
-        started.communicate()
-    assert reaches(stat, "Z", "gone")
+        process.kill()
+        process.communicate()
+        assert reaches(stat, "Z", "gone")
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
@@ -595,17 +593,17 @@ def test_a_duet_that_is_terminated_leaves_no_process(stage: Stage) -> None:
     ]
     code = "import sys; from accelcheck import cli; sys.exit(cli.main(sys.argv[1:]))"
     environ = {**os.environ, "PYTHONPATH": str(Path(accelcheck.__file__).parents[1])}
-    duet_itself = subprocess.Popen([sys.executable, "-c", code, "duet", *pythons], env=environ, stderr=subprocess.PIPE)
     pids = stage.folder / "pids"
-    for _ in range(600):  # both judged, then both measuring: A is stopped, B hangs
-        started = pids.read_text().split() if pids.exists() else []
-        if len(started) == 4 and reaches(Path(f"/proc/{started[2]}/stat"), "T"):
-            break
-        time.sleep(0.05)
-    duet_itself.terminate()
-    duet_itself.communicate()
-    assert duet_itself.returncode == 128 + signal.SIGTERM
-    assert all(reaches(Path(f"/proc/{pid}/stat"), "Z", "gone") for pid in started[2:])
+    with started([sys.executable, "-c", code, "duet", *pythons], env=environ, stderr=subprocess.PIPE) as duet_itself:
+        for _ in range(600):  # both judged, then both measuring: A is stopped, B hangs
+            sides = pids.read_text().split() if pids.exists() else []
+            if len(sides) == 4 and reaches(Path(f"/proc/{sides[2]}/stat"), "T"):
+                break
+            time.sleep(0.05)
+        duet_itself.terminate()
+        duet_itself.communicate()
+        assert duet_itself.returncode == 128 + signal.SIGTERM
+        assert all(reaches(Path(f"/proc/{pid}/stat"), "Z", "gone") for pid in sides[2:])
 
 
 def test_two_real_environments(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

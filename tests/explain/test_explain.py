@@ -388,6 +388,14 @@ def test_the_operator_that_was_running_when_a_process_ended_is_named(
     assert f"{script}: with the inputs of the case\nrun alone, it exits with 0 (the operator returns alone" in out
 
 
+def test_the_limit_of_a_case_does_not_count_while_python_starts_for_its_script(
+    installed: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (installed / "sitecustomize.py").write_text("import time; time.sleep(4)\n")
+    assert cli.main(["explain", ID.format("aborting"), "--timeout=3", "--no-layers"]) == RED
+    assert "run alone, it exits with 0 (the operator returns alone" in capsys.readouterr().out
+
+
 @pytest.mark.usefixtures("installed")
 def test_what_ends_a_process_between_operators_is_said(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["explain", ID.format("early"), "--no-layers"]) == RED

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -10,6 +11,7 @@ from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from process_harness import PATIENT, started
 
 from accelcheck.core.files import file_name
 from accelcheck.devices.base import Fingerprint
@@ -303,9 +305,9 @@ Baselines(pathlib.Path(sys.argv[1])).write(new, replace=True)
 @pytest.mark.parametrize("moment", ["half written", "not yet in place"])
 def test_a_writer_that_is_killed_leaves_the_old_file(store: Baselines, moment: str) -> None:
     store.write(BASELINE, replace=True)
-    with subprocess.Popen([sys.executable, "-c", WRITER, str(store.root), moment], stdout=subprocess.PIPE) as writer:
+    with started([sys.executable, "-c", WRITER, store.root, moment], stdout=subprocess.PIPE) as writer:
         assert writer.stdout is not None
-        assert writer.stdout.readline() == b"halted\n"
+        assert writer.stdout.readline() == "halted\n"
         os.kill(writer.pid, signal.SIGKILL)
     assert writer.returncode == -signal.SIGKILL
     assert store.read(PLACE) == {BASELINE.case: BASELINE}
@@ -325,6 +327,9 @@ for number in range(25):
     case = f"eager/{sys.argv[2]}-{number}/cpu/float32/speed"
     Baselines(Path(sys.argv[1])).write(Baseline(case, "0123abcd", place, Sample(0.0, 0.01, 10)), replace=True)
 """
-    writers = [subprocess.Popen([sys.executable, "-c", one, str(store.root), name]) for name in ("a", "b", "c")]
-    assert [writer.wait() for writer in writers] == [0, 0, 0]
+    with contextlib.ExitStack() as stack:
+        writers = [
+            stack.enter_context(started([sys.executable, "-c", one, store.root, name])) for name in ("a", "b", "c")
+        ]
+        assert [writer.wait(PATIENT) for writer in writers] == [0, 0, 0]
     assert len(store.read(PLACE)) == 75

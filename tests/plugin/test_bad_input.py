@@ -108,7 +108,7 @@ def test_an_option_that_does_not_exist_is_refused(suite: Suite) -> None:
     assert "--accel-devices" in ran.err
 
 
-@pytest.mark.parametrize("workers", ["0", "2"])
+@pytest.mark.parametrize("workers", ["0", pytest.param("2", marks=pytest.mark.slow)])
 def test_an_absent_device_skips_its_cases_and_a_run_of_nothing_is_not_green(suite: Suite, workers: str) -> None:
     ran = suite.run(*only("toy", "eager", device="xla"), "-n", workers, "-rs")
     assert ran.ret == NOTHING_RAN
@@ -145,7 +145,12 @@ def test_a_required_device_that_is_absent_ends_the_run_before_collection(suite: 
     ("code", "timeout", "words"),
     [
         ("raise ImportError('undefined symbol: _ZN5torch')", "60", ["import-failed", "undefined symbol: _ZN5torch"]),
-        ("import time; time.sleep(600)", "20", ["probe-timeout", "no answer within 20 s, during: open xla"]),
+        pytest.param(
+            "import time; time.sleep(600)",
+            "20",
+            ["probe-timeout", "no answer within 20 s, during: open xla"],
+            marks=pytest.mark.slow,
+        ),
     ],
     ids=["raises", "hangs"],
 )

@@ -8,8 +8,8 @@ import sys
 from typing import TYPE_CHECKING
 
 import pytest
-from plugin_harness import PATIENT
 from probe_harness import HANG, TORCH
+from process_harness import PATIENT
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -50,7 +50,7 @@ def test_a_hook_that_does_not_give_what_it_should_is_named(suite: Suite, hook: s
 
 
 @pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("workers", ["0", "2"])
+@pytest.mark.parametrize("workers", ["0", pytest.param("2", marks=pytest.mark.slow)])
 def test_a_technique_that_cannot_say_its_cases_is_named_once(suite: Suite, method: str, workers: str) -> None:
     code, place = METHODS[method]
     suite.pytester.makeconftest(f"""
@@ -99,5 +99,5 @@ def test_a_device_whose_detect_does_not_answer_is_absent(act: Callable[[], objec
     found = _detect(Toy(act), 0.2)
     assert not found.ok
     assert found.code is code
-    assert found.reason.startswith("test_plugin_foreign_code.Toy.detect")
+    assert found.reason.startswith("test_foreign_code.Toy.detect")
     assert reason in found.reason

@@ -107,7 +107,7 @@ def python(folder: Path, *words: str, **environ: str) -> subprocess.CompletedPro
     )
 
 
-@pytest.mark.parametrize("workers", ["0", "2"])
+@pytest.mark.parametrize("workers", ["0", pytest.param("2", marks=pytest.mark.slow)])
 def test_a_backend_without_an_entry_point_runs_cases_in_every_process(vendor: Suite, workers: str) -> None:
     words = [*only("toy", "toy-too", device="toy"), "--accel-device=cpu", "--accel-import=vendor_toy"]
     ran = vendor.run_apart(*words, "-n", workers)
@@ -117,6 +117,7 @@ def test_a_backend_without_an_entry_point_runs_cases_in_every_process(vendor: Su
     assert ran.lines("  toy: 1 x Toy 0; .*")
 
 
+@pytest.mark.slow
 def test_a_backend_that_registers_the_least_runs_and_says_what_it_lacks(vendor: Suite) -> None:
     (vendor.path / "vendor_bare.py").write_text("import toy_backend\ntoy_backend.load(toy_backend.Bare())\n")
     ran = vendor.run_apart(*only("toy", device="toy"), "--accel-import=vendor_bare")
@@ -131,12 +132,14 @@ def test_a_backend_that_registers_the_least_runs_and_says_what_it_lacks(vendor: 
     )
 
 
+@pytest.mark.slow
 def test_the_ini_file_names_modules_too(vendor: Suite) -> None:
     vendor.ini(accel_import="vendor_toy")
     ran = vendor.run_apart(*only("toy", device="toy"))
     assert ran.verdicts == {"toy/tiny/toy/float32/forward": "pass"}, ran.out
 
 
+@pytest.mark.slow
 def test_timing_processes_import_the_backend(vendor: Suite) -> None:
     words = ["--accel-import=vendor_toy", "--accel-baseline=update", "--accel-processes=2", "-p", "no:benchmark"]
     ran = vendor.run_apart(*only("toy", workload="timed", device="toy"), *words)
@@ -144,6 +147,7 @@ def test_timing_processes_import_the_backend(vendor: Suite) -> None:
     assert "stored from 2 processes" in {m.reason for m in ran.record("toy", "timed").measurements}
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not installed("torchao"), reason="torchao is not installed")
 def test_a_backend_without_torch_save_is_judged_and_the_case_says_what_could_not_be_seen(vendor: Suite) -> None:
     words = ["--accel-import=vendor_toy", "-p", "no:benchmark"]
@@ -236,6 +240,7 @@ def command(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     return python(folder, "-c", "import sys; from accelcheck import cli; sys.exit(cli.main(sys.argv[1:]))", *words)
 
 
+@pytest.mark.slow
 def test_list_shows_an_imported_backend(vendor: Suite) -> None:
     done = command(vendor.path, "list", "--device=toy", "--technique=eager", "--import=vendor_toy")
     assert done.returncode == OK, done.stderr
@@ -244,6 +249,7 @@ def test_list_shows_an_imported_backend(vendor: Suite) -> None:
     assert [line.split()[:2] for line in lines if line.startswith("eager")] == [["eager", "runs"]]
 
 
+@pytest.mark.slow
 def test_a_duet_runs_on_an_imported_backend(vendor: Suite) -> None:
     case = "toy/timed/toy/float32/speed"
     words = [f"--case={case}", "--pairs=2", "--margin=0.99", "--import=vendor_toy", "--technique=toy"]

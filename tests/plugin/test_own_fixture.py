@@ -226,7 +226,7 @@ def test_it(accel, pytestconfig):
     assert one == other
 
 
-@pytest.mark.parametrize("workers", ["0", "2"])
+@pytest.mark.parametrize("workers", ["0", pytest.param("2", marks=pytest.mark.slow)])
 def test_a_run_of_own_models_alone_says_nothing_of_levels_and_must_pass_lists(suite: Suite, workers: str) -> None:
     body = """
 def test_it(accel):

@@ -69,6 +69,7 @@ def test_it_needs_a_journal_to_write_beside(suite: Suite) -> None:
     )
 
 
+@pytest.mark.slow
 def test_what_there_is_no_time_for_is_counted(suite: Suite) -> None:
     run(suite, "--accel-journal=j.jsonl")
     begun: list[str] = []
@@ -106,7 +107,7 @@ def test_wrong_again(accel):
 """
 
 
-@pytest.mark.parametrize("workers", ["0", "2"])
+@pytest.mark.parametrize("workers", ["0", pytest.param("2", marks=pytest.mark.slow)])
 def test_a_failure_of_a_test_with_the_fixture_is_explained_while_its_model_is_there(suite: Suite, workers: str) -> None:
     suite.pytester.makepyfile(test_own=OWN)
     result = suite.pytester.runpytest_subprocess(
@@ -131,6 +132,7 @@ def test_a_cause_is_explained_once_in_tests_with_the_fixture(suite: Suite) -> No
     assert len([*(suite.path / "j-explained").glob("*.txt")]) == 1
 
 
+@pytest.mark.slow
 def test_a_model_of_the_command_line_is_explained_at_the_end(suite: Suite) -> None:
     suite.pytester.makepyfile(model=OWN.partition("def test_")[0])
     words = ["--accel-model=model.py:make", "--accel-workload=model", "--accel-explain", "--accel-journal=j.jsonl"]
@@ -141,6 +143,7 @@ def test_a_model_of_the_command_line_is_explained_at_the_end(suite: Suite) -> No
     assert all("=> technique" in text.read_text(encoding="utf-8") for text in texts)
 
 
+@pytest.mark.slow
 def test_a_crash_is_explained_too(suite: Suite) -> None:
     suite.pytester.makeconftest(WRONG.replace("module = program.module", "import os; os.abort()"))
     run(suite, "--accel-explain", "--accel-journal=j.jsonl")

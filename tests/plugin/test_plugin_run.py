@@ -137,8 +137,8 @@ def test_the_matrix_counts_verdicts_and_names_the_slowest_cases(suite: Suite) ->
     slow = ran.lines(r" +\d+\.\d s  toy.*/cpu/float32/forward  \(.*\)")
     assert 1 <= len(slow) <= 5
     compared = sum(record.compared for record in ran.records)
-    # 5 x 3 outputs, in four draws: of what fails in every view, as many as show the most faults that are told.
-    assert compared == 2 * (4 + 2) * 15
+    # 5 x 3 outputs, in four draws, of what is wrong too.
+    assert compared == 2 * (4 + 4) * 15
     assert ran.lines(
         f"9 cases executed, {compared} elements compared with the oracle: 5 error, 2 fail, 2 pass, 9 unavailable"
     )
@@ -184,7 +184,7 @@ def test_a_run_leaves_no_folder_behind(suite: Suite, monkeypatch: pytest.MonkeyP
     assert not list(place.iterdir())
 
 
-@pytest.mark.parametrize("workers", ["0", "2"])
+@pytest.mark.parametrize("workers", ["0", pytest.param("2", marks=pytest.mark.slow)])
 def test_a_case_that_runs_long_is_named_with_its_limit_while_it_runs(suite: Suite, workers: str) -> None:
     # In a process of its own: there, pytest captures what is written to standard output while a case runs.
     suite.pytester.makeconftest(
@@ -238,7 +238,7 @@ def test_a_test_of_ones_own_takes_the_selected_cases_of_its_modes(suite: Suite) 
 
 
 def test_the_garbage_collector_leaves_out_what_there_was_before_the_first_case(suite: Suite) -> None:
-    frozen = gc.get_freeze_count()
+    gc.unfreeze()
     test = suite.pytester.makepyfile("""
         import gc
         import pytest
@@ -247,7 +247,7 @@ def test_the_garbage_collector_leaves_out_what_there_was_before_the_first_case(s
             assert gc.get_freeze_count() > len(gc.get_objects())
     """)
     suite.inside(str(test), *only("toy", workload="tiny")).assert_outcomes(passed=1)
-    assert gc.get_freeze_count() == frozen
+    assert gc.get_freeze_count() == 0
 
 
 # Workers.
@@ -258,15 +258,15 @@ def facts(lines: list[dict[str, Any]]) -> list[tuple[str, int, str]]:
     return [(line["case"]["id"], line["case"]["seed"], line["verdict"]) for line in lines]
 
 
-def test_workers_and_none_give_the_same_ids_seeds_and_verdicts_twice_and_the_same_figures(suite: Suite) -> None:
-    words = ["--accel-device=cpu", "--accel-level=2"]
-    words += [f"--accel-technique={name}" for name in ("eager", "amp-bf16", "inplace", "toy-value")]
-    words += [f"--accel-workload={name}" for name in ("mlp", "tiny", "elementwise-1")]
+def test_workers_and_none_give_the_same_ids_seeds_and_verdicts_and_two_runs_the_same_figures(suite: Suite) -> None:
+    words = ["--accel-device=cpu"]
+    words += [f"--accel-technique={name}" for name in ("eager", "inplace", "toy-value")]
+    words += [f"--accel-workload={name}" for name in ("mlp", "tiny")]
     one, again = (suite.run(*words, "-n", "0").cases for _ in range(2))
-    spread, respread = (suite.run(*words, "-n", "2") for _ in range(2))
-    assert len(one) > 8
+    spread = suite.run(*words, "-n", "2")
+    assert len(one) > 4
     assert {line["verdict"] for line in one} >= {"pass", "fail"}
-    assert facts(one) == facts(again) == facts(spread.cases) == facts(respread.cases)
+    assert facts(one) == facts(again) == facts(spread.cases)
     for key in ("figures", "evidence", "compared", "eager_excess", "reason"):
         assert [line[key] for line in one] == [line[key] for line in again]
     # And the workers said nothing themselves: one header, one matrix, one journal.
@@ -351,8 +351,8 @@ def test_an_entry_for_another_verdict_explains_nothing(suite: Suite) -> None:
     [
         ("toy-idle", "not engaged: aten::addmm dispatched >= 1: observed 1"),
         ("toy-device", "out: device: expected cpu, got meta"),
-        ("toy-input", "input[0]: mutated: expected it bitwise unchanged"),
-        ("toy-parameter", "parameter:weight: mutated: expected it bitwise unchanged"),
+        ("toy-input", "input[0]: mutated: expected it bitwise unchanged, got other bits"),
+        ("toy-parameter", "parameter:weight: mutated: expected it bitwise unchanged, got other bits"),
         ("toy-nan", "out: NaN pattern, 3 elements differ, first at [2, 0]: expected 0 of them, got 3"),
         ("toy-dtype", "out: dtype: expected float32, got bfloat16"),
         ("toy-strides", "out: strides: expected (3, 1), got (1, 5)"),
@@ -366,7 +366,7 @@ def test_a_wrong_candidate_fails_and_says_where_what_and_how_to_see_it_again(
     assert ran.ret == FAILED
     record = ran.record(technique)
     assert record.verdict == "fail"
-    assert message in record.reason.splitlines()
+    assert message in record.why.splitlines()
     assert f"  {message}" in ran.out.splitlines()
     assert f"{record.case.id}: fail" in ran.out.splitlines()
     assert f"  reproduce: pytest --pyargs accelcheck.suite --accel-device=cpu --accel-case={record.case.id}" in ran.out
@@ -383,14 +383,14 @@ def test_a_wrong_value_shows_measured_and_allowed_and_its_command_shows_it_again
     again = suite.reproduce(ran)
     assert again.ret == FAILED
     assert again.verdicts == ran.verdicts
-    assert again.record("toy-value").reason == record.reason
+    assert again.record("toy-value").faults == record.faults
 
 
 def test_a_technique_without_evidence_is_an_error(suite: Suite) -> None:
     ran = suite.run(*only("toy-mute"))
     assert ran.ret == FAILED
     record = ran.record("toy-mute")
-    assert (record.verdict, record.reason) == ("error", "toy-mute gave no evidence that it ran: a verdict needs some")
+    assert (record.verdict, record.why) == ("error", "toy-mute gave no evidence that it ran: a verdict needs some")
 
 
 # A vendor's device.

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from plugin_harness import Ran, Suite, reaches
+from process_harness import started
 
 TIMED = "toy/timed/cpu/float32/speed"
 QUICK = ("--accel-technique=toy", "--accel-workload=timed", "--accel-device=cpu", "--accel-dtype=float32")
@@ -65,6 +66,7 @@ def test_a_timed_case_is_judged_and_measured(suite: Suite) -> None:
     assert any(line.startswith("toy ") and " 100 % " in line for line in ran.out.splitlines())
 
 
+@pytest.mark.slow
 def test_what_is_wrong_is_neither_timed_nor_stored(suite: Suite) -> None:
     ran = suite.run(
         *("--accel-technique=toy-value", "--accel-workload=timed", "--accel-device=cpu", "--accel-dtype=float32"),
@@ -77,12 +79,13 @@ def test_what_is_wrong_is_neither_timed_nor_stored(suite: Suite) -> None:
 
 
 def test_workers_do_not_time(suite: Suite) -> None:
-    ran = suite.run_apart(*QUICK, "-n", "2", "-rs")
+    ran = suite.run_apart(*QUICK, "-n", "1", "-rs")
     assert ran.ret == pytest.ExitCode.NO_TESTS_COLLECTED
     assert ran.records == []
     assert "timing needs the machine for itself: run accelcheck.suite.test_speed without -n" in ran.out
 
 
+@pytest.mark.slow
 def test_baselines_are_stored_held_and_a_slowdown_is_named(suite: Suite) -> None:
     ran = timed(suite, "--accel-baseline=update", "--accel-processes=2")
     assert ran.ret == 0
@@ -96,7 +99,7 @@ def test_baselines_are_stored_held_and_a_slowdown_is_named(suite: Suite) -> None
     path.write_text(json.dumps(data))
     ran = timed(suite, "--accel-baseline=check", "--accel-processes=2")
     assert ran.verdicts == {TIMED: "fail"}
-    assert "regression: expected at most" in ran.out
+    assert "regression: time: expected at most" in ran.out
     (command,) = set(
         ran.lines("  reproduce: .*")
     )  # under CI=true pytest repeats the whole message in its short summary
@@ -115,6 +118,7 @@ def test_baselines_are_stored_held_and_a_slowdown_is_named(suite: Suite) -> None
     assert (suite.path / "baselines").is_dir()
 
 
+@pytest.mark.slow
 def test_what_the_ledger_expects_to_fail_is_not_stored_when_it_passes(suite: Suite) -> None:
     ledger = suite.ledger(cases=["toy/timed/*"])
     ran = timed(suite, "--accel-baseline=update", "--accel-processes=2", f"--accel-ledger={ledger}")
@@ -122,6 +126,7 @@ def test_what_the_ledger_expects_to_fail_is_not_stored_when_it_passes(suite: Sui
     assert not stored(suite)
 
 
+@pytest.mark.slow
 def test_a_case_that_no_process_could_time_has_its_own_verdict(suite: Suite) -> None:
     ran = suite.run(
         *("--accel-technique=toy-prepare", "--accel-workload=timed", "--accel-device=cpu", "--accel-dtype=float32"),
@@ -129,7 +134,7 @@ def test_a_case_that_no_process_could_time_has_its_own_verdict(suite: Suite) -> 
     )
     assert ran.ret == pytest.ExitCode.TESTS_FAILED
     (record,) = ran.records
-    assert (str(record.verdict), record.reason) == ("error", "LookupError: no such pass")
+    assert (str(record.verdict), record.why) == ("error", "LookupError: no such pass")
 
 
 def test_a_case_that_ends_the_processes_that_time_it_is_a_crash_and_not_run_again(suite: Suite) -> None:
@@ -144,6 +149,7 @@ def test_a_case_that_ends_the_processes_that_time_it_is_a_crash_and_not_run_agai
     assert json.loads(path.read_text())["ratio"]["processes"] == 2
 
 
+@pytest.mark.slow
 def test_what_failed_last_is_remembered_when_processes_time(suite: Suite) -> None:
     test = (
         "import pytest\n@pytest.mark.accel({mode!r})\ndef test_{mode}(accel_case, accel_check): accel_check(accel_case)"
@@ -161,20 +167,19 @@ def test_a_run_that_is_killed_leaves_no_process_that_times(suite: Suite) -> None
     conftest = suite.path / "conftest.py"
     conftest.write_text(conftest.read_text() + SLEEPING)
     words = ["--pyargs", "accelcheck.suite.test_speed", *QUICK, "--accel-baseline=update", "--accel-processes=2"]
-    run = suite.pytester.popen([sys.executable, "-m", "pytest", *words], stdout=subprocess.DEVNULL)
-    try:
+    with started([sys.executable, "-m", "pytest", *words], stdout=subprocess.DEVNULL) as run:
         for _ in range(2400):
             if (suite.path / "pid").exists() or run.poll() is not None:
                 break
             time.sleep(0.05)
         stat = Path("/proc", (suite.path / "pid").read_text(), "stat")
         assert reaches(stat, "S")
-    finally:
         run.kill()
         run.wait()
-    assert reaches(stat, "Z", "gone")
+        assert reaches(stat, "Z", "gone")
 
 
+@pytest.mark.slow
 def test_cases_that_a_mark_skips_are_not_timed(suite: Suite) -> None:
     conftest = suite.path / "conftest.py"
     conftest.write_text(

@@ -31,7 +31,7 @@ def resumed(suite: Suite, *words: str) -> Ran:
     return suite._ran(suite.inside("--pyargs", "accelcheck.suite", RESUME, *words))
 
 
-@pytest.mark.parametrize("workers", ["0", "2"])
+@pytest.mark.parametrize("workers", ["0", pytest.param("2", marks=pytest.mark.slow)])
 def test_a_run_goes_on_where_it_stopped(suite: Suite, workers: str) -> None:
     words = [*only(*NAMES), "-n", workers, "-p", "no:randomly"]
     whole = suite.run(*words)
@@ -71,6 +71,16 @@ def test_another_device_is_refused(suite: Suite) -> None:
     ran = resumed(suite, *only("toy"))
     assert ran.ret == USAGE
     assert "devices.cpu.fingerprint.versions.torch was '1.0', and is '2'" in ran.err
+
+
+def test_a_journal_of_the_version_before_is_refused(suite: Suite) -> None:
+    suite.run(*only("toy"))
+    path = suite.path / JOURNAL
+    header, *rest = path.read_text().splitlines()
+    path.write_text("\n".join([json.dumps(json.loads(header) | {"schema": 2}), *rest, ""]))
+    ran = resumed(suite, *only("toy"))
+    assert ran.ret == USAGE
+    assert "which an older accelcheck has written" in ran.err
 
 
 def test_what_is_no_journal_is_refused(suite: Suite) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import plugin_harness
@@ -39,7 +40,7 @@ def strange_workloads() -> list[Workload]:
     return [replace(tiny, name=f"tiny{STRANGE}")]
 
 
-@pytest.mark.parametrize("workers", ["0", "2"])
+@pytest.mark.parametrize("workers", ["0", pytest.param("2", marks=pytest.mark.slow)])
 def test_nothing_that_a_run_prints_holds_a_control_character_of_somebody_else(
     pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, workers: str
 ) -> None:
@@ -49,9 +50,10 @@ def test_nothing_that_a_run_prints_holds_a_control_character_of_somebody_else(
     strange = replace(PRESENT, fingerprint=replace(PRESENT.fingerprint, chip=f"Toy{STRANGE}", driver=STRANGE))
     monkeypatch.setattr(plugin_harness, "PRESENT", strange)
     pytester.makeconftest(
-        plugin_harness.CONFTEST.replace("plugin_harness.techniques", "test_plugin_strange_text.strange_techniques")
-        .replace("plugin_harness.workloads", "test_plugin_strange_text.strange_workloads")
-        .replace("import plugin_harness", "import test_plugin_strange_text")
+        f"import sys\nsys.path.append({str(Path(__file__).parent)!r})\n"
+        + plugin_harness.CONFTEST.replace("plugin_harness.techniques", "test_strange_text.strange_techniques")
+        .replace("plugin_harness.workloads", "test_strange_text.strange_workloads")
+        .replace("import plugin_harness", "import test_strange_text")
     )
     ran = suite.run(*only("toy*", workload="tiny*"), "-n", workers, "-rA", "-v")
     assert sorted(str(record.verdict) for record in ran.records) == ["error", "pass", "unsupported"]

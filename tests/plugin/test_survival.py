@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import psutil  # type: ignore[import-untyped]  # it comes without annotations
 import pytest
-from plugin_harness import PATIENT, Suite, only
+from plugin_harness import Suite, only
+from process_harness import PATIENT, descendants, left, started
 
 from accelcheck.core.journal import Journal, JournalError
 from accelcheck.core.journal_reading import read
@@ -42,20 +41,7 @@ def suite(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Suite:
     return Suite(pytester, monkeypatch)
 
 
-def gone(pid: int) -> bool:
-    """Whether a process ends within 10 s."""
-    for _ in range(1000):
-        try:
-            os.kill(pid, 0)
-            if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z":
-                return True
-        except (ProcessLookupError, FileNotFoundError):
-            return True
-        time.sleep(0.01)
-    return False
-
-
-@pytest.mark.parametrize("workers", ["0", "2"])
+@pytest.mark.parametrize("workers", ["0", pytest.param("2", marks=pytest.mark.slow)])
 def test_a_case_that_ends_its_process_ends_nothing_else(suite: Suite, workers: str) -> None:
     undisturbed = suite.run(*only(*HEALTHY)).verdicts
     ran = suite.run(*only(*HEALTHY, *DISTURBING), "--accel-timeout=3", "-n", workers, "-p", "no:randomly")
@@ -64,9 +50,12 @@ def test_a_case_that_ends_its_process_ends_nothing_else(suite: Suite, workers: s
     for technique, (verdict, reason) in DISTURBING.items():
         record = ran.record(technique)
         assert (technique, str(record.verdict)) == (technique, verdict)
-        assert record.reason.startswith(reason)
+        assert not record.code or verdict == "crash"
+        assert record.why.startswith(reason)
         assert ran.lines(rf"{technique} +1 {verdict}")
+    assert ran.record("toy-segv").code == "SIGSEGV"
     assert ran.raw[-1]["verdicts"] == {"device-lost": 1, "crash": 6, "hang": 2, "error": 1, "fail": 1, "pass": 2}
+    assert {record.family for record in ran.records} == {"toy"}
 
 
 def test_a_hang_and_a_crash_show_where_they_were(suite: Suite) -> None:
@@ -80,7 +69,7 @@ def test_a_hang_and_a_crash_show_where_they_were(suite: Suite) -> None:
 def test_what_a_case_had_started_ends_with_it(suite: Suite) -> None:
     ran = suite.run(*only("toy-orphan", "toy"))
     assert ran.verdicts["toy/tiny/cpu/float32/forward"] == "pass"
-    assert gone(int((suite.path / "orphan.pid").read_text()))
+    assert not left(int((suite.path / "orphan.pid").read_text()))
 
 
 def test_a_case_that_passes_in_another_process_is_flaky(suite: Suite) -> None:
@@ -88,7 +77,8 @@ def test_a_case_that_passes_in_another_process_is_flaky(suite: Suite) -> None:
     assert ran.ret == FAILED
     record = ran.record("toy-flaky")
     assert str(record.verdict) == "flaky"
-    first, then = record.reason.splitlines()
+    assert [str(verdict) for verdict in record.runs] == ["error", "pass", "pass"]
+    first, then = record.why.splitlines()
     assert first == "1 of 3 runs were not right; the first one: error"
     assert then == "LookupError: not this time"
     assert ran.lines("toy-flaky +1 flaky")
@@ -164,22 +154,22 @@ def test_nothing_but_the_journal_is_left_of_a_run_whose_controller_is_ended(
         "-p",
         "no:randomly",
     ]
-    run = suite.pytester.popen([sys.executable, "-m", "pytest", "--pyargs", "accelcheck.suite", *words])
     journal = suite.path / "journal.jsonl"
-    limit = time.monotonic() + PATIENT
-    while (
-        time.monotonic() < limit
-        and run.poll() is None
-        and not (journal.exists() and journal.read_text().count("\n") >= 2)
-    ):
-        time.sleep(0.05)
-    time.sleep(1.0)  # the next case holds the GIL
-    below = descendants(run.pid)
-    assert len(below) >= 3
-    assert [*folder.glob("accelcheck-*")]
-    run.send_signal(number)
-    run.wait(timeout=PATIENT)
-    assert [pid for pid in below if not gone(pid)] == []
+    with started([sys.executable, "-m", "pytest", "--pyargs", "accelcheck.suite", *words]) as run:
+        limit = time.monotonic() + PATIENT
+        while (
+            time.monotonic() < limit
+            and run.poll() is None
+            and not (journal.exists() and journal.read_text().count("\n") >= 2)
+        ):
+            time.sleep(0.05)
+        time.sleep(1.0)  # the next case holds the GIL
+        below = descendants(run.pid)
+        assert len(below) >= 3
+        assert [*folder.glob("accelcheck-*")]
+        run.send_signal(number)
+        run.wait(timeout=PATIENT)
+        assert left(*below, seconds=10.0) == []
     for _ in range(1000):
         if not [*folder.glob("accelcheck-*")]:
             break
@@ -189,7 +179,7 @@ def test_nothing_but_the_journal_is_left_of_a_run_whose_controller_is_ended(
     assert [(record.case.technique, str(record.verdict)) for record in records] == [("toy", "pass")]
 
 
-@pytest.mark.parametrize("technique", ["toy-holder", "toy-worker"])
+@pytest.mark.parametrize("technique", [pytest.param("toy-holder", marks=pytest.mark.slow), "toy-worker"])
 def test_a_worker_that_dies_is_noticed_though_others_hold_its_pipe(suite: Suite, technique: str) -> None:
     here = ["--accel-in-process"] if technique == "toy-holder" else []
     ran = suite.run(*only(*HEALTHY, technique), "-n", "2", *here)
@@ -197,8 +187,4 @@ def test_a_worker_that_dies_is_noticed_though_others_hold_its_pipe(suite: Suite,
     assert ran.verdicts.pop(f"{technique}/tiny/cpu/float32/forward") == "crash"
     assert {str(ran.record(name).verdict) for name in HEALTHY} == {"pass", "fail"}
     if technique == "toy-holder":
-        assert gone(int((suite.path / "holder.pid").read_text()))
-
-
-def descendants(pid: int) -> list[int]:
-    return [child.pid for child in psutil.Process(pid).children(recursive=True)]
+        assert not left(int((suite.path / "holder.pid").read_text()))

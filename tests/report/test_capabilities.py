@@ -159,10 +159,3 @@ def test_a_generic_device_declares_nothing() -> None:
         Matrix({"eager": Eager()}, matrix().workloads), capabilities.columns((capabilities.GENERIC,))
     )
     assert row.answers[capabilities.GENERIC].verdict is not Verdict.UNAVAILABLE
-
-
-def test_the_documentation_is_the_table(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["list", "--markdown"]) == 0
-    assert DOCS.read_text(encoding="utf-8") == capsys.readouterr().out, (
-        "accelcheck list --markdown > docs/techniques.md"
-    )

@@ -182,7 +182,7 @@ def observed(record: Any, claim: str) -> Any:
 def test_a_killed_rank_is_restarted_with_the_same_result(store: Store) -> None:
     technique, thing = named(TECHNIQUES, "elastic-restart"), seeded("train-mlp")
     record = bench(store, technique, thing, CPU).run(case(thing, Mode.TRAIN, technique=technique.name))
-    assert record.verdict is Verdict.PASS, record.reason
+    assert record.verdict is Verdict.PASS, record.why
     assert observed(record, "exit code of the rank that was killed").startswith("-9 of process ")
     assert observed(record, "restarts by torchrun") == 1
     assert observed(record, "first steps") == "0, 2"
@@ -197,7 +197,7 @@ def test_without_snapshots_the_verdict_is_fail(store: Store) -> None:
     thing = seeded("train-mlp")
     record = bench(store, Unsaved(), thing, CPU).run(case(thing, Mode.TRAIN, technique="elastic-restart"))
     assert record.verdict is Verdict.FAIL
-    assert record.reason == "not engaged: first steps of the groups of ranks: 0, 2: observed 0"
+    assert record.why == "not engaged: first steps of the groups of ranks: 0, 2: observed 0"
 
 
 def test_capability_by_device(monkeypatch: pytest.MonkeyPatch) -> None:

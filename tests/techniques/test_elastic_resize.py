@@ -21,7 +21,7 @@ def test_two_ranks_become_three_and_two_again(tmp_path: Path) -> None:
     record = bench(Store(tmp_path), technique, thing, devices()["cpu"]).run(
         case(thing, Mode.TRAIN, technique=technique.name)
     )
-    assert record.verdict is Verdict.PASS, record.reason
+    assert record.verdict is Verdict.PASS, record.why
     seen = {one.claim.partition(":")[0]: one.observed for one in record.evidence}
     assert seen["ranks that took each step"] == "2, 3, 3, 2"
     assert seen["first steps of the groups of ranks"] == "0, 1, 3"

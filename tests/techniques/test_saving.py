@@ -77,7 +77,7 @@ def missing(record: Record) -> list[str]:
 @pytest.mark.parametrize(("name", "mode"), [("train-mlp", Mode.TRAIN), ("trajectory-mlp", Mode.TRAJECTORY)])
 def test_another_process_gives_the_same_result(store: Store, name: str, mode: Mode) -> None:
     record = record_of(store, SnapshotRestore(), name, mode)
-    assert record.verdict is Verdict.PASS, record.reason
+    assert record.verdict is Verdict.PASS, record.why
     assert observed(record, "process that went on") != os.getpid()
     assert observed(record, "parts of the state at the end") == 0
     assert set(observed(record, "its file holds").split(", ")) >= {"generator", "module", "optimizer", "scaler"}
@@ -121,13 +121,13 @@ def test_a_lost_optimizer_state_fails_in_a_short_training(store: Store) -> None:
 
     record = record_of(store, Forgetful(), "train-mlp", Mode.TRAIN)
     assert record.verdict is Verdict.FAIL
-    assert any(line.startswith("parameter:") for line in record.reason.splitlines())
+    assert any(line.startswith("parameter:") for line in record.why.splitlines())
     assert "its file holds generator, module, optimizer, scaler" in missing(record)
 
 
 def test_the_last_good_snapshot_is_used(store: Store) -> None:
     record = record_of(store, SnapshotDamaged(), "train-mlp", Mode.TRAIN)
-    assert record.verdict is Verdict.PASS, record.reason
+    assert record.verdict is Verdict.PASS, record.why
     assert observed(record, "steps taken before it went on") == 1
     assert observed(record, "refused").startswith("step-00000002.snapshot: SHA-256: expected ")
 
@@ -156,7 +156,7 @@ def test_undetected_damage_fails(store: Store) -> None:
     record = record_of(store, Unseen(), "train-mlp", Mode.TRAIN)
     assert record.verdict is Verdict.FAIL
     assert "refused: step-00000002.snapshot alone" in missing(record)
-    assert any(line.startswith("parameter:") for line in record.reason.splitlines())
+    assert any(line.startswith("parameter:") for line in record.why.splitlines())
 
 
 def test_a_training_in_the_same_process_fails_the_evidence() -> None:

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import torch
 from filelock import FileLock
+from process_harness import started
 from torch import nn
 
 from accelcheck.techniques.snapshots.files import DamagedError, Snapshots, read, write
@@ -275,10 +276,9 @@ for kill in range(100):
 def test_a_writer_that_is_killed_leaves_the_old_or_the_new_one(tmp_path: Path) -> None:
     """Killed again and again in the middle of saves: whatever is there is whole, and the next writer is not held up."""
     last, caught = -1, 0
-    with subprocess.Popen(
-        [sys.executable, "-c", KILLED, str(tmp_path)],
+    with started(
+        [sys.executable, "-c", KILLED, tmp_path],
         stdout=subprocess.PIPE,
-        text=True,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
     ) as parent:
         assert parent.stdout is not None

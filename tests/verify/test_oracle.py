@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import pickle
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 from fault_harness import Planted, built_in, case, seeded
+from process_harness import PATIENT, started
 from torch import Tensor, nn
 
 from accelcheck.core.case import Mode, stable_seed
@@ -22,8 +24,11 @@ from accelcheck.selftest.faults.plant import nothing
 from accelcheck.techniques.matrix import Matrix
 from accelcheck.verify import caps, effort, oracle
 from accelcheck.verify.caps import beyond, cap
-from accelcheck.verify.oracle import OracleError, Store, compute
+from accelcheck.verify.oracle import Store, compute
+from accelcheck.verify.oracle_runs import Oracle
 from accelcheck.verify.precision import SLACK, UNIT_ROUNDOFF
+from accelcheck.verify.reference import OracleError, Reference
+from accelcheck.verify.sample_budgets import TRUST
 from accelcheck.verify.views import Yardstick
 from accelcheck.workloads.base import Problem, Program, Workload
 from accelcheck.workloads.probes import Draw
@@ -53,7 +58,7 @@ def made(function: Callable[[Tensor], Any]) -> Workload:
     )
 
 
-def computed(function: Callable[[Tensor], Any], dtype: str = "float32") -> oracle.Reference:
+def computed(function: Callable[[Tensor], Any], dtype: str = "float32") -> Reference:
     return compute(made(function), PLAIN, 1, dtype, Mode.FORWARD)
 
 
@@ -95,19 +100,18 @@ def test_two_processes_compute_a_reference_once(tmp_path: Path) -> None:
     command = [sys.executable, "-c", WORKER, str(tmp_path / "store"), str(log)]
     (tmp_path / "store").mkdir()
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(TESTS), str(TESTS.parent)])}
-    workers = [
-        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment)
-        for _ in range(2)
-    ]
-    for worker in workers:  # both have imported torch before either asks, so that they race
-        assert worker.stdout is not None
-        assert worker.stdout.readline() == "ready\n"
-    for worker in workers:
-        assert worker.stdin is not None
-        worker.stdin.write("go\n")
-        worker.stdin.flush()
-    answers = [worker.communicate(timeout=60)[0] for worker in workers]
-    assert [worker.returncode for worker in workers] == [0, 0]
+    with contextlib.ExitStack() as stack:
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+        workers = [stack.enter_context(started(command, env=environment, **pipes)) for _ in range(2)]
+        for worker in workers:  # both have imported torch before either asks, so that they race
+            assert worker.stdout is not None
+            assert worker.stdout.readline() == "ready\n"
+        for worker in workers:
+            assert worker.stdin is not None
+            worker.stdin.write("go\n")
+            worker.stdin.flush()
+        answers = [worker.communicate(timeout=PATIENT)[0] for worker in workers]
+        assert [worker.returncode for worker in workers] == [0, 0]
     assert answers[0] == answers[1] != ""
     assert log.read_text(encoding="utf-8") == "computed\n"
 
@@ -267,7 +271,7 @@ def wrong_by(share: float) -> Workload:
 def test_an_element_that_eager_has_wrong_widens_no_budget(dtype: str, share: float, most: float) -> None:
     one = compute(wrong_by(share), PLAIN, 1, dtype, Mode.FORWARD)
     right = compute(large(lambda x: x * 1.25), PLAIN, 1, dtype, Mode.FORWARD)
-    assert 1.0 < one.eager_excess <= oracle.TRUST  # over all elements it errs no more than a peer may
+    assert 1.0 < one.eager_excess <= TRUST  # over all elements it errs no more than a peer may
     assert abs(one.eager["out"]["element"]) == pytest.approx(share, rel=0.01)
     assert one.budgets["out"]["element"] == one.alone["out"]["element"] < most
     for view in ("row", "column", "block", "element"):
@@ -526,15 +530,15 @@ def test_another_mode_or_dtype_has_another_reference(mode: Mode, dtype: str, tmp
 
 def test_no_rounding_sample_outlives_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
     alive: list[weakref.ref[Tensor]] = []
-    sample = oracle._Oracle.sample
+    sample = Oracle.sample
 
-    def watched(self: oracle._Oracle, *arguments: Any) -> Any:
+    def watched(self: Oracle, *arguments: Any) -> Any:
         assert not [one for one in alive if one() is not None]
         result = sample(self, *arguments)
         alive.extend(weakref.ref(tensor) for path, tensor in result.items() if path.startswith("grad"))
         return result
 
-    monkeypatch.setattr(oracle._Oracle, "sample", watched)
+    monkeypatch.setattr(Oracle, "sample", watched)
     compute(seeded("mlp"), PLAIN, 1, "float32", Mode.BACKWARD)
     assert len(alive) >= effort.SAMPLES
 

@@ -20,7 +20,8 @@ from accelcheck.selftest.faults.plant import calling, nothing
 from accelcheck.techniques.compilation.export import Export
 from accelcheck.techniques.eager import Eager
 from accelcheck.techniques.matrix import Matrix
-from accelcheck.verify.oracle import Arithmetic, Store, compute
+from accelcheck.verify.oracle import Store, compute
+from accelcheck.verify.oracle_runs import Arithmetic
 from accelcheck.workloads.nested import OwnModelError, tensors_of, written
 from accelcheck.workloads.own_model import workload_of
 

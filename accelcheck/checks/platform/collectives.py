@@ -16,6 +16,7 @@ from accelcheck.checks.trial import Finding
 from accelcheck.core import imports
 from accelcheck.core.capability import Code, unsupported
 from accelcheck.core.case import Evidence
+from accelcheck.core.fault import Fault, FaultKind
 from accelcheck.core.plain import text
 from accelcheck.core.processes import GRACE, ChildError, Mailbox
 from accelcheck.techniques.base import Unsupported
@@ -69,7 +70,8 @@ def verify(trial: Trial) -> Finding:
             got: Tensor = report[name]
             compared += expected.numel()
             if got.shape != expected.shape or not torch.equal(got, expected):
-                faults.append(f"{name} of rank {rank}: value: expected {_brief(expected)}, got {_brief(got)}")
+                sides = _brief(expected), _brief(got)
+                faults.append(Fault(FaultKind.VALUE, f"{name} of rank {rank}", "", "", *sides))
     backends = sorted({str(report["backend"]) for report in reports})
     places = sorted({str(report["device"]) for report in reports})
     return Finding(

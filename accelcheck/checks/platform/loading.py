@@ -11,6 +11,7 @@ from accelcheck.checks.trial import Finding
 from accelcheck.core import imports
 from accelcheck.core.capability import Code, unsupported
 from accelcheck.core.case import Evidence
+from accelcheck.core.fault import Fault, FaultKind
 from accelcheck.core.processes import Child, Mailbox, calling, say
 from accelcheck.devices.pinning import mask_variable
 from accelcheck.techniques.base import Unsupported
@@ -82,9 +83,11 @@ def without_hardware(trial: Trial) -> Finding:
     )
 
 
-def _wrong(found: Message) -> list[str]:
-    got = found["sum"]
-    return [] if got == [2.0, 2.0] else [f"1 + 1 in a new process: value: expected [2.0, 2.0], got {got}"]
+def _wrong(found: Message) -> list[Fault]:
+    expected, got = [2.0, 2.0], found["sum"]
+    if got == expected:
+        return []
+    return [Fault(FaultKind.VALUE, "1 + 1 in a new process", expected=str(expected), got=str(got))]
 
 
 def _said(device: Device, function: str, environ: Mapping[str, str]) -> Message:

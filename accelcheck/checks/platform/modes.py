@@ -40,7 +40,7 @@ def verify(trial: Trial) -> Finding:
     own = _as(trial, technique, WORK[work])
     try:
         found = numerics.verify(own, (FIRST,))
-        if found.faults or not found.compared or not all(one.engaged for one in found.evidence):
+        if found.wrong or not found.compared:
             return found
         used = Evidence("computed by", technique.name, engaged=True)
         return replace(found, evidence=[*found.evidence, used], measurements=_beside_host(own))

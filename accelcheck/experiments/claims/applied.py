@@ -108,10 +108,8 @@ def trial(technique: Technique, workload: Workload, device: Device, mode: Mode, 
         made = Trial(case, technique, workload, device, Store(Path(folder)))
         try:
             found = numerics.verify(made, (FIRST,))
-            faults = [f"not engaged: {e.claim}: observed {e.observed}" for e in found.evidence if not e.engaged]
-            faults += found.faults
-            if faults or not found.compared:
-                raise WrongError(f"{case.id}: {faults[0] if faults else 'no element was compared'}")
+            if found.wrong or not found.compared:
+                raise WrongError(f"{case.id}: {next(iter(found.wrong), 'no element was compared')}")
             technique.finish()
             yield made
         finally:

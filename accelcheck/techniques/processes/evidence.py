@@ -11,7 +11,7 @@ from accelcheck.core.capability import SUPPORTED, Capability, Code, unsupported
 from accelcheck.core.case import Evidence
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
 
     from accelcheck.devices.base import Device
 
@@ -21,18 +21,6 @@ def shareable(device: Device) -> Capability:
     if not device.shared():
         return unsupported(Code.NO_FEATURE, f"a chip of {device.name} belongs to one process: another cannot open it")
     return SUPPORTED
-
-
-def no_strays(strays: Mapping[str, int], device: Device, where: str) -> Evidence:
-    """Evidence that the other processes left no operator to the CPU.
-
-    Args:
-        strays: Number of calls on the CPU, by operator.
-        device: Under test.
-        where: The processes, in words.
-    """
-    listed = ", ".join(f"{name} x{count}" for name, count in sorted(strays.items()))
-    return Evidence(f"no operator left {device.name} for the CPU {where}", listed or "none did", engaged=not listed)
 
 
 def unlike(one: Any, other: Any, path: str = "") -> list[str]:
