@@ -34,7 +34,7 @@ import nox
 
 sys.path.insert(0, str(Path(__file__).parent))  # nox runs without accelcheck installed; these modules need no torch
 
-from accelcheck.commands import halves
+from accelcheck.commands.session import LEVEL, Half, Session, client, joined, report, workers
 from accelcheck.core.capability import SUPPORTED, Capability, Code, unavailable
 from accelcheck.devices import hardware
 
@@ -165,48 +165,38 @@ def _needs(session: nox.Session, device: str) -> tuple[tuple[str, ...], str]:
     return PINS[device], EXTRAS[device]
 
 
-def _journals(device: str, words: Sequence[str]) -> tuple[list[str], list[Path]]:
-    """The option for the journal of a session, and the journals of both halves; no option where the user gives one.
+def _session(device: str, posargs: Sequence[str], chosen: Sequence[str] = (), command: str = "") -> Session:
+    """A session whose journals and report are in the folder of its device, without those of an earlier one, unless the user names a journal.
 
     Args:
-        device: Of the session.
-        words: What the user gives to pytest, of `halves.joined`.
+        device: Its name.
+        posargs: Arguments that the user gives to pytest.
+        chosen: Options for both halves.
+        command: As of `Session`.
     """
-    for word in reversed(words):
-        option, _, path = word.partition("=")
-        if option in {"--accel-journal", "--accel-resume"} and path:
-            return [], [Path(path), halves.beside(Path(path))]
     folder = Path(REPORTS) / device
-    folder.mkdir(parents=True, exist_ok=True)
-    found = [folder / "journal.jsonl", folder / "journal-speed.jsonl"]
-    for old in (*found, folder / REPORT):
-        old.unlink(missing_ok=True)  # of an earlier session: what this one does not write is not shown as its own
-    return [f"--accel-journal={found[0]}"], found
+    found = Session(device, folder / "journal.jsonl", chosen, joined(posargs), command)
+    if found.journals[0] == found.journal:
+        folder.mkdir(parents=True, exist_ok=True)
+        for old in (*found.journals, folder / REPORT):
+            old.unlink(missing_ok=True)  # what this session does not write is not shown as its own
+    return found
 
 
 def _report(session: nox.Session, journals: Sequence[Path]) -> None:
     """Make the report of what there is, and print its path last. It never changes how the session ends."""
-    written = [str(path) for path in journals if path.is_file() and path.stat().st_size]
+    written = [path for path in journals if path.is_file() and path.stat().st_size]
     if not written:
         session.warn("no report: no journal was written")
         return
-    report = Path(written[0]).with_name(REPORT)
+    path = written[0].with_name(REPORT)
+    words = report(written, path)
     # Any status: whether cases failed is what the suite has said.
-    session.run(
-        "python",
-        "-m",
-        "accelcheck.cli",
-        "report",
-        *written,
-        "-o",
-        str(report),
-        success_codes=list(range(256)),
-        silent=True,
-    )
-    if report.is_file():
-        session.log(f"report: {report.resolve().as_uri()}")
+    session.run("python", *words, success_codes=list(range(256)), silent=True)
+    if path.is_file():
+        session.log(f"report: {path.resolve().as_uri()}")
     else:
-        session.warn(f"no report: accelcheck report {shlex.join(written)} -o {report} says why")
+        session.warn(f"no report: accelcheck {shlex.join(words[2:])} says why")
 
 
 def _baseline() -> str:
@@ -237,23 +227,21 @@ def _suite(session: nox.Session, device: str) -> None:
                 *index,
                 success_codes=[0, 1],
             )
-    words = halves.joined(session.posargs)
-    option, journals = _journals(device, words)
-    chosen = (*option, *IMPORTS.get(device, ()), f"--accel-level={os.environ.get(halves.LEVEL) or '1'}")
     kept = [word for word in session.posargs if not word.startswith("--accel-level=")]
     command = ["nox", *(["--no-venv"] if _no_venv() else []), "-s", device, *(["--", *kept] if kept else [])]
-    environ = {
-        halves.SESSION: shlex.join(command),
-        **halves.client(device),
-    }  # the report recommends it for the next level
-    try:
-        session.run("pytest", *halves.judged(device, chosen, words), env=environ)
+    chosen = (*IMPORTS.get(device, ()), f"--accel-level={os.environ.get(LEVEL) or '1'}")
+    halves = _session(device, session.posargs, chosen, shlex.join(command))
+
+    def start(half: Half) -> int:
         # A selection may leave nothing to time.
-        codes = [0, 5] if session.posargs else [0]
-        timed = halves.timed(device, (*chosen, f"--accel-baseline={_baseline()}"), words)
-        session.run("pytest", *timed, env=environ, success_codes=codes)
+        codes = [0, 5] if half.timed and session.posargs else [0]
+        session.run("pytest", *half.words, env=half.environ, success_codes=codes)
+        return 0
+
+    try:
+        halves.run(start, lambda: [f"--accel-baseline={_baseline()}"])
     finally:  # also when cases failed: then most of all
-        _report(session, journals)
+        _report(session, halves.journals)
 
 
 @nox.session(venv_backend=_venv("cpu"))
@@ -300,8 +288,8 @@ def tests(session: nox.Session) -> None:
         "-e", ".[accuracy,torchao,plot,sign]", *nox.project.dependency_groups(nox.project.load_toml(), "tests")
     )
     # Many tests wait for processes that they started, so that one more worker than cores has work; each computes with one thread.
-    workers = str(int(halves.workers("cpu")) + 1)
-    session.run("pytest", "tests", "-n", workers, "-q", *session.posargs, env={"OMP_NUM_THREADS": "1"})
+    more = str(int(workers("cpu")) + 1)
+    session.run("pytest", "tests", "-n", more, "-q", *session.posargs, env={"OMP_NUM_THREADS": "1"})
 
 
 @nox.session
@@ -334,7 +322,7 @@ def _models(session: nox.Session, device: str) -> None:
     groups = nox.project.dependency_groups(nox.project.load_toml(), "models")
     session.install(*PINS[device], "-e", ".", *groups, *_index(session))
     words = (f"--accel-device={device}", "--accel-require", "-q", *session.posargs)
-    session.run("pytest", "examples/vision", "examples/language", *words, env=halves.client(device))
+    session.run("pytest", "examples/vision", "examples/language", *words, env=client(device))
 
 
 @nox.session
@@ -360,11 +348,11 @@ def vendor(session: nox.Session) -> None:
     session.install(*PINS["cpu"], *_index(session))
     session.install("-e", ".[accuracy,torchao]", "setuptools>=77", "ninja>=1.11")
     session.install("--no-build-isolation", "--no-deps", f"./{VENDOR}")
-    chosen, (journal, _) = _journals("acme", ())
+    judged = _session("acme", (), ("--accel-level=1",)).judged()
+    journal = judged.journal
     package = journal.with_name("acme.accelpack")
-    words = ("--accel-device=acme", "--accel-level=1", "--accel-require", *chosen)
     try:
-        session.run("pytest", "--pyargs", "accelcheck.suite", *words, *session.posargs, "-n", halves.workers("cpu"))
+        session.run("pytest", *judged.words, *session.posargs, "-n", workers("cpu"))
     finally:
         _report(session, [journal])
     session.run("accelcheck", "assess", str(journal))
@@ -418,6 +406,14 @@ def benchmarks(session: nox.Session) -> None:
     session.install("-e", ".", *nox.project.dependency_groups(nox.project.load_toml(), "tests"))
     for words in BENCHMARKS:
         session.run("python", *words)
+
+
+@nox.session
+def regenerate(session: nox.Session) -> None:
+    """Every file that is derived from the source: tables of the documentation, stored cases, must-pass lists, ceilings."""
+    session.install(*PINS["cpu"], *_index(session))
+    session.install("-e", ".[accuracy,torchao]", *nox.project.dependency_groups(nox.project.load_toml(), "tests"))
+    session.run("python", "benchmarks/regenerate.py", *session.posargs)
 
 
 @nox.session

@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any
 import planted_slowdown
 
 from accelcheck.core.case import Case, Mode
-from accelcheck.core.matrix import devices
+from accelcheck.devices import devices
 from accelcheck.measure import timing_processes
 from accelcheck.measure.baselines import Baselines, Place, settings
 from accelcheck.measure.gate import Gate, Use

@@ -19,29 +19,46 @@ from typing import TYPE_CHECKING
 import torch
 
 from accelcheck.core.case import Mode
-from accelcheck.core.matrix import Matrix, Selection
+from accelcheck.core.selection import Selection
 from accelcheck.expectations import ceilings
+from accelcheck.techniques.matrix import Matrix
 from accelcheck.verify.oracle import compute
 from accelcheck.verify.views import GATES
 from accelcheck.workloads.probes import draws
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Container, Iterator, Sequence
+
+    from accelcheck.core.case import Case
+    from accelcheck.techniques.base import Technique
+    from accelcheck.workloads.base import Workload
 
 LEVEL = 2
 MODES = (Mode.FORWARD, Mode.BACKWARD, Mode.TRAIN)
 """Of the cases that have budgets by view."""
 
 
-def measured(workloads: Sequence[str]) -> dict[str, dict[str, float]]:
-    """The largest budget over paths and draws, by key and view, rounded up to three digits."""
+def references(workloads: Sequence[str] = ()) -> Iterator[tuple[str, Case, Technique, Workload]]:
+    """The cases that have budgets by view, each with the key of its reference; several have the same one."""
     matrix = Matrix.load()
-    found: dict[str, dict[str, float]] = {}
-    seen: set[tuple[str, str]] = set()
     for case in matrix.cases(Selection(("cpu",), workloads=tuple(workloads), level=LEVEL), MODES):
         technique, workload = matrix.techniques[case.technique], matrix.workloads[case.workload]
         name = ceilings.key(case.workload, case.dtype, case.mode, technique.precision(case.dtype), technique.oracle)
-        for draw in draws(workload, case.mode, technique.admits):
+        yield name, case, technique, workload
+
+
+def measured(workloads: Sequence[str] = (), without: Container[str] = ()) -> dict[str, dict[str, float]]:
+    """The largest budget over paths and draws, by key and view, rounded up to three digits.
+
+    Args:
+        workloads: Globs; all where there are none.
+        without: Keys that are left out.
+    """
+    torch.set_num_threads(1)
+    found: dict[str, dict[str, float]] = {}
+    seen: set[tuple[str, str]] = set()
+    for name, case, technique, workload in references(workloads):
+        for draw in () if name in without else draws(workload, case.mode, technique.admits):
             if (name, str(draw)) in seen:
                 continue
             seen.add((name, str(draw)))
@@ -62,7 +79,6 @@ def main() -> int:
     parser.add_argument("--raise", dest="higher", action="store_true", help="store larger budgets too")
     parser.add_argument("--file", type=Path, default=Path(ceilings.__file__).with_name(ceilings.FILE))
     options = parser.parse_args()
-    torch.set_num_threads(1)
     kept = ceilings.parsed(options.file.read_text(encoding="utf-8")) if options.file.exists() else {}
     exceeded = 0
     for name, views in measured(options.workload).items():

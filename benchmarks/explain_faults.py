@@ -28,9 +28,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 from torch import nn
 
-from accelcheck.checks.trial import Trial
 from accelcheck.core.case import Case, Mode
-from accelcheck.core.matrix import Matrix
 from accelcheck.devices.torch_names import get_current_dispatch_mode_stack
 from accelcheck.explain import runs, text
 from accelcheck.explain.explain import explain
@@ -38,6 +36,7 @@ from accelcheck.explain.script import LINES, script_of
 from accelcheck.plugin import registered
 from accelcheck.selftest import runner
 from accelcheck.selftest.faults import plant
+from accelcheck.techniques.matrix import Matrix
 from accelcheck.verify.oracle import Store
 from accelcheck.workloads.base import Program
 from accelcheck.workloads.probes import draws
@@ -182,13 +181,8 @@ class Counting:
 
     def variant(self, row: PlantedRow, bench: Bench, case: Case) -> None:
         """Look for an operator in a correct variant, whatever its verdict: none may be named."""
-        technique, workload, device = (
-            bench.matrix.techniques[case.technique],
-            bench.matrix.workloads[case.workload],
-            bench.devices["cpu"],
-        )
-        trial = Trial(case, technique, workload, device, bench.store)
-        random = [draw for draw in draws(workload, case.mode, technique.admits) if not draw.probe]
+        trial = bench.trial(case)
+        random = [draw for draw in draws(trial.workload, case.mode, trial.technique.admits) if not draw.probe]
         one = next((culprit for draw in random for culprit in runs.traced(trial, draw).culprits), None)
         one = one or runs.in_turn(trial, random)
         self.variants += 1

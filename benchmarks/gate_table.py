@@ -48,6 +48,7 @@ DRAWS = 2000
 WRONG = {"faster", "slower"}
 """Answers that are false where nothing changed."""
 COUNTS = ("false", *(f"{per_cent} %" for per_cent in SLOWDOWNS if per_cent))
+HEADER = "| gate | a check takes | " + " | ".join(f"{what}, {c}" for c in CONDITIONS for what in COUNTS) + " |"
 
 
 def read(paths: Sequence[Path]) -> list[dict[str, Any]]:
@@ -278,6 +279,22 @@ def spreads(sessions: Sequence[Session]) -> dict[str, tuple[float, float]]:
     return {name: (spread(in_turns, name), spread(in_sequence, name)) for name in sessions[0]["names"]}
 
 
+def gates(sessions: Sequence[Session]) -> tuple[tuple[Tally, Tally, Tally, Tally], dict[str, list[float]]]:
+    """The tallies of accelcheck's gates, and the sizes that gate 2 states by workload."""
+    one = gate_1(sessions, "shared", "gate 1: paired in one process, tensors shared")
+    own = gate_1(sessions, "own", "gate 1: the same, the candidate's tensors its own")
+    two, sizes = gate_2(sessions)
+    return (one, own, two, gate_3(sessions)), sizes
+
+
+def rows(tallies: Sequence[Tally]) -> Iterator[str]:
+    """The rows of the table of gates, below `HEADER`."""
+    for tally in tallies:
+        spent = statistics.fmean(tally.seconds) if tally.seconds else 0.0
+        counts = [_count(*tally.sums(what, (condition,))) for condition in CONDITIONS for what in COUNTS]
+        yield f"| {tally.name} | {tally.cost or f'{spent:.2f} s'} | {' | '.join(counts)} |"
+
+
 def _shown(sessions: Sequence[Session]) -> int:
     quick = sessions[0]["quick"]
     counted = [f"{sum(one['condition'] == condition for one in sessions)} {condition}" for condition in CONDITIONS]
@@ -285,16 +302,9 @@ def _shown(sessions: Sequence[Session]) -> int:
     print(
         f"Sessions: {', '.join(counted)}; {spent:.0f} s each{'; short ones, which decide nothing' if quick else ''}\n"
     )
-    one = gate_1(sessions, "shared", "gate 1: paired in one process, tensors shared")
-    own = gate_1(sessions, "own", "gate 1: the same, the candidate's tensors its own")
-    two, sizes = gate_2(sessions)
-    three = gate_3(sessions)
-    print("| gate | a check takes | " + " | ".join(f"{what}, {c}" for c in CONDITIONS for what in COUNTS) + " |")
-    print("|---|---:|" + "---:|" * len(COUNTS) * len(CONDITIONS))
-    for tally in (*saved_runs(sessions), one, own, two, three):
-        spent = statistics.fmean(tally.seconds) if tally.seconds else 0.0
-        counts = [_count(*tally.sums(what, (condition,))) for condition in CONDITIONS for what in COUNTS]
-        print(f"| {tally.name} | {tally.cost or f'{spent:.2f} s'} | {' | '.join(counts)} |")
+    (one, own, two, three), sizes = gates(sessions)
+    print("\n".join([HEADER, "|---|---:|" + "---:|" * len(COUNTS) * len(CONDITIONS)]))
+    print("\n".join(rows([*saved_runs(sessions), one, own, two, three])))
     print("\nNo process is in two repetitions of a cell; those of different slowdowns share processes.\n")
     parts = planted(sessions)
     print("\n".join(of_workloads(sessions, parts)))

@@ -195,9 +195,7 @@ def judged(path: Path, outcome: Outcome) -> None:
     outcome.cases = len(records)
     outcome.verdicts = dict(Counter(str(record.verdict) for record in records))
     outcome.bad += [
-        f"{record.case.id}: {record.verdict}: {record.reason.partition(chr(10))[0][:200]}"
-        for record in records
-        if not record.verdict.green
+        f"{record.case.id}: {record.verdict}: {record.headline[:200]}" for record in records if not record.verdict.green
     ]
     if path.stat().st_size > LARGE:
         with path.open("rb") as plain, gzip.open(f"{path}.gz", "wb") as packed:

@@ -20,22 +20,18 @@ from typing import TYPE_CHECKING
 from accelcheck.checks.execute import Bench
 from accelcheck.core.capability import SUPPORTED
 from accelcheck.core.case import Verdict
-from accelcheck.core.matrix import Matrix, Selection
+from accelcheck.core.fault import Fault
+from accelcheck.core.selection import Selection
 from accelcheck.devices.base import Status
-from accelcheck.expectations.ledger import Entry, Ledger, shipped, size
+from accelcheck.expectations.holding import shown
+from accelcheck.expectations.ledger import Entry, Ledger, shipped
 from accelcheck.plugin import registered
+from accelcheck.techniques.matrix import Matrix
 from accelcheck.verify.oracle import Store
 
 if TYPE_CHECKING:
     from accelcheck.core.case import Case
     from accelcheck.core.journal import Record
-
-
-class Unheld(Bench):
-    """Gives records as they are, not held against the ledger, with all lines of a failure."""
-
-    def expect(self, record: Record) -> Record:
-        return record
 
 
 def main(words: list[str]) -> int:
@@ -47,14 +43,14 @@ def main(words: list[str]) -> int:
     parser.add_argument("--lines", type=Path, help="file for every line of every failure, with its case")
     given = parser.parse_args(words)
     ledger = Ledger.load(shipped((given.device,)))
-    seen: dict[int, list[tuple[float, str]]] = defaultdict(list)
+    seen: dict[int, list[_Shown]] = defaultdict(list)
     loose: list[str] = []
     ran: set[str] = set()
     with tempfile.TemporaryDirectory() as folder:
         device = registered.device(given.device)
         matrix = Matrix.load()
         statuses = {device.name: Status(device.name, SUPPORTED)}
-        bench = Unheld(matrix, {device.name: device}, statuses, Store(Path(folder)), ledger.of_any_size())
+        bench = Bench(matrix, {device.name: device}, statuses, Store(Path(folder)))
         for case in matrix.cases(Selection((device.name,), level=given.level)):
             if not ledger.covering(case.id) or not fnmatch.fnmatchcase(case.id, given.cases):
                 continue
@@ -63,7 +59,7 @@ def main(words: list[str]) -> int:
             print(f"{record.verdict:12} {case.id}", flush=True)
             if given.lines is not None:
                 with given.lines.open("a", encoding="utf-8") as file:
-                    file.writelines(f"{case.id}\t{record.verdict}\t{line}\n" for line in record.reason.splitlines())
+                    file.writelines(f"{case.id}\t{record.verdict}\t{line}\n" for line in record.why.splitlines())
             if record.verdict in {Verdict.FAIL, Verdict.ERROR}:
                 loose += _sort(record, case, ledger, seen)
     amiss = bool(loose)
@@ -75,33 +71,32 @@ def main(words: list[str]) -> int:
     return int(amiss)
 
 
-def _sort(record: Record, case: Case, ledger: Ledger, seen: dict[int, list[tuple[float, str]]]) -> list[str]:
-    """Add each line of a failure to the entries that find it; returns those that none finds."""
-    lines = record.reason.splitlines()
+_Shown = tuple[float, str, Fault]
+"""The size of a fault, its case, and the fault."""
+
+
+def _sort(record: Record, case: Case, ledger: Ledger, seen: dict[int, list[_Shown]]) -> list[str]:
+    """Add each fault of a failure to the entries that find it; returns those that none finds."""
+    covering = ledger.covering(case.id)
     loose = []
-    for line in lines if record.verdict is Verdict.FAIL else lines[:1]:
-        finders = [
-            number
-            for number, entry in enumerate(ledger.entries)
-            if entry in ledger.covering(case.id) and entry.finds(line, record.verdict)
-        ]
+    for fault in shown(record):
+        finders = [n for n, entry in enumerate(ledger.entries) if entry in covering and entry.finds(fault)]
         for number in finders:
-            seen[number].append((size(line) or 0.0, f"{case.id}: {line}"))
+            seen[number].append((fault.size or 0.0, case.id, fault))
         if not finders:
-            loose.append(f"{case.id}: {line}")
+            loose.append(f"{case.id}: {fault}")
     return loose
 
 
-def _report(entry: Entry, found: list[tuple[float, str]]) -> bool:
+def _report(entry: Entry, found: list[_Shown]) -> bool:
     """Print one entry, with the largest size of each kind of fault; whether it is too small, or was never seen."""
-    largest, line = max(found, default=(0.0, "never seen"))
+    largest, example = max(((size, f"{name}: {fault}") for size, name, fault in found), default=(0.0, "never seen"))
     kinds: dict[str, float] = defaultdict(float)
-    for value, text in found:
-        what = [*text.split(": ", 3), "", ""][2].partition(" at ")[0].partition(" [")[0].partition(",")[0]
-        kinds[what] = max(kinds[what], value)
-    cases = {text.partition(":")[0] for _, text in found}
+    for size, _, fault in found:
+        kinds[fault.what] = max(kinds[fault.what], size)
+    cases = {name for _, name, _ in found}
     print(
-        f"{len(cases)} cases, largest {largest:.4g}, at-most {entry.at_most}: {entry.match!r} ({entry.reason}): {line}"
+        f"{len(cases)} cases, largest {largest:.4g}, at-most {entry.at_most}: {entry.names} ({entry.reason}): {example}"
     )
     print("   ", ", ".join(f"{what} {value:.4g}" for what, value in kinds.items()))
     return not found or (isinstance(entry.at_most, float) and largest > entry.at_most)

@@ -1,29 +1,25 @@
-"""Makes the must-pass lists, or says how they differ: ``python benchmarks/must_pass.py [--write] [JOURNAL ...]``.
+"""Makes the must-pass lists, for regenerate.py.
 
 A list has what the devices of its class declare to support and what no shipped ledger expects to fail. Journals of whole runs on a
-device of a class take out what they found `unsupported` by trying, and say how many elements are compared. A changed list gets
-the next version.
-
-Exit status: 0 if the lists are as stored, 1 if they differ and ``--write`` was not given.
+device of a class take out what they found `unsupported` by trying, add what is new and passed, and say how many elements are
+compared. A changed list gets the next version.
 """
 
 from __future__ import annotations
 
-import argparse
-import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from accelcheck.core.capability import Code
-from accelcheck.core.case import ALONE, Mode
-from accelcheck.core.matrix import Matrix, Selection, devices
-from accelcheck.core.words import LEVELS
+from accelcheck.core.case import ALONE, LEVELS, Mode, Verdict
+from accelcheck.core.selection import Selection
+from accelcheck.devices import devices
 from accelcheck.devices.generic import Generic
 from accelcheck.expectations import must_pass
 from accelcheck.expectations.ledger import Ledger, shipped
-from accelcheck.expectations.must_pass import FOLDER, OTHERS, SUFFIX, Floor, MustPass
-from accelcheck.report.run import load
+from accelcheck.expectations.must_pass import FOLDER, OTHERS, Floor, MustPass
+from accelcheck.techniques.matrix import Matrix
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -47,42 +43,30 @@ class Seen:
         level: The highest that was run.
         refused: Cases that did not run: not supported, found by trying, or without a package that the session of the class installs.
         elements: Compared, by key.
+        passed: Cases that passed; for `OTHERS`, on any device without a list of its own.
     """
 
     level: int = 0
     refused: set[str] = field(default_factory=set)
     elements: dict[str, int] = field(default_factory=dict)
+    passed: set[str] = field(default_factory=set)
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("journals", nargs="*", type=Path, metavar="JOURNAL", help="of whole runs")
-    parser.add_argument("--write", action="store_true", help="store the lists")
-    given = parser.parse_args()
-    matrix, runs = Matrix.load(), load(given.journals)
+def lists(runs: Sequence[DeviceRun]) -> dict[str, str]:
+    """The text of each list by class: as stored where nothing changed, or else of the next version."""
+    matrix, texts = Matrix.load(), {}
     places: dict[str, Device] = {**devices(), OTHERS: Generic("generic")}
-    seen = {kind: found(kind, runs) for kind in places}
-    stored = must_pass.stored() if TARGET.is_dir() else {}
-    changed = False
     for kind, device in places.items():
-        old = stored.get(kind)
-        levels = required(kind, device, matrix, seen[kind], old)
-        measured = max(seen[kind].level, old.measured if old else 0)
-        floors = {level: floor(levels, level, seen[kind], old) for level in LEVELS}
-        if old is not None and (levels, measured, floors) == (old.levels, old.measured, old.floors):
-            print(f"{kind}: as stored")
-            continue
-        changed = True
-        more, fewer = (set(levels) - set(old.levels), set(old.levels) - set(levels)) if old else (set(levels), set())
-        text = must_pass.written(old.version + 1 if old else 1, measured, levels, floors)
-        print(
-            f"{kind}: {len(levels)} cases, {len(more)} more and {len(fewer)} fewer than stored, measured at level {measured}"
-        )
-        print("\n".join(f"  {line}" for line in text.splitlines() if line.startswith("floor")))
-        if given.write:
-            TARGET.mkdir(exist_ok=True)
-            (TARGET / f"{kind}{SUFFIX}").write_text(text, encoding="ascii")
-    return int(changed and not given.write)
+        seen, old = found(kind, runs), must_pass.stored().get(kind)
+        if old is None and not seen.level:
+            continue  # the list of all accelerators is its own
+        levels = required(kind, device, matrix, seen, old)
+        measured = max(seen.level, old.measured if old else 0)
+        floors = {level: floor(levels, level, seen, old) for level in LEVELS}
+        same = old is not None and (levels, measured, floors) == (old.levels, old.measured, old.floors)
+        version = old.version + (not same) if old else 1
+        texts[kind] = must_pass.written(version, measured, levels, floors)
+    return texts
 
 
 def found(kind: str, runs: Sequence[DeviceRun]) -> Seen:
@@ -92,22 +76,22 @@ def found(kind: str, runs: Sequence[DeviceRun]) -> Seen:
             seen.level = max(seen.level, run.level)
             seen.refused |= {key(r.case) for r in run.records if not r.verdict.executed}
             seen.elements |= {key(r.case): r.compared for r in run.records if r.compared}
+        if kind in {run.device, OTHERS if run.device not in must_pass.stored() else ""}:
+            seen.passed |= {key(r.case) for r in run.records if r.verdict is Verdict.PASS}
     return seen
 
 
 def required(kind: str, device: Device, matrix: Matrix, seen: Seen, old: MustPass | None) -> dict[str, int]:
-    """The levels of the cases, by key."""
+    """The levels of the cases, by key: those of the old list, and others that a run has passed."""
     ledger = Ledger.load(shipped((kind,)))
-    levels = {}
-    for case in matrix.cases(Selection((kind,), level=max(LEVELS)), JUDGED):
-        name = key(case)
-        known = old is not None and name not in old.levels and case.level <= old.measured  # an earlier run refused it
-        if known and name not in seen.elements:
-            continue
-        if name in seen.refused or not declared(kind, device, matrix, case) or ledger.covering(case.id):
-            continue
-        levels[name] = case.level
-    return levels
+    candidates = seen.passed | (set(old.levels) if old else set())
+    return {
+        name: case.level
+        for case in matrix.cases(Selection((kind,), level=max(LEVELS)), JUDGED)
+        if (name := key(case)) in candidates - seen.refused
+        and declared(kind, device, matrix, case)
+        and not ledger.covering(case.id)
+    }
 
 
 def declared(kind: str, device: Device, matrix: Matrix, case: Case) -> bool:
@@ -134,7 +118,3 @@ def floor(levels: dict[str, int], level: int, seen: Seen, old: MustPass | None) 
 
 def key(case: Case) -> str:
     return f"{case.technique}/{case.workload}/{case.dtype}/{case.mode}"
-
-
-if __name__ == "__main__":
-    sys.exit(main())

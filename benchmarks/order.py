@@ -23,12 +23,12 @@ import torch
 from accelcheck.checks.execute import Bench
 from accelcheck.core.capability import SUPPORTED
 from accelcheck.core.case import TIMED, Case, Mode
-from accelcheck.core.matrix import Matrix, Selection
+from accelcheck.core.selection import Selection
 from accelcheck.devices.base import Status
 from accelcheck.devices.cpu import Cpu
-from accelcheck.expectations.ledger import Ledger
 from accelcheck.selftest.faults.base import Planted
 from accelcheck.selftest.faults.leaks import LEAKS
+from accelcheck.techniques.matrix import Matrix
 from accelcheck.verify.cache import clean_process
 from accelcheck.verify.oracle import Store
 
@@ -86,7 +86,9 @@ def pairs(count: int, level: int, seed: int) -> list[tuple[Case, Case]]:
 def told(record: Record) -> dict[str, Any]:
     """All that a record says, but times."""
     said = record.as_json()
-    return {name: said[name] for name in ("verdict", "reason", "evidence", "figures", "compared", "eager_excess")}
+    return {
+        name: said[name] for name in ("verdict", "reason", "faults", "evidence", "figures", "compared", "eager_excess")
+    }
 
 
 def ran(cases: Sequence[Case]) -> list[dict[str, Any]]:
@@ -95,7 +97,7 @@ def ran(cases: Sequence[Case]) -> list[dict[str, Any]]:
     with tempfile.TemporaryDirectory(prefix="accelcheck-order-") as folder:
         clean = clean_process(matrix().parts())
         store = Store(Path(folder), clean)
-        bench = Bench(matrix(), {"cpu": Cpu()}, {"cpu": Status("cpu", SUPPORTED)}, store, Ledger())
+        bench = Bench(matrix(), {"cpu": Cpu()}, {"cpu": Status("cpu", SUPPORTED)}, store)
         try:
             return [told(bench.run(case)) for case in cases]
         finally:

@@ -24,7 +24,8 @@ from torch import nn
 from accelcheck.core.case import Case, Mode
 from accelcheck.devices.cpu import Cpu
 from accelcheck.techniques.precision.amp import TECHNIQUES
-from accelcheck.verify.oracle import Arithmetic, compute
+from accelcheck.verify.oracle import compute
+from accelcheck.verify.oracle_runs import Arithmetic
 from accelcheck.workloads.base import Program
 from accelcheck.workloads.own_model import workload_of
 from accelcheck.workloads.probes import DRAWS, Draw

@@ -30,12 +30,11 @@ from torch.nn import functional
 from accelcheck.checks.execute import Bench
 from accelcheck.checks.trial import REDUCED
 from accelcheck.core.capability import SUPPORTED
-from accelcheck.core.case import Mode
-from accelcheck.core.matrix import Matrix, Selection
-from accelcheck.core.words import EFFORTS
+from accelcheck.core.case import EFFORTS, Mode
+from accelcheck.core.selection import Selection
 from accelcheck.devices.base import Status
 from accelcheck.devices.cpu import Cpu
-from accelcheck.expectations.ledger import Ledger
+from accelcheck.techniques.matrix import Matrix
 from accelcheck.verify.cache import clean_process
 from accelcheck.verify.oracle import Store
 from accelcheck.workloads.own_model import workload_of
@@ -141,8 +140,8 @@ def run(bench: Bench, selection: Selection, modes: tuple[Mode, ...]) -> list[tup
             f"{case.technique:15s} {case.mode!s:8s} {record.verdict!s:6s} {found[-1][1]:8.1f} {seconds:8.1f} {watch.busy:8.1f} {watch.peak / 1e9:8.2f}",
             flush=True,
         )
-        if record.reason:
-            print("\n".join(f"    {line}" for line in record.reason.splitlines()[:5]), flush=True)
+        if why := record.why:
+            print("\n".join(f"    {line}" for line in why.splitlines()[:5]), flush=True)
     return found
 
 
@@ -168,7 +167,7 @@ def main() -> int:
         clean = clean_process(matrix.parts())
         try:
             store = Store(Path(folder), clean, given.effort)
-            bench = Bench(matrix, {"cpu": Cpu()}, {"cpu": Status("cpu", SUPPORTED)}, store, Ledger())
+            bench = Bench(matrix, {"cpu": Cpu()}, {"cpu": Status("cpu", SUPPORTED)}, store)
             found = run(bench, Selection(("cpu",), dtypes=("float32",), level=4), modes)
         finally:
             clean.close()

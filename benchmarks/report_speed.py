@@ -89,8 +89,12 @@ def _varied(record: dict[str, Any], device: str, copy: int, chance: random.Rando
     }  # fmt: skip
     if record["verdict"] == "pass" and figures and chance.randrange(FAILING) == 0:
         worst = {**figures[0], "measured": 3.7 * figures[0]["allowed"] + 1e-6}
-        reason = f"{worst['path']}: view {worst['view']} at {worst['where']}: expected at most {worst['allowed']:.3e}, got {worst['measured']:.3e}"
-        found |= {"verdict": "fail", "reason": reason, "figures": [worst, *figures[1:]]}
+        fault = {
+            "kind": "view",
+            "place": worst["where"],
+            **{name: worst[name] for name in ("path", "view", "measured", "allowed")},
+        }
+        found |= {"verdict": "fail", "faults": [fault], "figures": [worst, *figures[1:]]}
     return found
 
 

@@ -177,7 +177,7 @@ def explanation(row: Row) -> str:
 
 def said(record: Record) -> str:
     """The first line of a reason, for a cell of a table."""
-    line = record.reason.partition("\n")[0]
+    line = record.headline
     line = re.sub(r"0x[0-9a-f]+|\bprocess \d+", "...", line).replace("|", "\\|").replace("<", "&lt;")
     return line if len(line) <= WIDTH else f"{line[:WIDTH].rpartition(' ')[0]} ..."
 

@@ -43,8 +43,9 @@ from torch._dynamo.utils import same
 
 from accelcheck.checks.trial import State, Trial, warm_up
 from accelcheck.core.case import Case, Mode, Verdict
-from accelcheck.core.matrix import Matrix, devices
+from accelcheck.devices import devices
 from accelcheck.selftest import runner
+from accelcheck.techniques.matrix import Matrix
 from accelcheck.verify.judge import Contract, check_metadata, judge
 from accelcheck.verify.oracle import Store
 from accelcheck.workloads.base import Program, to

@@ -32,8 +32,8 @@ from torch.profiler import ProfilerActivity, profile
 
 from accelcheck.measure import paired
 from accelcheck.verify.judge import judge
-from accelcheck.verify.oracle import Layout, Reference
 from accelcheck.verify.precision import SMALLEST_SUBNORMAL, UNIT_ROUNDOFF
+from accelcheck.verify.reference import Layout, Reference
 from accelcheck.verify.views import SIGNED, VIEWS
 
 if TYPE_CHECKING:

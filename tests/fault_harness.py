@@ -10,13 +10,12 @@ from technique_harness import StubDevice
 
 from accelcheck.checks.execute import Bench
 from accelcheck.core.capability import SUPPORTED
-from accelcheck.core.case import Case, Evidence, Mode, Verdict
-from accelcheck.core.matrix import Matrix
+from accelcheck.core.case import DTYPES, Case, Evidence, Mode, Verdict
+from accelcheck.core.fault import FaultKind
 from accelcheck.core.registry import discover
-from accelcheck.core.words import DTYPES
 from accelcheck.devices.base import Status
-from accelcheck.expectations.ledger import Ledger
 from accelcheck.techniques.base import Technique
+from accelcheck.techniques.matrix import Matrix
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -87,7 +86,6 @@ def bench(store: Store, technique: Technique, workload: Workload, device: Device
         devices={place.name: place},
         statuses={place.name: Status(place.name, SUPPORTED)},
         store=store,
-        ledger=Ledger(),
     )
 
 
@@ -104,10 +102,10 @@ def verdict_of(
 
 
 def faults(record: Record) -> dict[str, set[str]]:
-    """What was wrong, by path: the views that caught it, without their place, or the kind of fault."""
+    """What was wrong, by path: the views that caught it, or the kind of fault."""
     found: dict[str, set[str]] = {}
     if record.verdict is Verdict.FAIL:
-        for line in record.reason.splitlines():
-            path, what, *_ = line.split(": ")
-            found.setdefault(path, set()).add(what.partition(" at ")[0].partition(",")[0])
+        for fault in record.faults:
+            path = "not engaged" if fault.kind is FaultKind.EVIDENCE else fault.path
+            found.setdefault(path, set()).add(f"view {fault.what}" if fault.kind is FaultKind.VIEW else fault.what)
     return found

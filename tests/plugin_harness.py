@@ -27,12 +27,12 @@ from torch import Tensor, nn
 from accelcheck.core.capability import SUPPORTED, Capability, Code, unavailable, unsupported
 from accelcheck.core.case import Evidence, Mode
 from accelcheck.core.journal_reading import read
-from accelcheck.core.matrix import Matrix
 from accelcheck.devices.base import Fingerprint, Status
 from accelcheck.devices.cpu import Cpu
 from accelcheck.devices.probe import HostFacts
 from accelcheck.measure import timing_processes
 from accelcheck.techniques.base import Technique, Unsupported
+from accelcheck.techniques.matrix import Matrix
 from accelcheck.workloads.base import Problem, Program, Workload
 
 if TYPE_CHECKING:

@@ -1,12 +1,11 @@
 """The list of all cases with their levels and seeds, as `cases.txt` beside this file keeps it.
 
-``python tests/stored_cases.py`` writes it anew: after cases were added. One that is in it must never change or go without
-a line in CHANGELOG.md, since ledgers, baselines and journals name cases by their ids.
+`benchmarks/regenerate.py` adds cases to it. One that is in it must never change or go without a line in CHANGELOG.md, since
+ledgers, baselines and journals name cases by their ids.
 """
 
 from __future__ import annotations
 
-import json
 from collections import defaultdict
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,7 +16,6 @@ if TYPE_CHECKING:
     from accelcheck.core.case import Case
 
 STORED = Path(__file__).with_name("cases.txt")
-FAMILIES = Path(__file__).parent.parent / "accelcheck" / "report" / "html" / "families.json"
 DEVICE = "cpu"
 """Cases are the same on all devices but for this part of their ids."""
 
@@ -32,8 +30,9 @@ def facts(cases: Iterable[Case]) -> set[Fact]:
 
 def everything() -> list[Case]:
     """All built-in cases of one device."""
-    from accelcheck.core.matrix import Matrix, Selection
-    from accelcheck.core.words import LEVELS
+    from accelcheck.core.case import LEVELS
+    from accelcheck.core.selection import Selection
+    from accelcheck.techniques.matrix import Matrix
 
     return Matrix.load().cases(Selection((DEVICE,), level=max(LEVELS)))
 
@@ -53,10 +52,11 @@ def written(cases: Iterable[Case]) -> str:
 
 def stored() -> set[Fact]:
     """What the file says."""
-    return set(_parsed(STORED.read_text(encoding="ascii")))
+    return set(parsed(STORED.read_text(encoding="ascii")))
 
 
-def _parsed(text: str) -> Iterator[Fact]:
+def parsed(text: str) -> Iterator[Fact]:
+    """What a text of `written` says."""
     seeds: dict[str, int] = {}
     for line in text.splitlines():
         kind, *words = line.split()
@@ -66,18 +66,3 @@ def _parsed(text: str) -> Iterator[Fact]:
             technique, dtype, mode, level, *workloads = words
             for workload in workloads:
                 yield f"{technique}/{workload}/{DEVICE}/{dtype}/{mode}", int(level), seeds[workload]
-
-
-def families() -> str:
-    """The techniques of each family, as reports read them, which import no technique."""
-    from accelcheck.core.matrix import Matrix
-
-    found = defaultdict(list)
-    for technique in Matrix.load().techniques.values():
-        found[technique.family].append(technique.name)
-    return json.dumps({family: sorted(names) for family, names in found.items()}, indent=1, sort_keys=True) + "\n"
-
-
-if __name__ == "__main__":
-    STORED.write_text(written(everything()), encoding="ascii")
-    FAMILIES.write_text(families(), encoding="ascii")

@@ -18,8 +18,9 @@ from accelcheck import cli
 from accelcheck.commands.common import GREEN, NOTHING, USAGE
 from accelcheck.commands.parsing import SHELLS, Parser, print_json
 from accelcheck.core.capability import SUPPORTED
-from accelcheck.core.matrix import Matrix, Selection
+from accelcheck.core.selection import Selection
 from accelcheck.devices.base import Fingerprint, Status
+from accelcheck.techniques.matrix import Matrix
 
 if TYPE_CHECKING:
     from pathlib import Path

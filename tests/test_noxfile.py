@@ -97,7 +97,7 @@ class Session:
         assert silent == ("report" in words)  # the session itself says where it is
         if "report" in words:
             self.reported.append(list(words))
-            Path(words[-1]).touch()
+            Path(words[-1].removeprefix("--html=")).touch()
             return
         for option, _, path in (word.partition("=") for word in words):
             if option == "--accel-journal":
@@ -426,7 +426,8 @@ def test_a_session_ends_with_the_path_of_its_report(noxfile: Any) -> None:
     noxfile._suite(session, "cpu")
     paths = ["reports/cpu/journal.jsonl", "reports/cpu/journal-speed.jsonl"]
     assert [f"--accel-journal={path}" in ran for path, ran in zip(paths, session.runs, strict=True)] == [True, True]
-    assert session.reported == [["python", "-m", "accelcheck.cli", "report", *paths, "-o", "reports/cpu/report.html"]]
+    made = ["python", "-m", "accelcheck.cli", "report", *paths, "--html=reports/cpu/report.html"]
+    assert session.reported == [made]
     assert session.logged[-1] == f"report: {Path('reports/cpu/report.html').resolve().as_uri()}"
 
 
@@ -437,7 +438,7 @@ def test_a_session_whose_cases_fail_makes_its_report_and_still_fails(noxfile: An
     Path("reports/cpu/journal-speed.jsonl").write_text("of an earlier session", encoding="ascii")
     with pytest.raises(CaseFailedError):
         noxfile._suite(session, "cpu")
-    assert session.reported[0][4:] == ["reports/cpu/journal.jsonl", "-o", "reports/cpu/report.html"]
+    assert session.reported[0][4:] == ["reports/cpu/journal.jsonl", "--html=reports/cpu/report.html"]
     assert len(session.logged) == 1
 
 
@@ -452,7 +453,7 @@ def test_a_journal_that_the_user_names_is_the_one_reported(noxfile: Any, given: 
     noxfile._suite(session, "cpu")
     assert all("reports" not in word for ran in session.runs for word in ran)
     assert session.reported[0][4] == "out/j.jsonl"
-    assert session.reported[0][-1] == "out/report.html"
+    assert session.reported[0][-1] == "--html=out/report.html"
 
 
 def test_the_environment_at_hand_is_left_as_it_is(noxfile: Any) -> None:

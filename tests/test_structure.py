@@ -16,6 +16,7 @@ import pytest
 
 import accelcheck
 from accelcheck.core.registry import discover
+from accelcheck.devices.base import FEATURES
 from accelcheck.expectations.ledger import Ledger
 
 if TYPE_CHECKING:
@@ -46,14 +47,13 @@ LEVELS = (
 )
 """Each package imports only from itself and from those before it. The package itself, with its version, is below all."""
 RANK = {name: rank for rank, names in enumerate(LEVELS) for name in names}
-BY_NAME = {
-    (
-        "accelcheck.core.matrix",
-        package,
-    ): "the matrix finds what is registered by the package's name, so that no list needs an edit"
-    for package in ("accelcheck.devices", "accelcheck.techniques", "accelcheck.workloads")
+BY_DEVICE = {
+    ("measure/kernels.py", "device_type == 'cuda'"): "torch.profiler has an activity of its own for CUDA",
+    ("measure/gate.py", "case.device == 'cpu'"): "a record has the name of its device, and the device may be absent",
+    ("workloads/custom.py", "device_type not in _PROJECTIONS"): "a cache by type",
+    ("workloads/custom.py", "_PROJECTIONS[device_type]"): "the same cache",
 }
-"""Packages that a module below them imports by name, with the reason."""
+"""Branches on a device's name or type, outside of `accelcheck.devices`, with the reason."""
 
 OLD_WORDS = {
     "crew",
@@ -84,20 +84,9 @@ def package_of(module: str) -> str:
     return (*module.split("."), "")[1]
 
 
-def imported(path: Path, *, annotations: bool = False) -> Iterator[str]:
-    """The modules of accelcheck that a module imports, also inside of functions; for annotations only where these are asked for."""
-
-    def nodes(parent: ast.AST) -> Iterator[ast.AST]:
-        for node in ast.iter_child_nodes(parent):
-            if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING" and not annotations:
-                for other in node.orelse:
-                    yield other
-                    yield from nodes(other)
-            else:
-                yield node
-                yield from nodes(node)
-
-    for node in nodes(ast.parse(path.read_text("utf-8"))):
+def imported(path: Path) -> Iterator[str]:
+    """The modules of accelcheck that a module imports, also inside of functions and for annotations alone."""
+    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names if alias.name in MODULES)
         elif isinstance(node, ast.ImportFrom):
@@ -129,9 +118,7 @@ def test_every_package_has_its_place_in_the_order() -> None:
 
 @pytest.mark.parametrize("module", [name for name in MODULES if name != "accelcheck"])
 def test_imports_only_go_down(module: str) -> None:
-    assert upward(module, set(imported(MODULES[module]))) == []
-    by_name = set(named(MODULES[module])) - {name for of, name in BY_NAME if of == module}
-    assert upward(module, by_name) == []
+    assert upward(module, set(imported(MODULES[module])) | set(named(MODULES[module]))) == []
 
 
 def test_an_import_that_goes_up_is_found(tmp_path: Path) -> None:
@@ -140,19 +127,88 @@ def test_an_import_that_goes_up_is_found(tmp_path: Path) -> None:
         "if TYPE_CHECKING:\n    from accelcheck.cli import main\n"
         "def late():\n    from accelcheck.plugin import hooks\n    import_module('accelcheck.report')\n"
     )
-    assert set(imported(path)) == {"accelcheck.plugin.hooks"}
-    assert upward("accelcheck.report.late", set(imported(path))) == ["accelcheck.plugin.hooks"]
-    assert upward("accelcheck.commands.late", set(imported(path))) == []
+    assert set(imported(path)) == {"accelcheck.cli", "accelcheck.plugin.hooks"}
+    assert upward("accelcheck.report.late", set(imported(path))) == ["accelcheck.cli", "accelcheck.plugin.hooks"]
+    assert upward("accelcheck.commands.late", set(imported(path))) == ["accelcheck.cli"]
     assert set(named(path)) == {"accelcheck.report"}
 
 
 def test_nothing_inside_imports_the_public_interface() -> None:
-    assert [name for name, path in MODULES.items() if "accelcheck.api" in imported(path, annotations=True)] == []
+    assert [name for name, path in MODULES.items() if "accelcheck.api" in imported(path)] == []
 
 
 def test_no_modules_import_each_other_not_even_for_annotations() -> None:
-    graph = {name: set(imported(path, annotations=True)) - {name} for name, path in MODULES.items()}
+    graph = {name: set(imported(path)) - {name} for name, path in MODULES.items()}
     graphlib.TopologicalSorter(graph).prepare()  # raises CycleError
+
+
+def by_name_of_device(source: str) -> list[str]:
+    """Comparisons of a device's name or type with a literal or a constant, and look-ups by it; a tensor's device is none."""
+    device = re.compile(
+        r"(?:(?:self|trial|own|self\.trial)\.)?device\.(?:name|type)|(?:self\.)?device_type|case\.device"
+    )
+
+    def table(node: ast.expr) -> bool:
+        return isinstance(node, ast.Name) and node.id.isupper()
+
+    def literal(node: ast.expr) -> bool:
+        parts = node.elts if isinstance(node, (ast.Set, ast.Tuple, ast.List)) else [node]
+        return table(node) or all(isinstance(part, ast.Constant) for part in parts)
+
+    found = []
+    for node in ast.walk(ast.parse(source)):
+        parts: list[ast.expr] = []
+        if isinstance(node, ast.Compare):
+            parts = [part for part in (node.left, *node.comparators) if not literal(part)]
+            parts = parts if len(parts) <= len(node.comparators) else []
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and table(node.func.value):
+            parts = node.args
+        elif isinstance(node, ast.Subscript) and table(node.value):
+            parts = [node.slice]
+        if any(device.fullmatch(ast.unparse(part)) for part in parts):
+            found.append(ast.unparse(node))
+    return found
+
+
+def test_what_a_device_can_do_is_asked_by_its_features_not_by_its_name() -> None:
+    found = {
+        (path.relative_to(PACKAGE).as_posix(), text)
+        for name, path in MODULES.items()
+        if package_of(name) != "devices"
+        for text in by_name_of_device(path.read_text("utf-8"))
+    }
+    assert found == set(BY_DEVICE)
+
+
+@pytest.mark.parametrize(
+    ("code", "branches"),
+    [
+        ("device.type == 'cuda'", True),
+        ("self.device.name != 'rocm'", True),
+        ("trial.device.type in {'cpu', 'xla'}", True),
+        ("device.type not in TYPES", True),
+        ("OPERATORS.get(device.type)", True),
+        ("OPERATORS[device.type]", True),
+        ("device.has('host')", False),
+        ("tensor.device.type == 'cpu'", False),
+        ("tensor.device.type == device.type", False),
+        ("device.type in fused()", False),
+    ],
+)
+def test_a_branch_on_the_name_or_type_of_a_device_is_found(code: str, branches: bool) -> None:
+    assert bool(by_name_of_device(code)) is branches
+
+
+def test_every_feature_that_is_asked_for_is_one() -> None:
+    asked = {
+        str(node.args[0].value)
+        for path in MODULES.values()
+        for node in ast.walk(ast.parse(path.read_text("utf-8")))
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "has"
+        if isinstance(node.args[0], ast.Constant)
+    }
+    assert asked
+    assert asked <= set(FEATURES)
 
 
 def test_no_two_public_classes_share_a_name() -> None:

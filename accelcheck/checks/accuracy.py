@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -12,6 +12,7 @@ from torch import Tensor
 from accelcheck.checks import own_accuracy
 from accelcheck.checks.trial import Finding, on_device
 from accelcheck.core.case import Figure, Mode
+from accelcheck.core.fault import Fault, FaultKind
 from accelcheck.techniques.base import Unsupported
 from accelcheck.verify.accuracy import (
     CONFIDENCE,
@@ -22,9 +23,9 @@ from accelcheck.verify.accuracy import (
     pooled,
     upper_bound,
 )
-from accelcheck.verify.judge import Discrepancy
+from accelcheck.verify.judge import beyond
 from accelcheck.verify.learned import correct, examine, learned
-from accelcheck.verify.oracle import OracleError
+from accelcheck.verify.reference import OracleError
 from accelcheck.workloads.base import Problem
 from accelcheck.workloads.own_task import OwnTask
 from accelcheck.workloads.task import Task
@@ -59,7 +60,7 @@ class Sitting:
     pairs: Pairs
     right: int
     evidence: Sequence[Evidence]
-    faults: Sequence[str]
+    faults: Sequence[Fault]
 
 
 def verify(trial: Trial) -> Finding:
@@ -203,16 +204,20 @@ def _watched(trial: Trial, program: Program, mode: Mode) -> tuple[Result, tuple[
         return result, (*seen, on_device(log, fallbacks, device))
 
 
-def _logits(result: Result, shape: torch.Size, device_type: str) -> tuple[Tensor, list[str]]:
+def _logits(result: Result, shape: torch.Size, device_type: str) -> tuple[Tensor, list[Fault]]:
     """The logits on the CPU, all NaN where there are none to be read, and what is wrong with them."""
     out = result.get("out")
     if out is None or out.shape != shape or not out.is_floating_point() or out.device.type != device_type:
         expected = f"one floating-point tensor of shape {tuple(shape)} on {device_type}"
         got = ", ".join(f"{path} {tuple(t.shape)} {t.dtype} on {t.device.type}" for path, t in result.items())
-        return torch.full(shape, math.nan), [str(Discrepancy("out", "metadata", expected, got or "nothing"))]
+        wrong = Fault(FaultKind.METADATA, "out", "metadata", expected=expected, got=got or "nothing")
+        return torch.full(shape, math.nan), [wrong]
     logits = out.cpu()
     lost = int(logits.isnan().any(1).sum())
-    return logits, [str(Discrepancy("out", "NaN", "no logit", f"some of {lost} samples"))] if lost else []
+    if not lost:
+        return logits, []
+    got = f"some of {lost} samples"
+    return logits, [Fault(FaultKind.PATTERN, "out", "NaN", expected="no logit", got=got, measured=lost)]
 
 
 def _named(module: nn.Module) -> dict[str, Tensor]:
@@ -242,12 +247,12 @@ def _finding(trial: Trial, sittings: Sequence[Sitting], references: Mapping[int,
     )
     faults = [fault for sitting in sittings for fault in sitting.faults]
     if not figures[0].within:
-        expected = f"a drop of at most {limit:.3%} at {CONFIDENCE:.1%} confidence"
         got = (
             f"{whole.drop:.3%}, at most {bound:.3%}: from {before:.2%} to {after:.2%}, "
             f"{whole.lost} lost and {whole.won} won of {whole.samples} samples"
         )
-        faults.append(str(Discrepancy("accuracy", "view drop", expected, got)))
+        expected = f"at {CONFIDENCE:.1%} confidence"
+        faults.append(replace(beyond(figures[0]), expected=expected, got=got))
     # All evidence of the first sitting; of the others only what did not engage.
     amiss = [one for sitting in sittings[1:] for one in sitting.evidence if not one.engaged]
     evidence = tuple(dict.fromkeys([*sittings[0].evidence, *amiss]))

@@ -1,8 +1,12 @@
-"""Runs one case: capability, workload, oracle, technique, verdict."""
+"""Runs one case, in the process in which cases run: capability, workload, oracle, technique, verdict.
+
+It knows no limit, baseline or expectation: `accelcheck.checks.supervisor` holds against these what comes out, in the process of pytest.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import json
 import traceback
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
@@ -12,31 +16,28 @@ import torch
 
 from accelcheck.checks import accuracy, numerics, randomness, speed, trajectory
 from accelcheck.checks.platform import items, modes
-from accelcheck.checks.trial import REMARKS, Clock, Finding, Trial
+from accelcheck.checks.trial import MOST_FAULTS, REMARKS, Clock, Finding, Trial
 from accelcheck.core import imports
 from accelcheck.core.capability import Capability, Code, unavailable, unsupported
 from accelcheck.core.case import Case, Figure, Mode, Verdict
+from accelcheck.core.fault import Fault, FaultKind
 from accelcheck.core.files import file_name
-from accelcheck.core.journal import Record
+from accelcheck.core.journal import ErrorCode, Record
 from accelcheck.core.plain import text
 from accelcheck.devices.packages import version
 from accelcheck.devices.torch_names import SUPPORTED_TORCH, UnknownTorchError
 from accelcheck.expectations.chips import TRIED, ChipStatement, held, load
-from accelcheck.expectations.ledger import foreseen, outgrown
 from accelcheck.techniques.base import Unsupported
+from accelcheck.verify.cache import clean_process, compute
+from accelcheck.verify.oracle import Store
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
-    from accelcheck.checks.supervisor import Supervisor
-    from accelcheck.core.matrix import Matrix
     from accelcheck.devices.base import Device, Status
-    from accelcheck.expectations.ledger import Ledger
-    from accelcheck.measure.gate import Gate
     from accelcheck.measure.paired import Comparison
-    from accelcheck.techniques.base import Technique
-    from accelcheck.verify.oracle import Store
+    from accelcheck.techniques.matrix import Matrix
 
 CHECKS: Mapping[Mode, Callable[[Trial], Finding]] = MappingProxyType(
     {
@@ -55,12 +56,8 @@ CHECKS: Mapping[Mode, Callable[[Trial], Finding]] = MappingProxyType(
 )
 """The check that finds the verdict of a case, by the case's mode."""
 
-AGAIN = frozenset({Verdict.FAIL, Verdict.ERROR, Verdict.CRASH, Verdict.HANG, Verdict.DEVICE_LOST})
-"""Verdicts of cases that are run again, in another process."""
-RUNS = 3
-"""Most runs of such a case: two, and a third where they differ, so that its rate is known a little."""
 LINES = 20
-"""Lines that are kept of an exception's text, and of a failure that is expected."""
+"""Lines that are kept of an exception's text."""
 MOST_ERROR = 10_000
 """Characters of it."""
 
@@ -75,64 +72,43 @@ TOO_EARLY = (
 
 @dataclass
 class Bench:
-    """What cases are run with: all techniques, workloads and devices, and which devices are present.
+    """Techniques, workloads and devices that cases are run with, and which devices are present.
 
     Attributes:
         matrix: Techniques and workloads by name.
         devices: Devices by name.
-        statuses: What the probe found, by device name.
+        statuses: Answers of the probe, by device name.
         store: References of this run.
-        ledger: Known failures.
-        gate: Holds measurements against baselines and limits; None where neither was asked for.
         traces: Folder for traces of timed cases.
-        elsewhere: Runs the cases in another process; None for this one.
     """
 
     matrix: Matrix
     devices: Mapping[str, Device]
     statuses: Mapping[str, Status]
     store: Store
-    ledger: Ledger
-    gate: Gate | None = None
     traces: Path | None = None
-    elsewhere: Supervisor | None = None
     _opened: set[str] = field(default_factory=set)
     _stated: dict[str, tuple[ChipStatement, ...]] = field(default_factory=dict)
 
+    def begin(self) -> Bench:
+        """This bench with a process that computes references: for the process in which cases run, before the first one."""
+        clean = clean_process(self.matrix.parts())
+        if torch.get_num_threads() > 1:
+            compute()  # a fork that hangs here is not used
+        return replace(self, store=Store(self.store.cache.folder, clean, self.store.word))
+
+    def close(self) -> None:
+        """End the process that computes references, if there is one."""
+        if self.store.cache.clean is not None:
+            self.store.cache.clean.close()
+
+    def trial(self, case: Case) -> Trial:
+        """A case with the technique, workload and device that it names."""
+        technique, workload = self.matrix.techniques[case.technique], self.matrix.workloads[case.workload]
+        return Trial(case, technique, workload, self.devices[case.device], self.store)
+
     def run(self, case: Case) -> Record:
-        """Find the verdict of one case. An exception that the case raises becomes its record and is not raised again."""
-        timed = self.gate.timed.get(case.id) if self.gate is not None else None
-        if timed is not None and timed.ended is not None:  # it would do the same to this process
-            return self.expect(Record(case, timed.ended, reason=timed.reason))
-        record = self._judged(case)
-        if self.elsewhere is not None and record.verdict in AGAIN and not case.timed:
-            record = self._again(record, self.elsewhere)
-        return record if self.gate is None else self.gate.keep(record)
-
-    def _judged(self, case: Case) -> Record:
-        if self.elsewhere is None:
-            record = self.found(case)
-        else:
-            record = self.elsewhere.run(case, self.matrix.techniques[case.technique].patience)
-        # A regression may be known too, and what the ledger says fails is not stored when it passes.
-        return self.expect(record if self.gate is None else self.gate.judge(record))
-
-    def _again(self, first: Record, elsewhere: Supervisor) -> Record:
-        """A case that failed once more, in another process: one that passes then is `flaky`."""
-        runs = [first]
-        while len(runs) < RUNS and (len(runs) == 1 or any(record.verdict.green for record in runs)):
-            elsewhere.renew()
-            runs.append(self._judged(first.case))
-        if not runs[-1].verdict.green:
-            elsewhere.renew()  # what it has spoilt there is no matter of the next case
-        wrong = [record for record in runs if not record.verdict.green]
-        if len(wrong) == len(runs):
-            return first
-        reason = f"{len(wrong)} of {len(runs)} runs were not right; the first one: {first.verdict}\n{first.reason}"
-        return replace(first, verdict=Verdict.FLAKY, reason=reason)
-
-    def found(self, case: Case) -> Record:
-        """What a case shows, in this process: before limits, baselines and the ledger are asked."""
+        """The record of a case, before limits, baselines and the ledger are asked. An exception that the case raises becomes its record."""
         clock = Clock()
         try:
             record = self._run(case, clock)
@@ -161,12 +137,11 @@ class Bench:
 
     def ratio(self, case: Case) -> Comparison | str:
         """Time a case beside FP32 eager, without judging it; the reason, as text, where it cannot be timed."""
-        technique, device = self.matrix.techniques[case.technique], self.devices[case.device]
         try:
-            capability = self._capability(case, technique, device)
+            capability = self._capability(case)
             if not capability.ok:
                 return str(capability)
-            trial = Trial(case, technique, self.matrix.workloads[case.workload], device, self.store)
+            trial = self.trial(case)
             with _restored(trial, []):
                 return speed.ratio(trial, (speed.PROCESS_SECONDS,), error=speed.PROCESS_ERROR)
         except Unsupported as answer:
@@ -175,36 +150,33 @@ class Bench:
             return _brief(error)
 
     def _run(self, case: Case, clock: Clock) -> Record:
-        technique = self.matrix.techniques[case.technique]
-        device = self.devices[case.device]
-        capability = self._capability(case, technique, device)
+        capability = self._capability(case)
         if not capability.ok:
             return _refused(case, capability)
-        workload = self.matrix.workloads[case.workload]
         trace = None
         if self.traces is not None and case.timed:
             self.traces.mkdir(parents=True, exist_ok=True)
             trace = self.traces / f"{file_name(case.id)}.json"
-        expected = self.ledger.expects(case.id)
-        trial = Trial(case, technique, workload, device, self.store, clock, trace, expected=expected)
-        left: list[str] = []
+        trial = replace(self.trial(case), clock=clock, trace=trace)
+        left: list[Fault] = []
         try:
             with _restored(trial, left):
                 found = CHECKS[case.mode](trial)
         except Exception as error:
-            for line in left:
-                error.add_note(line)
+            for fault in left:
+                error.add_note(str(fault))
             raise
         return _record(case, replace(found, faults=[*found.faults, *left]))
 
-    def _capability(self, case: Case, technique: Technique, device: Device) -> Capability:
-        status = self.statuses[case.device]
+    def _capability(self, case: Case) -> Capability:
+        device, status = self.devices[case.device], self.statuses[case.device]
         if not status.present:
             return status.capability
         self._open(device)
         if case.dtype not in device.dtypes:
             return unsupported(Code.NO_DTYPE, f"{device.name} does not declare {case.dtype}")
-        return technique.answer(device, *sorted(self.matrix.workloads[case.workload].features))
+        features = self.matrix.workloads[case.workload].features
+        return self.matrix.techniques[case.technique].answer(device, *sorted(features))
 
     def _open(self, device: Device) -> None:
         """Open a device once a process. Whether its FP32 is FP32 is a case of its own, `strict-float32`."""
@@ -216,23 +188,6 @@ class Bench:
             device.synchronize()
             self._opened.add(device.name)
 
-    def expect(self, record: Record) -> Record:
-        """Hold a verdict against the ledger."""
-        entries = self.ledger.covering(record.case.id)
-        if not entries or not record.verdict.executed:
-            return record
-        if record.verdict is Verdict.PASS:
-            reason = "\n".join(f"the ledger expects {e.verdict}: {e.reason}" for e in entries)
-            return replace(record, verdict=Verdict.XPASS, reason=f"passes: remove the entry from the ledger\n{reason}")
-        # Every fault of a `fail` has a line of its own; what follows the first line of an exception's text is detail.
-        lines = record.reason.splitlines()
-        judged = lines if record.verdict is Verdict.FAIL else lines[:1]
-        causes = foreseen(entries, record.verdict, judged)
-        if not causes:
-            return replace(record, reason="\n".join([*lines, *outgrown(entries, record.verdict, judged)]))
-        reasons = "; ".join(dict.fromkeys(f"{entry.reason} ({entry.link})" for entry in causes))
-        return replace(record, verdict=Verdict.XFAIL, reason="\n".join([reasons, *_cut(lines)]), traceback="")
-
     def _statements(self, name: str) -> tuple[ChipStatement, ...]:
         if name not in self._stated:
             if name not in self._opened:  # what is absent, or died, cannot say what it is
@@ -242,8 +197,8 @@ class Bench:
 
 
 @contextlib.contextmanager
-def _restored(trial: Trial, left: list[str]) -> Iterator[None]:
-    """Finish the technique, and put back what it leaves changed all the same; `left` gets a line for each such thing."""
+def _restored(trial: Trial, left: list[Fault]) -> Iterator[None]:
+    """Finish the technique, and put back what it leaves changed all the same; `left` gets a fault for each such thing."""
     try:
         yield
     finally:
@@ -257,12 +212,9 @@ def _brief(error: BaseException) -> str:
     """Type and text of an exception, cut to `LINES` lines: some libraries print whole tensors."""
     lines = f"{type(error).__name__}: {text(error, MOST_ERROR)}".splitlines()
     advice = [TOO_EARLY] if any(_QUEUES in line for line in lines) else []
-    return "\n".join([*_cut(lines), *advice, *getattr(error, "__notes__", ())])
-
-
-def _cut(lines: list[str]) -> list[str]:
     more = len(lines) - LINES
-    return [*lines[:LINES], f"({more} more lines)"] if more > 0 else lines
+    cut = [*lines[:LINES], f"({more} more lines)"] if more > 0 else lines
+    return "\n".join([*cut, *advice, *getattr(error, "__notes__", ())])
 
 
 def _traceback(error: BaseException) -> str:
@@ -274,18 +226,19 @@ def _traceback(error: BaseException) -> str:
 
 
 def _record(case: Case, found: Finding) -> Record:
-    absent = [f"not engaged: {e.claim}: observed {e.observed}" for e in found.evidence if not e.engaged]
-    if found.faults or absent:
-        verdict, reason = Verdict.FAIL, "\n".join([*absent, *found.faults])
+    verdict, code, reason = Verdict.PASS, "", ""
+    if found.wrong:
+        verdict = Verdict.FAIL
     elif sum(e.seen and e.claim not in REMARKS for e in found.evidence) < 2:  # the engine adds one about the device
-        verdict, reason = Verdict.ERROR, f"{case.technique} gave no evidence that it ran: a verdict needs some"
+        verdict, code = Verdict.ERROR, ErrorCode.NO_EVIDENCE
+        reason = f"{case.technique} gave no evidence that it ran: a verdict needs some"
     elif found.compared == 0:
-        verdict, reason = Verdict.ERROR, "no element was compared: a pass needs at least one"
-    else:
-        verdict, reason = Verdict.PASS, ""
+        verdict, code = Verdict.ERROR, ErrorCode.NOTHING_COMPARED
+        reason = "no element was compared: a pass needs at least one"
     return Record(
         case=case,
         verdict=verdict,
+        code=code,
         reason=reason,
         evidence=tuple(found.evidence),
         figures=_telling(found.figures),
@@ -295,7 +248,14 @@ def _record(case: Case, found: Finding) -> Record:
         digest=found.digest,
         times=tuple(found.times),
         remark="; ".join(f"{e.claim}: {e.observed}" for e in found.evidence if not e.seen),
+        faults=_kept(found.wrong),
     )
+
+
+def _kept(faults: tuple[Fault, ...]) -> tuple[Fault, ...]:
+    """The faults that a record keeps; of more the last one says so, which no ledger expects."""
+    more = len(faults) - MOST_FAULTS
+    return (*faults[:MOST_FAULTS], Fault(FaultKind.OTHER, f"{more} more faults")) if more > 0 else faults
 
 
 def _telling(figures: Sequence[Figure]) -> tuple[Figure, ...]:
@@ -316,3 +276,13 @@ def _refused(case: Case, capability: Capability) -> Record:
         raise ValueError(f"{case.id}: a technique that runs was refused: pass a capability that says why not")
     remark = TRIED if capability.tried and capability.verdict is Verdict.UNSUPPORTED else ""
     return Record(case, capability.verdict, code=str(capability.code), reason=str(capability), remark=remark)
+
+
+def recorded(bench: Bench, case: Case) -> str:
+    """The record of a case as JSON, whatever the case raises: for another process."""
+    try:
+        record = bench.run(case)
+    except BaseException as error:  # noqa: BLE001 - `sys.exit`, `pytest.skip`, an interrupt: raised there, it would end the run
+        record = Record(case, Verdict.ERROR, reason=f"{type(error).__name__}: {text(error)}")
+    # As JSON: a record may hold what cannot be unpickled in the other process.
+    return json.dumps(record.as_json())

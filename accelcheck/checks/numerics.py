@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
 
-from accelcheck.checks.device_layout import eager_strides
 from accelcheck.checks.trial import (
     IDLE,
+    MOST_FAULTS,
     REDUCED,
     SWITCHED_OFF,
     UNJUDGED,
@@ -24,28 +25,28 @@ from accelcheck.checks.trial import (
     watched,
 )
 from accelcheck.core.case import Evidence, Figure, Mode
+from accelcheck.core.fault import Fault, FaultKind
 from accelcheck.core.plain import text
 from accelcheck.expectations import ceilings
-from accelcheck.expectations.ledger import RAISED
 from accelcheck.measure.clocks import undisturbed
-from accelcheck.verify.determinism import apart
+from accelcheck.techniques.base import Unsupported
 from accelcheck.verify.effort import told
-from accelcheck.verify.judge import Contract, check_metadata, judge, judge_together
-from accelcheck.verify.oracle import FIRST, twice
-from accelcheck.workloads.probes import PROBES, Draw, Probe, draws
-from accelcheck.workloads.quiet import random_modules
+from accelcheck.verify.judge import Contract, apart, check_metadata, judge, judge_together
+from accelcheck.verify.known_answers import KnownAnswerError
+from accelcheck.verify.oracle import FIRST
+from accelcheck.verify.oracle_runs import twice
+from accelcheck.verify.reference import OracleError
+from accelcheck.workloads.probes import PROBES, Draw, Probe, draws, random_modules
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from accelcheck.checks.trial import Trial
     from accelcheck.devices.base import Device
-    from accelcheck.verify.oracle import Reference
+    from accelcheck.verify.oracle import Store
+    from accelcheck.verify.reference import Reference
     from accelcheck.verify.views import Reading
     from accelcheck.workloads.base import Problem, Program, Result
-
-MOST_FAULTS = 10
-"""No further draw is judged once this many faults are found that no ledger expects: the first ones say what is wrong."""
 
 
 def verify(trial: Trial, chosen: Sequence[Draw] | None = None) -> Finding:
@@ -62,6 +63,8 @@ def verify(trial: Trial, chosen: Sequence[Draw] | None = None) -> Finding:
         return _Run(trial).finding(chosen)
 
 
+MOST_RAISED = 3
+"""Draws that raise, after which no further one is judged: for each the program is prepared anew, which may take minutes."""
 STALE = 10
 """By so much smaller errors, once a program is prepared anew, show that it holds copies."""
 
@@ -78,10 +81,10 @@ class _Run:
         self.trial = trial
         technique, device, case = trial.technique, trial.device, trial.case
         dtypes = frozenset({technique.precision(case.dtype)} - {case.dtype})
-        strides = technique.keeps_strides and "strided" in device.features
+        strides = technique.keeps_strides and device.has("strided")
         self.contract = Contract(device.type, strides, dtypes, eager_strides(trial) if strides else {})
         self.evidence: list[Evidence] = []
-        self.faults: list[str] = []
+        self.faults: list[Fault] = []
         self.figures: list[Figure] = []
         self.alike: dict[str, list[tuple[Draw, Mapping[str, Reading], Reference]]] = {}
         self._wrong: list[Draw] = []
@@ -94,12 +97,9 @@ class _Run:
         self.parameters = draw.parameters
 
     def finding(self, chosen: Sequence[Draw] | None = None) -> Finding:
-        """Run and judge the draws, then what the random draws show together.
-
-        Behind faults that the ledger expects, and draws that raise as it expects, all other draws are judged.
-        """
+        """Run and judge all draws, whatever is wrong with the others, then all random draws together."""
         trial = self.trial
-        raised: list[tuple[str, Exception]] = []
+        raised: dict[Fault, Exception] = {}
         if chosen is None:
             chosen = trial.effort.chosen(draws(trial.workload, trial.case.mode, self._admitted))
         for draw in chosen:
@@ -109,34 +109,45 @@ class _Run:
                 self._wrong += [draw] * (len(self.faults) > known)
             except Exception as error:  # noqa: BLE001 - whatever it raises is a fault of this draw, or raised again below
                 first = next(iter(text(error).splitlines()), "")
-                line = f"run: raised [{draw}]{RAISED}{type(error).__name__}: {first}"
-                raised.append((line, error))
-                if not trial.expected(line):
+                raised[_drawn(Fault(FaultKind.RAISED, "run", type(error).__name__, got=first), draw)] = error
+                own = isinstance(error, OracleError | KnownAnswerError | Unsupported)  # it says nothing of the draws
+                if own or len(raised) == MOST_RAISED or not self._renewed():
                     break
-                trial.technique.finish()  # what raised may have left anything behind
-                self.program, self.parameters = self._prepared(FIRST), FIRST.parameters
-            if len(self._unexpected()) >= MOST_FAULTS:
+            if len(self.faults) >= MOST_FAULTS:
                 break
         for probe, alike in self.alike.items():
             together = judge_together([(readings, reference) for _, readings, reference in alike])
-            if together.close(1) and not self._unexpected():  # the means of few samples may all be small
+            if together.close(1):  # the means of few samples may all be small
                 careful = [(readings, trial.reference(draw, careful=1).summary) for draw, readings, _ in alike]
                 together = judge_together(careful)
-            self.faults += [_labelled(str(fault), Draw(0, probe)) for fault in together.faults]
+            self.faults += [_drawn(fault, Draw(0, probe)) for fault in together.faults]
             self.figures += together.figures
-        if raised and not self.faults:
-            raise next((error for line, error in raised if not trial.expected(line)), raised[0][1])
-        self.faults += [line for line, _ in raised]
-        self._explain()
+        # Of several exceptions one may be known: the others must show.
+        if not self.faults and len({(fault.view, fault.got) for fault in raised}) == 1:
+            raise next(iter(raised.values()))
+        self.faults += raised
+        self._explain([draw for draw in chosen if draw.parameters != FIRST.parameters and not draw.probe])
         return Finding(self.evidence, self.faults, self.figures, self.compared, self.excess)
 
-    def _explain(self) -> None:
+    def _renewed(self) -> bool:
+        """Whether a program is prepared anew after a run raised, which may have left anything behind."""
+        try:
+            self.trial.technique.finish()
+            self.program, self.parameters = self._prepared(FIRST), FIRST.parameters
+        except Exception:  # noqa: BLE001 - what the run raised says more
+            return False
+        return True
+
+    def _explain(self, others: Sequence[Draw]) -> None:
         """Say so where `prepare` copies parameters and the technique does not say that it does: no other fault hints at it.
 
-        A draw with other parameters is then right, or much less wrong, once the program is prepared for these.
+        All random draws with other parameters are then wrong, and the first of them is right, or much less wrong, once the program
+        is prepared for these.
+
+        Args:
+            others: These draws.
         """
-        others = [draw for draw in self._wrong if draw.parameters != FIRST.parameters]
-        if self.trial.technique.bakes or not others or not self._unexpected():
+        if self.trial.technique.bakes or not others or not set(others) <= set(self._wrong):
             return
         trial, draw = self.trial, others[0]
         trial.technique.finish()
@@ -149,18 +160,16 @@ class _Run:
         if not anew.faults or 0 < now * STALE <= was < math.inf:
             kind = type(trial.technique).__name__
             better = f"errors {was / now:.0f} times smaller" if anew.faults else "right results"
-            self.faults.append(
-                f"prepare: stale [{draw}]: expected results that follow parameters and inputs, which change in place between runs; "
-                f"got {better} when prepared anew. Let {kind}.prepare use the tensors themselves, or set "
+            expected = "results that follow parameters and inputs, which change in place between runs"
+            got = (
+                f"{better} when prepared anew. Let {kind}.prepare use the tensors themselves, or set "
                 f"{kind}.bakes to True if it copies parameters on purpose"
             )
-
-    def _unexpected(self) -> list[str]:
-        return [line for line in self.faults if not self.trial.expected(line)]
+            self.faults.append(_drawn(Fault(FaultKind.STALE, "prepare", expected=expected, got=got), draw))
 
     def _admitted(self, probe: Probe) -> bool:
         technique = self.trial.technique
-        if probe.reshapes and (technique.level > 1 or "lazy" in self.trial.device.features):
+        if probe.reshapes and (technique.level > 1 or self.trial.device.has("lazy")):
             return False  # another shape would be compiled anew
         return technique.admits(probe)
 
@@ -180,16 +189,16 @@ class _Run:
                 problem = self._problem(draw)
                 # Asked where they are made: a device without strides calls every tensor contiguous.
                 dense = [isinstance(value, Tensor) and value.is_contiguous() for value in problem.inputs]
-                strided = "strided" in device.features
+                strided = device.has("strided")
                 _refill(self.program, self._placed(draw, problem), dense, strided=strided)
             # Gradients that come from a transposition are strided: values owe nothing to that.
-            self.program.strided_cotangents = "strided" in device.features and draw.number % 2 == 1
+            self.program.strided_cotangents = device.has("strided") and draw.number % 2 == 1
             state = State(self.program)
             inputs = [snapshot(value) for value in self.program.inputs]
             _poison(reference, device)
             device.seed(case.seed)
         result, evidence = watched(trial, self.program, case.mode)
-        if draw == Draw(trial.effort.draws - 1) and "lazy" in device.features:
+        if draw == Draw(trial.effort.draws - 1) and device.has("lazy"):
             with clock("run"):  # a lazy device rounds otherwise where nobody watches, as for its users
                 state.restore()
                 _poison(reference, device)
@@ -205,7 +214,7 @@ class _Run:
             changed = mutations(self.program.inputs, inputs)
             if case.mode is not Mode.TRAIN:
                 changed += state.mutations()
-            self.faults += [_labelled(line, draw) for line in changed]
+            self.faults += [_drawn(fault, draw) for fault in changed]
             self.excess = max(self.excess, reference.eager_excess)
         if first and result:
             with clock("rerun"):
@@ -235,7 +244,7 @@ class _Run:
         contract = self.contract
         if contract.strides and draw.probe and PROBES[draw.probe].reshapes:
             contract = replace(contract, eager_strides=eager_strides(self.trial, draw))
-        wrong = [_labelled(str(fault), draw) for fault in check_metadata(result, reference, contract)]
+        wrong = [_drawn(fault, draw) for fault in check_metadata(result, reference, contract)]
         if wrong:
             self.faults += wrong
             return {}
@@ -244,12 +253,10 @@ class _Run:
         gates = [one for one in judgement.figures if one.gates and one.allowed > 0]
         self._excess[draw] = max((one.measured / one.allowed for one in gates), default=0.0)
         for careful in (1, 2):
-            if (
-                judgement.close(careful, reference) and not self._unexpected()
-            ):  # where another draw has failed, more samples change no verdict
+            if judgement.close(careful, reference):
                 reference = self.trial.reference(draw, careful=careful)
                 judgement = judge(result, reference)
-        self.faults += [_labelled(str(fault), draw) for fault in judgement.faults]
+        self.faults += [_drawn(fault, draw) for fault in judgement.faults]
         self.figures += judgement.figures
         self.compared += judgement.compared
         self.alike.setdefault(draw.probe, []).append((draw, judgement.readings, reference.summary))
@@ -267,15 +274,16 @@ class _Run:
         trial = self.trial
         kept = {path: tensor.clone() for path, tensor in result.items()}
         again = self._again(state)
-        if "lazy" in trial.device.features and any(apart(kept, again).values()):
+        if trial.device.has("lazy") and any(apart(kept, again).values()):
             # What is alive decides what a lazy device fuses, and so how it rounds: both anew, with nothing left over alive.
             kept, again = self._alone(state), self._alone(state)
-        deterministic = "deterministic" in trial.device.features
+        deterministic = trial.device.has("deterministic")
         for path, distance in apart(kept, again).items():
             allowed = 0.0 if deterministic else float("inf")
             self.figures.append(Figure(path, "rerun", distance, allowed, "", gates=deterministic))
             if deterministic and distance:
-                self.faults.append(f"{path}: rerun: expected the same bits, got {distance:.3g} relative difference")
+                got = f"{distance:.3g} relative difference"
+                self.faults.append(Fault(FaultKind.RERUN, path, expected="the same bits", got=got, measured=distance))
 
     def _again(self, state: State) -> Result:
         trial = self.trial
@@ -357,12 +365,9 @@ def _renewed(own: Any, new: Any) -> Any:
     return own
 
 
-def _labelled(line: str, draw: Draw) -> str:
-    """A fault's line with the draw that showed it; the case's own draw is not named."""
-    if draw == FIRST:
-        return line
-    path, what, rest = line.split(": ", 2)
-    return f"{path}: {what} [{draw}]: {rest}"
+def _drawn(fault: Fault, draw: Draw) -> Fault:
+    """A fault with the draw that showed it; the case's own draw is not named."""
+    return fault if draw == FIRST else replace(fault, draw=str(draw))
 
 
 def _poison(reference: Reference, device: Device) -> None:
@@ -374,3 +379,36 @@ def _poison(reference: Reference, device: Device) -> None:
     ]
     device.synchronize()
     del poisoned
+
+
+_SEEN: WeakKeyDictionary[Store, dict[str, Mapping[str, tuple[int, ...]]]] = WeakKeyDictionary()
+"""Strides by path, for each run's store and each case without its technique."""
+
+
+def eager_strides(trial: Trial, draw: Draw = FIRST) -> Mapping[str, tuple[int, ...]]:
+    """The strides of eager's outputs on a case's device, by path: measured once a process for all techniques.
+
+    A convolution's output may be in channels-last there, or a reduction's dense where the CPU keeps its input's order; neither is
+    wrong, and a technique must keep what eager has.
+
+    Args:
+        trial: Call this before its technique is prepared.
+        draw: Of the inputs.
+
+    Returns:
+        Empty where those of the CPU hold: on the CPU, on devices without strides, in modes without outputs, and where eager does
+        not run on the device, which the case of `eager` reports.
+    """
+    case, device = trial.case, trial.device
+    if device.has("host") or not device.has("strided") or case.mode not in {Mode.FORWARD, Mode.BACKWARD}:
+        return {}
+    seen = _SEEN.setdefault(trial.store, {})
+    key = f"{device.name}/{case.workload}/{case.seed}/{case.dtype}/{case.mode}/{draw}"
+    if key not in seen:
+        try:
+            program = trial.place(draw.problem(trial.workload, case.seed, case.dtype), draw.seed(case.seed))
+            result = program.run(case.mode)
+            seen[key] = {path: tensor.stride() for path, tensor in result.items() if path.startswith("out")}
+        except Exception:  # noqa: BLE001 - a workload or backend may raise anything: it is the fault of eager's own case
+            seen[key] = {}
+    return seen[key]

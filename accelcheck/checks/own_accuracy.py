@@ -11,8 +11,9 @@ from torch import Tensor
 
 from accelcheck.checks.trial import Finding, warm_up, watched
 from accelcheck.core.case import Evidence, Figure, Mode
+from accelcheck.core.fault import Fault, FaultKind
 from accelcheck.verify.accuracy import CONFIDENCE, Pairs, UndecidedError, fewest, replicated_bound, upper_bound
-from accelcheck.verify.judge import Discrepancy
+from accelcheck.verify.judge import beyond
 from accelcheck.workloads.base import Program
 
 if TYPE_CHECKING:
@@ -100,8 +101,8 @@ def _right_or_wrong(scores: Sequence[Tensor]) -> bool:
 def _finding(task: OwnTask, before: Sequence[Tensor], after: Sequence[Tensor], evidence: Sequence[Evidence]) -> Finding:
     shapes = [(tuple(a.shape), a.dtype) for a in before], [(tuple(b.shape), b.dtype) for b in after]
     if shapes[0] != shapes[1]:
-        wrong = str(Discrepancy("accuracy", "scores", str(shapes[0]), str(shapes[1])))
-        return Finding(evidence, [wrong], [], 0)
+        expected, got = map(str, shapes)
+        return Finding(evidence, [Fault(FaultKind.METADATA, "accuracy", "metadata", "", expected, got)], [], 0)
     first, second = (torch.cat([score.reshape(-1) for score in side]) for side in (before, after))
     found = compared(first, second, single=all(score.dim() == 0 for score in before))
     means = float(first.double().mean()), float(second.double().mean())
@@ -112,9 +113,8 @@ def _finding(task: OwnTask, before: Sequence[Tensor], after: Sequence[Tensor], e
     ]
     faults = []
     if not figures[0].within:
-        expected = f"a drop of at most {task.max_drop:.3%}"
         got = f"{found.drop:.3%}, at most {found.bound:.3%} ({found.words}): from {means[0]:.6g} to {means[1]:.6g}"
-        faults.append(str(Discrepancy("accuracy", "view drop", expected, got)))
+        faults.append(replace(beyond(figures[0]), got=got))
     return Finding(evidence, faults, figures, first.numel())
 
 

@@ -11,14 +11,15 @@ from torch import Tensor
 
 from accelcheck.checks.trial import Finding, absent, snapshot, warm_up, watched
 from accelcheck.core.case import Mode
+from accelcheck.core.fault import Fault, FaultKind
 from accelcheck.verify import randomness
 from accelcheck.verify.effort import SAMPLES
 from accelcheck.verify.judge import beyond
 from accelcheck.verify.precision import UNIT_ROUNDOFF
 from accelcheck.verify.randomness import Mask
 from accelcheck.verify.rounding import Rounding
-from accelcheck.verify.unfused import unfused
 from accelcheck.workloads.base import Program
+from accelcheck.workloads.dispatch import unfused
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -100,7 +101,7 @@ def verify(trial: Trial) -> Finding:
             for path in dict.fromkeys(dropout.output for dropout in dropouts)
         ]
     compared = sum(result[dropout.output].numel() for result in runs.values() for dropout in dropouts)
-    return Finding(evidence, [str(beyond(figure)) for figure in figures if not figure.within], figures, compared)
+    return Finding(evidence, [beyond(figure) for figure in figures if not figure.within], figures, compared)
 
 
 def _prepared(trial: Trial, mode: Mode) -> Program:
@@ -170,7 +171,7 @@ def _aligned(tensor: Tensor, path: str, dropout: Dropout) -> Tensor:
 
 def _misshapen(
     runs: Sequence[Result], evaluated: Result, expected: Mapping[str, Undropped], dropouts: Sequence[Dropout]
-) -> list[str]:
+) -> list[Fault]:
     wrong = []
     for dropout in dropouts:
         owed = [(result, path) for result in runs for path in (dropout.output, dropout.gradient)]
@@ -178,7 +179,7 @@ def _misshapen(
             shape = tuple(expected[path].truth.shape)
             got = tuple(_aligned(result[path], path, dropout).shape) if path in result else None
             if got != shape:
-                wrong.append(f"{path}: shape: expected {shape}, got {got or 'nothing'}")
+                wrong.append(Fault(FaultKind.METADATA, path, "shape", expected=str(shape), got=str(got or "nothing")))
     return list(dict.fromkeys(wrong))
 
 

@@ -15,6 +15,7 @@ from torch import Tensor
 from accelcheck.checks import numerics
 from accelcheck.checks.trial import Finding, State, absent, warm_up, watched
 from accelcheck.core.case import TIMED, Measurement
+from accelcheck.core.fault import Fault, FaultKind
 from accelcheck.measure import roof
 from accelcheck.measure.clocks import ClockError, block, positive, settle, undisturbed
 from accelcheck.measure.digest import digest
@@ -49,13 +50,16 @@ POWERED = 0.5
 SPEED_UP = "speed-up"
 """The measurement that baselines hold: time of FP32 eager as a multiple of the technique's."""
 
+AFTER = "after timing"
+"""The draw of faults that show in what was timed."""
+
 
 def verify(trial: Trial) -> Finding:
     """Judge the case as in the mode that it runs; if it is right, measure it, and judge it again."""
     mode = TIMED[trial.case.mode]
     judged = replace(trial, case=replace(trial.case, mode=mode))
     found = numerics.verify(judged, (FIRST,))
-    if found.faults or not found.compared or not all(e.engaged for e in found.evidence):
+    if found.wrong or not found.compared:
         return found  # a case that fails is not timed
     trial.technique.finish()
     with trial.clock("measure"), trial.device.strict_float32():
@@ -152,7 +156,7 @@ class _Measuring:
         work = digest(trial.case.id, _problem(trial, 0))
         return replace(
             found,
-            evidence=[*found.evidence, *absent(found.evidence, evidence, "after timing")],
+            evidence=[*found.evidence, *absent(found.evidence, evidence, AFTER)],
             faults=[*found.faults, *self._unfused(), *faults],
             measurements=self.found,
             digest=work,
@@ -243,7 +247,7 @@ class _Measuring:
         """The chip's clock, temperature and throttling while it was timed, and the energy of a call."""
         device = self.trial.device
         after = device.telemetry()
-        if after.throttled != before.throttled or (after.throttled and device.type != "cpu"):
+        if after.throttled != before.throttled or (after.throttled and not device.has("host")):
             self._add("throttled", 1, "1", after.throttled or before.throttled)
         for name, value, unit in (("clock", after.clock, "MHz"), ("temperature", after.temperature, "degC")):
             if value is not None:
@@ -303,15 +307,16 @@ class _Measuring:
                 self._add(f"kernel-time{suffix}", found.seconds, "s")
         self._add("parameters", held(_parameters(candidate)), "B")
 
-    def _unfused(self) -> list[str]:
+    def _unfused(self) -> list[Fault]:
         """A fault where a technique that promises fusion launches as many kernels as eager. A single launch cannot become fewer."""
         found = {measurement.name: measurement.value for measurement in self.found}
         own, plain = found["launches"], found["launches-fp32-eager"]
         if not self.trial.technique.fuses or own is None or plain is None or plain < 2 or own < plain:
             return []
-        return [f"launches: expected fewer than {plain:.0f}, as many as eager has, got {own:.0f}"]
+        expected = f"fewer than {plain:.0f}, as many as eager has"
+        return [Fault(FaultKind.RULE, "launches", "not fused", expected=expected, got=f"{own:.0f}")]
 
-    def _judged(self, candidate: Contender) -> tuple[list[str], list[Evidence]]:
+    def _judged(self, candidate: Contender) -> tuple[list[Fault], list[Evidence]]:
         """What was timed is what was judged: the first inputs, and the parameters as they were, must give that again, engaged."""
         trial = self.trial
         candidate.rewind()
@@ -320,11 +325,7 @@ class _Measuring:
         raw, evidence = watched(trial, candidate.program, trial.case.mode)
         result = {path: tensor.cpu() for path, tensor in raw.items()}
         reference = trial.reference()
-        faults = [
-            f"{fault.path}: {fault.what} [after timing]: expected {fault.expected}, got {fault.got}"
-            for fault in judge(result, reference).faults
-        ]
-        return faults, evidence
+        return [replace(fault, draw=AFTER) for fault in judge(result, reference).faults], evidence
 
     def _add(
         self,

@@ -1,111 +1,144 @@
-"""Runs cases in a process of their own: one that crashes, hangs or loses its device ends that process, and nothing else.
+"""Runs cases in a process of their own, and holds what comes out against gate and ledger: the side of pytest's process.
 
-The process is a fork from before the first case, so that it knows every technique and device that was registered here, by whatever
-way. When it ends, another fork takes its place.
+One that crashes, hangs or loses its device ends the process of the cases, and nothing else. That process is a fork from before the
+first case, so that it knows every technique and device that was registered here, by whatever way. When it ends, another fork takes
+its place.
 """
 
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
-import torch
-
-from accelcheck.core.case import Verdict
+from accelcheck.checks.execute import recorded
+from accelcheck.core.case import Verdict, seconds_of
 from accelcheck.core.clean_process import CleanProcess, CleanProcessError
 from accelcheck.core.journal import Record
-from accelcheck.core.plain import text
-from accelcheck.core.words import seconds_of
-from accelcheck.verify.cache import compute
+from accelcheck.expectations.holding import hold
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
+    from accelcheck.checks.execute import Bench
     from accelcheck.core.case import Case
+    from accelcheck.expectations.ledger import Ledger
+    from accelcheck.measure.gate import Gate
 
 BEGIN = 120.0
 """Seconds that a process has to begin: it imports nothing, but makes a clean process of its own."""
-
-_FIND: list[Callable[[Case], Record]] = []
-"""What runs a case, in the process that runs them."""
+AGAIN = frozenset({Verdict.FAIL, Verdict.ERROR, Verdict.CRASH, Verdict.HANG, Verdict.DEVICE_LOST})
+"""Verdicts of cases that are run again, in another process."""
+RUNS = 3
+"""Most runs of such a case: two, and a third where they differ, so that its rate is known a little."""
 
 
 class Supervisor:
-    """Runs cases in another process.
+    """Gives the records of cases for the journal.
 
     Args:
-        make: Makes what runs a case and gives its record; called in the process that runs them, before the first one.
+        bench: Runs them, in the process that is made for them.
+        ledger: Known failures.
+        gate: Holds measurements against baselines and limits; None where neither was asked for.
         seconds: That a case may take; None for `seconds_of` it, by its level and technique; 0 for no limit.
+        here: Whether cases run in this process, which a crash or hang then ends.
 
     Raises:
         CleanProcessError: A fork of this process cannot compute.
     """
 
-    def __init__(self, make: Callable[[], Callable[[Case], Record]], seconds: float | None = None) -> None:
-        self._make = make
+    def __init__(
+        self,
+        bench: Bench,
+        ledger: Ledger,
+        gate: Gate | None = None,
+        seconds: float | None = None,
+        *,
+        here: bool = False,
+    ) -> None:
+        self.bench = bench.begin() if here else bench
+        self.gate = gate
+        self._ledger = ledger
         self._seconds = seconds
-        self._process = self._new()
+        self._process = None if here else self._new()
 
-    def _new(self) -> CleanProcess:
-        def begin() -> None:
-            _FIND[:] = [self._make()]
-            if torch.get_num_threads() > 1:
-                compute()  # a fork that hangs here is not used
+    def run(self, case: Case) -> Record:
+        """Find the verdict of one case. An exception that the case raises becomes its record and is not raised again."""
+        return replace(self._final(case), family=self.bench.matrix.techniques[case.technique].family)
 
-        return CleanProcess([], ((begin, BEGIN),))
+    def _final(self, case: Case) -> Record:
+        timed = self.gate.timed.get(case.id) if self.gate is not None else None
+        if timed is not None and timed.ended is not None:  # it would do the same to this process
+            record = Record(case, timed.ended.verdict, code=timed.ended.how, reason=timed.reason)
+            return hold(record, self._ledger)
+        record = self._judged(case)
+        if self._process is not None and record.verdict in AGAIN and not case.timed:
+            record = self._again(record)
+        return record if self.gate is None else self.gate.keep(record)
 
-    def run(self, case: Case, patience: float = 1.0) -> Record:
-        """The record of a case, before the ledger is asked.
+    def _judged(self, case: Case) -> Record:
+        record = self._ran(case)
+        # A regression may be known too, and what the ledger says fails is not stored when it passes.
+        return hold(record if self.gate is None else self.gate.judge(record), self._ledger)
 
-        Args:
-            case: To run.
-            patience: Of its technique.
-        """
+    def _again(self, first: Record) -> Record:
+        """A case that failed once more, in another process: one that passes then is `flaky`."""
+        runs = [first]
+        while len(runs) < RUNS and (len(runs) == 1 or any(record.verdict.green for record in runs)):
+            self._renew()
+            runs.append(self._judged(first.case))
+        if not runs[-1].verdict.green:
+            self._renew()  # what it has spoilt there is no matter of the next case
+        if not any(record.verdict.green for record in runs):
+            return first
+        return replace(first, verdict=Verdict.FLAKY, runs=tuple(record.verdict for record in runs))
+
+    def _ran(self, case: Case) -> Record:
+        """The record of one run of a case, before gate and ledger are asked."""
+        if self._process is None:
+            return self.bench.run(case)
         if self._process.gone:  # no case has run in this process: a fork of it is as good as the first one
             self._process.close()
             try:
                 self._process = self._new()
             except CleanProcessError as error:
                 return Record(case, Verdict.ERROR, reason=str(error))
+        patience = self.bench.matrix.techniques[case.technique].patience
         limit = seconds_of(case.level, patience) if self._seconds is None else self._seconds
+        process = self._process
         try:
-            record = Record.from_json(json.loads(self._process.call(_record, case, limit=limit or None)))
+            record = Record.from_json(json.loads(process.call(recorded, process.begun, case, limit=limit or None)))
         except CleanProcessError as error:
-            if self._process.gone:
+            if process.gone:
                 return Record(
                     case, Verdict.CRASH, reason="the process that ran it is gone, and so is the one that starts it"
                 )
             if error.end is None:
                 return Record(case, Verdict.ERROR, reason=str(error))
             return Record(
-                case, error.end.verdict, reason=f"the process that ran it {error.end}", traceback=error.printed
+                case,
+                error.end.verdict,
+                code=error.end.how,
+                reason=f"the process that ran it {error.end}",
+                traceback=error.printed,
             )
         if record.verdict is Verdict.DEVICE_LOST:
-            self.renew()  # what has lost its device in one process may find it again in the next
+            self._renew()  # what has lost its device in one process may find it again in the next
         return record
 
-    def renew(self) -> None:
-        """Have the next case run in another process."""
-        self._process.renew()
+    def _new(self) -> CleanProcess:
+        return CleanProcess([], ((self.bench.begin, BEGIN),))
+
+    def _renew(self) -> None:
+        """Have the next run in another process."""
+        if self._process is not None:
+            self._process.renew()
 
     def printed(self) -> str:
-        """What the last case has printed."""
-        return self._process.printed()
+        """The output of the last case; empty where it ran in this process, and has printed it here."""
+        return "" if self._process is None else self._process.printed()
 
     def close(self) -> None:
-        """End the process."""
-        self._process.close()
-
-
-def _record(case: Case) -> str:
-    return recorded(_FIND[0], case)
-
-
-def recorded(find: Callable[[Case], Record], case: Case) -> str:
-    """The record of a case as JSON, whatever the case raises: for another process."""
-    try:
-        record = find(case)
-    except BaseException as error:  # noqa: BLE001 - `sys.exit`, `pytest.skip`, an interrupt: raised there, it would end the run
-        record = Record(case, Verdict.ERROR, reason=f"{type(error).__name__}: {text(error)}")
-    # As JSON: a record may hold what cannot be unpickled in the other process.
-    return json.dumps(record.as_json())
+        """End the process of the cases, or that of their references."""
+        if self._process is None:
+            self.bench.close()
+        else:
+            self._process.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -11,6 +12,7 @@ from torch import Tensor
 
 from accelcheck.checks.trial import Finding, State, mutations, snapshot, warm_up, watched
 from accelcheck.core.case import Evidence, Mode
+from accelcheck.core.fault import Fault, FaultKind
 from accelcheck.verify import ensemble
 from accelcheck.verify.trajectory import judge, quantity, step
 
@@ -33,6 +35,9 @@ SPOILT = 2
 INTERVAL = 3
 """The run that shows the scaler's rule: 8 steps, an infinite gradient in step 2, the scale to grow after every 3 clean ones.
 It is halved once, and grows after steps 5; a scaler that forgot to count anew would grow it after step 3."""
+
+RESUMED = "resumed"
+"""The draw of faults that show in a resumed training."""
 
 
 class Bed:
@@ -141,16 +146,17 @@ def verify(trial: Trial) -> Finding:
     return Finding(evidence, faults, judgement.figures, judgement.compared, excess)
 
 
-def _misplaced(result: Result, program: Program, device_type: str) -> Iterator[str]:
+def _misplaced(result: Result, program: Program, device_type: str) -> Iterator[Fault]:
     """Numbers and parameters are on the device, in the dtype of the parameters: autocast keeps losses in float32 too."""
     stored = next(program.module.parameters()).dtype
     for path, tensor in result.items():
         if tensor.device.type != device_type or tensor.dtype != stored:
-            yield f"{path}: metadata: expected {stored} on {device_type}, got {tensor.dtype} on {tensor.device.type}"
+            expected, got = f"{stored} on {device_type}", f"{tensor.dtype} on {tensor.device.type}"
+            yield Fault(FaultKind.METADATA, path, "metadata", expected=expected, got=got)
             return  # one of them says it: all steps are alike
 
 
-def _resume(bed: Bed, result: Result, course: Course) -> tuple[list[str], Evidence]:
+def _resume(bed: Bed, result: Result, course: Course) -> tuple[list[Fault], Evidence]:
     """Train half, save, restore, train on: bitwise as without the stop, where the device itself repeats bitwise."""
     half = bed.steps // 2
 
@@ -174,16 +180,17 @@ def _resume(bed: Bed, result: Result, course: Course) -> tuple[list[str], Eviden
         if _unequal(expected, again, 0):
             # Not a matter of resuming: the device rounds otherwise every time, and a resumed training may too.
             paths = {path for path in course.truth if step(path) >= half}
-            faults = [f"resume: {fault}" for fault in judge(resumed, course, paths).faults]
+            faults = [replace(fault, draw=RESUMED) for fault in judge(resumed, course, paths).faults]
             return faults, Evidence(claim, "within rounding (the device itself does not repeat bitwise)", engaged=True)
     late = {at: scale for at, scale in scales.items() if at >= half}
     if late != got:
         at = next((at for at in late if got.get(at) != late[at]), half)
-        faults.append(f"resume: scale after step {at}: expected {late.get(at)}, got {got.get(at)}")
+        wanted, there = str(late.get(at)), str(got.get(at))
+        faults.append(Fault(FaultKind.RULE, "scaler", f"scale after step {at}", RESUMED, wanted, there))
     return faults, Evidence(claim, "differs" if faults else "bitwise equal", engaged=True)
 
 
-def _unequal(expected: Result, got: Result, first: int) -> list[str]:
+def _unequal(expected: Result, got: Result, first: int) -> list[Fault]:
     """The differences from step `first` on, as one fault that names the earliest."""
     wanted = {path for path in expected if step(path) >= first}
     differing = [
@@ -195,13 +202,17 @@ def _unequal(expected: Result, got: Result, first: int) -> list[str]:
         return []
     path = min(differing, key=lambda path: (step(path), quantity(path) == "parameter", path))
     if path not in got or path not in wanted:
-        return [f"resume: {path}: {'missing' if path in wanted else 'unexpected'} after resuming"]
+        part, sides = (
+            ("missing", ("a tensor", "nothing")) if path in wanted else ("unexpected", ("nothing", "a tensor"))
+        )
+        return [Fault(FaultKind.METADATA, path, part, RESUMED, *sides)]
     apart = float((got[path].double() - expected[path].double()).norm() / expected[path].double().norm())
-    what = f"resume: {path}: not as without the stop: expected {len(wanted)} tensors bitwise equal"
-    return [f"{what}, {len(differing)} differ, this first, by {apart:.3e}"]
+    others = f"{len(differing)} that differ, this first, by {apart:.3e}"
+    equal = f"{len(wanted)} tensors bitwise equal"
+    return [Fault(FaultKind.RULE, path, "not as without the stop", RESUMED, equal, others)]
 
 
-def _rule(bed: Bed) -> Iterator[str]:
+def _rule(bed: Bed) -> Iterator[Fault]:
     """Skip and growth: an infinite gradient changes no parameter and lowers the scale; clean steps raise it."""
 
     def counting(scaler: torch.amp.GradScaler) -> None:
@@ -231,18 +242,22 @@ def _rule(bed: Bed) -> Iterator[str]:
         clean %= INTERVAL
         if trainer.scales[at] != scale:
             why = "an infinite gradient" if at == SPOILT else f"{clean or INTERVAL} clean steps"
-            yield f"scaler: scale after step {at}, {why}: expected {scale:g}, got {trainer.scales[at]:g}"
+            yield _scaler(f"scale after step {at}, {why}", f"{scale:g}", f"{trainer.scales[at]:g}")
             break
     for at in range(1, RULE_STEPS):
         names = {path.rpartition("@")[0] for path in result if path.endswith(f"@{at}")}
         moved = sum(not torch.equal(result[f"{name}@{at}"], result[f"{name}@{at + 1}"]) for name in names)
         if at == SPOILT and moved:
-            yield f"scaler: step {at}, whose gradient is infinite: expected 0 parameters changed, got {moved}"
+            yield _scaler(f"step {at}, whose gradient is infinite", "0 parameters changed", str(moved))
         if at != SPOILT and not moved:
-            yield f"scaler: step {at}, whose gradient is finite: expected parameters to change, got 0 of {len(names)}"
+            yield _scaler(f"step {at}, whose gradient is finite", "parameters to change", f"0 of {len(names)}")
 
 
-def _indifference(bed: Bed, course: Course) -> Iterator[str]:
+def _scaler(rule: str, expected: str, got: str) -> Fault:
+    return Fault(FaultKind.RULE, "scaler", rule, expected=expected, got=got)
+
+
+def _indifference(bed: Bed, course: Course) -> Iterator[Fault]:
     """The training must not depend on the initial scale: gradients are unscaled before they are clipped and used."""
     paths = {path for path in course.truth if step(path) < SCALED_STEPS}
     for scale in SCALES:
@@ -254,6 +269,6 @@ def _indifference(bed: Bed, course: Course) -> Iterator[str]:
         result = bed.run()
         after = bed.trainer.scales[SCALED_STEPS - 1]
         if after != scale:
-            yield f"scaler: initial scale {scale:g}: expected no gradient to overflow, got the scale {after:g}"
+            yield _scaler(f"initial scale {scale:g}", "no gradient to overflow", f"the scale {after:g}")
         for fault in judge(result, course, paths).faults:
-            yield f"scaler: initial scale {scale:g}: {fault}"
+            yield replace(fault, draw=f"initial scale {scale:g}")

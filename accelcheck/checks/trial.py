@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from accelcheck.core.case import Evidence
+from accelcheck.core.fault import Fault, FaultKind
 from accelcheck.verify import known_answers
 from accelcheck.verify.global_state import GlobalState
 from accelcheck.verify.oracle import FIRST
@@ -25,7 +26,8 @@ if TYPE_CHECKING:
     from accelcheck.techniques.base import Technique
     from accelcheck.techniques.observe import Log
     from accelcheck.verify.effort import Effort
-    from accelcheck.verify.oracle import Reference, Store
+    from accelcheck.verify.oracle import Store
+    from accelcheck.verify.reference import Reference
     from accelcheck.workloads.base import Problem, Result, Workload
     from accelcheck.workloads.probes import Draw
 
@@ -34,6 +36,9 @@ SWITCHED_OFF = "random modules that drop nothing here"
 UNJUDGED = "tensors that rounding errors alone decide, and that are not judged"
 REDUCED = "how little was computed to judge a model of this size"
 IDLE = "parameters that require a gradient and get none"
+MOST_FAULTS = 1000
+"""Faults after which no further draw is judged, and that a record keeps: a line of a journal is bounded. A model of a hundred parameters
+may show so many in a draw or two; whatever the others show, the case is wrong."""
 REMARKS = frozenset({SWITCHED_OFF, UNJUDGED, REDUCED, IDLE})
 """Claims of observations that say nothing about the technique."""
 
@@ -70,8 +75,6 @@ class Trial:
     """Of this process before the technique was prepared: problems are made, and results judged, under it."""
     _answered: list[bool] = field(default_factory=list)
     """Whether what judges has given its known answers in this case, with the technique prepared."""
-    expected: Callable[[str], bool] = lambda _: False
-    """Whether the ledger expects a fault, given its line: behind such faults the judgement goes on."""
 
     @contextlib.contextmanager
     def judging(self) -> Iterator[None]:
@@ -112,7 +115,7 @@ class Trial:
         with self.clock("oracle"), self.state.restored():
             found = self.store.get(self.case, self.technique, self.workload, draw, careful=careful)
         # Eager on the CPU would be held against itself: the rounding samples alone judge it.
-        return found.without_eager if self.technique.family == "eager" and self.device.type == "cpu" else found
+        return found.without_eager if self.technique.family == "eager" and self.device.has("host") else found
 
     def problem(self, seed: int, extent: int = 0) -> Problem:
         """The workload's own problem of a seed."""
@@ -134,23 +137,35 @@ class Finding:
 
     Attributes:
         evidence: What shows that the technique ran.
-        faults: One line for each fault, its path first; empty where the case passes.
+        faults: Faults other than missing evidence.
         figures: Measured errors and their budgets.
         compared: Number of elements that were compared; a pass needs at least one.
-        eager_excess: See `accelcheck.verify.oracle.Reference`; 0 where a check has no such reference.
+        eager_excess: See `accelcheck.verify.reference.Reference`; 0 where a check has no such reference.
         measurements: Time and memory, where the check measures them.
         digest: Of everything that the timed work depends on, where the check measures.
         times: Times of blocks, in seconds.
     """
 
     evidence: Sequence[Evidence]
-    faults: Sequence[str]
+    faults: Sequence[Fault]
     figures: Sequence[Figure]
     compared: int
     eager_excess: float = 0.0
     measurements: Sequence[Measurement] = ()
     digest: str = ""
     times: Sequence[float] = ()
+
+    @property
+    def wrong(self) -> tuple[Fault, ...]:
+        """Claims of evidence that were not seen, then the other faults; empty where the case passes."""
+        return (*(fault for one in self.evidence if not one.engaged for fault in _unseen(one)), *self.faults)
+
+
+def _unseen(evidence: Evidence) -> Iterator[Fault]:
+    """The faults of a claim that was not seen: one, or one for each operator that ran elsewhere."""
+    found = [(name, f"{name} x{count}") for name, count in evidence.strays] or [("", str(evidence.observed))]
+    for operator, got in found:
+        yield Fault(FaultKind.EVIDENCE, evidence.claim, operator, evidence.draw, got=got)
 
 
 def watched(trial: Trial, program: Program, mode: Mode) -> tuple[Result, list[Evidence]]:
@@ -170,12 +185,8 @@ def watched(trial: Trial, program: Program, mode: Mode) -> tuple[Result, list[Ev
 
 def absent(known: Iterable[Evidence], found: Iterable[Evidence], where: str) -> list[Evidence]:
     """What a later run found not engaged, labelled with the run; without claims of which that is known already."""
-    missing = [one.claim for one in known if not one.engaged]
-    return [
-        replace(one, claim=f"{one.claim} [{where}]")
-        for one in found
-        if not one.engaged and not any(f"{claim} [".startswith(f"{one.claim} [") for claim in missing)
-    ]
+    missing = {one.claim for one in known if not one.engaged}
+    return [replace(one, draw=where) for one in found if not one.engaged and one.claim not in missing]
 
 
 def warm_up(trial: Trial, program: Program) -> None:
@@ -215,10 +226,10 @@ class State:
                 if not unchanged(tensor.detach().cpu(), self._before[name]):
                     tensor.copy_(self._before[name].to(tensor.device))
 
-    def mutations(self) -> list[str]:
+    def mutations(self) -> list[Fault]:
         """Parameters that a forward or backward pass changed. Buffers are part of the result, and judged there."""
         return [
-            f"parameter:{name}: mutated: expected it bitwise unchanged"
+            _mutated(f"parameter:{name}")
             for name, tensor in self._tensors.items()
             if not unchanged(tensor.detach().cpu(), self._before[name])
         ]
@@ -241,13 +252,17 @@ def unchanged(value: Tensor, was: Tensor) -> bool:
     return torch.equal(value.view(bits), was.view(bits))
 
 
-def mutations(inputs: Sequence[Any], before: Sequence[Any]) -> list[str]:
+def mutations(inputs: Sequence[Any], before: Sequence[Any]) -> list[Fault]:
     """Inputs that a run changed, given what `snapshot` kept of them."""
     return [
-        f"input[{index}]: mutated: expected it bitwise unchanged"
+        _mutated(f"input[{index}]")
         for index, (value, was) in enumerate(zip(inputs, before, strict=True))
         if isinstance(value, Tensor) and not unchanged(value.detach().cpu(), was)
     ]
+
+
+def _mutated(path: str) -> Fault:
+    return Fault(FaultKind.MUTATED, path, expected="it bitwise unchanged", got="other bits")
 
 
 def on_device(log: Log | None, fallbacks: Mapping[str, int], device: Device) -> Evidence:
@@ -256,5 +271,4 @@ def on_device(log: Log | None, fallbacks: Mapping[str, int], device: Device) -> 
     find: Callable[[], Mapping[str, int]] | None = getattr(log, "strays", None)
     if find is not None:
         strays |= find()
-    listed = ", ".join(f"{name} x{count}" for name, count in sorted(strays.items()))
-    return Evidence(f"no operator left {device.name} for the CPU", listed or "none did", not strays)
+    return Evidence.stayed(strays, device.name)

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from accelcheck.commands.common import GREEN, NOTHING, RED, USAGE, add_import
 from accelcheck.commands.parsing import add_json, examples, print_json
-from accelcheck.core import matrix
+from accelcheck.core.case import LEVELS
 from accelcheck.core.registry import unknown
-from accelcheck.core.words import LEVELS
+from accelcheck.core.selection import Selection
 from accelcheck.measure.baselines import Baseline, BaselineError, Baselines
 from accelcheck.measure.regression import CHECKED, change
 from accelcheck.plugin import options, registered
@@ -181,7 +181,7 @@ def _prune(given: argparse.Namespace) -> int:
 
     @functools.cache
     def existing(device: str) -> set[str]:
-        return {case.id for case in known.cases(matrix.Selection((device,), level=max(LEVELS)))}
+        return {case.id for case in known.cases(Selection((device,), level=max(LEVELS)))}
 
     stale, foreign = store.partial(), list[Path]()
     for path, found in store.stored():

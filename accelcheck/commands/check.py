@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fnmatch
 import shlex
 import sys
@@ -10,25 +11,25 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from accelcheck.commands import halves
+from accelcheck.commands import session
 from accelcheck.commands.common import GREEN, NOTHING, RED, add_selection, check_new, devices_of
 from accelcheck.commands.parsing import add_json, examples, print_json
+from accelcheck.commands.session import RAN, Half, Session
 from accelcheck.core import foreground
-from accelcheck.core.case import Verdict
+from accelcheck.core.case import DTYPES, LEVELS, Verdict
 from accelcheck.core.journal import JournalError
-from accelcheck.core.journal_reading import read
-from accelcheck.core.matrix import Selection
-from accelcheck.core.words import DTYPES, LEVELS
+from accelcheck.core.journal_reading import lines, read
+from accelcheck.core.selection import Selection
 from accelcheck.plugin import registered
 from accelcheck.report import console
 from accelcheck.report.advice import BASE, advice, as_json
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from accelcheck.core.journal import Record
-    from accelcheck.core.matrix import Matrix
+    from accelcheck.techniques.matrix import Matrix
     from accelcheck.workloads.base import Workload
 
 LARGE = 10_000_000
@@ -105,7 +106,7 @@ def _check(given: argparse.Namespace) -> int:
     model.known.check(Selection((), techniques=tuple(given.technique)))
     given.dtype = given.dtype or ["float32"]
     given.level = given.level or (max(LEVELS) if given.technique else LEVEL)
-    if not (devices := devices_of(given)):
+    if not (devices := devices_of(given, (given.model,))):
         return NOTHING
     with tempfile.TemporaryDirectory(prefix="accelcheck-check-") as name:
         kept = given.journal or Path(name) / "journal.jsonl"
@@ -113,48 +114,50 @@ def _check(given: argparse.Namespace) -> int:
         journals: list[Path] = []
         for device in devices:
             journal = kept if len(devices) == 1 else kept.with_stem(f"{kept.stem}-{device}")
-            for part in _halves(given, model, device, journal, Path(name) / f"{device}.log"):
+            for part in _ran(given, model, device, journal, Path(name) / f"{device}.log"):
                 journals.append(part)
                 records += read(part)[1]
         if not records:
             return NOTHING
         _show(given, model, records)
         if given.report is not None:
-            words = ["-m", "accelcheck.cli", "report", *map(str, journals), f"--html={given.report}"]
             with (Path(name) / "report.log").open("wb") as log:
-                foreground.run([sys.executable, *words], output=log)
+                foreground.run([sys.executable, *session.report(journals, given.report)], output=log)
             print(f"report: {given.report}", file=sys.stderr)
     wrong = any(not record.verdict.green for record in records)
     executed = any(record.verdict.executed for record in records)
     return RED if wrong else GREEN if executed else NOTHING
 
 
-def _halves(given: argparse.Namespace, model: _Model, device: str, journal: Path, log: Path) -> list[Path]:
-    """Run both halves on a device; the journals that they wrote."""
+def _ran(given: argparse.Namespace, model: _Model, device: str, journal: Path, log: Path) -> list[Path]:
+    """Judge on a device, then time what is right; the journals with a case."""
+    selection = Selection((device,), tuple(given.technique), tuple(model.names), tuple(given.dtype), level=given.level)
+    cases = model.known.cases(selection)
     chosen = [
         f"--accel-model={model.spec}",
         *(f"--accel-workload={name}" for name in model.names),
+        *(f"--accel-technique={name}" for name in given.technique),
         *(f"--accel-import={name}" for name in given.imports),
         f"--accel-level={given.level}",
         *(f"--accel-dtype={name}" for name in given.dtype),
-        f"--accel-journal={journal}",
     ]
     nothing_left = ("-p", "no:cacheprovider", f"--benchmark-storage=file://{log.parent}")
     more = [*nothing_left, *(("-n", "0") if model.parameters >= LARGE else ()), *given.arguments]
-    selection = Selection((device,), tuple(given.technique), tuple(model.names), tuple(given.dtype), level=given.level)
-    cases = model.known.cases(selection)
-    techniques = [f"--accel-technique={name}" for name in given.technique]
-    words = halves.judged(device, [*chosen, *techniques], more)
-    written = _run(f"{device}: judged", words, device, journal, sum(not case.timed for case in cases), log)
-    if not written or given.no_speed:
-        return written
-    right = _right(read(journal)[1])
-    timed = [c for c in cases if c.timed and c.technique != BASE and (c.technique, c.dtype) in right]
-    if not timed:
-        return written
-    named = [f"--accel-case={case.id}" for case in timed]
-    words = halves.timed(device, [*chosen, *named], more)
-    return [*written, *_run(f"{device}: timed", words, device, halves.beside(journal), len(timed), log)]
+    written: list[Path] = []
+    wanted = [case for case in cases if not case.timed]
+
+    def start(half: Half) -> int:
+        code, ran = _run(device, half, len(wanted), log)
+        written.extend([half.journal] if ran else [])
+        return code
+
+    def timed() -> list[str] | None:
+        right = _right(read(journal)[1]) if written and not given.no_speed else set()
+        wanted[:] = [c for c in cases if c.timed and c.technique != BASE and (c.technique, c.dtype) in right]
+        return [f"--accel-case={case.id}" for case in wanted] or None
+
+    Session(device, journal, chosen, more).run(start, timed)
+    return written
 
 
 def _right(records: Sequence[Record]) -> set[tuple[str, str]]:
@@ -166,36 +169,31 @@ def _right(records: Sequence[Record]) -> set[tuple[str, str]]:
     return {key for key, verdicts in found.items() if all(verdict is Verdict.PASS for verdict in verdicts)}
 
 
-def _run(what: str, words: Sequence[str], device: str, journal: Path, total: int, log: Path) -> list[Path]:
-    """Run pytest with progress in place of its output; the journal, if it wrote one with a case."""
-    with log.open("wb") as output, console.progress("cases", total) as done:
-        look = _counting(what, journal, done)
-        code = foreground.run([sys.executable, "-m", "pytest", *words], halves.client(device), output, look)
-        look()
-    try:
-        records = read(journal)[1] if journal.is_file() else []
-    except JournalError as error:
-        records, code = [], code or RED
-        print(f"accelcheck: {error}", file=sys.stderr)
-    if records and code in {GREEN, RED, NOTHING}:
-        return [journal]
-    lines = log.read_text(encoding="utf-8", errors="replace").splitlines()[-TAIL:]
-    print("\n".join(map(console.escaped, lines)), file=sys.stderr)
-    print(f"accelcheck: {shlex.join(['pytest', *words])} ended with {code}", file=sys.stderr)
-    return [journal] if records else []
-
-
-def _counting(what: str, journal: Path, done: Callable[[str, int], None]) -> Callable[[], None]:
+def _run(device: str, half: Half, total: int, log: Path) -> tuple[int, bool]:
+    """Run pytest with progress in place of its output; its exit code, and whether its journal has a case."""
     seen = 0
 
     def look() -> None:
         nonlocal seen
-        lines = journal.read_bytes().count(b'"kind":"case"') if journal.is_file() else 0
-        if lines > seen:
-            done(what, lines - seen)
-            seen = lines
+        with contextlib.suppress(JournalError):  # said at the end
+            found = sum(line.kind == "case" for line in lines(half.journal)) if half.journal.is_file() else 0
+            if found > seen:
+                done(f"{device}: {'timed' if half.timed else 'judged'}", found - seen)
+                seen = found
 
-    return look
+    with log.open("wb") as output, console.progress("cases", total) as done:
+        code = foreground.run([sys.executable, "-m", "pytest", *half.words], half.environ, output, look)
+        look()
+    try:
+        records = read(half.journal)[1] if half.journal.is_file() else []
+    except JournalError as error:
+        records, code = [], code or RED
+        print(f"accelcheck: {error}", file=sys.stderr)
+    if not records or code not in RAN:
+        tail = log.read_text(encoding="utf-8", errors="replace").splitlines()[-TAIL:]
+        print("\n".join(map(console.escaped, tail)), file=sys.stderr)
+        print(f"accelcheck: {shlex.join(['pytest', *half.words])} ended with {code}", file=sys.stderr)
+    return code, bool(records)
 
 
 def _show(given: argparse.Namespace, model: _Model, records: Sequence[Record]) -> None:

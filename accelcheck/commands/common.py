@@ -7,9 +7,9 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
-from accelcheck.core import imports, matrix
+from accelcheck.core import imports
 from accelcheck.core.capability import Code
-from accelcheck.devices import hardware
+from accelcheck.devices import devices, hardware
 from accelcheck.devices.base import Device
 from accelcheck.devices.probe import probe
 from accelcheck.plugin import registered
@@ -57,19 +57,23 @@ def add_selection(command: argparse.ArgumentParser) -> None:
     )
 
 
-def devices_of(given: argparse.Namespace) -> list[str]:
+def devices_of(given: argparse.Namespace, models: tuple[str, ...] = ()) -> list[str]:
     """The devices that a command names, or all that are present, plugins in this folder included; empty where one cannot be used, which is printed.
+
+    Args:
+        given: The command line.
+        models: As of `registered.here`, so that the configuration of pytest that a command has is used.
 
     Raises:
         PluginLoadError, UnknownNameError: As for `refusal`.
     """
     for name in given.device:
-        if (why := refusal(name)) is not None:
+        if (why := refusal(name, models)) is not None:
             print(f"accelcheck: {name}: {why}; accelcheck doctor says more", file=sys.stderr)
             return []
     if given.device:
         return list(dict.fromkeys(given.device))
-    statuses, _ = probe(None, extra=registered.devices(registered.here()))
+    statuses, _ = probe(None, extra=registered.devices(registered.here(models)))
     found = [name for name, status in statuses.items() if status.present]
     if not found:
         print("accelcheck: no device can be tested: accelcheck doctor says why", file=sys.stderr)
@@ -83,17 +87,17 @@ def check_new(path: Path) -> str:
     return "" if path.parent.is_dir() else f"{path}: there is no folder {path.parent}: make it first"
 
 
-def refusal(name: str) -> str | None:
-    """Why a device cannot be used on this machine; None if it can.
+def refusal(name: str, models: tuple[str, ...] = ()) -> str | None:
+    """Why a device cannot be used on this machine; None if it can; `models` as of `devices_of`.
 
     Raises:
         PluginLoadError: It is not built in, and pytest, which loads plugins, does not start.
         UnknownNameError: There is no such device.
     """
-    known, extra = matrix.devices(), list[Device]()
+    known, extra = devices(), list[Device]()
     if name not in known:
-        extra = registered.devices(registered.here())
-        known = matrix.devices(extra)
+        extra = registered.devices(registered.here(models))
+        known = devices(extra)
     if name == "xla" and not hardware.tpu().count:
         os.environ.setdefault("PJRT_DEVICE", "CPU")
     statuses, _ = probe([name], extra=extra)

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 from accelcheck.commands.common import GREEN, NOTHING, RED, USAGE, add_import, refusal
 from accelcheck.commands.parsing import add_json, examples, print_json
 from accelcheck.core import imports
+from accelcheck.core.case import LEVELS
 from accelcheck.core.files import file_name, scratch
-from accelcheck.core.matrix import Selection, unknown_case
-from accelcheck.core.words import LEVELS
-from accelcheck.expectations.ledger import Ledger
+from accelcheck.core.selection import Selection
 from accelcheck.plugin import registered
 from accelcheck.report import console
+from accelcheck.techniques.matrix import unknown_case
 
 if TYPE_CHECKING:
     import argparse
@@ -103,7 +103,6 @@ def _told(given: argparse.Namespace, name: str, script: Path, folder: Path) -> T
     from accelcheck.core.clean_process import CleanProcessError
     from accelcheck.devices.base import Status
     from accelcheck.explain.apart import Asked, explained, explained_here
-    from accelcheck.verify.cache import clean_process
     from accelcheck.verify.oracle import Store
 
     device = registered.device(name)
@@ -112,14 +111,9 @@ def _told(given: argparse.Namespace, name: str, script: Path, folder: Path) -> T
     matrix.check(selection)
     (case,) = matrix.cases(selection)
 
-    def bench(store: Store) -> Bench:
-        return Bench(matrix, {name: device}, {name: Status(name, SUPPORTED)}, store, Ledger())
-
-    def make() -> Bench:
-        return bench(Store(folder, clean_process(matrix.parts())))
-
+    bench = Bench(matrix, {name: device}, {name: Status(name, SUPPORTED)}, Store(folder))
     asked = Asked(
-        make,
+        bench,
         case,
         script,
         layers=not given.no_layers,
@@ -128,7 +122,7 @@ def _told(given: argparse.Namespace, name: str, script: Path, folder: Path) -> T
         steps=os.dup(2),  # the fork has another standard error
     )
     try:
-        return explained(asked, bench(Store(folder)))
+        return explained(asked)
     except CleanProcessError as error:
         print(f"accelcheck: a crash or hang of the case ends this process too: {error}", file=sys.stderr)
         return explained_here(asked)

@@ -61,9 +61,10 @@ def add(commands: Any) -> None:
 
 
 def _check(given: argparse.Namespace) -> int:
+    from accelcheck.core.case import LEVELS
     from accelcheck.core.journal import JournalError
-    from accelcheck.core.matrix import Selection, devices
-    from accelcheck.core.words import LEVELS
+    from accelcheck.core.selection import Selection
+    from accelcheck.devices import devices
     from accelcheck.expectations.ledger import FOLDER
     from accelcheck.plugin import registered
     from accelcheck.report import console, ledger_check

@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 from accelcheck.commands.common import GREEN, add_devices
 from accelcheck.commands.parsing import add_json, examples, print_json
-from accelcheck.core import imports, matrix
+from accelcheck.core import imports
+from accelcheck.core.case import DTYPES, LEVELS
 from accelcheck.core.imports import unknown_device
-from accelcheck.core.words import DTYPES, LEVELS
-from accelcheck.devices import torch_names
+from accelcheck.core.selection import Selection
+from accelcheck.devices import devices, torch_names
 from accelcheck.devices.probe import probe
 from accelcheck.plugin import registered
+from accelcheck.techniques.matrix import Matrix
 
 if TYPE_CHECKING:
     import argparse
@@ -83,8 +85,8 @@ def _list(given: argparse.Namespace) -> int:
     # Plugins differ between machines: the documentation has accelcheck's own techniques only.
     config = None if given.markdown else registered.here(tuple(given.model))
     extra = [] if config is None else registered.devices(config)
-    known = matrix.Matrix.load() if config is None else registered.matrix(config)
-    known.check(matrix.Selection((), techniques=tuple(given.technique), workloads=tuple(given.workload)))
+    known = Matrix.load() if config is None else registered.matrix(config)
+    known.check(Selection((), techniques=tuple(given.technique), workloads=tuple(given.workload)))
     if given.what == "cases":
         return _cases(given, known, extra)
     if given.what in {"workloads", "traits"}:
@@ -92,12 +94,12 @@ def _list(given: argparse.Namespace) -> int:
     return _techniques(given, known, extra)
 
 
-def _techniques(given: argparse.Namespace, known: matrix.Matrix, extra: Sequence[Device]) -> int:
+def _techniques(given: argparse.Namespace, known: Matrix, extra: Sequence[Device]) -> int:
     from accelcheck.report import capabilities, catalogue, console
     from accelcheck.report import capability_table as shown
 
     places = capabilities.columns(given.device, [*extra, *_imported(given.device, extra)])
-    chosen = known if not given.workload else matrix.Matrix(known.techniques, _chosen(known.workloads, given.workload))
+    chosen = known if not given.workload else Matrix(known.techniques, _chosen(known.workloads, given.workload))
     rows = [
         row
         for row in capabilities.rows(chosen, places)
@@ -129,7 +131,7 @@ def _techniques(given: argparse.Namespace, known: matrix.Matrix, extra: Sequence
     return GREEN
 
 
-def _workloads(given: argparse.Namespace, known: matrix.Matrix) -> int:
+def _workloads(given: argparse.Namespace, known: Matrix) -> int:
     from accelcheck.report import catalogue, console
 
     techniques = [one for name, one in known.techniques.items() if _named(name, given.technique)]
@@ -152,19 +154,19 @@ def _workloads(given: argparse.Namespace, known: matrix.Matrix) -> int:
     return GREEN
 
 
-def _cases(given: argparse.Namespace, known: matrix.Matrix, extra: Sequence[Device]) -> int:
+def _cases(given: argparse.Namespace, known: Matrix, extra: Sequence[Device]) -> int:
     from accelcheck.report import catalogue
 
     if given.device:
-        legal = [*matrix.devices(extra), *(one.name for one in _imported(given.device, extra))]
+        legal = [*devices(extra), *(one.name for one in _imported(given.device, extra))]
         for name in given.device:
             if name not in legal:
                 raise unknown_device(name, legal, "--import")
-        devices = tuple(given.device)
+        names = tuple(given.device)
     else:
-        devices = tuple(name for name, status in _probed(None, extra).items() if status.present)
-    selection = matrix.Selection(
-        devices,
+        names = tuple(name for name, status in _probed(None, extra).items() if status.present)
+    selection = Selection(
+        names,
         techniques=tuple(given.technique),
         workloads=tuple(given.workload),
         dtypes=tuple(given.dtype),
@@ -182,7 +184,7 @@ def _devices(given: argparse.Namespace) -> int:
     from accelcheck.report import catalogue, console
 
     extra = registered.devices(registered.here())
-    legal = list(matrix.devices(extra))
+    legal = list(devices(extra))
     for name in given.device:
         if name not in legal and not imports.announced():
             raise unknown_device(name, legal, "--import")
@@ -214,7 +216,7 @@ def _imported(asked: Sequence[str], extra: Sequence[Device]) -> list[Device]:
     """The accelerators that the modules of ``--import`` add to torch; none if all devices asked for are known without."""
     from accelcheck.devices.generic import Generic
 
-    known = matrix.devices(extra)
+    known = devices(extra)
     if not imports.announced() or (asked and all(name in known for name in asked)):
         return []
     statuses, host = probe(None, extra=extra)

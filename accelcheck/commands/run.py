@@ -6,24 +6,24 @@ import datetime as dt
 import os
 import shlex
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from accelcheck.commands import halves
+from accelcheck.commands import session
 from accelcheck.commands.common import GREEN, NOTHING, RED, add_selection, check_new, devices_of
 from accelcheck.commands.parsing import examples
+from accelcheck.commands.session import LEVEL, RAN, Half, Session
 from accelcheck.core import foreground
+from accelcheck.core.case import LEVELS
 from accelcheck.core.journal import JournalError
 from accelcheck.core.journal_reading import read
-from accelcheck.core.words import LEVELS
 from accelcheck.report.console import escaped
 from accelcheck.report.qualification import whole
 from accelcheck.report.run import counts, load
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from accelcheck.core.journal import Record
 
@@ -45,7 +45,7 @@ def add(commands: Any) -> None:
         type=int,
         choices=LEVELS,
         default=_level(),
-        help=f"1 smoke, 2 standard, 3 full, 4 soak (default: ${halves.LEVEL}, or 1)",
+        help=f"1 smoke, 2 standard, 3 full, 4 soak (default: ${LEVEL}, or 1)",
     )
     command.add_argument(
         "--journal",
@@ -70,28 +70,13 @@ def add(commands: Any) -> None:
 
 def _level() -> int:
     """The level that the environment names; 1 where it names none of them."""
-    given = os.environ.get(halves.LEVEL, "")
+    given = os.environ.get(LEVEL, "")
     return int(given) if given in set(map(str, LEVELS)) else 1
 
 
 _RESUME = (
     "--accel-resume after --: to go on with a run, give it to pytest itself, with the command that the run printed"
 )
-
-
-@dataclass(frozen=True, slots=True)
-class PytestRun:
-    """One run of pytest.
-
-    Attributes:
-        device: Its name.
-        journal: File that it writes.
-        words: Arguments of pytest.
-    """
-
-    device: str
-    journal: Path
-    words: tuple[str, ...]
 
 
 def _run(given: argparse.Namespace) -> int:
@@ -103,85 +88,66 @@ def _run(given: argparse.Namespace) -> int:
     if not (devices := devices_of(given)):
         return NOTHING
     stamp = dt.datetime.now(tz=dt.UTC).strftime("%Y%m%d-%H%M%S")
-    planned = [part for device in devices for part in parts(given, device, stamp)]
+    planned = [_session(given, device, stamp) for device in devices]
     report = given.report or Path(f"accelcheck-{stamp}.html")
-    for path in (*(part.journal for part in planned), report):
+    for path in (*(path for one in planned for path in _journals(given, one)), report):
         if why := check_new(path):
             given.refuse(why)
-    code = _execute(given, planned)
-    _close(planned, report, code)
+    codes: list[int] = []
+    for one in planned:
+        codes += one.run(_start, lambda: None if given.no_speed else ())
+        if codes[-1] not in RAN:
+            break
+    code = verdict(codes)
+    _close({one.device: _journals(given, one) for one in planned}, report, code)
     return code
 
 
-def _execute(given: argparse.Namespace, planned: Sequence[PytestRun]) -> int:
-    codes: list[int] = []
-    for part in planned:
-        print(f"accelcheck: {shlex.join(['python', '-m', 'pytest', *part.words])}", flush=True)
-        codes.append(foreground.run([sys.executable, "-m", "pytest", *part.words], environment(given, part)))
-        if codes[-1] not in {GREEN, RED, NOTHING}:
-            break
-    return verdict(codes)
-
-
-def parts(given: argparse.Namespace, device: str, stamp: str) -> list[PytestRun]:
-    """What is run on a device: both halves, or the first one alone.
-
-    Args:
-        given: The command line.
-        device: Its name.
-        stamp: In the default name of the journal.
-    """
+def _session(given: argparse.Namespace, device: str, stamp: str) -> Session:
     journal = given.journal or Path(f"accelcheck-{device}-{stamp}.jsonl")
     if given.journal is not None and len(set(given.device)) != 1:
         journal = journal.with_stem(f"{journal.stem}-{device}")
-    chosen = (
-        f"--accel-level={given.level}",
-        *(f"--accel-technique={name}" for name in given.technique),
-        *(f"--accel-import={name}" for name in given.imports),
-        f"--accel-journal={journal}",
-    )
-    found = [PytestRun(device, journal, tuple(halves.judged(device, chosen, given.arguments)))]
-    if not given.no_speed:
-        second = tuple(halves.timed(device, chosen, given.arguments))
-        found.append(PytestRun(device, halves.beside(journal), second))
-    return found
-
-
-def environment(given: argparse.Namespace, part: PytestRun) -> dict[str, str]:
-    """Variables for a part."""
-    words = [f"--device={part.device}", *(f"--technique={name}" for name in given.technique)]
-    words += [f"--import={name}" for name in given.imports]
-    words += ["--", *given.arguments] if given.arguments else []
+    own = [f"--technique={name}" for name in given.technique] + [f"--import={name}" for name in given.imports]
+    chosen = [f"--accel-level={given.level}", *(word.replace("--", "--accel-", 1) for word in own)]
+    more = ["--", *given.arguments] if given.arguments else []
     # Without the second half the summary recommends the commands of pytest, one of which times.
-    session = {} if given.no_speed else {halves.SESSION: shlex.join(["accelcheck", "run", *words])}
-    return session | halves.client(part.device)
+    command = "" if given.no_speed else shlex.join(["accelcheck", "run", f"--device={device}", *own, *more])
+    return Session(device, journal, chosen, given.arguments, command)
+
+
+def _journals(given: argparse.Namespace, one: Session) -> tuple[Path, ...]:
+    return one.journals[:1] if given.no_speed else one.journals
+
+
+def _start(half: Half) -> int:
+    print(f"accelcheck: {shlex.join(['python', '-m', 'pytest', *half.words])}", flush=True)
+    return foreground.run([sys.executable, "-m", "pytest", *half.words], half.environ)
 
 
 def verdict(codes: Sequence[int]) -> int:
     """One exit code for several runs: what ended a run early, or else red, or else green; 5 where none had a case."""
     for code in codes:
-        if code not in {GREEN, RED, NOTHING}:
+        if code not in RAN:
             return code
     if RED in codes:
         return RED
     return GREEN if GREEN in codes else NOTHING
 
 
-def _close(planned: Sequence[PytestRun], report: Path, code: int) -> None:
-    """The last lines: the verdict of each device, where everything is, and the exit code."""
-    written = [part for part in planned if part.journal.exists()]
+def _close(planned: Mapping[str, Sequence[Path]], report: Path, code: int) -> None:
+    """The last lines: the verdict of each device, given its journals, where everything is, and the exit code."""
     print()
-    for device in dict.fromkeys(part.device for part in planned):
-        journals = [part.journal for part in written if part.device == device]
-        cut = "" if code in {GREEN, RED, NOTHING} else "cut off: "
-        print(f"accelcheck: {device}: {cut}{_tally(journals)}")
-        for line in _qualified(journals):
+    for device, journals in planned.items():
+        written = [path for path in journals if path.exists()]
+        cut = "" if code in RAN else "cut off: "
+        print(f"accelcheck: {device}: {cut}{_tally(written)}")
+        for line in _qualified(written):
             print(f"accelcheck: {line}")
-    for part in written:
-        print(f"accelcheck: journal: {part.journal.resolve()}")
+    written = [path for journals in planned.values() for path in journals if path.exists()]
+    for path in written:
+        print(f"accelcheck: journal: {path.resolve()}")
     if written:
-        words = ["-m", "accelcheck.cli", "report", *(str(part.journal) for part in written), f"--html={report}"]
-        made = foreground.run([sys.executable, *words])
+        made = foreground.run([sys.executable, *session.report(written, report)])
         if made == GREEN:
             print(f"accelcheck: report: {report.resolve()}")
         else:

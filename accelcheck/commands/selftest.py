@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Sequence
 
-    from accelcheck.selftest.runner import PlantedRow
+    from accelcheck.selftest.runner import PlantedRow, SeedResult
 
 SEEDS = 3
 """Seeds on the CPU: what fits into 12 minutes on 2 cores."""
@@ -76,26 +76,12 @@ def _selftest(given: argparse.Namespace) -> int:
     on_host = given.device in {"cpu", "xla"} and not hardware.tpu().count
     seeds = given.seeds or (SEEDS if given.device == "cpu" else 1)
     jobs = given.jobs or (hardware.usable_cores() if on_host else 1)
-    due = sum(row.tried(seeds) for row in rows)
     fewer = sum(row.tried(seeds) < seeds for row in rows)
     less = f" ({fewer} of slow techniques with fewer)" if fewer else ""
     began = f"{len(rows)} rows x {seeds} seeds{less} on {given.device}, {jobs} processes"
     print(began, file=sys.stderr if given.json else sys.stdout, flush=True)
-    outcomes: list[runner.SeedResult] = []
-    died = ""
     started = time.monotonic()
-    with (
-        tempfile.TemporaryDirectory(prefix="files-", dir=scratch()) as folder,
-        console.progress("verdicts", due) as done,
-    ):
-        try:
-            for group in runner.run(given.device, rows, seeds, jobs, Path(folder)):
-                outcomes += group
-                row = group[-1].row
-                done(f"{row.workload}/{row.dtype}/{row.mode}", sum(not outcome.plain for outcome in group))
-        except runner.DiedError as error:
-            died = str(error)
-    outcomes.sort(key=lambda outcome: (str(outcome.row), outcome.seed))
+    outcomes, died = _run(given.device, rows, seeds, jobs)
     seconds = time.monotonic() - started
     if given.json:
         verdicts = [{**asdict(outcome), "good": outcome.good} for outcome in outcomes]
@@ -108,6 +94,26 @@ def _selftest(given: argparse.Namespace) -> int:
     if not any(outcome.ran and not outcome.plain for outcome in outcomes):
         return NOTHING
     return GREEN if all(outcome.good for outcome in outcomes) else RED
+
+
+def _run(device: str, rows: Sequence[PlantedRow], seeds: int, jobs: int) -> tuple[list[SeedResult], str]:
+    """The verdicts in the order of the rows, and why a process died; empty if none did."""
+    from accelcheck.selftest import runner
+
+    outcomes: list[SeedResult] = []
+    died = ""
+    with (
+        tempfile.TemporaryDirectory(prefix="files-", dir=scratch()) as folder,
+        console.progress("verdicts", sum(row.tried(seeds) for row in rows)) as done,
+    ):
+        try:
+            for group in runner.run(device, rows, seeds, jobs, Path(folder)):
+                outcomes += group
+                row = group[-1].row
+                done(f"{row.workload}/{row.dtype}/{row.mode}", sum(not outcome.plain for outcome in group))
+        except runner.DiedError as error:
+            died = str(error)
+    return sorted(outcomes, key=lambda outcome: (str(outcome.row), outcome.seed)), died
 
 
 def _chosen(rows: Sequence[PlantedRow], patterns: Sequence[str]) -> list[PlantedRow]:

@@ -14,6 +14,20 @@ from accelcheck.core.plain import number, plain, text, truth
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+LEVELS = (1, 2, 3, 4)
+"""smoke, standard, full, soak."""
+DTYPES = ("float32", "bfloat16", "float16")
+"""Storage dtypes that a case may have."""
+EFFORTS = ("auto", "full", "least")
+"""How much is computed to judge somebody's own model: by its size, all that is usual, or as little as can be."""
+SECONDS = (300.0, 900.0, 1800.0, 7200.0)
+"""Seconds that a case may take, by its level."""
+
+
+def seconds_of(level: int, patience: float) -> float:
+    """Seconds that a case may take: of its level, times the `patience` of its technique."""
+    return SECONDS[LEVELS.index(level)] * patience
+
 
 NON_FINITE = ("inf", "-inf", "nan")
 """The names of the numbers that JSON does not have."""
@@ -156,6 +170,8 @@ class Evidence:
         claim: What should be seen, such as ``compiled regions entered >= 1``.
         observed: What was seen: a number or a short text.
         engaged: Whether the observation supports the claim.
+        draw: A later run that shows it, such as ``draw 1``; empty for the first.
+        strays: Operators that ran on the CPU instead of the device, and how often, where the claim is that none did.
 
     Raises:
         TypeError: `engaged` is a text, or Python cannot tell whether it is true.
@@ -164,6 +180,8 @@ class Evidence:
     claim: str
     observed: bool | int | float | str
     engaged: bool
+    draw: str = ""
+    strays: tuple[tuple[str, int], ...] = ()
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "claim", text(self.claim))
@@ -182,6 +200,25 @@ class Evidence:
             why: What was tried, and what came.
         """
         return cls(f"{UNSEEN}{claim}", why, engaged=True)
+
+    @classmethod
+    def stayed(cls, strays: Mapping[str, int], device: str, where: str = "") -> Self:
+        """Evidence that no operator left a device for the CPU.
+
+        Args:
+            strays: Number of calls on the CPU, by operator.
+            device: Name of the device.
+            where: The processes, in words; empty for this one.
+        """
+        counts = tuple(sorted(strays.items()))
+        listed = ", ".join(f"{name} x{count}" for name, count in counts)
+        claim = f"no operator left {device} for the CPU {where}".rstrip()
+        return cls(claim, listed or "none did", not counts, strays=counts)
+
+    @property
+    def label(self) -> str:
+        """The claim, and the run that shows it where that is a later one."""
+        return f"{self.claim} [{self.draw}]" if self.draw else self.claim
 
     @property
     def seen(self) -> bool:

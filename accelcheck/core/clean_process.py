@@ -23,9 +23,8 @@ from contextlib import suppress
 from multiprocessing.connection import Pipe
 from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 
-from accelcheck.core.freed import give_back
+from accelcheck.core.forking import end_threads, give_back
 from accelcheck.core.native_stacks import native_stacks
-from accelcheck.core.openmp import end_threads
 from accelcheck.core.processes import End, adopt_orphans, end_with_parent, kill_tree, let_trace, polls
 
 if TYPE_CHECKING:
@@ -64,12 +63,16 @@ class CleanProcess:
         begins: Functions that prepare the fork, best first, and the seconds that each may take: what needs threads of a library
             that do not survive a fork hangs. The first that returns is kept.
 
+    Attributes:
+        begun: Stands, as an argument of a call, for what that function returned there.
+
     Raises:
         CleanProcessError: None of `begins` returned.
     """
 
     def __init__(self, known: Iterable[object], begins: Sequence[Begin] = ((bool, 60.0),)) -> None:
-        self._known = list(known)
+        self.begun: Any = object()
+        self._known = [self.begun, *known]
         self._names = {id(one): number for number, one in enumerate(self._known)}
         self._call = 0
         self._native, self._late = "", 0
@@ -109,29 +112,12 @@ class CleanProcess:
             raise CleanProcessError("the clean process is gone")
         os.ftruncate(self._output, 0)  # it would grow for as long as the run
         self._native, self._late = "", 0
-        killed, begun, value, raised = None, False, None, True  # type: float | None, bool, Any, bool
         self._state[8:] = self._call.to_bytes(8, "little")
         try:
             self._pipe.send_bytes(_dumped(self._names, (self._call, function, arguments)))
-            while True:
-                if not begun:
-                    self._wait_for_a_fork()
-                elif limit is not None and killed is None and not self._pipe.poll(limit):
-                    killed = limit
-                    self._stacks()
-                    self.renew()
-                what, number, *rest = self._received()
-                if number == self._call and what == _BEGUN:
-                    begun = True
-                elif number == self._call and what == _ANSWER:
-                    raised, value = rest
-                    break
-                elif begun and what == _END:
-                    end = End(number, killed)
-                    printed = self.printed()
-                    message = f"a clean process that ran {_named(function)} {end}{_quoted(printed)}"
-                    raise CleanProcessError(message, end, printed)
-                # Anything else is about a call that was interrupted here, or a fork that has just begun.
+            while self._first()[:2] != (_BEGUN, self._call):
+                pass  # about a call that was interrupted here, or a fork that has just begun
+            raised, value = self._outcome(_named(function), limit)
         except (EOFError, OSError) as error:
             self.pid = 0
             self._kill()
@@ -140,6 +126,26 @@ class CleanProcess:
             raised_there, trace = value
             raise raised_there from RemoteError(trace)
         return value
+
+    def _outcome(self, name: str, limit: float | None) -> tuple[bool, Any]:
+        """Whether a call that has begun raised, and its result or exception; one that takes longer than `limit` is ended.
+
+        Raises:
+            CleanProcessError: The process ended during the call.
+        """
+        killed = None
+        while True:
+            if limit is not None and killed is None and not self._pipe.poll(limit):
+                killed = limit
+                self._stacks()
+                self.renew()
+            kind, number, *rest = self._received()
+            if (kind, number) == (_ANSWER, self._call):
+                raised, value = rest
+                return raised, value
+            if kind == _END:
+                end, printed = End(number, killed), self.printed()
+                raise CleanProcessError(f"a clean process that ran {name} {end}{_quoted(printed)}", end, printed)
 
     @property
     def gone(self) -> bool:
@@ -165,19 +171,19 @@ class CleanProcess:
             self.pid = 0
         return message
 
-    def _wait_for_a_fork(self) -> None:
-        """Wait until a fork says something; one that does not begin is killed, and the next one takes the call.
+    def _first(self) -> tuple[Any, ...]:
+        """A message before a call begins; a fork that sends none is killed, and the next one takes the call.
 
         Raises:
-            CleanProcessError: That one does not begin either.
+            CleanProcessError: That one does not send any either.
         """
-        if self._pipe.poll(self._seconds):
-            return
-        kill_tree(self._pid, itself=False)
-        self._late += 1
-        if self._late == ATTEMPTS:
-            said = _quoted(self.printed())
-            raise CleanProcessError(f"the clean process does not begin within {self._seconds:g} s{said}")
+        if not self._pipe.poll(self._seconds):
+            kill_tree(self._pid, itself=False)
+            self._late += 1
+            if self._late == ATTEMPTS:
+                printed = _quoted(self.printed())
+                raise CleanProcessError(f"the clean process does not begin within {self._seconds:g} s{printed}")
+        return self._received()
 
     def _stacks(self) -> None:
         """Have the process that computes print the stacks of its threads; a handler in C does, whoever holds the GIL."""
@@ -327,7 +333,7 @@ def _compute(
         os.setpgid(
             0, 0
         )  # what signals its group, as some launchers do at their end, does not end the process that forks
-        begin()
+        known = [begin(), *known[1:]]
         state[0] = _SERVES
         pipe.send_bytes(pickle.dumps((_READY, os.getpid())))
         while True:

@@ -10,6 +10,8 @@ from accelcheck.core.plain import text
 
 MOST_TEXT = 10_000
 """Characters that are kept of each text of a fault."""
+EXACT = 1e15
+"""Integers below it are written with all of their digits."""
 
 
 class FaultKind(StrEnum):
@@ -20,7 +22,7 @@ class FaultKind(StrEnum):
     PATTERN = "pattern"
     """Special values elsewhere than in the oracle: `NaN`, `+Inf`, `-Inf` or `not finite`. The size is the number of elements."""
     VALUE = "value"
-    """A wrong exact value; no view. The size is the difference, where the values are numbers."""
+    """A wrong exact value; no view, or the rule that it breaks. The size is the difference, where the values are numbers."""
     VIEW = "view"
     """An error beyond its budget: the name of the view, such as `row`. The size is measured / allowed."""
     RERUN = "rerun"
@@ -34,7 +36,7 @@ class FaultKind(StrEnum):
     RAISED = "raised"
     """An exception in one draw of a case: its class. `got` is the first line of its text."""
     EVIDENCE = "evidence"
-    """A claim of evidence that was not seen: the path is the claim; no view."""
+    """A claim of evidence that was not seen: the path is the claim. The operator, where the claim is that none left the device."""
     REGRESSION = "regression"
     """More than the stored baseline: `time` or `memory`. The size is measured / allowed."""
     LIMIT = "limit"
@@ -95,30 +97,42 @@ class Fault:
         """Whether `size` is a multiple of a bound, and no count or difference."""
         return self.allowed is not None
 
+    @property
+    def what(self) -> str:
+        """Name of what is wrong in a word or two: that of a view, a part of the metadata or a rule, or the kind of the fault."""
+        if self.kind is FaultKind.PATTERN and self.view != "not finite":
+            return f"{self.view} pattern"
+        words = {FaultKind.STATE: "left changed", FaultKind.RAISED: "raised", FaultKind.EVIDENCE: "evidence"}
+        return words.get(self.kind) or self.view or str(self.kind)
+
     def __str__(self) -> str:
         """One line for people, and for the patterns of older ledgers: the only place where a fault becomes text."""
         if self.kind is FaultKind.OTHER:
             return self.path
-        if self.kind is FaultKind.EVIDENCE:
-            claim = f"{self.path} [{self.draw}]" if self.draw else self.path
-            return f"not engaged: {claim}: observed {self.got}"
-        place = f" at {self.place}" if self.place else ""
         draw = f" [{self.draw}]" if self.draw else ""
-        return f"{self.path}: {self._what()}{place}{draw}: expected {self._expected()}, got {self._got()}"
+        if self.kind is FaultKind.EVIDENCE:
+            return f"not engaged: {self.path}{draw}: observed {self.got}"
+        place = f" at {self.place}" if self.place else ""
+        return f"{self.path}: {self._counted()}{place}{draw}: expected {self._expected()}, got {self._got()}"
 
-    def _what(self) -> str:
-        words = {
-            FaultKind.VIEW: f"view {self.view}",
-            FaultKind.PATTERN: self.view if self.view == "not finite" else f"{self.view} pattern",
-            FaultKind.STATE: "left changed",
-        }
-        return words.get(self.kind) or self.view or str(self.kind)
+    def _counted(self) -> str:
+        if self.kind is FaultKind.PATTERN and self.place and self.measured is not None:
+            return f"{self.what}, {self.measured:.0f} element{'s' * (self.measured > 1)} differ, first"
+        return f"view {self.what}" if self.kind is FaultKind.VIEW else self.what
 
     def _expected(self) -> str:
         if self.allowed is None:
-            return self.expected
-        bound = f"at {'least' if self.at_least else 'most'} {self.allowed:.4g}"
-        return f"{bound} {self.expected}" if self.expected else bound
+            return "a result" if self.kind is FaultKind.RAISED else self.expected
+        words = f"({self.expected})" if self.kind is FaultKind.LIMIT else self.expected
+        return f"at {'least' if self.at_least else 'most'} {self._number(self.allowed)} {words}".rstrip()
 
     def _got(self) -> str:
-        return self.got or (f"{self.measured:.4g}" if self.measured is not None else "nothing")
+        if self.kind is FaultKind.RAISED:
+            return f"{self.view}: {self.got}"
+        return self.got or (self._number(self.measured) if self.measured is not None else "nothing")
+
+    def _number(self, value: float) -> str:
+        """Four digits of a number; all digits of an integer, such as a number of bytes."""
+        if self.kind is FaultKind.VIEW:
+            return f"{value:.3e}"
+        return f"{value:.0f}" if value.is_integer() and abs(value) < EXACT else f"{value:.4g}"

@@ -11,6 +11,7 @@ import threading
 from collections.abc import Mapping  # noqa: TC003 - msgspec reads the annotations of records
 from contextlib import suppress
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Self
 
 import msgspec
@@ -28,16 +29,59 @@ from accelcheck.core.plain import LARGEST, text
 if TYPE_CHECKING:
     from pathlib import Path
 
-SCHEMA = 2
-"""Version of the record layout; a reader refuses other versions."""
-
+SCHEMA = 3
+"""Version of the record layout."""
+OLDER = 2
+"""The version before, which is read too: its failures have their faults as lines of `Record.reason`."""
 
 MOST_REASON = 100_000
 """Characters that are kept of a reason or a traceback."""
 
 
+class ErrorCode(StrEnum):
+    """Errors that no exception is: `Record.code` of cases of the verdict ``error``."""
+
+    NO_EVIDENCE = "no-evidence"
+    NOTHING_COMPARED = "nothing-compared"
+    NO_BASELINE = "no-baseline"
+    """Nothing to compare with the baseline that the case has."""
+    NOT_COLLECTED = "not-collected"
+
+
 class JournalError(ValueError):
     """A journal cannot be written, or a line is malformed; the message names file, line and field."""
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What an entry of a ledger expects of a case.
+
+    Attributes:
+        verdict: Expected verdict.
+        at_most: Largest expected size of a fault, or the class of an exception.
+        reason: Reason of the entry.
+        link: Its link.
+        fault: Fault that the entry is about and does not cover; None where the case does not fail, or as expected.
+    """
+
+    verdict: Verdict
+    at_most: float | str
+    reason: str
+    link: str
+    fault: Fault | None = None
+
+    def __str__(self) -> str:
+        """One line for people."""
+        if self.fault is None:
+            return f"the ledger expects {self.verdict}: {self.reason}"
+        if isinstance(self.at_most, str):
+            return f"ledger: expected {self.at_most}, got {self.fault.view} ({self.reason})"
+        if self.at_most == 0:
+            limit = "the entry has at-most = 0, which covers faults without a size only"
+        else:
+            unit = " times the budget" if self.fault.bounded else ""
+            limit = f"expected at most {self.at_most:g}{unit}, got {self.fault.size or 0.0:.4g}"
+        return f"ledger: {limit} ({self.reason}): {self.fault}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +91,10 @@ class Record:
     Attributes:
         case: The case.
         verdict: Its result.
-        code: Of `accelcheck.core.capability.Code` for what did not run; empty otherwise.
-        reason: Why it did not run, what failed, or why a failure is expected: one or several lines.
+        code: Of `accelcheck.core.capability.Code` for what did not run, of `ErrorCode` for an error that no exception is, how the
+            process of a `crash` ended, such as ``SIGSEGV`` or ``status 3``; empty otherwise.
+        reason: Why it did not run, the text of an error, or why a failure is expected: one or several lines. Of a `flaky` case, that
+            of the first run that was wrong.
         evidence: Observations that show whether the technique ran.
         figures: For every view the figure with the largest used part of its budget, and all figures over their budgets.
         compared: Number of elements compared with the oracle.
@@ -59,8 +105,11 @@ class Record:
         digest: Digest of everything that the work of a timed case depends on; empty for others.
         times: Seconds a call, one figure for each block of calls, in the order of measurement.
         remark: What the stored statements about the chip leave open or do not fit: see `accelcheck.expectations.chips`.
-        faults: Faults of a `fail`, and of what the ledger expects to fail.
-        family: Family of the technique, such as ``compilation``.
+        faults: Faults of a `fail`, of what the ledger expects to fail, and of the first run of a `flaky` case that was wrong.
+        known: What the ledger expects of a case that fails so, that passes, or whose faults are larger.
+        runs: Verdicts of all runs of a `flaky` case, the first wrong one first; empty for others.
+        family: Family of the technique, such as ``compile``; empty in journals that are older, and where a process was gone
+            before any case of the technique had ended.
     """
 
     case: Case
@@ -78,6 +127,8 @@ class Record:
     times: tuple[float, ...] = ()
     remark: str = ""
     faults: tuple[Fault, ...] = ()
+    known: tuple[Known, ...] = ()
+    runs: tuple[Verdict, ...] = ()
     family: str = ""
 
     def __post_init__(self) -> None:
@@ -89,8 +140,16 @@ class Record:
 
     @property
     def why(self) -> str:
-        """Lines for people: why it did not run, what failed, or why a failure is expected; then a line for each fault."""
-        return "\n".join(filter(None, [self.reason, *map(str, self.faults)]))
+        """Lines for people: why it did not run, what failed, or why a failure is expected; then each fault, and what was expected."""
+        wrong = sum(not verdict.green for verdict in self.runs)
+        runs = f"{wrong} of {len(self.runs)} runs were not right; the first one: {self.runs[0]}" if self.runs else ""
+        known = () if self.verdict is Verdict.XFAIL else self.known
+        return "\n".join(filter(None, [runs, self.reason, *map(str, self.faults), *map(str, known)]))
+
+    @property
+    def headline(self) -> str:
+        """The first line of `why`."""
+        return self.why.partition("\n")[0]
 
     @property
     def contradiction(self) -> str:

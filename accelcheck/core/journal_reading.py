@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING, Any, TypeVar, get_args, get_origin, get_type_h
 import msgspec
 
 from accelcheck.core import bounded
-from accelcheck.core.journal import SCHEMA, JournalError, Record
+from accelcheck.core.case import Verdict
+from accelcheck.core.fault import Fault, FaultKind
+from accelcheck.core.journal import OLDER, SCHEMA, JournalError, Record
 from accelcheck.core.plain import LARGEST, text
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from accelcheck.core.case import Verdict
 
 T = TypeVar("T")
 KINDS = ("run", "case", "resumed", "end")
@@ -56,6 +57,7 @@ class Line:
         raw: Its bytes, without the line end.
         where: File and number, for errors.
         outlined: What `outline` reads, where `lines` has read it already.
+        schema: Version that the last header names.
     """
 
     number: int
@@ -63,10 +65,12 @@ class Line:
     raw: bytes
     where: str
     outlined: Any = None
+    schema: Any = SCHEMA
 
 
 class _Kind(msgspec.Struct):
     kind: Any = None
+    schema: Any = None
 
 
 _KIND = msgspec.json.Decoder(_Kind)
@@ -141,7 +145,11 @@ def case(line: Line) -> Record:
     Raises:
         JournalError: A field is missing or has a value outside its range; the message names file, line and field.
     """
-    return _decoded(_CASE, line.raw, line.where, "not a case record: ")
+    record = _decoded(_CASE, line.raw, line.where, "not a case record: ")
+    if line.schema == OLDER and record.verdict is Verdict.FAIL:
+        faults = tuple(Fault(FaultKind.OTHER, said) for said in record.reason.splitlines())
+        return dataclasses.replace(record, reason="", faults=faults)
+    return record
 
 
 def outline(line: Line) -> tuple[str, Verdict]:
@@ -166,9 +174,9 @@ def table(line: Line) -> Mapping[str, Any]:
         JournalError: It is of another schema.
     """
     data = _decoded(_TABLE, line.raw, line.where)
-    if line.kind == "run" and data.get("schema") != SCHEMA:
+    if line.kind == "run" and data.get("schema") not in (SCHEMA, OLDER):
         raise JournalError(
-            f"{line.where}: schema {text(repr(data.get('schema')), MOST_SHOWN)}; this accelcheck reads {SCHEMA}"
+            f"{line.where}: schema {text(repr(data.get('schema')), MOST_SHOWN)}; this accelcheck reads {OLDER} and {SCHEMA}"
         )
     return data
 
@@ -178,7 +186,8 @@ def _outlines() -> msgspec.json.Decoder[Any]:
     """A decoder of the fields of `Record`, of the same types, that makes plain structures instead of records that check themselves."""
     record = _plain(Record)
     return msgspec.json.Decoder(
-        msgspec.defstruct("Outline", [("kind", Any, None)], bases=(record,), gc=False), strict=False
+        msgspec.defstruct("Outline", [("kind", Any, None), ("schema", Any, None)], bases=(record,), gc=False),
+        strict=False,
     )
 
 
@@ -202,13 +211,14 @@ def _plain(kind: Any) -> Any:
 
 
 def _lines(path: bounded.Source, quick: msgspec.json.Decoder[Any] | None = None) -> Iterator[Line]:
-    begun = False
+    begun, schema = False, None
     try:
         for number, raw in bounded.lines(path):
             where = f"{path}:{number}"
             try:
                 found = None if quick is None else _tried(quick, raw)
-                kind = (_decoded(_KIND, raw, where) if found is None else found).kind
+                said = _decoded(_KIND, raw, where) if found is None else found
+                kind = said.kind
             except JournalError:
                 if raw.endswith(b"\n"):
                     raise
@@ -222,7 +232,9 @@ def _lines(path: bounded.Source, quick: msgspec.json.Decoder[Any] | None = None)
                     else f"{where}: {got}; expected run in the first line, the header"
                 )
             begun = True
-            yield Line(number, kind, raw.rstrip(b"\n"), where, found if kind == "case" else None)
+            if kind == "run":
+                schema = said.schema
+            yield Line(number, kind, raw.rstrip(b"\n"), where, found if kind == "case" else None, schema)
     except bounded.UnreadableFileError as error:
         raise JournalError(f"the journal {error}") from error
 

@@ -69,14 +69,21 @@ class End:
         """Of the case during which it ended."""
         return Verdict.CRASH if self.limit is None else Verdict.HANG
 
+    @property
+    def how(self) -> str:
+        """The status or the signal that it ended with by itself, such as ``status 3`` or ``SIGSEGV``; empty where it was killed."""
+        if self.limit is not None:
+            return ""
+        if self.code >= 0:
+            return f"status {self.code}"
+        names = {one.value: one.name for one in signal.Signals}
+        return names.get(-self.code, f"signal {-self.code}")  # real-time signals have no names
+
     def __str__(self) -> str:
         if self.limit is not None:
             what = "was silent for" if self.silent else "ran for longer than"
             return f"{what} {self.limit:g} s and was killed"
-        if self.code >= 0:
-            return f"ended with status {self.code}"
-        names = {one.value: one.name for one in signal.Signals}
-        return f"died of {names.get(-self.code, f'signal {-self.code}')}"  # real-time signals have no names
+        return f"ended with {self.how}" if self.code >= 0 else f"died of {self.how}"
 
 
 def calling(function: str, *arguments: object, parent: bool = False) -> list[str]:

@@ -47,11 +47,13 @@ class TomlTable:
         where: File and number, and the name where it has one.
         values: By field; of fields that are not required, those that were given.
         raises: Class of the file's errors.
+        schema: Version of the file's layout; 0 where it has none.
     """
 
     where: str
     values: Mapping[str, Any]
     raises: type[ValueError]
+    schema: int = 0
 
     def __getitem__(self, field: str) -> Any:
         return self.values[field]
@@ -82,7 +84,7 @@ def read(
     kind: str,
     fields: Mapping[str, Field],
     raises: type[ValueError],
-    schema: int | None = None,
+    schema: int | tuple[int, ...] = (),
     older: str = "",
 ) -> list[TomlTable]:
     """Read a file that consists of tables ``[[kind]]``.
@@ -92,7 +94,7 @@ def read(
         kind: Name of the tables.
         fields: Of each table.
         raises: Class of the errors.
-        schema: Version of the layout, which the field ``schema`` must have; None where there is no such field.
+        schema: Versions of the layout that the field ``schema`` may have, the newest first; none where there is no such field.
         older: What to do with a file of an older layout, for the error.
 
     Raises:
@@ -105,21 +107,23 @@ def read(
     except StrangerError as error:
         raise raises(f"{path}: {error}") from error
     known = {kind: Field(f"a list of tables, [[{kind}]]", lambda value: isinstance(value, list), required=False)}
-    if schema is not None:
+    versions = (schema,) if isinstance(schema, int) else schema
+    if versions:
         known = {
             SCHEMA: Field(
-                f"{schema}, which this accelcheck reads" + (f" ({older})" if older else ""),
-                lambda value: type(value) is int and value == schema,
+                f"{' or '.join(map(str, versions))}, which this accelcheck reads" + (f" ({older})" if older else ""),
+                lambda value: type(value) is int and value in versions,
             ),
             **known,
         }
     found = []
-    for number, raw in enumerate(TomlTable(str(path), data, raises).checked(known).values.get(kind, []), start=1):
+    whole = TomlTable(str(path), data, raises).checked(known).values
+    for number, raw in enumerate(whole.get(kind, []), start=1):
         name = raw.get("name") if isinstance(raw, dict) else None
         where = f"{path}: {kind} {number}" + (f" ({text(name, 80)})" if isinstance(name, str) else "")
         if not isinstance(raw, dict):
             raise raises(f"{where}: field {kind!r}: expected a table, got {quoted(raw)}")
-        found.append(TomlTable(where, raw, raises).checked(fields))
+        found.append(TomlTable(where, raw, raises, whole.get(SCHEMA, 0)).checked(fields))
     return found
 
 

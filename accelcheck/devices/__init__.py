@@ -2,3 +2,19 @@
 
 No module here imports torch at its top: nox, the plugin's controller and the probe's parent read them without it.
 """
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from accelcheck.core.registry import discover, index
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from accelcheck.devices.base import Device
+
+
+def devices(found: Iterable[Device] = ()) -> Mapping[str, Device]:
+    """All known devices by name: the built-in ones and `found` (generic accelerators, other plugins'). Imports no torch."""
+    return index("device", [*discover("accelcheck.devices", "DEVICES"), *found])

@@ -22,6 +22,45 @@ if TYPE_CHECKING:
     from accelcheck.devices.strict import Products
 
 
+FEATURES: Mapping[str, str] = {
+    "float64": "computes in FP64",
+    "strided": "tensors have strides",
+    "lazy": "operators are queued until `synchronize`",
+    "deterministic": "the same run gives the same bits; a rerun is then compared bit by bit",
+    "exclusive": "one process at a time can hold it",
+    "memory-statistics": "allocated bytes and their peak are known",
+    "pinned-memory": "copies from page-locked host memory; without it, accelcheck tries",
+    "autocast-bfloat16": "torch.autocast to bfloat16",
+    "autocast-float16": "torch.autocast to float16",
+    "inductor": "torch.compile's inductor generates code for it",
+    "inductor-cpp": "inductor generates C++, and needs a compiler for it",
+    "inductor-triton": "inductor generates Triton kernels, and needs the package triton",
+    "cuda-graphs": "torch.compile captures kernels in graphs and replays them",
+    "flex-attention": "torch's flex_attention takes its tensors",
+    "quantized-engine": "int8 kernels of torch.ao",
+    "integer-products": "torch and torchao multiply int8 by int8; without it, accelcheck tries",
+    "float8-products": "torchao's dynamic float8",
+    "host": "the host's processor: tensors are in host memory, and any number of processes share it",
+    "torch-cuda": "an NVIDIA or AMD GPU of torch.cuda, whose tensors CuPy, JAX and libraries of GPU kernels take",
+    "xla": "XLA compiles what it runs",
+    "hip": "a GPU of torch.cuda that is AMD's: cuDNN and TensorRT do not exist there",
+    "torch-xla": "a device of torch_xla, whose compiler, checkpoints and loaders take its tensors",
+}
+"""Features that a device may declare, with their meaning."""
+OF_TYPE: Mapping[str, frozenset[str]] = {
+    "cpu": frozenset({"host", "inductor-cpp", "flex-attention", "integer-products"}),
+    "cuda": frozenset(
+        {"torch-cuda", "inductor-triton", "pinned-memory", "flex-attention", "integer-products", "float8-products"}
+    ),
+    "xla": frozenset({"torch-xla", "xla"}),
+    "tpu": frozenset({"xla"}),
+    "xpu": frozenset({"flex-attention", "integer-products", "float8-products"}),
+    "mps": frozenset({"flex-attention"}),
+    "hpu": frozenset({"flex-attention"}),
+}
+"""Features that every device of a `torch.device` type has, because torch or one of its libraries gives them to the type."""
+
+
 @dataclass(frozen=True, slots=True)
 class Fingerprint:
     """What identifies a device for baselines and reports. Plain text and numbers, so that it travels as JSON.
@@ -143,10 +182,7 @@ class Device(ABC):
     dtypes: frozenset[str] = frozenset({"float32"})
     """Storage dtypes that it declares to support. A failure in one of them is a failure of the device, never skipped."""
     features: frozenset[str] = frozenset()
-    """Other declared features: ``float64``, ``strided`` (tensors have strides), ``inductor``, ``cuda-graphs``,
-    ``autocast-bfloat16``, ``autocast-float16``, ``memory-statistics``, ``quantized-engine`` (torch.ao's int8 kernels),
-    ``lazy`` (operators are queued until `synchronize`), ``deterministic`` (the same run gives the same bits), ``exclusive``
-    (one process at a time can hold it)."""
+    """Declared features, of `FEATURES`, besides those of its type in `OF_TYPE`. Ask with `has`."""
     variables: ClassVar[tuple[str, ...]] = ()
     """Environment variables that change its results or speed; the ones that are set are part of the fingerprint."""
     modules: ClassVar[tuple[str, ...]] = ()
@@ -155,6 +191,10 @@ class Device(ABC):
     """For a device of another package: the environment variable whose ids, with commas between, say which chips a process sees.
     Each pytest-xdist worker gets one of them, and a process that it hides all from must do without. Empty where there is none, and workers share
     all chips."""
+
+    def has(self, feature: str) -> bool:
+        """Whether it has a feature of `FEATURES`: by its own declaration, or by its type's."""
+        return feature in self.features or feature in OF_TYPE.get(self.type, ())
 
     def detect(self) -> Capability:
         """Whether this machine has the hardware and the packages. Imports nothing and does not open the hardware."""
@@ -175,6 +215,14 @@ class Device(ABC):
     def in_use(self) -> bool:
         """Whether this process has it in use, so that a fork of this process cannot use it."""
         return False
+
+    def shared(self) -> bool:
+        """Whether another process can open it while this one holds it. Called when the device is open."""
+        return True
+
+    def computes_on_host(self) -> bool:
+        """Whether the host's processor computes for it. Called when the device is open."""
+        return self.has("host")
 
     def architecture(self) -> str:
         """The chip's family, under whose name `accelcheck.expectations.chips` stores what it supports; empty where not known.

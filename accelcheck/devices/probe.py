@@ -42,6 +42,8 @@ _IMPORT = f"{imports.OPTION}="
 """Before the name of a module that was to be imported, in stages and statuses of a child."""
 _AT = "@"
 """Between the name of another package's device and its ``module:Class``."""
+_WITHOUT = {AUTOLOAD: "0"}
+"""For a child: torch loads no backends by itself."""
 _SETTINGS = {
     "PYTORCH_NVML_BASED_CUDA_CHECK": "1",  # ask the driver for GPUs without making a context on one
 }
@@ -194,32 +196,35 @@ def _ask(
     Returns:
         The answers, the broken backends with their errors, and whether torch may load backends by itself.
     """
-    without = {AUTOLOAD: "0"}
-    known = [entry.name for entry in backends() if entry.name in _BROKEN]
+    entries = [entry.name for entry in backends()]
+    known = {name: _BROKEN[name] for name in entries if name in _BROKEN}
     if known:
-        loads = [f"{_LOAD}{entry.name}" for entry in backends() if entry.name not in _BROKEN]
-        return _run(_loading(jobs, loads), specs, timeout, without), {name: _BROKEN[name] for name in known}, False
+        loads = [f"{_LOAD}{name}" for name in entries if name not in known]
+        return _run(_loading(jobs, loads), specs, timeout, _WITHOUT), known, False
     first = _run(jobs, specs, timeout, {})
     stuck = [answers for answers in first if not answers.imported]
-    entries = [entry.name for entry in backends()]
     if not stuck or not entries or os.environ.get(AUTOLOAD) == "0":
         return first, {}, True
     reason = stuck[0].failure.reason if stuck[0].failure is not None else "import torch did not end"
-    broken: dict[str, str] = {}
-    if len(entries) > 1:
-        tries = _run([[f"{_LOAD}{name}"] for name in entries], specs, timeout, without)
-        broken = {
-            name: status.capability.reason
-            for name, answers in zip(entries, tries, strict=True)
-            for status in answers.statuses.values()
-        }
     # Where each loads alone, they break each other, and nothing is known but the error of `import torch`.
-    broken = broken or dict.fromkeys(entries, reason)
+    broken = _break_alone(entries, specs, timeout) or dict.fromkeys(entries, reason)
     loads = [f"{_LOAD}{name}" for name in entries if name not in broken]
-    again = _run(_loading([one.names for one in stuck], loads), specs, timeout, without)
+    again = _run(_loading([answers.names for answers in stuck], loads), specs, timeout, _WITHOUT)
     if not any(answers.imported for answers in again):
         return first, {}, True  # torch itself is broken, the backends are not to blame
     return [*(answers for answers in first if answers.imported), *again], broken, False
+
+
+def _break_alone(entries: Sequence[str], specs: Mapping[str, str], timeout: float) -> dict[str, str]:
+    """Those of several backends that cannot be loaded, each in a child of its own, with their errors; not asked for a single one."""
+    if len(entries) == 1:
+        return {}
+    tries = _run([[f"{_LOAD}{name}"] for name in entries], specs, timeout, _WITHOUT)
+    return {
+        name: status.capability.reason
+        for name, answers in zip(entries, tries, strict=True)
+        for status in answers.statuses.values()
+    }
 
 
 def _loading(jobs: Sequence[list[str]], loads: list[str]) -> list[list[str]]:

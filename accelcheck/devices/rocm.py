@@ -15,6 +15,7 @@ class Rocm(CudaLike):
     """``rocm``: AMD GPUs."""
 
     name = "rocm"
+    features = CudaLike.features | {"hip"}
     masks: ClassVar[tuple[str, ...]] = ("ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES")
     variables: ClassVar[tuple[str, ...]] = (
         "CUDA_VISIBLE_DEVICES",

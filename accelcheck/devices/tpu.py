@@ -83,6 +83,9 @@ class Tpu(Device):
             "see torch_tpu's messages on standard error",
         )
 
+    def shared(self) -> bool:
+        return False
+
     def fingerprint(self) -> Fingerprint:
         chips = hardware.tpu()
         return Fingerprint(

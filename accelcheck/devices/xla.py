@@ -102,6 +102,12 @@ class Xla(Device):
         """The PJRT client in use: ``CPU``, ``TPU``, ``NEURON``."""
         return str(import_module("torch_xla.runtime").device_type())
 
+    def shared(self) -> bool:
+        return self.client not in {"TPU", "NEURON"}
+
+    def computes_on_host(self) -> bool:
+        return self.client == "CPU"
+
     def fingerprint(self) -> Fingerprint:
         chips = hardware.tpu()
         if self.client == "TPU":

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from accelcheck.core import toml
 from accelcheck.core.case import Verdict
+from accelcheck.core.fault import Fault, FaultKind
 
 if TYPE_CHECKING:
     from accelcheck.core.journal import Record
@@ -98,9 +99,9 @@ def held(record: Record, statements: tuple[ChipStatement, ...], torch: str) -> R
     if record.verdict is Verdict.UNSUPPORTED:
         if not stated.supported:
             return replace(record, remark="")
-        said = " ".join(record.reason.split())
-        reason = f"refused: expected to run on {stated.chip}: {stated.fact} ({stated.source}): got {said}"
-        return replace(record, verdict=Verdict.FAIL, code="", reason=reason, remark="")
+        expected, got = f"to run on {stated.chip}: {stated.fact} ({stated.source})", " ".join(record.reason.split())
+        fault = Fault(FaultKind.RULE, "technique", "refused", expected=expected, got=got)
+        return replace(record, verdict=Verdict.FAIL, code="", reason="", faults=(fault,), remark="")
     if record.verdict.executed and not stated.supported:
         return replace(record, remark=f"{RUNS} on {stated.chip}: {stated.fact} ({stated.source})")
     return record

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from accelcheck.core import toml
+from accelcheck.core.fault import Fault, FaultKind
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -48,13 +49,21 @@ class Limit:
     bound: float
     reason: str
 
-    def broken(self, case_id: str, found: Mapping[str, Measurement]) -> str:
-        """A line that says how a case breaks the limit; empty where it does not, or has no such figure."""
+    def broken(self, case_id: str, found: Mapping[str, Measurement]) -> Fault | None:
+        """The fault of a case that breaks the limit; None where it does not, or has no such figure."""
         value = self.value(found) if self.covers(case_id) else None
-        if value is None or (value >= self.bound if self.kind == "speed-up-at-least" else value <= self.bound):
-            return ""
-        word = self.kind.replace("-", " ")
-        return f"limit: expected {word} {self.bound:g}, got {value:.4g} ({self.reason})"
+        least = self.kind == "speed-up-at-least"
+        if value is None or (value >= self.bound if least else value <= self.bound):
+            return None
+        return Fault(
+            FaultKind.LIMIT,
+            "limit",
+            self.kind.rpartition("-at-")[0].replace("-", " "),
+            expected=self.reason,
+            measured=value,
+            allowed=self.bound,
+            at_least=least,
+        )
 
     def covers(self, case_id: str) -> bool:
         """Whether it applies to a case."""

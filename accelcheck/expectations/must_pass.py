@@ -5,7 +5,7 @@ adds to the list `OTHERS`, and takes nothing out: a vendor cannot qualify by ask
 
 A list holds what the devices of its class declare to support, less what the shipped ledgers expect to fail, and less what a measured
 run of the class found `unsupported` by trying. Timed cases are in none, since their verdicts need a baseline of the same machine, nor are platform items, which an assessment counts.
-``python benchmarks/must_pass.py`` makes the lists.
+``nox -s regenerate`` makes the lists; a new case enters one when a run has passed it.
 """
 
 from __future__ import annotations
@@ -19,14 +19,13 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from accelcheck.core import entry_points
-from accelcheck.core.case import Mode
-from accelcheck.core.words import LEVELS
+from accelcheck.core.case import LEVELS, Mode
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
     from pathlib import Path
 
-    from accelcheck.core.matrix import Selection
+    from accelcheck.core.selection import Selection
 
 OTHERS = "accelerator"
 """The class of every device that has no list of its own."""

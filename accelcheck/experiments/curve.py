@@ -274,7 +274,7 @@ def _fresh_caches() -> contextlib.AbstractContextManager[Any]:
 
 def _programs(device: Device) -> int | None:
     """Number of programs that XLA has compiled in this process, where it caches them by content; None on other devices."""
-    if device.type != "xla":
+    if not device.has("torch-xla"):
         return None
     data = importlib.import_module("torch_xla.debug.metrics").metric_data("CompileTime")
     return 0 if data is None else int(data[0])

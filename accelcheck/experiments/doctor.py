@@ -239,24 +239,32 @@ def _packages(needs: Sequence[Needed], statuses: Mapping[str, Status], told: Seq
         where = "; ".join(f"{name}: {count} cases up to level {LEVEL} are left out" for name, count in counts.items())
         shown = ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
         yield Diagnosis("packages", Grade.NOTE, f"{reason}: {where} ({shown})", requirements.here(action))
-    for extra in dict.fromkeys(one.extra for one in needs if one.extra):
-        parts = [one for one in needs if one.extra == extra]
-        lacking = [one for one in parts if not one.met]
-        wrong = [one for one in lacking if one.installed]
-        if not lacking:
-            versions = ", ".join(f"{one.name} {one.installed}" for one in parts)
-            yield Diagnosis("packages", Grade.OK, f"[{extra}] {versions}")
-        elif wrong:
-            facts = ", ".join(f"{one.name} {one.installed}, expected {one.wanted}" for one in wrong)
-            yield Diagnosis("packages", Grade.PROBLEM, f"[{extra}] {facts}", requirements.install(extra))
-        elif extra == "plot":
-            fact = f"[{extra}] matplotlib is not installed: `accelcheck curve --plot` draws nothing"
-            yield Diagnosis("packages", Grade.NOTE, fact, requirements.install(extra))
-        elif extra == f"cuda{major}" and "cuda" in present:
-            absent = ", ".join(one.name for one in lacking)
-            fact = f"[{extra}] not installed: {absent} (clocks, temperature and energy of GPUs; CuPy; ONNX Runtime)"
-            yield Diagnosis("packages", Grade.NOTE, fact, requirements.install(extra))
+    asked = {"plot"} | ({f"cuda{major}"} if "cuda" in present else set())
+    for extra in dict.fromkeys(need.extra for need in needs if need.extra):
+        yield from _extra(extra, [need for need in needs if need.extra == extra], asked=extra in asked)
     yield _compiler()
+
+
+def _extra(extra: str, parts: Sequence[Needed], *, asked: bool) -> Iterator[Diagnosis]:
+    """Versions of an extra's packages; where they are absent, a note if it is `asked` for."""
+    lacking = [part for part in parts if not part.met]
+    wrong = [part for part in lacking if part.installed]
+    if not lacking:
+        versions = ", ".join(f"{part.name} {part.installed}" for part in parts)
+        yield Diagnosis("packages", Grade.OK, f"[{extra}] {versions}")
+    elif wrong:
+        facts = ", ".join(f"{part.name} {part.installed}, expected {part.wanted}" for part in wrong)
+        yield Diagnosis("packages", Grade.PROBLEM, f"[{extra}] {facts}", requirements.install(extra))
+    elif asked:
+        absent = ", ".join(part.name for part in lacking)
+        use = (
+            "`accelcheck curve --plot`"
+            if extra == "plot"
+            else "clocks, temperature and energy of GPUs; CuPy; ONNX Runtime"
+        )
+        yield Diagnosis(
+            "packages", Grade.NOTE, f"[{extra}] not installed: {absent} ({use})", requirements.install(extra)
+        )
 
 
 def _lacking(told: Sequence[Message], major: int) -> dict[tuple[str, str], tuple[dict[str, int], list[str]]]:

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 from accelcheck.core.capability import Capability, Code
 from accelcheck.core.clean_process import CleanProcessError
-from accelcheck.core.matrix import Matrix, Selection
 from accelcheck.core.processes import end_at_once, say
+from accelcheck.core.selection import Selection
 from accelcheck.devices.probe import probe
 from accelcheck.plugin import registered
+from accelcheck.techniques.matrix import Matrix
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -23,8 +23,8 @@ from accelcheck.measure.paired import SpeedVerdict
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from accelcheck.core.matrix import Selection
     from accelcheck.core.processes import Message
+    from accelcheck.core.selection import Selection
 
 TIMEOUT = 600.0
 """Seconds that a process may be silent, during one case or the import of torch."""

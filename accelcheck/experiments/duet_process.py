@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from accelcheck.core.case import Case
-    from accelcheck.core.matrix import Matrix
     from accelcheck.devices.base import Device
+    from accelcheck.techniques.matrix import Matrix
 
 PROTOCOL = 3
 """Version of the messages between parent and child."""
@@ -49,14 +49,16 @@ def _work(job: Mapping[str, Any], folder: Path) -> None:
     """Do the ``task`` of a job, ``judge`` or ``measure``, with the cases of its ``selection``."""
     import torch
 
-    from accelcheck.core import imports, matrix
+    from accelcheck.core import imports
     from accelcheck.core.registry import DuplicateNameError, UnknownNameError
+    from accelcheck.core.selection import Selection
+    from accelcheck.devices import devices
     from accelcheck.devices.generic import Generic, found_types
     from accelcheck.plugin import registered
     from accelcheck.plugin.registered import PluginLoadError
 
     words = job["selection"]
-    selection = matrix.Selection(
+    selection = Selection(
         devices=tuple(words["devices"]),
         techniques=tuple(words["techniques"]),
         workloads=tuple(words["workloads"]),
@@ -68,7 +70,7 @@ def _work(job: Mapping[str, Any], folder: Path) -> None:
         known = registered.matrix(registered.here())
         imports.load()
         known.check(selection)
-        places = matrix.devices(registered.devices(registered.here()))
+        places = devices(registered.devices(registered.here()))
         if name not in places and name not in found_types():
             raise imports.unknown_device(name, sorted(places), "--import")
         device = places[name] if name in places else Generic(name)
@@ -87,7 +89,7 @@ def _work(job: Mapping[str, Any], folder: Path) -> None:
             "torch": torch.__version__,
             "accelcheck": __version__,
             "runtime": " ".join(word for word in (facts.driver, facts.runtime) if word),
-            "exclusive": "exclusive" in device.features,
+            "exclusive": device.has("exclusive"),
         }
     )
     cases = known.cases(selection, TIMED)
@@ -138,22 +140,24 @@ class _Worker:
         from accelcheck.checks.execute import Bench
         from accelcheck.core.capability import SUPPORTED
         from accelcheck.devices.base import Status
+        from accelcheck.expectations.holding import hold
         from accelcheck.expectations.ledger import Ledger, shipped
         from accelcheck.verify.oracle import Store
 
         name = self.device.name
+        ledger = Ledger.load(shipped((name,)))
         bench = Bench(
             matrix=self.known,
             devices={name: self.device},
             statuses={name: Status(name, SUPPORTED)},
             store=Store(self.folder),
-            ledger=Ledger.load(shipped((name,))),
         )
-        record = bench.run(replace(case, mode=TIMED[case.mode]))
+        record = hold(bench.run(replace(case, mode=TIMED[case.mode])), ledger)
         if record.verdict is Verdict.PASS:
             return {}
-        reason = record.reason.partition("\n")[0]
-        why = f"{record.verdict}: {reason}" if record.verdict.executed else reason  # a refusal says its verdict itself
+        why = (
+            f"{record.verdict}: {record.headline}" if record.verdict.executed else record.headline
+        )  # a refusal says its verdict itself
         return {"wrong": why, "broken": not record.verdict.green}
 
     def measured(self, case: Case, turns: Turns) -> dict[str, Any]:

@@ -7,16 +7,13 @@ import math
 import os
 import time
 from contextlib import closing
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-import torch
-
-from accelcheck.checks.supervisor import recorded
-from accelcheck.core.case import Verdict
+from accelcheck.checks.execute import recorded
+from accelcheck.core.case import Verdict, seconds_of
 from accelcheck.core.clean_process import CleanProcess, CleanProcessError
 from accelcheck.core.journal import Record
-from accelcheck.core.words import seconds_of
 from accelcheck.explain import text
 from accelcheck.explain.alone import alone
 from accelcheck.explain.ended import Elsewhere, explain_end
@@ -26,10 +23,9 @@ from accelcheck.explain.smallest import RUNS, SmallestRuns
 from accelcheck.explain.source import NotWrittenError
 from accelcheck.explain.trail import Trail
 from accelcheck.report import results
-from accelcheck.verify.cache import compute
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
     from pathlib import Path
 
     from accelcheck.checks.execute import Bench
@@ -49,7 +45,7 @@ class Asked:
     """What is to be explained.
 
     Attributes:
-        bench: Makes the bench, in the process that explains; with an empty ledger.
+        bench: With the case's technique, workload and device; it begins in the process that explains.
         case: The case.
         script: Where the script is written.
         layers: Whether other layers are run too.
@@ -59,7 +55,7 @@ class Asked:
         steps: File descriptor that gets a line for each step; -1 for none.
     """
 
-    bench: Callable[[], Bench]
+    bench: Bench
     case: Case
     script: Path
     layers: bool = True
@@ -96,67 +92,47 @@ class Told:
         return self.verdict in FAILED
 
 
-@dataclass
-class _There:
-    """What the process that explains has: it is sent there by reference."""
-
-    asked: Asked
-    benches: list[Bench] = field(default_factory=list)
-
-    def begin(self) -> None:
-        self.benches[:] = [self.asked.bench()]
-        if torch.get_num_threads() > 1:
-            compute()  # a fork that hangs here is not used
-
-    def __call__(self) -> Bench:
-        return self.benches[0]
-
-
-def explained(asked: Asked, bench: Bench) -> Told:
+def explained(asked: Asked) -> Told:
     """Run a case in another process, and explain it there.
-
-    Args:
-        asked: What.
-        bench: With the case's technique, workload and device, of this process: nothing runs with it.
 
     Raises:
         CleanProcessError: A fork of this process cannot compute.
     """
-    case, began, device = asked.case, time.monotonic(), bench.devices[asked.case.device]
-    there, trail = _There(asked), Trail()
+    case, bench, began = asked.case, asked.bench, time.monotonic()
+    device, trail = bench.devices[case.device], Trail()
     patience = bench.matrix.techniques[case.technique].patience
     limit = seconds_of(case.level, patience) if asked.limit is None else asked.limit or None
-    with closing(CleanProcess([there, trail], ((there.begin, BEGIN),))) as process:
+    with closing(CleanProcess([asked, trail], ((bench.begin, BEGIN),))) as process:
         asked.say("the case itself")
         try:
-            ran, took = process.call(_ran, there, case, limit=limit)
+            ran, took = process.call(_ran, process.begun, case, limit=limit)
             record = Record.from_json(json.loads(ran))
         except CleanProcessError as error:
             if error.end is None:
                 raise
             record, took = Record(case, error.end.verdict, reason=f"the process that ran it {error.end}"), 0.0
         if record.verdict not in ENDED:
-            return _whole(process, there, record, took)
+            return _whole(process, asked, record, took)
         process.renew()
         found, steps = Explanation(record), Steps(asked.say, asked.layers, 0.0)
         end = math.inf if asked.most is None else began + took + asked.most
-        elsewhere = Elsewhere(process, there, trail, limit, (*device.modules, *asked.imports), end)
+        elsewhere = Elsewhere(process, trail, limit, (*device.modules, *asked.imports), end)
         said = explain_end(elsewhere, found, bench, asked.script, steps)
         found.seconds = took, time.monotonic() - began - took
         try:
-            identity = process.call(_identity, there, case.device, limit=BEGIN)
+            identity = process.call(_identity, process.begun, case.device, limit=BEGIN)
         except Exception:  # noqa: BLE001 - a device that is lost does not say what it is, in whatever way
             identity = ""
         return _told(found, said, identity, script=bool(said))
 
 
-def _whole(process: CleanProcess, there: _There, record: Record, took: float) -> Told:
+def _whole(process: CleanProcess, asked: Asked, record: Record, took: float) -> Told:
     """Explain a case that left its process as it was; without shrinking, where a smaller case ends it."""
-    asked, ran = there.asked, json.dumps(record.as_json())
+    ran = json.dumps(record.as_json())
     most = max(LEAST, TIMES * took) if asked.most is None else asked.most
     for shrinking in (math.inf, 0.0):
         try:
-            told: Told = process.call(_explained, there, ran, took, shrinking, limit=most)
+            told: Told = process.call(_explained, process.begun, asked, ran, took, shrinking, limit=most)
         except CleanProcessError as error:
             if error.end is None:
                 raise
@@ -175,11 +151,10 @@ def _whole(process: CleanProcess, there: _There, record: Record, took: float) ->
 
 def explained_here(asked: Asked) -> Told:
     """The same in this process, where no fork of it can compute."""
-    there = _There(asked)
-    there.begin()
+    bench = asked.bench.begin()
     asked.say("the case itself")
-    ran, took = _ran(there, asked.case)
-    return _explained(there, ran, took, math.inf)
+    ran, took = _ran(bench, asked.case)
+    return _explained(bench, asked, ran, took, math.inf)
 
 
 def _told(found: Explanation, said: Sequence[str], device: str, *, script: bool = False) -> Told:
@@ -195,21 +170,20 @@ def _told(found: Explanation, said: Sequence[str], device: str, *, script: bool 
 # In the process that explains.
 
 
-def _ran(there: _There, case: Case) -> tuple[str, float]:
+def _ran(bench: Bench, case: Case) -> tuple[str, float]:
     began = time.monotonic()
-    return recorded(there().found, case), time.monotonic() - began
+    return recorded(bench, case), time.monotonic() - began
 
 
-def _explained(there: _There, ran: str, took: float, shrinking: float) -> Told:
-    asked, bench = there.asked, there()
+def _explained(bench: Bench, asked: Asked, ran: str, took: float, shrinking: float) -> Told:
     record = Record.from_json(json.loads(ran))
     found = explain(bench, asked.case, asked.say, with_layers=asked.layers, ran=(record, took), shrinking=shrinking)
     said = _written(found, asked, bench) if found.failed else []
-    return _told(found, said, _identity(there, asked.case.device), script=len(said) > 1)
+    return _told(found, said, _identity(bench, asked.case.device), script=len(said) > 1)
 
 
-def _identity(there: _There, device: str) -> str:
-    return results.identity(there().devices[device].fingerprint())
+def _identity(bench: Bench, device: str) -> str:
+    return results.identity(bench.devices[device].fingerprint())
 
 
 def _written(found: Explanation, asked: Asked, bench: Bench) -> list[str]:
@@ -230,6 +204,6 @@ def _written(found: Explanation, asked: Asked, bench: Bench) -> list[str]:
     steps = f"called with {RUNS} seeds" if runs else f"{found.smallest.steps} smaller cases tried"
     meanings = {0: "it is right alone: what ran before it, or beside it, matters", 1: "the fault is there"}
     head = f"\nThe smallest case\n{path}: {shapes}, {values[found.smallest.values]} ({steps})"
-    if "exclusive" in device.features:
+    if device.has("exclusive"):
         return [head, f"not run: one process at a time can hold {device.name}: python {path}"]
     return [head, alone(path, meanings)]

@@ -13,19 +13,21 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from accelcheck.core.fault import Fault, FaultKind
 from accelcheck.explain import fused, holding
 from accelcheck.explain.calls import aside
 from accelcheck.explain.holding import NoTruthError
-from accelcheck.verify.judge import Discrepancy
+from accelcheck.verify.judge import value_fault
+from accelcheck.verify.operators import CONTRACTIONS, EXACT
 from accelcheck.verify.precision import ACCUMULATOR, UNIT_ROUNDOFF
-from accelcheck.verify.rounding import CONTRACTIONS, EXACT, Nearest, Rounding
+from accelcheck.verify.rounding import Nearest, Rounding
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from accelcheck.explain.calls import OperatorCall
     from accelcheck.verify.judge import Judgement
-    from accelcheck.verify.oracle import Reference
+    from accelcheck.verify.reference import Reference
 
 ROUNDERS = frozenset({"leaky_relu", "native_dropout_backward"})
 """Operators of `EXACT` that multiply: exact only as part of a workload."""
@@ -45,7 +47,7 @@ class OperatorFinding:
         references: The references of these.
     """
 
-    faults: tuple[Discrepancy, ...] = ()
+    faults: tuple[Fault, ...] = ()
     judged: Mapping[str, Judgement] = field(default_factory=dict)
     references: Mapping[str, Reference] = field(default_factory=dict)
 
@@ -229,30 +231,31 @@ def _adds(call: OperatorCall) -> bool:
     return call.name in {"index_put", "index_put_", "put", "put_"} and bool(call.named().get("accumulate"))
 
 
-def _inexact(path: str, one: Tensor, truth: Tensor) -> Discrepancy:
+def _inexact(path: str, one: Tensor, truth: Tensor) -> Fault:
     rounded = truth.to(one.dtype)
     differing = ((one != rounded) & ~(one.isnan() & rounded.isnan())).nonzero()
     where = tuple(differing[0].tolist())
-    count = f"{len(differing)} of {one.numel()} elements differ from the exact value rounded once"
-    return Discrepancy(
-        path, f"{count}, first at {list(where)}", f"{rounded[where].item():.9g}", f"{one[where].item():.9g}"
+    count = f"{len(differing)} of {one.numel()} elements differ"
+    expected, got = (f"{side[where].item():.9g}" for side in (rounded, one))
+    return Fault(
+        FaultKind.VALUE, path, "not rounded once", expected=expected, got=f"{got}; {count}", place=str(list(where))
     )
 
 
-def _shapes(truth: Mapping[str, Tensor], results: Mapping[str, Tensor]) -> Iterator[Discrepancy]:
+def _shapes(truth: Mapping[str, Tensor], results: Mapping[str, Tensor]) -> Iterator[Fault]:
     for path, one in results.items():
         if one.shape != truth[path].shape:
-            yield Discrepancy(path, "shape", str(tuple(truth[path].shape)), str(tuple(one.shape)))
+            expected, got = (str(tuple(side.shape)) for side in (truth[path], one))
+            yield Fault(FaultKind.METADATA, path, "shape", expected=expected, got=got)
 
 
-def _integers(call: OperatorCall, truth: Mapping[str, Tensor], results: Mapping[str, Tensor]) -> Iterator[Discrepancy]:
+def _integers(call: OperatorCall, truth: Mapping[str, Tensor], results: Mapping[str, Tensor]) -> Iterator[Fault]:
     for path, one in results.items():
         if one.is_floating_point() or torch.equal(one, truth[path].to(one.dtype)):
             continue
         if call.name in INDICES and _same_choice(call, truth[path], one):
             continue
-        where = tuple((one != truth[path]).nonzero()[0].tolist())
-        yield Discrepancy(f"{path}{list(where)}", "value", str(truth[path][where].item()), str(one[where].item()))
+        yield value_fault(path, one, truth[path])
 
 
 def _same_choice(call: OperatorCall, expected: Tensor, got: Tensor) -> bool:

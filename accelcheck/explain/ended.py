@@ -11,7 +11,6 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from accelcheck.checks.trial import Trial
 from accelcheck.core.case import Verdict
 from accelcheck.core.clean_process import BEGIN_AGAIN, CleanProcessError
 from accelcheck.explain import layers as of_layers
@@ -45,7 +44,6 @@ class Elsewhere:
 
     Attributes:
         process: Forks; one that died is replaced.
-        bench: Gives the bench, there; it is sent by reference.
         trail: Shared with it.
         limit: Seconds after which a step is a hang; None for no limit.
         imports: Modules that a script imports: what else makes the device exist.
@@ -53,7 +51,6 @@ class Elsewhere:
     """
 
     process: CleanProcess
-    bench: Callable[[], Bench]
     trail: Trail
     limit: float | None
     imports: Sequence[str]
@@ -70,7 +67,7 @@ class Elsewhere:
 
     def call(self, function: Callable[..., Any], *arguments: Any) -> Any:
         """What a function of the bench gives there."""
-        return self.process.call(function, self.bench, *arguments, limit=self.left())
+        return self.process.call(function, self.process.begun, *arguments, limit=self.left())
 
 
 def explain_end(there: Elsewhere, found: Explanation, bench: Bench, script: Path, steps: Steps) -> list[str]:
@@ -153,32 +150,27 @@ def _layer(there: Elsewhere, case: Case, plan: Planned, chosen: Sequence[Draw]) 
 # In the process that explains.
 
 
-def layer(bench: Callable[[], Bench], case: Case, plan: Planned, chosen: Sequence[Draw]) -> Layer:
+def layer(bench: Bench, case: Case, plan: Planned, chosen: Sequence[Draw]) -> Layer:
     """`accelcheck.explain.layers.layer`."""
     try:
-        return of_layers.layer(bench(), case, plan, chosen)
+        return of_layers.layer(bench, case, plan, chosen)
     except BaseException as error:  # noqa: BLE001 - `sys.exit`, `pytest.skip`: raised in the caller, it would end the command
         return of_layers.Layer(plan.name, plan.blames, Verdict.ERROR, f"{type(error).__name__}: {error}")
 
 
-def noted(bench: Callable[[], Bench], trail: Trail, case: Case, draw: Draw) -> str:
+def noted(bench: Bench, trail: Trail, case: Case, draw: Draw) -> str:
     """Run a draw, and note each operator; what the run raised."""
-    trial = _trial(bench(), case)
+    trial = bench.trial(case)
     _, error = runs.attempted(trial, draw, most=0, watcher=_Noting(trail, trial.device))
     return "" if error is None else f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
 
 
-def kept(bench: Callable[[], Bench], case: Case, draw: Draw, number: int, path: Path, imports: Sequence[str]) -> str:
+def kept(bench: Bench, case: Case, draw: Draw, number: int, path: Path, imports: Sequence[str]) -> str:
     """Write a script of one operator of a draw, with the inputs that it has, and run no further; why there is none, else an empty text."""
-    trial = _trial(bench(), case)
+    trial = bench.trial(case)
     writer = _Writing(number, path, str(trial.device.torch_device()), case.id, imports)
     _, error = runs.attempted(trial, draw, most=0, watcher=writer)
     return "" if writer.wrote else f"the operator does not run again: {error}"
-
-
-def _trial(bench: Bench, case: Case) -> Trial:
-    technique, workload = bench.matrix.techniques[case.technique], bench.matrix.workloads[case.workload]
-    return Trial(case, technique, workload, bench.devices[case.device], bench.store)
 
 
 class _Noting(Watcher):

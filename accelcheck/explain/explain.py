@@ -9,8 +9,8 @@ import time
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from accelcheck.checks.trial import Trial
 from accelcheck.core.case import Verdict
+from accelcheck.core.fault import FaultKind
 from accelcheck.explain import compiled, fused, runs
 from accelcheck.explain import layers as of_layers
 from accelcheck.explain.smallest import Shrinker, smallest_runs
@@ -22,7 +22,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from accelcheck.checks.execute import Bench
+    from accelcheck.checks.trial import Trial
     from accelcheck.core.case import Case
+    from accelcheck.core.fault import Fault
     from accelcheck.core.journal import Record
     from accelcheck.explain.calls import OperatorCall
     from accelcheck.explain.compiled import Region
@@ -108,7 +110,7 @@ def explain(
     """Run a case, and find out why it fails.
 
     Args:
-        bench: With the case's technique, workload and device, and an empty ledger.
+        bench: With the case's technique, workload and device.
         case: The case.
         say: Called with what is done next.
         with_layers: Whether other layers are run too.
@@ -118,7 +120,7 @@ def explain(
     began = time.monotonic()
     if ran is None:
         say("the case itself")
-        ran = bench.found(case), time.monotonic() - began
+        ran = bench.run(case), time.monotonic() - began
         began += ran[1]
     found = Explanation(ran[0])
     if found.failed:
@@ -162,7 +164,7 @@ def _explained(bench: Bench, case: Case, found: Explanation, steps: Steps) -> No
         steps.say("layers")
         chosen = [FIRST, *(draw for draw in failing[:1] if draw != FIRST)] if failing else _random(known)
         found.layers = of_layers.layers(bench, case, chosen)
-    trial = Trial(case, technique, workload, bench.devices[case.device], bench.store)
+    trial = bench.trial(case)
     error = _operators(trial, failing, known, found, steps)
     if found.culprit is not None and found.smallest is None:
         found.notes.append(_no_smallest(found.culprit))
@@ -220,7 +222,7 @@ def _telling(failing: Sequence[Draw]) -> list[Draw]:
 def _traced(trial: Trial, draw: Draw, found: Explanation, steps: Steps, *, strict: bool) -> Exception | None:
     """Judge the operators of one draw, and shrink the first that is wrong while it can be called as it was; what the run raised."""
     shrunk: list[Smallest | None] = []
-    peers = trial.device.type != "cpu"
+    peers = not trial.device.has("host")
 
     def first(culprit: Culprit, run: Callable[[OperatorCall], Any]) -> None:
         steps.say(f"the smallest case of {culprit.operator}")
@@ -242,16 +244,17 @@ def _traced(trial: Trial, draw: Draw, found: Explanation, steps: Steps, *, stric
 
 def failing_draws(record: Record, known: Sequence[Draw]) -> list[Draw]:
     """The draws that a verdict's faults name, in their order; empty where only all of them together show a fault."""
-    lines = [line for line in _values(record) if " in all draws" not in line]
-    named = [draw for draw in known if draw != FIRST and any(f" [{draw}]: " in line for line in lines)]
-    labels = [f" [{draw}]: " for draw in known if draw != FIRST]
-    own = any(not any(label in line for label in labels) for line in lines)
-    return [*([FIRST] if own else []), *named]
+    shown = {fault.draw for fault in _values(record) if not _together_only(fault)}
+    return [draw for draw in known if ("" if draw == FIRST else str(draw)) in shown]
 
 
-def _values(record: Record) -> list[str]:
+def _values(record: Record) -> list[Fault]:
     """The faults of a verdict that are about values."""
-    return [line for line in record.reason.splitlines() if not line.startswith("not engaged")]
+    return [fault for fault in record.faults if fault.kind is not FaultKind.EVIDENCE]
+
+
+def _together_only(fault: Fault) -> bool:
+    return "in all draws" in fault.view
 
 
 def _random(known: Sequence[Draw]) -> list[Draw]:
@@ -264,7 +267,7 @@ def _together(trial: Trial, chosen: Sequence[Draw], found: Explanation) -> Culpr
 
     def first(culprit: Culprit, run: Callable[[OperatorCall], Any]) -> None:
         if culprit.call is not None:
-            holder, peers = runs.holder_of(trial, careful=1), trial.device.type != "cpu"
+            holder, peers = runs.holder_of(trial, careful=1), not trial.device.has("host")
             made.append(smallest_runs(holder, run, culprit.call, peers=peers))
 
     try:
@@ -277,7 +280,7 @@ def _together(trial: Trial, chosen: Sequence[Draw], found: Explanation) -> Culpr
 
 
 def _leans(culprit: Culprit) -> bool:
-    return any("in all draws" in fault.what for fault in culprit.faults)
+    return any(map(_together_only, culprit.faults))
 
 
 def _no_smallest(culprit: Culprit) -> str:

@@ -8,8 +8,8 @@ import torch
 
 from accelcheck.verify.effort import CAREFUL, PROBE_SAMPLES
 from accelcheck.verify.judge import Judgement, judge
-from accelcheck.verify.oracle import Reference
 from accelcheck.verify.precision import SMALLEST_SUBNORMAL, UNIT_ROUNDOFF
+from accelcheck.verify.reference import Reference
 from accelcheck.verify.views import SIGNED, VIEWS, Yardstick, budget
 
 if TYPE_CHECKING:

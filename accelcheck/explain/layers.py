@@ -6,10 +6,9 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from accelcheck.checks import numerics
-from accelcheck.checks.trial import Trial
 from accelcheck.core.case import Verdict
-from accelcheck.core.matrix import devices
 from accelcheck.core.plain import text
+from accelcheck.devices import devices
 from accelcheck.techniques.base import Unsupported
 from accelcheck.techniques.observe import ProfilerLog
 from accelcheck.workloads.probes import PROBES
@@ -18,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from accelcheck.checks.execute import Bench
+    from accelcheck.checks.trial import Trial
     from accelcheck.core.case import Case, Figure
     from accelcheck.devices.base import Device
     from accelcheck.techniques.base import Technique
@@ -97,7 +97,7 @@ def layer(bench: Bench, case: Case, plan: Planned, draws: Sequence[Draw]) -> Lay
     """Run one layer; arguments as of `layers`."""
     device = bench.devices[case.device]
     if plan.on_cpu:
-        if device.type == "cpu":
+        if device.has("host"):
             why = f"{device.name} is the CPU: there is no other device to compare with"
             return Layer(plan.name, plan.blames, "", why)
         device = devices()["cpu"]
@@ -109,7 +109,7 @@ def layer(bench: Bench, case: Case, plan: Planned, draws: Sequence[Draw]) -> Lay
         return Layer(plan.name, plan.blames, "", str(answer))
     if not chosen.covers(case.mode):
         return Layer(plan.name, plan.blames, "", f"{plan.technique} has no {case.mode} mode")
-    trial = Trial(replace(case, technique=plan.technique), chosen, workload, device, bench.store)
+    trial = bench.trial(replace(case, technique=plan.technique))
     return _judged(trial, plan, [draw for draw in draws if not draw.probe or chosen.admits(PROBES[draw.probe])])
 
 
@@ -145,11 +145,9 @@ def _judged(trial: Trial, plan: Planned, draws: Sequence[Draw]) -> Layer:
     finally:
         trial.technique.finish()
         trial.state.restore()
-    absent = [f"not engaged: {one.claim}: {one.observed}" for one in finding.evidence if not one.engaged]
-    faults = [*absent, *finding.faults]
     used = max((one.used for one in _gating(finding.figures)), default=0.0)
-    verdict = Verdict.FAIL if faults else Verdict.PASS
-    return Layer(plan.name, plan.blames, verdict, faults[0] if faults else "", used)
+    verdict = Verdict.FAIL if finding.wrong else Verdict.PASS
+    return Layer(plan.name, plan.blames, verdict, str(next(iter(finding.wrong), "")), used)
 
 
 def _gating(figures: Sequence[Figure]) -> list[Figure]:

@@ -13,15 +13,15 @@ from accelcheck.devices.torch_names import TorchDispatchMode
 from accelcheck.explain.calls import OperatorCall, aside, found
 from accelcheck.explain.holding import NoTruthError
 from accelcheck.verify.judge import judge_together
-from accelcheck.verify.oracle import Reference
+from accelcheck.verify.reference import Reference
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from accelcheck.core.case import Figure
+    from accelcheck.core.fault import Fault
     from accelcheck.explain.budgets import OperatorBudgets, OperatorFinding
     from accelcheck.explain.places import ModelPlace, Places
-    from accelcheck.verify.judge import Discrepancy
     from accelcheck.verify.views import Reading
 
 
@@ -62,7 +62,7 @@ class Culprit:
     place: ModelPlace
     inputs: tuple[Shape, ...]
     options: str
-    faults: tuple[Discrepancy, ...]
+    faults: tuple[Fault, ...]
     figures: tuple[Figure, ...] = ()
     call: OperatorCall | None = None
 
@@ -153,41 +153,50 @@ class Recompute(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch le
         if func.is_view:
             return call.run()
         number = len(self.trace.seen)
-        inputs = tuple(Shape.of(one) for one in call.tensors() if one.layout is torch.strided)
+        inputs = tuple(Shape.of(tensor) for tensor in call.tensors() if tensor.layout is torch.strided)
         self.trace.seen.append(Seen(func.name(), options(call), place, inputs))
         why = call.not_computed() or ("" if found((call.args, *call.kwargs.values())) else "takes no tensor")
+        if why:
+            self.trace.skipped[call.name, why] += 1
         if why or len(self.trace.culprits) >= self.most or self.only not in {None, number}:
-            if why:
-                self.trace.skipped[call.name, why] += 1
             return self._ran(call)
         with aside():
             before = call.kept() if func._schema.is_mutable or call.name.endswith("batch_norm") else call  # noqa: SLF001 - no public schema
         out = self._ran(call)
-        results = call.results(out)
+        finding = self._judged(before, call.results(out))
+        if finding is not None:
+            self._note(number, finding)
+            if finding.faults or self.only == number:
+                self._report(number, before, finding)
+        return out
+
+    def _judged(self, call: OperatorCall, results: Mapping[str, Any]) -> OperatorFinding | None:
+        """What the results of a call show; None where nothing can judge them."""
         if not results:
             self.trace.skipped[call.name, "returns no tensor"] += 1
-            return out
+            return None
         try:
-            finding = self.holder.find(before, results, peers=self.peers)
+            finding = self.holder.find(call, results, peers=self.peers)
         except NoTruthError as error:
             self.trace.skipped[call.name, str(error)] += 1
-            return out
+            return None
         self.trace.judged += 1
-        self._note(number, finding)
-        if self.only == number:
-            with aside():
-                self.trace.kept = before.kept()
-        if finding.faults or self.only == number:
-            figures = tuple(figure for one in finding.judged.values() for figure in one.figures)
-            with aside():
-                kept = before.kept()
-            culprit = Culprit(number, func.name(), place, inputs, options(call), finding.faults, figures, kept)
-            if finding.faults:
-                self.trace.culprits.append(culprit)
-            if self.first is not None and (self.only == number or len(self.trace.culprits) == 1):
-                with torch.no_grad():
-                    self.first(culprit, lambda other: other.run())
-        return out
+        return finding
+
+    def _report(self, number: int, call: OperatorCall, finding: OperatorFinding) -> None:
+        """Keep an operator that is wrong, or that was asked for, and tell the first one."""
+        seen = self.trace.seen[number]
+        figures = tuple(figure for judgement in finding.judged.values() for figure in judgement.figures)
+        with aside():
+            kept = call.kept()
+            if self.only == number:
+                self.trace.kept = call.kept()
+        culprit = Culprit(number, seen.operator, seen.place, seen.inputs, seen.options, finding.faults, figures, kept)
+        if finding.faults:
+            self.trace.culprits.append(culprit)
+        if self.first is not None and (self.only == number or len(self.trace.culprits) == 1):
+            with torch.no_grad():
+                self.first(culprit, lambda other: other.run())
 
     def _ran(self, call: OperatorCall) -> Any:
         self.watcher.before(len(self.trace.seen) - 1, self.trace.seen[-1], call)

@@ -13,7 +13,7 @@ from accelcheck.core.case import Mode
 from accelcheck.explain.budgets import OperatorBudgets
 from accelcheck.explain.operators import OperatorTrace, Recompute, together
 from accelcheck.explain.places import Places
-from accelcheck.verify.oracle import twice
+from accelcheck.verify.oracle_runs import twice
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -55,7 +55,7 @@ def attempted(
     technique, device, case = trial.technique, trial.device, trial.case
     places = Places()
     holder = replace(holder_of(trial, careful=int(only is not None)), strict=strict)
-    mode = Recompute(holder, places, peers=device.type != "cpu", first=first, most=most, only=only, watcher=watcher)
+    mode = Recompute(holder, places, peers=not device.has("host"), first=first, most=most, only=only, watcher=watcher)
     error: Exception | None = None
     with device.strict_float32():
         try:

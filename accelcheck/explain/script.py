@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-import re
 from typing import TYPE_CHECKING, Protocol
 
+from accelcheck.core.fault import FaultKind
 from accelcheck.explain import tensor_file
 from accelcheck.explain.budgets import OperatorFinding
 from accelcheck.explain.parts import SmallestPart
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import torch
 
     from accelcheck.core.case import Figure
-    from accelcheck.verify.oracle import Reference
+    from accelcheck.verify.reference import Reference
 
 LINES = 40
 """A script has no more."""
@@ -258,12 +258,9 @@ def _telling(finding: OperatorFinding) -> tuple[str, str, float]:
         figure = min(figures, key=lambda one: (order.index(one.view), -one.used))
         return figure.path, figure.view, figure.allowed
     fault = finding.faults[0]
-    path = re.sub(r"(?<=[\w\]])\[[\d, ]*\]$", "", fault.path) if fault.what == "value" else fault.path
-    if "pattern" in fault.what:
-        return path, "pattern", 0.0
-    if fault.what in {"value", "shape"}:
-        return path, {"value": "integers"}.get(fault.what, fault.what), 0.0
-    return path, "values", 0.0
+    if fault.kind is FaultKind.VALUE:
+        return fault.path, "values" if fault.view else "integers", 0.0
+    return fault.path, fault.view if fault.kind is FaultKind.METADATA else "pattern", 0.0
 
 
 def _packed(lines: Iterable[str], *, packed: bool) -> list[str]:

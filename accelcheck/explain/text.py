@@ -23,7 +23,7 @@ def report(found: Explanation) -> Iterator[str | Table]:
     """What is printed before the script is written."""
     record = found.record
     yield f"{record.case.id}: {record.verdict}"
-    yield from _cut([f"  {line}" for line in record.reason.splitlines()])
+    yield from _cut([f"  {line}" for line in record.why.splitlines()])
     if not found.failed:
         yield (
             "nothing to explain"
@@ -127,7 +127,7 @@ def as_json(found: Explanation) -> dict[str, Any]:
     return {
         "case": found.record.case.id,
         "verdict": str(found.record.verdict),
-        "reason": found.record.reason,
+        "reason": found.record.why,
         "draw": None if found.draw is None else str(found.draw),
         "layers": [asdict(layer) for layer in found.layers],
         "blamed": found.blamed,

@@ -8,6 +8,8 @@ from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from accelcheck.core.case import Measurement, Verdict
+from accelcheck.core.fault import Fault, FaultKind
+from accelcheck.core.journal import ErrorCode
 from accelcheck.measure.baselines import Baseline, BaselineError, Baselines
 from accelcheck.measure.regression import Sample, change
 from accelcheck.measure.timing_processes import Timed, TimingError
@@ -125,8 +127,8 @@ class Gate:
         if record.verdict is not Verdict.PASS or not record.measurements or not record.case.timed:
             return record
         found = {measurement.name: measurement for measurement in record.measurements}
-        faults = [line for limit in self.limits if (line := limit.broken(record.case.id, found))]
-        verdict = Verdict.FAIL
+        faults = [fault for limit in self.limits if (fault := limit.broken(record.case.id, found)) is not None]
+        lacking = ""
         if self.use is Use.CHECK:
             stored = self._stored(record.case)
             baseline = next((one for one in stored if one.digest == record.digest), None)
@@ -134,18 +136,21 @@ class Gate:
                 added = [Measurement(CHANGE, None, "x", reason=reason)]
             elif reason := self._lacking(record.case):
                 added = [Measurement(CHANGE, None, "x", reason=reason)]
-                if not faults:  # the comparison was asked for and not made
-                    verdict, faults = Verdict.ERROR, [f"not compared with its baseline: {reason}"]
+                lacking = f"not compared with its baseline: {reason}"
             else:
                 assert baseline is not None  # otherwise there was a reason
                 added, regressions = self._checked(record.case, baseline, found)
                 faults += regressions
             record = replace(record, measurements=(*record.measurements, *added))
-        return replace(record, verdict=verdict, reason="\n".join(faults)) if faults else record
+        if faults:
+            return replace(record, verdict=Verdict.FAIL, faults=tuple(faults))
+        if lacking:  # the comparison was asked for and not made
+            return replace(record, verdict=Verdict.ERROR, code=ErrorCode.NO_BASELINE, reason=lacking)
+        return record
 
     def _checked(
         self, case: Case, baseline: Baseline, found: Mapping[str, Measurement]
-    ) -> tuple[list[Measurement], list[str]]:
+    ) -> tuple[list[Measurement], list[Fault]]:
         held = change(baseline.ratio, Sample.of(self.timed[case.id].ratios), self.compared)
         smallest = held.smallest
         if case.id in self.few:  # these processes must exceed the limit first
@@ -159,19 +164,25 @@ class Gate:
         faults = []
         if held.regression:
             waited = statistics.median(self.timed[case.id].waited or (0.0,))
-            beside = (
-                f"; it waited for a core {waited:.0%} of the time, because of other work or of its own threads"
-                if waited > BUSY
-                else ""
-            )
+            beside = f"it waited for a core {waited:.0%} of the time, because of other work or of its own threads"
             faults.append(
-                f"regression: expected at most {held.limit:.4g} times the baseline's time beside FP32 eager, got {held.factor:.4g}{beside}"
+                Fault(
+                    FaultKind.REGRESSION,
+                    "regression",
+                    "time",
+                    expected="times the baseline's time beside FP32 eager",
+                    got=f"{held.factor:.4g}; {beside}" if waited > BUSY else "",
+                    measured=held.factor,
+                    allowed=held.limit,
+                )
             )
         memory, before = found.get("peak-memory"), baseline.figures.get("peak-memory")
         # Exact and reproducible on the CPU, so any growth is real.
         now = memory.value if memory is not None and case.device == "cpu" else None
         if now is not None and before is not None and now > before:
-            faults.append(f"regression: expected a peak of at most {before:.0f} bytes, got {now:.0f}")
+            faults.append(
+                Fault(FaultKind.REGRESSION, "regression", "memory", expected="bytes", measured=now, allowed=before)
+            )
         return added, faults
 
     def _apart(self, record: Record, stored: Sequence[Baseline], baseline: Baseline | None) -> str:

@@ -48,6 +48,11 @@ class Launches:
         return f"{_listed(come - gone)} in place of {_listed(gone - come)}"
 
 
+def activities(device_type: str) -> list[ProfilerActivity]:
+    """Activities in which torch.profiler records operators, and the kernels of a device type where it can."""
+    return [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if device_type == "cuda" else [])]
+
+
 def launches(device: Device, call: Callable[[], object], trace: Path | None = None) -> Launches:
     """Profile one call.
 
@@ -59,11 +64,8 @@ def launches(device: Device, call: Callable[[], object], trace: Path | None = No
     Raises:
         RuntimeError: A profiler is already running.
     """
-    activities = [ProfilerActivity.CPU]
-    if device.type == "cuda":
-        activities.append(ProfilerActivity.CUDA)
     device.synchronize()
-    with profile(activities=activities) as observed:
+    with profile(activities=activities(device.type)) as observed:
         held = call()
         device.synchronize()
     del held

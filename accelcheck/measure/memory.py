@@ -44,7 +44,7 @@ def peak(device: Device, run: Callable[[], object]) -> Peak:
     Raises:
         RuntimeError: A profiler is already running.
     """
-    if device.type == "cpu":
+    if device.has("host"):
         return Peak(_followed(run))
     known = measurable(device)
     if not known.ok:
@@ -83,7 +83,7 @@ def held(values: Iterable[Any]) -> int:
 
 def measurable(device: Device) -> Capability:
     """Whether `peak` gives a number for an open device."""
-    if device.type == "cpu":
+    if device.has("host"):
         return SUPPORTED
     found = device.memory()
     if found.allocated is None or found.peak is None:

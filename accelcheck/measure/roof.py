@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
     from accelcheck.devices.base import Device
 
-SIDE = {"cpu": 1024, "xla": 1024}
-"""Largest side of the square matrices, by device type: large enough that the product is bound by arithmetic."""
+SIDE = 1024
+"""Largest side of the square matrices on processors: large enough that the product is bound by arithmetic."""
 ELSEWHERE = 8192
 """Largest side on all other devices."""
 SMALLEST = 128
@@ -75,7 +75,7 @@ def matmul_peak(device: Device, dtype: str) -> Rate:
         a, b = (_normal(side).to(device.torch_device(), getattr(torch, dtype)) for _ in range(2))
         return (lambda: a @ b.T), (lambda: a @ b)
 
-    sides = _doubling(SMALLEST, SIDE.get(device.type, ELSEWHERE))
+    sides = _doubling(SMALLEST, SIDE if device.has("host") or device.has("torch-xla") else ELSEWHERE)
     side, seconds, spent = _fastest(device, sides, products, lambda side: 2 * side**3)
     return Rate(2 * side**3 / seconds, f"{side} x {side} matrices", spent)
 

@@ -19,7 +19,6 @@ from accelcheck.core.processes import Child
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from accelcheck.core.case import Verdict
     from accelcheck.core.processes import End, Message
 
 VARIABLE = "ACCELCHECK_TIMING_FILE"
@@ -42,14 +41,14 @@ class Timed:
         reason: Why a process has no ratio; of several, the last one's reason.
         waited: The part of the measured seconds in which its threads waited for a core, one for each ratio.
         asked: How many processes were to time it.
-        ended: Whether it made a process crash or hang; None where it did neither.
+        ended: How a process ended that it made crash or hang; None where it did neither.
     """
 
     ratios: tuple[float, ...] = ()
     reason: str = ""
     waited: tuple[float, ...] = ()
     asked: int = 2
-    ended: Verdict | None = None
+    ended: End | None = None
 
     @property
     def lacking(self) -> str:
@@ -98,7 +97,7 @@ def measure(
                     timed[case] = replace(was, ratios=(*was.ratios, ratio), waited=(*was.waited, waited))
                 elif came is None:
                     say(f"{case}: the process that timed it {end}; it is left out from now on")
-                    timed[case] = replace(was, reason=f"a process that timed it {end}", ended=end.verdict)
+                    timed[case] = replace(was, reason=f"a process that timed it {end}", ended=end)
                     del left[case]
                 else:
                     timed[case] = replace(was, reason=came)

@@ -17,14 +17,14 @@ from accelcheck.plugin import options
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 
-    from accelcheck.checks.execute import Bench
+    from accelcheck.checks.supervisor import Supervisor
     from accelcheck.core.case import Case
     from accelcheck.core.journal import Record
-    from accelcheck.core.matrix import Matrix
     from accelcheck.measure.gate import Gate
     from accelcheck.plugin.configuration import RunConfiguration
     from accelcheck.plugin.controller import Controller
     from accelcheck.plugin.own_models import Accel
+    from accelcheck.techniques.matrix import Matrix
 
 _RUN: pytest.StashKey[RunConfiguration] = pytest.StashKey()
 _MATRIX: pytest.StashKey[Matrix] = pytest.StashKey()
@@ -311,13 +311,13 @@ def _parametrize_nothing(metafunc: pytest.Metafunc, name: str, reason: str) -> N
 
 
 @pytest.fixture(scope="session")
-def accel_bench(request: pytest.FixtureRequest) -> Bench:
-    """Everything that cases run with, once per process."""
+def accel_supervisor(request: pytest.FixtureRequest) -> Supervisor:
+    """Runs the cases of this process."""
     from accelcheck.plugin import benches
 
     config = request.config
-    run = config.stash[_RUN]
-    return benches.bench(config, run, _matrix(config), run.folder, config.add_cleanup, config.stash.get(_GATE, None))
+    run, gate = config.stash[_RUN], config.stash.get(_GATE, None)
+    return benches.supervisor(config, run, _matrix(config), run.folder, config.add_cleanup, gate)
 
 
 @pytest.fixture(scope="session")
@@ -346,7 +346,7 @@ def accel(request: pytest.FixtureRequest, accel_run: RunConfiguration) -> Iterat
 
 
 @pytest.fixture
-def accel_check(request: pytest.FixtureRequest, accel_bench: Bench) -> Callable[[Case], Record]:
+def accel_check(request: pytest.FixtureRequest, accel_supervisor: Supervisor) -> Callable[[Case], Record]:
     """Run a case, keep its record, and pass, skip or fail the test according to the verdict."""
     from accelcheck.core.case import Verdict
     from accelcheck.core.imports import OPTION
@@ -358,18 +358,18 @@ def accel_check(request: pytest.FixtureRequest, accel_bench: Bench) -> Callable[
     def check(case: Case) -> Record:
         if timing_processes.ongoing() is not None:
             timing_processes.report(case.id)
-            found = accel_bench.ratio(case)
+            found = accel_supervisor.bench.ratio(case)
             timing_processes.report(case.id, found if isinstance(found, str) else (found.ratio, found.waited or 0.0))
             pytest.skip("a timing process of another run: timed, not judged")
-        record = accel_bench.run(case)
-        if accel_bench.elsewhere is not None and (printed := accel_bench.elsewhere.printed()):
+        record = accel_supervisor.run(case)
+        if printed := accel_supervisor.printed():
             print(escaped_lines(printed))
         request.node.stash.setdefault(_RECORDS, []).append(record)
         request.node.user_properties += [
             ("accelcheck.case", case.id),
             ("accelcheck.verdict", str(record.verdict)),
             *([("accelcheck.code", record.code)] if record.code else []),
-            *((f"accelcheck.evidence.{e.claim}", str(e.observed)) for e in record.evidence),
+            *((f"accelcheck.evidence.{e.label}", str(e.observed)) for e in record.evidence),
             *(
                 (f"accelcheck.view.{f.view}", f"{f.measured:.6g} of {f.allowed:.6g} at {f.path}")
                 for f in record.figures
@@ -379,11 +379,9 @@ def accel_check(request: pytest.FixtureRequest, accel_bench: Bench) -> Callable[
             pytest.skip(escaped_lines(record.reason))
         if record.verdict is Verdict.XFAIL:
             # Raised, since under --runxfail `pytest.xfail` does nothing, and the case would pass.
-            raise pytest.xfail.Exception(
-                escaped(record.reason.partition("\n")[0])
-            )  # the whole reason is in the journal
+            raise pytest.xfail.Exception(escaped(record.headline))  # the whole reason is in the journal
         if not record.verdict.green:
-            gate = accel_bench.gate
+            gate = accel_supervisor.gate
             # The result is right, but too slow or too large for a baseline or a limit.
             gated = gate.words if gate is not None and record.measurements else ()
             run = request.config.stash[_RUN]

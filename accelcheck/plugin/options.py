@@ -5,8 +5,8 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from accelcheck.core.case import DTYPES, EFFORTS, LEVELS
 from accelcheck.core.imports import unknown_device
-from accelcheck.core.words import DTYPES, EFFORTS, LEVELS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 
     import pytest
 
-    from accelcheck.core.matrix import Selection
     from accelcheck.core.registry import UnknownNameError
+    from accelcheck.core.selection import Selection
     from accelcheck.core.shards import Shard
     from accelcheck.devices.base import Status
     from accelcheck.measure.gate import Use
@@ -391,7 +391,7 @@ def _unknown(kind: str, word: str, legal: Iterable[str]) -> UnknownNameError:
 
 def selection(config: pytest.Config, devices: tuple[str, ...]) -> Selection:
     """All options that select cases."""
-    from accelcheck.core.matrix import Selection
+    from accelcheck.core.selection import Selection
 
     return Selection(
         devices=devices,

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import functools
 import time
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import pytest
 
 from accelcheck.core import imports
-from accelcheck.expectations.ledger import Ledger
 from accelcheck.explain.apart import Asked, explained
-from accelcheck.plugin import benches, options
+from accelcheck.plugin import options
 from accelcheck.plugin.explanations import LEAST, WRONG
 from accelcheck.report.console import plain
 from accelcheck.report.explained import folder_of, text_of
@@ -43,7 +41,7 @@ class OwnExplanations:
 
         Args:
             config: Of pytest: with ``--accel-explain``, and a journal.
-            bench: That gave the records; it is still open.
+            bench: Ran the cases; references in its folder are still there.
             records: Of one check.
         """
         journal = options.resumed(config) or options.folder(config, "journal")
@@ -59,9 +57,8 @@ class OwnExplanations:
             folder = folder_of(journal)
             folder.mkdir(exist_ok=True)
             path = text_of(folder, record.case.id)
-            there = replace(bench, ledger=Ledger(), gate=None, elsewhere=None)
             asked = Asked(
-                functools.partial(benches.judging, there, bool),
+                bench,
                 record.case,
                 path.with_suffix(".py"),
                 limit=options.timeout(config),
@@ -69,7 +66,7 @@ class OwnExplanations:
                 imports=imports.announced(),
             )
             try:
-                told = explained(asked, there)
+                told = explained(asked)
                 path.write_text("\n".join(plain(told.lines)) + "\n", encoding="utf-8")
                 yield f"explained: {path}"
             except Exception as error:  # noqa: BLE001 - the verdict is what the test is for, whatever its explanation raises

@@ -14,11 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from accelcheck.core.case import Mode, stable_seed
+from accelcheck.core.case import LEVELS, Mode, stable_seed
 from accelcheck.core.foreign import ForeignCodeError
-from accelcheck.core.matrix import Matrix, Selection
 from accelcheck.core.registry import UnknownNameError, unknown
-from accelcheck.core.words import LEVELS
+from accelcheck.core.selection import Selection
 from accelcheck.expectations.limits import Limit
 from accelcheck.measure.gate import Use
 from accelcheck.plugin import benches, configuration, options
@@ -27,6 +26,7 @@ from accelcheck.plugin.own_explanations import OWN, OwnExplanations
 from accelcheck.report.advice import advice
 from accelcheck.report.console import escaped_lines, plain
 from accelcheck.report.message import explain
+from accelcheck.techniques.matrix import Matrix
 from accelcheck.workloads.nested import OwnModelError
 from accelcheck.workloads.own_model import STEPS, task_of, workload_of
 
@@ -242,14 +242,14 @@ class Accel:
         gate.limits += limits
         with ExitStack() as ended, tempfile.TemporaryDirectory(prefix="model-", dir=run.folder) as folder:
             began = time.monotonic()
-            bench = benches.bench(config, run, matrix, Path(folder), ended.callback, gate)
+            supervisor = benches.supervisor(config, run, matrix, Path(folder), ended.callback, gate)
             records = []
             for case in cases:
-                records.append(bench.run(case))
-                if bench.elsewhere is not None and (printed := bench.elsewhere.printed()):
+                records.append(supervisor.run(case))
+                if printed := supervisor.printed():
                     print(escaped_lines(printed))
             self._keep(records)
-            why = self._explained(bench, records, time.monotonic() - began)
+            why = self._explained(supervisor.bench, records, time.monotonic() - began)
         found = Checked(tuple(records), refused)
         self._end(found, why)
         return found

@@ -15,15 +15,16 @@ import pytest
 
 from accelcheck.core import imports
 from accelcheck.core.foreign import ForeignCodeError, calling
-from accelcheck.core.matrix import Matrix, Selection
-from accelcheck.core.matrix import devices as known_devices
 from accelcheck.core.registry import UnknownNameError
 from accelcheck.core.strangers import quoted
+from accelcheck.devices import devices as known_devices
 from accelcheck.plugin import installed, options, validation
+from accelcheck.techniques.matrix import Matrix
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from accelcheck.core.selection import Selection
     from accelcheck.devices.base import Device
     from accelcheck.workloads.base import Workload
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from accelcheck.core.journal import JournalError
+from accelcheck.core.journal import SCHEMA, JournalError
 from accelcheck.core.journal_reading import read
 
 if TYPE_CHECKING:
@@ -35,6 +35,11 @@ def finished(path: Path, facts: Mapping[str, Any]) -> Sequence[Record]:
         ResumeError: It is that of a run on another device, with other versions or another selection.
     """
     header, records = read(path)
+    if header and header["schema"] != SCHEMA:
+        raise ResumeError(
+            f"cannot go on with {path}, which an older accelcheck has written: its records are of schema {header['schema']}, and "
+            f"those of this one of {SCHEMA}; begin anew with --accel-journal"
+        )
     differing = [line for name in SAME for line in _differing(name, header.get(name), facts[name])]
     if differing:
         more = [f"and {len(differing) - MOST} more"] if len(differing) > MOST else []

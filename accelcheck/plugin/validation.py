@@ -31,7 +31,7 @@ def devices(found: Sequence[tuple[str, Any]], builtin: Mapping[str, Device]) -> 
     Raises:
         ForeignCodeError: One cannot be what it claims to be.
     """
-    from accelcheck.devices.base import Device
+    from accelcheck.devices.base import FEATURES, Device
 
     _distinct("device", found, builtin)
     for what, one in found:
@@ -43,7 +43,7 @@ def devices(found: Sequence[tuple[str, Any]], builtin: Mapping[str, Device]) -> 
         if not isinstance(getattr(one, "type", None), str):
             raise ForeignCodeError(f"{said}: set `type`, the type of its torch.device")
         _known(f"{said}: dtypes", one.dtypes)
-        _known(f"{said}: features", one.features)
+        _known(f"{said}: features", one.features, FEATURES)
     return [one for _, one in found]
 
 
@@ -97,6 +97,7 @@ def workloads(
     Raises:
         ForeignCodeError: One cannot be what it claims to be.
     """
+    from accelcheck.devices.base import FEATURES
     from accelcheck.workloads.base import Workload
     from accelcheck.workloads.probes import PROBES
     from accelcheck.workloads.traits import TRAITS
@@ -113,6 +114,7 @@ def workloads(
         _known(f"{said}: traits", one.traits, sorted(traits))
         _known(f"{said}: modes", one.modes, _modes())
         _known(f"{said}: dtypes", one.dtypes, _dtypes())
+        _known(f"{said}: features", one.features, FEATURES)
         _known(f"{said}: probes", one.probes, PROBES)
         _known(f"{said}: techniques", one.techniques, [technique.name for technique in asked])
     return [one for _, one in found]

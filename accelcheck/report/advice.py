@@ -127,8 +127,7 @@ def advice(records: Sequence[Record], refused: Mapping[str, str]) -> Iterator[st
                 yield f"{device}, {line}"
         wrong = [row for row in shown if not row.worst.verdict.green]
         for row in wrong:
-            reason = row.worst.reason.strip().partition("\n")[0]
-            yield f"{device}, do not use {row.label}: {row.worst.verdict} in {row.worst.case.mode}: {reason}"
+            yield f"{device}, do not use {row.label}: {row.worst.verdict} in {row.worst.case.mode}: {row.worst.headline}"
         yield from _unsaid(device, own)
     if refused:
         yield ""
@@ -167,11 +166,11 @@ def _row_as_json(row: Row) -> dict[str, Any]:
         "error": None if row.error is None else [row.error.measured, row.error.allowed],
         "accuracy_lost": None if row.drop is None else [row.drop.measured, row.drop.allowed],
         "evidence": [
-            {"case": record.case.id, "claim": one.claim, "observed": one.observed, "engaged": one.engaged}
+            {"case": record.case.id, "claim": one.label, "observed": one.observed, "engaged": one.engaged}
             for record in row.records.values()
             for one in record.evidence
         ],
-        "reasons": {record.case.id: record.reason for record in row.records.values() if record.reason},
+        "reasons": {record.case.id: why for record in row.records.values() if (why := record.why)},
     }
 
 
@@ -193,7 +192,7 @@ def _cells(row: Row, modes: Sequence[Mode], uses: Sequence[str], *, drops: bool)
     cells.append("-" if row.error is None else f"{row.error.measured:.1e} of {row.error.allowed:.1e}")
     if drops:
         cells.append("-" if row.drop is None else f"{row.drop.measured:.2%} of {row.drop.allowed:.2%}")
-    cells.append("-" if row.evidence is None else f"{row.evidence.claim}: {row.evidence.observed}")
+    cells.append("-" if row.evidence is None else f"{row.evidence.label}: {row.evidence.observed}")
     return cells
 
 
@@ -268,8 +267,9 @@ def _unsaid(device: str, own: Sequence[Row]) -> Iterator[str]:
     tally: dict[str, list[str]] = {}
     for row in absent:
         record = row.worst
-        reason = record.reason.partition("\n")[0]
-        said = reason if reason.startswith(str(record.verdict)) else f"{record.verdict}, {reason}"
+        said = (
+            record.headline if record.code else f"{record.verdict}, {record.headline}"
+        )  # a refusal says its verdict itself
         tally.setdefault(said, []).append(row.label)
     for reason, names in sorted(tally.items(), key=lambda item: -len(item[1])):
         yield f"  {_some(names)}: {reason}"

@@ -296,7 +296,7 @@ def _on(run: DeviceRun) -> str:
 
 def _said(record: Record) -> str:
     """A case that gives no point, with the reason."""
-    first = record.reason.partition("\n")[0][:SHOWN]
+    first = record.headline[:SHOWN]
     verdict = str(record.verdict)
     if record.verdict is Verdict.XFAIL:
         verdict = "xfail, a failure that the ledger expects"

@@ -6,15 +6,17 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from accelcheck.core.capability import Capability, Code, unavailable
+from accelcheck.core.case import LEVELS
 from accelcheck.core.imports import unknown_device
-from accelcheck.core.matrix import Matrix, Selection, devices
-from accelcheck.core.words import LEVELS
+from accelcheck.core.selection import Selection
+from accelcheck.devices import devices
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from accelcheck.devices.base import Device
     from accelcheck.techniques.base import Technique
+    from accelcheck.techniques.matrix import Matrix
 
 GENERIC = "generic"
 """Name of the column for a device of which only the torch type is known."""

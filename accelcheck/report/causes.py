@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from dataclasses import dataclass
 from fractions import Fraction
@@ -22,8 +21,6 @@ if TYPE_CHECKING:
 
 MOST_PATHS = 3
 """Most parts of a result that a title names."""
-MOST_READ = 2000
-"""Characters that are read of the reasons of an expected failure."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +99,8 @@ def expected(runs: Sequence[DeviceRun]) -> tuple[Cause, ...]:
     for label, run in zip(labels(runs), runs, strict=True):
         for record in run.records:
             if record.verdict is Verdict.XFAIL:
-                for reason in _reasons(record.reason.partition("\n")[0]):
+                # Older journals have the reasons as one text.
+                for reason in dict.fromkeys((one.reason, one.link) for one in record.known) or [(record.headline, "")]:
                     groups.setdefault(reason, []).append((label, record))
     return _sorted(_cause(reason, Kind.LEDGER, cases, link) for (reason, link), cases in groups.items())
 
@@ -113,21 +111,13 @@ def counted(found: Sequence[Cause]) -> str:
     return f"{cases:,} case{'s' * (cases != 1)}, {len(found):,} cause{'s' * (len(found) != 1)}"
 
 
-_REASON = re.compile(r"(.*?) \(((?:https?://|docs/)[^\s()]*)\)(?:; |$)")
-
-
-def _reasons(line: str) -> list[tuple[str, str]]:
-    """Each reason of the first line of an expected failure, and its link."""
-    return list(dict.fromkeys(_REASON.findall(line[:MOST_READ]))) or [(line[:MOST_READ], "")]
-
-
 def _cause(title: str, kind: Kind, cases: Iterable[tuple[str, Record]], link: str = "") -> Cause:
     unique = {(label, record.case.id): (label, record) for label, record in cases}
     ordered = tuple(unique[key] for key in sorted(unique))
     modes = list(Mode)
     _, example = min(
         ordered,
-        key=lambda one: (one[1].case.level, modes.index(one[1].case.mode), len(one[1].reason), one[0], one[1].case.id),
+        key=lambda one: (one[1].case.level, modes.index(one[1].case.mode), len(one[1].why), one[0], one[1].case.id),
     )
     return Cause(title, kind, ordered, example, link)
 

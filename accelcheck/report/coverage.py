@@ -6,27 +6,39 @@ import fnmatch
 import shlex
 from collections import Counter
 from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
+from accelcheck.core.case import LEVELS
 from accelcheck.core.imports import OPTION
-from accelcheck.core.matrix import Selection
-from accelcheck.core.words import LEVELS
+from accelcheck.core.selection import Selection
 from accelcheck.expectations import must_pass
 from accelcheck.measure.gate import CHANGE, Use
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
 
+    from accelcheck.core.capability import Capability
     from accelcheck.core.case import Case
     from accelcheck.core.journal import Record
-    from accelcheck.core.matrix import Matrix
+    from accelcheck.devices.base import Status
     from accelcheck.measure.gate import Gate
-    from accelcheck.plugin.configuration import RunConfiguration
+    from accelcheck.techniques.matrix import Matrix
 
 SHOWN = 3
 """Most lines about unused limits."""
 WIDTH = 100
 """Most characters of a reason."""
+
+
+class SelectedRun(Protocol):
+    """The members of a run's configuration that reports show: what was asked for, and which devices this machine has."""
+
+    @property
+    def selection(self) -> Selection: ...
+    @property
+    def statuses(self) -> Mapping[str, Status]: ...
+    @property
+    def failed_imports(self) -> Mapping[str, Capability]: ...
 
 
 @dataclass(frozen=True)
@@ -76,7 +88,7 @@ class Scope:
         )
 
 
-def first_line(run: RunConfiguration, cases: Sequence[Case]) -> str:
+def first_line(run: SelectedRun, cases: Sequence[Case]) -> str:
     """What is going to run."""
     techniques, workloads = {case.technique for case in cases}, {case.workload for case in cases}
     counts = Counter(case.device for case in cases)
@@ -90,7 +102,7 @@ def first_line(run: RunConfiguration, cases: Sequence[Case]) -> str:
 
 
 def lines(
-    run: RunConfiguration,
+    run: SelectedRun,
     gate: Gate,
     records: Iterable[Record],
     scope: Scope | None,
@@ -195,7 +207,7 @@ def _timed(count: int, session: str) -> list[str]:
     return [f"timed cases: not run, because workers would disturb them; {how}"]
 
 
-def _devices(run: RunConfiguration) -> list[str]:
+def _devices(run: SelectedRun) -> list[str]:
     absent = [
         f"{name}: {_short(status.capability.reason)}" for name, status in run.statuses.items() if not status.present
     ]

@@ -123,14 +123,14 @@ def _test(name: str, run: DeviceRun, record: Record) -> dict[str, Any]:
             "reproduce": reproduce(case),
             "compared": record.compared,
             "evidence": [
-                {"claim": one.claim, "observed": str(one.observed), "engaged": one.engaged} for one in record.evidence
+                {"claim": one.label, "observed": str(one.observed), "engaged": one.engaged} for one in record.evidence
             ],
         },
     }
     if record.code:
         found["extra"]["code"] = record.code
-    if record.reason:
-        found["message"] = record.reason
+    if why := record.why:
+        found["message"] = why
     if record.traceback:
         found["trace"] = record.traceback[-MOST_TRACE:]
     return found

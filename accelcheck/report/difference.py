@@ -282,7 +282,7 @@ def _change(
     case = record.case
     name = case.id if pair.old == pair.new else f"{case.technique}/{case.workload}/{case.dtype}/{case.mode}"
     if aspect not in {Aspect.ERROR, Aspect.SPEED} and record.verdict is not Verdict.PASS:
-        reason = record.reason.partition("\n")[0]
+        reason = record.headline
     return CaseChange(aspect, pair.name, name, worse, what, before, after, factor, reason, reproduce(case))
 
 

@@ -13,8 +13,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from accelcheck.core.case import Verdict
+from accelcheck.core.fault import FaultKind
 from accelcheck.core.plain import text
-from accelcheck.expectations.ledger import Ledger, LedgerError, size
+from accelcheck.expectations.holding import MOST_FAULTS, shown
+from accelcheck.expectations.ledger import Ledger, LedgerError
 
 if TYPE_CHECKING:
     import datetime as dt
@@ -30,15 +32,20 @@ FAR = 10.0
 """An entry that allows more than this times the largest size that was seen allows another fault."""
 SEEDS = "-seeds.toml"
 """Ends the name of a ledger that the selftest alone uses, so that no journal shows its entries."""
-_MORE = re.compile(r"\(\d+ more lines\)")
 
 
 @dataclass(frozen=True, slots=True)
 class Placed:
     """An entry, and where it stands."""
 
-    where: str
+    path: Path
+    number: int
     entry: Entry
+
+    @property
+    def where(self) -> str:
+        """The file and the number of the entry, for people."""
+        return f"{self.path}: entry {self.number}"
 
 
 @dataclass
@@ -75,7 +82,7 @@ def check(
         except LedgerError as error:
             found.wrong.append(text(error))
             continue
-        placed += [Placed(f"{path}: entry {number}", entry) for number, entry in enumerate(entries, start=1)]
+        placed += [Placed(path, number, entry) for number, entry in enumerate(entries, start=1)]
     found.entries = len(placed)
     for one in placed:
         _dates(found, one, today)
@@ -141,10 +148,10 @@ def _same(placed: Sequence[Placed], covered: Sequence[set[str]]) -> Iterator[str
     said = set[tuple[int, int]]()
     for number, (one, names) in enumerate(zip(placed, covered, strict=True)):
         for name in sorted(names):
-            other = first.setdefault((name, one.entry.verdict, one.entry.match), number)
+            other = first.setdefault((name, one.entry.verdict, one.entry.names), number)
             if other != number and (other, number) not in said:
                 said.add((other, number))
-                yield f"{one.where}: overlaps {placed[other].where}: both have the pattern {one.entry.match!r} for {name}"
+                yield f"{one.where}: overlaps {placed[other].where}: both have {one.entry.names} for {name}"
 
 
 @dataclass
@@ -166,23 +173,22 @@ def _seen(found: Findings, placed: Sequence[Placed], covered: Sequence[set[str]]
             for number, one in enumerate(placed)
             if any(fnmatch.fnmatchcase(record.case.id, pattern) for pattern in one.entry.cases)
         ]
-        lines, whole = _shown(record)
         for number in numbers:
-            if record.verdict.executed and whole:
+            if record.verdict.executed and _whole(record):
                 seen[number].ran.add(record.case.id)
-        for index, line in enumerate(lines):
-            hits = {number: hit for number in numbers if (hit := _hit(placed[number].entry, record, index, line))}
+        for fault in shown(record):
+            hits = [number for number in numbers if placed[number].entry.finds(fault)]
             for number in hits:
                 seen[number].needed = True
-                seen[number].largest = max(seen[number].largest, size(line) or 0.0)
-            pair = tuple(number for number, hit in hits.items() if placed[number].entry.explains(line, hit))[:2]
+                seen[number].largest = max(seen[number].largest, fault.size or 0.0)
+            pair = tuple(number for number in hits if placed[number].entry.explains(fault))[:2]
             if len(pair) > 1 and pair not in both:
                 both.add((pair[0], pair[1]))
                 one, other = (placed[number].where for number in pair)
-                found.notes.append(f"{other}: overlaps {one}: both expect, in {record.case.id}: {text(line, 200)}")
-    for one_entry, names, shown in zip(placed, covered, seen, strict=True):
-        if not one_entry.where.partition(": entry ")[0].endswith(SEEDS):
-            _held(found, one_entry, names, shown)
+                found.notes.append(f"{other}: overlaps {one}: both expect, in {record.case.id}: {text(fault, 200)}")
+    for entry, names, of_entry in zip(placed, covered, seen, strict=True):
+        if not entry.path.name.endswith(SEEDS):
+            _held(found, entry, names, of_entry)
 
 
 def _held(found: Findings, one: Placed, names: set[str], seen: _Seen) -> None:
@@ -197,20 +203,8 @@ def _held(found: Findings, one: Placed, names: set[str], seen: _Seen) -> None:
         found.notes.append(f"{one.where}: field 'at-most': {most:g}, and the largest size seen is {seen.largest:.4g}")
 
 
-def _hit(entry: Entry, record: Record, index: int, line: str) -> Verdict | None:
-    """The verdict as whose line an entry finds a line of a record; None if it does not."""
-    known = (
-        record.verdict is Verdict.XFAIL
-    )  # a record says what it was expected to be, not whether that was a failure or an error
-    for verdict in (Verdict.FAIL, Verdict.ERROR) if known else (record.verdict,):
-        if (verdict is Verdict.FAIL or index == 0) and entry.finds(line, verdict):
-            return verdict
-    return None
-
-
-def _shown(record: Record) -> tuple[list[str], bool]:
-    """The lines of the faults of a record, and whether these are all."""
-    lines = record.reason.splitlines()
-    if record.verdict is Verdict.XFAIL:  # the reasons of the entries, then the lines of the failure
-        return lines[1:], not any(map(_MORE.fullmatch, lines))
-    return (lines, True) if record.verdict in {Verdict.FAIL, Verdict.ERROR} else ([], True)
+def _whole(record: Record) -> bool:
+    """Whether a record shows all faults of its case by their fields: older journals have lines, and expected failures are cut."""
+    if any(fault.kind is FaultKind.OTHER for fault in record.faults):
+        return False
+    return record.verdict is not Verdict.XFAIL or 0 < len(record.faults) < MOST_FAULTS

@@ -11,7 +11,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from accelcheck.core.case import Verdict
-from accelcheck.expectations.ledger import RAISED, SCHEMA, TODO, size, unit
+from accelcheck.core.fault import Fault, FaultKind
+from accelcheck.expectations.holding import shown
+from accelcheck.expectations.ledger import SCHEMA, TODO, exception
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -25,9 +27,7 @@ DAYS = 180
 ALLOWED = 1.5
 """Times the largest size that was seen: processors and versions round differently."""
 LONGEST = 400
-"""Characters of a line that a pattern is made of; what follows is left open."""
-KNOWN = "ledger: "
-"""Begins a line that a run adds of an entry that a fault has outgrown."""
+"""Characters of an exception that a pattern is made of; what follows is left open."""
 _NUMBER = re.compile(r"(?<![\w.])-?(?:\d+(?:\.\d+)?(?:e[+-]?\d+)?|inf|nan)(?![\w])")
 _NEEDLESS = re.compile(r"\\([ #&~-])")
 _ANY = r"[\w.+-]+"
@@ -38,18 +38,14 @@ class Stub:
     """An entry to be.
 
     Attributes:
-        verdict: ``fail`` or ``error``.
-        match: Its pattern.
-        sample: One of the lines.
-        kind: The exception's class, of an error.
+        sample: One of its faults.
+        draws: Those that show it.
         cases: Ids.
         largest: Size of the largest fault; None where it has none.
     """
 
-    verdict: Verdict
-    match: str
-    sample: str
-    kind: str = ""
+    sample: Fault
+    draws: set[str] = field(default_factory=set)
     cases: set[str] = field(default_factory=set)
     largest: float | None = None
 
@@ -62,8 +58,17 @@ class Stub:
             yield "cases = ["
             yield from (f"  {_text(name)}," for name in sorted(self.cases))
             yield "]"
-        yield f"verdict = {_text(str(self.verdict))}"
-        yield f"match = {_text(self.match)}"
+        if said := exception(self.sample):
+            yield 'verdict = "error"'
+            yield f"match = {_text(pattern(said))}"
+        else:
+            yield 'verdict = "fail"'
+            yield f"kind = {_text(self.sample.kind)}"
+            yield f"path = {_text(self.sample.path)}"
+            if self.sample.view:
+                yield f"view = {_text(self.sample.view)}"
+            draws = ", ".join(map(_text, sorted(self.draws)))
+            yield f"draw = [{draws}]" if len(self.draws) > 1 else f"draw = {draws}"
         yield f"at-most = {self._at_most()}"
         yield f'reason = "{TODO}: one sentence that a maintainer can act on"'
         yield f'link = "{TODO}: where it is reported, or docs/findings.md with a few lines that reproduce it"'
@@ -71,13 +76,13 @@ class Stub:
         yield f"expires = {expires.isoformat()}"
 
     def _at_most(self) -> str:
-        if self.verdict is Verdict.ERROR:
-            return _text(self.kind)
+        if exception(self.sample):
+            return _text(self.sample.view)
         if self.largest is None:
             return "0"
         if math.isinf(self.largest):
             return f'"{TODO}: the size is infinite, and no entry covers that"'
-        if float(self.largest).is_integer() and not unit(self.sample):
+        if float(self.largest).is_integer() and not self.sample.bounded:
             return f"{self.largest:.0f}"  # counts of elements are exact
         return f"{_up(ALLOWED * self.largest):g}"
 
@@ -100,44 +105,41 @@ def suggest(
         The lines of a TOML file that no run can use before a person has written its reasons, and the number of entries in it.
     """
     titles = causes(runs)
-    stubs: dict[tuple[str, str, Verdict, str, bool], Stub] = {}
+    stubs: dict[tuple[str, str, _Same], Stub] = {}
     others: dict[str, list[str]] = defaultdict(list)
     for run in runs:
         for record in run.records:
-            if record.verdict in {Verdict.FAIL, Verdict.ERROR}:
+            if record.verdict in {Verdict.FAIL, Verdict.ERROR} and shown(record):
                 title = titles.get(record.case.id, "")
-                for verdict, line in unexpected(record, ledger, today):
-                    _add(stubs, title, _date(run, today), record, verdict, line)
+                for fault in unexpected(record, ledger, today):
+                    key = title, _date(run, today), _same(fault)
+                    _add(stubs.setdefault(key, Stub(fault)), record, fault)
             elif not record.verdict.green:
                 others[str(record.verdict)].append(record.case.id)
     told = [f"# {verdict}, which no ledger can expect: {name}" for verdict, names in others.items() for name in names]
     found = ["# Suggested from a run. Each TODO is for a person; no run reads this file before all are written.", *told]
     found += [f"schema = {SCHEMA}"]
-    for (title, date, *_), stub in sorted(
-        stubs.items(), key=lambda item: (item[0][0], min(item[1].cases), item[1].match)
+    for (title, date, _), stub in sorted(
+        stubs.items(), key=lambda item: (item[0][0], min(item[1].cases), str(item[1].sample))
     ):
         expires = dt.date.fromisoformat(date) + dt.timedelta(days=DAYS)
-        found += ["", *([f"# {_comment(title)}"] if title else []), f"# {_comment(stub.sample)}", *stub.lines(expires)]
+        found += [
+            "",
+            *([f"# {_comment(title)}"] if title else []),
+            f"# {_comment(exception(stub.sample) or str(stub.sample))}",
+            *stub.lines(expires),
+        ]
     return found, len(stubs)
 
 
-def unexpected(record: Record, ledger: Ledger, today: dt.date) -> list[tuple[Verdict, str]]:
-    """The lines of a failure that no entry expects, each with the verdict that an entry for it has."""
-    lines = [line for line in record.reason.splitlines() if line.strip() and not line.startswith(KNOWN)]
-    judged = lines if record.verdict is Verdict.FAIL else lines[:1]
+def unexpected(record: Record, ledger: Ledger, today: dt.date) -> list[Fault]:
+    """The faults of a failure that no entry expects."""
     entries = ledger.covering(record.case.id, today)
-    found = []
-    for line in judged:
-        if any(entry.explains(line, record.verdict) for entry in entries):
-            continue
-        _, raised, error = line.partition(RAISED)
-        drawn = record.verdict is Verdict.FAIL and raised and line.startswith("run: raised")
-        found.append((Verdict.ERROR, error) if drawn else (record.verdict, line))
-    return found
+    return [fault for fault in shown(record) if not any(entry.explains(fault) for entry in entries)]
 
 
 def pattern(line: str) -> str:
-    """A regular expression for a line and for those that differ from it in numbers alone."""
+    """A regular expression for the text of an exception and for those that differ from it in numbers alone."""
     pieces, last = list[str](), 0  # `re.escape` also escapes what is special in sets and verbose patterns alone
     kept = line[:LONGEST]
     for number in _NUMBER.finditer(kept):
@@ -148,23 +150,20 @@ def pattern(line: str) -> str:
     return f"^{found}" if len(line) > LONGEST else f"^{found}$"
 
 
-def _add(
-    stubs: dict[tuple[str, str, Verdict, str, bool], Stub],
-    title: str,
-    date: str,
-    record: Record,
-    verdict: Verdict,
-    line: str,
-) -> None:
-    match = pattern(line)
-    largest = size(line) if verdict is Verdict.FAIL else None
-    stub = stubs.setdefault(
-        (title, date, verdict, match, largest is None),
-        Stub(verdict, match, line, line.partition(":")[0] if verdict is Verdict.ERROR else ""),
-    )
+_Same = tuple[FaultKind, str, str, bool]
+"""Of faults that one entry expects: the kind, the path or the pattern, the view, and whether they have a size."""
+
+
+def _same(fault: Fault) -> _Same:
+    said = exception(fault)
+    return fault.kind, pattern(said) if said else fault.path, fault.view, fault.size is None
+
+
+def _add(stub: Stub, record: Record, fault: Fault) -> None:
     stub.cases.add(record.case.id)
-    if largest is not None:
-        stub.largest = max(largest, stub.largest or 0.0)
+    stub.draws.add(fault.draw)
+    if fault.size is not None:
+        stub.largest = max(fault.size, stub.largest or 0.0)
 
 
 def _date(run: DeviceRun, today: dt.date) -> str:

@@ -200,7 +200,7 @@ def _cause(cause: Cause) -> list[str]:
     count = len(cause.cases)
     named = [f"{label}: {record.case.id}: {record.verdict}" for label, record in cause.cases[:NAMED]]
     more = count - NAMED
-    reason = [line[:WIDTH] for line in cause.example.reason.splitlines()[:LINES]]
+    reason = [line[:WIDTH] for line in cause.example.why.splitlines()[:LINES]]
     return [
         "<details>",
         summary(f"{count:,} case{'s' * (count != 1)}: {tag(cause.title)} ({cause.kind})"),
@@ -219,7 +219,7 @@ def _idle(run: DeviceRun) -> int:
 
 def _not_run(runs: Sequence[DeviceRun], names: Sequence[str]) -> list[str]:
     tally = Counter(
-        (name, (record.reason or record.verdict).partition("\n")[0][:WIDTH])
+        (name, (record.headline or record.verdict)[:WIDTH])
         for name, run in zip(names, runs, strict=True)
         for record in run.records
         if not record.verdict.executed

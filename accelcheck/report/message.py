@@ -30,7 +30,7 @@ def explain(record: Record, more: Iterable[str] = (), command: str = "") -> str:
         command: That reproduces it; empty for `reproduce`.
     """
     lines = [f"{record.case.id}: {record.verdict}", ""]
-    lines += [f"  {line}" for line in record.reason.splitlines()]
+    lines += [f"  {line}" for line in record.why.splitlines()]
     if record.verdict is not Verdict.FAIL and record.traceback:
         lines += ["", *(f"  {line}" for line in record.traceback.rstrip().splitlines())]
     if record.figures:
@@ -42,7 +42,7 @@ def explain(record: Record, more: Iterable[str] = (), command: str = "") -> str:
         ]
     if record.evidence:
         lines += ["", "  evidence:"]
-        lines += [f"    {_answer(e)} {e.claim}: {e.observed}" for e in record.evidence]
+        lines += [f"    {_answer(e)} {e.label}: {e.observed}" for e in record.evidence]
     lines += ["", f"  reproduce: {command or reproduce(record.case, more)}"]
     return "\n".join(escaped(line.expandtabs()) for line in lines)
 

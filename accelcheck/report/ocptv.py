@@ -130,7 +130,7 @@ def _step(title: str, device: str, records: Sequence[Record]) -> Iterator[dict[s
 def _case(device: str, record: Record) -> Iterator[dict[str, Any]]:
     case = record.case
     if not record.verdict.executed:
-        yield {"log": {"severity": "INFO", "message": f"{case.id}: {record.reason or record.verdict}"}}
+        yield {"log": {"severity": "INFO", "message": f"{case.id}: {record.why or record.verdict}"}}
         return
     beyond = [one for one in record.figures if one.gates and not one.within]
     yield from ({"measurement": _figure(device, record, one)} for one in beyond)
@@ -154,12 +154,12 @@ def _case(device: str, record: Record) -> Iterator[dict[str, Any]]:
         yield {
             "error": {
                 "symptom": f"accelcheck-{record.verdict}",
-                "message": f"{case.id}: {record.reason}",
+                "message": f"{case.id}: {record.why}",
                 "softwareInfoIds": [_software(device, "accelcheck")],
             }
         }
     kind = "PASS" if record.verdict is Verdict.PASS else "UNKNOWN" if record.verdict.green else "FAIL"
-    message = case.id if kind == "PASS" else f"{case.id}: {record.reason}\nreproduce: {reproduce(case)}"
+    message = case.id if kind == "PASS" else f"{case.id}: {record.why}\nreproduce: {reproduce(case)}"
     yield {
         "diagnosis": {
             "verdict": f"{case.technique}-{record.verdict}",

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from accelcheck.core.case import Verdict
-from accelcheck.core.words import LEVELS
+from accelcheck.core.case import LEVELS, Verdict
 from accelcheck.expectations import must_pass
 
 if TYPE_CHECKING:
@@ -162,7 +161,7 @@ def _unproven(run: DeviceRun) -> Iterator[str]:
 
 
 def _why(record: Record) -> str:
-    return f"{record.verdict}: {record.code or record.reason.partition(chr(10))[0]}"
+    return f"{record.verdict}: {record.code or record.headline}"
 
 
 def _verdict(record: Record) -> str:

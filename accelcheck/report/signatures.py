@@ -1,4 +1,4 @@
-"""What a failure says of its cause, read from the text of its record. No torch.
+"""What a failure says of its cause: its faults, and the texts of exceptions and stacks, which are others'. No torch.
 
 Numbers, shapes, addresses, folders and the case's own names are left out, so that the same fault in two cases reads the same.
 """
@@ -11,17 +11,20 @@ from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from accelcheck.core.case import Verdict
-from accelcheck.expectations.ledger import RAISED
+from accelcheck.core.fault import FaultKind
+from accelcheck.core.journal import ErrorCode
+from accelcheck.expectations.ledger import exception
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator, Mapping
 
+    from accelcheck.core.fault import Fault
     from accelcheck.core.journal import Record
 
 MOST_READ = 20_000
 """Characters that are read of a reason and of a traceback; torch's messages with all registrations have 5,000."""
-MOST_LINES = 400
-"""Lines that are read of a failure."""
+MOST_FAULTS = 400
+"""Faults that are read of a failure."""
 MOST_TITLE = 160
 """Characters of a title."""
 HIDDEN = "…"
@@ -104,65 +107,55 @@ _MEMORY = re.compile(r"[Oo]ut of memory\b|\bOutOfMemoryError\b|^MemoryError\b|Ca
 _DISK = re.compile(r"No space left on device")
 _ABSENT = re.compile(r"^(AttributeError: module '([\w.]+)' has no attribute '\w+')", re.MULTILINE)
 
-_UNCOLLECTED = "of the must-pass list"
-"""What only the errors of cases say that no process collected."""
-_ENDED = re.compile(r"died of (\S+)|ended with (status -?\d+)")
 _FRAME = re.compile(r'^[ \t]{0,20}File "([^"\n]{1,400})", line \d+,? in ([\w<>.]{1,120})', re.MULTILINE)
 _THREAD = re.compile(r"^(Current thread|Thread) .{0,80}\(most recent call first\):", re.MULTILINE)
 _PLACES = ("site-packages/", "dist-packages/")
 _STANDARD = re.compile(r"/lib(?:64)?/python3\.\d+/|^<")
 
-_FAULT = re.compile(
-    r"^(?P<path>\S.{0,200}?): (?P<what>view (?P<view>[\w' ]+?)|(?P<pattern>NaN|[+-]Inf) pattern|value|[\w ]{1,40} of the training|not finite|missing|unexpected|"
-    r"device|dtype|shape|strides|metadata|rerun|mutated|left changed)(?= at |[:,]| \[)"
-)
-_STRAYED = re.compile(r"^no operator left \S+ for the CPU")
-_STRAY = re.compile(r"\b([A-Za-z_]\w{0,60}::[\w.]{1,80})")
-_ENGAGED = "not engaged: "
 _RANDOM = ("rate", "scale", "lag", "likeness", "mask")
-_TAG = re.compile(r" \[[^\]]*\](?:\])?$")
 
 
 def signatures(record: Record) -> tuple[Signature, ...]:
     """What a record that is not green says of its causes: one signature each; at least one."""
-    lines = record.reason[:MOST_READ].splitlines()
     if record.verdict is Verdict.XPASS:
-        found = [line.partition(": ")[2] for line in lines if line.startswith("the ledger expects ")]
-        return tuple(Signature(Kind.LEDGER, _short(f"passes, and the ledger expects: {one}")) for one in found or [""])
+        reasons = [known.reason for known in record.known] or [""]
+        return tuple(Signature(Kind.LEDGER, _short(f"passes, and the ledger expects: {one}")) for one in reasons)
     if record.verdict is Verdict.FLAKY:
-        inner = _signatures(record, _first_verdict(lines), lines[1:])
+        inner = _signatures(record, record.runs[0] if record.runs else Verdict.ERROR)
         return tuple(Signature(one.kind, _short(f"not in each run: {one.title}"), one.paths) for one in inner)
-    return _signatures(record, record.verdict, lines)
+    return _signatures(record, record.verdict)
 
 
-def _first_verdict(lines: list[str]) -> Verdict:
-    said = lines[0].rpartition(": ")[2] if lines else ""
-    return Verdict(said) if said in set(Verdict) else Verdict.ERROR
-
-
-def _signatures(record: Record, verdict: Verdict, lines: list[str]) -> tuple[Signature, ...]:
-    text = "\n".join(lines)
+def _signatures(record: Record, verdict: Verdict) -> tuple[Signature, ...]:
+    text = record.reason[:MOST_READ]
     trace = record.traceback[-MOST_READ:]
-    if _UNCOLLECTED in text:
-        return (Signature(Kind.UNCOLLECTED, "a case of the must-pass list is not collected"),)
     if verdict is Verdict.CRASH:
-        return (_ended(text, trace),)
+        return (_ended(record.code or "ended", trace),)
     if verdict is Verdict.HANG:
         place = _place(trace)
         return (Signature(Kind.HANG, _short(f"hangs in {place}" if place else "hangs, without a stack")),)
     if verdict is Verdict.DEVICE_LOST:
         known = _known(text, trace)
-        title = known.title if known is not None else _general("\n".join(lines[1:]) or text, record)
+        title = known.title if known is not None else _general(text.partition("\n")[2] or text, record)
         return (Signature(Kind.LOST, _short(f"the device is lost: {title}")),)
     if verdict is Verdict.FAIL:
-        return tuple(dict.fromkeys(_faults(record, lines))) or (Signature(Kind.VALUES, "a failure without a reason"),)
+        return tuple(dict.fromkeys(_faults(record))) or (Signature(Kind.VALUES, "a failure without a reason"),)
+    if record.code in _UNPROVEN:
+        kind, title = _UNPROVEN[record.code]
+        return (Signature(kind, title or _short(_general(text, record))),)
     return (_error(record, text, trace),)
 
 
+_UNPROVEN: Mapping[str, tuple[Kind, str]] = {
+    ErrorCode.NO_EVIDENCE: (Kind.EVIDENCE, "gives no evidence that it ran"),
+    ErrorCode.NOTHING_COMPARED: (Kind.EVIDENCE, "no element was compared"),
+    ErrorCode.NO_BASELINE: (Kind.REGRESSION, ""),
+    ErrorCode.NOT_COLLECTED: (Kind.UNCOLLECTED, "a case of the must-pass list is not collected"),
+}
+"""Errors that no exception is, and the title if it is not the first line of the reason."""
+
+
 def _error(record: Record, text: str, trace: str = "") -> Signature:
-    for words, kind, title in _UNPROVEN:
-        if words in text:
-            return Signature(kind, title or _short(_general(text, record)))
     known = _known(text, trace)
     if known is not None:
         return known
@@ -176,12 +169,6 @@ def _error(record: Record, text: str, trace: str = "") -> Signature:
     return Signature(kind, _short(title or "an error without a reason"))
 
 
-_UNPROVEN = (
-    ("no evidence that it ran", Kind.EVIDENCE, "gives no evidence that it ran"),
-    ("no element was compared", Kind.EVIDENCE, "no element was compared"),
-    ("not compared with its baseline", Kind.REGRESSION, ""),
-)
-"""Errors of accelcheck itself: their words, and the title if it is not the first line."""
 _TORCHSCRIPT = tuple(
     f"{name}: The following operation failed in the TorchScript interpreter"
     for name in ("RuntimeError", "NotImplementedError", "IndexError", "ValueError", "TypeError")
@@ -244,9 +231,7 @@ def _environment(said: str) -> Signature | None:
     return None
 
 
-def _ended(text: str, trace: str) -> Signature:
-    found = _ENDED.search(text)
-    how = (found[1] or found[2]) if found is not None else "ended"
+def _ended(how: str, trace: str) -> Signature:
     place = _place(trace)
     return Signature(Kind.CRASH, _short(f"{how} in {place}" if place else f"{how}, without a stack"))
 
@@ -276,24 +261,14 @@ def _module(path: str) -> str:
     return "/".join(parts[parts.index("accelcheck") :]) if "accelcheck" in parts else parts[-1]
 
 
-def _faults(record: Record, lines: list[str]) -> Iterator[Signature]:
-    """The causes that the lines of a `fail` name."""
-    kept = lines[:MOST_LINES]
-    grown = [line for line in kept if line.startswith(_GROWN)]
-    known = {line.partition("): ")[2] for line in grown} | {
-        line for line in kept for one in grown if one.endswith(f"): {line}")
-    }
-    yield from (_outgrown(line, known) for line in grown)
-    values: list[Signature] = []
-    for line in kept:
-        if line in grown or line in known:
-            continue
-        for one in _fault(record, line):
-            if one.paths:
-                values.append(one)
-            else:
-                yield one
-    yield from _merged(values)
+def _faults(record: Record) -> Iterator[Signature]:
+    """The causes that the faults of a `fail` name."""
+    grown = {known.fault for known in record.known}
+    for known in record.known:
+        yield Signature(Kind.LEDGER, _short(f"more than the ledger expects: {known.reason}"))
+    found = [_fault(record, fault) for fault in record.faults[:MOST_FAULTS] if fault not in grown]
+    yield from (one for one in found if not one.paths)
+    yield from _merged([one for one in found if one.paths])
 
 
 def _merged(values: list[Signature]) -> Iterator[Signature]:
@@ -312,70 +287,62 @@ def _merged(values: list[Signature]) -> Iterator[Signature]:
 
 SHARED = frozenset({"outputs", "gradients", "losses", "parameters"})
 """Parts of a result that every operator of a workload may spoil."""
-_GROWN = "ledger: "
 _WRONG = ("random numbers are wrong", "wrong values", "wrong NaN or infinity")
 """What may be wrong with values; of several the first one counts, since wrong numbers may overflow."""
 
 
-def _outgrown(line: str, known: set[str]) -> Signature:
-    said = next((line.removesuffix(f"): {one}") for one in known if line.endswith(f"): {one}")), line)
-    return Signature(Kind.LEDGER, _short(f"more than the ledger expects: {said.partition(' (')[2] or said}"))
+def _fault(record: Record, fault: Fault) -> Signature:
+    kind, title = _named(record, fault)
+    return Signature(kind, title, frozenset({_leaf(fault.path)}) if title in _WRONG else frozenset())
 
 
-def _fault(record: Record, line: str) -> Iterator[Signature]:
-    found = _FAULT.match(line)
-    if found is None or line.startswith((_ENGAGED, "run: raised")):
-        yield from _worded(record, line)
-        return
-    paths = frozenset({_leaf(found["path"])})
-    if found["view"] is not None:
-        random = found["view"].split()[0] in _RANDOM
-        yield Signature(Kind.VALUES, _WRONG[0] if random else _WRONG[1], paths)
-    elif found["pattern"] is not None or found["what"] == "not finite":
-        yield Signature(Kind.VALUES, _WRONG[2], paths)
-    elif found["what"] == "value" or found["what"].endswith(" of the training"):
-        yield Signature(Kind.VALUES, _WRONG[1], paths)
-    else:
-        yield _plain(found["path"], found["what"], record)
+def _named(record: Record, fault: Fault) -> tuple[Kind, str]:
+    """Kind and title of the cause of one fault; the title is one of `_WRONG` where values are wrong."""
+    if fault.kind is FaultKind.RAISED:
+        found = _error(record, exception(fault))
+        return found.kind, found.title
+    if fault.kind is FaultKind.EVIDENCE and fault.view:
+        return Kind.OPERATOR, _short(f"{fault.view}: no kernel, runs on the CPU")
+    kind, title = _NAMED.get(fault.kind, _IN_WORDS)
+    return kind, _short(title(fault, record))
 
 
-def _worded(record: Record, line: str) -> Iterator[Signature]:
-    """The cause that a line names which is about no tensor."""
-    if line.startswith(_ENGAGED):
-        claim, _, observed = line.removeprefix(_ENGAGED).partition(": observed ")
-        if _STRAYED.match(claim):
-            for operator in dict.fromkeys(_STRAY.findall(observed)):
-                yield Signature(Kind.OPERATOR, f"{operator}: no kernel, runs on the CPU")
-        else:
-            yield Signature(Kind.EVIDENCE, _short(f"not seen: {_general(_TAG.sub('', claim), record, least=2)}"))
-    elif line.startswith("run: raised"):
-        yield _error(record, line.partition(RAISED)[2])
-    elif line.startswith("regression: "):
-        memory = " bytes" in line
-        yield Signature(Kind.REGRESSION, "more memory than the baseline" if memory else "slower than the baseline")
-    elif line.startswith("limit: "):
-        reason = line.rpartition(" (")[2].removesuffix(")")
-        yield Signature(Kind.LIMIT, _short(f"beyond a limit: {reason}"))
-    elif line.strip():
-        yield Signature(Kind.VALUES, _short(_general(line, record)))
+_IN_WORDS: tuple[Kind, Callable[[Fault, Record], str]] = (
+    Kind.VALUES,
+    lambda fault, record: _general(str(fault), record),
+)
+_NAMED: Mapping[FaultKind, tuple[Kind, Callable[[Fault, Record], str]]] = {
+    FaultKind.VIEW: (Kind.VALUES, lambda fault, _: _WRONG[fault.view.partition(" ")[0] not in _RANDOM]),
+    FaultKind.VALUE: (Kind.VALUES, lambda *_: _WRONG[1]),
+    FaultKind.PATTERN: (Kind.VALUES, lambda *_: _WRONG[2]),
+    FaultKind.METADATA: (Kind.METADATA, lambda fault, _: _metadata(fault)),
+    FaultKind.STATE: (
+        Kind.STATE,
+        lambda fault, record: f"global state is left changed: {_general(fault.path, record)}",
+    ),
+    FaultKind.MUTATED: (
+        Kind.STATE,
+        lambda fault, _: f"{'a parameter' if fault.path.startswith('parameter') else 'an input'} is overwritten",
+    ),
+    FaultKind.RERUN: (Kind.RERUN, lambda *_: "a second run gives other bits"),
+    FaultKind.EVIDENCE: (Kind.EVIDENCE, lambda fault, record: f"not seen: {_general(fault.path, record, least=2)}"),
+    FaultKind.REGRESSION: (
+        Kind.REGRESSION,
+        lambda fault, _: "more memory than the baseline" if fault.view == "memory" else "slower than the baseline",
+    ),
+    FaultKind.LIMIT: (Kind.LIMIT, lambda fault, _: f"beyond a limit: {fault.expected}"),
+}
+"""Kind and title of the cause of each kind of faults; others are named by their text."""
 
 
-def _plain(path: str, what: str, record: Record) -> Signature:
-    if what == "left changed":
-        return Signature(Kind.STATE, _short(f"global state is left changed: {_general(path, record)}"))
-    if what == "mutated":
-        return Signature(Kind.STATE, f"{'a parameter' if path.startswith('parameter') else 'an input'} is overwritten")
-    if what == "rerun":
-        return Signature(Kind.RERUN, "a second run gives other bits")
-    return Signature(
-        Kind.METADATA,
-        f"wrong {what} of {_leaf(path)}" if what not in {"missing", "unexpected"} else f"{what}: {_leaf(path)}",
-    )
+def _metadata(fault: Fault) -> str:
+    leaf = _leaf(fault.path)
+    return f"{fault.view}: {leaf}" if fault.view in {"missing", "unexpected"} else f"wrong {fault.view} of {leaf}"
 
 
 def _leaf(path: str) -> str:
     """What a path is one of: outputs, gradients, losses, parameters; a buffer by its own name."""
-    kind, _, name = path.rpartition(": ")[2].partition(":")
+    kind, _, name = path.partition(":")
     if kind == "buffer":
         return name.partition("@")[0].partition(" ")[0].rpartition(".")[2]
     for prefix, called in (

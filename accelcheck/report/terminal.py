@@ -10,8 +10,7 @@ from accelcheck.core.imports import OPTION
 from accelcheck.expectations.ceilings import PREFIX
 from accelcheck.expectations.chips import RUNS, TRIED
 from accelcheck.report import pages, qualification, speed
-from accelcheck.report.columns import aligned
-from accelcheck.report.console import escaped
+from accelcheck.report.console import aligned, escaped
 from accelcheck.report.run import counts
 
 if TYPE_CHECKING:
@@ -22,12 +21,12 @@ if TYPE_CHECKING:
 
     from accelcheck.core.journal import Record
     from accelcheck.devices.base import Fingerprint
-    from accelcheck.plugin.configuration import RunConfiguration
+    from accelcheck.report.coverage import SelectedRun
 
 SLOWEST = 5
 
 
-def header(run: RunConfiguration) -> list[str]:
+def header(run: SelectedRun) -> list[str]:
     """One line for the selection, one per device, and one per module that cannot be imported."""
     part = f", shard {run.selection.shard}" if run.selection.shard is not None else ""
     lines = [
@@ -42,7 +41,7 @@ def header(run: RunConfiguration) -> list[str]:
 
 def summary(
     reporter: pytest.TerminalReporter,
-    run: RunConfiguration,
+    run: SelectedRun,
     records: Mapping[str, Record],
     journal: Path | None,
     remainder: Sequence[str],
@@ -125,7 +124,7 @@ def _totals(records: Sequence[Record]) -> str:
     return f"{executed} cases executed, {compared} elements compared with the oracle: {totals}"
 
 
-def _qualified(records: list[Record], run: RunConfiguration) -> list[str]:
+def _qualified(records: list[Record], run: SelectedRun) -> list[str]:
     """Whether each device qualifies, where the whole of a level was asked for; timed cases alone are not asked."""
     selection = run.selection
     if selection.techniques or selection.workloads or selection.dtypes or selection.cases or selection.shard:
@@ -141,7 +140,7 @@ def _qualified(records: list[Record], run: RunConfiguration) -> list[str]:
 
 def _expected(found: Sequence[Record]) -> list[str]:
     """Cases that a ledger expects to fail, by reason, and where the page is that the reasons refer to."""
-    reasons = [(r.case.device, r.reason.partition("\n")[0]) for r in found if r.verdict is Verdict.XFAIL]
+    reasons = [(r.case.device, r.headline) for r in found if r.verdict is Verdict.XFAIL]
     lines = _counted("expected to fail (ledger):", reasons)
     if any(pages.FINDINGS in reason for _, reason in reasons) and (path := pages.place(pages.FINDINGS)) is not None:
         lines.append(f"  {pages.FINDINGS}: {path}")
@@ -194,7 +193,7 @@ def matrix(records: list[Record], devices: tuple[str, ...]) -> list[str]:
 
 
 def _cell(records: list[Record]) -> str:
-    codes = {record.code for record in records}
+    codes = {"" if record.verdict.executed else record.code for record in records}
     if len(codes) == 1 and (code := codes.pop()):
         return f"{records[0].verdict} [{code}]"
     return ", ".join(f"{number} {verdict}" for verdict, number in counts(records).items())

@@ -14,14 +14,15 @@ from typing import TYPE_CHECKING
 from accelcheck.checks.execute import Bench
 from accelcheck.core.capability import SUPPORTED
 from accelcheck.core.case import Case, Mode, Verdict
-from accelcheck.core.matrix import Matrix
 from accelcheck.core.registry import discover, index
 from accelcheck.devices.base import Status
+from accelcheck.expectations.holding import hold
 from accelcheck.expectations.ledger import Ledger, shipped, unsteady
 from accelcheck.plugin import registered
-from accelcheck.selftest.faults.base import EVERY, Fault, Planted, Variant
+from accelcheck.selftest.faults.base import EVERY, Planted, PlantedFault, Variant
 from accelcheck.selftest.faults.plant import nothing
 from accelcheck.techniques.base import Technique
+from accelcheck.techniques.matrix import Matrix
 from accelcheck.verify.cache import clean_process
 from accelcheck.verify.oracle import Store
 
@@ -54,7 +55,7 @@ class PlantedRow:
         correct: Whether it is a correct variant.
         hidden: Why a fault may be missed in this row; empty where it must be caught.
         technique: Name of the technique that it is planted under.
-        emulated: Whether it is planted in accelcheck's own code, see `Fault.emulated`.
+        emulated: Whether it is planted in accelcheck's own code, see `PlantedFault.emulated`.
         seeds: Most seeds that it is tried with; 0 for as many as are asked for.
     """
 
@@ -152,7 +153,7 @@ class Ground:
 
 
 @functools.cache
-def faults() -> Mapping[str, Fault]:
+def faults() -> Mapping[str, PlantedFault]:
     """The catalogue, by name."""
     return index("fault", discover("accelcheck.selftest.faults", "FAULTS"))
 
@@ -206,7 +207,7 @@ def absent(chosen: Iterable[PlantedRow]) -> list[str]:
 def ground(chosen: Iterable[PlantedRow]) -> Ground:
     """What the catalogue could be planted in, the built-in matrix, and what these rows leave out for a stated reason."""
     matrix = Matrix.load()
-    plants: list[Fault | Variant] = [*faults().values(), *variants().values()]
+    plants: list[PlantedFault | Variant] = [*faults().values(), *variants().values()]
     own = [plant.technique for plant in plants if isinstance(plant.technique, Technique)]
     every = matrix.techniques.values()
     return Ground(
@@ -219,7 +220,7 @@ def ground(chosen: Iterable[PlantedRow]) -> Ground:
     )
 
 
-def _name(plant: Fault | Variant) -> str:
+def _name(plant: PlantedFault | Variant) -> str:
     return plant.technique if isinstance(plant.technique, str) else plant.technique.name
 
 
@@ -232,7 +233,7 @@ def bench(device: Device, matrix: Matrix, store: Store) -> Bench:
         store: Of references.
     """
     statuses = {device.name: Status(device.name, SUPPORTED)}
-    return Bench(matrix, {device.name: device}, statuses, store, Ledger())
+    return Bench(matrix, {device.name: device}, statuses, store)
 
 
 def attempt(row: PlantedRow, seed: int, bench: Bench) -> SeedResult:
@@ -288,9 +289,9 @@ def _plain(technique: Technique, row: PlantedRow, seed: int, bench: Bench) -> Se
     plant = _plant(row)
     record = _record(Planted(technique, nothing, warm=isinstance(plant, Variant) or plant.warm), row, seed, bench)
     case = replace(record.case, workload=row.workload)
-    known = replace(bench, ledger=_ledger(*shipped((case.device,)))).expect(replace(record, case=case))
+    known = hold(replace(record, case=case), _ledger(*shipped((case.device,))))
     if known.verdict is Verdict.XFAIL:
-        reason = f"{case.id} fails by itself: {known.reason.splitlines()[0]}"
+        reason = f"{case.id} fails by itself: {known.headline}"
         return SeedResult(plain, seed, Verdict.UNSUPPORTED, (), reason, DEVICE_FAILS)
     return _outcome(plain, seed, record)
 
@@ -319,7 +320,7 @@ def _device(bench: Bench) -> Device:
 
 def _outcome(row: PlantedRow, seed: int, record: Record) -> SeedResult:
     return SeedResult(
-        row, seed, record.verdict, caught_by(record), record.reason, record.code, record.compared, record.seconds
+        row, seed, record.verdict, caught_by(record), record.why, record.code, record.compared, record.seconds
     )
 
 
@@ -336,7 +337,7 @@ def _base(row: PlantedRow, matrix: Matrix) -> Technique:
     return technique if isinstance(technique, Technique) else matrix.techniques[technique]
 
 
-def _plant(row: PlantedRow) -> Fault | Variant:
+def _plant(row: PlantedRow) -> PlantedFault | Variant:
     return variants()[row.plant] if row.correct else faults()[row.plant]
 
 
@@ -349,10 +350,7 @@ def caught_by(record: Record) -> tuple[str, ...]:
     """Views and other checks that found something wrong, each once, the most frequent first."""
     found: Counter[str] = Counter()
     if record.verdict is Verdict.FAIL:
-        for line in record.reason.splitlines():
-            path, _, rest = line.partition(": ")
-            what = rest.partition(": ")[0].partition(" at ")[0].partition(" [")[0].partition(",")[0]
-            found["evidence" if path == "not engaged" else what.removeprefix("view ")] += 1
+        found.update(fault.what for fault in record.faults)
     return tuple(name for name, _ in found.most_common())
 
 
@@ -404,7 +402,7 @@ def run(device: str, chosen: Sequence[PlantedRow], seeds: int, jobs: int, folder
 @functools.cache
 def _bench(device: str, folder: str) -> Bench:
     matrix = Matrix.load()
-    plants: list[Fault | Variant] = [*faults().values(), *variants().values()]
+    plants: list[PlantedFault | Variant] = [*faults().values(), *variants().values()]
     own = [plant.technique for plant in plants if not isinstance(plant.technique, str)]
     return bench(registered.device(device), matrix, Store(Path(folder), clean_process([*matrix.parts(), *own])))
 

@@ -110,14 +110,14 @@ class Technique:
     torch.profiler sees. Compiled code needs `ProfilerLog`, since its operators are not dispatched."""
 
     patience: float = 1.0
-    """Factor of the seconds that each of its cases may take: see `accelcheck.core.words.SECONDS`."""
+    """Factor of the seconds that each of its cases may take: see `accelcheck.core.case.SECONDS`."""
     fuses: bool = False
     """Whether the technique promises fewer kernel launches than eager. If True, a timed case fails that launches as many."""
 
     def capability(self, device: Device) -> Capability:
         """Whether the technique exists on `device`; by default it does everywhere.
 
-        Decide from `device.type`, `device.features`, `device.dtypes` and torch's build: nothing slow. `packages` need no
+        Decide from `device.has`, `device.dtypes` and torch's build: nothing slow. `packages` need no
         check here, see `answer`.
 
         Args:
@@ -261,9 +261,9 @@ class Technique:
     def needs(self, device: Device, *features: str) -> Capability:
         """`SUPPORTED` if the device declares all `features`, else ``unsupported`` with the first that is missing.
 
-        For use in `capability`; the names are those of `accelcheck.devices.base.Device.features`.
+        For use in `capability`; the names are those of `accelcheck.devices.base.FEATURES`.
         """
         for feature in features:
-            if feature not in device.features:
+            if not device.has(feature):
                 return unsupported(Code.NO_FEATURE, f"{device.name} does not declare {feature}")
         return SUPPORTED

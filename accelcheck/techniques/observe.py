@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any, Protocol, Self
 
 import torch
 from torch import Tensor
-from torch.profiler import ProfilerActivity, profile
+from torch.profiler import profile
 
 from accelcheck.devices.torch_names import DeviceType, TorchDispatchMode, disable_current_modes
+from accelcheck.measure.kernels import activities
 from accelcheck.workloads.dispatch import called
 
 if TYPE_CHECKING:
@@ -136,10 +137,7 @@ class ProfilerLog:
     """Events that torch.profiler records: compiled regions entered, operators, and device kernels launched, by name."""
 
     def __init__(self, device_type: str) -> None:
-        activities = [ProfilerActivity.CPU]
-        if device_type == "cuda":
-            activities.append(ProfilerActivity.CUDA)
-        self._profile = profile(activities=activities)
+        self._profile = profile(activities=activities(device_type))
         self._names: Counter[str] | None = None
 
     def __enter__(self) -> Self:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 THREADS_BEGIN = 3.0
 """Seconds that a clean process has to compute something with several threads: it takes 0.1 s, or hangs where this process has threads
-that `accelcheck.core.openmp` cannot end."""
+that `accelcheck.core.forking` cannot end."""
 
 
 MAPPED = 2**20
@@ -83,7 +83,7 @@ def _make(path: Path, make: Callable[..., dict[str, Any]], *arguments: Any) -> N
     finally:
         left = state.restore()
     if left:
-        raise LeftChangedError(f"the workload leaves changed what later ones compute with: {'; '.join(left)}")
+        raise LeftChangedError(f"the workload leaves changed what later ones compute with: {'; '.join(map(str, left))}")
     with replacing(path, durable=False) as file:  # the folder does not outlive the run
         torch.save(made, file)
 

@@ -8,19 +8,21 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from accelcheck.core.case import Mode
-from accelcheck.verify.oracle import TRUST, Arithmetic, OracleError
+from accelcheck.verify.oracle_runs import Arithmetic
 from accelcheck.verify.precision import SLACK
+from accelcheck.verify.reference import OracleError
 from accelcheck.verify.rounding import Rounding
+from accelcheck.verify.sample_budgets import TRUST
 from accelcheck.verify.trajectory import SEEDS, Course, chart, judge
-from accelcheck.verify.unfused import unfused
 from accelcheck.workloads.base import Program
+from accelcheck.workloads.dispatch import unfused
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from accelcheck.core.case import Case
-    from accelcheck.techniques.base import Technique
     from accelcheck.verify.cache import Cache
+    from accelcheck.verify.oracle_runs import EmulatedTechnique
     from accelcheck.workloads.base import Result, Workload
 
 SAMPLES = 4
@@ -28,7 +30,7 @@ SAMPLES = 4
 has many elements: four are enough for either, and a training costs more than a pass."""
 
 
-def course(cache: Cache, case: Case, technique: Technique, workload: Workload) -> tuple[Course, float]:
+def course(cache: Cache, case: Case, technique: EmulatedTechnique, workload: Workload) -> tuple[Course, float]:
     """The course of a case, computed once for all processes of a run; and how much more eager errs than the samples.
 
     Args:
@@ -78,7 +80,7 @@ def _compute(
     if not excess <= TRUST:
         raise OracleError(
             f"{workload.name}: eager on the CPU is {excess:.3g} times further from FP64 than rounding explains (limit "
-            f"{TRUST:g}): {'; '.join(judgement.faults)}"
+            f"{TRUST:g}): {'; '.join(map(str, judgement.faults))}"
         )
     return found, excess
 

@@ -20,6 +20,7 @@ from torch import nn
 from torch.nn import functional
 from torch.nn.modules import module as module_hooks
 
+from accelcheck.core.fault import Fault, FaultKind
 from accelcheck.devices import strict, torch_names
 
 AUTOCAST = ("cpu", "cuda", "xla")
@@ -35,9 +36,9 @@ Setting = tuple[str, Callable[[], Any], Callable[[Any], object]]
 
 @dataclass(frozen=True, slots=True)
 class _Change:
-    """One part of the state that is not as it was: a line that says so, and what makes it as it was and as it is."""
+    """One part of the state that is not as it was: the fault, and what makes it as it was and as it is."""
 
-    line: str
+    fault: Fault
     undo: Callable[[], object]
     redo: Callable[[], object]
 
@@ -73,16 +74,16 @@ class GlobalState:
             _function_modes(),
         )
 
-    def restore(self) -> list[str]:
-        """Put back what differs. Returns a line for each such part: its name, what was expected, and what it was found to be.
+    def restore(self) -> list[Fault]:
+        """Put back what differs. Returns a fault for each such part.
 
         Names that were only added to a namespace, as an import does, count for nothing.
         """
-        lines = []
+        faults = []
         for change in self._changes():
-            lines.append(change.line)
+            faults.append(change.fault)
             change.undo()
-        return lines
+        return faults
 
     @contextlib.contextmanager
     def restored(self) -> Iterator[None]:
@@ -104,14 +105,14 @@ class GlobalState:
             if whole or name != _PRODUCTS:
                 now = read()
                 if was != now:
-                    line = _line(name, *map(_brief, _differing(was, now)))
-                    yield _Change(line, functools.partial(write, was), functools.partial(write, now))
+                    fault = _fault(name, *map(_brief, _differing(was, now)))
+                    yield _Change(fault, functools.partial(write, was), functools.partial(write, now))
         # After the default device, which is one of them.
         yield from _moded("function modes", self.function_modes, _function_modes(), _set_function_modes)
         if patched := [*self._patched(whole=whole)]:
             names = _listed([f"{title}.{name}" for title, _, name, _, _ in patched])
             yield _Change(
-                _line("functions", "torch's own", f"others for {names}"),
+                _fault("functions", "torch's own", f"others for {names}"),
                 functools.partial(_set_functions, [(space, name, was) for _, space, name, was, _ in patched]),
                 functools.partial(_set_functions, [(space, name, now) for _, space, name, _, now in patched]),
             )
@@ -127,7 +128,7 @@ class GlobalState:
         )
         if differing:
             yield _Change(
-                _line("environment", "it as it was", f"others for {_listed(differing)}"),
+                _fault("environment", "it as it was", f"others for {_listed(differing)}"),
                 functools.partial(_set_variables, {name: self.environment.get(name) for name in differing}),
                 functools.partial(_set_variables, {name: now.get(name) for name in differing}),
             )
@@ -135,7 +136,7 @@ class GlobalState:
         if self.folder is not None and folder != self.folder:
             redo = functools.partial(os.chdir, folder or os.sep)
             yield _Change(
-                _line("working folder", self.folder, str(folder)), functools.partial(os.chdir, self.folder), redo
+                _fault("working folder", self.folder, str(folder)), functools.partial(os.chdir, self.folder), redo
             )
 
     def _patched(self, *, whole: bool) -> Iterator[tuple[str, Any, str, Any, Any]]:
@@ -176,8 +177,8 @@ _PRODUCTS = "precision of products"
 """Slow to read, and no matter for FP64."""
 
 
-def _line(name: str, expected: str, got: str) -> str:
-    return f"{name}: left changed: expected {expected}, got {got}"
+def _fault(name: str, expected: str, got: str) -> Fault:
+    return Fault(FaultKind.STATE, name, expected=expected, got=got)
 
 
 def _moded(
@@ -185,7 +186,7 @@ def _moded(
 ) -> Iterator[_Change]:
     if len(was) != len(now) or any(a is not b for a, b in zip(was, now, strict=True)):
         names = (", ".join(type(mode).__name__ for mode in found) or "none" for found in (was, now))
-        yield _Change(_line(name, *names), functools.partial(write, was), functools.partial(write, now))
+        yield _Change(_fault(name, *names), functools.partial(write, was), functools.partial(write, now))
 
 
 def _dispatch_modes() -> tuple[Any, ...]:

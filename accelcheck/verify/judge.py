@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from accelcheck.core.case import Figure
+from accelcheck.core.fault import Fault, FaultKind
 from accelcheck.verify.effort import LEAST_DRAWS
 from accelcheck.verify.few import CALM
 from accelcheck.verify.precision import SLACK
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from accelcheck.verify.oracle import Reference
+    from accelcheck.verify.reference import Reference
     from accelcheck.workloads.base import Result
 
 
@@ -29,23 +30,10 @@ it then exceeds that one by at most the second: three times the largest of 33 sa
 
 
 @dataclass(frozen=True, slots=True)
-class Discrepancy:
-    """One fault: its path, what was expected, and what was found."""
-
-    path: str
-    what: str
-    expected: str
-    got: str
-
-    def __str__(self) -> str:
-        return f"{self.path}: {self.what}: expected {self.expected}, got {self.got}"
-
-
-@dataclass(frozen=True, slots=True)
 class Judgement:
     """Faults found (none: the candidate is right), all figures, readings by path, and how many elements were compared."""
 
-    faults: tuple[Discrepancy, ...]
+    faults: tuple[Fault, ...]
     figures: tuple[Figure, ...]
     readings: Mapping[str, Reading]
     compared: int
@@ -80,31 +68,31 @@ class Contract:
     eager_strides: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
 
-def check_metadata(result: Result, reference: Reference, contract: Contract) -> Iterator[Discrepancy]:
+def check_metadata(result: Result, reference: Reference, contract: Contract) -> Iterator[Fault]:
     """Structure, device, dtype, shape and strides, on the device: before anything is moved or read."""
     for path in sorted(reference.truth.keys() - result.keys()):
-        yield Discrepancy(path, "missing", "a tensor", "nothing")
+        yield _metadata(path, "missing", "a tensor", "nothing")
     for path in sorted(result.keys() - reference.truth.keys()):
-        yield Discrepancy(path, "unexpected", "nothing", f"a tensor of shape {tuple(result[path].shape)}")
+        yield _metadata(path, "unexpected", "nothing", f"a tensor of shape {tuple(result[path].shape)}")
     for path in sorted(result.keys() & reference.truth.keys()):
         tensor, layout = result[path], reference.layouts[path]
         if tensor.device.type != contract.device_type:
-            yield Discrepancy(path, "device", contract.device_type, tensor.device.type)
+            yield _metadata(path, "device", contract.device_type, tensor.device.type)
         dtype = str(tensor.dtype).removeprefix("torch.")
         lenient = path.startswith(("out", "loss")) and reference.truth[path].is_floating_point()
         if dtype != layout.dtype and not (lenient and dtype in contract.dtypes):
-            yield Discrepancy(path, "dtype", layout.dtype, dtype)
+            yield _metadata(path, "dtype", layout.dtype, dtype)
         if tuple(tensor.shape) != layout.shape:
-            yield Discrepancy(path, "shape", str(layout.shape), str(tuple(tensor.shape)))
+            yield _metadata(path, "shape", str(layout.shape), str(tuple(tensor.shape)))
         elif contract.strides and path.startswith("out"):
             stride = contract.eager_strides.get(path, layout.stride)
             if not _same_strides(tensor, stride):
-                yield Discrepancy(path, "strides", str(stride), str(tensor.stride()))
+                yield _metadata(path, "strides", str(stride), str(tensor.stride()))
 
 
 def judge(result: Result, reference: Reference) -> Judgement:
     """Judge the values of a result on the CPU whose metadata is right."""
-    faults: list[Discrepancy] = []
+    faults: list[Fault] = []
     figures: list[Figure] = []
     readings: dict[str, Reading] = {}
     compared = 0
@@ -113,11 +101,7 @@ def judge(result: Result, reference: Reference) -> Judgement:
         compared += truth.numel()
         if not truth.is_floating_point():
             if not torch.equal(candidate, truth.to(candidate.dtype)):
-                where = tuple((candidate != truth).nonzero()[0].tolist())
-                index = f"[{', '.join(str(number) for number in where)}]" if where else ""
-                faults.append(
-                    Discrepancy(f"{path}{index}", "value", str(truth[where].item()), str(candidate[where].item()))
-                )
+                faults.append(value_fault(path, candidate, truth))
             continue
         stick = reference.sticks.get(path)
         if stick is None:  # no elements
@@ -147,7 +131,7 @@ def judge_together(draws: Sequence[tuple[Mapping[str, Reading], Reference]]) -> 
     Args:
         draws: Readings of the random draws and their references.
     """
-    faults: list[Discrepancy] = []
+    faults: list[Fault] = []
     figures: list[Figure] = []
     if len(draws) < LEAST_DRAWS:
         return Judgement((), (), {}, 0)
@@ -170,12 +154,30 @@ def judge_together(draws: Sequence[tuple[Mapping[str, Reading], Reference]]) -> 
     return Judgement(tuple(faults), tuple(figures), {}, 0)
 
 
-def beyond(figure: Figure) -> Discrepancy:
+def beyond(figure: Figure) -> Fault:
     """The fault of a figure that is beyond its budget."""
-    place = f" at {figure.where}" if figure.where else ""
-    return Discrepancy(
-        figure.path, f"view {figure.view}{place}", f"at most {figure.allowed:.3e}", f"{figure.measured:.3e}"
+    return Fault(
+        FaultKind.VIEW,
+        figure.path,
+        figure.view,
+        measured=figure.measured,
+        allowed=figure.allowed,
+        place=figure.where,
     )
+
+
+def value_fault(path: str, candidate: Tensor, truth: Tensor) -> Fault:
+    """The fault of a tensor of exact values: its first element that differs."""
+    where = tuple((candidate != truth).nonzero()[0].tolist())
+    expected, got = truth[where].item(), candidate[where].item()
+    place = str(list(where)) if where else ""
+    return Fault(
+        FaultKind.VALUE, path, expected=str(expected), got=str(got), measured=float(abs(got - expected)), place=place
+    )
+
+
+def _metadata(path: str, part: str, expected: str, got: str) -> Fault:
+    return Fault(FaultKind.METADATA, path, part, expected=expected, got=got)
 
 
 def _unexplained(path: str, reference: Reference) -> Iterator[Figure]:
@@ -192,19 +194,21 @@ def _leaning_of_eager(path: str, view: str, references: Sequence[Reference], exp
     return mean if mean <= explained else 0.0
 
 
-def _pattern_fault(path: str, candidate: Tensor, truth: Tensor) -> Discrepancy | None:
+def _pattern_fault(path: str, candidate: Tensor, truth: Tensor) -> Fault | None:
     """NaN, +Inf and -Inf must stand where the oracle has them and nowhere else: NaN is never a wildcard."""
     kinds: dict[str, Callable[[Tensor], Tensor]] = {"NaN": torch.isnan, "+Inf": torch.isposinf, "-Inf": torch.isneginf}
     for kind, where in kinds.items():
         expected, got = where(truth), where(candidate)
         differing = (expected != got).nonzero()
         if len(differing):
-            place = differing[0].tolist()
-            return Discrepancy(
+            return Fault(
+                FaultKind.PATTERN,
                 path,
-                f"{kind} pattern, {len(differing)} element{'s' * (len(differing) > 1)} differ, first at {place}",
-                f"{int(expected.sum())} of them",
-                f"{int(got.sum())}",
+                kind,
+                expected=f"{int(expected.sum())} of them",
+                got=f"{int(got.sum())}",
+                measured=len(differing),
+                place=str(differing[0].tolist()),
             )
     return None
 
@@ -214,3 +218,31 @@ def _same_strides(tensor: Tensor, stride: tuple[int, ...]) -> bool:
     return tensor.numel() == 0 or all(
         size == 1 or own == expected for size, own, expected in zip(tensor.shape, tensor.stride(), stride, strict=True)
     )
+
+
+def apart(one: Result, other: Result) -> dict[str, float]:
+    """Relative Frobenius distance by path: 0 for the same bits, infinite for other shapes, dtypes or NaN patterns.
+
+    Only NaN payloads and the sign of zero may differ: no operation promises them.
+
+    Args:
+        one: Of the first run, on the CPU.
+        other: Of the second, on the CPU; paths that only one has are infinitely apart.
+    """
+    return {
+        path: _distance(one[path], other[path]) if path in one and path in other else math.inf
+        for path in sorted(one.keys() | other.keys())
+    }
+
+
+def _distance(one: Tensor, other: Tensor) -> float:
+    if one.shape != other.shape or one.dtype != other.dtype:
+        return math.inf
+    differing = one != other
+    if one.is_floating_point():
+        differing &= ~(one.isnan() & other.isnan())
+    if not bool(differing.any()):
+        return 0.0
+    a, b = one[differing].double(), other[differing].double()
+    distance = float((a - b).norm()) / max(float(one.double().nan_to_num().norm()), 1e-300)
+    return distance if math.isfinite(distance) and distance > 0.0 else math.inf

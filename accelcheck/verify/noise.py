@@ -41,7 +41,7 @@ class Sums:
     deviation sqrt(K) / 3 u |S|; where the sum cancels, Q remains. Measured with NumPy (``tests/verify/test_rounding.py``),
     sequential sums in FP32 show 0.65 to 0.8 of this deviation in every order that has nothing to do with the values, since
     numbers lie all over a binade; sums in blocks and trees less, down to 0.03 for K = 4096. For terms that repeat see
-    `accelcheck.verify.rounding._sequential_errors`.
+    `accelcheck.verify.sequential`.
 
     Attributes:
         scale: ``u^2 / 12``: 1 / K of the variance above, for either of two uniform numbers in [-1, 1). With one no error would

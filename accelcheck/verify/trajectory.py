@@ -29,6 +29,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from accelcheck.core.case import Figure
+from accelcheck.core.fault import Fault, FaultKind
 from accelcheck.verify.precision import SLACK
 
 if TYPE_CHECKING:
@@ -75,7 +76,7 @@ class Course:
 class TrajectoryJudgement:
     """What is wrong (nothing: the training is right), the worst step of each quantity, and how many elements were compared."""
 
-    faults: tuple[str, ...]
+    faults: tuple[Fault, ...]
     figures: tuple[Figure, ...]
     compared: int
 
@@ -153,7 +154,13 @@ def judge(result: Result, course: Course, paths: Collection[str] | None = None) 
             worst[kind] = figure
     figures = [*worst.values(), *(_statistics(result, course) if paths is None else ())]
     faults = [
-        f"{figure.path}: {figure.view} of the training: expected at most {figure.allowed:.3e}, got {figure.measured:.3e}"
+        Fault(
+            FaultKind.VIEW,
+            figure.path,
+            f"{figure.view} of the training",
+            measured=figure.measured,
+            allowed=figure.allowed,
+        )
         for figure in figures
         if not figure.within
     ]
@@ -171,18 +178,24 @@ def _figure(path: str, view: str, measured: float, allowed: float) -> Figure:
     return Figure(path=path, view=view, measured=measured, allowed=allowed, where="", gates=True)
 
 
-def _malformed(result: Result, course: Course, wanted: Sequence[str]) -> Iterator[str]:
+def _malformed(result: Result, course: Course, wanted: Sequence[str]) -> Iterator[Fault]:
     """Paths and shapes first, then what is not finite: of each quantity the first step, from which the rest follows."""
     whole = len(wanted) == len(course.truth)
     for path in sorted((set(wanted) - result.keys()) | ((result.keys() - course.truth.keys()) if whole else set())):
-        yield f"{path}: {'missing' if path in course.truth else 'unexpected'} in the training's result"
+        part, sides = (
+            ("missing", ("a tensor", "nothing")) if path in course.truth else ("unexpected", ("nothing", "a tensor"))
+        )
+        yield Fault(FaultKind.METADATA, path, part, "", *sides)
     lost: set[str] = set()
     for path in (path for path in wanted if path in result):
         if result[path].shape != course.truth[path].shape:
-            yield f"{path}: shape: expected {tuple(course.truth[path].shape)}, got {tuple(result[path].shape)}"
+            expected, got = (str(tuple(side[path].shape)) for side in (course.truth, result))
+            yield Fault(FaultKind.METADATA, path, "shape", expected=expected, got=got)
         elif quantity(path) not in lost and not bool(result[path].isfinite().all()):
             lost.add(quantity(path))
-            yield f"{path}: not finite: expected numbers, got {int((~result[path].isfinite()).sum())} that are none"
+            count = int((~result[path].isfinite()).sum())
+            got = f"{count} that are none"
+            yield Fault(FaultKind.PATTERN, path, "not finite", expected="numbers", got=got, measured=count)
 
 
 def _widest(path: str, apart: Mapping[str, float]) -> float:

@@ -124,16 +124,7 @@ def _workloads(made: Any, name: str) -> Iterator[Workload]:
     if isinstance(made, Workload):
         yield made
         return
-    if isinstance(made, tuple) and len(made) in {2, 3}:
-        made = dict(zip(("model", "inputs", "keywords"), made, strict=False))
-    if not isinstance(made, Mapping):
-        raise OwnModelError(f"{RETURNS}, got {_kind(made)}")
-    for key in made:
-        if key not in KEYS:
-            raise OwnModelError(str(unknown("key", str(key), KEYS)))
-    if "model" not in made:
-        raise OwnModelError(f"{RETURNS}, got a dict without 'model'")
-    given = dict(made)
+    given = _arguments(made)
     name = given.get("name", name)
     data, metric = given.get("data"), given.get("metric")
     if (data is None) != (metric is None):
@@ -145,6 +136,24 @@ def _workloads(made: Any, name: str) -> Iterator[Workload]:
     if data is not None and metric is not None:
         words = {key: given[key] for key in ("max_drop",) if key in given}
         yield task_of(given["model"], data, metric, name=f"{name}.accuracy", **words, **shared)
+
+
+def _arguments(made: Any) -> dict[str, Any]:
+    """A tuple or a dict as arguments by name.
+
+    Raises:
+        OwnModelError: It is neither, or lacks the model, or has an unknown name.
+    """
+    if isinstance(made, tuple) and len(made) in {2, 3}:
+        made = dict(zip(("model", "inputs", "keywords"), made, strict=False))
+    if not isinstance(made, Mapping):
+        raise OwnModelError(f"{RETURNS}, got {_kind(made)}")
+    for key in made:
+        if key not in KEYS:
+            raise OwnModelError(str(unknown("key", str(key), KEYS)))
+    if "model" not in made:
+        raise OwnModelError(f"{RETURNS}, got a dict without 'model'")
+    return dict(made)
 
 
 def _kind(made: Any) -> str:

@@ -12,7 +12,7 @@ import itertools
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -69,35 +69,32 @@ def workload_of(
         UnknownNameError: A trait does not exist.
     """
     _check_words(name, traits)
-    further: list[tuple[tuple[Any, ...], Mapping[str, Any], Tensor | None]] = []
+    examples = [Example(inputs, keywords or {}, target)]
     if batches is not None:
         if inputs or keywords or target is not None:
             raise OwnModelError("batches: they have inputs and targets: give no inputs, keywords or target beside them")
-        (inputs, keywords, target), *further = _batches(batches, steps)
-    _check_inputs(inputs)
+        examples = _examples(batches, steps)
+    problem, rebuilt = _problem(model, examples)
     trains = loss is not None or optimizer is not None
     if trains and (loss is None or optimizer is None or (target is None and batches is None)):
         raise OwnModelError(
             "training needs a loss, an optimizer, and a target or batches: give all three, or none of them"
         )
-    if target is not None and loss is None:
+    if problem.target is not None and loss is None:
         raise OwnModelError("target: expected a loss and an optimizer beside it: training needs all three")
-    module, tensors, rebuilt = _adapted(model, inputs, keywords or {})
-    own = None if loss is None else OwnLoss(loss, rebuilt, targeted=target is not None)
-    problem = Problem(
-        module,
-        tensors,
-        torch.zeros(len(tensors[0]) if tensors[0].dim() else 1) if trains and target is None else target,
-        own,
-        optimizer,
-        steps,
-        further=tuple(_batch(number, batch, tensors, target) for number, batch in enumerate(further, 1)),
-    )
-    _check_host(problem)
+    if loss is not None:
+        first, targeted = problem.inputs[0], problem.target is not None
+        problem = dataclasses.replace(
+            problem,
+            target=problem.target if targeted else torch.zeros(len(first) if first.dim() else 1),
+            loss=OwnLoss(loss, rebuilt, targeted=targeted),
+            optimizer=optimizer,
+        )
+    problem = dataclasses.replace(problem, steps=steps)
     seen = frozenset(found_traits(_copied(problem))) if traits is None else traits
     return Workload(
         name,
-        f"{_title(model)} with {sum(parameter.numel() for parameter in module.parameters()):,} parameters.",
+        f"{_title(model, problem)}.",
         Redrawn(problem, stable_seed(name)),
         modes=frozenset(_modes(problem)),
         traits=seen | ({"training"} if trains else set()) | ({"batches"} if problem.further else set()),
@@ -133,19 +130,10 @@ def task_of(
         raise OwnModelError(
             f"max_drop: expected a part of the score above 0 and at most 1, such as 0.01, got {max_drop}"
         )
-    (inputs, keywords, target), *further = _batches(data, None)
-    _check_inputs(inputs)
-    module, tensors, rebuilt = _adapted(model, inputs, keywords, always=True)
-    problem = Problem(
-        module,
-        tensors,
-        target,
-        further=tuple(_batch(number, batch, tensors, target) for number, batch in enumerate(further, 1)),
-    )
-    _check_host(problem)
+    problem, rebuilt = _problem(model, _examples(data, None), always=True)
     return OwnTask(
         name,
-        f"{_title(model)} with {sum(parameter.numel() for parameter in module.parameters()):,} parameters and a metric.",
+        f"{_title(model, problem)} and a metric.",
         Redrawn(problem, stable_seed(name)),
         modes=frozenset({Mode.ACCURACY}),
         traits=frozenset(found_traits(_copied(problem))) if traits is None else traits,
@@ -164,15 +152,38 @@ def _check_words(name: str, traits: frozenset[str] | None) -> None:
             raise unknown("trait", trait, sorted(TRAITS))
 
 
-def _check_inputs(inputs: Any) -> None:
-    if not isinstance(inputs, tuple):
+class Example(NamedTuple):
+    """What a model is called with once.
+
+    Attributes:
+        inputs: Positional arguments.
+        keywords: Keyword arguments.
+        target: Second argument of the loss or the metric; None where there is none.
+    """
+
+    inputs: tuple[Any, ...]
+    keywords: Mapping[str, Any]
+    target: Tensor | None
+
+
+def _problem(
+    model: Callable[..., Any], examples: Sequence[Example], *, always: bool = False
+) -> tuple[Problem, Rebuilt | None]:
+    """The problem of a model without a loss, and what makes the model's results of the module's; `always` as for `_adapted`."""
+    first, *further = examples
+    if not isinstance(first.inputs, tuple):
         raise OwnModelError(
-            f"inputs: expected a tuple of the positional arguments, got {type(inputs).__name__}; for one argument give (x,)"
+            f"inputs: expected a tuple of the positional arguments, got {type(first.inputs).__name__}; for one argument give (x,)"
         )
+    module, tensors, rebuilt = _adapted(model, first.inputs, first.keywords, always=always)
+    batches = tuple(_batch(number, example, tensors, first.target) for number, example in enumerate(further, 1))
+    problem = Problem(module, tensors, first.target, further=batches)
+    _check_host(problem)
+    return problem, rebuilt
 
 
-def _batches(given: Iterable[Any], most: int | None) -> list[tuple[tuple[Any, ...], Mapping[str, Any], Tensor | None]]:
-    """Positional arguments, keyword arguments and target of each batch, at most so many.
+def _examples(given: Iterable[Any], most: int | None) -> list[Example]:
+    """Each batch, at most so many.
 
     Raises:
         OwnModelError: There is none, or one is neither a pair nor a mapping.
@@ -181,7 +192,7 @@ def _batches(given: Iterable[Any], most: int | None) -> list[tuple[tuple[Any, ..
         raise OwnModelError(
             f"batches: expected pairs of input and target, such as [(x, y)], got {type(given).__name__}"
         )
-    found: list[tuple[tuple[Any, ...], Mapping[str, Any], Tensor | None]] = []
+    examples: list[Example] = []
     for number, batch in enumerate(itertools.islice(given, most)):
         pair = isinstance(batch, (tuple, list)) and len(batch) == 2
         if not pair and not isinstance(batch, Mapping):
@@ -193,26 +204,21 @@ def _batches(given: Iterable[Any], most: int | None) -> list[tuple[tuple[Any, ..
         if target is not None and not isinstance(target, Tensor):
             raise OwnModelError(f"batch {number}: target: expected a tensor or None, got {type(target).__name__}")
         if isinstance(taken, Mapping):
-            found.append(((), taken, target))
+            examples.append(Example((), taken, target))
         else:
-            found.append((tuple(taken) if isinstance(taken, (tuple, list)) else (taken,), {}, target))
-    if not found:
+            examples.append(Example(tuple(taken) if isinstance(taken, (tuple, list)) else (taken,), {}, target))
+    if not examples:
         raise OwnModelError("batches: expected at least one pair of input and target, got none")
-    return found
+    return examples
 
 
-def _batch(
-    number: int,
-    batch: tuple[tuple[Any, ...], Mapping[str, Any], Tensor | None],
-    first: tuple[Any, ...],
-    first_target: Tensor | None,
-) -> Batch:
+def _batch(number: int, example: Example, first: tuple[Any, ...], first_target: Tensor | None) -> Batch:
     """The tensors of a further batch.
 
     Raises:
         OwnModelError: They are not like those of the first one.
     """
-    inputs, keywords, target = batch
+    inputs, keywords, target = example
     tensors = tuple(leaf for leaf in pytree.tree_leaves((inputs, dict(keywords))) if isinstance(leaf, Tensor))
     own = [*tensors, *([] if target is None else [target])]
     other = [*first, *([] if first_target is None else [first_target])]
@@ -420,5 +426,7 @@ def _modes(problem: Problem) -> Iterator[Mode]:
         yield from (Mode.TRAIN, Mode.TRAIN_SPEED)
 
 
-def _title(model: Callable[..., Any]) -> str:
-    return type(model).__name__ if isinstance(model, nn.Module) else getattr(model, "__name__", type(model).__name__)
+def _title(model: Callable[..., Any], problem: Problem) -> str:
+    kind = type(model).__name__
+    name = kind if isinstance(model, nn.Module) else getattr(model, "__name__", kind)
+    return f"{name} with {sum(parameter.numel() for parameter in problem.module.parameters()):,} parameters"

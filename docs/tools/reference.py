@@ -1,6 +1,4 @@
-"""Prints docs/reference.md: every option of pytest and every command, as they are declared.
-
-    $ python docs/tools/reference.py > docs/reference.md
+"""Makes docs/reference.md, for benchmarks/regenerate.py: every option of pytest and every command, as they are declared.
 
 It reads `accelcheck.plugin.options.OPTIONS` and `accelcheck.cli.parser`, and imports no torch.
 """
@@ -9,12 +7,7 @@ from __future__ import annotations
 
 import argparse
 import re
-import sys
-from pathlib import Path
 from typing import TYPE_CHECKING
-
-if __name__ == "__main__":  # in a checkout too, where accelcheck is not installed
-    sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))
 
 from accelcheck.cli import parser
 from accelcheck.plugin.options import OPTIONS
@@ -24,7 +17,7 @@ if TYPE_CHECKING:
 
 TOP = """# Command line: every option and command
 
-Made by `python docs/tools/reference.py > docs/reference.md` from what the program declares; change it there. `accelcheck COMMAND --help`
+Made by `nox -s regenerate` from what the program declares; change it there. `accelcheck COMMAND --help`
 prints the same. [Options, verdicts and exit status](options.md) says how options work together.
 
 ## Options of pytest
@@ -121,7 +114,3 @@ def _marked(words: str) -> str:
     return "".join(
         part if number % 2 else re.sub(r"([*<]|(?<!\w)_|_(?!\w))", r"\\\1", part) for number, part in enumerate(parts)
     )
-
-
-if __name__ == "__main__":
-    sys.stdout.write(page())

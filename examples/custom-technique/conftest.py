@@ -67,7 +67,7 @@ class PreciseLinear(Technique):
     compiled = False
 
     def capability(self, device: Device) -> Capability:
-        if device.type != "cpu":
+        if not device.has("host"):
             return unsupported(Code.NO_BACKEND, f"the kernel is for the CPU, not for {device.name}")
         if shutil.which("g++") is None:
             return unavailable(Code.NO_PACKAGE, "no C++ compiler", "install g++")

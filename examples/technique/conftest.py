@@ -46,7 +46,7 @@ class LinearInParts(Technique):
     requires = frozenset({"linear"})  # only workloads that have nn.Linear
 
     def capability(self, device: Device) -> Capability:
-        if "lazy" in device.features:
+        if device.has("lazy"):
             return unsupported(Code.NO_EFFECT, f"{device.name} compiles the parts into one product again")
         return SUPPORTED
 

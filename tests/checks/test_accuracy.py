@@ -320,7 +320,7 @@ def test_a_correct_technique_keeps_the_accuracy(technique: str, name: str, store
     device.features |= {"quantized-engine"}
     workload = task(name)
     record = bench(store, TECHNIQUES[technique], workload, device).run(case(workload, ACCURACY, technique=technique))
-    assert record.verdict is Verdict.PASS, record.reason
+    assert record.verdict is Verdict.PASS, record.why
     assert record.compared == 1797
     assert shown(record)["before"] > 0.96
 
@@ -328,13 +328,13 @@ def test_a_correct_technique_keeps_the_accuracy(technique: str, name: str, store
 @pytest.mark.parametrize("technique", ["eager", "amp-bf16", "grad-scaler-fp16"])
 def test_a_correct_technique_learns_as_well(technique: str, store: Store) -> None:
     record = verdict_of(store, TECHNIQUES[technique], task("digits-mlp-training"), LEARNING)
-    assert record.verdict is Verdict.PASS, record.reason
+    assert record.verdict is Verdict.PASS, record.why
     assert record.compared == 3594
 
 
 def test_eager_learns_bit_for_bit_what_the_reference_learnt(store: Store) -> None:
     record = verdict_of(store, Planted(nothing), brief(), LEARNING)
-    assert record.verdict is Verdict.PASS, record.reason
+    assert record.verdict is Verdict.PASS, record.why
     assert shown(record)["lost"] == shown(record)["won"] == 0
 
 
@@ -400,7 +400,7 @@ def nan_rows(logits: Tensor) -> Tensor:
 def test_a_fault_that_costs_accuracy_fails(change: Change, line: str, store: Store) -> None:
     record = verdict_of(store, Planted(change), task("digits-mlp"), ACCURACY)
     assert record.verdict is Verdict.FAIL
-    assert any(said.startswith(line) for said in record.reason.splitlines()), record.reason
+    assert any(said.startswith(line) for said in record.why.splitlines()), record.why
 
 
 def turned_gradients(func: Any, gradient: Tensor, *args: Any, **kwargs: Any) -> Any:
@@ -416,14 +416,14 @@ def turned_gradients(func: Any, gradient: Tensor, *args: Any, **kwargs: Any) -> 
 def test_a_training_that_goes_wrong_fails(change: Change, store: Store) -> None:
     record = verdict_of(store, Planted(change), brief(), LEARNING)
     assert record.verdict is Verdict.FAIL
-    assert record.reason.startswith("accuracy: view drop")
+    assert record.why.startswith("accuracy: view drop")
 
 
 def test_the_message_says_what_was_lost_and_how_sure_that_is(store: Store) -> None:
     record = verdict_of(store, Planted(one_class_flipped), task("digits-mlp"), ACCURACY)
     figures = shown(record)
-    assert "expected a drop of at most 1.000% at 97.5% confidence" in record.reason
-    assert f"{figures['lost']:.0f} lost and {figures['won']:.0f} won of 1797 samples" in record.reason
+    assert "expected at most 1.000e-02 at 97.5% confidence" in record.why
+    assert f"{figures['lost']:.0f} lost and {figures['won']:.0f} won of 1797 samples" in record.why
     assert figures["drop"] > figures["before"] - figures["after"] > 0.01
 
 
@@ -453,7 +453,7 @@ def of_few(samples: int) -> Task:
 def test_too_few_samples_is_said_and_never_passed(tmp_path: Any) -> None:
     record = verdict_of(Store(tmp_path), Planted(nothing), of_few(300), ACCURACY)
     assert record.verdict is Verdict.ERROR
-    assert "UndecidedError: too few samples to decide: n = 300, at least 381 needed" in record.reason
+    assert "UndecidedError: too few samples to decide: n = 300, at least 381 needed" in record.why
 
 
 def test_a_stricter_limit_needs_more_samples(store: Store) -> None:
@@ -461,14 +461,14 @@ def test_a_stricter_limit_needs_more_samples(store: Store) -> None:
     strict.accuracy_limit = 0.002
     record = verdict_of(store, strict, task("digits-mlp"), ACCURACY)
     assert record.verdict is Verdict.ERROR
-    assert "n = 1797, at least 1917 needed" in record.reason
+    assert "n = 1797, at least 1917 needed" in record.why
 
 
 def test_seeds_do_not_make_samples(store: Store) -> None:
     strict = Planted(nothing)
     strict.accuracy_limit = 0.002
     record = verdict_of(store, strict, task("digits-mlp-training"), LEARNING)
-    assert "n = 1797, at least 1917 needed" in record.reason
+    assert "n = 1797, at least 1917 needed" in record.why
 
 
 def test_a_reference_that_learnt_nothing_is_an_error(tmp_path: Any) -> None:
@@ -476,7 +476,7 @@ def test_a_reference_that_learnt_nothing_is_an_error(tmp_path: Any) -> None:
     lazy = replace(whole, make=partial(_untrained, whole.make))
     record = verdict_of(Store(tmp_path), Planted(nothing), lazy, ACCURACY)
     assert record.verdict is Verdict.ERROR
-    assert "OracleError: digits-mlp: FP32 eager on the CPU reached an accuracy of" in record.reason
+    assert "OracleError: digits-mlp: FP32 eager on the CPU reached an accuracy of" in record.why
 
 
 def _untrained(make: Callable[[torch.Generator, int], Any], generator: torch.Generator, extent: int) -> Any:
@@ -490,7 +490,7 @@ def test_an_absent_data_set_is_unavailable_and_says_what_to_install(
     record = verdict_of(store, Planted(nothing), task("digits-mlp"), ACCURACY)
     assert record.verdict is Verdict.UNAVAILABLE
     assert record.code == Code.NO_PACKAGE
-    assert "pip install 'accelcheck[accuracy]'" in record.reason
+    assert "pip install 'accelcheck[accuracy]'" in record.why
 
 
 def test_a_task_says_itself_whether_its_data_is_here(store: Store) -> None:
@@ -501,7 +501,7 @@ def test_a_task_says_itself_whether_its_data_is_here(store: Store) -> None:
 def test_a_workload_that_is_no_task_is_an_error(store: Store) -> None:
     record = verdict_of(store, Planted(nothing), built_in()["mlp"], ACCURACY)
     assert record.verdict is Verdict.ERROR
-    assert "mode accuracy needs a workload of type Task; mlp is a Workload" in record.reason
+    assert "mode accuracy needs a workload of type Task; mlp is a Workload" in record.why
 
 
 def test_a_technique_that_stops_in_a_later_fold_is_found(store: Store) -> None:
@@ -515,7 +515,7 @@ def test_a_technique_that_stops_in_a_later_fold_is_found(store: Store) -> None:
 
     record = verdict_of(store, Once(nothing), task("digits-mlp"), ACCURACY)
     assert record.verdict is Verdict.FAIL
-    assert record.reason.startswith("not engaged")
+    assert record.why.startswith("not engaged")
 
 
 def test_calibration_and_warm_up_see_no_held_out_sample(store: Store) -> None:

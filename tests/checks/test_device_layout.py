@@ -70,7 +70,7 @@ def judged(change: Change, store: Store, mode: Mode = FORWARD) -> Record:
 @pytest.mark.parametrize("mode", [FORWARD, BACKWARD])
 def test_what_keeps_the_devices_strides_passes(mode: Mode, store: Store) -> None:
     record = judged(nothing, store, mode)
-    assert record.verdict is Verdict.PASS, record.reason
+    assert record.verdict is Verdict.PASS, record.why
 
 
 @pytest.mark.usefixtures("placed")

@@ -66,8 +66,8 @@ def plain(name: str = "linear") -> Workload:
 
 
 def absent(record: Record) -> list[str]:
-    assert record.verdict is Verdict.FAIL, (record.verdict, record.reason)
-    return record.reason.splitlines()
+    assert record.verdict is Verdict.FAIL, (record.verdict, record.why)
+    return record.why.splitlines()
 
 
 @pytest.mark.parametrize("mode", [FORWARD, BACKWARD])
@@ -82,7 +82,7 @@ def test_a_technique_that_engages_in_its_first_runs_alone_fails_and_the_draw_is_
 
 def test_a_technique_that_engages_in_every_run_passes_with_the_evidence_of_the_first(store: Store) -> None:
     record = verdict_of(store, ForAWhile(DRAWS + 1), plain())
-    assert record.verdict is Verdict.PASS, record.reason
+    assert record.verdict is Verdict.PASS, record.why
     assert [one.claim for one in record.evidence] == [
         "aten::addmm dispatched >= 1",
         "no operator left cpu for the CPU",
@@ -153,7 +153,7 @@ class Counting(Planted):
 @pytest.mark.parametrize("mode", [FORWARD, BACKWARD])
 def test_counts_begin_anew_before_every_judged_run(mode: Mode, store: Store) -> None:
     record = verdict_of(store, Counting(), plain(), mode)
-    assert record.verdict is Verdict.PASS, record.reason
+    assert record.verdict is Verdict.PASS, record.why
 
 
 def test_what_is_timed_must_be_engaged_too(store: Store) -> None:

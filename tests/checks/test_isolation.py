@@ -95,7 +95,7 @@ def store(tmp_path: Path) -> Iterator[Store]:
 
 def told(record: Record) -> Any:
     """What must not depend on the cases before it."""
-    return record.verdict, record.reason, record.figures, record.compared, record.evidence, record.eager_excess
+    return record.verdict, record.why, record.figures, record.compared, record.evidence, record.eager_excess
 
 
 @pytest.mark.parametrize("name", LEAKS)
@@ -103,13 +103,13 @@ def test_what_a_case_leaves_changed_is_named_and_put_back(name: str, store: Stor
     before = GlobalState.now()
     record = verdict_of(store, Leaking(LEAKS[name]), seeded("mlp"))
     assert record.verdict is Verdict.FAIL
-    assert f"{name.partition(' of a ')[0].partition(' that ')[0]}: left changed: expected " in record.reason
+    assert f"{name.partition(' of a ')[0].partition(' that ')[0]}: left changed: expected " in record.why
     assert before.restore() == []
 
 
 def test_what_is_compiled_after_a_dispatch_mode_was_left_active_is_compiled(store: Store) -> None:
     record = verdict_of(store, Leaking(LEAKS["dispatch modes"]), seeded("mlp"))
-    assert record.reason.count("left changed") == 1
+    assert record.why.count("left changed") == 1
     assert not torch_names.python_dispatch.is_in_torch_dispatch_mode()  # dynamo would skip everything in silence
 
 
@@ -141,7 +141,7 @@ def test_a_wrong_kernel_that_is_undone_fails_alone_and_after_eager(
 
 def test_gradients_that_are_not_computed_are_missing(store: Store) -> None:
     record = verdict_of(store, Blind(), seeded("mlp"), mode=BACKWARD)
-    assert "grad:input[0]: missing: expected a tensor, got nothing" in record.reason
+    assert "grad:input[0]: missing: expected a tensor, got nothing" in record.why
 
 
 class Dropping(nn.Module):
@@ -205,7 +205,7 @@ def test_dropout_hides_no_error(store: Store) -> None:
 def test_a_random_function_is_an_error_that_names_its_module(store: Store) -> None:
     record = verdict_of(store, PLAIN, RANDOM, mode=BACKWARD)
     assert record.verdict is Verdict.ERROR
-    assert "two runs from the same state differ in out: the output of the module 'noisy' is random" in record.reason
+    assert "two runs from the same state differ in out: the output of the module 'noisy' is random" in record.why
     assert verdict_of(store, PLAIN, RANDOM, mode=FORWARD).verdict is Verdict.PASS  # in evaluation mode it draws nothing
 
 
@@ -228,7 +228,7 @@ def idle(names: frozenset[str]) -> Workload:
 def test_a_gradient_that_the_oracle_lacks_is_an_error_unless_it_is_declared(tmp_path: Path) -> None:
     record = verdict_of(Store(tmp_path), PLAIN, idle(frozenset()), mode=BACKWARD)
     assert record.verdict is Verdict.ERROR
-    assert "the oracle has no gradient for input[1], unused.bias, unused.weight" in record.reason
+    assert "the oracle has no gradient for input[1], unused.bias, unused.weight" in record.why
     declared = idle(frozenset({"input[1]", "unused.bias", "unused.weight"}))
     assert verdict_of(Store(tmp_path), PLAIN, declared, mode=BACKWARD).verdict is Verdict.PASS
 
@@ -237,7 +237,7 @@ def test_a_reduced_precision_that_is_left_on_is_put_back() -> None:
     before = GlobalState.now()
     torch.set_float32_matmul_precision("medium")
     (line,) = before.restore()
-    assert line.startswith("precision of products: left changed: expected ")
+    assert str(line).startswith("precision of products: left changed: expected ")
     assert torch.get_float32_matmul_precision() == "highest"
 
 
@@ -247,7 +247,7 @@ def test_what_is_put_back_for_a_while_is_as_it_is_again(name: str) -> None:
     LEAKS[name]()
     with before.restored():
         quick = name not in {"environment", "working folder"}  # they change nothing that a judge computes
-        assert ([change.line for change in before._changes(whole=False)] == []) or not quick
+        assert ([change.fault for change in before._changes(whole=False)] == []) or not quick
     assert before.restore() != []
 
 
@@ -261,7 +261,7 @@ def test_a_workload_that_leaves_something_changed_is_an_error(tmp_path: Path) ->
     record = verdict_of(Store(tmp_path, clean), PLAIN, workload)
     clean.close()
     assert record.verdict is Verdict.ERROR
-    assert "the workload leaves changed what later ones compute with: default dtype" in record.reason
+    assert "the workload leaves changed what later ones compute with: default dtype" in record.why
 
 
 def test_an_error_says_what_else_the_case_left_changed(tmp_path: Path) -> None:
@@ -271,7 +271,7 @@ def test_an_error_says_what_else_the_case_left_changed(tmp_path: Path) -> None:
 
     record = verdict_of(Store(tmp_path), Leaking(breaks), seeded("mlp"))
     assert record.verdict is Verdict.ERROR
-    assert record.reason.splitlines() == [
+    assert record.why.splitlines() == [
         "RuntimeError: broken",
         "default dtype: left changed: expected torch.float32, got torch.float64",
     ]
@@ -300,7 +300,7 @@ def test_a_wrong_kernel_below_torch_is_an_error_of_the_judge(tmp_path: Path) -> 
 
     record = verdict_of(Store(tmp_path), Registered(lambda _: None), seeded("mlp"))
     assert record.verdict is Verdict.ERROR
-    assert "sqrt, on the CPU: expected [7.0, 1.5]" in record.reason
+    assert "sqrt, on the CPU: expected [7.0, 1.5]" in record.why
 
 
 def test_problems_are_made_under_the_state_before_the_technique(tmp_path: Path) -> None:

@@ -71,13 +71,13 @@ def swapped(module: Any, x: Tensor) -> Any:
 @pytest.mark.parametrize("metric", [right, score, lambda out, target: right(out, target).float().mean()])
 def test_eager_keeps_its_accuracy_by_every_kind_of_metric(store: Store, metric: Any) -> None:
     record = verdict_of(store, Eager(), task(metric), ACCURACY)
-    assert record.verdict is Verdict.PASS, record.reason
+    assert record.verdict is Verdict.PASS, record.why
     assert record.compared == (4 if metric not in (right, score) else 400)
 
 
 def test_a_technique_that_warms_up_is_judged_too(store: Store) -> None:
     record = verdict_of(store, Trace(), task(), ACCURACY)
-    assert record.verdict is Verdict.PASS, record.reason
+    assert record.verdict is Verdict.PASS, record.why
 
 
 @pytest.mark.parametrize("metric", [right, lambda out, target: right(out, target).float().mean()])
@@ -85,15 +85,15 @@ def test_two_percent_lost_fail_where_one_may_be(store: Store, metric: Any) -> No
     assert verdict_of(store, Planted(nothing), task(metric), ACCURACY).verdict is Verdict.PASS
     record = verdict_of(store, Planted(calling(swapped)), task(metric), ACCURACY)
     assert record.verdict is Verdict.FAIL
-    assert "accuracy: view drop: expected a drop of at most 1.000%, got 2.000%" in record.reason
+    assert "accuracy: view drop: expected at most 1.000e-02, got 2.000%" in record.why
     assert verdict_of(store, Planted(calling(swapped)), task(metric, max_drop=0.1), ACCURACY).verdict is Verdict.PASS
 
 
 def test_too_few_samples_to_decide_are_an_error_that_says_how_many(store: Store) -> None:
     record = verdict_of(store, Eager(), task(samples=10), ACCURACY)
     assert record.verdict is Verdict.ERROR
-    assert "40 samples cannot show that the accuracy drops by at most 1.00%" in record.reason
-    assert "Give 381 samples or more, or a larger max_drop" in record.reason
+    assert "40 samples cannot show that the accuracy drops by at most 1.00%" in record.why
+    assert "Give 381 samples or more, or a larger max_drop" in record.why
 
 
 def test_scores_of_samples_give_an_interval_and_numbers_of_batches_none() -> None:
@@ -112,7 +112,7 @@ def test_a_metric_that_raises_or_gives_no_score_is_named(store: Store) -> None:
     ):
         record = verdict_of(Store(store.cache.folder), Eager(), task(metric), ACCURACY)
         assert record.verdict is Verdict.ERROR
-        assert re.search(words, record.reason), record.reason
+        assert re.search(words, record.why), record.why
 
 
 def test_a_drop_of_nothing_cannot_be_asked_for() -> None:

@@ -18,13 +18,15 @@ import accelcheck
 from accelcheck.checks.platform import collectives, dtypes, extension, items, loading, modes, profiling
 from accelcheck.checks.trial import Trial
 from accelcheck.core.case import HOST_RATIO, TIMED, Case, Mode, Verdict
-from accelcheck.core.matrix import Matrix, Selection, devices
+from accelcheck.core.selection import Selection
+from accelcheck.devices import devices
 from accelcheck.measure.paired import Comparison, SpeedVerdict
 from accelcheck.report.assessment import assess
 from accelcheck.report.quality import tables
 from accelcheck.report.run import load
 from accelcheck.techniques.base import Unsupported
 from accelcheck.techniques.eager import Eager
+from accelcheck.techniques.matrix import Matrix
 from accelcheck.techniques.platform import TECHNIQUES
 from accelcheck.verify.oracle import Store
 from accelcheck.workloads.platform import WORKLOADS
@@ -114,7 +116,7 @@ def test_an_operation_that_is_wrong_is_named(
     with Planted(where, dtype, change) as planted:
         found = dtypes.verify(trial(f"dtype-{name}"))
     assert planted.hits
-    assert any(line.startswith(said) and "expected" in line for line in found.faults), found.faults
+    assert any(f"{fault.path}{fault.place}".startswith(said) for fault in found.faults), found.faults
 
 
 class Without(StubDevice):
@@ -174,7 +176,7 @@ def test_an_operation_that_runs_on_the_cpu_is_not_there() -> None:
 
 def test_a_result_on_another_device_is_a_fault() -> None:
     found = dtypes.verify(trial("dtype-int8", StubDevice("toy")))
-    assert "int8 made: device: expected toy, got cpu" in found.faults
+    assert "int8 made: device: expected toy, got cpu" in map(str, found.faults)
 
 
 def test_eager_mode_of_the_cpu_is_right_and_is_the_host_itself(tmp_path: Path) -> None:
@@ -230,7 +232,7 @@ def test_an_operator_of_an_extension_must_be_right(
     monkeypatch.setattr("torch.utils.cpp_extension.load_inline", load)
     monkeypatch.setattr("shutil.which", lambda program: f"/usr/bin/{program}")
     found = extension.verify(trial("cpp-extension"))
-    assert ([line.partition(":")[0] for line in found.faults], found.compared) == (faults, 64)
+    assert ([f"{fault.path}{fault.place}" for fault in found.faults], found.compared) == (faults, 64)
     assert all(one.engaged for one in found.evidence)
 
 
@@ -254,7 +256,7 @@ def test_an_all_reduce_that_is_wrong_fails(monkeypatch: pytest.MonkeyPatch) -> N
 
     monkeypatch.setattr(collectives, "_run", run)
     found = collectives.verify(trial("distributed-backend", devices()["cpu"]))
-    assert [line.partition(":")[0] for line in found.faults] == ["all-reduce of rank 0", "all-reduce of rank 1"]
+    assert [fault.path for fault in found.faults] == ["all-reduce of rank 0", "all-reduce of rank 1"]
 
 
 def test_the_profiler_names_operators_and_their_times() -> None:

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from accelcheck.checks.speed import Contender
 from accelcheck.checks.trial import Trial
 from accelcheck.core.case import Case, Mode
-from accelcheck.core.matrix import Matrix
 from accelcheck.devices.cpu import Cpu
 from accelcheck.measure.memory import in_memory, peak
+from accelcheck.techniques.matrix import Matrix
 from accelcheck.verify.oracle import Store
 from accelcheck.workloads.base import Problem, Workload
 from accelcheck.workloads.mlp import Mlp

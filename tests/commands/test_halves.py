@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from accelcheck.commands import halves
+from accelcheck.commands import session
+from accelcheck.commands.session import FILES, WORKERS, Half, Session
 from accelcheck.core.capability import SUPPORTED
 from accelcheck.devices import hardware
 
@@ -17,7 +18,7 @@ def machine(monkeypatch: pytest.MonkeyPatch, **chips: int) -> None:
     for vendor in ("nvidia", "amd", "tpu"):
         found = hardware.Hardware(chips.get(vendor, 0), (), "", SUPPORTED)
         monkeypatch.setattr(hardware, vendor, lambda found=found: found)
-    for name in (halves.WORKERS, "PJRT_DEVICE"):
+    for name in (WORKERS, "PJRT_DEVICE"):
         monkeypatch.delenv(name, raising=False)
 
 
@@ -36,37 +37,65 @@ def test_there_is_a_worker_for_each_core_or_chip(
     device: str, workers: str, on_tpu: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     machine(monkeypatch, nvidia=4)
-    assert halves.workers(device) == workers
+    assert session.workers(device) == workers
     machine(monkeypatch, nvidia=4, tpu=8)
-    assert halves.workers(device) == on_tpu
-    monkeypatch.setenv(halves.WORKERS, "3")
-    assert halves.workers(device) == "3"
+    assert session.workers(device) == on_tpu
+    monkeypatch.setenv(WORKERS, "3")
+    assert session.workers(device) == "3"
 
 
 def test_xla_without_a_tpu_computes_with_the_client_that_is_named_or_that_of_the_cpu(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     machine(monkeypatch)
-    assert [halves.client(device) for device in ("xla", "cpu")] == [{"PJRT_DEVICE": "CPU"}, {}]
+    assert [session.client(device) for device in ("xla", "cpu")] == [{"PJRT_DEVICE": "CPU"}, {}]
     monkeypatch.setenv("PJRT_DEVICE", "VENDOR")
-    assert halves.client("xla") == {"PJRT_DEVICE": "VENDOR"}
+    assert session.client("xla") == {"PJRT_DEVICE": "VENDOR"}
     machine(monkeypatch, tpu=1)
-    assert halves.client("xla") == {}
+    assert session.client("xla") == {}
 
 
-@pytest.mark.parametrize("option", halves.FILES)
+@pytest.mark.parametrize("option", FILES)
 def test_each_half_has_files_of_its_own(option: str, monkeypatch: pytest.MonkeyPatch) -> None:
     machine(monkeypatch)
     for words in ([f"{option}=out/a.b.xml", "-x"], [option, "out/a.b.xml", "-x"]):
-        assert halves.judged("cpu", (), words)[-len(words) :] == words
-        assert halves.timed("cpu", (), words)[-4:] == [f"{option}=out/a.b-speed.xml", "-x", "-n", "0"]
-    assert halves.beside(Path("out/a.b.xml")) == Path("out/a.b-speed.xml")
+        both = Session("cpu", Path("j.jsonl"), (), words)
+        assert list(both.judged().words[-len(words) :]) == words
+        assert list(both.timed().words[-4:]) == [f"{option}=out/a.b-speed.xml", "-x", "-n", "0"]
+    assert session.beside(Path("out/a.b.xml")) == Path("out/a.b-speed.xml")
 
 
 def test_a_value_that_is_no_file_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     machine(monkeypatch)
-    assert halves.timed("cpu", (), ["-k", "journal", f"{halves.FILES[0]}="])[-5:-2] == [
-        "-k",
-        "journal",
-        f"{halves.FILES[0]}=",
-    ]
+    timed = Session("cpu", Path("j.jsonl"), (), ["-k", "journal", f"{FILES[0]}="]).timed()
+    assert list(timed.words[-5:-2]) == ["-k", "journal", f"{FILES[0]}="]
+    assert timed.journal == Path("j-speed.jsonl")
+
+
+@pytest.mark.parametrize(("code", "ran"), [(0, 2), (1, 2), (5, 2), (2, 1), (3, 1), (137, 1)])
+def test_nothing_is_timed_after_a_first_half_that_was_cut_off(code: int, ran: int) -> None:
+    started: list[Half] = []
+
+    def start(half: Half) -> int:
+        started.append(half)
+        return code
+
+    assert Session("cpu", Path("j.jsonl")).run(start) == [code] * ran
+    assert [half.timed for half in started] == [False, True][:ran]
+
+
+def test_the_caller_says_what_is_timed_when_everything_is_judged() -> None:
+    started: list[Half] = []
+
+    def start(half: Half) -> int:
+        started.append(half)
+        return 0
+
+    def chosen() -> list[str]:
+        assert len(started) == 1
+        return ["--accel-case=one"]
+
+    Session("cpu", Path("j.jsonl")).run(start, chosen)
+    assert ["--accel-case=one" in half.words for half in started] == [False, True]
+    Session("cpu", Path("j.jsonl")).run(start, lambda: None)
+    assert len(started) == 3

@@ -18,7 +18,7 @@ from plugin_harness import CONFTEST
 from process_harness import PATIENT, left, started
 
 from accelcheck import cli
-from accelcheck.commands import common, halves
+from accelcheck.commands import common, session
 from accelcheck.commands.common import GREEN, NOTHING, RED, USAGE
 from accelcheck.core import foreground
 from accelcheck.core.journal_reading import read
@@ -40,8 +40,8 @@ class Started:
         self._codes = list(codes)
         self._verdict = verdict
         monkeypatch.setattr(foreground, "run", self)
-        monkeypatch.setattr(common, "refusal", lambda _: None)
-        for name in (halves.LEVEL, halves.WORKERS, "PJRT_DEVICE"):
+        monkeypatch.setattr(common, "refusal", lambda *_: None)
+        for name in (session.LEVEL, session.WORKERS, "PJRT_DEVICE"):
             monkeypatch.delenv(name, raising=False)
         monkeypatch.setattr("accelcheck.devices.hardware.usable_cores", lambda: 6)
 
@@ -91,9 +91,9 @@ def test_a_device_runs_twice_with_workers_and_then_timed_alone(monkeypatch: pyte
 def test_the_command_that_the_summary_recommends_is_this_one(monkeypatch: pytest.MonkeyPatch) -> None:
     started = Started(monkeypatch)
     assert cli.main(["run", "--device=cpu", "--technique=amp-*", "--", "-x"]) == GREEN
-    again = shlex.split(started.environments[0][halves.SESSION])
+    again = shlex.split(started.environments[0][session.SESSION])
     assert again == ["accelcheck", "run", "--device=cpu", "--technique=amp-*", "--", "-x"]
-    monkeypatch.setenv(halves.LEVEL, "3")
+    monkeypatch.setenv(session.LEVEL, "3")
     given = cli.parser().parse_args(again[1:])
     assert (given.level, given.device, given.technique, given.arguments) == (3, ["cpu"], ["amp-*"], ["-x"])
 
@@ -102,7 +102,7 @@ def test_without_speed_there_is_one_part(monkeypatch: pytest.MonkeyPatch) -> Non
     started = Started(monkeypatch)
     assert cli.main(["run", "--device=cpu", "--no-speed"]) == GREEN
     assert len(started.commands) == 1
-    assert halves.SESSION not in started.environments[0]
+    assert session.SESSION not in started.environments[0]
 
 
 def test_xla_without_a_tpu_gets_a_client(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -199,7 +199,7 @@ def test_an_absent_device_sends_to_the_doctor(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     started = Started(monkeypatch)
-    monkeypatch.setattr(common, "refusal", lambda _: "no NVIDIA GPU found")
+    monkeypatch.setattr(common, "refusal", lambda *_: "no NVIDIA GPU found")
     assert cli.main(["run", "--device=cuda"]) == NOTHING
     assert "cuda: no NVIDIA GPU found; accelcheck doctor says more" in capsys.readouterr().err
     assert started.commands == []

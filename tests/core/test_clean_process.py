@@ -91,6 +91,23 @@ def test_what_cannot_be_sent_is_named(clean: CleanProcess) -> None:
     assert clean.call(len, [1]) == 1
 
 
+def made_there() -> list[int]:
+    """A list that begins with the process that made it."""
+    return [os.getpid()]
+
+
+def test_a_call_is_given_what_the_process_began_with_and_the_next_process_its_own() -> None:
+    clean = CleanProcess([], ((made_there, 30.0),))
+    first = clean.pid
+    assert clean.call(list.copy, clean.begun) == [first]
+    clean.call(list.append, clean.begun, 2)
+    assert clean.call(list.copy, clean.begun) == [first, 2]
+    clean.renew()
+    assert clean.call(list.copy, clean.begun) == [clean.pid]
+    assert clean.pid != first
+    clean.close()
+
+
 def test_an_exception_is_raised_here_with_its_traceback(clean: CleanProcess) -> None:
     with pytest.raises(ValueError, match="wrong") as caught:
         clean.call(fails, ValueError("wrong"))

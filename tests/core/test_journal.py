@@ -17,8 +17,9 @@ import pytest
 from process_harness import started
 
 from accelcheck.core.case import Case, Evidence, Figure, Mode, Verdict
-from accelcheck.core.journal import SCHEMA, Journal, JournalError, Record
-from accelcheck.core.journal_reading import read
+from accelcheck.core.fault import Fault, FaultKind
+from accelcheck.core.journal import OLDER, SCHEMA, Journal, JournalError, Record
+from accelcheck.core.journal_reading import read, sections
 
 ROOT = Path(__file__).parents[2]
 CASE = Case("amp-bf16", "cnn", "cpu", "float32", Mode.BACKWARD, 2)
@@ -33,6 +34,11 @@ RECORD = Record(
     eager_excess=0.75,
     seconds={"oracle": 0.5, "run": 0.0625},
     traceback="Traceback\n  line",
+    faults=(
+        Fault(FaultKind.VIEW, "out['a: ü\u2028']", "row", "draw 1", measured=math.inf, allowed=1e-6, place="[3, :]"),
+        Fault(FaultKind.RAISED, "run", "LookupError", got="no kernel"),
+    ),
+    runs=(Verdict.FAIL, Verdict.PASS),
 )
 
 
@@ -170,8 +176,32 @@ def test_any_other_garbage_is_refused_with_file_and_line(line: str, message: str
 def test_another_schema_is_refused(schema: object, tmp_path: Path) -> None:
     path = tmp_path / "run.jsonl"
     path.write_text(json.dumps({"kind": "run", "schema": schema}) + "\n")
-    with pytest.raises(JournalError, match=rf"run.jsonl:1: schema .*; this accelcheck reads {SCHEMA}"):
+    with pytest.raises(JournalError, match=rf"run.jsonl:1: schema .*; this accelcheck reads {OLDER} and {SCHEMA}"):
         read(path)
+
+
+def test_a_journal_of_the_version_before_is_read_with_its_lines_as_faults() -> None:
+    path = ROOT / "tests" / "journals" / "toy.jsonl"
+    raw = [json.loads(line) for line in path.read_text().splitlines()]
+    header, records = read(path)
+    assert header["schema"] == OLDER
+    reasons = [one["reason"] for one in raw if one["kind"] == "case" and one["verdict"] == "fail"]
+    failures = [record for record in records if record.verdict is Verdict.FAIL]
+    assert [record.why for record in failures] == reasons
+    assert not any(record.reason for record in failures)
+    assert {fault.kind for record in failures for fault in record.faults} == {FaultKind.OTHER}
+    others = [record for record in records if record.verdict is not Verdict.FAIL]
+    assert not any(record.faults for record in others)
+    assert any(record.reason for record in others)
+
+
+def test_each_run_of_a_merged_journal_is_read_by_its_own_version(tmp_path: Path) -> None:
+    path = tmp_path / "run.jsonl"
+    failed = changed(verdict="fail", reason="out: wrong", faults=[])
+    path.write_text("".join(f"{HEADER.replace(str(SCHEMA), str(schema))}\n{failed}\n" for schema in (OLDER, SCHEMA)))
+    older, newer = (section.records[0] for section in sections(path))
+    assert (older.reason, older.faults) == ("", (Fault(FaultKind.OTHER, "out: wrong"),))
+    assert (newer.reason, newer.faults) == ("out: wrong", ())
 
 
 def test_records_without_a_header_are_refused(tmp_path: Path) -> None:

@@ -11,12 +11,13 @@ from plugin_harness import JOURNAL, Suite, only
 
 from accelcheck.core.case import WEIGHTS, Case, Mode, Verdict
 from accelcheck.core.journal import Record
-from accelcheck.core.matrix import Matrix, Selection
+from accelcheck.core.selection import Selection
 from accelcheck.core.shards import Shard, absent
 from accelcheck.plugin.configuration import RunConfiguration
 from accelcheck.report import terminal
 from accelcheck.report.coverage import Scope
 from accelcheck.report.run import load
+from accelcheck.techniques.matrix import Matrix
 
 USAGE, NOTHING_RAN = pytest.ExitCode.USAGE_ERROR, pytest.ExitCode.NO_TESTS_COLLECTED
 WORDS = [*only("toy", "toy-too"), "--accel-workload=small", "--accel-workload=later", "--accel-level=3"]

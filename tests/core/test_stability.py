@@ -11,22 +11,21 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from stored_cases import everything, facts, stored
 
-from accelcheck.core.case import TIMED
+from accelcheck.core.case import LEVELS, TIMED
 from accelcheck.core.journal_reading import read
-from accelcheck.core.matrix import Selection
-from accelcheck.core.words import LEVELS
+from accelcheck.core.selection import Selection
 from accelcheck.measure.digest import digest
 from accelcheck.workloads.probes import Draw
 
 if TYPE_CHECKING:
-    from accelcheck.core.matrix import Matrix
+    from accelcheck.techniques.matrix import Matrix
 
 BASELINES = Path(__file__).parents[2] / "baselines"
 
 
 @pytest.fixture(scope="module")
 def matrix() -> Matrix:
-    from accelcheck.core.matrix import Matrix
+    from accelcheck.techniques.matrix import Matrix
 
     return Matrix.load()
 

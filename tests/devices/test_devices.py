@@ -20,10 +20,9 @@ from torch import Tensor
 
 from accelcheck.core.capability import SUPPORTED, Code, unavailable
 from accelcheck.core.case import Verdict
-from accelcheck.core.matrix import devices
+from accelcheck.devices import devices, hardware, strict
 from accelcheck.devices import generic as generic_device
-from accelcheck.devices import hardware, strict
-from accelcheck.devices.base import Device, Fingerprint, Status, status_from_json
+from accelcheck.devices.base import FEATURES, OF_TYPE, Device, Fingerprint, Status, status_from_json
 from accelcheck.devices.cpu import Cpu
 from accelcheck.devices.cuda import Cuda
 from accelcheck.devices.generic import Generic
@@ -36,10 +35,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 ROOT = Path(__file__).parents[2]
-FEATURES = {
-    *("float64", "strided", "inductor", "cuda-graphs", "autocast-bfloat16", "autocast-float16"),
-    *("memory-statistics", "quantized-engine", "lazy", "deterministic", "exclusive"),
-}
 
 
 def python(code: str, *, environ: dict[str, str] | None = None, timeout: float = 60) -> str:
@@ -99,12 +94,32 @@ def test_hardware_needs_only_the_standard_library() -> None:
 
 @pytest.mark.parametrize("device", builtin().values(), ids=lambda device: device.name)
 def test_declarations_are_legal(device: Device) -> None:
-    assert device.features <= FEATURES
+    assert device.features <= set(FEATURES)
     assert "float32" in device.dtypes
     assert all(isinstance(getattr(torch, dtype), torch.dtype) for dtype in device.dtypes)
     assert list(device.variables) == sorted(set(device.variables))
     assert {"CUDA_VISIBLE_DEVICES", "NVIDIA_TF32_OVERRIDE", "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE"} <= set(Cuda.variables)
     assert "HSA_OVERRIDE_GFX_VERSION" in Rocm.variables
+
+
+def test_a_device_has_the_features_of_its_type_whoever_declares_it() -> None:
+    assert set().union(*OF_TYPE.values()) <= set(FEATURES)
+    own = Generic("xpu")
+    assert own.has("inductor")
+    assert own.has("flex-attention")
+    assert not own.has("host")
+    assert not Generic("stranger").has("flex-attention")
+
+
+def test_amd_s_gpus_have_no_library_of_nvidia_s_alone() -> None:
+    assert Rocm().has("torch-cuda")
+    assert Rocm().has("hip")
+    assert not Cuda().has("hip")
+
+
+def test_the_pages_explain_every_feature() -> None:
+    page = (ROOT / "docs" / "extending.md").read_text("utf-8")
+    assert [name for name, meaning in FEATURES.items() if f"| `{name}` | {meaning} |" not in page] == []
 
 
 def test_cpu() -> None:

@@ -4,6 +4,8 @@ import sys
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
+from upstream_signatures import signature, unlike_upstream
+
 from accelcheck.devices import telemetry
 from accelcheck.devices.cpu import Cpu
 from accelcheck.devices.telemetry import Telemetry
@@ -58,12 +60,35 @@ class Nvml(SimpleNamespace):
             nvmlInit=lambda: None,
             nvmlShutdown=lambda: None,
             nvmlDeviceGetHandleByUUID=lambda uuid: {"GPU-1": "handle"}[uuid],
-            nvmlDeviceGetClockInfo=lambda _, kind: 1980 if kind == self.NVML_CLOCK_SM else 0,
-            nvmlDeviceGetTemperature=lambda *_: 55,
+            nvmlDeviceGetClockInfo=lambda _, type: 1980 if type == self.NVML_CLOCK_SM else 0,  # noqa: A006 - NVML's name
+            nvmlDeviceGetTemperature=lambda _, __: 55,
             nvmlDeviceGetTotalEnergyConsumption=lambda _: 12_500,
             nvmlDeviceGetCurrentClocksEventReasons=lambda _: 0x1 | 0x4 | 0x40,
         )
         self.__dict__.update(other)
+
+
+def test_stubs_have_the_signatures_of_the_packages() -> None:
+    for stub, package, path in ((Nvml(), "nvidia-ml-py", "pynvml.py"), (smi(), "amdsmi", "amdsmi/amdsmi_interface.py")):
+        names = [name for name, value in vars(stub).items() if callable(value)]
+        assert not [line for name in names for line in unlike_upstream(package, f"{path}:{name}", getattr(stub, name))]
+    for name in ("NVML_CLOCK_SM", "NVML_TEMPERATURE_GPU"):
+        assert getattr(Nvml, name) == signature("nvidia-ml-py", f"pynvml.py:{name}").parameters["value"].default
+
+
+def smi() -> SimpleNamespace:
+    """AMD SMI's functions, of one GPU."""
+    return SimpleNamespace(
+        amdsmi_init=lambda: None,
+        amdsmi_shut_down=lambda: None,
+        amdsmi_get_processor_handle_from_bdf=lambda bdf: {"0000:c1:00.0": "handle"}[bdf],
+        amdsmi_get_energy_count=lambda _: {"energy_accumulator": 2_000_000, "counter_resolution": 16.0},
+        amdsmi_get_gpu_metrics_info=lambda _: {
+            "current_gfxclk": 2100,
+            "temperature_hotspot": 70,
+            "throttle_status": 0x10,
+        },
+    )
 
 
 def refused(*_: object) -> Any:
@@ -95,19 +120,9 @@ def test_without_a_driver_nothing_is_known(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_an_amd_gpu_is_asked_by_its_address(monkeypatch: pytest.MonkeyPatch) -> None:
-    smi = SimpleNamespace(
-        amdsmi_init=lambda: None,
-        amdsmi_shut_down=lambda: None,
-        amdsmi_get_processor_handle_from_bdf=lambda bus: {"0000:c1:00.0": "handle"}[bus],
-        amdsmi_get_energy_count=lambda _: {"energy_accumulator": 2_000_000, "counter_resolution": 16.0},
-        amdsmi_get_gpu_metrics_info=lambda _: {
-            "current_gfxclk": 2100,
-            "temperature_hotspot": 70,
-            "throttle_status": 0x10,
-        },
-    )
-    monkeypatch.setitem(sys.modules, "amdsmi", smi)
+    stub = smi()
+    monkeypatch.setitem(sys.modules, "amdsmi", stub)
     assert telemetry.amd("0000:c1:00.0") == Telemetry(2100.0, 70.0, 32.0, "throttle status 0x10")
-    smi.amdsmi_get_gpu_metrics_info = lambda _: {"current_gfxclk": "N/A"}
+    stub.amdsmi_get_gpu_metrics_info = lambda _: {"current_gfxclk": "N/A"}
     assert telemetry.amd("0000:c1:00.0").clock is None
     assert telemetry.amd("0000:01:00.0") == Telemetry()

@@ -51,7 +51,7 @@ def test_a_case_that_needs_it_is_unavailable_and_does_not_fail(removed: str, sto
 
     record = verdict_of(store, Planted(needs), seeded("mlp"))
     assert (record.verdict, record.code) == (Verdict.UNAVAILABLE, "wrong-version")
-    assert re.search(removed, record.reason)
+    assert re.search(removed, record.why)
     assert verdict_of(store, Planted(lambda _: None), seeded("mlp")).verdict is Verdict.PASS
 
 

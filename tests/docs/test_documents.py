@@ -110,7 +110,7 @@ def test_every_option_and_command_that_a_page_uses_exists(page: Path) -> None:
     known = {f"--accel-{option.name.replace('_', '-')}" for option in OPTIONS}
     assert set(re.findall(r"--accel-[a-z-]*[a-z]", words)) <= known
     ini = {option.dest for option in OPTIONS}
-    assert set(re.findall(r"`(accel_[a-z_]+)`", words)) <= ini | {"accel_case", "accel_check", "accel_bench"}
+    assert set(re.findall(r"`(accel_[a-z_]+)`", words)) <= ini | {"accel_case", "accel_check", "accel_supervisor"}
     names = {path.stem for path in (ROOT / "accelcheck" / "commands").glob("*.py")} - {"__init__", "common", "listing"}
     assert set(re.findall(r"^\$ accelcheck (\w+)", words, re.MULTILINE)) <= names | {"list"}
 
@@ -172,19 +172,13 @@ def test_the_summary_of_a_journal_counts_its_cases(monkeypatch: pytest.MonkeyPat
     assert summary["executed"] == last["verdicts"]["pass"] + last["verdicts"]["xfail"]
 
 
-def test_the_table_of_rules_is_the_stored_one() -> None:
+def test_the_counts_beside_the_table_of_rules_are_the_stored_ones() -> None:
     found = stored("verdict_rules.json")
-    parts = [
-        key for key in ("caught", "caught-with-hidden", "failed", "failed-without-int8") if key in found["rules"][0]
-    ]
-    rows = [[one["rule"], *(f"{one[key]:.1%}" for key in parts)] for one in found["rules"]]
-    assert table("docs/verdicts.md", "rule") == rows
     page = " ".join(text("docs/verdicts.md").split())
     assert f"{found['faults']} faults and {found['correct kernels']} correct kernels" in page
     assert f"with {found['seeds']} seeds" in page
     assert f"{found['trials of faults']} and {found['trials of correct kernels']} trials" in page
-    if "caught-with-hidden" in parts:
-        assert f"{found['trials of hidden cells']} more are of hidden cells" in page
+    assert f"{found['trials of hidden cells']} more are of hidden cells" in page
 
 
 def test_the_readme_has_the_stored_figures_with_hidden_cells_in_and_out() -> None:
@@ -200,22 +194,8 @@ def test_the_readme_has_the_stored_figures_with_hidden_cells_in_and_out() -> Non
     assert f"it is {share(own, 'caught-with-hidden')} against {share(other, 'caught-with-hidden')}" in page
 
 
-def test_the_tables_of_what_a_verdict_costs_are_the_stored_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_memory_that_the_page_states_is_above_what_was_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     script, found = benchmark("verdict_speed", monkeypatch), stored("verdict_speed.json")
-    times = [
-        [
-            f"2^{one['exponent']}",
-            str(one["threads"]),
-            script.human(one["verdict"]),
-            script.human(one["assert_close"]),
-            f"{one['ratio']:.2f}",
-            f"{one['low']:.2f} to {one['high']:.2f}",
-        ]
-        for one in found["times"]
-    ]
-    memory = [[f"2^{one['exponent']}", f"{one['bytes'] / 2**20:.2f} MiB"] for one in found["memory"]]
-    assert table("docs/verdicts.md", "elements | threads") == times
-    assert table("docs/verdicts.md", "elements | memory beyond the inputs") == memory
     page = text("docs/verdicts.md")
     stated, limit = re.findall(r"under (\d+) MiB for up to 2\^26 elements; the script fails above (\d+) MiB", page)[0]
     assert max(one["bytes"] for one in found["memory"]) < int(stated) * 2**20
@@ -240,7 +220,7 @@ def test_the_excerpt_of_the_selftest_is_of_the_stored_one() -> None:
     assert [line for line in excerpt if line and line != "..." and line not in written] == []
 
 
-def test_the_table_of_gates_is_what_the_stored_sessions_give(
+def test_the_figures_beside_the_table_of_gates_are_what_the_stored_sessions_give(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     script = benchmark("gate_table", monkeypatch)
@@ -248,9 +228,6 @@ def test_the_table_of_gates_is_what_the_stored_sessions_give(
     assert script.show(script.read([STORED / "speed_gates.jsonl"])) == 0
     printed = capsys.readouterr().out
     page = text("docs/speed.md")
-    rows = [line for line in printed.splitlines() if line.startswith(("| gate", "| pytest-benchmark", "| torch.utils"))]
-    assert len(rows) == 7
-    assert [row for row in rows if row not in page] == []
     sessions = [line for line in script.read([STORED / "speed_gates.jsonl"]) if line["kind"] == "session"]
     *small, (turns, apart) = [
         (f"{100 * one:.1f}", f"{100 * other:.1f}") for one, other in script.spreads(sessions).values()

@@ -107,11 +107,6 @@ def test_a_page_that_loads_something_from_elsewhere_is_refused() -> None:
     assert found('<a href="https://pytorch.org">torch</a><script src="assets/a.js"></script>') == []
 
 
-def test_the_reference_is_what_the_program_declares() -> None:
-    made = tool("reference").page()
-    assert text("docs/reference.md") == made, "run: python docs/tools/reference.py > docs/reference.md"
-
-
 def test_every_option_and_command_is_in_the_reference() -> None:
     page = text("docs/reference.md")
     assert [option.argument for option in OPTIONS if f"| `{option.argument}" not in page] == []

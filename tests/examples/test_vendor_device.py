@@ -149,7 +149,7 @@ def suite(acme: Path, folder: Path, *words: str, **environ: str) -> dict[str, tu
         acme, "-m", "pytest", "--pyargs", "accelcheck.suite", "--accel-device=acme", *options, *words, **environ
     )
     assert journal.is_file(), done.stdout + done.stderr
-    return {record.case.id: (str(record.verdict), record.reason) for record in read(journal)[1]}
+    return {record.case.id: (str(record.verdict), record.why) for record in read(journal)[1]}
 
 
 @pytest.mark.slow

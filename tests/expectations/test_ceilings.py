@@ -10,11 +10,11 @@ from fault_harness import Planted, built_in, case, verdict_of
 
 from accelcheck.core.case import Figure, Mode, Verdict
 from accelcheck.core.journal import Record
-from accelcheck.core.matrix import Matrix
 from accelcheck.expectations import ceilings
 from accelcheck.expectations.ceilings import CeilingError, above, key, parsed, stored, written
 from accelcheck.report.terminal import _above
 from accelcheck.selftest.faults.plant import nothing
+from accelcheck.techniques.matrix import Matrix
 from accelcheck.verify.oracle import Store
 from accelcheck.verify.views import GATES
 

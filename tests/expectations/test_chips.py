@@ -70,8 +70,8 @@ def record_of(change: Change, store: Store, device: Bed) -> Record:
 def test_what_a_chip_is_stated_to_support_and_refuses_is_a_failure(store: Store, stated: Path) -> None:
     record = record_of(refusing(), store, Chip())
     assert (record.verdict, record.code, record.remark) == (Verdict.FAIL, "", "")
-    assert record.reason == (
-        "refused: expected to run on sm_77: it multiplies float8 (https://example.org/chip): "
+    assert record.why == (
+        "technique: refused: expected to run on sm_77: it multiplies float8 (https://example.org/chip), "
         "got unsupported [no-backend] No available kernel"
     )
 
@@ -92,7 +92,7 @@ def test_what_runs_although_stated_as_unsupported_is_said_and_passes(store: Stor
 def test_on_an_unknown_chip_a_refusal_is_found_by_trying_and_keeps_its_message(store: Store, stated: Path) -> None:
     record = record_of(refusing(), store, Bed())
     assert (record.verdict, record.remark) == (Verdict.UNSUPPORTED, TRIED)
-    assert record.reason == "unsupported [no-backend] No available kernel"
+    assert record.why == "unsupported [no-backend] No available kernel"
 
 
 def test_what_a_technique_declares_is_not_found_by_trying(store: Store) -> None:
@@ -102,13 +102,14 @@ def test_what_a_technique_declares_is_not_found_by_trying(store: Store) -> None:
 def test_a_ledger_can_expect_what_a_chip_refuses(store: Store, stated: Path) -> None:
     import datetime as dt
 
+    from accelcheck.expectations.holding import hold
     from accelcheck.expectations.ledger import Entry, Ledger
 
     workload = seeded("mlp")
     expecting = bench(store, Planted(refusing()), workload, Chip())
     day = dt.date(9999, 1, 1)
-    expecting.ledger = Ledger((Entry(("*",), Verdict.FAIL, "^refused: ", 0.0, "known", "link", "owner", day),))
-    assert expecting.run(case(workload)).verdict is Verdict.XFAIL
+    ledger = Ledger((Entry(("*",), Verdict.FAIL, 0.0, "known", "link", "owner", day, match="^technique: refused: "),))
+    assert hold(expecting.run(case(workload)), ledger).verdict is Verdict.XFAIL
 
 
 def plain(verdict: Verdict = Verdict.UNSUPPORTED, technique: str = "a") -> Record:
@@ -171,7 +172,8 @@ def test_a_chip_that_is_not_stored_has_no_statements(name: str) -> None:
 
 
 def test_shipped_statements_are_read_and_speak_of_cases_that_exist() -> None:
-    from accelcheck.core.matrix import Matrix, Selection
+    from accelcheck.core.selection import Selection
+    from accelcheck.techniques.matrix import Matrix
 
     ids = [one.id for one in Matrix.load().cases(Selection(("any",), level=4))]
     files = sorted(FOLDER.glob("*.toml"))

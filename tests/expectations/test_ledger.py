@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import datetime as dt
-import math
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from accelcheck.core.case import Verdict
-from accelcheck.expectations.ledger import FOLDER, Entry, Ledger, LedgerError, foreseen, outgrown, shipped, size
+from accelcheck.core.fault import Fault, FaultKind
+from accelcheck.expectations.ledger import FOLDER, SCHEMA, Entry, Ledger, LedgerError, shipped
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -19,7 +19,9 @@ TODAY = dt.date(2027, 1, 1)
 FIELDS = {
     "cases": '["amp-bf16/cnn/xla/*"]',
     "verdict": '"fail"',
-    "match": '"view row"',
+    "kind": '"view"',
+    "path": '"out"',
+    "view": '["row", "gain*"]',
     "at-most": "2.5",
     "reason": '"The convolution rounds twice."',
     "link": '"https://example.invalid/1"',
@@ -28,9 +30,14 @@ FIELDS = {
 }
 
 
-def text(**changes: str | None) -> str:
-    fields = {name: value for name, value in (FIELDS | changes).items() if value is not None}
-    return "\n".join(["schema = 2", "[[entry]]", *(f"{name} = {value}" for name, value in fields.items())])
+OLDER: dict[str, str | None] = {"kind": None, "path": None, "view": None, "match": '"view row"'}
+"""Changes that make an entry of schema 2 of it."""
+ERROR: dict[str, str | None] = OLDER | {"verdict": '"error"', "match": '"no kernel"', "at-most": '"RuntimeError"'}
+
+
+def text(changes: dict[str, str | None] | None = None, schema: int = SCHEMA) -> str:
+    fields = {name: value for name, value in (FIELDS | (changes or {})).items() if value is not None}
+    return "\n".join([f"schema = {schema}", "[[entry]]", *(f"{name} = {value}" for name, value in fields.items())])
 
 
 def load(folder: Path, content: str | bytes) -> Ledger:
@@ -39,21 +46,37 @@ def load(folder: Path, content: str | bytes) -> Ledger:
     return Ledger.load((path,))
 
 
-def entry(*cases: str, match: str = "view row", at_most: float | str = 2.0, verdict: Verdict = Verdict.FAIL) -> Entry:
-    return Entry(cases, verdict, match, at_most, "reason", "link", "owner", dt.date(2027, 6, 30))
+def entry(*cases: str, at_most: float | str = 2.0, **fields: Any) -> Entry:
+    return Entry(
+        cases, Verdict.FAIL, at_most, "reason", "link", "owner", dt.date(2027, 6, 30), kind=FaultKind.VIEW, **fields
+    )
+
+
+def error(match: str = "no kernel", at_most: str = "LookupError") -> Entry:
+    return Entry(("a/*",), Verdict.ERROR, at_most, "reason", "link", "owner", dt.date(2027, 6, 30), match=match)
+
+
+def view(path: str = "out", name: str = "row", draw: str = "", size: float = 1.5) -> Fault:
+    return Fault(FaultKind.VIEW, path, name, draw, measured=size, allowed=1.0)
+
+
+def raised(kind: str, said: str) -> Fault:
+    return Fault(FaultKind.RAISED, "run", kind, got=said)
 
 
 def test_an_entry_is_read(tmp_path: Path) -> None:
-    (read,) = load(tmp_path, text(owner='" the vendor "')).entries
+    (read,) = load(tmp_path, text({"owner": '" the vendor "'})).entries
     assert read == Entry(
         ("amp-bf16/cnn/xla/*",),
         Verdict.FAIL,
-        "view row",
         2.5,
         "The convolution rounds twice.",
         "https://example.invalid/1",
         "the vendor",
         dt.date(2027, 6, 30),
+        kind=FaultKind.VIEW,
+        path=("out",),
+        view=("row", "gain*"),
     )
 
 
@@ -73,10 +96,12 @@ def test_ledgers_add_up(tmp_path: Path) -> None:
         ("verdict", '"crash"'),
         ("verdict", '"pass"'),
         ("verdict", '["fail"]'),
-        ("match", '"("'),
-        ("match", "1"),
-        ("match", '""'),
-        ("match", '".*"'),
+        ("kind", '"row"'),
+        ("kind", '"raised"'),
+        ("kind", '["view"]'),
+        ("path", "1"),
+        ("path", "[]"),
+        ("draw", "[1]"),
         ("at-most", "-1"),
         ("at-most", "nan"),
         ("at-most", "inf"),
@@ -94,30 +119,55 @@ def test_ledgers_add_up(tmp_path: Path) -> None:
 )
 def test_a_bad_field_is_named_with_its_file_and_entry(name: str, value: str, tmp_path: Path) -> None:
     good = text()
-    bad = text(**{name: value}).partition("\n")[2]
+    bad = text({name: value}).partition("\n")[2]
     with pytest.raises(LedgerError) as raised:
         load(tmp_path, f"{good}\n{bad}")
     assert f"{tmp_path / 'device.toml'}: entry 2: field '{name}'" in str(raised.value)
 
 
-@pytest.mark.parametrize("name", FIELDS)
+@pytest.mark.parametrize("value", ['"("', "1", '""', '".*"'])
+def test_a_bad_match_is_named_with_its_file_and_entry(value: str, tmp_path: Path) -> None:
+    for content in (text(ERROR | {"match": value}), text(OLDER | {"match": value}, schema=2)):
+        with pytest.raises(LedgerError, match=r"device.toml: entry 1: field 'match': expected a "):
+            load(tmp_path, content)
+
+
+@pytest.mark.parametrize("name", sorted(FIELDS.keys() - {"view"}))
 def test_a_missing_field_is_named(name: str, tmp_path: Path) -> None:
     with pytest.raises(LedgerError, match=f"device.toml: entry 1: field '{name}': missing; expected "):
-        load(tmp_path, text(**{name: None}))
+        load(tmp_path, text({name: None}))
+
+
+@pytest.mark.parametrize(("verdict", "schema"), [('"error"', 3), ('"error"', 2), ('"fail"', 2)])
+def test_an_entry_that_finds_texts_needs_a_match_and_has_no_fields_of_faults(
+    verdict: str, schema: int, tmp_path: Path
+) -> None:
+    entry = (ERROR if verdict == '"error"' else OLDER) | {"verdict": verdict}
+    assert load(tmp_path, text(entry, schema)).entries[0].match
+    with pytest.raises(LedgerError, match=r"entry 1: field 'match': missing; expected a regular expression"):
+        load(tmp_path, text(entry | {"match": None}, schema))
+    for name in ("kind", "path", "view", "draw", "expected", "got"):
+        with pytest.raises(LedgerError, match=f"entry 1: field '{name}': expected none for the verdict"):
+            load(tmp_path, text(entry | {name: '"view"'}, schema))
+
+
+def test_a_fail_of_the_newest_schema_has_no_match(tmp_path: Path) -> None:
+    with pytest.raises(LedgerError, match="entry 1: field 'match': expected none for the verdict fail"):
+        load(tmp_path, text({"match": '"view row"'}))
 
 
 def test_a_field_too_many_is_named(tmp_path: Path) -> None:
     with pytest.raises(LedgerError, match=r"device.toml: entry 1: field 'tolerance': unknown field 'tolerance'"):
-        load(tmp_path, text(tolerance="1e-3"))
+        load(tmp_path, text({"tolerance": "1e-3"}))
 
 
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("", "field 'schema': missing; expected 2, which this accelcheck reads"),
+        ("", "field 'schema': missing; expected 3 or 2, which this accelcheck reads"),
         ("schema = 1", "(entries of schema 1 had no size: give each an at-most, as docs/ledger.md says), got 1"),
-        ("schema = 3", "field 'schema': expected 2, which this accelcheck reads"),
-        ('schema = "2"', "field 'schema': expected 2, which this accelcheck reads"),
+        ("schema = 4", "field 'schema': expected 3 or 2, which this accelcheck reads"),
+        ('schema = "3"', "field 'schema': expected 3 or 2, which this accelcheck reads"),
         ("schema = ", "not TOML"),
         (b"schema = 2 # \xff", "not TOML"),
         ("schema = 2\n[[entries]]\n", "unknown field 'entries'. Did you mean 'entry'?"),
@@ -166,103 +216,81 @@ def test_only_entries_that_cover_are_given() -> None:
     assert ledger.covering("a/b", TODAY) == (ledger.entries[0], ledger.entries[2])
 
 
-ROW = entry("a/*")
-COLUMN = entry("a/*", match="view column")
-
-
-def test_lines_that_are_all_explained_are_foreseen() -> None:
-    lines = ["out: view row at [1, :]: expected", "out: view column: expected", "grad:x: view row: expected"]
-    assert foreseen((ROW, COLUMN), Verdict.FAIL, lines) == (ROW, COLUMN)
-
-
-def test_only_entries_that_explain_a_line_are_causes() -> None:
-    assert foreseen((ROW, COLUMN), Verdict.FAIL, ["out: view row"]) == (ROW,)
-
-
-def test_one_line_that_is_not_explained_spoils_all() -> None:
-    assert foreseen((ROW,), Verdict.FAIL, ["out: view row", "out: view gain"]) == ()
-
-
-def test_another_verdict_is_not_foreseen() -> None:
-    assert foreseen((ROW,), Verdict.ERROR, ["out: view row"]) == ()
-
-
-def test_nothing_said_is_not_foreseen() -> None:
-    assert foreseen((ROW,), Verdict.FAIL, []) == ()
-    assert foreseen((), Verdict.FAIL, ["out: view row"]) == ()
-
-
 @pytest.mark.parametrize(
-    ("line", "expected"),
+    ("glob", "value", "fits"),
     [
-        ("out: view row at [3, :]: expected at most 2.000e-06, got 9.000e-06", 4.5),
-        ("out: view row at [3, :] [draw 2]: expected at most 2.000e+01, got 9.000e+01", 4.5),
-        ("out: view bias in all draws: expected at most 0.000e+00, got 1.000e-30", math.inf),
-        ("out: view gain: expected at most 2.000e-06, got nan", math.inf),
-        ("out: view gain: expected at most 2.000e-06, got inf", math.inf),
-        ("loss[3]: loss of the training: expected at most 1.000e-01, got 3.000e-01", 3.0),
-        (
-            "accuracy: view drop: expected a drop of at most 1.000% at 97.5% confidence, got 2.000%, at most 4.000%: from",
-            4,
-        ),
-        ("regression: expected at most 1.25 times the baseline's time beside FP32 eager, got 2.5 (3 pairs)", 2.0),
-        ("regression: expected a peak of at most 1000 bytes, got 3000", 3.0),
-        ("limit: expected memory at most 0.5, got 1 (because)", 2.0),
-        ("limit: expected speed up at least 3, got 1.5 (because)", 2.0),
-        ("out: NaN pattern, 12 elements differ, first at [0] [nan[0]]: expected 0 of them, got 12", 12.0),
-        ("out[1]: +Inf pattern, 1 element differ, first at [0]: expected 0 of them, got 1", 1.0),
-        ("out[2, 1]: value [draw 1]: expected 5, got -7", 12.0),
-        ("out[2, 1]: value: expected True, got False", 1.0),
-        ("out[2, 1]: value: expected (1+2j), got (1-2j)", 4.0),
-        ("out: rerun: expected the same bits, got 0.25 relative difference", 0.25),
-        ("loss[1]: not finite: expected numbers, got 3 that are none", 3.0),
-        ("grad:w: missing: expected a tensor, got nothing", None),
-        ("not engaged: graphs compiled >= 1: observed 0", None),
-        ("input[0]: mutated: expected it bitwise unchanged", None),
-        ("scaler: scale after step 5, 3 clean steps: expected 131072, got 65536", None),
-        ("run: raised [draw 1]: expected a result, got LookupError: at most 3", None),
+        ("out", "out", True),
+        ("out", "out[1]", False),
+        ("out[1]", "out[1]", True),
+        ("out[1]", "out1", False),
+        ("out[?]", "out[1]", True),
+        ("out[?]", "out[12]", False),
+        ("out*", "out['a: b']", True),
+        ("grad:*.weight", "grad:fc[0].weight", True),
+        ("Out", "out", False),
+        ("[!a]", "b", False),
+        ("", "", True),
+        ("", "out", False),
     ],
 )
-def test_a_line_says_its_size(line: str, expected: float | None) -> None:
-    assert size(line) == (None if expected is None else pytest.approx(expected))
+def test_a_glob_of_a_field_is_about_the_whole_of_it_and_brackets_mean_themselves(
+    glob: str, value: str, fits: bool
+) -> None:
+    assert entry("a/*", path=(glob,)).finds(view(value)) is fits
+    assert entry("a/*", path=("no", glob)).finds(view(value)) is fits
+    assert entry("a/*", draw=(glob,)).finds(view(draw=value)) is fits
 
 
-def test_a_fault_beyond_its_size_is_not_foreseen_and_says_so() -> None:
-    lines = ["out: view row at [1, :]: expected at most 1.0e-03, got 4.0e-02"]
-    known = entry("a/*", at_most=12.5)
-    assert foreseen((known,), Verdict.FAIL, lines) == ()
-    assert outgrown((known,), Verdict.FAIL, lines) == [
-        f"ledger: expected at most 12.5 times the budget, got 40 (reason): {lines[0]}"
-    ]
-    assert foreseen((known, entry("a/*", at_most=41.0)), Verdict.FAIL, lines)
-    assert outgrown((known, entry("a/*", at_most=41.0)), Verdict.FAIL, lines) == []
+def test_an_entry_is_about_faults_that_fit_in_all_fields_that_it_has() -> None:
+    known = entry("a/*", path=("out",), view=("row",), draw=("nan*",))
+    assert known.finds(view("out", "row", "nan[0]"))
+    for other in (view("loss", "row", "nan[0]"), view("out", "gain", "nan[0]"), view("out", "row")):
+        assert not known.finds(other)
+    assert not known.finds(replace(view("out", "row", "nan[0]"), kind=FaultKind.PATTERN))
+    pattern = replace(known, kind=FaultKind.PATTERN, view=("NaN",), expected=("0 of them",), got=("1",))
+    lost = Fault(FaultKind.PATTERN, "out", "NaN", "nan[0]", "1 of them", "0", 1.0)
+    assert not pattern.finds(lost)
+    assert pattern.finds(replace(lost, expected="0 of them", got="1"))
 
 
-def test_an_entry_without_a_size_covers_no_fault_with_one() -> None:
-    wide = entry("a/*", match="out: ", at_most=0.0)
-    assert foreseen((wide,), Verdict.FAIL, ["out: missing: expected a tensor, got nothing"]) == (wide,)
-    (said,) = outgrown((wide,), Verdict.FAIL, ["out: view row: expected at most 1.0, got 1.1"])
-    assert said.startswith("ledger: the entry has at-most = 0, which covers faults without a size only (reason): ")
+def test_an_entry_expects_faults_of_its_size_at_most() -> None:
+    known = entry("a/*", at_most=2.0)
+    assert known.explains(view(size=2.0))
+    assert not known.explains(view(size=2.01))
+    assert known.finds(view(size=2.01))
+    assert not entry("a/*", at_most=0.0).explains(view())
+    missing = Fault(FaultKind.METADATA, "grad:w", "missing", expected="a tensor", got="nothing")
+    assert replace(entry("a/*", at_most=0.0), kind=FaultKind.METADATA).explains(missing)
 
 
-def test_an_error_is_foreseen_by_its_class_also_where_one_draw_raised_it() -> None:
-    known = entry("a/*", match="no kernel", at_most="LookupError", verdict=Verdict.ERROR)
-    raised = "run: raised [draw 1]: expected a result, got "
-    assert foreseen((known,), Verdict.ERROR, ["LookupError: no kernel"]) == (known,)
-    assert foreseen((known,), Verdict.FAIL, [f"{raised}LookupError: no kernel"]) == (known,)
-    assert foreseen((known,), Verdict.ERROR, ["OSError: no kernel"]) == ()
-    assert foreseen((known,), Verdict.FAIL, [f"{raised}OSError: no kernel"]) == ()
-    assert foreseen((known,), Verdict.FAIL, ["out: view row: no kernel"]) == ()
+def test_an_exception_is_expected_by_its_class_and_text_also_where_one_draw_raised_it() -> None:
+    known = error()
+    assert known.explains(raised("LookupError", "no kernel"))
+    assert known.explains(replace(raised("LookupError", "no kernel"), draw="draw 1"))
+    assert known.finds(raised("OSError", "no kernel"))
+    assert not known.explains(raised("OSError", "no kernel"))
+    assert not known.finds(view(path="no kernel"))
+    assert not entry("a/*").finds(raised("LookupError", "view row"))
+
+
+def test_a_ledger_of_schema_2_finds_faults_by_their_text(tmp_path: Path) -> None:
+    (known,) = load(tmp_path, text(OLDER | {"match": "'^out: view row( at .*)?: expected'"}, schema=2)).entries
+    assert known.explains(view("out", "row", size=2.5))
+    assert not known.explains(view("out", "row", size=2.6))
+    assert not known.finds(view("out", "gain"))
+    assert not known.finds(view("out", "row", "draw 1"))
+    (older,) = load(tmp_path, text(OLDER | {"match": "'^resume: '"}, schema=2)).entries
+    assert older.explains(Fault(FaultKind.OTHER, "resume: another tensor"))
 
 
 @pytest.mark.parametrize(("verdict", "size"), [('"error"', "2.0"), ('"fail"', '"RuntimeError"')])
 def test_a_size_that_does_not_fit_the_verdict_is_refused(verdict: str, size: str, tmp_path: Path) -> None:
     with pytest.raises(LedgerError, match=r"entry 1: field 'at-most': expected .* for the verdict (fail|error), got "):
-        load(tmp_path, text(verdict=verdict, **{"at-most": size}))
+        load(tmp_path, text((ERROR if verdict == '"error"' else {}) | {"at-most": size}))
 
 
 def test_shipped_ledgers_can_be_read_and_belong_to_a_device() -> None:
-    from accelcheck.core.matrix import devices
+    from accelcheck.devices import devices
 
     known = {
         "all",
@@ -278,25 +306,15 @@ def test_a_device_without_a_ledger_ships_none() -> None:
     assert all(path.stem == "all" for path in shipped(("no-such-device",)))
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        "not engaged: bits: value: expected foo, got bar",
-        "not engaged: bits: expected at most 1.2.3, got 4.5.6",
-    ],
-)
-def test_a_line_of_somebody_else_that_looks_like_a_fault_has_no_size(line: str) -> None:
-    assert size(line) is None
-
-
 def test_a_pattern_without_an_end_does_not_stall_a_run(tmp_path: Path) -> None:
-    (read,) = load(tmp_path, text(match='"(a+)+$"')).entries
-    assert not read.finds("a" * 10_000 + "b", Verdict.FAIL)
+    (read,) = load(tmp_path, text(ERROR | {"match": '"(a+)+$"'})).entries
+    assert not read.finds(raised("RuntimeError", "a" * 9_000 + "b"))
+    assert not entry("a/*", path=("*a" * 40 + "c",)).finds(view("a" * 9_000 + "b"))
 
 
 def test_a_pattern_that_re2_does_not_have_is_refused_by_file_entry_and_field(tmp_path: Path) -> None:
     with pytest.raises(LedgerError) as raised:
-        load(tmp_path, text(match="'a(?=b)'"))
+        load(tmp_path, text(ERROR | {"match": "'a(?=b)'"}))
     assert str(raised.value) == (
         f"{tmp_path / 'device.toml'}: entry 1: field 'match': expected a regular expression, got 'a(?=b)': "
         "invalid perl operator: (?= (the syntax is RE2's)"

@@ -12,8 +12,8 @@ from technique_harness import StubDevice
 
 from accelcheck.core.capability import Code
 from accelcheck.core.case import Evidence, Mode
-from accelcheck.core.matrix import devices
 from accelcheck.core.units import duration, size
+from accelcheck.devices import devices
 from accelcheck.experiments import curve
 from accelcheck.experiments.claims import applied, attention, chains, products, tensors
 from accelcheck.experiments.claims.catalogue import Measured, What

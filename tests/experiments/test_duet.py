@@ -21,7 +21,7 @@ from process_harness import started
 
 import accelcheck
 from accelcheck import cli
-from accelcheck.core.matrix import Selection
+from accelcheck.core.selection import Selection
 from accelcheck.experiments.duet import DuetCase, located, medians, run_pairs
 from accelcheck.experiments.duet_side import DuetSide, SideError
 from accelcheck.measure.paired import SpeedVerdict
@@ -563,7 +563,7 @@ def test_a_killed_parent_leaves_no_stopped_process(tmp_path: Path) -> None:
     parent = f"""
         import json, time
         from dataclasses import asdict
-        from accelcheck.core.matrix import Selection
+        from accelcheck.core.selection import Selection
         from accelcheck.experiments.duet_side import DuetSide, Process
 
         job = json.dumps({{"task": "measure", "selection": asdict(Selection(("cpu",), cases=({MLP!r},)))}})

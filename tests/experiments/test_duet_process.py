@@ -11,9 +11,11 @@ from plugin_harness import Toy, raises
 from torch import nn
 
 from accelcheck.core.case import Case, Mode
-from accelcheck.core.matrix import Matrix, Selection, devices
+from accelcheck.core.selection import Selection
+from accelcheck.devices import devices
 from accelcheck.experiments import duet_process
 from accelcheck.techniques.eager import Eager
+from accelcheck.techniques.matrix import Matrix
 from accelcheck.workloads.base import Problem, Workload
 
 if TYPE_CHECKING:

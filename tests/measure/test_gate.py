@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from accelcheck.core.case import Case, Measurement, Mode, Verdict
-from accelcheck.core.journal import Record
+from accelcheck.core.fault import FaultKind
+from accelcheck.core.journal import ErrorCode, Record
+from accelcheck.core.processes import End
 from accelcheck.expectations.limits import LimitError, load
 from accelcheck.measure.baselines import Baseline, Baselines, Place
 from accelcheck.measure.gate import CHANGE, DETECTABLE, Gate, Use
@@ -72,8 +74,11 @@ def test_a_slowdown_beyond_the_limit_is_a_regression(tmp_path: Path) -> None:
     Baselines(tmp_path).write(STORED, replace=True)
     record = gate(tmp_path, Use.CHECK, (0.55, 0.555, 0.545)).judge(RECORD)
     assert record.verdict is Verdict.FAIL
-    assert record.reason.startswith("regression: expected at most 1.0")
-    assert record.reason.endswith("got 1.1")
+    (fault,) = record.faults
+    assert (fault.kind, fault.view) == (FaultKind.REGRESSION, "time")
+    assert fault.size == pytest.approx(1.1 / (fault.allowed or 0), rel=1e-3)
+    assert 1.0 < (fault.allowed or 0) < 1.1
+    assert record.why.endswith("got 1.1")
 
 
 @pytest.mark.parametrize(("waited", "said"), [(0.31, "; it waited for a core 31% of the time"), (0.01, "")])
@@ -81,7 +86,7 @@ def test_a_regression_says_that_other_work_was_beside_it(tmp_path: Path, waited:
     Baselines(tmp_path).write(STORED, replace=True)
     beside = gate(tmp_path, Use.CHECK)
     beside.timed = {CASE.id: Timed((0.55, 0.555, 0.545), waited=(0.0, waited, 0.9))}
-    reason = beside.judge(RECORD).reason
+    reason = beside.judge(RECORD).why
     assert reason.startswith("regression: ")
     assert reason.partition("got 1.1")[2].startswith(said) is True
     assert ("waited" in reason) is bool(said)
@@ -99,7 +104,7 @@ def test_a_peak_that_grew_by_a_byte_is_a_regression_on_the_cpu_alone(tmp_path: P
     smaller = replace(STORED, figures={"peak-memory": 999.0})
     Baselines(tmp_path).write(smaller, replace=True)
     record = gate(tmp_path, Use.CHECK).judge(RECORD)
-    assert record.reason == "regression: expected a peak of at most 999 bytes, got 1000"
+    assert record.why == "regression: memory: expected at most 999 bytes, got 1000"
     elsewhere = replace(PLACE, device="cuda")
     case = replace(CASE, device="cuda")
     Baselines(tmp_path).write(replace(smaller, case=case.id, place=elsewhere), replace=True)
@@ -111,7 +116,7 @@ def test_a_peak_that_grew_by_a_byte_is_a_regression_on_the_cpu_alone(tmp_path: P
         stored={"cuda": store.cases(elsewhere)},
         timed={case.id: Timed((0.5, 0.5))},
     )
-    assert not there.judge(replace(RECORD, case=case)).reason
+    assert not there.judge(replace(RECORD, case=case)).faults
     assert there.judge(replace(RECORD, case=case)).verdict is Verdict.PASS
 
 
@@ -169,7 +174,8 @@ def test_what_has_a_baseline_and_could_not_be_timed_is_an_error(tmp_path: Path) 
     record = checking.judge(RECORD)
     assert record.verdict is Verdict.ERROR
     why = "1 of 2 processes measured it: a process that timed it ended with -9"
-    assert record.reason == f"not compared with its baseline: {why}"
+    assert record.code == ErrorCode.NO_BASELINE
+    assert record.why == f"not compared with its baseline: {why}"
     assert said(record).reason == why
     checking.timed = {}
     assert "0 of 2 processes measured it" in checking.judge(RECORD).reason
@@ -197,7 +203,7 @@ def test_a_baseline_that_cannot_be_written_is_an_error_of_its_case(tmp_path: Pat
     storing = gate(tmp_path, Use.UPDATE, store=Baselines(tmp_path / "file"))
     record = storing.keep(RECORD)
     assert record.verdict is Verdict.ERROR
-    assert "the baseline of compile-static/speed-mlp/cpu/float32/speed cannot be written" in record.reason
+    assert "the baseline of compile-static/speed-mlp/cpu/float32/speed cannot be written" in record.why
     assert record.measurements == RECORD.measurements
 
 
@@ -258,7 +264,7 @@ def test_further_processes_that_do_not_start_are_an_error_of_what_was_named(tmp_
     checking.time([CASE], (3, 10), measure)
     record = checking.judge(RECORD)
     assert record.verdict is Verdict.ERROR
-    assert record.reason == "not compared with its baseline: 0 of 10 processes measured it: a process ended with 1"
+    assert record.why == "not compared with its baseline: 0 of 10 processes measured it: a process ended with 1"
 
 
 def test_what_ended_a_process_is_not_timed_again(tmp_path: Path) -> None:
@@ -267,7 +273,7 @@ def test_what_ended_a_process_is_not_timed_again(tmp_path: Path) -> None:
 
     def measure(ids: Sequence[str], count: int) -> dict[str, Timed]:
         asked.append(count)
-        return {case: Timed(SLOW[:2], "why", asked=count, ended=Verdict.CRASH) for case in ids}
+        return {case: Timed(SLOW[:2], "why", asked=count, ended=End(-6)) for case in ids}
 
     checking.time([CASE], (3, 10), measure)
     assert asked == [3]
@@ -318,7 +324,7 @@ def test_a_broken_limit_fails_with_its_reason(tmp_path: Path, broken: str, kept:
         path.write_text(LIMITS.format(field=field))
         record = gate(tmp_path, Use.OFF, limits=load([path])).judge(RECORD)
         assert record.verdict is verdict
-        assert ("why we compile" in record.reason) == (verdict is Verdict.FAIL)
+        assert ("why we compile" in record.why) == (verdict is Verdict.FAIL)
     other = replace(RECORD, case=replace(CASE, technique="eager"))
     assert gate(tmp_path, Use.OFF, limits=load([path])).judge(other) == other
 

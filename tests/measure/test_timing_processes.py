@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from accelcheck.core.case import Verdict
 from accelcheck.core.processes import End
 from accelcheck.measure import timing_processes
 from accelcheck.measure.timing_processes import Timed, TimingError
@@ -108,8 +108,9 @@ def test_a_case_that_has_no_ratio_says_why(stubbed: Stubbed) -> None:
 @pytest.mark.parametrize("how", ["die", "half"])
 def test_what_ends_a_process_is_left_out_and_takes_no_other_along(stubbed: Stubbed, how: str) -> None:
     found = stubbed.measure(b=how)
-    end = "died of SIGKILL" if how == "die" else "ended with status 3"
-    assert found["b"] == Timed((), f"a process that timed it {end}", asked=3, ended=Verdict.CRASH)
+    end = End(-signal.SIGKILL) if how == "die" else End(3)
+    assert str(end) == ("died of SIGKILL" if how == "die" else "ended with status 3")
+    assert found["b"] == Timed((), f"a process that timed it {end}", asked=3, ended=end)
     assert found["a"] == found["c"] == timed(0.5, 0.5, 0.5)
     assert stubbed.asked() == [["a", "b", "c"], ["c"], ["a", "c"], ["a", "c"]]
     assert f"b: the process that timed it {end}; it is left out from now on" in stubbed.said
@@ -123,13 +124,13 @@ def test_what_hangs_is_ended_and_left_out(stubbed: Stubbed, monkeypatch: pytest.
     monkeypatch.setattr(timing_processes, "SILENCE", 2.0)
     found = stubbed.measure(b="hang")
     why = "a process that timed it was silent for 2 s and was killed"
-    assert found["b"] == Timed((), why, asked=3, ended=Verdict.HANG)
+    assert found["b"] == Timed((), why, asked=3, ended=End(-signal.SIGKILL, 2.0, silent=True))
     assert found["c"] == timed(0.5, 0.5, 0.5)
 
 
 def test_nothing_is_started_when_nothing_is_left(stubbed: Stubbed) -> None:
     (found,) = stubbed.measure(cases=("a",), a="die").values()
-    assert found.ended is Verdict.CRASH
+    assert found.ended == End(-signal.SIGKILL)
     assert len(stubbed.asked()) == 1
 
 

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from accelcheck.core.journal_reading import read
-from accelcheck.core.matrix import Matrix, Selection
+from accelcheck.core.selection import Selection
+from accelcheck.techniques.matrix import Matrix
 
 CHECKOUT = Path(__file__).parents[2]
 SUITE = "accelcheck/suite/"

@@ -31,7 +31,7 @@ WITNESS = """
 import sys
 def pytest_unconfigure(config):
     if not hasattr(config, "workerinput"):
-        names = ("torch", "accelcheck.core.matrix", "accelcheck.plugin.controller", "accelcheck.devices.probe")
+        names = ("torch", "accelcheck.techniques.matrix", "accelcheck.plugin.controller", "accelcheck.devices.probe")
         heavy = [name for name in names if name in sys.modules]
         open("loaded.txt", "w").write(" ".join(heavy))
 """
@@ -137,8 +137,8 @@ def test_the_matrix_counts_verdicts_and_names_the_slowest_cases(suite: Suite) ->
     slow = ran.lines(r" +\d+\.\d s  toy.*/cpu/float32/forward  \(.*\)")
     assert 1 <= len(slow) <= 5
     compared = sum(record.compared for record in ran.records)
-    # 5 x 3 outputs, in four draws: of what fails in every view, as many as show the most faults that are told.
-    assert compared == 2 * (4 + 2) * 15
+    # 5 x 3 outputs, in four draws, of what is wrong too.
+    assert compared == 2 * (4 + 4) * 15
     assert ran.lines(
         f"9 cases executed, {compared} elements compared with the oracle: 5 error, 2 fail, 2 pass, 9 unavailable"
     )
@@ -351,8 +351,8 @@ def test_an_entry_for_another_verdict_explains_nothing(suite: Suite) -> None:
     [
         ("toy-idle", "not engaged: aten::addmm dispatched >= 1: observed 1"),
         ("toy-device", "out: device: expected cpu, got meta"),
-        ("toy-input", "input[0]: mutated: expected it bitwise unchanged"),
-        ("toy-parameter", "parameter:weight: mutated: expected it bitwise unchanged"),
+        ("toy-input", "input[0]: mutated: expected it bitwise unchanged, got other bits"),
+        ("toy-parameter", "parameter:weight: mutated: expected it bitwise unchanged, got other bits"),
         ("toy-nan", "out: NaN pattern, 3 elements differ, first at [2, 0]: expected 0 of them, got 3"),
         ("toy-dtype", "out: dtype: expected float32, got bfloat16"),
         ("toy-strides", "out: strides: expected (3, 1), got (1, 5)"),
@@ -366,7 +366,7 @@ def test_a_wrong_candidate_fails_and_says_where_what_and_how_to_see_it_again(
     assert ran.ret == FAILED
     record = ran.record(technique)
     assert record.verdict == "fail"
-    assert message in record.reason.splitlines()
+    assert message in record.why.splitlines()
     assert f"  {message}" in ran.out.splitlines()
     assert f"{record.case.id}: fail" in ran.out.splitlines()
     assert f"  reproduce: pytest --pyargs accelcheck.suite --accel-device=cpu --accel-case={record.case.id}" in ran.out
@@ -383,14 +383,14 @@ def test_a_wrong_value_shows_measured_and_allowed_and_its_command_shows_it_again
     again = suite.reproduce(ran)
     assert again.ret == FAILED
     assert again.verdicts == ran.verdicts
-    assert again.record("toy-value").reason == record.reason
+    assert again.record("toy-value").faults == record.faults
 
 
 def test_a_technique_without_evidence_is_an_error(suite: Suite) -> None:
     ran = suite.run(*only("toy-mute"))
     assert ran.ret == FAILED
     record = ran.record("toy-mute")
-    assert (record.verdict, record.reason) == ("error", "toy-mute gave no evidence that it ran: a verdict needs some")
+    assert (record.verdict, record.why) == ("error", "toy-mute gave no evidence that it ran: a verdict needs some")
 
 
 # A vendor's device.

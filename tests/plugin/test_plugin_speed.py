@@ -99,7 +99,7 @@ def test_baselines_are_stored_held_and_a_slowdown_is_named(suite: Suite) -> None
     path.write_text(json.dumps(data))
     ran = timed(suite, "--accel-baseline=check", "--accel-processes=2")
     assert ran.verdicts == {TIMED: "fail"}
-    assert "regression: expected at most" in ran.out
+    assert "regression: time: expected at most" in ran.out
     (command,) = set(
         ran.lines("  reproduce: .*")
     )  # under CI=true pytest repeats the whole message in its short summary
@@ -134,7 +134,7 @@ def test_a_case_that_no_process_could_time_has_its_own_verdict(suite: Suite) -> 
     )
     assert ran.ret == pytest.ExitCode.TESTS_FAILED
     (record,) = ran.records
-    assert (str(record.verdict), record.reason) == ("error", "LookupError: no such pass")
+    assert (str(record.verdict), record.why) == ("error", "LookupError: no such pass")
 
 
 def test_a_case_that_ends_the_processes_that_time_it_is_a_crash_and_not_run_again(suite: Suite) -> None:

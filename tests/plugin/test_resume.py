@@ -73,6 +73,16 @@ def test_another_device_is_refused(suite: Suite) -> None:
     assert "devices.cpu.fingerprint.versions.torch was '1.0', and is '2'" in ran.err
 
 
+def test_a_journal_of_the_version_before_is_refused(suite: Suite) -> None:
+    suite.run(*only("toy"))
+    path = suite.path / JOURNAL
+    header, *rest = path.read_text().splitlines()
+    path.write_text("\n".join([json.dumps(json.loads(header) | {"schema": 2}), *rest, ""]))
+    ran = resumed(suite, *only("toy"))
+    assert ran.ret == USAGE
+    assert "which an older accelcheck has written" in ran.err
+
+
 def test_what_is_no_journal_is_refused(suite: Suite) -> None:
     (suite.path / JOURNAL).write_text("[]\n")
     done = suite.inside("--pyargs", "accelcheck.suite", RESUME, *only("toy"))

@@ -50,9 +50,12 @@ def test_a_case_that_ends_its_process_ends_nothing_else(suite: Suite, workers: s
     for technique, (verdict, reason) in DISTURBING.items():
         record = ran.record(technique)
         assert (technique, str(record.verdict)) == (technique, verdict)
-        assert record.reason.startswith(reason)
+        assert not record.code or verdict == "crash"
+        assert record.why.startswith(reason)
         assert ran.lines(rf"{technique} +1 {verdict}")
+    assert ran.record("toy-segv").code == "SIGSEGV"
     assert ran.raw[-1]["verdicts"] == {"device-lost": 1, "crash": 6, "hang": 2, "error": 1, "fail": 1, "pass": 2}
+    assert {record.family for record in ran.records} == {"toy"}
 
 
 def test_a_hang_and_a_crash_show_where_they_were(suite: Suite) -> None:
@@ -74,7 +77,8 @@ def test_a_case_that_passes_in_another_process_is_flaky(suite: Suite) -> None:
     assert ran.ret == FAILED
     record = ran.record("toy-flaky")
     assert str(record.verdict) == "flaky"
-    first, then = record.reason.splitlines()
+    assert [str(verdict) for verdict in record.runs] == ["error", "pass", "pass"]
+    first, then = record.why.splitlines()
     assert first == "1 of 3 runs were not right; the first one: error"
     assert then == "LookupError: not this time"
     assert ran.lines("toy-flaky +1 flaky")

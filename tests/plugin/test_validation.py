@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from accelcheck.core.foreign import ForeignCodeError
-from accelcheck.core.matrix import Matrix
-from accelcheck.plugin.validation import techniques, workloads
+from accelcheck.devices.cpu import Cpu
+from accelcheck.plugin.validation import devices, techniques, workloads
 from accelcheck.techniques.eager import Eager
+from accelcheck.techniques.matrix import Matrix
 from accelcheck.workloads import builtin
 from accelcheck.workloads.base import Problem, Workload
 
@@ -49,6 +50,7 @@ def test_what_is_built_in_is_what_the_checks_ask_for() -> None:
         ({"modes": frozenset({"trian"})}, "modes: unknown word 'trian'. Did you mean 'train'?"),
         ({"dtypes": frozenset({"float23"})}, "dtypes: unknown word 'float23'. Did you mean 'float32'?"),
         ({"probes": frozenset({"one-hots"})}, "probes: unknown word 'one-hots'. Did you mean 'one-hot'?"),
+        ({"features": frozenset({"stridde"})}, "features: unknown word 'stridde'. Did you mean 'strided'?"),
         ({"techniques": frozenset({"eagre"})}, "techniques: unknown word 'eagre'. Did you mean 'eager'?"),
         ({"traits": "linear"}, "traits: expected a set of texts, got the text 'linear'"),
         ({"modes": frozenset({1})}, "modes: expected texts, got 1"),
@@ -59,6 +61,13 @@ def test_a_workload_with_a_word_that_nobody_knows_is_refused(change: dict[str, A
     with pytest.raises(ForeignCodeError) as raised:
         checked(replace(PLAIN, **change))
     assert str(raised.value).startswith(f"{HOOK}: workload 'plain': {message}")
+
+
+def test_a_device_with_a_feature_that_nobody_knows_is_refused() -> None:
+    device = Cpu()
+    device.features |= {"hots"}
+    with pytest.raises(ForeignCodeError, match="features: unknown word 'hots'"):
+        devices([("accelcheck", device)], {})
 
 
 def test_a_trait_that_another_technique_asks_for_is_legal() -> None:

@@ -11,12 +11,13 @@ import pytest
 from accelcheck import cli
 from accelcheck.core.capability import BY_TRIAL, SUPPORTED, Code, unavailable, unsupported
 from accelcheck.core.case import Verdict
-from accelcheck.core.matrix import Matrix, Selection
+from accelcheck.core.selection import Selection
 from accelcheck.devices.base import Status
 from accelcheck.report import capabilities
 from accelcheck.report import capability_table as shown
 from accelcheck.report.console import plain
 from accelcheck.techniques.eager import Eager
+from accelcheck.techniques.matrix import Matrix
 
 if TYPE_CHECKING:
     from accelcheck.core.capability import Capability
@@ -158,10 +159,3 @@ def test_a_generic_device_declares_nothing() -> None:
         Matrix({"eager": Eager()}, matrix().workloads), capabilities.columns((capabilities.GENERIC,))
     )
     assert row.answers[capabilities.GENERIC].verdict is not Verdict.UNAVAILABLE
-
-
-def test_the_documentation_is_the_table(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["list", "--markdown"]) == 0
-    assert DOCS.read_text(encoding="utf-8") == capsys.readouterr().out, (
-        "accelcheck list --markdown > docs/techniques.md"
-    )

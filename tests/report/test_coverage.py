@@ -7,9 +7,10 @@ from plugin_harness import CONFTEST, Suite, only
 
 from accelcheck.core.capability import Code, unavailable
 from accelcheck.core.case import Mode
-from accelcheck.core.matrix import Matrix, Selection
+from accelcheck.core.selection import Selection
 from accelcheck.report.coverage import WIDTH, Scope, deeper
 from accelcheck.report.progress import Progress, rough
+from accelcheck.techniques.matrix import Matrix
 
 MARK = "not looked at:"
 

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from stored_cases import FAMILIES, families
 
 from accelcheck import cli
 from accelcheck.core.case import Case, Evidence, Figure, Measurement, Mode, Verdict
@@ -390,9 +389,17 @@ def test_a_report_needs_no_torch(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_stored_families_are_those_of_the_techniques() -> None:
-    assert FAMILIES.read_text("ascii") == families(), "run `python tests/stored_cases.py`"
-    assert payload.families()["compile-static"] == "compile"
+def test_the_family_is_that_of_the_records_and_without_one_the_first_word_of_the_name(tmp_path: Path) -> None:
+    records = [
+        Record(case("acme-fused"), Verdict.PASS, compared=1, family="attention"),
+        Record(case("acme-fused", workload="cnn"), Verdict.CRASH),
+        Record(case("compile-static"), Verdict.PASS, compared=1),
+    ]
+    index, _ = blocks(page(load([journal(tmp_path / "a.jsonl", records)])))
+    columns, texts = index["columns"], index["texts"]
+    pairs = zip(columns["technique"], columns["family"], strict=True)
+    found = {(texts[technique], texts[family]) for technique, family in pairs}
+    assert found == {("acme-fused", "attention"), ("compile-static", "compile")}
 
 
 def colours(scheme: str) -> dict[str, tuple[float, ...]]:

@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 from stored_cases import stored as stored_cases
 
-from accelcheck.core.case import ALONE, Case, Evidence, Figure, Mode, Verdict
+from accelcheck.core.case import ALONE, LEVELS, Case, Evidence, Figure, Mode, Verdict
 from accelcheck.core.journal import Record
-from accelcheck.core.matrix import Matrix, Selection, devices
-from accelcheck.core.words import LEVELS
+from accelcheck.core.selection import Selection
+from accelcheck.devices import devices
 from accelcheck.devices.base import Fingerprint
 from accelcheck.expectations import must_pass
 from accelcheck.expectations.ledger import Ledger, shipped
@@ -24,6 +24,7 @@ from accelcheck.expectations.must_pass import Floor, MustPassError, parsed, writ
 from accelcheck.report import terminal
 from accelcheck.report.qualification import highest, judged, qualification
 from accelcheck.report.run import DeviceRun, load
+from accelcheck.techniques.matrix import Matrix
 
 LIST = must_pass.stored()["cpu"]
 CHIP = Fingerprint("cpu", "AMD EPYC", 2)

@@ -15,7 +15,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from accelcheck.core.capability import Code
 from accelcheck.core.case import Mode, stable_seed
-from accelcheck.core.matrix import Matrix
 from accelcheck.devices.cpu import Cpu
 from accelcheck.selftest.faults import (
     attention,
@@ -29,6 +28,7 @@ from accelcheck.selftest.faults import (
     values,
     variants,
 )
+from accelcheck.techniques.matrix import Matrix
 from accelcheck.workloads.base import Program
 
 if TYPE_CHECKING:
@@ -36,11 +36,11 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from accelcheck.selftest.faults.base import Cell, Change, Fault, Variant
+    from accelcheck.selftest.faults.base import Cell, Change, PlantedFault, Variant
     from accelcheck.workloads.base import Result
 
 MODULES = (attention, matmul, values, layers, memory, autograd, indexing)
-FAULTS: list[Fault] = [fault for module in MODULES for fault in module.FAULTS]
+FAULTS: list[PlantedFault] = [fault for module in MODULES for fault in module.FAULTS]
 NUMBERS = frozenset(range(1, 23)) | {31, 38, 42, 43}
 """Of the list of faults that a suite must catch: those that are numeric."""
 MATRIX = Matrix.load()
@@ -80,13 +80,13 @@ def test_every_number_of_the_numeric_list_is_there() -> None:
 
 
 def test_names_are_unique_and_summaries_are_sentences() -> None:
-    everything: list[Fault | Variant] = [*FAULTS, *variants.VARIANTS]
+    everything: list[PlantedFault | Variant] = [*FAULTS, *variants.VARIANTS]
     assert not [name for name, count in Counter(one.name for one in everything).items() if count > 1]
     assert all(one.summary.endswith(".") for one in everything)
 
 
 def test_cells_are_in_the_matrix() -> None:
-    everything: list[Fault | Variant] = [*FAULTS, *variants.VARIANTS]
+    everything: list[PlantedFault | Variant] = [*FAULTS, *variants.VARIANTS]
     for one in everything:
         for cell in one.cells:
             workload = MATRIX.workloads[cell.workload]
@@ -109,7 +109,7 @@ def test_there_are_fifty_cells_of_correct_variants() -> None:
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
-def test_a_fault_changes_the_result_of_each_of_its_cells(fault: Fault) -> None:
+def test_a_fault_changes_the_result_of_each_of_its_cells(fault: PlantedFault) -> None:
     for cell in fault.cells:
         dtype = cell.dtypes[0]
         technique = str(fault.technique)
@@ -124,7 +124,7 @@ def test_a_fault_changes_the_result_of_each_of_its_cells(fault: Fault) -> None:
 @pytest.mark.parametrize(
     "fault", [fault for fault in FAULTS if fault.name.endswith("-backward")], ids=lambda fault: fault.name
 )
-def test_a_fault_of_the_backward_pass_leaves_the_forward_pass_alone(fault: Fault) -> None:
+def test_a_fault_of_the_backward_pass_leaves_the_forward_pass_alone(fault: PlantedFault) -> None:
     for cell in fault.cells:
         dtype = cell.dtypes[-1]
         before, after = run(cell, dtype), run(cell, dtype, fault.plant(fault.strengths[0]))

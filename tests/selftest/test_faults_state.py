@@ -10,17 +10,18 @@ import torch
 from technique_harness import mlp
 
 from accelcheck.core.case import Mode
-from accelcheck.core.matrix import Matrix, devices
+from accelcheck.devices import devices
 from accelcheck.selftest.faults import asynchrony, cheats, collectives, quantized, random, staleness, training
 from accelcheck.selftest.faults.quantized import Int8Linear, PairSaturation
 from accelcheck.techniques.base import Technique
+from accelcheck.techniques.matrix import Matrix
 from accelcheck.workloads.base import Program
 
 if TYPE_CHECKING:
-    from accelcheck.selftest.faults.base import Fault, Variant
+    from accelcheck.selftest.faults.base import PlantedFault, Variant
 
 MODULES = (asynchrony, cheats, collectives, quantized, random, staleness, training)
-FAULTS: tuple[Fault, ...] = tuple(fault for module in MODULES for fault in module.FAULTS)
+FAULTS: tuple[PlantedFault, ...] = tuple(fault for module in MODULES for fault in module.FAULTS)
 VARIANTS: tuple[Variant, ...] = tuple(variant for module in MODULES for variant in getattr(module, "VARIANTS", ()))
 
 
@@ -35,7 +36,7 @@ def test_every_number_of_state_and_time_is_there() -> None:
 
 
 def test_every_plant_has_a_cell_that_its_technique_accepts(matrix: Matrix) -> None:
-    plants: list[Fault | Variant] = [*FAULTS, *VARIANTS]
+    plants: list[PlantedFault | Variant] = [*FAULTS, *VARIANTS]
     for plant in plants:
         technique = plant.technique if isinstance(plant.technique, Technique) else matrix.techniques[plant.technique]
         for cell in plant.cells:

@@ -16,19 +16,21 @@ from fault_harness import FORWARD
 from accelcheck import cli
 from accelcheck.core.capability import SUPPORTED, Capability, Code, unavailable, unsupported
 from accelcheck.core.case import Case, Mode, Verdict
+from accelcheck.core.fault import Fault, FaultKind
 from accelcheck.core.journal import Record
-from accelcheck.core.matrix import Matrix, devices
+from accelcheck.devices import devices
 from accelcheck.devices.base import Status
 from accelcheck.devices.cpu import Cpu
 from accelcheck.devices.probe import HostFacts
 from accelcheck.expectations.ledger import Entry, Ledger
 from accelcheck.selftest import report, runner
-from accelcheck.selftest.faults.base import EVERY, Cell, Fault, Planted, Variant
+from accelcheck.selftest.faults.base import EVERY, Cell, Planted, PlantedFault, Variant
 from accelcheck.selftest.faults.plant import nothing, replacing, scaled
 from accelcheck.selftest.faults.sowing import swapped
 from accelcheck.selftest.runner import PlantedRow, SeedResult, attempt, caught_by, rows, seeded
 from accelcheck.techniques.base import Technique
 from accelcheck.techniques.eager import Eager
+from accelcheck.techniques.matrix import Matrix
 from accelcheck.verify.oracle import Store
 
 if TYPE_CHECKING:
@@ -200,8 +202,10 @@ def test_a_correct_variant_passes(name: str, store: Store) -> None:
 
 
 CELL = Cell("matmul", dtypes=("float32",))
-LOUD = Fault("loud", "One percent too much.", (CELL,), lambda strength: replacing(out=scaled(1 + strength)), (0.01,))
-SILENT = Fault("silent", "Nothing is wrong.", (CELL,), lambda _: nothing)
+LOUD = PlantedFault(
+    "loud", "One percent too much.", (CELL,), lambda strength: replacing(out=scaled(1 + strength)), (0.01,)
+)
+SILENT = PlantedFault("silent", "Nothing is wrong.", (CELL,), lambda _: nothing)
 HARMLESS = Variant("harmless", "Eager.", (CELL,), lambda: nothing)
 ALARMING = Variant("alarming", "Wrong, in truth.", (CELL,), lambda: replacing(out=scaled(1.01)))
 
@@ -255,7 +259,9 @@ def test_a_fault_acts_from_before_the_technique_prepares_until_it_is_finished(st
 
 
 def test_a_plant_that_nothing_calls_is_an_error_and_not_caught(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    idle = Fault("idle", "Never called.", (CELL,), around=lambda _: swapped(torch.jit, "freeze", lambda plain: plain()))
+    idle = PlantedFault(
+        "idle", "Never called.", (CELL,), around=lambda _: swapped(torch.jit, "freeze", lambda plain: plain())
+    )
     monkeypatch.setattr(runner, "faults", lambda: {"idle": idle})
     outcome = attempted(row("idle"), store)
     assert outcome.verdict is Verdict.ERROR
@@ -381,22 +387,28 @@ def test_what_is_planted_is_judged_as_its_technique_is() -> None:
         assert planted.warmups == max(1, technique.warmups)
 
 
-LINES = """\
-out: view row at [1, 2, :]: expected at most 1.000e-06, got 2.000e-06
-out[1]['hidden']: view row at [1, 2, :] [draw 2]: expected at most 1.000e-06, got 2.000e-06
-out: view column at [..., 3] [zeros]: expected at most 1.000e-06, got 2.000e-06
-out: view gain in all draws: expected at most 1.000e-06, got 2.000e-06
-out: NaN pattern, 1 element differ, first at [0, 1] [nan[0]]: expected 1 of them, got 0
-input[0]: mutated [draw 1]: expected it bitwise unchanged
-grad2:input[0]: view element: expected at most 1.000e-06, got 2.000e-06
-out: rerun: expected the same bits, got 0.1 relative difference
-out: dtype [slice]: expected float32, got float16
-not engaged: graphs compiled >= 1: observed 0"""
+SHOWN = (
+    *(
+        Fault(FaultKind.VIEW, path, view, draw)
+        for path, view, draw in (
+            ("out", "row", ""),
+            ("out[1]['hidden']", "row", "draw 2"),
+            ("out", "column", "zeros"),
+            ("out", "gain in all draws", ""),
+            ("grad2:input[0]", "element", ""),
+        )
+    ),
+    Fault(FaultKind.PATTERN, "out", "NaN", "nan[0]", measured=1),
+    Fault(FaultKind.MUTATED, "input[0]", draw="draw 1"),
+    Fault(FaultKind.RERUN, "out", measured=0.1),
+    Fault(FaultKind.METADATA, "out", "dtype", "slice"),
+    Fault(FaultKind.EVIDENCE, "graphs compiled >= 1", got="0"),
+)
 
 
-def test_what_caught_a_fault_is_read_from_the_lines_the_most_frequent_first() -> None:
+def test_what_caught_a_fault_is_named_the_most_frequent_first() -> None:
     case = Case("eager", "matmul", "cpu", "float32", Mode.FORWARD, 1)
-    found = caught_by(Record(case, Verdict.FAIL, reason=LINES))
+    found = caught_by(Record(case, Verdict.FAIL, faults=SHOWN))
     assert found[0] == "row"
     assert set(found) == {
         "row",
@@ -415,7 +427,7 @@ def test_what_caught_a_fault_is_read_from_the_lines_the_most_frequent_first() ->
 @pytest.mark.parametrize("verdict", [Verdict.PASS, Verdict.ERROR, Verdict.UNSUPPORTED])
 def test_only_a_failure_was_caught_by_something(verdict: Verdict) -> None:
     case = Case("eager", "matmul", "cpu", "float32", Mode.FORWARD, 1)
-    assert caught_by(Record(case, verdict, code="no-feature" if not verdict.executed else "", reason=LINES)) == ()
+    assert caught_by(Record(case, verdict, code="no-feature" if not verdict.executed else "", faults=SHOWN)) == ()
 
 
 # The command
@@ -536,7 +548,7 @@ def test_what_was_done_before_a_process_died_is_told(
 def test_nothing_is_planted_where_a_device_is_wrong_with_some_seeds(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    entry = Entry(("*/matmul/*",), Verdict.FAIL, ".", 9.0, "half the time", "link", "owner", dt.date(9999, 1, 1))
+    entry = Entry(("*/matmul/*",), Verdict.FAIL, 9.0, "half the time", "link", "owner", dt.date(9999, 1, 1), match=".")
     monkeypatch.setattr(runner, "unsteady", lambda _: Ledger((entry,)))
     chosen = [one for one in rows() if one.workload == "matmul" and one.dtype == "float32"][:3]
     found = runner.attempts(chosen, 0, runner.bench(cpu(), matrix(), Store(tmp_path)))

@@ -94,7 +94,7 @@ def test_capability_on_cuda_depends_on_the_build(monkeypatch: pytest.MonkeyPatch
     assert FLASH.capability(device).code is Code.WRONG_BUILD
     monkeypatch.setattr(torch.backends.cuda, "is_flash_attention_available", lambda: True)
     assert all(technique.capability(device).ok for technique in TECHNIQUES)
-    device.name = "rocm"
+    device.features |= {"hip"}
     assert CUDNN.capability(device).code is Code.NO_BACKEND
     assert EFFICIENT.capability(device).ok
 

@@ -60,7 +60,7 @@ def observed(record: Record) -> dict[str, Any]:
 def test_a_users_backend_runs_the_graphs_that_it_captured(store: Store, name: str, mode: Mode) -> None:
     assert UserBackend().accepts(built_in()[name])
     record = judged(store, UserBackend(), name, mode)
-    assert record.verdict is Verdict.PASS, record.reason
+    assert record.verdict is Verdict.PASS, record.why
     seen = observed(record)
     if mode is FORWARD:
         assert seen["calls of captured dynamo graphs >= 1"] >= 1
@@ -162,7 +162,7 @@ def test_a_backend_that_keeps_weights_fails(store: Store) -> None:
     record = judged(store, Kept(), "mlp")
     assert not [item.claim for item in record.evidence if not item.engaged]
     # It compiled with the parameters of draw 0; those of the next draw are written into the same tensors.
-    first = record.reason.splitlines()[0]
+    first = record.why.splitlines()[0]
     assert first.startswith("out: view row")
     assert "[draw 1]" in first
     assert record.verdict is Verdict.FAIL
@@ -280,7 +280,7 @@ def test_a_pass_that_drops_a_cast_fails(store: Store) -> None:
     assert healthy.verdict is Verdict.PASS, healthy.reason
     record = judged(store, Planted(DropsCasts), "spectrum", FORWARD, "bfloat16")
     assert record.verdict is Verdict.FAIL
-    assert record.reason.splitlines()[0] == "out[1]: dtype: expected bfloat16, got float32"
+    assert record.why.splitlines()[0] == "out[1]: dtype: expected bfloat16, got float32"
 
 
 @needs_compiler
@@ -291,7 +291,7 @@ def test_a_pass_that_changes_nothing_fails_the_evidence(store: Store) -> None:
 
     record = judged(store, Planted(Nothing), "spectrum", FORWARD)
     assert record.verdict is Verdict.FAIL
-    assert "not engaged: graphs that the pass made smaller >= 1: observed" in record.reason
+    assert "not engaged: graphs that the pass made smaller >= 1: observed" in record.why
 
 
 def test_capability_of_the_pass_by_device() -> None:

@@ -65,7 +65,7 @@ def missing(found: dict[str, Evidence]) -> list[str]:
 def test_a_compiled_training_step_passes(store: Store) -> None:
     assert TrainingStep().accepts(built_in()["train-mlp"])
     record = judged(store, TrainingStep(), "train-mlp", TRAIN)
-    assert record.verdict is Verdict.PASS, record.reason
+    assert record.verdict is Verdict.PASS, record.why
     seen = {item.claim: item.observed for item in record.evidence}
     for what in ("forward passes and losses", "backward passes", "optimizer steps"):
         assert seen[f"compiled {what} run = 4, one a step"] == 4
@@ -174,7 +174,7 @@ def test_finish_restores_settings() -> None:
 def test_autocast_inside_the_compiled_region_passes(store: Store, mode: Mode) -> None:
     assert CompiledAutocast().accepts(built_in()["mlp"])
     record = judged(store, CompiledAutocast(), "mlp", mode)
-    assert record.verdict is Verdict.PASS, record.reason
+    assert record.verdict is Verdict.PASS, record.why
     seen = {item.claim: item.observed for item in record.evidence}
     assert seen["autocast regions captured >= 1"] == 1
     assert seen["captured contractions in bfloat16 >= 1"] == 3

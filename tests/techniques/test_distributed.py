@@ -56,7 +56,7 @@ def absent(record: Record) -> list[str]:
 @pytest.mark.parametrize("name", [technique.name for technique in TECHNIQUES])
 def test_each_technique_trains_as_its_oracle(store: Store, name: str) -> None:
     record = judged(store, name, small())
-    assert record.verdict is Verdict.PASS, record.reason
+    assert record.verdict is Verdict.PASS, record.why
     assert record.compared > 1000
 
 

@@ -106,12 +106,12 @@ def test_each_technique_passes(store: Store, name: str, stream: str) -> None:
     technique = named(TECHNIQUES, name)
     assert technique.accepts(built_in()[stream])
     record = judged(store, technique, stream)
-    assert record.verdict is Verdict.PASS, record.reason
+    assert record.verdict is Verdict.PASS, record.why
 
 
 def test_gradients_for_every_size_are_judged(store: Store) -> None:
     record = judged(store, named(TECHNIQUES, "dynamo-guards"), "stream-tokens", Mode.BACKWARD)
-    assert record.verdict is Verdict.PASS, record.reason
+    assert record.verdict is Verdict.PASS, record.why
 
 
 def test_a_dtype_a_rank_and_a_shape_are_counted_one_by_one(store: Store) -> None:
@@ -130,12 +130,12 @@ def test_news_of_inputs() -> None:
 def test_a_graph_for_each_size_fails_as_dynamic(store: Store) -> None:
     record = judged(store, made(BoundedStream, dynamic=False), "stream-lengths")
     assert record.verdict is Verdict.FAIL
-    assert record.reason == "not engaged: graphs compiled over 4 sizes from 1 to 1: observed 4"
+    assert record.why == "not engaged: graphs compiled over 4 sizes from 1 to 1: observed 4"
 
 
 def test_one_graph_for_all_sizes_fails_as_static(store: Store) -> None:
     record = judged(store, made(StaticStream, dynamic=True), "stream-lengths")
-    assert record.reason == (
+    assert record.why == (
         "not engaged: graphs compiled by each call = 1, 1, 0, 1, 0, 1, 0, 0, 0: "
         "observed first 1, shape 0, known 0, shape 0, known 0, shape 0, known 0, known 0, known 0"
     )
@@ -151,8 +151,8 @@ def test_beyond_the_limit_calls_run_eagerly(store: Store) -> None:
 
 def test_a_limit_that_is_not_reached_fails_the_evidence(store: Store) -> None:
     record = judged(store, made(LimitedStream, dynamic=True), "stream-lengths")
-    assert "not engaged: graphs compiled = 2, the limit: observed 1" in record.reason
-    assert "not engaged: functions at the limit of recompilation = 1: observed 0" in record.reason
+    assert "not engaged: graphs compiled = 2, the limit: observed 1" in record.why
+    assert "not engaged: functions at the limit of recompilation = 1: observed 0" in record.why
 
 
 def test_no_technique_falls_back_to_eager_silently() -> None:
@@ -189,7 +189,7 @@ def test_both_sides_of_a_branch_run_compiled(store: Store) -> None:
 
 def test_a_branch_without_data_fails_the_evidence(store: Store) -> None:
     record = judged(store, made(dynamo.BranchStream), "stream-lengths")
-    assert "not engaged: graph breaks >= 1: observed 0" in record.reason
+    assert "not engaged: graph breaks >= 1: observed 0" in record.why
 
 
 # Fault 26: code that is kept for another size.
@@ -233,7 +233,7 @@ def test_a_stale_parameter_fails(store: Store) -> None:
     assert {path for path in found if path.startswith("out")}
     # Without changes between calls, the parameters of further draws still show it.
     record = judged(store, made(StaticStream, backend="baking", dynamic=False), "stream-lengths")
-    assert "[draw 1]" in record.reason
+    assert "[draw 1]" in record.why
     assert record.verdict is Verdict.FAIL
 
 

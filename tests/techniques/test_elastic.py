@@ -16,8 +16,8 @@ from torch import distributed
 
 from accelcheck.core.capability import Code
 from accelcheck.core.case import Mode, Verdict
-from accelcheck.core.matrix import devices
 from accelcheck.core.processes import ChildError, Mailbox
+from accelcheck.devices import devices
 from accelcheck.techniques.distributed.elastic import rank as elastic_rank
 from accelcheck.techniques.distributed.elastic.elastic_agents import ElasticAgents, c10d
 from accelcheck.techniques.distributed.elastic.mailbox import TrainingReport, TrainingTask
@@ -182,7 +182,7 @@ def observed(record: Any, claim: str) -> Any:
 def test_a_killed_rank_is_restarted_with_the_same_result(store: Store) -> None:
     technique, thing = named(TECHNIQUES, "elastic-restart"), seeded("train-mlp")
     record = bench(store, technique, thing, CPU).run(case(thing, Mode.TRAIN, technique=technique.name))
-    assert record.verdict is Verdict.PASS, record.reason
+    assert record.verdict is Verdict.PASS, record.why
     assert observed(record, "exit code of the rank that was killed").startswith("-9 of process ")
     assert observed(record, "restarts by torchrun") == 1
     assert observed(record, "first steps") == "0, 2"
@@ -198,14 +198,14 @@ def test_without_snapshots_the_verdict_is_fail(store: Store) -> None:
     thing = seeded("train-mlp")
     record = bench(store, Unsaved(), thing, CPU).run(case(thing, Mode.TRAIN, technique="elastic-restart"))
     assert record.verdict is Verdict.FAIL
-    assert record.reason == "not engaged: first steps of the groups of ranks: 0, 2: observed 0"
+    assert record.why == "not engaged: first steps of the groups of ranks: 0, 2: observed 0"
 
 
 def test_capability_by_device(monkeypatch: pytest.MonkeyPatch) -> None:
     for technique in TECHNIQUES:
         assert technique.modes == {Mode.TRAIN}
         assert not technique.accepts(workload("training", "batchnorm"))
-        found = technique.capability(StubDevice("tpu"))
+        found = technique.capability(devices()["tpu"])
         assert (found.verdict, found.code) == (Verdict.UNSUPPORTED, Code.NO_FEATURE)
     for kind in ("cpu", "cuda", "xla"):
         assert named(TECHNIQUES, "elastic-restart").capability(StubDevice(kind)).ok

@@ -9,7 +9,7 @@ from fault_harness import bench, case, seeded
 from technique_harness import named
 
 from accelcheck.core.case import Mode, Verdict
-from accelcheck.core.matrix import devices
+from accelcheck.devices import devices
 from accelcheck.techniques.distributed.elastic.restarts import TECHNIQUES
 from accelcheck.verify.oracle import Store
 
@@ -23,7 +23,7 @@ def test_two_ranks_become_three_and_two_again(tmp_path: Path) -> None:
     record = bench(Store(tmp_path), technique, thing, devices()["cpu"]).run(
         case(thing, Mode.TRAIN, technique=technique.name)
     )
-    assert record.verdict is Verdict.PASS, record.reason
+    assert record.verdict is Verdict.PASS, record.why
     seen = {one.claim.partition(":")[0]: one.observed for one in record.evidence}
     assert seen["ranks that took each step"] == "2, 3, 3, 2"
     assert seen["first steps of the groups of ranks"] == "0, 1, 3"

@@ -188,7 +188,7 @@ class StaleWeights(DynamicExport):
 )
 def test_planted_faults_fail_and_healthy_programs_pass(store: Store, technique: Export, found: set[str]) -> None:
     record = verdict_of(store, technique, seeded("mlp"), FORWARD)
-    assert record.verdict is (Verdict.FAIL if found else Verdict.PASS), record.reason
+    assert record.verdict is (Verdict.FAIL if found else Verdict.PASS), record.why
     assert faults(record).keys() == found
 
 

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import copy
-import inspect
 import sys
 from functools import partial
 from types import ModuleType
@@ -13,6 +12,7 @@ from fault_harness import seeded, verdict_of
 from technique_harness import StubDevice, differences, named, plain, run, seen, workload
 from torch import Tensor
 from torch.nn import functional
+from upstream_signatures import PACKAGES, signature
 
 from accelcheck.core.capability import SUPPORTED, Capability, Code
 from accelcheck.core.case import Mode, Verdict
@@ -26,6 +26,7 @@ from accelcheck.workloads.attention import Attention, MaskedAttention
 from accelcheck.workloads.base import Problem, Program
 
 if TYPE_CHECKING:
+    import inspect
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
@@ -56,44 +57,16 @@ def visible(queries: int, keys: int, causal: bool, window: tuple[int | None, int
     return (every if right is None else place <= right) & (every if left is None else place >= -left)
 
 
-SIGNATURES = {
-    FLASH_2: {
-        "flash_attn_func": "q, k, v, dropout_p=0.0, softmax_scale=None, causal=False, window_size=(-1, -1), softcap=0.0, "
-        "alibi_slopes=None, deterministic=False, return_attn_probs=False",
-        "flash_attn_qkvpacked_func": "qkv, dropout_p=0.0, softmax_scale=None, causal=False, window_size=(-1, -1), softcap=0.0, "
-        "alibi_slopes=None, deterministic=False, return_attn_probs=False",
-        "flash_attn_varlen_func": "q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, dropout_p=0.0, "
-        "softmax_scale=None, causal=False, window_size=(-1, -1), softcap=0.0, alibi_slopes=None, deterministic=False, "
-        "return_attn_probs=False, block_table=None",
-        "flash_attn_varlen_qkvpacked_func": "qkv, cu_seqlens, max_seqlen, dropout_p=0.0, softmax_scale=None, causal=False, "
-        "window_size=(-1, -1), softcap=0.0, alibi_slopes=None, deterministic=False, return_attn_probs=False",
-    },
-    FLASH_3: {
-        "flash_attn_func": "q, k, v, softmax_scale=None, causal=False, qv=None, q_descale=None, k_descale=None, v_descale=None, "
-        "window_size=(-1, -1), attention_chunk=0, softcap=0.0, num_splits=1, pack_gqa=None, deterministic=False, sm_margin=0, "
-        "return_attn_probs=False",
-        "flash_attn_qkvpacked_func": "qkv, softmax_scale=None, causal=False, q_descale=None, k_descale=None, v_descale=None, "
-        "window_size=(-1, -1), attention_chunk=0, softcap=0.0, deterministic=False, num_heads_q=None, sm_margin=0, "
-        "return_attn_probs=False",
-        "flash_attn_varlen_func": "q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, seqused_q=None, "
-        "seqused_k=None, softmax_scale=None, causal=False, qv=None, q_descale=None, k_descale=None, v_descale=None, "
-        "window_size=(-1, -1), attention_chunk=0, softcap=0.0, num_splits=1, pack_gqa=None, deterministic=False, sm_margin=0, "
-        "return_attn_probs=False",
-    },
-    FLASH_4: {
-        "flash_attn_func": "q, k, v, qv=None, gather_kv_indices=None, softmax_scale=None, causal=False, "
-        "window_size=(None, None), learnable_sink=None, softcap=0.0, num_splits=1, pack_gqa=None, deterministic=False",
-        "flash_attn_varlen_func": "q, k, v, qv=None, cu_seqlens_q=None, cu_seqlens_k=None, max_seqlen_q=None, "
-        "max_seqlen_k=None, min_seqlen_k=None, seqused_q=None, seqused_k=None, gather_kv_indices=None, page_table=None, "
-        "softmax_scale=None, causal=False, window_size=(None, None), learnable_sink=None, softcap=0.0, num_splits=1, "
-        "pack_gqa=None, deterministic=False",
-    },
+FUNCTIONS = {
+    FLASH_2: ("flash-attn", "flash_attn/flash_attn_interface.py"),
+    FLASH_3: ("flash-attn", "hopper/flash_attn_interface.py"),
+    FLASH_4: ("flash-attn-4", "flash_attn/cute/interface.py"),
 }
-"""Signatures of flash-attn 2.8.3, of the hopper folder of its repository, and of flash-attn-4 4.0.0b36."""
+"""The package and the file that have the functions of each generation: see `upstream_signatures.PACKAGES`."""
 
 
 class Stub(ModuleType):
-    """A stub of one of the packages in plain torch, with its signatures; refuses the same inputs."""
+    """A stub of one of the packages in plain torch, with its signatures as stored; refuses the same inputs."""
 
     def __init__(self, package: FlashGeneration, mask: Callable[..., Tensor]) -> None:
         super().__init__(package.module)
@@ -101,8 +74,9 @@ class Stub(ModuleType):
         self.mask = mask
         self.called: list[str] = []
         self.dropout = 0.0
-        for name, text in SIGNATURES[package].items():
-            setattr(self, name, partial(self.answer, name, inspect.signature(eval(f"lambda {text}: None"))))
+        distribution, path = FUNCTIONS[package]
+        for name in PACKAGES[distribution][path]:
+            setattr(self, name, partial(self.answer, name, signature(distribution, f"{path}:{name}")))
 
     def answer(self, name: str, signature: inspect.Signature, *tensors: Any, **options: Any) -> Any:
         bound = signature.bind(*tensors, **options)
@@ -251,7 +225,7 @@ def test_the_statistics_of_dropout_are_judged(tmp_path: Any, installed: Any, mon
     installed(TWO)
     store, place = Store(tmp_path), seeded("attention-dropout")
     record = verdict_of(store, here(TWO), place, Mode.RANDOM, "float16")
-    assert record.verdict is Verdict.PASS, record.reason
+    assert record.verdict is Verdict.PASS, record.why
     plainly = functional.dropout
     monkeypatch.setattr(functional, "dropout", lambda weights, rate: plainly(weights, 0.9 * rate))
     assert verdict_of(store, here(TWO), place, Mode.RANDOM, "float16").verdict is Verdict.FAIL
@@ -357,14 +331,14 @@ def top_left(queries: int, keys: int, causal: bool, window: Any) -> Tensor:
 def test_the_right_alignment_passes(tmp_path: Any, installed: Any, name: str) -> None:
     installed(TWO)
     record = verdict_of(Store(tmp_path), here(TWO), seeded(name), dtype="bfloat16")
-    assert record.verdict is Verdict.PASS, record.reason
+    assert record.verdict is Verdict.PASS, record.why
 
 
 def test_a_package_with_another_mask_alignment_fails(tmp_path: Any, installed: Any) -> None:
     installed(TWO, top_left)
     record = verdict_of(Store(tmp_path), here(TWO), seeded("attention-cross-right"), dtype="bfloat16")
     assert record.verdict is Verdict.FAIL
-    assert "out: view" in record.reason
+    assert "out: view" in record.why
 
 
 def test_an_adapter_that_ignores_the_alignment_fails(
@@ -374,4 +348,4 @@ def test_an_adapter_that_ignores_the_alignment_fails(
     monkeypatch.setattr(flash, "min", lambda sizes: sizes[1], raising=False)
     record = verdict_of(Store(tmp_path), here(TWO), seeded("attention-cross-causal"), dtype="bfloat16")
     assert record.verdict is Verdict.FAIL
-    assert "out: view" in record.reason
+    assert "out: view" in record.why

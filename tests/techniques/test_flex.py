@@ -142,4 +142,4 @@ def test_a_mask_function_that_is_off_by_one_fails(tmp_path: Any, monkeypatch: py
     monkeypatch.setattr(flex, "causal", shifted)
     record = verdict_of(store, EAGER, place)
     assert record.verdict is Verdict.FAIL
-    assert "view row" in record.reason
+    assert "view row" in record.why

@@ -166,15 +166,15 @@ def test_faults_of_scaled_products_are_caught(edit: Any, dtype: str, store: Stor
     needs(SCALED)
     change = nothing if edit is None else every_layer(edit)
     record = verdict_of(store, Planted(SCALED, change), seeded("mlp-blocks"), dtype=dtype)
-    assert record.verdict is (Verdict.PASS if edit is None else Verdict.FAIL), record.reason
-    assert "not engaged" not in record.reason
+    assert record.verdict is (Verdict.PASS if edit is None else Verdict.FAIL), record.why
+    assert "not engaged" not in record.why
 
 
 @pytest.mark.parametrize("edit", [wrong_axis, other_format, doubled_scale], ids=lambda edit: edit.__name__)
 def test_faults_of_float8_weights_are_caught(edit: Any, store: Store) -> None:
     record = verdict_of(store, Planted(WEIGHTS, every_layer(edit)), seeded("mlp"))
     assert record.verdict is Verdict.FAIL
-    assert "out: view" in record.reason
+    assert "out: view" in record.why
 
 
 # The sums of matrix units
@@ -258,8 +258,8 @@ def test_a_product_is_held_to_the_sums_of_its_unit(
     monkeypatch.setattr(float8, "unit_of", lambda _: held_to)
     monkeypatch.setattr(technique, "is_action", lambda _: True)  # nothing is dispatched here
     record = verdict_of(store, technique, seeded(workload))
-    assert record.verdict is verdict, record.reason
-    assert "not engaged" not in record.reason
+    assert record.verdict is verdict, record.why
+    assert "not engaged" not in record.why
 
 
 # Evidence

@@ -84,7 +84,7 @@ def test_inputs_that_are_no_batch_are_not_mapped(store: Store) -> None:
     """Gradients of a 0-d operand, and of one with a single row, are summed over the samples."""
     for name in ("elementwise-scalar", "elementwise-broadcast"):
         record = verdict_of(store, VMAP, seeded(name), BACKWARD)
-        assert record.verdict is Verdict.PASS, record.reason
+        assert record.verdict is Verdict.PASS, record.why
 
 
 # Differentiated

@@ -139,15 +139,15 @@ def three_bits(layer: Any) -> None:
 def test_faults_of_packed_weights_fail(edit: Any, store: Store) -> None:
     change = nothing if edit is None else every_layer(edit)
     record = verdict_of(store, Planted(NIBBLES, change), seeded("mlp-blocks"))
-    assert record.verdict is (Verdict.PASS if edit is None else Verdict.FAIL), record.reason
-    assert "not engaged" not in record.reason
+    assert record.verdict is (Verdict.PASS if edit is None else Verdict.FAIL), record.why
+    assert "not engaged" not in record.why
 
 
 @pytest.mark.parametrize("number", [1, 2])
 def test_kernel_and_nibbles_pass_with_other_seeds(number: int, store: Store) -> None:
     for technique in TECHNIQUES:
         record = verdict_of(store, technique, seeded("mlp", number))
-        assert record.verdict is Verdict.PASS, record.reason
+        assert record.verdict is Verdict.PASS, record.why
 
 
 # Evidence and capability

@@ -12,6 +12,7 @@ import torch
 from fault_harness import built_in, seeded, verdict_of
 from technique_harness import StubDevice, differences, named, plain, run
 from torch import Tensor, nn
+from upstream_signatures import unlike_upstream
 
 from accelcheck.core.capability import Code
 from accelcheck.core.case import Mode, Verdict
@@ -27,10 +28,10 @@ NUMPY, JAX, CUPY = (named(TECHNIQUES, name) for name in ("dlpack-numpy", "dlpack
 class Array:
     """Import of a tensor as in JAX: shared if aligned, otherwise copied; refused if not dense."""
 
-    def __init__(self, tensor: Tensor) -> None:
-        if not dense(tensor):
+    def __init__(self, external_array: Tensor) -> None:
+        if not dense(external_array):
             raise RuntimeError("UNIMPLEMENTED: Only DLPack tensors with trivial (compact) striding are supported")
-        self.tensor = tensor if tensor.data_ptr() % 64 == 0 else tensor.clone()
+        self.tensor = external_array if external_array.data_ptr() % 64 == 0 else external_array.clone()
 
     def unsafe_buffer_pointer(self) -> int:
         return self.tensor.data_ptr()
@@ -50,6 +51,10 @@ def jax(monkeypatch: pytest.MonkeyPatch) -> None:
     """A stub of JAX with what the technique uses."""
     monkeypatch.setitem(sys.modules, "jax", ModuleType("jax"))
     monkeypatch.setitem(sys.modules, "jax.dlpack", SimpleNamespace(from_dlpack=Array))
+
+
+def test_the_stub_has_the_signature_of_the_package() -> None:
+    assert unlike_upstream("jax", "jax/_src/dlpack.py:from_dlpack", Array) == []
 
 
 @pytest.mark.parametrize("name", sorted(dlpack.WORKLOADS))

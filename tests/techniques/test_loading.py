@@ -120,9 +120,9 @@ def test_a_loader_that_loses_or_reorders_fails(store: Store, plant: str) -> None
     change, seen = PLANTS[plant]
     record = verdict_of(store, Losing(change), built_in()["mlp"])
     assert record.verdict is Verdict.FAIL
-    assert f"each once, in this order: observed {seen}" in record.reason
+    assert f"each once, in this order: observed {seen}" in record.why
     # The result is wrong too: it is that of other samples, or in another order.
-    assert "\nout: " in record.reason
+    assert "\nout: " in record.why
 
 
 def test_a_loader_that_changes_a_bit_fails(store: Store) -> None:
@@ -132,7 +132,7 @@ def test_a_loader_that_changes_a_bit_fails(store: Store) -> None:
 
     record = verdict_of(store, Losing(flip), built_in()["mlp"])
     assert record.verdict is Verdict.FAIL
-    assert "input[0]: mutated: expected it bitwise unchanged" in record.reason
+    assert "input[0]: mutated: expected it bitwise unchanged" in record.why
 
 
 def test_an_intact_loader_passes(store: Store) -> None:
@@ -437,7 +437,7 @@ for base, mode in ((loading.XlaDeviceLoader(), Mode.FORWARD), (offload.TECHNIQUE
     for plant in (nothing, asynchrony.unsynced(1.0), asynchrony.fallen_back(1.0)):
         technique = Planted(base, plant)
         record = bench(store, technique, mlp, xla).run(Case(technique.name, "mlp", "xla", "float32", mode, 1))
-        found.append([str(record.verdict), record.reason])
+        found.append([str(record.verdict), record.why])
 print(json.dumps(found))
 """
 

@@ -14,9 +14,13 @@ import torch
 from fault_harness import FORWARD, faults, seeded, verdict_of
 from technique_harness import StubDevice, differences, mlp, plain, run
 from torch import Tensor, nn
+from upstream_signatures import unlike_upstream
 
 from accelcheck.core.capability import Code
 from accelcheck.core.case import Verdict
+from accelcheck.devices.cpu import Cpu
+from accelcheck.devices.cuda import Cuda
+from accelcheck.devices.rocm import Rocm
 from accelcheck.techniques.runtimes import onnx
 from accelcheck.techniques.runtimes.onnx import (
     PROVIDERS,
@@ -123,7 +127,7 @@ def test_a_query_that_sees_no_key_is_exported_as_one_that_sees_all(tmp_path: Pat
     """Onnxscript masks with the lowest float, so that the row's softmax is uniform, not zero."""
     record = verdict_of(Store(tmp_path), ONNX, seeded("attention-empty-row"))
     assert record.verdict is Verdict.FAIL
-    assert "row at [1, 1, 5, :]" in record.reason
+    assert "row at [1, 1, 5, :]" in record.why
 
 
 def profiled(path: Path, *providers: str) -> Path:
@@ -228,8 +232,10 @@ class Binding:
     def __init__(self) -> None:
         self.told: dict[str, tuple[Any, ...]] = {}
 
-    def bind_input(self, name: str, *where: Any) -> None:
-        self.told[name] = where
+    def bind_input(
+        self, name: str, device_type: str, device_id: int, element_type: Any, shape: Any, buffer_ptr: int
+    ) -> None:
+        self.told[name] = (device_type, device_id, element_type, shape, buffer_ptr)
 
     bind_output = bind_input
 
@@ -247,12 +253,12 @@ class FakeRuntime:
     __spec__ = ModuleSpec("onnxruntime", None)  # torch looks for it
     SessionOptions = SimpleNamespace
 
-    def InferenceSession(self, path: str, settings: Any, providers: list[Any]) -> Any:  # noqa: N802 - the runtime's name
-        self.made |= {"path": path, "settings": settings, "providers": providers, "binding": Binding()}
+    def InferenceSession(self, path_or_bytes: str, sess_options: Any, providers: list[Any]) -> Any:  # noqa: N802 - the runtime's name
+        self.made |= {"path": path_or_bytes, "settings": sess_options, "providers": providers, "binding": Binding()}
         put = SimpleNamespace(name="x", shape=[3, 4], type="tensor(float)")
 
-        def compute(binding: Binding) -> None:
-            self.made["ran"] = binding.told
+        def compute(iobinding: Binding) -> None:
+            self.made["ran"] = iobinding.told
 
         return SimpleNamespace(
             io_binding=lambda: self.made["binding"],
@@ -260,6 +266,18 @@ class FakeRuntime:
             get_outputs=lambda: [SimpleNamespace(name="y", shape=[3, 4], type="tensor(float)")],
             run_with_iobinding=compute,
         )
+
+
+def test_stubs_have_the_signatures_of_the_package() -> None:
+    session = FakeRuntime().InferenceSession("path", None, [])
+    stubs = {
+        "InferenceSession.__init__": FakeRuntime().InferenceSession,
+        "IOBinding.bind_input": Binding().bind_input,
+        "IOBinding.bind_output": Binding().bind_output,
+        **{f"Session.{name}": stub for name, stub in vars(session).items()},
+    }
+    path = "onnxruntime/capi/onnxruntime_inference_collection.py"
+    assert not [line for name, stub in stubs.items() for line in unlike_upstream("onnxruntime", f"{path}:{name}", stub)]
 
 
 def test_a_cuda_session_computes_in_fp32_on_torchs_memory(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -297,7 +315,7 @@ def test_capabilities(monkeypatch: pytest.MonkeyPatch) -> None:
     gpu = ONNX.capability(StubDevice("cuda"))
     assert (gpu.code, gpu.verdict) == (Code.WRONG_BUILD, Verdict.UNAVAILABLE)
     rocm = StubDevice("cuda")
-    rocm.name = "rocm"
+    rocm.features |= {"hip"}
     assert "MIGraphXExecutionProvider" in ONNX.capability(rocm).reason
     monkeypatch.setitem(sys.modules, "onnxscript", None)  # importing it raises ImportError
     absent = ONNX.capability(StubDevice())
@@ -312,5 +330,9 @@ def test_absent_packages_are_named_with_their_install_command(monkeypatch: pytes
     assert "accelcheck[onnx]" in answer.action
 
 
-def test_every_device_that_has_a_provider_is_known() -> None:
-    assert set(PROVIDERS) == {"cpu", "cuda", "rocm"}
+@pytest.mark.parametrize(
+    ("device", "name"),
+    [(Cpu(), "CPUExecutionProvider"), (Cuda(), "CUDAExecutionProvider"), (Rocm(), "MIGraphXExecutionProvider")],
+)
+def test_every_device_that_has_a_provider_gets_its_own(device: Device, name: str) -> None:
+    assert next(provider for feature, (provider, _) in PROVIDERS.items() if device.has(feature)) == name

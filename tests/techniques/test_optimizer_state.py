@@ -146,15 +146,15 @@ FAULTS: dict[str, tuple[Change, str]] = {
 @pytest.mark.parametrize(("change", "name"), FAULTS.values(), ids=FAULTS)
 def test_faults_of_states_fail_by_their_values(change: Change, name: str, store: Store) -> None:
     record = verdict_of(store, Planted(TECHNIQUE, change), seeded(name), Mode.TRAIN)
-    assert record.verdict is Verdict.FAIL, record.reason
-    assert "parameter:" in record.reason
-    assert "not engaged" not in record.reason
+    assert record.verdict is Verdict.FAIL, record.why
+    assert "parameter:" in record.why
+    assert "not engaged" not in record.why
 
 
 @pytest.mark.parametrize("number", [0, 1, 2])
 def test_the_technique_itself_passes(number: int, store: Store) -> None:
     record = verdict_of(store, Planted(TECHNIQUE, nothing), seeded("train-mlp", number), Mode.TRAIN)
-    assert record.verdict is Verdict.PASS, record.reason + record.traceback
+    assert record.verdict is Verdict.PASS, record.why + record.traceback
 
 
 def test_the_oracle_flips_only_in_runs_with_rounding_errors() -> None:
@@ -177,7 +177,7 @@ def test_the_oracle_flips_only_in_runs_with_rounding_errors() -> None:
 def test_states_kept_in_float32_fail(store: Store) -> None:
     """Values fail, not only the evidence: exact states differ from the oracle's rounded ones by more than rounding errors."""
     record = verdict_of(store, Planted(TECHNIQUE, narrowing(lambda state: state)), seeded("train-mlp"), Mode.TRAIN)
-    assert "parameter:" in record.reason
+    assert "parameter:" in record.why
 
 
 def test_it_needs_the_dtype_and_a_training() -> None:

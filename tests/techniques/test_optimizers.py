@@ -211,4 +211,4 @@ def test_whoever_makes_the_optimizer_need_not_take_an_option(store: Store, techn
 
     own = workload_of(module, (x,), loss=functional.mse_loss, target=target, optimizer=made)
     record = verdict_of(store, technique, own, TRAIN)
-    assert record.verdict is Verdict.PASS, record.reason
+    assert record.verdict is Verdict.PASS, record.why

@@ -183,10 +183,10 @@ def test_scaler_faults_fail_in_a_long_training(
     monkeypatch.setattr(ensemble, "SAMPLES", 2)  # fewer samples give tighter budgets, which these faults exceed by far
     record = verdict_of(store, Planted(technique, change), seeded("trajectory-mlp"), Mode.TRAJECTORY)
     if not named_line:
-        assert record.verdict is Verdict.PASS, record.reason + record.traceback
+        assert record.verdict is Verdict.PASS, record.why + record.traceback
         return
-    assert record.verdict is Verdict.FAIL, record.reason + record.traceback
-    assert any(line.startswith(named_line) for line in record.reason.splitlines()), record.reason
+    assert record.verdict is Verdict.FAIL, record.why + record.traceback
+    assert any(line.startswith(named_line) for line in record.why.splitlines()), record.why
 
 
 @pytest.mark.parametrize(("change", "verdict"), [(kernels(sum=half_sum), Verdict.FAIL), (nothing, Verdict.PASS)])
@@ -201,4 +201,4 @@ def test_a_norm_with_two_percent_error_fails_in_half_precision(store: Store) -> 
 
     record = verdict_of(store, Planted(BF16, kernels(native_layer_norm=shifted)), seeded("mlp-blocks"))
     assert record.verdict is Verdict.FAIL
-    assert "not engaged" not in record.reason
+    assert "not engaged" not in record.why

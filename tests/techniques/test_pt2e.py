@@ -165,8 +165,8 @@ FAULTS: dict[str, Change] = {
 @pytest.mark.parametrize(("name", "change"), FAULTS.items(), ids=FAULTS)
 def test_faults_of_the_graph_fail(name: str, change: Change, store: Store) -> None:
     record = verdict_of(store, Planted(STATIC, change), seeded("mlp"))
-    assert record.verdict is (Verdict.PASS if name == "healthy" else Verdict.FAIL), record.reason + record.traceback
-    assert "not engaged" not in record.reason
+    assert record.verdict is (Verdict.PASS if name == "healthy" else Verdict.FAIL), record.why + record.traceback
+    assert "not engaged" not in record.why
 
 
 # Capability

@@ -195,8 +195,8 @@ def unquantized_inputs(layer: Any) -> None:
 def test_faults_of_fake_quantization_fail(edit: Any, named: str, store: Store) -> None:
     change = nothing if edit is None else every_layer(edit)
     record = verdict_of(store, Planted(TECHNIQUE, change), seeded("mlp-blocks"), Mode.BACKWARD)
-    assert record.verdict is (Verdict.PASS if edit is None else Verdict.FAIL), record.reason + record.traceback
-    assert named in record.reason
+    assert record.verdict is (Verdict.PASS if edit is None else Verdict.FAIL), record.why + record.traceback
+    assert named in record.why
 
 
 def test_it_needs_torchao() -> None:

@@ -11,7 +11,7 @@ from technique_harness import StubDevice, named, workload
 
 from accelcheck.core.capability import Code
 from accelcheck.core.case import Mode, Verdict
-from accelcheck.core.matrix import devices
+from accelcheck.devices import devices
 from accelcheck.techniques.distributed import pool
 from accelcheck.techniques.distributed.resharding import TECHNIQUES, Reshard
 from accelcheck.techniques.distributed.resharding_ranks import Phase, Resharded
@@ -45,7 +45,7 @@ def missing(record: Record) -> list[str]:
 
 def test_ranks_resume_from_checkpoints_of_other_ranks(store: Store) -> None:
     record = record_of(store, Reshard())
-    assert record.verdict is Verdict.PASS, record.reason
+    assert record.verdict is Verdict.PASS, record.why
     seen = {one.claim: one.observed for one in record.evidence}
     assert seen["parameters saved as split by dimension 0 over 3 = 6"] == 6
     assert seen["tensors saved by 3 and loaded by 1 >= 12, none of them changed"] == "12, changed: none"
@@ -104,7 +104,7 @@ def test_lost_state_fails(store: Store, job: type[Resharded], claim: str) -> Non
     record = record_of(store, Losing())
     assert record.verdict is Verdict.FAIL
     assert claim in missing(record)
-    assert any(line.startswith("parameter:") for line in record.reason.splitlines())
+    assert any(line.startswith("parameter:") for line in record.why.splitlines())
 
 
 def test_capability_by_device(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,8 +14,10 @@ from technique_harness import StubDevice, mlp, workload
 
 from accelcheck.core.capability import Code
 from accelcheck.core.case import Evidence, Mode, Verdict
-from accelcheck.core.matrix import devices
 from accelcheck.core.processes import ChildError
+from accelcheck.devices import devices
+from accelcheck.devices.tpu import Tpu
+from accelcheck.devices.xla import Xla
 from accelcheck.techniques.processes.evidence import repeated, unlike
 from accelcheck.techniques.snapshots import handover
 from accelcheck.techniques.snapshots.files import Snapshots, read, write
@@ -75,7 +77,7 @@ def missing(record: Record) -> list[str]:
 @pytest.mark.parametrize(("name", "mode"), [("train-mlp", Mode.TRAIN), ("trajectory-mlp", Mode.TRAJECTORY)])
 def test_another_process_gives_the_same_result(store: Store, name: str, mode: Mode) -> None:
     record = record_of(store, SnapshotRestore(), name, mode)
-    assert record.verdict is Verdict.PASS, record.reason
+    assert record.verdict is Verdict.PASS, record.why
     assert observed(record, "process that went on") != os.getpid()
     assert observed(record, "parts of the state at the end") == 0
     assert set(observed(record, "its file holds").split(", ")) >= {"generator", "module", "optimizer", "scaler"}
@@ -119,13 +121,13 @@ def test_a_lost_optimizer_state_fails_in_a_short_training(store: Store) -> None:
 
     record = record_of(store, Forgetful(), "train-mlp", Mode.TRAIN)
     assert record.verdict is Verdict.FAIL
-    assert any(line.startswith("parameter:") for line in record.reason.splitlines())
+    assert any(line.startswith("parameter:") for line in record.why.splitlines())
     assert "its file holds generator, module, optimizer, scaler" in missing(record)
 
 
 def test_the_last_good_snapshot_is_used(store: Store) -> None:
     record = record_of(store, SnapshotDamaged(), "train-mlp", Mode.TRAIN)
-    assert record.verdict is Verdict.PASS, record.reason
+    assert record.verdict is Verdict.PASS, record.why
     assert observed(record, "steps taken before it went on") == 1
     assert observed(record, "refused").startswith("step-00000002.snapshot: SHA-256: expected ")
 
@@ -154,7 +156,7 @@ def test_undetected_damage_fails(store: Store) -> None:
     record = record_of(store, Unseen(), "train-mlp", Mode.TRAIN)
     assert record.verdict is Verdict.FAIL
     assert "refused: step-00000002.snapshot alone" in missing(record)
-    assert any(line.startswith("parameter:") for line in record.reason.splitlines())
+    assert any(line.startswith("parameter:") for line in record.why.splitlines())
 
 
 def test_a_training_in_the_same_process_fails_the_evidence() -> None:
@@ -240,12 +242,11 @@ def test_only_deterministic_devices_must_repeat_bits() -> None:
 
 
 @pytest.mark.parametrize("technique", [SnapshotRestore(), SnapshotDamaged()], ids=lambda technique: technique.name)
-def test_capability_by_device(technique: SnapshotRestore) -> None:
+def test_capability_by_device(technique: SnapshotRestore, monkeypatch: pytest.MonkeyPatch) -> None:
     for kind in ("cpu", "cuda", "xla", "privateuseone"):
         assert technique.capability(StubDevice(kind)).ok
-    chip = StubDevice("xla")
-    vars(chip)["client"] = "TPU"
-    for device in (StubDevice("tpu"), chip):
+    monkeypatch.setattr(Xla, "client", "TPU")
+    for device in (Tpu(), Xla()):
         found = technique.capability(device)
         assert (found.verdict, found.code) == (Verdict.UNSUPPORTED, Code.NO_FEATURE)
     assert not technique.accepts(workload("linear"))

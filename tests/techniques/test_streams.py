@@ -182,7 +182,7 @@ def test_only_floating_point_tensors_are_exchanged() -> None:
 def test_an_ordered_exchange_passes(tmp_path: Any, gpu: Any, mode: Mode) -> None:
     gpu()
     record = verdict_of(Store(tmp_path), TECHNIQUE, seeded("mlp"), mode)
-    assert record.verdict is Verdict.PASS, record.reason
+    assert record.verdict is Verdict.PASS, record.why
 
 
 @pytest.mark.parametrize("mode", [Mode.FORWARD, Mode.BACKWARD])
@@ -191,7 +191,7 @@ def test_a_library_that_does_not_order_streams_fails(tmp_path: Any, gpu: Any, mo
     gpu(**{way: False})
     record = verdict_of(Store(tmp_path), TECHNIQUE, seeded("mlp"), mode)
     assert record.verdict is Verdict.FAIL
-    assert "NaN pattern" in record.reason
+    assert "NaN pattern" in record.why
 
 
 def test_the_planted_fault_fails(tmp_path: Any, gpu: Any) -> None:
@@ -200,7 +200,7 @@ def test_the_planted_fault_fails(tmp_path: Any, gpu: Any) -> None:
     assert fault.technique == TECHNIQUE.name
     record = verdict_of(Store(tmp_path), Planted(TECHNIQUE, fault.plant(1.0)), seeded("mlp"))
     assert record.verdict is Verdict.FAIL
-    assert "NaN pattern" in record.reason
+    assert "NaN pattern" in record.why
 
 
 def test_the_fault_exports_without_a_stream() -> None:

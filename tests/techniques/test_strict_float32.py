@@ -112,7 +112,7 @@ def test_the_case_passes_where_products_are_exact_and_fails_with_what_they_are(s
     assert verdict(store, torch.matmul).verdict is Verdict.PASS
     record = verdict(store, lambda a, b: tf32(a) @ tf32(b))
     assert record.verdict is Verdict.FAIL
-    (line,) = record.reason.splitlines()
+    (line,) = record.why.splitlines()
     assert line.startswith(
         "not engaged: error of products that FP32 has exactly <= 2.38e-07: observed 0.000488: errs up to"
     )
@@ -133,7 +133,7 @@ def test_a_timed_case_says_that_what_it_is_held_against_is_no_float32(store: Sto
     told = "FP32 eager here is none: errs up to"
     for multiply, wanted in ((torch.matmul, 0), (lambda a, b: tf32(a) @ tf32(b), 1)):
         record = bench(store, Eager(), timed, of(multiply)).run(case)
-        assert record.verdict is Verdict.PASS, record.reason
+        assert record.verdict is Verdict.PASS, record.why
         found = [m.reason for m in record.measurements if m.name == "fp32-eager-error"]
         assert len(found) == wanted
         assert all(reason.startswith(told) for reason in found)

@@ -141,8 +141,8 @@ def test_recomputing_with_other_inputs_fails(store: Store) -> None:
     assert verdict_of(store, SEGMENTED, SMALL, Mode.BACKWARD).verdict is Verdict.PASS
     record = verdict_of(store, Drifting(SEGMENTED.name, "", ""), SMALL, Mode.BACKWARD)
     assert record.verdict is Verdict.FAIL
-    assert "grad:input[0]: view row" in record.reason
-    assert "not engaged" not in record.reason
+    assert "grad:input[0]: view row" in record.why
+    assert "not engaged" not in record.why
 
 
 def test_without_statistics_evidence_gives_the_reason() -> None:
@@ -245,7 +245,7 @@ def test_an_offload_that_loses_bits_fails(store: Store) -> None:
     assert verdict_of(store, OFFLOAD, SMALL, Mode.BACKWARD).verdict is Verdict.PASS
     record = verdict_of(store, Lossy(OFFLOAD.name, "", pinned=False), SMALL, Mode.BACKWARD)
     assert record.verdict is Verdict.FAIL
-    assert "grad:input[0]: view row" in record.reason
+    assert "grad:input[0]: view row" in record.why
 
 
 def test_an_offload_that_loses_the_dtype_fails_the_evidence(monkeypatch: pytest.MonkeyPatch) -> None:

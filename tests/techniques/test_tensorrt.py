@@ -12,6 +12,7 @@ import pytest
 import torch
 from technique_harness import Ran, StubDevice, differences, mlp, named, plain, run
 from torch import Tensor, nn
+from upstream_signatures import signature, unlike_upstream
 
 from accelcheck.core.capability import Code
 from accelcheck.core.case import Verdict
@@ -128,7 +129,7 @@ def modelopt(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         library.impl("quantize_op_stub", _ruled, "CPU")
         library.impl("quantize_op_stub", lambda x, _: torch.empty_like(x), "Meta")
         quantization = SimpleNamespace(INT8_DEFAULT_CFG={"num_bits": 8}, quantize=_quantized)
-        utils = SimpleNamespace(export_torch_mode=contextlib.nullcontext)
+        utils = SimpleNamespace(export_torch_mode=_export_torch_mode)
         monkeypatch.setitem(sys.modules, "modelopt.torch.quantization", cast("ModuleType", quantization))
         monkeypatch.setitem(sys.modules, "modelopt.torch.quantization.utils", cast("ModuleType", utils))
         yield
@@ -168,6 +169,10 @@ class QuantLinear(nn.Module):
         return nn.functional.linear(quantize(x, self.input_amax), quantize(self.weight, self.weight_amax), self.bias)
 
 
+def _export_torch_mode() -> contextlib.nullcontext[None]:
+    return contextlib.nullcontext()
+
+
 def _quantized(model: nn.Module, config: Any, forward_loop: Callable[[nn.Module], Any]) -> nn.Module:
     assert config == {"num_bits": 8}
     seen: dict[nn.Module, Tensor] = {}
@@ -181,6 +186,29 @@ def _quantized(model: nn.Module, config: Any, forward_loop: Callable[[nn.Module]
             if child in seen:
                 setattr(parent, name, QuantLinear(cast("nn.Linear", child), seen[child]))
     return model
+
+
+@pytest.mark.parametrize(
+    ("package", "name", "stub"),
+    [
+        ("torch-tensorrt", "torch_tensorrt/dynamo/_compiler.py:compile", Compiler().newest),
+        ("torch-tensorrt==2.9.0", "torch_tensorrt/dynamo/_compiler.py:compile", Compiler().oldest),
+        ("nvidia-modelopt", "modelopt/torch/quantization/model_quant.py:quantize", _quantized),
+        ("nvidia-modelopt", "modelopt/torch/quantization/utils/core_utils.py:export_torch_mode", _export_torch_mode),
+    ],
+)
+def test_stubs_have_the_signatures_of_the_packages(package: str, name: str, stub: Callable[..., Any]) -> None:
+    assert unlike_upstream(package, name, stub) == []
+
+
+def test_every_option_is_one_of_a_release() -> None:
+    releases = ("torch-tensorrt", "torch-tensorrt==2.9.0")
+    known = {
+        name
+        for release in releases
+        for name in signature(release, "torch_tensorrt/dynamo/_compiler.py:compile").parameters
+    }
+    assert not OPTIONS.keys() - known
 
 
 def test_fp32_graphs_of_any_size_are_compiled_without_tf32(compiler: Compiler) -> None:
@@ -354,7 +382,7 @@ def test_workloads_by_technique() -> None:
 
 def test_capabilities(monkeypatch: pytest.MonkeyPatch) -> None:
     rocm = StubDevice("cuda")
-    rocm.name = "rocm"
+    rocm.features |= {"hip"}
     for technique in TECHNIQUES:
         for device in (StubDevice(), StubDevice("xla"), rocm):
             found = technique.capability(device)

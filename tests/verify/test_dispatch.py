@@ -11,12 +11,11 @@ from torch import Tensor, nn
 from torch._subclasses import FakeTensorMode
 
 from accelcheck.core.case import Verdict
-from accelcheck.core.matrix import Matrix
+from accelcheck.techniques.matrix import Matrix
 from accelcheck.techniques.observe import OperatorLog
 from accelcheck.verify.global_state import GlobalState
 from accelcheck.verify.oracle import Store
-from accelcheck.verify.unfused import unfused
-from accelcheck.workloads.dispatch import FUSED, layer_by_layer
+from accelcheck.workloads.dispatch import FUSED, layer_by_layer, unfused
 from accelcheck.workloads.nested import OwnModelError
 from accelcheck.workloads.own_model import workload_of
 
@@ -101,13 +100,13 @@ def test_the_oracle_computes_encoder_layers_operator_by_operator() -> None:
 @pytest.mark.parametrize("keywords", [{}, {"src_key_padding_mask": MASK}], ids=["whole", "padded"])
 def test_encoder_layers_are_judged(name: str, mode: Mode, keywords: dict[str, Any], store: Store) -> None:
     record = verdict_of(store, Matrix.load().techniques[name], workload(**keywords), mode)
-    assert record.verdict is Verdict.PASS, record.reason
+    assert record.verdict is Verdict.PASS, record.why
 
 
 def test_an_autocast_that_a_compiled_encoder_layer_ignores_is_not_engaged(store: Store) -> None:
     record = verdict_of(store, Matrix.load().techniques["compile-autocast-bf16"], workload(), FORWARD)
     assert record.verdict is Verdict.FAIL
-    assert "captured contractions in bfloat16" in record.reason
+    assert "captured contractions in bfloat16" in record.why
 
 
 def test_attention_within_a_layer_is_found() -> None:
@@ -123,7 +122,7 @@ def test_an_encoder_that_fills_paddings_with_zeros_is_named() -> None:
 def test_a_fast_path_that_is_left_switched_off_is_named() -> None:
     state = GlobalState.now()
     torch.backends.mha.set_fastpath_enabled(False)
-    assert "fast path of attention" in " ".join(state.restore())
+    assert "fast path of attention" in " ".join(map(str, state.restore()))
     assert torch.backends.mha.get_fastpath_enabled()
 
 
@@ -137,4 +136,4 @@ def test_the_fast_path_is_back_after_an_error() -> None:
 def test_a_jacobian_that_is_too_large_is_unsupported(name: str, store: Store) -> None:
     record = verdict_of(store, Matrix.load().techniques[name], workload(), BACKWARD)
     assert record.verdict is Verdict.UNSUPPORTED
-    assert "[too-large] the whole Jacobian has 512 x 4,960 elements" in record.reason
+    assert "[too-large] the whole Jacobian has 512 x 4,960 elements" in record.why

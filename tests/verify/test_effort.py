@@ -12,12 +12,12 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from accelcheck.checks.trial import REDUCED
-from accelcheck.core.case import Mode, Verdict
-from accelcheck.core.words import EFFORTS
+from accelcheck.core.case import EFFORTS, Mode, Verdict
 from accelcheck.selftest.faults.plant import nothing
 from accelcheck.techniques.eager import Eager
 from accelcheck.verify.effort import FULL, LEAST, PART, Size, choose, size_of, told
-from accelcheck.verify.oracle import OracleError, Store
+from accelcheck.verify.oracle import Store
+from accelcheck.verify.reference import OracleError
 from accelcheck.workloads.base import Problem
 from accelcheck.workloads.own_model import workload_of
 
@@ -98,7 +98,7 @@ def test_small_models_have_the_usual_effort_and_no_remark(tmp_path: Path) -> Non
     workload = own()
     assert Store(tmp_path).effort(case(workload), workload) == FULL
     record = verdict_of(Store(tmp_path), Planted(nothing), workload)
-    assert record.verdict is Verdict.PASS, record.reason
+    assert record.verdict is Verdict.PASS, record.why
     assert REDUCED not in {one.claim for one in record.evidence}
 
 
@@ -126,7 +126,7 @@ def test_the_least_effort_takes_two_draws_two_samples_and_two_steps(store: Store
         program.call = call
 
     record = verdict_of(store, Planted(look), own(), TRAIN)
-    assert record.verdict is Verdict.PASS, record.reason
+    assert record.verdict is Verdict.PASS, record.why
     assert len(seen) == 2 * 3  # two draws and a rerun
     reference = store.get(case(own(), TRAIN), Planted(nothing), own())
     assert sorted(path for path in reference.truth if path.startswith("loss")) == ["loss[0]", "loss[1]"]
@@ -138,7 +138,7 @@ def test_eager_passes_with_the_least_effort_whatever_the_seed(store: Store, mode
     for seed in range(4):
         workload = own(seed)
         record = verdict_of(store, Eager(), workload, mode)
-        assert record.verdict is Verdict.PASS, record.reason
+        assert record.verdict is Verdict.PASS, record.why
 
 
 def scaled(program: Program) -> None:
@@ -205,7 +205,7 @@ FAULTS = {
 def test_the_least_effort_catches(store: Store, change: Any, mode: Mode) -> None:
     for seed in range(2):
         record = verdict_of(store, Planted(change), own(seed), mode)
-        assert record.verdict is Verdict.FAIL, record.reason
+        assert record.verdict is Verdict.FAIL, record.why
 
 
 def test_a_random_model_is_refused_with_the_least_effort_too(store: Store) -> None:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from accelcheck.core.case import Figure
 from accelcheck.verify.judge import Contract, check_metadata, judge, judge_together
-from accelcheck.verify.oracle import Layout, Reference
+from accelcheck.verify.reference import Layout, Reference
 from accelcheck.verify.views import SIGNED, VIEWS, Reading
 
 UNIT = 2.0**-24
@@ -194,7 +194,7 @@ def test_integers_must_be_equal(dtype: torch.dtype) -> None:
     wrong = truth.clone()
     wrong[2, 3] = not bool(wrong[2, 3])
     expected, got = truth[2, 3].item(), wrong[2, 3].item()
-    assert faults(wrong, truth, budget=1e9) == [f"{DEEP}[2, 3]: value: expected {expected}, got {got}"]
+    assert faults(wrong, truth, budget=1e9) == [f"{DEEP}: value at [2, 3]: expected {expected}, got {got}"]
 
 
 def test_a_scalar_integer_that_differs_is_told() -> None:

@@ -20,12 +20,16 @@ from process_harness import PATIENT, started
 from torch import Tensor, nn
 
 from accelcheck.core.case import Mode, stable_seed
-from accelcheck.core.matrix import Matrix
 from accelcheck.selftest.faults.plant import nothing
-from accelcheck.verify import caps, effort, oracle
-from accelcheck.verify.caps import beyond, cap
-from accelcheck.verify.oracle import OracleError, Store, compute
+from accelcheck.techniques.matrix import Matrix
+from accelcheck.verify import effort, oracle, sample_budgets
+from accelcheck.verify import few as of_few_samples
+from accelcheck.verify.few import beyond, cap
+from accelcheck.verify.oracle import Store, compute
+from accelcheck.verify.oracle_runs import Oracle
 from accelcheck.verify.precision import SLACK, UNIT_ROUNDOFF
+from accelcheck.verify.reference import OracleError, Reference
+from accelcheck.verify.sample_budgets import TRUST
 from accelcheck.verify.views import Yardstick
 from accelcheck.workloads.base import Problem, Program, Workload
 from accelcheck.workloads.probes import Draw
@@ -55,7 +59,7 @@ def made(function: Callable[[Tensor], Any]) -> Workload:
     )
 
 
-def computed(function: Callable[[Tensor], Any], dtype: str = "float32") -> oracle.Reference:
+def computed(function: Callable[[Tensor], Any], dtype: str = "float32") -> Reference:
     return compute(made(function), PLAIN, 1, dtype, Mode.FORWARD)
 
 
@@ -268,7 +272,7 @@ def wrong_by(share: float) -> Workload:
 def test_an_element_that_eager_has_wrong_widens_no_budget(dtype: str, share: float, most: float) -> None:
     one = compute(wrong_by(share), PLAIN, 1, dtype, Mode.FORWARD)
     right = compute(large(lambda x: x * 1.25), PLAIN, 1, dtype, Mode.FORWARD)
-    assert 1.0 < one.eager_excess <= oracle.TRUST  # over all elements it errs no more than a peer may
+    assert 1.0 < one.eager_excess <= TRUST  # over all elements it errs no more than a peer may
     assert abs(one.eager["out"]["element"]) == pytest.approx(share, rel=0.01)
     assert one.budgets["out"]["element"] == one.alone["out"]["element"] < most
     for view in ("row", "column", "block", "element"):
@@ -350,8 +354,9 @@ def test_a_row_of_few_elements_is_capped_by_its_block() -> None:
 
 
 def test_more_samples_lower_a_budget_to_its_cap(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(caps, "cap", lambda *_: 1e-9)
-    monkeypatch.setattr(caps, "beyond", lambda *_: "")
+    for module in (of_few_samples, sample_budgets):
+        monkeypatch.setattr(module, "cap", lambda *_: 1e-9)
+    monkeypatch.setattr(sample_budgets, "beyond", lambda *_: "")
     workload = seeded("mlp")
     one = case(workload)
     few, more = (compute(workload, PLAIN, one.seed, one.dtype, one.mode, careful=careful) for careful in (0, 1))
@@ -527,15 +532,15 @@ def test_another_mode_or_dtype_has_another_reference(mode: Mode, dtype: str, tmp
 
 def test_no_rounding_sample_outlives_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
     alive: list[weakref.ref[Tensor]] = []
-    sample = oracle._Oracle.sample
+    sample = Oracle.sample
 
-    def watched(self: oracle._Oracle, *arguments: Any) -> Any:
+    def watched(self: Oracle, *arguments: Any) -> Any:
         assert not [one for one in alive if one() is not None]
         result = sample(self, *arguments)
         alive.extend(weakref.ref(tensor) for path, tensor in result.items() if path.startswith("grad"))
         return result
 
-    monkeypatch.setattr(oracle._Oracle, "sample", watched)
+    monkeypatch.setattr(Oracle, "sample", watched)
     compute(seeded("mlp"), PLAIN, 1, "float32", Mode.BACKWARD)
     assert len(alive) >= effort.SAMPLES
 

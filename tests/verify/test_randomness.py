@@ -47,7 +47,7 @@ def half(number: int) -> Workload:
 
 def views(record: Record) -> set[str]:
     """The views that caught it, of any path."""
-    assert record.verdict is Verdict.FAIL, (record.verdict, record.reason)
+    assert record.verdict is Verdict.FAIL, (record.verdict, record.why)
     return {view.removeprefix("view ") for seen in faults(record).values() for view in seen}
 
 
@@ -212,7 +212,7 @@ def test_attention_that_drops_another_mask_in_the_gradient_is_caught(store: Stor
 @pytest.mark.parametrize("name", ["dropout", "dropout-blocks", "attention-dropout"])
 def test_eager_passes(name: str, dtype: str, store: Store) -> None:
     record = verdict_of(store, Planted(nothing), seeded(name), RANDOM, dtype)
-    assert record.verdict is Verdict.PASS, record.reason
+    assert record.verdict is Verdict.PASS, record.why
     assert record.compared > 500_000
 
 
@@ -228,14 +228,14 @@ def test_another_correct_generator_passes_in_every_seed(dtype: str, store: Store
 
     for number in SEEDS:
         record = verdict_of(store, Planted(calling(own)), half(number), RANDOM, dtype)
-        assert record.verdict is Verdict.PASS, record.reason
+        assert record.verdict is Verdict.PASS, record.why
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_unfused_attention_passes_though_it_rounds_its_weights_too(dtype: str, store: Store) -> None:
     """Fused attention, which eager runs, rounds once; the seed is one in which the other errs more than twice as much."""
     record = verdict_of(store, Planted(dropped_weights()), seeded("attention-dropout", 2), RANDOM, dtype)
-    assert record.verdict is Verdict.PASS, record.reason
+    assert record.verdict is Verdict.PASS, record.why
 
 
 def test_a_lost_gradient_is_a_fault(store: Store) -> None:
@@ -244,7 +244,7 @@ def test_a_lost_gradient_is_a_fault(store: Store) -> None:
 
     record = verdict_of(store, Planted(calling(cut)), half(0), RANDOM)
     assert record.verdict is Verdict.FAIL
-    assert record.reason == "grad:input[0]: shape: expected (256, 512), got nothing"
+    assert record.why == "grad:input[0]: shape: expected (256, 512), got nothing"
 
 
 def test_nan_is_no_wildcard(store: Store) -> None:
@@ -277,7 +277,7 @@ def test_masks_that_cannot_be_judged_are_errors(tmp_path: Path) -> None:
         folder.mkdir()
         record = verdict_of(Store(folder), Planted(nothing), workload, RANDOM)
         assert record.verdict is Verdict.ERROR
-        assert told in record.reason
+        assert told in record.why
 
 
 def test_random_workloads_say_what_they_drop() -> None:

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from accelcheck.core.case import Mode, stable_seed
 from accelcheck.selftest.faults.plant import nothing
 from accelcheck.verify import room
-from accelcheck.verify.oracle import OracleError, compute
+from accelcheck.verify.oracle import compute
+from accelcheck.verify.reference import OracleError
 from accelcheck.workloads.base import Program, Workload
 from accelcheck.workloads.own_model import workload_of
 

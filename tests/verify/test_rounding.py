@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 import numpy as np
 import pytest
@@ -12,14 +12,14 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from accelcheck.core.case import Mode
-from accelcheck.core.matrix import Matrix
 from accelcheck.selftest.faults import compute
 from accelcheck.selftest.faults.plant import rounded_to
-from accelcheck.verify import noise, rounding
+from accelcheck.techniques.matrix import Matrix
+from accelcheck.verify import noise, operators, rounding, sequential, terms
 from accelcheck.verify.judge import judge, judge_together
 from accelcheck.verify.oracle import compute as compute_reference
 from accelcheck.verify.precision import SLACK, SMALLEST_SUBNORMAL, UNIT_ROUNDOFF
-from accelcheck.verify.rounding import EXACT, Rounding
+from accelcheck.verify.rounding import Rounding
 from accelcheck.verify.views import Yardstick, floor
 from accelcheck.workloads.base import Problem, Program, Workload
 from accelcheck.workloads.draw import by_value
@@ -189,16 +189,26 @@ def test_tf32_rounds_nothing_but_products() -> None:
     assert 0 < error(sampled(chain, x, precision="tf32"), chain(x)) < 100 * UNIT_ROUNDOFF["float32"]
 
 
-@pytest.mark.parametrize("listed", ["EXACT", "CORRECTLY_ROUNDED", "CONTRACTIONS", "_REDUCTIONS", "_SCATTERS"])
-def test_every_listed_operator_exists(listed: str) -> None:
-    names: frozenset[str] = getattr(rounding, listed)
+@pytest.mark.parametrize(
+    "names",
+    [
+        operators.EXACT,
+        operators.CORRECTLY_ROUNDED,
+        operators.CONTRACTIONS,
+        operators.SCATTERS,
+        operators.COMPOSED,
+        terms._RULES,
+        sequential._RULES,
+    ],
+)
+def test_every_listed_operator_exists(names: Collection[str]) -> None:
     assert names
     assert not {name for name in names if not hasattr(torch.ops.aten, name)}
 
 
 def test_no_operator_is_both_exact_and_rounded_but_those_that_may_add() -> None:
-    assert not EXACT & rounding.CORRECTLY_ROUNDED
-    assert {"index_put", "index_put_"} == rounding._SCATTERS & EXACT
+    assert not operators.EXACT & operators.CORRECTLY_ROUNDED
+    assert {"index_put", "index_put_"} == operators.SCATTERS & operators.EXACT
 
 
 UNROUNDED: dict[str, Callable[[Tensor], Tensor]] = {

@@ -104,9 +104,9 @@ def test_finite_differences_find_gradients_that_are_swapped_in_the_workload_itse
     record = verdict_of(store, Eager(), workload, BACKWARD)
     if wrong:
         assert record.verdict is Verdict.ERROR
-        assert "GradcheckError" in record.reason
+        assert "GradcheckError" in record.why
     else:
-        assert record.verdict is Verdict.PASS, record.reason
+        assert record.verdict is Verdict.PASS, record.why
 
 
 # Fault 38 and its like, planted under each technique that runs the function
@@ -155,7 +155,7 @@ def test_a_wrong_gradient_is_caught_under_a_technique(
     healthy = verdict_of(store, technique, seeded(workload), mode)
     assert healthy.verdict is Verdict.PASS, healthy.reason
     record = verdict_of(store, Before(technique, losing), seeded(workload), mode)
-    assert record.verdict is Verdict.FAIL, record.reason
+    assert record.verdict is Verdict.FAIL, record.why
     path = "parameter:blocks.1.fc.weight" if mode is TRAIN else "grad:blocks.1.fc.weight"
     assert path in faults(record)
 

@@ -10,7 +10,8 @@ from fault_harness import Bed, built_in
 from torch import Tensor
 
 from accelcheck.core.case import Mode
-from accelcheck.core.matrix import Matrix, Selection
+from accelcheck.core.selection import Selection
+from accelcheck.techniques.matrix import Matrix
 from accelcheck.techniques.observe import OperatorLog
 from accelcheck.workloads.base import Program
 from accelcheck.workloads.operators import CLASSES, NEUTRAL

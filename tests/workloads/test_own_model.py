@@ -15,12 +15,13 @@ from torch.nn import functional
 
 from accelcheck.checks.trial import IDLE, UNJUDGED
 from accelcheck.core.case import Mode, Verdict, stable_seed
-from accelcheck.core.matrix import Matrix
 from accelcheck.core.registry import UnknownNameError
 from accelcheck.selftest.faults.plant import calling, nothing
 from accelcheck.techniques.compilation.export import Export
 from accelcheck.techniques.eager import Eager
-from accelcheck.verify.oracle import Arithmetic, Store, compute
+from accelcheck.techniques.matrix import Matrix
+from accelcheck.verify.oracle import Store, compute
+from accelcheck.verify.oracle_runs import Arithmetic
 from accelcheck.workloads.nested import OwnModelError, tensors_of, written
 from accelcheck.workloads.own_model import workload_of
 

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from accelcheck.core.case import Verdict
-from accelcheck.core.matrix import Matrix
 from accelcheck.techniques.compilation.training_step import TrainingStep
 from accelcheck.techniques.eager import Eager
+from accelcheck.techniques.matrix import Matrix
 from accelcheck.verify.oracle import Store
 from accelcheck.workloads.base import Program
 from accelcheck.workloads.nested import OwnModelError
@@ -101,7 +101,7 @@ def test_a_training_over_batches_leaves_the_first_one_in_place() -> None:
 def test_a_training_on_batches_is_judged(store: Store) -> None:
     workload = training(batches(3))
     record = verdict_of(store, Eager(), workload, TRAIN)
-    assert record.verdict is Verdict.PASS, record.reason
+    assert record.verdict is Verdict.PASS, record.why
     assert {"training", "batches"} <= workload.traits
 
 
@@ -111,19 +111,19 @@ def test_one_batch_trained_on_again_and_again_fails(store: Store) -> None:
 
     record = verdict_of(store, Planted(stale), training(batches(3)), TRAIN)
     assert record.verdict is Verdict.FAIL
-    assert "loss[1]" in record.reason
+    assert "loss[1]" in record.why
 
 
 def test_a_loss_in_the_model_needs_no_target(store: Store) -> None:
     given = [{"x": x, "labels": target} for x, target in batches(2)]
     workload = training(given, loss=lambda out, _: out.loss)
     record = verdict_of(store, Eager(), workload, TRAIN)
-    assert record.verdict is Verdict.PASS, record.reason
+    assert record.verdict is Verdict.PASS, record.why
 
 
 def test_a_compiled_training_step_follows_the_loss_of_a_dataclass(store: Store) -> None:
     record = verdict_of(store, TrainingStep(), training(batches(1)), TRAIN)
-    assert record.verdict is Verdict.PASS, record.reason
+    assert record.verdict is Verdict.PASS, record.why
 
 
 def test_a_data_loader_is_taken_as_it_is() -> None:
@@ -195,7 +195,7 @@ def test_a_loss_gets_the_models_own_container_whatever_a_technique_makes_of_it(s
         optimizer=sgd,
     )
     record = verdict_of(store, Matrix.load().techniques["jit-trace"], workload, TRAIN)
-    assert record.verdict is Verdict.PASS, record.reason
+    assert record.verdict is Verdict.PASS, record.why
 
 
 class Telling(nn.Module):
@@ -219,7 +219,7 @@ def test_other_processes_train_with_each_batch_and_a_loss_of_the_models_own(name
     given = [{"x": x, "labels": labels} for x, labels in batches(2)]
     workload = workload_of(Telling(), batches=given, loss=lambda out, _: out[0], optimizer=sgd)
     record = verdict_of(store, Matrix.load().techniques[name], workload, TRAIN)
-    assert record.verdict is Verdict.PASS, record.reason
+    assert record.verdict is Verdict.PASS, record.why
 
 
 @pytest.mark.parametrize(("name", "ranks"), [("ddp-3", 3), ("ddp-no-sync", 4)])
@@ -227,5 +227,5 @@ def test_a_batch_that_ranks_cannot_divide_is_unsupported(name: str, ranks: int, 
     torch.manual_seed(0)
     workload = training([(torch.randn(2, 6), torch.arange(2))])
     record = verdict_of(store, Matrix.load().techniques[name], workload, TRAIN)
-    assert record.verdict is Verdict.UNSUPPORTED, record.reason
-    assert f"a batch for {ranks} ranks" in record.reason
+    assert record.verdict is Verdict.UNSUPPORTED, record.why
+    assert f"a batch for {ranks} ranks" in record.why

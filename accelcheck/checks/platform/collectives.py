@@ -16,6 +16,7 @@ from accelcheck.checks.trial import Finding
 from accelcheck.core import imports
 from accelcheck.core.capability import Code, unsupported
 from accelcheck.core.case import Evidence
+from accelcheck.core.fault import Fault, FaultKind
 from accelcheck.core.plain import text
 from accelcheck.core.processes import GRACE, ChildError, Mailbox
 from accelcheck.techniques.base import Unsupported
@@ -52,7 +53,7 @@ def verify(trial: Trial) -> Finding:
     answer = library(device)
     if not answer.ok:
         raise Unsupported(answer)
-    world = RANKS if device.type == "cpu" else min(RANKS, devices_of_ranks(device))
+    world = RANKS if device.has("host") else min(RANKS, devices_of_ranks(device))
     own = [value.to(torch.float32) for value in trial.problem(trial.case.seed).inputs][:world]
     try:
         with trial.clock("run"):
@@ -69,7 +70,8 @@ def verify(trial: Trial) -> Finding:
             got: Tensor = report[name]
             compared += expected.numel()
             if got.shape != expected.shape or not torch.equal(got, expected):
-                faults.append(f"{name} of rank {rank}: value: expected {_brief(expected)}, got {_brief(got)}")
+                sides = _brief(expected), _brief(got)
+                faults.append(Fault(FaultKind.VALUE, f"{name} of rank {rank}", "", "", *sides))
     backends = sorted({str(report["backend"]) for report in reports})
     places = sorted({str(report["device"]) for report in reports})
     return Finding(
@@ -119,7 +121,7 @@ def rank(arguments: Sequence[str]) -> None:
         imports.load()
         device: Device = box.take("device")
         device.open()
-        if device.type != "cpu":
+        if not device.has("host"):
             torch.accelerator.set_device_index(int(os.environ["LOCAL_RANK"]))
         backend = distributed.get_default_backend_for_device(device.type)
         distributed.init_process_group(backend, timeout=dt.timedelta(seconds=PATIENCE))

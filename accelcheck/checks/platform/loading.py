@@ -11,6 +11,7 @@ from accelcheck.checks.trial import Finding
 from accelcheck.core import imports
 from accelcheck.core.capability import Code, unsupported
 from accelcheck.core.case import Evidence
+from accelcheck.core.fault import Fault, FaultKind
 from accelcheck.core.processes import Child, Mailbox, calling, say
 from accelcheck.devices.pinning import mask_variable
 from accelcheck.techniques.base import Unsupported
@@ -60,8 +61,7 @@ def without_hardware(trial: Trial) -> Finding:
         Unsupported: The device is the host's CPU, or no variable that hides it is known.
     """
     device = trial.device
-    client = getattr(device, "client", "")
-    if device.type == "cpu" or client == "CPU":
+    if device.computes_on_host():
         said = f"{device.name} computes on the host's CPU, which no machine is without"
         raise Unsupported(unsupported(Code.NO_EFFECT, said))
     variable = device.mask or mask_variable(device.name, os.environ)
@@ -83,9 +83,11 @@ def without_hardware(trial: Trial) -> Finding:
     )
 
 
-def _wrong(found: Message) -> list[str]:
-    got = found["sum"]
-    return [] if got == [2.0, 2.0] else [f"1 + 1 in a new process: value: expected [2.0, 2.0], got {got}"]
+def _wrong(found: Message) -> list[Fault]:
+    expected, got = [2.0, 2.0], found["sum"]
+    if got == expected:
+        return []
+    return [Fault(FaultKind.VALUE, "1 + 1 in a new process", expected=str(expected), got=str(got))]
 
 
 def _said(device: Device, function: str, environ: Mapping[str, str]) -> Message:
@@ -123,7 +125,7 @@ def compute_hidden(arguments: Sequence[str]) -> None:
     imports.load()
     device: Device = Mailbox(Path(arguments[0])).take("device")
     module = getattr(torch, device.type, None)
-    count = getattr(module, "device_count", int)() if device.type != "xla" else _of_xla()
+    count = _of_xla() if device.has("torch-xla") else getattr(module, "device_count", int)()
     say(torch=torch.__version__, devices=count, sum=(torch.ones(2) + 1).tolist())
 
 

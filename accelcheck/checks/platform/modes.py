@@ -9,8 +9,8 @@ from accelcheck.checks import numerics
 from accelcheck.checks.speed import Contender
 from accelcheck.checks.trial import warm_up
 from accelcheck.core.case import HOST_RATIO, Evidence, Measurement, Mode
-from accelcheck.core.matrix import devices
 from accelcheck.core.registry import discover
+from accelcheck.devices import devices
 from accelcheck.measure.clocks import ClockError, block, settle, undisturbed
 from accelcheck.measure.paired import compare
 from accelcheck.techniques.base import Unsupported
@@ -40,7 +40,7 @@ def verify(trial: Trial) -> Finding:
     own = _as(trial, technique, WORK[work])
     try:
         found = numerics.verify(own, (FIRST,))
-        if found.faults or not found.compared or not all(one.engaged for one in found.evidence):
+        if found.wrong or not found.compared:
             return found
         used = Evidence("computed by", technique.name, engaged=True)
         return replace(found, evidence=[*found.evidence, used], measurements=_beside_host(own))
@@ -71,7 +71,7 @@ def _compiler(trial: Trial) -> Technique:
 
 def _beside_host(own: Trial) -> list[Measurement]:
     """The device's time as a part of the host CPU's."""
-    if own.device.type == "cpu":
+    if own.device.has("host"):
         return [Measurement(HOST_RATIO, 1.0, "x", 1.0, 1.0, "the device is the host's CPU")]
     host = devices()["cpu"]
     host.open()

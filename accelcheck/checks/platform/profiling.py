@@ -10,6 +10,7 @@ from torch.profiler import ProfilerActivity, profile, supported_activities
 from accelcheck.checks.trial import Finding
 from accelcheck.core.capability import Code, unsupported
 from accelcheck.core.case import Evidence, Mode
+from accelcheck.core.fault import Fault, FaultKind
 from accelcheck.devices.torch_names import DeviceType
 from accelcheck.techniques.base import Unsupported
 
@@ -36,14 +37,15 @@ def verify(trial: Trial) -> Finding:
         out = program.module(*program.inputs)
         device.synchronize()
     same = torch.equal(out.cpu(), plain)
-    faults = [] if same else ["out: value: expected under the profiler what the run gives without it, got another"]
+    expected = "under the profiler what the run gives without it"
+    faults = [] if same else [Fault(FaultKind.VALUE, "out", expected=expected, got="another")]
     results: Any = profiled.profiler and profiled.profiler.kineto_results
     events = list(results.events() if results else ())
     named = [event for event in events if event.name() in {"aten::linear", "aten::addmm"}]
     most = max((sum(event.name() == name for event in named) for name in ("aten::linear", "aten::addmm")), default=0)
     seen = Evidence(f"linear layers that it names >= {LAYERS}", most, engaged=most >= LAYERS)
     listed = ", ".join(str(activity).rpartition(".")[2] for activity in activities)
-    if device.type == "cpu":
+    if device.has("host"):
         times = _lasting(named)
         spent = Evidence("operators with a duration >= 1", times, engaged=times >= 1)
         return Finding([seen, spent, Evidence("activities", listed, engaged=True)], faults, (), plain.numel())

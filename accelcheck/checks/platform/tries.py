@@ -12,6 +12,7 @@ import torch
 from accelcheck.checks.trial import Finding
 from accelcheck.core.capability import Code, unsupported
 from accelcheck.core.case import Evidence
+from accelcheck.core.fault import Fault, FaultKind
 from accelcheck.core.plain import text
 from accelcheck.techniques.base import Unsupported
 from accelcheck.verify.number_formats import FORMATS
@@ -52,7 +53,7 @@ class Tries:
     device: Device
     label: str
     evidence: list[Evidence] = field(default_factory=list)
-    faults: list[str] = field(default_factory=list)
+    faults: list[Fault] = field(default_factory=list)
     compared: int = 0
     refused: dict[str, str] = field(default_factory=dict)
     right: list[str] = field(default_factory=list)
@@ -74,7 +75,7 @@ class Tries:
             return False
         codes, values = read
         if len(values) != len(expected):
-            return self._wrong(name, "elements", str(len(expected)), str(len(values)))
+            return self._misshapen(name, "shape", f"{len(expected)} elements", str(len(values)))
         wrong = [
             index
             for index, (value, accepted) in enumerate(zip(values, expected, strict=True))
@@ -92,7 +93,7 @@ class Tries:
             return False
         codes, values = read
         if len(codes) != len(expected):
-            return self._wrong(name, "elements", str(len(expected)), str(len(codes)))
+            return self._misshapen(name, "shape", f"{len(expected)} elements", str(len(codes)))
         form = FORMATS.get(dtype)
         wrong = [
             index
@@ -129,10 +130,10 @@ class Tries:
             self._absent(name, f"ran on the CPU: {', '.join(sorted(fallen))}")
             return None
         if result.device.type != self.device.type:
-            self._wrong(name, "device", self.device.type, result.device.type)
+            self._misshapen(name, "device", self.device.type, result.device.type)
             return None
         if result.dtype != getattr(torch, dtype):
-            self._wrong(name, "dtype", dtype, str(result.dtype).removeprefix("torch."))
+            self._misshapen(name, "dtype", dtype, str(result.dtype).removeprefix("torch."))
             return None
         codes = patterns(host)
         form = FORMATS.get(dtype)
@@ -142,9 +143,13 @@ class Tries:
         self.refused[name] = said
         self.note(name, f"not there: {said}")
 
-    def _wrong(self, name: str, what: str, expected: str, got: str) -> bool:
-        self.faults.append(f"{self.label} {name}: {what}: expected {expected}, got {got}")
-        self.evidence.append(Evidence(f"{self.label}: {name}", f"wrong {what}: {got}", engaged=True))
+    def _misshapen(self, name: str, part: str, expected: str, got: str) -> bool:
+        return self._wrong(name, Fault(FaultKind.METADATA, f"{self.label} {name}", part, "", expected, got))
+
+    def _wrong(self, name: str, fault: Fault) -> bool:
+        self.faults.append(fault)
+        said = f"wrong {fault.view or fault.kind}: {fault.got}"
+        self.evidence.append(Evidence(f"{self.label}: {name}", said, engaged=True))
         return False
 
     def _compared(
@@ -153,8 +158,11 @@ class Tries:
         self.compared += judged
         if wrong:
             expected, got = shown(wrong[0])
+            got = f"{got}; {len(wrong)} of {len(codes)} elements differ"
+            place = f"[{wrong[0]}]"
             return self._wrong(
-                f"{name}[{wrong[0]}]", f"value, {len(wrong)} of {len(codes)} elements differ", expected, got
+                f"{name}{place}",
+                Fault(FaultKind.VALUE, f"{self.label} {name}", expected=expected, got=got, place=place),
             )
         self.right.append(name)
         self.evidence.append(Evidence(f"{self.label}: {name}", f"right in all {judged} elements", engaged=True))

@@ -21,12 +21,12 @@ from accelcheck.checks.trial import Trial, warm_up
 from accelcheck.core.capability import Capability, Code, unsupported
 from accelcheck.core.case import Case, Mode
 from accelcheck.core.files import scratch
-from accelcheck.core.matrix import Matrix
 from accelcheck.experiments.claims.catalogue import What
 from accelcheck.experiments.claims.experiment import Contest, Experiment, Side
 from accelcheck.experiments.curve import WrongError
 from accelcheck.measure.memory import held
 from accelcheck.techniques.eager import Eager
+from accelcheck.techniques.matrix import Matrix
 from accelcheck.verify.judge import judge
 from accelcheck.verify.oracle import FIRST, Store
 from accelcheck.workloads.base import Problem, Workload
@@ -52,7 +52,7 @@ class Applied(Experiment):
         gives: As `Experiment.gives`.
         mode: Forward or train.
         dtype: Storage dtype of the technique's side; eager's is float32.
-        elsewhere: Names of techniques that replace it, by device type.
+        elsewhere: Names of techniques that replace it, by feature of the device.
     """
 
     def __init__(
@@ -75,7 +75,8 @@ class Applied(Experiment):
 
     def technique(self, device: Device) -> Technique:
         """The case that is measured on a device."""
-        return techniques()[self._elsewhere.get(device.type, self._technique)]
+        other = (name for feature, name in self._elsewhere.items() if device.has(feature))
+        return techniques()[next(other, self._technique)]
 
     def answer(self, device: Device) -> Capability:
         if self._dtype not in device.dtypes:
@@ -107,10 +108,8 @@ def trial(technique: Technique, workload: Workload, device: Device, mode: Mode, 
         made = Trial(case, technique, workload, device, Store(Path(folder)))
         try:
             found = numerics.verify(made, (FIRST,))
-            faults = [f"not engaged: {e.claim}: observed {e.observed}" for e in found.evidence if not e.engaged]
-            faults += found.faults
-            if faults or not found.compared:
-                raise WrongError(f"{case.id}: {faults[0] if faults else 'no element was compared'}")
+            if found.wrong or not found.compared:
+                raise WrongError(f"{case.id}: {next(iter(found.wrong), 'no element was compared')}")
             technique.finish()
             yield made
         finally:
@@ -196,13 +195,18 @@ _MEMORY = frozenset({What.MEMORY})
 
 EXPERIMENTS: tuple[Experiment, ...] = (
     Applied("torchscript-matmul-relu", "jit-script", MATMUL_RELU, _SPEED),
-    Applied("amp-training", "amp-bf16", LINEAR, mode=Mode.TRAIN, elsewhere={"cuda": "grad-scaler-fp16"}),
+    Applied("amp-training", "amp-bf16", LINEAR, mode=Mode.TRAIN, elsewhere={"torch-cuda": "grad-scaler-fp16"}),
     Applied("tensorrt", "tensorrt-fp16", next(w for w in SPEED if w.name == "speed-cnn"), _SPEED),
     Applied("int8-dynamic", "int8-dynamic", MLP),
     Applied("int8-static", "int8-static", MLP),
     Applied("fp16", "eager", MLP, dtype="float16"),
     Applied(
-        "checkpointing", "checkpoint-non-reentrant", DEEP, _MEMORY, Mode.TRAIN, elsewhere={"xla": "checkpoint-xla"}
+        "checkpointing",
+        "checkpoint-non-reentrant",
+        DEEP,
+        _MEMORY,
+        Mode.TRAIN,
+        elsewhere={"torch-xla": "checkpoint-xla"},
     ),
     Applied("compile-amp-training", "compile-autocast-bf16", MLP, mode=Mode.TRAIN),
 )

@@ -57,7 +57,7 @@ class ForcedFlash(Experiment):
     @contextlib.contextmanager
     def contest(self, device: Device) -> Iterator[Contest]:
         # The kernel for GPUs takes half precision only.
-        dtype = "float16" if device.type == "cuda" else "float32"
+        dtype = "float16" if device.has("torch-cuda") else "float32"
         with trial(techniques()[TECHNIQUE], WORKLOAD, device, Mode.FORWARD, dtype) as judged, torch.no_grad():
             inputs = judged.program(judged.case.seed).inputs
             reference = judged.store.get(judged.case, judged.technique, WORKLOAD, FIRST)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from accelcheck.core.capability import SUPPORTED, Capability, Code, unsupported
-from accelcheck.core.matrix import devices
+from accelcheck.devices import devices
 from accelcheck.experiments.claims.applied import techniques
 from accelcheck.experiments.claims.catalogue import What
 from accelcheck.experiments.claims.experiment import Contest, Experiment, Side
@@ -64,7 +64,7 @@ class XlaMatmul(Experiment):
     gives = frozenset({What.SPEED_UP})
 
     def answer(self, device: Device) -> Capability:
-        if device.type not in {"xla", "tpu"}:
+        if not device.has("xla"):
             return unsupported(Code.NO_BACKEND, f"{device.name} does not compile with XLA")
         return SUPPORTED
 

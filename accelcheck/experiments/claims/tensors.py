@@ -47,7 +47,7 @@ class Strided(Experiment):
         self._depth = depth
 
     def answer(self, device: Device) -> Capability:
-        if "strided" not in device.features:
+        if not device.has("strided"):
             return unsupported(Code.NO_FEATURE, f"{device.name} does not declare strided: its tensors have one layout")
         return super().answer(device)
 

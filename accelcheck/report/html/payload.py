@@ -11,7 +11,6 @@ import gzip
 import json
 import math
 from dataclasses import dataclass, field
-from importlib import resources
 from typing import TYPE_CHECKING, Any
 
 from accelcheck.core.case import Mode, Verdict
@@ -51,13 +50,6 @@ class _Texts:
         return number
 
 
-def families() -> Mapping[str, str]:
-    """The family of each built-in technique by name, as `tests/stored_cases.py` writes it: the techniques themselves import torch."""
-    path = resources.files("accelcheck.report.html") / "families.json"
-    stored: dict[str, list[str]] = json.loads(path.read_text("ascii"))
-    return {name: family for family, names in stored.items() for name in names}
-
-
 def blocks(
     runs: Sequence[DeviceRun],
     names: Sequence[str],
@@ -72,7 +64,8 @@ def blocks(
         causes: Numbers of the causes of a case, by the number of its run and its id.
         more: JSON-ready values that the script needs besides.
     """
-    texts, family_of = _Texts(), families()
+    texts = _Texts()
+    families = {record.case.technique: record.family for run in runs for record in run.records if record.family}
     columns: dict[str, list[Any]] = {
         name: []
         for name in (
@@ -86,7 +79,7 @@ def blocks(
     for place, run in enumerate(runs):
         for record in run.records:
             case = record.case
-            family = family_of.get(case.technique) or case.technique.partition("-")[0]
+            family = families.get(case.technique) or case.technique.partition("-")[0]  # of an older journal
             row = (
                 place,
                 texts(case.technique, 500),
@@ -100,7 +93,7 @@ def blocks(
                 _number(sum(record.seconds.values()), 3),
                 _number(figures.value(record, "speed-up"), 3),
                 causes.get((place, case.id), []),
-                texts(record.reason.partition("\n")[0], 300),
+                texts(record.headline, 300),
             )
             for column, cell in zip(columns.values(), row, strict=True):
                 column.append(cell)
@@ -141,7 +134,7 @@ def _detail(record: Record, texts: _Texts) -> list[Any]:
     if len(shown) > MOST_FIGURES:
         shown = tuple(sorted(shown, key=lambda figure: (-figure.gates, -figure.used)))[:MOST_FIGURES]
     return [
-        texts(record.reason),
+        texts(record.why),
         texts(record.traceback),
         texts(record.remark),
         texts(record.code),
@@ -152,7 +145,7 @@ def _detail(record: Record, texts: _Texts) -> list[Any]:
         [
             part
             for one in record.evidence
-            for part in (texts(one.claim), _observed(one.observed, texts), int(one.engaged))
+            for part in (texts(one.label), _observed(one.observed, texts), int(one.engaged))
         ],
         [
             part

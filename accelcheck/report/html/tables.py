@@ -115,7 +115,7 @@ def _title(run: DeviceRun, asked: Qualification) -> str:
 
 
 def _cell(records: Sequence[Record]) -> MatrixCell:
-    codes = {record.code for record in records}
+    codes = {"" if record.verdict.executed else record.code for record in records}
     return MatrixCell(counts(records), codes.pop() if len(codes) == 1 else "")
 
 
@@ -132,4 +132,4 @@ def _reasons(records: Iterable[Record]) -> tuple[Reason, ...]:
 
 def _first(record: Record) -> str:
     """The first line of the reason, without verdict and code, which stand beside it."""
-    return record.reason.partition("\n")[0].removeprefix(f"{record.verdict} [{record.code}] ")
+    return record.headline.removeprefix(f"{record.verdict} [{record.code}] ")

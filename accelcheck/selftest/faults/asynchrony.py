@@ -10,7 +10,7 @@ from torch import Tensor
 
 from accelcheck.core.capability import SUPPORTED, Code, unsupported
 from accelcheck.core.case import Mode
-from accelcheck.selftest.faults.base import Cell, Fault
+from accelcheck.selftest.faults.base import Cell, PlantedFault
 from accelcheck.selftest.faults.plant import kernels, wrapping
 from accelcheck.techniques.interop.streams import GIVE
 
@@ -143,20 +143,20 @@ def fallen_back(strength: float) -> Change:
 
 def elsewhere(device: Device) -> Capability:
     """Devices that can fall back to the CPU."""
-    if device.type == "cpu":
+    if device.has("host"):
         return unsupported(Code.NO_EFFECT, "the CPU is what others fall back to")
     return SUPPORTED
 
 
 def on_streams(device: Device) -> Capability:
     """Devices whose streams a caller can choose."""
-    if device.type != "cuda":
+    if not device.has("torch-cuda"):
         return unsupported(Code.NO_FEATURE, f"{device.name} has no streams that a caller chooses")
     return SUPPORTED
 
 
 FAULTS = (
-    Fault(
+    PlantedFault(
         "race-at-border",
         "A buffer shared by two libraries is read while the other still writes it.",
         (Cell("mlp"), Cell("matmul")),
@@ -164,7 +164,7 @@ FAULTS = (
         strengths=(1.0, 0.1, 0.001),
         number=40,
     ),
-    Fault(
+    PlantedFault(
         "stream-race",
         "Nothing waits for a call on another stream; the strength is its delay in clock cycles.",
         (Cell("mlp"),),
@@ -173,7 +173,7 @@ FAULTS = (
         number=40,
         exists=on_streams,
     ),
-    Fault(
+    PlantedFault(
         "dlpack-unordered",
         "A tensor is exported to a library on another stream that does not wait for the producer.",
         (Cell("mlp", dtypes=("float32", "float16")), Cell("mlp", Mode.BACKWARD, ("float32", "float16"))),
@@ -182,14 +182,14 @@ FAULTS = (
         technique="cupy-stream",
         exists=on_streams,
     ),
-    Fault(
+    PlantedFault(
         "result-unsynced",
         "Results are read before the device is synchronised.",
         (Cell("mlp"), Cell("mlp", Mode.BACKWARD), Cell("train-mlp", Mode.TRAIN)),
         unsynced,
         number=41,
     ),
-    Fault(
+    PlantedFault(
         "operator-on-the-cpu",
         "An operator without a kernel falls back to the CPU without notice; the result is right.",
         (Cell("mlp"), Cell("gelu")),

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from accelcheck.core.case import Mode
-from accelcheck.selftest.faults.base import Cell, Fault
+from accelcheck.selftest.faults.base import Cell, PlantedFault
 from accelcheck.selftest.faults.compute import attention, causal
 from accelcheck.selftest.faults.plant import backwards, calling
 
@@ -89,7 +89,7 @@ _ROUNDED_SCORES = {
 }
 
 FAULTS = (
-    Fault(
+    PlantedFault(
         "causal-leak",
         "Queries of the last whole tile see the key after it.",
         (Cell("attention-65"),),
@@ -97,7 +97,7 @@ FAULTS = (
         (16.0, 1.0),
         number=1,
     ),
-    Fault(
+    PlantedFault(
         "causal-leak-backward",
         "The backward pass has queries of the last whole tile see the key after it.",
         (Cell("attention-65", Mode.BACKWARD),),
@@ -105,7 +105,7 @@ FAULTS = (
         (16.0, 1.0),
         number=1,
     ),
-    Fault(
+    PlantedFault(
         "mask-off-by-one",
         "Each query sees one key more, or one less, than it should.",
         (Cell("attention-causal"),),
@@ -113,7 +113,7 @@ FAULTS = (
         (1.0, -1.0),
         number=2,
     ),
-    Fault(
+    PlantedFault(
         "mask-off-by-one-backward",
         "In the backward pass each query sees one key more, or one less, than it should.",
         (Cell("attention-causal", Mode.BACKWARD),),
@@ -121,7 +121,7 @@ FAULTS = (
         (1.0, -1.0),
         number=2,
     ),
-    Fault(
+    PlantedFault(
         "length-off-by-one",
         "One key of the padding is seen, or the last key is not.",
         (Cell("attention-ragged"),),
@@ -129,49 +129,49 @@ FAULTS = (
         (1.0, -1.0),
         number=2,
     ),
-    Fault(
+    PlantedFault(
         "causal-from-bottom-right",
         "Causal masks end at the last key, where torch has them begin at the first.",
         (Cell("attention-cross-causal"),),
         lambda _: calling(bottom_right),
         number=3,
     ),
-    Fault(
+    PlantedFault(
         "causal-from-bottom-right-backward",
         "In the backward pass causal masks end at the last key.",
         (Cell("attention-cross-causal", Mode.BACKWARD),),
         lambda _: backwards(bottom_right),
         number=3,
     ),
-    Fault(
+    PlantedFault(
         "causal-from-top-left",
         "A mask that lets the last query see the last key is taken for torch's causal one.",
         (Cell("attention-cross-right"),),
         lambda _: calling(top_left),
         number=3,
     ),
-    Fault(
+    PlantedFault(
         "masked-row-nan",
         "A query that sees no key gets NaN.",
         (Cell("attention-empty-row"),),
         lambda _: calling(plain_softmax),
         number=4,
     ),
-    Fault(
+    PlantedFault(
         "masked-row-mean",
         "A query that sees no key gets the mean of all values.",
         (Cell("attention-empty-row"),),
         lambda _: calling(finite_mask),
         number=4,
     ),
-    Fault(
+    PlantedFault(
         "masked-row-backward",
         "A query that sees no key has the gradients of one that sees all.",
         (Cell("attention-empty-row", Mode.BACKWARD),),
         lambda _: backwards(finite_mask),
         number=4,
     ),
-    Fault(
+    PlantedFault(
         "softmax-scale",
         "Scores are scaled by a factor that is off.",
         (Cell("attention-causal"),),
@@ -179,7 +179,7 @@ FAULTS = (
         _SCALES,
         number=5,
     ),
-    Fault(
+    PlantedFault(
         "softmax-scale-backward",
         "The backward pass scales scores by a factor that is off.",
         (Cell("attention-causal", Mode.BACKWARD),),

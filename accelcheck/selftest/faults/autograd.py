@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from accelcheck.core.case import Mode
-from accelcheck.selftest.faults.base import Cell, Fault
+from accelcheck.selftest.faults.base import Cell, PlantedFault
 from accelcheck.selftest.faults.plant import backwards, calling, editing
 
 if TYPE_CHECKING:
@@ -91,35 +91,35 @@ def swapped(one: str, other: str) -> Change:
 
 
 FAULTS = (
-    Fault(
+    PlantedFault(
         "gradients-swapped",
         "A custom function returns each operand's gradient for the other.",
         (Cell("custom-function", Mode.BACKWARD),),
         lambda _: calling(exchanged),
         number=38,
     ),
-    Fault(
+    PlantedFault(
         "attention-gradients-swapped",
         "The gradients of query and key are swapped.",
         (Cell("attention", Mode.BACKWARD),),
         lambda _: swapped("grad:input[0]", "grad:input[1]"),
         number=38,
     ),
-    Fault(
+    PlantedFault(
         "chain-rule-factor-lost",
         "A custom function forgets a factor in one gradient.",
         (Cell("custom-function", Mode.BACKWARD),),
         lambda _: backwards(unscaled),
         number=38,
     ),
-    Fault(
+    PlantedFault(
         "double-backward-wrong",
         "A custom function's first gradients are right, its second gradients are wrong.",
         (Cell("custom-function", Mode.BACKWARD),),
         lambda _: calling(detached),
         number=38,
     ),
-    Fault(
+    PlantedFault(
         "gradient-doubled",
         "Gradients are not cleared, and those of two passes add up.",
         (Cell("mlp", Mode.BACKWARD),),

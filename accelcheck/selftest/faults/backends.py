@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from accelcheck.core.case import Mode
-from accelcheck.selftest.faults.base import Cell, Fault
+from accelcheck.selftest.faults.base import Cell, PlantedFault
 from accelcheck.selftest.faults.plant import kernels
 from accelcheck.selftest.faults.sowing import in_cpp, kernel_text, swapped
 from accelcheck.techniques.attention import flex
@@ -99,7 +99,7 @@ def larger(found: re.Match[str]) -> str:
 
 
 FAULTS = (
-    Fault(
+    PlantedFault(
         "flash-last-key-unseen",
         "The fused kernel does not see the last key.",
         (Cell("attention-cross"), Cell("attention-cross", Mode.BACKWARD)),
@@ -107,7 +107,7 @@ FAULTS = (
         technique="sdpa-flash",
         seeds=10,
     ),
-    Fault(
+    PlantedFault(
         "flash-stale-row-sums",
         "The fused backward kernel reads row sums of an earlier call.",
         (Cell("attention-causal", Mode.BACKWARD),),
@@ -115,7 +115,7 @@ FAULTS = (
         technique="sdpa-flash",
         seeds=10,
     ),
-    Fault(
+    PlantedFault(
         "math-next-key-seen",
         "The math path's causal mask shows the next key too.",
         (Cell("attention-causal"),),
@@ -123,7 +123,7 @@ FAULTS = (
         technique="sdpa-math",
         seeds=10,
     ),
-    Fault(
+    PlantedFault(
         "math-row-sums-lost",
         "The math path's softmax has a gradient without the sum of its row.",
         (Cell("attention-cross", Mode.BACKWARD), Cell("attention-mask", Mode.BACKWARD)),
@@ -131,7 +131,7 @@ FAULTS = (
         technique="sdpa-math",
         seeds=10,
     ),
-    Fault(
+    PlantedFault(
         "jagged-neighbours-token",
         "Sequences of a jagged batch begin with a token of their neighbour.",
         (Cell("attention-varlen"), Cell("attention-varlen", Mode.BACKWARD)),
@@ -139,7 +139,7 @@ FAULTS = (
         technique="sdpa-nested",
         seeds=10,
     ),
-    Fault(
+    PlantedFault(
         "flex-mask-moved",
         "FlexAttention's block mask is one key late.",
         (Cell("attention-mask"),),
@@ -147,7 +147,7 @@ FAULTS = (
         technique="flex-attention-eager",
         seeds=COMPILED,
     ),
-    Fault(
+    PlantedFault(
         "flex-compiled-mask-moved",
         "The block mask that is compiled into FlexAttention's kernel is one key late.",
         (Cell("attention-varlen", dtypes=FLOAT32),),
@@ -156,7 +156,7 @@ FAULTS = (
         absent=ONCE,
         seeds=1,
     ),
-    Fault(
+    PlantedFault(
         "flex-kernel-scale",
         "FlexAttention's generated kernel has a softmax scale that is one percent too large.",
         (Cell("attention-varlen", dtypes=FLOAT32),),

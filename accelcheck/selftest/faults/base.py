@@ -36,7 +36,7 @@ class Cell:
         workload: Name of a built-in workload.
         mode: Mode that is run.
         dtypes: Storage dtypes in which a fault must be caught.
-        hidden: Why a fault cannot be told from rounding here, by storage dtype; see `Fault.hidden`.
+        hidden: Why a fault cannot be told from rounding here, by storage dtype; see `PlantedFault.hidden`.
     """
 
     workload: str
@@ -64,7 +64,7 @@ def nowhere(strength: float) -> AbstractContextManager[Any]:
 
 
 @dataclass(frozen=True)
-class Fault:
+class PlantedFault:
     """A defect. Each family's file lists its `FAULTS`.
 
     A fault is put into what the technique really runs: a prepared program, operator or child process by `plant`, the compiler,
@@ -112,7 +112,7 @@ class Variant:
     """A correct implementation that differs from eager's. Each family's file lists its `VARIANTS`.
 
     Attributes:
-        name, summary, cells, plant, technique, exists: As of a `Fault`; ``plant`` takes nothing.
+        name, summary, cells, plant, technique, exists: As of a `PlantedFault`; ``plant`` takes nothing.
     """
 
     name: str
@@ -130,7 +130,7 @@ class Planted(Technique):
         base: The technique.
         change: Made to the program after the technique has prepared it.
         around: Makes the context in which the technique prepares, runs and is finished; None for none.
-        warm: As of a `Fault`.
+        warm: As of a `PlantedFault`.
     """
 
     def __init__(

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from accelcheck.core.capability import SUPPORTED, Code, unsupported
 from accelcheck.core.case import Mode
-from accelcheck.selftest.faults.base import Cell, Fault
+from accelcheck.selftest.faults.base import Cell, PlantedFault
 from accelcheck.selftest.faults.plant import calling, editing, replacing, wrapping
 from accelcheck.selftest.faults.staleness import kept_by, shapes
 from accelcheck.techniques.quantization.int8 import Holder
@@ -91,7 +91,7 @@ def column_major(out: Tensor) -> Tensor:
 
 def strided(device: Device) -> Capability:
     """Devices whose tensors have strides."""
-    if "strided" not in device.features:
+    if not device.has("strided"):
         return unsupported(Code.NO_FEATURE, f"{device.name} has no strides")
     return SUPPORTED
 
@@ -154,71 +154,73 @@ FLOAT32 = ("float32",)
 MLP, MATMUL = Cell("mlp"), Cell("matmul")
 
 FAULTS = (
-    Fault(
+    PlantedFault(
         "reference-returned",
         "A compiler returns eager's result: right, but nothing was compiled.",
         (Cell("elementwise-5", dtypes=FLOAT32),),
         always(eager_again),
         technique="compile-aot-eager",
     ),
-    Fault(
+    PlantedFault(
         "autocast-never-entered",
         "FP32 results are passed off as bfloat16: more accurate, but not what was asked for.",
         (Cell("mlp", dtypes=FLOAT32), Cell("mlp", Mode.BACKWARD, FLOAT32)),
         always(no_context),
         technique="amp-bf16",
     ),
-    Fault(
+    PlantedFault(
         "never-quantized",
         "Linear layers stay in floating point and are passed off as int8.",
         (Cell("mlp", dtypes=FLOAT32),),
         always(in_floating_point),
         technique="int8-dynamic",
     ),
-    Fault("cached-by-shape", "The first result for a shape is returned again.", (MLP, MATMUL), kept_by(shapes)),
-    Fault("zeros", "Zeros.", (MLP, MATMUL, Cell("gelu")), always(replacing(out=torch.zeros_like))),
-    Fault(
+    PlantedFault("cached-by-shape", "The first result for a shape is returned again.", (MLP, MATMUL), kept_by(shapes)),
+    PlantedFault("zeros", "Zeros.", (MLP, MATMUL, Cell("gelu")), always(replacing(out=torch.zeros_like))),
+    PlantedFault(
         "zeros-with-gradients",
         "Results are zeros, and so are gradients.",
         (Cell("mlp", Mode.BACKWARD),),
         always(zeroed),
     ),
-    Fault(
+    PlantedFault(
         "constant", "Every element is the mean of the result.", (MLP, MATMUL), always(replacing(out=mean_everywhere))
     ),
-    Fault("input-returned", "The input.", (Cell("gelu"), MATMUL), always(calling(input_returned))),
-    Fault(
+    PlantedFault("input-returned", "The input.", (Cell("gelu"), MATMUL), always(calling(input_returned))),
+    PlantedFault(
         "nan-for-a-number",
         "One element is NaN where it should be a number.",
         (MLP, MATMUL),
         always(replacing(out=one_nan)),
     ),
-    Fault("nan-everywhere", "One NaN spreads to all elements.", (MLP, MATMUL), always(wrapping(nan_everywhere))),
-    Fault("nan-spreads", "One NaN spreads along its column.", (MLP, MATMUL), always(wrapping(nan_in_row))),
-    Fault("output-on-another-device", "The output is on another device.", (MLP,), always(editing(elsewhere))),
-    Fault("other-dtype", "The output has another dtype.", (MLP, MATMUL), always(replacing(out=other_dtype))),
-    Fault(
+    PlantedFault("nan-everywhere", "One NaN spreads to all elements.", (MLP, MATMUL), always(wrapping(nan_everywhere))),
+    PlantedFault("nan-spreads", "One NaN spreads along its column.", (MLP, MATMUL), always(wrapping(nan_in_row))),
+    PlantedFault("output-on-another-device", "The output is on another device.", (MLP,), always(editing(elsewhere))),
+    PlantedFault("other-dtype", "The output has another dtype.", (MLP, MATMUL), always(replacing(out=other_dtype))),
+    PlantedFault(
         "other-strides",
         "The output is column-major where eager's is row-major.",
         (MLP, MATMUL),
         always(replacing(out=column_major)),
         exists=strided,
     ),
-    Fault(
+    PlantedFault(
         "input-mutated",
         "An input is used as scratch memory; the strength is the share of its rows.",
         (MLP, Cell("elementwise-5")),
         overwriting,
         strengths=(1.0, 0.01),
     ),
-    Fault(
+    PlantedFault(
         "parameter-mutated",
         "A parameter changes with every call, by this relative amount.",
         (MLP, Cell("mlp", Mode.BACKWARD)),
         drifting,
         strengths=(0.5, 0.01),
     ),
-    Fault("gradient-absent", "A parameter gets no gradient.", (Cell("mlp", Mode.BACKWARD),), without("grad:fc2.bias")),
-    Fault("gradient-cut-off", "A parameter is detached.", (Cell("mlp", Mode.BACKWARD),), always(detached)),
-    Fault("output-missing", "The result has no output.", (MLP,), without("out")),
+    PlantedFault(
+        "gradient-absent", "A parameter gets no gradient.", (Cell("mlp", Mode.BACKWARD),), without("grad:fc2.bias")
+    ),
+    PlantedFault("gradient-cut-off", "A parameter is detached.", (Cell("mlp", Mode.BACKWARD),), always(detached)),
+    PlantedFault("output-missing", "The result has no output.", (MLP,), without("out")),
 )

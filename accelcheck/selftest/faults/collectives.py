@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from accelcheck.core.case import Mode
-from accelcheck.selftest.faults.base import Cell, Fault
+from accelcheck.selftest.faults.base import Cell, PlantedFault
 from accelcheck.techniques.distributed.parallel import RANKS, Averaging, CompressedAveraging, Compressor
 
 if TYPE_CHECKING:
@@ -109,7 +109,7 @@ def compressing(make: Callable[[], Compressor]) -> Change:
 
 FAULTS = (
     *(
-        Fault(
+        PlantedFault(
             f"ddp-sum-for-mean-{world}",
             f"{world} ranks add their gradients and do not divide.",
             TRAINING,
@@ -120,7 +120,7 @@ FAULTS = (
         )
         for world in (2, 3)
     ),
-    Fault(
+    PlantedFault(
         "ddp-uneven-shards",
         "Ranks with unequal numbers of samples have equal weights.",
         TRAINING,
@@ -128,7 +128,7 @@ FAULTS = (
         technique="data-parallel-3",
         emulated=True,
     ),
-    Fault(
+    PlantedFault(
         "ddp-rank-left-out",
         "The last rank's gradient never arrives.",
         TRAINING,
@@ -136,7 +136,7 @@ FAULTS = (
         technique="data-parallel-3",
         emulated=True,
     ),
-    Fault(
+    PlantedFault(
         "ddp-bucket-unreduced",
         "The last bucket is not reduced: each rank goes on with its own gradient.",
         TRAINING,
@@ -145,7 +145,7 @@ FAULTS = (
         technique="data-parallel-2",
         emulated=True,
     ),
-    Fault(
+    PlantedFault(
         "no-error-feedback",
         "What compression drops of a gradient is lost.",
         TRAINING,
@@ -154,7 +154,7 @@ FAULTS = (
         technique="data-parallel-compressed",
         emulated=True,
     ),
-    Fault(
+    PlantedFault(
         "error-feedback-repeated",
         "What compression dropped is sent again and again.",
         TRAINING,

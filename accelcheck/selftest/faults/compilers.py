@@ -11,7 +11,7 @@ from torch import Tensor
 
 from accelcheck.core.case import Mode
 from accelcheck.devices import torch_names
-from accelcheck.selftest.faults.base import Cell, Fault
+from accelcheck.selftest.faults.base import Cell, PlantedFault
 from accelcheck.selftest.faults.sowing import (
     calls_of,
     exported,
@@ -180,7 +180,7 @@ def relu_lost(graph: Any) -> None:
 
 
 FAULTS = (
-    Fault(
+    PlantedFault(
         "inductor-tail-unwritten",
         "The loop of a generated kernel ends before the last tile.",
         (Cell("mlp"), Cell("layer-norm-narrow")),
@@ -189,7 +189,7 @@ FAULTS = (
         technique="compile-static",
         seeds=COMPILED,
     ),
-    Fault(
+    PlantedFault(
         "inductor-sine-by-series",
         "A lowering computes sines from the first terms of the series.",
         (Cell("elementwise-5", dtypes=FLOAT32),),
@@ -198,7 +198,7 @@ FAULTS = (
         absent=ONCE,
         seeds=COMPILED,
     ),
-    Fault(
+    PlantedFault(
         "inductor-bias-gradient-short",
         "A pass over the backward graph loses the last row of the batch in the gradients of biases.",
         (Cell("mlp", Mode.BACKWARD, FLOAT32), Cell("train-mlp", Mode.TRAIN, FLOAT32)),
@@ -207,7 +207,7 @@ FAULTS = (
         absent=ONCE,
         seeds=COMPILED,
     ),
-    Fault(
+    PlantedFault(
         "inductor-dynamic-size-constant",
         "A kernel for all sizes ends its loop where that of the second size ended.",
         (Cell("mean-pool", dtypes=FLOAT32),),
@@ -216,7 +216,7 @@ FAULTS = (
         technique="compile-dynamic",
         seeds=COMPILED,
     ),
-    Fault(
+    PlantedFault(
         "dynamo-dynamic-size-constant",
         "A kernel for a stream of sizes ends its loop one row too early.",
         (Cell("stream-lengths", dtypes=FLOAT32),),
@@ -225,7 +225,7 @@ FAULTS = (
         technique="dynamo-stream-dynamic",
         seeds=1,
     ),
-    Fault(
+    PlantedFault(
         "guards-skipped",
         "Compiled code is used again after what it depends on has changed.",
         (Cell("stream-lengths", dtypes=FLOAT32),),
@@ -233,7 +233,7 @@ FAULTS = (
         technique="dynamo-stale",
         seeds=3,
     ),
-    Fault(
+    PlantedFault(
         "aot-inductor-constants-copied",
         "A package copies the weights that it is to share, and does not follow their changes.",
         (Cell("mlp", dtypes=FLOAT32),),
@@ -241,7 +241,7 @@ FAULTS = (
         technique="aot-inductor-constants",
         seeds=1,
     ),
-    Fault(
+    PlantedFault(
         "aot-inductor-relu-lost",
         "A pass over the graph of a package removes its last activation.",
         (Cell("mlp", dtypes=FLOAT32),),
@@ -249,7 +249,7 @@ FAULTS = (
         technique="aot-inductor-constants",
         seeds=1,
     ),
-    Fault(
+    PlantedFault(
         "export-slice-moved",
         "Two slices of the exported graph meet one element too early.",
         (Cell("slicing", dtypes=FLOAT32), Cell("slicing", Mode.BACKWARD, FLOAT32)),
@@ -257,7 +257,7 @@ FAULTS = (
         technique="export",
         seeds=5,
     ),
-    Fault(
+    PlantedFault(
         "export-bias-dropped",
         "The exported graph has lost the last layer's bias.",
         (
@@ -269,7 +269,7 @@ FAULTS = (
         technique="export",
         seeds=5,
     ),
-    Fault(
+    PlantedFault(
         "export-comparison-mapped-wrong",
         "A program that was saved and loaded compares positions with <= where < was written.",
         (Cell("mean-pool", dtypes=FLOAT32), Cell("attention-ragged", Mode.BACKWARD, FLOAT32)),
@@ -277,7 +277,7 @@ FAULTS = (
         technique="export-dynamic",
         seeds=5,
     ),
-    Fault(
+    PlantedFault(
         "export-causal-lost",
         "A program that was saved and loaded has lost the attribute that makes its attention causal.",
         (Cell("attention-causal", dtypes=FLOAT32),),
@@ -285,7 +285,7 @@ FAULTS = (
         technique="export-dynamic",
         seeds=5,
     ),
-    Fault(
+    PlantedFault(
         "trace-epsilon-wrong",
         "A traced graph has another epsilon in its layer norm.",
         (Cell("layer-norm-narrow", dtypes=FLOAT32), Cell("layer-norm-narrow", Mode.BACKWARD, FLOAT32)),
@@ -293,7 +293,7 @@ FAULTS = (
         technique="jit-trace",
         seeds=5,
     ),
-    Fault(
+    PlantedFault(
         "script-relu-lost",
         "A pass over a script's graph removes its last activation.",
         (Cell("mlp", dtypes=FLOAT32), Cell("train-mlp", Mode.TRAIN, FLOAT32)),
@@ -301,7 +301,7 @@ FAULTS = (
         technique="jit-script",
         seeds=5,
     ),
-    Fault(
+    PlantedFault(
         "freeze-rounds-constant",
         "A weight is rounded when freezing makes it a constant of the graph.",
         (Cell("mlp", dtypes=FLOAT32),),

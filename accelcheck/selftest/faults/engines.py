@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from accelcheck.selftest.faults.base import Cell, Fault
+from accelcheck.selftest.faults.base import Cell, PlantedFault
 from accelcheck.selftest.faults.sowing import exported, swapped, with_argument
 from accelcheck.techniques.runtimes.openvino import openvino
 
@@ -149,7 +149,7 @@ def causal_lost(model: Any, package: Any) -> None:
 
 
 FAULTS = (
-    Fault(
+    PlantedFault(
         "tensorrt-bias-dropped",
         "The graph that becomes an engine has lost the last layer's bias.",
         (Cell("mlp", dtypes=FLOAT32),),
@@ -157,7 +157,7 @@ FAULTS = (
         technique="tensorrt-fp32",
         seeds=CONVERTED,
     ),
-    Fault(
+    PlantedFault(
         "tensorrt-causal-lost",
         "The attention that becomes an engine is not causal.",
         (Cell("attention-causal", dtypes=FLOAT32),),
@@ -165,7 +165,7 @@ FAULTS = (
         technique="tensorrt-fp16",
         seeds=CONVERTED,
     ),
-    Fault(
+    PlantedFault(
         "onnx-weight-rounded",
         "An initializer of the exported graph is rounded to float16.",
         (Cell("mlp", dtypes=FLOAT32),),
@@ -173,7 +173,7 @@ FAULTS = (
         technique="onnxruntime",
         seeds=CONVERTED,
     ),
-    Fault(
+    PlantedFault(
         "onnx-mask-moved",
         "The exported causal mask is one position late.",
         (Cell("attention-causal", dtypes=FLOAT32),),
@@ -181,7 +181,7 @@ FAULTS = (
         technique="onnxruntime",
         seeds=CONVERTED,
     ),
-    Fault(
+    PlantedFault(
         "onnx-gelu-by-tanh",
         "An attribute of the exported graph asks for the approximation of GELU.",
         (Cell("transformer-block", dtypes=FLOAT32),),
@@ -189,7 +189,7 @@ FAULTS = (
         technique="onnxruntime",
         seeds=CONVERTED,
     ),
-    Fault(
+    PlantedFault(
         "openvino-weight-rounded",
         "A constant of the converted model is rounded to bfloat16.",
         (Cell("transformer-block", dtypes=FLOAT32),),
@@ -197,7 +197,7 @@ FAULTS = (
         technique="openvino",
         seeds=CONVERTED,
     ),
-    Fault(
+    PlantedFault(
         "openvino-causal-lost",
         "The converted attention is not causal.",
         (Cell("attention-causal", dtypes=FLOAT32),),
@@ -205,7 +205,7 @@ FAULTS = (
         technique="openvino",
         seeds=CONVERTED,
     ),
-    Fault(
+    PlantedFault(
         "openvino-activation-lost",
         "A part of a compiled graph has lost its last activation.",
         (Cell("mlp", dtypes=FLOAT32),),

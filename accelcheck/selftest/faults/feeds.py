@@ -8,7 +8,7 @@ import torch
 
 from accelcheck.core.case import Mode
 from accelcheck.devices.torch_names import data_fetch as fetch
-from accelcheck.selftest.faults.base import EVERY, Cell, Fault
+from accelcheck.selftest.faults.base import EVERY, Cell, PlantedFault
 from accelcheck.selftest.faults.sowing import swapped
 from accelcheck.techniques.data import dataloader
 
@@ -69,7 +69,7 @@ def one_buffer(strength: float) -> AbstractContextManager[None]:
 
 
 FAULTS = (
-    Fault(
+    PlantedFault(
         "loader-row-repeated",
         "A worker reads a row twice, and another not at all.",
         (Cell("train-mlp", Mode.TRAIN, FLOAT32),),
@@ -77,7 +77,7 @@ FAULTS = (
         technique="prefetch-loader",
         seeds=2,
     ),
-    Fault(
+    PlantedFault(
         "loader-buffer-stale",
         "A worker sends a batch of which the last row holds the values of the one before.",
         (Cell("mlp-blocks", dtypes=FLOAT32),),
@@ -85,7 +85,7 @@ FAULTS = (
         technique="prefetch-loader",
         seeds=2,
     ),
-    Fault(
+    PlantedFault(
         "loader-trajectory-stale",
         "In a long training a worker sends mini-batches of which the last row holds the values of the one before.",
         (Cell("trajectory-mlp", Mode.TRAJECTORY, FLOAT32),),
@@ -93,7 +93,7 @@ FAULTS = (
         technique="prefetch-loader",
         seeds=1,
     ),
-    Fault(
+    PlantedFault(
         "pinned-buffer-reused",
         "A page-locked buffer of the run before is copied to the device.",
         (Cell("mlp", dtypes=EVERY),),

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from accelcheck.core.case import Mode
-from accelcheck.selftest.faults.base import Cell, Fault
+from accelcheck.selftest.faults.base import Cell, PlantedFault
 from accelcheck.selftest.faults.memory import strided
 from accelcheck.selftest.faults.plant import backward_kernels, calling, kernels
 
@@ -55,7 +55,7 @@ def losing_embedding(func: Any, grad: Tensor, *rest: Any) -> Tensor:
 
 
 FAULTS = (
-    Fault(
+    PlantedFault(
         "index-overflow",
         "Offsets beyond 2**31 elements wrap around.",
         (Cell("far-elements"),),
@@ -63,21 +63,21 @@ FAULTS = (
         number=42,
         exists=strided,
     ),
-    Fault(
+    PlantedFault(
         "update-lost",
         "One of several updates to the same place is lost: a different one in each run.",
         (Cell("index-add", dtypes=("float32",)),),
         lambda _: kernels(index_add=losing_add),
         number=43,
     ),
-    Fault(
+    PlantedFault(
         "update-lost-backward",
         "In the backward pass of an indexing one of several updates to the same place is lost.",
         (Cell("gather-repeated", Mode.BACKWARD),),
         lambda _: backward_kernels(scatter_add=losing_scatter, scatter_add_=losing_scatter),
         number=43,
     ),
-    Fault(
+    PlantedFault(
         "embedding-update-lost",
         "In the backward pass of an embedding one of several updates to the same place is lost.",
         (Cell("embedding-norm-gelu", Mode.BACKWARD),),

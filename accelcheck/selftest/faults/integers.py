@@ -12,7 +12,7 @@ from torch import Tensor
 
 from accelcheck.core.case import Mode
 from accelcheck.devices import torch_names
-from accelcheck.selftest.faults.base import Cell, Fault
+from accelcheck.selftest.faults.base import Cell, PlantedFault
 from accelcheck.selftest.faults.plant import kernels
 from accelcheck.techniques.quantization.int8 import as_module
 
@@ -168,7 +168,7 @@ def unquantized_weight(program: Program) -> None:
 MLP = (Cell("mlp", dtypes=FLOAT32),)
 
 FAULTS = (
-    Fault(
+    PlantedFault(
         "int8-bias-lost",
         "A layer is packed without its bias.",
         MLP,
@@ -176,7 +176,7 @@ FAULTS = (
         technique="int8-dynamic",
         seeds=5,
     ),
-    Fault(
+    PlantedFault(
         "int8-channel-stale",
         "The last channel of a packed weight holds other integers.",
         (*MLP, Cell("transformer-block", dtypes=FLOAT32)),
@@ -184,7 +184,7 @@ FAULTS = (
         technique="int8-static",
         seeds=5,
     ),
-    Fault(
+    PlantedFault(
         "int8-zero-point-moved",
         "A calibrated zero point is one too large.",
         MLP,
@@ -192,7 +192,7 @@ FAULTS = (
         technique="int8-static",
         seeds=5,
     ),
-    Fault(
+    PlantedFault(
         "torchao-scales-rolled",
         "Channels have the scales of their neighbours.",
         (*MLP, Cell("multi-head-attention", dtypes=FLOAT32)),
@@ -200,7 +200,7 @@ FAULTS = (
         technique="int8-torchao-weight-only",
         seeds=5,
     ),
-    Fault(
+    PlantedFault(
         "torchao-depth-dropped",
         "An int8 product leaves out the last element of its depth.",
         MLP,
@@ -208,7 +208,7 @@ FAULTS = (
         technique="int8-torchao-dynamic",
         seeds=5,
     ),
-    Fault(
+    PlantedFault(
         "torchao-int4-scales-rolled",
         "Groups of 4-bit weights have the scales of other channels.",
         MLP,
@@ -216,7 +216,7 @@ FAULTS = (
         technique="int4-torchao-weight-only",
         seeds=5,
     ),
-    Fault(
+    PlantedFault(
         "torchao-float8-scales-rolled",
         "Channels of float8 weights have the scales of their neighbours.",
         MLP,
@@ -224,7 +224,7 @@ FAULTS = (
         technique="float8-torchao-weight-only",
         seeds=5,
     ),
-    Fault(
+    PlantedFault(
         "int4-nibbles-swapped",
         "In one channel the two weights of a byte are swapped.",
         MLP,
@@ -233,7 +233,7 @@ FAULTS = (
         emulated=True,
         seeds=5,
     ),
-    Fault(
+    PlantedFault(
         "int4-group-stale",
         "The last group of 4-bit weights is multiplied by another group's scale.",
         MLP,
@@ -241,7 +241,7 @@ FAULTS = (
         technique="int4-weight-only-kernel",
         seeds=5,
     ),
-    Fault(
+    PlantedFault(
         "float8-first-scale-for-all",
         "All rows of a float8 product have the scale of the first.",
         (Cell("mlp", dtypes=("float32", "bfloat16")),),
@@ -249,7 +249,7 @@ FAULTS = (
         technique="float8-scaled-mm-rowwise",
         seeds=5,
     ),
-    Fault(
+    PlantedFault(
         "float8-depth-dropped",
         "A float8 product leaves out the last tile of its depth.",
         (Cell("mlp", dtypes=("float32", "bfloat16")),),
@@ -257,7 +257,7 @@ FAULTS = (
         technique="float8-scaled-mm",
         seeds=5,
     ),
-    Fault(
+    PlantedFault(
         "pt2e-scale-wrong",
         "A calibrated scale of the converted graph is one percent too large.",
         MLP,
@@ -265,7 +265,7 @@ FAULTS = (
         technique="int8-pt2e-static",
         seeds=5,
     ),
-    Fault(
+    PlantedFault(
         "pt2e-zero-point-clipped",
         "A calibrated zero point of the converted graph is that of a symmetric range, so that half of the range is clipped.",
         (Cell("multi-head-attention", dtypes=FLOAT32),),
@@ -273,7 +273,7 @@ FAULTS = (
         technique="int8-pt2e-static",
         seeds=5,
     ),
-    Fault(
+    PlantedFault(
         "qat-truncates",
         "Fake quantization truncates where it should round to nearest.",
         (Cell("train-mlp", Mode.TRAIN, FLOAT32), Cell("mlp-blocks", Mode.BACKWARD, FLOAT32)),
@@ -281,7 +281,7 @@ FAULTS = (
         technique="int8-qat",
         seeds=5,
     ),
-    Fault(
+    PlantedFault(
         "qat-weight-left",
         "One layer's weight is trained without fake quantization.",
         (Cell("train-mlp", Mode.TRAIN, FLOAT32),),

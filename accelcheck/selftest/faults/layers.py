@@ -9,7 +9,7 @@ import torch
 from torch.nn import functional
 
 from accelcheck.core.case import Mode
-from accelcheck.selftest.faults.base import Cell, Fault
+from accelcheck.selftest.faults.base import Cell, PlantedFault
 from accelcheck.selftest.faults.compute import layer_norm, two_pass
 from accelcheck.selftest.faults.plant import backwards, calling, kernels
 
@@ -71,21 +71,21 @@ def _convolution(**by_pass: Callable[..., Any]) -> Change:
 
 
 FAULTS = (
-    Fault(
+    PlantedFault(
         "norm-over-n-minus-1",
         "Layer norm divides by N - 1.",
         (Cell("layer-norm-narrow"),),
         lambda _: calling(partial(layer_norm, moments=unbiased)),
         number=14,
     ),
-    Fault(
+    PlantedFault(
         "norm-over-n-minus-1-backward",
         "The gradient of layer norm is that of a layer norm that divides by N - 1.",
         (Cell("layer-norm-narrow", Mode.BACKWARD),),
         lambda _: backwards(partial(layer_norm, moments=unbiased)),
         number=14,
     ),
-    Fault(
+    PlantedFault(
         "norm-eps",
         "Layer norm takes another eps: the strength for 1e-5.",
         (Cell("layer-norm-narrow"),),
@@ -93,7 +93,7 @@ FAULTS = (
         (1e-3, 1e-6),
         number=14,
     ),
-    Fault(
+    PlantedFault(
         "norm-eps-backward",
         "The gradient of layer norm is that of one with another eps: the strength for 1e-5.",
         (Cell("layer-norm-narrow", Mode.BACKWARD),),
@@ -101,56 +101,56 @@ FAULTS = (
         (1e-6,),
         number=14,
     ),
-    Fault(
+    PlantedFault(
         "conv-bias-dropped",
         "Convolutions with a stride omit their bias.",
         (Cell("conv-strided"),),
         lambda _: _convolution(forward=without_bias),
         number=16,
     ),
-    Fault(
+    PlantedFault(
         "conv-bias-dropped-backward",
         "The gradient of a convolution's bias stays 0.",
         (Cell("conv-strided", Mode.BACKWARD),),
         lambda _: _convolution(backward=without_bias_gradient),
         number=16,
     ),
-    Fault(
+    PlantedFault(
         "padding-counted",
         "Average pooling counts its padding.",
         (Cell("average-pool", dtypes=("float32",)),),
         lambda _: calling(counting_padding),
         number=17,
     ),
-    Fault(
+    PlantedFault(
         "padding-counted-backward",
         "The gradient of average pooling counts its padding.",
         (Cell("average-pool", Mode.BACKWARD, ("float32",)),),
         lambda _: backwards(counting_padding),
         number=17,
     ),
-    Fault(
+    PlantedFault(
         "padding-of-zeros",
         "Padding is zero where the values at the edge were asked for.",
         (Cell("conv-replicated"),),
         lambda _: calling(padded_with_zeros),
         number=17,
     ),
-    Fault(
+    PlantedFault(
         "padding-on-one-side",
         "All of the padding is above and to the left.",
         (Cell("conv-replicated"),),
         lambda _: calling(padded_on_one_side),
         number=17,
     ),
-    Fault(
+    PlantedFault(
         "channels-last-gradient",
         "A convolution reads the gradient of a channels-last output as channels first.",
         (Cell("conv-strided", Mode.BACKWARD),),
         lambda _: _convolution(backward=misread_gradient),
         number=18,
     ),
-    Fault(
+    PlantedFault(
         "channels-last-gradient-under-channels-last",
         "The same, under the technique that gives the output this layout.",
         (Cell("conv-strided", Mode.BACKWARD),),

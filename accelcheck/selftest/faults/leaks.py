@@ -16,7 +16,7 @@ from torch.overrides import TorchFunctionMode
 from accelcheck.core.capability import SUPPORTED, Capability, Code, unsupported
 from accelcheck.core.case import Mode
 from accelcheck.devices.torch_names import TorchDispatchMode, set_mkldnn_enabled
-from accelcheck.selftest.faults.base import Cell, Fault, everywhere
+from accelcheck.selftest.faults.base import Cell, PlantedFault, everywhere
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -121,7 +121,7 @@ def _while_it_runs(context: Callable[[], contextlib.AbstractContextManager[Any]]
 
 def _infers(device: Device) -> Capability:
     """Devices on which a case runs to its end in inference mode, and so gets a verdict."""
-    if device.type == "xla":
+    if device.has("torch-xla"):
         return unsupported(
             Code.NO_FEATURE, "torch_xla raises in inference mode: the case is an error, whatever it leaves"
         )
@@ -132,7 +132,7 @@ _NO_DTYPE = dict.fromkeys(("bfloat16", "float16"), "the state of a process is no
 
 FAULTS = (
     *(
-        Fault(
+        PlantedFault(
             f"leaves-{name.replace(' ', '-')}-changed",
             f"Leaves changed, after the case: {name}.",
             (Cell("mlp", Mode.BACKWARD, ("float32",)),),
@@ -142,21 +142,21 @@ FAULTS = (
         )
         for name, leak in LEAKS.items()
     ),
-    Fault(
+    PlantedFault(
         "linear-replaced-while-it-runs",
         "Replaces torch.nn.functional.linear by a kernel that is 1 % wrong, and puts it back after each run.",
         (Cell("mlp", Mode.FORWARD, ("float32",)), Cell("mlp", Mode.BACKWARD, ("float32",))),
         _while_it_runs(functools.partial(_patched, "linear", _linear)),
         absent=_NO_DTYPE,
     ),
-    Fault(
+    PlantedFault(
         "attention-replaced-while-it-runs",
         "Replaces scaled_dot_product_attention by a kernel that is 1 % wrong, and puts it back after each run.",
         (Cell("attention", Mode.FORWARD, ("float32",)), Cell("attention", Mode.BACKWARD, ("float32",))),
         _while_it_runs(functools.partial(_patched, "scaled_dot_product_attention", _attend)),
         absent=_NO_DTYPE,
     ),
-    Fault(
+    PlantedFault(
         "no-gradients-while-it-runs",
         "Computes without gradients, and enables them again after each run.",
         (Cell("mlp", Mode.BACKWARD, ("float32",)),),

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from accelcheck.core.case import Mode
-from accelcheck.selftest.faults.base import Cell, Fault
+from accelcheck.selftest.faults.base import Cell, PlantedFault
 from accelcheck.selftest.faults.compute import half_accumulation
 from accelcheck.selftest.faults.plant import aside, backward_kernels, kernels, products, rounded_to, truncated_to
 
@@ -142,21 +142,21 @@ _HALVES = dict.fromkeys(
 _OWN_ROWS = dict.fromkeys(("bfloat16", "float16"), "split-k-partial-sums-half is planted in half precision")
 
 FAULTS = (
-    Fault(
+    PlantedFault(
         "stale-last-row",
         "The row after the last whole tile holds another row's result.",
         (Cell("matmul-129"),),
         _everywhere(stale_tail),
         number=6,
     ),
-    Fault(
+    PlantedFault(
         "stale-last-row-backward",
         "In products of the backward pass the row after the last whole tile holds another row's result.",
         (Cell("matmul", Mode.BACKWARD),),
         _backward(stale_tail),
         number=6,
     ),
-    Fault(
+    PlantedFault(
         "last-k-dropped",
         "The last product of each sum is omitted.",
         (
@@ -170,21 +170,21 @@ FAULTS = (
         _everywhere(without_last_term),
         number=7,
     ),
-    Fault(
+    PlantedFault(
         "last-k-dropped-backward",
         "In the backward pass the last product of each sum is omitted.",
         (Cell("mlp", Mode.BACKWARD),),
         _backward(without_last_term),
         number=7,
     ),
-    Fault(
+    PlantedFault(
         "float16-accumulation",
         "Matrix products are added up in FP16.",
         (Cell("matmul", dtypes=("float32", "float16"), hidden={"bfloat16": _FEW_TERMS}), Cell("matmul-long")),
         _everywhere(half_accumulation),
         number=8,
     ),
-    Fault(
+    PlantedFault(
         "float16-accumulation-backward",
         "Matrix products of the backward pass are added up in FP16.",
         (Cell("mlp", Mode.BACKWARD, ("float32", "float16"), {"bfloat16": _FEW_TERMS}),),
@@ -197,7 +197,7 @@ FAULTS = (
             ): "sums of at most 64 terms of both signs err by a few units of 2**-11, as FP16 operands and results do"
         },
     ),
-    Fault(
+    PlantedFault(
         "bfloat16-accumulation",
         "Matrix products are added up in bfloat16, sixteen at a time.",
         (
@@ -213,7 +213,7 @@ FAULTS = (
         _everywhere(bfloat16_accumulation),
         number=8,
     ),
-    Fault(
+    PlantedFault(
         "split-k-partial-sums",
         f"Sums of FP32 are split into {PARTS}, and the sums of the parts rounded early; the strength is the unit roundoff.",
         (Cell("matmul", dtypes=_SINGLE),),
@@ -223,7 +223,7 @@ FAULTS = (
         number=8,
         hidden={("float32", 2.0**-22): "correct sums of 96 terms err by up to sqrt(96 / 6) = 4 units of 2**-24"},
     ),
-    Fault(
+    PlantedFault(
         "split-k-partial-sums-backward",
         f"In the backward pass sums of FP32 are split into {PARTS}, and the sums of the parts rounded early.",
         (Cell("mlp", Mode.BACKWARD, _SINGLE),),
@@ -233,7 +233,7 @@ FAULTS = (
         number=8,
         hidden={("float32", 2.0**-22): "correct sums of 64 terms err by up to sqrt(64 / 6) = 3 units of 2**-24"},
     ),
-    Fault(
+    PlantedFault(
         "split-k-partial-sums-long",
         f"Sums of 4097 terms in FP32 are split into {PARTS}, and the sums of the parts rounded early.",
         (Cell("matmul-long", dtypes=_SINGLE),),
@@ -248,7 +248,7 @@ FAULTS = (
             ): "correct sums of 4097 terms of one sign err by up to sqrt(4097) / 3 = 21 units of 2**-24",
         },
     ),
-    Fault(
+    PlantedFault(
         "split-k-partial-sums-half",
         f"Sums of half precision are split into {PARTS}, and the sums of the parts rounded early.",
         (Cell("matmul", dtypes=("bfloat16", "float16")), Cell("matmul-long", dtypes=("bfloat16", "float16"))),
@@ -268,7 +268,7 @@ FAULTS = (
             ): "parts of a sum err together by no more than the sum itself, which is rounded to FP16 too",
         },
     ),
-    Fault(
+    PlantedFault(
         "tf32-for-float32",
         "Matrix products take TF32 operands where FP32 was asked for.",
         (Cell("matmul", dtypes=_SINGLE), Cell("train-mlp", Mode.TRAIN, _SINGLE)),
@@ -276,7 +276,7 @@ FAULTS = (
         number=9,
         absent=_HALVES,
     ),
-    Fault(
+    PlantedFault(
         "tf32-for-float32-backward",
         "Matrix products of the backward pass take TF32 operands where FP32 was asked for.",
         (Cell("mlp", Mode.BACKWARD, _SINGLE),),
@@ -284,7 +284,7 @@ FAULTS = (
         number=9,
         absent=_HALVES,
     ),
-    Fault(
+    PlantedFault(
         "bfloat16-for-float32",
         "Matrix products take bfloat16 operands where FP32 was asked for.",
         (Cell("matmul", dtypes=_SINGLE),),
@@ -292,7 +292,7 @@ FAULTS = (
         number=9,
         absent=_HALVES,
     ),
-    Fault(
+    PlantedFault(
         "bfloat16x3-for-float32",
         "Matrix products are sums of three of bfloat16 operands where FP32 was asked for.",
         (Cell("matmul", dtypes=_SINGLE),),
@@ -300,7 +300,7 @@ FAULTS = (
         number=9,
         absent=_HALVES,
     ),
-    Fault(
+    PlantedFault(
         "tf32-convolution",
         "Convolutions take TF32 operands where FP32 was asked for.",
         (Cell("conv-strided", dtypes=_SINGLE),),
@@ -308,7 +308,7 @@ FAULTS = (
         number=9,
         absent=_HALVES,
     ),
-    Fault(
+    PlantedFault(
         "tf32-convolution-backward",
         "Gradients of convolutions take TF32 operands where FP32 was asked for.",
         (Cell("conv-strided", Mode.BACKWARD, _SINGLE),),
@@ -319,7 +319,7 @@ FAULTS = (
         number=9,
         absent=_HALVES,
     ),
-    Fault(
+    PlantedFault(
         "truncated-products",
         "Results of matrix products are truncated to the storage dtype, not rounded.",
         (Cell("matmul"),),
@@ -332,14 +332,14 @@ FAULTS = (
             ): "truncation moves a result by at most one unit in the last place; correct FP32 sums of 96 terms differ by sqrt(96) = 10"
         },
     ),
-    Fault(
+    PlantedFault(
         "truncated-products-backward",
         "Results of matrix products of the backward pass are truncated to the storage dtype, not rounded.",
         (Cell("mlp", Mode.BACKWARD),),
         _backward(truncating),
         number=10,
     ),
-    Fault(
+    PlantedFault(
         "autocast-sum-in-float16",
         "Under autocast a sum that should be FP32 is added up in FP16.",
         (Cell("matmul-total", dtypes=_SINGLE),),

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from accelcheck.core.case import Mode
-from accelcheck.selftest.faults.base import Cell, Fault
+from accelcheck.selftest.faults.base import Cell, PlantedFault
 from accelcheck.selftest.faults.cheats import strided
 from accelcheck.selftest.faults.plant import aside, kernels, optimizing, rounded_to, truncated_to
 
@@ -140,83 +140,83 @@ def _with_eps(eps: float) -> Change:
 
 
 FAULTS = (
-    Fault(
+    PlantedFault(
         "product-without-last-term",
         "A product leaves out the last term of each sum.",
         (Cell("product-alone"), Cell("product-alone", Mode.BACKWARD)),
         lambda _: kernels(mm=_short_product, bmm=_short_product),
     ),
-    Fault(
+    PlantedFault(
         "reduction-in-half-precision",
         "Sums and means are accumulated in half precision.",
         (Cell("reductions"),),
         lambda _: kernels(sum=_running, mean=_running),
     ),
-    Fault(
+    PlantedFault(
         "running-mean-not-updated",
         "Batch norm never updates its running mean.",
         (Cell("batch-norm", Mode.BACKWARD, FLOAT32),),
         lambda _: _unmoved(3),
     ),
-    Fault(
+    PlantedFault(
         "running-variance-not-updated",
         "Batch norm never updates its running variance.",
         (Cell("batch-norm", Mode.BACKWARD, FLOAT32),),
         lambda _: _unmoved(4),
     ),
-    Fault(
+    PlantedFault(
         "scatter-keeps-the-last",
         "Of updates that collide in a scatter-add, one alone arrives.",
         (Cell("scatter-gather", dtypes=FLOAT32), Cell("scatter-gather", Mode.BACKWARD, FLOAT32)),
         lambda _: _last_wins(),
     ),
-    Fault(
+    PlantedFault(
         "cast-truncates",
         "A cast to bfloat16 truncates.",
         (Cell("casts", dtypes=FLOAT32),),
         lambda _: _cast(torch.bfloat16, partial(truncated_to, 8)),
     ),
-    Fault(
+    PlantedFault(
         "cast-rounds-to-integers",
         "A cast to int32 rounds to nearest, not towards 0.",
         (Cell("casts", dtypes=FLOAT32),),
         lambda _: _cast(torch.int32, torch.round),
     ),
-    Fault(
+    PlantedFault(
         "root-in-low-precision",
         "Square roots have too few significant bits: the strength.",
         (Cell("roots-exponentials", dtypes=FLOAT32),),
         _short,
         (11.0, 16.0, 20.0),
     ),
-    Fault(
+    PlantedFault(
         "exponential-ends-early",
         f"Exponentials are 0 below {FAR:g}.",
         (Cell("roots-exponentials", dtypes=FLOAT32),),
         lambda _: kernels(exp=_flushed),
     ),
-    Fault(
+    PlantedFault(
         "optimizer-eps",
         "AdamW takes another eps: the strength for 1e-3.",
         (Cell("optimizer-steps", Mode.TRAIN, FLOAT32),),
         _with_eps,
         (1e-8, 2e-3, 1.01e-3),
     ),
-    Fault(
+    PlantedFault(
         "copy-in-storage-order",
         "A copy of a transposed matrix has the order of the memory that it reads.",
         (Cell("copies"),),
         lambda _: kernels(clone=_in_storage_order),
         exists=strided,
     ),
-    Fault(
+    PlantedFault(
         "normal-mean-shifted",
         "Normal numbers have another mean: the strength.",
         (Cell("random-numbers", Mode.RANDOM, FLOAT32),),
         _shifted,
         (0.2, 0.05),
     ),
-    Fault(
+    PlantedFault(
         "uniform-not-to-the-end",
         "Uniform numbers leave out a part of [0, 1) next to 0: the strength.",
         (Cell("random-numbers", Mode.RANDOM, FLOAT32),),

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from accelcheck.selftest.faults.base import Cell, Fault
+from accelcheck.selftest.faults.base import Cell, PlantedFault
 from accelcheck.selftest.faults.plant import aside, kernels, replacing
 
 if TYPE_CHECKING:
@@ -59,35 +59,35 @@ def rounding_down(func: Any, x: Tensor, y: Any) -> Tensor:
 
 
 FAULTS = (
-    Fault(
+    PlantedFault(
         "row-scaled",
         "The scale of the last token is off.",
         (Cell("elementwise-large"),),
         part(LAST, ALL),
         strengths=(0.02, 0.007),
     ),
-    Fault(
+    PlantedFault(
         "channel-scaled",
         "The scale of the last channel is off.",
         (Cell("elementwise-large"),),
         part(ALL, LAST),
         strengths=(0.02, 0.007),
     ),
-    Fault(
+    PlantedFault(
         "tile-scaled",
         "The scale of one tile of a tiled kernel is off.",
         (Cell("elementwise-large"),),
         part(slice(TILE, 2 * TILE), slice(TILE, 2 * TILE)),
         strengths=(0.02, 0.007),
     ),
-    Fault(
+    PlantedFault(
         "element-upset",
         "One element has a flipped bit.",
         (Cell("matmul-129"),),
         lambda share: replacing(out=partial(upset, share)),
         strengths=(0.25, 0.04),
     ),
-    Fault(
+    PlantedFault(
         "rounded-down",
         "Results are rounded towards minus infinity.",
         (Cell("elementwise-product", dtypes=("bfloat16", "float16"), hidden={"float32": ONE_UNIT}),),

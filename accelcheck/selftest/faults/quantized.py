@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from accelcheck.core.case import Evidence, Mode
-from accelcheck.selftest.faults.base import Cell, Fault, Variant
+from accelcheck.selftest.faults.base import Cell, PlantedFault, Variant
 from accelcheck.selftest.faults.plant import nothing
 from accelcheck.techniques.base import Technique
 from accelcheck.techniques.quantization.emulation import DynamicRange, is_linear, per_token, replaced, symmetric_scale
@@ -170,7 +170,7 @@ class Int8Anywhere(Technique):
         copied = copy.deepcopy(program.module, shared)
         program.call = replaced(copied, self.make)
         for layer in program.call.modules():
-            if isinstance(layer, Int8Linear) and "lazy" in device.features:
+            if isinstance(layer, Int8Linear) and device.has("lazy"):
                 layer.settle = device.synchronize
 
     def evidence(self, program: Program, log: Log, mode: Mode, device: Device) -> Iterable[Evidence]:
@@ -230,7 +230,7 @@ FLOAT32 = ("float32",)
 MLP, BLOCKS = Cell("mlp", dtypes=FLOAT32), Cell("mlp-blocks", dtypes=FLOAT32)
 
 FAULTS = (
-    Fault(
+    PlantedFault(
         "zero-point-off-by-one",
         "Inputs are dequantized with a zero point that is one too large: 0 does not stay 0.",
         (MLP, BLOCKS),
@@ -238,7 +238,7 @@ FAULTS = (
         number=35,
         technique=DYNAMIC_7,
     ),
-    Fault(
+    PlantedFault(
         "int8-pair-saturation",
         "Two products of 8 by 8 bits are added in 16 bits that saturate; twice 127 x 255 is larger.",
         (BLOCKS,),
@@ -246,7 +246,7 @@ FAULTS = (
         number=36,
         technique=DYNAMIC_8,
     ),
-    Fault(
+    PlantedFault(
         "scale-on-wrong-axis",
         "The weight's scales, one per output channel, are applied along its input channels.",
         (MLP, BLOCKS),
@@ -254,7 +254,7 @@ FAULTS = (
         number=37,
         technique=TOKEN_CHANNEL,
     ),
-    Fault(
+    PlantedFault(
         "weight-scale-on-wrong-axis",
         "A weight is dequantized with the scales of its output channels along its input channels.",
         (MLP, BLOCKS),

@@ -13,7 +13,7 @@ from torch.nn import functional
 from torch.nn.functional import dropout as plain_dropout
 
 from accelcheck.core.case import Mode
-from accelcheck.selftest.faults.base import Cell, Fault, Variant
+from accelcheck.selftest.faults.base import Cell, PlantedFault, Variant
 from accelcheck.selftest.faults.plant import wrapping
 
 if TYPE_CHECKING:
@@ -228,7 +228,7 @@ RANDOM = Mode.RANDOM
 ALONE, BLOCKS, ATTENTION = (Cell(name, RANDOM) for name in ("dropout", "dropout-blocks", "attention-dropout"))
 
 FAULTS = (
-    Fault(
+    PlantedFault(
         "dropout-not-rescaled",
         "Kept elements are not, or not fully, divided by the probability of keeping them.",
         (ALONE,),
@@ -236,14 +236,14 @@ FAULTS = (
         strengths=(1.0, 0.3),
         number=23,
     ),
-    Fault(
+    PlantedFault(
         "attention-dropout-not-rescaled",
         "Kept attention weights are not divided by the probability of keeping them.",
         (ATTENTION,),
         unscaled_attention,
         number=23,
     ),
-    Fault(
+    PlantedFault(
         "dropout-rate-wrong",
         "The rate is larger than asked for, by this share.",
         (ALONE,),
@@ -251,10 +251,10 @@ FAULTS = (
         strengths=(1.0, 0.1),
         number=23,
     ),
-    Fault("dropout-unseeded", "The same seed gives another mask.", (ALONE,), unseeded, number=23),
-    Fault("dropout-repeated", "Every call has the same mask.", (ALONE,), repeated, number=23),
-    Fault("dropout-in-evaluation", "Evaluation mode drops.", (ALONE,), in_evaluation, number=23),
-    Fault(
+    PlantedFault("dropout-unseeded", "The same seed gives another mask.", (ALONE,), unseeded, number=23),
+    PlantedFault("dropout-repeated", "Every call has the same mask.", (ALONE,), repeated, number=23),
+    PlantedFault("dropout-in-evaluation", "Evaluation mode drops.", (ALONE,), in_evaluation, number=23),
+    PlantedFault(
         "dropout-neighbours-alike",
         "Neighbours share one draw; the strength is the share of such pairs.",
         (ALONE,),
@@ -262,7 +262,7 @@ FAULTS = (
         strengths=(1.0, 0.1),
         number=24,
     ),
-    Fault(
+    PlantedFault(
         "dropout-rows-repeat",
         "Masks of rows repeat after this number of rows.",
         (ALONE,),
@@ -270,9 +270,11 @@ FAULTS = (
         strengths=(1.0, 256.0),
         number=24,
     ),
-    Fault("dropout-layers-alike", "All layers of a step have the same mask.", (BLOCKS,), shared, number=24),
-    Fault("dropout-heads-alike", "All heads of attention have the same mask.", (ATTENTION,), shared_heads, number=24),
-    Fault("recompute-draws-anew", "A recomputed block has another mask.", (BLOCKS,), recomputed, number=25),
+    PlantedFault("dropout-layers-alike", "All layers of a step have the same mask.", (BLOCKS,), shared, number=24),
+    PlantedFault(
+        "dropout-heads-alike", "All heads of attention have the same mask.", (ATTENTION,), shared_heads, number=24
+    ),
+    PlantedFault("recompute-draws-anew", "A recomputed block has another mask.", (BLOCKS,), recomputed, number=25),
 )
 
 VARIANTS = (

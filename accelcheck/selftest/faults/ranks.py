@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, distributed
 
 from accelcheck.core.case import Mode
-from accelcheck.selftest.faults.base import Cell, Fault
+from accelcheck.selftest.faults.base import Cell, PlantedFault
 from accelcheck.techniques.distributed.data_parallel import SMALL_BUCKET, STRATEGY
 from accelcheck.techniques.distributed.ddp import Accumulating, HookedAveraging, Replicated
 from accelcheck.techniques.distributed.fsdp import FullySharded
@@ -129,7 +129,7 @@ def _bucketed(kind: type[Replicated] = Replicated, hook: type[HookedAveraging] |
 TRAINING = (Cell("train-mlp", Mode.TRAIN, FLOAT32),)
 
 FAULTS = (
-    Fault(
+    PlantedFault(
         "ranks-bucket-lost",
         "A rank goes on with its own gradients for the last bucket.",
         (*TRAINING, Cell("train-transformer", Mode.TRAIN, FLOAT32)),
@@ -137,7 +137,7 @@ FAULTS = (
         technique="ddp-2",
         seeds=SEEDS,
     ),
-    Fault(
+    PlantedFault(
         "ranks-same-part",
         "Every rank trains on the first rank's part of the batch.",
         TRAINING,
@@ -145,7 +145,7 @@ FAULTS = (
         technique="ddp-3",
         seeds=SEEDS,
     ),
-    Fault(
+    PlantedFault(
         "ranks-hook-sums",
         "A hook adds up the gradients of all ranks and does not divide.",
         (Cell("train-amsgrad", Mode.TRAIN, FLOAT32), *TRAINING),
@@ -153,7 +153,7 @@ FAULTS = (
         technique="ddp-async",
         seeds=SEEDS,
     ),
-    Fault(
+    PlantedFault(
         "ranks-drift",
         "One rank's gradients differ from the others' by 0.1 percent after they were exchanged.",
         TRAINING,
@@ -161,7 +161,7 @@ FAULTS = (
         technique="ddp-no-sync",
         seeds=SEEDS,
     ),
-    Fault(
+    PlantedFault(
         "shards-stale",
         "Gathered parameters are those from before the step.",
         (*TRAINING, Cell("train-transformer", Mode.TRAIN, FLOAT32)),
@@ -169,7 +169,7 @@ FAULTS = (
         technique="fsdp2",
         seeds=SEEDS,
     ),
-    Fault(
+    PlantedFault(
         "shards-summed",
         "Gradients of shards are added up and not divided.",
         TRAINING,
@@ -177,7 +177,7 @@ FAULTS = (
         technique="fsdp2-3",
         seeds=SEEDS,
     ),
-    Fault(
+    PlantedFault(
         "shards-unreduced",
         "The gradients of one block are not exchanged in the first step.",
         TRAINING,

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from accelcheck.core.case import Mode
 from accelcheck.devices.torch_names import disable_current_modes
-from accelcheck.selftest.faults.base import Cell, Fault
+from accelcheck.selftest.faults.base import Cell, PlantedFault
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -129,7 +129,7 @@ class BufferLost:
 
 
 FAULTS = (
-    Fault(
+    PlantedFault(
         "snapshot-moments-lost",
         "The process that goes on has an optimizer without moments.",
         (Cell("train-mlp", Mode.TRAIN, FLOAT32), Cell("train-amsgrad", Mode.TRAIN, FLOAT32)),
@@ -137,7 +137,7 @@ FAULTS = (
         technique="snapshot-restore",
         seeds=2,
     ),
-    Fault(
+    PlantedFault(
         "snapshot-moments-stale",
         "A snapshot has the moments of an earlier one.",
         (Cell("train-transformer", Mode.TRAIN, FLOAT32),),
@@ -145,7 +145,7 @@ FAULTS = (
         technique="snapshot-restore",
         seeds=2,
     ),
-    Fault(
+    PlantedFault(
         "snapshot-buffer-lost",
         "A buffer is 0 in the process that goes on.",
         (Cell("train-cnn", Mode.TRAIN, FLOAT32),),
@@ -153,7 +153,7 @@ FAULTS = (
         technique="snapshot-restore",
         seeds=2,
     ),
-    Fault(
+    PlantedFault(
         "restart-moments-lost",
         "Ranks that are started again have an optimizer without moments.",
         (Cell("train-mlp", Mode.TRAIN, FLOAT32),),
@@ -162,7 +162,7 @@ FAULTS = (
         seeds=1,
         warm=False,  # the first training alone is disturbed
     ),
-    Fault(
+    PlantedFault(
         "restart-moments-rounded",
         "Ranks that are started again have moments that were stored in bfloat16.",
         (Cell("train-mlp", Mode.TRAIN, FLOAT32),),

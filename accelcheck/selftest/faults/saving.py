@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.autograd.graph import save_on_cpu
 
 from accelcheck.core.case import Mode
-from accelcheck.selftest.faults.base import Cell, Fault
+from accelcheck.selftest.faults.base import Cell, PlantedFault
 from accelcheck.selftest.faults.plant import kernels
 from accelcheck.selftest.faults.sowing import swapped
 from accelcheck.techniques.memory import checkpoint as checkpointing
@@ -133,7 +133,7 @@ def overwritten_result(strength: float) -> Change:
 
 
 FAULTS = (
-    Fault(
+    PlantedFault(
         "checkpoint-draws-anew",
         "Checkpointed blocks are recomputed with other random numbers.",
         (Cell("dropout-blocks", Mode.RANDOM, FLOAT32),),
@@ -141,7 +141,7 @@ FAULTS = (
         technique="checkpoint-non-reentrant",
         seeds=5,
     ),
-    Fault(
+    PlantedFault(
         "checkpoint-row-overwritten",
         "Checkpointed blocks are recomputed from an input that has been overwritten in part.",
         (Cell("mlp-blocks", Mode.BACKWARD, FLOAT32), Cell("train-gated-depth", Mode.TRAIN, FLOAT32)),
@@ -149,7 +149,7 @@ FAULTS = (
         technique="checkpoint-non-reentrant",
         seeds=5,
     ),
-    Fault(
+    PlantedFault(
         "checkpoint-reentrant-row-overwritten",
         "Checkpointed blocks are recomputed from an input that has been overwritten in part.",
         (Cell("transformer-blocks", Mode.BACKWARD, FLOAT32),),
@@ -157,7 +157,7 @@ FAULTS = (
         technique="checkpoint-reentrant",
         seeds=5,
     ),
-    Fault(
+    PlantedFault(
         "segments-order-changed",
         "The blocks of a checkpointed segment are recomputed in another order.",
         (Cell("deep-blocks", Mode.BACKWARD, FLOAT32),),
@@ -166,7 +166,7 @@ FAULTS = (
         warm=False,
         seeds=5,
     ),
-    Fault(
+    PlantedFault(
         "offload-buffer-reused",
         "A buffer on the host is overwritten before it is read.",
         (Cell("deep-blocks", Mode.BACKWARD, FLOAT32), Cell("train-deep-blocks", Mode.TRAIN, FLOAT32)),
@@ -174,7 +174,7 @@ FAULTS = (
         technique="offload-cpu",
         seeds=5,
     ),
-    Fault(
+    PlantedFault(
         "offload-copy-unfinished",
         "A tensor is read before all of it has come back from the host.",
         (Cell("elementwise-30", Mode.BACKWARD, FLOAT32),),
@@ -182,14 +182,14 @@ FAULTS = (
         technique="offload-cpu-pinned",
         seeds=5,
     ),
-    Fault(
+    PlantedFault(
         "inplace-row-left",
         "An activation in place leaves the last row as it was.",
         (Cell("mlp"),),
         row_left,
         technique="inplace",
     ),
-    Fault(
+    PlantedFault(
         "inplace-result-overwritten",
         "The gradient of an activation in place reads a result that has been overwritten.",
         (Cell("mlp", Mode.BACKWARD),),

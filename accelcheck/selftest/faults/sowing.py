@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 def in_cpp(device: Device) -> Capability:
     """Devices for which inductor generates C++, which `kernel_text` changes."""
-    if device.type != "cpu":
+    if not device.has("inductor-cpp"):
         return unsupported(Code.NO_BACKEND, f"inductor generates no C++ for {device.name}")
     return SUPPORTED
 

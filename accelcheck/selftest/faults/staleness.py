@@ -10,7 +10,7 @@ from torch import Tensor, fx, nn
 from torch.nn import functional
 
 from accelcheck.core.case import Mode
-from accelcheck.selftest.faults.base import Cell, Fault
+from accelcheck.selftest.faults.base import Cell, PlantedFault
 from accelcheck.selftest.faults.plant import wrapping
 from accelcheck.techniques.eager import Eager
 
@@ -204,7 +204,7 @@ def without_cast(strength: float) -> Change:
 HALVES = ("bfloat16", "float16")
 
 FAULTS = (
-    Fault(
+    PlantedFault(
         "stale-leading-dimension",
         "A kernel for all sizes has the leading dimension of the first call as a constant.",
         (Cell("matmul"), Cell("mlp")),
@@ -212,7 +212,7 @@ FAULTS = (
         number=26,
         technique=Resized(),
     ),
-    Fault(
+    PlantedFault(
         "kernel-of-the-size-before",
         "A cache of kernels by size returns the kernel of the call before.",
         (Cell("matmul"), Cell("mlp")),
@@ -220,7 +220,7 @@ FAULTS = (
         number=26,
         technique=Resized(),
     ),
-    Fault(
+    PlantedFault(
         "stale-divisor",
         "A mean divides by the size of the first call.",
         (Cell("mean-pool"),),
@@ -228,7 +228,7 @@ FAULTS = (
         number=26,
         technique=Resized(),
     ),
-    Fault(
+    PlantedFault(
         "stale-branch-on-size",
         "A branch on the batch size is taken as in the first call.",
         (Cell("mlp"),),
@@ -236,35 +236,35 @@ FAULTS = (
         number=26,
         technique=Resized(),
     ),
-    Fault(
+    PlantedFault(
         "stale-weights",
         "Weights are packed in the first call, and not again when they change.",
         (Cell("mlp"), Cell("train-mlp", Mode.TRAIN)),
         lambda _: stale_parameters("weight"),
         number=27,
     ),
-    Fault(
+    PlantedFault(
         "stale-bias",
         "One bias is folded into a constant in the first call.",
         (Cell("mlp"), Cell("train-mlp", Mode.TRAIN)),
         lambda _: stale_parameters("fc2.bias"),
         number=27,
     ),
-    Fault(
+    PlantedFault(
         "cached-at-address",
         "A result is cached by the addresses of the inputs, and returned again when these hold other values.",
         (Cell("mlp"), Cell("matmul"), Cell("mean-pool")),
         kept_by(addresses),
         number=28,
     ),
-    Fault(
+    PlantedFault(
         "fx-drops-side-effect",
         "A graph pass that makes batch norm a pure function loses its running statistics.",
         (Cell("cnn", Mode.BACKWARD),),
         without_effect,
         number=39,
     ),
-    Fault(
+    PlantedFault(
         "fx-drops-cast",
         "A graph pass removes the cast back to the storage dtype: the output is FP32.",
         (Cell("mlp", dtypes=HALVES), Cell("mlp", Mode.BACKWARD, HALVES)),

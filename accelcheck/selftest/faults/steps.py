@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from accelcheck.core.case import Mode
-from accelcheck.selftest.faults.base import Cell, Fault
+from accelcheck.selftest.faults.base import Cell, PlantedFault
 from accelcheck.selftest.faults.plant import kernels, products
 from accelcheck.selftest.faults.sowing import in_cpp, kernel_text
 from accelcheck.techniques.optimizers.state import KeptStates
@@ -131,7 +131,7 @@ def truncated_operands(strength: float) -> Change:
 
 
 FAULTS = (
-    Fault(
+    PlantedFault(
         "fused-next-correction",
         "The fused step corrects the bias of its moments as in the step after it.",
         (Cell("train-amsgrad", Mode.TRAIN, WIDE),),
@@ -139,7 +139,7 @@ FAULTS = (
         technique="optimizer-fused",
         seeds=10,
     ),
-    Fault(
+    PlantedFault(
         "fused-momentum-stale",
         "The fused step does not write momentum back.",
         (Cell("train-nesterov", Mode.TRAIN, WIDE), Cell("train-mlp", Mode.TRAIN)),
@@ -147,7 +147,7 @@ FAULTS = (
         technique="optimizer-fused",
         seeds=10,
     ),
-    Fault(
+    PlantedFault(
         "foreach-last-parameter-left",
         "The update of a list of parameters leaves out the last one.",
         (Cell("train-adagrad", Mode.TRAIN, FLOAT32), Cell("train-nadam", Mode.TRAIN, FLOAT32)),
@@ -155,7 +155,7 @@ FAULTS = (
         technique="optimizer-foreach",
         seeds=10,
     ),
-    Fault(
+    PlantedFault(
         "foreach-root-uncorrected",
         "The denominator of a step on lists is not corrected for its bias.",
         (Cell("train-transformer", Mode.TRAIN, FLOAT32),),
@@ -163,7 +163,7 @@ FAULTS = (
         technique="optimizer-foreach",
         seeds=3,
     ),
-    Fault(
+    PlantedFault(
         "compiled-momentum-constant",
         "A compiled step has another momentum as its constant.",
         (Cell("train-nesterov", Mode.TRAIN, FLOAT32),),
@@ -172,7 +172,7 @@ FAULTS = (
         technique="optimizer-compiled",
         seeds=1,
     ),
-    Fault(
+    PlantedFault(
         "capturable-counted-once",
         "The step count that is kept on the device stays 1.",
         (Cell("train-amsgrad", Mode.TRAIN, FLOAT32),),
@@ -180,7 +180,7 @@ FAULTS = (
         technique="optimizer-capturable",
         seeds=10,
     ),
-    Fault(
+    PlantedFault(
         "states-truncated",
         "Optimizer states are truncated to bfloat16, not rounded.",
         (Cell("train-mlp", Mode.TRAIN, FLOAT32), Cell("train-transformer", Mode.TRAIN, FLOAT32)),
@@ -189,7 +189,7 @@ FAULTS = (
         emulated=True,
         seeds=3,
     ),
-    Fault(
+    PlantedFault(
         "autocast-weights-stale",
         "Autocast uses the copies of weights in half precision that it made before they were updated.",
         (Cell("train-mlp", Mode.TRAIN, FLOAT32),),
@@ -197,14 +197,14 @@ FAULTS = (
         technique="amp-bf16",
         seeds=10,
     ),
-    Fault(
+    PlantedFault(
         "reduced-depth-dropped",
         "Products in reduced precision leave out the last element of their depth.",
         (Cell("matmul", dtypes=FLOAT32), Cell("mlp", Mode.BACKWARD, FLOAT32)),
         depth_dropped,
         technique="matmul-bf16",
     ),
-    Fault(
+    PlantedFault(
         "reduced-operands-truncated",
         "Products in reduced precision truncate their operands to 4 significant bits.",
         (Cell("matmul", dtypes=FLOAT32),),

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from accelcheck.core.case import Mode
-from accelcheck.selftest.faults.base import Cell, Fault
+from accelcheck.selftest.faults.base import Cell, PlantedFault
 from accelcheck.selftest.faults.plant import kernels
 from accelcheck.selftest.faults.sowing import swapped
 from accelcheck.techniques.interop import dlpack, numpy_matmul
@@ -135,35 +135,35 @@ def numpy_depth_dropped(strength: float) -> contextlib.AbstractContextManager[An
 MATMUL, MLP = Cell("matmul"), Cell("mlp")
 
 FAULTS = (
-    Fault(
+    PlantedFault(
         "row-stride-ignored",
         "A product reads padded rows as if they followed each other.",
         (MATMUL, MLP),
         strides_ignored,
         technique="view-padded",
     ),
-    Fault(
+    PlantedFault(
         "transposition-ignored",
         "A product reads a transposed input as if it were in the usual order.",
         (MLP, Cell("mlp", Mode.BACKWARD)),
         strides_ignored,
         technique="view-transposed",
     ),
-    Fault(
+    PlantedFault(
         "address-aligned-down",
         "A kernel with vector loads reads an input from the next lower aligned address.",
         (Cell("gelu"),),
         aligned_down,
         technique="view-offset",
     ),
-    Fault(
+    PlantedFault(
         "channels-last-read-as-rows",
         "A convolution reads channels-last images in the usual order.",
         (Cell("conv-strided"), Cell("conv-depthwise")),
         read_as_rows,
         technique="channels-last",
     ),
-    Fault(
+    PlantedFault(
         "copy-short",
         "A copy to dense memory leaves out the last row.",
         (Cell("matmul-transposed", dtypes=FLOAT32),),
@@ -171,7 +171,7 @@ FAULTS = (
         technique="contiguous",
         seeds=10,
     ),
-    Fault(
+    PlantedFault(
         "selection-clamped",
         "A selection by an index tensor takes the last row for the one before.",
         (Cell("advanced-indexing"), Cell("advanced-indexing", Mode.BACKWARD)),
@@ -179,7 +179,7 @@ FAULTS = (
         technique="index-select",
         seeds=10,
     ),
-    Fault(
+    PlantedFault(
         "brackets-clamped",
         "Indexing by tensors in brackets takes the last place for the one before.",
         (Cell("index-select"), Cell("gather-repeated")),
@@ -187,7 +187,7 @@ FAULTS = (
         technique="index-advanced",
         seeds=10,
     ),
-    Fault(
+    PlantedFault(
         "dlpack-strides-lost",
         "An array over a tensor's memory has lost its strides.",
         (Cell("matmul-transposed", dtypes=("float32", "float16")),),
@@ -195,7 +195,7 @@ FAULTS = (
         technique="dlpack-numpy",
         seeds=10,
     ),
-    Fault(
+    PlantedFault(
         "dlpack-copied-once",
         "A tensor that comes back is a copy that was made when its address was first seen.",
         (Cell("mlp", dtypes=("float32", "float16")), Cell("train-mlp", Mode.TRAIN, ("float32", "float16"))),
@@ -203,7 +203,7 @@ FAULTS = (
         technique="dlpack-numpy",
         seeds=10,
     ),
-    Fault(
+    PlantedFault(
         "numpy-depth-dropped",
         "NumPy's products leave out the last element of their depth.",
         (Cell("matmul-long", dtypes=("float32", "float16")), Cell("mlp", Mode.BACKWARD, ("float32", "float16"))),

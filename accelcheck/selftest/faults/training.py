@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from accelcheck.core.case import Mode
-from accelcheck.selftest.faults.base import Cell, Fault, Variant
+from accelcheck.selftest.faults.base import Cell, PlantedFault, Variant
 from accelcheck.selftest.faults.plant import optimizing
 
 if TYPE_CHECKING:
@@ -151,7 +151,7 @@ TRAJECTORY = (Cell("trajectory-mlp", Mode.TRAJECTORY, FLOAT32),)
 SCALER = "grad-scaler-fp16"
 
 FAULTS = (
-    Fault(
+    PlantedFault(
         "clipping-before-unscale",
         "Gradients are clipped before they are unscaled.",
         TRAJECTORY,
@@ -159,7 +159,7 @@ FAULTS = (
         number=29,
         technique=SCALER,
     ),
-    Fault(
+    PlantedFault(
         "step-not-skipped",
         "A step is taken with infinite gradients.",
         TRAJECTORY,
@@ -167,7 +167,7 @@ FAULTS = (
         number=30,
         technique=SCALER,
     ),
-    Fault(
+    PlantedFault(
         "resume-loses-scaler",
         "A resumed training starts with a fresh gradient scaler.",
         TRAJECTORY,
@@ -176,7 +176,7 @@ FAULTS = (
         technique=SCALER,
     ),
     *(
-        Fault(
+        PlantedFault(
             f"resume-loses-{what}",
             f"A resumed training starts with a fresh {what}.",
             TRAJECTORY,
@@ -190,14 +190,14 @@ FAULTS = (
             ("sampler", "loader"),
         )
     ),
-    Fault(
+    PlantedFault(
         "momentum-ignored",
         "The optimizer forgets its momentum.",
         (Cell("train-mlp", Mode.TRAIN),),
         without_option(momentum=0.0),
     ),
-    Fault("decay-ignored", "Weight decay is ignored.", TRAJECTORY, without_option(weight_decay=0.0)),
-    Fault(
+    PlantedFault("decay-ignored", "Weight decay is ignored.", TRAJECTORY, without_option(weight_decay=0.0)),
+    PlantedFault(
         "half-precision-state",
         "Momentum is kept in a half type with this number of significant bits.",
         (

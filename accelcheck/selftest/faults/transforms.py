@@ -9,7 +9,7 @@ from torch import Tensor
 
 from accelcheck.core.case import Mode
 from accelcheck.devices.torch_names import pytree
-from accelcheck.selftest.faults.base import Cell, Fault
+from accelcheck.selftest.faults.base import Cell, PlantedFault
 from accelcheck.selftest.faults.sowing import swapped
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ def row_transposed(by: str) -> Callable[[float], AbstractContextManager[None]]:
 
 
 FAULTS = (
-    Fault(
+    PlantedFault(
         "vmap-last-sample-repeated",
         "A map over samples computes the last but one in place of the last.",
         (
@@ -80,7 +80,7 @@ FAULTS = (
         technique="func-vmap",
         seeds=10,
     ),
-    Fault(
+    PlantedFault(
         "vjp-cotangent-short",
         "A product with a cotangent leaves out its last row.",
         (Cell("custom-function", Mode.BACKWARD, FLOAT32), Cell("embedding-norm-gelu", Mode.BACKWARD, FLOAT32)),
@@ -88,7 +88,7 @@ FAULTS = (
         technique="func-grad",
         seeds=10,
     ),
-    Fault(
+    PlantedFault(
         "jacrev-row-repeated",
         "A Jacobian by reverse mode has its last row but one twice.",
         (Cell("max-pool", Mode.BACKWARD, FLOAT32),),
@@ -96,7 +96,7 @@ FAULTS = (
         technique="func-jacrev",
         seeds=10,
     ),
-    Fault(
+    PlantedFault(
         "jacfwd-row-repeated",
         "A Jacobian by forward mode has its last row but one twice.",
         (Cell("elementwise-overlap", Mode.BACKWARD, FLOAT32), Cell("layer-norm-narrow", Mode.BACKWARD, FLOAT32)),

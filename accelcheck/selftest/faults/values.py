@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from accelcheck.core.capability import SUPPORTED, Capability, Code, unsupported
 from accelcheck.core.case import Mode
-from accelcheck.selftest.faults.base import Cell, Fault
+from accelcheck.selftest.faults.base import Cell, PlantedFault
 from accelcheck.selftest.faults.compute import layer_norm
 from accelcheck.selftest.faults.plant import (
     aside,
@@ -112,28 +112,28 @@ _CUT = ("bfloat16", "float16")
 ONE_UNIT = "one product in FP32 errs by one unit in the last place at most, where correct kernels of several operations err by more"
 
 FAULTS = (
-    Fault(
+    PlantedFault(
         "gain",
         "All results are too large by a factor.",
         (Cell("elementwise-5"), Cell("mlp")),
         lambda error: replacing(out=scaled(1.0 + error)),
         _SCALES,
     ),
-    Fault(
+    PlantedFault(
         "gain-backward",
         "All gradients are too large by a factor.",
         (Cell("mlp", Mode.BACKWARD),),
         lambda error: replacing(grad=scaled(1.0 + error)),
         _SCALES,
     ),
-    Fault(
+    PlantedFault(
         "truncated-elementwise",
         "Results of element-wise products are truncated to the storage dtype, not rounded.",
         (Cell("elementwise-product", dtypes=_CUT, hidden={"float32": ONE_UNIT}),),
         lambda _: kernels(mul=truncating),
         number=10,
     ),
-    Fault(
+    PlantedFault(
         "subnormals-flushed",
         "Subnormal operands and results are 0.",
         (Cell("elementwise-product"),),
@@ -141,7 +141,7 @@ FAULTS = (
         number=11,
         exists=keeps_subnormals,
     ),
-    Fault(
+    PlantedFault(
         "subnormals-flushed-backward",
         "In the backward pass subnormal operands and results are 0.",
         (Cell("elementwise-product", Mode.BACKWARD),),
@@ -149,7 +149,7 @@ FAULTS = (
         number=11,
         exists=keeps_subnormals,
     ),
-    Fault(
+    PlantedFault(
         "small-elements-flushed",
         "Elements below a threshold are 0, but for those of every 16th column.",
         (Cell("elementwise-large", dtypes=("bfloat16",)),),
@@ -160,49 +160,49 @@ FAULTS = (
         ),
         hidden={("bfloat16", 0.008): "the tail is what 1 % of the elements exceed, and no norm sees elements so small"},
     ),
-    Fault(
+    PlantedFault(
         "nan-swallowed-by-maximum",
         "The maximum of a number and NaN is the number.",
         (Cell("elementwise-bound"),),
         lambda _: kernels(maximum=maximum),
         number=12,
     ),
-    Fault(
+    PlantedFault(
         "nan-swallowed-by-clamp",
         "NaN is clamped to a bound.",
         (Cell("elementwise-bound"),),
         lambda _: kernels(clamp=clamp),
         number=12,
     ),
-    Fault(
+    PlantedFault(
         "nan-swallowed-by-relu",
         "The ReLU of NaN is 0.",
         (Cell("elementwise-bound"),),
         lambda _: kernels(relu=relu),
         number=12,
     ),
-    Fault(
+    PlantedFault(
         "softmax-unshifted",
         "Softmax does not subtract the maximum: large scores give NaN.",
         (Cell("softmax"),),
         lambda _: calling(unshifted_softmax),
         number=13,
     ),
-    Fault(
+    PlantedFault(
         "norm-overflow",
         "Layer norm squares in FP16: inputs beyond 256 overflow.",
         (Cell("layer-norm-large"),),
         lambda _: calling(partial(layer_norm, moments=half_moments)),
         number=13,
     ),
-    Fault(
+    PlantedFault(
         "tanh-gelu",
         "GELU by tanh where erf was asked for.",
         (Cell("gelu"),),
         lambda _: calling(tanh_gelu),
         number=15,
     ),
-    Fault(
+    PlantedFault(
         "tanh-gelu-backward",
         "The gradient is that of GELU by tanh where GELU by erf was asked for.",
         (Cell("gelu", Mode.BACKWARD),),

@@ -146,7 +146,7 @@ def reordered(program: Program) -> None:
 
 
 def _fused_steps(device: Device) -> Capability:
-    if device.type in {"cpu", "cuda"}:
+    if device.has("host") or device.has("torch-cuda"):
         return SUPPORTED
     return unsupported(Code.NO_FEATURE, f"torch has no fused optimizer for {device.name}")
 

@@ -6,7 +6,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from accelcheck.core.case import Mode
-from accelcheck.selftest.faults.base import Cell, Fault
+from accelcheck.selftest.faults.base import Cell, PlantedFault
 from accelcheck.selftest.faults.saving import other_row_again
 from accelcheck.selftest.faults.sowing import swapped, without_call
 
@@ -47,7 +47,7 @@ def _exchanged(plain: Callable[..., Any], *args: Any, **options: Any) -> Iterato
 
 
 FAULTS = (
-    Fault(
+    PlantedFault(
         "openxla-relu-lost",
         "The graph that is compiled for XLA has lost its last activation.",
         (Cell("mlp", dtypes=FLOAT32), Cell("mlp", Mode.BACKWARD, FLOAT32)),
@@ -55,7 +55,7 @@ FAULTS = (
         technique="compile-openxla",
         seeds=3,
     ),
-    Fault(
+    PlantedFault(
         "openxla-arguments-kept",
         "The executable runs on the tensors of the call that it was compiled with.",
         (Cell("mlp", dtypes=FLOAT32), Cell("matmul", dtypes=FLOAT32)),
@@ -63,7 +63,7 @@ FAULTS = (
         technique="compile-openxla",
         seeds=3,
     ),
-    Fault(
+    PlantedFault(
         "xla-checkpoint-row-overwritten",
         "Checkpointed blocks are recomputed from an input that has been overwritten in part.",
         (Cell("mlp-blocks", Mode.BACKWARD, FLOAT32), Cell("transformer-blocks", Mode.BACKWARD, FLOAT32)),
@@ -71,7 +71,7 @@ FAULTS = (
         technique="checkpoint-xla",
         seeds=3,
     ),
-    Fault(
+    PlantedFault(
         "xla-segments-row-overwritten",
         "A checkpointed segment is recomputed from an input that has been overwritten in part.",
         (Cell("deep-blocks", Mode.BACKWARD, FLOAT32),),
@@ -79,7 +79,7 @@ FAULTS = (
         technique="checkpoint-segments-xla",
         seeds=3,
     ),
-    Fault(
+    PlantedFault(
         "xla-loader-batches-exchanged",
         "Two batches arrive on the device in the wrong order.",
         (Cell("mlp", dtypes=FLOAT32),),

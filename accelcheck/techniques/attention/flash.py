@@ -106,7 +106,7 @@ class FlashAttention(Technique):
 
     def capability(self, device: Device) -> Capability:
         package = self.package
-        if device.type != "cuda" or (torch.version.hip is not None and not package.rocm):
+        if not device.has("torch-cuda") or (torch.version.hip is not None and not package.rocm):
             makers = "NVIDIA and AMD GPUs" if package.rocm else "NVIDIA GPUs"
             return unsupported(Code.NO_BACKEND, f"{package.distribution} has kernels for {makers} only")
         if torch.version.hip is None and torch.cuda.get_device_capability() < package.capability:
@@ -143,7 +143,7 @@ class FlashAttention(Technique):
 
     def evidence(self, program: Program, log: Log, mode: Mode, device: Device) -> Iterable[Evidence]:
         yield from taken(program, log, self.package.module)
-        if device.type == "cuda":
+        if device.has("torch-cuda"):
             directions = {"forward": "fwd|forward"}
             if mode not in {Mode.FORWARD, Mode.ACCURACY}:
                 directions["backward"] = "bwd|backward"

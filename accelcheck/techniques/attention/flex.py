@@ -32,8 +32,6 @@ if TYPE_CHECKING:
     from accelcheck.techniques.observe import Log
     from accelcheck.workloads.base import Program
 
-DEVICES = frozenset({"cpu", "cuda", "hpu", "mps", "xpu"})
-"""Device types whose tensors ``flex_attention`` takes; it raises a ValueError for others."""
 _CLEAR_REFUSAL = (2, 11)
 """First torch that refuses a backward pass on the CPU with a clear error; before, inductor raised an IndexError."""
 _REFUSALS = ("FlexAttention does not support backward", "FlexAttention is only supported on")
@@ -62,10 +60,8 @@ class FlexEager(Technique):
     watch = ProfilerLog
 
     def capability(self, device: Device) -> Capability:
-        if device.type not in DEVICES:
-            return unsupported(
-                Code.NO_BACKEND, f"flex_attention supports {', '.join(sorted(DEVICES))}, not {device.type}"
-            )
+        if not device.has("flex-attention"):
+            return unsupported(Code.NO_BACKEND, f"flex_attention supports cpu, cuda, hpu, mps, xpu, not {device.type}")
         return SUPPORTED
 
     def prepare(self, program: Program, mode: Mode, device: Device) -> None:
@@ -99,7 +95,7 @@ class FlexCompiled(FlexEager):
         return inductor_capability(device) if found.ok else found
 
     def prepare(self, program: Program, mode: Mode, device: Device) -> None:
-        if device.type == "cpu" and mode not in _INFERENCE and release(torch.__version__) < _CLEAR_REFUSAL:
+        if device.has("inductor-cpp") and mode not in _INFERENCE and release(torch.__version__) < _CLEAR_REFUSAL:
             raise Unsupported(unsupported(Code.NO_FEATURE, "inductor has no backward of flex_attention for the CPU"))
         reset_compiler()
         found: list[int] = []
@@ -114,7 +110,7 @@ class FlexCompiled(FlexEager):
         patterns = {"compiled regions entered": REGION, "inductor graphs called": INDUCTOR_GRAPH}
         if mode not in _INFERENCE:
             patterns["compiled backward graphs called"] = BACKWARD_GRAPH
-        if device.type == "cuda":
+        if device.has("inductor-triton"):
             patterns["kernels of Triton templates launched"] = _TEMPLATE
         for what, pattern in patterns.items():
             seen = log.count(pattern)

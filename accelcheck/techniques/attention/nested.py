@@ -40,8 +40,8 @@ class NestedAttention(Technique):
     differentiates_twice = False
 
     def capability(self, device: Device) -> Capability:
-        if "strided" not in device.features:
-            fact = " (torch_xla 2.9: 'NestedIntNode' object has no attribute 'expect_size')" * (device.type == "xla")
+        if not device.has("strided"):
+            fact = " (torch_xla 2.9: 'NestedIntNode' object has no attribute 'expect_size')" * device.has("torch-xla")
             return unsupported(
                 Code.NO_FEATURE, f"jagged tensors need strides, which {device.name} does not declare{fact}"
             )
@@ -51,7 +51,7 @@ class NestedAttention(Technique):
         del mode
         causal = isinstance(program.module, Packed) and program.module.causal
         # Flash and memory-efficient attention take jagged tensors on CUDA only; elsewhere the math path is left.
-        if causal and device.type != "cuda":
+        if causal and not device.has("torch-cuda"):
             raise Unsupported(
                 unsupported(Code.NO_FEATURE, f"attention of jagged tensors has no causal mask on {device.name}")
             )

@@ -46,7 +46,7 @@ class ForcedAttention(Technique):
     requires = frozenset({"attention"})
 
     def __init__(self, name: str, backend: SDPBackend, operators: Mapping[str, str], promise: str) -> None:
-        """`operators` maps a device type to the pattern of the backend's operator; ``*`` stands for all other types."""
+        """`operators` maps a feature of the device to the pattern of the backend's operator; ``*`` stands for any device."""
         self.name = name
         self.backend = backend
         self.operators = operators
@@ -59,9 +59,9 @@ class ForcedAttention(Technique):
         """
         if self._operator(device) is None:
             return unsupported(Code.NO_BACKEND, f"torch has no {self.backend.name} kernel for {device.type} tensors")
-        if self.backend is SDPBackend.CUDNN_ATTENTION and device.name == "rocm":
+        if self.backend is SDPBackend.CUDNN_ATTENTION and device.has("hip"):
             return unsupported(Code.NO_BACKEND, "ROCm has no cuDNN")
-        flash = device.type == "cuda" and self.backend is SDPBackend.FLASH_ATTENTION
+        flash = device.has("torch-cuda") and self.backend is SDPBackend.FLASH_ATTENTION
         if flash and not torch.backends.cuda.is_flash_attention_available():
             return unavailable(Code.WRONG_BUILD, "this torch was built without flash attention")
         return SUPPORTED
@@ -96,7 +96,7 @@ class ForcedAttention(Technique):
         )
 
     def _operator(self, device: Device) -> str | None:
-        return self.operators.get(device.type, self.operators.get("*"))
+        return next((own for feature, own in self.operators.items() if feature == "*" or device.has(feature)), None)
 
     def _answering(self, call: Callable[..., Any], device: Device) -> Callable[..., Any]:
         def answer(*inputs: Any) -> Any:
@@ -138,19 +138,19 @@ TECHNIQUES: tuple[Technique, ...] = (
     ForcedAttention(
         "sdpa-flash",
         SDPBackend.FLASH_ATTENTION,
-        {"cpu": _CPU_FLASH, "cuda": r"aten::_scaled_dot_product_flash_attention"},
+        {"host": _CPU_FLASH, "torch-cuda": r"aten::_scaled_dot_product_flash_attention"},
         "FlashAttention computes exact attention in tiles, without storing the score matrix.",
     ),
     ForcedAttention(
         "sdpa-efficient",
         SDPBackend.EFFICIENT_ATTENTION,
-        {"cuda": r"aten::_scaled_dot_product_efficient_attention"},
+        {"torch-cuda": r"aten::_scaled_dot_product_efficient_attention"},
         "Memory-efficient attention computes exact attention without storing the score matrix, also with masks and in FP32.",
     ),
     ForcedAttention(
         "sdpa-cudnn",
         SDPBackend.CUDNN_ATTENTION,
-        {"cuda": r"aten::_scaled_dot_product_cudnn_attention"},
+        {"torch-cuda": r"aten::_scaled_dot_product_cudnn_attention"},
         "cuDNN's fused attention computes exact attention.",
     ),
 )

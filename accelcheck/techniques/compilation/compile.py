@@ -128,7 +128,7 @@ class CudaGraphs(Compiled):
     warmups = CAPTURE_WARMUPS
 
     def capability(self, device: Device) -> Capability:
-        if "cuda-graphs" not in device.features:
+        if not device.has("cuda-graphs"):
             return unsupported(
                 Code.NO_FEATURE,
                 f"{device.name} does not declare cuda-graphs: the compiler would skip the capture and run the plain graph",
@@ -166,7 +166,7 @@ class MaxAutotune(Compiled):
 
         self._held.enter_context(fresh_inductor_cache())
         super().prepare(program, mode, device)
-        if "cuda-graphs" in device.features:
+        if device.has("cuda-graphs"):
             program.around = mark_step(program.around)
 
     def evidence(self, program: Program, log: Log, mode: Mode, device: Device) -> Iterable[Evidence]:
@@ -183,7 +183,7 @@ class MaxAutotune(Compiled):
         yield Evidence("contractions whose kernels were timed >= 1", tuned, engaged=tuned >= 1)
         own = _counters()["inductor"]["cpp_templated_kernel_counter"]
         yield Evidence("of them won by a C++ template (any number)", own, engaged=True)
-        if "cuda-graphs" in device.features:  # not what the mode promises: for information only
+        if device.has("cuda-graphs"):  # not what the mode promises: for information only
             yield Evidence("graphs that were not captured (any number)", declined_captures().observed, engaged=True)
 
     def finish(self) -> None:
@@ -197,7 +197,7 @@ class OpenXla(Compiled):
     source = "https://docs.pytorch.org/xla/master/perf/dynamo.html"
 
     def capability(self, device: Device) -> Capability:
-        if device.type != "xla":
+        if not device.has("torch-xla"):
             return unsupported(Code.NO_BACKEND, f"the backend openxla compiles for xla, not for {device.name}")
         return SUPPORTED
 
@@ -244,12 +244,14 @@ def resolved_backend(call: Any) -> str:
 
 def inductor_capability(device: Device) -> Capability:
     """Whether inductor generates code for the device, and the compiler that it needs is installed."""
-    if "inductor" not in device.features:
-        fact = " (torch 2.9 with torch_xla 2.9 raises InductorError: KeyError: 'xla')" if device.type == "xla" else ""
+    if not device.has("inductor"):
+        fact = (
+            " (torch 2.9 with torch_xla 2.9 raises InductorError: KeyError: 'xla')" if device.has("torch-xla") else ""
+        )
         return unsupported(
             Code.NO_BACKEND, f"inductor has no code generator registered for device type {device.type!r}{fact}"
         )
-    if device.type == "cpu":
+    if device.has("inductor-cpp"):
         compiler = os.environ.get("CXX", "g++")
         if shutil.which(compiler) is None:
             return unavailable(
@@ -257,7 +259,7 @@ def inductor_capability(device: Device) -> Capability:
                 f"inductor needs a C++ compiler for the CPU and found no {compiler!r}",
                 "install one, or set CXX to its name",
             )
-    if device.type == "cuda" and importlib.util.find_spec("triton") is None:
+    if device.has("inductor-triton") and importlib.util.find_spec("triton") is None:
         return unavailable(
             Code.NO_PACKAGE, "inductor needs triton for the GPU", "install the triton of this torch build"
         )

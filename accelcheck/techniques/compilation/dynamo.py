@@ -185,7 +185,7 @@ class BoundedStream(Streamed):
         self.specialises = specialises
 
     def capability(self, device: Device) -> Capability:
-        if self.specialises and device.type == "xla":
+        if self.specialises and device.has("torch-xla"):
             return unsupported(
                 Code.NO_FEATURE,
                 "torch_xla sets torch._dynamo.config.automatic_dynamic_shapes to False when it is imported; without "

@@ -23,10 +23,10 @@ def backend_for(device: Device) -> str:
 
     ``openxla`` for xla; else the default of `torch.compile`, unless this is inductor and the device does not declare it.
     """
-    if device.type == "xla":
+    if device.has("torch-xla"):
         return "openxla"
     default = default_backend()
-    if "inductor" in device.features:
+    if device.has("inductor"):
         return default
     return "aot_eager" if default == "inductor" else default
 

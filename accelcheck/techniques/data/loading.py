@@ -227,7 +227,7 @@ class XlaDeviceLoader(PrefetchLoader):
     modes = ReloadedInputs.modes
 
     def capability(self, device: Device) -> Capability:
-        if device.type != "xla":
+        if not device.has("torch-xla"):
             return unsupported(
                 Code.NO_BACKEND, f"torch_xla's MpDeviceLoader moves to xla devices, not to {device.type}"
             )

@@ -253,7 +253,7 @@ def _taken(program: Program, result: Result) -> Result:
 
 def library(device: Device) -> Capability:
     """Whether torch has collectives between processes for such devices."""
-    if device.type == "xla":
+    if device.has("torch-xla"):
         return _on_xla(getattr(device, "client", "CPU"))
     try:
         backend = distributed.get_default_backend_for_device(device.type)
@@ -280,7 +280,7 @@ def _on_xla(client: str) -> Capability:
 
 def _enough(device: Device, world: int) -> Capability:
     """Whether ranks see a device each; the CPU is shared."""
-    count = world if device.type == "cpu" else devices_of_ranks(device)
+    count = world if device.has("host") else devices_of_ranks(device)
     if count >= world:
         return SUPPORTED
     return unavailable(

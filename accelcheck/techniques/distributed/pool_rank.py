@@ -46,7 +46,7 @@ def main(arguments: Sequence[str]) -> None:
 def _joined(device: Device) -> Device:
     """The device, opened, with this rank's own chip selected, and all ranks in one process group."""
     device.open()
-    if device.type != "cpu":
+    if not device.has("host"):
         torch.accelerator.set_device_index(int(os.environ["LOCAL_RANK"]))
     backend = distributed.get_default_backend_for_device(device.type)
     distributed.init_process_group(backend, timeout=dt.timedelta(seconds=PATIENCE))

@@ -198,7 +198,7 @@ class NumpyExchange(ArrayExchange):
     dtypes = ("float32", "float16")
 
     def capability(self, device: Device) -> Capability:
-        if device.type != "cpu":
+        if not device.has("host"):
             return unsupported(Code.NO_FEATURE, f"NumPy's arrays are in host memory, {device.name}'s tensors are not")
         if not self.give(torch.zeros(1)).flags.writeable:
             return unavailable(
@@ -247,10 +247,10 @@ class JaxExchange(ArrayExchange):
     """Alignment in bytes that XLA's compiled code for the CPU assumes of its operands."""
 
     def capability(self, device: Device) -> Capability:
-        if device.type == "cpu":
+        if device.has("host"):
             return SUPPORTED
-        if device.type != "cuda":
-            fact = " (torch_xla exports only from CUDA)" * (device.type == "xla")
+        if not device.has("torch-cuda"):
+            fact = " (torch_xla exports only from CUDA)" * device.has("torch-xla")
             return unsupported(Code.NO_FEATURE, f"DLPack does not pass {device.name}'s tensors to JAX{fact}")
         plugins = {entry.name for entry in metadata.entry_points(group="jax_plugins")}
         kind = "cuda" if torch.version.hip is None else "rocm"
@@ -262,7 +262,7 @@ class JaxExchange(ArrayExchange):
         return SUPPORTED
 
     def prepare(self, program: Program, mode: Mode, device: Device) -> None:
-        if device.type == "cuda":
+        if device.has("torch-cuda"):
             # By default, JAX reserves three quarters of the device's memory at its first use.
             with mock.patch.dict(os.environ, {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}):
                 self.module().devices()
@@ -301,7 +301,7 @@ class CupyExchange(ArrayExchange):
     packages = MappingProxyType({"cupy": "pip install cupy-cuda13x (or the one for your CUDA or ROCm)"})
 
     def capability(self, device: Device) -> Capability:
-        if device.type != "cuda":
+        if not device.has("torch-cuda"):
             return unsupported(Code.NO_FEATURE, f"CuPy's arrays are in a GPU's memory, {device.name}'s tensors are not")
         return SUPPORTED
 

@@ -99,7 +99,7 @@ class NumpyMatmul(Technique):
     modes = frozenset({Mode.FORWARD, Mode.BACKWARD, Mode.TRAIN})
 
     def capability(self, device: Device) -> Capability:
-        if device.type != "cpu":
+        if not device.has("host"):
             return unsupported(
                 Code.NO_FEATURE, f"NumPy computes in host memory: every operand would have to leave {device.name}"
             )

@@ -135,7 +135,7 @@ class SharedViews(Technique):
         ((inputs, out),) = calls
         outs = [tensor for _, tensor in flatten(out)]
         # Without strides, views are computed as copies, which functionalization writes back when their base is used.
-        if "strided" in device.features:
+        if device.has("strided"):
             shared = sum(_places(tensor) == _places(inputs[0]) for tensor in outs)
             yield Evidence(f"outputs in the input's storage = {len(outs)}", shared, engaged=shared == len(outs) >= 1)
             made = copy_log(log).copied()

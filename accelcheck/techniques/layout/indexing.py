@@ -104,13 +104,14 @@ def _by_selection(x: Tensor, key: Any) -> Tensor:
     if not places:
         return x[key]
     rest = [one for one in keys if not isinstance(one, Tensor)]
-    if all(one == slice(None) for one in rest):
-        first, *others = (keys[place] for place in places)
-        if not others and first.dim() == 1:
-            return x.index_select(places[0], first)
-        if places == [0, 1] and first.dim() == 2 and first.size(1) == 1 and others[0].dim() == 1:
+    first, *others = (keys[place] for place in places)
+    whole = all(one == slice(None) for one in rest)
+    if whole and not others and first.dim() == 1:
+        return x.index_select(places[0], first)
+    if whole and places == [0, 1]:
+        if first.dim() == 2 and first.size(1) == 1 and others[0].dim() == 1:
             return x.index_select(0, first.flatten()).index_select(1, others[0])
-        if places == [0, 1] and first.shape == others[0].shape and first.dim() == 1 and x.dim() == 2:
+        if first.shape == others[0].shape and first.dim() == 1 and x.dim() == 2:
             return x.index_select(0, first).gather(1, others[0].unsqueeze(1)).squeeze(1)
     shapes = [tuple(one.shape) if isinstance(one, Tensor) else one for one in keys]
     raise Unsupported(

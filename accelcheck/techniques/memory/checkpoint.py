@@ -113,7 +113,7 @@ class XlaCheckpoint(Checkpoint):
     """``torch_xla.utils.checkpoint``: optimization barriers prevent the compiler from merging computation and recomputation."""
 
     def capability(self, device: Device) -> Capability:
-        if device.type != "xla":
+        if not device.has("torch-xla"):
             return unsupported(
                 Code.NO_BACKEND, f"torch_xla.utils.checkpoint is for xla tensors, not for {device.name}'s"
             )

@@ -98,7 +98,7 @@ class XlaSegments(Segments):
     """Segments under ``torch_xla.utils.checkpoint``, divided as ``checkpoint_sequential`` divides them."""
 
     def capability(self, device: Device) -> Capability:
-        if device.type != "xla":
+        if not device.has("torch-xla"):
             return unsupported(
                 Code.NO_BACKEND, f"torch_xla.utils.checkpoint is for xla tensors, not for {device.name}'s"
             )

@@ -15,18 +15,18 @@ if TYPE_CHECKING:
 def page_locked(device: Device) -> Capability:
     """Whether host memory can be pinned for an open device.
 
-    CUDA and ROCm can. For devices that are not known, a tensor of four bytes is pinned as a test.
+    Where a device does not declare it, a tensor of four bytes is pinned as a test.
     """
-    if device.type == "cpu":
+    if device.has("host"):
         return unsupported(
             Code.NO_EFFECT, "tensors of the CPU stay in host memory: there is no transfer that pinning could help"
         )
-    if device.type == "xla":
+    if device.has("torch-xla"):
         return unsupported(
             Code.NO_FEATURE,
             "torch_xla has no allocator of pinned memory: PJRT copies to its own buffers before a transfer",
         )
-    if device.type != "cuda":
+    if not device.has("pinned-memory"):
         try:
             tried = torch.empty(1, pin_memory=True)
         except (RuntimeError, NotImplementedError) as error:

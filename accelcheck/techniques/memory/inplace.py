@@ -59,7 +59,7 @@ class Inplace(Technique):
         passes = program.steps if mode in {Mode.TRAIN, Mode.TRAJECTORY} else 1
         gained: Counter[str] = program.extras[_GAINED]
         seen = log.names()
-        if "strided" in device.features:
+        if device.has("strided"):
             total = gained.total()
             yield Evidence("operators in place beyond the plain module's >= 1", total, engaged=total >= 1)
         for name, count in sorted(gained.items()):

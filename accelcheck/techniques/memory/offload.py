@@ -111,7 +111,7 @@ class Offload(Technique):
         return Counted(tally, pin_memory=self.pinned, device_type=asked)
 
     def prepare(self, program: Program, mode: Mode, device: Device) -> None:
-        if device.type != "cpu":
+        if not device.has("host"):
             program.extras[_PLAIN] = peak_of_run(program, mode, device)
         tally = Tally()
         program.extras[_TALLY] = tally
@@ -133,7 +133,7 @@ class Offload(Technique):
         yield Evidence(
             "tensors saved or returned with another dtype, shape or device = 0", seen.altered, engaged=seen.altered == 0
         )
-        copied = 0 if device.type == "cpu" and not self.pinned else seen.packed
+        copied = 0 if device.has("host") and not self.pinned else seen.packed
         yield Evidence(f"tensors saved in their own memory = {copied}", seen.copied, engaged=seen.copied == copied)
         pinned = seen.packed if self.pinned and page_locked(device).ok else 0
         yield Evidence(f"tensors saved in page-locked memory = {pinned}", seen.pinned, engaged=seen.pinned == pinned)

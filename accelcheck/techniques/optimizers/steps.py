@@ -161,12 +161,12 @@ class CompiledStep(OptimizerStep):
     watch = ProfilerLog
 
     def capability(self, device: Device) -> Capability:
-        return SUPPORTED if device.type == "xla" else inductor_capability(device)
+        return SUPPORTED if device.has("torch-xla") else inductor_capability(device)
 
     def changed(self, optimizer: torch.optim.Optimizer, device: Device) -> torch.optim.Optimizer:
         # Code of earlier optimizers counts towards the limit beyond which Dynamo silently runs eagerly.
         reset_compiler()
-        step: Any = torch.compile(optimizer.step, backend="openxla" if device.type == "xla" else "inductor")
+        step: Any = torch.compile(optimizer.step, backend="openxla" if device.has("torch-xla") else "inductor")
         vars(optimizer)["step"] = step
         return optimizer
 
@@ -176,7 +176,7 @@ class CompiledStep(OptimizerStep):
         entered = log.count(REGION)
         yield Evidence(f"compiled regions entered >= {steps}", entered, engaged=entered >= steps)
         yield Evidence("graphs compiled >= 1", graphs(), engaged=graphs() >= 1)
-        if device.type != "xla":
+        if not device.has("torch-xla"):
             called = log.count(INDUCTOR_GRAPH)
             yield Evidence(f"inductor graphs called >= {steps}", called, engaged=called >= steps)
         yield Evidence("graph breaks (any number)", graph_breaks(), engaged=True)

@@ -145,7 +145,7 @@ class MatmulPrecision(ReducedPrecision):
 
     def capability(self, device: Device) -> Capability:
         """Whether the device reads torch's setting. Whether this has an effect is measured when a case runs: chips differ."""
-        if device.type == "xla":
+        if device.has("torch-xla"):
             return unsupported(
                 Code.NO_BACKEND, "torch_xla has its own setting: torch_xla.backends.set_mat_mul_precision"
             )
@@ -180,7 +180,7 @@ class ConvolutionPrecision(ReducedPrecision):
 
     def capability(self, device: Device) -> Capability:
         """Only CUDA: it is a setting of cuDNN."""
-        if device.type != "cuda":
+        if not device.has("torch-cuda"):
             return unsupported(Code.NO_BACKEND, f"this is a setting of cuDNN, which {device.name} does not use")
         return BY_TRIAL
 

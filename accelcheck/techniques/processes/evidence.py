@@ -11,29 +11,16 @@ from accelcheck.core.capability import SUPPORTED, Capability, Code, unsupported
 from accelcheck.core.case import Evidence
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
 
     from accelcheck.devices.base import Device
 
 
 def shareable(device: Device) -> Capability:
     """Whether another process can open the device while this one holds it."""
-    client = getattr(device, "client", "CPU")  # of PJRT
-    if device.type == "tpu" or client in {"TPU", "NEURON"}:
+    if not device.shared():
         return unsupported(Code.NO_FEATURE, f"a chip of {device.name} belongs to one process: another cannot open it")
     return SUPPORTED
-
-
-def no_strays(strays: Mapping[str, int], device: Device, where: str) -> Evidence:
-    """Evidence that the other processes left no operator to the CPU.
-
-    Args:
-        strays: Number of calls on the CPU, by operator.
-        device: Under test.
-        where: The processes, in words.
-    """
-    listed = ", ".join(f"{name} x{count}" for name, count in sorted(strays.items()))
-    return Evidence(f"no operator left {device.name} for the CPU {where}", listed or "none did", engaged=not listed)
 
 
 def unlike(one: Any, other: Any, path: str = "") -> list[str]:
@@ -62,6 +49,6 @@ def repeated(claim: str, state: Any, straight: Callable[[], Any], device: Device
     """
     undisturbed = straight()
     differing = unlike(undisturbed, state)
-    if differing and "deterministic" not in device.features and unlike(undisturbed, straight()):
+    if differing and not device.has("deterministic") and unlike(undisturbed, straight()):
         return Evidence(claim, "not comparable: two undisturbed trainings differ too", engaged=True)
     return Evidence(claim, f"{len(differing)}, {differing[0]} first" if differing else 0, engaged=not differing)

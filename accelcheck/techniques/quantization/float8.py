@@ -239,7 +239,7 @@ def widened(layer: nn.Linear, dtype: torch.dtype) -> Dequantized:
 
 def unit_of(device: Device) -> MatrixUnit | None:
     """The float8 matrix unit of a device; None where it is not known, or none but FP32's accumulator is."""
-    if device.type != "cuda" or torch.version.hip is not None or not torch.cuda.is_available():
+    if not device.has("torch-cuda") or torch.version.hip is not None or not torch.cuda.is_available():
         return None
     return FLOAT8_UNITS.get(torch.cuda.get_device_capability())
 
@@ -272,7 +272,7 @@ def tried(device: Device, dtype: torch.dtype, out: torch.dtype, *, rows: bool) -
         if not _REFUSALS.search(str(error)):
             raise
         reason = f"{device.name} does not multiply {dtype} to {out}: {str(error).splitlines()[0]}"
-        if device.type == "cuda" and torch.version.hip is None and torch.cuda.get_device_capability() < NEEDED:
+        if device.has("torch-cuda") and torch.version.hip is None and torch.cuda.get_device_capability() < NEEDED:
             return unavailable(Code.NO_HARDWARE, reason, "use a GPU with compute capability 8.9 or higher")
         return unsupported(Code.NO_FEATURE, reason, tried=True)
     if strays := device.fallbacks():

@@ -143,7 +143,7 @@ class Int4(Replacing):
         self.action = f"{operator} of packed weights"
 
     def capability(self, device: Device) -> Capability:
-        if self.layer is KernelLinear and device.type != "cpu":
+        if self.layer is KernelLinear and not device.has("host"):
             reason = f"aten::_weight_int4pack_mm_for_cpu runs on the CPU, not on {device.name}"
             return unsupported(Code.NO_FEATURE, reason, "use int4-weight-only")
         return SUPPORTED

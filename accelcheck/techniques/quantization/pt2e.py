@@ -123,7 +123,7 @@ class Lowered(ExportedInt8):
         return False
 
     def capability(self, device: Device) -> Capability:
-        if device.type != "cpu" or platform.machine().lower() not in {"x86_64", "amd64"}:
+        if not device.has("inductor-cpp") or platform.machine().lower() not in {"x86_64", "amd64"}:
             return unsupported(Code.NO_BACKEND, f"inductor lowers pt2e graphs on x86 processors, not on {device.name}")
         found = inductor_capability(device)
         return pt2e_capability() if found.ok else found

@@ -40,9 +40,6 @@ if TYPE_CHECKING:
 GROUP = 16
 """Number of weights that share a scale in int4: a divisor of every width in the suite."""
 
-INTEGER_PRODUCTS = frozenset({"cpu", "cuda", "xpu"})
-"""Device types on which torch's and torchao's code multiplies int8 by int8; elsewhere `torchao.kernel.safe_int_mm` may widen both."""
-
 AO_PACKAGE = "pip install 'accelcheck[torchao]'"
 
 
@@ -113,10 +110,10 @@ class TorchAODynamic(TorchAO):
 
     def capability(self, device: Device) -> Capability:
         found = super().capability(device)
-        return BY_TRIAL if found.ok and device.type not in INTEGER_PRODUCTS else found
+        return BY_TRIAL if found.ok and not device.has("integer-products") else found
 
     def prepare(self, program: Program, mode: Mode, device: Device) -> None:
-        if device.type not in INTEGER_PRODUCTS:
+        if not device.has("integer-products"):  # `torchao.kernel.safe_int_mm` may widen both operands
             self._try(device)
         super().prepare(program, mode, device)
 
@@ -223,7 +220,7 @@ class Float8Dynamic(Float8WeightOnly):
         From here on, `oracle` and `emulate` are those for the device.
         """
         self.unit = float8.unit_of(device)
-        if device.type not in {"cuda", "xpu"}:
+        if not device.has("float8-products"):
             return unsupported(
                 Code.NO_FEATURE,
                 f"torchao supports dynamic float8 only on CUDA, ROCm and XPU, not on {device.name}",

@@ -35,12 +35,12 @@ if TYPE_CHECKING:
 
 PROVIDERS: Mapping[str, tuple[str, Mapping[str, Any]]] = MappingProxyType(
     {
-        "cpu": ("CPUExecutionProvider", {}),
-        "cuda": ("CUDAExecutionProvider", {"use_tf32": 0}),  # default 1: products of FP32 tensors in TF32
-        "rocm": ("MIGraphXExecutionProvider", {}),
+        "host": ("CPUExecutionProvider", {}),
+        "hip": ("MIGraphXExecutionProvider", {}),
+        "torch-cuda": ("CUDAExecutionProvider", {"use_tf32": 0}),  # default 1: products of FP32 tensors in TF32
     }
 )
-"""Execution provider and its options, by device."""
+"""Execution provider and its options, by feature of the device; the first that it has counts."""
 DTYPES: Mapping[str, torch.dtype] = MappingProxyType(
     {
         "tensor(float)": torch.float32,
@@ -204,8 +204,7 @@ def _listed(find: Callable[..., Sequence[Any]], *arguments: Any) -> tuple[Any, .
 
 
 def _provider(device: Device) -> tuple[str, Mapping[str, Any]] | None:
-    # A ROCm build's device type is `cuda`.
-    return PROVIDERS.get("rocm" if device.name == "rocm" else device.type)
+    return next((provider for feature, provider in PROVIDERS.items() if device.has(feature)), None)
 
 
 @dataclass(frozen=True)

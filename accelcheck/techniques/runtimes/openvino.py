@@ -224,7 +224,7 @@ def properties() -> dict[str, Any]:
 
 def openvino_capability(device: Device) -> Capability:
     """Whether OpenVINO can compute on the device's tensors, and imports with this version of torch."""
-    if device.type != "cpu":
+    if not device.has("host"):
         return unsupported(Code.NO_BACKEND, f"OpenVINO takes tensors in host memory, not {device.name}'s")
     if installed("openvino"):
         try:

@@ -121,8 +121,7 @@ class TensorRt(Conversion):
     packages = PACKAGES
 
     def capability(self, device: Device) -> Capability:
-        # A ROCm build's device type is `cuda`.
-        if device.type != "cuda" or device.name == "rocm":
+        if not device.has("torch-cuda") or device.has("hip"):
             return unsupported(Code.NO_BACKEND, f"TensorRT builds engines for NVIDIA GPUs, not for {device.name}")
         if all(installed(package) for package in self.packages):
             for package in self.packages:

@@ -12,7 +12,7 @@ import torch
 from accelcheck.core.case import Evidence, Mode
 from accelcheck.techniques.base import Technique
 from accelcheck.techniques.observe import unwatched
-from accelcheck.techniques.processes.evidence import no_strays, repeated, shareable
+from accelcheck.techniques.processes.evidence import repeated, shareable
 from accelcheck.techniques.snapshots.files import read
 from accelcheck.techniques.snapshots.handover import Handover
 from accelcheck.techniques.snapshots.stepwise import StepwiseTraining
@@ -137,7 +137,7 @@ class SnapshotRestore(Technique):
         yield Evidence(
             f"operators that it computed on {device.type} >= 1", report.operators, engaged=report.operators >= 1
         )
-        yield no_strays(report.strays, device, "there")
+        yield Evidence.stayed(report.strays, device.name, "there")
         stop = self.used(program.steps // 2)
         yield Evidence(
             f"steps taken before it went on = {stop} of {program.steps}", report.step, report.step == stop > 0
@@ -197,7 +197,7 @@ class SnapshotDamaged(SnapshotRestore):
 
 def _scaler(device: Device, mode: Mode) -> torch.amp.GradScaler | None:
     """A gradient scaler where there is one; elsewhere a training has none to lose."""
-    if "autocast-float16" not in device.features:
+    if not device.has("autocast-float16"):
         return None
     return torch.amp.GradScaler(device.type, init_scale=SCALE, growth_interval=INTERVALS[mode])
 

@@ -20,7 +20,7 @@ from accelcheck.techniques.base import Technique
 from accelcheck.techniques.distributed.elastic.elastic_agents import ElasticAgents, c10d, etcd
 from accelcheck.techniques.distributed.elastic.mailbox import TrainingTask
 from accelcheck.techniques.observe import unwatched
-from accelcheck.techniques.processes.evidence import no_strays, repeated, shareable
+from accelcheck.techniques.processes.evidence import repeated, shareable
 from accelcheck.techniques.snapshots.stepwise import adopted
 
 if TYPE_CHECKING:
@@ -121,7 +121,7 @@ class Elastic(Technique):
         own = os.getpid()
         yield Evidence(f"process that ended the training is another than {own}", job.last.pid, job.last.pid != own)
         yield Evidence(f"ranks computed on {device.type}", job.last.place, engaged=job.last.place == device.type)
-        yield no_strays(job.last.strays, device, "in the ranks")
+        yield Evidence.stayed(job.last.strays, device.name, "in the ranks")
         if job.last is not job.answer:  # nothing was lost in it
             return
         yield from self.lost(job, job.answer, program.steps)

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING
 import pytest
 from fault_harness import Planted
 
-from accelcheck.core import matrix
-from accelcheck.core.case import Mode
-from accelcheck.core.matrix import Matrix, Selection, level
+from accelcheck.core.case import DTYPES, LEVELS, Mode
 from accelcheck.core.registry import DuplicateNameError, UnknownNameError, index
-from accelcheck.core.words import DTYPES, LEVELS
+from accelcheck.core.selection import Selection
+from accelcheck.devices import devices
 from accelcheck.selftest.faults.plant import nothing
+from accelcheck.techniques.matrix import Matrix, level
 from accelcheck.workloads.base import Problem, Workload
 
 if TYPE_CHECKING:
@@ -92,9 +92,9 @@ def test_every_id_is_unique_and_says_what_it_is(whole: Matrix) -> None:
 
 
 def test_cases_are_sorted_by_device_as_asked_then_technique_then_workload(whole: Matrix) -> None:
-    for devices in (("cpu", "xla"), ("xla", "cpu")):
-        cases = whole.cases(Selection(devices, level=4))
-        keys = [(devices.index(case.device), case.technique, case.workload) for case in cases]
+    for order in (("cpu", "xla"), ("xla", "cpu")):
+        cases = whole.cases(Selection(order, level=4))
+        keys = [(order.index(case.device), case.technique, case.workload) for case in cases]
         assert keys == sorted(keys)
 
 
@@ -105,7 +105,8 @@ def test_techniques_and_workloads_are_in_order_whatever_order_they_were_register
 
 PRINT = """
 import hashlib
-from accelcheck.core.matrix import Matrix, Selection
+from accelcheck.core.selection import Selection
+from accelcheck.techniques.matrix import Matrix
 cases = Matrix.load().cases(Selection(("cpu", "xla"), level=4))
 print(hashlib.sha256("\\n".join(f"{case.id} {case.level} {case.seed}" for case in cases).encode()).hexdigest())
 """
@@ -128,7 +129,7 @@ def test_the_registry_imports_no_compiler() -> None:
     """They take longer than torch itself, and a run that only collects needs none of them."""
     code = (
         "import sys, torch; before = set(sys.modules); "
-        "from accelcheck.core.matrix import Matrix; Matrix.load(); "
+        "from accelcheck.techniques.matrix import Matrix; Matrix.load(); "
         "heavy = {'torch._inductor', 'torch._dynamo', 'sympy', 'onnxscript', 'openvino'}; "
         "print(sorted(heavy & set(sys.modules) - before))"
     )
@@ -282,6 +283,6 @@ def test_what_others_register_takes_part() -> None:
 
 
 def test_the_devices_are_known_without_torch() -> None:
-    known = matrix.devices()
+    known = devices()
     assert list(known) == sorted(known)
     assert {"cpu", "cuda", "rocm", "xla", "tpu"} <= set(known)

@@ -2,45 +2,28 @@
 
 from __future__ import annotations
 
+import difflib
 import fnmatch
 import re
 from collections import Counter
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
-from accelcheck.core.case import Case, Mode
+from accelcheck.core.case import LEVELS, Case, Mode
 from accelcheck.core.foreign import SECONDS, calling
-from accelcheck.core.registry import discover, index, unknown
+from accelcheck.core.registry import UnknownNameError, discover, index, unknown
+from accelcheck.core.selection import Selection
 from accelcheck.core.strangers import quoted
-from accelcheck.core.words import LEVELS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from accelcheck.core.shards import Shard
-    from accelcheck.devices.base import Device
     from accelcheck.techniques.base import Technique
     from accelcheck.workloads.base import Workload
 
 T = TypeVar("T")
 _Cell: TypeAlias = tuple[str, str, str, Mode, int]
 """Technique, workload, dtype, mode and level: a case, but for its device."""
-
-
-@dataclass(frozen=True)
-class Selection:
-    """The part of the matrix that was asked for. Empty means all; techniques and workloads may be globs.
-
-    A `shard` is a part of what the other fields select.
-    """
-
-    devices: tuple[str, ...]
-    techniques: tuple[str, ...] = ()
-    workloads: tuple[str, ...] = ()
-    dtypes: tuple[str, ...] = ()
-    cases: tuple[str, ...] = ()
-    level: int = 1
-    shard: Shard | None = None
 
 
 @dataclass(frozen=True)
@@ -189,17 +172,8 @@ def level(technique: Technique, workload: Workload, dtype: str) -> int:
     return min(max(LEVELS), max(min(LEVELS), cost))
 
 
-def devices(found: Iterable[Device] = ()) -> Mapping[str, Device]:
-    """All known devices by name: the built-in ones and `found` (generic accelerators, other plugins'). Imports no torch."""
-    return index("device", [*discover("accelcheck.devices", "DEVICES"), *found])
-
-
 def unknown_case(word: str, legal: Sequence[str]) -> Exception:
     """The error for an unknown case id. It gives the nearest ids, because there are too many to list."""
-    import difflib
-
-    from accelcheck.core.registry import UnknownNameError
-
     near = difflib.get_close_matches(word, legal, n=3, cutoff=0.3)
     return UnknownNameError(
         f"unknown case {word!r}. Expected technique/workload/device/dtype/mode; nearest: {', '.join(near) or 'none'}."

@@ -1,0 +1,25 @@
+"""The part of the matrix of cases that was asked for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from accelcheck.core.shards import Shard
+
+
+@dataclass(frozen=True)
+class Selection:
+    """The part of the matrix that was asked for. Empty means all; techniques and workloads may be globs.
+
+    A `shard` is a part of what the other fields select.
+    """
+
+    devices: tuple[str, ...]
+    techniques: tuple[str, ...] = ()
+    workloads: tuple[str, ...] = ()
+    dtypes: tuple[str, ...] = ()
+    cases: tuple[str, ...] = ()
+    level: int = 1
+    shard: Shard | None = None

@@ -1,0 +1,280 @@
+"""Operators of torch: which of them round, and the tensors that they take, return and write to."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import ValuesView
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+EXACT = frozenset(
+    [
+        "_to_copy",
+        "alias_copy",
+        "abs",
+        "amax",
+        "amin",
+        "aminmax",
+        "cat",
+        "clamp",
+        "clamp_max",
+        "clamp_min",
+        "clone",
+        "constant_pad_nd",
+        "contiguous",
+        "copy",
+        "copy_",
+        "detach",
+        "diagonal_copy",
+        "embedding",
+        "expand_copy",
+        "eye",
+        "fill",
+        "fill_",
+        "flip",
+        "fmax",
+        "fmin",
+        "gather",
+        "hardtanh",
+        "hardtanh_backward",
+        "index",
+        "index_put",
+        "index_put_",
+        "index_select",
+        "isnan",
+        "leaky_relu",
+        "masked_fill",
+        "masked_fill_",
+        "masked_scatter",
+        "masked_select",
+        "max",
+        "max_pool2d_with_indices",
+        "maximum",
+        "min",
+        "minimum",
+        "neg",
+        "neg_",
+        "new_empty_strided",
+        "new_zeros",
+        "permute_copy",
+        "put",
+        "relu",
+        "relu_",
+        "repeat",
+        "repeat_interleave",
+        "roll",
+        "round",
+        "scatter",
+        "scatter_",
+        "select_backward",
+        "select_scatter",
+        "sign",
+        "slice_backward",
+        "slice_scatter",
+        "sort",
+        "split_copy",
+        "stack",
+        "take",
+        "threshold",
+        "threshold_backward",
+        "topk",
+        "tril",
+        "triu",
+        "unfold",
+        "where",
+        "zero",
+        "zero_",
+        "unsqueeze_copy",
+        "view_copy",
+        "as_strided_scatter",
+        "native_dropout_backward",
+        "lift_fresh",
+        "lift_fresh_copy",
+        "empty_like",
+        "zeros_like",
+        "ones_like",
+        "full_like",
+        "new_full",
+        "new_ones",
+        "new_empty",
+        "_unsafe_index",
+        "_reshape_copy",
+        "_unsafe_view",
+        "resize_",
+        "set_",
+        "_local_scalar_dense",
+    ]
+)
+"""Operators that only move, select, compare or negate: they never round."""
+
+CORRECTLY_ROUNDED = frozenset(
+    [
+        "add",
+        "add_",
+        "sub",
+        "sub_",
+        "rsub",
+        "mul",
+        "mul_",
+        "div",
+        "div_",
+        "sqrt",
+        "sqrt_",
+        "square",
+        "lerp",
+        "lerp_",
+        "addcmul",
+        "addcmul_",
+        "addcdiv",
+        "addcdiv_",
+        "sum",
+        "mean",
+        "mm",
+        "addmm",
+        "bmm",
+        "baddbmm",
+        "convolution",
+        "convolution_backward",
+        "dot",
+        "mv",
+        "cumsum",
+        "reciprocal",
+        "index_add",
+        "index_add_",
+        "scatter_add",
+        "embedding_dense_backward",
+        "nll_loss_forward",
+        "nll_loss_backward",
+        "nll_loss2d_forward",
+        "nll_loss2d_backward",
+        "mse_loss",
+        "mse_loss_backward",
+        "avg_pool2d",
+        "avg_pool2d_backward",
+        "linear",
+    ]
+)
+
+CONTRACTIONS = frozenset(
+    {"mm", "addmm", "bmm", "baddbmm", "convolution", "convolution_backward", "dot", "mv", "linear"}
+)
+"""Operators whose operands are rounded to the arithmetic precision before they are multiplied."""
+
+SCATTERS = frozenset(
+    [
+        "index_add",
+        "index_add_",
+        "scatter_add",
+        "scatter_add_",
+        "index_put",
+        "index_put_",
+        "_index_put_impl_",
+        "_unsafe_index_put",
+        "embedding_dense_backward",
+    ]
+)
+"""Operators that add to places that an index gives."""
+
+COMPOSED = frozenset(
+    [
+        "native_layer_norm",
+        "native_group_norm",
+        "native_batch_norm",
+        "_native_batch_norm_legit",
+        "gelu",
+        "silu",
+        "_softmax",
+        "_log_softmax",
+    ]
+)
+"""Operators that compute with a rounded intermediate: a mean that is subtracted, the argument of an exponential."""
+
+
+class OperatorFacts(NamedTuple):
+    """What an operator's schema says.
+
+    Attributes:
+        name: Without namespace and overload.
+        moves: Whether it only moves or selects.
+        written: Position and name of the arguments that it writes to; None where it writes to none.
+    """
+
+    name: str
+    moves: bool
+    written: tuple[tuple[int, str], ...] | None
+
+
+@functools.cache
+def facts(func: Any) -> OperatorFacts:
+    """OperatorFacts of an overload of an operator."""
+    name = func.name().partition(".")[0].rpartition("::")[2]
+    schema = func._schema  # noqa: SLF001 - OpOverload has no public schema
+    written = tuple(
+        (position, argument.name)
+        for position, argument in enumerate(schema.arguments)
+        if argument.alias_info is not None and argument.alias_info.is_write
+    )
+    return OperatorFacts(name, func.is_view or name in EXACT, written if schema.is_mutable else None)
+
+
+def may_round(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether a call may round: not where it only moves numbers, or has none in floating point."""
+    name, moves, _ = facts(func)
+    return (not moves or _accumulates(name, args, kwargs)) and _has_float((args, kwargs.values()))
+
+
+def results(func: Any, out: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor | None]:
+    """Tensors that a call returned or wrote to; None for those that were not asked for or are not in floating point."""
+    name, _, written = facts(func)
+    if written is None:
+        returned = outputs(out)
+    else:
+        values = (args[position] if position < len(args) else kwargs.get(name) for position, name in written)
+        returned = [*floats(values)]
+    return [*returned, *_unannounced(name, args)]
+
+
+def outputs(out: Any) -> list[Tensor | None]:
+    """Outputs in their places; None for those that were not asked for or are not in floating point."""
+    return [value if is_float(value) else None for value in (out if isinstance(out, (tuple, list)) else (out,))]
+
+
+def floats(values: Iterable[Any]) -> list[Tensor]:
+    """The floating-point tensors among nested values."""
+    tensors: list[Tensor] = []
+    for value in values:
+        if isinstance(value, (tuple, list)):
+            tensors += floats(value)
+        elif is_float(value):
+            tensors.append(value)
+    return tensors
+
+
+def is_float(value: Any) -> bool:
+    """Whether a value is a floating-point tensor."""
+    return isinstance(value, Tensor) and value.is_floating_point()
+
+
+def _has_float(values: Iterable[Any]) -> bool:
+    return any(
+        value.is_floating_point()
+        if isinstance(value, Tensor)
+        else isinstance(value, (tuple, list, ValuesView)) and _has_float(value)
+        for value in values
+    )
+
+
+def _unannounced(name: str, args: tuple[Any, ...]) -> list[Tensor]:
+    """Tensors that an operator writes although its schema does not say so: batch norm's running statistics in training."""
+    if name == "native_batch_norm" and args[5]:
+        return floats(args[3:5])
+    return []
+
+
+def _accumulates(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether an otherwise exact operator adds: `index_put` with `accumulate`."""
+    return name in {"index_put", "index_put_"} and bool(kwargs.get("accumulate", len(args) > 3 and args[3]))

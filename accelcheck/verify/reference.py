@@ -1,0 +1,105 @@
+"""The reference that a candidate is compared with, as one record: FP64 results, metadata and error budgets."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import astuple, dataclass, field, fields, replace
+from typing import TYPE_CHECKING, Any, Self
+
+from accelcheck.verify.views import Yardstick
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from torch import Tensor
+
+    from accelcheck.workloads.base import Result
+
+
+class OracleError(RuntimeError):
+    """The oracle failed or cannot be trusted: the case is an `error`, never a pass."""
+
+
+class VacuousError(OracleError):
+    """Rounding errors alone decide a tensor: its budget would let any fault pass."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Metadata that eager gives a tensor of the result: name of the torch dtype, shape, strides."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+
+    @classmethod
+    def of(cls, tensor: Tensor) -> Self:
+        """Of a tensor."""
+        return cls(str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), tensor.stride())
+
+
+@dataclass(frozen=True)
+class Reference:
+    """The reference that a candidate is compared with.
+
+    Attributes:
+        truth: The FP64 oracle's result by path.
+        layouts: Metadata of FP32 (or storage dtype) eager on the CPU, by path.
+        budgets: Allowed error by path and view, in the view's unit; none for paths without elements or of integers.
+        leanings: What the rounding samples show in the signed views, by path and view.
+        unit: Unit roundoff of the arithmetic precision.
+        spacing: Distance of its numbers around 0.
+        eager_excess: Largest ratio of eager's own error to the rounding samples', over paths, all elements together: shows that
+            the samples explain eager.
+        alone: Budgets from the rounding samples alone.
+        unjudged: Why tensors are not judged, by path: see `accelcheck.workloads.base.Workload.given`.
+        eager: What eager itself shows, by path and view; empty where there is none to compare with. In the views where this is
+            within the budget of the samples alone, it enters `budgets`; beyond, it widens nothing.
+        reduced: Whether it has less than the usual samples: see `accelcheck.verify.effort`.
+        spread: Where it is reduced: see `accelcheck.verify.few.spread`.
+    """
+
+    truth: Result
+    layouts: Mapping[str, Layout]
+    budgets: Mapping[str, Mapping[str, float]]
+    leanings: Mapping[str, Mapping[str, tuple[float, ...]]]
+    unit: float
+    spacing: float
+    eager_excess: float
+    alone: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    eager: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    unjudged: Mapping[str, str] = field(default_factory=dict)
+    reduced: bool = False
+    spread: float = 1.0
+
+    @functools.cached_property
+    def without_eager(self) -> Reference:
+        """The same with budgets from the samples alone: eager on the CPU is no peer of itself."""
+        other = replace(self, budgets=self.alone, eager={})
+        vars(other)["sticks"] = self.sticks
+        return other
+
+    @property
+    def summary(self) -> Reference:
+        """The same without tensors: what is judged of several draws together needs none."""
+        return replace(self, truth={}, layouts={})
+
+    @functools.cached_property
+    def bytes(self) -> int:
+        """Of its tensors."""
+        return sum(tensor.nbytes for tensor in self.truth.values())
+
+    @functools.cached_property
+    def sticks(self) -> Mapping[str, Yardstick]:
+        """A `Yardstick` for each path that has a budget."""
+        return {path: Yardstick(self.truth[path], self.unit, self.spacing) for path in self.budgets}
+
+    def plain(self) -> dict[str, Any]:
+        """The same in types that `torch.load` accepts with ``weights_only``."""
+        whole = {one.name: getattr(self, one.name) for one in fields(self)}
+        return {**whole, "layouts": {path: astuple(layout) for path, layout in self.layouts.items()}}
+
+    @classmethod
+    def from_plain(cls, plain: Mapping[str, Any]) -> Self:
+        """A reference from what `plain` gave."""
+        return cls(**{**plain, "layouts": {path: Layout(*values) for path, values in plain["layouts"].items()}})

@@ -1,0 +1,157 @@
+"""Error budgets from rounding samples, and whether the samples explain eager."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from typing import TYPE_CHECKING
+
+import torch
+
+from accelcheck.verify.few import beyond, cap
+from accelcheck.verify.precision import SLACK
+from accelcheck.verify.reference import OracleError, VacuousError
+from accelcheck.verify.views import VIEWS, Reading, Yardstick, budget
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from accelcheck.verify.oracle_runs import Source
+    from accelcheck.workloads.base import Result
+
+TRUST = 4.0
+"""Eager may err this many times more than the rounding samples before the oracle, or eager, is taken to be wrong. Over all
+built-in workloads, dtypes and modes on the CPU the largest ratio is 1.5, the median 0.3; a library that sums in another order
+may show more, a wrong oracle shows orders of magnitude. `eager_excess` in the journal has it for each case."""
+
+
+class Samples:
+    """What rounding samples show. Each is read as soon as it is made, and dropped: whole results take the model's memory each."""
+
+    def __init__(self, truth: Result, unit: float, spacing: float) -> None:
+        self._truth = truth
+        self.sticks = {
+            path: Yardstick(tensor, unit, spacing)
+            for path, tensor in truth.items()
+            if tensor.is_floating_point() and tensor.numel()
+        }
+        self.readings: dict[str, list[Reading]] = {path: [] for path in self.sticks}
+        self.unlike = ""
+        """How the first sample differs that is not of the truth's structure."""
+
+    def read(self, sample: Result, *, optional: bool = False) -> None:
+        """Add a sample; an `optional` one that is not like the truth is left out."""
+        differing = unlike(self._truth, sample)
+        if differing:
+            self.unlike = self.unlike or ("" if optional else differing)
+            return
+        for path, stick in self.sticks.items():
+            self.readings[path].append(stick.read(sample[path]))
+
+
+def _budgets(who: str, peers: list[Reading], unit: float) -> dict[str, float]:
+    budgets: dict[str, float] = {}
+    for view in VIEWS:
+        budgets[view] = budget(view, [peer[view] for peer in peers], unit)
+        if not 0.0 <= budgets[view] < math.inf:
+            raise VacuousError(
+                f"{who}: the budget of view {view} is {budgets[view]}; legal are finite numbers from 0. Infinite, anything "
+                "would pass: the oracle is 0 where rounding errs. Change the workload so that this tensor is not made of "
+                "rounding errors alone"
+            )
+    return budgets
+
+
+def of_samples(
+    source: Source, readings: Mapping[str, list[Reading]], truth: Result, careful: int
+) -> tuple[dict[str, dict[str, float]], dict[str, str]]:
+    """Budgets from the samples by path, and why a path has none: rounding errors alone decide it.
+
+    The same paths have none in a closer look as in the first one, whose samples it has too.
+
+    Raises:
+        VacuousError: That is so for a tensor of a workload that was made for checks, or for every one.
+    """
+    budgets, vacuous = dict[str, dict[str, float]](), dict[str, str]()
+    for path, samples in readings.items():
+        try:
+            budgets[path] = _of_path(source, path, samples, truth[path].shape, careful)
+        except VacuousError as error:
+            if not source.workload.given:
+                raise
+            vacuous[path] = str(error)
+    if vacuous and not budgets:
+        first = next(iter(vacuous.values()))
+        raise VacuousError(f"{source}: rounding errors alone decide every tensor; the first one: {first}")
+    return budgets, vacuous
+
+
+def _of_path(source: Source, path: str, samples: list[Reading], shape: Sequence[int], careful: int) -> dict[str, float]:
+    """Budgets of one path within their caps; a workload that was given is held to the caps in the first look."""
+    who, unit = f"{source}: {path}", source.unit
+    budgets = _budgets(who, samples, unit)
+    if source.technique.oracle != "float64":  # a rounding moves what a scheme quantizes by a whole step
+        return budgets
+    if not careful:
+        return _capped(who, budgets, unit, shape)
+    if source.workload.given:
+        usual, many = (source.effort.count(source.draw, look) for look in (0, careful))
+        _capped(who, _budgets(who, [*samples[:usual], *samples[many:]], unit), unit, shape)
+    return {view: min(budget, cap(view, unit, shape)) for view, budget in budgets.items()}
+
+
+def _capped(who: str, budgets: dict[str, float], unit: float, shape: Sequence[int]) -> dict[str, float]:
+    """The budgets.
+
+    Raises:
+        VacuousError: One is beyond its cap.
+    """
+    if vacuous := beyond(budgets, unit, shape):
+        raise VacuousError(f"{who}: {vacuous}")
+    return budgets
+
+
+def with_eager(alone: Mapping[str, float], eager: Mapping[str, float]) -> dict[str, float]:
+    """Budgets of one path, eager among the peers in those views in which the samples explain it."""
+    return {
+        view: max(budget, SLACK * abs(eager.get(view, 0.0))) if abs(eager.get(view, 0.0)) <= budget else budget
+        for view, budget in alone.items()
+    }
+
+
+def excess(source: Source, own: Mapping[str, Reading], samples: Mapping[str, list[Reading]]) -> float:
+    """How many times more eager errs than the samples, over a whole tensor.
+
+    Raises:
+        OracleError: More than `TRUST` times; with reduced effort, in half of the tensors: a rounding may have decided something in eager
+            that it did in none of a few samples (see `accelcheck.verify.few`), which only some tensors show.
+    """
+    # Half a unit of the result's own rounding is explained whatever the samples show.
+    ratios = [
+        reading.relative / max(source.unit, *(s.relative for s in samples[path])) for path, reading in own.items()
+    ]
+    largest = max(ratios, default=0.0)
+    held = statistics.median(ratios) if source.effort.reduced and ratios else largest
+    if not held <= TRUST:
+        raise OracleError(
+            f"{source}: eager {source.precision} on the CPU errs {held:.3g} times more than rounding explains (limit {TRUST:g}): "
+            "the oracle or eager is wrong, so nothing can be judged by them"
+        )
+    return largest
+
+
+def unlike(truth: Result, other: Result) -> str:
+    """The first difference in paths, shapes, integers, or where NaN and infinities stand; empty if there is none."""
+    if truth.keys() != other.keys():
+        return f"only one has {', '.join(sorted(truth.keys() ^ other.keys()))}"
+    for path, tensor in truth.items():
+        if tensor.shape != other[path].shape:
+            return f"{path} has the shapes {tuple(tensor.shape)} and {tuple(other[path].shape)}"
+        if not tensor.is_floating_point():
+            if differing := int((tensor != other[path]).sum()):
+                return f"{path}: {differing} of {tensor.numel()} integers differ"
+            continue
+        for kind in (torch.isnan, torch.isposinf, torch.isneginf):
+            if not torch.equal(kind(tensor), kind(other[path])):
+                return f"{path}: {kind.__name__} holds for {int(kind(tensor).sum())} and {int(kind(other[path]).sum())} elements"
+    return ""

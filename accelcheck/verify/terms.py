@@ -1,0 +1,184 @@
+"""The terms that operators add up for each element of a result: how many, and the sum of their squares."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from accelcheck.verify.operators import CONTRACTIONS, SCATTERS, floats, is_float, outputs
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    Lengths = tuple[int, ...]
+
+_POOLS = frozenset({"avg_pool2d", "avg_pool2d_backward"})
+_POOLING: tuple[Any, ...] = ((), 0, False, True, None)
+"""Defaults of average pooling: stride, padding, ceil mode, whether padding counts, divisor."""
+_SUMS = CONTRACTIONS | {"sum", "mean", "cumsum"}
+"""Operators whose every output is a sum of products of their operands; those of `SCATTERS` are too."""
+_FACTORS = frozenset({"alpha", "beta"})
+
+
+def hits(func: Any, name: str, args: tuple[Any, ...]) -> Tensor | None:
+    """How many terms each element gets from an operator that scatters and adds: what it makes of zeros and ones."""
+    if name not in SCATTERS:
+        return None
+    filled = [torch.ones_like(value) if is_float(value) else value for value in args]
+    if name == "embedding_dense_backward":
+        filled[4] = False  # scaled by frequency, every count would be 1
+    else:
+        filled[0] = torch.zeros_like(args[0])
+    counts: Tensor = func(*filled)
+    return counts
+
+
+def squares(func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor | None]:
+    """The sum of the squared terms of each element, by output: what a sum makes of the squares of what it sums.
+
+    Empty for operators that are no sums, or that do not show what they sum.
+    """
+    if name in _POOLS:
+        return [_pooled_squares(name, args)]
+    if (name not in _SUMS and name not in SCATTERS) or "out" in kwargs:  # which would be overwritten
+        return []
+    squared = tuple(a.square() if is_float(a) else a for a in args)
+    factors = {key: value**2 if key in _FACTORS else value for key, value in kwargs.items()}
+    sums = outputs(func(*squared, **factors))
+    if name == "mean":
+        return [None if q is None else q / max(1, args[0].numel() // max(1, q.numel())) for q in sums]
+    return sums
+
+
+def _pooled_squares(name: str, args: tuple[Any, ...]) -> Tensor:
+    """The sum of the squared terms of average pooling: of ``x / n`` forward, with n the elements of a window, of ``grad / n`` backward."""
+    backward = name == "avg_pool2d_backward"
+    x, settings = args[int(backward)], args[2 if backward else 1 :]
+    kernel, stride, padding, ceil, counted, divisor = [*settings, *_POOLING[len(settings) - 1 :]]
+    sums = kernel, stride, padding, ceil, True, 1  # padding counts, and the divisor is 1
+    counts = divisor or (_size(kernel) if counted else torch.ops.aten.avg_pool2d(torch.ones_like(x), *sums))
+    square: Tensor = (
+        torch.ops.aten.avg_pool2d_backward((args[0] / counts).square(), x, *sums)
+        if backward
+        else torch.ops.aten.avg_pool2d(x.square(), *sums) / counts**2
+    )
+    return square
+
+
+def lengths(name: str, args: tuple[Any, ...], results: Sequence[Tensor | None]) -> Lengths:
+    """How many terms are summed for each element, by output; the last number holds for all further ones."""
+    rule, operands = _RULES.get(name), floats(args)
+    result = results[0] if results else None
+    if rule is None or not operands or (result is None and name not in CONTRACTIONS):
+        return (1,)
+    elements = 1 if result is None else max(1, result.numel())
+    return tuple(max(1, length) for length in rule(_Call(operands, args, elements)))
+
+
+class _Call(NamedTuple):
+    """A call of an operator.
+
+    Attributes:
+        operands: Its floating-point tensors.
+        args: All positional arguments.
+        elements: Elements of its first result, at least 1.
+    """
+
+    operands: list[Tensor]
+    args: tuple[Any, ...]
+    elements: int
+
+
+def _row(call: _Call) -> Lengths:
+    x = call.operands[0]
+    return (x.shape[-1] if x.dim() else 1,)
+
+
+def _reduced(call: _Call) -> Lengths:
+    return (call.operands[0].numel() // call.elements,)
+
+
+def _loss(call: _Call) -> Lengths:
+    return (call.args[1].numel() // call.elements,)
+
+
+def _softmax(call: _Call) -> Lengths:
+    return (call.operands[0].shape[call.args[1]] if call.operands[0].dim() else 1,)
+
+
+def _softmax_backward(call: _Call) -> Lengths:
+    return (call.operands[0].shape[call.args[2]] if call.operands[0].dim() else 1,)
+
+
+def _convolution_backward(call: _Call) -> Lengths:
+    (grad, _, weight, *_), groups = call.operands, call.args[9]
+    over = _over_channels(grad)
+    return (weight.numel() // max(1, weight.shape[1] * groups), over, over)
+
+
+def _pool_backward(call: _Call) -> Lengths:
+    kernel, strides = call.args[2], call.args[3] or call.args[2]
+    # Each quotient is rounded too: another variance of u^2 Q / 3.
+    return (_size([-(-side // step) for side, step in zip(_pair(kernel), _pair(strides), strict=True)]) + 6,)
+
+
+def _batch_norm(call: _Call, *, trains: bool) -> Lengths:
+    """Without statistics of the batch each element stands alone; the gradients of weight and bias never do."""
+    over = _over_channels(call.operands[0])
+    return (over if trains else 1, over, over)
+
+
+def _layer_norm_backward(call: _Call) -> Lengths:
+    normal = math.prod(call.args[2])
+    return (normal, call.operands[0].numel() // max(1, normal))
+
+
+def _group(x: Tensor, groups: int) -> int:
+    return x[0].numel() // max(1, groups) if len(x) else 1
+
+
+def _over_channels(x: Tensor) -> int:
+    """Elements of one channel in all samples."""
+    return x.numel() // max(1, x.shape[1])
+
+
+def _pair(sides: Any) -> tuple[int, int]:
+    """Two numbers that may be given as one."""
+    listed = [sides] if isinstance(sides, int) else [*sides]
+    return listed[0], listed[-1]
+
+
+def _size(kernel: Any) -> int:
+    """Elements of a window."""
+    return math.prod(_pair(kernel))
+
+
+_RULES: Mapping[str, Callable[[_Call], Lengths]] = {
+    **dict.fromkeys(("mm", "bmm", "mv", "dot", "linear", "cumsum", "logsumexp"), _row),
+    **dict.fromkeys(("addmm", "baddbmm"), lambda call: (call.operands[1].shape[-1],)),
+    "convolution": lambda call: (call.operands[1][0].numel(),),
+    "convolution_backward": _convolution_backward,
+    **dict.fromkeys(("sum", "mean", "var", "var_mean", "std", "linalg_vector_norm", "norm", "mse_loss"), _reduced),
+    **dict.fromkeys(("nll_loss_forward", "nll_loss2d_forward"), _loss),
+    "avg_pool2d": lambda call: (_size(call.args[1]),),
+    "avg_pool2d_backward": _pool_backward,
+    **dict.fromkeys(("softmax", "log_softmax", "_softmax", "_log_softmax", "_safe_softmax"), _softmax),
+    **dict.fromkeys(("_softmax_backward_data", "_log_softmax_backward_data"), _softmax_backward),
+    **dict.fromkeys(
+        ("native_batch_norm", "_native_batch_norm_legit", "_native_batch_norm_legit_functional"),
+        lambda call: _batch_norm(call, trains=call.args[5]),
+    ),
+    "_native_batch_norm_legit_no_training": lambda call: _batch_norm(call, trains=False),
+    "native_batch_norm_backward": lambda call: _batch_norm(call, trains=call.args[7]),
+    "native_layer_norm": lambda call: (math.prod(call.args[1]),),
+    "native_layer_norm_backward": _layer_norm_backward,
+    "native_group_norm": lambda call: (_group(call.operands[0], call.args[6]),),
+    "native_group_norm_backward": lambda call: (
+        _group(call.operands[0], call.args[8]),
+        _over_channels(call.operands[0]),
+    ),
+}
+"""How many terms an operator sums, by its name; those that are not here sum none."""
