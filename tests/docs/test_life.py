@@ -11,7 +11,7 @@ import pytest
 ROOT = Path(__file__).parent.parent.parent
 sys.path.insert(0, str(ROOT / "benchmarks"))
 
-from case_trace import CASE, DURING, IMPORTS, traced
+from case_trace import CASE, DURING, IMPORTS, traced  # noqa: E402 - from a folder of scripts
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
