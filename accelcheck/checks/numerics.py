@@ -34,8 +34,9 @@ from accelcheck.verify.determinism import apart
 from accelcheck.verify.effort import told
 from accelcheck.verify.judge import Contract, check_metadata, judge, judge_together
 from accelcheck.verify.known_answers import KnownAnswerError
-from accelcheck.verify.oracle import FIRST, OracleError
+from accelcheck.verify.oracle import FIRST
 from accelcheck.verify.oracle_runs import twice
+from accelcheck.verify.reference import OracleError
 from accelcheck.workloads.probes import PROBES, Draw, Probe, draws
 from accelcheck.workloads.quiet import random_modules
 

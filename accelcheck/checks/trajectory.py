@@ -207,9 +207,8 @@ def _unequal(expected: Result, got: Result, first: int) -> list[Fault]:
         )
         return [Fault(FaultKind.METADATA, path, part, RESUMED, *sides)]
     apart = float((got[path].double() - expected[path].double()).norm() / expected[path].double().norm())
-    got = f"{len(differing)} that differ, this first, by {apart:.3e}"
-    expected = f"{len(wanted)} tensors bitwise equal"
-    return [Fault(FaultKind.RULE, path, "not as without the stop", RESUMED, expected, got)]
+    sides = f"{len(wanted)} tensors bitwise equal", f"{len(differing)} that differ, this first, by {apart:.3e}"
+    return [Fault(FaultKind.RULE, path, "not as without the stop", RESUMED, *sides)]
 
 
 def _rule(bed: Bed) -> Iterator[Fault]:

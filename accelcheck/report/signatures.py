@@ -146,7 +146,7 @@ def _signatures(record: Record, verdict: Verdict) -> tuple[Signature, ...]:
     return (_error(record, text, trace),)
 
 
-_UNPROVEN = {
+_UNPROVEN: Mapping[str, tuple[Kind, str]] = {
     ErrorCode.NO_EVIDENCE: (Kind.EVIDENCE, "gives no evidence that it ran"),
     ErrorCode.NOTHING_COMPARED: (Kind.EVIDENCE, "no element was compared"),
     ErrorCode.NO_BASELINE: (Kind.REGRESSION, ""),

@@ -247,7 +247,7 @@ def test_what_is_put_back_for_a_while_is_as_it_is_again(name: str) -> None:
     LEAKS[name]()
     with before.restored():
         quick = name not in {"environment", "working folder"}  # they change nothing that a judge computes
-        assert ([change.line for change in before._changes(whole=False)] == []) or not quick
+        assert ([change.fault for change in before._changes(whole=False)] == []) or not quick
     assert before.restore() != []
 
 

@@ -76,7 +76,7 @@ def test_an_end_says_how(code: str, end: End, text: str) -> None:
     with Child(["-c", code]) as child:
         found = child.wait(60.0)
     assert (found, str(found), end.verdict) == (end, text, Verdict.CRASH)
-    assert found.how == text.partition(" of " if end.code < 0 else " with ")[2]
+    assert end.how == text.partition(" of " if end.code < 0 else " with ")[2]
 
 
 def test_a_crash_prints_where() -> None:

@@ -123,7 +123,7 @@ def test_an_encoder_that_fills_paddings_with_zeros_is_named() -> None:
 def test_a_fast_path_that_is_left_switched_off_is_named() -> None:
     state = GlobalState.now()
     torch.backends.mha.set_fastpath_enabled(False)
-    assert "fast path of attention" in " ".join(state.restore())
+    assert "fast path of attention" in " ".join(map(str, state.restore()))
     assert torch.backends.mha.get_fastpath_enabled()
 
 
