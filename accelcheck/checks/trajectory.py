@@ -207,8 +207,9 @@ def _unequal(expected: Result, got: Result, first: int) -> list[Fault]:
         )
         return [Fault(FaultKind.METADATA, path, part, RESUMED, *sides)]
     apart = float((got[path].double() - expected[path].double()).norm() / expected[path].double().norm())
-    sides = f"{len(wanted)} tensors bitwise equal", f"{len(differing)} that differ, this first, by {apart:.3e}"
-    return [Fault(FaultKind.RULE, path, "not as without the stop", RESUMED, *sides)]
+    others = f"{len(differing)} that differ, this first, by {apart:.3e}"
+    equal = f"{len(wanted)} tensors bitwise equal"
+    return [Fault(FaultKind.RULE, path, "not as without the stop", RESUMED, equal, others)]
 
 
 def _rule(bed: Bed) -> Iterator[Fault]:

@@ -82,8 +82,8 @@ class Session:
 
     def timed(self, *chosen: str) -> Half:
         """The second half, with files of its own and without workers; `chosen` are further options."""
-        words = map(_renamed, (*self.chosen, *self._option(), *chosen, *joined(self.more)))
-        words = ("--pyargs", "accelcheck.suite.test_speed", *self._always(), *words, "-n", "0")
+        renamed = map(_renamed, (*self.chosen, *self._option(), *chosen, *joined(self.more)))
+        words = ("--pyargs", "accelcheck.suite.test_speed", *self._always(), *renamed, "-n", "0")
         return Half(self.journals[1], words, self._environ(), timed=True)
 
     @property

@@ -194,7 +194,7 @@ COMPOSED = frozenset(
 """Operators that compute with a rounded intermediate: a mean that is subtracted, the argument of an exponential."""
 
 
-class Facts(NamedTuple):
+class OperatorFacts(NamedTuple):
     """What an operator's schema says.
 
     Attributes:
@@ -209,8 +209,8 @@ class Facts(NamedTuple):
 
 
 @functools.cache
-def facts(func: Any) -> Facts:
-    """Facts of an overload of an operator."""
+def facts(func: Any) -> OperatorFacts:
+    """OperatorFacts of an overload of an operator."""
     name = func.name().partition(".")[0].rpartition("::")[2]
     schema = func._schema  # noqa: SLF001 - OpOverload has no public schema
     written = tuple(
@@ -218,7 +218,7 @@ def facts(func: Any) -> Facts:
         for position, argument in enumerate(schema.arguments)
         if argument.alias_info is not None and argument.alias_info.is_write
     )
-    return Facts(name, func.is_view or name in EXACT, written if schema.is_mutable else None)
+    return OperatorFacts(name, func.is_view or name in EXACT, written if schema.is_mutable else None)
 
 
 def may_round(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:

@@ -387,7 +387,7 @@ def test_what_is_planted_is_judged_as_its_technique_is() -> None:
         assert planted.warmups == max(1, technique.warmups)
 
 
-FOUND = (
+SHOWN = (
     *(
         Fault(FaultKind.VIEW, path, view, draw)
         for path, view, draw in (
@@ -408,7 +408,7 @@ FOUND = (
 
 def test_what_caught_a_fault_is_named_the_most_frequent_first() -> None:
     case = Case("eager", "matmul", "cpu", "float32", Mode.FORWARD, 1)
-    found = caught_by(Record(case, Verdict.FAIL, faults=FOUND))
+    found = caught_by(Record(case, Verdict.FAIL, faults=SHOWN))
     assert found[0] == "row"
     assert set(found) == {
         "row",
@@ -427,7 +427,7 @@ def test_what_caught_a_fault_is_named_the_most_frequent_first() -> None:
 @pytest.mark.parametrize("verdict", [Verdict.PASS, Verdict.ERROR, Verdict.UNSUPPORTED])
 def test_only_a_failure_was_caught_by_something(verdict: Verdict) -> None:
     case = Case("eager", "matmul", "cpu", "float32", Mode.FORWARD, 1)
-    assert caught_by(Record(case, verdict, code="no-feature" if not verdict.executed else "", faults=FOUND)) == ()
+    assert caught_by(Record(case, verdict, code="no-feature" if not verdict.executed else "", faults=SHOWN)) == ()
 
 
 # The command

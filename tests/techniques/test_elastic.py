@@ -204,7 +204,7 @@ def test_capability_by_device(monkeypatch: pytest.MonkeyPatch) -> None:
     for technique in TECHNIQUES:
         assert technique.modes == {Mode.TRAIN}
         assert not technique.accepts(workload("training", "batchnorm"))
-        found = technique.capability(StubDevice("tpu"))
+        found = technique.capability(devices()["tpu"])
         assert (found.verdict, found.code) == (Verdict.UNSUPPORTED, Code.NO_FEATURE)
     for kind in ("cpu", "cuda", "xla"):
         assert named(TECHNIQUES, "elastic-restart").capability(StubDevice(kind)).ok

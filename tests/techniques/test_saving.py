@@ -16,6 +16,8 @@ from accelcheck.core.capability import Code
 from accelcheck.core.case import Evidence, Mode, Verdict
 from accelcheck.core.processes import ChildError
 from accelcheck.devices import devices
+from accelcheck.devices.tpu import Tpu
+from accelcheck.devices.xla import Xla
 from accelcheck.techniques.processes.evidence import repeated, unlike
 from accelcheck.techniques.snapshots import handover
 from accelcheck.techniques.snapshots.files import Snapshots, read, write
@@ -240,12 +242,11 @@ def test_only_deterministic_devices_must_repeat_bits() -> None:
 
 
 @pytest.mark.parametrize("technique", [SnapshotRestore(), SnapshotDamaged()], ids=lambda technique: technique.name)
-def test_capability_by_device(technique: SnapshotRestore) -> None:
+def test_capability_by_device(technique: SnapshotRestore, monkeypatch: pytest.MonkeyPatch) -> None:
     for kind in ("cpu", "cuda", "xla", "privateuseone"):
         assert technique.capability(StubDevice(kind)).ok
-    chip = StubDevice("xla")
-    vars(chip)["client"] = "TPU"
-    for device in (StubDevice("tpu"), chip):
+    monkeypatch.setattr(Xla, "client", "TPU")
+    for device in (Tpu(), Xla()):
         found = technique.capability(device)
         assert (found.verdict, found.code) == (Verdict.UNSUPPORTED, Code.NO_FEATURE)
     assert not technique.accepts(workload("linear"))
