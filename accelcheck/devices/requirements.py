@@ -93,7 +93,10 @@ def source(extra: str = "") -> str:
 
 def here(action: str) -> str:
     """A command that installs an extra, as techniques word it, for where this accelcheck comes from."""
-    return re.sub(r"""pip install (['"])accelcheck\[([\w,-]+)\]\1""", lambda found: install(found[2]), action)
+    for extra in {extra for _, extra in _declared() if extra}:
+        for quote in ("'", '"'):
+            action = action.replace(f"pip install {quote}accelcheck[{extra}]{quote}", install(extra))
+    return action
 
 
 def checkout() -> bool:

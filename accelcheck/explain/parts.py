@@ -26,6 +26,11 @@ SECONDS = 40.0
 """That shrinking takes at most, beyond the step in progress: a step compiles."""
 
 
+def result_path(place: int) -> str:
+    """The path of a result of a part, by its position."""
+    return f"out[{place}]"
+
+
 @dataclass(frozen=True)
 class GraphPart:
     """A graph of operators, and its inputs.
@@ -50,12 +55,13 @@ class GraphPart:
         torch.compiler.reset()
         with torch.no_grad():
             out = torch.compile(self.module, **arguments)(*(kept(one) for one in self.inputs))
-        own = {f"out[{place}]": one.detach().cpu() for place, one in enumerate(out) if floating(one)}
+        places = {result_path(place): place for place, one in enumerate(out) if floating(one)}
+        own = {path: out[place].detach().cpu() for path, place in places.items()}
         dtypes = {node: _dtypes(value) for node, value in self.values().items()}
 
         def computed(interpreter: Wide) -> dict[str, Tensor]:
             made = interpreter.run(*(widened(one) for one in self.inputs))
-            return {path: made[int(path[4:-1])].to(torch.float64) for path in own}
+            return {path: made[place].to(torch.float64) for path, place in places.items()}
 
         def sample(number: int, generator: torch.Generator) -> Mapping[str, Tensor]:
             del number

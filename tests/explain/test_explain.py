@@ -24,6 +24,7 @@ from accelcheck.commands import explain as command
 from accelcheck.commands.common import GREEN, NOTHING, RED, USAGE
 from accelcheck.core.capability import Capability, Code, unsupported
 from accelcheck.core.case import Case, Mode, Verdict
+from accelcheck.core.fault import Fault, FaultKind
 from accelcheck.core.journal import Record
 from accelcheck.explain import compiled, layers
 from accelcheck.explain.alone import alone
@@ -258,16 +259,16 @@ def test_an_operator_that_is_wrong_now_and_then_is_named_without_a_script(store:
 
 
 def test_the_draws_that_fail_are_read_from_the_verdict() -> None:
-    reason = (
-        "not engaged: graphs: observed 0\n"
-        "out: view row at [3, :] [tiny]: expected at most 1e-7, got 1e-3\n"
-        "out: view gain [draw 2]: expected at most 1e-7, got 1e-3\n"
-        "out: view bias in all draws: expected at most 1, got 2"
+    faults = (
+        Fault(FaultKind.EVIDENCE, "graphs", got="0"),
+        Fault(FaultKind.VIEW, "out", "row", "tiny", measured=1e-3, allowed=1e-7, place="[3, :]"),
+        Fault(FaultKind.VIEW, "out", "gain", "draw 2", measured=1e-3, allowed=1e-7),
+        Fault(FaultKind.VIEW, "out", "bias in all draws", measured=2.0, allowed=1.0),
     )
     known = [FIRST, Draw(1), Draw(2), Draw(0, "tiny"), Draw(0, "huge")]
-    record = Record(case(built_in()["matmul"]), Verdict.FAIL, reason=reason)
+    record = Record(case(built_in()["matmul"]), Verdict.FAIL, faults=faults)
     assert failing_draws(record, known) == [Draw(2), Draw(0, "tiny")]
-    own = replace(record, reason=f"{reason}\nout: view row: expected at most 1e-7, got 1e-3")
+    own = replace(record, faults=(*faults, Fault(FaultKind.VIEW, "out", "row", measured=1e-3, allowed=1e-7)))
     assert failing_draws(own, known) == [FIRST, Draw(2), Draw(0, "tiny")]
 
 
