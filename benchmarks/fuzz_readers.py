@@ -98,12 +98,15 @@ def _stored_baseline() -> bytes:
         return (Path(folder) / _BASELINE.place.folder / _BASELINE.name).read_bytes()
 
 
-_LEDGER = rb"""schema = 2
+_LEDGER = b"""schema = 3
 
 [[entry]]
 cases = ["export/straight-through/xla/float32/backward", "compile-*/mlp/*"]
 verdict = "fail"
-match = '^grad:\S+: view (row|column)\b'
+kind = "view"
+path = "grad:*"
+view = ["row", "column"]
+draw = "nan[?]"
 at-most = 12.5
 reason = "the reason"
 link = "https://example.org/1"
@@ -185,6 +188,7 @@ PIECES: tuple[bytes, ...] = (
     b"# " * 10_000,
     b"schema = 1\n",
     b"schema = 2\n",
+    b"schema = 3\n",
     b'"schema": 1,',
 )
 """What is put into a file: what other readers have broken on."""

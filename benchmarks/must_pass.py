@@ -12,9 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from accelcheck.core.capability import Code
-from accelcheck.core.case import ALONE, Mode, Verdict
+from accelcheck.core.case import ALONE, LEVELS, Mode, Verdict
 from accelcheck.core.selection import Selection
-from accelcheck.core.words import LEVELS
 from accelcheck.devices import devices
 from accelcheck.devices.generic import Generic
 from accelcheck.expectations import must_pass

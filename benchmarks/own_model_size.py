@@ -30,9 +30,8 @@ from torch.nn import functional
 from accelcheck.checks.execute import Bench
 from accelcheck.checks.trial import REDUCED
 from accelcheck.core.capability import SUPPORTED
-from accelcheck.core.case import Mode
+from accelcheck.core.case import EFFORTS, Mode
 from accelcheck.core.selection import Selection
-from accelcheck.core.words import EFFORTS
 from accelcheck.devices.base import Status
 from accelcheck.devices.cpu import Cpu
 from accelcheck.techniques.matrix import Matrix

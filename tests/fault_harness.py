@@ -10,10 +10,9 @@ from technique_harness import StubDevice
 
 from accelcheck.checks.execute import Bench
 from accelcheck.core.capability import SUPPORTED
-from accelcheck.core.case import Case, Evidence, Mode, Verdict
+from accelcheck.core.case import DTYPES, Case, Evidence, Mode, Verdict
 from accelcheck.core.fault import FaultKind
 from accelcheck.core.registry import discover
-from accelcheck.core.words import DTYPES
 from accelcheck.devices.base import Status
 from accelcheck.techniques.base import Technique
 from accelcheck.techniques.matrix import Matrix

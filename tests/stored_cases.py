@@ -30,8 +30,8 @@ def facts(cases: Iterable[Case]) -> set[Fact]:
 
 def everything() -> list[Case]:
     """All built-in cases of one device."""
+    from accelcheck.core.case import LEVELS
     from accelcheck.core.selection import Selection
-    from accelcheck.core.words import LEVELS
     from accelcheck.techniques.matrix import Matrix
 
     return Matrix.load().cases(Selection((DEVICE,), level=max(LEVELS)))

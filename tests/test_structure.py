@@ -320,3 +320,31 @@ def test_the_entry_of_a_ledger_in_the_guide_is_one(tmp_path: Path) -> None:
     assert found is not None
     (tmp_path / "ledger.toml").write_text(found[1])
     assert len(Ledger.load((tmp_path / "ledger.toml",)).entries) == 1
+
+
+EXPRESSIONS = {
+    "expectations/chips.py": "versions, and names of architectures",
+    "report/assessment.py": "globs of case ids",
+    "report/assessment_table.py": "markup in any text",
+    "report/console.py": "places where a line may break",
+    "report/ledger_check.py": "globs of case ids",
+    "report/ledger_stubs.py": "numbers in the text of an exception",
+    "report/markdown.py": "backquotes in any text",
+    "report/package/archive.py": "names of files",
+    "report/package/packing.py": "names of files",
+    "report/quality.py": "links in a file of answers",
+    "report/signatures.py": "texts of exceptions, and stacks",
+    "selftest/faults/sowing.py": "source code in which a fault is planted",
+}
+"""The modules that read records and use regular expressions, and what these find: none a text that accelcheck wrote, such as that of a fault."""
+
+
+def test_no_text_of_a_fault_is_read_by_a_regular_expression() -> None:
+    root = Path(accelcheck.__file__).parent
+    using = {
+        str(path.relative_to(root))
+        for package in ("expectations", "report", "selftest")
+        for path in (root / package).rglob("*.py")
+        if re.search(r"^(?:import re|from re import .*)$", path.read_text("utf-8"), re.MULTILINE)
+    }
+    assert using == set(EXPRESSIONS)

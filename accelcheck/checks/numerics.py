@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
 
-from accelcheck.checks.device_layout import eager_strides
 from accelcheck.checks.trial import (
     IDLE,
     MOST_FAULTS,
@@ -31,21 +31,20 @@ from accelcheck.core.plain import text
 from accelcheck.expectations import ceilings
 from accelcheck.measure.clocks import undisturbed
 from accelcheck.techniques.base import Unsupported
-from accelcheck.verify.determinism import apart
 from accelcheck.verify.effort import told
-from accelcheck.verify.judge import Contract, check_metadata, judge, judge_together
+from accelcheck.verify.judge import Contract, apart, check_metadata, judge, judge_together
 from accelcheck.verify.known_answers import KnownAnswerError
 from accelcheck.verify.oracle import FIRST
 from accelcheck.verify.oracle_runs import twice
 from accelcheck.verify.reference import OracleError
-from accelcheck.workloads.probes import PROBES, Draw, Probe, draws
-from accelcheck.workloads.quiet import random_modules
+from accelcheck.workloads.probes import PROBES, Draw, Probe, draws, random_modules
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from accelcheck.checks.trial import Trial
     from accelcheck.devices.base import Device
+    from accelcheck.verify.oracle import Store
     from accelcheck.verify.reference import Reference
     from accelcheck.verify.views import Reading
     from accelcheck.workloads.base import Problem, Program, Result
@@ -382,3 +381,36 @@ def _poison(reference: Reference, device: Device) -> None:
     ]
     device.synchronize()
     del poisoned
+
+
+_SEEN: WeakKeyDictionary[Store, dict[str, Mapping[str, tuple[int, ...]]]] = WeakKeyDictionary()
+"""Strides by path, for each run's store and each case without its technique."""
+
+
+def eager_strides(trial: Trial, draw: Draw = FIRST) -> Mapping[str, tuple[int, ...]]:
+    """The strides of eager's outputs on a case's device, by path: measured once a process for all techniques.
+
+    A convolution's output may be in channels-last there, or a reduction's dense where the CPU keeps its input's order; neither is
+    wrong, and a technique must keep what eager has.
+
+    Args:
+        trial: Call this before its technique is prepared.
+        draw: Of the inputs.
+
+    Returns:
+        Empty where those of the CPU hold: on the CPU, on devices without strides, in modes without outputs, and where eager does
+        not run on the device, which the case of `eager` reports.
+    """
+    case, device = trial.case, trial.device
+    if device.has("host") or not device.has("strided") or case.mode not in {Mode.FORWARD, Mode.BACKWARD}:
+        return {}
+    seen = _SEEN.setdefault(trial.store, {})
+    key = f"{device.name}/{case.workload}/{case.seed}/{case.dtype}/{case.mode}/{draw}"
+    if key not in seen:
+        try:
+            program = trial.place(draw.problem(trial.workload, case.seed, case.dtype), draw.seed(case.seed))
+            result = program.run(case.mode)
+            seen[key] = {path: tensor.stride() for path, tensor in result.items() if path.startswith("out")}
+        except Exception:  # noqa: BLE001 - a workload or backend may raise anything: it is the fault of eager's own case
+            seen[key] = {}
+    return seen[key]

@@ -18,8 +18,8 @@ from accelcheck.verify.judge import beyond
 from accelcheck.verify.precision import UNIT_ROUNDOFF
 from accelcheck.verify.randomness import Mask
 from accelcheck.verify.rounding import Rounding
-from accelcheck.verify.unfused import unfused
 from accelcheck.workloads.base import Program
+from accelcheck.workloads.dispatch import unfused
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

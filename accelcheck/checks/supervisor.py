@@ -12,10 +12,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from accelcheck.checks.execute import recorded
-from accelcheck.core.case import Verdict
+from accelcheck.core.case import Verdict, seconds_of
 from accelcheck.core.clean_process import CleanProcess, CleanProcessError
 from accelcheck.core.journal import Record
-from accelcheck.core.words import seconds_of
 from accelcheck.expectations.holding import hold
 
 if TYPE_CHECKING:

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from accelcheck.commands.common import GREEN, NOTHING, RED, USAGE, add_import
 from accelcheck.commands.parsing import add_json, examples, print_json
+from accelcheck.core.case import LEVELS
 from accelcheck.core.registry import unknown
 from accelcheck.core.selection import Selection
-from accelcheck.core.words import LEVELS
 from accelcheck.measure.baselines import Baseline, BaselineError, Baselines
 from accelcheck.measure.regression import CHECKED, change
 from accelcheck.plugin import options, registered

@@ -16,11 +16,10 @@ from accelcheck.commands.common import GREEN, NOTHING, RED, add_selection, check
 from accelcheck.commands.parsing import add_json, examples, print_json
 from accelcheck.commands.session import RAN, Half, Session
 from accelcheck.core import foreground
-from accelcheck.core.case import Verdict
+from accelcheck.core.case import DTYPES, LEVELS, Verdict
 from accelcheck.core.journal import JournalError
 from accelcheck.core.journal_reading import lines, read
 from accelcheck.core.selection import Selection
-from accelcheck.core.words import DTYPES, LEVELS
 from accelcheck.plugin import registered
 from accelcheck.report import console
 from accelcheck.report.advice import BASE, advice, as_json

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from accelcheck.commands.common import GREEN, NOTHING, RED, USAGE, add_import, positive
 from accelcheck.commands.parsing import add_json, examples, print_json
+from accelcheck.core.case import LEVELS
 from accelcheck.core.selection import Selection
-from accelcheck.core.words import LEVELS
 from accelcheck.experiments.duet import TIMEOUT, DuetCase, Facts, located, medians, run_pairs
 from accelcheck.experiments.duet_side import AbsentError, DuetSide, SideError
 from accelcheck.measure import duet

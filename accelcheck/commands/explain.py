@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 from accelcheck.commands.common import GREEN, NOTHING, RED, USAGE, add_import, refusal
 from accelcheck.commands.parsing import add_json, examples, print_json
 from accelcheck.core import imports
+from accelcheck.core.case import LEVELS
 from accelcheck.core.files import file_name, scratch
 from accelcheck.core.selection import Selection
-from accelcheck.core.words import LEVELS
 from accelcheck.plugin import registered
 from accelcheck.report import console
 from accelcheck.techniques.matrix import unknown_case

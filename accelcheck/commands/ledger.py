@@ -61,9 +61,9 @@ def add(commands: Any) -> None:
 
 
 def _check(given: argparse.Namespace) -> int:
+    from accelcheck.core.case import LEVELS
     from accelcheck.core.journal import JournalError
     from accelcheck.core.selection import Selection
-    from accelcheck.core.words import LEVELS
     from accelcheck.devices import devices
     from accelcheck.expectations.ledger import FOLDER
     from accelcheck.plugin import registered

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 from accelcheck.commands.common import GREEN, add_devices
 from accelcheck.commands.parsing import add_json, examples, print_json
 from accelcheck.core import imports
+from accelcheck.core.case import DTYPES, LEVELS
 from accelcheck.core.imports import unknown_device
 from accelcheck.core.selection import Selection
-from accelcheck.core.words import DTYPES, LEVELS
 from accelcheck.devices import devices, torch_names
 from accelcheck.devices.probe import probe
 from accelcheck.plugin import registered

@@ -14,9 +14,9 @@ from accelcheck.commands.common import GREEN, NOTHING, RED, add_selection, check
 from accelcheck.commands.parsing import examples
 from accelcheck.commands.session import LEVEL, RAN, Half, Session
 from accelcheck.core import foreground
+from accelcheck.core.case import LEVELS
 from accelcheck.core.journal import JournalError
 from accelcheck.core.journal_reading import read
-from accelcheck.core.words import LEVELS
 from accelcheck.report.console import escaped
 from accelcheck.report.qualification import whole
 from accelcheck.report.run import counts, load

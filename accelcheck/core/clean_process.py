@@ -23,9 +23,8 @@ from contextlib import suppress
 from multiprocessing.connection import Pipe
 from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 
-from accelcheck.core.freed import give_back
+from accelcheck.core.forking import end_threads, give_back
 from accelcheck.core.native_stacks import native_stacks
-from accelcheck.core.openmp import end_threads
 from accelcheck.core.processes import End, adopt_orphans, end_with_parent, kill_tree, let_trace, polls
 
 if TYPE_CHECKING:

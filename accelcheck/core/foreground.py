@@ -7,7 +7,7 @@ import signal
 import subprocess
 from typing import IO, TYPE_CHECKING
 
-from accelcheck.core.openmp import end_threads
+from accelcheck.core.forking import end_threads
 from accelcheck.core.processes import end_with_parent
 
 if TYPE_CHECKING:

@@ -19,8 +19,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from accelcheck.core import entry_points
-from accelcheck.core.case import Mode
-from accelcheck.core.words import LEVELS
+from accelcheck.core.case import LEVELS, Mode
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping

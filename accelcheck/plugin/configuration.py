@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import functools
+import hashlib
+import importlib.metadata
 import json
 import platform
+import re
 import shutil
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -140,6 +143,19 @@ class RunConfiguration:
         )  # as it is read back: lists for tuples
         return facts
 
+    def inputs(self) -> dict[str, Any]:
+        """The fields ``packages``, versions by name, and ``ledgers``, each with the name of its file and the SHA-256 of its content.
+
+        Names alone: paths are of no use on another machine, and say where somebody works.
+        """
+        from accelcheck.expectations.ledger import shipped
+
+        paths = (*shipped(self.selection.devices), *self.ledgers)
+        return {
+            "packages": packages(),
+            "ledgers": [{"name": path.name, "sha256": hashlib.sha256(path.read_bytes()).hexdigest()} for path in paths],
+        }
+
     def as_json(self) -> dict[str, Any]:
         """For a worker's input."""
         return {
@@ -245,3 +261,20 @@ def gate(config: pytest.Config, run: RunConfiguration) -> Gate:
     if options.value(config, "processes") is not None:
         words.append(f"--accel-processes={processes}")
     return Gate(use, store, places, environments, limits.load(files), tuple(words), stored)
+
+
+_NAME, _VERSION = (re.compile(rf"^{field}: *(\S.*?) *$", re.MULTILINE | re.IGNORECASE) for field in ("Name", "Version"))
+
+
+def packages() -> dict[str, str]:
+    """The versions of the installed distributions by name; of two with the same name the one that is imported.
+
+    It reads two lines of each: parsing all metadata takes 2 ms a package, and environments have hundreds.
+    """
+    found: dict[str, str] = {}
+    for distribution in importlib.metadata.distributions():
+        head = (distribution.read_text("METADATA") or distribution.read_text("PKG-INFO") or "").partition("\n\n")[0]
+        name, version = _NAME.search(head), _VERSION.search(head)
+        if name and version:
+            found.setdefault(name[1], version[1])
+    return dict(sorted(found.items()))

@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 import pytest
@@ -19,7 +20,7 @@ from accelcheck.core.case import Case, Mode, Verdict
 from accelcheck.core.journal import ErrorCode, Journal, JournalError, Record
 from accelcheck.expectations import must_pass
 from accelcheck.measure import timing_processes
-from accelcheck.plugin import inputs, lost_workers, options, registered, summary_lines, time_limits
+from accelcheck.plugin import lost_workers, options, registered, time_limits
 from accelcheck.report import coverage, terminal
 from accelcheck.report.console import escaped, escaped_lines
 from accelcheck.report.coverage import Scope
@@ -28,7 +29,6 @@ from accelcheck.report.run import counts
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
-    from pathlib import Path
 
     from accelcheck.measure.gate import Gate
     from accelcheck.plugin.configuration import RunConfiguration
@@ -74,7 +74,7 @@ class Controller:
         if resumed:
             journal.resumed({"started": started})
         else:
-            journal.header({"started": started, **self.run.facts(), **inputs.of(self.run)})
+            journal.header({"started": started, **self.run.facts(), **self.run.inputs()})
         return journal
 
     def pytest_report_header(self) -> list[str]:
@@ -226,7 +226,7 @@ class Controller:
     @pytest.hookimpl(trylast=True)  # after pytest-benchmark's table
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         """The matrix technique x device, counts, the slowest cases, and what the run did not look at."""
-        summary_lines.make_pasteable(terminalreporter)  # pytest writes them after this
+        make_pasteable(terminalreporter)  # pytest writes them after this
         if self.refused:
             terminalreporter.write_line(f"ERROR: {self.refused}", red=True)
         for reason in (self.not_loaded | registered.failed(self.config)).values():
@@ -349,3 +349,27 @@ def _terminal(config: pytest.Config) -> TextIO:
     out = os.fdopen(descriptor, "w", encoding="utf-8", errors="replace")
     config.add_cleanup(out.close)
     return out
+
+
+REPRODUCE = "  reproduce: pytest "
+SUITE = "--pyargs accelcheck.suite"
+
+
+def make_pasteable(reporter: pytest.TerminalReporter) -> None:
+    """Replace the node ids of the suite's failed cases by the arguments that run each of them alone."""
+    config = reporter.config
+    for kind in ("failed", "error"):
+        for report in reporter.stats.get(kind, ()):
+            words = arguments(getattr(report, "longreprtext", ""))
+            if words:
+                # pytest shows node ids, which it takes for paths below its root, as seen from where it was called.
+                here = config.invocation_params.dir
+                report.nodeid = words if here == config.rootpath else str(Path(here) / words)
+
+
+def arguments(message: str) -> str:
+    """What the command of a failure's message gives to pytest; empty if it does not run the suite."""
+    for line in message.splitlines():
+        if line.startswith(REPRODUCE + SUITE):
+            return line.removeprefix(REPRODUCE)
+    return ""

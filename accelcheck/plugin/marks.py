@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from accelcheck.core.case import Mode
+from accelcheck.core.case import DTYPES, Mode
 from accelcheck.core.registry import unknown
-from accelcheck.core.words import DTYPES
 from accelcheck.expectations.limits import KINDS
 from accelcheck.report.console import escaped_lines
 

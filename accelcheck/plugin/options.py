@@ -5,8 +5,8 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from accelcheck.core.case import DTYPES, EFFORTS, LEVELS
 from accelcheck.core.imports import unknown_device
-from accelcheck.core.words import DTYPES, EFFORTS, LEVELS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

@@ -14,11 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from accelcheck.core.case import Mode, stable_seed
+from accelcheck.core.case import LEVELS, Mode, stable_seed
 from accelcheck.core.foreign import ForeignCodeError
 from accelcheck.core.registry import UnknownNameError, unknown
 from accelcheck.core.selection import Selection
-from accelcheck.core.words import LEVELS
 from accelcheck.expectations.limits import Limit
 from accelcheck.measure.gate import Use
 from accelcheck.plugin import benches, configuration, options

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
+from accelcheck.core.case import seconds_of
 from accelcheck.core.files import replacing
-from accelcheck.core.words import seconds_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from accelcheck.core.capability import Capability, Code, unavailable
+from accelcheck.core.case import LEVELS
 from accelcheck.core.imports import unknown_device
 from accelcheck.core.selection import Selection
-from accelcheck.core.words import LEVELS
 from accelcheck.devices import devices
 
 if TYPE_CHECKING:

@@ -15,8 +15,6 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from accelcheck.report.columns import aligned
-
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
     from typing import Literal, TextIO
@@ -225,3 +223,18 @@ def progress(
 def _clock(seconds: float) -> str:
     """As rich has it: hours, minutes and seconds."""
     return str(dt.timedelta(seconds=int(seconds)))
+
+
+def aligned(rows: Sequence[Sequence[str]], right: Collection[int] = ()) -> list[str]:
+    """A line for each row, every column as wide as its widest text.
+
+    Args:
+        rows: Of the same number of columns.
+        right: Columns that are aligned to the right, by index.
+    """
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    padded = [str.rjust if index in right else str.ljust for index in range(len(widths))]
+    return [
+        "  ".join(pad(text, width) for pad, text, width in zip(padded, row, widths, strict=True)).rstrip()
+        for row in rows
+    ]

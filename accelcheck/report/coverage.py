@@ -8,9 +8,9 @@ from collections import Counter
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
+from accelcheck.core.case import LEVELS
 from accelcheck.core.imports import OPTION
 from accelcheck.core.selection import Selection
-from accelcheck.core.words import LEVELS
 from accelcheck.expectations import must_pass
 from accelcheck.measure.gate import CHANGE, Use
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from accelcheck.core.case import Verdict
-from accelcheck.core.words import LEVELS
+from accelcheck.core.case import LEVELS, Verdict
 from accelcheck.expectations import must_pass
 
 if TYPE_CHECKING:

@@ -12,11 +12,10 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from accelcheck.core import shards
-from accelcheck.core.case import Verdict
+from accelcheck.core.case import LEVELS, Verdict
 from accelcheck.core.journal import JournalError
 from accelcheck.core.journal_reading import sections
 from accelcheck.core.plain import text
-from accelcheck.core.words import LEVELS
 from accelcheck.devices.base import Fingerprint, fingerprint_from_json
 
 if TYPE_CHECKING:

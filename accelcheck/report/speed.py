@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from accelcheck.core.units import duration, size
-from accelcheck.report.columns import aligned
+from accelcheck.report.console import aligned
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

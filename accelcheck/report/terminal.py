@@ -10,8 +10,7 @@ from accelcheck.core.imports import OPTION
 from accelcheck.expectations.ceilings import PREFIX
 from accelcheck.expectations.chips import RUNS, TRIED
 from accelcheck.report import pages, qualification, speed
-from accelcheck.report.columns import aligned
-from accelcheck.report.console import escaped
+from accelcheck.report.console import aligned, escaped
 from accelcheck.report.run import counts
 
 if TYPE_CHECKING:

@@ -110,7 +110,7 @@ class Technique:
     torch.profiler sees. Compiled code needs `ProfilerLog`, since its operators are not dispatched."""
 
     patience: float = 1.0
-    """Factor of the seconds that each of its cases may take: see `accelcheck.core.words.SECONDS`."""
+    """Factor of the seconds that each of its cases may take: see `accelcheck.core.case.SECONDS`."""
     fuses: bool = False
     """Whether the technique promises fewer kernel launches than eager. If True, a timed case fails that launches as many."""
 

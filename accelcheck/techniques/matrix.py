@@ -9,12 +9,11 @@ from collections import Counter
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
-from accelcheck.core.case import Case, Mode
+from accelcheck.core.case import LEVELS, Case, Mode
 from accelcheck.core.foreign import SECONDS, calling
 from accelcheck.core.registry import UnknownNameError, discover, index, unknown
 from accelcheck.core.selection import Selection
 from accelcheck.core.strangers import quoted
-from accelcheck.core.words import LEVELS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 THREADS_BEGIN = 3.0
 """Seconds that a clean process has to compute something with several threads: it takes 0.1 s, or hangs where this process has threads
-that `accelcheck.core.openmp` cannot end."""
+that `accelcheck.core.forking` cannot end."""
 
 
 MAPPED = 2**20

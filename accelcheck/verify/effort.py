@@ -15,12 +15,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from accelcheck.core.case import Mode
-from accelcheck.core.freed import give_back
-from accelcheck.core.words import EFFORTS
+from accelcheck.core.case import EFFORTS, Mode
+from accelcheck.core.forking import give_back
 from accelcheck.devices.torch_names import TorchDispatchMode
-from accelcheck.workloads.probes import DRAWS
-from accelcheck.workloads.quiet import quieted
+from accelcheck.workloads.probes import DRAWS, quieted
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -137,7 +135,7 @@ def choose(word: str, size: Size, mode: Mode) -> Effort:
     """The effort for a problem of somebody's own model.
 
     Args:
-        word: One of `accelcheck.core.words.EFFORTS`.
+        word: One of `accelcheck.core.case.EFFORTS`.
         size: Of the problem.
         mode: Of the case.
     """

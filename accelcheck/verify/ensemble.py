@@ -14,8 +14,8 @@ from accelcheck.verify.reference import OracleError
 from accelcheck.verify.rounding import Rounding
 from accelcheck.verify.sample_budgets import TRUST
 from accelcheck.verify.trajectory import SEEDS, Course, chart, judge
-from accelcheck.verify.unfused import unfused
 from accelcheck.workloads.base import Program
+from accelcheck.workloads.dispatch import unfused
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -11,8 +11,8 @@ from accelcheck.verify.effort import AUTO, FULL, SAMPLES, Effort, Size, choose, 
 from accelcheck.verify.oracle_runs import Arithmetic, Oracle, Source, blamed, check_repeatable, check_truth, twice
 from accelcheck.verify.reference import Layout, OracleError, Reference
 from accelcheck.verify.sample_budgets import Samples, unlike
-from accelcheck.verify.unfused import unfused
 from accelcheck.verify.views import SIGNED, VIEWS
+from accelcheck.workloads.dispatch import unfused
 from accelcheck.workloads.probes import Draw
 from accelcheck.workloads.repeatable import differing
 
@@ -39,7 +39,7 @@ class Store:
     Args:
         folder: Private to the run and trusted; removed with it.
         clean: Where they are computed; by default in this process, which no technique must have changed.
-        effort: How much is computed for somebody's own model: one of `accelcheck.core.words.EFFORTS`.
+        effort: How much is computed for somebody's own model: one of `accelcheck.core.case.EFFORTS`.
     """
 
     def __init__(self, folder: Path, clean: CleanProcess | None = None, effort: str = AUTO) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from accelcheck.verify import caps
+from accelcheck.verify.few import beyond, cap
 from accelcheck.verify.precision import SLACK
 from accelcheck.verify.reference import OracleError, VacuousError
 from accelcheck.verify.views import VIEWS, Reading, Yardstick, budget
@@ -97,7 +97,7 @@ def _of_path(source: Source, path: str, samples: list[Reading], shape: Sequence[
     if source.workload.given:
         usual, many = (source.effort.count(source.draw, look) for look in (0, careful))
         _capped(who, _budgets(who, [*samples[:usual], *samples[many:]], unit), unit, shape)
-    return {view: min(budget, caps.cap(view, unit, shape)) for view, budget in budgets.items()}
+    return {view: min(budget, cap(view, unit, shape)) for view, budget in budgets.items()}
 
 
 def _capped(who: str, budgets: dict[str, float], unit: float, shape: Sequence[int]) -> dict[str, float]:
@@ -106,7 +106,7 @@ def _capped(who: str, budgets: dict[str, float], unit: float, shape: Sequence[in
     Raises:
         VacuousError: One is beyond its cap.
     """
-    if vacuous := caps.beyond(budgets, unit, shape):
+    if vacuous := beyond(budgets, unit, shape):
         raise VacuousError(f"{who}: {vacuous}")
     return budgets
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from accelcheck.devices.torch_names import (
     DispatchKey,
@@ -64,3 +65,10 @@ def layer_by_layer() -> Iterator[None]:
         yield
     finally:
         torch.backends.mha.set_fastpath_enabled(enabled)
+
+
+@contextlib.contextmanager
+def unfused() -> Iterator[None]:
+    """A context for the oracle and its samples."""
+    with sdpa_kernel(SDPBackend.MATH), layer_by_layer():
+        yield

@@ -14,7 +14,7 @@ from accelcheck.devices.torch_names import TorchDispatchMode, dropout_base
 from accelcheck.workloads.base import flatten
 from accelcheck.workloads.blocks import blocks_of, called_twice
 from accelcheck.workloads.dispatch import layer_by_layer
-from accelcheck.workloads.quiet import quieted
+from accelcheck.workloads.probes import quieted
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

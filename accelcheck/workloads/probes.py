@@ -6,16 +6,17 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from accelcheck.core.case import Mode
 from accelcheck.core.registry import unknown
-from accelcheck.workloads.quiet import quieted
+from accelcheck.devices.torch_names import dropout_base
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from accelcheck.workloads.base import Problem, Workload
+
 
 SCALES = (1.0, 0.75, 0.875, 0.625)
 """Factors of the random inputs, by draw. A constant that is rounded once biases results in one direction at one scale, but
@@ -63,7 +64,7 @@ class Draw:
     def problem(self, workload: Workload, seed: int, dtype: str) -> Problem:
         """The problem of this draw: on the CPU, in FP32, bitwise the same in every process and on every machine.
 
-        Its random modules drop nothing: see `accelcheck.workloads.quiet`.
+        Its random modules drop nothing: see `accelcheck.workloads.probes`.
 
         Args:
             workload: Makes the problem.
@@ -320,3 +321,23 @@ PROBES = {
     )
 }
 """All probes, by name."""
+
+
+def random_modules(module: nn.Module) -> dict[str, str]:
+    """The modules that draw random numbers in training: what each is, by its name."""
+    return {name or "the module itself": str(part) for name, part, _ in _dropping(module)}
+
+
+def quieted(problem: Problem) -> Problem:
+    """The same problem, its random modules changed in place so that they drop nothing."""
+    for _, part, rate in _dropping(problem.module):
+        setattr(part, rate, 0.0)
+    return problem
+
+
+def _dropping(module: nn.Module) -> Iterator[tuple[str, Any, str]]:
+    """Name, module, and the attribute that holds its rate, of each that drops anything."""
+    for name, part in module.named_modules():
+        rate = "p" if isinstance(part, dropout_base) else "dropout"
+        if isinstance(part, (dropout_base, nn.MultiheadAttention, nn.RNNBase)) and getattr(part, rate) > 0:
+            yield name, part, rate

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from accelcheck.core.case import Mode, Verdict
 from accelcheck.selftest.faults.plant import calling, nothing, replacing
 from accelcheck.techniques.eager import Eager
-from accelcheck.verify.determinism import apart
+from accelcheck.verify.judge import apart
 from accelcheck.verify.oracle import Store
 from accelcheck.workloads import probes
 from accelcheck.workloads.base import Problem, Program, Workload

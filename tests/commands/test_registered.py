@@ -79,6 +79,7 @@ def test_the_table_for_documents_is_the_same_everywhere(vendor: Folder) -> None:
     assert "vendor" not in done.stdout
 
 
+@pytest.mark.slow
 def test_a_duet_runs_on_what_plugins_registered(vendor: Folder) -> None:
     done = vendor.run("duet", "--env-b=TOY=1", "--device=vendor", f"--case={CASE}", "--pairs=2", "--margin=0.99")
     assert done.returncode == 0, done.stderr

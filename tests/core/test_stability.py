@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from stored_cases import everything, facts, stored
 
-from accelcheck.core.case import TIMED
+from accelcheck.core.case import LEVELS, TIMED
 from accelcheck.core.journal_reading import read
 from accelcheck.core.selection import Selection
-from accelcheck.core.words import LEVELS
 from accelcheck.measure.digest import digest
 from accelcheck.workloads.probes import Draw
 

@@ -251,7 +251,7 @@ expires = 2999-01-01
     ("text", "message"),
     [
         ("schema = ", "not TOML: "),
-        (ENTRY.replace("schema = 2", "schema = 7"), "field 'schema': expected 2, which this accelcheck reads"),
+        (ENTRY.replace("schema = 2", "schema = 7"), "field 'schema': expected 3 or 2, which this accelcheck reads"),
         (ENTRY.replace("schema = 2", "schema = 1"), "(entries of schema 1 had no size: give each an at-most, as"),
         (
             ENTRY.replace("at-most = 2", ""),

@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from accelcheck.cli import main
-from accelcheck.core.case import HOST_RATIO, Case, Evidence, Measurement, Mode, Verdict
+from accelcheck.core.case import HOST_RATIO, LEVELS, Case, Evidence, Measurement, Mode, Verdict
 from accelcheck.core.journal import Journal, Record
 from accelcheck.core.selection import Selection
-from accelcheck.core.words import LEVELS
 from accelcheck.devices.base import Fingerprint
 from accelcheck.report import assessment_table
 from accelcheck.report.assessment import Assessment, assess, level, upper_bound

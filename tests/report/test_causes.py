@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from accelcheck.core.case import Case, Mode, Verdict
-from accelcheck.core.journal import Record
+from accelcheck.core.fault import Fault, FaultKind
+from accelcheck.core.journal import ErrorCode, Known, Record
 from accelcheck.devices.base import Fingerprint
 from accelcheck.report.causes import Cause, causes, counted, expected
 from accelcheck.report.run import DeviceRun, load
@@ -78,17 +79,26 @@ def test_causes_do_not_depend_on_the_order_of_the_journals() -> None:
 
 
 def test_expected_failures_are_grouped_by_the_reasons_of_the_ledger() -> None:
+    gelu, norm = (Known(Verdict.FAIL, 1.0, reason, link) for reason, link in (("gelu; (exact)", "a"), ("norm", "b")))
+    found = expected(
+        [
+            run(
+                record("eager", verdict=Verdict.XFAIL, reason="gelu; (exact) (a); norm (b)", known=(gelu, norm)),
+                record("export", verdict=Verdict.XFAIL, reason="gelu; (exact) (a)", known=(gelu,)),
+            )
+        ]
+    )
+    assert [(cause.title, cause.link, len(cause.cases)) for cause in found] == [
+        ("gelu; (exact)", "a", 2),
+        ("norm", "b", 1),
+    ]
+
+
+def test_expected_failures_of_older_journals_are_grouped_by_all_their_reasons() -> None:
     found = expected(load([STORED / "cpu" / "level1.jsonl", STORED / "xla" / "level1.jsonl"]))
-    assert counted(found) == "28 cases, 13 causes"
-    assert (found[1].title.partition(":")[0], len(found[1].cases)) == (
-        "batch norm stores the biased variance in running_var", 7
-    )  # fmt: skip
-    assert found[1].link == "https://docs.pytorch.org/docs/stable/generated/torch.nn.BatchNorm2d.html"
-    # Some cases have two reasons, in which "; " and brackets stand too.
-    assert sum(len(cause.cases) for cause in found) == 36
-    assert "torch.utils.checkpoint looks for torch.<device type>, and torch_xla registers no torch.xla module; torch_xla.utils.checkpoint works" in {
-        cause.title for cause in found
-    }  # fmt: skip
+    cases = [record.case.id for cause in found for _, record in cause.cases]
+    assert len(cases) == len(set(cases)) == 28
+    assert any(cause.title.startswith("batch norm stores the biased variance in running_var: ") for cause in found)
 
 
 def test_a_green_run_has_no_causes() -> None:
@@ -151,19 +161,24 @@ def test_a_green_run_has_no_causes() -> None:
             "ImportError: libcudnn.so.9: cannot open shared object file: No such file or directory",
             (Kind.ENVIRONMENT, "the library libcudnn.so.9 is missing"),
         ),
-        (
-            "eager gave no evidence that it ran: a verdict needs some",
-            (Kind.EVIDENCE, "gives no evidence that it ran"),
-        ),
-        (
-            "expected a case of version 1 of the must-pass list cpu, which was not collected: its technique or workload is not registered here",
-            (Kind.UNCOLLECTED, "a case of the must-pass list is not collected"),
-        ),
         ("", (Kind.EXCEPTION, "an error without a reason")),
     ],
 )
 def test_well_known_errors_name_what_is_missing(reason: str, found: tuple[Kind, str]) -> None:
     assert one(reason) == found
+
+
+@pytest.mark.parametrize(
+    ("code", "found"),
+    [
+        (ErrorCode.NO_EVIDENCE, (Kind.EVIDENCE, "gives no evidence that it ran")),
+        (ErrorCode.NOTHING_COMPARED, (Kind.EVIDENCE, "no element was compared")),
+        (ErrorCode.NO_BASELINE, (Kind.REGRESSION, "why")),
+        (ErrorCode.NOT_COLLECTED, (Kind.UNCOLLECTED, "a case of the must-pass list is not collected")),
+    ],
+)
+def test_an_error_that_no_exception_is_is_told_by_its_code(code: ErrorCode, found: tuple[Kind, str]) -> None:
+    assert one("why", code=code) == found
 
 
 def test_the_operator_is_found_where_another_error_hides_it() -> None:
@@ -218,15 +233,16 @@ Current thread 0x00007f02 (most recent call first):
 
 
 def test_a_crash_is_its_signal_and_the_innermost_frame_outside_of_pythons_library() -> None:
-    reason = "the process that ran it died of SIGSEGV"
-    assert one(reason, Verdict.CRASH, traceback=STACK) == (Kind.CRASH, "SIGSEGV in clone (torch/storage.py)")
-    assert one(reason, Verdict.CRASH) == (Kind.CRASH, "SIGSEGV, without a stack")
+    segmentation: dict[str, Any] = {"reason": "the process died", "verdict": Verdict.CRASH, "code": "SIGSEGV"}
+    assert one(**segmentation, traceback=STACK) == (Kind.CRASH, "SIGSEGV in clone (torch/storage.py)")
+    assert one(**segmentation) == (Kind.CRASH, "SIGSEGV, without a stack")
     other = STACK.replace(
         "Current thread 0x00007f02",
         "Current thread 0x00007f03 (most recent call first):\n  <no Python frame>\n\nThread 0x00007f02",
     )
-    assert one(reason, Verdict.CRASH, traceback=other) == (Kind.CRASH, "SIGSEGV in clone (torch/storage.py)")
-    assert one("the process that ran it ended with status 3", Verdict.CRASH)[1] == "status 3, without a stack"
+    assert one(**segmentation, traceback=other) == (Kind.CRASH, "SIGSEGV in clone (torch/storage.py)")
+    assert one("", Verdict.CRASH, code="status 3")[1] == "status 3, without a stack"
+    assert one("of an older journal", Verdict.CRASH)[1] == "ended, without a stack"
 
 
 def test_a_hang_is_where_it_hangs() -> None:
@@ -240,17 +256,23 @@ def test_a_lost_device_is_the_error_that_it_answered_with() -> None:
 
 
 def test_flaky_cases_stand_apart_from_those_that_always_fail() -> None:
-    flaky = "1 of 3 runs were not right; the first one: error\nRuntimeError: CUDA error: misaligned address"
+    reason = "RuntimeError: CUDA error: misaligned address"
+    runs = (Verdict.ERROR, Verdict.PASS, Verdict.PASS)
     found = titles(
-        record(verdict=Verdict.FLAKY, reason=flaky),
-        record("inplace", reason="RuntimeError: CUDA error: misaligned address"),
+        record(verdict=Verdict.FLAKY, reason=reason, runs=runs),
+        record("inplace", reason=reason),
+        record("export", verdict=Verdict.FLAKY, runs=(Verdict.FAIL, Verdict.PASS), faults=(view("out"),)),
     )
-    assert found == {"CUDA error: misaligned address": 1, "not in each run: CUDA error: misaligned address": 1}
+    assert found == {
+        "CUDA error: misaligned address": 1,
+        "not in each run: CUDA error: misaligned address": 1,
+        "export: not in each run: wrong values in outputs": 1,
+    }
 
 
 def test_a_case_that_passes_and_is_expected_to_fail_names_the_ledgers_reason() -> None:
-    reason = "passes: remove the entry from the ledger\nthe ledger expects fail: GELU gives NaN\nthe ledger expects error: no exp2"
-    found = causes([run(record(verdict=Verdict.XPASS, reason=reason))])
+    known = tuple(Known(Verdict.FAIL, 1.0, reason, "a link") for reason in ("GELU gives NaN", "no exp2"))
+    found = causes([run(record(verdict=Verdict.XPASS, known=known))])
     assert {(cause.kind, cause.title) for cause in found} == {
         (Kind.LEDGER, "passes, and the ledger expects: GELU gives NaN"),
         (Kind.LEDGER, "passes, and the ledger expects: no exp2"),
@@ -260,12 +282,12 @@ def test_a_case_that_passes_and_is_expected_to_fail_names_the_ledgers_reason() -
 # Faults of a result
 
 
-def view(path: str, name: str = "row") -> str:
-    return f"{path}: view {name} at [3, :] [tiny]: expected at most 1.000e-06, got 2.000e-03"
+def view(path: str, name: str = "row") -> Fault:
+    return Fault(FaultKind.VIEW, path, name, "tiny", measured=2e-3, allowed=1e-6, place="[3, :]")
 
 
-def failing(reason: str, technique: str = "eager", workload: str = "mlp", **more: Any) -> Record:
-    return record(technique, workload, Verdict.FAIL, reason, **more)
+def failing(*faults: Fault, technique: str = "eager", workload: str = "mlp", **more: Any) -> Record:
+    return record(technique, workload, Verdict.FAIL, faults=faults, **more)
 
 
 def passing(technique: str = "eager", workload: str = "mlp", **more: Any) -> Record:
@@ -273,26 +295,35 @@ def passing(technique: str = "eager", workload: str = "mlp", **more: Any) -> Rec
 
 
 def test_wrong_values_belong_to_the_technique_that_is_wrong_everywhere() -> None:
-    wrong = [failing(view("out"), "fused", workload) for workload in ("mlp", "cnn", "norm")]
+    wrong = [failing(view("out"), technique="fused", workload=workload) for workload in ("mlp", "cnn", "norm")]
     right = [passing(technique, workload) for technique in ("eager", "static") for workload in ("mlp", "cnn", "norm")]
     assert titles(*wrong, *right) == {"fused: wrong values in outputs": 3}
 
 
 def test_wrong_values_belong_to_the_workload_that_is_wrong_under_all_techniques() -> None:
-    wrong = [failing(view("grad:fc.weight"), technique, "norm") for technique in ("fused", "eager", "static")]
+    wrong = [
+        failing(view("grad:fc.weight"), technique=technique, workload="norm")
+        for technique in ("fused", "eager", "static")
+    ]
     right = [passing(technique, workload) for technique in ("fused", "eager", "static") for workload in ("mlp", "cnn")]
     assert titles(*wrong, *right) == {"norm: wrong values in gradients": 3}
 
 
 def test_wrong_values_belong_to_the_dtype_that_is_wrong_in_most_cases() -> None:
     pairs = [(technique, workload) for technique in ("fused", "eager") for workload in ("mlp", "cnn", "norm")]
-    wrong = [failing(view("out"), *pair, dtype="bfloat16") for pair in pairs]
+    wrong = [
+        failing(view("out"), technique=technique, workload=workload, dtype="bfloat16") for technique, workload in pairs
+    ]
     assert titles(*wrong, *(passing(*pair) for pair in pairs)) == {"bfloat16: wrong values in outputs": 6}
 
 
 def test_two_techniques_that_are_wrong_are_two_causes() -> None:
     names = ("mlp", "cnn", "norm")
-    wrong = [failing(view("out"), technique, workload) for technique in ("fused", "static") for workload in names]
+    wrong = [
+        failing(view("out"), technique=technique, workload=workload)
+        for technique in ("fused", "static")
+        for workload in names
+    ]
     right = [passing(f"t{i}", workload) for i in range(9) for workload in names]
     assert titles(*wrong, *right) == {"fused: wrong values in outputs": 3, "static: wrong values in outputs": 3}
 
@@ -300,48 +331,59 @@ def test_two_techniques_that_are_wrong_are_two_causes() -> None:
 def test_a_buffer_names_its_cause_unless_outputs_are_wrong_too() -> None:
     buffer = view("buffer:stem.bn.running_var")
     assert titles(failing(buffer), failing(buffer, workload="cnn")) == {"running_var: wrong values": 2}
-    both = titles(failing(f"{buffer}\n{view('grad:head.weight')}"))
+    both = titles(failing(buffer, view("grad:head.weight")))
     assert both == {"running_var: wrong values": 1, "mlp: wrong values in gradients": 1}
-    assert titles(failing(f"{buffer}\n{view('out')}")) == {"mlp: wrong values in outputs, running_var": 1}
+    assert titles(failing(buffer, view("out"))) == {"mlp: wrong values in outputs, running_var": 1}
 
 
 @pytest.mark.parametrize(
-    ("line", "kind", "title"),
+    ("fault", "kind", "title"),
     [
-        ("out: NaN pattern, 3 elements differ, first at [0, 1] [nan[0]]: expected 3 of them, got 0", "wrong values", "mlp: wrong NaN or infinity in outputs"),
-        ("out: view scale gain: expected at most 1.788e-07, got 8.000e+00", "wrong values", "mlp: random numbers are wrong in outputs"),
-        ("buffer:bn.num_batches_tracked: value: expected 1, got 2", "wrong values", "num_batches_tracked: wrong values"),
-        ("loss[0:4]: mean loss of the training: expected at most 1e-3, got 2", "wrong values", "mlp: wrong values in losses"),
-        ("out: dtype: expected float32, got float64", "wrong metadata", "wrong dtype of outputs"),
-        ("grad:fc1.weight: missing: expected a tensor, got nothing", "wrong metadata", "missing: gradients"),
-        ("input[0]: mutated: expected it bitwise unchanged", "changed state", "an input is overwritten"),
-        ("default dtype: left changed: expected float32, got float64", "changed state", "global state is left changed: default dtype"),
-        ("out: rerun: expected the same bits, got 1e-07 relative difference", "not reproducible", "a second run gives other bits"),
-        ("regression: expected at most 1.1 times the baseline's time beside FP32 eager, got 1.5", "regression", "slower than the baseline"),
-        ("regression: expected a peak of at most 10 bytes, got 20", "regression", "more memory than the baseline"),
-        ("limit: expected memory at most 1.5, got 1.8 (the budget of the board)", "limit", "beyond a limit: the budget of the board"),
-        ("not engaged: no operator left xla for the CPU [draw 2]: observed aten::exp2 x3", "missing operator", "aten::exp2: no kernel, runs on the CPU"),
-        ("not engaged: compiled regions entered >= 1: observed 0", "no evidence", "not seen: compiled regions entered >= 1"),
-        ("run: raised [draw 3]: expected a result, got RuntimeError: CUDA error: misaligned address", "exception", "CUDA error: misaligned address"),
-        ("ledger: expected at most 5 times the budget, got 9 (batch norm (in training) is biased): out: view row: expected at most 1, got 9", "ledger", "more than the ledger expects: batch norm (in training) is biased"),
+        (Fault(FaultKind.PATTERN, "out", "NaN", "nan[0]", "3 of them", "0", 3.0), "wrong values", "mlp: wrong NaN or infinity in outputs"),
+        (Fault(FaultKind.PATTERN, "loss[1]", "not finite", measured=1.0), "wrong values", "mlp: wrong NaN or infinity in losses"),
+        (Fault(FaultKind.VIEW, "out", "scale gain", measured=8.0, allowed=1e-7), "wrong values", "mlp: random numbers are wrong in outputs"),
+        (Fault(FaultKind.VALUE, "buffer:bn.num_batches_tracked", expected="1", got="2"), "wrong values", "num_batches_tracked: wrong values"),
+        (Fault(FaultKind.VIEW, "loss[0:4]", "mean loss of the training", measured=2.0, allowed=1e-3), "wrong values", "mlp: wrong values in losses"),
+        (Fault(FaultKind.VIEW, "out['a: b']", "row", "draw 1", measured=2.0, allowed=1.0), "wrong values", "mlp: wrong values in outputs"),
+        (Fault(FaultKind.METADATA, "out", "dtype", expected="float32", got="float64"), "wrong metadata", "wrong dtype of outputs"),
+        (Fault(FaultKind.METADATA, "grad:fc1.weight", "missing"), "wrong metadata", "missing: gradients"),
+        (Fault(FaultKind.MUTATED, "input[0]"), "changed state", "an input is overwritten"),
+        (Fault(FaultKind.MUTATED, "parameter:fc.weight"), "changed state", "a parameter is overwritten"),
+        (Fault(FaultKind.STATE, "default dtype", expected="float32", got="float64"), "changed state", "global state is left changed: default dtype"),
+        (Fault(FaultKind.RERUN, "out", measured=1e-7), "not reproducible", "a second run gives other bits"),
+        (Fault(FaultKind.REGRESSION, "regression", "time", measured=1.5, allowed=1.1), "regression", "slower than the baseline"),
+        (Fault(FaultKind.REGRESSION, "regression", "memory", measured=20.0, allowed=10.0), "regression", "more memory than the baseline"),
+        (Fault(FaultKind.LIMIT, "limit", "memory", expected="the budget (of the board)", measured=1.8, allowed=1.5), "limit", "beyond a limit: the budget (of the board)"),
+        (Fault(FaultKind.EVIDENCE, "no operator left xla for the CPU", "aten::exp2", "draw 2", got="aten::exp2 x3"), "missing operator", "aten::exp2: no kernel, runs on the CPU"),
+        (Fault(FaultKind.EVIDENCE, "compiled regions entered >= 1", got="0"), "no evidence", "not seen: compiled regions entered >= 1"),
+        (Fault(FaultKind.RAISED, "run", "RuntimeError", "draw 3", got="CUDA error: misaligned address"), "exception", "CUDA error: misaligned address"),
+        (Fault(FaultKind.RULE, "scaler", "scale after step 5", expected="131072", got="65536"), "wrong values", f"scaler: scale after step {HIDDEN}: expected {HIDDEN}, got {HIDDEN}"),
+        (Fault(FaultKind.OTHER, "out: view row at [3, :]: expected at most 1, got 9"), "wrong values", f"out: view row at [{HIDDEN}, :]: expected at most {HIDDEN}, got {HIDDEN}"),
     ],
 )  # fmt: skip
-def test_each_kind_of_fault_has_its_cause(line: str, kind: str, title: str) -> None:
-    grown = line.startswith("ledger")
-    reason = f"{line.partition('): ')[2]}\n{line}" if grown else line
-    assert sized(causes([run(failing(reason))])) == {title: (kind, 1)}
+def test_each_kind_of_fault_has_its_cause(fault: Fault, kind: str, title: str) -> None:
+    assert sized(causes([run(failing(fault))])) == {title: (kind, 1)}
+
+
+def test_a_fault_that_outgrew_its_entry_is_the_ledgers_cause_alone() -> None:
+    known = Known(Verdict.FAIL, 5.0, "batch norm (in training) is biased", "a link", view("out"))
+    found = causes([run(failing(view("out"), known=(known,)))])
+    assert sized(found) == {"more than the ledger expects: batch norm (in training) is biased": ("ledger", 1)}
+    assert len(causes([run(failing(view("out"), view("out", "gain"), known=(known,)))])) == 2
 
 
 def test_a_case_that_shows_two_causes_stands_under_both_and_counts_once() -> None:
-    reason = f"not engaged: no operator left xla for the CPU: observed aten::exp2 x3\n{view('out')}"
-    found = causes([run(failing(reason))])
+    strayed = Fault(FaultKind.EVIDENCE, "no operator left xla for the CPU", "aten::exp2", got="aten::exp2 x3")
+    found = causes([run(failing(strayed, view("out")))])
     assert {cause.kind for cause in found} == {Kind.OPERATOR, Kind.VALUES}
     assert counted(found) == "1 case, 2 causes"
 
 
 def test_observations_that_are_missing_together_are_one_cause() -> None:
-    both = "not engaged: graphs made = 1: observed 0\nnot engaged: bytes of the saved program > 31784: observed 2"
-    assert titles(failing(both), failing(both.partition("\n")[0], "fused")) == {"not seen: graphs made = 1": 2}
+    graphs, size = (
+        Fault(FaultKind.EVIDENCE, claim, got="0") for claim in ("graphs made = 1", "bytes of the saved program > 31784")
+    )
+    assert titles(failing(graphs, size), failing(graphs, technique="fused")) == {"not seen: graphs made = 1": 2}
 
 
 # What a cause says
@@ -389,7 +431,8 @@ def test_a_hostile_reason_is_read_within_bounds() -> None:
         "/a" * 50_000,
     ):
         for verdict in Verdict:
-            found = signatures(record(verdict=verdict, reason=text, traceback=text))
+            words = Fault(FaultKind.OTHER, text), Fault(FaultKind.RAISED, text, text, text, text, text)
+            found = signatures(record(verdict=verdict, reason=text, traceback=text, faults=words))
             assert found
             assert all(len(signature.title) <= 200 for signature in found)
     assert expected([run(record(verdict=Verdict.XFAIL, reason=" (http" * 16_000))])

@@ -144,6 +144,7 @@ def test_progress_averages_all_cases_and_weighs_slow_modes() -> None:
     assert slow.left() == pytest.approx(200.0)
 
 
+@pytest.mark.slow
 def test_progress_is_written_while_a_run_goes(suite: Suite) -> None:
     suite.pytester.makeconftest(
         f"{CONFTEST}\nimport accelcheck.report.progress\naccelcheck.report.progress.INTERVAL = 0.0\n"

@@ -188,7 +188,7 @@ def test_a_last_line_without_its_line_end_gets_one(tmp_path: Path, output: Path)
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ({"kind": "run", "schema": SCHEMA + 1}, "b.jsonl:1: schema 3; this accelcheck reads 2"),
+        ({"kind": "run", "schema": SCHEMA + 1}, "b.jsonl:1: schema 4; this accelcheck reads 2 and 3"),
         ({"kind": "run", "schema": SCHEMA, "devices": []}, "b.jsonl:1: header: Expected `object`"),
         ({"kind": "case"}, "b.jsonl:1: field 'kind' is 'case'; expected run"),
     ],

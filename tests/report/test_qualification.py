@@ -13,10 +13,9 @@ from typing import Any
 import pytest
 from stored_cases import stored as stored_cases
 
-from accelcheck.core.case import ALONE, Case, Evidence, Figure, Mode, Verdict
+from accelcheck.core.case import ALONE, LEVELS, Case, Evidence, Figure, Mode, Verdict
 from accelcheck.core.journal import Record
 from accelcheck.core.selection import Selection
-from accelcheck.core.words import LEVELS
 from accelcheck.devices import devices
 from accelcheck.devices.base import Fingerprint
 from accelcheck.expectations import must_pass

@@ -12,10 +12,9 @@ from typing import TYPE_CHECKING
 import pytest
 from fault_harness import Planted
 
-from accelcheck.core.case import Mode
+from accelcheck.core.case import DTYPES, LEVELS, Mode
 from accelcheck.core.registry import DuplicateNameError, UnknownNameError, index
 from accelcheck.core.selection import Selection
-from accelcheck.core.words import DTYPES, LEVELS
 from accelcheck.devices import devices
 from accelcheck.selftest.faults.plant import nothing
 from accelcheck.techniques.matrix import Matrix, level

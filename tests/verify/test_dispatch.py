@@ -15,8 +15,7 @@ from accelcheck.techniques.matrix import Matrix
 from accelcheck.techniques.observe import OperatorLog
 from accelcheck.verify.global_state import GlobalState
 from accelcheck.verify.oracle import Store
-from accelcheck.verify.unfused import unfused
-from accelcheck.workloads.dispatch import FUSED, layer_by_layer
+from accelcheck.workloads.dispatch import FUSED, layer_by_layer, unfused
 from accelcheck.workloads.nested import OwnModelError
 from accelcheck.workloads.own_model import workload_of
 

@@ -12,8 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from accelcheck.checks.trial import REDUCED
-from accelcheck.core.case import Mode, Verdict
-from accelcheck.core.words import EFFORTS
+from accelcheck.core.case import EFFORTS, Mode, Verdict
 from accelcheck.selftest.faults.plant import nothing
 from accelcheck.techniques.eager import Eager
 from accelcheck.verify.effort import FULL, LEAST, PART, Size, choose, size_of, told

@@ -22,8 +22,9 @@ from torch import Tensor, nn
 from accelcheck.core.case import Mode, stable_seed
 from accelcheck.selftest.faults.plant import nothing
 from accelcheck.techniques.matrix import Matrix
-from accelcheck.verify import caps, effort, oracle
-from accelcheck.verify.caps import beyond, cap
+from accelcheck.verify import effort, oracle, sample_budgets
+from accelcheck.verify import few as of_few_samples
+from accelcheck.verify.few import beyond, cap
 from accelcheck.verify.oracle import Store, compute
 from accelcheck.verify.oracle_runs import Oracle
 from accelcheck.verify.precision import SLACK, UNIT_ROUNDOFF
@@ -353,8 +354,9 @@ def test_a_row_of_few_elements_is_capped_by_its_block() -> None:
 
 
 def test_more_samples_lower_a_budget_to_its_cap(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(caps, "cap", lambda *_: 1e-9)
-    monkeypatch.setattr(caps, "beyond", lambda *_: "")
+    for module in (of_few_samples, sample_budgets):
+        monkeypatch.setattr(module, "cap", lambda *_: 1e-9)
+    monkeypatch.setattr(sample_budgets, "beyond", lambda *_: "")
     workload = seeded("mlp")
     one = case(workload)
     few, more = (compute(workload, PLAIN, one.seed, one.dtype, one.mode, careful=careful) for careful in (0, 1))

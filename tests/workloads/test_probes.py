@@ -10,7 +10,7 @@ import torch
 from fault_harness import BACKWARD, FORWARD, TRAIN, built_in
 from torch import Tensor, nn
 
-from accelcheck.verify.determinism import apart
+from accelcheck.verify.judge import apart
 from accelcheck.verify.oracle import Store
 from accelcheck.workloads.base import Problem, Workload
 from accelcheck.workloads.probes import DRAWS, PROBES, SCALES, Draw, draws

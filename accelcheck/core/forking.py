@@ -1,4 +1,7 @@
-"""Ends the threads that OpenMP keeps: what a fork inherits of them are locks that nobody opens, and it hangs when it computes. No torch."""
+"""Prepares a process for forks: gives freed memory back, and ends the threads that OpenMP keeps. No torch.
+
+A fork inherits locks of these threads that nobody opens, and hangs when it computes.
+"""
 
 from __future__ import annotations
 
@@ -30,3 +33,13 @@ def _loaded() -> list[str]:
         return []
     paths = {line.split(maxsplit=5)[-1] for line in lines if ".so" in line}
     return sorted(path for path in paths if Path(path).name.startswith(_RUNTIMES))
+
+
+def give_back() -> None:
+    """Have the C library return free pages, also those between others that are in use.
+
+    glibc keeps blocks of up to 32 MiB that were freed in its heap (mallopt(3), M_MMAP_THRESHOLD), where the many sizes of a large model's tensors leave
+    gaps of hundreds of megabytes. Elsewhere nothing happens.
+    """
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)

@@ -27,6 +27,6 @@ def test_a_fork_of_a_process_that_has_computed_with_threads_computes_with_as_man
 
 def test_without_torch_there_is_nothing_to_end() -> None:
     code = (
-        "import sys; from accelcheck.core.openmp import end_threads; end_threads(); assert 'torch' not in sys.modules"
+        "import sys; from accelcheck.core.forking import end_threads; end_threads(); assert 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
