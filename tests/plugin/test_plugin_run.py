@@ -272,7 +272,7 @@ def test_workers_and_none_give_the_same_ids_seeds_and_verdicts_and_two_runs_the_
     # And the workers said nothing themselves: one header, one matrix, one journal.
     assert len(spread.lines("technique +cpu")) == 1
     assert len(spread.lines("=+ accelcheck =+")) == 1
-    assert len(spread.lines("accelcheck: level 2, devices asked for: cpu")) == 1
+    assert len(spread.lines("accelcheck: level 1, devices asked for: cpu")) == 1
     assert [line["kind"] for line in spread.raw].count("end") == 1
 
 
