@@ -429,6 +429,7 @@ def pytest_accel_devices():
 """
 
 
+@pytest.mark.slow
 def test_a_device_of_another_package_is_probed_and_runs_cases_on_workers_too(suite: Suite) -> None:
     (suite.path / "vendor_device.py").write_text(VENDOR)
     suite.pytester.makeconftest(CONFTEST + VENDOR_HOOK)

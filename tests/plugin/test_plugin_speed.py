@@ -78,6 +78,7 @@ def test_what_is_wrong_is_neither_timed_nor_stored(suite: Suite) -> None:
     assert not stored(suite)
 
 
+@pytest.mark.slow
 def test_workers_do_not_time(suite: Suite) -> None:
     ran = suite.run_apart(*QUICK, "-n", "1", "-rs")
     assert ran.ret == pytest.ExitCode.NO_TESTS_COLLECTED
