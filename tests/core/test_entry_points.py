@@ -224,6 +224,7 @@ def test_nothing_is_loaded_where_accelcheck_is_not_asked_for(site: Site, suite: 
     assert "acme" not in done.stdout.str() + done.stderr.str()
 
 
+@pytest.mark.slow
 def test_commands_know_what_is_installed_and_say_what_fails(site: Site, suite: Suite) -> None:
     site.install("acme_chip", DEVICE, "devices", value=":Acme")
     site.install("acme_broken", BROKEN, "techniques", value=":Acme")

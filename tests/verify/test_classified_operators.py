@@ -11,7 +11,7 @@ from accelcheck.verify import operators
 from accelcheck.verify.effort import FULL
 from accelcheck.verify.oracle import FIRST
 from accelcheck.verify.oracle_runs import Oracle, Source
-from accelcheck.verify.unfused import unfused
+from accelcheck.workloads.dispatch import unfused
 
 if TYPE_CHECKING:
     import pytest
