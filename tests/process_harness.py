@@ -6,16 +6,20 @@ It has no tests of its own.
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
+import runpy
 import signal
 import subprocess
+import sys
+import traceback
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import psutil  # type: ignore[import-untyped]  # it comes without annotations
 
 from accelcheck.core import files
-from accelcheck.core.processes import kill_tree, polls
+from accelcheck.core.processes import end_with_parent, kill_tree, polls
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -29,7 +33,7 @@ END_WITH_US = ("multiprocessing.resource_tracker", "torch._inductor.compile_work
 
 @contextlib.contextmanager
 def started(words: Sequence[str | Path], **options: Any) -> Iterator[subprocess.Popen[str]]:
-    """A running program; at the end of the context it is killed, with everything that it has started.
+    """A running program; at the end of the context it is killed, with everything that it has started, and when this process ends.
 
     An interrupt ends it, also where the tests run in the background of a shell, which has them and all that they start ignore it.
 
@@ -37,14 +41,8 @@ def started(words: Sequence[str | Path], **options: Any) -> Iterator[subprocess.
         words: The program and its arguments.
         **options: Of `subprocess.Popen`.
     """
-    ignored = signal.getsignal(signal.SIGINT) is signal.SIG_IGN
-    if ignored:
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
-    try:
-        process = subprocess.Popen(words, text=True, start_new_session=True, **options)
-    finally:
-        if ignored:
-            signal.signal(signal.SIGINT, signal.SIG_IGN)
+    begin = functools.partial(_begin, os.getpid())
+    process = subprocess.Popen(words, text=True, start_new_session=True, preexec_fn=begin, **options)  # noqa: PLW1509 - it takes no lock
     with process:
         try:
             yield process
@@ -52,6 +50,41 @@ def started(words: Sequence[str | Path], **options: Any) -> Iterator[subprocess.
             kill_tree(process.pid)
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
+
+
+def _begin(parent: int) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    end_with_parent(parent)
+
+
+def forked(script: Path) -> subprocess.CompletedProcess[str]:
+    """Run a script of Python in its folder, in a fork of this process, which has torch: importing it takes seconds."""
+    output = script.with_suffix(".out")
+    pid = os.fork()
+    if pid == 0:
+        _run_here(script, output)
+    _, status = os.waitpid(pid, 0)
+    text = output.read_text()
+    return subprocess.CompletedProcess([str(script)], os.waitstatus_to_exitcode(status), text, text)
+
+
+def _run_here(script: Path, output: Path) -> NoReturn:
+    code = 1
+    try:
+        file = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        os.dup2(file, 1)
+        os.dup2(file, 2)
+        sys.stdout, sys.stderr = (os.fdopen(number, "w", buffering=1, closefd=False) for number in (1, 2))
+        os.chdir(script.parent)
+        sys.path.insert(0, str(script.parent))
+        runpy.run_path(str(script), run_name="__main__")
+        code = 0
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else int(end.code is not None)
+    except BaseException:  # noqa: BLE001 - as Python ends
+        traceback.print_exc()
+    finally:
+        os._exit(code)
 
 
 def alive(pid: int) -> bool:
@@ -77,6 +110,8 @@ def descendants(pid: int) -> list[int]:
 
 def end_what_is_left() -> list[str]:
     """Kill what this process, which adopts orphans, has started; what still ran after some seconds, with its command line."""
+    if pools := sys.modules.get("accelcheck.techniques.distributed.pool"):
+        pools.close_all()  # ranks that it keeps for the next case
     for _ in polls(5.0):
         if not (running := _children()):
             return []

@@ -149,6 +149,7 @@ def test_every_session_is_listed_with_what_it_does() -> None:
                 "vendor",
                 "models_cpu",
                 "models_xla",
+                "regenerate",
             ),
         ]
     )

@@ -24,9 +24,12 @@ if TYPE_CHECKING:
 
 
 class Accelerator(Bed):
-    """The CPU under another name."""
+    """The CPU, which does not say that it is the host."""
 
     name = "accelerator"
+
+    def has(self, feature: str) -> bool:
+        return feature != "host" and super().has(feature)
 
 
 @pytest.fixture

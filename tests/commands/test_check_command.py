@@ -52,6 +52,7 @@ def checked(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.slow
 def test_a_model_is_judged_timed_and_recommended_for(tmp_path: Path) -> None:
     words = ("net.py:make", "--device=cpu", "--technique=jit-trace", "--technique=eager", "--technique=sdpa-math")
     done = checked(tmp_path, *words, "--journal=j.jsonl", "--report=r.html", "--json")

@@ -120,7 +120,8 @@ def test_an_installed_workload_is_tried_with_what_is_built_in(site: Site, suite:
 
 
 @pytest.mark.parametrize(
-    ("group", "workers"), [("devices", "0"), ("techniques", "0"), ("workloads", "0"), ("workloads", "2")]
+    ("group", "workers"),
+    [("devices", "0"), ("techniques", "0"), ("workloads", "0"), pytest.param("workloads", "2", marks=pytest.mark.slow)],
 )
 def test_one_that_fails_to_load_is_named_with_its_traceback_and_the_rest_goes_on(
     site: Site, suite: Suite, group: str, workers: str
@@ -223,6 +224,7 @@ def test_nothing_is_loaded_where_accelcheck_is_not_asked_for(site: Site, suite: 
     assert "acme" not in done.stdout.str() + done.stderr.str()
 
 
+@pytest.mark.slow
 def test_commands_know_what_is_installed_and_say_what_fails(site: Site, suite: Suite) -> None:
     site.install("acme_chip", DEVICE, "devices", value=":Acme")
     site.install("acme_broken", BROKEN, "techniques", value=":Acme")
@@ -330,6 +332,7 @@ def test_each_worker_sees_one_chip_of_the_mask_that_the_device_names() -> None:
     assert pin("acme", "gw1", environ, None, "ACME_VISIBLE_CHIPS") == {"ACME_VISIBLE_CHIPS": "5"}
 
 
+@pytest.mark.slow
 def test_workers_get_the_mask_of_an_installed_device(site: Site, suite: Suite) -> None:
     source = f"""{DEVICE}
     mask = "ACME_VISIBLE_CHIPS"

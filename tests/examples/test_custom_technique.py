@@ -31,6 +31,7 @@ def run(*words: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.slow
 def test_the_operator_passes_its_own_tests() -> None:
     done = run("test_operator.py")
     assert done.returncode == 0, done.stdout + done.stderr

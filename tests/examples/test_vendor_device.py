@@ -116,12 +116,14 @@ print("done")
 """
 
 
+@pytest.mark.slow
 @built
 def test_it_is_a_device_of_torch(acme: Path) -> None:
     done = python(acme, "-c", PROGRAM)
     assert done.stdout == "done\n", done.stderr
 
 
+@pytest.mark.slow
 @built
 def test_a_fork_of_a_process_that_uses_it_is_told_so(acme: Path) -> None:
     program = """
@@ -150,6 +152,7 @@ def suite(acme: Path, folder: Path, *words: str, **environ: str) -> dict[str, tu
     return {record.case.id: (str(record.verdict), record.why) for record in read(journal)[1]}
 
 
+@pytest.mark.slow
 @built
 def test_operators_without_a_kernel_are_failures_where_they_are_counted(acme: Path, tmp_path: Path) -> None:
     words = ("--accel-technique=eager", "--accel-workload=mlp")
@@ -160,6 +163,7 @@ def test_operators_without_a_kernel_are_failures_where_they_are_counted(acme: Pa
     assert "no operator left acme for the CPU: observed operators without a kernel x" in reason
 
 
+@pytest.mark.slow
 @built
 @pytest.mark.parametrize("fault", ["wrong-tail", "stream-race", "crash:40"])
 def test_a_fault_is_caught_and_nothing_fails_without_it(acme: Path, fault: str) -> None:
@@ -182,6 +186,7 @@ def pytest_accel_devices():
 """
 
 
+@pytest.mark.slow
 @built
 def test_a_device_that_declares_what_it_cannot_do_fails(acme: Path, tmp_path: Path) -> None:
     (tmp_path / "liar.py").write_text(LIAR)

@@ -606,6 +606,7 @@ def test_a_duet_that_is_terminated_leaves_no_process(stage: Stage) -> None:
         assert all(reaches(Path(f"/proc/{pid}/stat"), "Z", "gone") for pid in sides[2:])
 
 
+@pytest.mark.slow
 def test_two_real_environments(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setenv("PYTHONPATH", str(Path(accelcheck.__file__).parents[1]))
     assert cli.main(["duet", f"--case={MLP}", "--env-b=OMP_NUM_THREADS=1", "--pairs=2", "--margin=0.99"]) == 0

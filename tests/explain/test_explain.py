@@ -373,7 +373,7 @@ def test_a_case_that_is_not_there_is_said_not_to_be(
     ("name", "verdict", "end"),
     [
         ("aborting", "crash", "died of SIGABRT"),
-        ("hanging", "hang", "ran for longer than 3 s and was killed"),
+        pytest.param("hanging", "hang", "ran for longer than 3 s and was killed", marks=pytest.mark.slow),
     ],
 )
 def test_the_operator_that_was_running_when_a_process_ended_is_named(

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+from process_harness import forked
 from torch import fx
 
 from accelcheck.explain.parts import GraphPart, PartShrinker, SmallestPart, last
@@ -17,6 +15,7 @@ from accelcheck.explain.source import NotWrittenError
 from accelcheck.explain.subjects import PartSubject
 
 if TYPE_CHECKING:
+    import subprocess
     from collections.abc import Callable, Mapping
     from pathlib import Path
 
@@ -113,10 +112,7 @@ def ran(smallest: SmallestPart, folder: Path, wrong: str) -> subprocess.Complete
     path = folder / f"script-{wrong == 'False'}.py"
     FaultScript(PartSubject(named), "cpu", "A wrong graph.", ("planted_backend",)).write(path)
     assert len(path.read_text().splitlines()) <= LINES
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(folder), *sys.path])}
-    return subprocess.run(
-        [sys.executable, path.name], cwd=folder, env=environment, capture_output=True, text=True, check=False
-    )
+    return forked(path)
 
 
 def many(x: torch.Tensor) -> torch.Tensor:

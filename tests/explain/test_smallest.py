@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+from process_harness import forked
 from torch import Tensor
 
 from accelcheck.explain import smallest as smallest_module
@@ -21,6 +19,7 @@ from accelcheck.explain.source import NotWrittenError, literal, written
 from accelcheck.selftest.faults.plant import Kernels
 
 if TYPE_CHECKING:
+    import subprocess
     from collections.abc import Callable
 
 aten = torch.ops.aten
@@ -58,18 +57,7 @@ def alone(
     ends = []
     for file, imports in (("wrong.py", ("planted_kernel",)), ("right.py", ())):
         script_of(smallest, "cpu", "A wrong operator.", imports).write(folder / file)
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(folder), *sys.path])}
-        ends.append(
-            subprocess.run(
-                [sys.executable, file],
-                cwd=folder,
-                env=environment,
-                capture_output=True,
-                text=True,
-                check=False,
-                timeout=120,
-            )
-        )
+        ends.append(forked(folder / file))
     return ends[0], ends[1], (folder / "right.py").read_text()
 
 

@@ -61,6 +61,7 @@ def test_without_a_selection_the_tests_are_run() -> None:
     assert not [line for line in found if not line.startswith("tests/test_")]
 
 
+@pytest.mark.slow
 def test_workers_run_the_suite_too(tmp_path: Path) -> None:
     journal = tmp_path / "journal.jsonl"
     done = subprocess.run(

@@ -125,6 +125,7 @@ def test_a_failure_of_a_test_with_the_fixture_is_explained_while_its_model_is_th
     assert "=&gt; technique" in page
 
 
+@pytest.mark.slow
 def test_a_cause_is_explained_once_in_tests_with_the_fixture(suite: Suite) -> None:
     suite.pytester.makepyfile(test_own=OWN)
     result = suite.pytester.runpytest_subprocess("-q", "--accel-explain", "--accel-journal=j.jsonl")

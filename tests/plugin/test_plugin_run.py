@@ -272,7 +272,7 @@ def test_workers_and_none_give_the_same_ids_seeds_and_verdicts_and_two_runs_the_
     # And the workers said nothing themselves: one header, one matrix, one journal.
     assert len(spread.lines("technique +cpu")) == 1
     assert len(spread.lines("=+ accelcheck =+")) == 1
-    assert len(spread.lines("accelcheck: level 2, devices asked for: cpu")) == 1
+    assert len(spread.lines("accelcheck: level 1, devices asked for: cpu")) == 1
     assert [line["kind"] for line in spread.raw].count("end") == 1
 
 
@@ -429,6 +429,7 @@ def pytest_accel_devices():
 """
 
 
+@pytest.mark.slow
 def test_a_device_of_another_package_is_probed_and_runs_cases_on_workers_too(suite: Suite) -> None:
     (suite.path / "vendor_device.py").write_text(VENDOR)
     suite.pytester.makeconftest(CONFTEST + VENDOR_HOOK)

@@ -27,7 +27,9 @@ def last(out: str) -> list[str]:
     return [line.strip() for line in lines[: next(i for i, line in enumerate(lines) if not line.startswith("  "))]]
 
 
-@pytest.mark.parametrize("words", [(), ("-q",), ("-n", "1"), ("-n", "1", "-q")], ids=" ".join)
+@pytest.mark.parametrize(
+    "words", [(), ("-q",), ("-n", "1"), pytest.param(("-n", "1", "-q"), marks=pytest.mark.slow)], ids=" ".join
+)
 def test_a_line_says_what_is_going_to_run(suite: Suite, words: tuple[str, ...]) -> None:
     ran = suite.run(*only("toy", "toy-too"), "--accel-device=xla", *words)
     line = (
@@ -41,7 +43,7 @@ def test_collecting_alone_prints_no_line_of_ours(suite: Suite) -> None:
     assert not suite.run(*only("toy"), "--collect-only", "-q").lines("accelcheck: .*")
 
 
-@pytest.mark.parametrize("workers", ["0", "1"])
+@pytest.mark.parametrize("workers", ["0", pytest.param("1", marks=pytest.mark.slow)])
 def test_the_summary_ends_with_what_was_not_looked_at(suite: Suite, workers: str) -> None:
     ran = suite.run(*only("toy"), "--accel-device=xla", "-n", workers, "-p", "no:randomly")
     total = len(Matrix.load().cases(Selection(("cpu",), level=4)))
@@ -89,6 +91,7 @@ def test_an_exact_case_is_counted_and_no_level_is_proposed(suite: Suite) -> None
     assert first.endswith(" cases, selected by --accel-case")
 
 
+@pytest.mark.slow
 def test_a_module_that_cannot_be_imported_is_among_what_is_absent(suite: Suite) -> None:
     ran = suite.run_apart(*only("toy"), "--accel-import=vendor_nonsuch")
     absent = next(line for line in last(ran.out) if line.startswith("absent devices: "))
@@ -144,6 +147,7 @@ def test_progress_averages_all_cases_and_weighs_slow_modes() -> None:
     assert slow.left() == pytest.approx(200.0)
 
 
+@pytest.mark.slow
 def test_progress_is_written_while_a_run_goes(suite: Suite) -> None:
     suite.pytester.makeconftest(
         f"{CONFTEST}\nimport accelcheck.report.progress\naccelcheck.report.progress.INTERVAL = 0.0\n"

@@ -189,6 +189,7 @@ def test_a_killed_rank_is_restarted_with_the_same_result(store: Store) -> None:
     assert observed(record, "parts of the state") == 0
 
 
+@pytest.mark.slow
 def test_without_snapshots_the_verdict_is_fail(store: Store) -> None:
     class Unsaved(Restart):
         def disturb(self, task: TrainingTask) -> TrainingTask:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import pytest
 from fault_harness import bench, case, seeded
 from technique_harness import named
 
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
+@pytest.mark.slow
 def test_two_ranks_become_three_and_two_again(tmp_path: Path) -> None:
     technique, thing = named(TECHNIQUES, "elastic-resize"), seeded("train-mlp")
     record = bench(Store(tmp_path), technique, thing, devices()["cpu"]).run(

@@ -125,6 +125,7 @@ def test_a_pool_is_kept_until_it_ends_or_is_dismissed(monkeypatch: pytest.Monkey
     assert not three.running
 
 
+@pytest.mark.slow
 def test_ranks_that_cannot_open_the_device_say_so() -> None:
     with pytest.raises(ChildError, match=r"^rank \d of 2 raised RuntimeError: no such device\n"):
         RankPool(Broken(), 2)

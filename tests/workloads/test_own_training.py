@@ -213,7 +213,10 @@ class Telling(nn.Module):
         return functional.cross_entropy(scores, labels), scores
 
 
-@pytest.mark.parametrize("name", ["ddp-2", "ddp-bf16-hook", "fsdp2", "elastic-restart", "snapshot-restore"])
+@pytest.mark.parametrize(
+    "name",
+    ["ddp-2", "ddp-bf16-hook", "fsdp2", pytest.param("elastic-restart", marks=pytest.mark.slow), "snapshot-restore"],
+)
 def test_other_processes_train_with_each_batch_and_a_loss_of_the_models_own(name: str, store: Store) -> None:
     torch.manual_seed(0)
     given = [{"x": x, "labels": labels} for x, labels in batches(2)]
