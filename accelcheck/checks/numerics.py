@@ -15,6 +15,7 @@ from accelcheck.checks.trial import (
     MOST_FAULTS,
     REDUCED,
     SWITCHED_OFF,
+    UNCLASSIFIED,
     UNJUDGED,
     Finding,
     State,
@@ -205,7 +206,7 @@ class _Run:
                 device.seed(case.seed)
                 result = self.program.run(case.mode)
         self.evidence += (
-            [*evidence, *self._switched_off(), *_unjudged(reference), *_reduced(trial), *self._idle(reference)]
+            [*evidence, *self._switched_off(), *_remarks(reference), *_reduced(trial), *self._idle(reference)]
             if first
             else absent(self.evidence, evidence, str(draw))
         )
@@ -321,9 +322,10 @@ class _Run:
         return program
 
 
-def _unjudged(reference: Reference) -> list[Evidence]:
-    listed = ", ".join(sorted(reference.unjudged))
-    return [Evidence(UNJUDGED, listed, engaged=True)] if listed else []
+def _remarks(reference: Reference) -> list[Evidence]:
+    """What says which tensors are not judged, and which operators are not known, where there are any."""
+    found = ((UNJUDGED, sorted(reference.unjudged)), (UNCLASSIFIED, reference.unclassified))
+    return [Evidence(claim, ", ".join(names), engaged=True) for claim, names in found if names]
 
 
 def _reduced(trial: Trial) -> list[Evidence]:

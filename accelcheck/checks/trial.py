@@ -36,10 +36,11 @@ SWITCHED_OFF = "random modules that drop nothing here"
 UNJUDGED = "tensors that rounding errors alone decide, and that are not judged"
 REDUCED = "how little was computed to judge a model of this size"
 IDLE = "parameters that require a gradient and get none"
+UNCLASSIFIED = "operators whose rounding is not known, and that were granted that of a transcendental function"
 MOST_FAULTS = 1000
 """Faults after which no further draw is judged, and that a record keeps: a line of a journal is bounded. A model of a hundred parameters
 may show so many in a draw or two; whatever the others show, the case is wrong."""
-REMARKS = frozenset({SWITCHED_OFF, UNJUDGED, REDUCED, IDLE})
+REMARKS = frozenset({SWITCHED_OFF, UNJUDGED, REDUCED, IDLE, UNCLASSIFIED})
 """Claims of observations that say nothing about the technique."""
 
 

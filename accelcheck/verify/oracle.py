@@ -139,7 +139,7 @@ def compute(
 
 
 def _compute(source: Source, careful: int) -> Reference:
-    truth, samples = _sampled(source, careful)
+    truth, samples, unclassified = _sampled(source, careful)
     source.effort.tidy(cycles=True)
     eager = _eager(source, truth, samples)
     alone, unjudged = sample_budgets.of_samples(source, samples.readings, truth, careful)
@@ -168,11 +168,12 @@ def _compute(source: Source, careful: int) -> Reference:
         unjudged=unjudged,
         reduced=source.effort.reduced,
         spread=spread,
+        unclassified=unclassified,
     )
 
 
-def _sampled(source: Source, careful: int) -> tuple[Result, Samples]:
-    """The oracle's result, and what it shows with rounding errors."""
+def _sampled(source: Source, careful: int) -> tuple[Result, Samples, list[str]]:
+    """The oracle's result, what it shows with rounding errors, and the operators of which nothing says how much they round."""
     draw, effort, precision, dtype = source.draw, source.effort, source.precision, source.dtype
     traits = source.workload.traits
     with blamed(f"{source}: the FP64 oracle"), unfused():
@@ -192,7 +193,7 @@ def _sampled(source: Source, careful: int) -> tuple[Result, Samples]:
         if source.technique.oracle == "float64" and precision == dtype:
             # Half precision may overflow where a fused kernel does not.
             samples.read(oracle.nearest(dtype), optional=True)
-    return truth, samples
+    return truth, samples, sorted(oracle.unclassified)
 
 
 def _eager(source: Source, truth: Result, samples: Samples) -> Result:

@@ -175,6 +175,8 @@ class Oracle:
         self._program = program
         self._mode = mode
         self._effort = effort
+        self.unclassified: set[str] = set()
+        """Of all samples: see `Rounding`."""
         self._state = {name: _narrowest(value) for name, value in program.module.state_dict().items()}
 
     def run(self) -> Result:
@@ -233,7 +235,9 @@ class Oracle:
                 setattr(part, "flips", generator)  # noqa: B010 - nn.Module types its attributes as tensors and modules
         rounding = Rounding(precision, dtype, generator)
         with rounding:
-            return self._ran(lambda: rounding.at(dtype))
+            result = self._ran(lambda: rounding.at(dtype))
+        self.unclassified |= rounding.unclassified
+        return result
 
     def nearest(self, dtype: str) -> Result:
         """With every operator's result rounded to the nearest number of a dtype. As good for as long as `again` is."""

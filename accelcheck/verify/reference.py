@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Self
 from accelcheck.verify.views import Yardstick
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from torch import Tensor
 
@@ -57,6 +57,7 @@ class Reference:
             within the budget of the samples alone, it enters `budgets`; beyond, it widens nothing.
         reduced: Whether it has less than the usual samples: see `accelcheck.verify.effort`.
         spread: Where it is reduced: see `accelcheck.verify.few.spread`.
+        unclassified: Operators of which `accelcheck.verify.operators` does not say how much they round.
     """
 
     truth: Result
@@ -71,6 +72,7 @@ class Reference:
     unjudged: Mapping[str, str] = field(default_factory=dict)
     reduced: bool = False
     spread: float = 1.0
+    unclassified: Sequence[str] = ()
 
     @functools.cached_property
     def without_eager(self) -> Reference:

@@ -49,6 +49,8 @@ class Rounding(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch lea
         self.precision = precision
         self.storage = storage
         self.generator = generator
+        self.unclassified: set[str] = set()
+        """Names of the operators that rounded and of which nothing says how much."""
 
     @contextlib.contextmanager
     def at(self, precision: str) -> Iterator[None]:
@@ -74,6 +76,8 @@ class Rounding(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch lea
         results = operators.results(func, out, args, kwargs)
         lengths = terms.lengths(name, args, results) if hits is None else (hits,)
         unit = self._unit(name)
+        if not operators.classified(name) and any(tensor is not None for tensor in results):
+            self.unclassified.add(name)
         for position, tensor in enumerate(results):
             if tensor is None:
                 continue

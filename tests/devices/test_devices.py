@@ -73,10 +73,10 @@ def test_no_device_module_imports_torch() -> None:
     import sys
     from accelcheck.core import registry
     from accelcheck.devices import strict
-    names = [device.name for device in registry.discover("accelcheck.devices", "DEVICES")]
-    print(sorted(names), "torch" in sys.modules, "numpy" in sys.modules)
+    names = {device.name for device in registry.discover("accelcheck.devices", "DEVICES")}
+    print({"cpu", "cuda", "rocm", "tpu", "xla"} <= names, "torch" in sys.modules, "numpy" in sys.modules)
     """
-    assert python(code).strip() == "['cpu', 'cuda', 'rocm', 'tpu', 'xla'] False False"
+    assert python(code).strip() == "True False False"
 
 
 def test_hardware_needs_only_the_standard_library() -> None:

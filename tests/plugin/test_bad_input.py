@@ -38,7 +38,7 @@ def refused(ran: Ran) -> str:
 @pytest.mark.parametrize(
     ("option", "word", "nearest", "legal"),
     [
-        ("device", "cdua", "cuda", "auto, all, cpu, cuda, rocm, tpu, xla"),
+        ("device", "cdua", "cuda", "auto, all, "),
         ("technique", "toy-vlaue", "toy-value", "amp-"),
         ("workload", "tinny", "tiny", "small"),
         ("dtype", "bfloat61", "bfloat16", "float32, bfloat16, float16"),

@@ -170,7 +170,7 @@ TRAJECTORY = {
 @pytest.mark.parametrize(
     ("change", "named_line"),
     [
-        (clipped_scaled(1.0), "scaler: initial scale 65536"),
+        (clipped_scaled(1.0), "[initial scale 65536]"),
         (unskipped(1.0), "scaler: step 2"),
         (nothing, ""),
     ],
@@ -186,7 +186,7 @@ def test_scaler_faults_fail_in_a_long_training(
         assert record.verdict is Verdict.PASS, record.why + record.traceback
         return
     assert record.verdict is Verdict.FAIL, record.why + record.traceback
-    assert any(line.startswith(named_line) for line in record.why.splitlines()), record.why
+    assert named_line in record.why
 
 
 @pytest.mark.parametrize(("change", "verdict"), [(kernels(sum=half_sum), Verdict.FAIL), (nothing, Verdict.PASS)])

@@ -199,7 +199,7 @@ def test_a_device_without_float32_products_is_judged_to_the_end(kind: str, suite
     (probe,) = [record for record in ran.records if record.case.technique == "strict-float32"]
     assert probe.case.id == "strict-float32/matmul/toy/float32/forward"
     assert probe.verdict is Verdict.FAIL
-    assert READINGS[kind] in probe.reason
+    assert READINGS[kind] in probe.why
     verdicts = {name.split("/", 1)[1]: told[name] for name in told if name.startswith("eager/")}
     assert verdicts["elementwise-5/toy/float32/forward"] == "pass"
     assert verdicts["matmul/toy/float32/forward"] == "fail"

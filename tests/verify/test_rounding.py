@@ -194,6 +194,7 @@ def test_tf32_rounds_nothing_but_products() -> None:
     [
         operators.EXACT,
         operators.CORRECTLY_ROUNDED,
+        operators.INEXACT,
         operators.CONTRACTIONS,
         operators.SCATTERS,
         operators.COMPOSED,
@@ -208,6 +209,7 @@ def test_every_listed_operator_exists(names: Collection[str]) -> None:
 
 def test_no_operator_is_both_exact_and_rounded_but_those_that_may_add() -> None:
     assert not operators.EXACT & operators.CORRECTLY_ROUNDED
+    assert not operators.INEXACT & (operators.EXACT | operators.CORRECTLY_ROUNDED | operators.SCATTERS)
     assert {"index_put", "index_put_"} == operators.SCATTERS & operators.EXACT
 
 

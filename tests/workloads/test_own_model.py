@@ -13,7 +13,7 @@ from fault_harness import BACKWARD, FORWARD, TRAIN, Planted, verdict_of
 from torch import Tensor, nn
 from torch.nn import functional
 
-from accelcheck.checks.trial import IDLE, UNJUDGED
+from accelcheck.checks.trial import IDLE, REMARKS, UNCLASSIFIED, UNJUDGED
 from accelcheck.core.case import Mode, Verdict, stable_seed
 from accelcheck.core.registry import UnknownNameError
 from accelcheck.selftest.faults.plant import calling, nothing
@@ -131,6 +131,25 @@ def test_parameters_that_nothing_depends_on_are_named(store: Store) -> None:
     assert record.verdict is Verdict.PASS, record.reason
     (said,) = (one for one in record.evidence if one.claim == IDLE)
     assert said.observed == "spare.weight, spare.bias"
+
+
+def test_operators_whose_rounding_is_not_known_are_named(store: Store) -> None:
+    with torch.library._scoped_library("accelcheck_test", "DEF") as library:
+        library.define("relu(Tensor x) -> Tensor")
+        library.impl("relu", lambda x: x.exp(), "CompositeExplicitAutograd")
+        model = workload_of(
+            lambda x: torch.special.bessel_j0(torch.ops.accelcheck_test.relu(x)).sin(), (torch.randn(8, 8),)
+        )
+        record = verdict_of(store, Eager(), model, FORWARD)
+    assert record.verdict is Verdict.PASS, record.reason
+    (named,) = (one for one in record.evidence if one.claim == UNCLASSIFIED)
+    assert named.observed == "accelcheck_test::relu, special_bessel_j0"
+
+
+def test_a_remark_on_operators_is_no_evidence_and_a_known_one_gets_none(store: Store) -> None:
+    assert UNCLASSIFIED in REMARKS
+    model = workload_of(lambda x: x.sin().exp_() + 1, (torch.randn(8, 8),))
+    assert UNCLASSIFIED not in {one.claim for one in verdict_of(store, Eager(), model, FORWARD).evidence}
 
 
 class Shifted(nn.Module):
