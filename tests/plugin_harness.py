@@ -46,6 +46,7 @@ if TYPE_CHECKING:
 # that are sent to other processes must be those of their modules: import them now.
 Matrix.load()
 importlib.import_module("torch._dynamo")
+importlib.import_module("hypothesis")  # its plugin imports it at the end of each run, in half a second
 importlib.import_module("accelcheck.plugin.own_models")
 
 FOLDER = Path(__file__).parent
