@@ -11,7 +11,7 @@ import pytest
 ROOT = Path(__file__).parent.parent.parent
 sys.path.insert(0, str(ROOT / "benchmarks"))
 
-from case_trace import CASE, DURING, IMPORTS, traced  # noqa: E402 - from a folder of scripts
+from case_trace import CASE, CASES, DURING, IMPORTS, PYTEST, REFERENCES, traced  # noqa: E402 - from a folder of scripts
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -28,10 +28,10 @@ def section() -> str:
     return text.partition("## A case's life\n")[2].partition("\n## ")[0]
 
 
-def steps() -> list[tuple[str, str]]:
-    """Process and function of each row of the table."""
-    rows = [line.split("|")[1:3] for line in section().splitlines() if line.startswith("|")]
-    return [(process.strip(), function.strip().strip("`")) for process, function in rows[2:]]
+def rows() -> list[list[str]]:
+    """The cells of each row of the table: step, process, function, what it takes and gives."""
+    lines = [line for line in section().splitlines() if line.startswith("|")]
+    return [[cell.strip().strip("`") for cell in line.strip("|").split("|")] for line in lines[2:]]
 
 
 @pytest.fixture(scope="module")
@@ -39,12 +39,13 @@ def calls() -> Sequence[Call]:
     return [call for call in traced(CASE) if call.part != IMPORTS]
 
 
-def test_functions_are_called_in_the_processes_and_the_order_of_the_page(calls: Sequence[Call]) -> None:
-    assert len(steps()) > 20
-    for process in dict.fromkeys(process for process, _ in steps()):
-        called = [f"{call.file}:{call.function}" for call in calls if call.process == process]
-        named = [function for own, function in steps() if own == process]
-        assert [function for function in called if function in named] == named, process
+def test_functions_are_called_in_the_order_and_the_processes_of_the_page(calls: Sequence[Call]) -> None:
+    steps = [(process, function) for _, process, function, *_ in rows()]
+    assert [step for step, *_ in rows()] == [str(number) for number in range(1, len(steps) + 1)]
+    assert {process for process, _ in steps} == {PYTEST, CASES, REFERENCES}
+    in_order = sorted(calls, key=lambda call: call.at)
+    called = dict.fromkeys((call.process, f"{call.file}:{call.function}") for call in in_order)
+    assert [step for step in called if step in steps] == steps
 
 
 def test_the_page_names_each_file_that_runs_or_its_folder(calls: Sequence[Call]) -> None:
