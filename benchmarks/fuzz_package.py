@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import bz2
 import gzip
+import hashlib
 import io
 import json
 import lzma
@@ -29,6 +30,7 @@ from typing import TYPE_CHECKING
 
 from accelcheck.core.bounded import Piece, read
 from accelcheck.expectations import must_pass
+from accelcheck.expectations.ledger import shipped
 from accelcheck.report.package import archive, chain, manifest, packing, signing
 from accelcheck.report.package.archive import BLOCK, NotPackageError
 from accelcheck.report.package.verifying import verify
@@ -278,8 +280,11 @@ def packages(folder: Path) -> tuple[Package, Package]:
     (folder / "public.key").write_bytes(bytes(pair.public_key) + b"\n")
     journal = folder / "journal.jsonl"
     header, *kept = STORED.read_bytes().splitlines(keepends=True)
-    # The list of today: a package holds the one that its runs name.
-    named = json.loads(header) | {"must_pass": {"cpu": must_pass.stored()["cpu"].facts()}}
+    # The list and the ledgers of today: a package holds those that its runs name.
+    ledgers = [
+        {"name": path.name, "sha256": hashlib.sha256(path.read_bytes()).hexdigest()} for path in shipped(("cpu",))
+    ]
+    named = json.loads(header) | {"must_pass": {"cpu": must_pass.stored()["cpu"].facts()}, "ledgers": ledgers}
     journal.write_bytes(b"".join([json.dumps(named).encode() + b"\n", *kept[:RECORDS], kept[-1]]))
     log = folder / "build.log"
     log.write_bytes(b"built\n" * 40)
