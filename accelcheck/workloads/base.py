@@ -1,4 +1,4 @@
-"""Workloads as they run: a problem on a device, in each mode. What describes workloads comes from `accelcheck.workloads.problem`."""
+"""Runs workloads: a problem on a device, in each mode. `accelcheck.workloads.problem` describes them."""
 
 from __future__ import annotations
 

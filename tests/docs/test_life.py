@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,9 +18,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from case_trace import Call
-
-
-pytestmark = pytest.mark.slow  # profiled, a run takes a minute on a busy machine
 
 
 def section() -> str:
@@ -39,6 +37,17 @@ def calls() -> Sequence[Call]:
     return [call for call in traced(CASE) if call.part != IMPORTS]
 
 
+def test_each_function_of_the_page_exists() -> None:
+    for _, _, function, *_ in rows():
+        path, _, name = function.partition(":")
+        body: list[ast.stmt] = ast.parse((ROOT / "accelcheck" / path).read_text(encoding="utf-8")).body
+        for part in name.split("."):
+            owners = [node for node in body if isinstance(node, (ast.ClassDef, ast.FunctionDef)) and node.name == part]
+            assert owners, function
+            body = owners[0].body
+
+
+@pytest.mark.slow  # profiled, a run takes a minute on a busy machine
 def test_functions_are_called_in_the_order_and_the_processes_of_the_page(calls: Sequence[Call]) -> None:
     steps = [(process, function) for _, process, function, *_ in rows()]
     assert [step for step, *_ in rows()] == [str(number) for number in range(1, len(steps) + 1)]
@@ -48,6 +57,7 @@ def test_functions_are_called_in_the_order_and_the_processes_of_the_page(calls: 
     assert [step for step in called if step in steps] == steps
 
 
+@pytest.mark.slow
 def test_the_page_names_each_file_that_runs_or_its_folder(calls: Sequence[Call]) -> None:
     named = {word.partition(":")[0] for word in section().split("`")[1::2]}
     own = {"devices/__init__.py", "devices/cpu.py", "techniques/eager.py", "workloads/mlp.py"}  # of this case
