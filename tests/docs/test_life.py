@@ -38,6 +38,7 @@ def calls() -> Sequence[Call]:
 
 
 def test_each_function_of_the_page_exists() -> None:
+    assert rows()
     for _, _, function, *_ in rows():
         path, _, name = function.partition(":")
         body: list[ast.stmt] = ast.parse((ROOT / "accelcheck" / path).read_text(encoding="utf-8")).body
