@@ -22,6 +22,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -49,12 +50,14 @@ class Call:
         part: One of `BEFORE`, `DURING`, `AFTER`, `IMPORTS`.
         file: Its file, below the package's folder.
         function: Its qualified name.
+        at: Nanoseconds of a clock that all processes share.
     """
 
     process: str
     part: str
     file: str
     function: str
+    at: int
 
 
 class _Tracer:
@@ -91,7 +94,7 @@ class _Tracer:
         part = IMPORTS if self._importing else self._part
         if (part, code) not in self._seen:
             self._seen.add((part, code))
-            line = [part, code.co_filename.removeprefix(self._prefix), code.co_qualname]
+            line = [part, code.co_filename.removeprefix(self._prefix), code.co_qualname, time.monotonic_ns()]
             os.write(self._out, json.dumps(line).encode() + b"\n")
 
 
@@ -111,12 +114,12 @@ def traced(case: str) -> list[Call]:
             raise RuntimeError(f"{case}: expected a case that passes, got:\n{ran.stdout}{ran.stderr}")
         files = sorted(folder.glob("*.jsonl"), key=lambda path: path.stat().st_mtime_ns)
         calls = {path: [json.loads(line) for line in path.read_text().splitlines()] for path in files}
-        named = {path: _process([function for _, _, function in lines]) for path, lines in calls.items()}
+        named = {path: _process([function for _, _, function, _ in lines]) for path, lines in calls.items()}
         order = [PYTEST, CASES, REFERENCES, FORKS]
         return [
-            Call(named[path], *one)
+            Call(named[path], *line)
             for path in sorted(files, key=lambda path: order.index(named[path]))
-            for one in calls[path]
+            for line in calls[path]
         ]
 
 

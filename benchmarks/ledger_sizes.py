@@ -23,8 +23,7 @@ from accelcheck.core.case import Verdict
 from accelcheck.core.fault import Fault
 from accelcheck.core.selection import Selection
 from accelcheck.devices.base import Status
-from accelcheck.expectations.holding import shown
-from accelcheck.expectations.ledger import Entry, Ledger, shipped
+from accelcheck.expectations.ledger import Entry, Ledger, shipped, shown
 from accelcheck.plugin import registered
 from accelcheck.techniques.matrix import Matrix
 from accelcheck.verify.oracle import Store

@@ -15,7 +15,7 @@ from accelcheck.checks.execute import recorded
 from accelcheck.core.case import Verdict, seconds_of
 from accelcheck.core.clean_process import CleanProcess, CleanProcessError
 from accelcheck.core.journal import Record
-from accelcheck.expectations.holding import hold
+from accelcheck.expectations.ledger import hold
 
 if TYPE_CHECKING:
     from accelcheck.checks.execute import Bench

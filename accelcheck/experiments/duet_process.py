@@ -140,8 +140,7 @@ class _Worker:
         from accelcheck.checks.execute import Bench
         from accelcheck.core.capability import SUPPORTED
         from accelcheck.devices.base import Status
-        from accelcheck.expectations.holding import hold
-        from accelcheck.expectations.ledger import Ledger, shipped
+        from accelcheck.expectations.ledger import Ledger, hold, shipped
         from accelcheck.verify.oracle import Store
 
         name = self.device.name

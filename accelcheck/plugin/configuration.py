@@ -13,6 +13,8 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
+import pytest
+
 import accelcheck
 from accelcheck.core import imports
 from accelcheck.core.files import private
@@ -22,16 +24,17 @@ from accelcheck.core.shards import Shard
 from accelcheck.devices import devices
 from accelcheck.expectations import must_pass
 from accelcheck.plugin import installed, options, registered, resume
+from accelcheck.report.console import escaped_lines
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, MutableMapping, Sequence
+    from collections.abc import Callable, Mapping, MutableMapping, Sequence
 
-    import pytest
-
+    from accelcheck.checks.supervisor import Supervisor
     from accelcheck.core.capability import Capability
     from accelcheck.core.journal import Record
     from accelcheck.devices.base import Device, Status
     from accelcheck.measure.gate import Gate
+    from accelcheck.techniques.matrix import Matrix
 
 
 class AbsentDeviceError(ValueError):
@@ -278,3 +281,60 @@ def packages() -> dict[str, str]:
         if name and version:
             found.setdefault(name[1], version[1])
     return dict(sorted(found.items()))
+
+
+def supervisor(
+    config: pytest.Config,
+    run: RunConfiguration,
+    matrix: Matrix,
+    folder: Path,
+    close: Callable[[Callable[[], None]], object],
+    gate: Gate | None = None,
+) -> Supervisor:
+    """The parent of the cases. Cases run in a process of their own, unless ``--accel-in-process`` or a device that is in use forbids it.
+
+    Args:
+        config: Of pytest.
+        run: The devices, and further ledgers.
+        matrix: Techniques and workloads.
+        folder: Of the references; private.
+        close: Takes functions that end the processes.
+        gate: Holds measurements against baselines and limits.
+    """
+    from accelcheck.checks.execute import Bench
+    from accelcheck.checks.supervisor import Supervisor
+    from accelcheck.core.clean_process import CleanProcessError
+    from accelcheck.expectations.ledger import Ledger, shipped
+    from accelcheck.verify.oracle import Store
+
+    devices, chosen = run.devices(config), run.selection.devices
+    chips = {name: status.fingerprint.chip for name, status in run.statuses.items() if status.fingerprint is not None}
+    ledger = replace(Ledger.load((*shipped(chosen), *run.ledgers)), chips=chips)
+    store = Store(folder, effort=options.effort(config))
+    bench = Bench(matrix, devices, run.statuses, store, options.folder(config, "profile"))
+    try:
+        made = Supervisor(
+            bench, ledger, gate, options.timeout(config), here=_here(config, [devices[n] for n in chosen])
+        )
+    except CleanProcessError as error:
+        _warn(config, str(error))
+        made = Supervisor(bench, ledger, gate, here=True)
+    close(made.close)
+    return made
+
+
+def _here(config: pytest.Config, devices: Sequence[Device]) -> bool:
+    """Whether cases run in pytest's own process."""
+    from accelcheck.measure import timing_processes
+
+    if options.value(config, "in_process") or timing_processes.ongoing() is not None:
+        return True
+    used = ", ".join(device.name for device in devices if device.in_use())
+    if used:
+        _warn(config, f"{used}: in use in this process before the first case")
+    return bool(used)
+
+
+def _warn(config: pytest.Config, why: str) -> None:
+    words = escaped_lines(f"accelcheck: cases run in pytest's own process, which a crash or hang ends: {why}")
+    config.issue_config_time_warning(pytest.PytestWarning(words), stacklevel=3)  # workers hand it on

@@ -313,11 +313,11 @@ def _parametrize_nothing(metafunc: pytest.Metafunc, name: str, reason: str) -> N
 @pytest.fixture(scope="session")
 def accel_supervisor(request: pytest.FixtureRequest) -> Supervisor:
     """Runs the cases of this process."""
-    from accelcheck.plugin import benches
+    from accelcheck.plugin import configuration
 
     config = request.config
     run, gate = config.stash[_RUN], config.stash.get(_GATE, None)
-    return benches.supervisor(config, run, _matrix(config), run.folder, config.add_cleanup, gate)
+    return configuration.supervisor(config, run, _matrix(config), run.folder, config.add_cleanup, gate)
 
 
 @pytest.fixture(scope="session")

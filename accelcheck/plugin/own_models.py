@@ -20,7 +20,7 @@ from accelcheck.core.registry import UnknownNameError, unknown
 from accelcheck.core.selection import Selection
 from accelcheck.expectations.limits import Limit
 from accelcheck.measure.gate import Use
-from accelcheck.plugin import benches, configuration, options
+from accelcheck.plugin import configuration, options
 from accelcheck.plugin.marks import Words, WordsError
 from accelcheck.plugin.own_explanations import OWN, OwnExplanations
 from accelcheck.report.advice import advice
@@ -242,7 +242,7 @@ class Accel:
         gate.limits += limits
         with ExitStack() as ended, tempfile.TemporaryDirectory(prefix="model-", dir=run.folder) as folder:
             began = time.monotonic()
-            supervisor = benches.supervisor(config, run, matrix, Path(folder), ended.callback, gate)
+            supervisor = configuration.supervisor(config, run, matrix, Path(folder), ended.callback, gate)
             records = []
             for case in cases:
                 records.append(supervisor.run(case))

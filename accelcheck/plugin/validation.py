@@ -100,7 +100,7 @@ def workloads(
     from accelcheck.devices.base import FEATURES
     from accelcheck.workloads.base import Workload
     from accelcheck.workloads.probes import PROBES
-    from accelcheck.workloads.traits import TRAITS
+    from accelcheck.workloads.problem import TRAITS
 
     _distinct("workload", found, builtin)
     asked = list(known)

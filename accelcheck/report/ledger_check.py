@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING
 from accelcheck.core.case import Verdict
 from accelcheck.core.fault import FaultKind
 from accelcheck.core.plain import text
-from accelcheck.expectations.holding import MOST_FAULTS, shown
-from accelcheck.expectations.ledger import Ledger, LedgerError
+from accelcheck.expectations.ledger import MOST_FAULTS, Ledger, LedgerError, shown
 
 if TYPE_CHECKING:
     import datetime as dt

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING
 
 from accelcheck.core.case import Verdict
 from accelcheck.core.fault import Fault, FaultKind
-from accelcheck.expectations.holding import shown
-from accelcheck.expectations.ledger import SCHEMA, TODO, exception
+from accelcheck.expectations.ledger import SCHEMA, TODO, exception, shown
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence

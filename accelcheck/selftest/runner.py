@@ -16,8 +16,7 @@ from accelcheck.core.capability import SUPPORTED
 from accelcheck.core.case import Case, Mode, Verdict
 from accelcheck.core.registry import discover, index
 from accelcheck.devices.base import Status
-from accelcheck.expectations.holding import hold
-from accelcheck.expectations.ledger import Ledger, shipped, unsteady
+from accelcheck.expectations.ledger import Ledger, hold, shipped, unsteady
 from accelcheck.plugin import registered
 from accelcheck.selftest.faults.base import EVERY, Planted, PlantedFault, Variant
 from accelcheck.selftest.faults.plant import nothing

@@ -10,7 +10,7 @@ from accelcheck.core.case import TIMED, Evidence, Mode
 from accelcheck.devices.packages import installed
 from accelcheck.techniques.observe import OperatorLog
 from accelcheck.workloads import builtin
-from accelcheck.workloads.traits import described
+from accelcheck.workloads.problem import described
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -78,7 +78,7 @@ class Technique:
     """Largest drop of task accuracy that is allowed, as a fraction of all samples. The upper confidence bound of the drop
     must not exceed it. The default corresponds to MLPerf Inference's 99 % of the reference accuracy."""
     requires: frozenset[str] = frozenset()
-    """Traits that a workload must have: see `accelcheck.workloads.traits.TRAITS`. Other workloads give no case."""
+    """Traits that a workload must have: see `accelcheck.workloads.problem.TRAITS`. Other workloads give no case."""
     works_on: frozenset[str] = frozenset()
     """Traits of which a workload must have at least one, because the technique changes nothing else; empty if it needs none."""
     excludes: frozenset[str] = frozenset()

@@ -25,7 +25,7 @@ from accelcheck.workloads.dispatch import layer_by_layer
 from accelcheck.workloads.inspection import alike, found_traits
 from accelcheck.workloads.nested import OwnModelError, Place, Rebuilt, at, tensors_of
 from accelcheck.workloads.own_task import Metric, OwnTask
-from accelcheck.workloads.traits import TRAITS
+from accelcheck.workloads.problem import TRAITS
 
 SAMPLE, FEW = 1000, 2
 """Of so many elements of an input, a mask has so few values."""

@@ -20,8 +20,7 @@ from accelcheck.core.case import Evidence, Mode, Verdict
 from accelcheck.core.fault import Fault, FaultKind
 from accelcheck.core.journal import ErrorCode, Record
 from accelcheck.devices.base import Status
-from accelcheck.expectations.holding import hold
-from accelcheck.expectations.ledger import Entry, Ledger
+from accelcheck.expectations.ledger import Entry, Ledger, hold
 from accelcheck.report.message import explain
 from accelcheck.selftest.faults.plant import calling, nothing, replacing, scaled
 from accelcheck.techniques.base import Unsupported

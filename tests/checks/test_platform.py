@@ -339,6 +339,7 @@ toy_backend.load()
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(
     not hasattr(torch.utils.backend_registration, "_setup_privateuseone_for_python_backend"),
     reason="torch 2.9 has no Python-written backends",

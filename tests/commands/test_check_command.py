@@ -72,6 +72,7 @@ def test_a_model_is_judged_timed_and_recommended_for(tmp_path: Path) -> None:
     assert {path.name for path in tmp_path.iterdir()} >= {"j.jsonl", "j-speed.jsonl", "r.html"}
 
 
+@pytest.mark.slow
 def test_the_table_ends_with_a_recommendation(tmp_path: Path) -> None:
     done = checked(
         tmp_path, "net.py:make", "--device=cpu", "--technique=channels-last", "--technique=inplace", "--no-speed"

@@ -15,8 +15,7 @@ from accelcheck.core.case import Case, Mode, Verdict
 from accelcheck.core.fault import Fault, FaultKind
 from accelcheck.core.journal import Journal, Record
 from accelcheck.devices.base import Fingerprint
-from accelcheck.expectations.holding import hold, shown
-from accelcheck.expectations.ledger import Ledger, LedgerError
+from accelcheck.expectations.ledger import Ledger, LedgerError, hold, shown
 from accelcheck.report import ledger_check, ledger_stubs
 from accelcheck.report.run import load
 

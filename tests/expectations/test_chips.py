@@ -102,8 +102,7 @@ def test_what_a_technique_declares_is_not_found_by_trying(store: Store) -> None:
 def test_a_ledger_can_expect_what_a_chip_refuses(store: Store, stated: Path) -> None:
     import datetime as dt
 
-    from accelcheck.expectations.holding import hold
-    from accelcheck.expectations.ledger import Entry, Ledger
+    from accelcheck.expectations.ledger import Entry, Ledger, hold
 
     workload = seeded("mlp")
     expecting = bench(store, Planted(refusing()), workload, Chip())

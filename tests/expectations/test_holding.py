@@ -8,8 +8,7 @@ from dataclasses import replace
 from accelcheck.core.case import Case, Mode, Verdict
 from accelcheck.core.fault import Fault, FaultKind
 from accelcheck.core.journal import Known, Record
-from accelcheck.expectations.holding import MOST_FAULTS, hold
-from accelcheck.expectations.ledger import Entry, Ledger
+from accelcheck.expectations.ledger import MOST_FAULTS, Entry, Ledger, hold
 
 CASE = Case("eager", "mlp", "toy", "float32", Mode.FORWARD, 1)
 DAY = dt.date(9999, 1, 1)

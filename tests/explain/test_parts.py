@@ -125,6 +125,7 @@ def halves(x: torch.Tensor) -> torch.Tensor:
     return x.to(torch.bfloat16).add(1).sin()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("function", [many, halves])
 def test_the_script_fails_alone_while_the_fault_is_there(tmp_path: Path, function: Callable[..., Any]) -> None:
     part = traced(function, torch.linspace(-1, 1, 60).reshape(6, 10))

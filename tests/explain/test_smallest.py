@@ -115,7 +115,11 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("what", CASES)
+QUICK = {"attention", "a product"}
+"""Those of `CASES` that are tried by default: each script is a process that imports torch."""
+
+
+@pytest.mark.parametrize("what", [pytest.param(name, marks=[pytest.mark.slow] * (name not in QUICK)) for name in CASES])
 def test_a_script_fails_alone_while_the_fault_is_there(what: str, tmp_path: Path) -> None:
     make, body = CASES[what]
     call: OperatorCall = make()  # type: ignore[no-untyped-call]  # of a lambda

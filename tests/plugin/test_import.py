@@ -177,6 +177,7 @@ def test_processes_of_techniques_import_the_backend(vendor: Suite, program: str,
     assert done.stdout.splitlines()[-1:] == [answer], done.stderr
 
 
+@pytest.mark.slow
 def test_a_module_that_cannot_be_imported_leaves_other_devices_alone(vendor: Suite) -> None:
     ran = vendor.run_apart(*only("toy"), "--accel-import=vendor_nonsuch", "--accel-import=vendor_toy")
     assert ran.verdicts == {"toy/tiny/cpu/float32/forward": "pass"}, ran.out

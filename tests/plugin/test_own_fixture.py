@@ -193,6 +193,7 @@ def test_it(accel):
     run(suite, body).assert_outcomes(passed=1)
 
 
+@pytest.mark.slow
 def test_timing_is_skipped_with_workers(suite: Suite) -> None:
     body = "\ndef test_it(accel):\n    accel.benchmark(net(), X, techniques=['eager'])\n"
     result = run(suite, body, "-n", "1", "-rs")

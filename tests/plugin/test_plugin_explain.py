@@ -48,6 +48,7 @@ def run(suite: Suite, *words: str) -> pytest.RunResult:
     return suite.pytester.run(*command)
 
 
+@pytest.mark.slow
 def test_one_case_of_each_cause_is_explained_and_the_report_says_why(suite: Suite) -> None:
     result = run(suite, "--accel-explain", "--accel-journal=j.jsonl")
     assert result.ret == pytest.ExitCode.TESTS_FAILED

@@ -258,6 +258,7 @@ def facts(lines: list[dict[str, Any]]) -> list[tuple[str, int, str]]:
     return [(line["case"]["id"], line["case"]["seed"], line["verdict"]) for line in lines]
 
 
+@pytest.mark.slow
 def test_workers_and_none_give_the_same_ids_seeds_and_verdicts_and_two_runs_the_same_figures(suite: Suite) -> None:
     words = ["--accel-device=cpu"]
     words += [f"--accel-technique={name}" for name in ("eager", "inplace", "toy-value")]
@@ -276,6 +277,7 @@ def test_workers_and_none_give_the_same_ids_seeds_and_verdicts_and_two_runs_the_
     assert [line["kind"] for line in spread.raw].count("end") == 1
 
 
+@pytest.mark.slow
 def test_the_controller_of_workers_imports_no_torch(suite: Suite) -> None:
     suite.pytester.makeconftest(CONFTEST + WITNESS)
     # -k and not --accel-technique: names given as options are checked, and that needs torch.
@@ -372,6 +374,7 @@ def test_a_wrong_candidate_fails_and_says_where_what_and_how_to_see_it_again(
     assert f"  reproduce: pytest --pyargs accelcheck.suite --accel-device=cpu --accel-case={record.case.id}" in ran.out
 
 
+@pytest.mark.slow
 def test_a_wrong_value_shows_measured_and_allowed_and_its_command_shows_it_again(suite: Suite) -> None:
     ran = suite.run(*only("toy-value"))
     record = ran.record("toy-value")

@@ -138,6 +138,7 @@ def test_a_case_that_no_process_could_time_has_its_own_verdict(suite: Suite) -> 
     assert (str(record.verdict), record.why) == ("error", "LookupError: no such pass")
 
 
+@pytest.mark.slow
 def test_a_case_that_ends_the_processes_that_time_it_is_a_crash_and_not_run_again(suite: Suite) -> None:
     ran = suite.run(
         *("--accel-technique=toy", "--accel-technique=toy-process", "--accel-workload=timed", "--accel-device=cpu"),
@@ -163,6 +164,7 @@ def test_what_failed_last_is_remembered_when_processes_time(suite: Suite) -> Non
         result.stdout.no_fnmatch_line("*before the first of them*")
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="the signal is Linux's")
 def test_a_run_that_is_killed_leaves_no_process_that_times(suite: Suite) -> None:
     conftest = suite.path / "conftest.py"

@@ -77,6 +77,7 @@ def test_the_command_of_a_nox_session_is_the_session(suite: Suite, monkeypatch: 
     assert last(suite.run(*only("toy")).out)[0].endswith(": ACCELCHECK_LEVEL=2 nox -s cpu -- -k toy")
 
 
+@pytest.mark.slow
 def test_timed_cases_that_workers_leave_out_are_named(suite: Suite) -> None:
     ran = suite.run(*only("toy", workload="tiny"), "--accel-workload=timed", "-n", "1")
     assert (

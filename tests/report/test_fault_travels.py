@@ -12,8 +12,7 @@ from accelcheck.core.case import Case, Mode, Verdict
 from accelcheck.core.fault import Fault, FaultKind
 from accelcheck.core.journal import Journal, Record
 from accelcheck.devices.base import Fingerprint
-from accelcheck.expectations.holding import hold
-from accelcheck.expectations.ledger import Ledger
+from accelcheck.expectations.ledger import Ledger, hold
 from accelcheck.report import ledger_stubs
 from accelcheck.report.causes import causes
 from accelcheck.report.message import explain

@@ -81,6 +81,7 @@ def test_a_package_runs_from_its_shared_library_with_the_weights_it_was_compiled
     BAKED.finish()
 
 
+@pytest.mark.slow
 @needs_compiler
 def test_a_package_without_weights_follows_the_module(supplied: Program) -> None:
     with torch.no_grad():

@@ -179,6 +179,7 @@ def observed(record: Any, claim: str) -> Any:
     return next(one.observed for one in record.evidence if one.claim.startswith(claim))
 
 
+@pytest.mark.slow
 def test_a_killed_rank_is_restarted_with_the_same_result(store: Store) -> None:
     technique, thing = named(TECHNIQUES, "elastic-restart"), seeded("train-mlp")
     record = bench(store, technique, thing, CPU).run(case(thing, Mode.TRAIN, technique=technique.name))

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from accelcheck.devices.base import Device
     from accelcheck.techniques.distributed.strategy import RankReport
 
+pytestmark = pytest.mark.slow  # ranks that save and load checkpoints
+
 CPU = devices()["cpu"]
 
 

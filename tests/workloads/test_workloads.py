@@ -21,7 +21,7 @@ from accelcheck.workloads.draw import lengths, orders, separated, signs
 from accelcheck.workloads.dynamic import AdaptiveTime, DynamicDepth
 from accelcheck.workloads.operators import CLASSES
 from accelcheck.workloads.probes import DRAWS, Draw
-from accelcheck.workloads.traits import TRAITS
+from accelcheck.workloads.problem import TRAITS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

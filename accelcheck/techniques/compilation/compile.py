@@ -16,7 +16,7 @@ from accelcheck.core.capability import SUPPORTED, Capability, Code, unavailable,
 from accelcheck.core.case import Evidence, Mode
 from accelcheck.techniques.base import Technique, Unsupported
 from accelcheck.techniques.observe import ProfilerLog
-from accelcheck.workloads.traits import CONTRACTING
+from accelcheck.workloads.problem import CONTRACTING
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

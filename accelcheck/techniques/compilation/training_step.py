@@ -23,7 +23,7 @@ from accelcheck.techniques.compilation.compile import (
 )
 from accelcheck.techniques.compilation.regions import backend_for, compiler_capability, entered
 from accelcheck.techniques.observe import ProfilerLog
-from accelcheck.workloads.traits import CONTRACTING
+from accelcheck.workloads.problem import CONTRACTING
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

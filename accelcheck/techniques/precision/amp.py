@@ -10,7 +10,7 @@ import torch
 from accelcheck.core.case import Evidence, Mode
 from accelcheck.techniques.base import Technique
 from accelcheck.techniques.observe import CONTRACTION, operators
-from accelcheck.workloads.traits import CONTRACTING
+from accelcheck.workloads.problem import CONTRACTING
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

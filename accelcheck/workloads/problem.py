@@ -1,0 +1,184 @@
+"""Describes workloads: their traits, and a deterministic function that makes a module with parameters and inputs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from accelcheck.core.case import Mode
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from accelcheck.workloads.signatures import Batch, Loss, OptimizerMaker
+    from accelcheck.workloads.trainer import Recipe
+
+TRAITS: Mapping[str, str] = MappingProxyType(
+    {
+        "activations": "memory that is mostly activations",
+        "attention": "calls of scaled_dot_product_attention",
+        "batches": "several batches, one for each training step",
+        "batchnorm": "batch normalisation",
+        "blocks": "an nn.ModuleList named `blocks`, or the longest list of modules of one class, whose members take a tensor first and can be called again",
+        "branching": "Python control flow that depends on data",
+        "constants": "expressions that depend on no input",
+        "conv": "NCHW convolutions",
+        "custom-function": "an autograd function of its own, whose gradients are then checked by finite differences",
+        "exact": "no rounding at all, as in indexing and copies",
+        "index-operators": "calls of torch.index_select or torch.gather",
+        "index-tensors": "indexing with tensors in brackets",
+        "inplace": "submodules with an attribute `inplace`, which is False",
+        "linear": "nn.Linear",
+        "matmul": "matrix products",
+        "packed": "a module that is an `accelcheck.workloads.packed.Packed`",
+        "resizable": "a maker that follows its argument `extent`",
+        "samplewise": "samples, along the first dimension of every input, that do not depend on each other",
+        "scriptable": "a module that torch.jit.script can compile",
+        "stream": "a submodule `net` that is called once for each input",
+        "training": "a target, a loss and an optimizer",
+        "twice-differentiable": "gradients that can be differentiated again, and are in backward mode",
+        "variable-length": "sequences that differ in length",
+        "views": "outputs that are all views of the first input",
+    }
+)
+"""What a workload with the trait has, by trait. Techniques of other packages may ask for further ones."""
+
+CONTRACTING = frozenset({"attention", "conv", "linear", "matmul"})
+"""Traits of workloads with contractions: what reduced precision and tuned kernels are about."""
+
+
+def described(name: str) -> str:
+    """A trait with what it means, for a sentence."""
+    return f"{name} ({TRAITS[name]})" if name in TRAITS else name
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One instance of a workload, with parameters and inputs: on the CPU, in FP32 (integer and bool inputs keep their dtype).
+
+    `Program.of` moves it to a device and casts it.
+
+    Attributes:
+        module: The model or function. A function without parameters is a module without parameters.
+        inputs: Positional arguments of the module: tensors or plain numbers.
+        target: Second argument of `loss`. Needed in train and trajectory mode, and by tasks.
+        loss: ``loss(output, target)`` returns a 0-D tensor. Needed in train and trajectory mode, and by tasks.
+        optimizer: Makes an optimizer of a list of parameters. Needed in train and trajectory mode, and by tasks.
+        steps: Number of optimizer steps in train and trajectory mode.
+        recipe: How the module is trained in trajectory mode. `inputs` and `target` are then a data set with one sample a row.
+        further: Batches after the first one, which `inputs` and `target` are. Step k of train mode takes batch k, from the first one
+            again after the last. The workload has the trait ``batches``.
+    """
+
+    module: nn.Module
+    inputs: tuple[Any, ...]
+    target: Tensor | None = None
+    loss: Loss | None = None
+    optimizer: OptimizerMaker | None = None
+    steps: int = 4
+    recipe: Recipe | None = None
+    further: tuple[Batch, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.module, nn.Module):
+            raise TypeError(
+                f"Problem.module: expected an nn.Module, got {type(self.module).__name__}: put a function into the `forward` of a "
+                "module, or register it with `workload_of`"
+            )
+        if not isinstance(self.inputs, (tuple, list)):
+            raise TypeError(
+                f"Problem.inputs: expected a tuple of the module's positional arguments, got {type(self.inputs).__name__}; for one "
+                "argument give (x,)"
+            )
+
+
+@dataclass(frozen=True)
+class Dropout:
+    """One dropout layer of a workload, and the tensors from which its mask can be read.
+
+    In random mode, each element of one output and of one gradient must be its value without dropout (the module in evaluation
+    mode) times 0 or ``1 / (1 - rate)``. The value without dropout must be clearly different from 0, so that a zero shows a
+    dropped element.
+
+    Attributes:
+        output: Path of the output, such as ``out[1]``.
+        gradient: Path of the gradient, such as ``grad:input[0]``.
+        rate: Probability that an element is dropped, between 0 and 1.
+        transposed: Whether the last two dimensions of the gradient are those of the output in reverse order.
+    """
+
+    output: str
+    gradient: str
+    rate: float
+    transposed: bool = False
+
+
+@dataclass(frozen=True)
+class Workload:
+    """A model or function that techniques are applied to.
+
+    Each module of the package ``accelcheck.workloads`` is a family and lists its instances in ``WORKLOADS``; other packages
+    register theirs with the hook ``pytest_accel_workloads``.
+
+    Attributes:
+        name: Name on the command line and in case ids. Unique among workloads. The seed of parameters and inputs depends on
+            it alone; never reuse it for something else, since baselines and ledgers are stored under case ids.
+        summary: One sentence: what the workload is, and which shapes or operators it stresses.
+        make: ``make(generator, extent)`` returns the problem. Draw all random numbers from ``generator``, which is on the CPU.
+            Parameters must depend on the generator alone. Workloads with the trait ``resizable`` add ``extent`` (an int, 0 for
+            the nominal size) to the sizes that may vary between calls, such as batch or length; others ignore it.
+        level: 1 smoke, 2 standard, 3 full: the level from which a cheap technique runs the workload.
+        modes: The modes in which it is run. Each mode that is not here gives no case.
+        traits: What techniques ask for in `Technique.requires`, `works_on` and `excludes`: see `accelcheck.workloads.traits.TRAITS`. A
+            workload that lacks one has fewer cases, and ``accelcheck list --workload=NAME`` says why; one that claims a trait
+            wrongly fails.
+    """
+
+    name: str
+    summary: str
+    make: Callable[[torch.Generator, int], Problem]
+    level: int = 1
+    modes: frozenset[Mode] = frozenset({Mode.FORWARD, Mode.BACKWARD})
+    traits: frozenset[str] = frozenset()
+    dtypes: frozenset[str] = frozenset({"float32", "bfloat16", "float16"})
+    """Storage dtypes in which the workload runs. Leave out those in which eager itself does not solve the problem, such as
+    FP16 where its range is exceeded."""
+    features: frozenset[str] = frozenset()
+    """Features that a device must declare, see `accelcheck.devices.base.Device.features`; elsewhere cases are
+    ``unsupported``."""
+    probes: frozenset[str] = frozenset()
+    """Structured inputs to run besides the random ones: names in `accelcheck.workloads.probes.PROBES`. An unknown name raises
+    `UnknownNameError` when a case runs."""
+    dropouts: tuple[Dropout, ...] = ()
+    """Its dropout layers. Needed if `modes` has ``random``."""
+    idle: frozenset[str] = frozenset()
+    """Parameters, by name, and inputs, such as ``input[1]``, that get no gradient although they could: nothing depends on them.
+    A gradient that is missing elsewhere is an error in backward mode."""
+    techniques: frozenset[str] = frozenset()
+    """Names of the techniques that it is tried with, of those that accept it; empty for all."""
+    given: bool = False
+    """Whether nobody would change the model for its check. Tensors that rounding errors alone decide, such as the gradient of a bias
+    before batch norm, are then left out of the judgement, and named; in a workload that was made for checks they are an error."""
+
+    def problem(self, seed: int, extent: int = 0) -> Problem:
+        """The problem for a seed: bitwise the same on every machine with the same torch.
+
+        Args:
+            seed: Of the generator that `make` draws from, and of a fork of torch's global generator, from which the
+                initialisers of `torch.nn` draw. The global generator itself does not change.
+            extent: Added to the sizes that may vary: see `make`.
+        """
+        generator = torch.Generator().manual_seed(seed)
+        with torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed(seed)  # of the CPU alone: the fork does not restore other devices'
+            made: Any = self.make(generator, extent)
+        if not isinstance(made, Problem):
+            raise TypeError(
+                f"the maker of the workload {self.name} returned {type(made).__name__}: expected a Problem, such as "
+                "Problem(module, inputs=(x,))"
+            )
+        return made
