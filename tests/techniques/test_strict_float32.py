@@ -183,11 +183,12 @@ def suite(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Suite:
     return Suite(pytester, monkeypatch)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(
     not hasattr(torch.utils.backend_registration, "_setup_privateuseone_for_python_backend"),
     reason="torch 2.9 has no Python-written backends",
 )
-@pytest.mark.parametrize("kind", [pytest.param("last", marks=pytest.mark.slow), "tf32"])
+@pytest.mark.parametrize("kind", ["last", "tf32"])
 def test_a_device_without_float32_products_is_judged_to_the_end(kind: str, suite: Suite) -> None:
     (suite.path / "vendor_toy.py").write_text(VENDOR.replace("WRONG", WRONG[kind]))
     workloads = [f"--accel-workload={name}" for name in ("matmul", "elementwise-5", "mlp")]
