@@ -29,7 +29,7 @@ from accelcheck.core.case import Evidence, Mode
 from accelcheck.core.journal_reading import read
 from accelcheck.devices.base import Fingerprint, Status
 from accelcheck.devices.cpu import Cpu
-from accelcheck.devices.probe import HostFacts
+from accelcheck.devices.probe import HostFacts, builtin
 from accelcheck.measure import timing_processes
 from accelcheck.techniques.base import Technique, Unsupported
 from accelcheck.techniques.matrix import Matrix
@@ -64,7 +64,7 @@ def pytest_accel_workloads():
     return plugin_harness.workloads()
 """
 PRESENT = Status("cpu", SUPPORTED, Fingerprint("cpu", "Toy processor", 2, runtime="ATen", versions={"torch": "2"}))
-ABSENT = {
+ABSENT = {name: unavailable(Code.NO_HARDWARE, "no chip found") for name in builtin() if name != "cpu"} | {
     "cuda": unavailable(Code.NO_HARDWARE, "no NVIDIA GPU found", "run on a machine with one"),
     "rocm": unavailable(Code.NO_HARDWARE, "no AMD GPU found"),
     "tpu": unavailable(Code.NO_HARDWARE, "no TPU chip found"),
