@@ -323,7 +323,7 @@ class _Run:
 
 
 def _remarks(reference: Reference) -> list[Evidence]:
-    """What says which tensors are not judged, and which operators are not known, where there are any."""
+    """Remarks on the tensors that are not judged and the operators that are not known, where there are any."""
     found = ((UNJUDGED, sorted(reference.unjudged)), (UNCLASSIFIED, reference.unclassified))
     return [Evidence(claim, ", ".join(names), engaged=True) for claim, names in found if names]
 

@@ -51,11 +51,11 @@ def test_a_process_judges_as_the_suite_does(tmp_path: Path) -> None:
 
 
 def test_a_process_measures_latency_and_its_part_of_eager(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(duet_process, "SECONDS", 0.02)
+    monkeypatch.setattr(duet_process, "SECONDS", 0.5)  # beside load a few blocks say nothing of their median
     monkeypatch.setattr(duet_process, "stop", lambda: None)
     found = worker(tmp_path, Eager()).measured(case("eager"), duet_process.Turns())
     assert 1e-7 < found["seconds"] < 1.0
-    assert 0.0 < found["to_eager"] < 1000.0  # beside load a part of it may be far from 1
+    assert 0.1 < found["to_eager"] < 10.0
 
 
 def test_the_clock_of_a_process_stands_still_while_it_waits(monkeypatch: pytest.MonkeyPatch) -> None:
