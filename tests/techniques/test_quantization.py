@@ -267,6 +267,22 @@ def test_flips_move_the_scale_by_rounding_errors() -> None:
     assert max(moved) > emulation.RELATIVE / 4
 
 
+def test_two_runs_move_each_weight_at_a_tie_once_and_scales_to_both_sides() -> None:
+    layer = nn.Linear(4, 8, bias=False)
+    with torch.no_grad():
+        layer.weight[:] = torch.tensor([-1.0, 0.25, 0.5, 0.75])
+        layer.weight *= torch.arange(1.0, 9.0).unsqueeze(1)
+    emulated = EmulatedLinear(layer.double())
+    runs = []
+    for seed in (6, 7):
+        emulated.flips = torch.Generator().manual_seed(seed)
+        runs.append(emulated.taken() / emulated.weight - 1)
+    largest = torch.stack(runs)[..., 0].abs()
+    assert torch.equal((largest > 2.0**-8).sum(0), torch.ones(8, dtype=torch.long)), "-127.5 becomes -127 or -128"
+    for moved, error in zip(runs, (emulation.SCALE_ERROR, -emulation.SCALE_ERROR), strict=True):
+        assert torch.allclose(moved[:, 1:], torch.tensor(error).double(), rtol=1e-6)
+
+
 def test_quantizer_accepts_an_empty_tensor() -> None:
     assert Quantizer(DynamicRange(127), 0, 255)(torch.zeros(0, 4).double()).shape == (0, 4)
 

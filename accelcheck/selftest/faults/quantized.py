@@ -13,7 +13,15 @@ from accelcheck.core.case import Evidence, Mode
 from accelcheck.selftest.faults.base import Cell, PlantedFault, Variant
 from accelcheck.selftest.faults.plant import nothing
 from accelcheck.techniques.base import Technique
-from accelcheck.techniques.quantization.emulation import DynamicRange, is_linear, per_token, replaced, symmetric_scale
+from accelcheck.techniques.quantization import float8
+from accelcheck.techniques.quantization.emulation import (
+    EPSILON,
+    DynamicRange,
+    is_linear,
+    per_token,
+    replaced,
+    symmetric_scale,
+)
 from accelcheck.techniques.quantization.int8 import DynamicInt8, Quantized, count
 from accelcheck.techniques.quantization.torchao import TorchAODynamic, TorchAOWeightOnly
 
@@ -73,7 +81,7 @@ class Int8Linear(nn.Module):
             # A vector: torch_xla makes a scalar of 0 or 1 a constant of the graph, and recompiles for other values.
             step, zero = step.to(x.device), torch.tensor([float(point)]).to(x.device)
             integer = (torch.round(x * (1.0 / step)) + zero).clamp(self.low, self.high)
-            out = self.product(integer, zero, weight) * step * self.channels(scale)
+            out = self.scaled(self.product(integer, zero, weight), step, self.channels(scale))
         return out if self.linear.bias is None else out + self.linear.bias
 
     def packed(self) -> tuple[Tensor, Tensor]:
@@ -85,6 +93,10 @@ class Int8Linear(nn.Module):
     def product(self, x: Tensor, zero: Tensor, weight: Tensor) -> Tensor:
         """``(..., N)``: the sum over K of ``(x - zero) * weight``."""
         return (x - self.taken(zero)) @ weight.t()
+
+    def scaled(self, product: Tensor, step: Tensor, scale: Tensor) -> Tensor:
+        """A product of integers, ``(..., N)``, times the scales of input and weight."""
+        return product * step * scale
 
     def taken(self, zero: Tensor) -> Tensor:
         """The zero point, which is subtracted from every integer of an input."""
@@ -131,6 +143,49 @@ class InputChannels(Int8Linear):
         # With fewer output channels than inputs a kernel would read beyond the scales; this one starts over.
         places = torch.arange(weight.shape[1], device=weight.device) % len(scale)
         return weight * scale.flatten()[places]
+
+
+class Reciprocal(Int8Linear):
+    """Divides nowhere by a scale: multiplies by its reciprocal, whose reciprocal is the scale, and multiplies both scales first."""
+
+    def packed(self) -> tuple[Tensor, Tensor]:
+        sizes = self.linear.weight.abs()
+        inverse = 127.5 * (1.0 / (sizes.max() if self.dim is None else sizes.amax(-1, keepdim=True)))
+        return torch.round(self.linear.weight * inverse).clamp(-128, 127), (1.0 / inverse).reshape(-1, 1)
+
+    def scaled(self, product: Tensor, step: Tensor, scale: Tensor) -> Tensor:
+        return product * ((1.0 / (1.0 / step)) * scale)
+
+
+def reciprocal(x: Tensor, dtype: torch.dtype, *, rows: bool) -> tuple[Tensor, Tensor]:
+    """As `float8.quantize`, with the reciprocal of the scale, whose reciprocal is the scale."""
+    sizes, limit = x.float().abs(), torch.finfo(dtype).max
+    inverse = limit * (1.0 / (sizes.amax(-1, keepdim=True) if rows else sizes.max()).clamp(min=EPSILON * limit))
+    return (x.float() * inverse).clamp(-limit, limit).to(dtype), 1.0 / inverse
+
+
+class ReciprocalProduct(float8.Float8Linear):
+    """Both operands by `reciprocal`."""
+
+    quantize = staticmethod(reciprocal)
+
+
+class ReciprocalWidened(float8.WidenedLinear):
+    """The weight by `reciprocal`."""
+
+    quantize = staticmethod(reciprocal)
+
+
+class ReciprocalProducts(float8.ScaledProduct):
+    """float8 products with scales by `reciprocal`."""
+
+    layer = ReciprocalProduct
+
+
+class ReciprocalWeights(float8.WeightOnly):
+    """float8 weights with scales by `reciprocal`."""
+
+    layer = ReciprocalWidened
 
 
 class Int8Anywhere(Technique):
@@ -274,6 +329,31 @@ VARIANTS = (
             technique=technique,
         )
         for technique in (DYNAMIC_7, DYNAMIC_8, TOKEN_CHANNEL, WEIGHT_CHANNEL)
+    ),
+    *(
+        Variant(
+            f"reciprocal-{technique.name}",
+            f"The scheme {technique.oracle}, with reciprocals of scales.",
+            (MLP, BLOCKS),
+            lambda: kernel(Reciprocal)(1.0),
+            technique=technique,
+        )
+        for technique in (DYNAMIC_7, DYNAMIC_8, TOKEN_CHANNEL, WEIGHT_CHANNEL)
+    ),
+    *(
+        Variant(
+            f"reciprocal-{technique.name}",
+            "float8 numbers with reciprocals of scales.",
+            (MLP, BLOCKS),
+            lambda: nothing,
+            technique=technique,
+            exists=technique.capability,
+        )
+        for technique in (
+            ReciprocalWeights(),
+            ReciprocalProducts("float8-scaled-mm", torch.float8_e4m3fn, rows=False),
+            ReciprocalProducts("float8-scaled-mm-rowwise", torch.float8_e4m3fn, rows=True),
+        )
     ),
     Variant(
         "int8-pairs-of-7-bits",

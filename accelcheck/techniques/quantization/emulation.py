@@ -16,6 +16,8 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own convention
 from torch import Tensor, nn
 
+from accelcheck.devices.torch_names import disable_current_modes
+from accelcheck.verify.precision import UNIT_ROUNDOFF
 from accelcheck.workloads.draw import by_value
 
 if TYPE_CHECKING:
@@ -38,6 +40,14 @@ values that have passed a few layers."""
 REACH = 2.0**7 * RELATIVE
 """Distance to a tie, in quanta, within which a correct implementation may round either way, for positions up to 2**7."""
 
+SCALE_ERROR = 4 * UNIT_ROUNDOFF["float32"]
+"""Relative distance of two correct scales. One rounds up to three times: the reciprocal of the largest magnitude, its product with
+the largest integer, and the reciprocal of that; the emulation divides once."""
+
+POSITION_ERROR = 7 * UNIT_ROUNDOFF["float32"]
+"""The same of two positions of an exact weight. One has a scale that is rounded twice, then its reciprocal and the product with the
+weight; the emulation a scale, its reciprocal and the product."""
+
 Scale = tuple[Tensor, int]
 """FP32 scale, broadcastable to the quantized tensor, and zero point."""
 
@@ -56,6 +66,36 @@ def symmetric_scale(x: Tensor, dim: int | None = -1) -> Tensor:
     return (largest / 127.5).clamp(min=EPSILON)
 
 
+class RoundedSides:
+    """The sides to which one run rounds what correct implementations may round to either.
+
+    Scales all err to one side, since an implementation computes them in one way, and elements to one side each. Runs come in
+    antithetic pairs, of generators whose seeds differ in the last bit: where one goes up, the other goes down. So every pair
+    moves each element that may be moved, and the n-th runs of all draws have the errors of scales on the same side.
+
+    Args:
+        flips: The run's generator; None for the scheme itself, without errors.
+    """
+
+    def __init__(self, flips: torch.Generator | None) -> None:
+        self._to = 0 if flips is None else 1 - 2 * (flips.initial_seed() % 2)
+        self._pair = 0 if flips is None else flips.initial_seed() // 2
+
+    def up(self, value: Tensor) -> Tensor:
+        """Which elements go up, by their values: equal ones go to the same side."""
+        return (by_value(torch.Generator().manual_seed(self._pair), value) < 0.5) == (self._to > 0)
+
+    def scale(self, scale: Tensor) -> Tensor:
+        """FP32 scales as this run has them, FP64."""
+        return scale.double() * (1 + self._to * SCALE_ERROR)
+
+    def position(self, position: Tensor, value: Tensor) -> Tensor:
+        """FP32 positions of exact values of the same shape as this run has them, FP64."""
+        if not self._to:
+            return position.double()
+        return position.double() * (1 + POSITION_ERROR * torch.where(self.up(value), 1.0, -1.0))
+
+
 def rounded(position: Tensor, value: Tensor, flips: torch.Generator | None, reach: float = REACH) -> Tensor:
     """Positions rounded to the nearest integers, ties to even; with `flips`, as some correct implementation rounds them.
 
@@ -72,7 +112,7 @@ def rounded(position: Tensor, value: Tensor, flips: torch.Generator | None, reac
     beyond = position - integer
     other = torch.where(beyond < 0, integer - 1, integer + 1)
     torn = 0.5 - beyond.abs() < reach
-    return torch.where(torn & (by_value(flips, value) < 0.5), other, integer)
+    return torch.where(torn & RoundedSides(flips).up(value), other, integer)
 
 
 def nearest(x: Tensor, dtype: torch.dtype, flips: torch.Generator | None = None, relative: float = RELATIVE) -> Tensor:
@@ -153,8 +193,8 @@ class Quantizer(nn.Module):
     quantum apart; a value further from a tie may not. With a generator, every element closer than `REACH` to a tie is therefore
     rounded to either side with probability 1/2, equal values to the same side. Of evenly distributed values this is one in
     1 / (2 REACH) = 4096. With a symmetric range that has as many steps as integers, it includes the largest value of each row,
-    whose position is 127.5 by construction. After six such runs, a given element has never been moved in 1 of 64 cases. The
-    scale, a common factor, changes by up to `RELATIVE`.
+    whose position is 127.5 by construction. Every two runs move each such element, see `RoundedSides`.
+    The scale, a common factor, changes by up to `RELATIVE`, as the values do, and by `SCALE_ERROR` to one side.
 
     Args:
         rule: Returns scale and zero point for an FP32 tensor.
@@ -175,36 +215,61 @@ class Quantizer(nn.Module):
         single = x.float()
         scale, zero = self.rule(single)
         if self.flips is not None:
-            scale = scale * (1 + RELATIVE * (2 * torch.rand((), generator=self.flips) - 1))
+            chance = 2 * torch.rand((), generator=self.flips) - 1
+            scale = scale * (1 + RELATIVE * chance)
         integer = rounded(single * (1.0 / scale), single, self.flips)
-        return ((integer + zero).clamp(self.low, self.high) - zero).double() * scale.double()
+        return ((integer + zero).clamp(self.low, self.high) - zero).double() * RoundedSides(self.flips).scale(scale)
 
 
 class Dequantized(nn.Module):
     """A linear layer in FP64 with a dequantized weight.
 
+    The attribute `flips`, None or a CPU generator, makes a run one of those that a correct implementation may produce: scales
+    and positions of weights, which are exact, err as far as they can, see `RoundedSides`.
+
     Args:
-        linear: The FP64 original, whose bias is copied.
-        weight: The dequantized weight ``(N, K)``, in any floating-point dtype.
+        linear: The FP64 original, whose weight and bias are copied.
+        held: Quantizes and dequantizes an FP32 weight ``(N, K)``, given how it errs.
         before: Quantizes and dequantizes the input; None for no quantization.
         after: Quantizes and dequantizes the output; None for no quantization.
     """
 
+    original: Tensor
     weight: Tensor
     bias: Tensor | None
 
     def __init__(
-        self, linear: nn.Linear, weight: Tensor, before: nn.Module | None = None, after: nn.Module | None = None
+        self,
+        linear: nn.Linear,
+        held: Callable[[Tensor, RoundedSides], Tensor],
+        before: nn.Module | None = None,
+        after: nn.Module | None = None,
     ) -> None:
         super().__init__()
-        self.register_buffer("weight", weight.double())
+        self.register_buffer("original", linear.weight.detach().float())
+        self.register_buffer("weight", held(self.original, RoundedSides(None)))
         self.register_buffer("bias", None if linear.bias is None else linear.bias.detach().double())
+        self.held = held
         self.before = nn.Identity() if before is None else before
         self.after = nn.Identity() if after is None else after
+        self.flips: torch.Generator | None = None
 
     def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.after(F.linear(self.before(x), self.weight, self.bias))
+        out: Tensor = self.after(F.linear(self.before(x), self.taken(), self.bias))
         return out
+
+    def taken(self) -> Tensor:
+        """The weight of this run."""
+        if self.flips is None:
+            return self.weight
+        with torch.no_grad(), disable_current_modes():  # the oracle must not round once more
+            return self.held(self.original, RoundedSides(self.flips))
+
+
+def symmetric(weight: Tensor, scale: Tensor, side: RoundedSides) -> Tensor:
+    """An FP32 weight as int8 numbers of FP32 scales hold it, FP64."""
+    position = side.position(weight * (1.0 / scale), weight)
+    return torch.round(position).clamp(-128, 127) * side.scale(scale)
 
 
 def summed(a: Tensor, b: Tensor, unit: MatrixUnit) -> Tensor:
@@ -261,12 +326,11 @@ class EmulatedLinear(Dequantized):
         after: Quantizer | None = None,
         integer_bias: bool = False,
     ) -> None:
-        original = linear.weight.detach().float()
-        scale = symmetric_scale(original, dim)
-        integer = torch.round(original * (1.0 / scale)).clamp(-128, 127)
-        super().__init__(linear, integer.double() * scale.double(), before, after)
+        super().__init__(
+            linear, lambda weight, side: symmetric(weight, symmetric_scale(weight, dim), side), before, after
+        )
         if integer_bias and self.bias is not None and before is not None:
-            step = before.rule(original)[0].double() * scale.double().flatten()
+            step = before.rule(self.original)[0].double() * symmetric_scale(self.original, dim).double().flatten()
             self.bias = torch.round(self.bias / step) * step
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -19,6 +20,7 @@ from accelcheck.techniques.quantization.emulation import (
     EPSILON,
     RELATIVE,
     Dequantized,
+    RoundedSides,
     eval_copy,
     nearest,
     replaced,
@@ -91,18 +93,19 @@ class Float8Linear(nn.Module):
 
     weight: Tensor
     scale: Tensor
+    quantize = staticmethod(quantize)
 
     def __init__(self, original: nn.Linear, dtype: torch.dtype, *, rows: bool) -> None:
         super().__init__()
         self.channels, self.dtype, self.rows = original.out_features, dtype, rows
-        weight, scale = quantize(original.weight.detach(), dtype, rows=rows)
+        weight, scale = self.quantize(original.weight.detach(), dtype, rows=rows)
         # Padded and used transposed: `torch._scaled_mm` needs a column-major second operand.
         self.register_buffer("weight", _padded(_padded(weight, 1), 0))
         self.register_buffer("scale", _padded(scale, 0, 1.0).t().contiguous() if rows else scale)
         self.bias = original.bias
 
     def forward(self, x: Tensor) -> Tensor:
-        elements, scale = quantize(x.reshape(-1, x.shape[-1]), self.dtype, rows=self.rows)
+        elements, scale = self.quantize(x.reshape(-1, x.shape[-1]), self.dtype, rows=self.rows)
         product = torch_names.scaled_mm(
             _padded(elements, 1),
             self.weight.t(),
@@ -120,10 +123,11 @@ class WidenedLinear(nn.Module):
 
     weight: Tensor
     scale: Tensor
+    quantize = staticmethod(quantize)
 
     def __init__(self, original: nn.Linear, dtype: torch.dtype) -> None:
         super().__init__()
-        weight, scale = quantize(original.weight.detach(), dtype, rows=True)
+        weight, scale = self.quantize(original.weight.detach(), dtype, rows=True)
         self.register_buffer("weight", weight)
         self.register_buffer("scale", scale)
         self.bias = original.bias
@@ -155,9 +159,23 @@ class Float8Grid(nn.Module):
             single = x.float()
             scale = scale_of(single, self.dtype, rows=self.rows)
             if self.flips is not None:
-                scale = scale * (1 + self.relative * (2 * torch.rand((), generator=self.flips) - 1))
+                chance = 2 * torch.rand((), generator=self.flips) - 1
+                scale = scale * (1 + self.relative * chance)
             elements = nearest(single / scale, self.dtype, self.flips, self.relative).double()
-            return elements, scale.double(), elements * scale.double()
+            scale = RoundedSides(self.flips).scale(scale)
+            return elements, scale, elements * scale
+
+
+def on_grid(weight: Tensor, dtype: torch.dtype, side: RoundedSides, *, rows: bool) -> tuple[Tensor, Tensor]:
+    """As `quantize` of an FP32 weight, in FP64."""
+    scale = scale_of(weight, dtype, rows=rows)
+    return nearest(side.position(weight / scale, weight), dtype), side.scale(scale)
+
+
+def dequantized(weight: Tensor, side: RoundedSides, *, dtype: torch.dtype, rows: bool) -> Tensor:
+    """The product of what `on_grid` gives."""
+    elements, scale = on_grid(weight, dtype, side, rows=rows)
+    return elements * scale
 
 
 class EmulatedProduct(Dequantized):
@@ -168,28 +186,22 @@ class EmulatedProduct(Dequantized):
         grid: Casts the input. Its unit is None for sums in FP32, whose rounding errors the oracle simulates by itself.
     """
 
-    elements: Tensor
-    scale: Tensor
-
     def __init__(self, layer: nn.Linear, grid: Float8Grid) -> None:
-        elements, scale = quantize(layer.weight.detach().float(), grid.dtype, rows=grid.rows)
-        super().__init__(layer, elements.double() * scale.double())
-        self.register_buffer("elements", elements.double())
-        self.register_buffer("scale", scale.double())
+        super().__init__(layer, partial(dequantized, dtype=grid.dtype, rows=grid.rows))
         self.grid = grid
-        self.flips: torch.Generator | None = None
 
     def forward(self, x: Tensor) -> Tensor:
         elements, scale, values = self.grid(x)
-        out: Tensor = linear(values, self.weight, self.bias)
+        out: Tensor = linear(values, self.taken(), self.bias)
         if self.grid.unit is None or self.flips is None:
             return out
         with torch.no_grad(), disable_current_modes():
+            held, own = on_grid(self.original, self.grid.dtype, RoundedSides(self.flips), rows=self.grid.rows)
             # Which products meet in one step is the kernel's choice.
             order = torch.randperm(x.shape[-1], generator=self.flips)
-            rows, columns = elements.reshape(-1, x.shape[-1])[:, order], self.elements.t()[order]
+            rows, columns = elements.reshape(-1, x.shape[-1])[:, order], held.t()[order]
             wrong = (summed(rows, columns, self.grid.unit) - rows @ columns).reshape(out.shape)
-            out += wrong * scale * (self.scale.t() if self.grid.rows else self.scale)
+            out += wrong * scale * (own.t() if self.grid.rows else own)
         return out
 
 
@@ -233,8 +245,7 @@ class Float8Scheme:
 
 def widened(layer: nn.Linear, dtype: torch.dtype) -> Dequantized:
     """The FP64 emulation of a `WidenedLinear`."""
-    elements, scale = quantize(layer.weight.detach().float(), dtype, rows=True)
-    return Dequantized(layer, elements.double() * scale.double())
+    return Dequantized(layer, partial(dequantized, dtype=dtype, rows=True))
 
 
 def unit_of(device: Device) -> MatrixUnit | None:
@@ -336,7 +347,7 @@ class ScaledProduct(Replacing):
         return Float8Scheme(self.stored, self.rows, self.unit)
 
     def make(self, linear: nn.Linear) -> nn.Module:
-        return Float8Linear(linear, self.stored, rows=self.rows)
+        return self.layer(linear, self.stored, rows=self.rows)
 
     def emulated_layer(self, linear: nn.Linear) -> nn.Module:
         return self.emulate.layer(linear)
@@ -389,7 +400,7 @@ class WeightOnly(Replacing):
         return SUPPORTED
 
     def make(self, linear: nn.Linear) -> nn.Module:
-        return WidenedLinear(linear, self.stored)
+        return self.layer(linear, self.stored)
 
     def emulated_layer(self, linear: nn.Linear) -> nn.Module:
         return widened(linear, self.stored)

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn.functional import linear, pad
 
 from accelcheck.core.capability import SUPPORTED, Capability, Code, unsupported
-from accelcheck.techniques.quantization.emulation import Dequantized
+from accelcheck.techniques.quantization.emulation import Dequantized, RoundedSides
 from accelcheck.techniques.quantization.int8 import Replacing
 
 if TYPE_CHECKING:
@@ -36,8 +36,10 @@ WORKLOADS = frozenset({"mlp", "mlp-blocks", "multi-head-attention", "transformer
 """Workloads with widths that are and are not multiples of a group, inputs of several dimensions, and several layers."""
 
 
-def quantize(weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def quantize(weight: Tensor, side: RoundedSides | None = None) -> tuple[Tensor, Tensor, Tensor]:
     """Integers for an FP32 weight ``(N, K)``, of its shape, and the groups' scales and zero points, ``(N, K / GROUP)`` each.
+
+    With a side, scales and positions err as it says, in FP64.
 
     The rule of torchao's ``_choose_qparams_affine_tinygemm``: the integers span the range of their group, and the zero point is
     the floating-point number that the integer `MIDDLE` stands for.
@@ -45,27 +47,37 @@ def quantize(weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     groups = weight.reshape(weight.shape[0], -1, GROUP)
     low, high = groups.aminmax(dim=-1, keepdim=True)
     scale = ((high - low) / LEVELS).clamp(min=SMALLEST)
-    integers = torch.round((groups - low) / scale).clamp(0, LEVELS)
+    position = (groups - low) / scale
+    if side is not None:
+        position, scale = side.position(position, groups), side.scale(scale)
+    integers = torch.round(position).clamp(0, LEVELS)
     return integers.reshape(weight.shape), scale.squeeze(-1), (low + MIDDLE * scale).squeeze(-1)
 
 
 def packed(original: nn.Linear) -> Dequantized:
     """The FP64 emulation of `KernelLinear` and `NibbleLinear`."""
-    weight = original.weight.detach().float()
-    integers, scale, zero = (part.double() for part in quantize(_padded(weight, GROUP)))
-    whole = (integers - MIDDLE) * scale.repeat_interleave(GROUP, 1) + zero.repeat_interleave(GROUP, 1)
-    return Dequantized(original, whole[:, : weight.shape[1]])
+
+    def held(weight: Tensor, side: RoundedSides) -> Tensor:
+        integers, scale, zero = (part.double() for part in quantize(_padded(weight, GROUP), side))
+        whole = (integers - MIDDLE) * scale.repeat_interleave(GROUP, 1) + zero.repeat_interleave(GROUP, 1)
+        return whole[:, : weight.shape[1]]
+
+    return Dequantized(original, held)
 
 
 def unpacked(original: nn.Linear, group: int) -> Dequantized:
     """The FP64 emulation of a layer with torchao's asymmetric int4 weight, whose ranges always include 0."""
-    groups = original.weight.detach().float().reshape(original.out_features, -1, group)
-    low, high = groups.amin(-1, keepdim=True).clamp(max=0.0), groups.amax(-1, keepdim=True).clamp(min=0.0)
-    scale = ((high - low) / LEVELS).clamp(min=torch.finfo(torch.float32).smallest_normal)
-    zero = (-MIDDLE - torch.round(low / scale)).clamp(-MIDDLE, LEVELS - MIDDLE)
-    integers = (torch.round(groups * (1.0 / scale)) + zero).clamp(-MIDDLE, LEVELS - MIDDLE)
-    whole = (integers - zero).double() * scale.double()
-    return Dequantized(original, whole.reshape(original.weight.shape))
+
+    def held(weight: Tensor, side: RoundedSides) -> Tensor:
+        groups = weight.reshape(len(weight), -1, group)
+        low, high = groups.amin(-1, keepdim=True).clamp(max=0.0), groups.amax(-1, keepdim=True).clamp(min=0.0)
+        scale = ((high - low) / LEVELS).clamp(min=torch.finfo(torch.float32).smallest_normal)
+        zero = (-MIDDLE - torch.round(side.position(low / scale, low))).clamp(-MIDDLE, LEVELS - MIDDLE)
+        positions = torch.round(side.position(groups * (1.0 / scale), groups))
+        integers = (positions + zero).clamp(-MIDDLE, LEVELS - MIDDLE)
+        return ((integers - zero) * side.scale(scale)).reshape(weight.shape)
+
+    return Dequantized(original, held)
 
 
 class KernelLinear(nn.Module):

@@ -25,12 +25,13 @@ from accelcheck.devices.packages import installed
 from accelcheck.devices.torch_names import pytree
 from accelcheck.techniques.compilation.conversion import Conversion, Converted
 from accelcheck.techniques.quantization.emulation import (
-    EmulatedLinear,
+    Dequantized,
     Quantizer,
     calibrate,
     eval_copy,
     is_linear,
     replaced,
+    symmetric,
 )
 from accelcheck.techniques.quantization.int8 import Holder, Quantized, count
 
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
 
     from accelcheck.devices.base import Device
     from accelcheck.techniques.base import Technique
-    from accelcheck.techniques.quantization.emulation import Ranges, Scale
+    from accelcheck.techniques.quantization.emulation import Ranges
     from accelcheck.workloads.base import Program
 
 INSTALL = "pip install 'accelcheck[tensorrt]': the release of torch-tensorrt must be that of torch"
@@ -256,22 +257,15 @@ class TensorRtInt8(Quantized, TensorRt):
         return replaced(copied, lambda linear: emulated(linear, seen[linear]))
 
 
-def emulated(linear: nn.Linear, seen: Ranges) -> EmulatedLinear:
+def emulated(linear: nn.Linear, seen: Ranges) -> Dequantized:
     """The FP64 emulation of a linear layer whose operands are rounded to multiples of max|x| / 127."""
     largest = torch.tensor(max(-seen.low_in, seen.high_in), dtype=torch.float32)
-    layer = EmulatedLinear(linear, before=Quantizer(_fixed(largest / 127.0), -128, 127))
-    weight = linear.weight.detach().float()
-    by_channel = Quantizer(_fixed(weight.abs().amax(1, keepdim=True) / 127.0), -128, 127)
-    layer.weight = by_channel(weight)
-    return layer
-
-
-def _fixed(scale: Tensor) -> Any:
-    def rule(x: Tensor) -> Scale:
-        del x
-        return scale, 0
-
-    return rule
+    scale = largest / 127.0
+    return Dequantized(
+        linear,
+        lambda weight, side: symmetric(weight, weight.abs().amax(1, keepdim=True) / 127.0, side),
+        Quantizer(lambda _: (scale, 0), -128, 127),
+    )
 
 
 def _as(dtype: torch.dtype) -> Any:
