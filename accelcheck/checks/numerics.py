@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from accelcheck.checks.trial import (
+    ALGORITHM,
     IDLE,
     MOST_FAULTS,
     REDUCED,
@@ -31,12 +32,13 @@ from accelcheck.core.plain import text
 from accelcheck.expectations import ceilings
 from accelcheck.measure.clocks import undisturbed
 from accelcheck.techniques.base import Unsupported
+from accelcheck.verify.algorithms import ALGORITHMS, admitted
 from accelcheck.verify.effort import told
-from accelcheck.verify.judge import Contract, apart, check_metadata, judge, judge_together
+from accelcheck.verify.judge import Contract, apart, check_metadata, judge, judge_together, may_be_algorithmic
 from accelcheck.verify.known_answers import KnownAnswerError
 from accelcheck.verify.oracle import FIRST
 from accelcheck.verify.oracle_runs import twice
-from accelcheck.verify.reference import OracleError
+from accelcheck.verify.reference import InapplicableError, OracleError
 from accelcheck.workloads.probes import PROBES, Draw, Probe, draws, random_modules
 
 if TYPE_CHECKING:
@@ -44,6 +46,7 @@ if TYPE_CHECKING:
 
     from accelcheck.checks.trial import Trial
     from accelcheck.devices.base import Device
+    from accelcheck.verify.judge import Judgement
     from accelcheck.verify.oracle import Store
     from accelcheck.verify.reference import Reference
     from accelcheck.verify.views import Reading
@@ -92,6 +95,8 @@ class _Run:
         """Draws with faults, in their order."""
         self._excess: dict[Draw, float] = {}
         """The largest error of each judged draw, as a multiple of its budget."""
+        self._needed: dict[str, list[Draw]] = {}
+        """Draws that are right in a class of fast algorithms only, by class."""
         self.compared = 0
         self.excess = 0.0
         self.program = self._prepared(draw)
@@ -127,6 +132,9 @@ class _Run:
         if not self.faults and len({(fault.view, fault.got) for fault in raised}) == 1:
             raise next(iter(raised.values()))
         self.faults += raised
+        if self._needed:
+            listed = (f"{name} ({', '.join(map(str, drawn))})" for name, drawn in self._needed.items())
+            self.evidence.append(Evidence(ALGORITHM, "; ".join(listed), engaged=True))
         self._explain([draw for draw in chosen if draw.parameters != FIRST.parameters and not draw.probe])
         return Finding(self.evidence, self.faults, self.figures, self.compared, self.excess)
 
@@ -257,11 +265,32 @@ class _Run:
             if judgement.close(careful, reference):
                 reference = self.trial.reference(draw, careful=careful)
                 judgement = judge(result, reference)
+        if judgement.faults and (algorithmic := self._by_algorithm(result, judgement, draw)):
+            judgement, reference = algorithmic
         self.faults += [_drawn(fault, draw) for fault in judgement.faults]
         self.figures += judgement.figures
         self.compared += judgement.compared
         self.alike.setdefault(draw.probe, []).append((draw, judgement.readings, reference.summary))
         return result
+
+    def _by_algorithm(self, result: Result, judgement: Judgement, draw: Draw) -> tuple[Judgement, Reference] | None:
+        """The judgement by the first class of fast algorithms in which the result is right, and its reference; None without one."""
+        trial = self.trial
+        technique, dtype = trial.technique, trial.case.dtype
+        if technique.oracle != "float64" or technique.precision(dtype) != "float32" or dtype != "float32":
+            return None
+        if any(not may_be_algorithmic(fault, tuple(result[fault.path].shape)) for fault in judgement.faults):
+            return None
+        for name in ALGORITHMS:
+            try:
+                reference = trial.reference(draw, careful=1, algorithm=name)
+            except InapplicableError:
+                continue
+            again = judge(admitted(result, reference.truth, reference.spread_over), reference)
+            if not again.faults:
+                self._needed.setdefault(name, []).append(draw)
+                return again, reference
+        return None
 
     def _above(self, reference: Reference) -> Iterator[Figure]:
         """Budgets above the ceilings that are stored for built-in cases: they gate nothing, and the run's summary names them."""

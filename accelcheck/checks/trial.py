@@ -37,10 +37,11 @@ UNJUDGED = "tensors that rounding errors alone decide, and that are not judged"
 REDUCED = "how little was computed to judge a model of this size"
 IDLE = "parameters that require a gradient and get none"
 UNCLASSIFIED = "operators whose rounding is not known, and that were granted that of a transcendental function"
+ALGORITHM = "classes of fast algorithms that were needed, whose errors or NaN a plain sum does not have"
 MOST_FAULTS = 1000
 """Faults after which no further draw is judged, and that a record keeps: a line of a journal is bounded. A model of a hundred parameters
 may show so many in a draw or two; whatever the others show, the case is wrong."""
-REMARKS = frozenset({SWITCHED_OFF, UNJUDGED, REDUCED, IDLE, UNCLASSIFIED})
+REMARKS = frozenset({SWITCHED_OFF, UNJUDGED, REDUCED, IDLE, UNCLASSIFIED, ALGORITHM})
 """Claims of observations that say nothing about the technique."""
 
 
@@ -111,10 +112,10 @@ class Trial:
         with self.clock("oracle"), self.state.restored():
             return self.store.effort(self.case, self.workload)
 
-    def reference(self, draw: Draw = FIRST, *, careful: int = 0) -> Reference:
+    def reference(self, draw: Draw = FIRST, *, careful: int = 0, algorithm: str = "") -> Reference:
         """What a draw is judged by; see `Store.get`."""
         with self.clock("oracle"), self.state.restored():
-            found = self.store.get(self.case, self.technique, self.workload, draw, careful=careful)
+            found = self.store.get(self.case, self.technique, self.workload, draw, careful=careful, algorithm=algorithm)
         # Eager on the CPU would be held against itself: the rounding samples alone judge it.
         return found.without_eager if self.technique.family == "eager" and self.device.has("host") else found
 

@@ -11,8 +11,8 @@ import torch
 from accelcheck.core.case import Figure
 from accelcheck.core.fault import Fault, FaultKind
 from accelcheck.verify.effort import LEAST_DRAWS
-from accelcheck.verify.few import CALM
-from accelcheck.verify.precision import SLACK
+from accelcheck.verify.few import CALM, cap
+from accelcheck.verify.precision import SLACK, UNIT_ROUNDOFF
 from accelcheck.verify.views import GATES, SIGNED, VIEWS, Reading, common_floor
 
 if TYPE_CHECKING:
@@ -164,6 +164,14 @@ def beyond(figure: Figure) -> Fault:
         allowed=figure.allowed,
         place=figure.where,
     )
+
+
+def may_be_algorithmic(fault: Fault, shape: Sequence[int]) -> bool:
+    """Whether a class of fast algorithms may explain a fault of an FP32 tensor: one of NaN and infinities, or an error within the caps."""
+    if fault.kind is FaultKind.PATTERN:
+        return True
+    measured = math.inf if fault.measured is None else fault.measured
+    return fault.kind is FaultKind.VIEW and measured <= cap(fault.view, UNIT_ROUNDOFF["float32"], shape)
 
 
 def value_fault(path: str, candidate: Tensor, truth: Tensor) -> Fault:

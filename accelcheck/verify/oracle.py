@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from accelcheck.core.case import Mode
-from accelcheck.verify import few, gradients, sample_budgets
+from accelcheck.verify import algorithms, few, gradients, sample_budgets
 from accelcheck.verify.cache import Cache
 from accelcheck.verify.effort import AUTO, FULL, SAMPLES, Effort, Size, choose, sized
 from accelcheck.verify.oracle_runs import Arithmetic, Oracle, Source, blamed, check_repeatable, check_truth, twice
-from accelcheck.verify.reference import Layout, OracleError, Reference
+from accelcheck.verify.reference import InapplicableError, Layout, OracleError, Reference
 from accelcheck.verify.sample_budgets import Samples, unlike
 from accelcheck.verify.views import SIGNED, VIEWS
 from accelcheck.workloads.dispatch import unfused
@@ -49,9 +49,18 @@ class Store:
         self._memory: dict[str, Reference] = {}  # the last ones used, those least lately used first
 
     def get(
-        self, case: Case, technique: EmulatedTechnique, workload: Workload, draw: Draw = FIRST, *, careful: int = 0
+        self,
+        case: Case,
+        technique: EmulatedTechnique,
+        workload: Workload,
+        draw: Draw = FIRST,
+        *,
+        careful: int = 0,
+        algorithm: str = "",
     ) -> Reference:
         """The reference of a case and a draw of its inputs; with `careful` from 1 on, its budgets come from more samples: see `Effort`.
+
+        With `algorithm`, one of `accelcheck.verify.algorithms.ALGORITHMS`, they come from samples of that class.
 
         Raises:
             OracleError: The oracle failed, is not finite where it should be, disagrees with eager, or is random.
@@ -63,12 +72,14 @@ class Store:
         if careful:
             key += f"/careful-{careful}"
         effort = self.effort(case, workload)
+        if algorithm:
+            key += f"/{algorithm}"
         if effort.reduced:
             key += f"/{effort.name}"
         found = self._memory.pop(key, None)
         if found is None:
             arithmetic = Arithmetic.of(technique, case.dtype)
-            arguments = workload, arithmetic, case.seed, case.dtype, case.mode, draw, careful, effort
+            arguments = workload, arithmetic, case.seed, case.dtype, case.mode, draw, careful, effort, algorithm
             if effort.reduced:  # the process that computes needs the memory
                 self._memory.clear()
                 effort.tidy(cycles=True)
@@ -103,9 +114,12 @@ def _computed(
     draw: Draw,
     careful: int,
     effort: Effort,
+    algorithm: str,
 ) -> dict[str, Any]:
     try:
-        return compute(workload, arithmetic, seed, dtype, mode, draw, careful=careful, effort=effort).plain()
+        return compute(
+            workload, arithmetic, seed, dtype, mode, draw, careful=careful, effort=effort, algorithm=algorithm
+        ).plain()
     finally:
         effort.tidy(cycles=True)
 
@@ -120,13 +134,14 @@ def compute(
     *,
     careful: int = 0,
     effort: Effort = FULL,
+    algorithm: str = "",
 ) -> Reference:
     """The oracle, eager, the rounding samples, and the budgets that follow.
 
     Raises:
         OracleError: As for `Store.get`.
     """
-    source = Source(workload, technique, seed, dtype, mode, draw, effort)
+    source = Source(workload, technique, seed, dtype, mode, draw, effort, algorithm)
     try:
         return _compute(source, careful)
     except OracleError as error:
@@ -139,7 +154,10 @@ def compute(
 
 
 def _compute(source: Source, careful: int) -> Reference:
-    truth, samples, unclassified = _sampled(source, careful)
+    spread_over = source.spread() if source.algorithm else {}
+    if spread_over is None:
+        raise InapplicableError(f"{source}: no operator is of the class {source.algorithm}")
+    truth, samples, unclassified = _sampled(source, careful, spread_over)
     source.effort.tidy(cycles=True)
     eager = _eager(source, truth, samples)
     alone, unjudged = sample_budgets.of_samples(source, samples.readings, truth, careful)
@@ -169,10 +187,11 @@ def _compute(source: Source, careful: int) -> Reference:
         reduced=source.effort.reduced,
         spread=spread,
         unclassified=unclassified,
+        spread_over=spread_over,
     )
 
 
-def _sampled(source: Source, careful: int) -> tuple[Result, Samples, list[str]]:
+def _sampled(source: Source, careful: int, spread_over: Result) -> tuple[Result, Samples, list[str]]:
     """The oracle's result, what it shows with rounding errors, and the operators of which nothing says how much they round."""
     draw, effort, precision, dtype = source.draw, source.effort, source.precision, source.dtype
     traits = source.workload.traits
@@ -188,7 +207,8 @@ def _sampled(source: Source, careful: int) -> tuple[Result, Samples, list[str]]:
     with blamed(f"{source}: the oracle with rounding errors"), unfused():
         first = (draw.seed(source.seed) + 1) * SAMPLES
         for index in range(effort.count(draw, careful)):
-            samples.read(oracle.sample(first + index, precision, dtype))
+            sample = oracle.sample(first + index, precision, dtype, source.algorithm)
+            samples.read(algorithms.admitted(sample, truth, spread_over))
             effort.tidy()
         if source.technique.oracle == "float64" and precision == dtype:
             # Half precision may overflow where a fused kernel does not.

@@ -11,11 +11,13 @@ import torch
 
 from accelcheck.core.case import Mode
 from accelcheck.verify import room
+from accelcheck.verify.algorithms import Algorithm
 from accelcheck.verify.effort import FULL, Effort
 from accelcheck.verify.precision import SMALLEST_SUBNORMAL, UNIT_ROUNDOFF
 from accelcheck.verify.reference import OracleError
 from accelcheck.verify.rounding import Nearest, Rounding
 from accelcheck.workloads.base import Program, Result, flatten, is_float
+from accelcheck.workloads.dispatch import unfused
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -95,6 +97,7 @@ class Source:
     mode: Mode
     draw: Draw
     effort: Effort = FULL
+    algorithm: str = ""
 
     def __str__(self) -> str:
         return f"{self.workload.name} ({self.draw})"
@@ -139,6 +142,15 @@ class Source:
     def eager(self, dtype: str) -> Result:
         """Eager on the CPU, wholly in a dtype."""
         return self.program(dtype).run(self.mode)
+
+    def spread(self) -> Result | None:
+        """By path, where eager by the class of algorithms computes no finite numbers; None where the class does not apply."""
+        program = self.program(self.dtype)
+        with Algorithm(self.algorithm) as algorithm, unfused():
+            found = program.run(self.mode)
+        if not algorithm.used:
+            return None
+        return {path: ~torch.isfinite(tensor) for path, tensor in found.items() if tensor.is_floating_point()}
 
     def repeated(self, dtype: str) -> Result:
         """`eager`, run twice: what is random is random there too, at a third of the oracle's time.
@@ -227,14 +239,17 @@ class Oracle:
                 handle.remove()
         return found
 
-    def sample(self, seed: int, precision: str, dtype: str) -> Result:
-        """With random rounding errors of the arithmetic precision; `dtype` is the storage's. As good for as long as `again` is."""
+    def sample(self, seed: int, precision: str, dtype: str, algorithm: str = "") -> Result:
+        """With random rounding errors of the arithmetic precision, by a class of algorithms where one is named.
+
+        `dtype` is the storage's. As good for as long as `again` is.
+        """
         generator = torch.Generator().manual_seed(seed)
         for part in (*self._program.module.modules(), self._program.optimizer):
             if hasattr(part, "flips"):
                 setattr(part, "flips", generator)  # noqa: B010 - nn.Module types its attributes as tensors and modules
         rounding = Rounding(precision, dtype, generator)
-        with rounding:
+        with rounding, Algorithm(algorithm) if algorithm else contextlib.nullcontext():
             result = self._ran(lambda: rounding.at(dtype))
         self.unclassified |= rounding.unclassified
         return result

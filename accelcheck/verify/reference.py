@@ -24,6 +24,10 @@ class VacuousError(OracleError):
     """Rounding errors alone decide a tensor: its budget would let any fault pass."""
 
 
+class InapplicableError(OracleError):
+    """A class of algorithms applies to no operator of a workload."""
+
+
 @dataclass(frozen=True)
 class Layout:
     """Metadata that eager gives a tensor of the result: name of the torch dtype, shape, strides."""
@@ -58,6 +62,7 @@ class Reference:
         reduced: Whether it has less than the usual samples: see `accelcheck.verify.effort`.
         spread: Where it is reduced: see `accelcheck.verify.few.spread`.
         unclassified: Operators of which `accelcheck.verify.operators` does not say how much they round.
+        spread_over: Where a class of algorithms computes no finite numbers, by path; empty for plain references.
     """
 
     truth: Result
@@ -73,6 +78,7 @@ class Reference:
     reduced: bool = False
     spread: float = 1.0
     unclassified: Sequence[str] = ()
+    spread_over: Result = field(default_factory=dict)
 
     @functools.cached_property
     def without_eager(self) -> Reference:
@@ -84,7 +90,7 @@ class Reference:
     @property
     def summary(self) -> Reference:
         """The same without tensors: what is judged of several draws together needs none."""
-        return replace(self, truth={}, layouts={})
+        return replace(self, truth={}, layouts={}, spread_over={})
 
     @functools.cached_property
     def bytes(self) -> int:
