@@ -146,7 +146,7 @@ def _judged(trial: Trial, plan: Planned, draws: Sequence[Draw]) -> Layer:
         trial.technique.finish()
         trial.state.restore()
     used = max((one.used for one in _gating(finding.figures)), default=0.0)
-    verdict = Verdict.FAIL if finding.wrong else Verdict.PASS
+    verdict = Verdict.FAIL if finding.wrong else Verdict.PASS if finding.decides else Verdict.ERROR
     return Layer(plan.name, plan.blames, verdict, str(next(iter(finding.wrong), "")), used)
 
 
