@@ -160,9 +160,9 @@ class Finding:
     lacking: str = ""
 
     @property
-    def decides(self) -> bool:
-        """Whether what the case is about was compared at all: otherwise nothing wrong means nothing."""
-        return self.compared > 0 and not self.lacking
+    def undecided(self) -> str:
+        """Reason why nothing wrong means nothing; empty where the case was decided."""
+        return "" if self.compared and not self.lacking else f"no {self.lacking or 'element'} was compared"
 
     @property
     def wrong(self) -> tuple[Fault, ...]:

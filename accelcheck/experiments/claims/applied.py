@@ -108,9 +108,8 @@ def trial(technique: Technique, workload: Workload, device: Device, mode: Mode, 
         made = Trial(case, technique, workload, device, Store(Path(folder)))
         try:
             found = numerics.verify(made, (FIRST,))
-            if found.wrong or not found.decides:
-                nothing = f"no {found.lacking or 'element'} was compared"
-                raise WrongError(f"{case.id}: {next(iter(found.wrong), nothing)}")
+            if found.wrong or found.undecided:
+                raise WrongError(f"{case.id}: {next(iter(found.wrong), found.undecided)}")
             technique.finish()
             yield made
         finally:
