@@ -232,9 +232,9 @@ def _record(case: Case, found: Finding) -> Record:
     elif sum(e.seen and e.claim not in REMARKS for e in found.evidence) < 2:  # the engine adds one about the device
         verdict, code = Verdict.ERROR, ErrorCode.NO_EVIDENCE
         reason = f"{case.technique} gave no evidence that it ran: a verdict needs some"
-    elif found.compared == 0:
+    elif found.undecided:
         verdict, code = Verdict.ERROR, ErrorCode.NOTHING_COMPARED
-        reason = "no element was compared: a pass needs at least one"
+        reason = f"{found.undecided}: a pass needs at least one"
     return Record(
         case=case,
         verdict=verdict,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
@@ -10,10 +11,12 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
+from accelcheck.checks.repeats import halved, held
 from accelcheck.checks.trial import (
     ALGORITHM,
     IDLE,
     MOST_FAULTS,
+    OVERWRITES,
     REDUCED,
     SWITCHED_OFF,
     UNCLASSIFIED,
@@ -21,8 +24,10 @@ from accelcheck.checks.trial import (
     Finding,
     State,
     absent,
+    given,
     mutations,
     snapshot,
+    unobserved,
     warm_up,
     watched,
 )
@@ -42,7 +47,7 @@ from accelcheck.verify.reference import InapplicableError, OracleError
 from accelcheck.workloads.probes import PROBES, Draw, Probe, draws, random_modules
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from accelcheck.checks.trial import Trial
     from accelcheck.devices.base import Device
@@ -69,6 +74,14 @@ def verify(trial: Trial, chosen: Sequence[Draw] | None = None) -> Finding:
 
 MOST_RAISED = 3
 """Draws that raise, after which no further one is judged: for each the program is prepared anew, which may take minutes."""
+SUBJECTS = {
+    Mode.FORWARD: ("out", "output"),
+    Mode.BACKWARD: ("grad", "gradient"),
+    Mode.TRAIN: ("parameter", "parameter"),
+}
+"""Kind of tensors that a case of each mode is about, and its name for people."""
+AGAIN = "run again"
+"""The draw of faults that show in a second run of the first draw; in backward mode it adds to the first one's gradients."""
 STALE = 10
 """By so much smaller errors, once a program is prepared anew, show that it holds copies."""
 
@@ -97,8 +110,12 @@ class _Run:
         """The largest error of each judged draw, as a multiple of its budget."""
         self._needed: dict[str, list[Draw]] = {}
         """Draws that are right in a class of fast algorithms only, by class."""
-        self.compared = 0
+        self.compared: Counter[str] = Counter()
         self.excess = 0.0
+        self._unobserved: Draw | None = None
+        """The draw that runs under no observer; None where the first is the only random one, whose second run then does."""
+        self._held: Callable[[], list[Fault]] = list
+        """Gives what is wrong with the result that is held over the next call."""
         self.program = self._prepared(draw)
         self.parameters = draw.parameters
 
@@ -108,6 +125,7 @@ class _Run:
         raised: dict[Fault, Exception] = {}
         if chosen is None:
             chosen = trial.effort.chosen(draws(trial.workload, trial.case.mode, self._admitted))
+        self._unobserved = next((draw for draw in reversed(chosen) if draw != FIRST and not draw.probe), None)
         for draw in chosen:
             known = len(self.faults)
             try:
@@ -136,7 +154,10 @@ class _Run:
             listed = (f"{name} ({', '.join(map(str, drawn))})" for name, drawn in self._needed.items())
             self.evidence.append(Evidence(ALGORITHM, "; ".join(listed), engaged=True))
         self._explain([draw for draw in chosen if draw.parameters != FIRST.parameters and not draw.probe])
-        return Finding(self.evidence, self.faults, self.figures, self.compared, self.excess)
+        subject, name = SUBJECTS[trial.case.mode]
+        lacking = "" if self.compared[subject] else name
+        compared = self.compared.total()
+        return Finding(self.evidence, self.faults, self.figures, compared, self.excess, lacking=lacking)
 
     def _renewed(self) -> bool:
         """Whether a program is prepared anew after a run raised, which may have left anything behind."""
@@ -204,22 +225,27 @@ class _Run:
             self.program.strided_cotangents = device.has("strided") and draw.number % 2 == 1
             state = State(self.program)
             inputs = [snapshot(value) for value in self.program.inputs]
+        if draw == self._unobserved and trial.technique.bakes:
+            self._distract(draw, state)  # nothing watched has run since it was prepared
+        with clock("prepare"):
             _poison(reference, device)
             device.seed(case.seed)
-        result, evidence = watched(trial, self.program, case.mode)
-        if draw == Draw(trial.effort.draws - 1) and device.has("lazy"):
-            with clock("run"):  # a lazy device rounds otherwise where nobody watches, as for its users
-                state.restore()
-                _poison(reference, device)
-                device.seed(case.seed)
-                result = self.program.run(case.mode)
+        run = unobserved if draw == self._unobserved else watched
+        raw, evidence = run(trial, self.program, case.mode)
         self.evidence += (
-            [*evidence, *self._switched_off(), *_remarks(reference), *_reduced(trial), *self._idle(reference)]
+            [
+                *evidence,
+                *self._switched_off(),
+                *_remarks(reference, self.program),
+                *_reduced(trial),
+                *self._idle(reference),
+            ]
             if first
             else absent(self.evidence, evidence, str(draw))
         )
         with trial.judging():
-            result = self._values(result, reference, draw)
+            self._let_go(draw)
+            result = self._values(raw, reference, draw)
             changed = mutations(self.program.inputs, inputs)
             if case.mode is not Mode.TRAIN:
                 changed += state.mutations()
@@ -227,7 +253,7 @@ class _Run:
             self.excess = max(self.excess, reference.eager_excess)
         if first and result:
             with clock("rerun"):
-                self._rerun(result, state)
+                self._rerun(result, state, reference)
         state.restore()
         if draw.probe and PROBES[draw.probe].reshapes:
             self.program.inputs = kept
@@ -257,21 +283,28 @@ class _Run:
         if wrong:
             self.faults += wrong
             return {}
-        result = {path: tensor.cpu() for path, tensor in result.items()}
+        result = _on_host(result)
         judgement = judge(result, reference)
         gates = [one for one in judgement.figures if one.gates and one.allowed > 0]
         self._excess[draw] = max((one.measured / one.allowed for one in gates), default=0.0)
+        judgement, reference = self._closer(result, judgement, reference, draw)
+        self.faults += [_drawn(fault, draw) for fault in judgement.faults]
+        self.figures += judgement.figures
+        self.compared.update(judgement.compared)
+        self.alike.setdefault(draw.probe, []).append((draw, judgement.readings, reference.summary))
+        return result
+
+    def _closer(
+        self, result: Result, judgement: Judgement, reference: Reference, draw: Draw
+    ) -> tuple[Judgement, Reference]:
+        """The judgement, from more samples where it is a close one, and the reference that it rests on."""
         for careful in (1, 2):
             if judgement.close(careful, reference):
                 reference = self.trial.reference(draw, careful=careful)
                 judgement = judge(result, reference)
         if judgement.faults and (algorithmic := self._by_algorithm(result, judgement, draw)):
             judgement, reference = algorithmic
-        self.faults += [_drawn(fault, draw) for fault in judgement.faults]
-        self.figures += judgement.figures
-        self.compared += judgement.compared
-        self.alike.setdefault(draw.probe, []).append((draw, judgement.readings, reference.summary))
-        return result
+        return judgement, reference
 
     def _by_algorithm(self, result: Result, judgement: Judgement, draw: Draw) -> tuple[Judgement, Reference] | None:
         """The judgement by the first class of fast algorithms in which the result is right, and its reference; None without one."""
@@ -299,14 +332,31 @@ class _Run:
         for path, view, budget, limit in ceilings.above(name, reference.budgets, ceilings.stored()):
             yield Figure(path, f"{ceilings.PREFIX}{view}", budget, limit, "", gates=False)
 
-    def _rerun(self, result: Result, state: State) -> None:
-        """Run once more: the bits must be the same where the device declares it deterministic; elsewhere the distance is recorded."""
-        trial = self.trial
+    def _rerun(self, result: Result, state: State, reference: Reference) -> None:
+        """Run once more, as users do: other bits are judged like any result, and are a fault where the device declares that there are none.
+
+        In backward mode the second pass adds to the gradients of the first, and half of the sum must be these.
+        """
+        trial, program = self.trial, self.program
         kept = {path: tensor.clone() for path, tensor in result.items()}
-        again = self._again(state)
-        if trial.device.has("lazy") and any(apart(kept, again).values()):
-            # What is alive decides what a lazy device fuses, and so how it rounds: both anew, with nothing left over alive.
-            kept, again = self._alone(state), self._alone(state)
+        single = self._unobserved is None
+        if single:
+            self._distract(FIRST, state)
+        sums = trial.case.mode is Mode.BACKWARD and not (single or program.elsewhere or program.overwrites)
+        raw = self._again(state, accumulates=sums)
+        self._let_go(FIRST)
+        self._hold(raw)
+        again = halved(_on_host(raw), kept) if sums else _on_host(raw)
+        if any(apart(kept, again).values()):
+            with trial.judging():
+                wrong = [*check_metadata(raw, reference, self.contract)]
+                if not wrong:
+                    wrong += self._closer(again, judge(again, reference), reference, FIRST)[0].faults
+            self.faults += [replace(fault, draw=AGAIN) for fault in wrong]
+            if sums or trial.device.has("lazy"):
+                # A sum may be rounded once, with the product that is added. What is alive decides what a lazy device fuses, and so
+                # how it rounds, as does who watches: both runs anew, with nothing left over alive and nobody watching.
+                kept, again = self._alone(state), self._alone(state)
         deterministic = trial.device.has("deterministic")
         for path, distance in apart(kept, again).items():
             allowed = 0.0 if deterministic else float("inf")
@@ -315,17 +365,35 @@ class _Run:
                 got = f"{distance:.3g} relative difference"
                 self.faults.append(Fault(FaultKind.RERUN, path, expected="the same bits", got=got, measured=distance))
 
-    def _again(self, state: State) -> Result:
-        trial = self.trial
+    def _again(self, state: State, *, accumulates: bool = False) -> Result:
         state.restore()
-        trial.device.seed(trial.case.seed)
-        with trial.technique.watch(trial.device.type):  # as the first run was: XLA rounds otherwise where none watches
-            return {path: tensor.cpu() for path, tensor in self.program.run(trial.case.mode).items()}
+        self.trial.device.seed(self.trial.case.seed)
+        self.program.accumulates = accumulates
+        try:
+            return self.program.run(self.trial.case.mode)
+        finally:
+            self.program.accumulates = False
 
     def _alone(self, state: State) -> Result:
         with undisturbed():
             self.trial.device.synchronize()
-            return self._again(state)
+            return _on_host(self._again(state))
+
+    def _distract(self, draw: Draw, state: State) -> None:
+        """Run with other inputs, watched, and hold the result: an unobserved run that gives what was kept of it is wrong."""
+        trial = self.trial
+        other = self._problem(Draw(draw.number + 1))
+        with given(trial, self.program, other), trial.technique.watch(trial.device.type):
+            self._hold(self.program.run(trial.case.mode))
+        state.restore()
+
+    def _hold(self, result: Result) -> None:
+        self._held = list if self.program.overwrites else held(self.program, result)
+
+    def _let_go(self, draw: Draw) -> None:
+        """Ask whether the run of a draw has changed the result that is held, and hold it no longer."""
+        self.faults += [_drawn(fault, draw) for fault in self._held()]
+        self._held = list
 
     def _placed(self, draw: Draw, problem: Problem) -> Program:
         program = self.trial.place(problem, draw.seed(self.trial.case.seed))
@@ -351,9 +419,13 @@ class _Run:
         return program
 
 
-def _remarks(reference: Reference) -> list[Evidence]:
-    """Remarks on the tensors that are not judged and the operators that are not known, where there are any."""
-    found = ((UNJUDGED, sorted(reference.unjudged)), (UNCLASSIFIED, reference.unclassified))
+def _remarks(reference: Reference, program: Program) -> list[Evidence]:
+    """Remarks on the tensors that are not judged, the operators that are not known and the results that are not held, where there are any."""
+    found = (
+        (UNJUDGED, sorted(reference.unjudged)),
+        (UNCLASSIFIED, reference.unclassified),
+        (OVERWRITES, [program.overwrites] if program.overwrites else []),
+    )
     return [Evidence(claim, ", ".join(names), engaged=True) for claim, names in found if names]
 
 
@@ -394,6 +466,10 @@ def _renewed(own: Any, new: Any) -> Any:
         return new
     own.detach().copy_(new)
     return own
+
+
+def _on_host(result: Result) -> Result:
+    return {path: tensor.cpu() for path, tensor in result.items()}
 
 
 def _drawn(fault: Fault, draw: Draw) -> Fault:

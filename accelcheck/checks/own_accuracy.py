@@ -9,17 +9,19 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from accelcheck.checks.trial import Finding, warm_up, watched
-from accelcheck.core.case import Evidence, Figure, Mode
+from accelcheck.checks.trial import Finding, given, warm_up, watched
+from accelcheck.core.case import Figure, Mode
 from accelcheck.core.fault import Fault, FaultKind
 from accelcheck.verify.accuracy import CONFIDENCE, Pairs, UndecidedError, fewest, replicated_bound, upper_bound
 from accelcheck.verify.judge import beyond
 from accelcheck.workloads.base import Program
+from accelcheck.workloads.probes import Draw
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from accelcheck.checks.trial import Trial
+    from accelcheck.core.case import Evidence
     from accelcheck.workloads.own_task import OwnTask
 
 
@@ -57,15 +59,14 @@ def verify(trial: Trial, task: OwnTask) -> Finding:
             program = trial.program(trial.case.seed)
             trial.technique.prepare(program, Mode.FORWARD, trial.device)
             warm_up(replace(trial, case=replace(trial.case, mode=Mode.FORWARD)), program)
-            trial.device.seed(trial.case.seed)
-        evidence: list[Evidence] = []
-        for number, (inputs, target) in enumerate(batches):
-            if number:
+        # What is judged runs unobserved, as for users; what shows that the technique runs is asked of a run with other inputs.
+        with given(trial, program, Draw(1).problem(task, trial.case.seed, trial.case.dtype)):
+            _, evidence = watched(trial, program, Mode.FORWARD)
+        trial.device.seed(trial.case.seed)
+        for inputs, target in batches:
+            with trial.clock("run"):
                 program.load((tuple(map(trial.placed, inputs)), trial.placed(target)))
-                with trial.clock("run"):
-                    result = program.run(Mode.FORWARD)
-            else:
-                result, evidence = watched(trial, program, Mode.FORWARD)
+                result = program.run(Mode.FORWARD)
             with trial.judging():
                 after.append(task.scores({path: tensor.cpu() for path, tensor in result.items()}, target))
     with trial.judging():

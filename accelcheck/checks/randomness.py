@@ -136,6 +136,8 @@ def _expected(trial: Trial) -> Mapping[str, Undropped]:
             errors = [randomness.errors(_aligned(peer[path], path, dropout), value, told) for peer in peers]
             gain = max(error[2] for error in errors)
             found[path] = Undropped(value, (*max(errors)[:2], gain), told)
+        if not bool(found[dropout.gradient].told.any()):
+            raise ValueError(f"{case.workload}: without dropout, {dropout.gradient} is 0: no mask can be read from it")
         if not bool(found[dropout.output].told.all()):
             raise ValueError(
                 f"{case.workload}: without dropout, {dropout.output} has elements so close to 0 that what was dropped "

@@ -38,10 +38,11 @@ REDUCED = "how little was computed to judge a model of this size"
 IDLE = "parameters that require a gradient and get none"
 UNCLASSIFIED = "operators whose rounding is not known, and that were granted that of a transcendental function"
 ALGORITHM = "classes of fast algorithms that were needed, whose errors or NaN a plain sum does not have"
+OVERWRITES = "results that the next call may overwrite"
 MOST_FAULTS = 1000
 """Faults after which no further draw is judged, and that a record keeps: a line of a journal is bounded. A model of a hundred parameters
 may show so many in a draw or two; whatever the others show, the case is wrong."""
-REMARKS = frozenset({SWITCHED_OFF, UNJUDGED, REDUCED, IDLE, UNCLASSIFIED, ALGORITHM})
+REMARKS = frozenset({SWITCHED_OFF, UNJUDGED, REDUCED, IDLE, UNCLASSIFIED, ALGORITHM, OVERWRITES})
 """Claims of observations that say nothing about the technique."""
 
 
@@ -142,6 +143,7 @@ class Finding:
         faults: Faults other than missing evidence.
         figures: Measured errors and their budgets.
         compared: Number of elements that were compared; a pass needs at least one.
+        lacking: Kind of tensors, such as ``gradient``, that the case is about and of which none was compared; empty for none.
         eager_excess: See `accelcheck.verify.reference.Reference`; 0 where a check has no such reference.
         measurements: Time and memory, where the check measures them.
         digest: Of everything that the timed work depends on, where the check measures.
@@ -156,6 +158,12 @@ class Finding:
     measurements: Sequence[Measurement] = ()
     digest: str = ""
     times: Sequence[float] = ()
+    lacking: str = ""
+
+    @property
+    def undecided(self) -> str:
+        """Reason why nothing wrong means nothing; empty where the case was decided."""
+        return "" if self.compared and not self.lacking else f"no {self.lacking or 'element'} was compared"
 
     @property
     def wrong(self) -> tuple[Fault, ...]:
@@ -185,6 +193,16 @@ def watched(trial: Trial, program: Program, mode: Mode) -> tuple[Result, list[Ev
     return result, [*seen, on_device(log, fallbacks, device)]
 
 
+def unobserved(trial: Trial, program: Program, mode: Mode) -> tuple[Result, list[Evidence]]:
+    """Run a program once as its users do, under no dispatch mode and no profiler, and ask the device alone what left it."""
+    for reset in program.resets:
+        reset()
+    with trial.clock("run"):
+        trial.device.reset_fallbacks()
+        result = program.run(mode)
+        return result, [on_device(None, trial.device.fallbacks(), trial.device)]
+
+
 def absent(known: Iterable[Evidence], found: Iterable[Evidence], where: str) -> list[Evidence]:
     """What a later run found not engaged, labelled with the run; without claims of which that is known already."""
     missing = {one.claim for one in known if not one.engaged}
@@ -194,18 +212,25 @@ def absent(known: Iterable[Evidence], found: Iterable[Evidence], where: str) -> 
 def warm_up(trial: Trial, program: Program) -> None:
     """Run with other inputs first, so that the judged run is in the steady state and no cached result can serve it."""
     technique = trial.technique
-    judged = program.inputs, program.target, program.scaler
     for number in range(1, technique.warmups + 1):
         extent = number if technique.resizing and "resizable" in trial.workload.traits else 0
         other = trial.problem(trial.case.seed + number, extent)
-        if extent and _sizes(other.inputs) == _sizes(judged[0]):
+        if extent and _sizes(other.inputs) == _sizes(program.inputs):
             raise ValueError(
                 f"the workload {trial.workload.name} has the trait `resizable`, but its maker gives inputs of the same sizes for "
                 f"extent 0 and {extent}: {_sizes(other.inputs)}. Add `extent` to the sizes that may vary, or remove the trait"
             )
-        program.inputs = tuple(trial.placed(value) for value in other.inputs)
-        program.target = trial.placed(other.target)
-        program.run(trial.case.mode)
+        with given(trial, program, other):
+            program.run(trial.case.mode)
+
+
+@contextlib.contextmanager
+def given(trial: Trial, program: Program, other: Problem) -> Iterator[None]:
+    """A context in which a program has the inputs and the target of another problem."""
+    judged = program.inputs, program.target, program.scaler
+    program.inputs = tuple(trial.placed(value) for value in other.inputs)
+    program.target = trial.placed(other.target)
+    yield
     program.inputs, program.target, program.scaler = judged
 
 
@@ -230,11 +255,8 @@ class State:
 
     def mutations(self) -> list[Fault]:
         """Parameters that a forward or backward pass changed. Buffers are part of the result, and judged there."""
-        return [
-            _mutated(f"parameter:{name}")
-            for name, tensor in self._tensors.items()
-            if not unchanged(tensor.detach().cpu(), self._before[name])
-        ]
+        before = self._before
+        return [f for name, tensor in self._tensors.items() for f in changed(f"parameter:{name}", tensor, before[name])]
 
 
 def snapshot(value: Any) -> Any:
@@ -256,15 +278,15 @@ def unchanged(value: Tensor, was: Tensor) -> bool:
 
 def mutations(inputs: Sequence[Any], before: Sequence[Any]) -> list[Fault]:
     """Inputs that a run changed, given what `snapshot` kept of them."""
-    return [
-        _mutated(f"input[{index}]")
-        for index, (value, was) in enumerate(zip(inputs, before, strict=True))
-        if isinstance(value, Tensor) and not unchanged(value.detach().cpu(), was)
-    ]
+    pairs = enumerate(zip(inputs, before, strict=True))
+    return [fault for index, (value, was) in pairs for fault in changed(f"input[{index}]", value, was)]
 
 
-def _mutated(path: str) -> Fault:
-    return Fault(FaultKind.MUTATED, path, expected="it bitwise unchanged", got="other bits")
+def changed(path: str, value: Any, was: Any) -> list[Fault]:
+    """The fault of a tensor that has other bits than `snapshot` kept of it, if it has."""
+    if not isinstance(value, Tensor) or unchanged(value.detach().cpu(), was):
+        return []
+    return [Fault(FaultKind.MUTATED, path, expected="it bitwise unchanged", got="other bits")]
 
 
 def on_device(log: Log | None, fallbacks: Mapping[str, int], device: Device) -> Evidence:

@@ -28,7 +28,7 @@ class FaultKind(StrEnum):
     RERUN = "rerun"
     """A second run with other bits; no view. The size is the relative difference."""
     MUTATED = "mutated"
-    """An input or a parameter that a run changed; no view."""
+    """An input, a parameter or an earlier result that a run changed; no view."""
     STATE = "state"
     """Global state that is left changed; no view."""
     STALE = "stale"

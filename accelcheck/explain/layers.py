@@ -146,8 +146,8 @@ def _judged(trial: Trial, plan: Planned, draws: Sequence[Draw]) -> Layer:
         trial.technique.finish()
         trial.state.restore()
     used = max((one.used for one in _gating(finding.figures)), default=0.0)
-    verdict = Verdict.FAIL if finding.wrong else Verdict.PASS
-    return Layer(plan.name, plan.blames, verdict, str(next(iter(finding.wrong), "")), used)
+    verdict = Verdict.FAIL if finding.wrong else Verdict.ERROR if finding.undecided else Verdict.PASS
+    return Layer(plan.name, plan.blames, verdict, str(next(iter(finding.wrong), finding.undecided)), used)
 
 
 def _gating(figures: Sequence[Figure]) -> list[Figure]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import re
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -31,12 +33,12 @@ it then exceeds that one by at most the second: three times the largest of 33 sa
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """Faults found (none: the candidate is right), all figures, readings by path, and how many elements were compared."""
+    """Faults found (none: the candidate is right), all figures, readings by path, and how many elements were compared, by `kind` of tensor."""
 
     faults: tuple[Fault, ...]
     figures: tuple[Figure, ...]
     readings: Mapping[str, Reading]
-    compared: int
+    compared: Mapping[str, int] = field(default_factory=dict)
 
     def close(self, careful: int, reference: Reference | None = None) -> bool:
         """Whether all that is wrong are views beyond their budgets by at most `CLOSE`; after `careful` - 1 closer looks, by less.
@@ -68,6 +70,15 @@ class Contract:
     eager_strides: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
 
+EXACT = "exact"
+"""Kind of integers that are beside floating-point tensors of their own kind."""
+
+
+def kind(path: str) -> str:
+    """Kind of the tensor at a path: its first word, such as ``out``, ``grad``, ``loss``, ``parameter`` or ``buffer``."""
+    return re.split(r"\W", path, maxsplit=1)[0]
+
+
 def check_metadata(result: Result, reference: Reference, contract: Contract) -> Iterator[Fault]:
     """Structure, device, dtype, shape and strides, on the device: before anything is moved or read."""
     for path in sorted(reference.truth.keys() - result.keys()):
@@ -95,10 +106,13 @@ def judge(result: Result, reference: Reference) -> Judgement:
     faults: list[Fault] = []
     figures: list[Figure] = []
     readings: dict[str, Reading] = {}
-    compared = 0
+    numbers = {kind(path) for path, truth in reference.truth.items() if truth.is_floating_point() and truth.numel()}
+    compared: Counter[str] = Counter()
     for path in sorted(reference.truth.keys() - reference.unjudged.keys()):
         candidate, truth = result[path], reference.truth[path]
-        compared += truth.numel()
+        # Integers beside numbers do not stand for these: an index is right whatever the logits are.
+        exact = not truth.is_floating_point() and kind(path) in numbers
+        compared[EXACT if exact else kind(path)] += truth.numel()
         if not truth.is_floating_point():
             if not torch.equal(candidate, truth.to(candidate.dtype)):
                 faults.append(value_fault(path, candidate, truth))
@@ -134,7 +148,7 @@ def judge_together(draws: Sequence[tuple[Mapping[str, Reading], Reference]]) -> 
     faults: list[Fault] = []
     figures: list[Figure] = []
     if len(draws) < LEAST_DRAWS:
-        return Judgement((), (), {}, 0)
+        return Judgement((), (), {})
     for path in sorted(set.intersection(*(set(readings) for readings, _ in draws))):
         for view in sorted(SIGNED):
             signed = [readings[path][view] for readings, _ in draws]
@@ -151,7 +165,7 @@ def judge_together(draws: Sequence[tuple[Mapping[str, Reading], Reference]]) -> 
             figures.append(figure)
             if not figure.within:
                 faults.append(beyond(figure))
-    return Judgement(tuple(faults), tuple(figures), {}, 0)
+    return Judgement(tuple(faults), tuple(figures), {})
 
 
 def beyond(figure: Figure) -> Fault:

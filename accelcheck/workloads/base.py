@@ -66,6 +66,8 @@ class Program:
         extras: For a technique's own use: what `Technique.prepare` leaves for `Technique.evidence`.
         resets: Called before each run that is judged: functions that clear what a technique counts, such as `Counter.clear`, so
             that `Technique.evidence` is about this run alone.
+        accumulates: Whether a run in backward mode adds to the gradients of the run before, as PyTorch does, instead of clearing them.
+        overwrites: Reason why the next run may overwrite the result of this one, as the technique documents; empty where it must not.
     """
 
     module: nn.Module
@@ -90,6 +92,8 @@ class Program:
     extras: dict[str, Any] = field(default_factory=dict)
     resets: list[Callable[[], object]] = field(default_factory=list)
     further: tuple[Batch, ...] = ()
+    accumulates: bool = False
+    overwrites: str = ""
 
     @classmethod
     def of(
@@ -144,7 +148,7 @@ class Program:
         )
 
     def run(self, mode: Mode) -> Result:
-        """Run once in a mode. Gradients are cleared first; parameters change in train and trajectory mode only.
+        """Run once in a mode. Gradients are cleared first, unless it `accumulates`; parameters change in train and trajectory mode only.
 
         Returns:
             Tensors on the device, detached: outputs (forward, backward), gradients and buffers (backward), or losses,
@@ -225,8 +229,9 @@ class Program:
 
     def gradients(self) -> Result:
         """Outputs, gradients and buffers. The module stays in the mode (training or evaluation) that it is in."""
-        self.module.zero_grad(set_to_none=True)
-        self.inputs = tuple(leaf(value) for value in self.inputs)
+        if not self.accumulates:
+            self.module.zero_grad(set_to_none=True)
+            self.inputs = tuple(leaf(value) for value in self.inputs)
         result = dict(flatten(self._called()))
         # Integer outputs have no gradient. An output gradient depends on the path alone, not on the number of outputs.
         roots = {path: out for path, out in result.items() if out.requires_grad}
@@ -239,10 +244,10 @@ class Program:
         torch.autograd.backward(outs, cotangents)
         for index, value in enumerate(self.inputs):
             if isinstance(value, Tensor) and value.grad is not None:
-                result[f"grad:input[{index}]"] = value.grad / factor
+                result[f"grad:input[{index}]"] = value.grad if factor == 1.0 else value.grad / factor
         for name, parameter in self.module.named_parameters():
             if parameter.grad is not None:
-                result[f"grad:{name}"] = parameter.grad / factor
+                result[f"grad:{name}"] = parameter.grad if factor == 1.0 else parameter.grad / factor
         if self.twice:
             result |= self._second()
         return result | self._buffers()

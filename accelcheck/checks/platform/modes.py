@@ -40,7 +40,7 @@ def verify(trial: Trial) -> Finding:
     own = _as(trial, technique, WORK[work])
     try:
         found = numerics.verify(own, (FIRST,))
-        if found.wrong or not found.compared:
+        if found.wrong or found.undecided:
             return found
         used = Evidence("computed by", technique.name, engaged=True)
         return replace(found, evidence=[*found.evidence, used], measurements=_beside_host(own))

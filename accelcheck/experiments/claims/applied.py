@@ -108,8 +108,8 @@ def trial(technique: Technique, workload: Workload, device: Device, mode: Mode, 
         made = Trial(case, technique, workload, device, Store(Path(folder)))
         try:
             found = numerics.verify(made, (FIRST,))
-            if found.wrong or not found.compared:
-                raise WrongError(f"{case.id}: {next(iter(found.wrong), 'no element was compared')}")
+            if found.wrong or found.undecided:
+                raise WrongError(f"{case.id}: {next(iter(found.wrong), found.undecided)}")
             technique.finish()
             yield made
         finally:

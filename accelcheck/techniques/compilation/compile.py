@@ -137,7 +137,7 @@ class CudaGraphs(Compiled):
 
     def prepare(self, program: Program, mode: Mode, device: Device) -> None:
         super().prepare(program, mode, device)
-        program.around = mark_step(program.around)
+        mark_step(program)
 
     def evidence(self, program: Program, log: Log, mode: Mode, device: Device) -> Iterable[Evidence]:
         yield from super().evidence(program, log, mode, device)
@@ -167,7 +167,7 @@ class MaxAutotune(Compiled):
         self._held.enter_context(fresh_inductor_cache())
         super().prepare(program, mode, device)
         if device.has("cuda-graphs"):
-            program.around = mark_step(program.around)
+            mark_step(program)
 
     def evidence(self, program: Program, log: Log, mode: Mode, device: Device) -> Iterable[Evidence]:
         tuned = _counters()["inductor"]["select_algorithm_autotune"]
@@ -332,14 +332,18 @@ def xla_ran(program: Program, graphs: int = 1) -> Evidence:
     return Evidence(f"runs of cached XLA graphs >= {graphs}", seen, engaged=seen >= graphs)
 
 
-def mark_step(around: Any) -> Any:
-    """`around`, with a call that tells CUDA graph trees that a new iteration begins and old outputs may be overwritten."""
+def mark_step(program: Program) -> None:
+    """Tell CUDA graph trees before each forward pass that a new iteration begins and old outputs may be overwritten."""
+    around = program.around
 
     def marked() -> Any:
         torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]  # not annotated
         return around()
 
-    return marked
+    program.around = marked
+    program.overwrites = (
+        "outputs of a captured graph are overwritten once the next iteration begins (docs of torch.compiler)"
+    )
 
 
 def _counters() -> Any:

@@ -1,0 +1,54 @@
+"""What a second call must leave as the first one made it: results that their owner keeps, and gradients that add up."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from accelcheck.checks.trial import changed, snapshot
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from accelcheck.core.fault import Fault
+    from accelcheck.workloads.base import Program, Result
+
+
+def held(program: Program, result: Result) -> Callable[[], list[Fault]]:
+    """A function that gives a fault for each tensor of a result that has changed since, for which it keeps the result alive.
+
+    What shares memory with inputs, parameters or buffers is left out: these change in place between runs.
+    """
+    module = program.module
+    own = {_storage(tensor) for tensor in (*program.inputs, *module.parameters(), *module.buffers())}
+    kept = {path: (tensor, snapshot(tensor)) for path, tensor in result.items() if _storage(tensor) not in own}
+    return lambda: [fault for path, (tensor, was) in kept.items() for fault in changed(path, tensor, was)]
+
+
+def _storage(value: Any) -> int:
+    try:
+        return int(value.untyped_storage()._cdata)  # noqa: SLF001 - an address of its own, where a device hides that of the memory
+    except (AttributeError, NotImplementedError):  # no tensor, or one without storage
+        return id(value)
+
+
+def halved(accumulated: Result, once: Result) -> Result:
+    """The result of a second pass that adds to the gradients of the first, with these halved: exact unless the sum overflows.
+
+    Args:
+        accumulated: Result of the second pass, on the CPU.
+        once: That of the first.
+    """
+    return {
+        path: _half(tensor, once[path]) if path.startswith("grad:") and path in once else tensor
+        for path, tensor in accumulated.items()
+    }
+
+
+def _half(both: Tensor, one: Tensor) -> Tensor:
+    if both.shape != one.shape or both.dtype != one.dtype:
+        return both
+    doubled = one + one
+    return torch.where((both == doubled) & doubled.isinf(), one, both / 2)

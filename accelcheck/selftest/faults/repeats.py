@@ -1,0 +1,179 @@
+"""Faults that only a further call shows: results that are kept, overwritten or wrong the second time, and gradients that do not add up."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from accelcheck.core.case import Mode
+from accelcheck.devices.torch_names import get_current_dispatch_mode_stack
+from accelcheck.selftest.faults.base import Cell, PlantedFault, Variant
+from accelcheck.selftest.faults.plant import wrapping
+from accelcheck.techniques.eager import Eager
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from accelcheck.selftest.faults.base import Change
+    from accelcheck.workloads.base import Program, Result
+
+
+class Copying(Eager):
+    """Eager, prepared anew for other parameters, as what copies them is."""
+
+    name = "eager-copying"
+    bakes = True
+
+
+def watched_only(program: Program) -> None:
+    """Computes while a dispatch mode is active; otherwise gives the last result again."""
+    plain = program.run
+    kept: Result = {}
+
+    def run(mode: Mode) -> Result:
+        if get_current_dispatch_mode_stack() or not kept:
+            kept.update({path: tensor.clone() for path, tensor in plain(mode).items()})
+        return dict(kept)
+
+    program.run = run  # type: ignore[method-assign]  # on this instance alone
+
+
+def wrong_again(strength: float) -> Change:
+    """A call with the inputs of the call before is wrong by a factor."""
+    before: list[Tensor] = []
+
+    def call(plain: Any, x: Tensor, *rest: Any) -> Any:
+        again = any(torch.equal(x, old) for old in before)
+        before[:] = [x.detach().clone()]
+        out = plain(x, *rest)
+        return out * (1 - strength) if again else out
+
+    return wrapping(call)
+
+
+def in_turn(number: float) -> Change:
+    """Outputs are written to so many buffers in turn."""
+    buffers: list[Tensor] = []
+
+    def call(plain: Any, *inputs: Any) -> Any:
+        out = plain(*inputs)
+        ours = buffers.pop(0) if len(buffers) == int(number) else torch.empty_like(out)
+        buffers.append(ours if ours.shape == out.shape else torch.empty_like(out))
+        return buffers[-1].copy_(out)
+
+    return wrapping(call)
+
+
+def copied_out() -> Change:
+    """Outputs are computed in one buffer, and copied from there."""
+    written = in_turn(1)
+
+    def change(program: Program) -> None:
+        written(program)
+        wrapping(lambda plain, *inputs: plain(*inputs).clone())(program)
+
+    return change
+
+
+def after_each_gradient(hook: Callable[[Tensor], object], program: Program) -> None:
+    """Calls a function with each parameter whose gradient is complete."""
+    for parameter in program.module.parameters():
+        parameter.register_post_accumulate_grad_hook(hook)
+
+
+def in_one_buffer() -> Change:
+    """The gradient of a parameter is in the same memory after every pass."""
+    buffers: dict[int, Tensor] = {}
+
+    def hook(parameter: Tensor) -> None:
+        if parameter.grad is not None:
+            buffer = buffers.setdefault(id(parameter), torch.empty_like(parameter.grad))
+            parameter.grad = buffer.copy_(parameter.grad)
+
+    return partial(after_each_gradient, hook)
+
+
+def moved(parameter: Tensor) -> None:
+    """A gradient has memory of its own after each pass."""
+    if parameter.grad is not None:
+        parameter.grad = parameter.grad.clone()
+
+
+def overwritten(program: Program) -> None:
+    """A backward pass sets gradients where it should add to them."""
+
+    def clear(parameter: Tensor, gradient: Tensor) -> Tensor:
+        parameter.grad = None
+        return gradient
+
+    for parameter in program.module.parameters():
+        parameter.register_hook(partial(clear, parameter))  # type: ignore[no-untyped-call]  # torch annotates Tensor only in part
+
+
+MLP, LEARNING = Cell("mlp", Mode.BACKWARD), Cell("train-mlp", Mode.TRAIN)
+
+FAULTS = (
+    PlantedFault(
+        "right-only-while-watched",
+        "Computes while it is watched; otherwise returns the last result again.",
+        (Cell("mlp"), Cell("matmul"), MLP, LEARNING),
+        lambda _: watched_only,
+    ),
+    PlantedFault(
+        "copies-right-only-while-watched",
+        "A technique that copies parameters, and is prepared anew for others, computes only while it is watched.",
+        (Cell("mlp"), MLP, LEARNING),
+        lambda _: watched_only,
+        technique=Copying(),
+    ),
+    PlantedFault(
+        "second-call-wrong",
+        "A second call with the same inputs is wrong by this part.",
+        (Cell("mlp"), Cell("matmul"), MLP),
+        wrong_again,
+        strengths=(0.5, 0.1),
+    ),
+    PlantedFault(
+        "one-output-buffer",
+        "The output of each call is in the memory of the output before, whose owner may still use it.",
+        (Cell("mlp"), Cell("matmul")),
+        in_turn,
+    ),
+    PlantedFault(
+        "one-output-buffer-of-copies",
+        "A technique that copies parameters has one output buffer.",
+        (Cell("mlp"),),
+        in_turn,
+        technique=Copying(),
+    ),
+    PlantedFault(
+        "one-gradient-buffer",
+        "Each backward pass writes to the memory of the gradients before, which were taken away.",
+        (MLP,),
+        lambda _: in_one_buffer(),
+    ),
+    PlantedFault(
+        "gradient-overwritten",
+        "A second backward pass sets the gradients where it should add to them.",
+        (MLP, Cell("matmul", Mode.BACKWARD)),
+        lambda _: overwritten,
+    ),
+)
+
+VARIANTS = (
+    Variant(
+        "output-copied-from-a-buffer",
+        "Outputs are computed in one buffer, and copied from there.",
+        (Cell("mlp"), Cell("matmul")),
+        copied_out,
+    ),
+    Variant(
+        "gradients-moved",
+        "Gradients are in other memory after each pass.",
+        (MLP, Cell("matmul", Mode.BACKWARD)),
+        lambda: partial(after_each_gradient, moved),
+    ),
+)
