@@ -161,6 +161,7 @@ def test_the_page_gives_the_command_and_the_output_of_each_example(example: Path
     assert f"$ cd examples/{example.parent.name}\n$ {command}\n{output}" in blocks(page, "console")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.parent.name)
 def test_examples_run_and_pass(example: Path, tmp_path: Path) -> None:
     (tmp_path / example.name).write_bytes(example.read_bytes())

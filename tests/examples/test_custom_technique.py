@@ -38,6 +38,7 @@ def test_the_operator_passes_its_own_tests() -> None:
     assert "skipped" not in done.stdout.splitlines()[-1]
 
 
+@pytest.mark.slow
 def test_the_technique_passes_in_eager_mode_and_compiled(tmp_path: Path) -> None:
     journal = tmp_path / "journal.jsonl"
     words = ["--accel-technique=precise-linear*", "--accel-workload=mlp", f"--accel-journal={journal}"]

@@ -288,6 +288,7 @@ def test_a_case_that_crashes_on_a_side_is_said_and_the_others_go_on(stage: Stage
     assert [len(row.samples[0]) for row in rows] == [len(row.samples[1]) for row in rows] == [2, 0, 2]
 
 
+@pytest.mark.slow
 def test_a_case_that_hangs_is_ended_and_said(stage: Stage) -> None:
     start = time.monotonic()
     rows = stage.run_pairs(

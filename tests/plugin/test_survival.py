@@ -137,7 +137,7 @@ def test_a_disk_that_gets_full_ends_the_journal_and_not_the_run(suite: Suite, mo
     assert said.endswith("cannot be written: No space left on device; it ends here, and the run goes on")
 
 
-@pytest.mark.parametrize("workers", ["0", "2"])
+@pytest.mark.parametrize("workers", ["0", pytest.param("2", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
 def test_nothing_but_the_journal_is_left_of_a_run_whose_controller_is_ended(
     suite: Suite, monkeypatch: pytest.MonkeyPatch, workers: str, number: signal.Signals
