@@ -18,7 +18,7 @@ from accelcheck.checks import accuracy, numerics, randomness, speed, trajectory
 from accelcheck.checks.platform import items, modes
 from accelcheck.checks.trial import MOST_FAULTS, REMARKS, Clock, Finding, Trial
 from accelcheck.core import imports
-from accelcheck.core.capability import Capability, Code, unavailable, unsupported
+from accelcheck.core.capability import Capability, Code, unavailable
 from accelcheck.core.case import Case, Figure, Mode, Verdict
 from accelcheck.core.fault import Fault, FaultKind
 from accelcheck.core.files import file_name
@@ -174,7 +174,7 @@ class Bench:
             return status.capability
         self._open(device)
         if case.dtype not in device.dtypes:
-            return unsupported(Code.NO_DTYPE, f"{device.name} does not declare {case.dtype}")
+            return device.lacks(case.dtype, Code.NO_DTYPE)
         features = self.matrix.workloads[case.workload].features
         return self.matrix.techniques[case.technique].answer(device, *sorted(features))
 

@@ -8,9 +8,10 @@ import time
 from abc import ABC, abstractmethod
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from accelcheck.core.capability import SUPPORTED, Capability, Code
+from accelcheck.core.capability import SUPPORTED, Capability, Code, unsupported
 from accelcheck.core.case import Verdict
 from accelcheck.devices.telemetry import Telemetry
 
@@ -59,6 +60,10 @@ OF_TYPE: Mapping[str, frozenset[str]] = {
     "hpu": frozenset({"flex-attention"}),
 }
 """Features that every device of a `torch.device` type has, because torch or one of its libraries gives them to the type."""
+TRIED = ("bfloat16", "float16", "strided", "autocast-bfloat16", "autocast-float16", "deterministic")
+"""Dtypes and features that the probe tries where a device neither declares nor denies them; see `accelcheck.devices.trying`."""
+FOUND = "found by trying"
+"""The answer of a trial that found something."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,16 +103,30 @@ class Status:
         device: The device's name.
         capability: ``ok``, or why the device cannot be used.
         fingerprint: None where it cannot be used.
+        answers: Whether it has what it does not declare, by dtype or feature: `FOUND`, or why not. No part of the fingerprint, so that
+            what is found anew keeps its baselines.
     """
 
     device: str
     capability: Capability
     fingerprint: Fingerprint | None = None
+    answers: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def present(self) -> bool:
         """Whether cases can run on it."""
         return self.capability.ok
+
+    @property
+    def found(self) -> frozenset[str]:
+        """Dtypes and features that were found by trying."""
+        return frozenset(word for word, answer in self.answers.items() if answer == FOUND)
+
+    def told(self) -> str:
+        """The answers for people; empty where there are none."""
+        lacks = (f"{word} {answer}" for word, answer in self.answers.items() if answer != FOUND)
+        listed = ", ".join(word for word in self.answers if word in self.found)
+        return "; ".join([*([f"{FOUND}: {listed}"] if listed else []), *lacks])
 
     def as_json(self) -> dict[str, Any]:
         """The record as JSON-ready values; `status_from_json` reads it back."""
@@ -123,6 +142,7 @@ def status_from_json(data: Any) -> Status:
     capability = _field(data, "capability", dict)
     verdict = _field(capability, "verdict", str, type(None))
     fingerprint = _field(data, "fingerprint", dict, type(None))
+    answers = _texts(data, "answers")
     return Status(
         _field(data, "device", str),
         Capability(
@@ -132,6 +152,7 @@ def status_from_json(data: Any) -> Status:
             None if verdict is None else Verdict(verdict),
         ),
         None if fingerprint is None else fingerprint_from_json(fingerprint),
+        answers,
     )
 
 
@@ -143,11 +164,15 @@ def fingerprint_from_json(data: Any) -> Fingerprint:
     """
     texts = {name: _field(data, name, str) for name in ("device", "chip", "driver", "runtime")}
     numbers = {name: _field(data, name, int) for name in ("count", "memory")}
-    tables = {name: _field(data, name, dict) for name in ("versions", "environment")}
-    for name, table in tables.items():
-        if not all(isinstance(word, str) for pair in table.items() for word in pair):
-            raise ValueError(f"status field {name!r}: expected text by text, got {table!r}")
+    tables = {name: _texts(data, name) for name in ("versions", "environment")}
     return Fingerprint(**texts, **numbers, **tables)
+
+
+def _texts(data: Any, name: str) -> dict[str, str]:
+    table: dict[str, str] = _field(data, name, dict)
+    if not all(isinstance(word, str) for pair in table.items() for word in pair):
+        raise ValueError(f"status field {name!r}: expected text by text, got {table!r}")
+    return table
 
 
 def _field(data: Any, name: str, *types: type) -> Any:
@@ -183,6 +208,11 @@ class Device(ABC):
     """Storage dtypes that it declares to support. A failure in one of them is a failure of the device, never skipped."""
     features: frozenset[str] = frozenset()
     """Declared features, of `FEATURES`, besides those of its type in `OF_TYPE`. Ask with `has`."""
+    denied: Mapping[str, str] = MappingProxyType({})
+    """Dtypes and features that it is not to be held to, each with the reason, which reports show. Those of `TRIED` that are neither declared
+    nor denied are found by trying."""
+    answers: Mapping[str, str] = MappingProxyType({})
+    """Answers of the trials in the probe, of this run; set by `learn`."""
     variables: ClassVar[tuple[str, ...]] = ()
     """Environment variables that change its results or speed; the ones that are set are part of the fingerprint."""
     modules: ClassVar[tuple[str, ...]] = ()
@@ -193,8 +223,21 @@ class Device(ABC):
     all chips."""
 
     def has(self, feature: str) -> bool:
-        """Whether it has a feature of `FEATURES`: by its own declaration, or by its type's."""
-        return feature in self.features or feature in OF_TYPE.get(self.type, ())
+        """Whether it has a feature of `FEATURES`: by its own declaration, by its type's, or by trial."""
+        return feature not in self.denied and (feature in self.features or feature in OF_TYPE.get(self.type, ()))
+
+    def learn(self, status: Status) -> None:
+        """Take over what the probe found by trying: a failure in it is then a failure of the device, as in what it declares."""
+        self.answers = status.answers
+        self.features |= status.found & FEATURES.keys()
+        self.dtypes |= status.found - FEATURES.keys()
+
+    def lacks(self, word: str, code: Code) -> Capability:
+        """``unsupported``, with the reason why it does not have a dtype or feature."""
+        if word in self.denied:
+            return unsupported(code, f"{self.name} denies {word}: {self.denied[word]}")
+        answer = f": {self.answers[word]}" if word in self.answers else ""
+        return unsupported(code, f"{self.name} does not declare {word}{answer}", tried=word in TRIED)
 
     def detect(self) -> Capability:
         """Whether this machine has the hardware and the packages. Imports nothing and does not open the hardware."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from accelcheck.core.capability import SUPPORTED, Capability, Code, unavailable
@@ -13,7 +14,7 @@ from accelcheck.devices.packages import requires_torch, versions
 from accelcheck.devices.pinning import chips
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     import torch
 
@@ -37,6 +38,9 @@ class CudaLike(Device):
             "autocast-float16",
             "memory-statistics",
         }
+    )
+    denied: Mapping[str, str] = MappingProxyType(
+        {"deterministic": "atomics add in any order in the operators that torch.use_deterministic_algorithms lists"}
     )
     masks: ClassVar[tuple[str, ...]] = ()
     """The variables that hide GPUs from a process."""
@@ -165,6 +169,8 @@ class Cuda(CudaLike):
         if torch.cuda.is_available() and torch.cuda.get_device_capability() < _BF16_SINCE:
             self.dtypes -= {"bfloat16"}
             self.features -= {"autocast-bfloat16"}
+            emulated = "emulated before compute capability {}.{}".format(*_BF16_SINCE)
+            self.denied = {**self.denied, "bfloat16": emulated, "autocast-bfloat16": emulated}
 
     def fingerprint(self) -> Fingerprint:
         import torch

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 _UNNAMED = "privateuseone"  # what PrivateUse1 is called until a backend gives it a name
 _TRIAL = 1 << 20  # bytes
 
-# What torch documents of its in-tree accelerators. For others, only their modules tell.
+# What torch documents of its in-tree accelerators. For others, only their modules and trials tell.
 _FEATURES = {
     "xpu": frozenset({"strided", "inductor", "autocast-bfloat16", "autocast-float16"}),
     "mps": frozenset({"strided", "autocast-bfloat16", "autocast-float16"}),
@@ -39,6 +39,8 @@ _DTYPES = {
     "xpu": frozenset({"float32", "bfloat16", "float16"}),
     "mps": frozenset({"float32", "float16"}),
 }
+_UNORDERED = {"deterministic": "torch promises it only with torch.use_deterministic_algorithms, which cases do not set"}
+_DENIED = {"xpu": _UNORDERED, "mps": _UNORDERED}
 _VARIABLES = {
     "npu": ("ASCEND_LAUNCH_BLOCKING", "ASCEND_RT_VISIBLE_DEVICES", "HCCL_DETERMINISTIC", "TASK_QUEUE_ENABLE"),
     "xpu": ("ONEAPI_DEVICE_SELECTOR", "SYCL_DEVICE_FILTER", "ZE_AFFINITY_MASK", "ZE_FLAT_DEVICE_HIERARCHY"),
@@ -49,7 +51,7 @@ _VARIABLES = {
 class Generic(Device):
     """A device that is known by its torch type alone. torch and its module ``torch.<type>`` tell what it supports.
 
-    Before `open`, it declares what torch documents of the type.
+    Before `open`, it declares what torch documents of the type. The probe tries the rest.
     """
 
     variables: ClassVar[tuple[str, ...]] = ("PYTORCH_ALLOC_CONF",)
@@ -59,6 +61,7 @@ class Generic(Device):
         self.type = type_name
         self.dtypes = _DTYPES.get(type_name, frozenset({"float32"}))
         self.features = _FEATURES.get(type_name, frozenset())
+        self.denied = _DENIED.get(type_name, {})
         self._wait: Callable[[], object] = self._read_back
         self._statistics: str | None = "not asked: the device is not open"
 

@@ -13,7 +13,7 @@ import sys
 import traceback
 from collections import deque
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
@@ -23,7 +23,7 @@ from accelcheck.core.foreign import ForeignCodeError
 from accelcheck.core.foreign import calling as calling_foreign
 from accelcheck.core.processes import Child, Message, calling, end_at_once, say
 from accelcheck.core.strangers import quoted
-from accelcheck.devices import hardware
+from accelcheck.devices import hardware, trying
 from accelcheck.devices.base import Device, Status, status_from_json
 from accelcheck.devices.packages import AUTOLOAD, backends, installed
 
@@ -111,6 +111,7 @@ def probe(
             statuses[name] = Status(name, _broken(name, error))
     for name in strangers:
         statuses.setdefault(name, Status(name, _absent(name, broken, results)))
+    PROBED.update(statuses)
     facts = HostFacts(
         cpu=hardware.cpu().name,
         cores=hardware.usable_cores(),
@@ -135,6 +136,9 @@ def broken_backends(timeout: float) -> dict[str, str]:
 
 # In the parent.
 
+
+PROBED: dict[str, Status] = {}
+"""What `probe` has found in this process, by device."""
 
 _BROKEN: dict[str, str] = {}
 """What `broken_backends` has found in this process."""
@@ -351,7 +355,7 @@ def _answer(names: Sequence[str]) -> None:
             device, _, spec = name.partition(_AT)
             say(stage=f"open {device}")
             make = partial(_foreign, spec) if spec else partial(known.__getitem__, device)
-            say(status=_status(device, make).as_json())
+            _tell(device, make)
     say(stage="done")
 
 
@@ -362,7 +366,7 @@ def _answer_others(known: Mapping[str, Device]) -> None:
     for kind in found_types():
         if kind not in taken:
             say(stage=f"open {kind}")
-            say(status=_status(kind, partial(Generic, kind)).as_json())
+            _tell(kind, partial(Generic, kind))
 
 
 def _import_announced() -> None:
@@ -388,14 +392,24 @@ def _answer_backend(word: str) -> None:
         say(status=Status(word, unavailable(Code.IMPORT_FAILED, _last_line(error))).as_json())
 
 
-def _status(name: str, make: Callable[[], Device]) -> Status:
-    """Open a device, ask whether it is usable, and take its fingerprint."""
+def _tell(name: str, make: Callable[[], Device]) -> None:
+    """Say what a device is, then what trials find: one that ends this process takes nothing back of what was said."""
     try:
         device = make()
         device.open()
     except Exception as error:  # noqa: BLE001 - a backend may raise anything
         traceback.print_exc()
-        return Status(name, unavailable(Code.IMPORT_FAILED, _last_line(error)))
+        return say(status=Status(name, unavailable(Code.IMPORT_FAILED, _last_line(error))).as_json())
+    status = _status(name, device)
+    say(status=status.as_json())
+    if status.present:
+        for answers in trying.answers(device):
+            say(stage=f"try what {name} does not declare", status=replace(status, answers=answers).as_json())
+    return None
+
+
+def _status(name: str, device: Device) -> Status:
+    """Ask an open device whether it is usable, and take its fingerprint."""
     try:
         capability = device.usable()
         return Status(name, capability, device.fingerprint() if capability.ok else None)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from contextlib import contextmanager
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from accelcheck.core.capability import SUPPORTED, Capability, Code, unavailable
@@ -21,7 +22,7 @@ from accelcheck.devices.packages import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     import torch
 
@@ -36,6 +37,9 @@ class Tpu(Device):
     type = "tpu"
     dtypes = frozenset({"float32", "bfloat16"})
     features = frozenset({"autocast-bfloat16", "exclusive"})
+    denied: Mapping[str, str] = MappingProxyType(
+        dict.fromkeys(("float16", "strided", "autocast-float16", "deterministic"), "torch_tpu does not document it")
+    )
     package: ClassVar[str] = "torch_tpu"
     variables: ClassVar[tuple[str, ...]] = (
         "LIBTPU_INIT_ARGS",

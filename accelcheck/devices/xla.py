@@ -8,6 +8,7 @@ import time
 from collections import Counter
 from contextlib import contextmanager
 from importlib import import_module
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from accelcheck.core.capability import SUPPORTED, Capability, Code, unavailable
@@ -35,6 +36,12 @@ class Xla(Device):
     type = "xla"
     dtypes = frozenset({"float32", "float64", "bfloat16", "float16"})
     features = frozenset({"float64", "autocast-bfloat16", "lazy", "deterministic"})
+    denied: Mapping[str, str] = MappingProxyType(
+        {
+            "strided": "XLA chooses the layouts, and gives every tensor the strides of a contiguous one",
+            "autocast-float16": "torch_xla documents it for GPUs alone, which its releases for torch 2.9 do not run on",
+        }
+    )
     modules: ClassVar[tuple[str, ...]] = ("torch_xla",)
     variables: ClassVar[tuple[str, ...]] = (
         "CPU_NUM_DEVICES",

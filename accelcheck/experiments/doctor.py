@@ -208,6 +208,8 @@ def _devices(statuses: Mapping[str, Status], facts: HostFacts | None) -> Iterato
             versions = ", ".join(f"{package} {number}" for package, number in sorted(found.versions.items()))
             fact = f"{name}: {found.chip} x {found.count}{memory}{driver}, {found.runtime}, {versions}"
             yield Diagnosis("devices", Grade.OK, fact)
+            if told := status.told():
+                yield Diagnosis("devices", Grade.OK, f"{name}: {told}")
             continue
         absent = capability.code in {Code.NO_HARDWARE, Code.NO_PACKAGE} and not (facts and name in facts.broken)
         yield Diagnosis(

@@ -136,6 +136,7 @@ class RunConfiguration:
                         name: {
                             "capability": str(status.capability),
                             "fingerprint": status.fingerprint.as_json() if status.fingerprint else None,
+                            "answers": dict(status.answers),
                         }
                         for name, status in self.statuses.items()
                         if name in self.selection.devices
@@ -204,7 +205,10 @@ class RunConfiguration:
 
         hooked = registered.devices(config)
         known = devices(hooked)
-        return devices([*hooked, *(Generic(name) for name in self.statuses if name not in known)])
+        found = devices([*hooked, *(Generic(name) for name in self.statuses if name not in known)])
+        for name, status in self.statuses.items():
+            found[name].learn(status)
+        return found
 
     def apply(self, environ: MutableMapping[str, str], worker: str, workers: int) -> None:
         """Set the environment variables that torch reads when it is imported; values that the user has set stay.

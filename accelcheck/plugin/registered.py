@@ -18,6 +18,7 @@ from accelcheck.core.foreign import ForeignCodeError, calling
 from accelcheck.core.registry import UnknownNameError
 from accelcheck.core.strangers import quoted
 from accelcheck.devices import devices as known_devices
+from accelcheck.devices.probe import PROBED
 from accelcheck.plugin import installed, options, validation
 from accelcheck.techniques.matrix import Matrix
 
@@ -180,4 +181,7 @@ def device(name: str) -> Device:
     if name not in known:
         known = known_devices(devices(here()))
     imports.load()
-    return known[name] if name in known else Generic(name)
+    found = known[name] if name in known else Generic(name)
+    if name in PROBED:
+        found.learn(PROBED[name])
+    return found

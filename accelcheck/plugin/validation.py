@@ -31,7 +31,7 @@ def devices(found: Sequence[tuple[str, Any]], builtin: Mapping[str, Device]) -> 
     Raises:
         ForeignCodeError: One cannot be what it claims to be.
     """
-    from accelcheck.devices.base import FEATURES, Device
+    from accelcheck.devices.base import FEATURES, TRIED, Device
 
     _distinct("device", found, builtin)
     for what, one in found:
@@ -44,6 +44,12 @@ def devices(found: Sequence[tuple[str, Any]], builtin: Mapping[str, Device]) -> 
             raise ForeignCodeError(f"{said}: set `type`, the type of its torch.device")
         _known(f"{said}: dtypes", one.dtypes)
         _known(f"{said}: features", one.features, FEATURES)
+        _known(f"{said}: denied", one.denied, dict.fromkeys([*TRIED, *FEATURES]))
+        for word in one.denied:
+            if word in one.dtypes | one.features:
+                raise ForeignCodeError(f"{said}: denied: {word!r} is declared too: leave it out of one of them")
+            if not isinstance(one.denied[word], str) or not one.denied[word].strip():
+                raise ForeignCodeError(f"{said}: denied: {word!r}: expected the reason, got {quoted(one.denied[word])}")
     return [one for _, one in found]
 
 

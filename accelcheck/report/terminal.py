@@ -35,6 +35,7 @@ def header(run: SelectedRun) -> list[str]:
     for name, status in run.statuses.items():
         found = status.fingerprint
         lines.append(f"  {name}: {_identity(found) if found is not None else status.capability}")
+        lines += [f"    {told}"] if (told := status.told()) else []
     lines += [f"  {OPTION}={name}: {capability}" for name, capability in run.failed_imports.items()]
     return [escaped(line) for line in lines]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from accelcheck.core.capability import SUPPORTED, Capability, Code, unavailable, unsupported
+from accelcheck.core.capability import SUPPORTED, Capability, Code, unavailable
 from accelcheck.core.case import TIMED, Evidence, Mode
 from accelcheck.devices.packages import installed
 from accelcheck.techniques.observe import OperatorLog
@@ -259,11 +259,11 @@ class Technique:
         return
 
     def needs(self, device: Device, *features: str) -> Capability:
-        """`SUPPORTED` if the device declares all `features`, else ``unsupported`` with the first that is missing.
+        """`SUPPORTED` if the device has all `features`, else ``unsupported`` with the first that is missing.
 
         For use in `capability`; the names are those of `accelcheck.devices.base.FEATURES`.
         """
         for feature in features:
             if not device.has(feature):
-                return unsupported(Code.NO_FEATURE, f"{device.name} does not declare {feature}")
+                return device.lacks(feature, Code.NO_FEATURE)
         return SUPPORTED

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from accelcheck.core.case import Mode
 from accelcheck.selftest.faults.base import Cell, PlantedFault
+from accelcheck.selftest.faults.cheats import strided
 from accelcheck.selftest.faults.plant import kernels
 from accelcheck.selftest.faults.sowing import swapped
 from accelcheck.techniques.interop import dlpack, numpy_matmul
@@ -37,6 +38,12 @@ def strides_ignored(strength: float) -> Change:
         mm=lambda func, left, right: func(as_dense(left), right),
         addmm=lambda func, bias, left, right: func(bias, as_dense(left), right),
     )
+
+
+def gradient_as_dense(strength: float) -> Change:
+    """A backward kernel reads the output's gradient as dense rows."""
+    del strength
+    return kernels(native_layer_norm_backward=lambda func, gradient, *rest: func(as_dense(gradient), *rest))
 
 
 def aligned_down(strength: float) -> Change:
@@ -148,6 +155,13 @@ FAULTS = (
         (MLP, Cell("mlp", Mode.BACKWARD)),
         strides_ignored,
         technique="view-transposed",
+    ),
+    PlantedFault(
+        "cotangent-read-as-rows",
+        "A backward kernel reads the output's gradient, which comes from a transposition, as dense rows.",
+        (Cell("layer-norm-narrow", Mode.BACKWARD),),
+        gradient_as_dense,
+        exists=strided,
     ),
     PlantedFault(
         "address-aligned-down",

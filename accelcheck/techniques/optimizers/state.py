@@ -86,7 +86,7 @@ class HalfStates(Technique):
     def capability(self, device: Device) -> Capability:
         half = str(self.dtype).removeprefix("torch.")
         if half not in device.dtypes:
-            return unsupported(Code.NO_DTYPE, f"{device.name} does not declare {half}")
+            return device.lacks(half, Code.NO_DTYPE)
         return SUPPORTED
 
     def emulate_optimizer(self, make: OptimizerMaker) -> OptimizerMaker:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from accelcheck.core.capability import SUPPORTED, Capability, Code, unsupported
+from accelcheck.core.capability import SUPPORTED, Capability, Code
 from accelcheck.core.case import Evidence, Mode
 from accelcheck.techniques.base import Technique
 from accelcheck.techniques.observe import operators
@@ -86,7 +86,7 @@ class Policy(Technique):
 
     def capability(self, device: Device) -> Capability:
         if self.half not in device.dtypes:
-            return unsupported(Code.NO_DTYPE, f"{device.name} does not declare {self.half}")
+            return device.lacks(self.half, Code.NO_DTYPE)
         return SUPPORTED
 
     def admits(self, probe: Probe) -> bool:
