@@ -164,8 +164,7 @@ def fingerprint_from_json(data: Any) -> Fingerprint:
     """
     texts = {name: _field(data, name, str) for name in ("device", "chip", "driver", "runtime")}
     numbers = {name: _field(data, name, int) for name in ("count", "memory")}
-    tables = {name: _texts(data, name) for name in ("versions", "environment")}
-    return Fingerprint(**texts, **numbers, **tables)
+    return Fingerprint(**texts, **numbers, versions=_texts(data, "versions"), environment=_texts(data, "environment"))
 
 
 def _texts(data: Any, name: str) -> dict[str, str]:

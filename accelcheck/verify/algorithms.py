@@ -83,7 +83,8 @@ def by_fft(x: Tensor, weight: Tensor, padding: tuple[int, int]) -> Tensor:
     stages = math.ceil(math.log2(max(2, math.prod(sides))))
     spectra = [_rounded(torch.fft.rfft2(value, s=sides), stages) for value in (held, weight)]
     product = _rounded(torch.einsum("nchw,ochw->nohw", spectra[0], spectra[1].conj()), stages)
-    return torch.fft.irfft2(product, s=sides)[:, :, : sides[0] - weight.shape[2] + 1, : sides[1] - weight.shape[3] + 1]
+    whole: Tensor = torch.fft.irfft2(product, s=sides)
+    return whole[:, :, : sides[0] - weight.shape[2] + 1, : sides[1] - weight.shape[3] + 1]
 
 
 def _rounded(spectrum: Tensor, stages: int) -> Tensor:

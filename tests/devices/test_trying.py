@@ -140,6 +140,7 @@ def test_a_fault_that_only_strides_show_fails_on_a_device_that_declares_nothing(
 ) -> None:
     plant = faults()[fault]
     cell = next(cell for cell in plant.cells if cell.mode is mode)
+    assert isinstance(plant.technique, str)
     technique = Planted(TECHNIQUES[plant.technique], plant.plant(1.0))
     assert judged(store, technique, cell.workload, mode, Undeclared()).verdict is Verdict.FAIL
     assert judged(store, TECHNIQUES[plant.technique], cell.workload, mode, Undeclared()).verdict is Verdict.PASS

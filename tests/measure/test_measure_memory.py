@@ -71,12 +71,12 @@ class Statistics(StubDevice):
 
     def __init__(self, *answers: Memory) -> None:
         super().__init__("fancy")
-        self.answers = list(answers)
+        self.told = list(answers)
         self.done: list[str] = []
 
     def memory(self) -> Memory:
         self.done.append("memory")
-        return self.answers.pop(0)
+        return self.told.pop(0)
 
     def reset_memory(self) -> None:
         self.done.append("reset")

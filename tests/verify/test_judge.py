@@ -110,7 +110,7 @@ def faults(candidate: Tensor, truth: Tensor, budget: float = 1e-6) -> list[str]:
 def test_equal_values_pass_and_are_counted() -> None:
     judgement = judge({DEEP: values()}, reference())
     assert judgement.faults == ()
-    assert judgement.compared == 12
+    assert sum(judgement.compared.values()) == 12
     assert [figure.view for figure in judgement.figures] == list(VIEWS)
     assert judgement.readings.keys() == {DEEP}
 
@@ -205,7 +205,7 @@ def test_a_scalar_integer_that_differs_is_told() -> None:
 def test_every_shape_is_judged(shape: tuple[int, ...]) -> None:
     judgement = judge({DEEP: torch.ones(shape)}, reference({DEEP: torch.ones(shape)}))
     assert judgement.faults == ()
-    assert judgement.compared == math.prod(shape)
+    assert sum(judgement.compared.values()) == math.prod(shape)
 
 
 def test_a_figure_that_does_not_gate_fails_nothing() -> None:

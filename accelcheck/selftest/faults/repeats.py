@@ -81,7 +81,7 @@ def copied_out() -> Change:
 def after_each_gradient(hook: Callable[[Tensor], object], program: Program) -> None:
     """Calls a function with each parameter whose gradient is complete."""
     for parameter in program.module.parameters():
-        parameter.register_post_accumulate_grad_hook(hook)
+        parameter.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]  # untyped in torch
 
 
 def in_one_buffer() -> Change:
