@@ -343,6 +343,8 @@ class _Run:
         if single:
             self._distract(FIRST, state)
         sums = trial.case.mode is Mode.BACKWARD and not (single or program.elsewhere or program.overwrites)
+        if sums and any(f"grad:{name}" in result and p.grad is None for name, p in program.module.named_parameters()):
+            self._again(state)  # evidence may have run the program, and cleared the gradients that are added to
         raw = self._again(state, accumulates=sums)
         self._let_go(FIRST)
         self._hold(raw)
