@@ -19,9 +19,13 @@ if TYPE_CHECKING:
 def held(program: Program, result: Result) -> Callable[[], list[Fault]]:
     """A function that gives a fault for each tensor of a result that has changed since, for which it keeps the result alive.
 
-    What shares memory with inputs, parameters or buffers is left out: these change in place between runs.
+    What shares memory with inputs, parameters or buffers is left out: these change in place between runs. Gradients are held as autograd
+    left them, since those of the result are quotients.
     """
     module = program.module
+    leaves = {f"input[{index}]": value for index, value in enumerate(program.inputs) if isinstance(value, Tensor)}
+    leaves |= dict(module.named_parameters())
+    result = dict(result) | {f"grad:{name}": leaf.grad for name, leaf in leaves.items() if leaf.grad is not None}
     own = {_storage(tensor) for tensor in (*program.inputs, *module.parameters(), *module.buffers())}
     kept = {path: (tensor, snapshot(tensor)) for path, tensor in result.items() if _storage(tensor) not in own}
     return lambda: [fault for path, (tensor, was) in kept.items() for fault in changed(path, tensor, was)]

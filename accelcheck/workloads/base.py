@@ -244,10 +244,10 @@ class Program:
         torch.autograd.backward(outs, cotangents)
         for index, value in enumerate(self.inputs):
             if isinstance(value, Tensor) and value.grad is not None:
-                result[f"grad:input[{index}]"] = value.grad if factor == 1.0 else value.grad / factor
+                result[f"grad:input[{index}]"] = value.grad / factor
         for name, parameter in self.module.named_parameters():
             if parameter.grad is not None:
-                result[f"grad:{name}"] = parameter.grad if factor == 1.0 else parameter.grad / factor
+                result[f"grad:{name}"] = parameter.grad / factor
         if self.twice:
             result |= self._second()
         return result | self._buffers()
