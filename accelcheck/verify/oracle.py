@@ -207,8 +207,12 @@ def _sampled(source: Source, careful: int, spread_over: Result) -> tuple[Result,
     with blamed(f"{source}: the oracle with rounding errors"), unfused():
         first = (draw.seed(source.seed) + 1) * SAMPLES
         for index in range(effort.count(draw, careful)):
-            sample = oracle.sample(first + index, precision, dtype, source.algorithm)
-            samples.read(algorithms.admitted(sample, truth, spread_over))
+            # No name for the sample: the next one needs its memory.
+            samples.read(
+                algorithms.admitted(
+                    oracle.sample(first + index, precision, dtype, source.algorithm), truth, spread_over
+                )
+            )
             effort.tidy()
         if source.technique.oracle == "float64" and precision == dtype:
             # Half precision may overflow where a fused kernel does not.

@@ -233,9 +233,9 @@ class FewSamples(Store):
 
     careful = 0
 
-    def get(self, *args: Any, careful: int = 0, **more: Any) -> Any:
-        self.careful += careful
-        found = super().get(*args, careful=careful, **more)
+    def get(self, *args: Any, careful: int = 0, algorithm: str = "", **more: Any) -> Any:
+        self.careful += 0 if algorithm else careful
+        found = super().get(*args, careful=careful, algorithm=algorithm, **more)
         tight = {path: {v: b / 1000 for v, b in views.items()} for path, views in found.budgets.items()}
         return found if careful == 2 else replace(found, budgets=tight)
 
