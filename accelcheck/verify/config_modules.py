@@ -1,0 +1,47 @@
+"""Modules of settings that torch's compilers read, such as ``torch._dynamo.config``: what differs from torch's defaults."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+CONFIGS = (
+    "torch._dynamo.config",
+    "torch._functorch.config",
+    "torch._inductor.config",
+    "torch.compiler.config",
+    "torch.fx.experimental._config",
+)
+"""Modules that are looked at, once something has imported them."""
+
+
+def changed(name: str) -> tuple[tuple[str, Any], ...]:
+    """The settings of a module that differ from torch's defaults, with their values; none where it is not imported."""
+    if name not in sys.modules:
+        return ()
+    now, usual = sys.modules[name].get_config_copy(), _defaults(name)
+    return tuple((key, value) for key, value in now.items() if value != usual[key])
+
+
+def change(name: str, values: tuple[tuple[str, Any], ...]) -> None:
+    """Set what `changed` returned, and all else to torch's defaults."""
+    wanted = _defaults(name) | dict(values)
+    for key, _ in (*changed(name), *values):
+        setattr(sys.modules[name], key, wanted[key])
+
+
+@functools.cache
+def _defaults(name: str) -> dict[str, Any]:
+    module = sys.modules[name]
+    entries: Mapping[str, Any] = vars(module)["_config"]
+    now = module.get_config_copy()
+    return {key: now[key] if _from_environment(entries[key]) else entries[key].default for key in now}
+
+
+def _from_environment(entry: Any) -> bool:
+    # In place of a value that no variable gives there is a bare object.
+    return any(type(getattr(entry, f"env_value_{kind}")) is not object for kind in ("force", "default"))
