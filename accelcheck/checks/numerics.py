@@ -10,6 +10,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
+from accelcheck.checks.traces import Traces
 from accelcheck.checks.trial import (
     IDLE,
     MOST_FAULTS,
@@ -20,8 +21,6 @@ from accelcheck.checks.trial import (
     Finding,
     State,
     absent,
-    mutations,
-    snapshot,
     warm_up,
     watched,
 )
@@ -94,6 +93,8 @@ class _Run:
         """The largest error of each judged draw, as a multiple of its budget."""
         self.compared = 0
         self.excess = 0.0
+        self._traces: Traces | None = None
+        """Of the run before."""
         self.program = self._prepared(draw)
         self.parameters = draw.parameters
 
@@ -195,10 +196,11 @@ class _Run:
             # Gradients that come from a transposition are strided: values owe nothing to that.
             self.program.strided_cotangents = device.has("strided") and draw.number % 2 == 1
             state = State(self.program)
-            inputs = [snapshot(value) for value in self.program.inputs]
             _poison(reference, device)
-            device.seed(case.seed)
+            device.seed(draw.seed(case.seed))
+            traces = Traces(trial, self.program, state)
         result, evidence = watched(trial, self.program, case.mode)
+        left, self._traces = traces.faults(result, self._traces), traces
         if draw == Draw(trial.effort.draws - 1) and device.has("lazy"):
             with clock("run"):  # a lazy device rounds otherwise where nobody watches, as for its users
                 state.restore()
@@ -212,10 +214,7 @@ class _Run:
         )
         with trial.judging():
             result = self._values(result, reference, draw)
-            changed = mutations(self.program.inputs, inputs)
-            if case.mode is not Mode.TRAIN:
-                changed += state.mutations()
-            self.faults += [_drawn(fault, draw) for fault in changed]
+            self.faults += [_drawn(fault, draw) for fault in left]
             self.excess = max(self.excess, reference.eager_excess)
         if first and result:
             with clock("rerun"):

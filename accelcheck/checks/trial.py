@@ -228,12 +228,15 @@ class State:
                     tensor.copy_(self._before[name].to(tensor.device))
 
     def mutations(self) -> list[Fault]:
-        """Parameters that a forward or backward pass changed. Buffers are part of the result, and judged there."""
-        return [
-            _mutated(f"parameter:{name}")
-            for name, tensor in self._tensors.items()
-            if not unchanged(tensor.detach().cpu(), self._before[name])
-        ]
+        """Parameters that a forward or backward pass changed."""
+        return [_mutated(f"parameter:{name}") for name in self._changed(self._tensors)]
+
+    def changed_buffers(self) -> list[str]:
+        """Names of the buffers that a run changed; in training they are part of the result, and judged there."""
+        return self._changed(self._buffers)
+
+    def _changed(self, tensors: Mapping[str, Tensor]) -> list[str]:
+        return [name for name, tensor in tensors.items() if not unchanged(tensor.detach().cpu(), self._before[name])]
 
 
 def snapshot(value: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import sys
 from typing import TYPE_CHECKING, Any
@@ -17,6 +18,24 @@ CONFIGS = (
     "torch.fx.experimental._config",
 )
 """Modules that are looked at, once something has imported them."""
+_NOTES = frozenset({"aot_inductor.metadata"})
+"""Settings in which torch itself notes what it has compiled."""
+
+
+class Copied:
+    """A value that is equal to no copy of itself, as a pass of a compiler: here it equals each of its class."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Copied) and type(self.value) is type(other.value)
+
+    def __hash__(self) -> int:
+        return hash(type(self.value))
+
+    def __repr__(self) -> str:
+        return type(self.value).__qualname__
 
 
 def changed(name: str) -> tuple[tuple[str, Any], ...]:
@@ -24,14 +43,20 @@ def changed(name: str) -> tuple[tuple[str, Any], ...]:
     if name not in sys.modules:
         return ()
     now, usual = sys.modules[name].get_config_copy(), _defaults(name)
-    return tuple((key, value) for key, value in now.items() if value != usual[key])
+    return tuple((key, _comparable(now[key])) for key in now if key not in _NOTES and now[key] != usual[key])
 
 
 def change(name: str, values: tuple[tuple[str, Any], ...]) -> None:
     """Set what `changed` returned, and all else to torch's defaults."""
     wanted = _defaults(name) | dict(values)
     for key, _ in (*changed(name), *values):
-        setattr(sys.modules[name], key, wanted[key])
+        value = wanted[key]
+        setattr(sys.modules[name], key, value.value if isinstance(value, Copied) else value)
+
+
+def _comparable(value: Any) -> Any:
+    # Its module gives deep copies.
+    return Copied(value) if type(value).__eq__ is object.__eq__ and copy.deepcopy(value) is not value else value
 
 
 @functools.cache

@@ -138,9 +138,9 @@ class GlobalState:
     def _registered(self) -> Iterator[_Change]:
         """Kernels that are new for operators of torch. None is put in place again: a library does not keep its functions."""
         new = {name for name in torch_names.python_kernels - self.kernels if name.startswith("aten/")}
-        if others := sorted(name for name in new - _OWN_KERNELS if not name.endswith("/Meta")):
-            fault = _fault("kernels of torch.library", "torch's own", f"others for {_listed(others)}")
-            yield _Change(fault, functools.partial(_unregister, frozenset(others)), lambda: None)
+        if new and (others := new - _own_kernels()):
+            fault = _fault("kernels of torch.library", "torch's own", f"others for {_listed(sorted(others))}")
+            yield _Change(fault, functools.partial(_unregister, others), lambda: None)
 
     def _surroundings(self) -> Iterator[_Change]:
         now = dict(os.environ)
@@ -199,8 +199,6 @@ _ABSENT = object()
 _PRODUCTS = "precision of products"
 _NOT_JUDGING = frozenset({_PRODUCTS, *config_modules.CONFIGS})
 """Settings that are slow to read, and no matter for FP64."""
-_OWN_KERNELS = frozenset({"aten/linalg_lu_solve.out/MPS", "aten/_foreach_mm/CUDA"})
-"""Kernels that torch's compiler registers when it is imported, besides those that tell shapes only."""
 
 
 def _fault(name: str, expected: str, got: str) -> Fault:
@@ -376,11 +374,18 @@ def _set_saved_hooks(value: Any) -> None:
         torch_names.push_saved_tensor_hooks(*value)
 
 
-def _unregister(kernels: frozenset[str]) -> None:
+def _own_kernels() -> set[str]:
+    """Names of the kernels that torch's modules register when they are imported, which many are when something is compiled."""
+    spaces = [vars(module) for name, module in list(sys.modules.items()) if name.startswith("torch.")]
+    libraries = (value for space in spaces for value in space.values() if type(value) is torch.library.Library)
+    return {name for library in libraries for name in vars(library)["_op_impls"]}
+
+
+def _unregister(kernels: set[str]) -> None:
     # Nothing lists the libraries, and each unregisters all that it has registered.
     for one in gc.get_objects():
-        if issubclass(type(one), torch.library.Library) and kernels & one._op_impls:  # noqa: SLF001 - torch lets go of a library
-            one._destroy()  # noqa: SLF001 - in no other way
+        if issubclass(type(one), torch.library.Library) and kernels & vars(one)["_op_impls"]:
+            one._destroy()  # noqa: SLF001 - torch lets go of a library in no other way
 
 
 def _rounding_mode() -> int:
