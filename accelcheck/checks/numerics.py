@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
 
-from accelcheck.checks.traces import Traces
+from accelcheck.checks.calls import called_often
+from accelcheck.checks.traces import Traces, asking
 from accelcheck.checks.trial import (
     IDLE,
     MOST_FAULTS,
@@ -88,13 +90,17 @@ class _Run:
         self.figures: list[Figure] = []
         self.alike: dict[str, list[tuple[Draw, Mapping[str, Reading], Reference]]] = {}
         self._wrong: list[Draw] = []
-        """Draws with faults, in their order."""
+        """Draws with faults of their own, in their order."""
         self._excess: dict[Draw, float] = {}
         """The largest error of each judged draw, as a multiple of its budget."""
         self.compared = 0
         self.excess = 0.0
+        self._last: Draw | None = None
+        """The last draw, whose inputs further calls get."""
         self._traces: Traces | None = None
         """Of the run before."""
+        self._asking: Mapping[str, bool]
+        """Whether each parameter requires a gradient once the technique is prepared."""
         self.program = self._prepared(draw)
         self.parameters = draw.parameters
 
@@ -104,11 +110,12 @@ class _Run:
         raised: dict[Fault, Exception] = {}
         if chosen is None:
             chosen = trial.effort.chosen(draws(trial.workload, trial.case.mode, self._admitted))
+        self._last = chosen[-1]
         for draw in chosen:
             known = len(self.faults)
             try:
                 self._judge(draw)
-                self._wrong += [draw] * (len(self.faults) > known)
+                self._wrong += [draw] * any(fault.kind is not FaultKind.STATE for fault in self.faults[known:])
             except Exception as error:  # noqa: BLE001 - whatever it raises is a fault of this draw, or raised again below
                 first = next(iter(text(error).splitlines()), "")
                 raised[_drawn(Fault(FaultKind.RAISED, "run", type(error).__name__, got=first), draw)] = error
@@ -198,9 +205,9 @@ class _Run:
             state = State(self.program)
             _poison(reference, device)
             device.seed(draw.seed(case.seed))
-            traces = Traces(trial, self.program, state)
+            traces = Traces(trial, self.program, state, self._asking)
         result, evidence = watched(trial, self.program, case.mode)
-        left, self._traces = traces.faults(result, self._traces), traces
+        traces.end()
         if draw == Draw(trial.effort.draws - 1) and device.has("lazy"):
             with clock("run"):  # a lazy device rounds otherwise where nobody watches, as for its users
                 state.restore()
@@ -213,12 +220,17 @@ class _Run:
             else absent(self.evidence, evidence, str(draw))
         )
         with trial.judging():
+            left, self._traces = traces.faults(result, self._traces), traces
             result = self._values(result, reference, draw)
             self.faults += [_drawn(fault, draw) for fault in left]
             self.excess = max(self.excess, reference.eager_excess)
         if first and result:
             with clock("rerun"):
                 self._rerun(result, state)
+        if draw == self._last and result:
+            with clock("rerun"):
+                further = called_often(trial, self.program, result, partial(self._further, reference, draw))
+            self.faults += [_drawn(fault, draw) for fault in further]
         state.restore()
         if draw.probe and PROBES[draw.probe].reshapes:
             self.program.inputs = kept
@@ -285,6 +297,19 @@ class _Run:
                 got = f"{distance:.3g} relative difference"
                 self.faults.append(Fault(FaultKind.RERUN, path, expected="the same bits", got=got, measured=distance))
 
+    def _further(self, reference: Reference, draw: Draw, result: Result) -> Sequence[Fault]:
+        """Faults of another result of a draw."""
+        with self.trial.judging():
+            if wrong := check_metadata(result, reference, self.contract):
+                return wrong
+            result = {path: tensor.cpu() for path, tensor in result.items()}
+            judgement = judge(result, reference)
+            for careful in (1, 2):
+                if judgement.close(careful, reference):
+                    reference = self.trial.reference(draw, careful=careful)
+                    judgement = judge(result, reference)
+            return judgement.faults
+
     def _again(self, state: State) -> Result:
         trial = self.trial
         state.restore()
@@ -315,6 +340,7 @@ class _Run:
                 program.inputs = self._placed(draw.plain, self._problem(draw.plain)).inputs
             state = State(program)
             trial.technique.prepare(program, trial.case.mode, trial.device)
+            self._asking = asking(program)
             warm_up(trial, program)
             state.restore()
             trial.device.synchronize()

@@ -16,7 +16,7 @@ from accelcheck.verify.generators import Generators
 from accelcheck.verify.oracle import FIRST
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from accelcheck.checks.trial import Trial
     from accelcheck.verify.oracle import Store
@@ -45,17 +45,22 @@ class Traces:
         trial: The case.
         program: Before it is run.
         state: Of the program before it is run.
+        asked: Whether each parameter required a gradient when the technique was prepared.
     """
 
-    def __init__(self, trial: Trial, program: Program, state: State) -> None:
+    def __init__(self, trial: Trial, program: Program, state: State, asked: Mapping[str, bool]) -> None:
         self._trial = trial
         self._program = program
         self._state = state
         self._inputs = [snapshot(value) for value in program.inputs]
         self._training = trial.case.mode is not Mode.FORWARD
-        self._asking = _asking(program)
+        self._asked = asked
         self._hooks = _hooks(program)
         self.before = self.after = Generators.now(trial.device.torch_device())
+
+    def end(self) -> None:
+        """Look at the generators after the run."""
+        self.after = Generators.now(self._trial.device.torch_device())
 
     def faults(self, result: Result, former: Traces | None = None) -> list[Fault]:
         """Inputs and parameters that changed, and traces that eager does not leave.
@@ -64,14 +69,12 @@ class Traces:
             result: Of the run that just ended.
             former: Of a run before, whose generators began elsewhere: to end where that one ended is to set them.
         """
-        self.after = Generators.now(self._trial.device.torch_device())
-        with self._trial.judging():
-            found = mutations(self._program.inputs, self._inputs)
-            if self._trial.case.mode is not Mode.TRAIN:
-                found += self._state.mutations()
-            found += [*self._flags(), *self._generators(former)]
-            shared = _shared(self._program, result)
-            buffers = [] if self._training else self._state.changed_buffers()
+        found = mutations(self._program.inputs, self._inputs)
+        if self._trial.case.mode is not Mode.TRAIN:
+            found += self._state.mutations()
+        found += [*self._flags(), *self._generators(former)]
+        shared = _shared(self._program, result)
+        buffers = [] if self._training else self._state.changed_buffers()
         if (shared or buffers) and (habits := habits_of(self._trial)):
             moved = (name for name in buffers if name not in habits.buffers)
             found += [_left(f"buffer:{name}", "the bits that evaluation found", "others") for name in moved]
@@ -98,8 +101,8 @@ class Traces:
 
     def _flags(self) -> Iterator[Fault]:
         program = self._program
-        for name, asks in _asking(program).items():
-            if self._asking.get(name, asks) != asks:
+        for name, asks in asking(program).items():
+            if self._asked.get(name, asks) != asks:
                 yield _left(f"parameter:{name}", f"requires_grad {not asks}", f"{asks}")
         for place, hooks in _hooks(program).items():
             if self._hooks.get(place, ()) != hooks:
@@ -116,7 +119,8 @@ def _left(path: str, expected: str, got: str) -> Fault:
     return Fault(FaultKind.MUTATED, path, expected=expected, got=got)
 
 
-def _asking(program: Program) -> dict[str, bool]:
+def asking(program: Program) -> dict[str, bool]:
+    """Whether each parameter requires a gradient, by name."""
     return {name: parameter.requires_grad for name, parameter in program.module.named_parameters()}
 
 

@@ -164,9 +164,8 @@ class GlobalState:
 
     def _patched(self, *, whole: bool) -> Iterator[tuple[str, Any, str, Any, Any]]:
         """Title, namespace, name, former value and present value of each function that is another one now, or is gone."""
-        for (title, space), was in zip(_spaces(), self.functions, strict=True):
-            if not whole and title not in _CALLED:
-                continue
+        spaces = _spaces()[: None if whole else len(_CALLED)]
+        for (title, space), was in zip(spaces, self.functions, strict=False):
             found = vars(space)
             if found == was:  # compares by identity first
                 continue
@@ -452,7 +451,7 @@ _FAMILIES = ("torch.nn.", "torch.optim.", "torch.autograd.", "torch.amp.", "torc
 
 @functools.cache
 def _spaces() -> tuple[tuple[str, Any], ...]:
-    """Namespaces in which functions may be patched, by title."""
+    """Namespaces in which functions may be patched, by title; those of `_CALLED` come first."""
     modules = {name: module for name, module in sys.modules.items() if f"{name}.".startswith(_FAMILIES)}
     classes = {
         f"{value.__module__}.{value.__qualname__}": value
@@ -473,7 +472,8 @@ def _hides(space: Any, name: str, value: Any) -> bool:
     if space is torch.ops.aten:  # it adds operators when they are asked for
         return not isinstance(value, torch_names.OpOverloadPacket)
     bases = space.__mro__[1:] if isinstance(space, type) else ()
-    return any(not _own(vars(base)[name], value) for base in bases if name in vars(base))
+    inherited = next((vars(base)[name] for base in bases if name in vars(base)), _ABSENT)
+    return inherited is not _ABSENT and not _own(inherited, value)
 
 
 def _own(was: Any, now: Any) -> bool:
