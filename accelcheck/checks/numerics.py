@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
@@ -96,7 +95,7 @@ class _Run:
         self.compared = 0
         self.excess = 0.0
         self._last: Draw | None = None
-        """The last draw, whose inputs further calls get."""
+        """The last draw of the usual shapes, whose inputs further calls get."""
         self._traces: Traces | None = None
         """Of the run before."""
         self._asking: Mapping[str, bool]
@@ -110,7 +109,7 @@ class _Run:
         raised: dict[Fault, Exception] = {}
         if chosen is None:
             chosen = trial.effort.chosen(draws(trial.workload, trial.case.mode, self._admitted))
-        self._last = chosen[-1]
+        self._last = [draw for draw in chosen if not (draw.probe and PROBES[draw.probe].reshapes)][-1]
         for draw in chosen:
             known = len(self.faults)
             try:
@@ -206,8 +205,7 @@ class _Run:
             _poison(reference, device)
             device.seed(draw.seed(case.seed))
             traces = Traces(trial, self.program, state, self._asking)
-        result, evidence = watched(trial, self.program, case.mode)
-        traces.end()
+        result, evidence = watched(trial, self.program, case.mode, traces.end)
         if draw == Draw(trial.effort.draws - 1) and device.has("lazy"):
             with clock("run"):  # a lazy device rounds otherwise where nobody watches, as for its users
                 state.restore()
@@ -228,9 +226,7 @@ class _Run:
             with clock("rerun"):
                 self._rerun(result, state)
         if draw == self._last and result:
-            with clock("rerun"):
-                further = called_often(trial, self.program, result, partial(self._further, reference, draw))
-            self.faults += [_drawn(fault, draw) for fault in further]
+            self._call_often(result, reference, draw)
         state.restore()
         if draw.probe and PROBES[draw.probe].reshapes:
             self.program.inputs = kept
@@ -297,18 +293,23 @@ class _Run:
                 got = f"{distance:.3g} relative difference"
                 self.faults.append(Fault(FaultKind.RERUN, path, expected="the same bits", got=got, measured=distance))
 
-    def _further(self, reference: Reference, draw: Draw, result: Result) -> Sequence[Fault]:
-        """Faults of another result of a draw."""
-        with self.trial.judging():
-            if wrong := check_metadata(result, reference, self.contract):
-                return wrong
-            result = {path: tensor.cpu() for path, tensor in result.items()}
-            judgement = judge(result, reference)
-            for careful in (1, 2):
-                if judgement.close(careful, reference):
-                    reference = self.trial.reference(draw, careful=careful)
-                    judgement = judge(result, reference)
-            return judgement.faults
+    def _call_often(self, result: Result, reference: Reference, draw: Draw) -> None:
+        """Call the program many times more with the inputs of a draw."""
+
+        def faults(again: Result) -> Sequence[Fault]:
+            nonlocal reference
+            with self.trial.judging():
+                if wrong := [*check_metadata(again, reference, self.contract)]:
+                    return wrong
+                on_host = {path: tensor.cpu() for path, tensor in again.items()}
+                for careful in (1, 2):
+                    if judge(on_host, reference).close(careful, reference):
+                        reference = self.trial.reference(draw, careful=careful)
+                return judge(on_host, reference).faults
+
+        with self.trial.clock("rerun"):
+            further = called_often(self.trial, self.program, result, faults)
+        self.faults += [_drawn(fault, draw) for fault in further]
 
     def _again(self, state: State) -> Result:
         trial = self.trial

@@ -169,8 +169,17 @@ def _unseen(evidence: Evidence) -> Iterator[Fault]:
         yield Fault(FaultKind.EVIDENCE, evidence.claim, operator, evidence.draw, got=got)
 
 
-def watched(trial: Trial, program: Program, mode: Mode) -> tuple[Result, list[Evidence]]:
-    """Run a program once, and ask what shows that the technique was engaged and that nothing left the device."""
+def watched(
+    trial: Trial, program: Program, mode: Mode, ended: Callable[[], object] = lambda: None
+) -> tuple[Result, list[Evidence]]:
+    """Run a program once, and ask what shows that the technique was engaged and that nothing left the device.
+
+    Args:
+        trial: The case.
+        program: Prepared.
+        mode: Mode that is run.
+        ended: Called after the run, before anything is asked.
+    """
     technique, device = trial.technique, trial.device
     for reset in program.resets:
         reset()
@@ -178,6 +187,7 @@ def watched(trial: Trial, program: Program, mode: Mode) -> tuple[Result, list[Ev
         device.reset_fallbacks()
         with technique.watch(device.type) as log:
             result = program.run(mode)
+        ended()
         fallbacks = device.fallbacks()
     with trial.clock("evidence"):
         seen = [*technique.evidence(program, log, mode, device)]

@@ -64,7 +64,7 @@ def test_a_parameter_that_the_technique_freezes_before_it_runs_is_its_own_matter
 
 def test_statistics_that_evaluation_moves_are_named_and_those_that_training_moves_are_judged(store: Store) -> None:
     moved = faults(record_of(store, after(traces.moves_statistics), "batch-norm"))
-    assert set(moved) == {"buffer:running_mean"}
+    assert moved["buffer:running_mean"] == {"mutated"}
     for mode in (FORWARD, BACKWARD):
         assert record_of(store, nothing, "batch-norm", mode).verdict is Verdict.PASS
 
@@ -126,7 +126,7 @@ def test_what_is_put_back_or_bounded_or_copied_passes(variant: Any, store: Store
 def test_a_result_that_is_wrong_after_many_calls_is_judged(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(calls, "SECONDS", 60.0)
     record = record_of(store, traces.counting(0.01), "batch-norm")
-    assert any(fault.place.endswith(f"in call {CALLS}") for fault in record.faults)
+    assert any("in call " in fault.place for fault in record.faults)
 
 
 @pytest.mark.parametrize(("inputs_too", "what"), [(False, "results"), (True, "inputs")])
