@@ -204,7 +204,7 @@ class _Run:
             state = State(self.program)
             _poison(reference, device)
             device.seed(draw.seed(case.seed))
-            traces = Traces(trial, self.program, state, self._asking)
+            traces = Traces(trial, self.program, state, self._asking, training=case.mode is not Mode.FORWARD)
         result, evidence = watched(trial, self.program, case.mode, traces.end)
         if draw == Draw(trial.effort.draws - 1) and device.has("lazy"):
             with clock("run"):  # a lazy device rounds otherwise where nobody watches, as for its users

@@ -46,14 +46,17 @@ class Traces:
         program: Before it is run.
         state: Of the program before it is run.
         asked: Whether each parameter required a gradient when the technique was prepared.
+        training: Whether the run is in training mode.
     """
 
-    def __init__(self, trial: Trial, program: Program, state: State, asked: Mapping[str, bool]) -> None:
+    def __init__(
+        self, trial: Trial, program: Program, state: State, asked: Mapping[str, bool], *, training: bool
+    ) -> None:
         self._trial = trial
         self._program = program
         self._state = state
         self._inputs = [snapshot(value) for value in program.inputs]
-        self._training = trial.case.mode is not Mode.FORWARD
+        self._training = training
         self._asked = asked
         self._hooks = _hooks(program)
         self.before = self.after = Generators.now(trial.device.torch_device())

@@ -48,7 +48,7 @@ class Generators:
 
 def _own(device: torch.device) -> bytes | None:
     try:
-        state: bytes = torch.get_device_module(device).get_rng_state(device).cpu().numpy().tobytes()
+        state: bytes = torch.get_device_module(device).get_rng_state().cpu().numpy().tobytes()
     except Exception:  # noqa: BLE001 - a backend has no such function, or may raise anything in it: its generator is not looked at
         return None
     return state
