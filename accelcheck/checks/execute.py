@@ -29,6 +29,7 @@ from accelcheck.devices.torch_names import SUPPORTED_TORCH, UnknownTorchError
 from accelcheck.expectations.chips import TRIED, ChipStatement, held, load
 from accelcheck.techniques.base import Unsupported
 from accelcheck.verify.cache import clean_process, compute
+from accelcheck.verify.known_answers import KnownAnswerError
 from accelcheck.verify.oracle import Store
 
 if TYPE_CHECKING:
@@ -201,6 +202,10 @@ def _restored(trial: Trial, left: list[Fault]) -> Iterator[None]:
     """Finish the technique, and put back what it leaves changed all the same; `left` gets a fault for each such thing."""
     try:
         yield
+    except KnownAnswerError as error:
+        for fault in trial.state.differences():  # what could not be put back for the judge, such as a kernel
+            error.add_note(str(fault))
+        raise
     finally:
         try:
             trial.technique.finish()

@@ -11,7 +11,9 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
+from accelcheck.checks.calls import called_often
 from accelcheck.checks.repeats import halved, held
+from accelcheck.checks.traces import Traces, asking
 from accelcheck.checks.trial import (
     ALGORITHM,
     IDLE,
@@ -25,8 +27,6 @@ from accelcheck.checks.trial import (
     State,
     absent,
     given,
-    mutations,
-    snapshot,
     unobserved,
     warm_up,
     watched,
@@ -105,7 +105,7 @@ class _Run:
         self.figures: list[Figure] = []
         self.alike: dict[str, list[tuple[Draw, Mapping[str, Reading], Reference]]] = {}
         self._wrong: list[Draw] = []
-        """Draws with faults, in their order."""
+        """Draws with faults of their own, in their order."""
         self._excess: dict[Draw, float] = {}
         """The largest error of each judged draw, as a multiple of its budget."""
         self._needed: dict[str, list[Draw]] = {}
@@ -116,6 +116,12 @@ class _Run:
         """The draw that runs under no observer; None where the first is the only random one, whose second run then does."""
         self._held: Callable[[], list[Fault]] = list
         """Gives what is wrong with the result that is held over the next call."""
+        self._last: Draw | None = None
+        """The last draw of the usual shapes, whose inputs further calls get."""
+        self._traces: Traces | None = None
+        """Of the run before."""
+        self._asking: Mapping[str, bool]
+        """Whether each parameter requires a gradient once the technique is prepared."""
         self.program = self._prepared(draw)
         self.parameters = draw.parameters
 
@@ -126,11 +132,12 @@ class _Run:
         if chosen is None:
             chosen = trial.effort.chosen(draws(trial.workload, trial.case.mode, self._admitted))
         self._unobserved = next((draw for draw in reversed(chosen) if draw != FIRST and not draw.probe), None)
+        self._last = [draw for draw in chosen if not (draw.probe and PROBES[draw.probe].reshapes)][-1]
         for draw in chosen:
             known = len(self.faults)
             try:
                 self._judge(draw)
-                self._wrong += [draw] * (len(self.faults) > known)
+                self._wrong += [draw] * any(fault.kind is not FaultKind.STATE for fault in self.faults[known:])
             except Exception as error:  # noqa: BLE001 - whatever it raises is a fault of this draw, or raised again below
                 first = next(iter(text(error).splitlines()), "")
                 raised[_drawn(Fault(FaultKind.RAISED, "run", type(error).__name__, got=first), draw)] = error
@@ -224,14 +231,14 @@ class _Run:
             # Gradients that come from a transposition are strided: values owe nothing to that.
             self.program.strided_cotangents = device.has("strided") and draw.number % 2 == 1
             state = State(self.program)
-            inputs = [snapshot(value) for value in self.program.inputs]
         if draw == self._unobserved and trial.technique.bakes:
             self._distract(draw, state)  # nothing watched has run since it was prepared
         with clock("prepare"):
             _poison(reference, device)
-            device.seed(case.seed)
+            device.seed(draw.seed(case.seed))
+            traces = Traces(trial, self.program, state, self._asking, training=case.mode is not Mode.FORWARD)
         run = unobserved if draw == self._unobserved else watched
-        raw, evidence = run(trial, self.program, case.mode)
+        raw, evidence = run(trial, self.program, case.mode, traces.end)
         self.evidence += (
             [
                 *evidence,
@@ -245,15 +252,15 @@ class _Run:
         )
         with trial.judging():
             self._let_go(draw)
+            left, self._traces = traces.faults(raw, self._traces), traces
             result = self._values(raw, reference, draw)
-            changed = mutations(self.program.inputs, inputs)
-            if case.mode is not Mode.TRAIN:
-                changed += state.mutations()
-            self.faults += [_drawn(fault, draw) for fault in changed]
+            self.faults += [_drawn(fault, draw) for fault in left]
             self.excess = max(self.excess, reference.eager_excess)
         if first and result:
             with clock("rerun"):
                 self._rerun(result, state, reference)
+        if draw == self._last and result:
+            self._call_often(result, reference, draw)
         state.restore()
         if draw.probe and PROBES[draw.probe].reshapes:
             self.program.inputs = kept
@@ -351,9 +358,7 @@ class _Run:
         again = halved(_on_host(raw), kept) if sums else _on_host(raw)
         if any(apart(kept, again).values()):
             with trial.judging():
-                wrong = [*check_metadata(raw, reference, self.contract)]
-                if not wrong:
-                    wrong += self._closer(again, judge(again, reference), reference, FIRST)[0].faults
+                wrong = self._judged_again(raw, again, reference, FIRST)
             self.faults += [replace(fault, draw=AGAIN) for fault in wrong]
             if sums or trial.device.has("lazy"):
                 # A sum may be rounded once, with the product that is added. What is alive decides what a lazy device fuses, and so
@@ -366,6 +371,23 @@ class _Run:
             if deterministic and distance:
                 got = f"{distance:.3g} relative difference"
                 self.faults.append(Fault(FaultKind.RERUN, path, expected="the same bits", got=got, measured=distance))
+
+    def _judged_again(self, raw: Result, result: Result, reference: Reference, draw: Draw) -> Sequence[Fault]:
+        """Faults of a further result with the inputs of a draw, given as it was and on the CPU."""
+        if wrong := [*check_metadata(raw, reference, self.contract)]:
+            return wrong
+        return self._closer(result, judge(result, reference), reference, draw)[0].faults
+
+    def _call_often(self, result: Result, reference: Reference, draw: Draw) -> None:
+        """Call the program many times more with the inputs of a draw."""
+
+        def faults(again: Result) -> Sequence[Fault]:
+            with self.trial.judging():
+                return self._judged_again(again, _on_host(again), reference, draw)
+
+        with self.trial.clock("rerun"):
+            further = called_often(self.trial, self.program, result, faults)
+        self.faults += [_drawn(fault, draw) for fault in further]
 
     def _again(self, state: State, *, accumulates: bool = False) -> Result:
         state.restore()
@@ -415,6 +437,7 @@ class _Run:
                 program.inputs = self._placed(draw.plain, self._problem(draw.plain)).inputs
             state = State(program)
             trial.technique.prepare(program, trial.case.mode, trial.device)
+            self._asking = asking(program)
             warm_up(trial, program)
             state.restore()
             trial.device.synchronize()

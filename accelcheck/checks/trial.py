@@ -178,8 +178,17 @@ def _unseen(evidence: Evidence) -> Iterator[Fault]:
         yield Fault(FaultKind.EVIDENCE, evidence.claim, operator, evidence.draw, got=got)
 
 
-def watched(trial: Trial, program: Program, mode: Mode) -> tuple[Result, list[Evidence]]:
-    """Run a program once, and ask what shows that the technique was engaged and that nothing left the device."""
+def watched(
+    trial: Trial, program: Program, mode: Mode, ended: Callable[[], object] = lambda: None
+) -> tuple[Result, list[Evidence]]:
+    """Run a program once, and ask what shows that the technique was engaged and that nothing left the device.
+
+    Args:
+        trial: The case.
+        program: Prepared.
+        mode: Mode that is run.
+        ended: Called after the run, before anything is asked.
+    """
     technique, device = trial.technique, trial.device
     for reset in program.resets:
         reset()
@@ -187,19 +196,26 @@ def watched(trial: Trial, program: Program, mode: Mode) -> tuple[Result, list[Ev
         device.reset_fallbacks()
         with technique.watch(device.type) as log:
             result = program.run(mode)
+        ended()
         fallbacks = device.fallbacks()
     with trial.clock("evidence"):
         seen = [*technique.evidence(program, log, mode, device)]
     return result, [*seen, on_device(log, fallbacks, device)]
 
 
-def unobserved(trial: Trial, program: Program, mode: Mode) -> tuple[Result, list[Evidence]]:
-    """Run a program once as its users do, under no dispatch mode and no profiler, and ask the device alone what left it."""
+def unobserved(
+    trial: Trial, program: Program, mode: Mode, ended: Callable[[], object] = lambda: None
+) -> tuple[Result, list[Evidence]]:
+    """Run a program once as its users do, under no dispatch mode and no profiler, and ask the device alone what left it.
+
+    Args: see `watched`.
+    """
     for reset in program.resets:
         reset()
     with trial.clock("run"):
         trial.device.reset_fallbacks()
         result = program.run(mode)
+        ended()
         return result, [on_device(None, trial.device.fallbacks(), trial.device)]
 
 
@@ -254,9 +270,14 @@ class State:
                     tensor.copy_(self._before[name].to(tensor.device))
 
     def mutations(self) -> list[Fault]:
-        """Parameters that a forward or backward pass changed. Buffers are part of the result, and judged there."""
+        """Parameters that a forward or backward pass changed."""
         before = self._before
         return [f for name, tensor in self._tensors.items() for f in changed(f"parameter:{name}", tensor, before[name])]
+
+    def changed_buffers(self) -> list[str]:
+        """Names of the buffers that a run changed; in training they are part of the result, and judged there."""
+        buffers, before = self._buffers, self._before
+        return [name for name, tensor in buffers.items() if not unchanged(tensor.detach().cpu(), before[name])]
 
 
 def snapshot(value: Any) -> Any:

@@ -18,7 +18,7 @@ class FaultKind(StrEnum):
     """Kinds of faults; the comment of each says what its `Fault.view` names."""
 
     METADATA = "metadata"
-    """A wrong part of a tensor's metadata: `missing`, `unexpected`, `device`, `dtype`, `shape`, `strides` or `metadata`."""
+    """A wrong part of a tensor's metadata: `missing`, `unexpected`, `device`, `dtype`, `shape`, `strides`, `storage` or `metadata`."""
     PATTERN = "pattern"
     """Special values elsewhere than in the oracle: `NaN`, `+Inf`, `-Inf` or `not finite`. The size is the number of elements."""
     VALUE = "value"
@@ -28,7 +28,7 @@ class FaultKind(StrEnum):
     RERUN = "rerun"
     """A second run with other bits; no view. The size is the relative difference."""
     MUTATED = "mutated"
-    """An input, a parameter or an earlier result that a run changed; no view."""
+    """An input, a parameter, a buffer, a flag, a hook or an earlier result that a run changed; no view."""
     STATE = "state"
     """Global state that is left changed; no view."""
     STALE = "stale"

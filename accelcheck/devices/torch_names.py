@@ -28,12 +28,15 @@ if TYPE_CHECKING:
     from torch._C import _get_mkldnn_enabled as mkldnn_enabled
     from torch._C import _get_privateuse1_backend_name as privateuse1_backend_name
     from torch._C import _InferenceMode as InferenceMode
+    from torch._C import _is_multithreading_enabled as autograd_multithreading
     from torch._C import _jit_pass_inline as jit_inline
     from torch._C import _len_torch_function_stack as function_modes
+    from torch._C import _nn as compiled_functions
     from torch._C import _pop_torch_function_stack as pop_function_mode
     from torch._C import _push_on_torch_function_stack as push_function_mode
     from torch._C import _set_grad_enabled as set_grad_mode
     from torch._C import _set_mkldnn_enabled as set_mkldnn_enabled
+    from torch._C import _set_multithreading_enabled as set_autograd_multithreading
     from torch._C._autograd import DeviceType
     from torch._C._autograd import _pop_saved_tensors_default_hooks as pop_saved_tensor_hooks
     from torch._C._autograd import _push_saved_tensors_default_hooks as push_saved_tensor_hooks
@@ -50,9 +53,10 @@ if TYPE_CHECKING:
     from torch._inductor.custom_graph_pass import CustomGraphPass, get_hash_for_files
     from torch._inductor.package import AOTICompiledModel  # type: ignore[attr-defined]  # not exported explicitly
     from torch._inductor.utils import fresh_cache, fresh_inductor_cache
-    from torch._ops import OpOverload
+    from torch._ops import OpOverload, OpOverloadPacket
     from torch.autograd import _get_sequence_nr as autograd_sequence  # type: ignore[attr-defined]  # not exported explicitly
     from torch.jit import _recursive as recursive
+    from torch.library import _impls as python_kernels  # type: ignore[attr-defined]  # not exported explicitly
     from torch.nn.modules.dropout import _DropoutNd as dropout_base
     from torch.optim.optimizer import _get_capturable_supported_devices as capturable_devices
     from torch.optim.optimizer import _global_optimizer_post_hooks as optimizer_post_hooks
@@ -79,14 +83,17 @@ __all__ = (
     "ForceDispatchKeyGuard",
     "InferenceMode",
     "OpOverload",
+    "OpOverloadPacket",
     "TensorType",
     "TorchDispatchMode",
     "aot_autograd",
     "aoti_compile_and_package",
     "aoti_load_package",
+    "autograd_multithreading",
     "autograd_sequence",
     "capturable_devices",
     "clear_compilation_metrics",
+    "compiled_functions",
     "counters",
     "current_autograd_node",
     "data_fetch",
@@ -122,10 +129,12 @@ __all__ = (
     "push_function_mode",
     "push_saved_tensor_hooks",
     "python_dispatch",
+    "python_kernels",
     "pytree",
     "recursive",
     "saved_tensor_hooks",
     "scaled_mm",
+    "set_autograd_multithreading",
     "set_grad_mode",
     "set_mkldnn_enabled",
 )
@@ -146,14 +155,17 @@ NAMES: Mapping[str, tuple[str, str]] = MappingProxyType(
         "GLOBAL_DEVICE_CONTEXT": ("torch", "_GLOBAL_DEVICE_CONTEXT"),
         "InferenceMode": ("torch._C", "_InferenceMode"),
         "OpOverload": ("torch._ops", "OpOverload"),
+        "OpOverloadPacket": ("torch._ops", "OpOverloadPacket"),
         "TensorType": ("torch._C", "TensorType"),
         "TorchDispatchMode": ("torch.utils._python_dispatch", "TorchDispatchMode"),
         "aot_autograd": ("torch._dynamo.backends.common", "aot_autograd"),
         "aoti_compile_and_package": ("torch._inductor", "aoti_compile_and_package"),
         "aoti_load_package": ("torch._inductor", "aoti_load_package"),
+        "autograd_multithreading": ("torch._C", "_is_multithreading_enabled"),
         "autograd_sequence": ("torch.autograd", "_get_sequence_nr"),
         "capturable_devices": ("torch.optim.optimizer", "_get_capturable_supported_devices"),
         "clear_compilation_metrics": ("torch._dynamo.utils", "clear_compilation_metrics"),
+        "compiled_functions": ("torch._C", "_nn"),
         "counters": ("torch._dynamo.utils", "counters"),
         "current_autograd_node": ("torch._C", "_current_autograd_node"),
         "data_fetch": ("torch.utils.data._utils", "fetch"),
@@ -189,10 +201,12 @@ NAMES: Mapping[str, tuple[str, str]] = MappingProxyType(
         "push_function_mode": ("torch._C", "_push_on_torch_function_stack"),
         "push_saved_tensor_hooks": ("torch._C._autograd", "_push_saved_tensors_default_hooks"),
         "python_dispatch": ("torch.utils", "_python_dispatch"),
+        "python_kernels": ("torch.library", "_impls"),
         "pytree": ("torch.utils", "_pytree"),
         "recursive": ("torch.jit", "_recursive"),
         "saved_tensor_hooks": ("torch._C._autograd", "_top_saved_tensors_default_hooks"),
         "scaled_mm": ("torch", "_scaled_mm"),
+        "set_autograd_multithreading": ("torch._C", "_set_multithreading_enabled"),
         "set_grad_mode": ("torch._C", "_set_grad_enabled"),
         "set_mkldnn_enabled": ("torch._C", "_set_mkldnn_enabled"),
     }

@@ -6,9 +6,12 @@ A case that leaves it changed would change every later case: they would pass, or
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import functools
+import gc
 import os
 import re
+import sys
 import types
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import astuple, dataclass, is_dataclass
@@ -16,12 +19,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
 from torch.nn import functional
 from torch.nn.modules import module as module_hooks
 
 from accelcheck.core.fault import Fault, FaultKind
 from accelcheck.devices import strict, torch_names
+from accelcheck.verify import config_modules
+from accelcheck.verify.generators import Generators
 
 AUTOCAST = ("cpu", "cuda", "xla")
 """Device types whose autocast is looked at."""
@@ -53,6 +57,8 @@ class GlobalState:
         environment: The variables.
         folder: The working folder; None where it does not exist any more.
         dispatch_modes, function_modes: The active ones, the innermost last.
+        kernels: Names of those that Python code has registered for operators.
+        generators: Of random numbers. They are put back in silence: most cases seed them.
     """
 
     values: tuple[Any, ...]
@@ -61,6 +67,8 @@ class GlobalState:
     folder: str | None
     dispatch_modes: tuple[Any, ...]
     function_modes: tuple[Any, ...]
+    kernels: frozenset[str]
+    generators: Generators
 
     @classmethod
     def now(cls) -> GlobalState:
@@ -72,6 +80,8 @@ class GlobalState:
             _folder(),
             _dispatch_modes(),
             _function_modes(),
+            frozenset(torch_names.python_kernels),
+            Generators.now(),
         )
 
     def restore(self) -> list[Fault]:
@@ -83,7 +93,12 @@ class GlobalState:
         for change in self._changes():
             faults.append(change.fault)
             change.undo()
+        self.generators.restore()
         return faults
+
+    def differences(self) -> list[Fault]:
+        """A fault for each part that differs; nothing is put back."""
+        return [change.fault for change in self._changes()]
 
     @contextlib.contextmanager
     def restored(self) -> Iterator[None]:
@@ -102,7 +117,7 @@ class GlobalState:
         """What differs now, one part after the other: the former one has been undone when the next is looked at."""
         yield from _moded("dispatch modes", self.dispatch_modes, _dispatch_modes(), _set_dispatch_modes)
         for (name, read, write), was in zip(_SETTINGS, self.values, strict=True):
-            if whole or name != _PRODUCTS:
+            if whole or name not in _NOT_JUDGING:
                 now = read()
                 if was != now:
                     fault = _fault(name, *map(_brief, _differing(was, now)))
@@ -118,6 +133,14 @@ class GlobalState:
             )
         if whole:
             yield from self._surroundings()
+            yield from self._registered()
+
+    def _registered(self) -> Iterator[_Change]:
+        """Kernels that are new for operators of torch. None is put in place again: a library does not keep its functions."""
+        new = {name for name in torch_names.python_kernels - self.kernels if name.startswith("aten/")}
+        if new and (others := new - _own_kernels()):
+            fault = _fault("kernels of torch.library", "torch's own", f"others for {_listed(sorted(others))}")
+            yield _Change(fault, functools.partial(_unregister, others), lambda: None)
 
     def _surroundings(self) -> Iterator[_Change]:
         now = dict(os.environ)
@@ -141,9 +164,8 @@ class GlobalState:
 
     def _patched(self, *, whole: bool) -> Iterator[tuple[str, Any, str, Any, Any]]:
         """Title, namespace, name, former value and present value of each function that is another one now, or is gone."""
-        for (title, space), was in zip(_spaces(), self.functions, strict=True):
-            if not whole and title.startswith(_MODULES) and title != _FUNCTIONAL:
-                continue  # a judge calls no modules
+        spaces = _spaces()[: None if whole else len(_CALLED)]
+        for (title, space), was in zip(spaces, self.functions, strict=False):
             found = vars(space)
             if found == was:  # compares by identity first
                 continue
@@ -151,10 +173,9 @@ class GlobalState:
                 now = found.get(name, _ABSENT)
                 if now is not value and _computes(value) and not _own(value, now):
                     yield title, space, name, value, now
-            if isinstance(space, type):  # what is added may hide what was inherited
-                for name in found.keys() - was.keys():
-                    if _computes(found[name]) and any(name in vars(base) for base in space.__mro__[1:]):
-                        yield title, space, name, _ABSENT, found[name]
+            for name in found.keys() - was.keys():
+                if _computes(found[name]) and _hides(space, name, found[name]):
+                    yield title, space, name, _ABSENT, found[name]
 
 
 _OWN = frozenset(
@@ -170,11 +191,13 @@ _AT_LOAD = ("KMP_",)
 """What begins so is read when an OpenMP library is loaded; packages set it when they are imported first, scikit-learn for one."""
 _WRAPPERS = ("torch/_compile.py", "torch/_dynamo/mutation_guard.py")
 """Files of the functions that dynamo, when it is used first, puts around some of torch's: they compute nothing."""
+_AROUND = ("torch/_dynamo/eval_frame.py", "torch/optim/optimizer.py")
+"""Files of the functions that dynamo puts around optimizers when it is used first, and torch around `step` when the first one is made."""
 _ABSENT = object()
 """In place of a function that a namespace does not hold: a method that is inherited, or one that was deleted."""
-_MODULES, _FUNCTIONAL = "torch.nn.", "torch.nn.functional"
 _PRODUCTS = "precision of products"
-"""Slow to read, and no matter for FP64."""
+_NOT_JUDGING = frozenset({_PRODUCTS, *config_modules.CONFIGS})
+"""Settings that are slow to read, and no matter for FP64."""
 
 
 def _fault(name: str, expected: str, got: str) -> Fault:
@@ -350,6 +373,33 @@ def _set_saved_hooks(value: Any) -> None:
         torch_names.push_saved_tensor_hooks(*value)
 
 
+def _own_kernels() -> set[str]:
+    """Names of the kernels that torch's modules register when they are imported, which many are when something is compiled."""
+    spaces = [vars(module) for name, module in list(sys.modules.items()) if name.startswith("torch.")]
+    libraries = (value for space in spaces for value in space.values() if type(value) is torch.library.Library)
+    return {name for library in libraries for name in vars(library)["_op_impls"]}
+
+
+def _unregister(kernels: set[str]) -> None:
+    # Nothing lists the libraries, and each unregisters all that it has registered.
+    for one in gc.get_objects():
+        if issubclass(type(one), torch.library.Library) and kernels & vars(one)["_op_impls"]:
+            one._destroy()  # noqa: SLF001 - torch lets go of a library in no other way
+
+
+def _rounding_mode() -> int:
+    return getattr(ctypes.pythonapi, "fegetround", lambda: 0)()
+
+
+def _set_rounding_mode(value: int) -> None:
+    ctypes.pythonapi.fesetround(value)
+
+
+def _set_interop(value: int) -> None:
+    with contextlib.suppress(RuntimeError):  # once the threads run, their number is what it is
+        torch.set_num_interop_threads(value)
+
+
 _SETTINGS: tuple[Setting, ...] = (
     ("flags of dispatch modes", _dispatch_flags, _set_dispatch_flags),
     ("inference mode", torch.is_inference_mode_enabled, _leave_inference),
@@ -364,34 +414,52 @@ _SETTINGS: tuple[Setting, ...] = (
     ("autocast's nesting", _nesting, _set_nesting),
     ("deterministic algorithms", _deterministic, _set_deterministic),
     ("flush-denormal", _flushes, torch.set_flush_denormal),
+    ("rounding mode", _rounding_mode, _set_rounding_mode),
     ("mkldnn", torch_names.mkldnn_enabled, torch_names.set_mkldnn_enabled),
     ("cudnn", _cudnn, _set_cudnn),
     ("threads", torch.get_num_threads, torch.set_num_threads),
+    ("threads between operators", torch.get_num_interop_threads, _set_interop),
+    ("threads of autograd", torch_names.autograd_multithreading, torch_names.set_autograd_multithreading),
     ("attention kernels", _attention, _set_attention),
     ("fast path of attention", torch.backends.mha.get_fastpath_enabled, torch.backends.mha.set_fastpath_enabled),
     (_PRODUCTS, strict.read_state, strict.write_state),
     ("anomaly detection", torch.is_anomaly_enabled, torch.autograd.set_detect_anomaly),
     ("saved-tensor hooks", _saved_hooks, _set_saved_hooks),
     ("hooks of all modules or optimizers", _hooks, _set_hooks),
+    *(
+        (name, functools.partial(config_modules.changed, name), functools.partial(config_modules.change, name))
+        for name in config_modules.CONFIGS
+    ),
 )
+
+
+_CALLED: Mapping[str, Any] = {
+    "torch": torch,
+    "torch.nn.functional": functional,
+    "torch.Tensor": torch.Tensor,
+    "torch.autograd": torch.autograd,
+    "torch.linalg": torch.linalg,
+    "torch.special": torch.special,
+    "torch.fft": torch.fft,
+    "torch._C._nn": torch_names.compiled_functions,
+    "numpy": np,
+}
+"""Namespaces of functions that a judge calls."""
+_FAMILIES = ("torch.nn.", "torch.optim.", "torch.autograd.", "torch.amp.", "torch.cpu.amp.", "torch.cuda.amp.")
+"""What the names of further modules begin with: their functions may be patched, and the methods of their classes."""
 
 
 @functools.cache
 def _spaces() -> tuple[tuple[str, Any], ...]:
-    """Where functions may be patched: namespaces, and the classes of modules."""
-    named: dict[str, Any] = {
-        "torch": torch,
-        _FUNCTIONAL: functional,
-        "torch.Tensor": torch.Tensor,
-        "torch.autograd": torch.autograd,
-        "torch.linalg": torch.linalg,
-        "torch.special": torch.special,
-        "torch.fft": torch.fft,
-        "torch.optim.Optimizer": torch.optim.Optimizer,
-        "numpy": np,
+    """Namespaces in which functions may be patched, by title; those of `_CALLED` come first."""
+    modules = {name: module for name, module in sys.modules.items() if f"{name}.".startswith(_FAMILIES)}
+    classes = {
+        f"{value.__module__}.{value.__qualname__}": value
+        for module in modules.values()
+        for value in vars(module).values()
+        if isinstance(value, type) and value.__module__.startswith(_FAMILIES)
     }
-    named |= {f"{_MODULES}{name}": one for name, one in vars(nn).items() if isinstance(one, type)}
-    return tuple(named.items())
+    return tuple((dict(_CALLED) | {"torch.ops.aten": torch.ops.aten} | modules | classes).items())
 
 
 def _computes(value: Any) -> bool:
@@ -399,10 +467,32 @@ def _computes(value: Any) -> bool:
     return callable(value) or isinstance(value, (types.GetSetDescriptorType, property, staticmethod, classmethod))
 
 
+def _hides(space: Any, name: str, value: Any) -> bool:
+    """Whether a function that was added is used in place of an inherited one, or of an operator of torch."""
+    if space is torch.ops.aten:  # it adds operators when they are asked for
+        return not isinstance(value, torch_names.OpOverloadPacket)
+    bases = space.__mro__[1:] if isinstance(space, type) else ()
+    inherited = next((vars(base)[name] for base in bases if name in vars(base)), _ABSENT)
+    return inherited is not _ABSENT and not _own(inherited, value)
+
+
 def _own(was: Any, now: Any) -> bool:
     """Whether torch itself has put another one there: a default dtype's storage, and what dynamo is not to trace."""
-    file = getattr(getattr(now, "__code__", None), "co_filename", "")
-    return was is torch.FloatStorage or file.endswith(_WRAPPERS)
+    return was is torch.FloatStorage or _file(now).endswith(_WRAPPERS) or _within(now) is _within(was)
+
+
+def _within(value: Any) -> Any:
+    """The function that torch has put another one around, if it has."""
+    while _file(value).endswith(_AROUND):
+        inner = getattr(value, "_torchdynamo_orig_callable", None) or getattr(value, "__wrapped__", None)
+        if inner is None:
+            break
+        value = inner
+    return value
+
+
+def _file(value: Any) -> str:
+    return str(getattr(getattr(value, "__code__", None), "co_filename", ""))
 
 
 def _differing(was: Any, now: Any) -> tuple[Any, Any]:

@@ -15,6 +15,7 @@ import torch
 from fault_harness import BACKWARD, FORWARD, TRAIN, Bed, Planted, bench, built_in, case, faults, verdict_of
 from torch import Tensor, nn
 
+from accelcheck.checks import calls
 from accelcheck.core.case import Mode, Verdict
 from accelcheck.selftest.faults.plant import calling, nothing, replacing
 from accelcheck.techniques.eager import Eager
@@ -97,7 +98,8 @@ def test_eager_on_the_cpu_is_no_peer_of_itself(store: Store) -> None:
 SMALL = replace(built_in()["matmul"], name="matmul-probed", probes=frozenset({"nan[0]", "ones", "zeros"}))
 
 
-def test_parameters_and_inputs_are_refilled_where_they_are(store: Store) -> None:
+def test_parameters_and_inputs_are_refilled_where_they_are(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(calls, "CALLS", 0)
     happened: list[Any] = []
     assert passed(verdict_of(store, Planted(watching(happened, addresses)), SMALL))
     # The case's own, its rerun, three probes and three other draws: all at one place.
@@ -294,7 +296,11 @@ def test_a_rerun_that_differs_is_recorded_where_the_device_promises_nothing(stor
     assert not figure.gates
 
 
-def test_a_lazy_device_that_rounds_by_what_is_alive_is_run_again_with_nothing_left_over(store: Store) -> None:
+def test_a_lazy_device_that_rounds_by_what_is_alive_is_run_again_with_nothing_left_over(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(calls, "CALLS", 0)
+
     class Cycle:
         def __init__(self) -> None:
             self.own = self
@@ -437,7 +443,11 @@ def test_what_only_a_probe_shows_is_told_with_its_name(probe: str, store: Store)
     assert all(f" [{probe}]: " in line for line in record.why.splitlines())
 
 
-def test_a_technique_is_not_given_the_probes_that_it_does_not_admit(store: Store) -> None:
+def test_a_technique_is_not_given_the_probes_that_it_does_not_admit(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(calls, "CALLS", 0)
+
     class Choosy(Planted):
         def admits(self, probe: Probe) -> bool:
             return probe.name == "ones"

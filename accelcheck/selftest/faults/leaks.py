@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import functools
 import os
+import sys
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +17,7 @@ from torch.overrides import TorchFunctionMode
 
 from accelcheck.core.capability import SUPPORTED, Capability, Code, unsupported
 from accelcheck.core.case import Mode
+from accelcheck.devices import torch_names
 from accelcheck.devices.torch_names import TorchDispatchMode, set_mkldnn_enabled
 from accelcheck.selftest.faults.base import Cell, PlantedFault, everywhere
 
@@ -63,6 +66,22 @@ def _forward(self: nn.Linear, x: Tensor) -> Tensor:
     return _linear(x, self.weight, self.bias)
 
 
+def _wrong(*args: Any, **kwargs: Any) -> Any:
+    """In place of a function that no judge calls."""
+    raise NotImplementedError
+
+
+def _register() -> None:
+    library = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]  # untyped in torch
+    library.impl("pinverse", _wrong, "CPU")  # type: ignore[no-untyped-call]  # as above
+    _HELD.append(library)
+
+
+def _round_up() -> None:
+    for upwards in (0x800, 0x400000):  # of x86, and of Arm; each refuses the other's
+        ctypes.pythonapi.fesetround(upwards)
+
+
 LEAKS: Mapping[str, Callable[[], object]] = MappingProxyType(
     {
         "grad mode": lambda: torch.set_grad_enabled(False),
@@ -74,8 +93,10 @@ LEAKS: Mapping[str, Callable[[], object]] = MappingProxyType(
         "function modes": lambda: _enter(_IdleFunction()),
         "deterministic algorithms": lambda: torch.use_deterministic_algorithms(mode=True),
         "flush-denormal": lambda: torch.set_flush_denormal(True),
+        "rounding mode": _round_up,
         "mkldnn": lambda: set_mkldnn_enabled(False),
         "threads": lambda: torch.set_num_threads(torch.get_num_threads() + 1),
+        "threads of autograd": lambda: torch_names.set_autograd_multithreading(False),
         "attention kernels": lambda: torch.backends.cuda.enable_flash_sdp(False),  # noqa: FBT003 - as above
         "anomaly detection": lambda: torch.autograd.set_detect_anomaly(True),
         "saved-tensor hooks": lambda: _enter(torch.autograd.graph.saved_tensors_hooks(lambda x: 1.01 * x, lambda x: x)),
@@ -85,6 +106,16 @@ LEAKS: Mapping[str, Callable[[], object]] = MappingProxyType(
         "functions": lambda: setattr(functional, "linear", _linear),
         "functions of a class": lambda: setattr(nn.Linear, "forward", _forward),
         "functions that were inherited": lambda: setattr(torch.Tensor, "sum", lambda self, *_: self),
+        "functions of a class of optimizers": lambda: setattr(torch.optim.SGD, "step", _wrong),
+        "functions of a form of optimizers": lambda: setattr(sys.modules["torch.optim.sgd"], "sgd", _wrong),
+        "functions that clip gradients": lambda: setattr(nn.utils, "clip_grad_norm_", _wrong),
+        "functions of a scaler": lambda: setattr(torch.amp.GradScaler, "step", _wrong),
+        "functions of a context": lambda: setattr(torch.autocast, "__enter__", _wrong),
+        "functions of a compiled module": lambda: setattr(torch_names.compiled_functions, "gelu_", _wrong),
+        "functions that call operators": lambda: setattr(torch.ops.aten, "pinverse", _wrong),
+        "kernels of torch.library": _register,
+        "torch._dynamo.config": lambda: setattr(torch_names.dynamo_config, "suppress_errors", True),
+        "torch._inductor.config": lambda: setattr(torch_names.inductor_config, "epilogue_fusion", False),
         "environment": lambda: os.environ.update(ACCELCHECK_LEAKED="1"),
         "working folder": lambda: os.chdir(os.sep),
     }

@@ -1,0 +1,114 @@
+"""Further calls of a prepared program, more than a cache has entries: their results stay right, and nothing keeps them."""
+
+from __future__ import annotations
+
+import gc
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from accelcheck.checks.traces import storage
+from accelcheck.core.case import Mode
+from accelcheck.core.fault import Fault, FaultKind
+from accelcheck.verify.judge import apart
+from accelcheck.workloads.base import flatten
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from torch.multiprocessing.reductions import StorageWeakRef
+
+    from accelcheck.checks.trial import Trial
+    from accelcheck.workloads.base import Program, Result
+
+CALLS = 64
+"""Most further calls of a case."""
+SHARE, SECONDS = 0.02, 0.006
+"""Share of the time that a case has taken so far, and seconds, the longer of which its further calls may take."""
+FEWEST = 8
+"""Calls whose results must all be alive to say that memory grows: a cache may hold a few."""
+
+
+def called_often(
+    trial: Trial, program: Program, first: Result, judge: Callable[[Result], Sequence[Fault]]
+) -> list[Fault]:
+    """Call a program in evaluation mode with clones of its inputs, as often as there is time for.
+
+    Args:
+        trial: The case; nothing is done in other modes than forward mode.
+        program: After a judged run.
+        first: Result of that run, on the CPU.
+        judge: Gives the faults of a result.
+
+    Returns:
+        Faults of the result that differs most from the first one, and one if no result or no clone was given back.
+    """
+    if program.elsewhere is not None or trial.case.mode is not Mode.FORWARD:
+        return []
+    kept, call = program.inputs, program.repeated(Mode.FORWARD)
+    limit = max(SECONDS, SHARE * sum(trial.clock.seconds.values()))
+    used, worst, number = _stopwatch(), (0.0, 0, first), 0
+    given: set[StorageWeakRef] = set()
+    made: set[StorageWeakRef] = set()
+    try:
+        while number < CALLS and used() < limit:
+            number += 1
+            program.inputs = tuple(map(cloned, kept))
+            given |= _storages(dict(enumerate(program.inputs)))
+            result = {path: tensor.detach() for path, tensor in flatten(call())}
+            made |= _storages(result)
+            worst = max(worst, (_distance(first, result), number, result), key=lambda one: one[0])
+            del result
+    finally:
+        program.inputs = kept
+    found = [
+        replace(fault, place=f"{fault.place} in call {worst[1]}".lstrip())
+        for fault in (judge(worst[2]) if worst[0] else ())
+    ]
+    del worst
+    return found + [
+        _growth(name, number, len(alive))
+        for name, refs in (("results", made), ("inputs", given))
+        if len(alive := _alive(refs, number)) >= number >= FEWEST
+    ]
+
+
+def _stopwatch() -> Callable[[], float]:
+    """A function that gives the seconds that this thread has computed since, or a quarter of those that have passed: others use the processor too."""
+    computed, passed = time.thread_time(), time.perf_counter()
+    return lambda: max(time.thread_time() - computed, (time.perf_counter() - passed) / 4)
+
+
+def cloned(value: Any) -> Any:
+    """A tensor with the values and strides of another in memory of its own; anything else, and what somebody has marked, as it is."""
+    if type(value) is not Tensor or value.layout is not torch.strided or vars(value):
+        return value
+    if value.is_contiguous():
+        return value.detach().clone()
+    size = value.untyped_storage().nbytes() // value.element_size()
+    whole = value.detach().as_strided((size,), (1,), 0).clone()
+    return whole.as_strided(value.shape, value.stride(), value.storage_offset())
+
+
+def _distance(first: Result, result: Result) -> float:
+    return max(apart(first, {path: tensor.cpu() for path, tensor in result.items()}).values())
+
+
+def _storages(tensors: dict[Any, Any]) -> set[StorageWeakRef]:
+    return {ref for value in tensors.values() if (ref := storage(value)) is not None}
+
+
+def _alive(refs: set[StorageWeakRef], calls: int) -> list[StorageWeakRef]:
+    alive = [ref for ref in refs if not ref.expired()]
+    if len(alive) >= calls:
+        gc.collect()  # what refers to itself is no leak
+        alive = [ref for ref in alive if not ref.expired()]
+    return alive
+
+
+def _growth(name: str, calls: int, alive: int) -> Fault:
+    expected = f"the memory of {name} of {calls} calls given back"
+    return Fault(FaultKind.RULE, "memory", "grows with calls", expected=expected, got=f"{alive} of them alive")

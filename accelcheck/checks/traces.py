@@ -1,0 +1,194 @@
+"""Traces that a run must not leave: in running statistics, flags and hooks, in generators of random numbers, in others' memory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
+
+from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
+
+from accelcheck.checks.trial import State, mutations, snapshot
+from accelcheck.core.case import Mode
+from accelcheck.core.fault import Fault, FaultKind
+from accelcheck.verify.generators import Generators
+from accelcheck.verify.oracle import FIRST
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from accelcheck.checks.trial import Trial
+    from accelcheck.verify.oracle import Store
+    from accelcheck.workloads.base import Program, Result
+
+
+@dataclass(frozen=True)
+class Habits:
+    """Traces that eager itself leaves with a workload on a device.
+
+    Attributes:
+        buffers: Names of the buffers that change.
+        generators: Names of the generators that it draws from.
+        shared: Pairs of an output and the input, parameter or buffer in whose memory it lies.
+    """
+
+    buffers: frozenset[str]
+    generators: frozenset[str]
+    shared: frozenset[tuple[str, str]]
+
+
+class Traces:
+    """Looks at what surrounds a run before and after it.
+
+    Args:
+        trial: The case.
+        program: Before it is run.
+        state: Of the program before it is run.
+        asked: Whether each parameter required a gradient when the technique was prepared.
+        training: Whether the run is in training mode.
+    """
+
+    def __init__(
+        self, trial: Trial, program: Program, state: State, asked: Mapping[str, bool], *, training: bool
+    ) -> None:
+        self._trial = trial
+        self._program = program
+        self._state = state
+        self._inputs = [snapshot(value) for value in program.inputs]
+        self._training = training
+        self._asked = asked
+        self._hooks = _hooks(program)
+        self.before = self.after = Generators.now(trial.device.torch_device())
+
+    def end(self) -> None:
+        """Look at the generators after the run."""
+        self.after = Generators.now(self._trial.device.torch_device())
+
+    def faults(self, result: Result, former: Traces | None = None) -> list[Fault]:
+        """Inputs and parameters that changed, and traces that eager does not leave.
+
+        Args:
+            result: Of the run that just ended.
+            former: Of a run before, whose generators began elsewhere: to end where that one ended is to set them.
+        """
+        found = mutations(self._program.inputs, self._inputs)
+        if self._trial.case.mode is not Mode.TRAIN:
+            found += self._state.mutations()
+        found += [*self._flags(), *self._generators(former)]
+        shared = _shared(self._program, result)
+        buffers = [] if self._training else self._state.changed_buffers()
+        if (shared or buffers) and (habits := habits_of(self._trial)):
+            moved = (name for name in buffers if name not in habits.buffers)
+            found += [_left(f"buffer:{name}", "the bits that evaluation found", "others") for name in moved]
+            for path, other in sorted(shared - habits.shared):
+                own = Fault(FaultKind.METADATA, path, "storage", expected="memory of its own", got=f"that of {other}")
+                found.append(own)
+        return found
+
+    def _generators(self, former: Traces | None) -> Iterator[Fault]:
+        moved = self.before.moved(self.after)
+        if not moved or not (habits := habits_of(self._trial)):
+            return
+        elsewhere = [] if former is None else former.before.moved(self.before)
+        ended = [] if former is None else former.after.moved(self.after)
+        for name in moved:
+            if name not in habits.generators:
+                yield Fault(
+                    FaultKind.STATE, name, expected="it left alone, as eager leaves it", got="numbers drawn from it"
+                )
+            elif name in elsewhere and name not in ended:
+                yield Fault(
+                    FaultKind.STATE, name, expected="it advanced, as eager does", got="it set to the same state twice"
+                )
+
+    def _flags(self) -> Iterator[Fault]:
+        program = self._program
+        for name, asks in asking(program).items():
+            if self._asked.get(name, asks) != asks:
+                yield _left(f"parameter:{name}", f"requires_grad {not asks}", f"{asks}")
+        for place, hooks in _hooks(program).items():
+            if self._hooks.get(place, ()) != hooks:
+                yield _left(place, f"{len(self._hooks.get(place, ()))} hooks", f"{len(hooks)} hooks, not the same")
+        if program.elsewhere is None:
+            modes = _modes(program)
+            program.switch(training=self._training)
+            for name, training in _modes(program).items():
+                if modes.get(name, training) != training:
+                    yield _left(f"module:{name}", f"training {training}", f"{not training}")
+
+
+def _left(path: str, expected: str, got: str) -> Fault:
+    return Fault(FaultKind.MUTATED, path, expected=expected, got=got)
+
+
+def asking(program: Program) -> dict[str, bool]:
+    """Whether each parameter requires a gradient, by name."""
+    return {name: parameter.requires_grad for name, parameter in program.module.named_parameters()}
+
+
+def _modes(program: Program) -> dict[str, bool]:
+    return {name: module.training for name, module in program.module.named_modules()}
+
+
+def _hooks(program: Program) -> dict[str, tuple[Any, ...]]:
+    """The hooks of modules and of parameters, by the path of what has any."""
+    owners: list[tuple[str, Any]] = [(f"module:{name}", module) for name, module in program.module.named_modules()]
+    found: dict[str, tuple[Any, ...]] = {}
+    for place, owner in owners:
+        kinds = [hooks for name, hooks in vars(owner).items() if name.endswith("_hooks") and isinstance(hooks, dict)]
+        if any(kinds):
+            found[place] = tuple(hook for hooks in kinds for hook in hooks.values())
+    for name, parameter in program.module.named_parameters():
+        kinds = [getattr(parameter, kind) or {} for kind in ("_backward_hooks", "_post_accumulate_grad_hooks")]
+        if any(kinds):
+            found[f"parameter:{name}"] = tuple(hook for hooks in kinds for hook in hooks.values())
+    return found
+
+
+def _shared(program: Program, result: Result) -> frozenset[tuple[str, str]]:
+    """Pairs of an output and the input, parameter or buffer in whose memory it lies."""
+    named: dict[str, Any] = {f"input[{index}]": value for index, value in enumerate(program.inputs)}
+    named |= {f"parameter:{name}": value for name, value in program.module.named_parameters()}
+    named |= {f"buffer:{name}": value for name, value in program.module.named_buffers()}
+    owners = {ref: name for name, value in named.items() if (ref := storage(value)) is not None}
+    outs = {path: storage(tensor) for path, tensor in result.items() if path.startswith("out")}
+    return frozenset((path, owners[ref]) for path, ref in outs.items() if ref is not None and ref in owners)
+
+
+def storage(value: Any) -> StorageWeakRef | None:
+    """The memory of a tensor, without keeping it; None where it has none of its own."""
+    if not isinstance(value, Tensor) or not value.numel():
+        return None
+    try:
+        return StorageWeakRef(value.untyped_storage())
+    except (NotImplementedError, RuntimeError):  # a lazy device's tensors, and some wrappers
+        return None
+
+
+_SEEN: WeakKeyDictionary[Store, dict[str, Habits | None]] = WeakKeyDictionary()
+"""Habits of each run's store and each case without its technique."""
+
+
+def habits_of(trial: Trial) -> Habits | None:
+    """Traces that eager leaves in a case: asked once a process, when a technique has left one. None where eager does not run, which its case reports."""
+    case, device = trial.case, trial.device
+    seen = _SEEN.setdefault(trial.store, {})
+    key = replace(case, technique="").id
+    if key not in seen:
+        before = Generators.now()
+        try:
+            with trial.state.restored():
+                problem = FIRST.problem(trial.workload, case.seed, case.dtype)
+                program = trial.place(problem, case.seed)
+                state = State(program)
+                device.seed(case.seed)
+                began = Generators.now(device.torch_device())
+                result = program.run(case.mode)
+                moved = began.moved(Generators.now(device.torch_device()))
+                changed = state.changed_buffers()
+                seen[key] = Habits(frozenset(changed), frozenset(moved), _shared(program, result))
+        except Exception:  # noqa: BLE001 - a workload or backend may raise anything
+            seen[key] = None
+        before.restore()
+    return seen[key]

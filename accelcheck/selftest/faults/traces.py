@@ -1,0 +1,225 @@
+"""Faults of what a run leaves behind: in running statistics, flags, hooks and generators, in others' memory, and call after call."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from accelcheck.core.case import Mode
+from accelcheck.selftest.faults.base import Cell, PlantedFault, Variant
+from accelcheck.selftest.faults.memory import strided
+from accelcheck.selftest.faults.plant import calling, wrapping
+from accelcheck.verify.generators import Generators
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from accelcheck.selftest.faults.base import Change
+    from accelcheck.workloads.base import Program
+
+CLEAR = 40
+"""Calls after which what counts them goes wrong: more than the draws, warm-ups and reruns of a case."""
+
+
+def afterwards(act: Callable[[nn.Module], object]) -> Callable[[float], Change]:
+    """Right results, and something done to the module after each call."""
+
+    def call(module: nn.Module, *inputs: Any) -> Any:
+        out = module(*inputs)
+        act(module)
+        return out
+
+    return lambda _: calling(call)
+
+
+def moves_statistics(module: nn.Module) -> None:
+    """Moves running statistics, as training does."""
+    for name, buffer in module.named_buffers():
+        if name.endswith("running_mean"):
+            buffer.mul_(0.9)
+
+
+def freezes(module: nn.Module) -> None:
+    """Leaves a parameter without a gradient to come."""
+    list(module.parameters())[-1].requires_grad = False
+
+
+def trains(module: nn.Module) -> None:
+    """Leaves the module in training mode."""
+    module.train()
+
+
+def hooks_module(module: nn.Module) -> None:
+    """Registers a hook that sees each later call."""
+    module.register_forward_hook(_ignores)
+
+
+def hooks_parameter(module: nn.Module) -> None:
+    """Registers a hook that sees each later gradient."""
+    next(module.parameters()).register_hook(lambda _: None)
+
+
+def _ignores(*_: Any) -> None:
+    return
+
+
+def hooks_for_a_while() -> Change:
+    """Registers a hook for each call, and removes it."""
+
+    def call(module: nn.Module, *inputs: Any) -> Any:
+        handle = module.register_forward_hook(_ignores)
+        try:
+            return module(*inputs)
+        finally:
+            handle.remove()
+
+    return calling(call)
+
+
+def reseeds(_: nn.Module) -> None:
+    """Seeds torch's generator."""
+    torch.manual_seed(0)
+
+
+def draws(_: nn.Module) -> None:
+    """Draws from torch's generator."""
+    torch.rand(1)
+
+
+def draws_numpy(_: nn.Module) -> None:
+    """Draws from NumPy's."""
+    np.random.rand()
+
+
+def draws_python(_: nn.Module) -> None:
+    """Draws from Python's."""
+    random.random()  # noqa: S311 - the generator itself is meant
+
+
+def draws_and_restores() -> Change:
+    """Draws, and puts the generators back, as a checkpoint does."""
+
+    def call(module: nn.Module, *inputs: Any) -> Any:
+        before = Generators.now()
+        torch.manual_seed(0)
+        draws_numpy(module)
+        draws_python(module)
+        before.restore()
+        return module(*inputs)
+
+    return calling(call)
+
+
+def draws_its_own() -> Change:
+    """Draws from a generator of its own."""
+    generator = torch.Generator().manual_seed(0)
+
+    def call(module: nn.Module, *inputs: Any) -> Any:
+        torch.rand(1, generator=generator)
+        return module(*inputs)
+
+    return calling(call)
+
+
+def counting(strength: float) -> Change:
+    """Results that are wrong by this share after `CLEAR` calls, as of a ring of buffers that wraps around."""
+    numbers = itertools.count()
+
+    def call(plain: Any, *inputs: Any) -> Any:
+        out = plain(*inputs)
+        return out * (1 + strength) if next(numbers) >= CLEAR else out
+
+    return wrapping(call)
+
+
+def keeping(most: int, *, inputs_too: bool = False) -> Callable[[], Change]:
+    """Keeps the last results, or the last inputs, of so many calls."""
+
+    def change() -> Change:
+        kept: list[Any] = []
+
+        def call(plain: Any, *inputs: Any) -> Any:
+            out = plain(*inputs)
+            kept.append(inputs if inputs_too else out)
+            del kept[:-most]
+            return out
+
+        return wrapping(call)
+
+    return change
+
+
+def in_the_input(program: Program) -> None:
+    """Puts the output behind the input, in one allocation."""
+    plain, (x,) = program.module, program.inputs
+    whole = torch.empty(2 * x.numel(), dtype=x.dtype, device=x.device)
+    whole[: x.numel()].copy_(x.flatten())
+    program.inputs = (whole[: x.numel()].view(x.shape),)
+
+    def call(x: Tensor) -> Tensor:
+        behind = x.as_strided(x.shape, x.stride(), x.numel()) if x.untyped_storage().nbytes() > x.nbytes else x.clone()
+        return behind.copy_(plain(x))
+
+    program.call = call
+
+
+def copies() -> Change:
+    """Copies of outputs that eager gives as views of its input."""
+
+    def call(plain: Any, *inputs: Any) -> Any:
+        outs = plain(*inputs)
+        return tuple(torch.empty_strided(o.shape, o.stride(), dtype=o.dtype, device=o.device).copy_(o) for o in outs)
+
+    return wrapping(call)
+
+
+FLOAT32 = ("float32",)
+MLP, NORM = Cell("mlp", dtypes=FLOAT32), Cell("batch-norm", dtypes=FLOAT32)
+BOTH = (MLP, Cell("mlp", Mode.BACKWARD, FLOAT32))
+_NO_DTYPE = dict.fromkeys(("bfloat16", "float16"), "what surrounds a run is no matter of the storage dtype")
+
+
+def _fault(
+    name: str, summary: str, cells: tuple[Cell, ...], plant: Callable[[float], Change], **more: Any
+) -> PlantedFault:
+    return PlantedFault(name, summary, cells, plant, absent=_NO_DTYPE, **more)
+
+
+FAULTS = (
+    _fault("statistics-moved", "Evaluation moves running statistics.", (NORM,), afterwards(moves_statistics)),
+    _fault("parameter-frozen", "A call leaves a parameter frozen.", (MLP,), afterwards(freezes)),
+    _fault("mode-flipped", "Evaluation leaves the module in training mode.", (MLP,), afterwards(trains)),
+    _fault("module-hooked", "Each call leaves a hook of the module.", BOTH, afterwards(hooks_module)),
+    _fault("parameter-hooked", "Each call leaves a hook of a parameter.", BOTH, afterwards(hooks_parameter)),
+    _fault("generator-seeded", "Each call seeds torch's generator.", BOTH, afterwards(reseeds)),
+    _fault("generator-drawn-from", "Each call draws from torch's generator.", BOTH, afterwards(draws)),
+    _fault("generator-of-numpy-drawn-from", "Each call draws from NumPy's generator.", BOTH, afterwards(draws_numpy)),
+    _fault(
+        "generator-of-python-drawn-from", "Each call draws from Python's generator.", BOTH, afterwards(draws_python)
+    ),
+    _fault("wrong-after-many-calls", "Results are wrong after 40 calls.", (NORM,), counting, strengths=(0.5, 0.01)),
+    _fault("results-kept", "Every result is kept for ever.", (NORM,), lambda _: keeping(10**9)()),
+    _fault("inputs-kept", "Every input is kept for ever.", (NORM,), lambda _: keeping(10**9, inputs_too=True)()),
+    _fault(
+        "output-in-the-input",
+        "The output lies behind the input in the same allocation, and keeps it alive.",
+        (NORM,),
+        lambda _: in_the_input,
+        exists=strided,
+    ),
+)
+VARIANTS = (
+    Variant("hooked-for-a-while", "Each call registers a hook and removes it.", BOTH, hooks_for_a_while),
+    Variant("generators-put-back", "Each call draws, and puts the generators back.", BOTH, draws_and_restores),
+    Variant("generator-of-its-own", "Each call draws from a generator of its own.", BOTH, draws_its_own),
+    Variant("last-results-kept", "The last four results are kept.", (NORM,), keeping(4)),
+    Variant("last-input-kept", "The last input is kept.", (NORM,), keeping(1, inputs_too=True)),
+    Variant(
+        "views-copied", "Outputs are copies where eager gives views.", (Cell("shared-views", dtypes=FLOAT32),), copies
+    ),
+)

@@ -1,0 +1,72 @@
+"""Modules of settings that torch's compilers read, such as ``torch._dynamo.config``: what differs from torch's defaults."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import sys
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+CONFIGS = (
+    "torch._dynamo.config",
+    "torch._functorch.config",
+    "torch._inductor.config",
+    "torch.compiler.config",
+    "torch.fx.experimental._config",
+)
+"""Modules that are looked at, once something has imported them."""
+_NOTES = frozenset({"aot_inductor.metadata"})
+"""Settings in which torch itself notes what it has compiled."""
+
+
+class Copied:
+    """A value that is equal to no copy of itself, as a pass of a compiler: here it equals each of its class."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Copied) and type(self.value) is type(other.value)
+
+    def __hash__(self) -> int:
+        return hash(type(self.value))
+
+    def __repr__(self) -> str:
+        return type(self.value).__qualname__
+
+
+def changed(name: str) -> tuple[tuple[str, Any], ...]:
+    """The settings of a module that differ from torch's defaults, with their values; none where it is not imported."""
+    if name not in sys.modules:
+        return ()
+    now, usual = sys.modules[name].get_config_copy(), _defaults(name)
+    return tuple((key, _comparable(now[key])) for key in now if key not in _NOTES and now[key] != usual[key])
+
+
+def change(name: str, values: tuple[tuple[str, Any], ...]) -> None:
+    """Set what `changed` returned, and all else to torch's defaults."""
+    wanted = _defaults(name) | dict(values)
+    for key, _ in (*changed(name), *values):
+        value = wanted[key]
+        setattr(sys.modules[name], key, value.value if isinstance(value, Copied) else value)
+
+
+def _comparable(value: Any) -> Any:
+    # Its module gives deep copies.
+    return Copied(value) if type(value).__eq__ is object.__eq__ and copy.deepcopy(value) is not value else value
+
+
+@functools.cache
+def _defaults(name: str) -> dict[str, Any]:
+    module = sys.modules[name]
+    entries: Mapping[str, Any] = vars(module)["_config"]
+    now = module.get_config_copy()
+    return {key: now[key] if _from_environment(entries[key]) else entries[key].default for key in now}
+
+
+def _from_environment(entry: Any) -> bool:
+    # In place of a value that no variable gives there is a bare object.
+    return any(type(getattr(entry, f"env_value_{kind}")) is not object for kind in ("force", "default"))

@@ -1,0 +1,162 @@
+"""A run leaves nothing behind that eager does not: no statistics, flags, hooks, generators or memory; and call 40 is as the first."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from fault_harness import BACKWARD, FORWARD, TRAIN, Planted, faults, seeded, verdict_of
+from torch import Tensor, nn
+from torch.nn import functional
+
+from accelcheck.checks import calls
+from accelcheck.checks.calls import CALLS, cloned
+from accelcheck.core.case import Mode, Verdict
+from accelcheck.selftest.faults import traces
+from accelcheck.selftest.faults.plant import calling, nothing
+from accelcheck.verify.oracle import Store
+from accelcheck.workloads.base import Problem, Workload
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from accelcheck.core.journal import Record
+    from accelcheck.selftest.faults.base import Change
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
+    return Store(tmp_path_factory.mktemp("oracle"))
+
+
+def after(act: Callable[[nn.Module], object]) -> Change:
+    return traces.afterwards(act)(1.0)
+
+
+def record_of(store: Store, change: Change, name: str = "mlp", mode: Mode = FORWARD, *, warmups: int = 0) -> Record:
+    return verdict_of(store, Planted(change, warmups=warmups), seeded(name), mode)
+
+
+@pytest.mark.parametrize(
+    ("act", "path"),
+    [
+        (traces.freezes, "parameter:fc3.bias"),
+        (traces.trains, "module:fc1"),
+        (traces.hooks_module, "module:"),
+        (traces.hooks_parameter, "parameter:fc1.weight"),
+    ],
+)
+def test_flags_and_hooks_that_a_call_leaves_are_named_by_path(act: Any, path: str, store: Store) -> None:
+    record = record_of(store, after(act))
+    assert "mutated" in faults(record).get(path, ()), record.why
+
+
+def test_a_parameter_that_a_warm_up_froze_is_named(store: Store) -> None:
+    assert "parameter:fc3.bias" in faults(record_of(store, after(traces.freezes), warmups=1))
+
+
+def test_a_parameter_that_the_technique_freezes_before_it_runs_is_its_own_matter(store: Store) -> None:
+    record = record_of(store, lambda program: traces.freezes(program.module))
+    assert record.verdict is Verdict.PASS, record.why
+
+
+def test_statistics_that_evaluation_moves_are_named_and_those_that_training_moves_are_judged(store: Store) -> None:
+    moved = faults(record_of(store, after(traces.moves_statistics), "batch-norm"))
+    assert moved["buffer:running_mean"] == {"mutated"}
+    for mode in (FORWARD, BACKWARD):
+        assert record_of(store, nothing, "batch-norm", mode).verdict is Verdict.PASS
+
+
+class Counting(nn.Module):
+    """Counts its calls in a buffer, and draws a number that it does not use, also in evaluation mode."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(16, 16)
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x: Any) -> Any:
+        self.calls += 1  # type: ignore[operator]  # a tensor
+        torch.rand(1)
+        return self.linear(x).flatten()
+
+
+def counting(generator: torch.Generator, _: int) -> Problem:
+    return Problem(Counting(), (torch.randn(8, 16, generator=generator),))
+
+
+COUNTING = Workload("counting", "Counts and draws.", counting)
+
+
+def test_what_eager_does_too_is_no_fault(tmp_path: Path) -> None:
+    record = verdict_of(Store(tmp_path), Planted(nothing), COUNTING)
+    assert record.verdict is Verdict.PASS, record.why
+
+
+def test_a_generator_that_each_call_sets_to_one_state_is_named_though_eager_draws_from_it(tmp_path: Path) -> None:
+    record = verdict_of(Store(tmp_path), Planted(after(traces.reseeds)), COUNTING)
+    assert {fault.path for fault in record.faults} == {"generator of torch"}
+    assert "set to the same state" in record.why
+
+
+@pytest.mark.parametrize(
+    ("act", "name"),
+    [
+        (traces.reseeds, "generator of torch"),
+        (traces.draws, "generator of torch"),
+        (traces.draws_numpy, "generator of NumPy"),
+        (traces.draws_python, "generator of Python"),
+    ],
+)
+@pytest.mark.parametrize("mode", [FORWARD, BACKWARD, TRAIN])
+def test_a_generator_that_eager_leaves_alone_is_named(mode: Mode, act: Any, name: str, store: Store) -> None:
+    record = record_of(store, after(act), "train-mlp" if mode is TRAIN else "mlp", mode)
+    assert set(faults(record)) == {name}
+
+
+@pytest.mark.parametrize("variant", traces.VARIANTS, ids=lambda variant: variant.name)
+def test_what_is_put_back_or_bounded_or_copied_passes(variant: Any, store: Store) -> None:
+    for cell in variant.cells:
+        record = record_of(store, variant.plant(), cell.workload, cell.mode)
+        assert record.verdict is Verdict.PASS, record.why
+
+
+def test_a_result_that_is_wrong_after_many_calls_is_judged(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(calls, "SECONDS", 60.0)
+    record = record_of(store, traces.counting(0.01), "batch-norm")
+    assert any("in call " in fault.place for fault in record.faults)
+
+
+@pytest.mark.parametrize(("inputs_too", "what"), [(False, "results"), (True, "inputs")])
+def test_memory_that_grows_with_every_call_is_a_fault(inputs_too: bool, what: str, store: Store) -> None:
+    record = record_of(store, traces.keeping(10 * CALLS, inputs_too=inputs_too)(), "batch-norm")
+    (fault,) = record.faults
+    assert (fault.path, fault.view) == ("memory", "grows with calls")
+    assert what in fault.expected
+
+
+def test_an_output_in_anothers_memory_is_a_fault_where_eagers_has_its_own(store: Store) -> None:
+    record = record_of(store, traces.in_the_input, "batch-norm")
+    assert faults(record) == {"out": {"storage"}}
+    assert record_of(store, nothing, "shared-views").verdict is Verdict.PASS
+
+
+def test_a_result_that_refers_to_itself_is_given_back(store: Store) -> None:
+    def call(module: nn.Module, x: Tensor) -> Tensor:
+        out: Tensor = module(x)
+        out.itself = out  # type: ignore[attr-defined]  # a cycle, which only the collector frees
+        return out
+
+    assert record_of(store, calling(call), "batch-norm").verdict is Verdict.PASS
+
+
+def test_a_clone_has_the_strides_of_its_original() -> None:
+    whole = torch.arange(24.0).view(4, 6)
+    for value in (whole, whole.t(), whole[:, 1::2], whole[:1].expand(3, 6), functional.pad(whole, (0, 0))):
+        clone = cloned(value)
+        assert torch.equal(clone, value)
+        assert (clone.stride(), clone.storage_offset()) == (value.stride(), value.storage_offset())
+        assert clone.untyped_storage().data_ptr() != value.untyped_storage().data_ptr()
+    assert cloned("a mask") == "a mask"
