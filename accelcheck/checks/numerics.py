@@ -117,7 +117,7 @@ class _Run:
         self._held: Callable[[], list[Fault]] = list
         """Gives what is wrong with the result that is held over the next call."""
         self._last: Draw | None = None
-        """The last draw of the usual shapes, whose inputs further calls get."""
+        """The last random draw, whose inputs further calls get; None where these are not asked for, as where calls are timed."""
         self._traces: Traces | None = None
         """Of the run before."""
         self._asking: Mapping[str, bool]
@@ -129,10 +129,12 @@ class _Run:
         """Run and judge all draws, whatever is wrong with the others, then all random draws together."""
         trial = self.trial
         raised: dict[Fault, Exception] = {}
+        every = chosen is None
         if chosen is None:
             chosen = trial.effort.chosen(draws(trial.workload, trial.case.mode, self._admitted))
-        self._unobserved = next((draw for draw in reversed(chosen) if draw != FIRST and not draw.probe), None)
-        self._last = [draw for draw in chosen if not (draw.probe and PROBES[draw.probe].reshapes)][-1]
+        others = [draw for draw in chosen if draw != FIRST and not draw.probe]
+        self._unobserved = next(iter(others[-2:]), None)  # the last one shows what no longer engages
+        self._last = (others or [FIRST])[-1] if every else None
         for draw in chosen:
             known = len(self.faults)
             try:

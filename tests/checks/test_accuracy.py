@@ -535,11 +535,11 @@ def test_calibration_and_warm_up_see_no_held_out_sample(store: Store) -> None:
     assert verdict_of(store, Planted(change, warmups=1), task("digits-mlp"), ACCURACY).verdict is Verdict.PASS
     chosen = task("digits-mlp")
     for fold in range(3):
-        calibration, warm_up, judged = given[3 * fold : 3 * fold + 3]
+        calibration, warm_up, watched, judged = given[4 * fold : 4 * fold + 4]
         held = chosen.lesson(0, fold).inputs
         assert torch.equal(judged, held)
         rows = {tuple(row) for row in held.tolist()}
-        assert not rows & {tuple(row) for row in [*calibration.tolist(), *warm_up.tolist()]}
+        assert not rows & {tuple(row) for row in [*calibration.tolist(), *warm_up.tolist(), *watched.tolist()]}
         assert not torch.equal(calibration, warm_up)
 
 

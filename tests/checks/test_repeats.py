@@ -100,7 +100,7 @@ def test_a_wrong_second_call_fails_where_the_device_promises_nothing(mode: Mode,
     assert record(nothing).verdict is Verdict.PASS
     found = record(wrong_again(0.5))
     assert found.verdict is Verdict.FAIL
-    assert {fault.draw for fault in found.faults} == {numerics.AGAIN}
+    assert numerics.AGAIN in {fault.draw for fault in found.faults}
 
 
 def documented(program: Program) -> None:

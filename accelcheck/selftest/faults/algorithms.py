@@ -26,6 +26,7 @@ _CONVOLUTIONS = tuple(
 _PRODUCTS = tuple(
     Cell(workload, mode, _SINGLE) for workload in ("matmul", "mlp") for mode in (Mode.FORWARD, Mode.BACKWARD)
 )
+_ABSENT = dict.fromkeys(("bfloat16", "float16"), "fast algorithms are classes in FP32 alone: half precision rounds more")
 _ALONE = (Cell("conv-replicated", dtypes=_SINGLE),)
 
 
@@ -80,7 +81,7 @@ def _minus_for_plus(func: Any, a: Tensor, b: Tensor) -> Tensor:
 
 FAULTS = (
     *(
-        PlantedFault(f"fast-convolution-{name}", summary, _ALONE, _convolving(convolve))
+        PlantedFault(f"fast-convolution-{name}", summary, _ALONE, _convolving(convolve), absent=_ABSENT)
         for name, summary, convolve in (
             ("wrong-tile", "A tile of a Winograd convolution has its neighbour's results.", _tile_of_its_neighbour),
             ("dropped-row", "The last row of the last image is left out, as where a size is odd.", _row_dropped),
@@ -95,12 +96,14 @@ FAULTS = (
         "Strassen's products have operands of 11 significant bits.",
         (Cell("matmul", dtypes=_SINGLE),),
         lambda _: kernels(mm=_short_products),
+        absent=_ABSENT,
     ),
     PlantedFault(
         "strassen-wrong-sign",
         "A block of Strassen's result has a product of sums too many.",
         (Cell("matmul", dtypes=_SINGLE),),
         lambda _: kernels(mm=_minus_for_plus),
+        absent=_ABSENT,
     ),
 )
 
