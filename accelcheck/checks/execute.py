@@ -240,6 +240,9 @@ def _record(case: Case, found: Finding) -> Record:
     elif found.undecided:
         verdict, code = Verdict.ERROR, ErrorCode.NOTHING_COMPARED
         reason = f"{found.undecided}: a pass needs at least one"
+    elif found.implausible:
+        verdict, code = Verdict.ERROR, ErrorCode.IMPLAUSIBLE
+        reason = f"what was timed cannot have done the work: {found.implausible}"
     return Record(
         case=case,
         verdict=verdict,

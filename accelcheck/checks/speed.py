@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import math
+import random
 import statistics
 import time
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -14,7 +17,7 @@ from torch import Tensor
 
 from accelcheck.checks import numerics
 from accelcheck.checks.trial import Finding, State, absent, warm_up, watched
-from accelcheck.core.case import TIMED, Measurement
+from accelcheck.core.case import TIMED, Measurement, Mode
 from accelcheck.core.fault import Fault, FaultKind
 from accelcheck.measure import roof
 from accelcheck.measure.clocks import ClockError, block, positive, settle, undisturbed
@@ -24,16 +27,18 @@ from accelcheck.measure.memory import held, peak
 from accelcheck.measure.paired import ERROR, LOOKS, Comparison, compare
 from accelcheck.techniques.compilation.compile import graph_breaks, graphs
 from accelcheck.techniques.eager import Eager
-from accelcheck.verify.judge import judge
+from accelcheck.verify.judge import Contract, check_metadata, judge
 from accelcheck.verify.oracle import FIRST
+from accelcheck.workloads.base import flatten
 from accelcheck.workloads.probes import Draw
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from accelcheck.checks.trial import Trial
     from accelcheck.core.case import Evidence
     from accelcheck.devices.telemetry import Telemetry
+    from accelcheck.workloads.base import Result
 
 ROTATED = 4
 """Sets of inputs that calls go through: no call finds its own in a cache, and no cached result serves it."""
@@ -41,6 +46,8 @@ PROCESS_SECONDS = 0.3
 """Seconds that one process of several measures a case: processes differ by more than such a median errs."""
 PROCESS_ERROR = 0.0625
 """As `paired.ERROR`, of one process of several: four pairs, however slow: min to max, which holds the median in 87.5 of 100 runs."""
+TRIES = 16
+"""Most blocks that are added where none of the timed ones ended with the first inputs, as one of four does: all miss in 1 of 100 runs without any."""
 SLOW = 0.1
 """Seconds of a call from which on the comparison in the technique's own precision, which gates nothing, has the pairs of one
 process of several: the nine of `paired.ERROR` take tens of seconds where calls are this slow, as float16 is on CPUs that
@@ -50,6 +57,8 @@ POWERED = 0.5
 SPEED_UP = "speed-up"
 """The measurement that baselines hold: time of FP32 eager as a multiple of the technique's."""
 
+WHILE = "while timed"
+"""The draw of faults of a timed call."""
 AFTER = "after timing"
 """The draw of faults that show in what was timed."""
 
@@ -94,6 +103,8 @@ class Contender:
     """
 
     timed: Callable[[], float] | None = None
+    kept: Result | None = None
+    """Result of a timed call with the first inputs, on the device: drawn at random once it was timed; None until then, and of trainings."""
 
     def __init__(self, trial: Trial) -> None:
         """Prepare; nothing is run but what the technique runs itself."""
@@ -112,15 +123,35 @@ class Contender:
                 _like(own, trial.placed(new)) for own, new in zip(self.program.inputs, other.inputs, strict=True)
             )
             self.sets.append((inputs, trial.placed(other.target)))
-        turns = itertools.cycle(self.sets)
+        self._turns = itertools.cycle(range(ROTATED))
+        self._turn, self._latest, self._blocks = 0, None, 0
         self.program.synchronize = lambda: None  # the clock waits for the device, once a block
-        work = self.program.repeated(mode)
+        work: Callable[[], Any] = self.program.repeated(mode)
 
         def call() -> object:
-            self.program.inputs, self.program.target = next(turns)
-            return work()
+            self._turn = turn = next(self._turns)
+            self.program.inputs, self.program.target = self.sets[turn]
+            self._latest = None  # its memory is free for this call, as for users who do not keep it
+            self._latest = out = work()
+            return out
 
         self.call = call
+
+    def drawn(self, timed: Callable[[], float]) -> float:
+        """The seconds of a block of calls, whose last one may be any: where it had the first inputs, its result may be kept."""
+        for _ in range(_CHANCE.randrange(ROTATED)):
+            next(self._turns)
+        seconds = timed()
+        if self._turn == 0 and self._latest is not None:
+            self._blocks += 1
+            if _CHANCE.random() * self._blocks < 1.0:  # each of the blocks so far is as likely as the others
+                self.kept = {path: tensor.detach().clone() for path, tensor in self._result()}
+        self._latest = None
+        return seconds
+
+    def _result(self) -> Iterable[tuple[str, Tensor]]:
+        latest: Any = self._latest
+        return latest.items() if self.program.elsewhere is not None else flatten(latest)
 
     def rewind(self) -> None:
         """Restore the first inputs and the initial parameters."""
@@ -135,6 +166,7 @@ class _Measuring:
         self.trial = trial
         self.found: list[Measurement] = []
         self.blocks: tuple[float, ...] = ()
+        self._work = self._moved = 0.0
 
     def finding(self, found: Finding) -> Finding:
         """All measurements, and the faults that show after them."""
@@ -142,6 +174,7 @@ class _Measuring:
         candidate = self._first_calls()
         eager = self._eager("float32")
         before = trial.device.telemetry()
+        latency = math.inf
         with undisturbed(), self._clocked("latency", "s"):
             latency = self._times(candidate, eager)
             with self._clocked("energy", "J"):
@@ -151,7 +184,7 @@ class _Measuring:
             if trial.technique.precision(trial.case.dtype) != "float32":
                 with self._clocked("speed-up-same-precision", "x"):
                     self._same_precision(candidate, latency)
-        self._sizes(candidate, eager)
+        implausible = self._idle(self._sizes(candidate, eager)) or self._impossible(latency)
         faults, evidence = self._judged(candidate)
         work = digest(trial.case.id, _problem(trial, 0))
         return replace(
@@ -161,6 +194,7 @@ class _Measuring:
             measurements=self.found,
             digest=work,
             times=self.blocks,
+            implausible=implausible,
         )
 
     @contextlib.contextmanager
@@ -219,13 +253,17 @@ class _Measuring:
     def _settled(self, side: Contender) -> Callable[[], float]:
         """Blocks of a contender's calls, warmed up: once, however often it is compared."""
         if side.timed is None:
-            side.timed = block(self.trial.device, side.call)
+            timed = block(self.trial.device, side.call)
+            side.timed = partial(side.drawn, timed) if self.trial.case.mode is Mode.FORWARD else timed
             settle(side.timed)
         return side.timed
 
     def _times(self, candidate: Contender, eager: Contender) -> float:
         """The candidate's median, in seconds, once its figures are there."""
         found = self._paired(eager, candidate)
+        for _ in range(TRIES):
+            if candidate.kept is None and candidate.timed is not None and self.trial.case.mode is Mode.FORWARD:
+                candidate.timed()
         self.blocks = found.candidate
         quarters = statistics.quantiles(found.candidate, n=20, method="inclusive")
         latency = statistics.median(found.candidate)
@@ -282,18 +320,19 @@ class _Measuring:
 
     def _roof(self, candidate: Contender, eager: Contender, latency: float) -> None:
         device = self.trial.device
-        work = roof.flops(eager.call)
+        self._work = work = float(roof.flops(eager.call))
         precision = self.trial.technique.precision(self.trial.case.dtype)
         known = precision if precision in {"bfloat16", "float16"} else "float32"
         products = roof.matmul_peak(device, known)
         reason = f"of the {known} matmul peak measured here {products.remark}"
         self._add("flops", work / latency / products.value, "part", reason)
-        moved = held([candidate.program.inputs, *_parameters(candidate)])
+        self._moved = moved = float(held([candidate.program.inputs, *_parameters(candidate)]))
         copies = roof.bandwidth(device)
         reason = f"of the copy bandwidth measured here {copies.remark}, at least"
         self._add("bytes", moved / latency / copies.value, "part", reason)
 
-    def _sizes(self, candidate: Contender, eager: Contender) -> None:
+    def _sizes(self, candidate: Contender, eager: Contender) -> dict[str, Launches]:
+        """Memory and launches of both; returns the launches, eager's under ``-fp32-eager``."""
         device = self.trial.device
         started: dict[str, Launches] = {}
         for suffix, side in (("", candidate), ("-fp32-eager", eager)):
@@ -306,6 +345,22 @@ class _Measuring:
             if found.seconds is not None:
                 self._add(f"kernel-time{suffix}", found.seconds, "s")
         self._add("parameters", held(_parameters(candidate)), "B")
+        return started
+
+    def _idle(self, started: Mapping[str, Launches]) -> str:
+        """Reason why a call did no work, where no profiler sees any and eager's shows; empty where it did some."""
+        own, plain = started[""], started["-fp32-eager"]
+        if not own.nothing or not plain.count:
+            return ""
+        return f"a call launches nothing, where eager has {plain.count} launches"
+
+    def _impossible(self, latency: float) -> str:
+        """Reason why a call cannot be as fast as it was timed; empty where it can, or where no clock says."""
+        if not math.isfinite(latency):
+            return ""
+        with contextlib.suppress(ClockError):
+            return roof.excluded(self.trial.device, self._work, self._moved, latency)
+        return ""
 
     def _unfused(self) -> list[Fault]:
         """A fault where a technique that promises fusion launches as many kernels as eager. A single launch cannot become fewer."""
@@ -318,14 +373,40 @@ class _Measuring:
 
     def _judged(self, candidate: Contender) -> tuple[list[Fault], list[Evidence]]:
         """What was timed is what was judged: the first inputs, and the parameters as they were, must give that again, engaged."""
-        trial = self.trial
+        trial, reference = self.trial, self.trial.reference()
+        faults = [replace(fault, draw=WHILE) for fault in (*self._of_timed(candidate), *self._untrained(candidate))]
         candidate.rewind()
         candidate.program.synchronize = trial.device.synchronize
         trial.device.seed(trial.case.seed)
         raw, evidence = watched(trial, candidate.program, trial.case.mode)
         result = {path: tensor.cpu() for path, tensor in raw.items()}
-        reference = trial.reference()
-        return [replace(fault, draw=AFTER) for fault in judge(result, reference).faults], evidence
+        return [*faults, *(replace(fault, draw=AFTER) for fault in judge(result, reference).faults)], evidence
+
+    def _of_timed(self, candidate: Contender) -> Sequence[Fault]:
+        """Faults of the timed call that was drawn."""
+        if candidate.kept is None:
+            return ()
+        trial, reference = self.trial, self.trial.reference()
+        precision = trial.technique.precision(trial.case.dtype)
+        contract = Contract(trial.device.type, strides=False, dtypes=frozenset({precision} - {trial.case.dtype}))
+        if wrong := [*check_metadata(candidate.kept, reference, contract)]:
+            return wrong
+        return judge({path: tensor.cpu() for path, tensor in candidate.kept.items()}, reference).faults
+
+    def _untrained(self, candidate: Contender) -> Iterator[Fault]:
+        """A fault for each parameter that timed steps left alone, where training moves it."""
+        trial, program = self.trial, candidate.program
+        if trial.case.mode is not Mode.TRAIN or program.elsewhere is not None:
+            return
+        truth = trial.reference().truth
+        moved = {fault.path for fault in candidate.state.mutations()}
+        for name, start in _problem(trial, 0).module.named_parameters():
+            path = f"parameter:{name}"
+            trains = path in truth and not torch.equal(truth[path], start.detach().double())
+            if trains and path not in moved:
+                yield Fault(
+                    FaultKind.RULE, path, "not trained", expected="moved by the timed steps", got="as before them"
+                )
 
     def _add(
         self,
@@ -338,6 +419,10 @@ class _Measuring:
         high: float | None = None,
     ) -> None:
         self.found.append(Measurement(name, None if value is None else float(value), unit, low, high, reason))
+
+
+_CHANCE = random.SystemRandom()
+"""A source of chance that no technique can know."""
 
 
 def _problem(trial: Trial, number: int) -> Any:

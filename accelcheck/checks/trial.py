@@ -148,6 +148,7 @@ class Finding:
         measurements: Time and memory, where the check measures them.
         digest: Of everything that the timed work depends on, where the check measures.
         times: Times of blocks, in seconds.
+        implausible: Reason why what was timed cannot have done the work; empty for none.
     """
 
     evidence: Sequence[Evidence]
@@ -159,6 +160,7 @@ class Finding:
     digest: str = ""
     times: Sequence[float] = ()
     lacking: str = ""
+    implausible: str = ""
 
     @property
     def undecided(self) -> str:

@@ -43,6 +43,8 @@ class ErrorCode(StrEnum):
 
     NO_EVIDENCE = "no-evidence"
     NOTHING_COMPARED = "nothing-compared"
+    IMPLAUSIBLE = "implausible"
+    """What was timed cannot have done the work."""
     NO_BASELINE = "no-baseline"
     """Nothing to compare with the baseline that the case has."""
     NOT_COLLECTED = "not-collected"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from torch.profiler import ProfilerActivity, profile
@@ -30,15 +30,22 @@ class Launches:
         names: Number of launches by name: kernels of the device; on the CPU, and where the profiler sees no device, operators
             that no other operator called.
         seconds: Their total time; None if only operators were seen.
+        others: Number of other events, such as ranges of compiled code on the CPU, whose loops are no operators.
     """
 
     names: Mapping[str, int]
     seconds: float | None
+    others: int = field(default=0, compare=False)
 
     @property
     def count(self) -> int:
         """Number of launches."""
         return sum(self.names.values())
+
+    @property
+    def nothing(self) -> bool:
+        """Whether the call did no work that a profiler sees: neither launches nor any other event."""
+        return not self.names and not self.others
 
     def instead_of(self, other: Launches) -> str:
         """What this one launches in place of the other's launches, by name; empty if both launch the same."""
@@ -76,10 +83,12 @@ def launches(device: Device, call: Callable[[], object], trace: Path | None = No
 
 def _counted(events: Iterable[Any]) -> Launches:
     # A range of `record_function` stands on the device's timeline too, over the kernels within; torch's totals leave it out.
-    kernels = [event for event in events if event.device_type != DeviceType.CPU and not event.is_user_annotation]
+    every = list(events)
+    kernels = [event for event in every if event.device_type != DeviceType.CPU and not event.is_user_annotation]
     if kernels:
         return Launches(_counts(kernels), sum(event.self_device_time_total for event in kernels) / 1e6)
-    return Launches(_counts(event for event in events if _operator(event) and not _within_operator(event)), None)
+    ranges = sum(not _operator(event) for event in every)
+    return Launches(_counts(event for event in every if _operator(event) and not _within_operator(event)), None, ranges)
 
 
 def _counts(events: Iterable[Any]) -> dict[str, int]:

@@ -41,6 +41,14 @@ SHARE = 16
 """A size is measured where this many of its calls fit into `LIMIT`: eight for each of two layouts."""
 
 
+PRECISIONS = ("float32", "bfloat16", "float16")
+"""Storage dtypes of the products whose peaks say what a device can do."""
+NARROWER = 8.0
+"""Most times as many operations as the fastest of these products has: int8, float8 and 4-bit units, sparse ones, and Winograd's fewer multiplications."""
+CACHED = 64.0
+"""Most times as many bytes as a copy moves that no cache holds: a first-level cache gives 128 bytes a cycle, memory 10 GB/s to a core and more."""
+
+
 _now = time.perf_counter
 
 
@@ -91,6 +99,29 @@ def bandwidth(device: Device) -> Rate:
 
     size, seconds, spent = _fastest(device, _doubling(SMALLEST_COPY, COPIED), copies, lambda size: size)
     return Rate(size / seconds, f"{size / (1 << 20):g} MiB", spent)
+
+
+def excluded(device: Device, operations: float, moved: float, seconds: float) -> str:
+    """Reason why a call cannot have done its work in this time; empty where it can.
+
+    Args:
+        device: Where it ran.
+        operations: Floating-point operations of eager's products.
+        moved: Bytes that any implementation reads: inputs and parameters.
+        seconds: Time of the call.
+    """
+    # The peaks of all precisions are measured only where one alone does not settle it.
+    fastest = 0.0
+    for dtype in (one for one in PRECISIONS if one in device.dtypes):
+        fastest = max(fastest, matmul_peak(device, dtype).value)
+        if operations / seconds <= NARROWER * fastest:
+            break
+    else:
+        return f"{operations / seconds:.2g} operations a second, where the fastest product here has {fastest:.2g}"
+    copies = bandwidth(device).value
+    if moved / seconds > CACHED * copies:
+        return f"{moved / seconds:.2g} bytes a second of inputs and parameters, where a copy here has {copies:.2g}"
+    return ""
 
 
 def _normal(side: int) -> Tensor:

@@ -17,10 +17,13 @@ from torch.nn import functional
 from accelcheck.checks import speed
 from accelcheck.checks.speed import ROTATED, Contender
 from accelcheck.checks.trial import Trial
-from accelcheck.core.case import Case, Evidence, Measurement, Mode
+from accelcheck.core.case import Case, Evidence, Measurement, Mode, Verdict
+from accelcheck.core.fault import FaultKind
+from accelcheck.core.journal import ErrorCode
 from accelcheck.devices.cpu import Cpu
 from accelcheck.devices.telemetry import Telemetry
-from accelcheck.measure import paired
+from accelcheck.devices.torch_names import get_current_dispatch_mode_stack
+from accelcheck.measure import paired, roof
 from accelcheck.measure.clocks import ClockError, block
 from accelcheck.measure.memory import Peak
 from accelcheck.techniques.base import Technique
@@ -87,6 +90,18 @@ def _paired(self: Any, base: Contender, candidate: Contender, *_: Any, **__: Any
     return paired.compare(first, second, looks=(0.001,))
 
 
+PAIRED = speed._Measuring._paired
+
+
+@pytest.fixture
+def drawing(trial: Trial, monkeypatch: pytest.MonkeyPatch) -> Trial:
+    """As `trial`, with blocks of calls of which one is drawn."""
+    monkeypatch.setattr(
+        speed._Measuring, "_paired", lambda self, base, candidate, *_: PAIRED(self, base, candidate, (0.001,))
+    )
+    return trial
+
+
 def figures(found: Any) -> dict[str, Measurement]:
     return {measurement.name: measurement for measurement in found.measurements}
 
@@ -119,6 +134,90 @@ def test_what_goes_wrong_while_it_is_timed_is_a_fault(trial: Trial) -> None:
     late = Acting(lambda call, out: out * 1.01 if call > 20 else out)
     found = speed.verify(replace(trial, technique=late))
     assert any((fault.path, fault.draw) == ("out", "after timing") for fault in found.faults)
+
+
+class Lazy(Technique):
+    """Eager while it is judged, and wherever a dispatch mode watches; `lazily` replaces the calls of a program that is timed."""
+
+    name, family, promise, source = "lazy", "toy", "None.", "https://example.org/lazy"
+
+    def __init__(self, lazily: Callable[[Program], None]) -> None:
+        self.lazily = lazily
+        self.prepared = 0
+
+    def prepare(self, program: Program, mode: Mode, device: Device) -> None:
+        del mode, device
+        self.prepared += 1
+        if self.prepared > 1:  # the first program is judged
+            self.lazily(program)
+
+    def evidence(self, program: Program, log: Log, mode: Mode, device: Device) -> Iterable[Evidence]:
+        del program, log, mode, device
+        yield Evidence("it ran", "yes", engaged=True)
+
+
+def kept(result: Callable[[Tensor], object]) -> Callable[[Program], None]:
+    """Calls that give what a function makes of the first result."""
+
+    def lazily(program: Program) -> None:
+        first: list[object] = []
+
+        def call(x: Tensor) -> object:
+            if get_current_dispatch_mode_stack():
+                return program.module(x)
+            if not first:
+                first.append(result(program.module(x)))
+            return first[0]
+
+        program.call = call
+
+    return lazily
+
+
+def untrained(program: Program) -> None:
+    """Training steps that do nothing."""
+    plain = program._advance
+    program.advance = lambda optimizer, step: (
+        plain(optimizer, step) if get_current_dispatch_mode_stack() else torch.zeros(())
+    )
+
+
+def test_a_timed_call_is_drawn_and_judged(drawing: Trial) -> None:
+    found = speed.verify(replace(drawing, technique=Lazy(kept(lambda out: out + 1.0))))
+    assert {fault.draw for fault in found.faults} == {speed.WHILE}
+
+
+def test_a_result_of_other_shape_while_timed_is_a_fault(drawing: Trial) -> None:
+    found = speed.verify(replace(drawing, technique=Lazy(kept(lambda out: out[:1]))))
+    assert {(fault.draw, fault.kind) for fault in found.faults} == {(speed.WHILE, FaultKind.METADATA)}
+
+
+def test_what_is_right_while_timed_is_right(drawing: Trial) -> None:
+    found = speed.verify(drawing)
+    assert (found.wrong, found.implausible) == ((), "")
+
+
+def test_timed_steps_must_move_what_training_moves(trial: Trial) -> None:
+    found = speed.verify(replace(trial, technique=Lazy(untrained), case=replace(CASE, mode=Mode.TRAIN_SPEED)))
+    assert {(fault.draw, fault.view) for fault in found.faults} == {(speed.WHILE, "not trained")}
+
+
+def test_a_call_that_launches_nothing_is_an_error(trial: Trial) -> None:
+    found = speed.verify(replace(trial, technique=Lazy(kept(lambda out: out))))
+    assert found.implausible == "a call launches nothing, where eager has 1 launches"
+
+
+def test_a_time_that_no_peak_allows_is_an_error(trial: Trial, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(roof, "matmul_peak", lambda *_: roof.Rate(1.0, "nothing", 0.0))
+    found = speed.verify(trial)
+    assert "operations a second" in found.implausible
+    record = bench(trial.store, named(EAGER, "eager"), WORKLOAD, Cpu()).run(CASE)
+    assert (record.verdict, record.code) == (Verdict.ERROR, ErrorCode.IMPLAUSIBLE)
+
+
+def test_bytes_that_no_cache_delivers_are_an_error(trial: Trial, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(roof, "bandwidth", lambda *_: roof.Rate(1.0, "nothing", 0.0))
+    assert "bytes a second" in speed.verify(trial).implausible
 
 
 def test_training_is_judged_afterwards_from_its_own_parameters(trial: Trial) -> None:

@@ -173,6 +173,7 @@ def test_well_known_errors_name_what_is_missing(reason: str, found: tuple[Kind, 
     [
         (ErrorCode.NO_EVIDENCE, (Kind.EVIDENCE, "gives no evidence that it ran")),
         (ErrorCode.NOTHING_COMPARED, (Kind.EVIDENCE, "no element was compared")),
+        (ErrorCode.IMPLAUSIBLE, (Kind.EVIDENCE, "what was timed cannot have done the work")),
         (ErrorCode.NO_BASELINE, (Kind.REGRESSION, "why")),
         (ErrorCode.NOT_COLLECTED, (Kind.UNCOLLECTED, "a case of the must-pass list is not collected")),
     ],

@@ -26,7 +26,9 @@ _CONVOLUTIONS = tuple(
 _PRODUCTS = tuple(
     Cell(workload, mode, _SINGLE) for workload in ("matmul", "mlp") for mode in (Mode.FORWARD, Mode.BACKWARD)
 )
-_ABSENT = dict.fromkeys(("bfloat16", "float16"), "fast algorithms are classes in FP32 alone: half precision rounds more")
+_ABSENT = dict.fromkeys(
+    ("bfloat16", "float16"), "fast algorithms are classes in FP32 alone: half precision rounds more"
+)
 _ALONE = (Cell("conv-replicated", dtypes=_SINGLE),)
 
 

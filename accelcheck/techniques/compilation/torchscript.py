@@ -74,10 +74,10 @@ class TorchScript(Technique):
             return
         plans = execution_plans(script)
         yield Evidence("optimised execution plans >= 1", plans, engaged=plans >= 1)
-        training = mode is not Mode.FORWARD
+        training = mode is not Mode.FORWARD and program.module.training  # some modules stay in evaluation mode
         flag = getattr(script, "training", False)  # freezing removes the attribute, which is then False
         yield Evidence(f"training flag is {training}", str(flag), engaged=flag == training)
-        if training:
+        if mode is not Mode.FORWARD:
             shared = shared_parameters(program.module, script)
             total = len(list(program.module.parameters()))
             yield Evidence(f"parameters shared with the original = {total}", shared, engaged=shared == total)
