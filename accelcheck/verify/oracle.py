@@ -188,6 +188,7 @@ def _compute(source: Source, careful: int) -> Reference:
         spread=spread,
         unclassified=unclassified,
         spread_over=spread_over,
+        noise={path: one for path, one in samples.noise(source).items() if path in alone},
     )
 
 

@@ -6,6 +6,7 @@ import functools
 from dataclasses import astuple, dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, Self
 
+from accelcheck.verify.own import Noise
 from accelcheck.verify.views import Yardstick
 
 if TYPE_CHECKING:
@@ -62,6 +63,7 @@ class Reference:
         reduced: Whether it has less than the usual samples: see `accelcheck.verify.effort`.
         spread: Where it is reduced: see `accelcheck.verify.few.spread`.
         unclassified: Operators of which `accelcheck.verify.operators` does not say how much they round.
+        noise: What the rounding samples show at each place, by path, for the views of `accelcheck.verify.own`.
         spread_over: Where a class of algorithms computes no finite numbers, by path; empty for plain references.
     """
 
@@ -79,6 +81,7 @@ class Reference:
     spread: float = 1.0
     unclassified: Sequence[str] = ()
     spread_over: Result = field(default_factory=dict)
+    noise: Mapping[str, Noise] = field(default_factory=dict)
 
     @functools.cached_property
     def without_eager(self) -> Reference:
@@ -90,7 +93,7 @@ class Reference:
     @property
     def summary(self) -> Reference:
         """The same without tensors: what is judged of several draws together needs none."""
-        return replace(self, truth={}, layouts={}, spread_over={})
+        return replace(self, truth={}, layouts={}, spread_over={}, noise={})
 
     @functools.cached_property
     def bytes(self) -> int:
@@ -105,9 +108,12 @@ class Reference:
     def plain(self) -> dict[str, Any]:
         """The same in types that `torch.load` accepts with ``weights_only``."""
         whole = {one.name: getattr(self, one.name) for one in fields(self)}
-        return {**whole, "layouts": {path: astuple(layout) for path, layout in self.layouts.items()}}
+        layouts = {path: astuple(layout) for path, layout in self.layouts.items()}
+        return {**whole, "layouts": layouts, "noise": {path: one.plain() for path, one in self.noise.items()}}
 
     @classmethod
     def from_plain(cls, plain: Mapping[str, Any]) -> Self:
         """A reference from what `plain` gave."""
-        return cls(**{**plain, "layouts": {path: Layout(*values) for path, values in plain["layouts"].items()}})
+        layouts = {path: Layout(*values) for path, values in plain["layouts"].items()}
+        noise = {path: Noise.from_plain(values) for path, values in plain["noise"].items()}
+        return cls(**{**plain, "layouts": layouts, "noise": noise})

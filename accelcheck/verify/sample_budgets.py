@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from accelcheck.verify.few import beyond, cap
+from accelcheck.verify.own import Noise, noise
 from accelcheck.verify.precision import SLACK
 from accelcheck.verify.reference import OracleError, VacuousError
 from accelcheck.verify.views import VIEWS, Reading, Yardstick, budget
@@ -47,6 +48,17 @@ class Samples:
             return
         for path, stick in self.sticks.items():
             self.readings[path].append(stick.read(sample[path]))
+
+    def noise(self, source: Source) -> dict[str, Noise]:
+        """Own errors of the samples by path, of paths with enough of them; none where a rounding moves a whole step, or samples are few."""
+        if source.technique.oracle != "float64" or source.effort.reduced:
+            return {}
+        found = {}
+        for path, readings in self.readings.items():
+            errors = [reading.errors for reading in readings if reading.errors is not None]
+            if (one := noise(errors, self.sticks[path].sizes, source.unit, source.spacing)) is not None:
+                found[path] = one
+        return found
 
 
 def _budgets(who: str, peers: list[Reading], unit: float) -> dict[str, float]:

@@ -26,12 +26,13 @@ from __future__ import annotations
 
 import functools
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
+from accelcheck.verify.own import Errors, Sizes
 from accelcheck.verify.precision import ACCUMULATOR, INEXACT_ULPS, SLACK, UNIT_ROUNDOFF
 
 if TYPE_CHECKING:
@@ -79,6 +80,8 @@ class Reading:
     places: tuple[int, int, int]
     relative: float
     finite: bool
+    errors: Errors | None = field(default=None, compare=False, repr=False)
+    """For the views of `accelcheck.verify.own`; None where something is not finite."""
 
     def __getitem__(self, view: str) -> float:
         return self.values[VIEWS.index(view)]
@@ -118,6 +121,8 @@ class Yardstick:
         self._size = squares.total
         self._rms = math.sqrt(self._size / (self.rows * self.columns))
         sampled = _joined(picked)
+        own = Errors.of(squares.rows, _numpy(squares.columns), sampled)
+        self.sizes = Sizes(own, self._size, (self.columns, self.rows, len(sampled)))
         self._nonzero = None if sampled.all() else sampled.nonzero()[0]
         sizes = np.maximum(np.abs(self._picked(sampled)), NEGLIGIBLE * self._rms)
         self._ulps = 1.0 / np.maximum(2 * unit * sizes, spacing)
@@ -144,7 +149,7 @@ class Yardstick:
         masked = torch.where(finite, double, torch.as_tensor(self._kept))
         with np.errstate(all="ignore"):
             again = self._read(masked.numpy() if self.small else masked, self._kept)
-        return Reading(again.values, again.places, again.relative, finite=False)
+        return Reading(again.values, again.places, again.relative, finite=False, errors=again.errors)
 
     def _read(self, candidate: Any, truth: Any) -> Reading:
         sums = _Sums()
@@ -155,19 +160,21 @@ class Yardstick:
             largest = max(largest, float(sums.add(error)))
             along += float(error.reshape(-1).dot(kept.reshape(-1)))
             samples.append(_at(error, pick))
+        sampled, columns = _joined(samples), _numpy(sums.columns)
         row, worst_row = _worst(sums.rows, self._row_weights)
-        column, worst_column = _worst(_numpy(sums.columns), self._column_weights)
+        column, worst_column = _worst(columns, self._column_weights)
         block, worst_block = _worst(sums.tiles, self._tile_weights)
         element, shared = ratio(math.sqrt(largest), self._rms), ratio(along, self._size)
         return Reading(
-            (row, column, block, element, shared, *self._ulp_views(samples)),
+            (row, column, block, element, shared, *self._ulp_views(sampled)),
             (worst_row, worst_column, worst_block),
             ratio(math.sqrt(sums.total), math.sqrt(self._size)),
             finite=self.finite,
+            errors=Errors.of(sums.rows, columns, sampled),
         )
 
-    def _ulp_views(self, samples: list[Any]) -> tuple[float, float]:
-        ulps = self._picked(_joined(samples)) * self._ulps
+    def _ulp_views(self, sampled: Any) -> tuple[float, float]:
+        ulps = self._picked(sampled) * self._ulps
         count = ulps.size
         if count == 0:
             return 0.0, 0.0

@@ -1,0 +1,157 @@
+"""Two more views, which hold an error against what correct results show at the same place: rows, columns and elements that are small.
+
+The views of `accelcheck.verify.views` measure with the size of a whole tensor, so that a channel 1/512 as large as the others may be
+anything in bfloat16, and nine of the 1,024 probabilities of a row may be hundreds of times too large. The rounding samples know better: in them
+small numbers have small errors. With e the error, s^2 its mean square over the samples at the same place:
+
+======= ==========================================================================================
+channel max over rows and columns i of at least 8 elements of |e_i| / |s_i|
+faint   of |e| / s what 8 elements exceed; the samples are held to what 2 of theirs exceed
+======= ==========================================================================================
+
+Few samples know s badly, so that s^2 is drawn to what the tensor's relative error gives there, as if `PRIOR` samples had shown it. It is never below
+the square of a unit roundoff of the accumulator times the tensor's root mean square: a correct GELU, whose 1 + erf(x) cancels, errs by so much where its
+result is nearly 0. Each sample is read against the others; the budget is `SLACK` times the largest, as in all views. Where a rounding decides whether an
+element is there at all, at random, one of N samples and a result may differ in the number of such elements: the ranks 2 and 8 are so far apart that a
+correct result exceeds 8 where 7 samples have at most one with a probability below 1e-5 (Poisson, at the worst of all rates), and then looks closer.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Self
+
+import numpy as np
+import torch
+
+from accelcheck.verify.precision import ACCUMULATOR, SLACK, UNIT_ROUNDOFF
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+OWN = ("channel", "faint")
+LEAST = 8
+"""Elements of a channel: the mean square of fewer varies too much."""
+FAINT, SAMPLES_FAINT = 8, 2
+"""Rank of the element that `faint` is read at, in a result and in a sample."""
+SPARSE = 64
+"""Elements from which on `faint` is read."""
+PRIOR = 2.0
+"""Samples that the relative error of the whole tensor counts for."""
+PEERS = 4
+"""Least samples: each is held against three others."""
+LARGEST = 2**12
+"""Most rows or columns that are looked at: every sample's are kept until all are there."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Errors:
+    """Norms of errors, FP32: by row, by column (None where there are more than `LARGEST`), and of the elements that the ULP views look at.
+
+    Norms, not squares: those of subnormal numbers are none in FP32.
+    """
+
+    rows: Any
+    columns: Any
+    elements: Any
+
+    @classmethod
+    def of(cls, rows: Any, columns: Any, elements: Any) -> Self:
+        """Of sums of squares, and of errors of elements, as NumPy arrays."""
+        with np.errstate(all="ignore"):  # infinities and NaN have views of their own
+            norms = (None if len(sums) > LARGEST else np.sqrt(sums).astype(np.float32) for sums in (rows, columns))
+            return cls(*norms, np.abs(elements).astype(np.float32))
+
+    def places(self) -> tuple[Any, Any, Any]:
+        """In the order of `Noise`."""
+        return self.rows, self.columns, self.elements
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Noise:
+    """Root mean squares of the samples' errors of a tensor, in the order of `Errors`, FP64, and the budgets of `OWN`."""
+
+    rows: Any
+    columns: Any
+    elements: Any
+    budgets: tuple[float, float] = (math.inf, math.inf)
+
+    def plain(self) -> tuple[Any, ...]:
+        """The same in types that `torch.load` accepts with ``weights_only``."""
+        arrays = (self.rows, self.columns, self.elements)
+        return (*(None if array is None else torch.from_numpy(array) for array in arrays), self.budgets)
+
+    @classmethod
+    def from_plain(cls, plain: Sequence[Any]) -> Self:
+        """From what `plain` gave."""
+        *arrays, budgets = plain
+        return cls(*(None if array is None else array.numpy() for array in arrays), tuple(budgets))
+
+    def read(self, errors: Errors, rank: int = FAINT) -> dict[str, float]:
+        """Both views of a result, or of a sample by its rank."""
+        channels = [
+            float((norms / noise).max())
+            for norms, noise in ((errors.rows, self.rows), (errors.columns, self.columns))
+            if noise is not None
+        ]
+        faint = 0.0
+        if self.elements is not None:
+            faint = float(np.partition(errors.elements / self.elements, -rank)[-rank])
+        return {"channel": max(channels, default=0.0), "faint": faint}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Sizes:
+    """Of the oracle's tensor: norms as in `Errors`, the square of all, and how many elements a row, a column and the sample of the ULP views have."""
+
+    norms: Errors
+    total: float
+    counts: tuple[int, int, int]
+
+
+def noise(samples: Sequence[Errors], sizes: Sizes, unit: float, spacing: float) -> Noise | None:
+    """What correct results show; None where the samples are too few, or the tensor too small.
+
+    Args:
+        samples: Errors of runs with rounding errors.
+        sizes: Of the oracle's tensor.
+        unit: Unit roundoff of the arithmetic precision.
+        spacing: Distance of its numbers around 0.
+    """
+    across, down, count = sizes.counts
+    looked = (across >= LEAST and down > 1, down >= LEAST and across > 1, count >= SPARSE)
+    if len(samples) < PEERS or sizes.total <= 0.0 or not any(looked):
+        return None
+    accumulated = min(unit, UNIT_ROUNDOFF[ACCUMULATOR])
+    least = accumulated**2 * sizes.total / (across * down) + (spacing / 2) ** 2
+    squares = [
+        tuple(None if norms is None else norms.astype(np.float64) ** 2 for norms in one.places()) for one in samples
+    ]
+    sizes_squared = [None if norms is None else norms.astype(np.float64) ** 2 for norms in sizes.norms.places()]
+    usable = [seen and own is not None for seen, own in zip(looked, sizes_squared, strict=True)]
+    totals = [np.sum([one[place] for one in squares], axis=0) if usable[place] else None for place in range(3)]
+    floors = (across * least, down * least, least)
+    relative = max(float(one[2].sum()) for one in squares) / max(float(sizes_squared[2].sum()), least)
+
+    def pooled(leaving: tuple[Any, ...] | None) -> Noise:
+        count = len(samples) - (leaving is not None)
+        parts = []
+        for place, total in enumerate(totals):
+            if total is None:
+                parts.append(None)
+                continue
+            rest = total if leaving is None else np.maximum(total - leaving[place], 0.0)
+            parts.append(np.sqrt((rest + PRIOR * relative * sizes_squared[place]) / (count + PRIOR) + floors[place]))
+        return Noise(*parts)
+
+    readings = [pooled(squared).read(sample, SAMPLES_FAINT) for sample, squared in zip(samples, squares, strict=True)]
+    whole = pooled(None)
+    channel, faint = (SLACK * max(1.0, *(reading[view] for reading in readings)) for view in OWN)
+    return replace(whole, budgets=(channel, faint))
+
+
+def figures(errors: Errors, found: Noise) -> Mapping[str, tuple[float, float]]:
+    """Measured and allowed error by view."""
+    measured = found.read(errors)
+    return {view: (measured[view], budget) for view, budget in zip(OWN, found.budgets, strict=True)}
