@@ -239,7 +239,7 @@ def _record(case: Case, found: Finding) -> Record:
         reason = f"{case.technique} gave no evidence that it ran: a verdict needs some"
     elif found.undecided:
         verdict, code = Verdict.ERROR, ErrorCode.NOTHING_COMPARED
-        reason = f"{found.undecided}: a pass needs at least one"
+        reason = found.undecided
     elif found.implausible:
         verdict, code = Verdict.ERROR, ErrorCode.IMPLAUSIBLE
         reason = f"what was timed cannot have done the work: {found.implausible}"

@@ -165,7 +165,9 @@ class Finding:
     @property
     def undecided(self) -> str:
         """Reason why nothing wrong means nothing; empty where the case was decided."""
-        return "" if self.compared and not self.lacking else f"no {self.lacking or 'element'} was compared"
+        if self.compared and not self.lacking:
+            return ""
+        return f"no {self.lacking or 'element'} was compared: a pass needs at least one"
 
     @property
     def wrong(self) -> tuple[Fault, ...]:

@@ -46,6 +46,7 @@ def states(folder: Path) -> dict[str, str]:
     return {step["name"]: step["state"] for step in json.loads((folder / "summary.json").read_text())["steps"]}
 
 
+@pytest.mark.slow
 def test_a_step_that_hangs_is_stopped_and_the_others_run(
     gpu: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

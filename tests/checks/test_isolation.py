@@ -118,7 +118,7 @@ def test_what_is_compiled_after_a_dispatch_mode_was_left_active_is_compiled(stor
 
 
 @pytest.mark.parametrize("name", LEAKS)
-@pytest.mark.parametrize("mode", [FORWARD, BACKWARD])
+@pytest.mark.parametrize("mode", [FORWARD, pytest.param(BACKWARD, marks=pytest.mark.slow)])
 def test_a_leak_changes_no_figure_of_the_cases_around_it(name: str, mode: Mode, store: Store, tmp_path: Path) -> None:
     workload = seeded("mlp")
     alone = told(verdict_of(store, PLAIN, workload, mode=mode))

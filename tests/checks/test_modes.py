@@ -25,7 +25,7 @@ def test_a_norm_that_follows_gradients_in_place_of_its_mode_fails(name: str, mod
 
 @pytest.mark.parametrize("name", ["saliency", "frozen-backbone"])
 @pytest.mark.parametrize("training", [True, False])
-def test_a_workload_keeps_the_mode_of_its_norm(name: str, training: bool) -> None:  # noqa: FBT001 - a parameter of the test
+def test_a_workload_keeps_the_mode_of_its_norm(name: str, training: bool) -> None:
     module = seeded(name).problem(0).module.train(training)
     (norm,) = (layer for layer in module.modules() if type(layer).__name__ == "BatchNorm1d")
     assert norm.training is (name == "frozen-backbone")

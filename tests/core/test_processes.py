@@ -106,6 +106,7 @@ def test_an_end_before_the_limit_is_no_hang_when_it_is_seen_late() -> None:
         assert child.wait(0.0) == End(0)
 
 
+@pytest.mark.slow
 def test_only_silence_is_a_hang_where_the_limit_is_one_of_silence() -> None:
     code = f"{SAY}import time\nfor _ in range(20): say(x=1); time.sleep(0.2)\ntime.sleep(600)"
     with Child(["-c", code]) as child:

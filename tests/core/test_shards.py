@@ -104,6 +104,7 @@ def test_cases_by_id_have_shards_too(whole: Matrix) -> None:
     assert max(map(len, found)) - min(map(len, found)) <= 1
 
 
+@pytest.mark.slow
 def test_the_shards_of_a_run_add_up_to_it_with_and_without_workers(suite: Suite) -> None:
     every = itertools.product(("toy", "toy-too"), ("tiny", "small", "later"), ("float32", "bfloat16"))
     ran = [suite.run(*WORDS, f"--accel-shard={number}/3", "-n", "1" if number == 2 else "0") for number in (1, 2, 3)]

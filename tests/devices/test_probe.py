@@ -256,7 +256,13 @@ def test_a_broken_torch_is_not_blamed_on_a_backend(install: Install) -> None:
     [
         ("raise OSError('libtoy.so: no such file')", LIMIT, Code.IMPORT_FAILED, "OSError: libtoy.so: no such file"),
         (CRASH, LIMIT, Code.PROBE_FAILED, "died of SIGSEGV during: --accel-import=toy_imported"),
-        (HANG, 5.0, Code.PROBE_TIMEOUT, "no answer within 5 s, during: --accel-import=toy_imported"),
+        pytest.param(
+            HANG,
+            5.0,
+            Code.PROBE_TIMEOUT,
+            "no answer within 5 s, during: --accel-import=toy_imported",
+            marks=pytest.mark.slow,
+        ),
     ],
     ids=["raises", "crashes", "hangs"],
 )

@@ -147,6 +147,7 @@ def test_an_operator_of_the_backward_pass_is_named(store: Store) -> None:
     assert found.culprit.place.module
 
 
+@pytest.mark.slow
 def test_what_stands_in_an_operators_place_is_named_where_each_operator_is_right(store: Store) -> None:
     wrong = calling(lambda _, x: functional.gelu(x, approximate="tanh"))
     found = explained(store, wrong, "gelu", with_layers=False)
@@ -211,6 +212,7 @@ def test_a_technique_that_does_not_say_how_it_compiles_is_not_taken_apart(store:
     assert "is not taken apart" in str(compiled.region(trial, FIRST))
 
 
+@pytest.mark.slow
 def test_a_change_after_the_last_operator_names_none(store: Store) -> None:
     def edit(result: dict[str, torch.Tensor]) -> None:
         with contextlib.suppress(KeyError):

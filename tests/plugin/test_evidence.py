@@ -61,6 +61,7 @@ def pytest_accel_workloads():
 
 
 @pytest.mark.parametrize("workers", ["0", pytest.param("2", marks=pytest.mark.slow)])
+@pytest.mark.slow
 def test_evidence_of_any_type_ends_no_run(
     workers: str, pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:

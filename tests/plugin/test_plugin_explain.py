@@ -109,6 +109,7 @@ def test_wrong_again(accel):
 
 
 @pytest.mark.parametrize("workers", ["0", pytest.param("2", marks=pytest.mark.slow)])
+@pytest.mark.slow
 def test_a_failure_of_a_test_with_the_fixture_is_explained_while_its_model_is_there(suite: Suite, workers: str) -> None:
     suite.pytester.makepyfile(test_own=OWN)
     result = suite.pytester.runpytest_subprocess(

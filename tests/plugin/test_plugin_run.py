@@ -181,6 +181,7 @@ def test_a_run_leaves_no_folder_behind(suite: Suite, monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize("workers", ["0", pytest.param("2", marks=pytest.mark.slow)])
+@pytest.mark.slow
 def test_a_case_that_runs_long_is_named_with_its_limit_while_it_runs(suite: Suite, workers: str) -> None:
     # In a process of its own: there, pytest captures what is written to standard output while a case runs.
     suite.pytester.makeconftest(

@@ -213,6 +213,7 @@ def test_baselines_that_cannot_be_stored_end_the_run_before_any_case(suite: Suit
     assert ran.records == []
 
 
+@pytest.mark.slow
 def test_a_limit_that_no_case_has_a_figure_for_is_said(suite: Suite) -> None:
     limit = '[[limit]]\ncases = ["tyo/*"]\nmemory-at-most = 0.5\nreason = "mistyped"\n'
     (suite.path / "limits.toml").write_text(f"schema = 1\n{limit}")
@@ -264,6 +265,7 @@ def test_a_broken_limit_fails_the_case(suite: Suite) -> None:
     assert "it was promised" in ran.out
 
 
+@pytest.mark.slow
 def test_a_trace_is_kept(suite: Suite) -> None:
     timed(suite, "--accel-profile=traces")
     (path,) = (suite.path / "traces").glob("*.json")
@@ -283,10 +285,12 @@ def test_pytest_benchmark_shows_what_was_timed(suite: Suite) -> None:
     assert data["machine_info"]["accelcheck"]["cpu"]["chip"] == "Toy processor"
 
 
+@pytest.mark.slow
 def test_pytest_benchmark_can_choose(suite: Suite) -> None:
     assert timed(suite, "--benchmark-only").verdicts == {TIMED: "pass"}
     assert timed(suite, "--benchmark-skip").verdicts == {}
 
 
+@pytest.mark.slow
 def test_without_pytest_benchmark_it_times_all_the_same(suite: Suite) -> None:
     assert timed(suite, "-p", "no:benchmark").verdicts == {TIMED: "pass"}

@@ -42,6 +42,7 @@ def suite(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Suite:
 
 
 @pytest.mark.parametrize("workers", ["0", pytest.param("2", marks=pytest.mark.slow)])
+@pytest.mark.slow
 def test_a_case_that_ends_its_process_ends_nothing_else(suite: Suite, workers: str) -> None:
     undisturbed = suite.run(*only(*HEALTHY)).verdicts
     ran = suite.run(*only(*HEALTHY, *DISTURBING), "--accel-timeout=3", "-n", workers, "-p", "no:randomly")
@@ -138,7 +139,14 @@ def test_a_disk_that_gets_full_ends_the_journal_and_not_the_run(suite: Suite, mo
 
 
 @pytest.mark.parametrize("workers", ["0", pytest.param("2", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize(
+    "number",
+    [
+        pytest.param(signal.SIGKILL, marks=pytest.mark.slow),
+        signal.SIGTERM,
+        pytest.param(signal.SIGINT, marks=pytest.mark.slow),
+    ],
+)
 def test_nothing_but_the_journal_is_left_of_a_run_whose_controller_is_ended(
     suite: Suite, monkeypatch: pytest.MonkeyPatch, workers: str, number: signal.Signals
 ) -> None:
@@ -180,6 +188,7 @@ def test_nothing_but_the_journal_is_left_of_a_run_whose_controller_is_ended(
 
 
 @pytest.mark.parametrize("technique", [pytest.param("toy-holder", marks=pytest.mark.slow), "toy-worker"])
+@pytest.mark.slow
 def test_a_worker_that_dies_is_noticed_though_others_hold_its_pipe(suite: Suite, technique: str) -> None:
     here = ["--accel-in-process"] if technique == "toy-holder" else []
     ran = suite.run(*only(*HEALTHY, technique), "-n", "2", *here)

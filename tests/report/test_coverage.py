@@ -28,7 +28,14 @@ def last(out: str) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    "words", [(), ("-q",), ("-n", "1"), pytest.param(("-n", "1", "-q"), marks=pytest.mark.slow)], ids=" ".join
+    "words",
+    [
+        (),
+        ("-q",),
+        pytest.param(("-n", "1"), marks=pytest.mark.slow),
+        pytest.param(("-n", "1", "-q"), marks=pytest.mark.slow),
+    ],
+    ids=" ".join,
 )
 def test_a_line_says_what_is_going_to_run(suite: Suite, words: tuple[str, ...]) -> None:
     ran = suite.run(*only("toy", "toy-too"), "--accel-device=xla", *words)

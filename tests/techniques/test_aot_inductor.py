@@ -61,6 +61,7 @@ def supplied(compiled: Program) -> Iterator[Program]:
 
 
 @needs_compiler
+@pytest.mark.slow
 def test_a_package_runs_from_its_shared_library_with_the_weights_it_was_compiled_with() -> None:
     program = Program.of(small())
     with torch.no_grad():

@@ -126,6 +126,7 @@ def test_later_trainings_are_compiled_too() -> None:
         technique.finish()
 
 
+@pytest.mark.slow
 def test_a_step_that_keeps_old_weights_fails(store: Store) -> None:
     """Fault 27: the compiled forward pass keeps the parameters of the first step."""
 

@@ -201,7 +201,16 @@ FAULTS = {
 }
 
 
-@pytest.mark.parametrize(("change", "mode"), FAULTS, ids=lambda one: getattr(one, "__name__", str(one)))
+@pytest.mark.parametrize(
+    ("change", "mode"),
+    [
+        pytest.param(*one, marks=pytest.mark.slow)
+        if one in {(scaled, TRAIN), (stale_row, TRAIN), (tf32, TRAIN)}
+        else one
+        for one in FAULTS
+    ],
+    ids=lambda one: getattr(one, "__name__", str(one)),
+)
 def test_the_least_effort_catches(store: Store, change: Any, mode: Mode) -> None:
     for seed in range(2):
         record = verdict_of(store, Planted(change), own(seed), mode)

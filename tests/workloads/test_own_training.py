@@ -215,7 +215,13 @@ class Telling(nn.Module):
 
 @pytest.mark.parametrize(
     "name",
-    ["ddp-2", "ddp-bf16-hook", "fsdp2", pytest.param("elastic-restart", marks=pytest.mark.slow), "snapshot-restore"],
+    [
+        "ddp-2",
+        pytest.param("ddp-bf16-hook", marks=pytest.mark.slow),
+        "fsdp2",
+        pytest.param("elastic-restart", marks=pytest.mark.slow),
+        "snapshot-restore",
+    ],
 )
 def test_other_processes_train_with_each_batch_and_a_loss_of_the_models_own(name: str, store: Store) -> None:
     torch.manual_seed(0)

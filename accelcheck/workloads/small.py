@@ -1,0 +1,51 @@
+"""Results whose parts differ by orders of magnitude: channels of small scale, and probabilities with a long tail."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from accelcheck.workloads.base import Problem, Workload
+from accelcheck.workloads.draw import normal
+
+
+class ScaledChannels(nn.Module):
+    """``tanh(x) * scale``, with scales from 1 to 1/512: ``(batch, 40)`` to the same."""
+
+    scale: Tensor
+
+    def __init__(self, channels: int = 40) -> None:
+        super().__init__()
+        self.register_buffer("scale", 2.0 ** -(torch.arange(channels) % 10.0))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.tanh(x) * self.scale
+
+
+def _channels(generator: torch.Generator, extent: int) -> Problem:
+    return Problem(ScaledChannels(), (normal(generator, 48 + extent, 40),))
+
+
+def _peaked(generator: torch.Generator, extent: int) -> Problem:
+    # Logits of deviation 2: the largest of 512 probabilities is thousands of times the median one.
+    return Problem(nn.Softmax(-1), (2.0 * normal(generator, 12 + extent, 512),))
+
+
+_TRAITS = frozenset({"scriptable", "resizable", "samplewise"})
+
+WORKLOADS = (
+    Workload(
+        "scaled-channels",
+        "An elementwise product whose channels have scales from 1 to 1/512.",
+        _channels,
+        2,
+        traits=_TRAITS,
+    ),
+    Workload(
+        "softmax-peaked",
+        "Softmax over 512 logits, most of whose probabilities are small.",
+        _peaked,
+        2,
+        traits=_TRAITS,
+    ),
+)
