@@ -86,6 +86,10 @@ def cloned(value: Any) -> Any:
     """A tensor with the values and strides of another in memory of its own; anything else, and what somebody has marked, as it is."""
     if type(value) is not Tensor or value.layout is not torch.strided or vars(value):
         return value
+    base = value._base  # noqa: SLF001 - torch's own name, which compilers guard
+    if type(base) is Tensor and (copy := base.detach().clone()).stride() == base.stride():
+        # A view again, of a base of the same shape and strides.
+        return copy.as_strided(value.shape, value.stride(), value.storage_offset() - base.storage_offset())
     if value.is_contiguous():
         return value.detach().clone()
     size = value.untyped_storage().nbytes() // value.element_size()

@@ -152,7 +152,7 @@ class _Run:
             together = judge_together([(readings, reference) for _, readings, reference in alike])
             if together.close(1):  # the means of few samples may all be small
                 careful = [(readings, trial.reference(draw, careful=1).summary) for draw, readings, _ in alike]
-                together = judge_together(careful)
+                together = judge_together(careful, careful=True)
             self.faults += [_drawn(fault, Draw(0, probe)) for fault in together.faults]
             self.figures += together.figures
         # Of several exceptions one may be known: the others must show.

@@ -80,11 +80,24 @@ def beyond(budgets: Mapping[str, float], unit: float, shape: Sequence[int]) -> s
 
 ERROR = 1e-4
 """Probability that a single number of a correct result is beyond its quantile, in one look."""
+RARE = 1e-9
+"""The same in a closer look, where samples are many: a run judges thousands of numbers."""
 FEW = 16
 """Elements of a tensor below which all its views count as single numbers."""
 CALM = 4.0
 """Ratio of two samples' errors of one tensor up to which no decision differs: without, 2.3 was the largest of ten in the median case."""
 _NORMS = ("row", "column", "block", "element")
+
+
+def quantile(sizes: Sequence[float], error: float = ERROR) -> float:
+    """Size that one more number exceeds with a probability, given others of the same normal distribution around 0: Student's t of their root mean square."""
+    root_mean_square = math.sqrt(sum(size**2 for size in sizes) / len(sizes))
+    return float(stats.t.ppf(1 - error / 2, len(sizes))) * root_mean_square
+
+
+def single(view: str, shape: Sequence[int]) -> bool:
+    """Whether a view of a tensor is a single number, which varies as no norm of many does."""
+    return view == "gain" or math.prod(shape) < FEW
 
 
 def spread(readings: Mapping[str, Sequence[Reading]], truth: Result) -> float:
@@ -123,14 +136,12 @@ def widened(
 def _widened(
     budgets: Mapping[str, float], samples: Sequence[Reading], shape: tuple[int, ...], unit: float, ratio: float
 ) -> dict[str, float]:
-    single = math.prod(shape) < FEW
-    quantile = float(stats.t.ppf(1 - ERROR / 2, len(samples)))
     found = dict(budgets)
     for view in VIEWS:
         sizes = [abs(sample[view]) for sample in samples]
         granted = 0.0
-        if single or view == "gain":
-            granted = quantile * math.sqrt(sum(size**2 for size in sizes) / len(sizes))
+        if single(view, shape):
+            granted = quantile(sizes)
         if ratio > CALM and view != "bias":
             granted = max(granted, SLACK * ratio * min(sizes))
         # What is granted without being seen never lets a whole tensor of zeros pass.

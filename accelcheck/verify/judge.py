@@ -14,7 +14,7 @@ from accelcheck.core.case import Figure
 from accelcheck.core.fault import Fault, FaultKind
 from accelcheck.verify import own
 from accelcheck.verify.effort import LEAST_DRAWS
-from accelcheck.verify.few import CALM, FEW, cap
+from accelcheck.verify.few import CALM, FEW, RARE, cap, quantile
 from accelcheck.verify.precision import SLACK, UNIT_ROUNDOFF
 from accelcheck.verify.views import GATES, SIGNED, VIEWS, Reading, common_floor
 
@@ -149,7 +149,9 @@ def judge(result: Result, reference: Reference) -> Judgement:
     return Judgement(tuple(faults), tuple(figures), readings, compared)
 
 
-def judge_together(draws: Sequence[tuple[Mapping[str, Reading], Reference]]) -> Judgement:
+def judge_together(
+    draws: Sequence[tuple[Mapping[str, Reading], Reference]], *, careful: bool = False
+) -> Judgement:
     """Judge the signed views over all draws: errors that point one way with a mean that no rounding sample has.
 
     A fault needs the same direction in all draws, which have other parameters, inputs and scales, and a mean beyond
@@ -158,6 +160,7 @@ def judge_together(draws: Sequence[tuple[Mapping[str, Reading], Reference]]) -> 
 
     Args:
         draws: Readings of the random draws and their references.
+        careful: Whether the samples are those of a closer look, whose means are then held to a quantile.
     """
     faults: list[Fault] = []
     figures: list[Figure] = []
@@ -168,8 +171,10 @@ def judge_together(draws: Sequence[tuple[Mapping[str, Reading], Reference]]) -> 
             signed = [readings[path][view] for readings, _ in draws]
             # The n-th samples of all draws make one more run of a correct implementation.
             runs = zip(*(reference.leanings[path][view] for _, reference in draws), strict=False)
-            spread = max((abs(sum(run)) / len(run) for run in runs), default=0.0)
-            allowed = max(SLACK * spread, common_floor(view, draws[0][1].unit))
+            means = [abs(sum(run)) / len(run) for run in runs] or [0.0]
+            allowed = max(SLACK * max(means), common_floor(view, draws[0][1].unit))
+            if careful:
+                allowed = max(allowed, quantile(means, RARE))
             allowed = max(
                 allowed, SLACK * _leaning_of_eager(path, view, [reference for _, reference in draws], allowed)
             )

@@ -10,8 +10,8 @@ faint   of |e| / s what 8 elements exceed; the samples are held to what 2 of the
 ======= ==========================================================================================
 
 Few samples know s badly, so that s^2 is drawn to what the tensor's relative error gives there, as if `PRIOR` samples had shown it. It is never below
-the square of a unit roundoff of the accumulator times the tensor's root mean square: a correct GELU, whose 1 + erf(x) cancels, errs by so much where its
-result is nearly 0. Each sample is read against the others; the budget is `SLACK` times the largest, as in all views. Where a rounding decides whether an
+the square of `ABSOLUTE` unit roundoffs of the accumulator times the tensor's root mean square: a correct GELU, whose 1 + erf(x) cancels, errs by so much
+where its result is nearly 0. Each sample is read against the others; the budget is `SLACK` times the largest, as in all views. Where a rounding decides whether an
 element is there at all, at random, one of N samples and a result may differ in the number of such elements: the ranks 2 and 8 are so far apart that a
 correct result exceeds 8 where 7 samples have at most one with a probability below 1e-5 (Poisson, at the worst of all rates), and then looks closer.
 """
@@ -41,6 +41,8 @@ PRIOR = 2.0
 """Samples that the relative error of the whole tensor counts for."""
 PEERS = 4
 """Least samples: each is held against three others."""
+ABSOLUTE = 4.0
+"""Unit roundoffs of the accumulator, times the root mean square of the tensor, that an element may err by however small it is."""
 LARGEST = 2**12
 """Most rows or columns that are looked at: every sample's are kept until all are there."""
 
@@ -123,7 +125,7 @@ def noise(samples: Sequence[Errors], sizes: Sizes, unit: float, spacing: float) 
     looked = (across >= LEAST and down > 1, down >= LEAST and across > 1, count >= SPARSE)
     if len(samples) < PEERS or sizes.total <= 0.0 or not any(looked):
         return None
-    accumulated = min(unit, UNIT_ROUNDOFF[ACCUMULATOR])
+    accumulated = ABSOLUTE * min(unit, UNIT_ROUNDOFF[ACCUMULATOR])
     least = accumulated**2 * sizes.total / (across * down) + (spacing / 2) ** 2
     squares = [
         tuple(None if norms is None else norms.astype(np.float64) ** 2 for norms in one.places()) for one in samples

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from accelcheck.verify.few import beyond, cap
+from accelcheck.verify.few import RARE, beyond, cap, quantile, single
 from accelcheck.verify.own import Noise, noise
 from accelcheck.verify.precision import SLACK
 from accelcheck.verify.reference import OracleError, VacuousError
@@ -50,8 +50,12 @@ class Samples:
             self.readings[path].append(stick.read(sample[path]))
 
     def noise(self, source: Source) -> dict[str, Noise]:
-        """Own errors of the samples by path, of paths with enough of them; none where a rounding moves a whole step, or samples are few."""
-        if source.technique.oracle != "float64" or source.effort.reduced:
+        """Own errors of the samples by path, of paths with enough of them.
+
+        None where a rounding moves a whole step of a scheme, where samples are few, and where operands are rounded on their way, as by
+        autocast: samples round results, and what is left of a cancellation of operands may err by more.
+        """
+        if source.technique.oracle != "float64" or source.effort.reduced or source.precision != source.dtype:
             return {}
         found = {}
         for path, readings in self.readings.items():
@@ -106,6 +110,9 @@ def _of_path(source: Source, path: str, samples: list[Reading], shape: Sequence[
         return budgets
     if not careful:
         return _capped(who, budgets, unit, shape)
+    for view in VIEWS:
+        if single(view, shape):
+            budgets[view] = max(budgets[view], quantile([abs(sample[view]) for sample in samples], RARE))
     if source.workload.given:
         usual, many = (source.effort.count(source.draw, look) for look in (0, careful))
         _capped(who, _budgets(who, [*samples[:usual], *samples[many:]], unit), unit, shape)

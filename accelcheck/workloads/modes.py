@@ -27,7 +27,6 @@ class Saliency(nn.Module):
     def __init__(self, features: int = 24, hidden: int = 32, classes: int = 10) -> None:
         super().__init__()
         self.body = _Normed(features, hidden)
-        self.drop = nn.Dropout(0.25)
         self.head = nn.Linear(hidden, classes)
 
     def train(self, mode: bool = True) -> Saliency:  # noqa: FBT001, FBT002 - the signature of nn.Module.train
@@ -35,7 +34,7 @@ class Saliency(nn.Module):
         return super().train(mode=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.head(self.drop(self.body(x)))
+        out: Tensor = self.head(self.body(x))
         return out
 
 
@@ -80,12 +79,12 @@ def _backbone(generator: torch.Generator, extent: int) -> Problem:
     return Problem(module, (normal(generator, 20 + extent, 24),))
 
 
-_TRAITS = frozenset({"matmul", "linear", "resizable"})
+_TRAITS = frozenset({"matmul", "linear", "resizable", "scriptable"})
 
 WORKLOADS = (
     Workload(
         "saliency",
-        "Linear layers, batch norm and dropout that stay in evaluation mode, with gradients of the input.",
+        "Linear layers and batch norm that stay in evaluation mode, with gradients of the input.",
         _saliency,
         1,
         traits=_TRAITS | {"samplewise"},

@@ -6,24 +6,26 @@ import torch
 from torch import Tensor, nn
 
 from accelcheck.workloads.base import Problem, Workload
-from accelcheck.workloads.draw import normal
+from accelcheck.workloads.draw import normal, orders
 
 
 class ScaledChannels(nn.Module):
-    """``tanh(x) * scale``, with scales from 1 to 1/512: ``(batch, 40)`` to the same."""
+    """``tanh(x) * scale``, with scales from 1 to 1/512: ``(batch, channels)`` to the same.
 
-    scale: Tensor
+    Args:
+        order: A permutation of the channels, which decides their scales.
+    """
 
-    def __init__(self, channels: int = 40) -> None:
+    def __init__(self, order: Tensor) -> None:
         super().__init__()
-        self.register_buffer("scale", 2.0 ** -(torch.arange(channels) % 10.0))
+        self.scale = nn.Parameter(2.0 ** -(order % 10.0), requires_grad=False)
 
     def forward(self, x: Tensor) -> Tensor:
         return torch.tanh(x) * self.scale
 
 
 def _channels(generator: torch.Generator, extent: int) -> Problem:
-    return Problem(ScaledChannels(), (normal(generator, 48 + extent, 40),))
+    return Problem(ScaledChannels(orders(generator, 40)), (normal(generator, 48 + extent, 40),))
 
 
 def _peaked(generator: torch.Generator, extent: int) -> Problem:

@@ -98,7 +98,10 @@ def modules(name: str, kind: type[nn.Module]) -> list[nn.Module]:
 def test_level_1_is_small_and_covers_the_families() -> None:
     smoke = {name for name, workload in NAMES.items() if workload.level == 1}
     classes = {workload for workload, _, mode in CLASSES.values() if mode in EXACT}
-    assert smoke - classes == {"attention-causal", "cnn", "elementwise-5", "matmul", "mlp", "mlp-blocks", "train-mlp"}
+    assert smoke - classes == {
+        *("attention-causal", "cnn", "elementwise-5", "matmul", "mlp", "mlp-blocks", "train-mlp"),
+        *("frozen-backbone", "saliency"),
+    }
     assert classes <= smoke
 
 
