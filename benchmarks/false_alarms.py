@@ -37,6 +37,8 @@ TRIALS = 300
 COUNTED = 20
 TENSORS, DRAWS = 20, 10
 LIMIT = 1e-6
+SMALLEST = 1e-12
+"""Smallest probability that is printed."""
 UNIT = UNIT_ROUNDOFF["bfloat16"]
 
 
@@ -109,7 +111,8 @@ def table(name: str, shape: tuple[int, ...], generator: torch.Generator, random:
     total = 0.0
 
     def line(view: str, first: Sequence[float], failed: float) -> None:
-        print(f"| {view} | {name} | {' | '.join(f'{one:.0e}' for one in (*first, failed))} |", flush=True)
+        cells = (f"{one:.0e}" if one >= SMALLEST else f"<{SMALLEST:.0e}" for one in (*first, failed))
+        print(f"| {view} | {name} | {' | '.join(cells)} |", flush=True)
 
     for view in (*VIEWS, *own.OWN):
         single = few.single(view, shape)

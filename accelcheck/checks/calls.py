@@ -56,7 +56,7 @@ def called_often(
     try:
         while number < CALLS and used() < limit:
             number += 1
-            program.inputs = tuple(map(cloned, kept))
+            program.inputs = tuple(cloned(value, strided=trial.device.has("strided")) for value in kept)
             given |= _storages(dict(enumerate(program.inputs)))
             result = {path: tensor.detach() for path, tensor in flatten(call())}
             made |= _storages(result)
@@ -82,10 +82,17 @@ def _stopwatch() -> Callable[[], float]:
     return lambda: max(time.thread_time() - computed, (time.perf_counter() - passed) / 4)
 
 
-def cloned(value: Any) -> Any:
-    """A tensor with the values and strides of another in memory of its own; anything else, and what somebody has marked, as it is."""
+def cloned(value: Any, *, strided: bool = True) -> Any:
+    """A tensor with the values and strides of another in memory of its own; anything else, and what somebody has marked, as it is.
+
+    Args:
+        value: Input of a program.
+        strided: Whether its device has strides.
+    """
     if type(value) is not Tensor or value.layout is not torch.strided or vars(value):
         return value
+    if not strided:
+        return value.detach().clone()
     base = value._base  # noqa: SLF001 - torch's own name, which compilers guard
     if type(base) is Tensor and (copy := base.detach().clone()).stride() == base.stride():
         # A view again, of a base of the same shape and strides.
