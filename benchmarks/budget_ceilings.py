@@ -3,10 +3,12 @@
     python benchmarks/budget_ceilings.py                       # level 2 on the CPU; 8 minutes on one core
     python benchmarks/budget_ceilings.py --workload cnn mlp    # some workloads alone
     python benchmarks/budget_ceilings.py --raise               # where budgets have to be larger: say why in CHANGELOG.md
+    python benchmarks/budget_ceilings.py --seeds 20            # the first draw of other seeds, which nothing is stored of
 
 Computes the oracle, the rounding samples and eager for every draw of every case of level 2, and nothing else: no technique
 runs. Ceilings only go down: the smaller of the stored and the measured one is kept, unless ``--raise`` is given. The exit
-status is 1 where a budget is above its ceiling (`accelcheck.expectations.ceilings.HEADROOM` times) and stays there.
+status is 1 where a budget is above its ceiling (`accelcheck.expectations.ceilings.HEADROOM` times) and stays there, or where a workload has no
+reference with one of the seeds.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ from accelcheck.core.selection import Selection
 from accelcheck.expectations import ceilings
 from accelcheck.techniques.matrix import Matrix
 from accelcheck.verify.oracle import compute
+from accelcheck.verify.reference import OracleError
 from accelcheck.verify.views import GATES
 from accelcheck.workloads.probes import draws
 
@@ -72,13 +75,35 @@ def measured(workloads: Sequence[str] = (), without: Container[str] = ()) -> dic
     return found
 
 
+def refused(workloads: Sequence[str], seeds: int) -> Iterator[str]:
+    """A line for each reference and seed, from 1 on, with which no reference can be had or trusted."""
+    torch.set_num_threads(1)
+    seen: set[str] = set()
+    for name, case, technique, workload in references(workloads):
+        if name not in seen:
+            seen.add(name)
+            for seed in range(1, seeds + 1):
+                try:
+                    compute(workload, technique, case.seed + seed, case.dtype, case.mode)
+                except OracleError as error:
+                    yield f"{name}, seed {seed}: {error}"
+
+
 def main() -> int:
     """Measure, compare and write; 1 where a budget is above its ceiling."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--workload", nargs="*", default=[], help="globs; default: all")
     parser.add_argument("--raise", dest="higher", action="store_true", help="store larger budgets too")
+    parser.add_argument("--seeds", type=int, default=0, help="number of other seeds, in place of the ceilings")
     parser.add_argument("--file", type=Path, default=Path(ceilings.__file__).with_name(ceilings.FILE))
     options = parser.parse_args()
+    if options.seeds:
+        lines = 0
+        for line in refused(options.workload, options.seeds):
+            print(line[:300], flush=True)
+            lines += 1
+        print(f"{lines} references of {options.seeds} seeds cannot be had")
+        return int(lines > 0)
     kept = ceilings.parsed(options.file.read_text(encoding="utf-8")) if options.file.exists() else {}
     exceeded = 0
     for name, views in measured(options.workload).items():
