@@ -113,10 +113,10 @@ def _storages(tensors: dict[Any, Any]) -> set[StorageWeakRef]:
 
 
 def _alive(refs: set[StorageWeakRef], calls: int) -> list[StorageWeakRef]:
-    alive = [ref for ref in refs if not ref.expired()]
+    alive = [ref for ref in refs if not ref.expired()]  # type: ignore[no-untyped-call]  # untyped in torch
     if len(alive) >= calls:
         gc.collect()  # what refers to itself is no leak
-        alive = [ref for ref in alive if not ref.expired()]
+        alive = [ref for ref in alive if not ref.expired()]  # type: ignore[no-untyped-call]  # untyped in torch
     return alive
 
 

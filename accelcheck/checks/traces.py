@@ -161,7 +161,7 @@ def storage(value: Any) -> StorageWeakRef | None:
     if not isinstance(value, Tensor) or not value.numel():
         return None
     try:
-        return StorageWeakRef(value.untyped_storage())
+        return StorageWeakRef(value.untyped_storage())  # type: ignore[no-untyped-call]  # untyped in torch
     except (NotImplementedError, RuntimeError):  # a lazy device's tensors, and some wrappers
         return None
 

@@ -56,7 +56,7 @@ if TYPE_CHECKING:
     from torch._ops import OpOverload, OpOverloadPacket
     from torch.autograd import _get_sequence_nr as autograd_sequence  # type: ignore[attr-defined]  # not exported explicitly
     from torch.jit import _recursive as recursive
-    from torch.library import _impls as python_kernels  # type: ignore[attr-defined]  # not exported explicitly
+    from torch.library import _impls as python_kernels
     from torch.nn.modules.dropout import _DropoutNd as dropout_base
     from torch.optim.optimizer import _get_capturable_supported_devices as capturable_devices
     from torch.optim.optimizer import _global_optimizer_post_hooks as optimizer_post_hooks

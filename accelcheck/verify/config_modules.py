@@ -56,7 +56,8 @@ def change(name: str, values: tuple[tuple[str, Any], ...]) -> None:
 
 def _comparable(value: Any) -> Any:
     # Its module gives deep copies.
-    return Copied(value) if type(value).__eq__ is object.__eq__ and copy.deepcopy(value) is not value else value
+    compares: Any = type(value).__eq__
+    return Copied(value) if compares is object.__eq__ and copy.deepcopy(value) is not value else value
 
 
 @functools.cache

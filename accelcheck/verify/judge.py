@@ -149,9 +149,7 @@ def judge(result: Result, reference: Reference) -> Judgement:
     return Judgement(tuple(faults), tuple(figures), readings, compared)
 
 
-def judge_together(
-    draws: Sequence[tuple[Mapping[str, Reading], Reference]], *, careful: bool = False
-) -> Judgement:
+def judge_together(draws: Sequence[tuple[Mapping[str, Reading], Reference]], *, careful: bool = False) -> Judgement:
     """Judge the signed views over all draws: errors that point one way with a mean that no rounding sample has.
 
     A fault needs the same direction in all draws, which have other parameters, inputs and scales, and a mean beyond

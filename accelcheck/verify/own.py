@@ -62,8 +62,10 @@ class Errors:
     def of(cls, rows: Any, columns: Any, elements: Any) -> Self:
         """Of sums of squares, and of errors of elements, as NumPy arrays."""
         with np.errstate(all="ignore"):  # infinities and NaN have views of their own
-            norms = (None if len(sums) > LARGEST else np.sqrt(sums).astype(np.float32) for sums in (rows, columns))
-            return cls(*norms, np.abs(elements).astype(np.float32))
+            by_row, by_column = (
+                None if len(sums) > LARGEST else np.sqrt(sums).astype(np.float32) for sums in (rows, columns)
+            )
+            return cls(by_row, by_column, np.abs(elements).astype(np.float32))
 
     def places(self) -> tuple[Any, Any, Any]:
         """In the order of `Noise`."""
@@ -87,8 +89,9 @@ class Noise:
     @classmethod
     def from_plain(cls, plain: Sequence[Any]) -> Self:
         """From what `plain` gave."""
-        *arrays, budgets = plain
-        return cls(*(None if array is None else array.numpy() for array in arrays), tuple(budgets))
+        *arrays, (channel, faint) = plain
+        rows, columns, elements = (None if array is None else array.numpy() for array in arrays)
+        return cls(rows, columns, elements, (channel, faint))
 
     def read(self, errors: Errors, rank: int = FAINT) -> dict[str, float]:
         """Both views of a result, or of a sample by its rank."""
@@ -127,30 +130,32 @@ def noise(samples: Sequence[Errors], sizes: Sizes, unit: float, spacing: float) 
         return None
     accumulated = ABSOLUTE * min(unit, UNIT_ROUNDOFF[ACCUMULATOR])
     least = accumulated**2 * sizes.total / (across * down) + (spacing / 2) ** 2
-    squares = [
-        tuple(None if norms is None else norms.astype(np.float64) ** 2 for norms in one.places()) for one in samples
-    ]
-    sizes_squared = [None if norms is None else norms.astype(np.float64) ** 2 for norms in sizes.norms.places()]
-    usable = [seen and own is not None for seen, own in zip(looked, sizes_squared, strict=True)]
+    squares = [_squared(one) for one in samples]
+    own = _squared(sizes.norms)
+    usable = [seen and norms is not None for seen, norms in zip(looked, own, strict=True)]
     totals = [np.sum([one[place] for one in squares], axis=0) if usable[place] else None for place in range(3)]
     floors = (across * least, down * least, least)
-    relative = max(float(one[2].sum()) for one in squares) / max(float(sizes_squared[2].sum()), least)
+    relative = max(float(one[2].sum()) for one in squares) / max(float(own[2].sum()), least)
 
     def pooled(leaving: tuple[Any, ...] | None) -> Noise:
         count = len(samples) - (leaving is not None)
-        parts = []
-        for place, total in enumerate(totals):
-            if total is None:
-                parts.append(None)
-                continue
-            rest = total if leaving is None else np.maximum(total - leaving[place], 0.0)
-            parts.append(np.sqrt((rest + PRIOR * relative * sizes_squared[place]) / (count + PRIOR) + floors[place]))
-        return Noise(*parts)
+
+        def at(place: int) -> Any:
+            if totals[place] is None:
+                return None
+            rest = totals[place] if leaving is None else np.maximum(totals[place] - leaving[place], 0.0)
+            return np.sqrt((rest + PRIOR * relative * own[place]) / (count + PRIOR) + floors[place])
+
+        return Noise(at(0), at(1), at(2))
 
     readings = [pooled(squared).read(sample, SAMPLES_FAINT) for sample, squared in zip(samples, squares, strict=True)]
     whole = pooled(None)
     channel, faint = (SLACK * max(1.0, *(reading[view] for reading in readings)) for view in OWN)
     return replace(whole, budgets=(channel, faint))
+
+
+def _squared(errors: Errors) -> tuple[Any, ...]:
+    return tuple(None if norms is None else norms.astype(np.float64) ** 2 for norms in errors.places())
 
 
 def figures(errors: Errors, found: Noise) -> Mapping[str, tuple[float, float]]:

@@ -255,7 +255,7 @@ def test_what_torch_puts_around_its_own_functions_is_no_leak() -> None:
         """Torch puts a function around the `step` of each class when the first optimizer is made."""
 
     for kind in (Own, torch.optim.AdamW, torch.optim.Adam):
-        kind([nn.Parameter(torch.zeros(1))])  # type: ignore[operator]  # of three classes
+        kind([nn.Parameter(torch.zeros(1))])
     with torch_names.dynamo_config.patch(suppress_errors=True):
         pass
     assert (

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 import torch
-from fault_harness import BACKWARD, FORWARD, Planted, seeded, verdict_of
+from fault_harness import BACKWARD, FORWARD, Planted, case, seeded, verdict_of
 from torch import Tensor
 
 from accelcheck.core.case import Mode, Verdict
@@ -19,6 +19,7 @@ from accelcheck.verify.reference import Reference
 from accelcheck.verify.views import VIEWS, Yardstick
 
 if TYPE_CHECKING:
+    from accelcheck.selftest.faults.base import Cell, PlantedFault
     from accelcheck.verify.oracle import Store
 
 FAULTS = [(fault, cell) for fault in small.FAULTS for cell in fault.cells]
@@ -27,7 +28,7 @@ FAULTS = [(fault, cell) for fault in small.FAULTS for cell in fault.cells]
 @pytest.mark.parametrize(("fault", "cell"), FAULTS, ids=lambda one: getattr(one, "name", ""))
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 def test_what_is_small_and_wrong_fails_in_every_dtype(
-    fault: small.PlantedFault, cell: small.Cell, dtype: str, store: Store
+    fault: PlantedFault, cell: Cell, dtype: str, store: Store
 ) -> None:
     workload = seeded(cell.workload)
     assert verdict_of(store, Planted(nothing), workload, cell.mode, dtype=dtype).verdict is Verdict.PASS
@@ -75,9 +76,6 @@ def test_a_sample_is_read_at_a_lower_rank_than_a_result() -> None:
 
 @pytest.mark.parametrize("mode", [FORWARD, BACKWARD])
 def test_noise_is_kept_with_its_reference(mode: Mode, store: Store) -> None:
-    from fault_harness import case
-
-    from accelcheck.checks.trial import Trial  # noqa: F401 - the case of a workload needs none
 
     workload = seeded("mlp")
     found = store.get(case(workload, mode), Planted(nothing), workload)

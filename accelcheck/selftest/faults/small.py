@@ -21,7 +21,9 @@ def smallest_column(factor: float) -> Change:
     """Multiplies the column of the smallest norm."""
 
     def spoiled(out: Tensor) -> Tensor:
-        return torch.where(torch.arange(out.shape[-1], device=out.device) == out.norm(dim=0).argmin(), factor * out, out)
+        return torch.where(
+            torch.arange(out.shape[-1], device=out.device) == out.norm(dim=0).argmin(), factor * out, out
+        )
 
     return replacing(out=spoiled)
 

@@ -61,7 +61,7 @@ def hooks_module(module: nn.Module) -> None:
 
 def hooks_parameter(module: nn.Module) -> None:
     """Registers a hook that sees each later gradient."""
-    next(module.parameters()).register_hook(lambda _: None)
+    next(module.parameters()).register_hook(lambda _: None)  # type: ignore[no-untyped-call]  # untyped in torch
 
 
 def _ignores(*_: Any) -> None:
