@@ -132,8 +132,8 @@ def table(name: str, shape: tuple[int, ...], generator: torch.Generator, random:
         total += failed
     for view in sorted(SIGNED):
         values = np.array([reading[view] for reading in read])
-        line(f"`{view}` in all draws", [together(values, count, random) for count in COUNTS], few.RARE / 8)
-        total += few.RARE / 8 / DRAWS  # once a case, not once a draw
+        line(f"`{view}` in all draws", [together(values, count, random) for count in COUNTS], few.RARE_TOGETHER / 8)
+        total += few.RARE_TOGETHER / 8 / DRAWS  # once a case, not once a draw
     return total
 
 

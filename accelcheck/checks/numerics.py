@@ -38,7 +38,7 @@ from accelcheck.expectations import ceilings
 from accelcheck.measure.clocks import undisturbed
 from accelcheck.techniques.base import Unsupported
 from accelcheck.verify.algorithms import ALGORITHMS, admitted
-from accelcheck.verify.effort import told
+from accelcheck.verify.effort import CAREFUL, told
 from accelcheck.verify.judge import Contract, apart, check_metadata, judge, judge_together, may_be_algorithmic
 from accelcheck.verify.known_answers import KnownAnswerError
 from accelcheck.verify.oracle import FIRST
@@ -148,11 +148,8 @@ class _Run:
                     break
             if len(self.faults) >= MOST_FAULTS:
                 break
-        for probe, alike in self.alike.items():
-            together = judge_together([(readings, reference) for _, readings, reference in alike])
-            if together.close(1):  # the means of few samples may all be small
-                careful = [(readings, trial.reference(draw, careful=1).summary) for draw, readings, _ in alike]
-                together = judge_together(careful, careful=True)
+        for probe in self.alike:
+            together = self._together(probe)
             self.faults += [_drawn(fault, Draw(0, probe)) for fault in together.faults]
             self.figures += together.figures
         # Of several exceptions one may be known: the others must show.
@@ -167,6 +164,16 @@ class _Run:
         lacking = "" if self.compared[subject] else name
         compared = self.compared.total()
         return Finding(self.evidence, self.faults, self.figures, compared, self.excess, lacking=lacking)
+
+    def _together(self, probe: str) -> Judgement:
+        """The judgement of all draws of a probe, or of the random ones, together."""
+        alike = self.alike[probe]
+        together = judge_together([(readings, reference) for _, readings, reference in alike])
+        for careful in (1, 2):  # the means of few samples may all be small
+            if together.close(careful):
+                looked = [(read, self.trial.reference(draw, careful=careful).summary) for draw, read, _ in alike]
+                together = judge_together(looked, careful=careful == len(CAREFUL))
+        return together
 
     def _renewed(self) -> bool:
         """Whether a program is prepared anew after a run raised, which may have left anything behind."""

@@ -81,7 +81,9 @@ def beyond(budgets: Mapping[str, float], unit: float, shape: Sequence[int]) -> s
 ERROR = 1e-4
 """Probability that a single number of a correct result is beyond its quantile, in one look."""
 RARE = 1e-9
-"""The same in a closer look, where samples are many: a run judges thousands of numbers."""
+"""The same in the last look, where samples are many: a run judges thousands of numbers."""
+RARE_TOGETHER = 5e-8
+"""The same of a mean over all draws, of which a case has a few, and whose signs agree by chance in 1 of 8 cases."""
 FEW = 16
 """Elements of a tensor below which all its views count as single numbers."""
 CALM = 4.0

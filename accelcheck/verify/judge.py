@@ -14,7 +14,7 @@ from accelcheck.core.case import Figure
 from accelcheck.core.fault import Fault, FaultKind
 from accelcheck.verify import own
 from accelcheck.verify.effort import LEAST_DRAWS
-from accelcheck.verify.few import CALM, FEW, RARE, cap, quantile
+from accelcheck.verify.few import CALM, FEW, RARE_TOGETHER, cap, quantile
 from accelcheck.verify.precision import SLACK, UNIT_ROUNDOFF
 from accelcheck.verify.views import GATES, SIGNED, VIEWS, Reading, common_floor
 
@@ -55,7 +55,7 @@ class Judgement:
         if reference is not None:
             if reference.reduced and (careful == 1 or reference.spread > CALM):
                 limit = math.inf
-            elif careful == 1:
+            else:
                 small = {path for path, truth in reference.truth.items() if truth.numel() < FEW}
         return 0 < len(beyond) == len(self.faults) and all(
             figure.used <= limit or figure.path in small or figure.view in steep for figure in beyond
@@ -158,7 +158,7 @@ def judge_together(draws: Sequence[tuple[Mapping[str, Reading], Reference]], *, 
 
     Args:
         draws: Readings of the random draws and their references.
-        careful: Whether the samples are those of a closer look, whose means are then held to a quantile.
+        careful: Whether the samples are those of the last look, whose means are held to a quantile.
     """
     faults: list[Fault] = []
     figures: list[Figure] = []
@@ -172,7 +172,7 @@ def judge_together(draws: Sequence[tuple[Mapping[str, Reading], Reference]], *, 
             means = [abs(sum(run)) / len(run) for run in runs] or [0.0]
             allowed = max(SLACK * max(means), common_floor(view, draws[0][1].unit))
             if careful:
-                allowed = max(allowed, quantile(means, RARE))
+                allowed = max(quantile(means, RARE_TOGETHER), common_floor(view, draws[0][1].unit))
             allowed = max(
                 allowed, SLACK * _leaning_of_eager(path, view, [reference for _, reference in draws], allowed)
             )

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from accelcheck.verify.effort import CAREFUL
 from accelcheck.verify.few import RARE, beyond, cap, quantile, single
 from accelcheck.verify.own import Noise, noise
 from accelcheck.verify.precision import SLACK
@@ -110,7 +111,7 @@ def _of_path(source: Source, path: str, samples: list[Reading], shape: Sequence[
         return budgets
     if not careful:
         return _capped(who, budgets, unit, shape)
-    for view in VIEWS:
+    for view in VIEWS if careful == len(CAREFUL) else ():
         if single(view, shape):
             budgets[view] = max(budgets[view], quantile([abs(sample[view]) for sample in samples], RARE))
     if source.workload.given:

@@ -132,7 +132,7 @@ def every_layer(edit: Any) -> Change:
 
 
 def doubled_scale(layer: Any) -> None:
-    layer.scale.mul_(1.01)
+    layer.scale.mul_(1.02)  # 1 % is within what one correct run of 10,000 shows in bfloat16
 
 
 def wrong_axis(layer: Any) -> None:
