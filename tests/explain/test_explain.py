@@ -391,6 +391,7 @@ def test_the_operator_that_was_running_when_a_process_ended_is_named(
     assert f"{script}: with the inputs of the case\nrun alone, it exits with 0 (the operator returns alone" in out
 
 
+@pytest.mark.slow
 def test_the_limit_of_a_case_does_not_count_while_python_starts_for_its_script(
     installed: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

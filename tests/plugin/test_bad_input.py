@@ -154,6 +154,7 @@ def test_a_required_device_that_is_absent_ends_the_run_before_collection(suite: 
     ],
     ids=["raises", "hangs"],
 )
+@pytest.mark.slow
 def test_a_backend_that_breaks_does_not_stop_the_others(
     suite: Suite, monkeypatch: pytest.MonkeyPatch, code: str, timeout: str, words: list[str]
 ) -> None:

@@ -77,6 +77,7 @@ def test_a_backend_that_works_is_loaded(tmp_path: Path, backend: str | None) -> 
     assert "breaks" not in ran.stderr
 
 
+@pytest.mark.slow
 def test_an_import_that_takes_long_is_named_while_it_lasts(tmp_path: Path) -> None:
     (tmp_path / "slow_vendor.py").write_text("import time\ntime.sleep(5)\n")
     ran = run(tmp_path, "import slow_vendor\n", None, "--accel-device=cpu", "--accel-probe-timeout=3")

@@ -273,6 +273,7 @@ def test_a_trace_is_kept(suite: Suite) -> None:
     assert "aten::addmm" in names
 
 
+@pytest.mark.slow
 def test_pytest_benchmark_shows_what_was_timed(suite: Suite) -> None:
     ran = timed(suite, "--benchmark-json=benchmark.json")
     data = json.loads((suite.path / "benchmark.json").read_text())

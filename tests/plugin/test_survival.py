@@ -99,6 +99,7 @@ def test_a_wrong_timeout_is_answered_with_the_legal_values(suite: Suite, word: s
     assert f"unknown timeout {word!r}. Legal values: a number of seconds, 0 for no limit" in ran.err
 
 
+@pytest.mark.slow
 def test_in_pytests_own_process_a_crash_ends_the_run_and_what_was_learned_stays(
     suite: Suite, monkeypatch: pytest.MonkeyPatch
 ) -> None:

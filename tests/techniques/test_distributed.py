@@ -113,6 +113,7 @@ def test_ranks_that_never_exchange_fail(store: Store) -> None:
     assert "bytes sent by each rank = 8760" in absent(record)
 
 
+@pytest.mark.slow
 def test_accumulation_that_exchanges_each_time_fails_the_evidence(store: Store) -> None:
     record = judged(store, "ddp-no-sync", small(), Early())
     assert record.verdict is Verdict.FAIL

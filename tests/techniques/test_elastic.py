@@ -232,6 +232,7 @@ class Broken(StubDevice):
         raise RuntimeError("no such device here")
 
 
+@pytest.mark.slow
 def test_errors_of_ranks_are_quoted() -> None:
     agents = ElasticAgents(c10d(), Broken(), least=1, most=1, ranks=1, restarts=0)
     pid = agents.running[0].pid

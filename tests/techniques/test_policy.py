@@ -195,6 +195,7 @@ def test_a_large_sum_in_fp16_fails(change: Change, verdict: Verdict, store: Stor
     assert verdict_of(store, technique, seeded("matmul-total")).verdict is verdict
 
 
+@pytest.mark.slow
 def test_a_norm_with_two_percent_error_fails_in_half_precision(store: Store) -> None:
     def shifted(func: Any, x: Tensor, shape: list[int], weight: Tensor, *rest: Any) -> Any:
         return func(x, shape, weight * 1.02, *rest)

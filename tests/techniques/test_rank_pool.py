@@ -52,6 +52,7 @@ def test_ranks_train_as_one_process_does_one_job_after_the_other(two: RankPool) 
         assert first.sent == second.sent == [4 * (12 * 20 + 20 + 20 * 5 + 5)] * 6
 
 
+@pytest.mark.slow
 def test_a_pool_ends_with_its_process_and_before_its_files_go() -> None:
     code = (
         "from accelcheck.devices.cpu import Cpu\n"

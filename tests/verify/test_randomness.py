@@ -179,6 +179,7 @@ def test_a_fault_is_caught_in_every_seed(name: str, store: Store) -> None:
         assert view in views(verdict_of(store, Planted(calling(call)), half(number), RANDOM)), number
 
 
+@pytest.mark.slow
 def test_layers_that_share_a_mask_are_caught_in_every_seed(store: Store) -> None:
     def sharing(module: Any, x: Tensor) -> list[Tensor]:
         outs = [block.fc(x) + block.shift for block in module.blocks]
