@@ -35,7 +35,8 @@ def check(program: Program, *, twice: bool) -> None:
         return module(*inputs)
 
     with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(0)  # the direction of second derivatives is drawn from it: the same in every run
+        # Directions of second derivatives are drawn from it: the same ones in every run.
+        torch.default_generator.manual_seed(0)
         gradcheck(call, (*leaves, *parameters), fast_mode=True)
         if twice:
             gradgradcheck(call, (*leaves, *parameters), fast_mode=True)
