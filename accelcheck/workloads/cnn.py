@@ -25,7 +25,7 @@ TAPS = 0.02
 """Size of the noise of kernels, relative to ``1 / sqrt(fan_in)``: see `imprint`."""
 SECOND = 0.3
 """Size of a kernel's second channel, relative to the first."""
-BRANCH = 0.25
+BRANCH = 0.12
 """Size of a residual branch, relative to what skips it."""
 KEPT = 8
 """At least 1 / KEPT of a channel passes its ReLU, and at least as much is blocked."""
@@ -112,12 +112,12 @@ def imprinted(generator: torch.Generator, batch: int, channels: int, height: int
 
 
 @torch.no_grad()
-def imprint(module: nn.Module, generator: torch.Generator) -> None:
+def imprint(module: nn.Module, generator: torch.Generator, second: float = SECOND) -> None:
     """Draw all parameters and batch-norm statistics so that numbers fall into few, distant groups, channel by channel.
 
     Otherwise rounding decides whether ReLUs pass what is close to 0, and correct results differ by whole rows of gradients:
     with normal numbers, an element of an amp-fp16 gradient might err by 1.6 root mean squares, in bfloat16 by 7. A kernel
-    takes the centre of one channel, and of a second one `SECOND` times. With one alone, the gradient of a batch norm would
+    takes the centre of one channel, and of another one `second` times. With one alone, the gradient of a batch norm would
     remove what the next one has left over: it is orthogonal to its input, and all inputs would be the same pattern.
     """
     initialise(module, generator)
@@ -129,10 +129,10 @@ def imprint(module: nn.Module, generator: torch.Generator) -> None:
             out, into, *kernel = layer.weight.shape
             layer.weight.mul_(TAPS)
             first = torch.arange(out) % into
-            second = (first + 1 + torch.arange(out) // into % (into - 1)) % into
+            further = (first + 1 + torch.arange(out) // into % (into - 1)) % into
             sign = 1.0 - 2.0 * torch.randint(0, 2, (2, out), generator=generator)
             layer.weight[torch.arange(out), first, kernel[0] // 2, kernel[1] // 2] += sign[0]
-            layer.weight[torch.arange(out), second, kernel[0] // 2, kernel[1] // 2] += SECOND * sign[1]
+            layer.weight[torch.arange(out), further, kernel[0] // 2, kernel[1] // 2] += second * sign[1]
 
 
 @torch.no_grad()
@@ -175,9 +175,10 @@ def _images(
     make: Callable[[], nn.Module],
     batch: int = 6,
     image: tuple[int, int, int] = (3, 16, 16),
+    second: float = SECOND,
 ) -> Problem:
     module = make()
-    imprint(module, generator)
+    imprint(module, generator, second)
     own = imprinted(_same(generator), batch, *image)  # the parameters are the same whatever the extent
     # Frozen statistics do not follow the size of the images, which further draws change.
     settle(module, torch.cat([scale * own for scale in SCALES]) if isinstance(module, FrozenCnn) else own)
@@ -263,7 +264,8 @@ WORKLOADS = (
     Workload(
         "cnn-blocks",
         "A strided stem and two residual blocks.",
-        partial(_images, make=ResidualCnn, batch=10),
+        # Larger, or with a larger second channel, one seed of ten leaves gradients that rounding errors alone decide.
+        partial(_images, make=ResidualCnn, batch=10, image=(3, 8, 8), second=0.2),
         2,
         traits=_CNN | {"blocks"},
     ),

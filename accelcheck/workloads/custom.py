@@ -139,7 +139,7 @@ def _network(generator: torch.Generator) -> SwishNetwork:
     initialise(module, generator)
     with torch.no_grad():
         for block in module.blocks:
-            block.get_parameter("beta").add_(1.5)
+            block.get_parameter("beta").add_(0.7)
     return module
 
 
