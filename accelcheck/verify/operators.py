@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import ValuesView
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -13,6 +14,99 @@ if TYPE_CHECKING:
 
 EXACT = frozenset(
     [
+        "_chunk_cat",
+        "_unique2",
+        "_unsafe_masked_index",
+        "adaptive_max_pool2d",
+        "adaptive_max_pool3d",
+        "as_strided_copy",
+        "block_diag",
+        "ceil",
+        "ceil_",
+        "channel_shuffle",
+        "clamp_",
+        "clamp_min_",
+        "clamp_max_",
+        "copysign",
+        "copysign_",
+        "cummax",
+        "cummin",
+        "diag_embed",
+        "diagonal_scatter",
+        "diagonal_backward",
+        "floor",
+        "floor_",
+        "floor_divide",
+        "fmod",
+        "frac",
+        "fractional_max_pool2d",
+        "fractional_max_pool3d",
+        "hardshrink",
+        "hardshrink_backward",
+        "heaviside",
+        "im2col",
+        "index_copy",
+        "index_copy_",
+        "index_fill",
+        "index_fill_",
+        "kthvalue",
+        "lu_unpack",
+        "masked_scatter_",
+        "masked_scatter_backward",
+        "max_pool3d_with_indices",
+        "max_unpool2d",
+        "max_unpool3d",
+        "median",
+        "mode",
+        "nan_to_num",
+        "nanmedian",
+        "narrow_copy",
+        "nextafter",
+        "pixel_shuffle",
+        "pixel_unshuffle",
+        "reflection_pad1d",
+        "reflection_pad2d",
+        "reflection_pad3d",
+        "replication_pad1d",
+        "replication_pad2d",
+        "replication_pad3d",
+        "resize_as_",
+        "rot90",
+        "searchsorted",
+        "sgn",
+        "softshrink_backward",
+        "split_with_sizes_copy",
+        "squeeze_",
+        "squeeze_copy",
+        "t_",
+        "t_copy",
+        "transpose_",
+        "transpose_copy",
+        "tril_",
+        "triu_",
+        "trunc",
+        "trunc_",
+        "unbind_copy",
+        "unfold_copy",
+        "unique_consecutive",
+        "unique_dim",
+        "unsafe_split",
+        "unsqueeze_",
+        "upsample_nearest1d",
+        "upsample_nearest2d",
+        "upsample_nearest3d",
+        "_upsample_nearest_exact1d",
+        "_upsample_nearest_exact2d",
+        "_upsample_nearest_exact3d",
+        "bernoulli_",
+        "normal",
+        "randint_like",
+        "cauchy_",
+        "exponential_",
+        "geometric_",
+        "log_normal_",
+        "uniform_",
+        "normal_",
         "_to_copy",
         "alias_copy",
         "abs",
@@ -113,6 +207,47 @@ EXACT = frozenset(
 
 CORRECTLY_ROUNDED = frozenset(
     [
+        "addr",
+        "addmv",
+        "addbmm",
+        "avg_pool3d",
+        "avg_pool3d_backward",
+        "remainder",
+        "vdot",
+        "trace",
+        "deg2rad",
+        "rad2deg",
+        "col2im",
+        "unfold_backward",
+        "_prelu_kernel",
+        "leaky_relu_backward",
+        "ldexp",
+        "nansum",
+        "max_pool2d_with_indices_backward",
+        "max_pool3d_with_indices_backward",
+        "adaptive_max_pool2d_backward",
+        "adaptive_max_pool3d_backward",
+        "fractional_max_pool2d_backward",
+        "fractional_max_pool3d_backward",
+        "reflection_pad1d_backward",
+        "reflection_pad2d_backward",
+        "reflection_pad3d_backward",
+        "replication_pad1d_backward",
+        "replication_pad2d_backward",
+        "replication_pad3d_backward",
+        "upsample_nearest1d_backward",
+        "upsample_nearest2d_backward",
+        "upsample_nearest3d_backward",
+        "_upsample_nearest_exact1d_backward",
+        "_upsample_nearest_exact2d_backward",
+        "_upsample_nearest_exact3d_backward",
+        "_adaptive_avg_pool2d",
+        "_adaptive_avg_pool2d_backward",
+        "_adaptive_avg_pool3d",
+        "_adaptive_avg_pool3d_backward",
+        "softshrink",
+        "_unsafe_masked_index_put_accumulate",
+        "histc",
         "add",
         "add_",
         "sub",
@@ -247,6 +382,9 @@ INEXACT = frozenset(
         "soft_margin_loss_backward",
         "_cdist_forward",
         "_cdist_backward",
+        "_fft_c2c",
+        "_fft_c2r",
+        "_fft_r2c",
         "_fused_rms_norm",
         "_fused_rms_norm_backward",
         # Exact in truth, and granted this since the budgets of emulated int8 were measured with it:
@@ -280,6 +418,15 @@ SCATTERS = frozenset(
 
 COMPOSED = frozenset(
     [
+        "polygamma",
+        "digamma",
+        "softplus",
+        "mvlgamma",
+        "special_zeta",
+        "special_bessel_j0",
+        "special_bessel_j1",
+        "special_bessel_y0",
+        "special_bessel_y1",
         "native_layer_norm",
         "native_group_norm",
         "native_batch_norm",
@@ -291,6 +438,28 @@ COMPOSED = frozenset(
     ]
 )
 """Operators that compute with a rounded intermediate: a mean that is subtracted, the argument of an exponential."""
+
+
+INTERPOLATED = frozenset(
+    """grid_sampler_2d grid_sampler_2d_backward grid_sampler_3d grid_sampler_3d_backward upsample_linear1d upsample_linear1d_backward
+    upsample_bilinear2d upsample_bilinear2d_backward upsample_trilinear3d upsample_trilinear3d_backward upsample_bicubic2d
+    upsample_bicubic2d_backward _upsample_bilinear2d_aa _upsample_bilinear2d_aa_backward _upsample_bicubic2d_aa
+    _upsample_bicubic2d_aa_backward""".split()
+)
+"""Operators whose weights come from coordinates: of W positions, the last has an error of W u, and so have the weights beside it."""
+
+FACTORISED = frozenset(
+    """_linalg_det _linalg_eigh _linalg_slogdet _linalg_solve_ex _linalg_svd cholesky cholesky_inverse cholesky_solve geqrf
+    linalg_cholesky_ex linalg_cross linalg_eig linalg_eigvals linalg_householder_product linalg_inv_ex linalg_ldl_factor_ex
+    linalg_ldl_solve linalg_lstsq linalg_lu linalg_lu_factor_ex linalg_lu_solve linalg_matrix_exp linalg_pinv linalg_qr
+    linalg_solve_triangular ormqr triangular_solve""".split()
+)
+"""Operators of linear algebra. They are stable backward: their result is that of operands that differ by N u times their largest
+element (N. J. Higham, Accuracy and Stability of Numerical Algorithms, 2002, theorems 9.3, 10.3, 19.4)."""
+
+
+MODULI = frozenset({"abs", "sgn"})
+"""Operators of `EXACT` that compute a modulus of complex numbers."""
 
 
 class OperatorFacts(NamedTuple):
@@ -323,12 +492,13 @@ def facts(func: Any) -> OperatorFacts:
 def may_round(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     """Whether a call may round: not where it only moves numbers, or has none in floating point."""
     name, moves, _ = facts(func)
-    return (not moves or _accumulates(name, args, kwargs)) and _has_float((args, kwargs.values()))
+    moves = moves and not _accumulates(name, args, kwargs) and not (name in MODULI and has_complex(args))
+    return not moves and not _selects(name, args) and _has_float((args, kwargs.values()))
 
 
 def classified(name: str) -> bool:
     """Whether it is known how much an operator rounds. Others are granted what those of `INEXACT` are."""
-    return name in CORRECTLY_ROUNDED or name in SCATTERS or name in INEXACT or name.removesuffix("_") in INEXACT
+    return name in CORRECTLY_ROUNDED or name in SCATTERS or name in INEXACT | FACTORISED | COMPOSED | INTERPOLATED or name.removesuffix("_") in INEXACT
 
 
 def results(func: Any, out: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor | None]:
@@ -344,16 +514,16 @@ def results(func: Any, out: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) 
 
 def outputs(out: Any) -> list[Tensor | None]:
     """Outputs in their places; None for those that were not asked for or are not in floating point."""
-    return [value if is_float(value) else None for value in (out if isinstance(out, (tuple, list)) else (out,))]
+    return [value if is_inexact(value) else None for value in (out if isinstance(out, (tuple, list)) else (out,))]
 
 
 def floats(values: Iterable[Any]) -> list[Tensor]:
-    """The floating-point tensors among nested values."""
+    """The floating-point and complex tensors among nested values."""
     tensors: list[Tensor] = []
     for value in values:
         if isinstance(value, (tuple, list)):
             tensors += floats(value)
-        elif is_float(value):
+        elif is_inexact(value):
             tensors.append(value)
     return tensors
 
@@ -363,9 +533,19 @@ def is_float(value: Any) -> bool:
     return isinstance(value, Tensor) and value.is_floating_point()
 
 
+def is_inexact(value: Any) -> bool:
+    """Whether a value is a floating-point or complex tensor."""
+    return isinstance(value, Tensor) and (value.is_floating_point() or value.is_complex())
+
+
+def has_complex(values: Iterable[Any]) -> bool:
+    """Whether there is a complex tensor among values."""
+    return any(isinstance(value, Tensor) and value.is_complex() for value in values)
+
+
 def _has_float(values: Iterable[Any]) -> bool:
     return any(
-        value.is_floating_point()
+        is_inexact(value)
         if isinstance(value, Tensor)
         else isinstance(value, (tuple, list, ValuesView)) and _has_float(value)
         for value in values
@@ -377,6 +557,13 @@ def _unannounced(name: str, args: tuple[Any, ...]) -> list[Tensor]:
     if name == "native_batch_norm" and args[5]:
         return floats(args[3:5])
     return []
+
+
+def _selects(name: str, args: tuple[Any, ...]) -> bool:
+    """Whether an otherwise inexact operator only selects: an extreme of what an index gathers, or a norm of order infinity."""
+    if name in {"index_reduce", "index_reduce_", "scatter_reduce", "scatter_reduce_", "segment_reduce"}:
+        return any(word in {"amax", "amin", "max", "min"} for word in args if isinstance(word, str))
+    return name in {"linalg_vector_norm", "norm"} and len(args) > 1 and isinstance(args[1], float) and math.isinf(args[1])
 
 
 def _accumulates(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:

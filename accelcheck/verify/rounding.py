@@ -18,7 +18,7 @@ from torch import Tensor
 from accelcheck.devices.torch_names import TorchDispatchMode
 from accelcheck.verify import noise, operators, sequential, terms
 from accelcheck.verify.noise import Sums
-from accelcheck.verify.operators import COMPOSED, CONTRACTIONS, CORRECTLY_ROUNDED, SCATTERS
+from accelcheck.verify.operators import COMPOSED, CONTRACTIONS, CORRECTLY_ROUNDED, FACTORISED, INTERPOLATED, SCATTERS
 from accelcheck.verify.precision import ACCUMULATOR, INEXACT_ULPS, SMALLEST_SUBNORMAL, UNIT_ROUNDOFF
 from accelcheck.workloads.draw import factor_of, fractions, of_mantissas
 
@@ -71,7 +71,8 @@ class Rounding(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch lea
         args = self._operands(name, args)
         hits = terms.hits(func, name, args)
         squares = terms.squares(func, name, args, kwargs)
-        errors = {} if self.precision == "float64" else sequential.errors(name, args)
+        plain = self.precision != "float64" and not operators.has_complex(args)
+        errors = sequential.errors(name, args) if plain else {}
         out = func(*args, **kwargs)
         results = operators.results(func, out, args, kwargs)
         lengths = terms.lengths(name, args, results) if hits is None else (hits,)
@@ -95,8 +96,30 @@ class Rounding(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch lea
         if name in COMPOSED and self.precision != "float64":
             # What they compute first errs in the accumulator's precision, and what follows magnifies that: the mean that
             # is subtracted by mean / deviation, the exponential in a tail by its argument.
-            return (self._rounded(args[0], INEXACT_ULPS * UNIT_ROUNDOFF[ACCUMULATOR]), *args[1:])
+            first = next((place for place, value in enumerate(args) if operators.is_float(value)), len(args))
+            moved = (self._rounded(value, INEXACT_ULPS * UNIT_ROUNDOFF[ACCUMULATOR]) for value in args[first : first + 1])
+            return (*args[:first], *moved, *args[first + 1 :])
+        if operators.has_complex(args) and name not in CORRECTLY_ROUNDED | SCATTERS and self.precision != "float64":
+            # A complex function is made of real ones, such as a power of an exponential and a logarithm.
+            return tuple(self._turned(a) if isinstance(a, Tensor) and a.is_complex() else a for a in args)
+        if name in INTERPOLATED and self.precision != "float64":
+            unit = INEXACT_ULPS * UNIT_ROUNDOFF[ACCUMULATOR]
+            return tuple(self._rounded(a, unit * max(a.shape[-1:], default=1)) if operators.is_float(a) else a for a in args)
+        if name in FACTORISED and self.precision != "float64":
+            return tuple(self._moved(a, unit) if operators.is_float(a) and a.numel() else a for a in args)
         return args
+
+    def _turned(self, value: Tensor) -> Tensor:
+        """A complex tensor whose parts err by its modulus."""
+        copy = value.resolve_conj().clone()
+        self._perturb_complex_(copy, INEXACT_ULPS * UNIT_ROUNDOFF[ACCUMULATOR], 1)
+        return copy
+
+    def _moved(self, matrix: Tensor, unit: float) -> Tensor:
+        """A matrix whose elements have all moved by up to N u times the sum of their column."""
+        size = matrix.abs().sum(-2 if matrix.dim() > 1 else -1, keepdim=True) * (unit * matrix.shape[-1])
+        chance = torch.rand(matrix.shape, generator=self.generator, dtype=matrix.dtype)
+        return matrix + size * (2.0 * chance - 1.0)
 
     def _unit(self, name: str) -> float:
         """The rounding error of an operator's results."""
@@ -106,6 +129,9 @@ class Rounding(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch lea
 
     def _perturb_(self, tensor: Tensor, unit: float, length: int | Tensor, squares: Tensor | None = None) -> None:
         if tensor.numel() == 0:
+            return
+        if tensor.is_complex():
+            self._perturb_complex_(tensor, unit, length)
             return
         if _by_numpy(tensor):
             self._perturb_array_(tensor, unit, length, squares)
@@ -149,6 +175,17 @@ class Rounding(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch lea
             if not (finite and math.isfinite(change.sum())):
                 change[~np.isfinite(change)] = 0.0
             array += change
+
+    def _perturb_complex_(self, tensor: Tensor, unit: float, length: int | Tensor) -> None:
+        """As `_perturb_`, with errors of either part that go by the modulus: a product's parts cancel."""
+        tensor = tensor.detach()
+        parts, sizes = _parts(tensor), tensor.abs().unsqueeze(-1)
+        change = sizes * unit * _uniform(parts, factor_of(self.generator))
+        if isinstance(length, Tensor) or length > 1:
+            size = self._sums(sizes, length.unsqueeze(-1) if isinstance(length, Tensor) else length, None).deviation(sizes)
+            for _ in range(2):
+                change = change + _uniform(parts, factor_of(self.generator)) * size
+        parts.add_(torch.where(torch.isfinite(change), change, 0.0))
 
     def _sums(self, sums: Tensor, length: int | Tensor, squares: Tensor | None) -> Sums:
         unit = UNIT_ROUNDOFF["float64" if self.precision == "float64" else ACCUMULATOR]
@@ -195,8 +232,14 @@ class Nearest(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leav
         if operators.may_round(func, args, kwargs):
             for tensor in operators.results(func, out, args, kwargs):
                 if tensor is not None:
-                    tensor.copy_(tensor.to(self.dtype))
+                    parts = _parts(tensor) if tensor.is_complex() else tensor
+                    parts.copy_(parts.to(self.dtype))
         return out
+
+
+def _parts(tensor: Tensor) -> Tensor:
+    """Real and imaginary parts of a complex tensor, in its own memory; of its conjugate where it is one by a mark alone."""
+    return torch.view_as_real(tensor.conj() if tensor.is_conj() else tensor)
 
 
 def _uniform(tensor: Tensor, factor: float) -> Tensor:

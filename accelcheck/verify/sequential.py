@@ -30,11 +30,11 @@ def errors(name: str, args: tuple[Any, ...]) -> Errors:
 
 
 def _sum(x: Tensor, over: list[int] | None = None, keep: Any = False, *_: Any) -> Errors:  # noqa: FBT002 - torch's
-    return {0: _error(x, over, keep=bool(keep))} if over else {}
+    return {0: _error(x, over, keep=bool(keep))} if over and x.dim() else {}
 
 
 def _mean(x: Tensor, over: list[int] | None = None, keep: Any = False, *_: Any) -> Errors:  # noqa: FBT002 - torch's
-    return {0: _error(x, over, keep=bool(keep)) / max(1, math.prod(x.shape[d] for d in over))} if over else {}
+    return {0: _error(x, over, keep=bool(keep)) / max(1, math.prod(x.shape[d] for d in over))} if over and x.dim() else {}
 
 
 def _convolution_backward(grad: Tensor, *further: Any) -> Errors:
@@ -86,11 +86,14 @@ def _along_channels(x: Tensor) -> list[int]:
 
 def _error(terms: Tensor, over: list[int], *, keep: bool = False) -> Tensor:
     """The error of sums over dimensions, which stay with size 1 if `keep`."""
-    dims = sorted(d % max(1, terms.dim()) for d in over)
+    if not terms.dim():
+        return torch.zeros_like(terms)
+    dims = sorted(d % terms.dim() for d in over)
     kept = [d for d in range(terms.dim()) if d not in dims]
-    rows = terms.detach().permute(*kept, *dims).reshape([terms.shape[d] for d in kept] + [-1])
-    if rows.shape[-1] == 0 or rows.numel() == 0:
-        return torch.zeros(rows.shape[:-1], dtype=terms.dtype)
+    shape = [terms.shape[d] for d in kept]
+    if terms.numel() == 0:
+        return torch.zeros([1 if d in dims else n for d, n in enumerate(terms.shape)] if keep else shape, dtype=terms.dtype)
+    rows = terms.detach().permute(*kept, *dims).reshape([*shape, -1])
     # NumPy, since torch.cumsum on the CPU adds up float32 in float64.
     single = rows.to(getattr(torch, ACCUMULATOR)).numpy()
     total = torch.from_numpy(np.add.accumulate(single, axis=-1)[..., -1].copy())

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
-from accelcheck.verify.operators import CONTRACTIONS, SCATTERS, floats, is_float, outputs
+from accelcheck.verify.operators import CONTRACTIONS, SCATTERS, floats, has_complex, is_float, is_inexact, outputs
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -27,13 +27,13 @@ def hits(func: Any, name: str, args: tuple[Any, ...]) -> Tensor | None:
     """How many terms each element gets from an operator that scatters and adds: what it makes of zeros and ones."""
     if name not in SCATTERS:
         return None
-    filled = [torch.ones_like(value) if is_float(value) else value for value in args]
+    filled = [torch.ones_like(value) if is_inexact(value) else value for value in args]
     if name == "embedding_dense_backward":
         filled[4] = False  # scaled by frequency, every count would be 1
     else:
         filled[0] = torch.zeros_like(args[0])
     counts: Tensor = func(*filled)
-    return counts
+    return counts.abs() if counts.is_complex() else counts
 
 
 def squares(func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor | None]:
@@ -43,7 +43,7 @@ def squares(func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any])
     """
     if name in _POOLS:
         return [_pooled_squares(name, args)]
-    if (name not in _SUMS and name not in SCATTERS) or "out" in kwargs:  # which would be overwritten
+    if (name not in _SUMS and name not in SCATTERS) or "out" in kwargs or has_complex(args):  # out would be overwritten
         return []
     squared = tuple(a.square() if is_float(a) else a for a in args)
     factors = {key: value**2 if key in _FACTORS else value for key, value in kwargs.items()}
@@ -125,6 +125,15 @@ def _pool_backward(call: _Call) -> Lengths:
     return (_size([-(-side // step) for side, step in zip(_pair(kernel), _pair(strides), strict=True)]) + 6,)
 
 
+def _transformed(call: _Call) -> Lengths:
+    """Of a Fourier transform: log2 N stages, each with a product by a rounded factor, whose error of 1.5 u^2 is that of six terms."""
+    x, dims = call.args[0], call.args[1]
+    sides = [x.shape[dim] for dim in dims]
+    if isinstance(call.args[-1], int) and not isinstance(call.args[-1], bool):  # of a real result
+        sides[-1] = call.args[-1]
+    return (6 * max(1, math.ceil(math.log2(max(2, math.prod(sides))))),)
+
+
 def _batch_norm(call: _Call, *, trains: bool) -> Lengths:
     """Without statistics of the batch each element stands alone; the gradients of weight and bias never do."""
     over = _over_channels(call.operands[0])
@@ -163,6 +172,7 @@ _RULES: Mapping[str, Callable[[_Call], Lengths]] = {
     "convolution_backward": _convolution_backward,
     **dict.fromkeys(("sum", "mean", "var", "var_mean", "std", "linalg_vector_norm", "norm", "mse_loss"), _reduced),
     **dict.fromkeys(("nll_loss_forward", "nll_loss2d_forward"), _loss),
+    **dict.fromkeys(("_fft_c2c", "_fft_r2c", "_fft_c2r"), _transformed),
     "avg_pool2d": lambda call: (_size(call.args[1]),),
     "avg_pool2d_backward": _pool_backward,
     **dict.fromkeys(("softmax", "log_softmax", "_softmax", "_log_softmax", "_safe_softmax"), _softmax),

@@ -74,7 +74,7 @@ class Draw:
         problem = quieted(workload.problem(self.seed(seed)))
         if self.probe:
             return PROBES[self.probe].apply(problem, getattr(torch, dtype))
-        scale = SCALES[self.number % len(SCALES)]
+        scale = 1.0 if "domain" in workload.traits else SCALES[self.number % len(SCALES)]
         return problem if scale == 1.0 else _changed(problem, lambda x: x * scale)
 
 

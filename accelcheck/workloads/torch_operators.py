@@ -1,0 +1,431 @@
+"""The operators of torch, called with the samples of torch's own description of them (OpInfo): ``op-NAME`` alone, ``ops-FAMILY`` together.
+
+`torch.testing._internal.common_methods_invocations.op_db` is the list that PyTorch's own tests go through. To import it takes 3 s, so
+that names and dtypes come from a stored file, which ``nox -s regenerate`` writes from `described`. Nothing that OpInfo says of
+tolerances is used: a sample counts if FP64 gives finite numbers, the same ones twice, and its gradients if these are finite.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib
+import json
+import random
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from accelcheck.core.case import Mode, stable_seed
+from accelcheck.devices.torch_names import TorchDispatchMode, UnknownTorchError
+from accelcheck.workloads.problem import Problem, Workload
+
+FILE = Path(__file__).with_name("torch_operators.json")
+SAMPLES = 12
+"""Most samples of an operator and dtype where it stands alone. Of more, as many are drawn."""
+TOGETHER = 3
+"""The same in a family."""
+ELEMENTS = 2**14
+"""Most elements of the tensors of a sample."""
+SCALARS = (bool, int, float, complex, str, slice, torch.dtype, torch.memory_format, torch.layout, type(None), type(...))
+UNINITIALISED = ("empty", "new_empty", "resize_")
+"""How the names of operators begin whose results are whatever is in memory."""
+FLOATING = ("float32", "bfloat16", "float16")
+FURTHER = ("complex64", "int64", "int32", "uint8", "bool")
+"""Dtypes of further samples, which a case in float32 has beside its own."""
+TRANSLATORS = frozenset(
+    """eager compile-static compile-dynamic compile-aot-eager compile-openxla export aot-inductor onnxruntime openvino tensorrt
+    jit-trace jit-freeze jit-optimize""".split()
+)
+"""Techniques that translate operators one by one."""
+COMMON = """add addmm bmm cat clamp clone contiguous cos cumsum div.no_rounding_mode einsum eq exp expand flatten gather ge index_select
+    layer_norm linalg.vector_norm log log_softmax masked_fill matmul max.reduction_with_dim maximum mean mul
+    nn.functional.adaptive_avg_pool2d nn.functional.avg_pool2d nn.functional.batch_norm nn.functional.conv2d
+    nn.functional.cross_entropy nn.functional.embedding nn.functional.gelu nn.functional.group_norm nn.functional.hardswish
+    nn.functional.interpolate.nearest nn.functional.layer_norm nn.functional.leaky_relu nn.functional.linear
+    nn.functional.max_pool2d nn.functional.mse_loss nn.functional.pad.constant nn.functional.relu nn.functional.rms_norm
+    nn.functional.scaled_dot_product_attention nn.functional.silu nn.functional.softplus nn.functional.unfold neg outer permute pow
+    reciprocal repeat rsqrt sigmoid sin softmax sqrt stack std sub sum tanh topk transpose tril unsqueeze var where""".split()
+"""The operators that models use most, for level 1."""
+
+_Leaves: TypeAlias = tuple[list[Any], pytree.TreeSpec]
+
+
+@dataclass(frozen=True)
+class Hole:
+    """Stands for a tensor among the arguments of a call: its place among the inputs, and whether they hold a complex one's parts."""
+
+    place: int
+    is_complex: bool
+
+
+class Mark:
+    """Stands for an argument that follows the inputs: their device, or the float32 that is float64 where inputs are."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+
+DEVICE, FLOAT = Mark("device"), Mark("float32")
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call of an operator.
+
+    Attributes:
+        label: Operator, dtype and number of the sample, such as ``add float32 3``.
+        function: The operator.
+        leaves: The leaves of its arguments: `Hole`, `Mark`, and values that are no tensors.
+        spec: Structure of the arguments: the input, further ones, and those by keyword.
+        process: OpInfo's function of the output that takes out what is free, such as the signs of eigenvectors.
+        writes: Whether it writes to its arguments, which are then copied first.
+        smooth: Whether it has gradients, and they are finite.
+    """
+
+    label: str
+    function: Callable[..., Any]
+    leaves: tuple[Any, ...]
+    spec: pytree.TreeSpec
+    process: Callable[[Any], Any]
+    writes: bool = False
+    smooth: bool = True
+
+    def __call__(self, anchor: Tensor, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """The tensors that the operator returns; complex ones as pairs of real numbers, and numbers as tensors."""
+        leaves = [_filled(leaf, anchor, tensors, copied=self.writes) for leaf in self.leaves]
+        first, args, kwargs = pytree.tree_unflatten(leaves, self.spec)
+        return list(_comparable(self.process(self.function(first, *args, **kwargs)), anchor))
+
+    def moved(self, by: int) -> Call:
+        """The same call with its inputs at other places."""
+        leaves = (Hole(leaf.place + by, leaf.is_complex) if isinstance(leaf, Hole) else leaf for leaf in self.leaves)
+        return replace(self, leaves=tuple(leaves))
+
+
+def _filled(leaf: Any, anchor: Tensor, tensors: Sequence[Tensor], *, copied: bool) -> Any:
+    if leaf is DEVICE:
+        return anchor.device
+    if leaf is FLOAT:
+        return torch.float64 if anchor.dtype == torch.float64 else torch.float32
+    if not isinstance(leaf, Hole):
+        return leaf
+    tensor = tensors[leaf.place].clone() if copied else tensors[leaf.place]
+    return torch.view_as_complex(tensor) if leaf.is_complex else tensor
+
+
+def _comparable(out: Any, anchor: Tensor) -> Iterator[Tensor]:
+    for value in pytree.tree_leaves(out):
+        if isinstance(value, (bool, int, float)):
+            yield torch.as_tensor(value, device=anchor.device)
+        elif isinstance(value, Tensor) and _plain(value):
+            yield torch.stack([value.real, value.imag], -1) if value.is_complex() else value
+
+
+def _plain(value: Tensor) -> bool:
+    return value.layout is torch.strided and not value.is_nested and not value.is_quantized and type(value) is Tensor
+
+
+class Calls(nn.Module):
+    """Calls operators. Its first input, one number, is there for its dtype and device; the others are the tensors of all samples.
+
+    Returns the results by label: in training mode, of the calls alone that have gradients.
+    """
+
+    def __init__(self, calls: Sequence[Call]) -> None:
+        super().__init__()
+        self.calls = tuple(calls)
+
+    def forward(self, anchor: Tensor, *tensors: Tensor) -> dict[str, list[Tensor]]:
+        return {call.label: call(anchor, tensors) for call in self.calls if call.smooth or not self.training}
+
+
+@functools.cache
+def database() -> Mapping[str, Any]:
+    """OpInfo by the operator's name, with that of its variant where it has one, as in ``div.floor_rounding``."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        entries = importlib.import_module("torch.testing._internal.common_methods_invocations").op_db
+    return {info.name + (f".{info.variant_test_name}" if info.variant_test_name else ""): info for info in entries}
+
+
+@contextlib.contextmanager
+def _seeded(seed: int) -> Iterator[None]:
+    """Seeds for the three generators that OpInfo draws from; they are put back afterwards."""
+    states = random.getstate(), np.random.get_state()  # noqa: NPY002 - OpInfo draws from it
+    with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.default_generator.manual_seed(seed)
+        random.seed(seed)
+        np.random.seed(seed % 2**32)  # noqa: NPY002
+        try:
+            yield
+        finally:
+            random.setstate(states[0])
+            np.random.set_state(states[1])  # noqa: NPY002
+
+
+@functools.lru_cache(64)
+def _drawn(name: str, dtype: torch.dtype, seed: int, most: int) -> dict[int, tuple[_Leaves, Callable[[Any], Any]]]:
+    """By number, the arguments of an operator's samples as leaves and structure, and the function of the output."""
+    info = database()[name]
+    with _seeded(seed):
+        samples = list(info.sample_inputs("cpu", dtype, requires_grad=False))
+        flat = {
+            place: (pytree.tree_flatten((sample.input, sample.args, sample.kwargs)), sample.output_process_fn_grad)
+            for place, sample in enumerate(samples)
+        }
+    fitting = [place for place, ((leaves, _), _) in flat.items() if _fits(leaves)]
+    chosen = random.Random(stable_seed(name)).sample(fitting, min(most, len(fitting)))  # noqa: S311 - no secret
+    return {place: flat[place] for place in sorted(chosen)}
+
+
+def _fits(leaves: Sequence[Any]) -> bool:
+    tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+    return (
+        sum(tensor.numel() for tensor in tensors) <= ELEMENTS
+        and all(map(_plain, tensors))
+        and all(isinstance(leaf, (Tensor, torch.device, *SCALARS)) or callable(leaf) for leaf in leaves)
+    )
+
+
+def _open(leaves: Sequence[Any]) -> tuple[tuple[Any, ...], list[Tensor]]:
+    """The leaves with `Hole` and `Mark` in place of what varies, and the tensors, real."""
+    found, tensors = list[Any](), list[Tensor]()
+    for leaf in leaves:
+        if isinstance(leaf, Tensor):
+            found.append(Hole(len(tensors), leaf.is_complex()))
+            tensors.append(_real(leaf.detach()))
+        elif isinstance(leaf, torch.device) or leaf == "cpu":
+            found.append(DEVICE)
+        else:
+            found.append(FLOAT if leaf is torch.float32 else leaf)
+    return tuple(found), tensors
+
+
+def _real(value: Tensor) -> Tensor:
+    return torch.view_as_real(value.resolve_conj()) if value.is_complex() else value.resolve_neg()
+
+
+def tried(call: Call, tensors: Sequence[Tensor], *, differentiable: bool) -> Call | str:
+    """The call as FP64 shows it: whether it writes, and has finite gradients; the reason in a few words where it is of no use."""
+    wide = [value.double() if value.is_floating_point() else value.clone() for value in tensors]
+    versions = [value._version for value in wide]  # noqa: SLF001 - torch has no public name for it
+    anchor = torch.ones(1, dtype=torch.float64)
+    try:
+        with torch.no_grad(), _seeded(1), _Draws() as draws:
+            first = call(anchor, wide)
+        writes = any(value._version != before for value, before in zip(wide, versions, strict=True))  # noqa: SLF001
+        call = replace(call, writes=writes)
+        wide = [value.double() if value.is_floating_point() else value.clone() for value in tensors]
+        with torch.no_grad(), _seeded(2):
+            second = call(anchor, wide)
+    except Exception as error:  # noqa: BLE001 - OpInfo has samples that an operator refuses
+        return f"raises {type(error).__name__}"
+    if not first:
+        return "returns no dense tensors"
+    if draws.seen or any(len(first) != len(second) or one.shape != other.shape or not _same(one, other) for one, other in zip(first, second, strict=False)):
+        return "is random"
+    if any(out.is_floating_point() and not bool(torch.isfinite(out).all()) for out in first):
+        return "is not finite"
+    return replace(call, smooth=differentiable and _smooth(call, anchor, wide))
+
+
+class _Draws(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves __init_subclass__ untyped
+    """Sees whether an operator draws random numbers, also from a seed that OpInfo sets."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]  # untyped in torch
+        self.seen = False
+
+    def __torch_dispatch__(
+        self, func: Any, types: Iterable[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        self.seen = self.seen or torch.Tag.nondeterministic_seeded in func.tags
+        return func(*args, **(kwargs or {}))
+
+
+def _same(one: Tensor, other: Tensor) -> bool:
+    """Whether two results are, but for the last bits, which may follow from where memory begins."""
+    if not one.is_floating_point():
+        return torch.equal(one, other)
+    return torch.allclose(one, other, rtol=1e-9, atol=1e-12, equal_nan=True)
+
+
+def _smooth(call: Call, anchor: Tensor, wide: Sequence[Tensor]) -> bool:
+    """Whether the gradients exist and are finite."""
+    wide = [value.detach().clone().requires_grad_(value.is_floating_point()) for value in wide]
+    try:
+        outs = [out for out in call(anchor, wide) if out.requires_grad]
+        gradients = torch.autograd.grad(
+            outs, [value for value in wide if value.requires_grad], [torch.ones_like(out) for out in outs], allow_unused=True
+        )
+        found = [gradient for gradient in gradients if gradient is not None]
+        return bool(found) and all(bool(torch.isfinite(gradient).all()) for gradient in found)
+    except Exception:  # noqa: BLE001 - an operator without a derivative raises one of several, a sparse one has no isfinite
+        return False
+
+
+@dataclass(frozen=True)
+class Template:
+    """The calls of some operators, the same in every draw.
+
+    Attributes:
+        calls: With their places among `inputs`.
+        inputs: The tensors that they were tried with.
+        origins: Operator, dtype and number of the sample of each call.
+        left: Number of samples that are left out, by reason.
+    """
+
+    calls: tuple[Call, ...]
+    inputs: tuple[Tensor, ...]
+    origins: tuple[tuple[str, torch.dtype, int], ...]
+    left: Mapping[str, int]
+
+
+@functools.lru_cache(16)
+def template(operators: tuple[tuple[str, tuple[str, ...]], ...], most: int) -> Template:
+    """Of operators with their dtypes, each with at most so many samples of a dtype.
+
+    Raises:
+        UnknownTorchError: This version of torch has none of them.
+    """
+    calls, inputs, origins, left = list[Call](), list[Tensor](), list[tuple[str, torch.dtype, int]](), Counter[str]()
+    known = [(name, dtypes) for name, dtypes in operators if name in database()]
+    if not known:
+        raise UnknownTorchError(f"this torch describes no operator {', '.join(name for name, _ in operators)}")
+    for name, words in known:
+        info = database()[name]
+        for dtype in (getattr(torch, word) for word in words):
+            for place, ((leaves, spec), process) in _drawn(name, dtype, stable_seed(name), most).items():
+                own, tensors = _open(leaves)
+                call = Call(f"{name} {str(dtype).removeprefix('torch.')} {place}", info.op, own, spec, process)
+                real = dtype.is_floating_point or dtype.is_complex
+                found = tried(call, tensors, differentiable=real and info.supports_autograd)
+                if isinstance(found, str):
+                    left[found] += 1
+                    continue
+                calls.append(found.moved(len(inputs)))
+                inputs += tensors
+                origins.append((name, dtype, place))
+    return Template(tuple(calls), tuple(inputs), tuple(origins), left)
+
+
+def _make(
+    generator: torch.Generator, extent: int, *, operators: tuple[tuple[str, tuple[str, ...]], ...], most: int
+) -> Problem:
+    """The calls with other values than those of the template, where a draw has them with the same shapes and they are as good."""
+    del extent
+    made = template(operators, most)
+    values = list(made.inputs)
+    starts = [min((leaf.place for leaf in call.leaves if isinstance(leaf, Hole)), default=len(values)) for call in made.calls]
+    for call, (name, dtype, place), start in zip(made.calls, made.origins, starts, strict=True):
+        drawn = _drawn(name, dtype, generator.initial_seed(), most).get(place)
+        if drawn is None:
+            continue
+        (leaves, _), _ = drawn
+        _, tensors = _open(leaves)
+        before = values[start : start + sum(isinstance(leaf, Hole) for leaf in call.leaves)]
+        if len(tensors) == len(before) and all(map(_alike, tensors, before)):
+            found = tried(call.moved(-start), tensors, differentiable=call.smooth)
+            if isinstance(found, Call) and found.smooth == call.smooth:
+                values[start : start + len(before)] = tensors
+    return Problem(Calls(made.calls), (torch.ones(1), *(value.clone() if value.is_contiguous() else value for value in values)))
+
+
+def _alike(one: Tensor, other: Tensor) -> bool:
+    return one.dtype == other.dtype and one.shape == other.shape and one.stride() == other.stride()
+
+
+def described() -> dict[str, dict[str, Any]]:
+    """What the stored file says of each operator of this torch: family, dtypes, and the reason where there is nothing to judge."""
+    found = dict[str, dict[str, Any]]()
+    for name, info in sorted(database().items()):
+        floating = [word for word in FLOATING if getattr(torch, word) in info.dtypes]
+        words = [*floating[:1], *(word for word in FURTHER if getattr(torch, word) in info.dtypes)]
+        entry: dict[str, Any] = {"family": family(name, info), "dtypes": floating or ["float32"], "samples": words}
+        if name.startswith(UNINITIALISED):
+            found[name] = entry | {"left": "its result is what is in memory"}
+            continue
+        made = template(((name, tuple(words)),), SAMPLES)
+        if made.calls:
+            entry["gradients"] = any(call.smooth for call in made.calls)
+        else:
+            entry["left"] = ", ".join(sorted(made.left)) or "has no samples of dense tensors"
+        found[name] = entry
+    return found
+
+
+_FAMILIES = (
+    ("linalg", ("linalg.", "svd", "lu", "ormqr", "geqrf", "cholesky", "pinverse", "triangular_solve", "qr", "pca_lowrank", "svd_lowrank")),
+    ("spectral", ("fft.", "stft", "istft", "signal.")),
+    ("special", ("special.", "polygamma", "mvlgamma", "igamma", "lgamma", "digamma")),
+    ("masked", ("masked",)),
+    ("pooling", tuple(f"nn.functional.{word}" for word in ("adaptive_", "avg_pool", "max_pool", "max_unpool", "lp_pool", "fractional"))),
+    ("interpolation", ("nn.functional.interpolate", "nn.functional.upsample", "nn.functional.grid_sample", "grid_sampler", "_upsample", "nn.functional.pad")),
+    ("index", ("index", "scatter", "gather", "take", "put", "select", "argwhere", "nonzero", "where", "searchsorted", "_unsafe_", "unique", "bincount")),
+)
+
+
+def family(name: str, info: Any) -> str:
+    """The family that an operator is judged with."""
+    for word, beginnings in _FAMILIES:
+        if name.startswith(beginnings):
+            return word
+    kind = type(info).__name__.removesuffix("Info").removesuffix("Func").removesuffix("Ufunc").lower()
+    if kind in {"unary", "binary", "reduction"}:
+        return kind
+    if name.startswith("nn.functional."):
+        return "loss" if "loss" in name or "entropy" in name else "network"
+    return "creation" if name.startswith(("new_", "full", "zeros", "ones", "arange", "eye", "lin", "log")) else "shape"
+
+
+def _workload(name: str, entry: Mapping[str, Any]) -> Workload:
+    operators = ((name, tuple(entry["samples"])),)
+    return Workload(
+        f"op-{name}",
+        f"torch's operator {name}, with the samples of its own description.",
+        partial(_make, operators=operators, most=SAMPLES),
+        level=3,
+        modes=frozenset({Mode.FORWARD, Mode.BACKWARD} if entry["gradients"] else {Mode.FORWARD}),
+        dtypes=frozenset(entry["dtypes"]),
+        traits=frozenset({"domain"}),
+        techniques=frozenset({"eager", "compile-static"}),
+        given=True,
+    )
+
+
+def _together(name: str, entries: Mapping[str, Mapping[str, Any]], level: int, most: int) -> Workload:
+    operators = tuple((key, tuple(entry["samples"])) for key, entry in entries.items())
+    return Workload(
+        f"ops-{name}",
+        f"{len(operators)} of torch's operators together: {name}.",
+        partial(_make, operators=operators, most=most),
+        level=level,
+        dtypes=frozenset({"float32"}),
+        traits=frozenset({"domain"}),
+        techniques=TRANSLATORS,
+        given=True,
+    )
+
+
+def _workloads() -> Iterator[Workload]:
+    stored: Mapping[str, Mapping[str, Any]] = json.loads(FILE.read_text(encoding="utf-8")) if FILE.exists() else {}
+    judged = {name: entry for name, entry in stored.items() if "left" not in entry}
+    for name, entry in judged.items():
+        yield _workload(name, entry)
+    for word in sorted({entry["family"] for entry in judged.values()}):
+        yield _together(word, {name: entry for name, entry in judged.items() if entry["family"] == word}, 2, TOGETHER)
+    yield _together("common", {name: judged[name] for name in COMMON if name in judged}, 1, 2)
+
+
+WORKLOADS = tuple(_workloads())
