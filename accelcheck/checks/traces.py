@@ -14,13 +14,14 @@ from accelcheck.core.case import Mode
 from accelcheck.core.fault import Fault, FaultKind
 from accelcheck.verify.generators import Generators
 from accelcheck.verify.oracle import FIRST
+from accelcheck.workloads.probes import random_modules
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from accelcheck.checks.trial import Trial
     from accelcheck.verify.oracle import Store
-    from accelcheck.workloads.base import Program, Result
+    from accelcheck.workloads.base import Problem, Program, Result
 
 
 @dataclass(frozen=True)
@@ -172,23 +173,29 @@ _SEEN: WeakKeyDictionary[Store, dict[str, Habits | None]] = WeakKeyDictionary()
 
 def habits_of(trial: Trial) -> Habits | None:
     """Traces that eager leaves in a case: asked once a process, when a technique has left one. None where eager does not run, which its case reports."""
-    case, device = trial.case, trial.device
     seen = _SEEN.setdefault(trial.store, {})
-    key = replace(case, technique="").id
+    key = replace(trial.case, technique="").id
     if key not in seen:
         before = Generators.now()
         try:
             with trial.state.restored():
-                problem = FIRST.problem(trial.workload, case.seed, case.dtype)
-                program = trial.place(problem, case.seed)
-                state = State(program)
-                device.seed(case.seed)
-                began = Generators.now(device.torch_device())
-                result = program.run(case.mode)
-                moved = began.moved(Generators.now(device.torch_device()))
-                changed = state.changed_buffers()
-                seen[key] = Habits(frozenset(changed), frozenset(moved), _shared(program, result))
+                habits = _seen(trial, FIRST.problem(trial.workload, trial.case.seed, trial.case.dtype))
+                # A technique may draw where a rate of dropout is 0, as here. With the workload's own rates, eager draws too.
+                own = trial.workload.problem(trial.case.seed)
+                drawn = _seen(trial, own).generators if random_modules(own.module) else frozenset()
+                seen[key] = replace(habits, generators=habits.generators | drawn)
         except Exception:  # noqa: BLE001 - a workload or backend may raise anything
             seen[key] = None
         before.restore()
     return seen[key]
+
+
+def _seen(trial: Trial, problem: Problem) -> Habits:
+    """Traces of one run of a problem under eager."""
+    program = trial.place(problem, trial.case.seed)
+    state = State(program)
+    trial.device.seed(trial.case.seed)
+    began = Generators.now(trial.device.torch_device())
+    result = program.run(trial.case.mode)
+    moved = began.moved(Generators.now(trial.device.torch_device()))
+    return Habits(frozenset(state.changed_buffers()), frozenset(moved), _shared(program, result))

@@ -8,6 +8,7 @@ import math
 import os
 import stat
 import threading
+import time
 from collections.abc import Mapping  # noqa: TC003 - msgspec reads the annotations of records
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -187,6 +188,10 @@ class Record:
             raise JournalError(f"not a case record: {error}") from error
 
 
+ENDING = 3.0
+"""Seconds that children of a run may take to end after it."""
+
+
 class Journal:
     """Writes records, each as a line that is written at once, so that they survive a crash of the run; a thread syncs them to the disk.
 
@@ -207,11 +212,7 @@ class Journal:
             self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
         except OSError as error:
             raise self._unwritable(error) from error
-        try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            os.close(self._file)
-            raise JournalError(f"another run is writing to the journal {path}: give each run one of its own") from error
+        self._lock()
         self._regular = stat.S_ISREG(os.fstat(self._file).st_mode)
         self._size = _whole(path) if resumed else 0
         if self._regular:
@@ -219,6 +220,22 @@ class Journal:
             os.lseek(self._file, 0, os.SEEK_END)
         self._written, self._over = threading.Event(), threading.Event()
         self._thread: threading.Thread | None = None
+
+    def _lock(self) -> None:
+        """Take the file for this run alone. A child of a run that has ended may hold it until it ends too."""
+        until = time.monotonic() + ENDING
+        while True:
+            try:
+                fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:
+                if time.monotonic() < until:
+                    time.sleep(0.05)
+                    continue
+                os.close(self._file)
+                raise JournalError(
+                    f"another run is writing to the journal {self.path}: give each run one of its own"
+                ) from error
+            return
 
     def header(self, facts: Mapping[str, Any]) -> None:
         """The first line: versions, options, devices."""

@@ -312,7 +312,7 @@ def test_folds_and_seeds_that_weigh_samples_unevenly_are_refused(folds: int, see
         pytest.param("int8-dynamic", "digits-vit", marks=pytest.mark.slow),
         ("int8-static", "digits-mlp"),
         ("int8-static", "digits-cnn"),
-        ("jit-freeze", "digits-vit"),
+        pytest.param("jit-freeze", "digits-vit", marks=pytest.mark.slow),
     ],
 )
 def test_a_correct_technique_keeps_the_accuracy(technique: str, name: str, store: Store) -> None:
@@ -325,7 +325,7 @@ def test_a_correct_technique_keeps_the_accuracy(technique: str, name: str, store
     assert shown(record)["before"] > 0.96
 
 
-@pytest.mark.parametrize("technique", ["eager", "amp-bf16", "grad-scaler-fp16"])
+@pytest.mark.parametrize("technique", ["eager", "amp-bf16", pytest.param("grad-scaler-fp16", marks=pytest.mark.slow)])
 def test_a_correct_technique_learns_as_well(technique: str, store: Store) -> None:
     record = verdict_of(store, TECHNIQUES[technique], task("digits-mlp-training"), LEARNING)
     assert record.verdict is Verdict.PASS, record.why

@@ -116,6 +116,19 @@ def test_a_generator_that_eager_leaves_alone_is_named(mode: Mode, act: Any, name
     assert set(faults(record)) == {name}
 
 
+def dropping(generator: torch.Generator, _: int) -> Problem:
+    module = nn.Sequential(nn.Linear(16, 16), nn.Dropout(0.1))
+    return Problem(module, (torch.randn(8, 16, generator=generator),))
+
+
+def test_dropout_may_draw_where_its_rate_is_set_to_zero_for_the_check(tmp_path: Path) -> None:
+    workload = Workload("dropping", "Dropout.", dropping)
+    record = verdict_of(Store(tmp_path), Planted(after(traces.draws)), workload, BACKWARD)
+    assert record.verdict is Verdict.PASS, record.why
+    evaluated = verdict_of(Store(tmp_path), Planted(after(traces.draws)), workload, FORWARD)
+    assert {fault.path for fault in evaluated.faults} == {"generator of torch"}
+
+
 @pytest.mark.parametrize("variant", traces.VARIANTS, ids=lambda variant: variant.name)
 def test_what_is_put_back_or_bounded_or_copied_passes(variant: Any, store: Store) -> None:
     for cell in variant.cells:

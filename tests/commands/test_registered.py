@@ -67,6 +67,7 @@ def vendor(tmp_path: Path) -> Folder:
     return Folder(tmp_path)
 
 
+@pytest.mark.slow
 def test_list_has_what_plugins_registered(vendor: Folder) -> None:
     done = vendor.run("list", "--technique=vendor-*", "--device=vendor")
     assert done.returncode == 0, done.stderr

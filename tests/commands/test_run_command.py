@@ -215,6 +215,7 @@ def test_the_report_is_made_from_all_journals(
     assert f"accelcheck: report: {Path('r.html').resolve()}" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_a_real_run_leaves_a_journal_and_the_code_of_pytest(tmp_path: Path) -> None:
     (tmp_path / "conftest.py").write_text(CONFTEST)
     words = ["run", "--device=cpu", "--technique=toy", "--technique=toy-value", "--no-speed", "--journal=j.jsonl"]

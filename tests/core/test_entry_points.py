@@ -96,6 +96,7 @@ def command(*words: str, folder: Path) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.slow
 def test_an_installed_device_runs_cases_without_a_conftest(site: Site, suite: Suite) -> None:
     site.install("acme_chip", DEVICE, "devices", value=":Acme")
     ran = suite.run_apart(*only("eager", workload="mlp", device="acme"))

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 from process_harness import started
 
+from accelcheck.core import journal as journals
 from accelcheck.core.case import Case, Evidence, Figure, Mode, Verdict
 from accelcheck.core.fault import Fault, FaultKind
 from accelcheck.core.journal import OLDER, SCHEMA, Journal, JournalError, Record
@@ -243,7 +244,21 @@ def test_every_line_is_there_as_soon_as_it_was_written(tmp_path: Path) -> None:
     assert read(path)[1] == [RECORD]
 
 
-def test_two_runs_cannot_write_to_one_journal(tmp_path: Path) -> None:
+def test_a_run_waits_for_the_last_children_of_the_one_before(tmp_path: Path) -> None:
+    path = tmp_path / "run.jsonl"
+    program = f"""import fcntl, os, time
+file = os.open({str(path)!r}, os.O_RDWR | os.O_CREAT)
+fcntl.flock(file, fcntl.LOCK_EX)
+print("locked", flush=True)
+time.sleep(0.5)"""
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE) as child:
+        assert child.stdout is not None
+        assert child.stdout.readline() == b"locked\n"
+        Journal(path).close()
+
+
+def test_two_runs_cannot_write_to_one_journal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(journals, "ENDING", 0.1)
     path = tmp_path / "run.jsonl"
     first = Journal(path)
     first.header({})

@@ -35,9 +35,9 @@ def collected(*words: str) -> list[str]:
 @pytest.mark.parametrize(
     "words",
     [
-        ["--accel-device=xla"],
+        pytest.param(["--accel-device=xla"], marks=pytest.mark.slow),
         ["--accel-device=cpu", "-k", "[eager/"],
-        ["--accel-technique=eager"],
+        pytest.param(["--accel-technique=eager"], marks=pytest.mark.slow),
     ],
     ids=" ".join,
 )
@@ -49,6 +49,7 @@ def test_a_selection_of_cases_collects_the_suite_and_nothing_else(words: list[st
         assert all("[eager/" in line or "[no-case]" in line for line in found)
 
 
+@pytest.mark.slow
 def test_a_path_is_what_is_run_whatever_is_selected() -> None:
     assert {line.partition("::")[0] for line in collected("tests/verify/test_rounding.py", "--accel-device=cpu")} == {
         "tests/verify/test_rounding.py"

@@ -108,7 +108,8 @@ def python(folder: Path, *words: str, **environ: str) -> subprocess.CompletedPro
     )
 
 
-@pytest.mark.parametrize("workers", ["0", pytest.param("2", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", ["0", "2"])
 def test_a_backend_without_an_entry_point_runs_cases_in_every_process(vendor: Suite, workers: str) -> None:
     words = [*only("toy", "toy-too", device="toy"), "--accel-device=cpu", "--accel-import=vendor_toy"]
     ran = vendor.run_apart(*words, "-n", workers)

@@ -500,6 +500,7 @@ def test_a_number_below_one_is_refused(option: str, number: str, capsys: pytest.
 
 
 @pytest.mark.usefixtures("present")
+@pytest.mark.slow
 def test_one_fault_and_one_variant_in_a_process_of_their_own(capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["selftest", "--seeds=1", "--jobs=1", "--fault=conv-bias-dropped", "--fault=negative-zero"]
     assert cli.main(arguments) == 0

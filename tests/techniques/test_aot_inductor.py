@@ -97,6 +97,7 @@ def test_a_package_without_weights_follows_the_module(supplied: Program) -> None
 
 
 @needs_compiler
+@pytest.mark.slow
 def test_small_parameters_are_literals_which_fails_the_evidence(supplied: Program) -> None:
     """Torch inlines vectors of up to 8 elements, and later changes of these are silently lost."""
     with SUPPLIED.watch("cpu") as log:

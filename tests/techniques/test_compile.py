@@ -244,6 +244,7 @@ def test_why_a_graph_was_not_captured_is_said(monkeypatch: pytest.MonkeyPatch) -
 
 
 @needs_compiler
+@pytest.mark.slow
 def test_max_autotune_times_batched_products_on_the_cpu() -> None:
     class Batched(nn.Module):
         def forward(self, a: Tensor, b: Tensor) -> Tensor:

@@ -126,6 +126,7 @@ def test_the_case_is_of_one_product(store: Store) -> None:
     assert verdict_of(store, Eager(), seeded("mlp")).verdict is Verdict.PASS
 
 
+@pytest.mark.slow
 def test_a_timed_case_says_that_what_it_is_held_against_is_no_float32(store: Store) -> None:
     workload = seeded("matmul")
     timed = Workload("timed", "A product.", workload.make, 1, frozenset({Mode.SPEED}))
