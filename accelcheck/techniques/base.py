@@ -150,7 +150,7 @@ class Technique:
 
         The answer depends on the workload alone, since case ids have to be the same on every machine.
         """
-        if self.workloads and workload.name in builtin():
+        if self.workloads and workload.name in builtin() and self.name not in workload.techniques:
             return workload.name in self.workloads
         return not self.refusal(workload)
 

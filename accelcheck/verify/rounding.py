@@ -97,14 +97,18 @@ class Rounding(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch lea
             # What they compute first errs in the accumulator's precision, and what follows magnifies that: the mean that
             # is subtracted by mean / deviation, the exponential in a tail by its argument.
             first = next((place for place, value in enumerate(args) if operators.is_float(value)), len(args))
-            moved = (self._rounded(value, INEXACT_ULPS * UNIT_ROUNDOFF[ACCUMULATOR]) for value in args[first : first + 1])
+            moved = (
+                self._rounded(value, INEXACT_ULPS * UNIT_ROUNDOFF[ACCUMULATOR]) for value in args[first : first + 1]
+            )
             return (*args[:first], *moved, *args[first + 1 :])
         if operators.has_complex(args) and name not in CORRECTLY_ROUNDED | SCATTERS and self.precision != "float64":
             # A complex function is made of real ones, such as a power of an exponential and a logarithm.
             return tuple(self._turned(a) if isinstance(a, Tensor) and a.is_complex() else a for a in args)
         if name in INTERPOLATED and self.precision != "float64":
             unit = INEXACT_ULPS * UNIT_ROUNDOFF[ACCUMULATOR]
-            return tuple(self._rounded(a, unit * max(a.shape[-1:], default=1)) if operators.is_float(a) else a for a in args)
+            return tuple(
+                self._rounded(a, unit * max(a.shape[-1:], default=1)) if operators.is_float(a) else a for a in args
+            )
         if name in FACTORISED and self.precision != "float64":
             return tuple(self._moved(a, unit) if operators.is_float(a) and a.numel() else a for a in args)
         return args
@@ -182,7 +186,9 @@ class Rounding(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch lea
         parts, sizes = _parts(tensor), tensor.abs().unsqueeze(-1)
         change = sizes * unit * _uniform(parts, factor_of(self.generator))
         if isinstance(length, Tensor) or length > 1:
-            size = self._sums(sizes, length.unsqueeze(-1) if isinstance(length, Tensor) else length, None).deviation(sizes)
+            size = self._sums(sizes, length.unsqueeze(-1) if isinstance(length, Tensor) else length, None).deviation(
+                sizes
+            )
             for _ in range(2):
                 change = change + _uniform(parts, factor_of(self.generator)) * size
         parts.add_(torch.where(torch.isfinite(change), change, 0.0))

@@ -34,7 +34,9 @@ def _sum(x: Tensor, over: list[int] | None = None, keep: Any = False, *_: Any) -
 
 
 def _mean(x: Tensor, over: list[int] | None = None, keep: Any = False, *_: Any) -> Errors:  # noqa: FBT002 - torch's
-    return {0: _error(x, over, keep=bool(keep)) / max(1, math.prod(x.shape[d] for d in over))} if over and x.dim() else {}
+    return (
+        {0: _error(x, over, keep=bool(keep)) / max(1, math.prod(x.shape[d] for d in over))} if over and x.dim() else {}
+    )
 
 
 def _convolution_backward(grad: Tensor, *further: Any) -> Errors:
@@ -92,7 +94,9 @@ def _error(terms: Tensor, over: list[int], *, keep: bool = False) -> Tensor:
     kept = [d for d in range(terms.dim()) if d not in dims]
     shape = [terms.shape[d] for d in kept]
     if terms.numel() == 0:
-        return torch.zeros([1 if d in dims else n for d, n in enumerate(terms.shape)] if keep else shape, dtype=terms.dtype)
+        return torch.zeros(
+            [1 if d in dims else n for d, n in enumerate(terms.shape)] if keep else shape, dtype=terms.dtype
+        )
     rows = terms.detach().permute(*kept, *dims).reshape([*shape, -1])
     # NumPy, since torch.cumsum on the CPU adds up float32 in float64.
     single = rows.to(getattr(torch, ACCUMULATOR)).numpy()

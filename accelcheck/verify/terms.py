@@ -166,8 +166,9 @@ def _size(kernel: Any) -> int:
 
 
 _RULES: Mapping[str, Callable[[_Call], Lengths]] = {
-    **dict.fromkeys(("mm", "bmm", "mv", "dot", "linear", "cumsum", "logsumexp"), _row),
-    **dict.fromkeys(("addmm", "baddbmm"), lambda call: (call.operands[1].shape[-1],)),
+    **dict.fromkeys(("mm", "bmm", "mv", "dot", "vdot", "linear", "cumsum", "logsumexp"), _row),
+    **dict.fromkeys(("addmm", "addmv", "baddbmm"), lambda call: (call.operands[1].shape[-1],)),
+    "addbmm": lambda call: (call.operands[1].shape[0] * call.operands[1].shape[-1],),
     "convolution": lambda call: (call.operands[1][0].numel(),),
     "convolution_backward": _convolution_backward,
     **dict.fromkeys(("sum", "mean", "var", "var_mean", "std", "linalg_vector_norm", "norm", "mse_loss"), _reduced),

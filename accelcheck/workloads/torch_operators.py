@@ -1,24 +1,25 @@
-"""The operators of torch, called with the samples of torch's own description of them (OpInfo): ``op-NAME`` alone, ``ops-FAMILY`` together.
+"""The operators of torch, each called with the samples of torch's own description of it (OpInfo): ``op-NAME``.
 
 `torch.testing._internal.common_methods_invocations.op_db` is the list that PyTorch's own tests go through. To import it takes 3 s, so
-that names and dtypes come from a stored file, which ``nox -s regenerate`` writes from `described`. Nothing that OpInfo says of
+that names and dtypes come from a stored file, which ``python benchmarks/torch_operators.py`` writes. Nothing that OpInfo says of
 tolerances is used: a sample counts if FP64 gives finite numbers, the same ones twice, and its gradients if these are finite.
 """
 
 from __future__ import annotations
 
 import contextlib
+import enum
 import functools
 import importlib
 import json
 import random
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeAlias
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import torch
@@ -29,33 +30,19 @@ from accelcheck.core.case import Mode, stable_seed
 from accelcheck.devices.torch_names import TorchDispatchMode, UnknownTorchError
 from accelcheck.workloads.problem import Problem, Workload
 
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
 FILE = Path(__file__).with_name("torch_operators.json")
-SAMPLES = 12
-"""Most samples of an operator and dtype where it stands alone. Of more, as many are drawn."""
-TOGETHER = 3
-"""The same in a family."""
+SAMPLES = 10
+"""Most samples of an operator where it stands alone; of each further dtype a third. Of more, as many are drawn."""
 ELEMENTS = 2**14
 """Most elements of the tensors of a sample."""
 SCALARS = (bool, int, float, complex, str, slice, torch.dtype, torch.memory_format, torch.layout, type(None), type(...))
 UNINITIALISED = ("empty", "new_empty", "resize_")
 """How the names of operators begin whose results are whatever is in memory."""
 FLOATING = ("float32", "bfloat16", "float16")
-FURTHER = ("complex64", "int64", "int32", "uint8", "bool")
-"""Dtypes of further samples, which a case in float32 has beside its own."""
-TRANSLATORS = frozenset(
-    """eager compile-static compile-dynamic compile-aot-eager compile-openxla export aot-inductor onnxruntime openvino tensorrt
-    jit-trace jit-freeze jit-optimize""".split()
-)
-"""Techniques that translate operators one by one."""
-COMMON = """add addmm bmm cat clamp clone contiguous cos cumsum div.no_rounding_mode einsum eq exp expand flatten gather ge index_select
-    layer_norm linalg.vector_norm log log_softmax masked_fill matmul max.reduction_with_dim maximum mean mul
-    nn.functional.adaptive_avg_pool2d nn.functional.avg_pool2d nn.functional.batch_norm nn.functional.conv2d
-    nn.functional.cross_entropy nn.functional.embedding nn.functional.gelu nn.functional.group_norm nn.functional.hardswish
-    nn.functional.interpolate.nearest nn.functional.layer_norm nn.functional.leaky_relu nn.functional.linear
-    nn.functional.max_pool2d nn.functional.mse_loss nn.functional.pad.constant nn.functional.relu nn.functional.rms_norm
-    nn.functional.scaled_dot_product_attention nn.functional.silu nn.functional.softplus nn.functional.unfold neg outer permute pow
-    reciprocal repeat rsqrt sigmoid sin softmax sqrt stack std sub sum tanh topk transpose tril unsqueeze var where""".split()
-"""The operators that models use most, for level 1."""
+FURTHER = ("complex64", "int64", "uint8", "bool")
 
 _Leaves: TypeAlias = tuple[list[Any], pytree.TreeSpec]
 
@@ -68,14 +55,11 @@ class Hole:
     is_complex: bool
 
 
-class Mark:
+class Mark(enum.Enum):
     """Stands for an argument that follows the inputs: their device, or the float32 that is float64 where inputs are."""
 
-    def __init__(self, name: str) -> None:
-        self.name = name
-
-
-DEVICE, FLOAT = Mark("device"), Mark("float32")
+    DEVICE = "device"
+    FLOAT = "float32"
 
 
 @dataclass(frozen=True)
@@ -113,9 +97,9 @@ class Call:
 
 
 def _filled(leaf: Any, anchor: Tensor, tensors: Sequence[Tensor], *, copied: bool) -> Any:
-    if leaf is DEVICE:
+    if leaf is Mark.DEVICE:
         return anchor.device
-    if leaf is FLOAT:
+    if leaf is Mark.FLOAT:
         return torch.float64 if anchor.dtype == torch.float64 else torch.float32
     if not isinstance(leaf, Hole):
         return leaf
@@ -161,17 +145,17 @@ def database() -> Mapping[str, Any]:
 @contextlib.contextmanager
 def _seeded(seed: int) -> Iterator[None]:
     """Seeds for the three generators that OpInfo draws from; they are put back afterwards."""
-    states = random.getstate(), np.random.get_state()  # noqa: NPY002 - OpInfo draws from it
+    states = random.getstate(), np.random.get_state()
     with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         torch.default_generator.manual_seed(seed)
         random.seed(seed)
-        np.random.seed(seed % 2**32)  # noqa: NPY002
+        np.random.seed(seed % 2**32)
         try:
             yield
         finally:
             random.setstate(states[0])
-            np.random.set_state(states[1])  # noqa: NPY002
+            np.random.set_state(states[1])
 
 
 @functools.lru_cache(64)
@@ -187,6 +171,10 @@ def _drawn(name: str, dtype: torch.dtype, seed: int, most: int) -> dict[int, tup
     fitting = [place for place, ((leaves, _), _) in flat.items() if _fits(leaves)]
     chosen = random.Random(stable_seed(name)).sample(fitting, min(most, len(fitting)))  # noqa: S311 - no secret
     return {place: flat[place] for place in sorted(chosen)}
+
+
+def _most(dtype: torch.dtype, most: int) -> int:
+    return most if dtype.is_floating_point else -(-most // 3)
 
 
 def _fits(leaves: Sequence[Any]) -> bool:
@@ -206,9 +194,9 @@ def _open(leaves: Sequence[Any]) -> tuple[tuple[Any, ...], list[Tensor]]:
             found.append(Hole(len(tensors), leaf.is_complex()))
             tensors.append(_real(leaf.detach()))
         elif isinstance(leaf, torch.device) or leaf == "cpu":
-            found.append(DEVICE)
+            found.append(Mark.DEVICE)
         else:
-            found.append(FLOAT if leaf is torch.float32 else leaf)
+            found.append(Mark.FLOAT if leaf is torch.float32 else leaf)
     return tuple(found), tensors
 
 
@@ -233,7 +221,10 @@ def tried(call: Call, tensors: Sequence[Tensor], *, differentiable: bool) -> Cal
         return f"raises {type(error).__name__}"
     if not first:
         return "returns no dense tensors"
-    if draws.seen or any(len(first) != len(second) or one.shape != other.shape or not _same(one, other) for one, other in zip(first, second, strict=False)):
+    if draws.seen or any(
+        len(first) != len(second) or one.shape != other.shape or not _same(one, other)
+        for one, other in zip(first, second, strict=False)
+    ):
         return "is random"
     if any(out.is_floating_point() and not bool(torch.isfinite(out).all()) for out in first):
         return "is not finite"
@@ -267,7 +258,10 @@ def _smooth(call: Call, anchor: Tensor, wide: Sequence[Tensor]) -> bool:
     try:
         outs = [out for out in call(anchor, wide) if out.requires_grad]
         gradients = torch.autograd.grad(
-            outs, [value for value in wide if value.requires_grad], [torch.ones_like(out) for out in outs], allow_unused=True
+            outs,
+            [value for value in wide if value.requires_grad],
+            [torch.ones_like(out) for out in outs],
+            allow_unused=True,
         )
         found = [gradient for gradient in gradients if gradient is not None]
         return bool(found) and all(bool(torch.isfinite(gradient).all()) for gradient in found)
@@ -306,7 +300,7 @@ def template(operators: tuple[tuple[str, tuple[str, ...]], ...], most: int) -> T
     for name, words in known:
         info = database()[name]
         for dtype in (getattr(torch, word) for word in words):
-            for place, ((leaves, spec), process) in _drawn(name, dtype, stable_seed(name), most).items():
+            for place, ((leaves, spec), process) in _drawn(name, dtype, stable_seed(name), _most(dtype, most)).items():
                 own, tensors = _open(leaves)
                 call = Call(f"{name} {str(dtype).removeprefix('torch.')} {place}", info.op, own, spec, process)
                 real = dtype.is_floating_point or dtype.is_complex
@@ -320,59 +314,124 @@ def template(operators: tuple[tuple[str, tuple[str, ...]], ...], most: int) -> T
     return Template(tuple(calls), tuple(inputs), tuple(origins), left)
 
 
+@functools.lru_cache(16)
+def _values(operators: tuple[tuple[str, tuple[str, ...]], ...], most: int, seed: int) -> tuple[Tensor, ...]:
+    """The inputs of a draw: its own where they have the shapes of the template's, and are as good; the template's elsewhere."""
+    made = template(operators, most)
+    values = list(made.inputs)
+    start = 0
+    for call, (name, dtype, place) in zip(made.calls, made.origins, strict=True):
+        end = start + sum(isinstance(leaf, Hole) for leaf in call.leaves)
+        (leaves, _), _ = _drawn(name, dtype, seed, _most(dtype, most)).get(place, (([], None), None))
+        _, tensors = _open(leaves)
+        if len(tensors) == end - start and all(map(_alike, tensors, values[start:end])):
+            found = tried(call.moved(-start), tensors, differentiable=call.smooth)
+            if isinstance(found, Call) and found.smooth == call.smooth:
+                values[start:end] = tensors
+        start = end
+    return tuple(values)
+
+
 def _make(
     generator: torch.Generator, extent: int, *, operators: tuple[tuple[str, tuple[str, ...]], ...], most: int
 ) -> Problem:
-    """The calls with other values than those of the template, where a draw has them with the same shapes and they are as good."""
     del extent
-    made = template(operators, most)
-    values = list(made.inputs)
-    starts = [min((leaf.place for leaf in call.leaves if isinstance(leaf, Hole)), default=len(values)) for call in made.calls]
-    for call, (name, dtype, place), start in zip(made.calls, made.origins, starts, strict=True):
-        drawn = _drawn(name, dtype, generator.initial_seed(), most).get(place)
-        if drawn is None:
-            continue
-        (leaves, _), _ = drawn
-        _, tensors = _open(leaves)
-        before = values[start : start + sum(isinstance(leaf, Hole) for leaf in call.leaves)]
-        if len(tensors) == len(before) and all(map(_alike, tensors, before)):
-            found = tried(call.moved(-start), tensors, differentiable=call.smooth)
-            if isinstance(found, Call) and found.smooth == call.smooth:
-                values[start : start + len(before)] = tensors
-    return Problem(Calls(made.calls), (torch.ones(1), *(value.clone() if value.is_contiguous() else value for value in values)))
+    values = _values(operators, most, generator.initial_seed())
+    return Problem(Calls(template(operators, most).calls), (torch.ones(1), *map(_copied, values)))
+
+
+def _copied(value: Tensor) -> Tensor:
+    """A copy with the same strides and offset; `Tensor.clone` would make it dense."""
+    size = value.untyped_storage().nbytes() // value.element_size()
+    return value.as_strided((size,), (1,), 0).clone().as_strided(value.shape, value.stride(), value.storage_offset())
 
 
 def _alike(one: Tensor, other: Tensor) -> bool:
     return one.dtype == other.dtype and one.shape == other.shape and one.stride() == other.stride()
 
 
+PARTS: Mapping[str, tuple[str, ...]] = MappingProxyType({"floating": FLOATING, "further": FURTHER})
+"""The dtypes of the samples of a workload: those in which a case may run, or further ones, which a case in float32 has."""
+
+
 def described() -> dict[str, dict[str, Any]]:
-    """What the stored file says of each operator of this torch: family, dtypes, and the reason where there is nothing to judge."""
+    """What the stored file says of each operator of this torch, for each of `PARTS`: dtypes, gradients, and what is left out, and why."""
     found = dict[str, dict[str, Any]]()
     for name, info in sorted(database().items()):
-        floating = [word for word in FLOATING if getattr(torch, word) in info.dtypes]
-        words = [*floating[:1], *(word for word in FURTHER if getattr(torch, word) in info.dtypes)]
-        entry: dict[str, Any] = {"family": family(name, info), "dtypes": floating or ["float32"], "samples": words}
-        if name.startswith(UNINITIALISED):
-            found[name] = entry | {"left": "its result is what is in memory"}
-            continue
-        made = template(((name, tuple(words)),), SAMPLES)
-        if made.calls:
-            entry["gradients"] = any(call.smooth for call in made.calls)
-        else:
-            entry["left"] = ", ".join(sorted(made.left)) or "has no samples of dense tensors"
+        entry: dict[str, Any] = {"family": family(name, info)}
+        for part, words in PARTS.items():
+            there = [word for word in words if getattr(torch, word) in info.dtypes]
+            if there:
+                entry[part] = _described(name, there[:1] if part == "floating" else there) | {"dtypes": there}
         found[name] = entry
     return found
 
 
+def _described(name: str, words: Sequence[str]) -> dict[str, Any]:
+    if name.startswith(UNINITIALISED):
+        return {"left": "its result is what is in memory"}
+    made = template(((name, tuple(words)),), SAMPLES)
+    if not made.calls:
+        return {"left": ", ".join(sorted(made.left)) or "has no samples of dense tensors"}
+    return {"gradients": any(call.smooth for call in made.calls)}
+
+
 _FAMILIES = (
-    ("linalg", ("linalg.", "svd", "lu", "ormqr", "geqrf", "cholesky", "pinverse", "triangular_solve", "qr", "pca_lowrank", "svd_lowrank")),
+    (
+        "linalg",
+        (
+            "linalg.",
+            "svd",
+            "lu",
+            "ormqr",
+            "geqrf",
+            "cholesky",
+            "pinverse",
+            "triangular_solve",
+            "qr",
+            "pca_lowrank",
+            "svd_lowrank",
+        ),
+    ),
     ("spectral", ("fft.", "stft", "istft", "signal.")),
     ("special", ("special.", "polygamma", "mvlgamma", "igamma", "lgamma", "digamma")),
     ("masked", ("masked",)),
-    ("pooling", tuple(f"nn.functional.{word}" for word in ("adaptive_", "avg_pool", "max_pool", "max_unpool", "lp_pool", "fractional"))),
-    ("interpolation", ("nn.functional.interpolate", "nn.functional.upsample", "nn.functional.grid_sample", "grid_sampler", "_upsample", "nn.functional.pad")),
-    ("index", ("index", "scatter", "gather", "take", "put", "select", "argwhere", "nonzero", "where", "searchsorted", "_unsafe_", "unique", "bincount")),
+    (
+        "pooling",
+        tuple(
+            f"nn.functional.{word}"
+            for word in ("adaptive_", "avg_pool", "max_pool", "max_unpool", "lp_pool", "fractional")
+        ),
+    ),
+    (
+        "interpolation",
+        (
+            "nn.functional.interpolate",
+            "nn.functional.upsample",
+            "nn.functional.grid_sample",
+            "grid_sampler",
+            "_upsample",
+            "nn.functional.pad",
+        ),
+    ),
+    (
+        "index",
+        (
+            "index",
+            "scatter",
+            "gather",
+            "take",
+            "put",
+            "select",
+            "argwhere",
+            "nonzero",
+            "where",
+            "searchsorted",
+            "_unsafe_",
+            "unique",
+            "bincount",
+        ),
+    ),
 )
 
 
@@ -389,43 +448,29 @@ def family(name: str, info: Any) -> str:
     return "creation" if name.startswith(("new_", "full", "zeros", "ones", "arange", "eye", "lin", "log")) else "shape"
 
 
-def _workload(name: str, entry: Mapping[str, Any]) -> Workload:
-    operators = ((name, tuple(entry["samples"])),)
+def alone(name: str, part: str, entry: Mapping[str, Any]) -> Workload:
+    """The workload of a part of an operator."""
+    words = tuple(entry["dtypes"])
+    floating = part == "floating"
     return Workload(
-        f"op-{name}",
-        f"torch's operator {name}, with the samples of its own description.",
-        partial(_make, operators=operators, most=SAMPLES),
+        f"op-{name}" if floating else f"op-{name}-{part}",
+        f"torch's operator {name}, with its samples of {words[0] if floating else ', '.join(words)}.",
+        partial(_make, operators=((name, words[:1] if floating else words),), most=SAMPLES),
         level=3,
         modes=frozenset({Mode.FORWARD, Mode.BACKWARD} if entry["gradients"] else {Mode.FORWARD}),
-        dtypes=frozenset(entry["dtypes"]),
+        dtypes=frozenset(words if floating else {"float32"}),
         traits=frozenset({"domain"}),
-        techniques=frozenset({"eager", "compile-static"}),
-        given=True,
-    )
-
-
-def _together(name: str, entries: Mapping[str, Mapping[str, Any]], level: int, most: int) -> Workload:
-    operators = tuple((key, tuple(entry["samples"])) for key, entry in entries.items())
-    return Workload(
-        f"ops-{name}",
-        f"{len(operators)} of torch's operators together: {name}.",
-        partial(_make, operators=operators, most=most),
-        level=level,
-        dtypes=frozenset({"float32"}),
-        traits=frozenset({"domain"}),
-        techniques=TRANSLATORS,
+        techniques=frozenset({"eager"}),
         given=True,
     )
 
 
 def _workloads() -> Iterator[Workload]:
-    stored: Mapping[str, Mapping[str, Any]] = json.loads(FILE.read_text(encoding="utf-8")) if FILE.exists() else {}
-    judged = {name: entry for name, entry in stored.items() if "left" not in entry}
-    for name, entry in judged.items():
-        yield _workload(name, entry)
-    for word in sorted({entry["family"] for entry in judged.values()}):
-        yield _together(word, {name: entry for name, entry in judged.items() if entry["family"] == word}, 2, TOGETHER)
-    yield _together("common", {name: judged[name] for name in COMMON if name in judged}, 1, 2)
+    stored: Mapping[str, Mapping[str, Any]] = json.loads(FILE.read_text(encoding="utf-8"))
+    for name, entry in stored.items():
+        for part in PARTS:
+            if part in entry and "left" not in entry[part]:
+                yield alone(name, part, entry[part])
 
 
 WORKLOADS = tuple(_workloads())

@@ -198,6 +198,9 @@ def test_tf32_rounds_nothing_but_products() -> None:
         operators.CONTRACTIONS,
         operators.SCATTERS,
         operators.COMPOSED,
+        operators.FACTORISED,
+        operators.INTERPOLATED,
+        operators.MODULI,
         terms._RULES,
         sequential._RULES,
     ],
@@ -211,6 +214,44 @@ def test_no_operator_is_both_exact_and_rounded_but_those_that_may_add() -> None:
     assert not operators.EXACT & operators.CORRECTLY_ROUNDED
     assert not operators.INEXACT & (operators.EXACT | operators.CORRECTLY_ROUNDED | operators.SCATTERS)
     assert {"index_put", "index_put_"} == operators.SCATTERS & operators.EXACT
+    assert operators.MODULI <= operators.EXACT
+
+
+def test_parts_of_complex_results_err_by_the_modulus() -> None:
+    x = torch.complex(normal(64), normal(64, seed=1))
+    # The imaginary part of a product with the conjugate cancels: it is 0.
+    errors = torch.stack([sampled(lambda x: x * x.conj(), x, seed=seed) - x.abs() ** 2 for seed in range(SAMPLES)])
+    largest = (errors.imag.abs() / x.abs() ** 2).amax()
+    assert UNIT_ROUNDOFF["float32"] / 8 < largest < 8 * UNIT_ROUNDOFF["float32"]
+
+
+@pytest.mark.parametrize("length", [8, 1000, 4096])
+@pytest.mark.parametrize("transform", [torch.fft.rfft, torch.fft.fft, torch.fft.irfft])
+def test_samples_of_fourier_transforms_explain_eager(transform: Callable[..., Tensor], length: int) -> None:
+    x = normal(16, length)
+    exact = transform(x)
+    eager = (transform(x.float()) - transform(x.float().double())).abs().amax()
+    samples = [(sampled(transform, x, seed=seed) - exact).abs().amax() for seed in range(SAMPLES)]
+    assert max(samples) / 40 < eager < SLACK * max(samples)
+
+
+def test_samples_of_a_factorisation_explain_eager_where_the_matrix_is_ill_conditioned() -> None:
+    x = normal(8, 12, 12) + 3.0
+    eager = (x.float().inverse() - x.float().double().inverse()).abs().amax()
+    samples = [(sampled(torch.linalg.inv, x, seed=seed) - x.inverse()).abs().amax() for seed in range(SAMPLES)]
+    assert max(samples) / 100 < eager < SLACK * max(samples)
+
+
+def test_sums_of_nothing_and_of_single_numbers_have_samples() -> None:
+    assert sampled(lambda x: x.sum(1), torch.zeros(0, 3, dtype=torch.float64)).shape == (0,)
+    assert sampled(lambda x: x.sum(1), torch.zeros(3, 0, dtype=torch.float64)).tolist() == [0.0, 0.0, 0.0]
+    assert sampled(lambda x: x.mean(0), torch.ones((), dtype=torch.float64)).shape == ()
+
+
+@pytest.mark.parametrize("function", [lambda x: x.norm(p=float("inf")), lambda x: x.abs().amax()], ids=["norm", "amax"])
+def test_a_norm_of_order_infinity_does_not_round(function: Callable[[Tensor], Tensor]) -> None:
+    x = normal(9, 7)
+    assert torch.equal(sampled(function, x), function(x))
 
 
 UNROUNDED: dict[str, Callable[[Tensor], Tensor]] = {

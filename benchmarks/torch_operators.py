@@ -1,0 +1,68 @@
+"""Stores which of torch's operators are judged: accelcheck/workloads/torch_operators.json.
+
+    python benchmarks/torch_operators.py              # all of this torch; 8 minutes on one core
+    python benchmarks/torch_operators.py --check      # exit status 1 where the file says something else
+
+Goes through torch's own description of its operators (OpInfo) and computes, for each, the reference of eager in float32. An operator
+that has none is left out, with the reason. `accelcheck.workloads.torch_operators` makes a workload of each other one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from typing import Any
+
+import torch
+
+from accelcheck.core.case import Mode, stable_seed
+from accelcheck.techniques.eager import Eager
+from accelcheck.verify.oracle import compute
+from accelcheck.verify.reference import OracleError
+from accelcheck.workloads.torch_operators import FILE, PARTS, alone, described
+
+LONGEST = 160
+"""Characters of a reason that are kept."""
+
+
+def referenced(name: str, part: str, entry: dict[str, Any]) -> dict[str, Any]:
+    """The entry of a part of an operator, with the reason where it, or its gradients, have no reference."""
+    workload = alone(name, part, entry)
+    for mode in (Mode.FORWARD, Mode.BACKWARD):
+        if mode in workload.modes:
+            try:
+                compute(workload, Eager(), stable_seed(workload.name), "float32", mode)
+            except OracleError as error:
+                reason = " ".join(str(error).removeprefix(f"{workload.name} (draw 0): ").split())[:LONGEST]
+                if mode is Mode.FORWARD:
+                    return {"dtypes": entry["dtypes"], "left": reason}
+                entry = entry | {"gradients": False, "left_gradients": reason}
+    return entry
+
+
+def main() -> int:
+    """Describe, compute and write; 1 where a check finds the file stale."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true", help="write nothing")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    entries = described()
+    for number, (name, entry) in enumerate(entries.items()):
+        for part in PARTS:
+            if part in entry and "left" not in entry[part]:
+                entry[part] = referenced(name, part, entry[part])
+        if sys.stderr.isatty():
+            print(f"{number + 1} of {len(entries)}, {name}", end="\033[K\r", file=sys.stderr, flush=True)
+    lines = (f"{json.dumps(name)}: {json.dumps(entry)}" for name, entry in entries.items())
+    text = "{\n" + ",\n".join(lines) + "\n}\n"
+    judged = sum(any("left" not in entry[part] for part in PARTS if part in entry) for entry in entries.values())
+    print(f"torch {torch.__version__}: {judged} of {len(entries)} operators are judged")
+    if options.check:
+        return int(FILE.read_text(encoding="utf-8") != text)
+    FILE.write_text(text, encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

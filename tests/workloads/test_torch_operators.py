@@ -1,0 +1,116 @@
+"""The operators of torch as workloads."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from fault_harness import BACKWARD, FORWARD, Planted, built_in, nothing, verdict_of
+from torch import Tensor
+
+from accelcheck.core.case import Verdict
+from accelcheck.devices.torch_names import UnknownTorchError
+from accelcheck.verify.oracle import Store
+from accelcheck.workloads.base import Program
+from accelcheck.workloads.torch_operators import FILE, PARTS, Calls, database, template
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store(tmp_path)
+
+
+def test_every_operator_of_torch_is_judged_or_left_out_with_a_reason() -> None:
+    stored = json.loads(FILE.read_text(encoding="utf-8"))
+    names = built_in().keys()
+    assert len(stored) > 600
+    for name, entry in stored.items():
+        parts = [part for part in PARTS if part in entry]
+        judged = [part for part in parts if (f"op-{name}" if part == "floating" else f"op-{name}-{part}") in names]
+        assert all(part in judged or entry[part]["left"] for part in parts)
+
+
+def test_the_stored_file_knows_the_operators_of_this_torch() -> None:
+    stored = json.loads(FILE.read_text(encoding="utf-8"))
+    assert len(database().keys() & stored.keys()) > 600
+
+
+def test_draws_have_the_same_calls_and_other_values() -> None:
+    first, other = (built_in()["op-add"].problem(seed) for seed in (1, 2))
+    assert [call.label for call in first.module.calls] == [call.label for call in other.module.calls]  # type: ignore[union-attr]
+    pairs = list(zip(first.inputs, other.inputs, strict=True))
+    assert all(one.shape == two.shape and one.stride() == two.stride() for one, two in pairs)
+    assert sum(not torch.equal(one, two) for one, two in pairs) > len(pairs) // 2
+
+
+@pytest.mark.parametrize(
+    "name", ["op-cholesky", "op-acosh", "op-linalg.solve_triangular", "op-nn.functional.embedding_bag"]
+)
+def test_every_draw_keeps_the_structure_and_the_domain_of_the_inputs(name: str) -> None:
+    for seed in (1, 2, 3):
+        program = Program.of(built_in()[name].problem(seed), dtype=torch.float64)
+        assert all(bool(torch.isfinite(out).all()) for out in program.run(FORWARD).values())
+
+
+def test_problems_share_no_memory() -> None:
+    first, other = (built_in()["op-t"].problem(1) for _ in range(2))
+    for value in first.inputs:
+        value.zero_()
+    assert any(bool(value.any()) for value in other.inputs[1:])
+
+
+def test_arguments_that_an_operator_writes_to_stay_as_they_are() -> None:
+    program = Program.of(built_in()["op-zero_"].problem(1)) if "op-zero_" in built_in() else None
+    calls = template((("index_fill", ("float32",)), ("fill", ("float32",))), 4).calls
+    assert calls
+    assert program is None or program.run(FORWARD)
+
+
+def test_complex_results_are_pairs_of_real_numbers() -> None:
+    result = Program.of(built_in()["op-fft.fft"].problem(1)).run(FORWARD)
+    assert all(out.dtype == torch.float32 and out.shape[-1] == 2 for out in result.values())
+
+
+def test_a_torch_without_an_operator_says_so() -> None:
+    with pytest.raises(UnknownTorchError, match="describes no operator of-a-later-torch"):
+        template((("of-a-later-torch", ("float32",)),), 3)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["op-add", "op-fft.rfft", "op-matmul-further", "op-linalg.inv", "op-polygamma.polygamma_n_1", "op-searchsorted"],
+)
+def test_eager_passes(name: str, store: Store) -> None:
+    workload = built_in()[name]
+    for mode in (FORWARD, BACKWARD):
+        if mode in workload.modes:
+            record = verdict_of(store, Planted(nothing), workload, mode)
+            assert record.verdict is Verdict.PASS, record.why
+
+
+@pytest.mark.parametrize("name", ["op-add", "op-fft.rfft", "op-matmul-further", "op-linalg.inv", "op-maximum"])
+def test_one_wrong_sample_is_named(name: str, store: Store) -> None:
+    def spoil(program: Program) -> None:
+        assert isinstance(program.module, Calls)
+        *others, last = program.module.calls
+        program.module.calls = (*others, replace(last, process=_scaled(last.process)))
+
+    record = verdict_of(store, Planted(spoil), built_in()[name], FORWARD)
+    label = built_in()[name].problem(0).module.calls[-1].label  # type: ignore[index, union-attr]
+    assert record.verdict is Verdict.FAIL
+    assert {fault.path.partition("]")[0] for fault in record.faults} == {f"out[{label!r}"}
+
+
+def _scaled(process: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    def scaled(out: Any) -> Any:
+        out = process(out)
+        return out * 2 if isinstance(out, Tensor) else out
+
+    return scaled
