@@ -101,16 +101,21 @@ class Rounding(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch lea
                 self._rounded(value, INEXACT_ULPS * UNIT_ROUNDOFF[ACCUMULATOR]) for value in args[first : first + 1]
             )
             return (*args[:first], *moved, *args[first + 1 :])
-        if operators.has_complex(args) and name not in CORRECTLY_ROUNDED | SCATTERS and self.precision != "float64":
+        return args if self.precision == "float64" or name in CORRECTLY_ROUNDED | SCATTERS else self._nearby(name, args)
+
+    def _nearby(self, name: str, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Arguments of which the operator's result is that of exact arithmetic."""
+        if name in FACTORISED:
+            unit = UNIT_ROUNDOFF[self.precision]
+            return tuple(self._moved(a, unit) if operators.is_inexact(a) and a.numel() else a for a in args)
+        if operators.has_complex(args):
             # A complex function is made of real ones, such as a power of an exponential and a logarithm.
             return tuple(self._turned(a) if isinstance(a, Tensor) and a.is_complex() else a for a in args)
-        if name in INTERPOLATED and self.precision != "float64":
+        if name in INTERPOLATED:
             unit = INEXACT_ULPS * UNIT_ROUNDOFF[ACCUMULATOR]
             return tuple(
                 self._rounded(a, unit * max(a.shape[-1:], default=1)) if operators.is_float(a) else a for a in args
             )
-        if name in FACTORISED and self.precision != "float64":
-            return tuple(self._moved(a, unit) if operators.is_float(a) and a.numel() else a for a in args)
         return args
 
     def _turned(self, value: Tensor) -> Tensor:
@@ -120,10 +125,11 @@ class Rounding(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch lea
         return copy
 
     def _moved(self, matrix: Tensor, unit: float) -> Tensor:
-        """A matrix whose elements have all moved by up to N u times the sum of their column."""
-        size = matrix.abs().sum(-2 if matrix.dim() > 1 else -1, keepdim=True) * (unit * matrix.shape[-1])
-        chance = torch.rand(matrix.shape, generator=self.generator, dtype=matrix.dtype)
-        return matrix + size * (2.0 * chance - 1.0)
+        """A matrix whose elements have moved by up to the root of N times u times the norm of their column."""
+        size = matrix.abs().square().sum(-2 if matrix.dim() > 1 else -1, keepdim=True).sqrt()
+        chance = torch.rand((*matrix.shape, 2), generator=self.generator, dtype=torch.float64).mul_(2.0).sub_(1.0)
+        noise_of = torch.view_as_complex(chance) if matrix.is_complex() else chance[..., 0]
+        return matrix + size * (unit * math.sqrt(matrix.shape[-1])) * noise_of
 
     def _unit(self, name: str) -> float:
         """The rounding error of an operator's results."""

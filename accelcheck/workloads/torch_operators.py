@@ -63,7 +63,7 @@ class Mark(enum.Enum):
 
 
 @dataclass(frozen=True)
-class Call:
+class SampleCall:
     """One call of an operator.
 
     Attributes:
@@ -90,7 +90,7 @@ class Call:
         first, args, kwargs = pytree.tree_unflatten(leaves, self.spec)
         return list(_comparable(self.process(self.function(first, *args, **kwargs)), anchor))
 
-    def moved(self, by: int) -> Call:
+    def moved(self, by: int) -> SampleCall:
         """The same call with its inputs at other places."""
         leaves = (Hole(leaf.place + by, leaf.is_complex) if isinstance(leaf, Hole) else leaf for leaf in self.leaves)
         return replace(self, leaves=tuple(leaves))
@@ -125,7 +125,7 @@ class Calls(nn.Module):
     Returns the results by label: in training mode, of the calls alone that have gradients.
     """
 
-    def __init__(self, calls: Sequence[Call]) -> None:
+    def __init__(self, calls: Sequence[SampleCall]) -> None:
         super().__init__()
         self.calls = tuple(calls)
 
@@ -204,7 +204,7 @@ def _real(value: Tensor) -> Tensor:
     return torch.view_as_real(value.resolve_conj()) if value.is_complex() else value.resolve_neg()
 
 
-def tried(call: Call, tensors: Sequence[Tensor], *, differentiable: bool) -> Call | str:
+def tried(call: SampleCall, tensors: Sequence[Tensor], *, differentiable: bool) -> SampleCall | str:
     """The call as FP64 shows it: whether it writes, and has finite gradients; the reason in a few words where it is of no use."""
     wide = [value.double() if value.is_floating_point() else value.clone() for value in tensors]
     versions = [value._version for value in wide]  # noqa: SLF001 - torch has no public name for it
@@ -252,7 +252,7 @@ def _same(one: Tensor, other: Tensor) -> bool:
     return torch.allclose(one, other, rtol=1e-9, atol=1e-12, equal_nan=True)
 
 
-def _smooth(call: Call, anchor: Tensor, wide: Sequence[Tensor]) -> bool:
+def _smooth(call: SampleCall, anchor: Tensor, wide: Sequence[Tensor]) -> bool:
     """Whether the gradients exist and are finite."""
     wide = [value.detach().clone().requires_grad_(value.is_floating_point()) for value in wide]
     try:
@@ -280,7 +280,7 @@ class Template:
         left: Number of samples that are left out, by reason.
     """
 
-    calls: tuple[Call, ...]
+    calls: tuple[SampleCall, ...]
     inputs: tuple[Tensor, ...]
     origins: tuple[tuple[str, torch.dtype, int], ...]
     left: Mapping[str, int]
@@ -293,7 +293,12 @@ def template(operators: tuple[tuple[str, tuple[str, ...]], ...], most: int) -> T
     Raises:
         UnknownTorchError: This version of torch has none of them.
     """
-    calls, inputs, origins, left = list[Call](), list[Tensor](), list[tuple[str, torch.dtype, int]](), Counter[str]()
+    calls, inputs, origins, left = (
+        list[SampleCall](),
+        list[Tensor](),
+        list[tuple[str, torch.dtype, int]](),
+        Counter[str](),
+    )
     known = [(name, dtypes) for name, dtypes in operators if name in database()]
     if not known:
         raise UnknownTorchError(f"this torch describes no operator {', '.join(name for name, _ in operators)}")
@@ -302,7 +307,7 @@ def template(operators: tuple[tuple[str, tuple[str, ...]], ...], most: int) -> T
         for dtype in (getattr(torch, word) for word in words):
             for place, ((leaves, spec), process) in _drawn(name, dtype, stable_seed(name), _most(dtype, most)).items():
                 own, tensors = _open(leaves)
-                call = Call(f"{name} {str(dtype).removeprefix('torch.')} {place}", info.op, own, spec, process)
+                call = SampleCall(f"{name} {str(dtype).removeprefix('torch.')} {place}", info.op, own, spec, process)
                 real = dtype.is_floating_point or dtype.is_complex
                 found = tried(call, tensors, differentiable=real and info.supports_autograd)
                 if isinstance(found, str):
@@ -326,7 +331,7 @@ def _values(operators: tuple[tuple[str, tuple[str, ...]], ...], most: int, seed:
         _, tensors = _open(leaves)
         if len(tensors) == end - start and all(map(_alike, tensors, values[start:end])):
             found = tried(call.moved(-start), tensors, differentiable=call.smooth)
-            if isinstance(found, Call) and found.smooth == call.smooth:
+            if isinstance(found, SampleCall) and found.smooth == call.smooth:
                 values[start:end] = tensors
         start = end
     return tuple(values)
