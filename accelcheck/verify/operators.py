@@ -13,27 +13,26 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 EXACT = frozenset(
-    """abs adaptive_max_pool2d adaptive_max_pool3d alias_copy amax amin aminmax as_strided_copy as_strided_scatter
-    bernoulli_ block_diag cat cauchy_ ceil ceil_ channel_shuffle _chunk_cat clamp clamp_ clamp_max clamp_max_
-    clamp_min clamp_min_ clone complex _conj_physical constant_pad_nd contiguous copy copy_ copysign copysign_ cummax
-    cummin detach diag_embed diagonal_backward diagonal_copy diagonal_scatter embedding empty_like expand_copy
-    exponential_ eye fill fill_ flip floor floor_ floor_divide fmax fmin fmod frac fractional_max_pool2d
-    fractional_max_pool3d full_like gather geometric_ hardshrink hardshrink_backward hardtanh hardtanh_backward
-    heaviside _histogramdd_bin_edges _histogramdd_from_bin_cts im2col imag index index_copy index_copy_ index_fill
-    index_fill_ index_put index_put_ index_select isnan kthvalue leaky_relu lift_fresh lift_fresh_copy
-    _local_scalar_dense log_normal_ lu_unpack masked_fill masked_fill_ masked_scatter masked_scatter_
-    masked_scatter_backward masked_select max max_pool2d_with_indices max_pool3d_with_indices max_unpool2d
-    max_unpool3d maximum median min minimum mode nan_to_num nanmedian narrow_copy native_dropout_backward neg neg_
-    new_empty new_empty_strided new_full new_ones new_zeros nextafter normal normal_ ones_like permute_copy
-    pixel_shuffle pixel_unshuffle put randint_like real reflection_pad1d reflection_pad2d reflection_pad3d relu relu_
-    repeat repeat_interleave replication_pad1d replication_pad2d replication_pad3d _reshape_copy resize_ resize_as_
-    roll rot90 round scatter scatter_ searchsorted select_backward select_scatter set_ sgn sign slice_backward
-    slice_scatter softshrink_backward sort split_copy split_with_sizes_copy squeeze_ squeeze_copy stack t_ t_copy take
-    threshold threshold_backward _to_copy topk transpose_ transpose_copy tril tril_ triu triu_ trunc trunc_
-    unbind_copy unfold unfold_copy uniform_ _unique2 unique_consecutive unique_dim _unsafe_index _unsafe_masked_index
-    unsafe_split _unsafe_view unsqueeze_ unsqueeze_copy upsample_nearest1d upsample_nearest2d upsample_nearest3d
-    _upsample_nearest_exact1d _upsample_nearest_exact2d _upsample_nearest_exact3d view_copy where zero zero_
-    zeros_like""".split()
+    """abs adaptive_max_pool2d adaptive_max_pool3d alias_copy amax amin aminmax as_strided_copy as_strided_scatter bernoulli_
+    block_diag cat cauchy_ ceil ceil_ channel_shuffle _chunk_cat clamp clamp_ clamp_max clamp_max_ clamp_min
+    clamp_min_ clone complex _conj_physical constant_pad_nd contiguous copy copy_ copysign copysign_ cummax cummin
+    detach diag_embed diagonal_backward diagonal_copy diagonal_scatter embedding empty_like expand_copy exponential_
+    eye fill fill_ flip floor floor_ floor_divide fmax fmin fmod frac fractional_max_pool2d fractional_max_pool3d
+    full_like gather geometric_ hardshrink hardshrink_backward hardtanh hardtanh_backward heaviside
+    _histogramdd_bin_edges _histogramdd_from_bin_cts im2col imag index index_copy index_copy_ index_fill index_fill_
+    index_put index_put_ index_select isnan kthvalue lift_fresh lift_fresh_copy _local_scalar_dense log_normal_
+    lu_unpack masked_fill masked_fill_ masked_scatter masked_scatter_ masked_scatter_backward masked_select max
+    max_pool2d_with_indices max_pool3d_with_indices max_unpool2d max_unpool3d maximum median min minimum mode
+    nan_to_num nanmedian narrow_copy native_dropout_backward neg neg_ new_empty new_empty_strided new_full new_ones
+    new_zeros nextafter normal normal_ ones_like permute_copy pixel_shuffle pixel_unshuffle put randint_like real
+    reflection_pad1d reflection_pad2d reflection_pad3d relu relu_ repeat repeat_interleave replication_pad1d
+    replication_pad2d replication_pad3d _reshape_copy resize_ resize_as_ roll rot90 round scatter scatter_
+    searchsorted select_backward select_scatter set_ sgn sign slice_backward slice_scatter softshrink_backward sort
+    split_copy split_with_sizes_copy squeeze_ squeeze_copy stack t_ t_copy take threshold threshold_backward _to_copy
+    topk transpose_ transpose_copy tril tril_ triu triu_ trunc trunc_ unbind_copy unfold unfold_copy uniform_ _unique2
+    unique_consecutive unique_dim _unsafe_index _unsafe_masked_index unsafe_split _unsafe_view unsqueeze_
+    unsqueeze_copy upsample_nearest1d upsample_nearest2d upsample_nearest3d _upsample_nearest_exact1d
+    _upsample_nearest_exact2d _upsample_nearest_exact3d view_copy where zero zero_ zeros_like""".split()
 )
 """Operators that only move, select, compare or negate: they never round."""
 
@@ -43,15 +42,15 @@ CORRECTLY_ROUNDED = frozenset(
     addmv addr avg_pool2d avg_pool2d_backward avg_pool3d avg_pool3d_backward baddbmm bmm col2im convolution
     convolution_backward cumsum deg2rad div div_ dot _embedding_bag _embedding_bag_backward
     _embedding_bag_forward_only _embedding_bag_per_sample_weights_backward embedding_dense_backward
-    fractional_max_pool2d_backward fractional_max_pool3d_backward histc index_add index_add_ ldexp leaky_relu_backward
-    lerp lerp_ linear max_pool2d_with_indices_backward max_pool3d_with_indices_backward mean mm mse_loss
-    mse_loss_backward mul mul_ mv nansum nll_loss2d_backward nll_loss2d_forward nll_loss_backward nll_loss_forward
-    _prelu_kernel _prelu_kernel_backward rad2deg reciprocal reciprocal_ reflection_pad1d_backward
+    fractional_max_pool2d_backward fractional_max_pool3d_backward histc index_add index_add_ ldexp leaky_relu
+    leaky_relu_backward lerp lerp_ linear max_pool2d_with_indices_backward max_pool3d_with_indices_backward mean mm
+    mse_loss mse_loss_backward mul mul_ mv nansum nll_loss2d_backward nll_loss2d_forward nll_loss_backward
+    nll_loss_forward _prelu_kernel _prelu_kernel_backward rad2deg reciprocal reciprocal_ reflection_pad1d_backward
     reflection_pad2d_backward reflection_pad3d_backward remainder replication_pad1d_backward
     replication_pad2d_backward replication_pad3d_backward rsub scatter_add segment_reduce _segment_reduce_backward
-    softshrink sqrt sqrt_ square sub sub_ sum trace _trilinear unfold_backward _unsafe_masked_index_put_accumulate
-    upsample_nearest1d_backward upsample_nearest2d_backward upsample_nearest3d_backward
-    _upsample_nearest_exact1d_backward _upsample_nearest_exact2d_backward _upsample_nearest_exact3d_backward vdot""".split()
+    softshrink sqrt sqrt_ square sub sub_ sum trace _trilinear unfold_backward upsample_nearest1d_backward
+    upsample_nearest2d_backward upsample_nearest3d_backward _upsample_nearest_exact1d_backward
+    _upsample_nearest_exact2d_backward _upsample_nearest_exact3d_backward vdot""".split()
 )
 """Operators whose results err by their rounding alone, and by the accumulation of a sum."""
 
@@ -104,7 +103,7 @@ CONTRACTIONS = frozenset(
 
 SCATTERS = frozenset(
     """embedding_dense_backward index_add index_add_ index_put index_put_ _index_put_impl_ scatter_add scatter_add_
-    _unsafe_index_put""".split()
+    _unsafe_index_put _unsafe_masked_index_put_accumulate""".split()
 )
 """Operators that add to places that an index gives."""
 
@@ -253,6 +252,8 @@ def _unannounced(name: str, args: tuple[Any, ...]) -> list[Tensor]:
 
 def _selects(name: str, args: tuple[Any, ...]) -> bool:
     """Whether an otherwise inexact operator only selects: an extreme of what an index gathers, or a norm of order infinity."""
+    if has_complex(args):
+        return False
     if name in {"index_reduce", "index_reduce_", "scatter_reduce", "scatter_reduce_", "segment_reduce"}:
         return any(word in {"amax", "amin", "max", "min"} for word in args if isinstance(word, str))
     return (
@@ -261,7 +262,9 @@ def _selects(name: str, args: tuple[Any, ...]) -> bool:
 
 
 def _accumulates(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Whether an otherwise exact operator adds: `index_put` and `put` with `accumulate`."""
+    """Whether an otherwise exact operator adds: `index_put` and `put` with `accumulate`, `scatter` with `reduce`."""
+    if name in {"scatter", "scatter_"}:
+        return "reduce" in kwargs or any(isinstance(value, str) for value in args)
     return name in {"index_put", "index_put_", "put", "put_"} and bool(
         kwargs.get("accumulate", len(args) > 3 and args[3])
     )

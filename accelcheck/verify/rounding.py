@@ -27,6 +27,10 @@ if TYPE_CHECKING:
 
 SMALL = 2**15
 """Elements up to which NumPy is faster than torch: where time goes into calls."""
+_COMPOSED_OF_COMPLEX = frozenset(
+    {"div", "div_", "reciprocal", "reciprocal_", "sqrt", "sqrt_", "ldexp", "addcdiv", "addcdiv_"}
+)
+"""Operators that round once, but not their complex form."""
 _TINY = 2.0**-1022
 _FRACTION = 2**52 - 1
 _HALF = 1022 << 52
@@ -76,7 +80,7 @@ class Rounding(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch lea
         out = func(*args, **kwargs)
         results = operators.results(func, out, args, kwargs)
         lengths = terms.lengths(name, args, results) if hits is None else (hits,)
-        unit = self._unit(name)
+        unit = self._unit(name, complex_too=operators.has_complex(args))
         if not operators.classified(name) and any(tensor is not None for tensor in results):
             self.unclassified.add(name)
         for position, tensor in enumerate(results):
@@ -131,11 +135,12 @@ class Rounding(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch lea
         noise_of = torch.view_as_complex(chance) if matrix.is_complex() else chance[..., 0]
         return matrix + size * (unit * math.sqrt(matrix.shape[-1])) * noise_of
 
-    def _unit(self, name: str) -> float:
-        """The rounding error of an operator's results."""
+    def _unit(self, name: str, *, complex_too: bool = False) -> float:
+        """The rounding error of an operator's results. Of complex numbers, products and quotients take several roundings."""
         # Only products see TF32: everything else, accumulation and results included, is FP32.
         unit = UNIT_ROUNDOFF["float32" if self.precision == "tf32" else self.precision]
-        return unit if name in CORRECTLY_ROUNDED or name in SCATTERS else 2 * INEXACT_ULPS * unit
+        once = name in CORRECTLY_ROUNDED | SCATTERS and not (complex_too and name in _COMPOSED_OF_COMPLEX)
+        return unit if once else 2 * INEXACT_ULPS * unit
 
     def _perturb_(self, tensor: Tensor, unit: float, length: int | Tensor, squares: Tensor | None = None) -> None:
         if tensor.numel() == 0:

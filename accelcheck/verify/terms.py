@@ -8,7 +8,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
-from accelcheck.verify.operators import CONTRACTIONS, SCATTERS, floats, has_complex, is_float, is_inexact, outputs
+from accelcheck.verify.operators import (
+    CONTRACTIONS,
+    INTERPOLATED,
+    SCATTERS,
+    floats,
+    has_complex,
+    is_float,
+    is_inexact,
+    outputs,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -134,6 +143,17 @@ def _transformed(call: _Call) -> Lengths:
     return (6 * max(1, math.ceil(math.log2(max(2, math.prod(sides))))),)
 
 
+def _adaptive(call: _Call) -> Lengths:
+    """The largest window, and a quotient, whose rounding is that of six terms."""
+    sides = zip(call.operands[0].shape[::-1], call.args[1][::-1], strict=False)
+    return (math.prod(-(-side // count) + 1 for side, count in sides if count) + 6,)
+
+
+def _interpolated(call: _Call) -> Lengths:
+    """Up to eight neighbours of each position; of a gradient, of as many positions as there are for one element."""
+    return (8 * -(-call.operands[0].numel() // call.elements),)
+
+
 def _batch_norm(call: _Call, *, trains: bool) -> Lengths:
     """Without statistics of the batch each element stands alone; the gradients of weight and bias never do."""
     over = _over_channels(call.operands[0])
@@ -173,9 +193,15 @@ _RULES: Mapping[str, Callable[[_Call], Lengths]] = {
     "convolution_backward": _convolution_backward,
     **dict.fromkeys(("sum", "mean", "var", "var_mean", "std", "linalg_vector_norm", "norm", "mse_loss"), _reduced),
     **dict.fromkeys(("nll_loss_forward", "nll_loss2d_forward"), _loss),
+    **dict.fromkeys(INTERPOLATED, _interpolated),
     **dict.fromkeys(("_fft_c2c", "_fft_r2c", "_fft_c2r"), _transformed),
     "avg_pool2d": lambda call: (_size(call.args[1]),),
     "avg_pool2d_backward": _pool_backward,
+    "avg_pool3d": lambda call: (math.prod(call.args[1]) + 6,),
+    **dict.fromkeys(("_adaptive_avg_pool2d", "_adaptive_avg_pool3d"), _adaptive),
+    **dict.fromkeys(
+        ("_adaptive_avg_pool2d_backward", "_adaptive_avg_pool3d_backward", "avg_pool3d_backward"), _interpolated
+    ),
     **dict.fromkeys(("softmax", "log_softmax", "_softmax", "_log_softmax", "_safe_softmax"), _softmax),
     **dict.fromkeys(("_softmax_backward_data", "_log_softmax_backward_data"), _softmax_backward),
     **dict.fromkeys(
