@@ -163,7 +163,8 @@ def _drawn(name: str, dtype: torch.dtype, seed: int, most: int) -> dict[int, tup
     """By number, the arguments of an operator's samples as leaves and structure, and the function of the output."""
     info = database()[name]
     with _seeded(seed):
-        samples = list(info.sample_inputs("cpu", dtype, requires_grad=False))
+        # Else every draw has the same numbers: OpInfo sets a seed of its own.
+        samples = list(info.sample_inputs("cpu", dtype, requires_grad=False, set_seed=False))
         flat = {
             place: (pytree.tree_flatten((sample.input, sample.args, sample.kwargs)), sample.output_process_fn_grad)
             for place, sample in enumerate(samples)
