@@ -273,6 +273,7 @@ def test_the_commands_read_files_and_journals(tmp_path: Path, capsys: pytest.Cap
     assert cli.main(["ledger", "check", "--journal", str(tmp_path / "none")]) == 4
 
 
+@pytest.mark.slow
 def test_accelchecks_own_ledgers_have_nothing_to_change(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -74,6 +74,7 @@ def test_list_has_what_plugins_registered(vendor: Folder) -> None:
     assert "vendor-quick" in done.stdout
 
 
+@pytest.mark.slow
 def test_the_table_for_documents_is_the_same_everywhere(vendor: Folder) -> None:
     done = vendor.run("list", "--markdown", "--technique=eager")
     assert done.returncode == 0, done.stderr

@@ -185,6 +185,7 @@ def compiler(wrong: str, graph: torch.fx.GraphModule, inputs: list[torch.Tensor]
     return Changed(graph).run
 
 
+@pytest.mark.slow
 def test_the_first_wrong_cut_of_a_compiled_graph_is_named(store: Store) -> None:
     there = benched(store, "elementwise-5", Named("eager", nothing), Compiling("planted", "sin"))
     found = explain(there, case(built_in()["elementwise-5"]), with_layers=False)

@@ -56,6 +56,7 @@ def test_a_path_is_what_is_run_whatever_is_selected() -> None:
     }
 
 
+@pytest.mark.slow
 def test_without_a_selection_the_tests_are_run() -> None:
     found = collected("--ignore-glob=tests/*/*")  # the tests of the package's folders take seconds to collect
     assert found

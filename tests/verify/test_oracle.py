@@ -96,6 +96,7 @@ print(sum(float(tensor.sum()) for tensor in reference.truth.values()).hex(), sor
 """
 
 
+@pytest.mark.slow
 def test_two_processes_compute_a_reference_once(tmp_path: Path) -> None:
     log = tmp_path / "log"
     command = [sys.executable, "-c", WORKER, str(tmp_path / "store"), str(log)]
