@@ -70,9 +70,8 @@ def test_problems_share_no_memory() -> None:
     assert any(bool(value.any()) for value in other.inputs[1:])
 
 
-@pytest.mark.parametrize("name", ["op-nn.functional.batch_norm", "op-nn.functional.embedding"])
-def test_arguments_that_an_operator_writes_to_are_copied(name: str) -> None:
-    program = Program.of(built_in()[name].problem(1))
+def test_arguments_that_an_operator_writes_to_are_copied() -> None:
+    program = Program.of(built_in()["op-nn.functional.embedding"].problem(1))
     assert any(call.writes for call in program.module.calls)  # type: ignore[union-attr]
     before = [value.clone() for value in program.inputs]
     program.run(FORWARD)
@@ -103,13 +102,19 @@ def test_eager_passes(name: str, store: Store) -> None:
 
 @pytest.mark.parametrize("name", ["op-add", "op-fft.rfft", "op-matmul-further", "op-linalg.inv", "op-maximum"])
 def test_one_wrong_sample_is_named(name: str, store: Store) -> None:
+    problem = built_in()[name].problem(0)
+    assert isinstance(problem.module, Calls)
+    results = problem.module.eval()(*problem.inputs)
+    label = next(label for label, outs in results.items() if outs[0].numel() > 3 and bool(outs[0].any()))
+
     def spoil(program: Program) -> None:
         assert isinstance(program.module, Calls)
-        *others, last = program.module.calls
-        program.module.calls = (*others, replace(last, process=_scaled(last.process)))
+        program.module.calls = tuple(
+            replace(call, process=_scaled(call.process)) if call.label == label else call
+            for call in program.module.calls
+        )
 
     record = verdict_of(store, Planted(spoil), built_in()[name], FORWARD)
-    label = built_in()[name].problem(0).module.calls[-1].label  # type: ignore[index, union-attr]
     assert record.verdict is Verdict.FAIL
     assert {fault.path.partition("]")[0] for fault in record.faults} == {f"out[{label!r}"}
 
