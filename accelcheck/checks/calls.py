@@ -83,7 +83,7 @@ def _stopwatch() -> Callable[[], float]:
 
 
 def cloned(value: Any, *, strided: bool = True) -> Any:
-    """A tensor with the values and strides of another in memory of its own; anything else, and what somebody has marked, as it is.
+    """A tensor with the values and strides of another in memory of its own; anything else, and what is marked, as it is.
 
     Args:
         value: Input of a program.

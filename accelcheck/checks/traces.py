@@ -179,10 +179,10 @@ def habits_of(trial: Trial) -> Habits | None:
         before = Generators.now()
         try:
             with trial.state.restored():
-                habits = _seen(trial, FIRST.problem(trial.workload, trial.case.seed, trial.case.dtype))
-                # A technique may draw where a rate of dropout is 0, as here. With the workload's own rates, eager draws too.
+                habits = _of_eager(trial, FIRST.problem(trial.workload, trial.case.seed, trial.case.dtype))
+                # A technique may draw where a rate of dropout is 0, as here: with the workload's own rates eager draws too.
                 own = trial.workload.problem(trial.case.seed)
-                drawn = _seen(trial, own).generators if random_modules(own.module) else frozenset()
+                drawn = _of_eager(trial, own).generators if random_modules(own.module) else frozenset()
                 seen[key] = replace(habits, generators=habits.generators | drawn)
         except Exception:  # noqa: BLE001 - a workload or backend may raise anything
             seen[key] = None
@@ -190,7 +190,7 @@ def habits_of(trial: Trial) -> Habits | None:
     return seen[key]
 
 
-def _seen(trial: Trial, problem: Problem) -> Habits:
+def _of_eager(trial: Trial, problem: Problem) -> Habits:
     """Traces of one run of a problem under eager."""
     program = trial.place(problem, trial.case.seed)
     state = State(program)

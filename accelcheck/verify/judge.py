@@ -170,9 +170,8 @@ def judge_together(draws: Sequence[tuple[Mapping[str, Reading], Reference]], *, 
             # The n-th samples of all draws make one more run of a correct implementation.
             runs = zip(*(reference.leanings[path][view] for _, reference in draws), strict=False)
             means = [abs(sum(run)) / len(run) for run in runs] or [0.0]
-            allowed = max(SLACK * max(means), common_floor(view, draws[0][1].unit))
-            if careful:
-                allowed = max(quantile(means, RARE_TOGETHER), common_floor(view, draws[0][1].unit))
+            largest = quantile(means, RARE_TOGETHER) if careful else SLACK * max(means)
+            allowed = max(largest, common_floor(view, draws[0][1].unit))
             allowed = max(
                 allowed, SLACK * _leaning_of_eager(path, view, [reference for _, reference in draws], allowed)
             )

@@ -117,7 +117,7 @@ def imprint(module: nn.Module, generator: torch.Generator, second: float = SECON
 
     Otherwise rounding decides whether ReLUs pass what is close to 0, and correct results differ by whole rows of gradients:
     with normal numbers, an element of an amp-fp16 gradient might err by 1.6 root mean squares, in bfloat16 by 7. A kernel
-    takes the centre of one channel, and of another one `second` times. With one alone, the gradient of a batch norm would
+    takes the centre of one channel, and of another `second` times. With one alone, the gradient of a batch norm would
     remove what the next one has left over: it is orthogonal to its input, and all inputs would be the same pattern.
     """
     initialise(module, generator)

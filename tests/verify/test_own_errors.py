@@ -76,7 +76,6 @@ def test_a_sample_is_read_at_a_lower_rank_than_a_result() -> None:
 
 @pytest.mark.parametrize("mode", [FORWARD, BACKWARD])
 def test_noise_is_kept_with_its_reference(mode: Mode, store: Store) -> None:
-
     workload = seeded("mlp")
     found = store.get(case(workload, mode), Planted(nothing), workload)
     again = Reference.from_plain(found.plain())
