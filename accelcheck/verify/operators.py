@@ -142,6 +142,10 @@ norm of their columns. The multiple is at most N and more (N. J. Higham, Accurac
 9.3, 10.3, 19.4), and about the root of N where errors are independent (Higham and Mary, SIAM J. Sci. Comput. 41(5), 2019)."""
 
 
+DECOMPOSED = frozenset({"binary_cross_entropy", "binary_cross_entropy_with_logits", "logit", "sinc"})
+"""Operators that round as their decomposition does: terms of both signs in a sum, a logarithm near 0 of a rounded quotient,
+a sine of a rounded multiple of pi."""
+
 MODULI = frozenset({"abs", "sgn"})
 """Operators of `EXACT` that compute a modulus of complex numbers."""
 

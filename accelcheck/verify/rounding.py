@@ -15,10 +15,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from accelcheck.devices.torch_names import TorchDispatchMode
+from accelcheck.devices.torch_names import TorchDispatchMode, decomposition_table
 from accelcheck.verify import noise, operators, sequential, terms
 from accelcheck.verify.noise import Sums
-from accelcheck.verify.operators import COMPOSED, CONTRACTIONS, CORRECTLY_ROUNDED, FACTORISED, INTERPOLATED, SCATTERS
+from accelcheck.verify.operators import (
+    COMPOSED,
+    CONTRACTIONS,
+    CORRECTLY_ROUNDED,
+    DECOMPOSED,
+    FACTORISED,
+    INTERPOLATED,
+    SCATTERS,
+)
 from accelcheck.verify.precision import ACCUMULATOR, INEXACT_ULPS, SMALLEST_SUBNORMAL, UNIT_ROUNDOFF
 from accelcheck.workloads.draw import factor_of, fractions, of_mantissas
 
@@ -72,6 +80,9 @@ class Rounding(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch lea
         if not operators.may_round(func, args, kwargs):
             return func(*args, **kwargs)
         name = operators.facts(func).name
+        if name in DECOMPOSED:
+            with self:
+                return decomposition_table[func](*args, **kwargs)
         args = self._operands(name, args)
         hits = terms.hits(func, name, args)
         squares = terms.squares(func, name, args, kwargs)

@@ -159,19 +159,23 @@ def _seeded(seed: int) -> Iterator[None]:
 
 
 @functools.lru_cache(64)
-def _drawn(name: str, dtype: torch.dtype, seed: int, most: int) -> dict[int, tuple[_Leaves, Callable[[Any], Any]]]:
-    """By number, the arguments of an operator's samples as leaves and structure, and the function of the output."""
+def _drawn(name: str, dtype: torch.dtype, seed: int) -> dict[int, tuple[_Leaves, Callable[[Any], Any]]]:
+    """By number, the arguments of an operator's samples as leaves and structure, and the function of the output.
+
+    Reference inputs, where an operator has them, are more: further sizes, and values that are large, small or not finite.
+    """
     info = database()[name]
-    with _seeded(seed):
-        # Else every draw has the same numbers: OpInfo sets a seed of its own.
-        samples = list(info.sample_inputs("cpu", dtype, requires_grad=False, set_seed=False))
-        flat = {
-            place: (pytree.tree_flatten((sample.input, sample.args, sample.kwargs)), sample.output_process_fn_grad)
-            for place, sample in enumerate(samples)
-        }
-    fitting = [place for place, ((leaves, _), _) in flat.items() if _fits(leaves)]
-    chosen = random.Random(stable_seed(name)).sample(fitting, min(most, len(fitting)))  # noqa: S311 - no secret
-    return {place: flat[place] for place in sorted(chosen)}
+    # Not `sample_inputs`: it sets a seed of its own, so that every draw has the same numbers, and looks for a test on the stack.
+    for samples_of in (getattr(info, "reference_inputs_func", None), info.sample_inputs_func):
+        if samples_of is not None:
+            with _seeded(seed):
+                drawn = {
+                    place: (pytree.tree_flatten((sample.input, sample.args, sample.kwargs)), sample.output_process_fn_grad)
+                    for place, sample in enumerate(samples_of(info, "cpu", dtype, requires_grad=False))
+                }
+            if fitting := {place: flat for place, flat in drawn.items() if _fits(flat[0][0])}:
+                return fitting
+    return {}
 
 
 def _most(dtype: torch.dtype, most: int) -> int:
@@ -227,9 +231,18 @@ def tried(call: SampleCall, tensors: Sequence[Tensor], *, differentiable: bool) 
         for one, other in zip(first, second, strict=False)
     ):
         return "is random"
-    if any(out.is_floating_point() and not bool(torch.isfinite(out).all()) for out in first):
+    if not _finite(first):
         return "is not finite"
-    return replace(call, smooth=differentiable and _smooth(call, anchor, wide))
+    narrow = [value.clone() for value in tensors]
+    with torch.no_grad(), _seeded(1):
+        if not _finite(call(anchor.float(), narrow)):
+            return "is not finite in float32"
+    smooth = differentiable and _smooth(call, anchor, wide) and _smooth(call, anchor.float(), narrow)
+    return replace(call, smooth=smooth)
+
+
+def _finite(results: Iterable[Tensor]) -> bool:
+    return all(bool(torch.isfinite(out).all()) for out in results)
 
 
 class _Draws(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves __init_subclass__ untyped
@@ -264,8 +277,8 @@ def _smooth(call: SampleCall, anchor: Tensor, wide: Sequence[Tensor]) -> bool:
             [torch.ones_like(out) for out in outs],
             allow_unused=True,
         )
-        found = [gradient for gradient in gradients if gradient is not None]
-        return bool(found) and all(bool(torch.isfinite(gradient).all()) for gradient in found)
+        there = [gradient for gradient in gradients if gradient is not None]
+        return bool(there) and _finite(there)
     except Exception:  # noqa: BLE001 - an operator without a derivative raises one of several, a sparse one has no isfinite
         return False
 
@@ -305,18 +318,24 @@ def template(operators: tuple[tuple[str, tuple[str, ...]], ...], most: int) -> T
         raise UnknownTorchError(f"this torch describes no operator {', '.join(name for name, _ in operators)}")
     for name, words in known:
         info = database()[name]
-        for dtype in (getattr(torch, word) for word in words):
-            for place, ((leaves, spec), process) in _drawn(name, dtype, stable_seed(name), _most(dtype, most)).items():
+        for word in words:
+            dtype, kept = getattr(torch, word), 0
+            drawn = _drawn(name, dtype, stable_seed(name))
+            real = dtype.is_floating_point or dtype.is_complex
+            for place in random.Random(stable_seed(name)).sample(list(drawn), len(drawn)):  # noqa: S311 - no secret
+                (leaves, spec), process = drawn[place]
                 own, tensors = _open(leaves)
-                call = SampleCall(f"{name} {str(dtype).removeprefix('torch.')} {place}", info.op, own, spec, process)
-                real = dtype.is_floating_point or dtype.is_complex
-                found = tried(call, tensors, differentiable=real and info.supports_autograd)
-                if isinstance(found, str):
-                    left[found] += 1
+                call = SampleCall(f"{name} {word} {place}", info.op, own, spec, process)
+                judged = tried(call, tensors, differentiable=real and info.supports_autograd)
+                if isinstance(judged, str):
+                    left[judged] += 1
                     continue
-                calls.append(found.moved(len(inputs)))
+                calls.append(judged.moved(len(inputs)))
                 inputs += tensors
                 origins.append((name, dtype, place))
+                kept += 1
+                if kept == _most(dtype, most):
+                    break
     return Template(tuple(calls), tuple(inputs), tuple(origins), left)
 
 
@@ -328,7 +347,7 @@ def _values(operators: tuple[tuple[str, tuple[str, ...]], ...], most: int, seed:
     start = 0
     for call, (name, dtype, place) in zip(made.calls, made.origins, strict=True):
         end = start + sum(isinstance(leaf, Hole) for leaf in call.leaves)
-        (leaves, _), _ = _drawn(name, dtype, seed, _most(dtype, most)).get(place, (([], None), None))
+        (leaves, _), _ = _drawn(name, dtype, seed).get(place, (([], None), None))
         _, tensors = _open(leaves)
         if len(tensors) == end - start and all(map(_alike, tensors, values[start:end])):
             found = tried(call.moved(-start), tensors, differentiable=call.smooth)
