@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -35,7 +35,11 @@ if TYPE_CHECKING:
 
 FILE = Path(__file__).with_name("torch_operators.json")
 SAMPLES = 10
-"""Most samples of an operator where it stands alone; of each further dtype a third. Of more, as many are drawn."""
+"""Most samples of an operator where it stands alone; of each dtype that is not floating a third. Of more, as many are drawn."""
+FEW = 2
+"""As `SAMPLES`, of an operator in a bundle."""
+BUNDLE = 24
+"""Most operators of a bundle."""
 ELEMENTS = 2**14
 """Most elements of the tensors of a sample."""
 SCALARS = (bool, int, float, complex, str, slice, torch.dtype, torch.memory_format, torch.layout, type(None), type(...))
@@ -45,6 +49,8 @@ FLOATING = ("float32", "bfloat16", "float16")
 FURTHER = ("complex64", "int64", "uint8", "bool")
 
 _Leaves: TypeAlias = tuple[list[Any], pytree.TreeSpec]
+_Origin: TypeAlias = "tuple[str, torch.dtype, int]"
+"""Operator, dtype and number of a sample."""
 
 
 @dataclass(frozen=True)
@@ -74,6 +80,7 @@ class SampleCall:
         process: OpInfo's function of the output that takes out what is free, such as the signs of eigenvectors.
         writes: Whether it writes to its arguments, which are then copied first.
         smooth: Whether it has gradients, and they are finite.
+        empty: Whether its results have no elements.
     """
 
     label: str
@@ -83,6 +90,7 @@ class SampleCall:
     process: Callable[[Any], Any]
     writes: bool = False
     smooth: bool = True
+    empty: bool = False
 
     def __call__(self, anchor: Tensor, tensors: Sequence[Tensor]) -> list[Tensor]:
         """The tensors that the operator returns; complex ones as pairs of real numbers, and numbers as tensors."""
@@ -170,16 +178,15 @@ def _drawn(name: str, dtype: torch.dtype, seed: int) -> dict[int, tuple[_Leaves,
         if samples_of is not None:
             with _seeded(seed):
                 drawn = {
-                    place: (pytree.tree_flatten((sample.input, sample.args, sample.kwargs)), sample.output_process_fn_grad)
+                    place: (
+                        pytree.tree_flatten((sample.input, sample.args, sample.kwargs)),
+                        sample.output_process_fn_grad,
+                    )
                     for place, sample in enumerate(samples_of(info, "cpu", dtype, requires_grad=False))
                 }
             if fitting := {place: flat for place, flat in drawn.items() if _fits(flat[0][0])}:
                 return fitting
     return {}
-
-
-def _most(dtype: torch.dtype, most: int) -> int:
-    return most if dtype.is_floating_point else -(-most // 3)
 
 
 def _fits(leaves: Sequence[Any]) -> bool:
@@ -209,8 +216,8 @@ def _real(value: Tensor) -> Tensor:
     return torch.view_as_real(value.resolve_conj()) if value.is_complex() else value.resolve_neg()
 
 
-def tried(call: SampleCall, tensors: Sequence[Tensor], *, differentiable: bool) -> SampleCall | str:
-    """The call as FP64 shows it: whether it writes, and has finite gradients; the reason in a few words where it is of no use."""
+def tried(call: SampleCall, tensors: Sequence[Tensor]) -> SampleCall | str:
+    """The call as FP64 and float32 show it: whether it writes and, if `smooth`, has finite gradients; where it is of no use, why, in a few words."""
     wide = [value.double() if value.is_floating_point() else value.clone() for value in tensors]
     versions = [value._version for value in wide]  # noqa: SLF001 - torch has no public name for it
     anchor = torch.ones(1, dtype=torch.float64)
@@ -237,8 +244,8 @@ def tried(call: SampleCall, tensors: Sequence[Tensor], *, differentiable: bool) 
     with torch.no_grad(), _seeded(1):
         if not _finite(call(anchor.float(), narrow)):
             return "is not finite in float32"
-    smooth = differentiable and _smooth(call, anchor, wide) and _smooth(call, anchor.float(), narrow)
-    return replace(call, smooth=smooth)
+    smooth = call.smooth and _smooth(call, anchor, wide) and _smooth(call, anchor.float(), narrow)
+    return replace(call, smooth=smooth, empty=not any(out.numel() for out in first))
 
 
 def _finite(results: Iterable[Tensor]) -> bool:
@@ -283,6 +290,20 @@ def _smooth(call: SampleCall, anchor: Tensor, wide: Sequence[Tensor]) -> bool:
         return False
 
 
+class Operator(NamedTuple):
+    """An operator as a workload calls it.
+
+    Attributes:
+        name: In `database`.
+        dtypes: Of its samples.
+        gradients: Whether it is differentiated.
+    """
+
+    name: str
+    dtypes: tuple[str, ...]
+    gradients: bool = True
+
+
 @dataclass(frozen=True)
 class Template:
     """The calls of some operators, the same in every draw.
@@ -296,51 +317,56 @@ class Template:
 
     calls: tuple[SampleCall, ...]
     inputs: tuple[Tensor, ...]
-    origins: tuple[tuple[str, torch.dtype, int], ...]
+    origins: tuple[_Origin, ...]
     left: Mapping[str, int]
 
 
 @functools.lru_cache(16)
-def template(operators: tuple[tuple[str, tuple[str, ...]], ...], most: int) -> Template:
-    """Of operators with their dtypes, each with at most so many samples of a dtype.
+def template(operators: tuple[Operator, ...], most: int) -> Template:
+    """The template of some operators.
+
+    Args:
+        operators: Described ones, and others, which are left out.
+        most: Most samples of a floating dtype; of each other dtype a third.
 
     Raises:
         UnknownTorchError: This version of torch has none of them.
     """
-    calls, inputs, origins, left = (
-        list[SampleCall](),
-        list[Tensor](),
-        list[tuple[str, torch.dtype, int]](),
-        Counter[str](),
-    )
-    known = [(name, dtypes) for name, dtypes in operators if name in database()]
+    known = [operator for operator in operators if operator.name in database()]
     if not known:
-        raise UnknownTorchError(f"this torch describes no operator {', '.join(name for name, _ in operators)}")
-    for name, words in known:
-        info = database()[name]
-        for word in words:
-            dtype, kept = getattr(torch, word), 0
-            drawn = _drawn(name, dtype, stable_seed(name))
-            real = dtype.is_floating_point or dtype.is_complex
-            for place in random.Random(stable_seed(name)).sample(list(drawn), len(drawn)):  # noqa: S311 - no secret
-                (leaves, spec), process = drawn[place]
-                own, tensors = _open(leaves)
-                call = SampleCall(f"{name} {word} {place}", info.op, own, spec, process)
-                judged = tried(call, tensors, differentiable=real and info.supports_autograd)
-                if isinstance(judged, str):
-                    left[judged] += 1
-                    continue
-                calls.append(judged.moved(len(inputs)))
+        raise UnknownTorchError(f"this torch describes no operator {', '.join(one.name for one in operators)}")
+    calls, inputs, origins, left = list[SampleCall](), list[Tensor](), list[_Origin](), Counter[str]()
+    for operator in known:
+        for word in operator.dtypes:
+            for place, call, tensors in _chosen(operator, word, most, left):
+                calls.append(call.moved(len(inputs)))
                 inputs += tensors
-                origins.append((name, dtype, place))
-                kept += 1
-                if kept == _most(dtype, most):
-                    break
+                origins.append((operator.name, getattr(torch, word), place))
     return Template(tuple(calls), tuple(inputs), tuple(origins), left)
 
 
+def _chosen(operator: Operator, word: str, most: int, left: Counter[str]) -> list[tuple[int, SampleCall, list[Tensor]]]:
+    """The number, call and inputs of samples that are of use; at most one of them has results without elements."""
+    name, info, dtype = operator.name, database()[operator.name], getattr(torch, word)
+    most = most if dtype.is_floating_point else -(-most // 3)
+    smooth = operator.gradients and info.supports_autograd and (dtype.is_floating_point or dtype.is_complex)
+    drawn = _drawn(name, dtype, stable_seed(name))
+    chosen, empty = list[tuple[int, SampleCall, list[Tensor]]](), list[tuple[int, SampleCall, list[Tensor]]]()
+    for place in random.Random(stable_seed(name)).sample(list(drawn), len(drawn)):  # noqa: S311 - no secret
+        (leaves, spec), process = drawn[place]
+        opened, tensors = _open(leaves)
+        call = tried(SampleCall(f"{name} {word} {place}", info.op, opened, spec, process, smooth=smooth), tensors)
+        if isinstance(call, str):
+            left[call] += 1
+        else:
+            (empty if call.empty else chosen).append((place, call, tensors))
+        if len(chosen) == most:
+            break
+    return [*chosen, *empty[:1]][-most:] if most > 1 else [*chosen, *empty][:1]
+
+
 @functools.lru_cache(16)
-def _values(operators: tuple[tuple[str, tuple[str, ...]], ...], most: int, seed: int) -> tuple[Tensor, ...]:
+def _values(operators: tuple[Operator, ...], most: int, seed: int) -> tuple[Tensor, ...]:
     """The inputs of a draw: its own where they have the shapes of the template's, and are as good; the template's elsewhere."""
     made = template(operators, most)
     values = list(made.inputs)
@@ -350,16 +376,14 @@ def _values(operators: tuple[tuple[str, tuple[str, ...]], ...], most: int, seed:
         (leaves, _), _ = _drawn(name, dtype, seed).get(place, (([], None), None))
         _, tensors = _open(leaves)
         if len(tensors) == end - start and all(map(_alike, tensors, values[start:end])):
-            found = tried(call.moved(-start), tensors, differentiable=call.smooth)
+            found = tried(call.moved(-start), tensors)
             if isinstance(found, SampleCall) and found.smooth == call.smooth:
                 values[start:end] = tensors
         start = end
     return tuple(values)
 
 
-def _make(
-    generator: torch.Generator, extent: int, *, operators: tuple[tuple[str, tuple[str, ...]], ...], most: int
-) -> Problem:
+def _make(generator: torch.Generator, extent: int, *, operators: tuple[Operator, ...], most: int) -> Problem:
     del extent
     values = _values(operators, most, generator.initial_seed())
     return Problem(Calls(template(operators, most).calls), (torch.ones(1), *map(_copied, values)))
@@ -395,7 +419,7 @@ def described() -> dict[str, dict[str, Any]]:
 def _described(name: str, words: Sequence[str]) -> dict[str, Any]:
     if name.startswith(UNINITIALISED):
         return {"left": "its result is what is in memory"}
-    made = template(((name, tuple(words)),), SAMPLES)
+    made = template((Operator(name, tuple(words)),), SAMPLES)
     if not made.calls:
         return {"left": ", ".join(sorted(made.left)) or "has no samples of dense tensors"}
     return {"gradients": any(call.smooth for call in made.calls)}
@@ -475,19 +499,51 @@ def family(name: str, info: Any) -> str:
 
 def alone(name: str, part: str, entry: Mapping[str, Any]) -> Workload:
     """The workload of a part of an operator."""
-    words = tuple(entry["dtypes"])
-    floating = part == "floating"
+    operator = _operator(name, part, entry)
     return Workload(
-        f"op-{name}" if floating else f"op-{name}-{part}",
-        f"torch's operator {name}, with its samples of {words[0] if floating else ', '.join(words)}.",
-        partial(_make, operators=((name, words[:1] if floating else words),), most=SAMPLES),
-        level=4,
-        modes=frozenset({Mode.FORWARD, Mode.BACKWARD} if entry["gradients"] else {Mode.FORWARD}),
-        dtypes=frozenset(words[:1] if floating else {"float32"}),
+        f"op-{name}" if part == "floating" else f"op-{name}-{part}",
+        f"torch's operator {name}, with its samples of {', '.join(operator.dtypes)}.",
+        partial(_make, operators=(operator,), most=SAMPLES),
+        level=3,
+        modes=frozenset({Mode.FORWARD, Mode.BACKWARD} if operator.gradients else {Mode.FORWARD}),
+        dtypes=frozenset({"float32"}),
         traits=frozenset({"domain"}),
-        techniques=frozenset({"eager"}),
+        techniques=frozenset({"eager", "compile-static"}),
         given=True,
     )
+
+
+def _operator(name: str, part: str, entry: Mapping[str, Any]) -> Operator:
+    words = tuple(entry["dtypes"])
+    return Operator(name, words[:1] if part == "floating" else words, entry["gradients"])
+
+
+def bundles(stored: Mapping[str, Mapping[str, Any]]) -> Iterator[Workload]:
+    """Workloads of up to `BUNDLE` operators of a family each: one graph for a compiler, in place of one for each operator."""
+    for part in PARTS:
+        families: dict[str, list[Operator]] = {}
+        for name, entry in stored.items():
+            if part in entry and not entry[part].keys() & {"left", "apart"}:
+                families.setdefault(entry["family"], []).append(_operator(name, part, entry[part]))
+        for family_name, members in families.items():
+            for start in range(0, len(members), BUNDLE):
+                operators = tuple(members[start : start + BUNDLE])
+                kind = family_name if part == "floating" else f"{family_name}-{part}"
+                yield Workload(
+                    f"ops-{kind}-{start // BUNDLE + 1}",
+                    f"torch's operators {', '.join(operator.name for operator in operators)}, with a few samples each.",
+                    partial(_make, operators=operators, most=FEW),
+                    level=2,
+                    modes=frozenset(
+                        {Mode.FORWARD, Mode.BACKWARD}
+                        if any(operator.gradients for operator in operators)
+                        else {Mode.FORWARD}
+                    ),
+                    dtypes=frozenset({"float32"}),
+                    traits=frozenset({"domain"}),
+                    techniques=frozenset({"eager", "compile-static"}),
+                    given=True,
+                )
 
 
 def _workloads() -> Iterator[Workload]:
@@ -496,6 +552,7 @@ def _workloads() -> Iterator[Workload]:
         for part in PARTS:
             if part in entry and "left" not in entry[part]:
                 yield alone(name, part, entry[part])
+    yield from bundles(stored)
 
 
 WORKLOADS = tuple(_workloads())
