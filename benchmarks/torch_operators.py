@@ -17,24 +17,26 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from accelcheck.core.case import Mode, stable_seed
+from accelcheck.devices.torch_names import TorchDispatchMode
 from accelcheck.techniques.eager import Eager
+from accelcheck.verify.operators import FACTORISED, facts
 from accelcheck.verify.oracle import compute
 from accelcheck.verify.reference import OracleError
 from accelcheck.workloads.base import Program
 from accelcheck.workloads.torch_operators import FILE, PARTS, alone, described
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from accelcheck.workloads.base import Workload
 
 LONGEST = 160
 """Characters of a reason that are kept."""
 
 
-def referenced(name: str, part: str, entry: dict[str, Any]) -> dict[str, Any]:
+def referenced(name: str, part: str, entry: dict[str, Any], family: str) -> dict[str, Any]:
     """The entry of a part of an operator, with the reason where it, or its gradients, have no reference."""
-    workload = alone(name, part, entry)
-    if differing := _unsteady(workload):
-        return {"dtypes": entry["dtypes"], "left": f"the bits of {differing} depend on where its inputs lie in memory"}
+    workload = alone(name, part, entry, family)
     for mode in (Mode.FORWARD, Mode.BACKWARD):
         if mode in workload.modes:
             try:
@@ -49,18 +51,34 @@ def referenced(name: str, part: str, entry: dict[str, Any]) -> dict[str, Any]:
     return entry
 
 
-def _unsteady(workload: Workload) -> str:
-    """The first result of eager whose bits are not the same with copies of the inputs elsewhere in memory; empty where there is none."""
+class _Names(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves __init_subclass__ untyped
+    """Sees the names of the operators that are called."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]  # untyped in torch
+        self.seen: set[str] = set()
+
+    def __torch_dispatch__(
+        self, func: Any, types: Iterable[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        self.seen.add(facts(func).name)
+        return func(*args, **(kwargs or {}))
+
+
+def unsteady(workload: Workload) -> bool:
+    """Whether LAPACK computes, or the bits of a result are others with copies of the inputs elsewhere in memory."""
     program = Program.of(workload.problem(1))
-    first = program.run(Mode.FORWARD)
+    with _Names() as names:
+        first = program.run(Mode.FORWARD)
+    if not FACTORISED.isdisjoint(names.seen):
+        return True
     kept = []
     for offset in range(1, 9):
         kept.append(torch.empty(offset * 24, dtype=torch.uint8))  # what follows lies elsewhere
         again = Program.of(workload.problem(1)).run(Mode.FORWARD)
-        for path, one in first.items():
-            if not torch.equal(one.nan_to_num(), again[path].nan_to_num()):
-                return path
-    return ""
+        if any(not torch.equal(result.nan_to_num(), again[path].nan_to_num()) for path, result in first.items()):
+            return True
+    return False
 
 
 def main() -> int:
@@ -71,9 +89,11 @@ def main() -> int:
     torch.set_num_threads(1)
     entries = described()
     for number, (name, entry) in enumerate(entries.items()):
-        for part in PARTS:
-            if part in entry and "left" not in entry[part]:
-                entry[part] = referenced(name, part, entry[part])
+        parts = [part for part in PARTS if part in entry and "left" not in entry[part]]
+        if any(unsteady(alone(name, part, entry[part], entry["family"])) for part in parts):
+            entry["family"] = "linalg"  # its bundles, and what stands alone, have the trait `unsteady`
+        for part in parts:
+            entry[part] = referenced(name, part, entry[part], entry["family"])
         if sys.stderr.isatty():
             print(f"{number + 1} of {len(entries)}, {name}", end="\033[K\r", file=sys.stderr, flush=True)
     lines = (f"{json.dumps(name)}: {json.dumps(entry)}" for name, entry in entries.items())

@@ -373,7 +373,7 @@ class _Run:
                 # A sum may be rounded once, with the product that is added. What is alive decides what a lazy device fuses, and so
                 # how it rounds, as does who watches: both runs anew, with nothing left over alive and nobody watching.
                 kept, again = self._alone(state), self._alone(state)
-        deterministic = trial.device.has("deterministic")
+        deterministic = trial.device.has("deterministic") and "unsteady" not in trial.workload.traits
         for path, distance in apart(kept, again).items():
             allowed = 0.0 if deterministic else float("inf")
             self.figures.append(Figure(path, "rerun", distance, allowed, "", gates=deterministic))

@@ -16,14 +16,14 @@ EXACT = frozenset(
     """abs adaptive_max_pool2d adaptive_max_pool3d alias_copy amax amin aminmax as_strided_copy as_strided_scatter bernoulli_
     block_diag cat cauchy_ ceil ceil_ channel_shuffle _chunk_cat clamp clamp_ clamp_max clamp_max_ clamp_min
     clamp_min_ clone complex _conj_physical constant_pad_nd contiguous copy copy_ copysign copysign_ cummax cummin
-    detach diag_embed diagonal_backward diagonal_copy diagonal_scatter embedding empty_like expand_copy exponential_
+    detach diag_embed diagonal_backward diagonal_copy diagonal_scatter embedding empty_like eq expand_copy exponential_
     eye fill fill_ flip floor floor_ floor_divide fmax fmin fmod frac fractional_max_pool2d fractional_max_pool3d
     full_like gather geometric_ hardshrink hardshrink_backward hardtanh hardtanh_backward heaviside
-    _histogramdd_bin_edges _histogramdd_from_bin_cts im2col imag index index_copy index_copy_ index_fill index_fill_
+    _histogramdd_from_bin_cts im2col imag index index_copy index_copy_ index_fill index_fill_
     index_put index_put_ index_select isnan kthvalue lift_fresh lift_fresh_copy _local_scalar_dense log_normal_
-    lu_unpack masked_fill masked_fill_ masked_scatter masked_scatter_ masked_scatter_backward masked_select max
+    logical_and logical_not logical_or logical_xor lu_unpack masked_fill masked_fill_ masked_scatter masked_scatter_ masked_scatter_backward masked_select max
     max_pool2d_with_indices max_pool3d_with_indices max_unpool2d max_unpool3d maximum median min minimum mode
-    nan_to_num nanmedian narrow_copy native_dropout_backward neg neg_ new_empty new_empty_strided new_full new_ones
+    nan_to_num nanmedian narrow_copy native_dropout_backward ne neg neg_ new_empty new_empty_strided new_full new_ones
     new_zeros nextafter normal normal_ ones_like permute_copy pixel_shuffle pixel_unshuffle put randint_like real
     reflection_pad1d reflection_pad2d reflection_pad3d relu relu_ repeat repeat_interleave replication_pad1d
     replication_pad2d replication_pad3d _reshape_copy resize_ resize_as_ roll rot90 round scatter scatter_
@@ -59,14 +59,14 @@ INEXACT = frozenset(
     binary_cross_entropy_backward binary_cross_entropy_with_logits _cdist_backward _cdist_forward celu cos cosh
     cumprod digamma dist elu elu_backward embedding_renorm_ erf erfc erfinv exp exp2 expm1 _fft_c2c _fft_c2r _fft_r2c
     frac_ frexp _fused_rms_norm _fused_rms_norm_backward gelu gelu_backward glu glu_backward hardsigmoid
-    hardsigmoid_backward hardswish hardswish_backward histogram huber_loss huber_loss_backward hypot i0 index_reduce
+    hardsigmoid_backward hardswish hardswish_backward histogram _histogramdd_bin_edges huber_loss huber_loss_backward hypot i0 index_reduce
     lgamma linalg_qr linalg_vector_norm linspace log log10 log1p log2 log_sigmoid_backward log_sigmoid_forward
     _log_softmax _log_softmax_backward_data logaddexp logaddexp2 logcumsumexp logit logit_backward logspace logsumexp
     mish mish_backward multi_margin_loss multi_margin_loss_backward multilabel_margin_loss_backward
     multilabel_margin_loss_forward mvlgamma nan_to_num_ native_batch_norm native_batch_norm_backward
     _native_batch_norm_legit _native_batch_norm_legit_no_training native_group_norm native_group_norm_backward
     native_layer_norm native_layer_norm_backward norm _pdist_backward _pdist_forward polygamma pow prod renorm
-    rrelu_with_noise rrelu_with_noise_backward rsqrt _safe_softmax scatter_reduce sigmoid sigmoid_backward silu
+    round.decimals rrelu_with_noise rrelu_with_noise_backward rsqrt _safe_softmax scatter_reduce sigmoid sigmoid_backward silu
     silu_backward sin sinc sinh smooth_l1_loss smooth_l1_loss_backward soft_margin_loss soft_margin_loss_backward
     _softmax _softmax_backward_data softplus softplus_backward special_airy_ai special_bessel_j0 special_bessel_j1
     special_bessel_y0 special_bessel_y1 special_chebyshev_polynomial_t special_chebyshev_polynomial_u
@@ -109,7 +109,7 @@ SCATTERS = frozenset(
 
 COMPOSED = frozenset(
     """digamma gelu i0 _log_softmax multi_margin_loss multi_margin_loss_backward multilabel_margin_loss_backward
-    mvlgamma native_batch_norm _native_batch_norm_legit native_group_norm native_layer_norm polygamma silu sinc
+    mvlgamma native_batch_norm _native_batch_norm_legit native_group_norm native_layer_norm polygamma round.decimals silu sinc
     _softmax softplus special_airy_ai special_bessel_j0 special_bessel_j1 special_bessel_y0 special_bessel_y1
     special_chebyshev_polynomial_t special_chebyshev_polynomial_u special_chebyshev_polynomial_v
     special_chebyshev_polynomial_w special_erfcx special_hermite_polynomial_h special_hermite_polynomial_he
@@ -142,9 +142,15 @@ norm of their columns. The multiple is at most N and more (N. J. Higham, Accurac
 9.3, 10.3, 19.4), and about the root of N where errors are independent (Higham and Mary, SIAM J. Sci. Comput. 41(5), 2019)."""
 
 
-DECOMPOSED = frozenset({"binary_cross_entropy", "binary_cross_entropy_with_logits", "logit", "sinc"})
-"""Operators that round as their decomposition does: terms of both signs in a sum, a logarithm near 0 of a rounded quotient,
-a sine of a rounded multiple of pi."""
+DECOMPOSED = frozenset(
+    """addcdiv addcmul addr binary_cross_entropy binary_cross_entropy_with_logits gelu gelu_backward logit sinc
+    upsample_bicubic2d""".split()
+)
+"""Operators that round as their decomposition does, in the accumulator's precision, and once more: terms of both signs that cancel, a
+logarithm near 0 of a rounded quotient, a sine of a rounded multiple of pi, 1 + erf(x) in its tail."""
+
+CREATED = frozenset({"linspace", "logspace"})
+"""Operators that compute from numbers alone."""
 
 MODULI = frozenset({"abs", "sgn"})
 """Operators of `EXACT` that compute a modulus of complex numbers."""
@@ -167,7 +173,9 @@ class OperatorFacts(NamedTuple):
 @functools.cache
 def facts(func: Any) -> OperatorFacts:
     """OperatorFacts of an overload of an operator."""
-    name = func.name().partition(".")[0].removeprefix("aten::")
+    name, _, overload = func.name().removeprefix("aten::").partition(".")
+    if overload == "decimals":
+        name = f"{name}.decimals"  # it multiplies and divides, where `round` alone is exact
     schema = func._schema  # noqa: SLF001 - OpOverload has no public schema
     written = tuple(
         (position, argument.name)
@@ -181,7 +189,7 @@ def may_round(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     """Whether a call may round: not where it only moves numbers, or has none in floating point."""
     name, moves, _ = facts(func)
     moves = moves and not _accumulates(name, args, kwargs) and not (name in MODULI and has_complex(args))
-    return not moves and not _selects(name, args) and _has_float((args, kwargs.values()))
+    return not moves and not _selects(name, args) and (name in CREATED or _has_float((args, kwargs.values())))
 
 
 def classified(name: str) -> bool:

@@ -35,9 +35,7 @@ if TYPE_CHECKING:
 
 SMALL = 2**15
 """Elements up to which NumPy is faster than torch: where time goes into calls."""
-_COMPOSED_OF_COMPLEX = frozenset(
-    {"div", "div_", "reciprocal", "reciprocal_", "sqrt", "sqrt_", "ldexp", "addcdiv", "addcdiv_"}
-)
+_COMPOSED_OF_COMPLEX = frozenset({"div", "div_", "reciprocal", "reciprocal_", "sqrt", "sqrt_", "ldexp", "addcdiv_"})
 """Operators that round once, but not their complex form."""
 _TINY = 2.0**-1022
 _FRACTION = 2**52 - 1
@@ -80,9 +78,8 @@ class Rounding(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch lea
         if not operators.may_round(func, args, kwargs):
             return func(*args, **kwargs)
         name = operators.facts(func).name
-        if name in DECOMPOSED:
-            with self:
-                return decomposition_table[func](*args, **kwargs)
+        if name in DECOMPOSED and func in decomposition_table:
+            return self._decomposed(func, args, kwargs)
         args = self._operands(name, args)
         hits = terms.hits(func, name, args)
         squares = terms.squares(func, name, args, kwargs)
@@ -101,6 +98,13 @@ class Rounding(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch lea
             self._perturb_(tensor, unit, length, squares[position] if position < len(squares) else None)
             if position in errors:
                 tensor.add_(errors[position].reshape(tensor.shape))
+        return out
+
+    def _decomposed(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        unit = UNIT_ROUNDOFF["float32" if self.precision == "tf32" else self.precision]
+        with self.at("float64" if self.precision == "float64" else ACCUMULATOR), self:
+            out = decomposition_table[func](*args, **kwargs)
+        self._perturb_(out, unit, 1)
         return out
 
     def _operands(self, name: str, args: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -140,11 +144,11 @@ class Rounding(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch lea
         return copy
 
     def _moved(self, matrix: Tensor, unit: float) -> Tensor:
-        """A matrix whose elements have moved by up to the root of N times u times the norm of their column."""
+        """A matrix whose elements have moved by up to twice the root of N times u times the norm of their column."""
         size = matrix.abs().square().sum(-2 if matrix.dim() > 1 else -1, keepdim=True).sqrt()
         chance = torch.rand((*matrix.shape, 2), generator=self.generator, dtype=torch.float64).mul_(2.0).sub_(1.0)
         noise_of = torch.view_as_complex(chance) if matrix.is_complex() else chance[..., 0]
-        return matrix + size * (unit * math.sqrt(matrix.shape[-1])) * noise_of
+        return matrix + size * (2 * unit * math.sqrt(matrix.shape[-1])) * noise_of
 
     def _unit(self, name: str, *, complex_too: bool = False) -> float:
         """The rounding error of an operator's results. Of complex numbers, products and quotients take several roundings."""

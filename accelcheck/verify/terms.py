@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 _POOLS = frozenset({"avg_pool2d", "avg_pool2d_backward"})
 _POOLING: tuple[Any, ...] = ((), 0, False, True, None)
 """Defaults of average pooling: stride, padding, ceil mode, whether padding counts, divisor."""
-_SUMS = CONTRACTIONS | {"sum", "mean", "cumsum"}
+_SUMS = CONTRACTIONS | {"sum", "mean", "cumsum", "_trilinear"}
 """Operators whose every output is a sum of products of their operands; those of `SCATTERS` are too."""
 _FACTORS = frozenset({"alpha", "beta"})
 
@@ -114,6 +114,15 @@ def _loss(call: _Call) -> Lengths:
     return (call.args[1].numel() // call.elements,)
 
 
+def _trilinear(call: _Call) -> Lengths:
+    """Terms of a sum over dimensions, which a tensor that has none of its own there does not count; their two products round as six terms do."""
+    shapes = [list(value.shape) for value in call.args[:3]]
+    for shape, places in zip(shapes, call.args[3:6], strict=True):
+        for place in places:
+            shape.insert(place, 1)
+    return (math.prod(max(shape[place] for shape in shapes) for place in call.args[6]) + 6,)
+
+
 def _softmax(call: _Call) -> Lengths:
     return (call.operands[0].shape[call.args[1]] if call.operands[0].dim() else 1,)
 
@@ -188,6 +197,7 @@ def _size(kernel: Any) -> int:
 _RULES: Mapping[str, Callable[[_Call], Lengths]] = {
     **dict.fromkeys(("mm", "bmm", "mv", "dot", "vdot", "linear", "cumsum", "logsumexp"), _row),
     **dict.fromkeys(("addmm", "addmv", "baddbmm"), lambda call: (call.operands[1].shape[-1],)),
+    "_trilinear": _trilinear,
     "addbmm": lambda call: (call.operands[1].shape[0] * call.operands[1].shape[-1],),
     "convolution": lambda call: (call.operands[1][0].numel(),),
     "convolution_backward": _convolution_backward,

@@ -42,6 +42,7 @@ TRAITS: Mapping[str, str] = MappingProxyType(
         "stream": "a submodule `net` that is called once for each input",
         "training": "a target, a loss and an optimizer",
         "twice-differentiable": "gradients that can be differentiated again, and are in backward mode",
+        "unsteady": "results whose last bits may follow from where memory lies, as LAPACK's do: no rerun has to give the same bits",
         "variable-length": "sequences that differ in length",
         "views": "outputs that are all views of the first input",
     }

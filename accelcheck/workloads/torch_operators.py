@@ -43,8 +43,20 @@ BUNDLE = 24
 ELEMENTS = 2**14
 """Most elements of the tensors of a sample."""
 SCALARS = (bool, int, float, complex, str, slice, torch.dtype, torch.memory_format, torch.layout, type(None), type(...))
-UNINITIALISED = ("empty", "new_empty", "resize_")
-"""How the names of operators begin whose results are whatever is in memory."""
+LEFT: Mapping[str, str] = MappingProxyType(
+    {
+        **dict.fromkeys(
+            "empty empty_like empty_permuted empty_strided new_empty new_empty_strided resize_ resize_as_".split(),
+            "its result is what is in memory",
+        ),
+        **dict.fromkeys(("linalg.eig", "linalg.eigvals"), "eigenvalues have no order"),
+        "nextafter": "its result is a neighbour in the dtype itself, of which FP64 knows nothing",
+        "_softmax_backward_data": "its samples are no results of softmax, for which its rounding errors are known",
+    }
+)
+"""Why operators are not judged."""
+UNSTEADY = frozenset({"linalg"})
+"""Families with operators that have the trait ``unsteady``."""
 FLOATING = ("float32", "bfloat16", "float16")
 FURTHER = ("complex64", "int64", "uint8", "bool")
 
@@ -170,11 +182,13 @@ def _seeded(seed: int) -> Iterator[None]:
 def _drawn(name: str, dtype: torch.dtype, seed: int) -> dict[int, tuple[_Leaves, Callable[[Any], Any]]]:
     """By number, the arguments of an operator's samples as leaves and structure, and the function of the output.
 
-    Reference inputs, where an operator has them, are more: further sizes, and values that are large, small or not finite.
+    Reference inputs, where an operator has them, are more: further sizes, and values that are large, small or not finite. Those of
+    complex numbers take seconds to make, and of bool there are none.
     """
     info = database()[name]
+    further = getattr(info, "reference_inputs_func", None) if dtype not in {torch.complex64, torch.bool} else None
     # Not `sample_inputs`: it sets a seed of its own, so that every draw has the same numbers, and looks for a test on the stack.
-    for samples_of in (getattr(info, "reference_inputs_func", None), info.sample_inputs_func):
+    for samples_of in (further, info.sample_inputs_func):
         if samples_of is not None:
             with _seeded(seed):
                 drawn = {
@@ -224,7 +238,10 @@ def tried(call: SampleCall, tensors: Sequence[Tensor]) -> SampleCall | str:
     try:
         with torch.no_grad(), _seeded(1), _Draws() as draws:
             first = call(anchor, wide)
-        writes = any(value._version != before for value, before in zip(wide, versions, strict=True))  # noqa: SLF001
+        writes = any(  # batch norm writes to statistics without a word
+            value._version != version or not torch.equal(value.nan_to_num(), before.nan_to_num().to(value.dtype))  # noqa: SLF001
+            for value, version, before in zip(wide, versions, tensors, strict=True)
+        )
         call = replace(call, writes=writes)
         wide = [value.double() if value.is_floating_point() else value.clone() for value in tensors]
         with torch.no_grad(), _seeded(2):
@@ -407,7 +424,7 @@ def described() -> dict[str, dict[str, Any]]:
     """What the stored file says of each operator of this torch, for each of `PARTS`: dtypes, gradients, and what is left out, and why."""
     found = dict[str, dict[str, Any]]()
     for name, info in sorted(database().items()):
-        entry: dict[str, Any] = {"family": family(name, info)}
+        entry: dict[str, Any] = {"family": family_of(name, info)}
         for part, words in PARTS.items():
             there = [word for word in words if getattr(torch, word) in info.dtypes]
             if there:
@@ -417,8 +434,8 @@ def described() -> dict[str, dict[str, Any]]:
 
 
 def _described(name: str, words: Sequence[str]) -> dict[str, Any]:
-    if name.startswith(UNINITIALISED):
-        return {"left": "its result is what is in memory"}
+    if name in LEFT:
+        return {"left": LEFT[name]}
     made = template((Operator(name, tuple(words)),), SAMPLES)
     if not made.calls:
         return {"left": ", ".join(sorted(made.left)) or "has no samples of dense tensors"}
@@ -484,7 +501,7 @@ _FAMILIES = (
 )
 
 
-def family(name: str, info: Any) -> str:
+def family_of(name: str, info: Any) -> str:
     """The family that an operator is judged with."""
     for word, beginnings in _FAMILIES:
         if name.startswith(beginnings):
@@ -497,7 +514,7 @@ def family(name: str, info: Any) -> str:
     return "creation" if name.startswith(("new_", "full", "zeros", "ones", "arange", "eye", "lin", "log")) else "shape"
 
 
-def alone(name: str, part: str, entry: Mapping[str, Any]) -> Workload:
+def alone(name: str, part: str, entry: Mapping[str, Any], family: str) -> Workload:
     """The workload of a part of an operator."""
     operator = _operator(name, part, entry)
     return Workload(
@@ -507,7 +524,7 @@ def alone(name: str, part: str, entry: Mapping[str, Any]) -> Workload:
         level=3,
         modes=frozenset({Mode.FORWARD, Mode.BACKWARD} if operator.gradients else {Mode.FORWARD}),
         dtypes=frozenset({"float32"}),
-        traits=frozenset({"domain"}),
+        traits=frozenset({"domain", "unsteady"} if family in UNSTEADY else {"domain"}),
         techniques=frozenset({"eager", "compile-static"}),
         given=True,
     )
@@ -525,10 +542,10 @@ def bundles(stored: Mapping[str, Mapping[str, Any]]) -> Iterator[Workload]:
         for name, entry in stored.items():
             if part in entry and not entry[part].keys() & {"left", "apart"}:
                 families.setdefault(entry["family"], []).append(_operator(name, part, entry[part]))
-        for family_name, members in families.items():
+        for family, members in families.items():
             for start in range(0, len(members), BUNDLE):
                 operators = tuple(members[start : start + BUNDLE])
-                kind = family_name if part == "floating" else f"{family_name}-{part}"
+                kind = family if part == "floating" else f"{family}-{part}"
                 yield Workload(
                     f"ops-{kind}-{start // BUNDLE + 1}",
                     f"torch's operators {', '.join(operator.name for operator in operators)}, with a few samples each.",
@@ -540,7 +557,7 @@ def bundles(stored: Mapping[str, Mapping[str, Any]]) -> Iterator[Workload]:
                         else {Mode.FORWARD}
                     ),
                     dtypes=frozenset({"float32"}),
-                    traits=frozenset({"domain"}),
+                    traits=frozenset({"domain", "unsteady"} if family in UNSTEADY else {"domain"}),
                     techniques=frozenset({"eager", "compile-static"}),
                     given=True,
                 )
@@ -551,7 +568,7 @@ def _workloads() -> Iterator[Workload]:
     for name, entry in stored.items():
         for part in PARTS:
             if part in entry and "left" not in entry[part]:
-                yield alone(name, part, entry[part])
+                yield alone(name, part, entry[part], entry["family"])
     yield from bundles(stored)
 
 
