@@ -11,6 +11,7 @@ import contextlib
 import enum
 import functools
 import importlib
+import itertools
 import json
 import random
 import warnings
@@ -38,6 +39,8 @@ SAMPLES = 10
 """Most samples of an operator where it stands alone; of each dtype that is not floating a third. Of more, as many are drawn."""
 FEW = 2
 """As `SAMPLES`, of an operator in a bundle."""
+NEAR = 24
+"""Of its samples, those among which a bundle's are chosen."""
 BUNDLE = 24
 """Most operators of a bundle."""
 ELEMENTS = 2**14
@@ -55,6 +58,8 @@ LEFT: Mapping[str, str] = MappingProxyType(
     }
 )
 """Why operators are not judged."""
+LARGE = frozenset({"nn.functional.grid_sample"})
+"""Operators whose reference inputs have more than `ELEMENTS`."""
 UNSTEADY = frozenset({"linalg"})
 """Families with operators that have the trait ``unsteady``."""
 FLOATING = ("float32", "bfloat16", "float16")
@@ -179,28 +184,28 @@ def _seeded(seed: int) -> Iterator[None]:
 
 
 @functools.lru_cache(64)
-def _drawn(name: str, dtype: torch.dtype, seed: int) -> dict[int, tuple[_Leaves, Callable[[Any], Any]]]:
-    """By number, the arguments of an operator's samples as leaves and structure, and the function of the output.
+def _drawn(name: str, dtype: torch.dtype, seed: int, reach: int) -> list[Any]:
+    """OpInfo's first samples of an operator, with the values of a seed.
 
     Reference inputs, where an operator has them, are more: further sizes, and values that are large, small or not finite. Those of
     complex numbers take seconds to make, and of bool there are none.
+
+    Args:
+        name: In `database`.
+        dtype: Of the samples.
+        seed: Of their values.
+        reach: Most samples.
     """
     info = database()[name]
     further = getattr(info, "reference_inputs_func", None) if dtype not in {torch.complex64, torch.bool} else None
     # Not `sample_inputs`: it sets a seed of its own, so that every draw has the same numbers, and looks for a test on the stack.
-    for samples_of in (further, info.sample_inputs_func):
-        if samples_of is not None:
-            with _seeded(seed):
-                drawn = {
-                    place: (
-                        pytree.tree_flatten((sample.input, sample.args, sample.kwargs)),
-                        sample.output_process_fn_grad,
-                    )
-                    for place, sample in enumerate(samples_of(info, "cpu", dtype, requires_grad=False))
-                }
-            if fitting := {place: flat for place, flat in drawn.items() if _fits(flat[0][0])}:
-                return fitting
-    return {}
+    samples_of = info.sample_inputs_func if further is None or name in LARGE else further
+    with _seeded(seed):
+        return list(itertools.islice(samples_of(info, "cpu", dtype, requires_grad=False), reach))
+
+
+def _flat(sample: Any) -> _Leaves:
+    return pytree.tree_flatten((sample.input, sample.args, sample.kwargs))
 
 
 def _fits(leaves: Sequence[Any]) -> bool:
@@ -365,21 +370,29 @@ def template(operators: tuple[Operator, ...], most: int) -> Template:
 def _chosen(operator: Operator, word: str, most: int, left: Counter[str]) -> list[tuple[int, SampleCall, list[Tensor]]]:
     """The number, call and inputs of samples that are of use; at most one of them has results without elements."""
     name, info, dtype = operator.name, database()[operator.name], getattr(torch, word)
-    most = most if dtype.is_floating_point else -(-most // 3)
     smooth = operator.gradients and info.supports_autograd and (dtype.is_floating_point or dtype.is_complex)
-    drawn = _drawn(name, dtype, stable_seed(name))
+    drawn = _drawn(name, dtype, stable_seed(name), _reach(most))
+    kept = most if dtype.is_floating_point else -(-most // 3)
     chosen, empty = list[tuple[int, SampleCall, list[Tensor]]](), list[tuple[int, SampleCall, list[Tensor]]]()
-    for place in random.Random(stable_seed(name)).sample(list(drawn), len(drawn)):  # noqa: S311 - no secret
-        (leaves, spec), process = drawn[place]
+    for place in random.Random(stable_seed(name)).sample(range(len(drawn)), len(drawn)):  # noqa: S311 - no secret
+        leaves, spec = _flat(drawn[place])
+        if not _fits(leaves):
+            continue
         opened, tensors = _open(leaves)
+        process = drawn[place].output_process_fn_grad
         call = tried(SampleCall(f"{name} {word} {place}", info.op, opened, spec, process, smooth=smooth), tensors)
         if isinstance(call, str):
             left[call] += 1
         else:
             (empty if call.empty else chosen).append((place, call, tensors))
-        if len(chosen) == most:
+        if len(chosen) == kept:
             break
-    return [*chosen, *empty[:1]][-most:] if most > 1 else [*chosen, *empty][:1]
+    return [*chosen, *empty[:1]][-kept:] if kept > 1 else [*chosen, *empty][:1]
+
+
+def _reach(most: int) -> int:
+    """The samples among which to choose: to make those that come after them takes longer than to judge a few."""
+    return NEAR if most <= FEW else 10**6
 
 
 @functools.lru_cache(16)
@@ -390,8 +403,8 @@ def _values(operators: tuple[Operator, ...], most: int, seed: int) -> tuple[Tens
     start = 0
     for call, (name, dtype, place) in zip(made.calls, made.origins, strict=True):
         end = start + sum(isinstance(leaf, Hole) for leaf in call.leaves)
-        (leaves, _), _ = _drawn(name, dtype, seed).get(place, (([], None), None))
-        _, tensors = _open(leaves)
+        drawn = _drawn(name, dtype, seed, _reach(most))
+        _, tensors = _open(_flat(drawn[place])[0] if place < len(drawn) else [])
         if len(tensors) == end - start and all(map(_alike, tensors, values[start:end])):
             found = tried(call.moved(-start), tensors)
             if isinstance(found, SampleCall) and found.smooth == call.smooth:
