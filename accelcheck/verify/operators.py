@@ -19,7 +19,7 @@ EXACT = frozenset(
     detach diag_embed diagonal_backward diagonal_copy diagonal_scatter embedding empty_like eq expand_copy exponential_
     eye fill fill_ flip floor floor_ floor_divide fmax fmin fmod frac fractional_max_pool2d fractional_max_pool3d
     full_like gather geometric_ hardshrink hardshrink_backward hardtanh hardtanh_backward heaviside
-    _histogramdd_from_bin_cts im2col imag index index_copy index_copy_ index_fill index_fill_
+    im2col imag index index_copy index_copy_ index_fill index_fill_
     index_put index_put_ index_select isnan kthvalue lift_fresh lift_fresh_copy _local_scalar_dense log_normal_
     logical_and logical_not logical_or logical_xor lu_unpack masked_fill masked_fill_ masked_scatter masked_scatter_ masked_scatter_backward masked_select max
     max_pool2d_with_indices max_pool3d_with_indices max_unpool2d max_unpool3d maximum median min minimum mode
@@ -59,7 +59,7 @@ INEXACT = frozenset(
     binary_cross_entropy_backward binary_cross_entropy_with_logits _cdist_backward _cdist_forward celu cos cosh
     cumprod digamma dist elu elu_backward embedding_renorm_ erf erfc erfinv exp exp2 expm1 _fft_c2c _fft_c2r _fft_r2c
     frac_ frexp _fused_rms_norm _fused_rms_norm_backward gelu gelu_backward glu glu_backward hardsigmoid
-    hardsigmoid_backward hardswish hardswish_backward histogram _histogramdd_bin_edges huber_loss huber_loss_backward hypot i0 index_reduce
+    hardsigmoid_backward hardswish hardswish_backward histogram _histogramdd_bin_edges _histogramdd_from_bin_cts huber_loss huber_loss_backward hypot i0 index_reduce
     lgamma linalg_qr linalg_vector_norm linspace log log10 log1p log2 log_sigmoid_backward log_sigmoid_forward
     _log_softmax _log_softmax_backward_data logaddexp logaddexp2 logcumsumexp logit logit_backward logspace logsumexp
     mish mish_backward multi_margin_loss multi_margin_loss_backward multilabel_margin_loss_backward
@@ -143,7 +143,7 @@ norm of their columns. The multiple is at most N and more (N. J. Higham, Accurac
 
 
 DECOMPOSED = frozenset(
-    """addcdiv addcmul addr binary_cross_entropy binary_cross_entropy_with_logits gelu gelu_backward logit sinc
+    """addcdiv addcmul addr binary_cross_entropy binary_cross_entropy_with_logits gelu gelu_backward lerp logit sinc
     upsample_bicubic2d""".split()
 )
 """Operators that round as their decomposition does, in the accumulator's precision, and once more: terms of both signs that cancel, a
@@ -211,7 +211,9 @@ def results(func: Any, out: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) 
             returned[1] = None  # which classes are meant, as ones and zeros
     else:
         values = (args[position] if position < len(args) else kwargs.get(name) for position, name in written)
-        returned = [*floats(values)]
+        changed = floats(values)
+        # Batch norm with statistics to update returns results besides; what a write in place returns is what it wrote to.
+        returned = [*changed, *(one for one in outputs(out) if all(one is not other for other in changed))]
     return [*returned, *_unannounced(name, args)]
 
 

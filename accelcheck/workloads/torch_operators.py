@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils import _pytree as pytree
 
 from accelcheck.core.case import Mode, stable_seed
@@ -58,6 +59,10 @@ LEFT: Mapping[str, str] = MappingProxyType(
     }
 )
 """Why operators are not judged."""
+UNKNOWN_GRADIENTS = frozenset(
+    "grid_sampler_2d grid_sampler_3d nn.functional.grid_sample nn.functional.interpolate.bicubic".split()
+)
+"""Operators whose gradients add what rounded weights of positions make of others: how they round is not known."""
 LARGE = frozenset({"nn.functional.grid_sample"})
 """Operators whose reference inputs have more than `ELEMENTS`."""
 UNSTEADY = frozenset({"linalg"})
@@ -241,7 +246,8 @@ def tried(call: SampleCall, tensors: Sequence[Tensor]) -> SampleCall | str:
     versions = [value._version for value in wide]  # noqa: SLF001 - torch has no public name for it
     anchor = torch.ones(1, dtype=torch.float64)
     try:
-        with torch.no_grad(), _seeded(1), _Draws() as draws:
+        # Attention by its definition: its kernels are said to draw random numbers whether they do or not.
+        with torch.no_grad(), _seeded(1), sdpa_kernel(SDPBackend.MATH), _Draws() as draws:
             first = call(anchor, wide)
         writes = any(  # batch norm writes to statistics without a word
             value._version != version or not torch.equal(value.nan_to_num(), before.nan_to_num().to(value.dtype))  # noqa: SLF001
@@ -452,6 +458,8 @@ def _described(name: str, words: Sequence[str]) -> dict[str, Any]:
     made = template((Operator(name, tuple(words)),), SAMPLES)
     if not made.calls:
         return {"left": ", ".join(sorted(made.left)) or "has no samples of dense tensors"}
+    if name in UNKNOWN_GRADIENTS:
+        return {"gradients": False, "left_gradients": "how the rounded weights of positions err in a sum is not known"}
     return {"gradients": any(call.smooth for call in made.calls)}
 
 
