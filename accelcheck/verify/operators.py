@@ -149,9 +149,6 @@ DECOMPOSED = frozenset(
 """Operators that round as their decomposition does, in the accumulator's precision, and once more: terms of both signs that cancel, a
 logarithm near 0 of a rounded quotient, a sine of a rounded multiple of pi, 1 + erf(x) in its tail."""
 
-CREATED = frozenset({"linspace", "logspace"})
-"""Operators that compute from numbers alone."""
-
 MODULI = frozenset({"abs", "sgn"})
 """Operators of `EXACT` that compute a modulus of complex numbers."""
 
@@ -189,7 +186,8 @@ def may_round(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     """Whether a call may round: not where it only moves numbers, or has none in floating point."""
     name, moves, _ = facts(func)
     moves = moves and not _accumulates(name, args, kwargs) and not (name in MODULI and has_complex(args))
-    return not moves and not _selects(name, args) and (name in CREATED or _has_float((args, kwargs.values())))
+    # Functions of integers give numbers in floating point too.
+    return not moves and not _selects(name, args) and (classified(name) or _has_float((args, kwargs.values())))
 
 
 def classified(name: str) -> bool:

@@ -52,6 +52,9 @@ def squares(func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any])
     """
     if name in _POOLS:
         return [_pooled_squares(name, args)]
+    if name == "var_mean" and not has_complex(args):
+        mean = outputs(func(args[0].square(), *args[1:], **kwargs))[1]  # of squares
+        return [None, None if mean is None else mean * (mean.numel() / max(1, args[0].numel()))]
     if (name not in _SUMS and name not in SCATTERS) or "out" in kwargs or has_complex(args):  # out would be overwritten
         return []
     squared = tuple(a.square() if is_float(a) else a for a in args)

@@ -527,7 +527,7 @@ def family_of(name: str, info: Any) -> str:
     for word, beginnings in _FAMILIES:
         if name.startswith(beginnings):
             return word
-    kind = type(info).__name__.removesuffix("Info").removesuffix("Func").removesuffix("Ufunc").lower()
+    kind = type(info).__name__.removesuffix("Info").removesuffix("Op").removesuffix("Ufunc").lower()
     if kind in {"unary", "binary", "reduction"}:
         return kind
     if name.startswith("nn.functional."):
@@ -564,11 +564,12 @@ def bundles(stored: Mapping[str, Mapping[str, Any]]) -> Iterator[Workload]:
             if part in entry and not entry[part].keys() & {"left", "apart"}:
                 families.setdefault(entry["family"], []).append(_operator(name, part, entry[part]))
         for family, members in families.items():
-            for start in range(0, len(members), BUNDLE):
-                operators = tuple(members[start : start + BUNDLE])
+            count = -(-len(members) // BUNDLE)
+            for number in range(count):
+                operators = tuple(members[number::count])
                 kind = family if part == "floating" else f"{family}-{part}"
                 yield Workload(
-                    f"ops-{kind}-{start // BUNDLE + 1}",
+                    f"ops-{kind}-{number + 1}",
                     f"torch's operators {', '.join(operator.name for operator in operators)}, with a few samples each.",
                     partial(_make, operators=operators, most=FEW),
                     level=2,
