@@ -149,6 +149,9 @@ DECOMPOSED = frozenset(
 """Operators that round as their decomposition does, in the accumulator's precision, and once more: terms of both signs that cancel, a
 logarithm near 0 of a rounded quotient, a sine of a rounded multiple of pi, 1 + erf(x) in its tail."""
 
+OF_INTEGERS = (INEXACT | {"div", "sqrt", "reciprocal"}) - {"abs_", "cumprod", "pow", "prod"}
+"""Operators that give numbers in floating point for integers too."""
+
 MODULI = frozenset({"abs", "sgn"})
 """Operators of `EXACT` that compute a modulus of complex numbers."""
 
@@ -186,8 +189,7 @@ def may_round(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     """Whether a call may round: not where it only moves numbers, or has none in floating point."""
     name, moves, _ = facts(func)
     moves = moves and not _accumulates(name, args, kwargs) and not (name in MODULI and has_complex(args))
-    # Functions of integers give numbers in floating point too.
-    return not moves and not _selects(name, args) and (classified(name) or _has_float((args, kwargs.values())))
+    return not moves and not _selects(name, args) and (name in OF_INTEGERS or _has_float((args, kwargs.values())))
 
 
 def classified(name: str) -> bool:
