@@ -10,12 +10,13 @@ import pytest
 import torch
 from fault_harness import BACKWARD, FORWARD, Planted, built_in, verdict_of
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from accelcheck.core.case import Verdict
 from accelcheck.devices.torch_names import UnknownTorchError
 from accelcheck.verify.oracle import Store
-from accelcheck.workloads.base import Program
-from accelcheck.workloads.torch_operators import FILE, PARTS, Calls, database, template
+from accelcheck.workloads.base import Program, Workload
+from accelcheck.workloads.torch_operators import FEW, FILE, PARTS, WORKLOADS, Calls, Operator, database, template
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -24,6 +25,12 @@ if TYPE_CHECKING:
 
 def nothing(program: Program) -> None:
     """Eager as it is."""
+
+
+def operators_of(workload: Workload) -> tuple[Operator, ...]:
+    """The operators that a workload of this family calls."""
+    operators: tuple[Operator, ...] = workload.make.keywords["operators"]  # type: ignore[attr-defined]
+    return operators
 
 
 @pytest.fixture
@@ -83,9 +90,50 @@ def test_complex_results_are_pairs_of_real_numbers() -> None:
     assert all(out.dtype == torch.float32 and out.shape[-1] == 2 for out in result.values())
 
 
+def test_every_judged_operator_is_in_one_bundle_of_its_family() -> None:
+    bundled = [
+        (operator.name, operator.dtypes)
+        for workload in WORKLOADS
+        if workload.name.startswith("ops-")
+        for operator in operators_of(workload)
+    ]
+    alone = [
+        (operator.name, operator.dtypes)
+        for workload in WORKLOADS
+        if workload.name.startswith("op-")
+        for operator in operators_of(workload)
+    ]
+    stored = json.loads(FILE.read_text(encoding="utf-8"))
+    apart = {name for name, entry in stored.items() for part in PARTS if "apart" in entry.get(part, {})}
+    assert sorted(bundled) == sorted(pair for pair in alone if pair[0] not in apart)
+
+
+def test_a_bundle_takes_a_few_samples_of_each_operator() -> None:
+    for name in ("ops-unary-1", "ops-binary-1", "ops-reduction-further-1"):
+        workload = built_in()[name]
+        labels = [call.label.rsplit(" ", 1)[0] for call in workload.problem(1).module.calls]  # type: ignore[union-attr]
+        kinds = {f"{operator.name} {dtype}" for operator in operators_of(workload) for dtype in operator.dtypes}
+        assert set(labels) == kinds
+        assert max(map(labels.count, kinds)) <= FEW
+
+
+def test_samples_have_at_most_one_empty_result() -> None:
+    made = template((Operator("repeat", ("float32",)),), 10)
+    assert sum(call.empty for call in made.calls) == 1
+
+
+def test_attention_has_the_same_samples_under_every_kernel() -> None:
+    operator = Operator("nn.functional.scaled_dot_product_attention", ("float32",))
+    first = template((operator,), 3)
+    template.cache_clear()
+    with sdpa_kernel(SDPBackend.MATH):
+        other = template((operator,), 3)
+    assert first.origins == other.origins
+
+
 def test_a_torch_without_an_operator_says_so() -> None:
     with pytest.raises(UnknownTorchError, match="describes no operator of-a-later-torch"):
-        template((("of-a-later-torch", ("float32",)),), 3)
+        template((Operator("of-a-later-torch", ("float32",)),), 3)
 
 
 @pytest.mark.parametrize(
