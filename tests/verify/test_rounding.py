@@ -271,7 +271,7 @@ def test_samples_of_operators_that_compute_in_steps_explain_eager(name: str) -> 
         [(sampled(function, *(value.double() for value in narrow), seed=seed) - exact).abs() for seed in range(SAMPLES)]
     ).amax(0)
     assert bool((eager <= SLACK * samples.amax()).all())
-    assert float(samples.amax()) < 100 * max(float(eager.amax()), UNIT_ROUNDOFF["float32"] * float(exact.abs().amin()))
+    assert float(samples.amax()) < 100 * UNIT_ROUNDOFF["float32"] * max(1.0, float(exact.abs().amax()))
 
 
 def test_functions_of_integers_have_samples_where_they_give_numbers_in_floating_point() -> None:
