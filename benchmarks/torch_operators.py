@@ -23,7 +23,7 @@ from accelcheck.verify.operators import FACTORISED, facts
 from accelcheck.verify.oracle import compute
 from accelcheck.verify.reference import OracleError
 from accelcheck.workloads.base import Program
-from accelcheck.workloads.torch_operators import FILE, PARTS, alone, described
+from accelcheck.workloads.torch_operators import APART, FILE, PARTS, alone, described
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -52,24 +52,36 @@ def referenced(name: str, part: str, entry: dict[str, Any], family: str) -> dict
 
 
 class _Names(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves __init_subclass__ untyped
-    """Sees the names of the operators that are called."""
+    """Sees the names of the operators that are called, and whether a result has a shape that depends on values."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # untyped in torch
         self.seen: set[str] = set()
+        self.dynamic = False
 
     def __torch_dispatch__(
         self, func: Any, types: Iterable[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         self.seen.add(facts(func).name)
+        self.dynamic = self.dynamic or not {torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output}.isdisjoint(
+            func.tags
+        )
         return func(*args, **(kwargs or {}))
 
 
-def unsteady(workload: Workload) -> bool:
-    """Whether LAPACK computes, or the bits of a result are others with copies of the inputs elsewhere in memory."""
+def unsteady(workload: Workload, entry: dict[str, Any], reason: str) -> bool:
+    """Whether LAPACK computes, or the bits of a result are others with copies of the inputs elsewhere in memory.
+
+    Args:
+        workload: Of a part of an operator.
+        entry: Of that part: gets the reason why the operator is in no bundle.
+        reason: If there is one already.
+    """
     program = Program.of(workload.problem(1))
     with _Names() as names:
         first = program.run(Mode.FORWARD)
+    if reason or names.dynamic:
+        entry["apart"] = reason or "the shape of its result depends on values"
     if not FACTORISED.isdisjoint(names.seen):
         return True
     kept = []
@@ -90,7 +102,11 @@ def main() -> int:
     entries = described()
     for number, (name, entry) in enumerate(entries.items()):
         parts = [part for part in PARTS if part in entry and "left" not in entry[part]]
-        if any(unsteady(alone(name, part, entry[part], entry["family"])) for part in parts):
+        differing = [
+            unsteady(alone(name, part, entry[part], entry["family"]), entry[part], APART.get(name, ""))
+            for part in parts
+        ]
+        if any(differing):
             entry["family"] = "linalg"  # its bundles, and what stands alone, have the trait `unsteady`
         for part in parts:
             entry[part] = referenced(name, part, entry[part], entry["family"])

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 _POOLS = frozenset({"avg_pool2d", "avg_pool2d_backward"})
 _POOLING: tuple[Any, ...] = ((), 0, False, True, None)
 """Defaults of average pooling: stride, padding, ceil mode, whether padding counts, divisor."""
-_SUMS = CONTRACTIONS | {"sum", "mean", "cumsum", "_trilinear"}
+_SUMS = CONTRACTIONS | {"sum", "nansum", "mean", "cumsum", "_trilinear"}
 """Operators whose every output is a sum of products of their operands; those of `SCATTERS` are too."""
 _FACTORS = frozenset({"alpha", "beta"})
 
@@ -204,7 +204,9 @@ _RULES: Mapping[str, Callable[[_Call], Lengths]] = {
     "addbmm": lambda call: (call.operands[1].shape[0] * call.operands[1].shape[-1],),
     "convolution": lambda call: (call.operands[1][0].numel(),),
     "convolution_backward": _convolution_backward,
-    **dict.fromkeys(("sum", "mean", "var", "var_mean", "std", "linalg_vector_norm", "norm", "mse_loss"), _reduced),
+    **dict.fromkeys(
+        ("sum", "nansum", "mean", "var", "var_mean", "std", "linalg_vector_norm", "norm", "mse_loss"), _reduced
+    ),
     **dict.fromkeys(("nll_loss_forward", "nll_loss2d_forward"), _loss),
     **dict.fromkeys(INTERPOLATED, _interpolated),
     **dict.fromkeys(("_fft_c2c", "_fft_r2c", "_fft_c2r"), _transformed),

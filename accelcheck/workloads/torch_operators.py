@@ -65,6 +65,13 @@ UNKNOWN_GRADIENTS = frozenset(
 """Operators whose gradients add what rounded weights of positions make of others: how they round is not known."""
 LARGE = frozenset({"nn.functional.grid_sample"})
 """Operators whose reference inputs have more than `ELEMENTS`."""
+APART: Mapping[str, str] = MappingProxyType(
+    dict.fromkeys(
+        "cdouble linalg.inv_ex linalg.lu_solve lu_solve nn.functional.avg_pool2d take".split(),
+        "torch 2.13 does not compile a sample of it",
+    )
+)
+"""Why operators are in no bundle, beside those whose results have a shape that depends on values: one graph holds all of it."""
 UNSTEADY = frozenset({"linalg"})
 """Families with operators that have the trait ``unsteady``."""
 FLOATING = ("float32", "bfloat16", "float16")
@@ -542,7 +549,7 @@ def alone(name: str, part: str, entry: Mapping[str, Any], family: str) -> Worklo
         f"op-{name}" if part == "floating" else f"op-{name}-{part}",
         f"torch's operator {name}, with its samples of {', '.join(operator.dtypes)}.",
         partial(_make, operators=(operator,), most=SAMPLES),
-        level=3,
+        level=4,
         modes=frozenset({Mode.FORWARD, Mode.BACKWARD} if operator.gradients else {Mode.FORWARD}),
         dtypes=frozenset({"float32"}),
         traits=frozenset({"domain", "unsteady"} if family in UNSTEADY else {"domain"}),
