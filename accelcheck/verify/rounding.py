@@ -131,7 +131,7 @@ class Rounding(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch lea
             # A complex function is made of real ones, such as a power of an exponential and a logarithm.
             return tuple(self._turned(a) if isinstance(a, Tensor) and a.is_complex() else a for a in args)
         if name in INTERPOLATED:
-            unit = INEXACT_ULPS * UNIT_ROUNDOFF[ACCUMULATOR]
+            unit = 2 * INEXACT_ULPS * UNIT_ROUNDOFF[ACCUMULATOR]  # a coordinate is scaled, and moved by a half
             return tuple(
                 self._rounded(a, unit * max(a.shape[-1:], default=1)) if operators.is_float(a) else a for a in args
             )

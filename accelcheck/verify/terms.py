@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 _POOLS = frozenset({"avg_pool2d", "avg_pool2d_backward"})
 _POOLING: tuple[Any, ...] = ((), 0, False, True, None)
 """Defaults of average pooling: stride, padding, ceil mode, whether padding counts, divisor."""
-_SUMS = CONTRACTIONS | {"sum", "nansum", "mean", "cumsum", "_trilinear"}
+_SUMS = CONTRACTIONS | {"sum", "nansum", "mean", "cumsum", "_trilinear", "col2im"}
 """Operators whose every output is a sum of products of their operands; those of `SCATTERS` are too."""
 _FACTORS = frozenset({"alpha", "beta"})
 
@@ -201,6 +201,7 @@ _RULES: Mapping[str, Callable[[_Call], Lengths]] = {
     **dict.fromkeys(("mm", "bmm", "mv", "dot", "vdot", "linear", "cumsum", "logsumexp"), _row),
     **dict.fromkeys(("addmm", "addmv", "baddbmm"), lambda call: (call.operands[1].shape[-1],)),
     "_trilinear": _trilinear,
+    "col2im": lambda call: (_size(call.args[2]),),
     "addbmm": lambda call: (call.operands[1].shape[0] * call.operands[1].shape[-1],),
     "convolution": lambda call: (call.operands[1][0].numel(),),
     "convolution_backward": _convolution_backward,

@@ -1,0 +1,119 @@
+"""Families of operators at the values, sizes, strides and options where kernels branch."""
+
+from __future__ import annotations
+
+import itertools
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from fault_harness import FORWARD, Planted, built_in, verdict_of
+from torch import Tensor
+
+from accelcheck.core.case import Verdict
+from accelcheck.verify.oracle import Store
+from accelcheck.workloads.base import Program, flatten
+from accelcheck.workloads.families import PER_BINADE, UNARY, WORKLOADS, binades, near
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+NAMES = [workload.name for workload in WORKLOADS]
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store(tmp_path)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_labels_differ_and_every_result_is_finite(name: str) -> None:
+    problem = built_in()[name].problem(3)
+    labels = [label for label, _, _ in problem.module.parts]  # type: ignore[union-attr]
+    assert len(labels) == len(set(labels))
+    for path, tensor in flatten(problem.module(*problem.inputs)):
+        finite = tensor.float().isfinite()
+        assert bool(finite.all()), path
+
+
+def test_binades_are_rows_and_begin_with_powers_of_two() -> None:
+    values = binades(torch.Generator().manual_seed(0), -3, 4)
+    assert values.shape == (8, PER_BINADE)
+    for row, exponent in zip(values, range(-3, 5), strict=True):
+        assert bool((row.abs() >= 2.0**exponent).all() and (row.abs() < 2.0 ** (exponent + 1)).all())
+        assert float(row[0].abs()) == 2.0**exponent
+
+
+def test_numbers_near_a_point_come_from_both_sides() -> None:
+    values = near(torch.Generator().manual_seed(0), 1.0, 20)
+    assert bool((values < 1).any() and (values > 1).any())
+    assert 0 < float((values - 1).abs().min()) < 2.0**-18
+
+
+def test_every_function_is_in_one_workload_of_values() -> None:
+    names = itertools.chain.from_iterable(
+        workload.make.keywords["names"]  # type: ignore[attr-defined]
+        for workload in WORKLOADS
+        if workload.name.startswith("values-unary-") and not workload.name.endswith("half")
+    )
+    assert sorted(names) == sorted(UNARY)
+
+
+def changing(label: str, change: Callable[[Any], Any]) -> Callable[[Program], None]:
+    """Changes the result of one function."""
+
+    def plant(program: Program) -> None:
+        module: Any = program.module
+        assert label in {name for name, _, _ in module.parts}
+        module.parts = tuple(
+            (name, _followed(function, change) if name == label else function, places)
+            for name, function, places in module.parts
+        )
+
+    return plant
+
+
+def _followed(function: Callable[..., Any], change: Callable[[Any], Any]) -> Callable[..., Any]:
+    return lambda *inputs: change(function(*inputs))
+
+
+def _last_wrong(out: Tensor) -> Tensor:
+    wrong = out.clone()
+    wrong.view(-1)[-1] *= 1.001
+    return wrong
+
+
+FAULTS: list[tuple[str, str, Callable[[Any], Any]]] = [
+    ("values-unary-1", "abs", lambda out: torch.where(out < 1e-30, -out, out)),
+    ("values-unary-1", "log2", lambda out: torch.where(out.abs() < 0.3, out * 1.001, out)),
+    ("values-near", "log near 1", lambda out: torch.where(out.abs() < 1e-4, out + 1e-8, out)),
+    ("values-near", "signs of zeros", lambda out: [out[0].abs(), *out[1:]]),
+    ("values-quotients", "remainder, quotients of 2^28", torch.zeros_like),
+    ("values-integers", "int8, sums", lambda out: [out[0].clamp(-100, 100), *out[1:]]),
+    ("values-integers", "uint8, quotients", lambda out: [out[0], out[1].to(torch.int8).to(torch.uint8) % 2, *out[2:]]),
+    ("sizes-elementwise", "exp of 513", _last_wrong),
+    ("sizes-rows-1", "sum of 1025", lambda out: out * (1024 / 1025)),
+    ("sizes-rows-1", "softmax of 4097", _last_wrong),
+    ("sizes-columns-1", "sum of 70001 rows", lambda out: torch.cat([out[:65535], out[65535:] * 0])),
+    ("sizes-products", "4 x 257 x 5, depth", lambda out: out * 0.999),
+    ("sizes-products", "beta of 0 with NaN", lambda out: out + 0.01),
+    ("sizes-batched-products", "many batches", lambda out: torch.cat([out[:512], out[:188]])),
+    ("sizes-attention", "129 positions, causal", lambda out: out.roll(1, 2)),
+    ("sizes-indices", "brackets of 17", lambda out: out.roll(1, 0)),
+    ("sizes-indices", "cross entropy, ignored, mean", lambda out: out * (6 / 9)),
+    ("options-convolutions", "conv2d, dilation and stride", _last_wrong),
+    ("options-convolutions", "transposed, output padding", lambda out: out.roll(1, -1)),
+    ("options-windows", "average pool, ceil and padding", _last_wrong),
+    ("options-windows", "bilinear by 1.7, aligned", lambda out: out * 1.001),
+    ("layouts", "sum, every other column", lambda out: out.roll(1, 0)),
+    ("layouts", "softmax, expanded", _last_wrong),
+]
+
+
+@pytest.mark.slow  # a minute
+@pytest.mark.parametrize(("name", "label", "change"), FAULTS, ids=[f"{name}: {label}" for name, label, _ in FAULTS])
+def test_one_wrong_result_is_named(name: str, label: str, change: Callable[[Any], Any], store: Store) -> None:
+    record = verdict_of(store, Planted(changing(label, change)), built_in()[name], FORWARD)
+    assert record.verdict is Verdict.FAIL
+    assert {fault.path.partition("]")[0] for fault in record.faults} == {f"out[{label!r}"}
