@@ -11,6 +11,7 @@ from torch.nn.functional import conv2d
 
 from accelcheck.core.case import Mode
 from accelcheck.selftest.faults.base import Cell, PlantedFault, Variant
+from accelcheck.selftest.faults.memory import strided
 from accelcheck.selftest.faults.plant import kernels, rounded_to, within
 from accelcheck.verify.algorithms import ALGORITHMS, Algorithm, strassen, winograd
 
@@ -83,7 +84,7 @@ def _minus_for_plus(func: Any, a: Tensor, b: Tensor) -> Tensor:
 
 FAULTS = (
     *(
-        PlantedFault(f"fast-convolution-{name}", summary, _ALONE, _convolving(convolve), absent=_ABSENT)
+        PlantedFault(f"fast-convolution-{name}", summary, _ALONE, _convolving(convolve), absent=_ABSENT, exists=strided)
         for name, summary, convolve in (
             ("wrong-tile", "A tile of a Winograd convolution has its neighbour's results.", _tile_of_its_neighbour),
             ("dropped-row", "The last row of the last image is left out, as where a size is odd.", _row_dropped),
@@ -99,6 +100,7 @@ FAULTS = (
         (Cell("matmul", dtypes=_SINGLE),),
         lambda _: kernels(mm=_short_products),
         absent=_ABSENT,
+        exists=strided,
     ),
     PlantedFault(
         "strassen-wrong-sign",
@@ -106,6 +108,7 @@ FAULTS = (
         (Cell("matmul", dtypes=_SINGLE),),
         lambda _: kernels(mm=_minus_for_plus),
         absent=_ABSENT,
+        exists=strided,
     ),
 )
 
@@ -115,6 +118,7 @@ VARIANTS = tuple(
         f"The algorithm {name} forward and backward, with NaN that spread.",
         _PRODUCTS if "product" in name else _CONVOLUTIONS,
         partial(within, partial(Algorithm, name)),
+        exists=strided,  # they are written with views, where a device that has none has left them behind
     )
     for name in ALGORITHMS
 )

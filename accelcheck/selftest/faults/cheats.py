@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from accelcheck.core.capability import SUPPORTED, Code, unsupported
 from accelcheck.core.case import Mode
 from accelcheck.selftest.faults.base import Cell, PlantedFault
+from accelcheck.selftest.faults.memory import strided
 from accelcheck.selftest.faults.plant import calling, editing, replacing, wrapping
 from accelcheck.selftest.faults.staleness import kept_by, shapes
 from accelcheck.techniques.quantization.int8 import Holder
@@ -20,8 +20,6 @@ from accelcheck.workloads.base import flatten
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from accelcheck.core.capability import Capability
-    from accelcheck.devices.base import Device
     from accelcheck.selftest.faults.base import Change
     from accelcheck.workloads.base import Program, Result
 
@@ -87,13 +85,6 @@ def other_dtype(out: Tensor) -> Tensor:
 
 def column_major(out: Tensor) -> Tensor:
     return out.t().contiguous().t()
-
-
-def strided(device: Device) -> Capability:
-    """Devices whose tensors have strides."""
-    if not device.has("strided"):
-        return unsupported(Code.NO_FEATURE, f"{device.name} has no strides")
-    return SUPPORTED
 
 
 def overwriting(share: float) -> Change:
