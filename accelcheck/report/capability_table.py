@@ -6,11 +6,11 @@ from itertools import groupby
 from typing import TYPE_CHECKING
 
 from accelcheck.core.capability import Code
-from accelcheck.core.case import Verdict
+from accelcheck.core.case import LEVELS, Verdict
 from accelcheck.report.console import Table
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
     from accelcheck.core.capability import Capability
     from accelcheck.devices.base import Status
@@ -44,7 +44,7 @@ def refused(workload: str, refusals: Mapping[str, str]) -> list[str]:
     return lines
 
 
-def markdown(rows: Sequence[TechniqueRow], workloads: Iterable[Workload]) -> list[str]:
+def markdown(rows: Sequence[TechniqueRow], workloads: Collection[Workload]) -> list[str]:
     """For the documentation. The same on every machine: a technique that only this machine lacks counts as existing."""
     lines = [
         "# Techniques",
@@ -68,7 +68,11 @@ def markdown(rows: Sequence[TechniqueRow], workloads: Iterable[Workload]) -> lis
                 f"| `{row.name}` | {row.promise} [source]({row.source}) | {answers} | {needs} | {_counts(row)} |"
             )
     lines += ["", "# Workloads", "", "| workload | what it is | modes | level |", "|---|---|---|---|"]
-    lines += [f"| `{w.name}` | {w.summary} | {', '.join(sorted(w.modes))} | {w.level} |" for w in workloads]
+    listed = [workload for workload in workloads if workload.level < max(LEVELS)]
+    lines += [f"| `{w.name}` | {w.summary} | {', '.join(sorted(w.modes))} | {w.level} |" for w in listed]
+    alone = sum(workload.level == max(LEVELS) for workload in workloads)
+    if alone:
+        lines += ["", f"{alone} further workloads have level {max(LEVELS)}: `accelcheck list --workloads` lists them too."]
     return lines
 
 
