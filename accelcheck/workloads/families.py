@@ -50,23 +50,34 @@ class Applied(nn.Module):
 
 
 class _Collected:
-    """Parts and inputs of an `Applied`, one after the other."""
+    """Parts and inputs of an `Applied`, one after the other.
 
-    def __init__(self) -> None:
+    Args:
+        generator: Draws the inputs of which only the shape is given.
+    """
+
+    def __init__(self, generator: torch.Generator) -> None:
+        self.generator = generator
         self.parts: list[tuple[str, Function, tuple[int, ...]]] = []
         self.inputs: list[Tensor] = []
 
-    def add(self, label: str, function: Function, *tensors: Tensor) -> None:
+    def add(self, label: str, function: Function, *tensors: Tensor | tuple[int, ...], **options: Any) -> None:
         places = []
-        for tensor in tensors:
+        for given in tensors:
+            tensor = given if isinstance(given, Tensor) else normal(self.generator, *given)
             place = next((place for place, known in enumerate(self.inputs) if known is tensor), len(self.inputs))
             if place == len(self.inputs):
                 self.inputs.append(tensor)
             places.append(place)
-        self.parts.append((label, function, tuple(places)))
+        self.parts.append((label, partial(function, **options) if options else function, tuple(places)))
 
-    def problem(self) -> Problem:
-        return Problem(Applied(tuple(self.parts)), tuple(self.inputs))
+
+def _made(build: Callable[..., None], generator: torch.Generator, extent: int, **options: Any) -> Problem:
+    """The problem of what a function adds to `_Collected`."""
+    del extent
+    parts = _Collected(generator)
+    build(parts, **options)
+    return Problem(Applied(tuple(parts.parts)), tuple(parts.inputs))
 
 
 def binades(generator: torch.Generator, lowest: int, highest: int, *, negative: bool = True) -> Tensor:
@@ -85,61 +96,38 @@ def near(generator: torch.Generator, point: float, nearest: int, *, sides: tuple
 
 _GROWING = (-120, 5)
 """Binades of arguments of exponentials, which stay below 64."""
+_NAMED: Mapping[tuple[int, int], tuple[str, str]] = {
+    ALL: ("abs neg sign relu reciprocal hardtanh atan", "sqrt rsqrt log log2 log10 log1p"),
+    _GROWING: ("exp exp2 expm1 sinh cosh tanh sigmoid silu softplus logsigmoid elu selu", ""),
+    (-120, 3): ("mish", ""),
+    (-120, 1): ("gelu", ""),
+    (-60, 60): ("square hardswish", ""),
+    (-20, 60): ("hardsigmoid", ""),
+    (-110, 120): ("leaky_relu", ""),
+    (-120, 60): ("softsign asinh", ""),
+    (-110, 2): ("erf", ""),
+    (-110, 1): ("erfc", ""),
+    (-120, 12): ("sin cos", ""),
+    (-120, 8): ("tan", ""),
+    (-120, -2): ("asin acos atanh", ""),
+    (-110, -2): ("erfinv", ""),
+    (1, 60): ("", "acosh"),
+    (-20, 20): ("", "lgamma digamma"),
+    (-20, 26): ("floor ceil round trunc", ""),
+}
+"""Functions by the binades of their argument: those of which it may be negative, and those of which it may not."""
 UNARY: Mapping[str, tuple[Function, tuple[int, int], bool]] = {
-    "abs": (torch.abs, ALL, True),
-    "neg": (torch.neg, ALL, True),
-    "sign": (torch.sign, ALL, True),
-    "relu": (torch.relu, ALL, True),
-    "reciprocal": (torch.reciprocal, ALL, True),
-    "sqrt": (torch.sqrt, ALL, False),
-    "rsqrt": (torch.rsqrt, ALL, False),
-    "square": (torch.square, (-60, 60), True),
+    **{
+        name: (getattr(torch, name, None) or getattr(functional, name), reach, not number)
+        for reach, texts in _NAMED.items()
+        for number, text in enumerate(texts)
+        for name in text.split()
+    },
     "cube": (lambda x: x**3, (-40, 40), True),
     "power of one half": (lambda x: x**0.5, ALL, False),
     "power of -1.5": (lambda x: x**-1.5, (-60, 60), False),
-    "log": (torch.log, ALL, False),
-    "log2": (torch.log2, ALL, False),
-    "log10": (torch.log10, ALL, False),
-    "log1p": (torch.log1p, ALL, False),
     "log1p below 0": (lambda x: torch.log1p(-x), (-120, -2), False),
-    "exp": (torch.exp, _GROWING, True),
-    "exp2": (torch.exp2, _GROWING, True),
-    "expm1": (torch.expm1, _GROWING, True),
-    "sinh": (torch.sinh, _GROWING, True),
-    "cosh": (torch.cosh, _GROWING, True),
-    "tanh": (torch.tanh, _GROWING, True),
-    "sigmoid": (torch.sigmoid, _GROWING, True),
-    "silu": (functional.silu, _GROWING, True),
-    "mish": (functional.mish, (-120, 3), True),
-    "softplus": (functional.softplus, _GROWING, True),
-    "logsigmoid": (functional.logsigmoid, _GROWING, True),
-    "elu": (functional.elu, _GROWING, True),
-    "selu": (functional.selu, _GROWING, True),
-    "gelu": (functional.gelu, (-120, 1), True),
     "gelu by tanh": (partial(functional.gelu, approximate="tanh"), (-120, 1), True),
-    "hardswish": (functional.hardswish, (-60, 60), True),
-    "hardsigmoid": (functional.hardsigmoid, (-20, 60), True),
-    "hardtanh": (functional.hardtanh, ALL, True),
-    "leaky relu": (functional.leaky_relu, (-110, 120), True),
-    "softsign": (functional.softsign, (-120, 60), True),
-    "erf": (torch.erf, (-110, 2), True),
-    "erfc": (torch.erfc, (-110, 1), True),
-    "sin": (torch.sin, (-120, 12), True),
-    "cos": (torch.cos, (-120, 12), True),
-    "tan": (torch.tan, (-120, 8), True),
-    "asin": (torch.asin, (-120, -2), True),
-    "acos": (torch.acos, (-120, -2), True),
-    "atan": (torch.atan, ALL, True),
-    "asinh": (torch.asinh, (-120, 60), True),
-    "acosh": (torch.acosh, (1, 60), False),
-    "atanh": (torch.atanh, (-120, -2), True),
-    "erfinv": (torch.erfinv, (-110, -2), True),
-    "lgamma": (torch.lgamma, (-20, 20), False),
-    "digamma": (torch.digamma, (-20, 20), False),
-    "floor": (torch.floor, (-20, 26), True),
-    "ceil": (torch.ceil, (-20, 26), True),
-    "round": (torch.round, (-20, 26), True),
-    "trunc": (torch.trunc, (-20, 26), True),
     "to int32": (lambda x: x.to(torch.int32), (-20, 29), True),
     "to int64": (lambda x: x.to(torch.int64), (-20, 61), True),
     "to bool": (lambda x: x.to(torch.bool), ALL, True),
@@ -163,24 +151,19 @@ NEAR: Mapping[str, tuple[Function, float, int, tuple[int, ...]]] = {
 }
 
 
-def _unary(generator: torch.Generator, extent: int, *, names: tuple[str, ...], lowest: int, highest: int) -> Problem:
-    del extent
-    parts = _Collected()
+def _unary(parts: _Collected, *, names: tuple[str, ...], lowest: int, highest: int) -> None:
     drawn: dict[tuple[int, int, bool], Tensor] = {}
     for name in names:
         function, (low, high), negative = UNARY[name]
         key = max(low, lowest), min(high, highest), negative
         if key not in drawn:
-            drawn[key] = binades(generator, key[0], key[1], negative=negative)
+            drawn[key] = binades(parts.generator, key[0], key[1], negative=negative)
         parts.add(name, function, drawn[key])
-    return parts.problem()
 
 
-def _near(generator: torch.Generator, extent: int) -> Problem:
-    del extent
-    parts = _Collected()
+def _near(parts: _Collected) -> None:
     for name, (function, point, nearest, sides) in NEAR.items():
-        parts.add(name, function, near(generator, point, nearest, sides=sides))
+        parts.add(name, function, near(parts.generator, point, nearest, sides=sides))
     ties = torch.arange(-33, 33) + 0.5
     parts.add("round of ties", torch.round, ties)
     parts.add(
@@ -188,11 +171,10 @@ def _near(generator: torch.Generator, extent: int) -> Problem:
         lambda x: [_sign(v) for v in (x.clone(), -x, x.abs(), x.floor(), x.ceil(), x.round(), x.trunc(), x.flip(0))],
         _ZEROS,
     )
-    whole = integers(generator, 1, 200, 64).float()
+    whole = integers(parts.generator, 1, 200, 64).float()
     parts.add(
         "exact quotients", lambda a, b: [torch.floor_divide(a * b, b), torch.remainder(a * b, b)], whole, whole.flip(0)
     )
-    return parts.problem()
 
 
 def _sign(x: Tensor) -> Tensor:
@@ -223,34 +205,28 @@ BINARY: Mapping[str, Function] = {
 }
 
 
-def _elementwise(generator: torch.Generator, extent: int) -> Problem:
-    del extent
-    parts = _Collected()
+def _elementwise(parts: _Collected) -> None:
     for size in SIZES:
-        a, b = normal(generator, size), normal(generator, size)
+        a, b = normal(parts.generator, size), normal(parts.generator, size)
         for name in ("add", "mul", "div", "where", "maximum"):
             parts.add(f"{name} of {size}", BINARY[name], a, b)
         parts.add(f"exp of {size}", torch.exp, a)
         parts.add(f"tanh of {size}", torch.tanh, a)
-    a, b = normal(generator, 37, 65), normal(generator, 37, 65)
+    a, b = normal(parts.generator, 37, 65), normal(parts.generator, 37, 65)
     for name, function in BINARY.items():
         parts.add(name, function, a, b)
-    row, column = normal(generator, 65), normal(generator, 37, 1)
+    row, column = normal(parts.generator, 65), normal(parts.generator, 37, 1)
     parts.add("broadcast", lambda a, row, column: [a + row, a * column, row - column], a, row, column)
-    parts.add("long", lambda x: x * 2.0 + 1.0, normal(generator, 70001))
-    return parts.problem()
+    parts.add("long", lambda x: x * 2.0 + 1.0, (70001,))
 
 
-def _large_quotients(generator: torch.Generator, extent: int) -> Problem:
+def _large_quotients(parts: _Collected) -> None:
     """Remainders and quotients where the quotient has up to 24 bits and more, of both signs."""
-    del extent
-    parts = _Collected()
-    b = binades(generator, -8, 8)
+    b = binades(parts.generator, -8, 8)
     for shift in (0, 4, 12, 20, 28):
-        a = torch.ldexp(b.flip(1) * (1.0 + torch.rand(b.shape, generator=generator)), torch.tensor(shift))
+        a = torch.ldexp(b.flip(1) * (1.0 + torch.rand(b.shape, generator=parts.generator)), torch.tensor(shift))
         parts.add(f"remainder, quotients of 2^{shift}", torch.remainder, a, b)
         parts.add(f"fmod, quotients of 2^{shift}", torch.fmod, a, b)
-    return parts.problem()
 
 
 ROWS: Mapping[str, Function] = {
@@ -278,30 +254,25 @@ ROWS: Mapping[str, Function] = {
 }
 
 
-def _rows(generator: torch.Generator, extent: int, *, names: tuple[str, ...], across: bool) -> Problem:
+def _rows(parts: _Collected, *, names: tuple[str, ...], across: bool) -> None:
     """Rows of each size: along them or, turned, across them."""
-    del extent
-    parts = _Collected()
     for size in SIZES:
-        x = normal(generator, size, 3) if across else normal(generator, 3, size)
+        x = normal(parts.generator, size, 3) if across else normal(parts.generator, 3, size)
         for name in names:
             function = ROWS[name]
             if size > 2 or name not in {"var", "layer norm"}:  # which are 0, or 1 and -1, whatever there is
                 parts.add(f"{name} of {size}", _turned(function) if across else function, x)
-    many = normal(generator, 4, 70001) if across else normal(generator, 70001, 4)
+    many = normal(parts.generator, 4, 70001) if across else normal(parts.generator, 70001, 4)
     for name in names[:1]:
         parts.add(f"{name} of 70001 rows", _turned(ROWS[name]) if across else ROWS[name], many)
-    return parts.problem()
 
 
 def _turned(function: Function) -> Function:
     return lambda x: function(x.transpose(0, 1))
 
 
-def _products(generator: torch.Generator, extent: int, *, batched: bool) -> Problem:
+def _products(parts: _Collected, *, batched: bool) -> None:
     """Matrix products with one side of each size, and the others small."""
-    del extent
-    parts = _Collected()
     lead = (3,) if batched else ()
     for size in SIZES:
         for name, (rows, depth, columns) in {
@@ -312,34 +283,22 @@ def _products(generator: torch.Generator, extent: int, *, batched: bool) -> Prob
         }.items():
             if name == "all" and size > LARGEST:
                 continue
-            a, b = normal(generator, *lead, rows, depth), normal(generator, *lead, depth, columns)
+            a, b = normal(parts.generator, *lead, rows, depth), normal(parts.generator, *lead, depth, columns)
             parts.add(f"{rows} x {depth} x {columns}, {name}", torch.matmul, a, b)
         if not batched:
-            a, b = normal(generator, size, 9), normal(generator, 9)
+            a, b = normal(parts.generator, size, 9), normal(parts.generator, 9)
             parts.add(f"vector {size}", torch.mv, a, b)
-            parts.add(f"turned {size}", lambda a, b: a.t() @ b, normal(generator, size, 6), normal(generator, size, 4))
-            parts.add(
-                f"linear {size}",
-                functional.linear,
-                normal(generator, 3, size),
-                normal(generator, 5, size),
-                normal(generator, 5),
-            )
+            parts.add(f"turned {size}", lambda a, b: a.t() @ b, (size, 6), (size, 4))
+            parts.add(f"linear {size}", functional.linear, (3, size), (5, size), (5,))
     if batched:
-        parts.add("many batches", torch.bmm, normal(generator, 700, 3, 4), normal(generator, 700, 4, 2))
-        parts.add("broadcast batch", torch.matmul, normal(generator, 1, 5, 6), normal(generator, 4, 6, 3))
+        parts.add("many batches", torch.bmm, (700, 3, 4), (700, 4, 2))
+        parts.add("broadcast batch", torch.matmul, (1, 5, 6), (4, 6, 3))
     else:
         nan = torch.full((4, 5), torch.nan)
-        product = normal(generator, 4, 6), normal(generator, 6, 5)
+        product = normal(parts.generator, 4, 6), normal(parts.generator, 6, 5)
         parts.add("beta of 0 with NaN", lambda c, a, b: torch.addmm(c, a, b, beta=0), nan, *product)
-        parts.add(
-            "beta and alpha",
-            lambda c, a, b: torch.addmm(c, a, b, beta=0.5, alpha=-2.0),
-            normal(generator, 4, 5),
-            *product,
-        )
-        parts.add("outer", torch.outer, normal(generator, 33), normal(generator, 65))
-    return parts.problem()
+        parts.add("beta and alpha", lambda c, a, b: torch.addmm(c, a, b, beta=0.5, alpha=-2.0), (4, 5), *product)
+        parts.add("outer", torch.outer, (33,), (65,))
 
 
 LAYOUTS: Mapping[str, Function] = {
@@ -373,24 +332,19 @@ CONSUMERS: Mapping[str, Function] = {
 }
 
 
-def _layouts(generator: torch.Generator, extent: int) -> Problem:
-    del extent
-    parts = _Collected()
-    x = normal(generator, 12, 18)
+def _layouts(parts: _Collected) -> None:
+    x = normal(parts.generator, 12, 18)
     for layout, view in LAYOUTS.items():
         for consumer, function in CONSUMERS.items():
             parts.add(f"{consumer}, {layout}", partial(_after, view, function), x)
-    return parts.problem()
 
 
 def _after(view: Function, function: Function, x: Tensor) -> Any:
     return function(view(x))
 
 
-def _convolutions(generator: torch.Generator, extent: int) -> Problem:
+def _convolutions(parts: _Collected) -> None:
     """Convolutions of 1 to 3 dimensions, and transposed ones, with options one at a time and together."""
-    del extent
-    parts = _Collected()
     options: Mapping[str, dict[str, Any]] = {
         "plain": {},
         "padding": {"padding": 1},
@@ -403,54 +357,27 @@ def _convolutions(generator: torch.Generator, extent: int) -> Problem:
     }
     for name, chosen in options.items():
         groups = chosen.get("groups", 1)
-        x, weight, bias = normal(generator, 2, 4, 11, 13), normal(generator, 6, 4 // groups, 3, 3), normal(generator, 6)
-        parts.add(f"conv2d, {name}", partial(functional.conv2d, **chosen), x, weight, bias)
-        x, weight = normal(generator, 2, 6, 7, 6), normal(generator, 6, 4 // groups, 3, 3)
-        parts.add(f"transposed, {name}", partial(functional.conv_transpose2d, **chosen), x, weight)
-    x, weight = normal(generator, 2, 4, 6, 7), normal(generator, 4, 3, 3, 3)
-    parts.add("transposed, output padding", partial(functional.conv_transpose2d, stride=2, output_padding=1), x, weight)
+        parts.add(f"conv2d, {name}", functional.conv2d, (2, 4, 11, 13), (6, 4 // groups, 3, 3), (6,), **chosen)
+        parts.add(f"transposed, {name}", functional.conv_transpose2d, (2, 6, 7, 6), (6, 4 // groups, 3, 3), **chosen)
+    more = {"stride": 2, "output_padding": 1}
+    parts.add("transposed, output padding", functional.conv_transpose2d, (2, 4, 6, 7), (4, 3, 3, 3), **more)
     for size in FEW_SIZES:
-        parts.add(
-            f"conv1d of {size}",
-            partial(functional.conv1d, padding=1),
-            normal(generator, 2, 3, size),
-            normal(generator, 4, 3, 3),
-        )
+        parts.add(f"conv1d of {size}", functional.conv1d, (2, 3, size), (4, 3, 3), padding=1)
         if size <= 129:
-            x = normal(generator, 1, size, 6, 5)
-            parts.add(f"{size} channels", partial(functional.conv2d, padding=1), x, normal(generator, 5, size, 3, 3))
-            parts.add(
-                f"{size} filters", functional.conv2d, normal(generator, 1, 3, 6, 5), normal(generator, size, 3, 3, 3)
-            )
-            parts.add(
-                f"depthwise {size}",
-                partial(functional.conv2d, groups=size, padding=1),
-                x,
-                normal(generator, size, 1, 3, 3),
-            )
-            parts.add(f"pointwise {size}", functional.conv2d, x, normal(generator, 4, size, 1, 1))
-    parts.add(
-        "conv3d",
-        partial(functional.conv3d, padding=1, stride=2),
-        normal(generator, 1, 3, 5, 6, 7),
-        normal(generator, 4, 3, 3, 3, 3),
-    )
+            x = normal(parts.generator, 1, size, 6, 5)
+            parts.add(f"{size} channels", functional.conv2d, x, (5, size, 3, 3), padding=1)
+            parts.add(f"{size} filters", functional.conv2d, (1, 3, 6, 5), (size, 3, 3, 3))
+            parts.add(f"depthwise {size}", functional.conv2d, x, (size, 1, 3, 3), groups=size, padding=1)
+            parts.add(f"pointwise {size}", functional.conv2d, x, (4, size, 1, 1))
+    parts.add("conv3d", functional.conv3d, (1, 3, 5, 6, 7), (4, 3, 3, 3, 3), padding=1, stride=2)
     for side in (1, 2, 5, 7):
-        parts.add(
-            f"kernel of {side}",
-            partial(functional.conv2d, padding=side // 2),
-            normal(generator, 1, 3, 9, 10),
-            normal(generator, 4, 3, side, side),
-        )
-    return parts.problem()
+        parts.add(f"kernel of {side}", functional.conv2d, (1, 3, 9, 10), (4, 3, side, side), padding=side // 2)
 
 
-def _windows(generator: torch.Generator, extent: int) -> Problem:
+def _windows(parts: _Collected) -> None:
     """Pooling, padding and interpolation with their options."""
-    del extent
-    parts = _Collected()
-    x = normal(generator, 2, 3, 11, 13)
-    line = normal(generator, 2, 3, 19)
+    x = normal(parts.generator, 2, 3, 11, 13)
+    line = normal(parts.generator, 2, 3, 19)
     for name, chosen in {
         "plain": {},
         "stride": {"stride": 1},
@@ -458,44 +385,36 @@ def _windows(generator: torch.Generator, extent: int) -> Problem:
         "ceil": {"ceil_mode": True, "stride": 3},
         "ceil and padding": {"ceil_mode": True, "padding": 1, "stride": 2},
     }.items():
-        parts.add(f"max pool, {name}", partial(functional.max_pool2d, kernel_size=3, **chosen), x)
-        parts.add(f"average pool, {name}", partial(functional.avg_pool2d, kernel_size=3, **chosen), x)
-        parts.add(f"max pool 1-D, {name}", partial(functional.max_pool1d, kernel_size=3, **chosen), line)
-        parts.add(f"average pool 1-D, {name}", partial(functional.avg_pool1d, kernel_size=3, **chosen), line)
-    parts.add("max pool, dilation", partial(functional.max_pool2d, kernel_size=2, dilation=2, stride=1), x)
+        parts.add(f"max pool, {name}", functional.max_pool2d, x, kernel_size=3, **chosen)
+        parts.add(f"average pool, {name}", functional.avg_pool2d, x, kernel_size=3, **chosen)
+        parts.add(f"max pool 1-D, {name}", functional.max_pool1d, line, kernel_size=3, **chosen)
+        parts.add(f"average pool 1-D, {name}", functional.avg_pool1d, line, kernel_size=3, **chosen)
+    parts.add("max pool, dilation", functional.max_pool2d, x, kernel_size=2, dilation=2, stride=1)
     parts.add(
-        "average pool without padding",
-        partial(functional.avg_pool2d, kernel_size=3, padding=1, count_include_pad=False),
-        x,
+        "average pool without padding", functional.avg_pool2d, x, kernel_size=3, padding=1, count_include_pad=False
     )
-    parts.add("average pool with a divisor", partial(functional.avg_pool2d, kernel_size=2, divisor_override=3), x)
+    parts.add("average pool with a divisor", functional.avg_pool2d, x, kernel_size=2, divisor_override=3)
     for size in ((1, 1), (4, 5), (7, 7), (13, 17)):
-        parts.add(f"adaptive average pool to {size}", partial(functional.adaptive_avg_pool2d, output_size=size), x)
-        parts.add(f"adaptive max pool to {size}", partial(functional.adaptive_max_pool2d, output_size=size), x)
+        parts.add(f"adaptive average pool to {size}", functional.adaptive_avg_pool2d, x, output_size=size)
+        parts.add(f"adaptive max pool to {size}", functional.adaptive_max_pool2d, x, output_size=size)
     for mode in ("constant", "reflect", "replicate", "circular"):
         parts.add(f"pad, {mode}", partial(functional.pad, pad=(2, 1, 3, 2), mode=mode), x)
-    parts.add("pad, negative", partial(functional.pad, pad=(-1, 2, -2, -3)), x)
+    parts.add("pad, negative", functional.pad, x, pad=(-1, 2, -2, -3))
     for factor in (0.6, 1.7, 2.0, 3.0):
-        parts.add(f"nearest by {factor}", partial(functional.interpolate, scale_factor=factor, mode="nearest"), x)
+        parts.add(f"nearest by {factor}", functional.interpolate, x, scale_factor=factor, mode="nearest")
         for aligned in (False, True):
-            parts.add(
-                f"bilinear by {factor}{', aligned' * aligned}",
-                partial(functional.interpolate, scale_factor=factor, mode="bilinear", align_corners=aligned),
-                x,
-            )
+            chosen = {"scale_factor": factor, "mode": "bilinear", "align_corners": aligned}
+            parts.add(f"bilinear by {factor}{', aligned' * aligned}", functional.interpolate, x, **chosen)
     parts.add("pixel shuffle", lambda x: functional.pixel_shuffle(x[:, :, :10, :12].repeat(1, 4, 1, 1), 2), x)
-    parts.add("unfold", partial(functional.unfold, kernel_size=3, stride=2, padding=1), x)
-    parts.add("fold", partial(functional.fold, output_size=(6, 7), kernel_size=2), normal(generator, 2, 12, 30))
-    return parts.problem()
+    parts.add("unfold", functional.unfold, x, kernel_size=3, stride=2, padding=1)
+    parts.add("fold", partial(functional.fold, output_size=(6, 7), kernel_size=2), (2, 12, 30))
 
 
-def _indices(generator: torch.Generator, extent: int) -> Problem:
+def _indices(parts: _Collected) -> None:
     """Reads and writes by index: repeated, negative and unsorted ones, at sizes around those of blocks; joins of many tensors."""
-    del extent
-    parts = _Collected()
     for size in FEW_SIZES:
-        x, source = normal(generator, size, 3), normal(generator, 2 * size + 1, 3)
-        rows = integers(generator, 0, size, 2 * size + 1)
+        x, source = normal(parts.generator, size, 3), normal(parts.generator, 2 * size + 1, 3)
+        rows = integers(parts.generator, 0, size, 2 * size + 1)
         wide = rows[:, None].expand(-1, 3).contiguous()
         parts.add(f"index_select of {size}", lambda x, rows: x.index_select(0, rows), x, rows)
         parts.add(f"index_add of {size}", lambda x, rows, source: x.index_add(0, rows, source), x, rows, source)
@@ -518,52 +437,31 @@ def _indices(generator: torch.Generator, extent: int) -> Problem:
         parts.add(f"one-hot of {size}", lambda rows, x: functional.one_hot(rows, x.shape[0]), rows, x)
         parts.add(f"cat of {size}", lambda x: torch.cat([x[: k + 1] for k in range(min(len(x), 40))]), x)
         parts.add(f"stack of {size}", lambda x: torch.stack([x, -x, x * 2.0], 1), x)
-        parts.add(
-            f"bincount of {size}",
-            lambda rows, x: torch.zeros_like(x[:, 0]).scatter_add(0, rows, torch.ones_like(rows, dtype=x.dtype)),
-            rows,
-            x,
-        )
-    logits, target = normal(generator, 9, 5), integers(generator, 0, 5, 9)
+    logits, target = normal(parts.generator, 9, 5), integers(parts.generator, 0, 5, 9)
     ignored = torch.where(torch.arange(9) % 3 == 0, -100, target)
     for reduction in ("none", "mean", "sum"):
-        parts.add(f"cross entropy, {reduction}", partial(functional.cross_entropy, reduction=reduction), logits, target)
+        parts.add(f"cross entropy, {reduction}", functional.cross_entropy, logits, target, reduction=reduction)
         parts.add(
-            f"cross entropy, ignored, {reduction}",
-            partial(functional.cross_entropy, reduction=reduction),
-            logits,
-            ignored,
+            f"cross entropy, ignored, {reduction}", functional.cross_entropy, logits, ignored, reduction=reduction
         )
-        parts.add(
-            f"cross entropy, smoothed, {reduction}",
-            partial(functional.cross_entropy, reduction=reduction, label_smoothing=0.1),
-            logits,
-            target,
-        )
-    sorted_to = torch.linspace(-2, 2, 33)
-    parts.add(
-        "searchsorted",
-        lambda edges, x: [torch.searchsorted(edges, x), torch.bucketize(x, edges, right=True)],
-        sorted_to,
-        logits,
-    )
-    return parts.problem()
+        chosen = {"reduction": reduction, "label_smoothing": 0.1}
+        parts.add(f"cross entropy, smoothed, {reduction}", functional.cross_entropy, logits, target, **chosen)
+    edges = torch.linspace(-2, 2, 33)
+    parts.add("searchsorted", lambda e, x: [torch.searchsorted(e, x), torch.bucketize(x, e, right=True)], edges, logits)
 
 
 INTEGERS = (torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64)
 
 
-def _integers(generator: torch.Generator, extent: int) -> Problem:
+def _integers(parts: _Collected) -> None:
     """Integers up to the ends of their range: what overflows wraps around."""
-    del extent
-    parts = _Collected()
     for dtype in INTEGERS:
         info = torch.iinfo(dtype)
         word = str(dtype).removeprefix("torch.")
-        a = integers(generator, -(2**20), 2**20, 7, 33).to(dtype)
+        a = integers(parts.generator, -(2**20), 2**20, 7, 33).to(dtype)
         a[0, :4] = torch.tensor([info.min, info.max, 0, 1], dtype=dtype)
-        b = integers(generator, 1, 7, 7, 33).to(dtype)
-        signed = b if dtype == torch.uint8 else b * (1 - 2 * integers(generator, 0, 2, 7, 33).to(dtype))
+        b = integers(parts.generator, 1, 7, 7, 33).to(dtype)
+        signed = b if dtype == torch.uint8 else b * (1 - 2 * integers(parts.generator, 0, 2, 7, 33).to(dtype))
         parts.add(
             f"{word}, sums", lambda a, b: [a + b, a - b, a * b, a + a, a * a, -a if a.dtype != torch.uint8 else a], a, b
         )
@@ -588,42 +486,25 @@ def _integers(generator: torch.Generator, extent: int) -> Problem:
         )
         parts.add(f"{word}, in floating point", lambda a: [a.float(), a / 3, a.float().mean(-1), a * 0.5], a)
         parts.add(f"{word}, casts", lambda a: [a.to(other) for other in (*INTEGERS, torch.bool)], a)
-    return parts.problem()
 
 
 def _quotients(a: Tensor, b: Tensor) -> list[Tensor]:
     return [a // b, a % b, torch.fmod(a, b), torch.div(a, b, rounding_mode="trunc")]
 
 
-def _attention(generator: torch.Generator, extent: int) -> Problem:
+def _attention(parts: _Collected) -> None:
     """Attention with queries, keys and heads of each of a few sizes, causal, masked and with fewer keys than queries."""
-    del extent
-    parts = _Collected()
     for size in (1, 3, 17, 64, 129):
-        q, k, v = (normal(generator, 1, 2, size, 8) for _ in range(3))
+        q, k, v = (normal(parts.generator, 1, 2, size, 8) for _ in range(3))
         parts.add(f"{size} positions", functional.scaled_dot_product_attention, q, k, v)
-        parts.add(
-            f"{size} positions, causal", partial(functional.scaled_dot_product_attention, is_causal=True), q, k, v
-        )
-        parts.add(f"{size} keys", functional.scaled_dot_product_attention, normal(generator, 1, 2, 5, 8), k, v)
-        mask = normal(generator, size, size)
-        parts.add(
-            f"{size} positions, biased",
-            functional.scaled_dot_product_attention,
-            q,
-            k,
-            v,
-            mask,
-        )
+        parts.add(f"{size} positions, causal", functional.scaled_dot_product_attention, q, k, v, is_causal=True)
+        parts.add(f"{size} keys", functional.scaled_dot_product_attention, (1, 2, 5, 8), k, v)
+        mask = normal(parts.generator, size, size)
+        parts.add(f"{size} positions, biased", functional.scaled_dot_product_attention, q, k, v, mask)
     for width in (1, 4, 16, 33, 64, 80, 128):
-        q, k, v = (normal(generator, 1, 1, 9, width) for _ in range(3))
+        q, k, v = (normal(parts.generator, 1, 1, 9, width) for _ in range(3))
         parts.add(f"heads of {width}", functional.scaled_dot_product_attention, q, k, v)
-    parts.add(
-        "a scale",
-        partial(functional.scaled_dot_product_attention, scale=0.3),
-        *(normal(generator, 1, 1, 9, 8) for _ in range(3)),
-    )
-    return parts.problem()
+    parts.add("a scale", functional.scaled_dot_product_attention, *((1, 1, 9, 8) for _ in range(3)), scale=0.3)
 
 
 _FORWARD = frozenset({Mode.FORWARD})
@@ -636,7 +517,7 @@ _ROWS = tuple(ROWS)
 def _workload(
     name: str,
     summary: str,
-    make: Callable[..., Problem],
+    build: Callable[..., None],
     modes: frozenset[Mode] = _FORWARD,
     dtypes: tuple[str, ...] = ("float32",),
     techniques: frozenset[str] = _TECHNIQUES,
@@ -644,7 +525,7 @@ def _workload(
     return Workload(
         name,
         summary,
-        make,
+        partial(_made, build),
         level=2,
         modes=modes,
         dtypes=frozenset(dtypes),

@@ -470,69 +470,24 @@ def _described(name: str, words: Sequence[str]) -> dict[str, Any]:
     return {"gradients": any(call.smooth for call in made.calls)}
 
 
-_FAMILIES = (
-    (
-        "linalg",
-        (
-            "linalg.",
-            "svd",
-            "lu",
-            "ormqr",
-            "geqrf",
-            "cholesky",
-            "pinverse",
-            "triangular_solve",
-            "qr",
-            "pca_lowrank",
-            "svd_lowrank",
-        ),
-    ),
-    ("spectral", ("fft.", "stft", "istft", "signal.")),
-    ("special", ("special.", "polygamma", "mvlgamma", "igamma", "lgamma", "digamma")),
-    ("masked", ("masked",)),
-    (
-        "pooling",
-        tuple(
-            f"nn.functional.{word}"
-            for word in ("adaptive_", "avg_pool", "max_pool", "max_unpool", "lp_pool", "fractional")
-        ),
-    ),
-    (
-        "interpolation",
-        (
-            "nn.functional.interpolate",
-            "nn.functional.upsample",
-            "nn.functional.grid_sample",
-            "grid_sampler",
-            "_upsample",
-            "nn.functional.pad",
-        ),
-    ),
-    (
-        "index",
-        (
-            "index",
-            "scatter",
-            "gather",
-            "take",
-            "put",
-            "select",
-            "argwhere",
-            "nonzero",
-            "where",
-            "searchsorted",
-            "_unsafe_",
-            "unique",
-            "bincount",
-        ),
-    ),
-)
+_FAMILIES = {
+    "linalg": "linalg. svd lu ormqr geqrf cholesky pinverse triangular_solve qr pca_lowrank",
+    "spectral": "fft. stft istft signal.",
+    "special": "special. polygamma mvlgamma igamma lgamma digamma",
+    "masked": "masked",
+    "pooling": """nn.functional.adaptive_ nn.functional.avg_pool nn.functional.max_pool nn.functional.max_unpool
+        nn.functional.lp_pool nn.functional.fractional""",
+    "interpolation": """nn.functional.interpolate nn.functional.upsample nn.functional.grid_sample grid_sampler _upsample
+        nn.functional.pad""",
+    "index": """index scatter gather take put select argwhere nonzero where searchsorted _unsafe_ unique bincount""",
+}
+"""How the names of a family's operators begin."""
 
 
 def family_of(name: str, info: Any) -> str:
     """The family that an operator is judged with."""
-    for word, beginnings in _FAMILIES:
-        if name.startswith(beginnings):
+    for word, beginnings in _FAMILIES.items():
+        if name.startswith(tuple(beginnings.split())):
             return word
     kind = type(info).__name__.removesuffix("Info").removesuffix("Op").removesuffix("Ufunc").lower()
     if kind in {"unary", "binary", "reduction"}:

@@ -53,7 +53,7 @@ def test_numbers_near_a_point_come_from_both_sides() -> None:
 
 def test_every_function_is_in_one_workload_of_values() -> None:
     names = itertools.chain.from_iterable(
-        workload.make.keywords["names"]  # type: ignore[attr-defined]
+        workload.make.args[0].keywords["names"]  # type: ignore[attr-defined]
         for workload in WORKLOADS
         if workload.name.startswith("values-unary-") and not workload.name.endswith("half")
     )

@@ -104,8 +104,14 @@ def test_every_judged_operator_is_in_one_bundle_of_its_family() -> None:
         for operator in operators_of(workload)
     ]
     stored = json.loads(FILE.read_text(encoding="utf-8"))
-    apart = {name for name, entry in stored.items() for part in PARTS if "apart" in entry.get(part, {})}
-    assert sorted(bundled) == sorted(pair for pair in alone if pair[0] not in apart)
+    apart = {
+        (name, dtype)
+        for name, entry in stored.items()
+        for part in PARTS
+        if "apart" in entry.get(part, {})
+        for dtype in entry[part]["dtypes"]
+    }
+    assert sorted(bundled) == sorted((name, dtypes) for name, dtypes in alone if (name, dtypes[0]) not in apart)
 
 
 def test_a_bundle_takes_a_few_samples_of_each_operator() -> None:
