@@ -72,7 +72,10 @@ def markdown(rows: Sequence[TechniqueRow], workloads: Collection[Workload]) -> l
     lines += [f"| `{w.name}` | {w.summary} | {', '.join(sorted(w.modes))} | {w.level} |" for w in listed]
     alone = sum(workload.level == max(LEVELS) for workload in workloads)
     if alone:
-        lines += ["", f"{alone} further workloads have level {max(LEVELS)}: `accelcheck list --workloads` lists them too."]
+        lines += [
+            "",
+            f"{alone} further workloads have level {max(LEVELS)}: `accelcheck list --workloads` lists them too.",
+        ]
     return lines
 
 

@@ -403,8 +403,8 @@ def _windows(parts: _Collected) -> None:
     for factor in (0.6, 1.7, 2.0, 3.0):
         parts.add(f"nearest by {factor}", functional.interpolate, x, scale_factor=factor, mode="nearest")
         for aligned in (False, True):
-            chosen = {"scale_factor": factor, "mode": "bilinear", "align_corners": aligned}
-            parts.add(f"bilinear by {factor}{', aligned' * aligned}", functional.interpolate, x, **chosen)
+            scaled: dict[str, Any] = {"scale_factor": factor, "mode": "bilinear", "align_corners": aligned}
+            parts.add(f"bilinear by {factor}{', aligned' * aligned}", functional.interpolate, x, **scaled)
     parts.add("pixel shuffle", lambda x: functional.pixel_shuffle(x[:, :, :10, :12].repeat(1, 4, 1, 1), 2), x)
     parts.add("unfold", functional.unfold, x, kernel_size=3, stride=2, padding=1)
     parts.add("fold", partial(functional.fold, output_size=(6, 7), kernel_size=2), (2, 12, 30))

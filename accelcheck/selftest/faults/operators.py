@@ -9,7 +9,7 @@ import torch
 
 from accelcheck.core.case import Mode
 from accelcheck.selftest.faults.base import Cell, PlantedFault
-from accelcheck.selftest.faults.cheats import strided
+from accelcheck.selftest.faults.memory import strided
 from accelcheck.selftest.faults.plant import aside, kernels, optimizing, rounded_to, truncated_to
 
 if TYPE_CHECKING:

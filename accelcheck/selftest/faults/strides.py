@@ -12,7 +12,7 @@ from torch import Tensor
 
 from accelcheck.core.case import Mode
 from accelcheck.selftest.faults.base import Cell, PlantedFault
-from accelcheck.selftest.faults.cheats import strided
+from accelcheck.selftest.faults.memory import strided
 from accelcheck.selftest.faults.plant import kernels
 from accelcheck.selftest.faults.sowing import swapped
 from accelcheck.techniques.interop import dlpack, numpy_matmul
