@@ -80,8 +80,10 @@ def unsteady(workload: Workload, entry: dict[str, Any], reason: str) -> bool:
     program = Program.of(workload.problem(1))
     with _Names() as names:
         first = program.run(Mode.FORWARD)
+        if Mode.BACKWARD in workload.modes:
+            Program.of(workload.problem(1)).run(Mode.BACKWARD)
     if reason or names.dynamic:
-        entry["apart"] = reason or "the shape of its result depends on values"
+        entry["apart"] = reason or "a shape depends on values"
     if not FACTORISED.isdisjoint(names.seen):
         return True
     kept = []
