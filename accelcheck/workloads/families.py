@@ -320,7 +320,6 @@ LAYOUTS: Mapping[str, Function] = {
 CONSUMERS: Mapping[str, Function] = {
     "exp": torch.exp,
     "sum": lambda v: v.sum(-1),
-    "whole sum": lambda v: v.sum(),
     "softmax": lambda v: torch.softmax(v, 0),
     "added": lambda v: v + v * 2.0,
     "copied": lambda v: v.contiguous(),

@@ -67,7 +67,7 @@ LARGE = frozenset({"nn.functional.grid_sample"})
 """Operators whose reference inputs have more than `ELEMENTS`."""
 APART: Mapping[str, str] = MappingProxyType(
     dict.fromkeys(
-        "cdouble linalg.inv_ex linalg.lu_solve lu_solve nn.functional.avg_pool2d take".split(),
+        "cdouble chalf linalg.inv_ex linalg.lu_solve lu_solve nn.functional.avg_pool2d take".split(),
         "torch 2.13 does not compile a sample of it",
     )
 )
