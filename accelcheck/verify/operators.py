@@ -213,7 +213,7 @@ def results(func: Any, out: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) 
         values = (args[position] if position < len(args) else kwargs.get(name) for position, name in written)
         changed = floats(values)
         # Batch norm with statistics to update returns results besides; what a write in place returns is what it wrote to.
-        returned = [*changed, *(one for one in outputs(out) if all(one is not other for other in changed))]
+        returned = [*changed, *(tensor for tensor in outputs(out) if all(tensor is not other for other in changed))]
     return [*returned, *_unannounced(name, args)]
 
 

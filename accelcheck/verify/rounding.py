@@ -207,7 +207,7 @@ class Rounding(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch lea
             array += change
 
     def _perturb_complex_(self, tensor: Tensor, unit: float, length: int | Tensor) -> None:
-        """As `_perturb_`, with errors of either part that go by the modulus: a product's parts cancel."""
+        """Perturb either part by the modulus: the parts of a product cancel."""
         tensor = tensor.detach()
         parts, sizes = _parts(tensor), tensor.abs().unsqueeze(-1)
         change = sizes * unit * _uniform(parts, factor_of(self.generator))

@@ -147,7 +147,7 @@ def _pool_backward(call: _Call) -> Lengths:
 
 
 def _transformed(call: _Call) -> Lengths:
-    """Of a Fourier transform: log2 N stages, each with a product by a rounded factor, whose error of 1.5 u^2 is that of six terms."""
+    """The log2 N stages of a Fourier transform, each with a product by a rounded factor, whose error of 1.5 u^2 is that of six terms."""
     x, dims = call.args[0], call.args[1]
     sides = [x.shape[dim] for dim in dims]
     if isinstance(call.args[-1], int) and not isinstance(call.args[-1], bool):  # of a real result

@@ -34,7 +34,7 @@ ALL = (-120, 120)
 """Binades of float32, but for those whose reciprocals, or whose products with small integers, are not normal."""
 
 
-class Applied(nn.Module):
+class Functions(nn.Module):
     """Functions of its inputs, as ``{label: result}``.
 
     Args:
@@ -50,7 +50,7 @@ class Applied(nn.Module):
 
 
 class _Collected:
-    """Parts and inputs of an `Applied`, one after the other.
+    """Parts and inputs of an `Functions`, one after the other.
 
     Args:
         generator: Draws the inputs of which only the shape is given.
@@ -77,7 +77,7 @@ def _made(build: Callable[..., None], generator: torch.Generator, extent: int, *
     del extent
     parts = _Collected(generator)
     build(parts, **options)
-    return Problem(Applied(tuple(parts.parts)), tuple(parts.inputs))
+    return Problem(Functions(tuple(parts.parts)), tuple(parts.inputs))
 
 
 def binades(generator: torch.Generator, lowest: int, highest: int, *, negative: bool = True) -> Tensor:

@@ -39,9 +39,9 @@ FILE = Path(__file__).with_name("torch_operators.json")
 SAMPLES = 10
 """Most samples of an operator where it stands alone; of each dtype that is not floating a third. Of more, as many are drawn."""
 FEW = 2
-"""As `SAMPLES`, of an operator in a bundle."""
+"""Most samples of an operator in a bundle."""
 NEAR = 24
-"""Of its samples, those among which a bundle's are chosen."""
+"""The first samples of an operator, among which those of a bundle are chosen."""
 BUNDLE = 24
 """Most operators of a bundle."""
 ELEMENTS = 2**14
@@ -79,7 +79,7 @@ FURTHER = ("complex64", "int64", "uint8", "bool")
 
 _Leaves: TypeAlias = tuple[list[Any], pytree.TreeSpec]
 _Origin: TypeAlias = "tuple[str, torch.dtype, int]"
-"""Operator, dtype and number of a sample."""
+"""CalledOperator, dtype and number of a sample."""
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,7 @@ class SampleCall:
     """One call of an operator.
 
     Attributes:
-        label: Operator, dtype and number of the sample, such as ``add float32 3``.
+        label: CalledOperator, dtype and number of the sample, such as ``add float32 3``.
         function: The operator.
         leaves: The leaves of its arguments: `Hole`, `Mark`, and values that are no tensors.
         spec: Structure of the arguments: the input, further ones, and those by keyword.
@@ -231,16 +231,16 @@ def _fits(leaves: Sequence[Any]) -> bool:
 
 def _open(leaves: Sequence[Any]) -> tuple[tuple[Any, ...], list[Tensor]]:
     """The leaves with `Hole` and `Mark` in place of what varies, and the tensors, real."""
-    found, tensors = list[Any](), list[Tensor]()
+    opened, tensors = list[Any](), list[Tensor]()
     for leaf in leaves:
         if isinstance(leaf, Tensor):
-            found.append(Hole(len(tensors), leaf.is_complex()))
+            opened.append(Hole(len(tensors), leaf.is_complex()))
             tensors.append(_real(leaf.detach()))
         elif isinstance(leaf, torch.device) or leaf == "cpu":
-            found.append(Mark.DEVICE)
+            opened.append(Mark.DEVICE)
         else:
-            found.append(Mark.FLOAT if leaf is torch.float32 else leaf)
-    return tuple(found), tensors
+            opened.append(Mark.FLOAT if leaf is torch.float32 else leaf)
+    return tuple(opened), tensors
 
 
 def _real(value: Tensor) -> Tensor:
@@ -325,7 +325,7 @@ def _smooth(call: SampleCall, anchor: Tensor, wide: Sequence[Tensor]) -> bool:
         return False
 
 
-class Operator(NamedTuple):
+class CalledOperator(NamedTuple):
     """An operator as a workload calls it.
 
     Attributes:
@@ -346,7 +346,7 @@ class Template:
     Attributes:
         calls: With their places among `inputs`.
         inputs: The tensors that they were tried with.
-        origins: Operator, dtype and number of the sample of each call.
+        origins: CalledOperator, dtype and number of the sample of each call.
         left: Number of samples that are left out, by reason.
     """
 
@@ -357,7 +357,7 @@ class Template:
 
 
 @functools.lru_cache(16)
-def template(operators: tuple[Operator, ...], most: int) -> Template:
+def template(operators: tuple[CalledOperator, ...], most: int) -> Template:
     """The template of some operators.
 
     Args:
@@ -369,7 +369,9 @@ def template(operators: tuple[Operator, ...], most: int) -> Template:
     """
     known = [operator for operator in operators if operator.name in database()]
     if not known:
-        raise UnknownTorchError(f"this torch describes no operator {', '.join(one.name for one in operators)}")
+        raise UnknownTorchError(
+            f"this torch describes no operator {', '.join(operator.name for operator in operators)}"
+        )
     calls, inputs, origins, left = list[SampleCall](), list[Tensor](), list[_Origin](), Counter[str]()
     for operator in known:
         for word in operator.dtypes:
@@ -380,7 +382,9 @@ def template(operators: tuple[Operator, ...], most: int) -> Template:
     return Template(tuple(calls), tuple(inputs), tuple(origins), left)
 
 
-def _chosen(operator: Operator, word: str, most: int, left: Counter[str]) -> list[tuple[int, SampleCall, list[Tensor]]]:
+def _chosen(
+    operator: CalledOperator, word: str, most: int, left: Counter[str]
+) -> list[tuple[int, SampleCall, list[Tensor]]]:
     """The number, call and inputs of samples that are of use; at most one of them has results without elements."""
     name, info, dtype = operator.name, database()[operator.name], getattr(torch, word)
     smooth = operator.gradients and info.supports_autograd and (dtype.is_floating_point or dtype.is_complex)
@@ -409,7 +413,7 @@ def _reach(most: int) -> int:
 
 
 @functools.lru_cache(16)
-def _values(operators: tuple[Operator, ...], most: int, seed: int) -> tuple[Tensor, ...]:
+def _values(operators: tuple[CalledOperator, ...], most: int, seed: int) -> tuple[Tensor, ...]:
     """The inputs of a draw: its own where they have the shapes of the template's, and are as good; the template's elsewhere."""
     made = template(operators, most)
     values = list(made.inputs)
@@ -419,14 +423,14 @@ def _values(operators: tuple[Operator, ...], most: int, seed: int) -> tuple[Tens
         drawn = _drawn(name, dtype, seed, _reach(most))
         _, tensors = _open(_flat(drawn[place])[0] if place < len(drawn) else [])
         if len(tensors) == end - start and all(map(_alike, tensors, values[start:end])):
-            found = tried(call.moved(-start), tensors)
-            if isinstance(found, SampleCall) and found.smooth == call.smooth:
+            drawn_call = tried(call.moved(-start), tensors)
+            if isinstance(drawn_call, SampleCall) and drawn_call.smooth == call.smooth:
                 values[start:end] = tensors
         start = end
     return tuple(values)
 
 
-def _make(generator: torch.Generator, extent: int, *, operators: tuple[Operator, ...], most: int) -> Problem:
+def _make(generator: torch.Generator, extent: int, *, operators: tuple[CalledOperator, ...], most: int) -> Problem:
     del extent
     values = _values(operators, most, generator.initial_seed())
     return Problem(Calls(template(operators, most).calls), (torch.ones(1), *map(_copied, values)))
@@ -448,21 +452,21 @@ PARTS: Mapping[str, tuple[str, ...]] = MappingProxyType({"floating": FLOATING, "
 
 def described() -> dict[str, dict[str, Any]]:
     """What the stored file says of each operator of this torch, for each of `PARTS`: dtypes, gradients, and what is left out, and why."""
-    found = dict[str, dict[str, Any]]()
+    entries = dict[str, dict[str, Any]]()
     for name, info in sorted(database().items()):
         entry: dict[str, Any] = {"family": family_of(name, info)}
         for part, words in PARTS.items():
             there = [word for word in words if getattr(torch, word) in info.dtypes]
             if there:
                 entry[part] = _described(name, there[:1] if part == "floating" else there) | {"dtypes": there}
-        found[name] = entry
-    return found
+        entries[name] = entry
+    return entries
 
 
 def _described(name: str, words: Sequence[str]) -> dict[str, Any]:
     if name in LEFT:
         return {"left": LEFT[name]}
-    made = template((Operator(name, tuple(words)),), SAMPLES)
+    made = template((CalledOperator(name, tuple(words)),), SAMPLES)
     if not made.calls:
         return {"left": ", ".join(sorted(made.left)) or "has no samples of dense tensors"}
     if name in UNKNOWN_GRADIENTS:
@@ -513,15 +517,15 @@ def alone(name: str, part: str, entry: Mapping[str, Any], family: str) -> Worklo
     )
 
 
-def _operator(name: str, part: str, entry: Mapping[str, Any]) -> Operator:
+def _operator(name: str, part: str, entry: Mapping[str, Any]) -> CalledOperator:
     words = tuple(entry["dtypes"])
-    return Operator(name, words[:1] if part == "floating" else words, entry["gradients"])
+    return CalledOperator(name, words[:1] if part == "floating" else words, entry["gradients"])
 
 
 def bundles(stored: Mapping[str, Mapping[str, Any]]) -> Iterator[Workload]:
     """Workloads of up to `BUNDLE` operators of a family each: one graph for a compiler, in place of one for each operator."""
     for part in PARTS:
-        families: dict[str, list[Operator]] = {}
+        families: dict[str, list[CalledOperator]] = {}
         for name, entry in stored.items():
             if part in entry and not entry[part].keys() & {"left", "apart"}:
                 families.setdefault(entry["family"], []).append(_operator(name, part, entry[part]))

@@ -16,7 +16,7 @@ from accelcheck.core.case import Verdict
 from accelcheck.devices.torch_names import UnknownTorchError
 from accelcheck.verify.oracle import Store
 from accelcheck.workloads.base import Program, Workload
-from accelcheck.workloads.torch_operators import FEW, FILE, PARTS, WORKLOADS, Calls, Operator, database, template
+from accelcheck.workloads.torch_operators import FEW, FILE, PARTS, WORKLOADS, Calls, CalledOperator, database, template
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -27,9 +27,9 @@ def nothing(program: Program) -> None:
     """Eager as it is."""
 
 
-def operators_of(workload: Workload) -> tuple[Operator, ...]:
+def operators_of(workload: Workload) -> tuple[CalledOperator, ...]:
     """The operators that a workload of this family calls."""
-    operators: tuple[Operator, ...] = workload.make.keywords["operators"]  # type: ignore[attr-defined]
+    operators: tuple[CalledOperator, ...] = workload.make.keywords["operators"]  # type: ignore[attr-defined]
     return operators
 
 
@@ -124,12 +124,12 @@ def test_a_bundle_takes_a_few_samples_of_each_operator() -> None:
 
 
 def test_samples_have_at_most_one_empty_result() -> None:
-    made = template((Operator("repeat", ("float32",)),), 10)
+    made = template((CalledOperator("repeat", ("float32",)),), 10)
     assert sum(call.empty for call in made.calls) == 1
 
 
 def test_attention_has_the_same_samples_under_every_kernel() -> None:
-    operator = Operator("nn.functional.scaled_dot_product_attention", ("float32",))
+    operator = CalledOperator("nn.functional.scaled_dot_product_attention", ("float32",))
     first = template((operator,), 3)
     template.cache_clear()
     with sdpa_kernel(SDPBackend.MATH):
@@ -139,7 +139,7 @@ def test_attention_has_the_same_samples_under_every_kernel() -> None:
 
 def test_a_torch_without_an_operator_says_so() -> None:
     with pytest.raises(UnknownTorchError, match="describes no operator of-a-later-torch"):
-        template((Operator("of-a-later-torch", ("float32",)),), 3)
+        template((CalledOperator("of-a-later-torch", ("float32",)),), 3)
 
 
 @pytest.mark.parametrize(
