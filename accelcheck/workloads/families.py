@@ -50,7 +50,7 @@ class Functions(nn.Module):
 
 
 class _Collected:
-    """Parts and inputs of an `Functions`, one after the other.
+    """Parts and inputs of `Functions`, one after the other.
 
     Args:
         generator: Draws the inputs of which only the shape is given.

@@ -16,7 +16,7 @@ from accelcheck.core.case import Verdict
 from accelcheck.devices.torch_names import UnknownTorchError
 from accelcheck.verify.oracle import Store
 from accelcheck.workloads.base import Program, Workload
-from accelcheck.workloads.torch_operators import FEW, FILE, PARTS, WORKLOADS, Calls, CalledOperator, database, template
+from accelcheck.workloads.torch_operators import FEW, FILE, PARTS, WORKLOADS, CalledOperator, Calls, database, template
 
 if TYPE_CHECKING:
     from collections.abc import Callable
