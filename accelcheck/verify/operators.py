@@ -108,7 +108,7 @@ SCATTERS = frozenset(
 """Operators that add to places that an index gives."""
 
 COMPOSED = frozenset(
-    """digamma gelu i0 _log_softmax multi_margin_loss multi_margin_loss_backward multilabel_margin_loss_backward
+    """_batch_norm_with_update digamma gelu i0 _log_softmax multi_margin_loss multi_margin_loss_backward multilabel_margin_loss_backward
     mvlgamma native_batch_norm _native_batch_norm_legit native_group_norm native_layer_norm polygamma round.decimals silu sinc
     _softmax softplus special_airy_ai special_bessel_j0 special_bessel_j1 special_bessel_y0 special_bessel_y1
     special_chebyshev_polynomial_t special_chebyshev_polynomial_u special_chebyshev_polynomial_v

@@ -224,6 +224,7 @@ _RULES: Mapping[str, Callable[[_Call], Lengths]] = {
         ("native_batch_norm", "_native_batch_norm_legit", "_native_batch_norm_legit_functional"),
         lambda call: _batch_norm(call, trains=call.args[5]),
     ),
+    "_batch_norm_with_update": lambda call: _batch_norm(call, trains=True),
     "_native_batch_norm_legit_no_training": lambda call: _batch_norm(call, trains=False),
     "native_batch_norm_backward": lambda call: _batch_norm(call, trains=call.args[7]),
     "native_layer_norm": lambda call: (math.prod(call.args[1]),),
