@@ -26,10 +26,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.utils import _pytree as pytree
 
 from accelcheck.core.case import Mode, stable_seed
-from accelcheck.devices.torch_names import TorchDispatchMode, UnknownTorchError
+from accelcheck.devices.torch_names import TorchDispatchMode, UnknownTorchError, pytree
 from accelcheck.workloads.problem import Problem, Workload
 
 if TYPE_CHECKING:
