@@ -143,11 +143,11 @@ norm of their columns. The multiple is at most N and more (N. J. Higham, Accurac
 
 
 DECOMPOSED = frozenset(
-    """addcdiv addcmul addr binary_cross_entropy binary_cross_entropy_with_logits gelu gelu_backward lerp logit sinc
+    """addcdiv addcmul addr binary_cross_entropy binary_cross_entropy_with_logits lerp logit sinc
     upsample_bicubic2d""".split()
 )
 """Operators that round as their decomposition does, in the accumulator's precision, and once more: terms of both signs that cancel, a
-logarithm near 0 of a rounded quotient, a sine of a rounded multiple of pi, 1 + erf(x) in its tail."""
+logarithm near 0 of a rounded quotient, a sine of a rounded multiple of pi."""
 
 OF_INTEGERS = (INEXACT | {"div", "sqrt", "reciprocal"}) - {"abs_", "cumprod", "pow", "prod"}
 """Operators that give numbers in floating point for integers too."""

@@ -251,7 +251,6 @@ DECOMPOSED: dict[str, tuple[Callable[..., Tensor], tuple[Tensor, ...]]] = {
         weighted,
         (normal(64).sigmoid().float().double(), normal(64, seed=1).sigmoid().float().double(), normal(64, seed=2)),
     ),
-    "gelu in its tail": (functional.gelu, (torch.linspace(-6, -3, 64).double(),)),
     "a logit near one half": (torch.logit, (0.5 + 1e-3 * normal(64).float().double(),)),
     "terms that cancel": (torch.addcmul, (normal(64), -normal(64), torch.full((64,), 1.01, dtype=torch.float64))),
     "interpolation by cubic polynomials": (
