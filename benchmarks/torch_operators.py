@@ -1,6 +1,6 @@
 """Stores which of torch's operators are judged: accelcheck/workloads/torch_operators.json.
 
-    python benchmarks/torch_operators.py              # all of this torch; 8 minutes on one core
+    python benchmarks/torch_operators.py              # all of this torch; 2 minutes on one core
     python benchmarks/torch_operators.py --check      # exit status 1 where the file says something else
 
 Goes through torch's own description of its operators (OpInfo) and computes, for each, the reference of eager in float32. An operator
@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -23,15 +24,91 @@ from accelcheck.verify.operators import FACTORISED, facts
 from accelcheck.verify.oracle import compute
 from accelcheck.verify.reference import OracleError
 from accelcheck.workloads.base import Program
-from accelcheck.workloads.torch_operators import APART, FILE, PARTS, alone, described
+from accelcheck.workloads.torch_operators import FILE, PARTS, SAMPLES, CalledOperator, alone, database, template
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping, Sequence
 
     from accelcheck.workloads.base import Workload
 
 LONGEST = 160
 """Characters of a reason that are kept."""
+
+
+LEFT: Mapping[str, str] = MappingProxyType(
+    {
+        **dict.fromkeys(
+            "empty empty_like empty_permuted empty_strided new_empty new_empty_strided resize_ resize_as_".split(),
+            "its result is what is in memory",
+        ),
+        **dict.fromkeys(("linalg.eig", "linalg.eigvals"), "eigenvalues have no order"),
+        "nextafter": "its result is a neighbour in the dtype itself, of which FP64 knows nothing",
+        "_softmax_backward_data": "its samples are no results of softmax, for which its rounding errors are known",
+    }
+)
+"""Why operators are not judged."""
+APART: Mapping[str, str] = MappingProxyType(
+    dict.fromkeys(
+        "cdouble chalf linalg.inv_ex linalg.lu_solve lu_solve nn.functional.avg_pool2d take".split(),
+        "torch 2.13 does not compile a sample of it",
+    )
+)
+"""Why operators are in no bundle, beside those whose results have a shape that depends on values: one graph holds all of it."""
+UNKNOWN_GRADIENTS = frozenset(
+    "grid_sampler_2d grid_sampler_3d nn.functional.grid_sample nn.functional.interpolate.bicubic".split()
+)
+"""Operators whose gradients add what rounded weights of positions make of others: how they round is not known."""
+
+
+def described() -> dict[str, dict[str, Any]]:
+    """Describe each operator of this torch, for each of `PARTS`: its dtypes, whether it has gradients, and why it is left out."""
+    entries = dict[str, dict[str, Any]]()
+    for name, info in sorted(database().items()):
+        entry: dict[str, Any] = {"family": family_of(name, info)}
+        for part, words in PARTS.items():
+            there = [word for word in words if getattr(torch, word) in info.dtypes]
+            if there:
+                entry[part] = _described(name, there[:1] if part == "floating" else there) | {"dtypes": there}
+        entries[name] = entry
+    return entries
+
+
+def _described(name: str, words: Sequence[str]) -> dict[str, Any]:
+    if name in LEFT:
+        return {"left": LEFT[name]}
+    made = template((CalledOperator(name, tuple(words)),), SAMPLES)
+    if not made.calls:
+        return {"left": ", ".join(sorted(made.left)) or "has no samples of dense tensors"}
+    if name in UNKNOWN_GRADIENTS:
+        return {"gradients": False, "left_gradients": "how the rounded weights of positions err in a sum is not known"}
+    return {"gradients": any(call.smooth for call in made.calls)}
+
+
+_FAMILIES = {
+    "linalg": "linalg. svd lu ormqr geqrf cholesky pinverse triangular_solve qr pca_lowrank",
+    "spectral": "fft. stft istft signal.",
+    "special": "special. polygamma mvlgamma igamma lgamma digamma",
+    "masked": "masked",
+    "pooling": """nn.functional.adaptive_ nn.functional.avg_pool nn.functional.max_pool nn.functional.max_unpool
+        nn.functional.lp_pool nn.functional.fractional""",
+    "interpolation": """nn.functional.interpolate nn.functional.upsample nn.functional.grid_sample grid_sampler _upsample
+        nn.functional.pad""",
+    "index": """index scatter gather take put select argwhere nonzero where searchsorted _unsafe_ unique bincount""",
+}
+"""How the names of a family's operators begin."""
+
+
+def family_of(name: str, info: Any) -> str:
+    """The family that an operator is judged with."""
+    for word, beginnings in _FAMILIES.items():
+        if name.startswith(tuple(beginnings.split())):
+            return word
+    kind = type(info).__name__.removesuffix("Info").removesuffix("Op").removesuffix("Ufunc").lower()
+    if kind in {"unary", "binary", "reduction"}:
+        return kind
+    if name.startswith("nn.functional."):
+        return "loss" if "loss" in name or "entropy" in name else "network"
+    return "creation" if name.startswith(("new_", "full", "zeros", "ones", "arange", "eye", "lin", "log")) else "shape"
 
 
 def referenced(name: str, part: str, entry: dict[str, Any], family: str) -> dict[str, Any]:

@@ -242,12 +242,12 @@ def is_float(value: Any) -> bool:
 
 
 def is_inexact(value: Any) -> bool:
-    """Whether a value is a floating-point or complex tensor."""
+    """Tell floating-point and complex tensors from other values."""
     return isinstance(value, Tensor) and (value.is_floating_point() or value.is_complex())
 
 
 def has_complex(values: Iterable[Any]) -> bool:
-    """Whether there is a complex tensor among values."""
+    """Look for a complex tensor among values."""
     return any(isinstance(value, Tensor) and value.is_complex() for value in values)
 
 
@@ -268,7 +268,7 @@ def _unannounced(name: str, args: tuple[Any, ...]) -> list[Tensor]:
 
 
 def _selects(name: str, args: tuple[Any, ...]) -> bool:
-    """Whether an otherwise inexact operator only selects: an extreme of what an index gathers, or a norm of order infinity."""
+    """Find calls of inexact operators that only select: an extreme of what an index gathers, or a norm of order infinity."""
     if has_complex(args):
         return False
     if name in {"index_reduce", "index_reduce_", "scatter_reduce", "scatter_reduce_", "segment_reduce"}:
@@ -279,7 +279,7 @@ def _selects(name: str, args: tuple[Any, ...]) -> bool:
 
 
 def _accumulates(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Whether an otherwise exact operator adds: `index_put` and `put` with `accumulate`, `scatter` with `reduce`."""
+    """Find calls of exact operators that add: `index_put` and `put` with `accumulate`, `scatter` with `reduce`."""
     if name in {"scatter", "scatter_"}:
         return "reduce" in kwargs or any(isinstance(value, str) for value in args)
     return name in {"index_put", "index_put_", "put", "put_"} and bool(

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 FILE = Path(__file__).with_name("torch_operators.json")
 SAMPLES = 10
-"""Most samples of an operator where it stands alone; of each dtype that is not floating a third. Of more, as many are drawn."""
+"""Most samples of an operator where it stands alone; of each dtype that is not floating a third. Where there are more, these are drawn from them."""
 FEW = 2
 """Most samples of an operator in a bundle."""
 NEAR = 24
@@ -46,31 +46,8 @@ BUNDLE = 24
 ELEMENTS = 2**14
 """Most elements of the tensors of a sample."""
 SCALARS = (bool, int, float, complex, str, slice, torch.dtype, torch.memory_format, torch.layout, type(None), type(...))
-LEFT: Mapping[str, str] = MappingProxyType(
-    {
-        **dict.fromkeys(
-            "empty empty_like empty_permuted empty_strided new_empty new_empty_strided resize_ resize_as_".split(),
-            "its result is what is in memory",
-        ),
-        **dict.fromkeys(("linalg.eig", "linalg.eigvals"), "eigenvalues have no order"),
-        "nextafter": "its result is a neighbour in the dtype itself, of which FP64 knows nothing",
-        "_softmax_backward_data": "its samples are no results of softmax, for which its rounding errors are known",
-    }
-)
-"""Why operators are not judged."""
-UNKNOWN_GRADIENTS = frozenset(
-    "grid_sampler_2d grid_sampler_3d nn.functional.grid_sample nn.functional.interpolate.bicubic".split()
-)
-"""Operators whose gradients add what rounded weights of positions make of others: how they round is not known."""
 LARGE = frozenset({"nn.functional.grid_sample"})
 """Operators whose reference inputs have more than `ELEMENTS`."""
-APART: Mapping[str, str] = MappingProxyType(
-    dict.fromkeys(
-        "cdouble chalf linalg.inv_ex linalg.lu_solve lu_solve nn.functional.avg_pool2d take".split(),
-        "torch 2.13 does not compile a sample of it",
-    )
-)
-"""Why operators are in no bundle, beside those whose results have a shape that depends on values: one graph holds all of it."""
 UNSTEADY = frozenset({"linalg"})
 """Families with operators that have the trait ``unsteady``."""
 FLOATING = ("float32", "bfloat16", "float16")
@@ -78,7 +55,7 @@ FURTHER = ("complex64", "int64", "uint8", "bool")
 
 _Leaves: TypeAlias = tuple[list[Any], pytree.TreeSpec]
 _Origin: TypeAlias = "tuple[str, torch.dtype, int]"
-"""CalledOperator, dtype and number of a sample."""
+"""The operator, dtype and number of a sample."""
 
 
 @dataclass(frozen=True)
@@ -101,7 +78,7 @@ class SampleCall:
     """One call of an operator.
 
     Attributes:
-        label: CalledOperator, dtype and number of the sample, such as ``add float32 3``.
+        label: The operator, dtype and number of the sample, such as ``add float32 3``.
         function: The operator.
         leaves: The leaves of its arguments: `Hole`, `Mark`, and values that are no tensors.
         spec: Structure of the arguments: the input, further ones, and those by keyword.
@@ -203,8 +180,8 @@ def _drawn(name: str, dtype: torch.dtype, seed: int, reach: int) -> list[Any]:
 
     Args:
         name: In `database`.
-        dtype: Of the samples.
-        seed: Of their values.
+        dtype: Dtype of the samples.
+        seed: Seed of their values.
         reach: Most samples.
     """
     info = database()[name]
@@ -301,14 +278,14 @@ class _Draws(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leave
 
 
 def _same(one: Tensor, other: Tensor) -> bool:
-    """Whether two results are, but for the last bits, which may follow from where memory begins."""
+    """Compare two results, but for the last bits, which may follow from where memory begins."""
     if not one.is_floating_point():
         return torch.equal(one, other)
     return torch.allclose(one, other, rtol=1e-9, atol=1e-12, equal_nan=True)
 
 
 def _smooth(call: SampleCall, anchor: Tensor, wide: Sequence[Tensor]) -> bool:
-    """Whether the gradients exist and are finite."""
+    """Compute the gradients, to see that they exist and are finite."""
     wide = [value.detach().clone().requires_grad_(value.is_floating_point()) for value in wide]
     try:
         outs = [out for out in call(anchor, wide) if out.requires_grad]
@@ -329,7 +306,7 @@ class CalledOperator(NamedTuple):
 
     Attributes:
         name: In `database`.
-        dtypes: Of its samples.
+        dtypes: Dtypes of its samples.
         gradients: Whether it is differentiated.
     """
 
@@ -447,57 +424,6 @@ def _alike(one: Tensor, other: Tensor) -> bool:
 
 PARTS: Mapping[str, tuple[str, ...]] = MappingProxyType({"floating": FLOATING, "further": FURTHER})
 """The dtypes of the samples of a workload: those in which a case may run, or further ones, which a case in float32 has."""
-
-
-def described() -> dict[str, dict[str, Any]]:
-    """What the stored file says of each operator of this torch, for each of `PARTS`: dtypes, gradients, and what is left out, and why."""
-    entries = dict[str, dict[str, Any]]()
-    for name, info in sorted(database().items()):
-        entry: dict[str, Any] = {"family": family_of(name, info)}
-        for part, words in PARTS.items():
-            there = [word for word in words if getattr(torch, word) in info.dtypes]
-            if there:
-                entry[part] = _described(name, there[:1] if part == "floating" else there) | {"dtypes": there}
-        entries[name] = entry
-    return entries
-
-
-def _described(name: str, words: Sequence[str]) -> dict[str, Any]:
-    if name in LEFT:
-        return {"left": LEFT[name]}
-    made = template((CalledOperator(name, tuple(words)),), SAMPLES)
-    if not made.calls:
-        return {"left": ", ".join(sorted(made.left)) or "has no samples of dense tensors"}
-    if name in UNKNOWN_GRADIENTS:
-        return {"gradients": False, "left_gradients": "how the rounded weights of positions err in a sum is not known"}
-    return {"gradients": any(call.smooth for call in made.calls)}
-
-
-_FAMILIES = {
-    "linalg": "linalg. svd lu ormqr geqrf cholesky pinverse triangular_solve qr pca_lowrank",
-    "spectral": "fft. stft istft signal.",
-    "special": "special. polygamma mvlgamma igamma lgamma digamma",
-    "masked": "masked",
-    "pooling": """nn.functional.adaptive_ nn.functional.avg_pool nn.functional.max_pool nn.functional.max_unpool
-        nn.functional.lp_pool nn.functional.fractional""",
-    "interpolation": """nn.functional.interpolate nn.functional.upsample nn.functional.grid_sample grid_sampler _upsample
-        nn.functional.pad""",
-    "index": """index scatter gather take put select argwhere nonzero where searchsorted _unsafe_ unique bincount""",
-}
-"""How the names of a family's operators begin."""
-
-
-def family_of(name: str, info: Any) -> str:
-    """The family that an operator is judged with."""
-    for word, beginnings in _FAMILIES.items():
-        if name.startswith(tuple(beginnings.split())):
-            return word
-    kind = type(info).__name__.removesuffix("Info").removesuffix("Op").removesuffix("Ufunc").lower()
-    if kind in {"unary", "binary", "reduction"}:
-        return kind
-    if name.startswith("nn.functional."):
-        return "loss" if "loss" in name or "entropy" in name else "network"
-    return "creation" if name.startswith(("new_", "full", "zeros", "ones", "arange", "eye", "lin", "log")) else "shape"
 
 
 def alone(name: str, part: str, entry: Mapping[str, Any], family: str) -> Workload:
