@@ -110,7 +110,6 @@ def install(name: str, strength: float) -> None:
     seen: list[Any] = []
 
     def run(mode: Mode) -> Any:
-        del mode
         seen.extend(get_current_dispatch_mode_stack())
         return {}
 

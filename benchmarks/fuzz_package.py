@@ -253,7 +253,6 @@ def recomputed(package: Package, draw: random.Random) -> bytes:
 
 def unsigned(package: Package, draw: random.Random) -> bytes:
     """Its signature is gone, or is of another manifest. The package without one gets one."""
-    del draw
     raw = package.members[manifest.NAME]
     members = {key: value for key, value in package.members.items() if key != manifest.SIGNATURE}
     if manifest.SIGNATURE in package.members:

@@ -47,7 +47,6 @@ def leaking(eager: Technique, name: str, leak: Callable[[], object]) -> Techniqu
     """Eager, which leaves something changed."""
 
     def change(program: Program) -> None:
-        del program
         leak()
 
     technique = Planted(eager, change)

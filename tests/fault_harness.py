@@ -58,11 +58,9 @@ class Planted(Technique):
         self.keeps_strides = keeps_strides
 
     def prepare(self, program: Program, mode: Mode, device: Device) -> None:
-        del mode, device
         self.change(program)
 
     def evidence(self, program: Program, log: Log, mode: Mode, device: Device) -> Iterable[Evidence]:
-        del program, log, mode, device
         yield Evidence("the program was changed", 1, engaged=True)
 
 

@@ -95,12 +95,10 @@ class Toy(Technique):
         self._engaged = engaged
 
     def prepare(self, program: Program, mode: Mode, device: Device) -> None:
-        del mode, device
         if self._act is not None:
             self._act(program)
 
     def evidence(self, program: Program, log: Log, mode: Mode, device: Device) -> Iterable[Evidence]:
-        del program, mode, device
         if self._engaged is not None:
             seen = log.count("aten::addmm")
             yield Evidence("aten::addmm dispatched >= 1", seen, engaged=seen >= 1 and self._engaged)

@@ -46,7 +46,6 @@ class Raising(ByHand):
     """Rank 1 raises; rank 0 waits for it in a collective."""
 
     def prepare(self, program: Program) -> None:
-        del program
         if distributed.get_rank() == 1:
             raise ValueError("rank 1 does not like this")
         distributed.barrier()
@@ -56,7 +55,6 @@ class Dying(ByHand):
     """Rank 1 says a last word and is killed; rank 0 waits for it in a collective."""
 
     def prepare(self, program: Program) -> None:
-        del program
         if distributed.get_rank() == 1:
             print("the last word", flush=True)
             os.kill(os.getpid(), signal.SIGKILL)
@@ -67,7 +65,6 @@ class Summing(HookedAveraging):
     """Fault 32: ranks add their gradients and do not divide."""
 
     def mean(self, total: Tensor, world: int) -> Tensor:
-        del world
         return total
 
 
@@ -138,7 +135,6 @@ class Scale(nn.Module):
 
 def mean(out: Tensor, target: Tensor) -> Tensor:
     """The mean of each sample's sum, whatever the target."""
-    del target
     return out.sum(1).mean()
 
 
@@ -151,7 +147,6 @@ def ranked(world: int) -> Workload:
     """Rank r has the gradient r, of weights that are 8: two steps take off twice the mean."""
 
     def make(generator: torch.Generator, extent: int) -> Problem:
-        del generator, extent
         x = torch.arange(world, dtype=torch.float32).repeat_interleave(2).unsqueeze(1)
         return Problem(Scale(), (x,), target=torch.zeros(len(x), 1), loss=mean, optimizer=unit, steps=2)
 
@@ -166,7 +161,6 @@ def small() -> Workload:
 
 
 def _small(generator: torch.Generator, extent: int) -> Problem:
-    del extent
     module = nn.Sequential(nn.Linear(12, 20), nn.Tanh(), nn.Linear(20, 5))
     with torch.no_grad():
         for parameter in module.parameters():

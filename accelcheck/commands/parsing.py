@@ -100,7 +100,6 @@ class PrintCompletion(argparse.Action):
     def __call__(
         self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option_string: Any = None
     ) -> None:
-        del namespace, option_string
         import shtab
 
         if isinstance(parser, Parser):

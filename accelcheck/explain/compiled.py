@@ -99,7 +99,6 @@ def _backend(graphs: list[Graph]) -> Any:
 
     def compiler(stage: str) -> Callable[..., Any]:
         def compile_graph(module: fx.GraphModule, inputs: Sequence[Any]) -> Any:
-            del inputs
             seen: list[Graph] = []
 
             def run(*args: Any) -> Any:

@@ -178,7 +178,6 @@ class _Noting(Watcher):
         self.trail, self.device = trail, device
 
     def before(self, number: int, seen: Seen, call: OperatorCall) -> None:
-        del call
         self.trail.begin(number, seen)
 
     def after(self) -> None:

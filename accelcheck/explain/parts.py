@@ -64,7 +64,6 @@ class GraphPart:
             return {path: made[place].to(torch.float64) for path, place in places.items()}
 
         def sample(number: int, generator: torch.Generator) -> Mapping[str, Tensor]:
-            del number
             return computed(RoundedGraph(self.module, dtypes, generator))
 
         judgements, references = {}, {}

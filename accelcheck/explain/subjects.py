@@ -77,12 +77,10 @@ class PartSubject:
 
     def truth(self, path: str) -> list[str]:
         """By the same operators."""
-        del path
         return [*self.body, WIDE, *self._meaning("torch.float64", '"cpu"'), "truth = f(*w)"]
 
     def calls(self, path: str) -> list[str]:
         """Compiled."""
-        del path
         return [*self._meaning("dtype", "device"), f"got = torch.compile({', '.join(['f', *self.words])})(*t)"]
 
     def _meaning(self, dtype: str, device: str) -> list[str]:
@@ -92,7 +90,6 @@ class PartSubject:
 
     def dtype(self, path: str) -> torch.dtype:
         """Of the result."""
-        del path
         with torch.no_grad():
             (out,) = self.part.module(*map(kept, self.part.inputs))
         found: torch.dtype = out.dtype

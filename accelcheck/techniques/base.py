@@ -127,7 +127,6 @@ class Technique:
             `SUPPORTED`, or ``unsupported(code, reason)`` where the technique cannot exist on such a device, or
             ``unavailable(code, reason, action)`` where this machine lacks something that a person can install.
         """
-        del device
         return SUPPORTED
 
     def answer(self, device: Device, *features: str) -> Capability:
@@ -177,7 +176,6 @@ class Technique:
 
         Override it where the technique makes no promise, such as for NaN in an integer grid.
         """
-        del probe
         return True
 
     def precision(self, dtype: str) -> str:
@@ -199,7 +197,6 @@ class Technique:
             module: The workload's module, FP64 on the CPU. Copy it; do not change it.
             inputs: The judged run's inputs, FP64 on the CPU: static quantization calibrates on them.
         """
-        del inputs
         return module
 
     def emulate_optimizer(self, make: OptimizerMaker) -> OptimizerMaker:

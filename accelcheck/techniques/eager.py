@@ -30,7 +30,6 @@ class Eager(Technique):
         del program, mode, device
 
     def evidence(self, program: Program, log: Log, mode: Mode, device: Device) -> Iterable[Evidence]:
-        del program, mode
         seen = operators(log)
         computed = seen.having(lambda operator: any(at == device.type for _, _, at in operator.outputs))
         strays = seen.strays()

@@ -77,7 +77,6 @@ class Arithmetic:
 
     def precision(self, dtype: str) -> str:
         """As `Technique.precision`, for the dtype that this was made for."""
-        del dtype
         return self.arithmetic
 
 

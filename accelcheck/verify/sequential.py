@@ -47,7 +47,6 @@ def _batch_norm(
     x: Tensor, weight: Tensor | None, bias: Any, mean: Any, variance: Any, trains: Any, momentum: Any, eps: float
 ) -> Errors:
     """Of the mean and the variance of a batch: in its output, the mean, and one over the deviation."""
-    del bias, mean, variance, momentum
     if not trains or x.dim() < 2:
         return {}
     over, shape = _all_but_channels(x), _along_channels(x)

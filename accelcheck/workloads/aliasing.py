@@ -39,12 +39,10 @@ class ViewWrites(nn.Module):
 
 
 def _views(generator: torch.Generator, extent: int) -> Problem:
-    del extent
     return Problem(Views(), (normal(generator, 6, 8, 10),))
 
 
 def _writes(generator: torch.Generator, extent: int) -> Problem:
-    del extent
     return Problem(ViewWrites(), (normal(generator, 6, 8),))
 
 

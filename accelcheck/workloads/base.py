@@ -358,7 +358,6 @@ class Program:
             return self.loss(call(*inputs), target)
 
     def _backpropagate(self, step: int) -> Tensor:
-        del step
         loss = self.training_loss(self.inputs, self.target)
         scaled = loss if self.scaler is None else self.scaler.scale(loss)
         scaled.backward()  # type: ignore[no-untyped-call]  # torch annotates Tensor.backward only in part

@@ -145,7 +145,6 @@ def settle(module: nn.Module, images: Tensor) -> None:
     deep = isinstance(module, ResidualCnn)
 
     def moved(name: str, relu: nn.Module, inputs: tuple[Tensor]) -> tuple[Tensor]:
-        del relu
         (x,) = inputs
         values = x.transpose(0, 1).flatten(1).sort(-1).values
         kept = values[:, values.shape[1] // KEPT : -(values.shape[1] // KEPT)]

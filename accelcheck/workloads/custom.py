@@ -28,7 +28,6 @@ class GatedFunction(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-        del output
         ctx.save_for_backward(*inputs)
 
     @staticmethod

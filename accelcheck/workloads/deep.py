@@ -63,7 +63,6 @@ class Deep(nn.Module):
 
 
 def _deep(generator: torch.Generator, extent: int) -> Problem:
-    del extent  # one size: other workloads test dynamic shapes
     module = Deep()
     initialise(module, generator)
     return Problem(module, (normal(generator, BATCH, WIDTH),))

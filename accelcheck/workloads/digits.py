@@ -96,7 +96,6 @@ def _learn(
     steps: int,
     rate: float,
 ) -> Problem:
-    del extent  # the data set has one size
     module = make()
     initialise(module, generator)
     images, classes = digits()

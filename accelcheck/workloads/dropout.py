@@ -97,7 +97,6 @@ def _alone(generator: torch.Generator, extent: int) -> Problem:
 
 
 def _blocks(generator: torch.Generator, extent: int) -> Problem:
-    del extent  # the shifts have the size of the outputs
     width = 16
     module = Branches(BLOCKS, ROWS, width, FEATURES)
     with torch.no_grad():

@@ -43,21 +43,21 @@ class Add(Statement):
 class Sine(Statement):
     """``sin(x)``: it bounds the values."""
 
-    def forward(self, x: Tensor, y: Tensor) -> Tensor:  # noqa: ARG002 - all statements take both operands
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
         return x.sin_() if self.inplace else x.sin()
 
 
 class Scale(Statement):
     """``1.7 x``, a factor that no binary format holds."""
 
-    def forward(self, x: Tensor, y: Tensor) -> Tensor:  # noqa: ARG002 - as above
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
         return x.mul_(1.7) if self.inplace else x * 1.7
 
 
 class Swish(Statement):
     """``x sigmoid(x)``."""
 
-    def forward(self, x: Tensor, y: Tensor) -> Tensor:  # noqa: ARG002 - as above
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
         return functional.silu(x, inplace=self.inplace)
 
 

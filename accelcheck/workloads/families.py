@@ -74,7 +74,6 @@ class _Collected:
 
 def _made(build: Callable[..., None], generator: torch.Generator, extent: int, **options: Any) -> Problem:
     """The problem of what a function adds to `_Collected`."""
-    del extent
     parts = _Collected(generator)
     build(parts, **options)
     return Problem(Functions(tuple(parts.parts)), tuple(parts.inputs))

@@ -62,7 +62,6 @@ def _index_add(generator: torch.Generator, extent: int) -> Problem:
 
 
 def _far(generator: torch.Generator, extent: int) -> Problem:
-    del extent  # the size is the point
     rows, columns = (integers(generator, 2**15, 2**16, 24) for _ in range(2))
     rows[0] = columns[0] = 2**16 - 1
     return Problem(FarElements(), (normal(generator, 2**17 - 1), rows, columns))

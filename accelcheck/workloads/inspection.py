@@ -77,7 +77,6 @@ class _Functions(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        del types
         # What `nn.MultiheadAttention` calls is not seen: it calls the same unless it is to return its weights.
         whole = func is nn.functional.multi_head_attention_forward and not (kwargs or {}).get("need_weights", True)
         self.attention |= whole or func is nn.functional.scaled_dot_product_attention
@@ -95,7 +94,6 @@ class _Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch l
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        del types
         name = func.name().partition(".")[0]
         self.seen.add(name)
         self.images |= name == "aten::convolution" and args[0].dim() == 4

@@ -30,7 +30,6 @@ class Saliency(nn.Module):
         self.head = nn.Linear(hidden, classes)
 
     def train(self, mode: bool = True) -> Saliency:  # noqa: FBT001, FBT002 - the signature of nn.Module.train
-        del mode
         return super().train(mode=False)
 
     def forward(self, x: Tensor) -> Tensor:

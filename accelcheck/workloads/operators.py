@@ -104,7 +104,6 @@ class Parameter(nn.Module):
         self.weight = nn.Parameter(torch.empty(181))
 
     def forward(self, x: Tensor) -> Tensor:
-        del x
         return self.weight.view(-1)
 
 
@@ -124,14 +123,12 @@ def inner_product(out: Tensor, target: Tensor) -> Tensor:
 
 
 def _contraction(generator: torch.Generator, extent: int) -> Problem:
-    del extent
     module = Contraction()
     initialise(module, generator)
     return Problem(module, (normal(generator, 33, 40), normal(generator, 3, 17, 24), normal(generator, 3, 24, 9)))
 
 
 def _reductions(generator: torch.Generator, extent: int) -> Problem:
-    del extent
     shape = 37, 130
     wide = integers(generator, -(2**24), 2**24, *shape).to(torch.int32)
     narrow = integers(generator, -128, 128, *shape).to(torch.int8)
@@ -142,7 +139,6 @@ def _reductions(generator: torch.Generator, extent: int) -> Problem:
 
 
 def _batch_norm(generator: torch.Generator, extent: int) -> Problem:
-    del extent
     module = nn.BatchNorm2d(6)
     initialise(module, generator)
     # Means of either sign and variances around 1, so that the running ones move in the first batch. The means are small, since a
@@ -153,7 +149,6 @@ def _batch_norm(generator: torch.Generator, extent: int) -> Problem:
 
 
 def _scatter_gather(generator: torch.Generator, extent: int) -> Problem:
-    del extent
     rows, columns = 24, 30
     index = integers(generator, 0, 9, rows, columns)  # nine places for thirty elements
     unique = orders(generator, rows, columns)
@@ -164,7 +159,6 @@ def _scatter_gather(generator: torch.Generator, extent: int) -> Problem:
 
 
 def _casts(generator: torch.Generator, extent: int) -> Problem:
-    del extent
     # Of either sign, with fractions, some of them 0; and integers that int8 wraps.
     x = 40.0 * normal(generator, 24, 33)
     x[::5, ::4] = 0.0
@@ -172,7 +166,6 @@ def _casts(generator: torch.Generator, extent: int) -> Problem:
 
 
 def _roots(generator: torch.Generator, extent: int) -> Problem:
-    del extent
     x = torch.exp(2.0 * normal(generator, 24, 64))
     # From the smallest normal number upwards: in this range fast exponentials go wrong first.
     far = torch.linspace(-87.0, -60.0, 24 * 64).view(24, 64) - 0.01 * torch.rand(24, 64, generator=generator)
@@ -180,12 +173,10 @@ def _roots(generator: torch.Generator, extent: int) -> Problem:
 
 
 def _copies(generator: torch.Generator, extent: int) -> Problem:
-    del extent
     return Problem(Copies(), (normal(generator, 24, 30), normal(generator, 1, 30)))
 
 
 def _optimizer(generator: torch.Generator, extent: int) -> Problem:
-    del extent
     module = Parameter()
     with torch.no_grad():
         module.weight.copy_(normal(generator, *module.weight.shape))
@@ -202,7 +193,6 @@ def _optimizer(generator: torch.Generator, extent: int) -> Problem:
 
 
 def _drawn(generator: torch.Generator, extent: int) -> Problem:
-    del extent
 
     def clear() -> Tensor:
         return (1.0 + torch.rand(512, 256, generator=generator)).copysign(normal(generator, 512, 256))

@@ -269,7 +269,6 @@ class Redrawn:
 
     def __call__(self, generator: torch.Generator, extent: int) -> Problem:
         """As `Workload.make`."""
-        del extent
         problem = _copied(self.problem)
         if generator.initial_seed() == self.seed:
             return problem

@@ -25,7 +25,6 @@ CLASSES = 10
 
 def _patterns(bits: int, generator: torch.Generator, extent: int) -> Problem:
     """Every bit pattern of a format of up to 8 bits; else those with one bit set or not set, those with all low bits set, random ones."""
-    del extent
     if bits <= 8:
         found = torch.arange(1 << bits)
     else:
@@ -64,7 +63,6 @@ def _timed(generator: torch.Generator, extent: int) -> Problem:
 
 def _nothing(generator: torch.Generator, extent: int) -> Problem:
     """No input: the item is about other processes."""
-    del extent
     empty: Tensor = normal(generator, 1)
     return Problem(nn.Identity(), (empty,))
 

@@ -155,12 +155,10 @@ def _refilled(value: Tensor, content: Tensor) -> Tensor:
 
 
 def _zeros(problem: Problem, dtype: torch.dtype) -> Problem:
-    del dtype
     return _changed(problem, torch.zeros_like)
 
 
 def _ones(problem: Problem, dtype: torch.dtype) -> Problem:
-    del dtype
     return _changed(problem, torch.ones_like)
 
 
@@ -173,17 +171,14 @@ def _hot(x: Tensor) -> Tensor:
 
 
 def _one_hot(problem: Problem, dtype: torch.dtype) -> Problem:
-    del dtype
     return _changed(problem, _hot)
 
 
 def _one_hot_values(problem: Problem, dtype: torch.dtype) -> Problem:
-    del dtype
     return _changed(problem, _hot, 2)
 
 
 def _powers(problem: Problem, dtype: torch.dtype) -> Problem:
-    del dtype
     return _changed(problem, lambda x: x * _exponents(x.shape[-1]))
 
 
@@ -193,7 +188,6 @@ def _exponents(count: int) -> Tensor:
 
 def _channels(problem: Problem, dtype: torch.dtype) -> Problem:
     """Scales parameters, not inputs: each output channel by another power of two."""
-    del dtype
     with torch.no_grad():
         for parameter in problem.module.parameters():
             if parameter.dim() > 1:
@@ -204,7 +198,6 @@ def _channels(problem: Problem, dtype: torch.dtype) -> Problem:
 
 def _midpoints(problem: Problem, dtype: torch.dtype) -> Problem:
     """Numbers halfway between two neighbours of bfloat16 in even rows, of float16 in odd rows; exact in FP32."""
-    del dtype
 
     def change(x: Tensor) -> Tensor:
         rows = torch.arange(x.numel() // max(1, x.shape[-1])).reshape(*x.shape[:-1], 1)
@@ -216,7 +209,6 @@ def _midpoints(problem: Problem, dtype: torch.dtype) -> Problem:
 
 def _cancel(problem: Problem, dtype: torch.dtype) -> Problem:
     """One large number among ones: a sum in half precision loses the ones."""
-    del dtype
 
     def change(x: Tensor) -> Tensor:
         x = torch.ones_like(x)
@@ -233,19 +225,16 @@ def _tiny(problem: Problem, dtype: torch.dtype) -> Problem:
 
 def _huge(problem: Problem, dtype: torch.dtype) -> Problem:
     """Numbers of about 1e4, whose squares overflow float16."""
-    del dtype
     return _changed(problem, lambda x: 8e3 * torch.where(x < 0, -1.0, 1.0) + 1e3 * x / x.abs().max())
 
 
 def _scaled(problem: Problem, dtype: torch.dtype) -> Problem:
     """1024 times the inputs: a homogeneous workload gives exactly 1024 times the outputs, since every rounding is the same."""
-    del dtype
     return _changed(problem, lambda x: 1024 * x)
 
 
 def _future(problem: Problem, dtype: torch.dtype) -> Problem:
     """The last key and value are much larger than all others: a query that wrongly sees them has a wrong output."""
-    del dtype
 
     def change(x: Tensor) -> Tensor:
         x = x.clone()
@@ -257,19 +246,16 @@ def _future(problem: Problem, dtype: torch.dtype) -> Problem:
 
 def _sharp(problem: Problem, dtype: torch.dtype) -> Problem:
     """Queries scaled by 8: attention weights near 0 and 1, where an error of the scores matters most."""
-    del dtype
     return _changed(problem, lambda x: 8 * x, 0)
 
 
 def _slice(problem: Problem, dtype: torch.dtype) -> Problem:
     """All samples but the first: each must give what it gives in the whole batch."""
-    del dtype
     return replace(problem, inputs=tuple(v[1:].clone() if isinstance(v, Tensor) else v for v in problem.inputs))
 
 
 def _special(number: float, operand: int) -> Callable[[Problem, torch.dtype], Problem]:
     def apply(problem: Problem, dtype: torch.dtype) -> Problem:
-        del dtype
 
         def change(x: Tensor) -> Tensor:
             # Of elements that share memory `_refilled` takes the first.

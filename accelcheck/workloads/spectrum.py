@@ -41,7 +41,6 @@ class Spectrum(nn.Module):
 
 
 def _spectrum(generator: torch.Generator, extent: int) -> Problem:
-    del extent
     module = Spectrum()
     initialise(module, generator)
     module.mean.copy_(0.2 * normal(generator, module.terms))

@@ -84,14 +84,12 @@ class Signed(nn.Module):
 
 
 def _lengths(generator: torch.Generator, extent: int, *, limit: int | None) -> Problem:
-    del extent
     module = Stream(Centred(limit))
     initialise(module, generator)
     return Problem(module, tuple(normal(generator, length, 8) for length in LENGTHS))
 
 
 def _tokens(generator: torch.Generator, extent: int) -> Problem:
-    del extent
     module = Stream(EmbeddingNormGelu(width=16))
     initialise(module, generator)
     kinds: Sequence[tuple[torch.dtype, tuple[int, ...]]] = (
@@ -106,7 +104,6 @@ def _tokens(generator: torch.Generator, extent: int) -> Problem:
 
 
 def _signs(generator: torch.Generator, extent: int) -> Problem:
-    del extent
     module = Stream(Signed())
     initialise(module, generator)
     # All elements of an input are near 1, or near -1: rounding cannot change the sign of their sum.

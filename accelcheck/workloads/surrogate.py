@@ -16,12 +16,10 @@ class StraightThroughRound(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
-        del ctx
         return x.round()
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Tensor:
-        del ctx
         (grad,) = grads
         out: Tensor = grad
         return out

@@ -407,7 +407,6 @@ def _values(operators: tuple[CalledOperator, ...], most: int, seed: int) -> tupl
 
 
 def _make(generator: torch.Generator, extent: int, *, operators: tuple[CalledOperator, ...], most: int) -> Problem:
-    del extent
     values = _values(operators, most, generator.initial_seed())
     return Problem(Calls(template(operators, most).calls), (torch.ones(1), *map(_copied, values)))
 

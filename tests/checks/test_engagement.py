@@ -38,7 +38,6 @@ class ForAWhile(Planted):
         self.calls = calls
 
     def prepare(self, program: Program, mode: Mode, device: Device) -> None:
-        del mode, device
         made = Counter[str]()
         module: Any = program.module
 
@@ -52,14 +51,12 @@ class ForAWhile(Planted):
         program.call = call
 
     def evidence(self, program: Program, log: Log, mode: Mode, device: Device) -> Iterable[Evidence]:
-        del program, mode, device
         seen = log.count("aten::addmm")
         yield Evidence("aten::addmm dispatched >= 1", seen, engaged=seen >= 1)
 
 
 def plain(name: str = "linear") -> Workload:
     def make(generator: torch.Generator, extent: int) -> Problem:
-        del extent
         return Problem(nn.Linear(24, 16), (torch.randn(32, 24, generator=generator),))
 
     return Workload(name, "A linear layer.", make)
@@ -115,7 +112,6 @@ def limited() -> Iterator[None]:
 @pytest.mark.usefixtures("limited")
 def test_a_compiled_technique_that_runs_eagerly_after_the_recompile_limit_fails(store: Store) -> None:
     def make(generator: torch.Generator, extent: int) -> Problem:
-        del extent
         return Problem(Growing(), (torch.randn(32, 24, generator=generator),))
 
     technique = Compiled("compile-limited", "None.", level=1, arguments={"backend": "aot_eager"})
@@ -134,7 +130,6 @@ class Counting(Planted):
         super().__init__(nothing, warmups=1)
 
     def prepare(self, program: Program, mode: Mode, device: Device) -> None:
-        del mode, device
         seen = program.extras["seen"] = Counter[str]()
         program.resets.append(seen.clear)
 
@@ -145,7 +140,6 @@ class Counting(Planted):
         program.call = call
 
     def evidence(self, program: Program, log: Log, mode: Mode, device: Device) -> Iterable[Evidence]:
-        del log, mode, device
         calls = program.extras["seen"]["calls"]
         yield Evidence("calls = 1", calls, engaged=calls == 1)
 

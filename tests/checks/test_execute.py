@@ -59,7 +59,6 @@ class Silent(Planted):
     """Gives no evidence."""
 
     def evidence(self, program: Program, log: Log, mode: Mode, device: Device) -> Iterable[Evidence]:
-        del program, log, mode, device
         return ()
 
 
@@ -84,7 +83,6 @@ class Idle(Planted):
     """Gives evidence that it did not engage."""
 
     def evidence(self, program: Program, log: Log, mode: Mode, device: Device) -> Iterable[Evidence]:
-        del program, log, mode, device
         yield Evidence("graphs compiled >= 1", 0, engaged=False)
 
 
@@ -169,7 +167,6 @@ def made(function: Callable[[Tensor], Any], *shape: int, fill: float | None = No
             return function(x)
 
     def make(generator: torch.Generator, extent: int) -> Problem:
-        del extent
         x = torch.randn(shape, generator=generator)
         if fill is not None:
             x.view(-1)[0] = fill
@@ -507,7 +504,6 @@ def test_a_colon_in_the_name_of_an_output_stays_in_the_path_of_its_fault(store: 
             return {"a: b": x * 2}
 
     def make(generator: torch.Generator, extent: int) -> Problem:
-        del extent
         return Problem(Named(), (torch.randn(4, 8, generator=generator),))
 
     calls = itertools.count(1)
@@ -531,7 +527,6 @@ def test_a_record_survives_the_journal(store: Store) -> None:
 
 def test_a_long_error_is_cut_and_an_expected_one_keeps_no_traceback(store: Store) -> None:
     def complain(program: Program) -> None:
-        del program
         try:
             float("cause")
         except ValueError as error:

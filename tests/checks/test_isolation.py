@@ -220,7 +220,6 @@ def idle(names: frozenset[str]) -> Workload:
             self.used, self.unused = nn.Linear(8, 8), nn.Linear(8, 8)
 
         def forward(self, x: Any, y: Any) -> Any:
-            del y
             return self.used(x)
 
     def make(generator: torch.Generator, _: int) -> Problem:

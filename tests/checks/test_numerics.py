@@ -41,7 +41,6 @@ def store(tmp_path: Path) -> Store:
 
 
 def every(probe: Probe) -> bool:
-    del probe
     return True
 
 
@@ -228,7 +227,6 @@ class Copied(Eager):
     bakes = True
 
     def prepare(self, program: Program, mode: Mode, device: Device) -> None:
-        del mode, device
         program.call = copy.deepcopy(program.module)
 
 
@@ -383,7 +381,6 @@ class Squares(nn.Module):
 
 
 def _squares(generator: torch.Generator, extent: int) -> Problem:
-    del extent
     return Problem(Squares(), (1.0 + torch.rand(8, 8, generator=generator),))
 
 
@@ -391,7 +388,6 @@ SQUARES = Workload("squares", "Squares.", _squares, traits=frozenset({"custom-fu
 
 
 def wrong_twice(module: Any, x: Tensor) -> Any:
-    del module
     return SquareWithSecond.apply(x, 2.2)  # type: ignore[no-untyped-call]  # untyped in torch
 
 

@@ -185,7 +185,6 @@ class Chosen(nn.Module):
 
 def of(module: type[nn.Module], **more: Any) -> Workload:
     def make(generator: torch.Generator, extent: int) -> Problem:
-        del extent
         return Problem(module(), (torch.randn(4, 8, generator=generator),))
 
     return Workload("made", "Made.", make, **more)

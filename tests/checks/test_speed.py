@@ -42,7 +42,6 @@ if TYPE_CHECKING:
 
 
 def linear(generator: torch.Generator, extent: int) -> Problem:
-    del extent
     return Problem(
         nn.Linear(8, 4),
         (torch.randn(6, 8, generator=generator),),
@@ -68,11 +67,9 @@ class Acting(Technique):
         self.calls = itertools.count()
 
     def prepare(self, program: Program, mode: Mode, device: Device) -> None:
-        del mode, device
         program.call = lambda *inputs: self.act(next(self.calls), program.module(*inputs))
 
     def evidence(self, program: Program, log: Log, mode: Mode, device: Device) -> Iterable[Evidence]:
-        del program, log, mode, device
         yield Evidence("it acted", "yes", engaged=self.engaged)
 
 
@@ -146,13 +143,11 @@ class Lazy(Technique):
         self.prepared = 0
 
     def prepare(self, program: Program, mode: Mode, device: Device) -> None:
-        del mode, device
         self.prepared += 1
         if self.prepared > 1:  # the first program is judged
             self.lazily(program)
 
     def evidence(self, program: Program, log: Log, mode: Mode, device: Device) -> Iterable[Evidence]:
-        del program, log, mode, device
         yield Evidence("it ran", "yes", engaged=True)
 
 
@@ -274,7 +269,6 @@ def test_calls_go_through_different_inputs(trial: Trial) -> None:
 def test_inputs_keep_the_strides_that_the_technique_gave_them(trial: Trial) -> None:
     class Transposed(Acting):
         def prepare(self, program: Program, mode: Mode, device: Device) -> None:
-            del mode, device
             program.inputs = tuple(x.t().contiguous().t() for x in program.inputs)
 
     technique = Transposed(lambda _, out: out)
@@ -407,7 +401,6 @@ def test_slow_calls_have_fewer_pairs_beside_their_own_precision(
     def compared(
         _: object, base: Contender, candidate: Contender, looks: object = None, *, error: float = paired.ERROR
     ) -> paired.Comparison:
-        del base, candidate
         errors.append(error)
         return paired.compare(lambda: 1.0, lambda: 1.0, looks=(0.001,), error=error)
 

@@ -46,12 +46,10 @@ class Scripted(Experiment):
         self.contests = 0
 
     def answer(self, device: Device) -> Capability:
-        del device
         return self._answer
 
     @contextlib.contextmanager
     def contest(self, device: Device) -> Iterator[Contest]:
-        del device
         self.contests += 1
         if self._fault is not None:
             raise self._fault
@@ -128,7 +126,6 @@ def test_what_is_wrong_is_the_answer_to_all_claims_of_the_experiment(
 def test_a_clock_that_stands_still_gives_no_figure() -> None:
     class Stopped(Clocked):
         def elapsed(self, call: Callable[[], object], times: int) -> float:
-            del call, times
             return 0.0
 
     class Still(Scripted):

@@ -196,7 +196,6 @@ class Doubled(Technique):
         self.finished = 0
 
     def prepare(self, program: Program, mode: Mode, device: Device) -> None:
-        del mode, device
         module = program.module
         program.call = lambda *inputs: module(*inputs) * self.factor
 

@@ -28,7 +28,6 @@ MLP, CNN = "eager/speed-mlp/cpu/float32/speed", "eager/speed-cnn/cpu/float32/spe
 
 
 def linear(generator: torch.Generator, extent: int) -> Problem:
-    del extent
     return Problem(nn.Linear(8, 8), (torch.randn(4, 8, generator=generator),))
 
 

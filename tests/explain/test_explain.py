@@ -166,7 +166,6 @@ class Compiling(Named):
         self.arguments: dict[str, Any] = {"backend": functools.partial(compiler, wrong)}
 
     def prepare(self, program: Program, mode: Mode, device: Device) -> None:
-        del mode, device
         program.call = torch.compile(program.module, **self.arguments)
 
     def finish(self) -> None:
@@ -175,7 +174,6 @@ class Compiling(Named):
 
 def compiler(wrong: str, graph: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> Any:
     """Runs a graph of torch's functions or of ATen's as it is, but for the results of one that are too large."""
-    del inputs
 
     class Changed(torch.fx.Interpreter):
         def run_node(self, n: torch.fx.Node) -> Any:
@@ -295,7 +293,6 @@ class Registered:
 
     @classmethod
     def matrix(cls, config: object) -> Matrix:
-        del config
         return Matrix({one.name: one for one in cls.techniques}, {"matmul": built_in()["matmul"]})
 
 

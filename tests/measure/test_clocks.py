@@ -39,7 +39,6 @@ class Clocked(StubDevice):
         self.tried: list[int] = []
 
     def elapsed(self, call: Callable[[], object], times: int) -> float:
-        del call
         self.tried.append(times)
         return self.first.pop(0) if self.first else self.seconds(times)
 

@@ -68,7 +68,6 @@ class Asking(Eager):
     name = "asking"
 
     def capability(self, device: Device) -> Capability:
-        del device
         raise AssertionError("Torch not compiled with CUDA enabled")
 
 
@@ -84,7 +83,6 @@ class Tried(Eager):
     name = "tried"
 
     def capability(self, device: Device) -> Capability:
-        del device
         return BY_TRIAL
 
 

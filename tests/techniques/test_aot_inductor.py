@@ -116,7 +116,6 @@ def test_the_folder_of_a_package_is_removed(monkeypatch: pytest.MonkeyPatch) -> 
 
     class Fake(Package):
         def __init__(self, program: Program, folder: Path, options: Any) -> None:
-            del options
             folders.append(folder)
             self.libraries, self.mapped, self.size = ["a.so"], ["/a.so"], 1
             super(Package, self).__init__(program.module, lambda x: x)

@@ -101,7 +101,6 @@ def test_eager_in_place_of_the_backend_fails_the_evidence() -> None:
 def test_a_backend_whose_graphs_do_not_run_fails_the_evidence() -> None:
     class Idle(Capture):
         def running(self, stage: str, graph: fx.GraphModule) -> Any:
-            del stage
             return graph.forward
 
     def idle(program: Program) -> None:
@@ -156,7 +155,6 @@ class Baking(Capture):
 def test_a_backend_that_keeps_weights_fails(store: Store) -> None:
     class Kept(UserBackend):
         def backend(self, mode: Mode) -> Capture:
-            del mode
             return Baking()
 
     record = judged(store, Kept(), "mlp")

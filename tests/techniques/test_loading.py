@@ -142,7 +142,6 @@ def test_an_intact_loader_passes(store: Store) -> None:
 def test_a_loader_of_one_process_fails_the_evidence() -> None:
     class Alone(PrefetchLoader):
         def passing(self, feed: Iterable[Sequence[Tensor]], device: Device) -> Iterable[Sequence[Tensor]]:
-            del device
             assert isinstance(feed, Feed)
             return torch.utils.data.DataLoader(feed.rows, batch_size=3)
 
@@ -299,7 +298,6 @@ def test_the_error_is_evidence_and_the_next_loader_works() -> None:
 def test_a_hidden_death_fails_the_evidence(monkeypatch: pytest.MonkeyPatch) -> None:
     class Hiding(type(KILLED)):  # type: ignore[misc]  # a class all the same
         def run_faulty(self, tensors: Sequence[Tensor], device: Device) -> Any:
-            del device
 
             def quietly(loader: Any) -> Iterator[Any]:
                 try:
@@ -318,7 +316,6 @@ def test_an_error_that_threads_swallow_fails_the_evidence() -> None:
 
     class Swallowing(XlaUnreadable):
         def passing(self, feed: Iterable[Sequence[Tensor]], device: Device) -> Iterator[Sequence[Tensor]]:
-            del device
             try:
                 yield from feed
             except OSError:

@@ -61,7 +61,6 @@ def test_a_compiled_step_equals_the_loop() -> None:
 def test_the_plain_loop_fails_the_evidence(technique: Any) -> None:
     class Plain(type(technique)):  # type: ignore[misc]  # a class all the same
         def changed(self, optimizer: torch.optim.Optimizer, device: Any) -> torch.optim.Optimizer:
-            del device
             return optimizer
 
     ran = run(Plain("optimizer-plain", ""), training(SGD), Mode.TRAIN)
@@ -74,7 +73,6 @@ def test_clipping_does_not_count_as_a_step() -> None:
 
     class Clipped(type(FOREACH)):  # type: ignore[misc]  # a class all the same
         def changed(self, optimizer: torch.optim.Optimizer, device: Any) -> torch.optim.Optimizer:
-            del device
 
             def step() -> None:
                 torch.nn.utils.clip_grad_norm_(optimizer.param_groups[0]["params"], 1e-3, foreach=True)

@@ -387,7 +387,6 @@ def test_torchao_that_is_absent_or_does_not_import_is_unavailable(monkeypatch: p
 def test_a_device_on_which_torchao_widens_int8_products_does_not_have_them() -> None:
     class Widening(TorchAODynamic):
         def quantized(self, module: nn.Module, inputs: tuple[Any, ...]) -> nn.Module:
-            del inputs
             return module  # as if int8 values were widened before the product
 
     other = StubDevice("fancy")  # computes on the CPU, where torchao multiplies integers

@@ -237,7 +237,6 @@ class Halving(Counted):
 
 class Lossy(Offload):
     def saving(self, tally: Tally, device: Device) -> Any:
-        del device
         return Halving(tally)
 
 
@@ -263,7 +262,6 @@ def test_an_offload_that_loses_the_dtype_fails_the_evidence(monkeypatch: pytest.
 def test_an_offload_that_moves_nothing_fails_the_evidence() -> None:
     class Idle(Offload):
         def saving(self, tally: Tally, device: Device) -> Any:
-            del tally, device
             return contextlib.nullcontext()
 
     assert (

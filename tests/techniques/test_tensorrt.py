@@ -289,7 +289,6 @@ def test_operators_left_to_torch_are_named(monkeypatch: pytest.MonkeyPatch) -> N
 def test_a_graph_without_float16_fails_the_evidence(compiler: Compiler) -> None:
     class Uncast(TensorRtHalf):
         def changed(self, module: nn.Module, inputs: tuple[Any, ...]) -> nn.Module:
-            del inputs
             return module
 
     assert run(Uncast(), mlp(), device=CUDA).missing() == [
@@ -348,7 +347,6 @@ def test_scales_of_another_rule_differ_from_the_oracle(monkeypatch: pytest.Monke
 def test_layers_that_are_not_quantized_fail_the_evidence(monkeypatch: pytest.MonkeyPatch) -> None:
     class Plain(TensorRtInt8):
         def quantized(self, module: nn.Module, inputs: tuple[Any, ...]) -> nn.Module:
-            del inputs
             return module
 
     assert int8(monkeypatch, Plain()).missing() == ["int8 quantizers in the exported graph = 4 >= 2: 0"]

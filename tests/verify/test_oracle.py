@@ -193,7 +193,6 @@ class Half(Planted):
     """Computes in bfloat16."""
 
     def precision(self, dtype: str) -> str:
-        del dtype
         return "bfloat16"
 
 
@@ -321,7 +320,6 @@ class Single(Planted):
     """Computes in float16."""
 
     def precision(self, dtype: str) -> str:
-        del dtype
         return "float16"
 
 
@@ -498,7 +496,6 @@ class Emulating(Planted):
         return self._oracle
 
     def emulate(self, module: nn.Module, inputs: tuple[Any, ...]) -> nn.Module:
-        del inputs
         return Calls(lambda *values: module(*values) * self.factor)
 
 

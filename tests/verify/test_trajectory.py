@@ -162,7 +162,6 @@ def half_loss(program: Program) -> None:
 
 class AlwaysStepping(torch.amp.GradScaler):
     def _maybe_opt_step(self, optimizer: Any, optimizer_state: Any, *args: Any, **kwargs: Any) -> Any:
-        del optimizer_state
         return optimizer.step(*args, **kwargs)
 
 
@@ -449,7 +448,6 @@ STEPS = 20
 
 def always(value: float) -> Callable[[int], float]:
     def at(step: int) -> float:
-        del step
         return value
 
     return at

@@ -30,7 +30,6 @@ PROBED = [(name, probe) for name, workload in built_in().items() for probe in so
 
 
 def every(probe: Probe) -> bool:
-    del probe
     return True
 
 

@@ -152,12 +152,10 @@ class MatmulRelu(nn.Module):
 
 
 def _matmul_relu(generator: torch.Generator, extent: int) -> Problem:
-    del extent
     return Problem(MatmulRelu(), (normal(generator, 128, 256), normal(generator, 256, 512)))
 
 
 def _linear(generator: torch.Generator, extent: int) -> Problem:
-    del extent
     # Without bias: its gradient sums over samples, which PJRT's CPU client does in bfloat16 (docs/findings.md). The claim is about
     # products.
     module = nn.Linear(256, 512, bias=False)
@@ -166,14 +164,12 @@ def _linear(generator: torch.Generator, extent: int) -> Problem:
 
 
 def _mlp(generator: torch.Generator, extent: int) -> Problem:
-    del extent
     module = Mlp(features=512, hidden=1024, classes=10)
     initialise(module, generator, relu=True)
     return _trained(module, separated(generator, 128, 512), integers(generator, 0, 10, 128), functional.cross_entropy)
 
 
 def _deep(generator: torch.Generator, extent: int) -> Problem:
-    del extent
     module = Deep()
     initialise(module, generator)
     return _trained(module, normal(generator, 1024, 32), integers(generator, 0, 10, 1024), functional.cross_entropy)

@@ -38,7 +38,6 @@ TECHNIQUE = "sdpa-flash"
 
 
 def _problem(generator: torch.Generator, extent: int) -> Problem:
-    del extent
     return Problem(Attention(), tuple(normal(generator, 1, HEADS, LENGTH, WIDTH) for _ in range(3)))
 
 

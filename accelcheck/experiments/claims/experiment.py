@@ -66,7 +66,6 @@ class Experiment(ABC):
 
     def answer(self, device: Device) -> Capability:
         """Whether an open device has what the experiment is about."""
-        del device
         return SUPPORTED
 
     @abstractmethod

@@ -64,19 +64,16 @@ def _plain_across_tile(x: Tensor, weight: Tensor) -> Tensor:
 
 def _convolving(convolve: Callable[[Tensor, Tensor], Tensor]) -> Callable[[float], Change]:
     def kernel(func: Any, x: Tensor, weight: Tensor, *others: Any) -> Tensor:
-        del func, others  # `conv-replicated` has neither bias nor padding of its own
         return convolve(x, weight).contiguous()
 
     return lambda _: kernels(convolution=kernel)
 
 
 def _short_products(func: Any, a: Tensor, b: Tensor) -> Tensor:
-    del func
     return strassen(rounded_to(11, a), rounded_to(11, b))
 
 
 def _minus_for_plus(func: Any, a: Tensor, b: Tensor) -> Tensor:
-    del func
     out, (height, width) = strassen(a, b), (a.shape[0] // 2, b.shape[1] // 2)
     out[height:, width:] += 2 * (a[height:] - a[:height]) @ (b[:, width:] - b[:, :width])
     return out

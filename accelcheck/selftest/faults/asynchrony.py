@@ -90,7 +90,6 @@ class Unordered:
         self._tensor = tensor
 
     def __dlpack__(self, *, stream: Any = None, **options: Any) -> Any:
-        del stream
         return self._tensor.__dlpack__(stream=-1, **options)
 
     def __dlpack_device__(self) -> Any:
@@ -99,7 +98,6 @@ class Unordered:
 
 def unordered(strength: float) -> Change:
     """CuPy gets tensors without an order between the stream that writes them and the stream that copies them."""
-    del strength
 
     def change(program: Program) -> None:
         give = program.extras[GIVE]
@@ -110,7 +108,6 @@ def unordered(strength: float) -> Change:
 
 def unsynced(strength: float) -> Change:
     """The host reads its mirror of the result before the device is synchronised, and gets the result of the run before."""
-    del strength
 
     def change(program: Program) -> None:
         plain = program.run
@@ -130,7 +127,6 @@ def unsynced(strength: float) -> Change:
 
 def fallen_back(strength: float) -> Change:
     """One kind of operator has no kernel on the device: the CPU computes it, and the result is moved back."""
-    del strength
 
     def on_cpu(func: Any, *args: Any, **options: Any) -> Tensor:
         (device,) = {value.device for value in args if isinstance(value, Tensor)}

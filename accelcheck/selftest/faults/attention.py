@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
 def leaking(count: float, module: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """The last `count` queries see the single key after the last whole tile."""
-    del module
     query = torch.arange(q.size(-2), device=q.device).unsqueeze(-1)
     key = torch.arange(k.size(-2), device=k.device)
     last = k.size(-2) - 1
@@ -32,7 +31,6 @@ def leaking(count: float, module: Any, q: Tensor, k: Tensor, v: Tensor) -> Tenso
 
 def shifted(by: float, module: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """The diagonal is `by` keys further to the right; the first query always sees the first key."""
-    del module
     seen = causal(q.size(-2), k.size(-2), q.device, int(by))
     first = torch.arange(k.size(-2), device=k.device) == 0
     return attention(q, k, v, seen | (first & ~seen.any(-1, keepdim=True)))
@@ -40,32 +38,27 @@ def shifted(by: float, module: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 def padded(more: float, module: Any, q: Tensor, k: Tensor, v: Tensor, lengths: Tensor) -> Tensor:
     """Each sequence is taken to be `more` keys longer than it is."""
-    del module
     seen = torch.arange(k.size(2), device=k.device) < (lengths + int(more)).unsqueeze(-1)
     return attention(q, k, v, seen[:, None, None, :])
 
 
 def bottom_right(module: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """Causal so that the last query sees the last key."""
-    del module
     return attention(q, k, v, causal(q.size(-2), k.size(-2), q.device, k.size(-2) - q.size(-2)))
 
 
 def top_left(module: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
     """Causal so that the first query sees the first key, whatever the mask says."""
-    del module, mask
     return attention(q, k, v, causal(q.size(-2), k.size(-2), q.device))
 
 
 def plain_softmax(module: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
     """A row without keys gives 0 / 0."""
-    del module
     return attention(q, k, v, mask, weigh=lambda scores: scores.softmax(-1))
 
 
 def finite_mask(module: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
     """The lowest finite number stands for -inf, so a row without keys sees all of them."""
-    del module
     lowest = torch.finfo(torch.float32).min
     return attention(q, k, v, mask, weigh=lambda scores: scores.clamp(min=lowest).softmax(-1))
 

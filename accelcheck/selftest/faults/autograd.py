@@ -36,7 +36,6 @@ def derivatives(grad: Tensor, x: Tensor, gate: Tensor, slope: Tensor) -> tuple[T
 class _Exchange(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, module: Any, x: Tensor, gate: Tensor, slope: Tensor) -> Tensor:
-        del module
         ctx.save_for_backward(x, gate, slope)
         return gated(x, gate, slope)
 

@@ -31,7 +31,6 @@ COMPILED = 2
 
 def last_key_unseen(strength: float) -> Change:
     """The fused kernel's loop over keys ends one key early."""
-    del strength
 
     def fused(func: Any, query: Tensor, key: Tensor, value: Tensor, *rest: Any, **options: Any) -> Any:
         return func(query, key[:, :, :-1], value[:, :, :-1], *rest, **options)
@@ -41,7 +40,6 @@ def last_key_unseen(strength: float) -> Change:
 
 def stale_logsumexp(strength: float) -> Change:
     """The fused backward kernel reads the row sums that the first call has left."""
-    del strength
     kept: dict[Any, Tensor] = {}
 
     def fused(func: Any, *args: Any, **options: Any) -> Any:
@@ -53,13 +51,11 @@ def stale_logsumexp(strength: float) -> Change:
 
 def next_key_seen(strength: float) -> Change:
     """The causal mask of the math path has one diagonal too many."""
-    del strength
     return kernels(tril=lambda func, mask, diagonal=0: func(mask, diagonal + 1))
 
 
 def row_sums_lost(strength: float) -> Change:
     """The gradient of softmax does not subtract the sum of its row."""
-    del strength
 
     def backward(func: Any, grad: Tensor, out: Tensor, dim: int, dtype: torch.dtype) -> Tensor:
         func(grad, out, dim, dtype)  # so that observers of the run see the operator
@@ -71,7 +67,6 @@ def row_sums_lost(strength: float) -> Change:
 @contextlib.contextmanager
 def neighbours_token(strength: float) -> Iterator[None]:
     """Inner sequences of a jagged batch begin one token early: with the last one of their neighbour."""
-    del strength
 
     def wrong(plain: Callable[..., Tensor], values: Tensor, offsets: Tensor, *args: Any, **options: Any) -> Tensor:
         early = offsets.clone()
@@ -84,7 +79,6 @@ def neighbours_token(strength: float) -> Iterator[None]:
 
 def mask_moved(strength: float) -> contextlib.AbstractContextManager[None]:
     """The block mask is made from positions of keys that are one too large."""
-    del strength
 
     def wrong(plain: Callable[..., Any], seen: Callable[..., Tensor], *args: Any, **options: Any) -> Any:
         keys = options["KV_LEN"]

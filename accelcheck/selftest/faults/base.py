@@ -47,19 +47,16 @@ class Cell:
 
 def everywhere(device: Device) -> Capability:
     """For plants that apply to every device."""
-    del device
     return SUPPORTED
 
 
 def untouched(strength: float) -> Change:
     """The change of faults that leave the prepared program as it is: they act while it is prepared or run."""
-    del strength
     return lambda program: None  # noqa: ARG005 - of any program
 
 
 def nowhere(strength: float) -> AbstractContextManager[Any]:
     """The context of faults that change nothing outside of the prepared program."""
-    del strength
     return contextlib.nullcontext()
 
 

@@ -49,7 +49,6 @@ def mean_everywhere(out: Tensor) -> Tensor:
 
 
 def input_returned(module: nn.Module, x: Tensor, *rest: Any) -> Tensor:
-    del module, rest
     return x.clone()
 
 

@@ -51,7 +51,6 @@ LOOP = r"(?P<name>x0)<static_cast<int64_t>\((?P<last>\d+)L\);"
 
 def sine_by_series(strength: float) -> contextlib.AbstractContextManager[Any]:
     """A lowering of ``sin`` to the first terms of its series, without a reduction of the argument's range."""
-    del strength
     return fresh_code(_series())
 
 
@@ -85,7 +84,6 @@ def bias_gradient_short(graph: fx.Graph) -> int:
 
 def unguarded(strength: float) -> contextlib.AbstractContextManager[Any]:
     """Compiled code has no guards on the Python numbers that it has as constants."""
-    del strength
 
     def kept(guards: list[Any]) -> list[bool]:
         return [guard.guard_type not in {"CONSTANT_MATCH", "EQUALS_MATCH"} for guard in guards]
@@ -99,7 +97,6 @@ def unguarded(strength: float) -> contextlib.AbstractContextManager[Any]:
 @contextlib.contextmanager
 def copied_constants(strength: float) -> Iterator[None]:
     """A package takes copies of the weights that it is to share with the module, and so keeps those of the first draw."""
-    del strength
     from accelcheck.devices.torch_names import AOTICompiledModel
 
     def wrong(plain: Callable[..., Any], model: Any, constants: dict[str, Tensor], **options: Any) -> Any:

@@ -36,7 +36,6 @@ def onnx_graph(edit: Callable[[Any, Any], None]) -> Callable[[float], contextlib
 
     @contextlib.contextmanager
     def around(strength: float) -> Iterator[None]:
-        del strength
         with swapped(importlib.import_module("onnxruntime"), "InferenceSession", wrong):
             yield
 
@@ -76,7 +75,6 @@ def converted(edit: Callable[[Any, Any], None]) -> Callable[[float], contextlib.
 
     @contextlib.contextmanager
     def around(strength: float) -> Iterator[None]:
-        del strength
         package = openvino()
 
         def wrong(plain: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -95,7 +93,6 @@ def compiled(edit: Callable[[Any, Any], None]) -> Callable[[float], contextlib.A
 
     @contextlib.contextmanager
     def around(strength: float) -> Iterator[None]:
-        del strength
         package = openvino()
         frontend = importlib.import_module("openvino.frontend.pytorch.torchdynamo.compile").FrontEndManager
 
@@ -134,7 +131,6 @@ def weight_rounded(model: Any, package: Any) -> None:
 
 def activation_lost(model: Any, package: Any) -> None:
     """The last activation passes its input on."""
-    del package
     found = [op for op in model.get_ordered_ops() if op.get_type_name() in {"Relu", "Swish"}]
     if found:
         found[-1].output(0).replace(found[-1].input_value(0))
@@ -142,7 +138,6 @@ def activation_lost(model: Any, package: Any) -> None:
 
 def causal_lost(model: Any, package: Any) -> None:
     """The attribute that makes attention causal is lost."""
-    del package
     (found,) = (op for op in model.get_ordered_ops() if op.get_type_name() == "ScaledDotProductAttention")
     found.set_attribute("causal", False)  # noqa: FBT003 - OpenVINO's signature
     model.validate_nodes_and_infer_types()

@@ -35,7 +35,6 @@ def reading(wrong: Callable[[int], None]) -> Callable[[float], AbstractContextMa
 
 def row_repeated(worker: int) -> None:
     """The last row of each batch is read from the place of the one before it."""
-    del worker
 
     def fetched(own: Any, rows: list[int]) -> Any:
         return _FETCH(own, [*rows[:-1], rows[-2]] if len(rows) > 1 else rows)
@@ -45,7 +44,6 @@ def row_repeated(worker: int) -> None:
 
 def buffer_stale(worker: int) -> None:
     """A batch has the right numbers of rows, but the memory of its last row holds the row before."""
-    del worker
 
     def fetched(own: Any, rows: list[int]) -> Any:
         batch: Any = _FETCH(own, rows)
@@ -59,7 +57,6 @@ def buffer_stale(worker: int) -> None:
 
 def one_buffer(strength: float) -> AbstractContextManager[None]:
     """All tensors of one size are copied to the device from the same page-locked buffer, before the last copy has ended."""
-    del strength
     kept: dict[Any, torch.Tensor] = {}
 
     def wrong(plain: Callable[..., torch.Tensor], tensor: torch.Tensor, *args: Any) -> torch.Tensor:

@@ -21,7 +21,6 @@ RACES = random.SystemRandom()
 
 def wrapped(module: Any, x: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
     """Offsets have 31 bits, so elements beyond 2**31 are read from the beginning."""
-    del module
     width = 2**16
     offsets = (rows * width + columns) % 2**31
     return x.unfold(0, width, 1)[offsets // width, offsets % width]

@@ -87,7 +87,6 @@ def nibbles_swapped(layer: Any) -> None:
 
 def last_depth_dropped(strength: float) -> Change:
     """An integer product leaves out the last element of its depth."""
-    del strength
 
     def product(func: Any, left: Tensor, right: Tensor) -> Tensor:
         func(left, right)  # so that observers of the run see the operator
@@ -98,7 +97,6 @@ def last_depth_dropped(strength: float) -> Change:
 
 def group_stale(strength: float) -> Change:
     """The kernel of packed 4-bit weights reads the scale of the group before for the last group."""
-    del strength
 
     def product(func: Any, x: Tensor, weight: Tensor, size: int, scales: Tensor) -> Any:
         wrong = scales.clone()
@@ -110,7 +108,6 @@ def group_stale(strength: float) -> Change:
 
 def first_scale_for_all(strength: float) -> Change:
     """A float8 kernel multiplies all rows by the first row's scale."""
-    del strength
 
     def product(func: Any, left: Tensor, right: Tensor, scale_a: Tensor, *rest: Any, **options: Any) -> Any:
         return func(left, right, scale_a[:1].expand_as(scale_a).contiguous(), *rest, **options)
@@ -120,7 +117,6 @@ def first_scale_for_all(strength: float) -> Change:
 
 def float8_depth_dropped(strength: float) -> Change:
     """A float8 kernel leaves out the last tile of its depth."""
-    del strength
 
     def product(func: Any, left: Tensor, right: Tensor, *rest: Any, **options: Any) -> Any:
         short = left.view(torch.uint8).clone()
@@ -132,7 +128,6 @@ def float8_depth_dropped(strength: float) -> Change:
 
 def truncating(strength: float) -> Change:
     """Quantization truncates where it should round to nearest."""
-    del strength
     return kernels(round=lambda func, x: func(x).where(x.sign() == 0, x.trunc()))
 
 

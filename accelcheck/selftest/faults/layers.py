@@ -26,7 +26,6 @@ unbiased = partial(two_pass, correction=1)
 
 def without_bias(func: Any, x: Tensor, weight: Tensor, bias: Tensor | None, *rest: Any) -> Tensor:
     """A convolution without its bias."""
-    del bias
     out: Tensor = func(x, weight, None, *rest)
     return out
 
@@ -39,7 +38,6 @@ def without_bias_gradient(func: Any, *args: Any) -> Any:
 
 def counting_padding(module: Any, x: Tensor) -> Tensor:
     """The padding counts as elements of the window."""
-    del module
     return functional.avg_pool2d(x, 3, stride=2, padding=1, count_include_pad=True)
 
 

@@ -125,7 +125,6 @@ LEAKS: Mapping[str, Callable[[], object]] = MappingProxyType(
 
 def _leaking(leak: Callable[[], object]) -> Callable[[float], Change]:
     def change(program: Program) -> None:
-        del program
         leak()
 
     return lambda _: change

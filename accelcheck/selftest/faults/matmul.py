@@ -104,7 +104,6 @@ def _half_sum(x: Tensor, over: list[int]) -> Tensor:
 
 def half_sum(func: Any, x: Tensor, over: list[int], *rest: Any, dtype: torch.dtype | None = None) -> Tensor:
     """A sum of FP16 numbers with an FP16 accumulator; its result has the right dtype."""
-    del func, rest
     return _half_sum(x, list(over)).to(x.dtype if dtype is None else dtype)
 
 

@@ -49,7 +49,6 @@ def written_across(out: Tensor) -> Tensor:
 
 def first_alone(func: Any, x: Tensor, over: Any = None, keep: bool = False, **more: Any) -> Tensor:  # noqa: FBT001, FBT002 - as aten::sum passes it
     """Returns the first element instead of the sum."""
-    del func, more
     dims = range(x.dim()) if over is None else (d % x.dim() for d in over)
     for dim in sorted(dims, reverse=True):
         x = x.narrow(dim, 0, 1) if keep else x.select(dim, 0)
@@ -58,7 +57,6 @@ def first_alone(func: Any, x: Tensor, over: Any = None, keep: bool = False, **mo
 
 def in_place(module: Any, x: Tensor) -> Tensor:
     """Adds neighbours in place, from left to right, so that each sum is the next element's neighbour."""
-    del module
     columns = [x[:, 0]]
     for index in range(1, x.size(1)):
         columns.append(x[:, index] + columns[-1])

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 
 def norms_follow_gradients(strength: float) -> Change:
     """Batch norm takes the statistics of the batch where gradients are recorded, and its running ones elsewhere, whatever its mode is."""
-    del strength
 
     def call(module: nn.Module, *inputs: Any) -> Any:
         layers = [layer for layer in module.modules() if isinstance(layer, nn.BatchNorm1d)]
@@ -35,7 +34,6 @@ def norms_follow_gradients(strength: float) -> Change:
 
 
 def _follow(layer: nn.Module, inputs: Any) -> None:
-    del inputs
     layer.train(torch.is_grad_enabled())
 
 

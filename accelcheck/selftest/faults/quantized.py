@@ -219,7 +219,6 @@ class Int8Anywhere(Technique):
         return self.scheme.oracle
 
     def prepare(self, program: Program, mode: Mode, device: Device) -> None:
-        del mode
         # The copy shares parameters and buffers with the original, so changes of the original reach the copy.
         shared = {id(tensor): tensor for tensor in (*program.module.parameters(), *program.module.buffers())}
         copied = copy.deepcopy(program.module, shared)
@@ -229,7 +228,6 @@ class Int8Anywhere(Technique):
                 layer.settle = device.synchronize
 
     def evidence(self, program: Program, log: Log, mode: Mode, device: Device) -> Iterable[Evidence]:
-        del log, mode, device
         wanted = count(program.module, is_linear)
         made = (
             0 if not isinstance(program.call, nn.Module) else count(program.call, lambda m: isinstance(m, Int8Linear))

@@ -39,7 +39,7 @@ def dropping(drop: Drop, *, evaluating: bool = False) -> Change:
     def call(plain: Any, *inputs: Any) -> Any:
         places = itertools.count()
 
-        def dropout(x: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:  # noqa: FBT001, FBT002, ARG001 - torch's own signature
+        def dropout(x: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:  # noqa: FBT001, FBT002 - torch's own signature
             return drop(x, p, next(places)) if training or evaluating else x
 
         with mock.patch.object(functional, "dropout", dropout):
@@ -70,14 +70,12 @@ def drawing(draw: Callable[[Tensor, int], Tensor]) -> Change:
 
 def unseeded(strength: float) -> Change:
     """Draws from a generator of its own, which no seed sets."""
-    del strength
     generator = torch.Generator().manual_seed(1)
     return drawing(lambda x, _: torch.rand(x.shape, generator=generator))
 
 
 def repeated(strength: float) -> Change:
     """Reads the generator's state and does not advance it, so that each call draws the same."""
-    del strength
     return drawing(
         lambda x, place: torch.rand(x.shape, generator=torch.Generator().manual_seed(torch.initial_seed() + place))
     )
@@ -85,7 +83,6 @@ def repeated(strength: float) -> Change:
 
 def shared(strength: float) -> Change:
     """Takes the generator's offset from the step and not from the layer, so that all layers draw the same."""
-    del strength
     drawn: list[Tensor] = []
 
     def draw(x: Tensor, place: int) -> Tensor:
@@ -98,7 +95,6 @@ def shared(strength: float) -> Change:
 
 def in_evaluation(strength: float) -> Change:
     """Drops in evaluation mode too."""
-    del strength
     return dropping(lambda x, rate, _: plain_dropout(x, rate), evaluating=True)
 
 
@@ -106,7 +102,6 @@ def neighbours(share: float) -> Change:
     """Uses one draw for both of this share of the pairs of neighbours along the last dimension."""
 
     def draw(x: Tensor, place: int) -> Tensor:
-        del place
         draws = torch.rand(x.shape)
         follows = (torch.rand(x.shape) < share) & (torch.arange(x.shape[-1]) % 2 == 1)
         return torch.where(follows, draws.roll(1, -1), draws)
@@ -118,7 +113,6 @@ def repeating_rows(rows: float) -> Change:
     """Wraps the generator's counter around after this number of rows, so that draws repeat."""
 
     def draw(x: Tensor, place: int) -> Tensor:
-        del place
         return torch.rand(int(rows), x.shape[-1]).repeat(len(x) // int(rows) + 1, 1)[: len(x)]
 
     return drawing(draw)
@@ -148,7 +142,6 @@ class Recomputed(torch.autograd.Function):
 
 def recomputed(strength: float) -> Change:
     """Recomputes blocks without restoring the generator's state of their forward pass."""
-    del strength
 
     def change(program: Program) -> None:
         for name, block in program.module.named_modules():
@@ -187,7 +180,6 @@ def unscaled_attention(strength: float) -> Change:
 
 def shared_heads(strength: float) -> Change:
     """Uses one mask for all heads."""
-    del strength
 
     def drop(weights: Tensor, rate: float) -> Tensor:
         kept = torch.rand(weights.shape[0], 1, *weights.shape[2:]) >= rate
@@ -213,7 +205,6 @@ def counted() -> Change:
     """Masks from a counter-based generator, each keyed by one number that the global generator draws."""
 
     def draw(x: Tensor, place: int) -> Tensor:
-        del place
         return splitmix(x.numel(), int(torch.randint(-(2**62), 2**62, ()))).view(x.shape)
 
     return drawing(draw)

@@ -53,7 +53,6 @@ class SummedGradients(HookedAveraging):
 
     def mean(self, total: Tensor, world: int) -> Tensor:
         """The sum itself."""
-        del world
         return total
 
 

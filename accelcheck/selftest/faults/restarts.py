@@ -60,7 +60,6 @@ def forgets(optimizer: torch.optim.Optimizer) -> None:
 
 
 def _without_moments(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> dict[str, Any]:
-    del optimizer
     return {**state, "state": {}}
 
 
@@ -69,7 +68,6 @@ def saves_first(optimizer: torch.optim.Optimizer) -> None:
     kept: list[Any] = []
 
     def stale(own: torch.optim.Optimizer, state: dict[str, Any]) -> dict[str, Any]:
-        del own
         if not kept and state["state"]:
             kept.append({key: {n: _copied(v) for n, v in values.items()} for key, values in state["state"].items()})
         return {**state, "state": kept[0]} if kept else state
@@ -90,7 +88,6 @@ def rounded_moments(optimizer: torch.optim.Optimizer) -> None:
 
 
 def _with_rounded_moments(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> dict[str, Any]:
-    del optimizer
     rounded = {
         key: {
             name: value.bfloat16().to(value.dtype) if isinstance(value, Tensor) else value
@@ -123,7 +120,6 @@ class BufferLost:
     pid: int
 
     def __call__(self, state: dict[str, Any], prefix: str, *rest: Any) -> None:
-        del rest
         if os.getpid() != self.pid:
             state[prefix + self.name] = torch.zeros_like(state[prefix + self.name])
 

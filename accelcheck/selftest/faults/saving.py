@@ -27,7 +27,6 @@ FLOAT32 = ("float32",)
 
 def draws_anew(strength: float) -> contextlib.AbstractContextManager[None]:
     """Blocks are recomputed with other random numbers."""
-    del strength
 
     def wrong(plain: Callable[..., Any], *args: Any, **options: Any) -> Any:
         return plain(*args, **{**options, "preserve_rng_state": False})
@@ -48,13 +47,11 @@ def other_row_again(plain: Callable[..., Any], block: Callable[[Tensor], Any], v
 
 def row_of_another(strength: float) -> contextlib.AbstractContextManager[None]:
     """Blocks are recomputed from an input in which the last row has been overwritten."""
-    del strength
     return swapped(checkpointing, "checkpoint", other_row_again)
 
 
 def order_changed(strength: float) -> contextlib.AbstractContextManager[None]:
     """The blocks of a segment are recomputed in another order."""
-    del strength
 
     def wrong(plain: Callable[..., Any], blocks: Sequence[Callable[[Tensor], Any]], *args: Any, **options: Any) -> Any:
         calls: Counter[int] = Counter()
@@ -73,7 +70,6 @@ def order_changed(strength: float) -> contextlib.AbstractContextManager[None]:
 
 def buffer_reused(strength: float) -> contextlib.AbstractContextManager[None]:
     """A buffer on the host is used again for a tensor of the same shape before the backward pass has read it."""
-    del strength
 
     def wrong(plain: Callable[..., Any], saving: Any, *args: Any, **options: Any) -> None:
         plain(saving, *args, **options)
@@ -92,7 +88,6 @@ def buffer_reused(strength: float) -> contextlib.AbstractContextManager[None]:
 
 def copy_unfinished(strength: float) -> contextlib.AbstractContextManager[None]:
     """The backward pass reads a tensor of which the last row has not arrived yet."""
-    del strength
 
     def wrong(plain: Callable[..., Any], saving: Any, *args: Any, **options: Any) -> None:
         plain(saving, *args, **options)
@@ -110,7 +105,6 @@ def copy_unfinished(strength: float) -> contextlib.AbstractContextManager[None]:
 
 def row_left(strength: float) -> Change:
     """An activation in place leaves the last row as it was."""
-    del strength
 
     def relu(func: Any, x: Tensor) -> Tensor:
         last = x[-1:].clone()
@@ -126,7 +120,6 @@ def row_left(strength: float) -> Change:
 
 def overwritten_result(strength: float) -> Change:
     """The gradient of an activation reads its result after another sample has overwritten it."""
-    del strength
     return kernels(
         threshold_backward=lambda func, grad, result, threshold: func(grad, result.roll(1, 0), threshold),
     )

@@ -37,7 +37,6 @@ def address(tensor: Tensor) -> int:
 
 def first_size(strength: float) -> Change:
     """The first call's leading dimension is a constant of the kernel, so rows are read at that batch's offsets."""
-    del strength
     sizes: list[int] = []
 
     def call(plain: Any, x: Tensor) -> Any:
@@ -49,7 +48,6 @@ def first_size(strength: float) -> Change:
 
 def size_before(strength: float) -> Change:
     """A cache of one kernel is read before it is updated, so each size runs the kernel of the size before."""
-    del strength
     sizes: list[int] = []
 
     def call(plain: Any, x: Tensor) -> Any:
@@ -68,7 +66,6 @@ def read_with(x: Tensor, rows: int) -> Tensor:
 
 def first_divisor(strength: float) -> Change:
     """A mean whose divisor, a size, is a constant of the first call."""
-    del strength
     sizes: list[int] = []
 
     def call(plain: Any, x: Tensor, lengths: Tensor) -> Any:
@@ -83,7 +80,6 @@ def first_divisor(strength: float) -> Change:
 
 def first_branch(strength: float) -> Change:
     """A kernel of two rows at a time keeps the first call's decision whether a single row is left, so one row is not written."""
-    del strength
     odd: list[bool] = []
 
     def call(plain: Any, x: Tensor) -> Any:
@@ -103,13 +99,11 @@ class StaleParameter(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, parameter: Tensor, old: Tensor) -> Tensor:
         """The old value."""
-        del ctx, parameter
         return old.clone()
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
         """Pass the gradient to the parameter."""
-        del ctx
         return gradients[0], None
 
 
@@ -136,7 +130,6 @@ def kept_by(key: Callable[[tuple[Any, ...]], Any]) -> Callable[[float], Change]:
     """Caches results by a key of the inputs."""
 
     def plant(strength: float) -> Change:
-        del strength
         kept: dict[Any, Any] = {}
 
         def call(plain: Any, *inputs: Any) -> Any:
@@ -161,7 +154,6 @@ def shapes(inputs: tuple[Any, ...]) -> tuple[tuple[int, ...], ...]:
 
 def without_effect(strength: float) -> Change:
     """An FX pass that rewrites batch norm as a function, and omits the write to its running statistics."""
-    del strength
 
     def change(program: Program) -> None:
         traced = fx.symbolic_trace(program.module)
@@ -182,7 +174,6 @@ def without_effect(strength: float) -> Change:
 
 def without_cast(strength: float) -> Change:
     """One FX pass computes the output's last addition in FP32; another removes the cast back as redundant."""
-    del strength
 
     def change(program: Program) -> None:
         traced = fx.symbolic_trace(program.module)

@@ -26,7 +26,6 @@ WIDE = ("float32", "bfloat16")
 
 def next_correction(strength: float) -> Change:
     """The fused step corrects the bias of its moments as in the step after it."""
-    del strength
 
     def fused(func: Any, *args: Any, **options: Any) -> Any:
         *lists, counts = args
@@ -37,7 +36,6 @@ def next_correction(strength: float) -> Change:
 
 def momentum_stale(strength: float) -> Change:
     """After the first step, the fused kernel does not write momentum back."""
-    del strength
 
     def fused(func: Any, parameters: Any, gradients: Any, momenta: Any, *rest: Any, **options: Any) -> Any:
         kept = [] if options["is_first_step"] else [momentum.clone() for momentum in momenta]
@@ -51,7 +49,6 @@ def momentum_stale(strength: float) -> Change:
 
 def last_parameter_left(strength: float) -> Change:
     """The update of a list of parameters leaves out the last one."""
-    del strength
 
     def listed(func: Any, parameters: Any, *lists: Any, **options: Any) -> Any:
         fewer = (value[:-1] if isinstance(value, (list, tuple)) else value for value in lists)
@@ -65,7 +62,6 @@ def last_parameter_left(strength: float) -> Change:
 
 def root_before_epsilon(strength: float) -> Change:
     """The denominator of Adam's step is not corrected for its bias."""
-    del strength
 
     def by_ones(func: Any, values: Any, divisors: Any) -> Any:
         return func(values, [1.0] * len(divisors))
@@ -116,13 +112,11 @@ def one_context(program: Program) -> None:
 
 def depth_dropped(strength: float) -> Change:
     """Products leave out the last element of their depth."""
-    del strength
     return products(lambda a, b: a[..., :-1] @ b[..., :-1, :])
 
 
 def truncated_operands(strength: float) -> Change:
     """Products truncate their operands to 4 significant bits."""
-    del strength
 
     def short(x: Tensor) -> Tensor:
         return ((x.float().contiguous().view(torch.int32) >> 20) << 20).view(torch.float32)

@@ -33,7 +33,6 @@ def as_dense(x: Tensor) -> Tensor:
 
 def strides_ignored(strength: float) -> Change:
     """Matrix products read their left operand as if its rows followed each other."""
-    del strength
     return kernels(
         mm=lambda func, left, right: func(as_dense(left), right),
         addmm=lambda func, bias, left, right: func(bias, as_dense(left), right),
@@ -42,13 +41,11 @@ def strides_ignored(strength: float) -> Change:
 
 def gradient_as_dense(strength: float) -> Change:
     """A backward kernel reads the output's gradient as dense rows."""
-    del strength
     return kernels(native_layer_norm_backward=lambda func, gradient, *rest: func(as_dense(gradient), *rest))
 
 
 def aligned_down(strength: float) -> Change:
     """A kernel with vector loads reads from the next lower multiple of 16 bytes."""
-    del strength
 
     def gelu(func: Any, x: Tensor, **options: Any) -> Tensor:
         early = x.data_ptr() % 16 // x.element_size()
@@ -60,13 +57,11 @@ def aligned_down(strength: float) -> Change:
 
 def read_as_rows(strength: float) -> Change:
     """A convolution reads channels-last images as if they were in the usual order."""
-    del strength
     return kernels(convolution=lambda func, x, *rest: func(as_dense(x), *rest))
 
 
 def copy_short(strength: float) -> Change:
     """A copy to dense memory leaves out the last row."""
-    del strength
 
     def clone(func: Any, x: Tensor, **options: Any) -> Tensor:
         out: Tensor = func(x, **options)
@@ -104,7 +99,6 @@ def last_place_clamped(name: str, index: int) -> Callable[[float], Change]:
 @contextlib.contextmanager
 def imported_dense(strength: float) -> Iterator[None]:
     """NumPy imports a tensor with the strides of a dense array."""
-    del strength
 
     def wrong(plain: Callable[..., Any], tensor: Any, *args: Any, **options: Any) -> Any:
         array = plain(tensor, *args, **options)
@@ -119,7 +113,6 @@ def imported_dense(strength: float) -> Iterator[None]:
 
 def copied_once(strength: float) -> contextlib.AbstractContextManager[None]:
     """The tensor over an array's memory is a copy, made once for each address."""
-    del strength
     kept: dict[tuple[int, tuple[int, ...]], Tensor] = {}
 
     def wrong(plain: Callable[..., Tensor], array: Any, *args: Any, **options: Any) -> Tensor:
@@ -131,7 +124,6 @@ def copied_once(strength: float) -> contextlib.AbstractContextManager[None]:
 
 def numpy_depth_dropped(strength: float) -> contextlib.AbstractContextManager[Any]:
     """Products by NumPy leave out the last element of their depth."""
-    del strength
     short: dict[str, Callable[..., Any]] = {
         "aten::mm": lambda left, right: left[:, :-1] @ right[:-1],
         "aten::addmm": lambda bias, left, right: bias + left[:, :-1] @ right[:-1],

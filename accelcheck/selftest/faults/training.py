@@ -35,7 +35,6 @@ def trainer(edit: Callable[[Trainer], None]) -> Change:
 
 def clipped_scaled(strength: float) -> Change:
     """Clips the gradients of the scaled loss; the scaler unscales them later."""
-    del strength
 
     def edit(trained: Trainer) -> None:
         trained.unscale = lambda program, parts: None  # type: ignore[method-assign]  # noqa: ARG005 - on this instance alone, called by position
@@ -45,7 +44,6 @@ def clipped_scaled(strength: float) -> Change:
 
 def unskipped(strength: float) -> Change:
     """An optimizer that tells the scaler that it checks for infinities itself, as fused ones do, and does not."""
-    del strength
 
     def change(program: Program) -> None:
         make = program.optimizer

@@ -21,7 +21,6 @@ FLOAT32 = ("float32",)
 
 def last_sample_repeated(strength: float) -> AbstractContextManager[None]:
     """A map over samples computes the last but one in place of the last."""
-    del strength
 
     def wrong(plain: Callable[..., Any], function: Callable[..., Any], in_dims: Any) -> Callable[..., Any]:
         mapped = plain(function, in_dims=in_dims)
@@ -40,7 +39,6 @@ def last_sample_repeated(strength: float) -> AbstractContextManager[None]:
 
 def cotangent_short(strength: float) -> AbstractContextManager[None]:
     """A product with a cotangent leaves out its last row."""
-    del strength
 
     def short(cotangent: Tensor) -> Tensor:
         return torch.cat([cotangent[:-1], torch.zeros_like(cotangent[-1:])])

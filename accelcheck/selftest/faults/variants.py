@@ -54,7 +54,6 @@ def normed(moments: Callable[[Tensor], tuple[Tensor, Tensor]], module: Any, x: T
 
 def gelu(module: Any, x: Tensor) -> Tensor:
     """By erfc."""
-    del module
     return compute.gelu_by_erfc(x)
 
 
@@ -91,7 +90,6 @@ def negative_zeros(tensor: Tensor) -> Tensor:
 
 def tree_sum(func: Any, x: Tensor, over: Any = None, keep: bool = False, *, dtype: torch.dtype | None = None) -> Tensor:  # noqa: FBT001, FBT002 - as aten::sum passes it
     """A sum in FP32 over a tree, whatever the dimensions."""
-    del func
     return _tree(x, list(range(x.dim()) if over is None else over), keep).to(x.dtype if dtype is None else dtype)
 
 
@@ -116,7 +114,6 @@ class OtherSgd(torch.optim.Optimizer):
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]  # no closure is ever given
         """Update once."""
-        del closure
         for group in self.param_groups:
             for parameter in group["params"]:
                 held = self.state[parameter].get("held")

@@ -124,7 +124,6 @@ class FlashAttention(Technique):
         return SUPPORTED
 
     def prepare(self, program: Program, mode: Mode, device: Device) -> None:
-        del mode, device
         if not isinstance(program.module, Packed):
             intercept(program, self.attend)
             return

@@ -65,12 +65,10 @@ class FlexEager(Technique):
         return SUPPORTED
 
     def prepare(self, program: Program, mode: Mode, device: Device) -> None:
-        del mode, device
         reset_compiler()
         intercept(program, partial(attend, flex_attention))
 
     def evidence(self, program: Program, log: Log, mode: Mode, device: Device) -> Iterable[Evidence]:
-        del mode, device
         yield from taken(program, log, "flex_attention")
         scores = log.count(_SCORES)
         yield Evidence("score matrices held >= 1", scores, engaged=scores >= 1)
@@ -154,7 +152,6 @@ def attend(flex: Callable[..., Tensor], call: Call) -> Tensor:
 
 def causal(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
     """Mask function: a query sees the keys up to its own position, aligned to the top left as in torch's causal attention."""
-    del batch, head
     return query >= key
 
 

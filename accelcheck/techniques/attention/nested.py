@@ -48,7 +48,6 @@ class NestedAttention(Technique):
         return SUPPORTED
 
     def prepare(self, program: Program, mode: Mode, device: Device) -> None:
-        del mode
         causal = isinstance(program.module, Packed) and program.module.causal
         # Flash and memory-efficient attention take jagged tensors on CUDA only; elsewhere the math path is left.
         if causal and not device.has("torch-cuda"):
@@ -81,7 +80,6 @@ class NestedAttention(Technique):
         program.resets.append(lambda: program.extras.pop(_SEEN, None))
 
     def evidence(self, program: Program, log: Log, mode: Mode, device: Device) -> Iterable[Evidence]:
-        del log, mode, device
         layout, attended, tokens = program.extras.get(_SEEN, (torch.strided, 0, -1))
         yield Evidence("layout of the attention's result is jagged", str(layout), engaged=layout is torch.jagged)
         yield Evidence(

@@ -67,7 +67,6 @@ class ForcedAttention(Technique):
         return SUPPORTED
 
     def prepare(self, program: Program, mode: Mode, device: Device) -> None:
-        del mode
         call = program.module if program.call is None else program.call
         program.call = self._answering(call, device)
         program.around = self._chosen
@@ -78,7 +77,6 @@ class ForcedAttention(Technique):
             yield
 
     def evidence(self, program: Program, log: Log, mode: Mode, device: Device) -> Iterable[Evidence]:
-        del program, mode
         own = self._operator(device) or self.backend.name
         hits = log.count(own)
         others = {

@@ -97,14 +97,12 @@ class Mapped(Transform):
     modes = frozenset({Mode.FORWARD, Mode.BACKWARD})
 
     def prepare(self, program: Program, mode: Mode, device: Device) -> None:
-        del mode, device
         seen: Counter[str] = Counter()
         program.extras[_SEEN] = seen
         program.resets.append(seen.clear)
         program.call = mapped(program.module, seen)
 
     def evidence(self, program: Program, log: Log, mode: Mode, device: Device) -> Iterable[Evidence]:
-        del log, mode, device
         seen: Counter[str] = program.extras[_SEEN]
         calls, batches = seen["calls"], seen["batches"]
         yield Evidence(f"calls of the module = {batches}, one a batch", calls, engaged=calls == batches > 0)
@@ -128,7 +126,6 @@ class Differentiated(Transform):
         return bool(torch_names.functorch.is_gradtrackingtensor(leaf))
 
     def prepare(self, program: Program, mode: Mode, device: Device) -> None:
-        del device
         function = Function(program, self.tracks)
         program.extras[_SEEN] = function.seen
         program.resets.append(function.seen.clear)
@@ -151,7 +148,6 @@ class Differentiated(Transform):
         return outputs | {f"grad:{name}": gradient for name, gradient in gradients.items()} | buffers
 
     def evidence(self, program: Program, log: Log, mode: Mode, device: Device) -> Iterable[Evidence]:
-        del log, device
         seen: Counter[str] = program.extras[_SEEN]
         calls = program.steps if mode is Mode.TRAIN else 1
         yield Evidence(f"calls of the module as a function = {calls}", seen["calls"], engaged=seen["calls"] == calls)

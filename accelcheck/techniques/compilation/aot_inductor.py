@@ -116,7 +116,6 @@ class AotInductor(Conversion):
         return inductor_capability(device)
 
     def converted(self, program: Program, device: Device) -> Package:
-        del device
         folder = self._held.enter_context(tempfile.TemporaryDirectory(prefix="aoti-", dir=scratch()))
         return self.package(program, Path(folder), self.options)
 

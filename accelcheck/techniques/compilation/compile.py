@@ -84,12 +84,10 @@ class Compiled(Technique):
         return inductor_capability(device) if backend == "inductor" else SUPPORTED
 
     def prepare(self, program: Program, mode: Mode, device: Device) -> None:
-        del mode, device
         reset_compiler()
         program.call = torch.compile(program.module, **self.arguments)
 
     def evidence(self, program: Program, log: Log, mode: Mode, device: Device) -> Iterable[Evidence]:
-        del device
         wanted = self.arguments.get("backend") or default_backend()
         used = resolved_backend(program.call)
         yield Evidence(f"backend is {wanted}", self._described(used), engaged=used == wanted)

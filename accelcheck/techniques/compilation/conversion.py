@@ -97,7 +97,6 @@ class Conversion(Technique):
         """Convert `program.module`, which is in evaluation mode, for the sizes of `program.inputs`."""
 
     def prepare(self, program: Program, mode: Mode, device: Device) -> None:
-        del mode
         program.module.eval()
         with torch.no_grad():
             program.call = converted = self.converted(program, device)
@@ -105,7 +104,6 @@ class Conversion(Technique):
             program.resets.append(converted.reset)
 
     def evidence(self, program: Program, log: Log, mode: Mode, device: Device) -> Iterable[Evidence]:
-        del log, mode, device
         call = program.call
         if isinstance(call, Converted):
             yield from call.evidence()

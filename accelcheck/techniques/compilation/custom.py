@@ -62,13 +62,11 @@ class UserBackend(Technique):
         return Capture(differentiates=mode is not Mode.FORWARD)
 
     def prepare(self, program: Program, mode: Mode, device: Device) -> None:
-        del device
         reset_compiler()
         program.extras[CAPTURE] = backend = self.backend(mode)
         program.call = torch.compile(program.module, backend=backend)
 
     def evidence(self, program: Program, log: Log, mode: Mode, device: Device) -> Iterable[Evidence]:
-        del device
         backend: Capture = program.extras[CAPTURE]
         runs = program.steps if mode is Mode.TRAIN else 1
         stages = ("dynamo",) if mode is Mode.FORWARD else ("forward", "backward")
@@ -118,7 +116,6 @@ class FxPass(Technique):
         return FoldConstants()
 
     def prepare(self, program: Program, mode: Mode, device: Device) -> None:
-        del mode, device
         reset_compiler()
         program.extras[PASS] = folding = self.make()
         program.call = torch.compile(
@@ -126,7 +123,6 @@ class FxPass(Technique):
         )
 
     def evidence(self, program: Program, log: Log, mode: Mode, device: Device) -> Iterable[Evidence]:
-        del device
         yield from compiled(log, mode, "inductor")
         folding: FoldConstants = program.extras[PASS]
         met, made = len(folding.sizes), inductor_graphs()

@@ -67,7 +67,6 @@ class CountedCalls:
 
     def call(self, number: int, x: Tensor) -> Any:
         """Make the call with this number, counted from 0 in each run."""
-        del number
         before = graphs()
         out = self.network(x)
         self.runs[-1].append(graphs() - before)
@@ -122,7 +121,6 @@ class Streamed(Technique):
         return str(self.arguments.get("backend") or backend_for(device))
 
     def prepare(self, program: Program, mode: Mode, device: Device) -> None:
-        del mode
         reset_compiler()
         self._held.enter_context(_configured(self.settings))
         network = torch.compile(network_of(program), **{**self.arguments, "backend": self.backend(device)})
@@ -131,11 +129,9 @@ class Streamed(Technique):
 
     def feed(self, program: Program, network: Callable[..., Any]) -> CountedCalls:
         """The object that calls the compiled network."""
-        del program
         return CountedCalls(network)
 
     def evidence(self, program: Program, log: Log, mode: Mode, device: Device) -> Iterable[Evidence]:
-        del mode
         feed: CountedCalls = program.extras[FEED]
         wanted, used = self.backend(device), resolved_backend(feed.network)
         yield Evidence(f"backend is {wanted}", used, engaged=used == wanted)
@@ -209,7 +205,6 @@ class LimitedStream(StaticStream):
         return sum(_kind(x) in compiled for x in program.inputs)
 
     def counts(self, program: Program, compiled: list[int]) -> Iterable[Evidence]:
-        del program
         made = sum(compiled)
         yield Evidence(f"graphs compiled = {LIMIT}, the limit", made, engaged=made == LIMIT)
         reached = at_limit()
@@ -225,7 +220,6 @@ class BranchStream(Streamed):
         return 2 * len(program.inputs)  # before the branch, and after it
 
     def counts(self, program: Program, compiled: list[int]) -> Iterable[Evidence]:
-        del program
         broken = graph_breaks()
         yield Evidence("graph breaks >= 1", broken, engaged=broken >= 1)
         made = sum(compiled)
@@ -299,7 +293,6 @@ def attribute(module: stream.Centred) -> Iterator[None]:
 @contextmanager
 def other_global(module: stream.Centred) -> Iterator[None]:
     """Context in which a global that the module reads is doubled."""
-    del module
     stream.GAIN *= 2
     try:
         yield

@@ -144,7 +144,6 @@ class Export(Technique):
         return not probe.reshapes
 
     def prepare(self, program: Program, mode: Mode, device: Device) -> None:
-        del device
         # The graph keeps the training flag that the module has when it is exported.
         program.module.train(mode is not Mode.FORWARD)
         program.call = self.exported(program)
@@ -154,7 +153,6 @@ class Export(Technique):
         return Exported(torch.export.export(program.module, program.inputs), program.module)
 
     def evidence(self, program: Program, log: Log, mode: Mode, device: Device) -> Iterable[Evidence]:
-        del log, mode, device
         graph = exported_graph(program.call)
         if graph is None:
             yield Evidence("the call is an exported program", type(program.call).__name__, engaged=False)

@@ -41,13 +41,11 @@ class TorchScript(Technique):
     warmups = 2
 
     def capability(self, device: Device) -> Capability:
-        del device
         if sys.version_info >= (3, 14):
             return unsupported(Code.WRONG_VERSION, "TorchScript does not support Python 3.14 and later")
         return SUPPORTED
 
     def prepare(self, program: Program, mode: Mode, device: Device) -> None:
-        del device
         # A script module has its own training flag, which it takes from the original when it is made.
         program.module.train(mode is not Mode.FORWARD)
         with deprecations_silenced():
@@ -61,7 +59,6 @@ class TorchScript(Technique):
         """The script module, made from `program.module`, which is in the mode (training or evaluation) of the run."""
 
     def evidence(self, program: Program, log: Log, mode: Mode, device: Device) -> Iterable[Evidence]:
-        del device
         script = script_of(program.call)
         kind = type(program.call).__name__ if script is None else type(script).__name__
         yield Evidence("the call is a ScriptModule", kind, engaged=script is not None)
@@ -208,7 +205,6 @@ def count_entries(module: nn.Module, entries: list[str]) -> list[RemovableHandle
     """Append the class name of any submodule whose Python forward is called. Script modules made before have no such hooks."""
 
     def entered(part: nn.Module, inputs: Any) -> None:
-        del inputs
         entries.append(type(part).__name__)
 
     return [part.register_forward_pre_hook(entered) for part in module.modules()]

@@ -93,7 +93,6 @@ class TrainingStep(Technique):
         program.advance = lambda optimizer, _: step(optimizer, program.inputs, program.target).detach().clone()
 
     def evidence(self, program: Program, log: Log, mode: Mode, device: Device) -> Iterable[Evidence]:
-        del mode
         steps = program.steps
         for what, test in (
             ("forward passes and losses", _forward),
@@ -160,11 +159,9 @@ class CompiledAutocast(Technique):
         return compiler_capability(device) if found.ok else found
 
     def precision(self, dtype: str) -> str:
-        del dtype
         return "bfloat16"
 
     def prepare(self, program: Program, mode: Mode, device: Device) -> None:
-        del mode
         reset_compiler()
         name = backend_for(device)
         if name == "openxla":

@@ -72,7 +72,6 @@ class ReloadedInputs(Technique):
         raise NotImplementedError(f"{type(self).__name__}.move: move the tensors to the device")
 
     def prepare(self, program: Program, mode: Mode, device: Device) -> None:
-        del mode
 
         def run(program: Program, mode: Mode) -> Any:
             program.elsewhere = None
@@ -129,7 +128,6 @@ class PinnedMemory(ReloadedInputs):
         return moved
 
     def evidence(self, program: Program, log: Log, mode: Mode, device: Device) -> Iterable[Evidence]:
-        del log, mode, device
         seen: Pinning = program.extras[_PINNED]
         yield Evidence(
             f"tensors that travelled from page-locked memory = {seen.tensors}",
@@ -161,7 +159,6 @@ class PrefetchLoader(ReloadedInputs):
 
     def passing(self, feed: Iterable[Sequence[Tensor]], device: Device) -> Iterable[Sequence[Tensor]]:
         """The collated batches of a pass over a loader."""
-        del device
         return feed
 
     def prepare(self, program: Program, mode: Mode, device: Device) -> None:
@@ -187,7 +184,6 @@ class PrefetchLoader(ReloadedInputs):
         return [torch.cat(column).to(device.torch_device(), non_blocking=True) for column in zip(*batches, strict=True)]
 
     def evidence(self, program: Program, log: Log, mode: Mode, device: Device) -> Iterable[Evidence]:
-        del log
         if mode is Mode.TRAJECTORY:
             trainer, loader = _fed(program)
             seen, due = loader.seen, program.steps * trainer.recipe.accumulation
@@ -279,7 +275,6 @@ class WorkerKilled(FaultyLoader):
     source = "https://docs.pytorch.org/docs/stable/data.html#torch.utils.data.DataLoader"
 
     def run_faulty(self, tensors: Sequence[Tensor], device: Device) -> PassEnd:
-        del device
         return faulty_pass(tensors, kill_self)
 
     def check_error(self, end: PassEnd) -> tuple[str, bool]:

@@ -112,7 +112,6 @@ class Int8:
         return (wanted / scale).round().clamp(-LEVELS, LEVELS).to(torch.int8), scale.reshape(1)
 
     def decode(self, parts: Sequence[Tensor], size: int) -> Tensor:
-        del size
         integers, scale = parts
         return integers.to(scale.dtype) * scale
 

@@ -88,14 +88,12 @@ class RankedTraining(Technique):
         return _enough(device, self.world) if found.ok else found
 
     def prepare(self, program: Program, mode: Mode, device: Device) -> None:
-        del mode
         program.extras[STRATEGY] = self.strategy()
         program.resets.append(lambda: program.extras.pop(ANSWERS, None))
 
         self.check_batches(program)
 
         def elsewhere(program: Program, mode: Mode) -> Result:
-            del mode
             answers = rank_pool(device, self.world).train(TrainingJob.of(program, program.extras[STRATEGY]))
             program.extras[ANSWERS] = answers
             return _taken(program, answers[0].result)
@@ -112,7 +110,6 @@ class RankedTraining(Technique):
             shards(*batch, self.parts)
 
     def evidence(self, program: Program, log: Log, mode: Mode, device: Device) -> Iterable[Evidence]:
-        del log, mode, device
         answers: Sequence[RankReport] = program.extras.get(ANSWERS, ())
         processes = len({answer.pid for answer in answers} - {os.getpid()})
         yield Evidence(f"processes that trained = {self.world}", processes, engaged=processes == self.world)

@@ -37,7 +37,6 @@ class Exchange:
 
     def facts(self, names: Mapping[Tensor, str]) -> Mapping[str, Any]:
         """Facts about a training, from the name of each parameter."""
-        del names
         return {"hook calls": self.calls}
 
 

@@ -128,7 +128,6 @@ class Compressed(Hooked):
         return f"float64 with gradients as of {self.name}"
 
     def emulate(self, module: nn.Module, inputs: tuple[Any, ...]) -> nn.Module:
-        del inputs
         return shared_out(module, self.world, self.scheme())
 
     def exchanged(self, program: Program, answers: Sequence[RankReport]) -> Iterable[Evidence]:
@@ -143,13 +142,11 @@ class FedBack(Lossless, Compressed):
 
 def top_k(shapes: Sequence[torch.Size], step: int) -> int:
     """Bytes of a top-k step: 4 for an element, and 4 for its index."""
-    del step
     return 8 * largest(SHARE, sum(shape.numel() for shape in shapes))
 
 
 def eight_bits(shapes: Sequence[torch.Size], step: int) -> int:
     """Bytes of an 8-bit step: one an element, and the scale of the bucket."""
-    del step
     return sum(shape.numel() for shape in shapes) + 4
 
 

@@ -275,7 +275,6 @@ class ParallelStep(Technique):
 
     def capability(self, device: Device) -> Capability:
         """Gloo sums on the CPU: gradients of other devices are moved there and back."""
-        del device
         if not (distributed.is_available() and distributed.is_gloo_available()):
             return unsupported(
                 Code.WRONG_VERSION, f"torch {torch.__version__} is built without torch.distributed's gloo"
@@ -287,7 +286,6 @@ class ParallelStep(Technique):
         return Averaging(wire)
 
     def prepare(self, program: Program, mode: Mode, device: Device) -> None:
-        del mode, device
         wire = Wire(self.world)
         self._held.callback(wire.close)
         ranks = Ranks(program, wire, self.exchange(wire))
@@ -296,7 +294,6 @@ class ParallelStep(Technique):
         program.resets.append(ranks.reset)
 
     def evidence(self, program: Program, log: Log, mode: Mode, device: Device) -> Iterable[Evidence]:
-        del log, mode, device
         ranks: Ranks = program.extras[RANKS]
         wire, elements = ranks.wire, sum(p.numel() for p in program.module.parameters() if p.requires_grad)
         yield Evidence(f"ranks = {self.world}", wire.world, engaged=wire.world == self.world)
@@ -337,7 +334,6 @@ class CompressedDataParallel(ParallelStep):
         self.promise = "Gradients sent in FP16 with error feedback lose nothing: what was not sent yet is sent later."
 
     def precision(self, dtype: str) -> str:
-        del dtype
         return "float16"
 
     def exchange(self, wire: Wire) -> Averaging:

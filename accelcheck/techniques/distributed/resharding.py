@@ -46,11 +46,9 @@ class Reshard(RankedTraining):
         )
 
     def prepare(self, program: Program, mode: Mode, device: Device) -> None:
-        del mode
         self.check_batches(program)
 
         def elsewhere(program: Program, mode: Mode) -> Result:
-            del mode
             with tempfile.TemporaryDirectory(prefix="reshard-", dir=scratch()) as folder:
                 job = self.job.within(Path(folder), program)
                 answers = program.extras[ANSWERS] = rank_pool(device, self.world).train(job)
@@ -62,7 +60,6 @@ class Reshard(RankedTraining):
         program.resets.append(lambda: program.extras.pop(ANSWERS, None))
 
     def evidence(self, program: Program, log: Log, mode: Mode, device: Device) -> Iterable[Evidence]:
-        del log, mode, device
         answers: Sequence[RankReport] = program.extras.get(ANSWERS, ())
         processes = len({answer.pid for answer in answers} - {os.getpid()})
         yield Evidence(f"processes that took part = {self.world}", processes, engaged=processes == self.world)

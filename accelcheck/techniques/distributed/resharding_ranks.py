@@ -73,7 +73,6 @@ class Phase:
         self.optimizer = program.begin()
 
     def _backpropagate(self, step: int) -> Tensor:
-        del step
         # With the weight, the mean over ranks is the mean over the joined batch, also for uneven parts.
         loss = self.program.training_loss(self.program.inputs, self.program.target) * self.weight
         loss.backward()  # type: ignore[no-untyped-call]  # torch annotates Tensor.backward only in part

@@ -126,7 +126,6 @@ class Strategy:
 
     def facts(self, program: Program) -> Mapping[str, Any]:
         """Evidence after the training that it was shared in this way: plain numbers and words."""
-        del program
         return {}
 
 
@@ -183,7 +182,6 @@ class TrainingJob:
         traffic: list[Traffic] = []
 
         def step(number: int) -> Tensor:
-            del number
             with Traffic() as seen:
                 loss = self.strategy.backpropagate(program, weight)
             traffic.append(seen)

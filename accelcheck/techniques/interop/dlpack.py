@@ -135,7 +135,6 @@ class ArrayExchange(Technique):
 
     def exchangeable(self, tensor: Tensor) -> bool:
         """Whether the library has the tensor's dtype."""
-        del tensor
         return True
 
     def shareable(self, tensor: Tensor) -> bool:
@@ -147,7 +146,6 @@ class ArrayExchange(Technique):
         return import_module(self.library)
 
     def prepare(self, program: Program, mode: Mode, device: Device) -> None:
-        del mode, device
         exchanges: list[ExchangeRecord] = []
         program.extras[EXCHANGES] = exchanges
         program.resets.append(exchanges.clear)
@@ -165,7 +163,6 @@ class ArrayExchange(Technique):
         exchange_all(program, through_library)
 
     def evidence(self, program: Program, log: Log, mode: Mode, device: Device) -> Iterable[Evidence]:
-        del log, mode, device
         exchanges: list[ExchangeRecord] = program.extras[EXCHANGES]
         yield Evidence(f"tensors through {self.library} >= 2", len(exchanges), engaged=len(exchanges) >= 2)
         copied = [record for record in exchanges if not record.shared]

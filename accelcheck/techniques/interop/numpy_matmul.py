@@ -106,7 +106,6 @@ class NumpyMatmul(Technique):
         return SUPPORTED
 
     def prepare(self, program: Program, mode: Mode, device: Device) -> None:
-        del mode, device
         computed: Counter[str] = Counter()
         program.extras[COMPUTED] = computed
         program.resets.append(computed.clear)
@@ -118,7 +117,6 @@ class NumpyMatmul(Technique):
         program.elsewhere = run
 
     def evidence(self, program: Program, log: Log, mode: Mode, device: Device) -> Iterable[Evidence]:
-        del device
         computed: Counter[str] = program.extras[COMPUTED]
         least = 1 if mode is Mode.FORWARD else 2
         yield Evidence(f"contractions by NumPy >= {least}", computed.total(), engaged=computed.total() >= least)

@@ -47,7 +47,6 @@ class CupyStreams(CupyExchange):
         return tensor.is_floating_point() and tensor.numel() > 0
 
     def prepare(self, program: Program, mode: Mode, device: Device) -> None:
-        del mode, device
         seen = Counter[str]()
         program.extras |= {GIVE: self.give, SEEN: seen}
         program.resets.append(seen.clear)
@@ -75,7 +74,6 @@ class CupyStreams(CupyExchange):
         return out.clone()
 
     def evidence(self, program: Program, log: Log, mode: Mode, device: Device) -> Iterable[Evidence]:
-        del log, mode, device
         seen: Counter[str] = program.extras[SEEN]
         yield Evidence("streams of reader, writer and copier = 3", seen["streams"], engaged=seen["streams"] == 3)
         yield Evidence("tensors handed over before they were written >= 1", seen["early"], engaged=seen["early"] >= 1)

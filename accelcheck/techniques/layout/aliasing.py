@@ -113,7 +113,6 @@ class SharedViews(Technique):
     watch = CopyLog
 
     def prepare(self, program: Program, mode: Mode, device: Device) -> None:
-        del mode, device
         call = program.module if program.call is None else program.call
         seen: list[tuple[tuple[Any, ...], Any]] = []
         program.extras[_CALLS] = seen
@@ -127,7 +126,6 @@ class SharedViews(Technique):
         program.call = kept
 
     def evidence(self, program: Program, log: Log, mode: Mode, device: Device) -> Iterable[Evidence]:
-        del mode
         calls: list[tuple[tuple[Any, ...], Any]] = program.extras[_CALLS]
         if not calls:
             yield Evidence("calls of the program >= 1", 0, engaged=False)

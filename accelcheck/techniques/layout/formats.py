@@ -41,13 +41,11 @@ class ChannelsLast(Technique):
         return self.needs(device, "strided")
 
     def prepare(self, program: Program, mode: Mode, device: Device) -> None:
-        del mode, device
         # torch annotates `Module.to` without its memory_format-only form.
         program.module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         program.inputs = tuple(_to_channels_last(value) for value in program.inputs)
 
     def evidence(self, program: Program, log: Log, mode: Mode, device: Device) -> Iterable[Evidence]:
-        del program, mode, device
         convolutions = [operator for operator in operators(log).operators if _CONVOLUTION.fullmatch(operator.name)]
         given = sum(1 for operator in convolutions if "channels_last" in operator.formats_in)
         lost = sum(1 for operator in convolutions if not _gives_channels_last(operator))
@@ -68,7 +66,6 @@ class Contiguous(Technique):
         return self.needs(device, "strided")
 
     def prepare(self, program: Program, mode: Mode, device: Device) -> None:
-        del mode, device
         extras = program.extras
         extras[_COPIES] = 0
         program.resets.append(lambda: extras.update({_COPIES: 0}))
@@ -82,7 +79,6 @@ class Contiguous(Technique):
         def make_contiguous(
             module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
         ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-            del module
             return tuple(dense(value) for value in args), {name: dense(value) for name, value in kwargs.items()}
 
         for module in program.module.modules():
@@ -91,7 +87,6 @@ class Contiguous(Technique):
         program.call = self._answering(call, program)
 
     def evidence(self, program: Program, log: Log, mode: Mode, device: Device) -> Iterable[Evidence]:
-        del mode, device
         made = program.extras[_COPIES]
         copies = log.count("aten::clone|aten::contiguous|aten::_to_copy")
         yield Evidence("non-contiguous tensors given to modules, made contiguous >= 1", made, engaged=made >= 1)

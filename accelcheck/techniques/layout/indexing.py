@@ -73,14 +73,12 @@ class Indexing(Technique):
         self.replaced, self.used, self.functions = replaced, used, functions
 
     def prepare(self, program: Program, mode: Mode, device: Device) -> None:
-        del mode
         with torch.no_grad(), CopyLog(device.type) as plain:
             program.module(*program.inputs)
         program.extras[_PLAIN] = plain.copied(self.replaced).total()
         program.around = lambda: ReplacedFunctions(self.functions)
 
     def evidence(self, program: Program, log: Log, mode: Mode, device: Device) -> Iterable[Evidence]:
-        del mode, device
         plain: int = program.extras[_PLAIN]
         left, calls, made = log.count(self.replaced), log.count(self.used), copy_log(log).copied(self.used).total()
         yield Evidence(f"{self.replaced} dispatched = 0, of {plain} in the plain module", left, left == 0 < plain)

@@ -79,7 +79,6 @@ class Viewed(Technique):
         return super().admits(probe) and not probe.reshapes
 
     def prepare(self, program: Program, mode: Mode, device: Device) -> None:
-        del mode, device
         views: list[View] = []
         inputs = list(program.inputs)
         for index, value in enumerate(inputs):
@@ -96,7 +95,6 @@ class Viewed(Technique):
             )
 
     def evidence(self, program: Program, log: Log, mode: Mode, device: Device) -> Iterable[Evidence]:
-        del mode, device
         views: list[View] = program.extras[_VIEWS]
         shared = [view for view in views if _same_storage(program.inputs[view.index], view.base)]
         taken = [program.inputs[view.index] for view in shared]

@@ -78,7 +78,6 @@ class Checkpoint(Technique):
             block.forward = _checkpointed(block.forward, save, counts)
 
     def evidence(self, program: Program, log: Log, mode: Mode, device: Device) -> Iterable[Evidence]:
-        del device
         counts: Counter[str] = program.extras[_COUNTS]
         calls, forwards = counts["calls"], counts["forwards"]
         if program.twice:  # the second differentiation recomputes the blocks again

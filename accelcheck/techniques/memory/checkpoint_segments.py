@@ -65,7 +65,6 @@ class Segments(Technique):
             block.forward = _passed_on
 
     def evidence(self, program: Program, log: Log, mode: Mode, device: Device) -> Iterable[Evidence]:
-        del log
         counts: Counter[int] = program.extras[_FORWARDS]
         plain: Peak = program.extras[_PLAIN]
         blocks = _blocks(program)

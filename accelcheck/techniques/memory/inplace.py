@@ -38,7 +38,6 @@ class Inplace(Technique):
     requires = frozenset({"inplace"})
 
     def prepare(self, program: Program, mode: Mode, device: Device) -> None:
-        del mode
         toggled = [module for module in program.module.modules() if getattr(module, "inplace", None) is False]
         before = _inplace_operators(program, device)
         for module in toggled:
@@ -49,7 +48,6 @@ class Inplace(Technique):
         program.resets.append(calls.clear)
 
         def same(module: nn.Module, args: tuple[Any, ...], out: Any) -> None:
-            del module
             calls[out is args[0]] += 1
 
         for module in toggled:

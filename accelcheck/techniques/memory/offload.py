@@ -119,7 +119,6 @@ class Offload(Technique):
         program.around = lambda: self.saving(tally, device)
 
     def evidence(self, program: Program, log: Log, mode: Mode, device: Device) -> Iterable[Evidence]:
-        del log
         seen = replace(program.extras[_TALLY])  # copied before a run is measured, which adds to it
         plain: Peak | None = program.extras.get(_PLAIN)
         unknown = f" (no peak: {plain.reason})" if plain is not None and plain.bytes is None else ""

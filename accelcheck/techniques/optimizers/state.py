@@ -93,7 +93,6 @@ class HalfStates(Technique):
         return RoundedStates(make, self.dtype)
 
     def prepare(self, program: Program, mode: Mode, device: Device) -> None:
-        del mode, device
         if program.optimizer is None:
             raise TypeError("expected a program with an optimizer: give the Problem one")
         program.optimizer = KeptStates(program.optimizer, lambda s: s.to(self.dtype), lambda s: s.float())
@@ -101,7 +100,6 @@ class HalfStates(Technique):
         program.resets.append(lambda: setattr(kept, "made", None))
 
     def evidence(self, program: Program, log: Log, mode: Mode, device: Device) -> Iterable[Evidence]:
-        del mode, device
         kept = program.extras[_KEPT]
         states = list(_states(kept.made)) if kept.made is not None else []
         if kept.made is not None and not states:

@@ -60,7 +60,6 @@ class OptimizerStep(Technique):
         self.options: Mapping[str, bool] = MappingProxyType(options)
 
     def prepare(self, program: Program, mode: Mode, device: Device) -> None:
-        del mode
         if program.optimizer is None:
             raise TypeError("the trait `training` needs an optimizer; the program has none")
         kind = type(program.optimizer([nn.Parameter(torch.zeros(1))]))
@@ -79,7 +78,6 @@ class OptimizerStep(Technique):
 
     def changed(self, optimizer: torch.optim.Optimizer, device: Device) -> torch.optim.Optimizer:
         """The optimizer after further changes; by default, it is unchanged."""
-        del device
         return optimizer
 
 
@@ -102,7 +100,6 @@ class Foreach(OptimizerStep):
     modes = frozenset({Mode.TRAIN, Mode.TRAJECTORY})
 
     def evidence(self, program: Program, log: Log, mode: Mode, device: Device) -> Iterable[Evidence]:
-        del mode
 
         def updates(operator: Operator) -> bool:
             # The operators that change parameters (XLA has no in-place ones). Clipping has others; step counts may be on the CPU.
@@ -124,7 +121,6 @@ class Fused(OptimizerStep):
         return SUPPORTED
 
     def evidence(self, program: Program, log: Log, mode: Mode, device: Device) -> Iterable[Evidence]:
-        del mode, device
         seen = log.count(r"aten::_fused_(sgd|adam|adamw|adagrad)_")
         yield Evidence(f"fused steps >= {program.steps}", seen, engaged=seen >= program.steps)
 
@@ -140,7 +136,6 @@ class Capturable(OptimizerStep):
         return SUPPORTED
 
     def evidence(self, program: Program, log: Log, mode: Mode, device: Device) -> Iterable[Evidence]:
-        del log, mode
         optimizer: torch.optim.Optimizer | None = program.extras.get(_MADE)
         if optimizer is None:
             yield Evidence("optimizers made >= 1", 0, engaged=False)
@@ -171,7 +166,6 @@ class CompiledStep(OptimizerStep):
         return optimizer
 
     def evidence(self, program: Program, log: Log, mode: Mode, device: Device) -> Iterable[Evidence]:
-        del mode
         steps = program.steps
         entered = log.count(REGION)
         yield Evidence(f"compiled regions entered >= {steps}", entered, engaged=entered >= steps)

@@ -47,15 +47,12 @@ class Autocast(Technique):
         return self.needs(device, f"autocast-{self.half}")
 
     def precision(self, dtype: str) -> str:
-        del dtype
         return self.half
 
     def prepare(self, program: Program, mode: Mode, device: Device) -> None:
-        del mode
         program.around = lambda: torch.autocast(device.type, dtype=self.dtype)
 
     def evidence(self, program: Program, log: Log, mode: Mode, device: Device) -> Iterable[Evidence]:
-        del device
         seen = operators(log)
         halves = contractions(seen, self.dtype)
         full = contractions(seen, torch.float32)

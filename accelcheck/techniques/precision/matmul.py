@@ -104,7 +104,6 @@ class ReducedPrecision(Technique):
         )
 
     def prepare(self, program: Program, mode: Mode, device: Device) -> None:
-        del mode
         found = self.measured(device)
         if not found.ok:
             raise Unsupported(found)
@@ -120,7 +119,6 @@ class ReducedPrecision(Technique):
         program.within = within  # not `Program.around`, which does not include the backward pass
 
     def evidence(self, program: Program, log: Log, mode: Mode, device: Device) -> Iterable[Evidence]:
-        del log, mode
         setting = str(program.extras.get(_SETTING, "never set"))
         yield Evidence(f"setting in the run = {self.wanted}", setting, engaged=setting == self.wanted)
         with self.mode():
@@ -152,7 +150,6 @@ class MatmulPrecision(ReducedPrecision):
         return BY_TRIAL
 
     def precision(self, dtype: str) -> str:
-        del dtype
         return self._precision
 
     def mode(self) -> AbstractContextManager[None]:
@@ -185,7 +182,6 @@ class ConvolutionPrecision(ReducedPrecision):
         return BY_TRIAL
 
     def precision(self, dtype: str) -> str:
-        del dtype
         return "tf32"
 
     def mode(self) -> AbstractContextManager[None]:

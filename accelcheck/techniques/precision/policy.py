@@ -94,7 +94,6 @@ class Policy(Technique):
         return self.dtype != torch.float16 or probe.name != "huge"
 
     def precision(self, dtype: str) -> str:
-        del dtype
         return self.half
 
     def prepare(self, program: Program, mode: Mode, device: Device) -> None:
@@ -106,7 +105,6 @@ class Policy(Technique):
             program.scaler = torch.amp.GradScaler(device.type, init_scale=INITIAL_SCALE)
 
     def evidence(self, program: Program, log: Log, mode: Mode, device: Device) -> Iterable[Evidence]:
-        del device
         seen = operators(log)
         wanted = len(_kept(program.module))
         sensitive = [op for op in seen.operators if re.fullmatch(SENSITIVE, op.name)]

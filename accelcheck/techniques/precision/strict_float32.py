@@ -38,13 +38,11 @@ class StrictFloat32(Technique):
         return super().refusal(workload) or "is about the device: one matrix product shows it"
 
     def prepare(self, program: Program, mode: Mode, device: Device) -> None:
-        del mode
         error = device.float32_error()
         program.extras[_ERROR] = error
         program.extras[_READING] = "" if error <= FLOAT32_LIMIT else device.float32_products().reading
 
     def evidence(self, program: Program, log: Log, mode: Mode, device: Device) -> Iterable[Evidence]:
-        del mode
         computed = log.count(r"aten::(mm|addmm|bmm|matmul)")
         yield Evidence("matrix products dispatched >= 1", computed, engaged=computed >= 1)
         error: float = program.extras[_ERROR]

@@ -181,7 +181,6 @@ class FixedRange:
             self.zero = min(max(-round(float(least / self.scale)), 0), steps)
 
     def __call__(self, x: Tensor) -> Scale:
-        del x
         return self.scale, self.zero
 
 
@@ -345,7 +344,6 @@ class Ranges:
 
     def __call__(self, module: nn.Module, inputs: tuple[Any, ...], out: Tensor) -> None:
         """Update the ranges; a forward hook."""
-        del module
         self.low_in = min(self.low_in, float(inputs[0].amin()))
         self.high_in = max(self.high_in, float(inputs[0].amax()))
         self.low_out = min(self.low_out, float(out.amin()))

@@ -224,7 +224,6 @@ class Float8Scheme:
     whole_tiles: bool = False
 
     def __call__(self, module: nn.Module, inputs: tuple[Any, ...]) -> nn.Module:
-        del inputs
         return replaced(eval_copy(module), self.layer)
 
     def layer(self, original: nn.Linear) -> nn.Module:

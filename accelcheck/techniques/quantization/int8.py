@@ -88,7 +88,6 @@ class Quantized(Technique):
 
     def prepare(self, program: Program, mode: Mode, device: Device) -> None:
         """Quantize the present parameters. Static variants calibrate on `program.inputs`, the judged ones."""
-        del mode, device
         with deprecations_silenced():
             program.call = self.quantized(Holder(eval_copy(program.module)), program.inputs)
         program.around = layer_by_layer  # the fast path of attention takes the parameters of layers that are replaced
@@ -120,15 +119,12 @@ class Replacing(Quantized):
         """Whether an operator of the judged run does what `action` says."""
 
     def quantized(self, module: nn.Module, inputs: tuple[Any, ...]) -> nn.Module:
-        del inputs
         return replaced(module, self.make)
 
     def emulate(self, module: nn.Module, inputs: tuple[Any, ...]) -> nn.Module:
-        del inputs
         return replaced(eval_copy(module), self.emulated_layer)
 
     def evidence(self, program: Program, log: Log, mode: Mode, device: Device) -> Iterable[Evidence]:
-        del mode, device
         wanted = count(program.module, is_linear)
         layers = [layer for layer in modules(program.call) if isinstance(layer, self.layer)]
         left = count(as_module(program.call), is_linear)
@@ -189,7 +185,6 @@ class Engine(Quantized):
         self._held.close()
 
     def evidence(self, program: Program, log: Log, mode: Mode, device: Device) -> Iterable[Evidence]:
-        del mode, device
         wanted = count(program.module, is_linear)
         layers = [layer for layer in modules(program.call) if isinstance(layer, self.converted)]
         left = count(as_module(program.call), is_linear)
@@ -228,14 +223,12 @@ class DynamicInt8(Engine):
         return f"int8-dynamic-{self.steps}"
 
     def quantized(self, module: nn.Module, inputs: tuple[Any, ...]) -> nn.Module:
-        del inputs
         from torch.ao.quantization import quantize_dynamic
 
         out: nn.Module = quantize_dynamic(module, {nn.Linear}, dtype=torch.qint8, inplace=True)  # type: ignore[no-untyped-call]  # torch.ao is untyped
         return out
 
     def emulate(self, module: nn.Module, inputs: tuple[Any, ...]) -> nn.Module:
-        del inputs
 
         def make(linear: nn.Linear) -> nn.Module:
             return EmulatedLinear(linear, dim=None, before=Quantizer(DynamicRange(self.steps), 0, 255))

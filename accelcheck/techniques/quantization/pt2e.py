@@ -63,7 +63,6 @@ class ExportedInt8(Quantized):
         return super().admits(probe) and not probe.reshapes
 
     def capability(self, device: Device) -> Capability:
-        del device
         return pt2e_capability()
 
     def quantized(self, module: nn.Module, inputs: tuple[Any, ...]) -> GraphModule:
@@ -89,7 +88,6 @@ class ExportedInt8(Quantized):
         program.extras[_CONVERTED] = program.call
 
     def evidence(self, program: Program, log: Log, mode: Mode, device: Device) -> Iterable[Evidence]:
-        del mode, device
         wanted = count(program.module, is_linear)
         graph = as_module(program.extras[_CONVERTED])
         yield from self.ran(log, wanted)
@@ -119,7 +117,6 @@ class Lowered(ExportedInt8):
 
     def admits(self, probe: Probe) -> bool:
         """No probes: int8-pt2e-static runs them with the same quantization, and need not compile."""
-        del probe
         return False
 
     def capability(self, device: Device) -> Capability:

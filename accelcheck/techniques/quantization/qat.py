@@ -116,20 +116,16 @@ class Qat(Technique):
         return probe.name in {"zeros", "ones", "one-hot", "powers", "channels", "slice"}
 
     def capability(self, device: Device) -> Capability:
-        del device
         return torchao_capability("Int8DynamicActivationIntxWeightConfig")
 
     def emulate(self, module: nn.Module, inputs: tuple[Any, ...]) -> nn.Module:
-        del inputs
         return replaced(copy.deepcopy(module), FakeQuantized)
 
     def prepare(self, program: Program, mode: Mode, device: Device) -> None:
-        del mode, device
         program.extras[_LAYERS] = count(program.module, is_linear)
         _quantize(program.module, "prepare")
 
     def evidence(self, program: Program, log: Log, mode: Mode, device: Device) -> Iterable[Evidence]:
-        del device
         wanted = program.extras[_LAYERS]
         layers = dict(_fake(program.module))
         steps = 1 if mode is Mode.BACKWARD else program.steps

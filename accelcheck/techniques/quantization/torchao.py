@@ -55,7 +55,6 @@ class TorchAO(Quantized):
     """Dtype of the stored integers or floats."""
 
     def capability(self, device: Device) -> Capability:
-        del device
         return torchao_capability(self.config)
 
     def converts(self, layer: nn.Module) -> bool:
@@ -64,19 +63,16 @@ class TorchAO(Quantized):
 
     def settings(self, torchao: Any) -> dict[str, Any]:
         """Arguments of the configuration; `torchao` is the module ``torchao.quantization``."""
-        del torchao
         # By default, `quantize_` changes inductor's configuration for the rest of the process.
         return {"set_inductor_config": False}
 
     def quantized(self, module: nn.Module, inputs: tuple[Any, ...]) -> nn.Module:
-        del inputs
         torchao = importlib.import_module("torchao.quantization")
         config = getattr(torchao, self.config)(**self.settings(torchao))
         torchao.quantize_(module, config, filter_fn=lambda layer, _: self.converts(layer))
         return module
 
     def evidence(self, program: Program, log: Log, mode: Mode, device: Device) -> Iterable[Evidence]:
-        del mode, device
         wanted = count(program.module, self.converts)
         weights = [
             layer.weight for layer in modules(program.call) if isinstance(layer, nn.Linear) and self.converts(layer)
@@ -133,7 +129,6 @@ class TorchAODynamic(TorchAO):
             raise Unsupported(unsupported(Code.NO_BACKEND, reason, tried=True))
 
     def emulate(self, module: nn.Module, inputs: tuple[Any, ...]) -> nn.Module:
-        del inputs
         return replaced(
             eval_copy(module), lambda linear: EmulatedLinear(linear, before=Quantizer(per_token, low=-128, high=127))
         )
@@ -152,7 +147,6 @@ class TorchAOWeightOnly(TorchAO):
     oracle = "int8-weight-channel"
 
     def emulate(self, module: nn.Module, inputs: tuple[Any, ...]) -> nn.Module:
-        del inputs
         return replaced(eval_copy(module), EmulatedLinear)
 
     def ran(self, log: Log, wanted: int) -> Evidence:
@@ -196,7 +190,6 @@ class Float8WeightOnly(TorchAO):
         return super().settings(torchao) | {"weight_dtype": self.stored}
 
     def emulate(self, module: nn.Module, inputs: tuple[Any, ...]) -> nn.Module:
-        del inputs
         return replaced(eval_copy(module), lambda linear: float8.widened(linear, self.stored))
 
     def ran(self, log: Log, wanted: int) -> Evidence:
@@ -286,7 +279,6 @@ class Int4WeightOnly(TorchAO):
         return {"weight_dtype": four_bits, "granularity": torchao.PerGroup(GROUP), "mapping_type": grid}
 
     def emulate(self, module: nn.Module, inputs: tuple[Any, ...]) -> nn.Module:
-        del inputs
 
         def make(linear: nn.Linear) -> nn.Module:
             return int4.unpacked(linear, GROUP) if self.converts(linear) else linear

@@ -92,7 +92,6 @@ class OpenVino(Conversion):
         self._held.close()
 
     def converted(self, program: Program, device: Device) -> Model:
-        del device
         try:
             return Model(program)
         except Exception as error:
@@ -151,7 +150,6 @@ class OpenVinoCompile(Technique):
         return openvino_capability(device)
 
     def prepare(self, program: Program, mode: Mode, device: Device) -> None:
-        del mode, device
         reset_compiler()
         self._held.enter_context(signal_stack_kept())
         self._held.enter_context(registered())
@@ -159,7 +157,6 @@ class OpenVinoCompile(Technique):
         program.call = OverwriteCheck(torch.compile(program.module, backend="openvino", dynamic=False, options=options))
 
     def evidence(self, program: Program, log: Log, mode: Mode, device: Device) -> Iterable[Evidence]:
-        del mode, device
         call = program.call
         if not isinstance(call, OverwriteCheck):
             yield Evidence("the call is a compiled module", type(call).__name__, engaged=False)

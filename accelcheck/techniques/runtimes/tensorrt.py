@@ -85,7 +85,6 @@ class Engines(Converted):
         super().__init__(module, self.graph)
 
     def _ran(self, engine: nn.Module, inputs: Any, out: Any) -> None:
-        del engine, inputs, out
         self.runs += 1
 
     def reset(self) -> None:
@@ -134,7 +133,6 @@ class TensorRt(Conversion):
 
     def changed(self, module: nn.Module, inputs: tuple[Any, ...]) -> nn.Module:
         """The module to export: `module` itself, or a copy that is cast or quantized."""
-        del inputs
         return module
 
     def exporting(self) -> AbstractContextManager[Any]:
@@ -142,7 +140,6 @@ class TensorRt(Conversion):
         return nullcontext()
 
     def converted(self, program: Program, device: Device) -> Engines:
-        del device
         changed = self.changed(program.module, program.inputs)
         with self.exporting():
             exported = torch.export.export(changed, program.inputs)
@@ -182,11 +179,9 @@ class TensorRtHalf(TensorRt):
     workloads = frozenset({"mlp", "cnn", "attention-causal", "transformer-block", "digits-mlp"})
 
     def precision(self, dtype: str) -> str:
-        del dtype
         return "float16"
 
     def changed(self, module: nn.Module, inputs: tuple[Any, ...]) -> nn.Module:
-        del inputs
         return HalfModule(module)
 
     def engines(self, module: nn.Module, exported: ExportedProgram, inputs: tuple[Any, ...]) -> Engines:

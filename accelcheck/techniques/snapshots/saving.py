@@ -126,7 +126,6 @@ class SnapshotRestore(Technique):
         del snapshots
 
     def evidence(self, program: Program, log: Log, mode: Mode, device: Device) -> Iterable[Evidence]:
-        del log
         handover: Handover = program.extras[HANDOVER]
         report, left = handover.report, handover.left
         if report is None or left is None:

@@ -61,19 +61,16 @@ class device:  # noqa: N801 - the name that torch asks for
 
 def current_stream(device: torch.types.Device = None) -> torch.Stream:
     """The stream that kernels are put into."""
-    del device
     return torch.accelerator.current_stream("acme")
 
 
 def get_device_name(device: torch.types.Device = None) -> str:
     """The chip's name."""
-    del device
     return "Acme NPU (simulated on the host)"
 
 
 def synchronize(device: torch.types.Device = None) -> None:
     """Wait until the device has done all its work."""
-    del device
     _C.synchronize()
 
 
@@ -87,13 +84,11 @@ manual_seed = manual_seed_all
 
 def get_rng_state(device: torch.types.Device = "acme") -> Tensor:
     """The state of a device's generator."""
-    del device
     return _C.default_generator().get_state()
 
 
 def set_rng_state(state: Tensor, device: torch.types.Device = "acme") -> None:
     """Set the state of a device's generator."""
-    del device
     _C.default_generator().set_state(state)
 
 

@@ -59,7 +59,6 @@ class DisturbedTraining:
 
     def elsewhere(self, program: Program, mode: Mode) -> Result:
         """See `Program.elsewhere`."""
-        del mode
         with unwatched():
             problem = program.problem()
         dtype = next(problem.module.parameters()).dtype
@@ -105,7 +104,6 @@ class Elastic(Technique):
         raise NotImplementedError(f"{type(self).__name__}.disturb: say what is lost")
 
     def prepare(self, program: Program, mode: Mode, device: Device) -> None:
-        del mode
         elastic_agents = self.elastic_agents(device)
         self._held.callback(elastic_agents.close)
         job = program.extras[JOB] = DisturbedTraining(elastic_agents, self.disturb)
@@ -113,7 +111,6 @@ class Elastic(Technique):
         program.resets.append(lambda: setattr(job, "last", None))
 
     def evidence(self, program: Program, log: Log, mode: Mode, device: Device) -> Iterable[Evidence]:
-        del log, mode
         job: DisturbedTraining = program.extras[JOB]
         if job.answer is None or job.task is None or job.last is None:
             yield Evidence("trainings by the elastic job >= 1", 0, engaged=False)

@@ -37,7 +37,6 @@ class OrderedStreams(Technique):
         return unsupported(Code.NO_BACKEND, f"{device.name} is no Acme NPU")
 
     def prepare(self, program: Program, mode: Mode, device: Device) -> None:
-        del mode
         early = program.extras[SEEN] = list[bool]()
         program.resets.append(early.clear)
         module = program.module
@@ -62,6 +61,5 @@ class OrderedStreams(Technique):
         return written.clone()
 
     def evidence(self, program: Program, log: Log, mode: Mode, device: Device) -> Iterable[Evidence]:
-        del log, mode, device
         seen: list[bool] = program.extras[SEEN]
         yield Evidence("inputs read while they were still to be written >= 1", sum(seen), engaged=any(seen))
