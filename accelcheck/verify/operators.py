@@ -142,6 +142,8 @@ norm of their columns. The multiple is at most N and more (N. J. Higham, Accurac
 9.3, 10.3, 19.4), and about the root of N where errors are independent (Higham and Mary, SIAM J. Sci. Comput. 41(5), 2019)."""
 
 
+NORMALISED = frozenset({"softmax", "log_softmax", "_softmax", "_log_softmax", "_safe_softmax"})
+"""Operators that divide a row by its sum, along the dimension of their second argument: all of it has the error of the sum."""
 DECOMPOSED = frozenset(
     """addcdiv addcmul addr binary_cross_entropy binary_cross_entropy_with_logits lerp logit sinc
     upsample_bicubic2d""".split()

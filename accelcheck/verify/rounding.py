@@ -25,6 +25,7 @@ from accelcheck.verify.operators import (
     DECOMPOSED,
     FACTORISED,
     INTERPOLATED,
+    NORMALISED,
     SCATTERS,
 )
 from accelcheck.verify.precision import ACCUMULATOR, INEXACT_ULPS, SMALLEST_SUBNORMAL, UNIT_ROUNDOFF
@@ -98,7 +99,25 @@ class Rounding(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch lea
             self._perturb_(tensor, unit, length, squares[position] if position < len(squares) else None)
             if position in errors:
                 tensor.add_(errors[position].reshape(tensor.shape))
+            if position == 0 and name in NORMALISED and tensor.numel():
+                self._share_(tensor, args[1], logarithm="log" in name)
         return out
+
+    def _share_(self, shares: Tensor, dim: int, *, logarithm: bool) -> None:
+        """Perturb what is divided by a sum of positive terms: the error of the sum is that of all of a row, and a logarithm's an addend."""
+        length = shares.shape[dim] if shares.dim() else 1
+        if length < 2:
+            return
+        terms_of_sum = shares.exp() if logarithm else shares
+        squares = torch.nan_to_num(terms_of_sum).square().sum(dim, keepdim=True)
+        sums = Sums(self._accumulated() ** 2 / 12, length, squares)
+        chance = torch.rand((2, *squares.shape), generator=self.generator, dtype=torch.float64).mul_(2.0).sub_(1.0)
+        error = sums.deviation(torch.ones_like(squares)) * chance.sum(0)
+        shares.add_(error if logarithm else shares * error)
+
+    def _accumulated(self) -> float:
+        """The unit roundoff of sums."""
+        return UNIT_ROUNDOFF["float64" if self.precision == "float64" else ACCUMULATOR]
 
     def _decomposed(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         unit = UNIT_ROUNDOFF["float32" if self.precision == "tf32" else self.precision]
@@ -220,8 +239,7 @@ class Rounding(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch lea
         parts.add_(torch.where(torch.isfinite(change), change, 0.0))
 
     def _sums(self, sums: Tensor, length: int | Tensor, squares: Tensor | None) -> Sums:
-        unit = UNIT_ROUNDOFF["float64" if self.precision == "float64" else ACCUMULATOR]
-        scale = unit**2 / 12  # the variance of either uniform number is 1 / 3
+        scale = self._accumulated() ** 2 / 12  # the variance of either uniform number is 1 / 3
         if squares is not None:
             return Sums(scale, length, squares)
         squares = sums.square().mean()

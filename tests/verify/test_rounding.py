@@ -651,3 +651,24 @@ def test_what_rounding_does_on_a_grid_is_no_bias() -> None:
     readings = judge(result, reference).readings
     assert abs(readings["out"]["bias"]) > 0.1
     assert not judge_together([(readings, reference.without_eager)] * 3).faults
+
+
+@pytest.mark.parametrize("name", ["softmax", "log_softmax"])
+def test_samples_of_a_softmax_share_the_error_of_the_sum_in_a_row(name: str) -> None:
+    """A sum of 4,097 terms one after the other, in FP32: all of a row errs by the same factor, or addend."""
+    generator = torch.Generator().manual_seed(1)
+    x = torch.randn(64, 4097, generator=generator)
+    powers = (x - x.amax(-1, keepdim=True)).exp()
+    total = torch.from_numpy(np.cumsum(powers.numpy(), -1)[:, -1:].copy())  # NumPy's cumsum is sequential
+    own = powers / total if name == "softmax" else (x - x.amax(-1, keepdim=True)) - total.log()
+    function: Callable[..., Tensor] = getattr(torch, name)
+    truth = function(x.double(), -1)
+
+    def common(result: Tensor) -> Tensor:
+        """The error of each row that all its elements share."""
+        error = result.double() - truth
+        return error.mean(-1) if name == "log_softmax" else (error * truth).sum(-1) / truth.square().sum(-1)
+
+    with Rounding("float32", "float32", torch.Generator().manual_seed(2)):
+        sample = function(x.double(), -1)
+    assert 0.2 * common(sample).std() < common(own).std() < common(sample).std()
