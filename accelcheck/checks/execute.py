@@ -257,6 +257,7 @@ def _record(case: Case, found: Finding) -> Record:
         times=tuple(found.times),
         remark="; ".join(f"{e.claim}: {e.observed}" for e in found.evidence if not e.seen),
         faults=_kept(found.wrong),
+        refused=found.refused,
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -20,6 +21,7 @@ from accelcheck.checks.trial import (
     MOST_FAULTS,
     OVERWRITES,
     REDUCED,
+    REFUSED,
     SWITCHED_OFF,
     UNCLASSIFIED,
     UNJUDGED,
@@ -45,6 +47,7 @@ from accelcheck.verify.oracle import FIRST
 from accelcheck.verify.oracle_runs import twice
 from accelcheck.verify.reference import InapplicableError, OracleError
 from accelcheck.workloads.probes import PROBES, Draw, Probe, draws, random_modules
+from accelcheck.workloads.problem import divided
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -69,7 +72,66 @@ def verify(trial: Trial, chosen: Sequence[Draw] | None = None) -> Finding:
         OracleError: The oracle of a draw cannot be had or trusted.
     """
     with trial.device.strict_float32():
-        return _Run(trial).finding(chosen)
+        try:
+            return _Run(trial).finding(chosen)
+        except (OracleError, KnownAnswerError):
+            raise
+        except Exception:
+            if not trial.workload.divisible:
+                raise
+            refused = refusals(trial)
+            if not refused:
+                raise  # parts that are refused together alone, or all of them
+        found = _Run(replace(trial, workload=trial.workload.without(frozenset(refused)))).finding(chosen)
+        observed = ", ".join(f"{label} ({reason})" for label, reason in refused.items())
+        return replace(found, evidence=[*found.evidence, Evidence(REFUSED, observed, engaged=True)], refused=refused)
+
+
+_COLOURS = re.compile(r"\\x1b\[[0-9;]*m")
+
+
+def _reason(error: BaseException) -> str:
+    """The first line of the exception that led to others, which name the operator less often."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    lines = _COLOURS.sub("", text(error)).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+
+
+def refusals(trial: Trial) -> dict[str, str]:
+    """The parts of a divisible workload that raise with the technique, by their labels, and the first line of what each raises.
+
+    Empty where it raises for all of them, or for none alone. Found by bisection.
+    """
+    labels = divided(trial.problem(trial.case.seed).module).labels
+    refused = dict[str, str]()
+    open_subsets = [labels[: len(labels) // 2], labels[len(labels) // 2 :]]
+    while open_subsets:
+        subset = open_subsets.pop(0)
+        reason = _refusal(trial, frozenset(labels) - frozenset(subset))
+        if not reason:
+            continue
+        if len(subset) == 1:
+            refused[subset[0]] = reason
+        else:
+            open_subsets += [subset[: len(subset) // 2], subset[len(subset) // 2 :]]
+    return refused if len(refused) < len(labels) else {}
+
+
+def _refusal(trial: Trial, left_out: frozenset[str]) -> str:
+    """What a technique raises where some parts are left out, in a line; empty where it runs."""
+    part = replace(trial, workload=trial.workload.without(left_out))
+    try:
+        trial.technique.finish()
+        program = part.program(trial.case.seed)
+        trial.technique.prepare(program, trial.case.mode, trial.device)
+        warm_up(part, program)
+        program.run(trial.case.mode)
+    except Exception as error:  # noqa: BLE001 - a converter may raise anything
+        return _reason(error)
+    finally:
+        trial.technique.finish()
+    return ""
 
 
 MOST_RAISED = 3
@@ -315,7 +377,7 @@ class _Run:
     ) -> tuple[Judgement, Reference]:
         """The judgement, from more samples where it is a close one, and the reference that it rests on."""
         for careful in (1, 2):
-            if judgement.close(careful, reference):
+            if judgement.close(careful, reference, divisible=self.trial.workload.divisible):
                 reference = self.trial.reference(draw, careful=careful)
                 judgement = judge(result, reference)
         if judgement.faults and (algorithmic := self._by_algorithm(result, judgement, draw)):
@@ -544,7 +606,7 @@ def eager_strides(trial: Trial, draw: Draw = FIRST) -> Mapping[str, tuple[int, .
     if device.has("host") or not device.has("strided") or case.mode not in {Mode.FORWARD, Mode.BACKWARD}:
         return {}
     seen = _SEEN.setdefault(trial.store, {})
-    key = f"{device.name}/{case.workload}/{case.seed}/{case.dtype}/{case.mode}/{draw}"
+    key = f"{device.name}/{trial.workload.name}/{case.seed}/{case.dtype}/{case.mode}/{draw}"
     if key not in seen:
         try:
             program = trial.place(draw.problem(trial.workload, case.seed, case.dtype), draw.seed(case.seed))

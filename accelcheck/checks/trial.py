@@ -38,11 +38,12 @@ REDUCED = "how little was computed to judge a model of this size"
 IDLE = "parameters that require a gradient and get none"
 UNCLASSIFIED = "operators whose rounding is not known, and that were granted that of a transcendental function"
 ALGORITHM = "classes of fast algorithms that were needed, whose errors or NaN a plain sum does not have"
+REFUSED = "parts of the workload that the technique refuses, and that are not judged"
 OVERWRITES = "results that the next call may overwrite"
 MOST_FAULTS = 1000
 """Faults after which no further draw is judged, and that a record keeps: a line of a journal is bounded. A model of a hundred parameters
 may show so many in a draw or two; whatever the others show, the case is wrong."""
-REMARKS = frozenset({SWITCHED_OFF, UNJUDGED, REDUCED, IDLE, UNCLASSIFIED, ALGORITHM, OVERWRITES})
+REMARKS = frozenset({SWITCHED_OFF, UNJUDGED, REDUCED, IDLE, UNCLASSIFIED, ALGORITHM, OVERWRITES, REFUSED})
 """Claims of observations that say nothing about the technique."""
 
 
@@ -149,6 +150,7 @@ class Finding:
         digest: Of everything that the timed work depends on, where the check measures.
         times: Times of blocks, in seconds.
         implausible: Reason why what was timed cannot have done the work; empty for none.
+        refused: Reasons of the parts of the workload that the technique refuses, by label.
     """
 
     evidence: Sequence[Evidence]
@@ -161,6 +163,7 @@ class Finding:
     times: Sequence[float] = ()
     lacking: str = ""
     implausible: str = ""
+    refused: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def undecided(self) -> str:

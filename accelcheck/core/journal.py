@@ -113,6 +113,7 @@ class Record:
         runs: Verdicts of all runs of a `flaky` case, the first wrong one first; empty for others.
         family: Family of the technique, such as ``compile``; empty in journals that are older, and where a process was gone
             before any case of the technique had ended.
+        refused: Reasons of the parts of a workload that the technique refuses, by label: these parts are not judged.
     """
 
     case: Case
@@ -133,6 +134,7 @@ class Record:
     known: tuple[Known, ...] = ()
     runs: tuple[Verdict, ...] = ()
     family: str = ""
+    refused: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "reason", text(self.reason, MOST_REASON))

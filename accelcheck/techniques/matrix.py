@@ -168,7 +168,8 @@ def _refusal(technique: Technique, workload: Workload) -> str:
 def level(technique: Technique, workload: Workload, dtype: str) -> int:
     """The level of a case. A slow technique, a large workload and a further dtype each raise it by one."""
     further = int(dtype != technique.dtypes[0])
-    cost = technique.level + workload.level - 1 + further - int(workload.name in technique.early)
+    usual = technique.level + workload.level - 1 - int(workload.name in technique.early)
+    cost = workload.levels.get(technique.name, usual) + further
     return min(max(LEVELS), max(min(LEVELS), cost))
 
 

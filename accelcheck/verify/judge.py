@@ -41,8 +41,10 @@ class Judgement:
     readings: Mapping[str, Reading]
     compared: Mapping[str, int] = field(default_factory=dict)
 
-    def close(self, careful: int, reference: Reference | None = None) -> bool:
+    def close(self, careful: int, reference: Reference | None = None, *, divisible: bool = False) -> bool:
         """Whether all that is wrong are views beyond their budgets by at most `CLOSE`; after `careful` - 1 closer looks, by less.
+
+        For results that are independent of each other (`divisible`), whether that holds for all that is wrong of one of them.
 
         Where a reduced `reference` was asked, whatever is beyond its budget is looked at once more, and again where roundings decide
         something: with so few samples the candidate may be the first to show it. So is a tensor of fewer than `FEW` elements, whose
@@ -57,9 +59,15 @@ class Judgement:
                 limit = math.inf
             else:
                 small = {path for path, truth in reference.truth.items() if truth.numel() < FEW}
-        return 0 < len(beyond) == len(self.faults) and all(
-            figure.used <= limit or figure.path in small or figure.view in steep for figure in beyond
-        )
+        near = [
+            (figure.path, figure.view)
+            for figure in beyond
+            if figure.used <= limit or figure.path in small or figure.view in steep
+        ]
+        if divisible:
+            wrong = {fault.path for fault in self.faults if (fault.path, fault.view) not in near}
+            return any(path not in wrong for path, _ in near)
+        return 0 < len(beyond) == len(self.faults) == len(near)
 
 
 @dataclass(frozen=True, slots=True)

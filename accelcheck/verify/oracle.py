@@ -66,7 +66,7 @@ class Store:
             OracleError: The oracle failed, is not finite where it should be, disagrees with eager, or is random.
         """
         precision = technique.precision(case.dtype)
-        key = f"{case.workload}/{case.seed}/{case.dtype}/{case.mode}/{precision}/{technique.oracle}/{draw}"
+        key = f"{workload.name}/{case.seed}/{case.dtype}/{case.mode}/{precision}/{technique.oracle}/{draw}"
         if twice(technique, workload, case.mode):
             key += "/twice"
         if careful:

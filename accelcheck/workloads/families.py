@@ -16,7 +16,7 @@ from torch.nn import functional
 
 from accelcheck.core.case import Mode
 from accelcheck.workloads.draw import integers, normal
-from accelcheck.workloads.problem import Problem, Workload
+from accelcheck.workloads.problem import TRANSLATORS, Problem, Workload
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -47,6 +47,15 @@ class Functions(nn.Module):
 
     def forward(self, *inputs: Tensor) -> dict[str, Any]:
         return {label: function(*(inputs[place] for place in places)) for label, function, places in self.parts}
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """The labels of its parts."""
+        return tuple(label for label, *_ in self.parts)
+
+    def without(self, labels: frozenset[str]) -> Functions:
+        """The parts of other labels."""
+        return Functions(tuple(part for part in self.parts if part[0] not in labels))
 
 
 class _Collected:
@@ -507,7 +516,6 @@ def _attention(parts: _Collected) -> None:
 
 _FORWARD = frozenset({Mode.FORWARD})
 _BOTH = frozenset({Mode.FORWARD, Mode.BACKWARD})
-_TECHNIQUES = frozenset({"eager", "compile-static"})
 _EAGER = frozenset({"eager"})
 _ROWS = tuple(ROWS)
 
@@ -518,7 +526,7 @@ def _workload(
     build: Callable[..., None],
     modes: frozenset[Mode] = _FORWARD,
     dtypes: tuple[str, ...] = ("float32",),
-    techniques: frozenset[str] = _TECHNIQUES,
+    techniques: frozenset[str] = frozenset(TRANSLATORS),
 ) -> Workload:
     return Workload(
         name,
@@ -529,6 +537,8 @@ def _workload(
         dtypes=frozenset(dtypes),
         traits=frozenset({"domain"}),
         techniques=techniques,
+        levels=TRANSLATORS,
+        divisible=True,
         given=True,
     )
 

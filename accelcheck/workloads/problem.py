@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import hashlib
+from dataclasses import dataclass, field, replace
+from functools import partial
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -48,6 +50,19 @@ TRAITS: Mapping[str, str] = MappingProxyType(
     }
 )
 """What a workload with the trait has, by trait. Techniques of other packages may ask for further ones."""
+
+TRANSLATORS: Mapping[str, int] = MappingProxyType(
+    {
+        "eager": 2,
+        "compile-static": 3,
+        **dict.fromkeys(
+            """compile-dynamic compile-aot-eager compile-openxla export export-decomposed aot-inductor onnxruntime openvino
+            jit-trace func-vmap-copies func-jacfwd view-padded""".split(),
+            4,
+        ),
+    }
+)
+"""Techniques with an implementation of their own for each operator of torch, which are tried with all of them, and their levels."""
 
 CONTRACTING = frozenset({"attention", "conv", "linear", "matmul"})
 """Traits of workloads with contractions: what reduced precision and tuned kernels are about."""
@@ -96,6 +111,18 @@ class Problem:
                 f"Problem.inputs: expected a tuple of the module's positional arguments, got {type(self.inputs).__name__}; for one "
                 "argument give (x,)"
             )
+
+
+@runtime_checkable
+class Divisible(Protocol):
+    """A module of independent parts, whose outputs are a mapping by their labels."""
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """The labels of its parts."""
+
+    def without(self, labels: frozenset[str]) -> nn.Module:
+        """The same module without the parts of these labels, with the same inputs."""
 
 
 @dataclass(frozen=True)
@@ -162,9 +189,18 @@ class Workload:
     A gradient that is missing elsewhere is an error in backward mode."""
     techniques: frozenset[str] = frozenset()
     """Names of the techniques that it is tried with, of those that accept it; empty for all."""
+    levels: Mapping[str, int] = field(default_factory=dict)
+    """Levels of its cases by technique, in the technique's first dtype; of a technique that is not there its cost decides."""
+    divisible: bool = False
+    """Whether its modules are `Divisible`: parts that a technique refuses are then left out of a case, and named."""
     given: bool = False
     """Whether nobody would change the model for its check. Tensors that rounding errors alone decide, such as the gradient of a bias
     before batch norm, are then left out of the judgement, and named; in a workload that was made for checks they are an error."""
+
+    def without(self, labels: frozenset[str]) -> Workload:
+        """The same without some parts of its modules; for a `divisible` one."""
+        digest = hashlib.sha256("\n".join(sorted(labels)).encode()).hexdigest()[:12]
+        return replace(self, name=f"{self.name}~{digest}", make=partial(_reduced, self.make, labels))
 
     def problem(self, seed: int, extent: int = 0) -> Problem:
         """The problem for a seed: bitwise the same on every machine with the same torch.
@@ -184,3 +220,22 @@ class Workload:
                 "Problem(module, inputs=(x,))"
             )
         return made
+
+
+def _reduced(
+    make: Callable[[torch.Generator, int], Problem], labels: frozenset[str], generator: torch.Generator, extent: int
+) -> Problem:
+    """The problem that `make` makes, without the parts of these labels."""
+    problem = make(generator, extent)
+    return replace(problem, module=divided(problem.module).without(labels))
+
+
+def divided(module: nn.Module) -> Divisible:
+    """The module of a `Workload.divisible`.
+
+    Raises:
+        TypeError: It is not `Divisible`.
+    """
+    if not isinstance(module, Divisible):
+        raise TypeError(f"expected a module with `labels` and `without`, got {type(module).__name__}")
+    return module

@@ -29,7 +29,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from accelcheck.core.case import Mode, stable_seed
 from accelcheck.devices.torch_names import TorchDispatchMode, UnknownTorchError, pytree
-from accelcheck.workloads.problem import Problem, Workload
+from accelcheck.workloads.problem import TRANSLATORS, Problem, Workload
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -48,6 +48,8 @@ ELEMENTS = 2**14
 SCALARS = (bool, int, float, complex, str, slice, torch.dtype, torch.memory_format, torch.layout, type(None), type(...))
 LARGE = frozenset({"nn.functional.grid_sample"})
 """Operators whose reference inputs have more than `ELEMENTS`."""
+STANDARD = frozenset({"unary", "binary", "reduction", "index", "pooling", "loss"})
+"""Families whose bundles compile-static runs at level 2."""
 UNSTEADY = frozenset({"linalg"})
 """Families with operators that have the trait ``unsteady``."""
 FLOATING = ("float32", "bfloat16", "float16")
@@ -97,11 +99,11 @@ class SampleCall:
     smooth: bool = True
     empty: bool = False
 
-    def __call__(self, anchor: Tensor, tensors: Sequence[Tensor]) -> list[Tensor]:
+    def __call__(self, anchor: Tensor, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
         """The tensors that the operator returns; complex ones as pairs of real numbers, and numbers as tensors."""
         leaves = [_filled(leaf, anchor, tensors, copied=self.writes) for leaf in self.leaves]
         first, args, kwargs = pytree.tree_unflatten(leaves, self.spec)
-        return list(_comparable(self.process(self.function(first, *args, **kwargs)), anchor))
+        return tuple(_comparable(self.process(self.function(first, *args, **kwargs)), anchor))
 
     def moved(self, by: int) -> SampleCall:
         """The same call with its inputs at other places."""
@@ -129,7 +131,8 @@ def _comparable(out: Any, anchor: Tensor) -> Iterator[Tensor]:
 
 
 def _plain(value: Tensor) -> bool:
-    return value.layout is torch.strided and not value.is_nested and not value.is_quantized and type(value) is Tensor
+    # No question for the type: where a graph is captured, tensors are of another.
+    return value.layout is torch.strided and not value.is_nested and not value.is_quantized
 
 
 class Calls(nn.Module):
@@ -142,8 +145,17 @@ class Calls(nn.Module):
         super().__init__()
         self.calls = tuple(calls)
 
-    def forward(self, anchor: Tensor, *tensors: Tensor) -> dict[str, list[Tensor]]:
+    def forward(self, anchor: Tensor, *tensors: Tensor) -> dict[str, tuple[Tensor, ...]]:
         return {call.label: call(anchor, tensors) for call in self.calls if call.smooth or not self.training}
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """The labels of its calls."""
+        return tuple(call.label for call in self.calls)
+
+    def without(self, labels: frozenset[str]) -> Calls:
+        """The calls of other labels."""
+        return Calls([call for call in self.calls if call.label not in labels])
 
 
 @functools.cache
@@ -200,7 +212,7 @@ def _fits(leaves: Sequence[Any]) -> bool:
     tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
     return (
         sum(tensor.numel() for tensor in tensors) <= ELEMENTS
-        and all(map(_plain, tensors))
+        and all(type(tensor) is Tensor and _plain(tensor) for tensor in tensors)
         and all(isinstance(leaf, (Tensor, torch.device, *SCALARS)) or callable(leaf) for leaf in leaves)
     )
 
@@ -437,6 +449,7 @@ def alone(name: str, part: str, entry: Mapping[str, Any], family: str) -> Worklo
         dtypes=frozenset({"float32"}),
         traits=frozenset({"domain", "unsteady"} if family in UNSTEADY else {"domain"}),
         techniques=frozenset({"eager", "compile-static"}),
+        divisible=True,
         given=True,
     )
 
@@ -470,7 +483,9 @@ def bundles(stored: Mapping[str, Mapping[str, Any]]) -> Iterator[Workload]:
                     ),
                     dtypes=frozenset({"float32"}),
                     traits=frozenset({"domain", "unsteady"} if family in UNSTEADY else {"domain"}),
-                    techniques=frozenset({"eager", "compile-static"}),
+                    techniques=frozenset(TRANSLATORS),
+                    levels={**TRANSLATORS, "compile-static": 2 if kind in STANDARD else 3},
+                    divisible=True,
                     given=True,
                 )
 

@@ -173,3 +173,23 @@ def test_a_clone_has_the_strides_of_its_original() -> None:
         assert (clone.stride(), clone.storage_offset()) == (value.stride(), value.storage_offset())
         assert clone.untyped_storage().data_ptr() != value.untyped_storage().data_ptr()
     assert cloned("a mask") == "a mask"
+
+
+class Itself(nn.Module):
+    """Returns its second input, whose memory is that of its first one."""
+
+    def forward(self, x: Tensor, y: Tensor) -> list[Tensor]:
+        return [x + 1, y]
+
+
+def test_a_technique_may_give_each_input_memory_of_its_own(store: Store) -> None:
+    def make(generator: torch.Generator, extent: int) -> Problem:
+        base = torch.randn(8, generator=generator)
+        return Problem(Itself(), (base[:4], base[4:]))
+
+    def apart(program: Any) -> None:
+        program.inputs = tuple(value.clone() for value in program.inputs)
+
+    workload = Workload("itself", "An input as it is.", make)
+    record = verdict_of(store, Planted(apart), workload, FORWARD)
+    assert record.verdict is Verdict.PASS, record.why

@@ -168,8 +168,8 @@ def test_each_list_holds_cases_of_the_matrix_at_their_levels(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", sorted(must_pass.stored()))
-def test_each_list_leaves_out_what_the_shipped_ledgers_expect_to_fail(kind: str) -> None:
-    ledger = Ledger.load(shipped((kind,)))
+def test_each_list_leaves_out_what_the_shipped_ledgers_expect_to_fail_on_every_chip(kind: str) -> None:
+    ledger = replace(Ledger.load(shipped((kind,))), chips={kind: "one that no entry names"})
     assert [key for key in must_pass.stored()[kind].levels if ledger.covering(must_pass.identity(key, kind))] == []
 
 

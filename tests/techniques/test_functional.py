@@ -16,13 +16,14 @@ from accelcheck.selftest.faults.plant import calling
 from accelcheck.techniques.autograd.functional import DIFFERENTIABLE, SAMPLEWISE, SMALL, TECHNIQUES, Function, Mapped
 from accelcheck.techniques.base import Unsupported
 from accelcheck.verify.oracle import Store
-from accelcheck.workloads.base import Problem, Program
+from accelcheck.workloads.base import Problem, Program, Workload
 from accelcheck.workloads.custom import GatedFunction
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 VMAP, GRAD = named(TECHNIQUES, "func-vmap"), named(TECHNIQUES, "func-grad")
+COPIES = named(TECHNIQUES, "func-vmap-copies")
 JACOBIANS = [named(TECHNIQUES, "func-jacrev"), named(TECHNIQUES, "func-jacfwd")]
 
 
@@ -189,8 +190,10 @@ def test_functions_need_the_loss_that_training_needs() -> None:
 
 
 def test_every_named_workload_exists_and_is_accepted() -> None:
-    known = {workload.name: workload for workload in discover("accelcheck.workloads", "WORKLOADS")}
-    for technique, names in zip(TECHNIQUES, (SAMPLEWISE, DIFFERENTIABLE, SMALL, SMALL), strict=True):
+    every = discover("accelcheck.workloads", "WORKLOADS")
+    known = {workload.name: workload for workload in every if not workload.techniques}
+    named_by = zip([VMAP, GRAD, *JACOBIANS], (SAMPLEWISE, DIFFERENTIABLE, SMALL, SMALL), strict=True)
+    for technique, names in named_by:
         assert {name for name, workload in known.items() if technique.accepts(workload)} == names
         levels = {known[name].level for name in names}
         assert min(levels) <= 2 <= max(levels)
@@ -237,3 +240,55 @@ def test_swapped_gradients_fail_mapped_or_not(store: Store) -> None:
     for function in (swapped, mapped):
         record = verdict_of(store, Planted(calling(function)), seeded("custom-function"), BACKWARD)
         assert {"grad:input[0]", "grad:input[1]"} <= faults(record).keys()
+
+
+class Doubled(torch.autograd.Function):
+    """Doubles; its batching rule triples the second of two copies."""
+
+    @staticmethod
+    def forward(x: Tensor) -> Tensor:
+        return 2 * x
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        pass
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, x: Tensor) -> tuple[Tensor, int]:
+        return torch.stack([2 * x[0], 3 * x[1]]), 0
+
+
+class Ruled(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = Doubled.apply(x)  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        return out
+
+
+def test_a_wrong_batching_rule_fails_under_copies(store: Store) -> None:
+    workload = Workload("ruled", "A rule.", lambda g, _: Problem(Ruled(), (torch.randn(4, generator=g),)))
+    record = verdict_of(store, COPIES, workload)
+    assert record.verdict is Verdict.FAIL, record.why
+    assert {fault.path for fault in record.faults} == {"out"}
+
+
+@pytest.mark.parametrize("mode", [Mode.FORWARD, Mode.BACKWARD])
+def test_copies_give_the_results_of_one(mode: Mode, store: Store) -> None:
+    record = verdict_of(store, COPIES, seeded("mlp"), mode)
+    assert record.verdict is Verdict.PASS, record.why
+
+
+class Beside(nn.Module):
+    """Nothing depends on its second input."""
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        return x.sin()
+
+
+@pytest.mark.parametrize("technique", JACOBIANS, ids=lambda technique: technique.name)
+def test_an_input_that_nothing_depends_on_gets_no_gradient_from_a_jacobian(technique: Any, store: Store) -> None:
+    def make(generator: torch.Generator, extent: int) -> Problem:
+        return Problem(Beside(), tuple(torch.randn(3, generator=generator) for _ in range(2)))
+
+    workload = Workload("beside", "Two inputs.", make, idle=frozenset({"input[1]"}))
+    record = verdict_of(store, technique, workload, Mode.BACKWARD)
+    assert record.verdict is Verdict.PASS, record.why

@@ -92,6 +92,23 @@ def test_structures_dtypes_and_strides_are_supported() -> None:
     assert not differences(ran.result, plain(two()), tolerance=0.0)
 
 
+class Odd(nn.Module):
+    """Returns a tensor without elements, one in a dtype that NumPy does not have, and one of bytes."""
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        return {"none": x[:0] * 2, "half": (x * 3).bfloat16(), "bytes": (x.abs() * 5).to(torch.uint8)}
+
+
+@needs_packages
+def test_results_without_elements_and_in_any_dtype_are_bound() -> None:
+    problem = Problem(Odd(), (torch.randn(4, 3),))
+    ran, expected = run(ONNX, problem), plain(problem)
+    assert ran.engaged, ran.missing()
+    assert ran.result.keys() == expected.keys()
+    for path, out in expected.items():
+        torch.testing.assert_close(ran.result[path], out, rtol=0.0, atol=0.0)
+
+
 @needs_packages
 def test_a_session_keeps_its_weights() -> None:
     program = Program.of(mlp())

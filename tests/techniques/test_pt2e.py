@@ -110,6 +110,7 @@ def test_an_unquantized_graph_fails_the_evidence() -> None:
 
 @without_torchao
 @pytest.mark.skipif(not LOWERED.capability(PLACE).ok, reason="nothing is lowered here")
+@pytest.mark.skipif(not torch.cpu._is_vnni_supported(), reason="without VNNI sums saturate: docs/findings.md")
 def test_the_lowered_graph_multiplies_in_int8_and_equals_the_emulation() -> None:
     ran = run(LOWERED, stacked())
     assert ran.engaged, ran.missing()

@@ -17,14 +17,14 @@ from accelcheck.core.capability import Code
 from accelcheck.core.case import Mode, Verdict
 from accelcheck.techniques.compilation.torchscript import TECHNIQUES, Frozen, Script, Trace, attributes
 from accelcheck.verify.oracle import Store
-from accelcheck.workloads.base import Problem, Program
+from accelcheck.workloads.base import Problem, Program, Workload
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from accelcheck.core.case import Evidence
     from accelcheck.techniques.compilation.torchscript import TorchScript
-    from accelcheck.workloads.base import Result, Workload
+    from accelcheck.workloads.base import Result
 
 pytestmark = pytest.mark.skipif(sys.version_info >= (3, 14), reason="TorchScript does not support this Python")
 
@@ -192,3 +192,16 @@ def test_results_do_not_depend_on_earlier_cases(tmp_path: Path) -> None:
     after = verdict_of(store, Script(), shared, Mode.BACKWARD)
     assert alone.verdict is after.verdict is Verdict.PASS
     assert after.figures == alone.figures
+
+
+class Mixed(nn.Module):
+    """Returns a mapping of results that differ in structure, of which the tracer takes none."""
+
+    def forward(self, x: Tensor) -> dict[str, Any]:
+        return {"pair": (x + 1, x > 0), "one": x * 2, "list": [x - 1]}
+
+
+def test_trace_takes_results_of_any_structure(tmp_path: Path) -> None:
+    workload = Workload("mixed", "A mapping.", lambda g, _: Problem(Mixed(), (torch.randn(4, 3, generator=g),)))
+    record = verdict_of(Store(tmp_path), Trace(), workload)
+    assert record.verdict is Verdict.PASS, record.why

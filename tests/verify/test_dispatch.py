@@ -133,7 +133,8 @@ def test_the_fast_path_is_back_after_an_error() -> None:
 
 
 @pytest.mark.parametrize("name", ["func-jacrev", "func-jacfwd"])
-def test_a_jacobian_that_is_too_large_is_unsupported(name: str, store: Store) -> None:
+def test_a_jacobian_that_is_too_large_is_unsupported(name: str, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("accelcheck.techniques.autograd.functional.MOST_ELEMENTS", 10**6)
     record = verdict_of(store, Matrix.load().techniques[name], workload(), BACKWARD)
     assert record.verdict is Verdict.UNSUPPORTED
     assert "[too-large] the whole Jacobian has 512 x 4,960 elements" in record.why

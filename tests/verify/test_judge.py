@@ -345,6 +345,18 @@ def test_what_is_wrong_besides_a_view_is_never_close() -> None:
     assert not judge({DEEP: values() * math.nan, "out[0]": torch.arange(3)}, against).close(1)
 
 
+@pytest.mark.parametrize(("factor", "close"), [(1.5, True), (4.1, False)])
+def test_a_result_that_is_independent_of_a_wrong_one_is_close_by_itself(factor: float, *, close: bool) -> None:
+    budget = 1e-3
+    truth = {DEEP: values(), "out[0]": torch.arange(3)}
+    against = reference(truth, budget=1e9)
+    budgets = {**against.budgets, DEEP: {**against.budgets[DEEP], "gain": budget}}
+    one = Reference(**{**vars(against), "budgets": budgets})
+    judgement = judge({DEEP: values() * (1 + factor * budget), "out[0]": torch.arange(1, 4)}, one)
+    assert judgement.close(1, divisible=True) is close
+    assert not judgement.close(1)
+
+
 @pytest.mark.parametrize(("count", "close"), [(1, True), (15, True), (16, False)])
 def test_few_elements_far_beyond_their_budget_are_looked_at_twice_more(count: int, *, close: bool) -> None:
     truth = torch.linspace(1, 2, count)

@@ -69,7 +69,7 @@ DIFFERENTIABLE = frozenset(
 SMALL = frozenset(["elementwise-broadcast", "elementwise-overlap", "layer-norm-narrow", "max-pool", "softmax"])
 """Workloads whose whole Jacobian has at most a million elements, and whose operators have forward derivatives."""
 
-MOST_ELEMENTS = 10**6
+MOST_ELEMENTS = 5 * 10**7
 """Of a Jacobian that is computed whole."""
 
 _NOT_MAPPED = re.compile(r"vmap: .*(data-dependent control flow|randomness|\.item\(\))|Batching rule not implemented")
@@ -110,6 +110,24 @@ class Mapped(Transform):
         yield Evidence(f"mapped inputs of the module = {whole}", seen["mapped"], engaged=seen["mapped"] == whole > 0)
 
 
+class MappedCopies(Transform):
+    """``vmap`` over two copies of all inputs, of which the second one's results count: batching rules of each operator."""
+
+    modes = frozenset({Mode.FORWARD, Mode.BACKWARD})
+    workloads = frozenset({"elementwise-5", "matmul", "mlp"})
+
+    def prepare(self, program: Program, mode: Mode, device: Device) -> None:
+        seen: Counter[str] = Counter()
+        program.extras[_SEEN] = seen
+        program.resets.append(seen.clear)
+        program.call = copied(program.module, seen)
+
+    def evidence(self, program: Program, log: Log, mode: Mode, device: Device) -> Iterable[Evidence]:
+        seen: Counter[str] = program.extras[_SEEN]
+        whole = seen["inputs"]
+        yield Evidence(f"mapped inputs of the module = {whole}", seen["mapped"], engaged=seen["mapped"] == whole > 0)
+
+
 class Differentiated(Transform):
     """Gradients by a transform, applied to the program as a function of its parameters and floating-point inputs."""
 
@@ -121,12 +139,17 @@ class Differentiated(Transform):
         """All outputs by path, and the gradients of `leaves` by name."""
         raise NotImplementedError(f"{type(self).__name__}.gradients: apply the transform")
 
+    def idle(self, program: Program) -> frozenset[int]:
+        """Places of floating-point inputs that get no gradient, because no output depends on them."""
+        return frozenset()
+
     def tracks(self, leaf: Tensor) -> bool:
         """Whether the transform tracks a parameter or input, as the module sees it."""
         return bool(torch_names.functorch.is_gradtrackingtensor(leaf))
 
     def prepare(self, program: Program, mode: Mode, device: Device) -> None:
         function = Function(program, self.tracks)
+        function.idle = self.idle(program)
         program.extras[_SEEN] = function.seen
         program.resets.append(function.seen.clear)
         if mode is Mode.TRAIN:
@@ -141,7 +164,7 @@ class Differentiated(Transform):
         inputs = {
             f"input[{index}]": value.detach()
             for index, value in enumerate(program.inputs)
-            if isinstance(value, Tensor) and value.is_floating_point()
+            if isinstance(value, Tensor) and value.is_floating_point() and index not in function.idle
         }
         outputs, gradients = self.gradients(function, inputs | function.parameters())
         buffers = {f"buffer:{name}": buffer.clone() for name, buffer in program.module.named_buffers()}
@@ -191,15 +214,29 @@ class Jacobian(Differentiated):
         self.forward = forward
 
     def prepare(self, program: Program, mode: Mode, device: Device) -> None:
-        leaves = [*program.module.parameters(), *(value for value in program.inputs if is_float(value))]
-        with torch.no_grad():
-            call = program.module if program.call is None else program.call
-            outputs = [out for _, out in flatten(call(*program.inputs)) if out.is_floating_point()]
-        rows, columns = (sum(tensor.numel() for tensor in tensors) for tensors in (outputs, leaves))
+        idle, outputs = self._traced(program)
+        leaves = [value for place, value in enumerate(program.inputs) if is_float(value) and place not in idle]
+        rows, columns = (
+            sum(tensor.numel() for tensor in tensors) for tensors in (outputs, [*program.module.parameters(), *leaves])
+        )
         if rows * columns > MOST_ELEMENTS:
             reason = f"the whole Jacobian has {rows:,} x {columns:,} elements, and is computed up to {MOST_ELEMENTS:,} of them"
             raise Unsupported(unsupported(Code.TOO_LARGE, reason))
         super().prepare(program, mode, device)
+
+    def idle(self, program: Program) -> frozenset[int]:
+        return self._traced(program)[0]
+
+    def _traced(self, program: Program) -> tuple[frozenset[int], list[Tensor]]:
+        """Places of the inputs that no output depends on, and the floating-point outputs."""
+        program.switch(training=True)
+        inputs = [value.detach().requires_grad_() if is_float(value) else value for value in program.inputs]
+        call = program.module if program.call is None else program.call
+        outputs = [out for _, out in flatten(call(*inputs)) if out.is_floating_point()]
+        places = [place for place, value in enumerate(inputs) if is_float(value)]
+        roots = [out.sum() for out in outputs if out.requires_grad]
+        gradients = torch.autograd.grad(roots, [inputs[place] for place in places], allow_unused=True)
+        return frozenset(place for place, grad in zip(places, gradients, strict=True) if grad is None), outputs
 
     def tracks(self, leaf: Tensor) -> bool:
         if not self.forward:
@@ -241,6 +278,8 @@ class Function:
         self.program = program
         self.tracks = tracks
         self.seen: Counter[str] = Counter()
+        self.idle: frozenset[int] = frozenset()
+        """Places of inputs on which no output depends: they get no gradient."""
         self._own = dict(program.module.named_parameters())
 
     def __call__(self, leaves: Mapping[str, Tensor]) -> tuple[Result, Result]:
@@ -341,8 +380,31 @@ def mapped(module: nn.Module, seen: Counter[str]) -> Callable[..., Any]:
     return call
 
 
+def copied(module: nn.Module, seen: Counter[str]) -> Callable[..., Any]:
+    """`module` mapped over two copies of its inputs.
+
+    `seen` counts inputs with a batch dimension, and how many of these are mapped inside.
+    """
+
+    def call(*inputs: Any) -> Any:
+        dims = tuple(0 if isinstance(value, Tensor) else None for value in inputs)
+
+        def one(*values: Any) -> Any:
+            given = [value for value in values if isinstance(value, Tensor)]
+            seen["inputs"] += len(given)
+            seen["mapped"] += sum(bool(torch_names.functorch.is_batchedtensor(value)) for value in given)
+            return module(*values)
+
+        copies = [torch.stack([value, value]) if isinstance(value, Tensor) else value for value in inputs]
+        out = torch.func.vmap(one, in_dims=dims)(*copies)
+        return pytree.tree_map_only(Tensor, lambda results: results[1], out)
+
+    return call
+
+
 TECHNIQUES: tuple[Technique, ...] = (
     Mapped("func-vmap", "A module mapped over samples gives the same outputs and gradients as for the batch."),
+    MappedCopies("func-vmap-copies", "Operators mapped over copies of their inputs give what each copy gives."),
     Grad("func-grad", "Gradients of a functional call equal those of autograd."),
     Jacobian(
         "func-jacrev",

@@ -382,16 +382,6 @@ _ONE_OF_EACH_KIND = frozenset(
         "index-select",
         "mean-pool",
         "dynamic-depth",
-        "ops-unary-1",
-        "ops-unary-2",
-        "ops-unary-3",
-        "ops-unary-4",
-        "ops-binary-1",
-        "ops-binary-2",
-        "ops-reduction-1",
-        "ops-index-1",
-        "ops-pooling-1",
-        "ops-loss-1",
     ]
 )
 """Workloads that compile-static runs one level earlier. Inductor takes 5 to 15 s per case on a CPU: three small workloads run

@@ -160,6 +160,19 @@ class Export(Technique):
             yield from graph.evidence()
 
 
+class DecomposedExport(Export):
+    """``ExportedProgram.run_decompositions()``: the graph in core ATen operators, which other runtimes are given."""
+
+    name = "export-decomposed"
+    promise = "The exported graph, decomposed into core ATen operators, computes the module's outputs."
+    modes = frozenset({Mode.FORWARD, Mode.ACCURACY})
+    workloads = frozenset({"mlp", "cnn", "transformer-block"})
+
+    def exported(self, program: Program) -> Exported:
+        exported = torch.export.export(program.module, program.inputs)
+        return Exported(exported.run_decompositions(), program.module)
+
+
 class DynamicExport(Export):
     """One program for all sizes, saved to a file and loaded again."""
 
@@ -196,4 +209,4 @@ def exported_graph(call: Any) -> Exported | None:
     return found if isinstance(found, Exported) else None
 
 
-TECHNIQUES: tuple[Technique, ...] = (Export(), DynamicExport())
+TECHNIQUES: tuple[Technique, ...] = (Export(), DecomposedExport(), DynamicExport())

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from accelcheck.core.capability import SUPPORTED, Capability, Code, unsupported
 from accelcheck.core.case import Evidence, Mode
 from accelcheck.devices import torch_names
-from accelcheck.devices.torch_names import recursive
+from accelcheck.devices.torch_names import pytree, recursive
 from accelcheck.techniques.base import Technique
 from accelcheck.techniques.observe import ProfilerLog
 
@@ -113,7 +113,7 @@ class Trace(TorchScript):
         with torch.no_grad():
             for name, buffer in program.module.named_buffers():
                 buffer.copy_(buffers[name])
-        return Traced(traced)
+        return Traced(traced, bound.structure)
 
 
 class Frozen(TorchScript):
@@ -160,17 +160,20 @@ class BoundModule(nn.Module):
         given = iter(tensors)
         count = len(tensors) + len(self.constants)
         arguments = [self.constants[i] if i in self.constants else next(given) for i in range(count)]
-        return self.module(*arguments)
+        leaves, self.structure = pytree.tree_flatten(self.module(*arguments))
+        return tuple(leaves)  # the tracer takes no mapping of results that differ in type
 
 
 class Traced:
-    """A traced module, called with all arguments of the original."""
+    """A traced module, called with all arguments of the original; its results are put into the original's structure."""
 
-    def __init__(self, script: torch.jit.ScriptModule) -> None:
+    def __init__(self, script: torch.jit.ScriptModule, structure: pytree.TreeSpec) -> None:
         self.script = script
+        self.structure = structure
 
     def __call__(self, *inputs: Any) -> Any:
-        return self.script(*(value for value in inputs if isinstance(value, Tensor)))
+        leaves = self.script(*(value for value in inputs if isinstance(value, Tensor)))
+        return pytree.tree_unflatten(leaves, self.structure)
 
 
 def script_of(call: Any) -> torch.jit.ScriptModule | None:

@@ -45,8 +45,13 @@ DTYPES: Mapping[str, torch.dtype] = MappingProxyType(
     {
         "tensor(float)": torch.float32,
         "tensor(double)": torch.float64,
+        "tensor(float16)": torch.float16,
+        "tensor(bfloat16)": torch.bfloat16,
         "tensor(int64)": torch.int64,
         "tensor(int32)": torch.int32,
+        "tensor(int16)": torch.int16,
+        "tensor(int8)": torch.int8,
+        "tensor(uint8)": torch.uint8,
         "tensor(bool)": torch.bool,
     }
 )
@@ -257,8 +262,14 @@ def _small(tensors: Sequence[Mapping[str, Sequence[int]]]) -> bool:
 
 def _memory(tensor: Tensor) -> tuple[str, int, Any, tuple[int, ...], int]:
     """Device type, device number, element type, shape and address, in the order of an IO binding's arguments."""
-    element = torch.empty(0, dtype=tensor.dtype).numpy().dtype
-    return tensor.device.type, tensor.device.index or 0, element, tuple(tensor.shape), tensor.data_ptr()
+    # NumPy has no bfloat16: its number in ONNX's TensorProto.
+    element = 16 if tensor.dtype is torch.bfloat16 else torch.empty(0, dtype=tensor.dtype).numpy().dtype
+    address = tensor.data_ptr() or _NOWHERE.data_ptr()
+    return tensor.device.type, tensor.device.index or 0, element, tuple(tensor.shape), address
+
+
+_NOWHERE = torch.empty(1)
+"""Memory for tensors without elements: a binding refuses the address 0."""
 
 
 TECHNIQUES: tuple[Technique, ...] = (OnnxRuntime(),)

@@ -54,11 +54,14 @@ class Model(Converted):
         self.compiled = package.Core().compile_model(model, "CPU", properties())
         self.request = self.compiled.create_infer_request()
         self.structure = exported.call_spec.out_spec
+        names = exported.graph_signature.user_inputs
+        fed = [port.get_any_name() for port in self.compiled.inputs]
+        # An input that the graph does not use may be left out.
+        self.places = [names.index(name) for name in fed] if set(fed) <= set(names) else range(len(fed))
         super().__init__(program.module, self._run)
 
     def _run(self, *inputs: Any) -> Any:
-        arrays = [value.contiguous().numpy() for value in inputs if isinstance(value, Tensor)]
-        found = self.request.infer(arrays)
+        found = self.request.infer([inputs[place].contiguous().numpy() for place in self.places])
         return pytree.tree_unflatten([torch.from_numpy(found[out]) for out in self.compiled.outputs], self.structure)
 
     def evidence(self) -> Iterable[Evidence]:
