@@ -1,0 +1,133 @@
+"""Stores what journals say of each operator of torch under each technique: baselines/DEVICE/operators.json.
+
+    pytest --pyargs accelcheck.suite --accel-device=cpu --accel-level=3 --accel-workload='ops-*' --accel-journal=ops.jsonl -n 2
+    python benchmarks/operator_table.py ops.jsonl     # prints counts by technique, and stores the table
+
+A row is an operator of `accelcheck/workloads/torch_operators.json`, a column a technique. A cell is ``right``, ``wrong`` with what was found, or
+``refused`` with what the technique raised; an operator that no journal has is ``not tried``, with the reason where it is left out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+from collections import defaultdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from accelcheck.core.case import Verdict
+from accelcheck.core.journal import Record
+from accelcheck.techniques.matrix import Matrix
+from accelcheck.workloads.torch_operators import FILE, Hole, template
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+    from accelcheck.core.fault import Fault
+    from accelcheck.workloads.base import Workload
+
+JUDGED = frozenset({Verdict.PASS, Verdict.FAIL, Verdict.XFAIL, Verdict.XPASS})
+LONGEST = 200
+"""Characters of a cell's text that are kept."""
+_LABEL = re.compile(r"out\['(\S+) \S+ \d+'\]")
+_GRADIENT = re.compile(r"grad:input\[(\d+)\]")
+
+Cells = dict[str, str]
+"""Text by operator: empty where it is right, what is wrong or refused elsewhere."""
+
+
+def records(paths: Iterable[Path]) -> Iterator[Record]:
+    """Cases of journals whose workload is a bundle of operators, or one of them."""
+    for path in paths:
+        with path.open("rb") as lines:
+            for line in lines:
+                entry = msgspec.json.decode(line)
+                if entry.get("kind") == "case" and entry["case"]["workload"].startswith(("ops-", "op-")):
+                    yield Record.from_json(entry)
+
+
+def operator_of(fault: Fault, workload: Workload) -> str:
+    """The operator whose result, or whose input's gradient, a fault is about; empty where it says neither."""
+    if found := _LABEL.search(fault.path):
+        return found[1]
+    if found := _GRADIENT.search(fault.path):
+        place = int(found[1]) - 1  # the first input is there for its dtype alone
+        for call in template(**_operators(workload)).calls:
+            if any(isinstance(leaf, Hole) and leaf.place == place for leaf in call.leaves):
+                return call.label.split()[0]
+    return ""
+
+
+def _operators(workload: Workload) -> dict[str, Any]:
+    keywords: dict[str, Any] = getattr(workload.make, "keywords")  # noqa: B009 - of a partial, which a maker need not be
+    return keywords
+
+
+def cells(found: Iterable[Record], workloads: Mapping[str, Workload]) -> dict[str, tuple[set[str], Cells, Cells]]:
+    """The tried, the wrong and the refused operators, by technique; of the last two with what is said of them."""
+    table: dict[str, tuple[set[str], Cells, Cells]] = defaultdict(lambda: (set(), {}, {}))
+    for record in found:
+        tried, wrong, refused = table[record.case.technique]
+        workload = workloads[record.case.workload]
+        names = {operator.name for operator in _operators(workload)["operators"]}
+        tried |= names
+        reasons = {label.split()[0]: reason for label, reason in record.refused.items()}
+        if record.verdict not in JUDGED:
+            reasons = dict.fromkeys(names, record.headline)
+        refused |= {name: reason[:LONGEST] for name, reason in reasons.items() if name not in refused}
+        for fault in record.faults:
+            if (name := operator_of(fault, workload)) and name not in wrong:
+                wrong[name] = f"{record.case.mode}: {fault}"[:LONGEST]
+    return table
+
+
+def stored(table: Mapping[str, tuple[set[str], Cells, Cells]], operators: Mapping[str, Any]) -> dict[str, Any]:
+    """The table as JSON: counts and cells by technique, and the operators that no journal has."""
+    techniques = {
+        name: {
+            "tried": len(tried),
+            "right": len(tried - wrong.keys() - refused.keys()),
+            "wrong": dict(sorted(wrong.items())),
+            "refused": dict(sorted((op, why) for op, why in refused.items() if op not in wrong)),
+        }
+        for name, (tried, wrong, refused) in sorted(table.items())
+    }
+    anywhere = {name for tried, *_ in table.values() for name in tried}
+    absent = {name: _absence(entry) for name, entry in sorted(operators.items()) if name not in anywhere}
+    return {"operators": len(operators), "techniques": techniques, "not tried": absent}
+
+
+def _absence(entry: Mapping[str, Any]) -> str:
+    parts: Sequence[Mapping[str, str]] = [entry[part] for part in ("floating", "further") if part in entry]
+    said = [f"{part.get('left') or part.get('apart')}" for part in parts if part.keys() & {"left", "apart"}]
+    return "; ".join(dict.fromkeys(said)) or ("has none of the dtypes that are tried" if not parts else "in no journal")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("journals", nargs="+", type=Path, help="journals of runs on one device")
+    parser.add_argument("--out", type=Path, help="file to write (default: baselines/DEVICE/operators.json)")
+    arguments = parser.parse_args()
+    found = [*records(arguments.journals)]
+    devices = {record.case.device for record in found}
+    if len(devices) != 1:
+        parser.error(
+            f"expected journals of one device with cases of operators, got {', '.join(sorted(devices)) or 'none'}"
+        )
+    table = stored(cells(found, Matrix.load().workloads), json.loads(FILE.read_text(encoding="utf-8")))
+    path = arguments.out or Path("baselines", devices.pop(), "operators.json")
+    path.write_text(json.dumps(table, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+    print(f"{'technique':20} tried  right  wrong  refused")
+    for name, column in table["techniques"].items():
+        counts = column["tried"], column["right"], len(column["wrong"]), len(column["refused"])
+        print(f"{name:20} {counts[0]:5}  {counts[1]:5}  {counts[2]:5}  {counts[3]:7}")
+    print(f"{len(table['not tried'])} of {table['operators']} operators in no journal; stored in {path}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
