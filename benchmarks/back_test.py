@@ -1,0 +1,344 @@
+"""Back-tests accelcheck: of real silent bugs, how many does the suite find by itself, and how many a user's file?
+
+    python benchmarks/back_test.py --json=found.json                    # 66 programs, a minute of a core for some of them
+    python benchmarks/back_test.py --journal=level4.jsonl               # and which cases of a run of the suite are red because of them
+    python benchmarks/back_test.py --stored=found.json --journal=level4.jsonl
+    python benchmarks/back_test.py pytorch_191308 openvino_35838
+
+The programs stand in `back_test_programs.py`. For each of them the table says
+
+- installed: whether the packages that are installed have the bug. The technique's result is held against eager's, or against a right one, without accelcheck;
+- user's file: whether accelcheck catches it where somebody gives it the program as their own model. Eager has to pass, or the bug must be eager's;
+- suite: the first case of the journals, by level, that is red because of the operator. Names decide here: a case that is red because of another fault of
+  the same operator counts too, so that each fault is printed to be read.
+
+Each program runs in processes of its own: some end their process.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from dataclasses import asdict, dataclass, field
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import back_test_runs
+from back_test_programs import link, programs, summary
+
+from accelcheck.core.case import Mode, Verdict, stable_seed
+from accelcheck.core.fault import FaultKind
+from accelcheck.core.journal_reading import case, lines
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from back_test_programs import Bug
+
+    from accelcheck.core.fault import Fault
+    from accelcheck.core.journal import Record
+
+LIMIT = 300.0
+"""Seconds that a process may take."""
+KINDS: Mapping[str, str] = {
+    **dict.fromkeys(
+        ("compile-static", "compile-aot-eager", "compile-dynamic", "export-decomposed", "aot-inductor"), "compile"
+    ),
+    **dict.fromkeys(("func-jacfwd", "func-jvp"), "forward mode"),
+}
+"""Techniques that share decompositions and lowerings, or formulas of derivatives: a bug in one is found where another is red."""
+OTHER = frozenset({FaultKind.RAISED, FaultKind.EVIDENCE, FaultKind.STATE})
+"""Kinds of faults that are not silent, or no wrong result."""
+LABEL = re.compile(r"out\['(.+) [a-z]+\d* \d+'\].*")
+"""Pattern of the path of an operator's result: its name, the dtype and the number of the sample."""
+ALONE = re.compile(r"op-(.+?)(?:-further)?")
+"""Pattern of the name of a workload of one operator."""
+INPUT = re.compile(r"grad:input\[(\d+)\]")
+PACKAGES = ("torch", "onnxscript", "onnxruntime", "openvino", "torchao")
+NOTHING = "no journal given"
+USER = "user's file"
+
+
+@dataclass(frozen=True)
+class Seen:
+    """A red case that shows a bug.
+
+    Attributes:
+        id: The case.
+        level: Its level.
+        seconds: It took, all phases together.
+        fault: The fault that names the operator, in one line.
+    """
+
+    id: str
+    level: int
+    seconds: float
+    fault: str
+
+    def __str__(self) -> str:
+        return f"level {self.level}, {self.seconds:.0f} s: {self.id}: {self.fault}"
+
+
+@dataclass
+class Row:
+    """What is known of one bug.
+
+    Attributes:
+        name: Of its program.
+        technique: Under which it is wrong.
+        blamed: Its operators, or the sentence that describes it.
+        present: Whether the installed packages have it; None where that could not be seen.
+        said: The difference, or why it could not be seen.
+        verdict: Accelcheck's, where the program is a user's own model; ``not applicable`` where that is no case.
+        caught: Whether this verdict says that the result is wrong.
+        why: The first line of its reason.
+        seen: The case of the suite; None where there is none.
+        note: Why none, as far as that is known.
+    """
+
+    name: str
+    technique: str
+    blamed: str
+    note: str
+    present: bool | None = None
+    said: str = ""
+    verdict: str = ""
+    caught: bool = False
+    why: str = ""
+    seen: Seen | None = None
+    searched: bool = False
+    faults: list[str] = field(default_factory=list)
+
+    @property
+    def found(self) -> str:
+        """By what it is found: ``suite``, ``user's file`` or ``nothing``."""
+        return "suite" if self.seen else USER if self.caught else "nothing"
+
+    def cells(self) -> list[str]:
+        """The cells of its line of the table."""
+        installed = {True: "has it", False: "right", None: "not seen"}[self.present]
+        user = "caught" if self.caught else self.verdict
+        suite = str(self.seen or f"not found: {self.note}") if self.searched else NOTHING
+        texts = (
+            f"[{self.name}]({link(self.name)})",
+            self.blamed,
+            self.technique,
+            f"{installed}: {self.said}",
+            f"{user}: {self.why}",
+        )
+        return [_cell(text) for text in (*texts, suite)]
+
+
+def _cell(text: str) -> str:
+    line = " ".join(text.split()).removesuffix(":").rstrip(": ").replace("|", "\\|")
+    return line if len(line) <= WIDTH else f"{line[:WIDTH].rpartition(' ')[0]} ..."
+
+
+WIDTH = 200
+"""Characters of a cell."""
+
+
+def kind(technique: str) -> str:
+    """What techniques are compared by."""
+    return KINDS.get(technique, technique)
+
+
+@functools.cache
+def owners(workload: str) -> Mapping[int, str]:
+    """The operator that each input of a workload belongs to, by its place; empty of workloads without operators of OpInfo."""
+    from accelcheck.techniques.matrix import Matrix
+    from accelcheck.workloads.torch_operators import Calls, Hole
+
+    known = Matrix.load().workloads
+    module = known[workload].problem(stable_seed(workload)).module if workload in known else None
+    calls = module.calls if isinstance(module, Calls) else ()
+    # The first input is the anchor: tensors of the calls follow it.
+    return {
+        leaf.place + 1: call.label.rsplit(" ", 2)[0] for call in calls for leaf in call.leaves if isinstance(leaf, Hole)
+    }
+
+
+def operator(workload: str, path: str) -> str:
+    """The operator whose result or gradient is at a path of a workload's result; empty where none can be told."""
+    if named := LABEL.fullmatch(path):
+        return named[1]
+    gradient = INPUT.fullmatch(path)
+    if gradient is None:
+        return ""
+    if alone := ALONE.fullmatch(workload):
+        return alone[1]
+    return owners(workload).get(int(gradient[1]), "") if workload.startswith("ops-") else ""
+
+
+def blamed(bug: Bug, record: Record) -> Fault | None:
+    """The fault of a red record that is at one of the bug's operators or labels, under a technique of its kind."""
+    if record.verdict not in {Verdict.FAIL, Verdict.XFAIL} or kind(record.case.technique) != kind(bug.technique):
+        return None
+    if bug.backward and record.case.mode is Mode.FORWARD:
+        return None
+    for fault in record.faults:
+        if fault.kind in OTHER or fault.view == "missing":
+            continue
+        labelled = bool(bug.labels) and re.fullmatch(bug.labels, fault.path) is not None
+        if labelled or (bug.operators and operator(record.case.workload, fault.path) in bug.operators):
+            return fault
+    return None
+
+
+def first_seen(bug: Bug, records: Iterable[Record]) -> Seen | None:
+    """The first case that shows a bug, by level and then in the order of the records."""
+    found = [
+        Seen(record.case.id, record.case.level, sum(record.seconds.values()), str(fault))
+        for record in records
+        if (fault := blamed(bug, record)) is not None
+    ]
+    return min(found, key=lambda seen: seen.level, default=None)
+
+
+def red(journals: Sequence[Path]) -> list[Record]:
+    """The records of journals with the verdicts fail and xfail, which may still be written.
+
+    Raises:
+        JournalError: A journal cannot be read; the message names file, line and field.
+    """
+    records = (case(line) for path in journals for line in lines(path) if line.kind == "case")
+    return [record for record in records if record.verdict in {Verdict.FAIL, Verdict.XFAIL}]
+
+
+def child(name: str, question: str, folder: Path) -> dict[str, Any]:
+    """The answer of a process about one program; with the key ``error`` where it gave none.
+
+    Args:
+        name: Of the program.
+        question: One of `back_test_runs.QUESTIONS`.
+        folder: For what inductor compiles, which is then nobody else's.
+    """
+    # Without inductor's own pool of processes, which would outlive one that is killed.
+    own = {"TORCHINDUCTOR_CACHE_DIR": str(folder), "TORCHINDUCTOR_COMPILE_THREADS": "1"}
+    answer = folder / f"{name}-{question}.json"
+    words = [sys.executable, back_test_runs.__file__, name, question, str(answer)]
+    try:
+        done = subprocess.run(
+            words,
+            env={**os.environ, **own},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=LIMIT,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return {"error": f"expected an answer within {LIMIT:.0f} s, got none"}
+    if not answer.is_file():
+        last = done.stderr.strip().splitlines()[-1:] or ["no output"]
+        return {"error": f"expected an answer, got exit status {done.returncode}: {last[0]}"}
+    found: dict[str, Any] = json.loads(answer.read_text(encoding="utf-8"))
+    return found
+
+
+def tried(name: str, row: Row, folder: Path) -> None:
+    """Ask both questions about a program."""
+    plain = child(name, "plainly", folder)
+    row.present, row.said = plain.get("present"), plain.get("said", plain.get("error", ""))
+    own = child(name, "judged", folder)
+    row.verdict, row.why = own.get("verdict", "no verdict"), own.get("why", own.get("error", ""))
+    row.caught, row.faults = own.get("caught", False), own.get("faults", [])
+
+
+def counts(rows: Sequence[Row]) -> dict[str, Any]:
+    """How many of the bugs that are installed are found by what, and the share of the suite."""
+    there = [row for row in rows if row.present]
+    by = Counter(row.found for row in there)
+    searched = any(row.searched for row in there)
+    return {
+        "programs": len(rows),
+        "installed": len(there),
+        "suite": by["suite"] if searched else None,
+        USER: by[USER],
+        "nothing": by["nothing"],
+        "share of the suite": round(by["suite"] / len(there), 4) if searched else None,
+    }
+
+
+def counted(found: Mapping[str, Any]) -> str:
+    """The counts in a sentence or two."""
+    suite, share = found["suite"], found["share of the suite"]
+    alone = f"by the suite itself {suite} ({share:.0%}), " if suite is not None else f"by the suite itself: {NOTHING}, "
+    more = "more " if suite is not None else ""
+    return (
+        f"Of {found['programs']} bugs the installed packages have {found['installed']}. Found {alone}by a user's file "
+        f"{found[USER]} {more}of them, by nothing {found['nothing']}."
+    )
+
+
+def versions() -> dict[str, str]:
+    """The installed versions of the packages that the bugs are in."""
+    found = {}
+    for name in PACKAGES:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def stored(path: Path) -> dict[str, Row]:
+    """The rows of a file that ``--json`` wrote, by name, without what journals said.
+
+    Raises:
+        ValueError: It is no such file.
+    """
+    try:
+        rows = [Row(**{**row, "seen": None, "searched": False}) for row in json.loads(path.read_bytes())["bugs"]]
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"{path}: expected what --json wrote, got {type(error).__name__}: {error}") from error
+    return {row.name: row for row in rows}
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Print the table and the counts; 1 where it could not be seen whether the installed packages have a bug."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("programs", nargs="*", help="names of programs (default: all)")
+    parser.add_argument("--journal", type=Path, action="append", default=[], help="of a run of the suite; repeatable")
+    parser.add_argument("--json", type=Path, help="file to write everything to")
+    parser.add_argument("--stored", type=Path, help="file of --json: programs that are in it do not run again")
+    given = parser.parse_args(words)
+    known = programs()
+    for name in given.programs:
+        if name not in known:
+            parser.error(f"unknown program {name!r}. Legal values: {', '.join(known)}")
+    records = red(given.journal)
+    before = stored(given.stored) if given.stored else {}
+    rows: list[Row] = []
+    print("| issue | operator or pattern | technique | installed | user's file | suite |\n|---|---|---|---|---|---|")
+    with tempfile.TemporaryDirectory(prefix="back-test-") as folder:
+        for name in given.programs or known:
+            bug = known[name]()
+            row = Row(name, bug.technique, ", ".join(bug.operators) or summary(name), bug.note)
+            if name in before:
+                old = before[name]
+                row.present, row.said, row.verdict = old.present, old.said, old.verdict
+                row.caught, row.why, row.faults = old.caught, old.why, old.faults
+            else:
+                tried(name, row, Path(folder))
+            row.searched, row.seen = bool(given.journal), first_seen(bug, records)
+            rows.append(row)
+            print(f"| {' | '.join(row.cells())} |", flush=True)
+            if given.json:
+                # After each row: a run that is ended keeps what it has found.
+                facts = {"versions": versions(), "counts": counts(rows), "bugs": [asdict(row) for row in rows]}
+                given.json.write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
+    print(f"\n{counted(counts(rows))}")
+    return int(any(row.present is None for row in rows))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

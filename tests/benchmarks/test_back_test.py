@@ -1,0 +1,117 @@
+"""benchmarks/back_test.py: a red case counts for a bug where its technique and its operator are those of the bug, and no other."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+
+from accelcheck.core.case import Case, Mode, Verdict
+from accelcheck.core.fault import Fault, FaultKind
+from accelcheck.core.journal import Journal, Record
+from accelcheck.techniques.matrix import Matrix
+from accelcheck.workloads.torch_operators import database
+
+ROOT = Path(__file__).parents[2]
+sys.path.append(str(ROOT / "benchmarks"))  # its scripts import each other
+
+import back_test  # noqa: E402 - as above
+from back_test_programs import Bug, programs  # noqa: E402 - as above
+from back_test_runs import CANDIDATES, JUDGED_AS  # noqa: E402 - as above
+
+BUG = Bug(abs, (), "compile-static", operators=("index_add",), labels=r"out\['index_add of \d+'\].*")
+
+
+def record(
+    technique: str = "compile-static",
+    workload: str = "ops-index-further-1",
+    verdict: Verdict = Verdict.FAIL,
+    path: str = "out['index_add int64 1'][0]",
+    level: int = 3,
+    mode: Mode = Mode.FORWARD,
+) -> Record:
+    fault = Fault(FaultKind.VALUE, path, expected="1", got="2")
+    faults = (fault,) if verdict in {Verdict.FAIL, Verdict.XFAIL} else ()
+    case = Case(technique, workload, "cpu", "float32", mode, level)
+    return Record(case, verdict, faults=faults, seconds={"run": 1.0, "oracle": 2.0})
+
+
+@pytest.mark.parametrize(
+    "found",
+    [
+        record(),
+        record(verdict=Verdict.XFAIL),
+        record("aot-inductor"),
+        record(workload="sizes-indices", path="out['index_add of 17']"),
+        record(workload="op-index_add", path="grad:input[2]", mode=Mode.BACKWARD),
+        record(workload="op-index_add-further", path="grad:input[2]", mode=Mode.BACKWARD),
+    ],
+)
+def test_a_red_case_of_the_operator_shows_the_bug(found: Record) -> None:
+    seen = back_test.first_seen(BUG, [found])
+    assert seen is not None
+    assert (seen.id, seen.level, seen.seconds) == (found.case.id, 3, 3.0)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        record("onnxruntime"),
+        record(verdict=Verdict.PASS),
+        record(path="out['index_copy int64 1'][0]"),
+        record(path="out"),
+        record(workload="op-index_copy", path="grad:input[2]", mode=Mode.BACKWARD),
+        record(workload="sizes-indices", path="out['scatter_add of 17']"),
+    ],
+)
+def test_other_cases_do_not(other: Record) -> None:
+    assert back_test.first_seen(BUG, [other]) is None
+
+
+def test_the_case_of_the_lowest_level_is_the_first() -> None:
+    seen = back_test.first_seen(BUG, [record(level=4), record("compile-aot-eager", level=2), record(level=3)])
+    assert seen is not None
+    assert seen.id.startswith("compile-aot-eager/")
+
+
+def test_a_gradient_in_a_bundle_is_that_of_the_operator_whose_input_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(back_test, "owners", {"ops-index-1": {2: "index_add", 3: "index_copy"}}.__getitem__)
+    found = [
+        record(workload="ops-index-1", path=f"grad:input[{place}]", mode=Mode.BACKWARD, level=4 - place)
+        for place in (2, 3)
+    ]
+    seen = back_test.first_seen(BUG, found)
+    assert seen is not None
+    assert seen.level == 2
+
+
+def test_a_run_counts_what_the_journal_and_the_verdicts_find(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    names = ["pytorch_183986", "pytorch_191308", "pytorch_197091"]
+    rows = [back_test.Row(name, "compile-static", "", "", present=True, caught=name == names[1]) for name in names]
+    file, journal = tmp_path / "found.json", Journal(tmp_path / "journal.jsonl")
+    file.write_text(json.dumps({"bugs": [asdict(row) for row in rows]}))
+    journal.header({"level": 3})
+    journal.case(record().as_json())
+    journal.end({"exit": 1})
+    words = ["--stored", str(file), "--json", str(file), *names]
+    assert back_test.main([*words, "--journal", str(journal.path)]) == 0
+    assert "by the suite itself 1 (33%), by a user's file 1 more of them, by nothing 1" in capsys.readouterr().out
+    assert json.loads(file.read_text())["bugs"][0]["seen"]["level"] == 3
+    assert back_test.main(words) == 0
+    assert capsys.readouterr().out.count(back_test.NOTHING) == len(names) + 1
+
+
+def test_every_bug_names_a_technique_and_operators_that_exist() -> None:
+    techniques = Matrix.load().techniques
+    for name, program in programs().items():
+        bug = program()
+        assert bug.technique in CANDIDATES, name
+        assert JUDGED_AS.get(bug.technique, bug.technique) in techniques, name
+        assert set(bug.operators) <= database().keys(), name
+        assert bug.note, name
+        assert (program.__doc__ or "").endswith("."), name
