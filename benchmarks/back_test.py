@@ -1,6 +1,6 @@
 """Back-tests accelcheck: of real silent bugs, how many does the suite find by itself, and how many a user's file?
 
-    python benchmarks/back_test.py --json=found.json                    # 66 programs, a minute of a core for some of them
+    python benchmarks/back_test.py --json=found.json                    # 66 programs: half an hour of two cores
     python benchmarks/back_test.py --journal=level4.jsonl               # and which cases of a run of the suite are red because of them
     python benchmarks/back_test.py --stored=found.json --journal=level4.jsonl
     python benchmarks/back_test.py pytorch_191308 openvino_35838
@@ -8,7 +8,8 @@
 The programs stand in `back_test_programs.py`. For each of them the table says
 
 - installed: whether the packages that are installed have the bug. The technique's result is held against eager's, or against a right one, without accelcheck;
-- user's file: whether accelcheck catches it where somebody gives it the program as their own model. Eager has to pass, or the bug must be eager's;
+- user's file: whether accelcheck catches it where somebody gives it the program as their own model: the verdict is fail, and pass under eager, unless
+  the bug is eager's;
 - suite: the first case of the journals, by level, that is red because of the operator. Names decide here: a case that is red because of another fault of
   the same operator counts too, so that each fault is printed to be read.
 
@@ -26,7 +27,7 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -55,6 +56,7 @@ KINDS: Mapping[str, str] = {
     **dict.fromkeys(("func-jacfwd", "func-jvp"), "forward mode"),
 }
 """Techniques that share decompositions and lowerings, or formulas of derivatives: a bug in one is found where another is red."""
+RED = frozenset({Verdict.FAIL, Verdict.XFAIL})
 OTHER = frozenset({FaultKind.RAISED, FaultKind.EVIDENCE, FaultKind.STATE})
 """Kinds of faults that are not silent, or no wrong result."""
 LABEL = re.compile(r"out\['(.+) [a-z]+\d* \d+'\].*")
@@ -65,6 +67,8 @@ INPUT = re.compile(r"grad:input\[(\d+)\]")
 PACKAGES = ("torch", "onnxscript", "onnxruntime", "openvino", "torchao")
 NOTHING = "no journal given"
 USER = "user's file"
+WIDTH = 200
+"""Characters of a cell of the table."""
 
 
 @dataclass(frozen=True)
@@ -102,6 +106,8 @@ class Row:
         why: The first line of its reason.
         seen: The case of the suite; None where there is none.
         note: Why none, as far as that is known.
+        searched: Whether the journals have cases of such a technique; None without journals.
+        faults: The first ones of the verdict on a user's file.
     """
 
     name: str
@@ -114,7 +120,7 @@ class Row:
     caught: bool = False
     why: str = ""
     seen: Seen | None = None
-    searched: bool = False
+    searched: bool | None = None
     faults: list[str] = field(default_factory=list)
 
     @property
@@ -126,7 +132,7 @@ class Row:
         """The cells of its line of the table."""
         installed = {True: "has it", False: "right", None: "not seen"}[self.present]
         user = "caught" if self.caught else self.verdict
-        suite = str(self.seen or f"not found: {self.note}") if self.searched else NOTHING
+        missed = {True: f"not found: {self.note}", False: f"no case of {self.technique}, or alike", None: NOTHING}
         texts = (
             f"[{self.name}]({link(self.name)})",
             self.blamed,
@@ -134,16 +140,12 @@ class Row:
             f"{installed}: {self.said}",
             f"{user}: {self.why}",
         )
-        return [_cell(text) for text in (*texts, suite)]
+        return [_cell(text) for text in (*texts, str(self.seen or missed[self.searched]))]
 
 
 def _cell(text: str) -> str:
     line = " ".join(text.split()).removesuffix(":").rstrip(": ").replace("|", "\\|")
     return line if len(line) <= WIDTH else f"{line[:WIDTH].rpartition(' ')[0]} ..."
-
-
-WIDTH = 200
-"""Characters of a cell."""
 
 
 def kind(technique: str) -> str:
@@ -180,7 +182,7 @@ def operator(workload: str, path: str) -> str:
 
 def blamed(bug: Bug, record: Record) -> Fault | None:
     """The fault of a red record that is at one of the bug's operators or labels, under a technique of its kind."""
-    if record.verdict not in {Verdict.FAIL, Verdict.XFAIL} or kind(record.case.technique) != kind(bug.technique):
+    if record.verdict not in RED or kind(record.case.technique) != kind(bug.technique):
         return None
     if bug.backward and record.case.mode is Mode.FORWARD:
         return None
@@ -203,14 +205,20 @@ def first_seen(bug: Bug, records: Iterable[Record]) -> Seen | None:
     return min(found, key=lambda seen: seen.level, default=None)
 
 
-def red(journals: Sequence[Path]) -> list[Record]:
-    """The records of journals with the verdicts fail and xfail, which may still be written.
+def searched(journals: Sequence[Path]) -> tuple[list[Record], set[str]]:
+    """The red records of journals, which may still be written, and the kinds of techniques that ran.
 
     Raises:
         JournalError: A journal cannot be read; the message names file, line and field.
     """
-    records = (case(line) for path in journals for line in lines(path) if line.kind == "case")
-    return [record for record in records if record.verdict in {Verdict.FAIL, Verdict.XFAIL}]
+    records: list[Record] = []
+    kinds: set[str] = set()
+    for record in (case(line) for path in journals for line in lines(path) if line.kind == "case"):
+        if record.verdict.executed:
+            kinds.add(kind(record.case.technique))
+        if record.verdict in RED:
+            records.append(record)  # the others would fill the memory
+    return records, kinds
 
 
 def child(name: str, question: str, folder: Path) -> dict[str, Any]:
@@ -224,10 +232,9 @@ def child(name: str, question: str, folder: Path) -> dict[str, Any]:
     # Without inductor's own pool of processes, which would outlive one that is killed.
     own = {"TORCHINDUCTOR_CACHE_DIR": str(folder), "TORCHINDUCTOR_COMPILE_THREADS": "1"}
     answer = folder / f"{name}-{question}.json"
-    words = [sys.executable, back_test_runs.__file__, name, question, str(answer)]
     try:
         done = subprocess.run(
-            words,
+            [sys.executable, back_test_runs.__file__, name, question, str(answer)],
             env={**os.environ, **own},
             stdin=subprocess.DEVNULL,
             capture_output=True,
@@ -257,37 +264,35 @@ def counts(rows: Sequence[Row]) -> dict[str, Any]:
     """How many of the bugs that are installed are found by what, and the share of the suite."""
     there = [row for row in rows if row.present]
     by = Counter(row.found for row in there)
-    searched = any(row.searched for row in there)
+    within = sum(row.searched is True for row in there)
     return {
         "programs": len(rows),
         "installed": len(there),
-        "suite": by["suite"] if searched else None,
+        "searched": within,
+        "suite": by["suite"],
         USER: by[USER],
         "nothing": by["nothing"],
-        "share of the suite": round(by["suite"] / len(there), 4) if searched else None,
+        "errors": sum(row.found == "nothing" and row.verdict == Verdict.ERROR for row in there),
+        "share of the suite": round(by["suite"] / within, 4) if within else None,
     }
 
 
 def counted(found: Mapping[str, Any]) -> str:
-    """The counts in a sentence or two."""
-    suite, share = found["suite"], found["share of the suite"]
-    alone = f"by the suite itself {suite} ({share:.0%}), " if suite is not None else f"by the suite itself: {NOTHING}, "
-    more = "more " if suite is not None else ""
+    """The counts in sentences."""
+    share, more = found["share of the suite"], "more" if found["suite"] else "of them"
+    suite = f"the suite by itself: {NOTHING}"
+    if share is not None:
+        suite = f"the suite by itself finds {found['suite']} of the {found['searched']} whose techniques the journals have ({share:.0%})"
     return (
-        f"Of {found['programs']} bugs the installed packages have {found['installed']}. Found {alone}by a user's file "
-        f"{found[USER]} {more}of them, by nothing {found['nothing']}."
+        f"Of {found['programs']} bugs the installed packages have {found['installed']}: {suite}; a user's file finds {found[USER]} {more}, "
+        f"nothing finds {found['nothing']}. The verdict on a user's file is error for {found['errors']} of the last."
     )
 
 
 def versions() -> dict[str, str]:
     """The installed versions of the packages that the bugs are in."""
-    found = {}
-    for name in PACKAGES:
-        try:
-            found[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
-    return found
+    there = metadata.packages_distributions()
+    return {name: metadata.version(name) for name in PACKAGES if name in there}
 
 
 def stored(path: Path) -> dict[str, Row]:
@@ -297,7 +302,7 @@ def stored(path: Path) -> dict[str, Row]:
         ValueError: It is no such file.
     """
     try:
-        rows = [Row(**{**row, "seen": None, "searched": False}) for row in json.loads(path.read_bytes())["bugs"]]
+        rows = [Row(**{**row, "seen": None, "searched": None}) for row in json.loads(path.read_bytes())["bugs"]]
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(f"{path}: expected what --json wrote, got {type(error).__name__}: {error}") from error
     return {row.name: row for row in rows}
@@ -315,7 +320,7 @@ def main(words: Sequence[str] | None = None) -> int:
     for name in given.programs:
         if name not in known:
             parser.error(f"unknown program {name!r}. Legal values: {', '.join(known)}")
-    records = red(given.journal)
+    records, kinds = searched(given.journal)
     before = stored(given.stored) if given.stored else {}
     rows: list[Row] = []
     print("| issue | operator or pattern | technique | installed | user's file | suite |\n|---|---|---|---|---|---|")
@@ -324,12 +329,11 @@ def main(words: Sequence[str] | None = None) -> int:
             bug = known[name]()
             row = Row(name, bug.technique, ", ".join(bug.operators) or summary(name), bug.note)
             if name in before:
-                old = before[name]
-                row.present, row.said, row.verdict = old.present, old.said, old.verdict
-                row.caught, row.why, row.faults = old.caught, old.why, old.faults
+                # What the program says of itself may have been mended since.
+                row = replace(before[name], technique=row.technique, blamed=row.blamed, note=row.note)
             else:
                 tried(name, row, Path(folder))
-            row.searched, row.seen = bool(given.journal), first_seen(bug, records)
+            row.searched, row.seen = kind(bug.technique) in kinds if given.journal else None, first_seen(bug, records)
             rows.append(row)
             print(f"| {' | '.join(row.cells())} |", flush=True)
             if given.json:

@@ -187,7 +187,6 @@ def pytorch_197089() -> Bug:
         (torch.tensor([1e-30, 2e-30, 5e-30, 9e-30]),),
         "compile-static",
         operators=("std", "std.unbiased", "std_mean", "std_mean.unbiased", "var", "var.unbiased"),
-        labels=r"out\['var of .*",
         note="no sample is so small that its squares are 0 in float32",
     )
 
@@ -211,7 +210,7 @@ def pytorch_191499() -> Bug:
         (torch.tensor(numbers, dtype=torch.int8),),
         "compile-static",
         operators=("amin", "argmin", "min.reduction_no_dim", "min.reduction_with_dim", "aminmax"),
-        labels=r"out\['int8, reductions'\].*",
+        labels=r"out\['int8, reductions'\]\[[234]\]",
         note="no sample of int8 has 16 numbers in one reduction that are all positive",
     )
 
@@ -233,7 +232,7 @@ def pytorch_185605() -> Bug:
         (torch.tensor([[0.1, -0.2, 1.0]]).bfloat16(), torch.tensor(-0.1)),
         "compile-static",
         labels=r"out\['add bfloat16 \d+'\].*",
-        note="programs of bfloat16 are granted results of float32, and no sample mixes the two",
+        note="both operands of a sample have the same dtype",
     )
 
 
@@ -255,8 +254,7 @@ def pytorch_194347() -> Bug:
         (torch.tensor([-0.0, 1.0]), torch.tensor([0.0, 2.0])),
         "compile-static",
         operators=("minimum", "maximum"),
-        labels=r"out\['signs of zeros'\].*",
-        note="zeros of both signs count as equal, and no program reads the sign of a minimum",
+        note="zeros of both signs count as equal, and no program reads the sign of that of a minimum",
     )
 
 
@@ -286,8 +284,8 @@ def pytorch_198183() -> Bug:
 def pytorch_198133() -> Bug:
     """Inductor loses the accuracy of `erfinv` next to 1."""
     return Bug(
-        torch.erfinv,
-        (torch.tensor([0.999, 1 - 1e-12, 1 - 1e-14, 1 - 1e-16], dtype=torch.float64),),
+        lambda distance: torch.erfinv(1 - distance.double()),
+        (torch.tensor([1e-3, 1e-12, 1e-14, 1e-15]),),
         "compile-static",
         operators=("erfinv",),
         labels=r"out\['erfinv( near 1)?'\].*",
@@ -309,7 +307,6 @@ def pytorch_187018() -> Bug:
         function,
         (torch.tensor([150, 201, 3], dtype=torch.uint8),),
         "compile-static",
-        labels=r"out\['uint8, sums'\].*",
         note="operators stand alone, and each result is stored in its dtype: fused, an overflow goes on in more bits",
     )
 
@@ -660,7 +657,7 @@ def onnxscript_2589() -> Bug:
         (torch.tensor([100000007, -2147483001, 4611686018427387905]), torch.tensor([3, 7, 2])),
         "onnxruntime",
         operators=("div.trunc_rounding",),
-        labels=r"out\['int(32|64), quotients'\].*",
+        labels=r"out\['int(32|64), quotients'\]\[3\]",
         note="no integer of a sample has more than 24 bits",
     )
 
@@ -700,7 +697,6 @@ def onnxruntime_24819() -> Bug:
         (torch.tensor([[[1.0, NAN, NAN, 2.0, NAN, NAN, 3.0, 4.0]]]),),
         "onnxruntime",
         operators=("nn.functional.max_pool1d", "nn.functional.max_pool2d", "nn.functional.max_pool3d"),
-        labels=r"out\['max pool.*",
         note="samples whose results are not finite are left out, and families are not run with NaN",
     )
 
@@ -713,7 +709,7 @@ def onnxruntime_24711() -> Bug:
     weight = torch.where(_numbers(4, 8, 3, 3) > -0.5, 127, -127).to(torch.int8)
 
     def rounded(x: Tensor, scale: float) -> Tensor:
-        levels = quantized.quantize_per_tensor(x, scale, 0, 0, 255, torch.uint8)
+        levels = quantized.quantize_per_tensor(x.float(), scale, 0, 0, 255, torch.uint8)
         result: Tensor = quantized.dequantize_per_tensor(levels, scale, 0, 0, 255, torch.uint8)
         return result
 
@@ -739,7 +735,7 @@ def openvino_35830() -> Bug:
         ),
         "openvino",
         operators=("div.trunc_rounding", "div.floor_rounding", "floor_divide"),
-        labels=r"out\['int(32|64), quotients'\].*",
+        labels=r"out\['int(32|64), quotients'\]\[[03]\]",
         note="no integer of a sample has more than 24 bits",
     )
 
@@ -762,7 +758,6 @@ def openvino_35928() -> Bug:
         (torch.tensor([1.0, 3.0, NAN, 4.0]),),
         "openvino",
         operators=("amin", "amax", "min.reduction_with_dim", "max.reduction_with_dim"),
-        labels=r"out\['amax of .*",
         note="samples whose results are not finite are left out, and families are not run with NaN",
     )
 
@@ -774,7 +769,6 @@ def openvino_35886() -> Bug:
         (torch.tensor([3.0, NAN, 5.0, 0.5]),),
         "openvino",
         operators=("argmin", "argmax"),
-        labels=r"out\['argmax of .*",
         note="no sample has a NaN, and families are not run with NaN",
     )
 
@@ -869,7 +863,7 @@ def pytorch_192293() -> Bug:
         "eager",
         right=right,
         operators=("i0",),
-        note="FP64 is the oracle's precision, and judged by nothing",
+        note="FP64 is the precision of the oracle, and of no candidate",
     )
 
 
@@ -1043,8 +1037,12 @@ def pytorch_194699() -> Bug:
 def pytorch_139464() -> Bug:
     """Quantization per channel multiplies by the reciprocal of the scale, so that ties go to the wrong level."""
     x = torch.tensor([[757.5, 22.5, 37.5]])
+
+    def function(x: Tensor) -> Tensor:
+        return torch.quantize_per_channel(x.float(), torch.tensor([15.0]), torch.tensor([0]), 0, torch.qint8).int_repr()
+
     return Bug(
-        lambda x: torch.quantize_per_channel(x, torch.tensor([15.0]), torch.tensor([0]), 0, torch.qint8).int_repr(),
+        function,
         (x,),
         "eager",
         right=lambda: torch.round(x / 15).to(torch.int8),

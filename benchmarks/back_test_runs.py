@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
     from accelcheck.core.journal import Record
 
-RELATIVE: Mapping[torch.dtype, float] = {torch.bfloat16: 4e-2, torch.float16: 1e-2}
+RELATIVE: Mapping[torch.dtype, float] = {torch.bfloat16: 4e-2, torch.float16: 1e-2, torch.float64: 1e-6}
 """Part of a number by which two results may differ, by dtype, and `ELSE` in others: bugs are larger."""
 ELSE = 1e-4
 LOOSE = 4e-2

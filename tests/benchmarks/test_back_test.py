@@ -100,7 +100,10 @@ def test_a_run_counts_what_the_journal_and_the_verdicts_find(
     journal.end({"exit": 1})
     words = ["--stored", str(file), "--json", str(file), *names]
     assert back_test.main([*words, "--journal", str(journal.path)]) == 0
-    assert "by the suite itself 1 (33%), by a user's file 1 more of them, by nothing 1" in capsys.readouterr().out
+    assert (
+        "finds 1 of the 3 whose techniques the journals have (33%); a user's file finds 1 more, nothing finds 1."
+        in capsys.readouterr().out
+    )
     assert json.loads(file.read_text())["bugs"][0]["seen"]["level"] == 3
     assert back_test.main(words) == 0
     assert capsys.readouterr().out.count(back_test.NOTHING) == len(names) + 1
