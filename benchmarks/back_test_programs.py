@@ -210,8 +210,8 @@ def pytorch_191499() -> Bug:
         (torch.tensor(numbers, dtype=torch.int8),),
         "compile-static",
         operators=("amin", "argmin", "min.reduction_no_dim", "min.reduction_with_dim", "aminmax"),
-        labels=r"out\['int8, reductions'\]\[[234]\]",
-        note="no sample of int8 has 16 numbers in one reduction that are all positive",
+        labels=r"out\['u?int8, reductions'\]\[[234]\]",
+        note="no sample of OpInfo reduces 16 positive numbers of eight bits; the families of values do",
     )
 
 
@@ -277,7 +277,7 @@ def pytorch_198183() -> Bug:
         "compile-static",
         operators=("erf",),
         labels=r"out\['erf'\].*",
-        note="no sample is that close to 0",
+        note="no sample of OpInfo is that close to 0; those of the families of values are",
     )
 
 
@@ -289,7 +289,7 @@ def pytorch_198133() -> Bug:
         "compile-static",
         operators=("erfinv",),
         labels=r"out\['erfinv( near 1)?'\].*",
-        note="no sample is so close to 1",
+        note="no sample of OpInfo is so close to 1; those of the families of values are",
     )
 
 
