@@ -60,6 +60,7 @@ def called_often(
             given |= _storages(dict(enumerate(program.inputs)))
             result = {path: tensor.detach() for path, tensor in flatten(call())}
             made |= _storages(result)
+            result |= program.left()
             worst = max(worst, (_distance(first, result), number, result), key=lambda one: one[0])
             del result
     finally:

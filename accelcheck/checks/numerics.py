@@ -91,11 +91,11 @@ _COLOURS = re.compile(r"\\x1b\[[0-9;]*m")
 
 
 def _reason(error: BaseException) -> str:
-    """The first line of the exception that led to others, which name the operator less often."""
+    """The first two lines of the exception that led to others, which name the operator less often."""
     while error.__cause__ is not None:
         error = error.__cause__
     lines = _COLOURS.sub("", text(error)).strip().splitlines()
-    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+    return f"{type(error).__name__}: {' '.join(lines[:2])}" if lines else type(error).__name__
 
 
 def refusals(trial: Trial) -> dict[str, str]:

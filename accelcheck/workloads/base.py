@@ -67,6 +67,7 @@ class Program:
         resets: Called before each run that is judged: functions that clear what a technique counts, such as `Counter.clear`, so
             that `Technique.evidence` is about this run alone.
         accumulates: Whether a run in backward mode adds to the gradients of the run before, as PyTorch does, instead of clearing them.
+        writes: As of `Problem`.
         overwrites: Reason why the next run may overwrite the result of this one, as the technique documents; empty where it must not.
     """
 
@@ -94,6 +95,7 @@ class Program:
     further: tuple[Batch, ...] = ()
     accumulates: bool = False
     overwrites: str = ""
+    writes: frozenset[int] = frozenset()
 
     @classmethod
     def of(
@@ -120,6 +122,7 @@ class Program:
             synchronize=synchronize,
             trainer=None if problem.recipe is None else Trainer(problem.recipe),
             further=batches_to(problem.further, device, dtype),
+            writes=problem.writes,
         )
 
     def widened(self) -> Self:
@@ -145,6 +148,7 @@ class Program:
                 (tuple(value.to(host) for value in inputs), None if target is None else target.to(host))
                 for inputs, target in self.further
             ),
+            writes=self.writes,
         )
 
     def run(self, mode: Mode) -> Result:
@@ -152,16 +156,29 @@ class Program:
 
         Returns:
             Tensors on the device, detached: outputs (forward, backward), gradients and buffers (backward), or losses,
-            parameters and buffers (train). For trajectory mode see `Trainer.train`.
+            parameters and buffers (train). For trajectory mode see `Trainer.train`. Inputs that the module `writes` to, as it leaves them.
 
         Raises:
             ValueError: The problem lacks a loss, target or optimizer for train or trajectory mode, or a recipe for trajectory
                 mode, or `mode` is another one.
         """
+        before = {place: self.inputs[place].detach().clone() for place in self.writes}
         with self.within():
             result = self._ran(mode) if self.elsewhere is None else self.elsewhere(self, mode)
         self.synchronize()
-        return {path: tensor.detach() for path, tensor in result.items()}
+        found = {path: tensor.detach() for path, tensor in result.items()} | self.left()
+        if before:
+            # The next run needs the same inputs, in the same memory, without this run's graph; outputs may lie in that memory.
+            found = {path: tensor.clone() for path, tensor in found.items()}
+            self.inputs = tuple(
+                value.detach().copy_(before[place]) if place in before else value
+                for place, value in enumerate(self.inputs)
+            )
+        return found
+
+    def left(self) -> Result:
+        """Copies of the inputs that the module `writes` to, by path."""
+        return {f"input[{place}]": self.inputs[place].detach().clone() for place in sorted(self.writes)}
 
     def _ran(self, mode: Mode) -> Result:
         if mode is Mode.FORWARD:
@@ -231,7 +248,9 @@ class Program:
         """Outputs, gradients and buffers. The module stays in the mode (training or evaluation) that it is in."""
         if not self.accumulates:
             self.module.zero_grad(set_to_none=True)
-            self.inputs = tuple(leaf(value) for value in self.inputs)
+            self.inputs = tuple(
+                value if place in self.writes else leaf(value) for place, value in enumerate(self.inputs)
+            )
         result = dict(flatten(self._called()))
         # Integer outputs have no gradient. An output gradient depends on the path alone, not on the number of outputs.
         roots = {path: out for path, out in result.items() if out.requires_grad}

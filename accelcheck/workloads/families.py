@@ -81,11 +81,13 @@ class _Collected:
         self.parts.append((label, partial(function, **options) if options else function, tuple(places)))
 
 
-def _made(build: Callable[..., None], generator: torch.Generator, extent: int, **options: Any) -> Problem:
+def _made(
+    build: Callable[..., frozenset[int] | None], generator: torch.Generator, extent: int, **options: Any
+) -> Problem:
     """The problem of what a function adds to `_Collected`."""
     parts = _Collected(generator)
-    build(parts, **options)
-    return Problem(Functions(tuple(parts.parts)), tuple(parts.inputs))
+    written = build(parts, **options) or frozenset()
+    return Problem(Functions(tuple(parts.parts)), tuple(parts.inputs), writes=written)
 
 
 def binades(generator: torch.Generator, lowest: int, highest: int, *, negative: bool = True) -> Tensor:
@@ -350,6 +352,57 @@ def _after(view: Function, function: Function, x: Tensor) -> Any:
     return function(view(x))
 
 
+WRITES: Mapping[str, Function] = {
+    "add": lambda x: x.add_(1),
+    "multiply": lambda x: x.mul_(-2),
+    "zero": lambda x: x.zero_(),
+    "relu": lambda x: x.relu_(),
+    "rows": lambda x: x[:1].fill_(3),
+    "masked": lambda x: x.masked_fill_(x > 0, -1),
+    "shifted": lambda x: x[1:].copy_(x[:-1].clone()) if len(x) > 1 else x.neg_(),
+}
+"""Writes to a tensor."""
+
+
+def _read_before(view: Function, write: Function, x: Tensor, y: Tensor) -> Any:
+    before = view(x) * 2
+    write(x)
+    return before
+
+
+def _written_through(view: Function, write: Function, x: Tensor, y: Tensor) -> Any:
+    write(view(x))
+    return x + y
+
+
+def _source_written(view: Function, write: Function, x: Tensor, y: Tensor) -> Any:
+    view(x).copy_(view(y))
+    write(y)
+    return view(x) + 1
+
+
+ORDERS: Mapping[str, tuple[Function, tuple[int, ...]]] = {
+    "read before": (_read_before, (0,)),
+    "written through": (_written_through, (0,)),
+    "source written": (_source_written, (0, 1)),
+}
+"""What is read and written in turn, and which of the two inputs is written to."""
+
+
+def _writes(parts: _Collected) -> frozenset[int]:
+    """Add writes to inputs, through each view and before or after it is read. Returns the places of the inputs that are written to."""
+    written = set[int]()
+    for number, (layout, view) in enumerate(LAYOUTS.items()):
+        if layout in {"expanded", "windows"}:
+            continue  # elements that share memory, to which nothing may write
+        for turn, (name, write) in enumerate(WRITES.items()):
+            order, (function, places) = list(ORDERS.items())[(number + turn) % len(ORDERS)]
+            first = len(parts.inputs)
+            parts.add(f"{name}, {order}, {layout}", partial(function, view, write), (12, 18), (12, 18))
+            written |= {first + place for place in places}
+    return frozenset(written)
+
+
 def _convolutions(parts: _Collected) -> None:
     """Convolutions of 1 to 3 dimensions, and transposed ones, with options one at a time and together."""
     options: Mapping[str, dict[str, Any]] = {
@@ -523,11 +576,13 @@ _ROWS = tuple(ROWS)
 def _workload(
     name: str,
     summary: str,
-    build: Callable[..., None],
+    build: Callable[..., frozenset[int] | None],
     modes: frozenset[Mode] = _FORWARD,
     dtypes: tuple[str, ...] = ("float32",),
     techniques: frozenset[str] = frozenset(TRANSLATORS),
+    compiled: int = TRANSLATORS["compile-static"],
 ) -> Workload:
+    """A workload of what `build` adds; compile-static has it at the level `compiled`."""
     return Workload(
         name,
         summary,
@@ -537,7 +592,7 @@ def _workload(
         dtypes=frozenset(dtypes),
         traits=frozenset({"domain"}),
         techniques=techniques,
-        levels=TRANSLATORS,
+        levels={**TRANSLATORS, "compile-static": compiled},
         divisible=True,
         given=True,
     )
@@ -600,4 +655,10 @@ WORKLOADS = (
     _workload("options-convolutions", "Convolutions with each of their options.", _convolutions, _BOTH),
     _workload("options-windows", "Pooling, padding and interpolation with each of their options.", _windows, _BOTH),
     _workload("layouts", "Views of each kind before operators of each kind.", _layouts, _BOTH),
+    _workload(
+        "writes",
+        "Writes to inputs through views of each kind, before and after they are read.",
+        _writes,
+        compiled=4,  # inductor gets some wrong by an infinite part of a budget of 0, which no ledger covers
+    ),
 )

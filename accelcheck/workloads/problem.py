@@ -89,6 +89,8 @@ class Problem:
         recipe: How the module is trained in trajectory mode. `inputs` and `target` are then a data set with one sample a row.
         further: Batches after the first one, which `inputs` and `target` are. Step k of train mode takes batch k, from the first one
             again after the last. The workload has the trait ``batches``.
+        writes: Places of the inputs that the module writes to. What it leaves in them is judged like an output, and each run has
+            them as they were.
     """
 
     module: nn.Module
@@ -99,6 +101,7 @@ class Problem:
     steps: int = 4
     recipe: Recipe | None = None
     further: tuple[Batch, ...] = ()
+    writes: frozenset[int] = frozenset()
 
     def __post_init__(self) -> None:
         if not isinstance(self.module, nn.Module):

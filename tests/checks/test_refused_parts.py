@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import pickle
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from fault_harness import Planted, verdict_of
+from fault_harness import Planted, built_in, verdict_of
 from torch import Tensor, nn
 
 from accelcheck.checks import numerics
@@ -110,3 +111,9 @@ def test_the_exception_that_led_to_others_is_the_reason() -> None:
 def test_refused_parts_are_kept_in_a_journal(store: Store) -> None:
     record = verdict_of(store, refusing(has("b")), workload())
     assert Record.from_json(record.as_json()).refused == record.refused
+
+
+@pytest.mark.parametrize("name", ["values-near", "ops-loss-1"])
+def test_a_workload_without_some_parts_reaches_the_process_of_references(name: str) -> None:
+    less = pickle.loads(pickle.dumps(built_in()[name].without(frozenset({"round of ties"}))))
+    assert less.name.startswith(f"{name}~")

@@ -22,6 +22,7 @@ from accelcheck.techniques.eager import Eager
 from accelcheck.techniques.matrix import Matrix
 from accelcheck.verify.oracle import Store, compute
 from accelcheck.verify.oracle_runs import Arithmetic
+from accelcheck.workloads.base import Program
 from accelcheck.workloads.nested import OwnModelError, tensors_of, written
 from accelcheck.workloads.own_model import workload_of
 
@@ -413,3 +414,81 @@ def test_a_head_that_shares_its_weight_with_a_table_is_quantized_all_the_same(st
     workload = workload_of(Tied(), (tokens(),), name="tied")
     record = verdict_of(store, Matrix.load().techniques["int8-torchao-weight-only"], workload, FORWARD)
     assert record.verdict is Verdict.PASS, record.reason
+
+
+# Models that write to their inputs
+
+
+def appended(cache: Tensor, x: Tensor) -> Tensor:
+    """Writes a row into a cache, as a language model does, and reads it."""
+    cache[1] = x.sum(0)
+    return cache.cumsum(0) * 2
+
+
+def appending() -> Workload:
+    generator = torch.Generator().manual_seed(3)
+    inputs = torch.randn(4, 6, generator=generator), torch.randn(3, 6, generator=generator)
+    return workload_of(appended, inputs, name="appending")
+
+
+@pytest.mark.parametrize("mode", [FORWARD, BACKWARD])
+@pytest.mark.parametrize("technique", ["eager", "compile-aot-eager", "func-vmap-copies"])
+def test_a_model_that_writes_to_its_input_is_judged(technique: str, mode: Mode, store: Store) -> None:
+    workload = appending()
+    assert own(workload).writes == {0}
+    record = verdict_of(store, Matrix.load().techniques[technique], workload, mode)
+    if technique == "func-vmap-copies":  # it gives the model copies
+        assert record.verdict is Verdict.FAIL
+        assert {fault.path for fault in record.faults} == {"input[0]"}
+    else:
+        assert record.verdict is Verdict.PASS, record.why
+
+
+def test_an_output_that_is_an_input_keeps_what_was_written(store: Store) -> None:
+    def moved(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        x[0:, :] = y[0:, :]
+        y.add_(1)
+        return x, y
+
+    workload = workload_of(moved, (torch.zeros(2, 3), torch.arange(6.0).reshape(2, 3)), name="moved")
+    result = Program.of(own(workload)).run(FORWARD)
+    assert result["out[0]"].tolist() == [[0, 1, 2], [3, 4, 5]]
+    assert result["out[1]"].tolist() == [[1, 2, 3], [4, 5, 6]]
+    record = verdict_of(store, Eager(), workload, FORWARD)
+    assert record.verdict is Verdict.PASS, record.why
+
+
+def left(*args: Any) -> Tensor:
+    """Returns the right result, and leaves the cache as it was."""
+    module, cache, x = args
+    out: Tensor = module(cache.clone(), x)
+    return out
+
+
+def elsewhere(*args: Any) -> Tensor:
+    """Returns the right result, and writes to the row behind too."""
+    module, cache, x = args
+    out: Tensor = module(cache, x)
+    cache[2] = cache[1]
+    return out
+
+
+@pytest.mark.parametrize("wrong", [left, elsewhere])
+def test_what_is_left_in_an_input_is_judged(wrong: Callable[..., Any], store: Store) -> None:
+    record = verdict_of(store, Planted(calling(wrong)), appending(), FORWARD)
+    assert record.verdict is Verdict.FAIL
+    assert {fault.path for fault in record.faults} == {"input[0]"}
+
+
+def test_a_model_that_writes_to_its_input_is_not_timed() -> None:
+    assert appending().modes == {FORWARD, BACKWARD}
+
+
+def test_each_run_has_the_inputs_as_they_were() -> None:
+    program = Program.of(own(appending()))
+    before = program.inputs[0].clone()
+    first, second = program.run(FORWARD), program.run(FORWARD)
+    assert torch.equal(program.inputs[0], before)
+    assert first.keys() == {"out", "input[0]"}
+    assert all(torch.equal(first[path], second[path]) for path in first)
+    assert not torch.equal(first["input[0]"], before)
