@@ -93,10 +93,10 @@ class Seen:
 
 @dataclass
 class Row:
-    """What is known of one bug.
+    """Outcome of one bug.
 
     Attributes:
-        name: Of its program.
+        name: Name of its program.
         technique: Under which it is wrong.
         blamed: Its operators, or the sentence that describes it.
         present: Whether the installed packages have it; None where that could not be seen.
@@ -149,7 +149,7 @@ def _cell(text: str) -> str:
 
 
 def kind(technique: str) -> str:
-    """What techniques are compared by."""
+    """Groups in which techniques are compared."""
     return KINDS.get(technique, technique)
 
 
@@ -225,7 +225,7 @@ def child(name: str, question: str, folder: Path) -> dict[str, Any]:
     """The answer of a process about one program; with the key ``error`` where it gave none.
 
     Args:
-        name: Of the program.
+        name: Name of the program.
         question: One of `back_test_runs.QUESTIONS`.
         folder: For what inductor compiles, which is then nobody else's.
     """
@@ -261,7 +261,7 @@ def tried(name: str, row: Row, folder: Path) -> None:
 
 
 def counts(rows: Sequence[Row]) -> dict[str, Any]:
-    """How many of the bugs that are installed are found by what, and the share of the suite."""
+    """Counts of the installed bugs by what finds them, and the share of the suite."""
     there = [row for row in rows if row.present]
     by = Counter(row.found for row in there)
     within = sum(row.searched is True for row in there)

@@ -28,7 +28,7 @@ TRACKERS = {
     "openvino": "https://github.com/openvinotoolkit/openvino/issues/",
     "torchao": "https://github.com/pytorch/ao/issues/",
 }
-"""Where the issues of each project are, by the first part of a program's name."""
+"""Addresses of each project's issues, by the first part of a program's name."""
 INFINITE, NAN = float("inf"), float("nan")
 INT64 = torch.iinfo(torch.int64)
 

@@ -77,7 +77,8 @@ def verify(trial: Trial, chosen: Sequence[Draw] | None = None) -> Finding:
         except (OracleError, KnownAnswerError):
             raise
         except Exception:
-            if not trial.workload.divisible:
+            # What eager refuses is no matter of translation: an operator that the device lacks, or lost.
+            if not trial.workload.divisible or trial.technique.family == "eager":
                 raise
             refused = refusals(trial)
             if not refused:
@@ -119,7 +120,7 @@ def refusals(trial: Trial) -> dict[str, str]:
 
 
 def _refusal(trial: Trial, left_out: frozenset[str]) -> str:
-    """What a technique raises where some parts are left out, in a line; empty where it runs."""
+    """Returns what a technique raises where some parts are left out, in a line; empty where it runs."""
     part = replace(trial, workload=trial.workload.without(left_out))
     try:
         trial.technique.finish()

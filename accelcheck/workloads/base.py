@@ -67,7 +67,7 @@ class Program:
         resets: Called before each run that is judged: functions that clear what a technique counts, such as `Counter.clear`, so
             that `Technique.evidence` is about this run alone.
         accumulates: Whether a run in backward mode adds to the gradients of the run before, as PyTorch does, instead of clearing them.
-        writes: As of `Problem`.
+        writes: Places of the inputs that the module writes to: see `Problem`.
         overwrites: Reason why the next run may overwrite the result of this one, as the technique documents; empty where it must not.
     """
 

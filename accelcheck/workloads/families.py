@@ -386,7 +386,7 @@ ORDERS: Mapping[str, tuple[Function, tuple[int, ...]]] = {
     "written through": (_written_through, (0,)),
     "source written": (_source_written, (0, 1)),
 }
-"""What is read and written in turn, and which of the two inputs is written to."""
+"""Functions that read and write in turn, and the inputs, of two, that each writes to."""
 
 
 def _writes(parts: _Collected) -> frozenset[int]:

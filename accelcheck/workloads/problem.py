@@ -195,7 +195,7 @@ class Workload:
     levels: Mapping[str, int] = field(default_factory=dict)
     """Levels of its cases by technique, in the technique's first dtype; of a technique that is not there its cost decides."""
     divisible: bool = False
-    """Whether its modules are `Divisible`: parts that a technique refuses are then left out of a case, and named."""
+    """True for modules that are `Divisible`: parts that a technique refuses are then left out of a case, and named."""
     given: bool = False
     """Whether nobody would change the model for its check. Tensors that rounding errors alone decide, such as the gradient of a bias
     before batch norm, are then left out of the judgement, and named; in a workload that was made for checks they are an error."""

@@ -89,6 +89,12 @@ def test_a_model_that_is_not_divisible_is_an_error_as_a_whole(store: Store) -> N
     assert verdict_of(store, refusing(has("b")), workload(divisible=False)).verdict is Verdict.ERROR
 
 
+def test_what_eager_refuses_is_an_error(store: Store) -> None:
+    technique = refusing(has("b"))
+    technique.family = "eager"
+    assert verdict_of(store, technique, workload()).verdict is Verdict.ERROR
+
+
 def test_a_reference_without_some_parts_is_another_one(store: Store) -> None:
     technique = refusing(has("b"))
     assert verdict_of(store, technique, workload()).verdict is Verdict.PASS

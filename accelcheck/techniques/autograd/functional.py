@@ -100,7 +100,11 @@ class Mapped(Transform):
         seen: Counter[str] = Counter()
         program.extras[_SEEN] = seen
         program.resets.append(seen.clear)
-        program.call = mapped(program.module, seen)
+        program.call = self.over(program.module, seen)
+
+    def over(self, module: nn.Module, seen: Counter[str]) -> Callable[..., Any]:
+        """The module, mapped; `seen` counts what `evidence` reads."""
+        return mapped(module, seen)
 
     def evidence(self, program: Program, log: Log, mode: Mode, device: Device) -> Iterable[Evidence]:
         seen: Counter[str] = program.extras[_SEEN]
@@ -110,22 +114,14 @@ class Mapped(Transform):
         yield Evidence(f"mapped inputs of the module = {whole}", seen["mapped"], engaged=seen["mapped"] == whole > 0)
 
 
-class MappedCopies(Transform):
+class MappedCopies(Mapped):
     """``vmap`` over two copies of all inputs, of which the second one's results count: batching rules of each operator."""
 
-    modes = frozenset({Mode.FORWARD, Mode.BACKWARD})
+    requires = frozenset()
     workloads = frozenset({"elementwise-5", "matmul", "mlp"})
 
-    def prepare(self, program: Program, mode: Mode, device: Device) -> None:
-        seen: Counter[str] = Counter()
-        program.extras[_SEEN] = seen
-        program.resets.append(seen.clear)
-        program.call = copied(program.module, seen)
-
-    def evidence(self, program: Program, log: Log, mode: Mode, device: Device) -> Iterable[Evidence]:
-        seen: Counter[str] = program.extras[_SEEN]
-        whole = seen["inputs"]
-        yield Evidence(f"mapped inputs of the module = {whole}", seen["mapped"], engaged=seen["mapped"] == whole > 0)
+    def over(self, module: nn.Module, seen: Counter[str]) -> Callable[..., Any]:
+        return copied(module, seen)
 
 
 class Differentiated(Transform):
@@ -383,14 +379,16 @@ def mapped(module: nn.Module, seen: Counter[str]) -> Callable[..., Any]:
 def copied(module: nn.Module, seen: Counter[str]) -> Callable[..., Any]:
     """`module` mapped over two copies of its inputs.
 
-    `seen` counts inputs with a batch dimension, and how many of these are mapped inside.
+    `seen` counts as for `mapped`.
     """
 
     def call(*inputs: Any) -> Any:
         dims = tuple(0 if isinstance(value, Tensor) else None for value in inputs)
+        seen["batches"] += 1
 
         def one(*values: Any) -> Any:
             given = [value for value in values if isinstance(value, Tensor)]
+            seen["calls"] += 1
             seen["inputs"] += len(given)
             seen["mapped"] += sum(bool(torch_names.functorch.is_batchedtensor(value)) for value in given)
             return module(*values)
