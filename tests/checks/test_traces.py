@@ -176,10 +176,10 @@ def test_a_clone_has_the_strides_of_its_original() -> None:
 
 
 class Itself(nn.Module):
-    """Returns its second input, whose memory is that of its first one."""
+    """Returns its first input, whose memory is that of its second one."""
 
     def forward(self, x: Tensor, y: Tensor) -> list[Tensor]:
-        return [x + 1, y]
+        return [x, y + 1]
 
 
 def test_a_technique_may_give_each_input_memory_of_its_own(store: Store) -> None:

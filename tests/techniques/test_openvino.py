@@ -188,3 +188,16 @@ def test_capabilities(monkeypatch: pytest.MonkeyPatch) -> None:
         assert (broken.code, broken.verdict) == (Code.IMPORT_FAILED, Verdict.UNAVAILABLE)
         monkeypatch.setitem(sys.modules, "openvino", cast("ModuleType", SimpleNamespace()))
         assert technique.capability(StubDevice()).ok
+
+
+class Last(nn.Module):
+    """Uses the last two of its inputs alone."""
+
+    def forward(self, *inputs: Tensor) -> Tensor:
+        return inputs[-2] - 2 * inputs[-1]
+
+
+@needs_openvino
+def test_inputs_that_the_graph_does_not_use_may_be_left_out() -> None:
+    problem = Problem(Last(), tuple(torch.randn(3) for _ in range(4)))
+    assert not differences(run(MODEL, problem).result, plain(problem))
