@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import gc
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from accelcheck.core import processes
+from accelcheck.core.shards import LEGAL, Shard
 from accelcheck.plugin.options import SELECTING
 
 if TYPE_CHECKING:
@@ -31,28 +33,44 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """The option that runs slow tests too."""
+    """The options that run slow tests too."""
     parser.addoption("--all", action="store_true", dest="slow_too", help="run accelcheck's slow tests too")
+    parser.addoption(
+        "--slow-part", metavar="I/N", type=_part, help="run part I of N of accelcheck's slow tests too, such as 1/3"
+    )
+
+
+def _part(word: str) -> Shard:
+    shard = Shard.parse(word)
+    if shard is None:
+        raise argparse.ArgumentTypeError(f"expected {LEGAL}, got {word!r}")
+    return shard
 
 
 def _without_slow(config: pytest.Config) -> bool:
-    """Whether slow tests are left out: nothing asks for them by an option or by name, as ``FILE::NAME`` does."""
+    """Returns True where nothing asks for all slow tests, by an option or by name, as ``FILE::NAME`` does."""
     named = config.option.slow_too or config.option.markexpr or any("::" in word for word in config.args)
     return not named and any(TESTS in (path, *path.parents) for path in map(Path.absolute, map(Path, config.args)))
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave slow tests out."""
-    if _without_slow(config) and (slow := [item for item in items if item.get_closest_marker("slow")]):
-        items[:] = [item for item in items if not item.get_closest_marker("slow")]
-        config.hook.pytest_deselected(items=slow)
+    """Leave slow tests out, but for a part of them that was asked for."""
+    if not _without_slow(config):
+        return
+    slow = sorted((item for item in items if item.get_closest_marker("slow")), key=lambda item: item.nodeid)
+    shard: Shard | None = config.option.slow_part
+    left = set(slow) - set(slow[shard.number - 1 :: shard.of] if shard else ())
+    if left:
+        items[:] = [item for item in items if item not in left]
+        config.hook.pytest_deselected(items=list(left))
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
     """Say how slow tests are run."""
     # Not how many: where workers run the tests, this process does not know them.
     if _without_slow(config):
-        terminalreporter.write_line("slow tests are left out; with --all they run too, as in: nox -s tests -- --all")
+        which = "slow tests" if config.option.slow_part is None else "other slow tests"
+        terminalreporter.write_line(f"{which} are left out; with --all they run too, as in: nox -s tests -- --all")
 
 
 @pytest.fixture(autouse=True)

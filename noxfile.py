@@ -289,7 +289,9 @@ def tests(session: nox.Session) -> None:
     )
     # Many tests wait for processes that they started, so that one more worker than cores has work; each computes with one thread.
     more = str(int(workers("cpu")) + 1)
-    session.run("pytest", "tests", "-n", more, "-q", *session.posargs, env={"OMP_NUM_THREADS": "1"})
+    # Bytecode is kept, whatever the shell says: hundreds of processes would compile accelcheck anew.
+    environ = {"OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": None}
+    session.run("pytest", "tests", "-n", more, "-q", *session.posargs, env=environ)
 
 
 @nox.session

@@ -10,8 +10,8 @@ The programs stand in `back_test_programs.py`. For each of them the table says
 - installed: whether the packages that are installed have the bug. The technique's result is held against eager's, or against a right one, without accelcheck;
 - user's file: whether accelcheck catches it where somebody gives it the program as their own model: the verdict is fail, and pass under eager, unless
   the bug is eager's;
-- suite: the first case of the journals, by level, that is red because of the operator. Names decide here: a case that is red because of another fault of
-  the same operator counts too, so that each fault is printed to be read.
+- suite: the first case of the journals, by level, that is red because of the operator, and by the same symptom: dtype, strides,
+  shape or numbers. Another fault of the same operator with that symptom counts too, so that each fault is printed to be read.
 
 Each program runs in processes of its own: some end their process.
 """
@@ -59,7 +59,7 @@ KINDS: Mapping[str, str] = {
 RED = frozenset({Verdict.FAIL, Verdict.XFAIL})
 OTHER = frozenset({FaultKind.RAISED, FaultKind.EVIDENCE, FaultKind.STATE})
 """Kinds of faults that are not silent, or no wrong result."""
-LABEL = re.compile(r"out\['(.+) [a-z]+\d* \d+'\].*")
+LABEL = re.compile(r"out\['(.+) [a-z0-9-]+ \d+'\].*")
 """Pattern of the path of an operator's result: its name, the dtype and the number of the sample."""
 ALONE = re.compile(r"op-(.+?)(?:-further)?")
 """Pattern of the name of a workload of one operator."""
@@ -157,7 +157,7 @@ def kind(technique: str) -> str:
 def owners(workload: str) -> Mapping[int, str]:
     """The operator that each input of a workload belongs to, by its place; empty of workloads without operators of OpInfo."""
     from accelcheck.techniques.matrix import Matrix
-    from accelcheck.workloads.torch_operators import Calls, Hole
+    from accelcheck.workloads.operator_calls import Calls, Hole
 
     known = Matrix.load().workloads
     module = known[workload].problem(stable_seed(workload)).module if workload in known else None
@@ -180,27 +180,45 @@ def operator(workload: str, path: str) -> str:
     return owners(workload).get(int(gradient[1]), "") if workload.startswith("ops-") else ""
 
 
-def blamed(bug: Bug, record: Record) -> Fault | None:
-    """The fault of a red record that is at one of the bug's operators or labels, under a technique of its kind."""
+def symptoms(said: str) -> set[str]:
+    """Kinds of difference that the text of `Row.said` names: ``dtype``, ``strides``, ``shape`` and ``numbers``."""
+    kinds = (re.match(r"out\[\d+\]: (dtype|strides|shape):", part.strip()) for part in said.split("; "))
+    return {kind[1] if kind else "numbers" for kind in kinds}
+
+
+def symptom(fault: Fault) -> str:
+    """Kind of difference that a fault reports, in the words of `symptoms`."""
+    return fault.view if fault.kind is FaultKind.METADATA else "numbers"
+
+
+def blamed(bug: Bug, record: Record, said: str = "") -> Fault | None:
+    """The fault of a red record at one of the bug's operators or labels, under a technique of its kind, with its symptom.
+
+    Args:
+        bug: Bug to look for.
+        record: Record of one case.
+        said: Text of the difference that the bug makes; empty for any symptom.
+    """
     if record.verdict not in RED or kind(record.case.technique) != kind(bug.technique):
         return None
     if bug.backward and record.case.mode is Mode.FORWARD:
         return None
     for fault in record.faults:
-        if fault.kind in OTHER or fault.view == "missing":
+        if fault.kind in OTHER or fault.view == "missing" or (said and symptom(fault) not in symptoms(said)):
             continue
-        labelled = bool(bug.labels) and re.fullmatch(bug.labels, fault.path) is not None
+        there = re.fullmatch(bug.workloads, record.case.workload) is not None
+        labelled = bool(bug.labels) and there and re.fullmatch(bug.labels, fault.path) is not None
         if labelled or (bug.operators and operator(record.case.workload, fault.path) in bug.operators):
             return fault
     return None
 
 
-def first_seen(bug: Bug, records: Iterable[Record]) -> Seen | None:
+def first_seen(bug: Bug, records: Iterable[Record], said: str = "") -> Seen | None:
     """The first case that shows a bug, by level and then in the order of the records."""
     found = [
         Seen(record.case.id, record.case.level, sum(record.seconds.values()), str(fault))
         for record in records
-        if (fault := blamed(bug, record)) is not None
+        if (fault := blamed(bug, record, said)) is not None
     ]
     return min(found, key=lambda seen: seen.level, default=None)
 
@@ -333,7 +351,8 @@ def main(words: Sequence[str] | None = None) -> int:
                 row = replace(before[name], technique=row.technique, blamed=row.blamed, note=row.note)
             else:
                 tried(name, row, Path(folder))
-            row.searched, row.seen = kind(bug.technique) in kinds if given.journal else None, first_seen(bug, records)
+            row.searched = kind(bug.technique) in kinds if given.journal else None
+            row.seen = first_seen(bug, records, row.said)
             rows.append(row)
             print(f"| {' | '.join(row.cells())} |", flush=True)
             if given.json:

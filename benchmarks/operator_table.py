@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import re
 import sys
 from collections import defaultdict
 from pathlib import Path
@@ -22,7 +21,10 @@ import msgspec
 from accelcheck.core.case import Verdict
 from accelcheck.core.journal import Record
 from accelcheck.techniques.matrix import Matrix
-from accelcheck.workloads.torch_operators import FILE, Hole, template
+from accelcheck.workloads.operator_calls import Calls
+from accelcheck.workloads.operator_samples import template
+from accelcheck.workloads.problem import part_of
+from accelcheck.workloads.torch_operators import FILE
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -33,8 +35,6 @@ if TYPE_CHECKING:
 JUDGED = frozenset({Verdict.PASS, Verdict.FAIL, Verdict.XFAIL, Verdict.XPASS})
 LONGEST = 200
 """Characters of a cell's text that are kept."""
-_LABEL = re.compile(r"out\['(\S+) \S+ \d+'\]")
-_GRADIENT = re.compile(r"grad:input\[(\d+)\]")
 
 Cells = dict[str, str]
 """Text by operator: empty where it is right, what is wrong or refused elsewhere."""
@@ -52,14 +52,8 @@ def records(paths: Iterable[Path]) -> Iterator[Record]:
 
 def operator_of(fault: Fault, workload: Workload) -> str:
     """The operator whose result, or whose input's gradient, a fault is about; empty where it says neither."""
-    if found := _LABEL.search(fault.path):
-        return found[1]
-    if found := _GRADIENT.search(fault.path):
-        place = int(found[1]) - 1  # the first input is there for its dtype alone
-        for call in template(**_operators(workload)).calls:
-            if any(isinstance(leaf, Hole) and leaf.place == place for leaf in call.leaves):
-                return call.label.split()[0]
-    return ""
+    label = part_of(Calls(template(**_operators(workload)).calls), fault.path)
+    return label.split()[0] if label else ""
 
 
 def _operators(workload: Workload) -> dict[str, Any]:

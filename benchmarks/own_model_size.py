@@ -28,7 +28,7 @@ import torch
 from torch.nn import functional
 
 from accelcheck.checks.execute import Bench
-from accelcheck.checks.trial import REDUCED
+from accelcheck.checks.remarks import REDUCED
 from accelcheck.core.capability import SUPPORTED
 from accelcheck.core.case import EFFORTS, Mode
 from accelcheck.core.selection import Selection

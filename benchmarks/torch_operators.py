@@ -1,6 +1,7 @@
 """Stores which of torch's operators are judged: accelcheck/workloads/torch_operators.json.
 
-    python benchmarks/torch_operators.py              # all of this torch; 2 minutes on one core
+    python benchmarks/torch_operators.py              # all of this torch; 20 minutes on one core, in 2 GiB
+    python benchmarks/torch_operators.py --parts edges strided
     python benchmarks/torch_operators.py --check      # exit status 1 where the file says something else
 
 Goes through torch's own description of its operators (OpInfo) and computes, for each, the reference of eager in float32. An operator
@@ -10,7 +11,9 @@ that has none is left out, with the reason. `accelcheck.workloads.torch_operator
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
+import re
 import sys
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -24,7 +27,9 @@ from accelcheck.verify.operators import FACTORISED, facts
 from accelcheck.verify.oracle import compute
 from accelcheck.verify.reference import OracleError
 from accelcheck.workloads.base import Program
-from accelcheck.workloads.torch_operators import FILE, PARTS, SAMPLES, CalledOperator, alone, database, template
+from accelcheck.workloads.operator_samples import CalledOperator, database, template
+from accelcheck.workloads.operator_variants import SCALED
+from accelcheck.workloads.torch_operators import ALONE, FILE, PARTS, SAMPLES, SamplePart, alone
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -47,6 +52,41 @@ LEFT: Mapping[str, str] = MappingProxyType(
     }
 )
 """Why operators are not judged."""
+LEFT_PARTS: Mapping[tuple[str, str], str] = MappingProxyType(
+    {
+        **{("linalg.matrix_rank", part): "rounding decides the rank" for part in ("edges", "resized", "strided")},
+        **{("linalg.lstsq", part): "some of what it returns follows from where memory lies" for part in PARTS},
+        ("linalg.pinv.singular", "resized"): "takes minutes for many singular values",
+        ("special.zeta", "resized"): "takes minutes, for it steps by 1 until an argument is positive",
+    }
+)
+"""Why parts of operators are left out."""
+LEFT_VARIANTS: Mapping[str, Mapping[str, str]] = MappingProxyType(
+    {
+        "addcmul": {"infinite": "which product comes first decides whether an infinity meets a 0"},
+        "histogramdd": {"expanded": "rounding decides the bin of numbers that are alike"},
+        "logdet": {"ones": "rounding decides the sign of a determinant"},
+        "nan_to_num": {"infinite": "an infinity becomes the largest number of the dtype"},
+        "nn.functional.batch_norm": {"infinite": "which product comes first decides whether an infinity meets a 0"},
+        "native_group_norm": {"zeros": "how a kernel rounds where a mean cancels is not known"},
+        "nn.functional.scaled_dot_product_attention": {
+            "infinite": "rounding decides whether an infinite score meets a 0"
+        },
+        **dict.fromkeys(
+            "byte char short int long".split(),
+            dict.fromkeys(
+                ("nan", "infinite", "huge"), "what an integer becomes that cannot hold a number is not defined"
+            ),
+        ),
+        "polygamma.polygamma_n_4": {"huge": "its results are near the least number of float32"},
+        "stft": {"nan": "how a transform errs beside frames of NaN is not known"},
+    }
+)
+"""Why operators have no samples with special values, or in a layout."""
+FACTORISED_LEFT = MappingProxyType(dict.fromkeys(("nan", "infinite"), "no factorisation is defined"))
+"""Why operators of linear algebra have none."""
+INTERPOLATED_LEFT = MappingProxyType({"infinite": "rounding decides whether an infinity meets a weight of 0"})
+"""Why interpolations have none."""
 APART: Mapping[str, str] = MappingProxyType(
     dict.fromkeys(
         "cdouble chalf linalg.inv_ex linalg.lu_solve lu_solve nn.functional.avg_pool2d take".split(),
@@ -54,33 +94,42 @@ APART: Mapping[str, str] = MappingProxyType(
     )
 )
 """Why operators are in no bundle, beside those whose results have a shape that depends on values: one graph holds all of it."""
-UNKNOWN_GRADIENTS = frozenset(
-    "grid_sampler_2d grid_sampler_3d nn.functional.grid_sample nn.functional.interpolate.bicubic".split()
+LEFT_GRADIENTS: Mapping[str, str] = MappingProxyType(
+    {
+        **dict.fromkeys(
+            "grid_sampler_2d grid_sampler_3d nn.functional.grid_sample nn.functional.interpolate.bicubic".split(),
+            "how the rounded weights of positions err in a sum is not known",
+        ),
+        "native_group_norm": "torch's forward derivative of its third result is up to 3e-8 where there is none",
+        "sgn": "it is a zero without memory, to which torch 2.13 adds no second one",
+    }
 )
-"""Operators whose gradients add what rounded weights of positions make of others: how they round is not known."""
+"""Why operators are not differentiated."""
 
 
-def described() -> dict[str, dict[str, Any]]:
-    """Describe each operator of this torch, for each of `PARTS`: its dtypes, whether it has gradients, and why it is left out."""
+def described(parts: Mapping[str, SamplePart]) -> dict[str, dict[str, Any]]:
+    """Describe each operator of this torch for some of `PARTS`: its dtypes, whether it has gradients, why it is left out."""
     entries = dict[str, dict[str, Any]]()
     for name, info in sorted(database().items()):
         entry: dict[str, Any] = {"family": family_of(name, info)}
-        for part, words in PARTS.items():
-            there = [word for word in words if getattr(torch, word) in info.dtypes]
-            if there:
-                entry[part] = _described(name, there[:1] if part == "floating" else there) | {"dtypes": there}
+        for word, part in parts.items():
+            there = [dtype for dtype in part.declared if getattr(torch, dtype) in info.dtypes]
+            if there and (reason := LEFT_PARTS.get((name, word))):
+                entry[word] = {"left": reason, "dtypes": there}
+            elif there and all(getattr(torch, dtype) in info.dtypes for dtype in (part.cases if part.dtypes else ())):
+                entry[word] = _described(name, part, part.dtypes or there) | {"dtypes": there}
         entries[name] = entry
     return entries
 
 
-def _described(name: str, words: Sequence[str]) -> dict[str, Any]:
+def _described(name: str, part: SamplePart, words: Sequence[str]) -> dict[str, Any]:
     if name in LEFT:
         return {"left": LEFT[name]}
-    made = template((CalledOperator(name, tuple(words)),), SAMPLES)
+    made = template((CalledOperator(name, tuple(words), part.gradients, part.variants, part.cases),), SAMPLES)
     if not made.calls:
         return {"left": ", ".join(sorted(made.left)) or "has no samples of dense tensors"}
-    if name in UNKNOWN_GRADIENTS:
-        return {"gradients": False, "left_gradients": "how the rounded weights of positions err in a sum is not known"}
+    if name in LEFT_GRADIENTS and part.dtypes:  # samples of float32
+        return {"gradients": False, "left_gradients": LEFT_GRADIENTS[name]}
     return {"gradients": any(call.smooth for call in made.calls)}
 
 
@@ -111,15 +160,29 @@ def family_of(name: str, info: Any) -> str:
     return "creation" if name.startswith(("new_", "full", "zeros", "ones", "arange", "eye", "lin", "log")) else "shape"
 
 
+SUSPECTS = (*SCALED, "expanded")
+"""Variants that are left out where a message names none, and there is a reference without one of them."""
+_VARIANT = re.compile(r"\[\\?'\S+ (\S+) \d+\\?'\]")
+"""Pattern of the name of a variant in the path of a result."""
+
+
 def referenced(name: str, part: str, entry: dict[str, Any], family: str) -> dict[str, Any]:
-    """The entry of a part of an operator, with the reason where it, or its gradients, have no reference."""
+    """The entry of a part of an operator, with reasons where it, a variant, or its gradients have no reference."""
     workload = alone(name, part, entry, family)
-    for mode in (Mode.FORWARD, Mode.BACKWARD):
+    for mode, dtype in itertools.product((Mode.FORWARD, Mode.BACKWARD), PARTS[part].cases):
         if mode in workload.modes:
             try:
-                found = compute(workload, Eager(), stable_seed(workload.name), "float32", mode)
+                found = compute(workload, Eager(), stable_seed(workload.name), dtype, mode)
             except OracleError as error:
                 reason = " ".join(str(error).removeprefix(f"{workload.name} (draw 0): ").split())[:LONGEST]
+                refused = entry.get("left_variants", {})
+                free = set(PARTS[part].variants) - refused.keys()
+                named = match[1] if (match := _VARIANT.search(str(error))) else ""
+                for variant in [named] if named else SUSPECTS:
+                    if variant in free and len(free) > 1:
+                        less = referenced(name, part, entry | {"left_variants": refused | {variant: reason}}, family)
+                        if named or ("left" not in less and less["gradients"] == entry["gradients"]):
+                            return less
                 if mode is Mode.FORWARD:
                     return {"dtypes": entry["dtypes"], "left": reason}
                 return entry | {"gradients": False, "left_gradients": reason}
@@ -176,19 +239,35 @@ def main() -> int:
     """Describe, compute and write; 1 where a check finds the file stale."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true", help="write nothing")
+    parser.add_argument(
+        "--parts", nargs="+", choices=PARTS, default=[*PARTS], help="others are kept as they are stored"
+    )
     options = parser.parse_args()
     torch.set_num_threads(1)
-    entries = described()
+    known = json.loads(FILE.read_text(encoding="utf-8"))
+    entries = described({word: part for word, part in PARTS.items() if word in options.parts})
     for number, (name, entry) in enumerate(entries.items()):
+        kept = {word: part for word, part in known.get(name, {}).items() if word not in options.parts}
+        if not ALONE.issubset(options.parts):
+            entry["family"] = kept.get("family", entry["family"])
         parts = [part for part in PARTS if part in entry and "left" not in entry[part]]
-        differing = [
-            unsteady(alone(name, part, entry[part], entry["family"]), entry[part], APART.get(name, ""))
+        differing = {
+            part: unsteady(alone(name, part, entry[part], entry["family"]), entry[part], APART.get(name, ""))
             for part in parts
-        ]
-        if any(differing):
+        }
+        if any(differing[part] for part in ALONE & differing.keys()):
             entry["family"] = "linalg"  # its bundles, and what stands alone, have the trait `unsteady`
+        for part in {"edges", "strided"}.intersection(parts):
+            left = dict(FACTORISED_LEFT) if entry["family"] == "linalg" else {}
+            left |= {"nan": "a degree that is NaN is not defined"} if "_polynomial_" in name else {}
+            left |= INTERPOLATED_LEFT if entry["family"] == "interpolation" and ".pad" not in name else {}
+            left |= LEFT_VARIANTS.get(name, {})
+            left = {variant: reason for variant, reason in left.items() if variant in PARTS[part].variants}
+            entry[part] |= {"left_variants": left} if left else {}
         for part in parts:
             entry[part] = referenced(name, part, entry[part], entry["family"])
+        both = kept | entry
+        entries[name] = {word: both[word] for word in ("family", *PARTS) if word in both}
         if sys.stderr.isatty():
             print(f"{number + 1} of {len(entries)}, {name}", end="\033[K\r", file=sys.stderr, flush=True)
     lines = (f"{json.dumps(name)}: {json.dumps(entry)}" for name, entry in entries.items())

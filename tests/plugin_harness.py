@@ -369,7 +369,9 @@ class Suite:
 
     def run_apart(self, *arguments: str) -> Ran:
         """Run the suite in a child process, with the real probe."""
-        return self._ran(self.pytester.runpytest_subprocess(*self._words(arguments), timeout=PATIENT))
+        # Hypothesis is imported by its own plugin at the end of each run, in a second.
+        words = ("-p", "no:hypothesispytest", *self._words(arguments))
+        return self._ran(self.pytester.runpytest_subprocess(*words, timeout=PATIENT))
 
     def reproduce(self, ran: Ran) -> Ran:
         """Run the command that a failure prints, in a child process."""

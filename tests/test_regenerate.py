@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import replace
 from pathlib import Path
 
+import must_pass
 import pytest
+import regenerate
 
 from accelcheck.core.case import Verdict
 from accelcheck.expectations import must_pass as stored
 from accelcheck.report.run import load
 
 ROOT = Path(__file__).parent.parent
-sys.path.append(str(ROOT / "benchmarks"))  # its scripts import each other
-
-import must_pass  # noqa: E402 - as above
-import regenerate  # noqa: E402 - as above
 
 PAGE = "| a | b |\n|---|---|\n| 1 | 2 |\n| 3 | 4 |\n\nText.\n"
 
@@ -43,6 +40,7 @@ def test_a_stored_case_that_is_gone_is_not_forgotten() -> None:
         regenerate.cases("seed mlp 1\ncase gone float32 forward 1 mlp\n")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("verdict", [Verdict.PASS, Verdict.FAIL, Verdict.UNSUPPORTED])
 def test_a_list_takes_up_a_new_case_only_where_it_passed(verdict: Verdict, monkeypatch: pytest.MonkeyPatch) -> None:
     old, (run,) = stored.stored()["cpu"], load([ROOT / "baselines" / "cpu" / "level1.jsonl"])

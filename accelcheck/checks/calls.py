@@ -14,7 +14,7 @@ from accelcheck.checks.traces import storage
 from accelcheck.core.case import Mode
 from accelcheck.core.fault import Fault, FaultKind
 from accelcheck.verify.judge import apart
-from accelcheck.workloads.base import flatten
+from accelcheck.workloads.base import flatten, stored
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -26,8 +26,10 @@ if TYPE_CHECKING:
 
 CALLS = 64
 """Most further calls of a case."""
-SHARE, SECONDS = 0.02, 0.006
-"""Share of the time that a case has taken so far, and seconds, the longer of which its further calls may take."""
+SHARE, SECONDS = 0.02, 0.03
+"""Share of the time that a case has taken so far, and seconds, the longer of which its further calls may compute."""
+WAITING = 8
+"""Multiple of that time which may pass: others use the processor too, and a device computes while this thread waits."""
 FEWEST = 8
 """Calls whose results must all be alive to say that memory grows: a cache may hold a few."""
 
@@ -58,11 +60,12 @@ def called_often(
             number += 1
             program.inputs = tuple(cloned(value, strided=trial.device.has("strided")) for value in kept)
             given |= _storages(dict(enumerate(program.inputs)))
-            result = {path: tensor.detach() for path, tensor in flatten(call())}
-            made |= _storages(result)
+            out = dict(flatten(call()))
+            made |= _storages(out)
+            result = {path: stored(tensor) for path, tensor in out.items()}
             result |= program.left()
             worst = max(worst, (_distance(first, result), number, result), key=lambda one: one[0])
-            del result
+            del out, result
     finally:
         program.inputs = kept
     found = [
@@ -78,9 +81,9 @@ def called_often(
 
 
 def _stopwatch() -> Callable[[], float]:
-    """A function that gives the seconds that this thread has computed since, or a quarter of those that have passed: others use the processor too."""
+    """A function that gives the seconds that this thread has computed since, or a share of those that have passed."""
     computed, passed = time.thread_time(), time.perf_counter()
-    return lambda: max(time.thread_time() - computed, (time.perf_counter() - passed) / 4)
+    return lambda: max(time.thread_time() - computed, (time.perf_counter() - passed) / WAITING)
 
 
 def cloned(value: Any, *, strided: bool = True) -> Any:

@@ -16,7 +16,8 @@ import torch
 
 from accelcheck.checks import accuracy, numerics, randomness, speed, trajectory
 from accelcheck.checks.platform import items, modes
-from accelcheck.checks.trial import MOST_FAULTS, REMARKS, Clock, Finding, Trial
+from accelcheck.checks.remarks import REMARKS
+from accelcheck.checks.trial import MOST_FAULTS, Clock, Finding, Trial
 from accelcheck.core import imports
 from accelcheck.core.capability import Capability, Code, unavailable
 from accelcheck.core.case import Case, Figure, Mode, Verdict

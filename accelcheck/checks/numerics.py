@@ -13,18 +13,12 @@ import torch
 from torch import Tensor
 
 from accelcheck.checks.calls import called_often
+from accelcheck.checks.closer import CloserLooks
+from accelcheck.checks.remarks import ALGORITHM, REFUSED, remarks
 from accelcheck.checks.repeats import halved, held
 from accelcheck.checks.traces import Traces, asking
 from accelcheck.checks.trial import (
-    ALGORITHM,
-    IDLE,
     MOST_FAULTS,
-    OVERWRITES,
-    REDUCED,
-    REFUSED,
-    SWITCHED_OFF,
-    UNCLASSIFIED,
-    UNJUDGED,
     Finding,
     State,
     absent,
@@ -33,20 +27,19 @@ from accelcheck.checks.trial import (
     warm_up,
     watched,
 )
-from accelcheck.core.case import Evidence, Figure, Mode
+from accelcheck.core.case import SCHEME, Evidence, Figure, Mode
 from accelcheck.core.fault import Fault, FaultKind
 from accelcheck.core.plain import text
 from accelcheck.expectations import ceilings
 from accelcheck.measure.clocks import undisturbed
 from accelcheck.techniques.base import Unsupported
-from accelcheck.verify.algorithms import ALGORITHMS, admitted
-from accelcheck.verify.effort import CAREFUL, told
-from accelcheck.verify.judge import Contract, apart, check_metadata, judge, judge_together, may_be_algorithmic
+from accelcheck.techniques.eager import Eager
+from accelcheck.verify.judge import Contract, apart, check_metadata, judge
 from accelcheck.verify.known_answers import KnownAnswerError
 from accelcheck.verify.oracle import FIRST
 from accelcheck.verify.oracle_runs import twice
-from accelcheck.verify.reference import InapplicableError, OracleError
-from accelcheck.workloads.probes import PROBES, Draw, Probe, draws, random_modules
+from accelcheck.verify.reference import OracleError
+from accelcheck.workloads.probes import PROBES, Draw, Probe, draws
 from accelcheck.workloads.problem import divided
 
 if TYPE_CHECKING:
@@ -54,7 +47,6 @@ if TYPE_CHECKING:
 
     from accelcheck.checks.trial import Trial
     from accelcheck.devices.base import Device
-    from accelcheck.verify.judge import Judgement
     from accelcheck.verify.oracle import Store
     from accelcheck.verify.reference import Reference
     from accelcheck.verify.views import Reading
@@ -77,15 +69,23 @@ def verify(trial: Trial, chosen: Sequence[Draw] | None = None) -> Finding:
         except (OracleError, KnownAnswerError):
             raise
         except Exception:
-            # What eager refuses is no matter of translation: an operator that the device lacks, or lost.
-            if not trial.workload.divisible or trial.technique.family == "eager":
+            if not trial.workload.divisible:
                 raise
             refused = refusals(trial)
             if not refused:
                 raise  # parts that are refused together alone, or all of them
         found = _Run(replace(trial, workload=trial.workload.without(frozenset(refused)))).finding(chosen)
         observed = ", ".join(f"{label} ({reason})" for label, reason in refused.items())
-        return replace(found, evidence=[*found.evidence, Evidence(REFUSED, observed, engaged=True)], refused=refused)
+        evidence = [*found.evidence, Evidence(REFUSED, observed, engaged=True)]
+        # A translation may refuse an operator; a device that lacks or lost one in eager is wrong.
+        faults = _lacking(refused) if trial.technique.family == "eager" else []
+        return replace(found, evidence=evidence, faults=[*faults, *found.faults], refused=refused)
+
+
+def _lacking(refused: Mapping[str, str]) -> list[Fault]:
+    """The faults of parts that raise in eager, by their labels."""
+    words = {label: reason.partition(": ") for label, reason in refused.items()}
+    return [Fault(FaultKind.RAISED, f"out[{label!r}]", kind, got=got) for label, (kind, _, got) in words.items()]
 
 
 _COLOURS = re.compile(r"\\x1b\[[0-9;]*m")
@@ -121,13 +121,15 @@ def refusals(trial: Trial) -> dict[str, str]:
 
 def _refusal(trial: Trial, left_out: frozenset[str]) -> str:
     """Returns what a technique raises where some parts are left out, in a line; empty where it runs."""
-    part = replace(trial, workload=trial.workload.without(left_out))
+    part = replace(trial, workload=trial.workload.without(left_out).narrowed())
     try:
         trial.technique.finish()
         program = part.program(trial.case.seed)
         trial.technique.prepare(program, trial.case.mode, trial.device)
         warm_up(part, program)
-        program.run(trial.case.mode)
+        with trial.technique.watch(trial.device.type):  # vmap raises for some operators under a dispatch mode alone
+            program.run(trial.case.mode)
+        trial.device.synchronize()
     except Exception as error:  # noqa: BLE001 - a converter may raise anything
         return _reason(error)
     finally:
@@ -162,7 +164,9 @@ class _Run:
         technique, device, case = trial.technique, trial.device, trial.case
         dtypes = frozenset({technique.precision(case.dtype)} - {case.dtype})
         strides = technique.keeps_strides and device.has("strided")
-        self.contract = Contract(device.type, strides, dtypes, eager_strides(trial) if strides else {})
+        self._strict = Contract(device.type, strides, dtypes, eager_strides(trial) if strides else {})
+        # In somebody's own model other strides with right values are a remark.
+        self.contract = replace(self._strict, strides=strides and not trial.workload.given)
         self.evidence: list[Evidence] = []
         self.faults: list[Fault] = []
         self.figures: list[Figure] = []
@@ -171,8 +175,7 @@ class _Run:
         """Draws with faults of their own, in their order."""
         self._excess: dict[Draw, float] = {}
         """The largest error of each judged draw, as a multiple of its budget."""
-        self._needed: dict[str, list[Draw]] = {}
-        """Draws that are right in a class of fast algorithms only, by class."""
+        self._closer = CloserLooks(trial)
         self.compared: Counter[str] = Counter()
         self.excess = 0.0
         self._unobserved: Draw | None = None
@@ -212,31 +215,21 @@ class _Run:
             if len(self.faults) >= MOST_FAULTS:
                 break
         for probe in self.alike:
-            together = self._together(probe)
+            together = self._closer.together(self.alike[probe])
             self.faults += [_drawn(fault, Draw(0, probe)) for fault in together.faults]
             self.figures += together.figures
         # Of several exceptions one may be known: the others must show.
         if not self.faults and len({(fault.view, fault.got) for fault in raised}) == 1:
             raise next(iter(raised.values()))
         self.faults += raised
-        if self._needed:
-            listed = (f"{name} ({', '.join(map(str, drawn))})" for name, drawn in self._needed.items())
+        if self._closer.needed:
+            listed = (f"{name} ({', '.join(map(str, drawn))})" for name, drawn in self._closer.needed.items())
             self.evidence.append(Evidence(ALGORITHM, "; ".join(listed), engaged=True))
         self._explain([draw for draw in chosen if draw.parameters != FIRST.parameters and not draw.probe])
         subject, name = SUBJECTS[trial.case.mode]
         lacking = "" if self.compared[subject] else name
         compared = self.compared.total()
         return Finding(self.evidence, self.faults, self.figures, compared, self.excess, lacking=lacking)
-
-    def _together(self, probe: str) -> Judgement:
-        """The judgement of all draws of a probe, or of the random ones, together."""
-        alike = self.alike[probe]
-        together = judge_together([(readings, reference) for _, readings, reference in alike])
-        for careful in (1, 2):  # the means of few samples may all be small
-            if together.close(careful):
-                looked = [(read, self.trial.reference(draw, careful=careful).summary) for draw, read, _ in alike]
-                together = judge_together(looked, careful=careful == len(CAREFUL))
-        return together
 
     def _renewed(self) -> bool:
         """Whether a program is prepared anew after a run raised, which may have left anything behind."""
@@ -312,13 +305,7 @@ class _Run:
         run = unobserved if draw == self._unobserved else watched
         raw, evidence = run(trial, self.program, case.mode, traces.end)
         self.evidence += (
-            [
-                *evidence,
-                *self._switched_off(),
-                *_remarks(reference, self.program),
-                *_reduced(trial),
-                *self._idle(reference),
-            ]
+            [*evidence, *remarks(trial, self.program, reference, raw, self._strict)]
             if first
             else absent(self.evidence, evidence, str(draw))
         )
@@ -337,72 +324,37 @@ class _Run:
         if draw.probe and PROBES[draw.probe].reshapes:
             self.program.inputs = kept
 
-    def _switched_off(self) -> list[Evidence]:
-        """What says that random modules drop nothing here, where there are any."""
-        if self.trial.case.mode is Mode.FORWARD:
-            return []  # in evaluation mode they are off anyway
-        found = random_modules(self.trial.problem(self.trial.case.seed).module)
-        listed = ", ".join(f"{name}: {what}" for name, what in found.items())
-        return [Evidence(SWITCHED_OFF, listed, engaged=True)] if found else []
-
-    def _idle(self, reference: Reference) -> list[Evidence]:
-        """What says which parameters of somebody's own model nothing depends on, where there are any."""
-        if self.trial.case.mode is not Mode.BACKWARD or not self.trial.workload.given:
-            return []
-        asked = (name for name, parameter in self.program.module.named_parameters() if parameter.requires_grad)
-        listed = ", ".join(name for name in asked if f"grad:{name}" not in reference.truth)
-        return [Evidence(IDLE, listed, engaged=True)] if listed else []
-
     def _values(self, result: Result, reference: Reference, draw: Draw) -> Result:
-        """Judge a result. Returns it on the CPU; empty where its metadata is wrong."""
+        """Judge the tensors whose metadata is right. Returns the result on the CPU; nothing if any are wrong."""
         contract = self.contract
         if contract.strides and draw.probe and PROBES[draw.probe].reshapes:
             contract = replace(contract, eager_strides=eager_strides(self.trial, draw))
-        wrong = [_drawn(fault, draw) for fault in check_metadata(result, reference, contract)]
-        if wrong:
-            self.faults += wrong
-            return {}
-        result = _on_host(result)
+        wrong = [*check_metadata(result, reference, contract)]
+        self.faults += [_drawn(fault, draw) for fault in wrong]
+        apart = {fault.path for fault in wrong if fault.view != "strides"}  # other strides leave the values as they are
+        result = _on_host({path: tensor for path, tensor in result.items() if path not in apart})
         judgement = judge(result, reference)
         gates = [one for one in judgement.figures if one.gates and one.allowed > 0]
         self._excess[draw] = max((one.measured / one.allowed for one in gates), default=0.0)
-        judgement, reference = self._closer(result, judgement, reference, draw)
+        judgement, reference = self._closer.judged(result, judgement, reference, draw)
         self.faults += [_drawn(fault, draw) for fault in judgement.faults]
         self.figures += judgement.figures
         self.compared.update(judgement.compared)
+        if draw == FIRST:
+            self.figures += self._scheme(result)
         self.alike.setdefault(draw.probe, []).append((draw, judgement.readings, reference.summary))
-        return result
+        return {} if wrong else result
 
-    def _closer(
-        self, result: Result, judgement: Judgement, reference: Reference, draw: Draw
-    ) -> tuple[Judgement, Reference]:
-        """The judgement, from more samples where it is a close one, and the reference that it rests on."""
-        for careful in (1, 2):
-            if judgement.close(careful, reference, divisible=self.trial.workload.divisible):
-                reference = self.trial.reference(draw, careful=careful)
-                judgement = judge(result, reference)
-        if judgement.faults and (algorithmic := self._by_algorithm(result, judgement, draw)):
-            judgement, reference = algorithmic
-        return judgement, reference
-
-    def _by_algorithm(self, result: Result, judgement: Judgement, draw: Draw) -> tuple[Judgement, Reference] | None:
-        """The judgement by the first class of fast algorithms in which the result is right, and its reference; None without one."""
+    def _scheme(self, result: Result) -> Iterator[Figure]:
+        """Largest error of somebody's own model under a scheme such as quantization, against the FP32 model."""
         trial = self.trial
-        technique, dtype = trial.technique, trial.case.dtype
-        if technique.oracle != "float64" or technique.precision(dtype) != "float32" or dtype != "float32":
-            return None
-        if any(not may_be_algorithmic(fault, tuple(result[fault.path].shape)) for fault in judgement.faults):
-            return None
-        for name in ALGORITHMS:
-            try:
-                reference = trial.reference(draw, careful=1, algorithm=name)
-            except InapplicableError:
-                continue
-            again = judge(admitted(result, reference.truth, reference.spread_over), reference)
-            if not again.faults:
-                self._needed.setdefault(name, []).append(draw)
-                return again, reference
-        return None
+        if not trial.workload.given or trial.technique.oracle == "float64" or trial.case.mode is not Mode.FORWARD:
+            return
+        plain = trial.store.get(trial.case, Eager(), trial.workload)
+        rows = {path: stick.read(result[path])["row"] for path, stick in plain.sticks.items() if path in result}
+        if rows:  # one figure: a record keeps one of a view that has no budget
+            worst = max(rows, key=rows.__getitem__)
+            yield Figure(worst, SCHEME, rows[worst], math.inf, "", gates=False)
 
     def _above(self, reference: Reference) -> Iterator[Figure]:
         """Budgets above the ceilings that are stored for built-in cases: they gate nothing, and the run's summary names them."""
@@ -448,7 +400,7 @@ class _Run:
         """Faults of a further result with the inputs of a draw, given as it was and on the CPU."""
         if wrong := [*check_metadata(raw, reference, self.contract)]:
             return wrong
-        return self._closer(result, judge(result, reference), reference, draw)[0].faults
+        return self._closer.judged(result, judge(result, reference), reference, draw)[0].faults
 
     def _call_often(self, result: Result, reference: Reference, draw: Draw) -> None:
         """Call the program many times more with the inputs of a draw."""
@@ -514,25 +466,6 @@ class _Run:
             state.restore()
             trial.device.synchronize()
         return program
-
-
-def _remarks(reference: Reference, program: Program) -> list[Evidence]:
-    """Remarks on the tensors that are not judged, the operators that are not known and the results that are not held, where there are any."""
-    found = (
-        (UNJUDGED, sorted(reference.unjudged)),
-        (UNCLASSIFIED, reference.unclassified),
-        (OVERWRITES, [program.overwrites] if program.overwrites else []),
-    )
-    return [Evidence(claim, ", ".join(names), engaged=True) for claim, names in found if names]
-
-
-def _reduced(trial: Trial) -> list[Evidence]:
-    """What says that less than usual was computed to judge, where it was."""
-    effort, store = trial.effort, trial.store
-    if not effort.reduced:
-        return []
-    listed = told(effort, store.size(trial.case, trial.workload), trial.case.mode, store.word)
-    return [Evidence(REDUCED, listed, engaged=True)]
 
 
 @torch.no_grad()

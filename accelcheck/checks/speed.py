@@ -23,13 +23,13 @@ from accelcheck.measure import roof
 from accelcheck.measure.clocks import ClockError, block, positive, settle, undisturbed
 from accelcheck.measure.digest import digest
 from accelcheck.measure.kernels import Launches, launches
-from accelcheck.measure.memory import held, peak
+from accelcheck.measure.memory import Peak, held, peak
 from accelcheck.measure.paired import ERROR, LOOKS, Comparison, compare
 from accelcheck.techniques.compilation.compile import graph_breaks, graphs
 from accelcheck.techniques.eager import Eager
 from accelcheck.verify.judge import Contract, check_metadata, judge
 from accelcheck.verify.oracle import FIRST
-from accelcheck.workloads.base import flatten
+from accelcheck.workloads.base import flatten, stored
 from accelcheck.workloads.probes import Draw
 
 if TYPE_CHECKING:
@@ -145,7 +145,7 @@ class Contender:
         if self._turn == 0 and self._latest is not None:
             self._blocks += 1
             if _CHANCE.random() * self._blocks < 1.0:  # each of the blocks so far is as likely as the others
-                self.kept = {path: tensor.detach().clone() for path, tensor in self._result()}
+                self.kept = {path: stored(tensor).clone() for path, tensor in self._result()}
         self._latest = None
         return seconds
 
@@ -337,14 +337,17 @@ class _Measuring:
         started: dict[str, Launches] = {}
         for suffix, side in (("", candidate), ("-fp32-eager", eager)):
             side.program.module.zero_grad(set_to_none=True)
-            most = peak(device, side.call)
+            if side is candidate and self.trial.technique.own_memory:
+                most = Peak(None, "its runtime allocates memory that torch does not see")
+            else:
+                most = peak(device, side.call)
             self._add(f"peak-memory{suffix}", most.bytes, "B", most.reason)
+            self._add(f"parameters{suffix}", held(_parameters(side)), "B")
             started[suffix] = launches(device, side.call, None if suffix else self.trial.trace)
         for suffix, found in started.items():
             self._add(f"launches{suffix}", found.count, "1", found.instead_of(started["-fp32-eager"]))
             if found.seconds is not None:
                 self._add(f"kernel-time{suffix}", found.seconds, "s")
-        self._add("parameters", held(_parameters(candidate)), "B")
         return started
 
     def _idle(self, started: Mapping[str, Launches]) -> str:
@@ -373,25 +376,22 @@ class _Measuring:
 
     def _judged(self, candidate: Contender) -> tuple[list[Fault], list[Evidence]]:
         """What was timed is what was judged: the first inputs, and the parameters as they were, must give that again, engaged."""
-        trial, reference = self.trial, self.trial.reference()
-        faults = [replace(fault, draw=WHILE) for fault in (*self._of_timed(candidate), *self._untrained(candidate))]
+        trial, timed = self.trial, self._faults(candidate.kept) if candidate.kept is not None else ()
+        faults = [replace(fault, draw=WHILE) for fault in (*timed, *self._untrained(candidate))]
         candidate.rewind()
         candidate.program.synchronize = trial.device.synchronize
         trial.device.seed(trial.case.seed)
         raw, evidence = watched(trial, candidate.program, trial.case.mode)
-        result = {path: tensor.cpu() for path, tensor in raw.items()}
-        return [*faults, *(replace(fault, draw=AFTER) for fault in judge(result, reference).faults)], evidence
+        return [*faults, *(replace(fault, draw=AFTER) for fault in self._faults(raw))], evidence
 
-    def _of_timed(self, candidate: Contender) -> Sequence[Fault]:
-        """Faults of the timed call that was drawn."""
-        if candidate.kept is None:
-            return ()
+    def _faults(self, result: Result) -> Sequence[Fault]:
+        """Faults of a result of what was timed."""
         trial, reference = self.trial, self.trial.reference()
         precision = trial.technique.precision(trial.case.dtype)
         contract = Contract(trial.device.type, strides=False, dtypes=frozenset({precision} - {trial.case.dtype}))
-        if wrong := [*check_metadata(candidate.kept, reference, contract)]:
+        if wrong := [*check_metadata(result, reference, contract)]:
             return wrong
-        return judge({path: tensor.cpu() for path, tensor in candidate.kept.items()}, reference).faults
+        return judge({path: tensor.cpu() for path, tensor in result.items()}, reference).faults
 
     def _untrained(self, candidate: Contender) -> Iterator[Fault]:
         """A fault for each parameter that timed steps left alone, where training moves it."""

@@ -7,6 +7,7 @@ its place.
 
 from __future__ import annotations
 
+import importlib
 import json
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -125,6 +126,7 @@ class Supervisor:
         return record
 
     def _new(self) -> CleanProcess:
+        importlib.import_module("torch._dynamo")  # torch does so for the first gradient: here once, not in every fork
         return CleanProcess([], ((self.bench.begin, BEGIN),))
 
     def _renew(self) -> None:

@@ -15,6 +15,7 @@ from accelcheck.core.fault import Fault, FaultKind
 from accelcheck.verify import known_answers
 from accelcheck.verify.global_state import GlobalState
 from accelcheck.verify.oracle import FIRST
+from accelcheck.verify.reference import OracleError
 from accelcheck.workloads.base import Program, to
 
 if TYPE_CHECKING:
@@ -32,19 +33,9 @@ if TYPE_CHECKING:
     from accelcheck.workloads.probes import Draw
 
 
-SWITCHED_OFF = "random modules that drop nothing here"
-UNJUDGED = "tensors that rounding errors alone decide, and that are not judged"
-REDUCED = "how little was computed to judge a model of this size"
-IDLE = "parameters that require a gradient and get none"
-UNCLASSIFIED = "operators whose rounding is not known, and that were granted that of a transcendental function"
-ALGORITHM = "classes of fast algorithms that were needed, whose errors or NaN a plain sum does not have"
-REFUSED = "parts of the workload that the technique refuses, and that are not judged"
-OVERWRITES = "results that the next call may overwrite"
 MOST_FAULTS = 1000
 """Faults after which no further draw is judged, and that a record keeps: a line of a journal is bounded. A model of a hundred parameters
 may show so many in a draw or two; whatever the others show, the case is wrong."""
-REMARKS = frozenset({SWITCHED_OFF, UNJUDGED, REDUCED, IDLE, UNCLASSIFIED, ALGORITHM, OVERWRITES, REFUSED})
-"""Claims of observations that say nothing about the technique."""
 
 
 class Clock:
@@ -114,10 +105,22 @@ class Trial:
         with self.clock("oracle"), self.state.restored():
             return self.store.effort(self.case, self.workload)
 
-    def reference(self, draw: Draw = FIRST, *, careful: int = 0, algorithm: str = "") -> Reference:
-        """What a draw is judged by; see `Store.get`."""
+    def reference(self, draw: Draw = FIRST, *, careful: int = 0, algorithm: str = "", part: str = "") -> Reference:
+        """Get the reference that a draw is judged by; see `Store.get`.
+
+        With the label of a `part`, it is that of a divisible workload's part.
+
+        Raises:
+            OracleError: Eager on the CPU is wrong, and another technique is to be judged: see `Reference.eager_unlike`.
+        """
+        workload = self.workload.only(part) if part else self.workload
         with self.clock("oracle"), self.state.restored():
-            found = self.store.get(self.case, self.technique, self.workload, draw, careful=careful, algorithm=algorithm)
+            found = self.store.get(self.case, self.technique, workload, draw, careful=careful, algorithm=algorithm)
+        if found.eager_unlike and self.technique.family != "eager":
+            raise OracleError(
+                f"{self.workload.name} ({draw}): eager {self.case.dtype} on the CPU is wrong, so no technique can be equal "
+                f"to it: {found.eager_unlike}, first in the FP64 oracle and then in eager"
+            )
         # Eager on the CPU would be held against itself: the rounding samples alone judge it.
         return found.without_eager if self.technique.family == "eager" and self.device.has("host") else found
 

@@ -22,7 +22,7 @@ from accelcheck.core.journal_reading import lines, read
 from accelcheck.core.selection import Selection
 from accelcheck.plugin import registered
 from accelcheck.report import console
-from accelcheck.report.advice import BASE, advice, as_json
+from accelcheck.report.advice import BASE, advice, as_json, unjudgeable
 
 if TYPE_CHECKING:
     import argparse
@@ -34,6 +34,16 @@ if TYPE_CHECKING:
 
 LARGE = 10_000_000
 """Parameters from which on cases run one after the other: each worker would have copies of the model and of what judges it."""
+USUAL = frozenset(
+    """
+    eager amp-bf16 amp-fp16 grad-scaler-fp16 matmul-tf32 conv-tf32 channels-last checkpoint-non-reentrant
+    compile-static compile-dynamic compile-reduce-overhead compile-max-autotune compile-openxla
+    export aot-inductor onnxruntime openvino tensorrt-fp16 tensorrt-fp32 sdpa-flash sdpa-efficient sdpa-cudnn
+    int8-torchao-dynamic int8-torchao-weight-only float8-torchao-dynamic float8-torchao-weight-only
+    int4-torchao-weight-only optimizer-fused optimizer-foreach
+    """.split()
+)
+"""Techniques that a model's owner would switch on; the others are tried with ``--all``."""
 LEVEL = 2
 """Unless said: torch.compile is of this level, since it is slow."""
 TAIL = 40
@@ -45,8 +55,9 @@ def add(commands: Any) -> None:
     command = commands.add_parser(
         "check",
         help="which techniques are safe and faster for your own model",
-        description="Runs every technique that can mean something for a model, judges outputs, gradients, training steps and accuracy, then times "
-        "what is right. Prints a table of verdicts, speed, memory and errors beside FP32 eager, a recommendation, and what could not be said. "
+        description="Runs the techniques that a model's owner would switch on, judges outputs, gradients, training "
+        "steps and accuracy, then times what is right. Prints a table of verdicts, speed, memory and errors beside FP32 "
+        "eager, a recommendation, and what could not be said. "
         "FUNCTION takes no arguments and returns (model, inputs), (model, inputs, keywords), or a dict with the keys model, inputs, keywords, "
         "batches, loss, optimizer, data, metric, max_drop. Exits with 0 where every technique that ran is right, 1 where one is not, 5 where "
         "none ran.",
@@ -62,6 +73,7 @@ def add(commands: Any) -> None:
         choices=LEVELS,
         help=f"up to which level techniques are tried (default: {LEVEL}; of those named by --technique every one)",
     )
+    command.add_argument("--all", action="store_true", help="every technique that can mean something for the model")
     command.add_argument("--no-speed", action="store_true", help="time nothing")
     command.add_argument(
         "--journal", type=Path, metavar="FILE", help="new file for the records; timed cases go to FILE-speed"
@@ -71,7 +83,8 @@ def add(commands: Any) -> None:
     command.add_argument("arguments", nargs="*", metavar="ARGUMENT", help="arguments of pytest, after --")
     examples(
         command,
-        ("accelcheck check model.py:make", "every technique of levels 1 and 2 on every device that is present"),
+        ("accelcheck check model.py:make", "the usual techniques on every device that is present"),
+        ("accelcheck check model.py:make --all", "every technique of levels 1 and 2"),
         ("accelcheck check model.py:make --technique='amp-*' --technique='compile-*'", "some of them"),
         ("accelcheck check model.py:make --device=cuda --report=model.html", "on a GPU, with a report"),
     )
@@ -105,7 +118,10 @@ def _check(given: argparse.Namespace) -> int:
     model = _Model(given.model, workloads, registered.matrix(config))
     model.known.check(Selection((), techniques=tuple(given.technique)))
     given.dtype = given.dtype or ["float32"]
+    for name in set(given.dtype) - {name for workload in workloads for name in workload.dtypes}:
+        given.refuse(f"--dtype={name}: the model has complex numbers, which half precision has not: leave it out")
     given.level = given.level or (max(LEVELS) if given.technique else LEVEL)
+    given.technique = given.technique or ([] if given.all else sorted(_usual(model.known)))
     if not (devices := devices_of(given, (given.model,))):
         return NOTHING
     with tempfile.TemporaryDirectory(prefix="accelcheck-check-") as name:
@@ -127,6 +143,12 @@ def _check(given: argparse.Namespace) -> int:
     wrong = any(not record.verdict.green for record in records)
     executed = any(record.verdict.executed for record in records)
     return RED if wrong else GREEN if executed else NOTHING
+
+
+def _usual(known: Matrix) -> set[str]:
+    """Names of the techniques that are tried unless others are asked for: those of other packages are among them."""
+    own = __package__.partition(".")[0] + "."
+    return {name for name, one in known.techniques.items() if name in USUAL or not type(one).__module__.startswith(own)}
 
 
 def _ran(given: argparse.Namespace, model: _Model, device: str, journal: Path, log: Path) -> list[Path]:
@@ -172,14 +194,18 @@ def _right(records: Sequence[Record]) -> set[tuple[str, str]]:
 def _run(device: str, half: Half, total: int, log: Path) -> tuple[int, bool]:
     """Run pytest with progress in place of its output; its exit code, and whether its journal has a case."""
     seen = 0
+    stopped = False
 
-    def look() -> None:
-        nonlocal seen
+    def look() -> bool:
+        """Count new records; True where eager cannot be judged, which ends the run."""
+        nonlocal seen, stopped
         with contextlib.suppress(JournalError):  # said at the end
             found = sum(line.kind == "case" for line in lines(half.journal)) if half.journal.is_file() else 0
             if found > seen:
                 done(f"{device}: {'timed' if half.timed else 'judged'}", found - seen)
                 seen = found
+                stopped = stopped or unjudgeable(read(half.journal)[1]) is not None
+        return stopped
 
     with log.open("wb") as output, console.progress("cases", total) as done:
         code = foreground.run([sys.executable, "-m", "pytest", *half.words], half.environ, output, look)
@@ -189,7 +215,7 @@ def _run(device: str, half: Half, total: int, log: Path) -> tuple[int, bool]:
     except JournalError as error:
         records, code = [], code or RED
         print(f"accelcheck: {error}", file=sys.stderr)
-    if not records or code not in RAN:
+    if not records or (code not in RAN and not stopped):
         tail = log.read_text(encoding="utf-8", errors="replace").splitlines()[-TAIL:]
         print("\n".join(map(console.escaped, tail)), file=sys.stderr)
         print(f"accelcheck: {shlex.join(['pytest', *half.words])} ended with {code}", file=sys.stderr)

@@ -106,7 +106,7 @@ def _told(given: argparse.Namespace, name: str, script: Path, folder: Path) -> T
     from accelcheck.verify.oracle import Store
 
     device = registered.device(name)
-    matrix = registered.matrix(registered.here(tuple(given.model)))
+    matrix = registered.matrix(registered.here(tuple(given.model)), given.case)
     selection = Selection((name,), cases=(given.case,), level=max(LEVELS))
     matrix.check(selection)
     (case,) = matrix.cases(selection)

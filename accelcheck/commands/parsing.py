@@ -13,7 +13,7 @@ from accelcheck.commands.common import USAGE
 from accelcheck.core.registry import unknown
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping
 
 SHELLS = ("bash", "fish", "tcsh", "zsh")
 """Shells that `PrintCompletion` writes a script for."""
@@ -142,9 +142,3 @@ def _finite(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [_finite(item) for item in value]
     return value
-
-
-def one_of(words: Sequence[str]) -> str:
-    """``a, b or c``."""
-    *first, last = words
-    return f"{', '.join(first)} or {last}" if first else last

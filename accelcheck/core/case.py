@@ -226,6 +226,10 @@ class Evidence:
         return not self.claim.startswith(UNSEEN)
 
 
+SCHEME = "row against FP32"
+"""View of a row's error under a scheme such as quantization, against the FP64 result without the scheme."""
+
+
 @dataclass(frozen=True, slots=True)
 class Figure:
     """The error of one tensor of a candidate in one view.

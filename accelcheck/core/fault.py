@@ -10,6 +10,8 @@ from accelcheck.core.plain import text
 
 MOST_TEXT = 10_000
 """Characters that are kept of each text of a fault."""
+UNIT = 2.0**-23
+"""Error that counts as 1 where nothing is allowed: the rounding unit of float32."""
 EXACT = 1e15
 """Integers below it are written with all of their digits."""
 
@@ -24,7 +26,7 @@ class FaultKind(StrEnum):
     VALUE = "value"
     """A wrong exact value; no view, or the rule that it breaks. The size is the difference, where the values are numbers."""
     VIEW = "view"
-    """An error beyond its budget: the name of the view, such as `row`. The size is measured / allowed."""
+    """An error beyond its budget: the view's name, such as `row`. The size is measured / allowed, or measured / `UNIT`."""
     RERUN = "rerun"
     """A second run with other bits; no view. The size is the relative difference."""
     MUTATED = "mutated"
@@ -84,12 +86,12 @@ class Fault:
 
     @property
     def size(self) -> float | None:
-        """Size of the fault in the unit of its kind; None where it has none, infinite for NaN and for any error where nothing is allowed."""
+        """Size in the unit of the kind, or in `UNIT` where nothing is allowed; None if it has none, infinite for NaN."""
         if self.measured is None:
             return None
         if self.allowed is None:
             return math.inf if math.isnan(self.measured) else abs(self.measured)
-        part, whole = (self.allowed, self.measured) if self.at_least else (self.measured, self.allowed)
+        part, whole = (self.allowed, self.measured) if self.at_least else (self.measured, self.allowed or UNIT)
         return math.inf if not whole or math.isnan(part) or math.isnan(whole) else part / whole
 
     @property

@@ -23,7 +23,7 @@ def run(
     command: Sequence[str],
     environ: Mapping[str, str] | None = None,
     output: IO[bytes] | None = None,
-    meanwhile: Callable[[], object] | None = None,
+    meanwhile: Callable[[], bool] | None = None,
 ) -> int:
     """Run a program until it ends, in this process group and with these standard streams.
 
@@ -34,7 +34,7 @@ def run(
         command: The program and its arguments.
         environ: Variables besides those of this process.
         output: Takes the place of its standard output and error.
-        meanwhile: Called every `INTERVAL` seconds.
+        meanwhile: Called every `INTERVAL` seconds; where it says True, the program is interrupted, once.
 
     Returns:
         Its exit status; 128 and the number of the signal that ended it.
@@ -45,6 +45,8 @@ def run(
     before = signal.pthread_sigmask(signal.SIG_BLOCK, waited)  # from here on they wait for `sigwaitinfo`
 
     def begin() -> None:
+        if meanwhile is not None:  # in the background of a shell SIGINT is ignored, and the program would inherit that
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
         end_with_parent(parent)
 
@@ -58,8 +60,9 @@ def run(
         ) as child:
             while child.poll() is None:
                 found = signal.sigwaitinfo(waited) if meanwhile is None else signal.sigtimedwait(waited, INTERVAL)
-                if meanwhile is not None:
-                    meanwhile()
+                if meanwhile is not None and meanwhile():
+                    meanwhile = None
+                    child.send_signal(signal.SIGINT)
                 if found is None or found.si_signo not in _HANDED_ON or found.si_code == _SI_KERNEL:
                     continue
                 if child.poll() is None:

@@ -23,3 +23,5 @@ class Selection:
     cases: tuple[str, ...] = ()
     level: int = 1
     shard: Shard | None = None
+    fuzz: str = ""
+    """Random programs besides, as ``--accel-fuzz`` names them."""

@@ -159,11 +159,6 @@ class Products:
         return self.error <= FLOAT32_LIMIT
 
 
-def matmul_error(device: torch.device | str, multiply: Callable[[Tensor, Tensor], Tensor] | None = None) -> float:
-    """`Products.error` of `products`."""
-    return products(device, multiply).error
-
-
 def products(device: torch.device | str, multiply: Callable[[Tensor, Tensor], Tensor] | None = None) -> Products:
     """Multiply matrices whose entries need 12 significant bits, and say how the results err.
 
@@ -249,45 +244,3 @@ def _listed(found: list[int], size: int) -> str:
     if len(steps) == 1:
         return f"{found[0]} to {found[-1]} in steps of {steps.pop()}"
     return f"{', '.join(map(str, found[:4]))}{f' and {len(found) - 4} more' if len(found) > 4 else ''}"
-
-
-def accumulation_error(
-    device: torch.device | str, dtype: torch.dtype, multiply: Callable[[Tensor, Tensor], Tensor] | None = None
-) -> float:
-    """Largest relative error of low-precision products whose sums FP32 accumulation gets exactly.
-
-    Even rows hold one 2048 and 4096 ones: added one by one in FP16, nothing after 2048 counts. Odd rows begin with
-    eight times +2048 and end with eight times -2048, with a few ones between: partial sums kept in FP16 or bf16,
-    between tensor-core steps or split-K parts, lose the ones. All entries and results are exact in `dtype`.
-
-    Args:
-        device: Where to multiply.
-        dtype: ``torch.float16`` or ``torch.bfloat16``.
-        multiply: Function that multiplies two matrices of `dtype`; `torch.matmul` by default.
-
-    Returns:
-        0.0 when sums are kept in FP32.
-    """
-    import torch
-
-    rows, depth = 128, 8192
-    matrix = torch.zeros(rows, depth, dtype=torch.float64)
-    for row in range(rows):
-        if row % 2 == 0:
-            matrix[row, 1 : 2 * 4096 : 2] = 1
-            matrix[row, row] = 2048
-        else:
-            # 1280 ones in all, a number that bf16 has; how many of them a part of the sum sees differs by row.
-            matrix[row, 8 : 8 + 5 * (640 + row) : 5] = 1
-            matrix[row, depth // 2 + 512 : depth // 2 + 512 + 5 * (640 - row) : 5] = 1
-            matrix[row, :8] = 2048
-            matrix[row, -8:] = -2048
-    exact = matrix.sum(dim=1, keepdim=True)
-    function = torch.matmul if multiply is None else multiply
-    ones = torch.ones(depth, rows, dtype=dtype)
-    return _worst(function(matrix.to(dtype).to(device), ones.to(device)).cpu(), exact)
-
-
-def _worst(result: Tensor, exact: Tensor) -> float:
-    error = ((result.double() - exact) / exact).abs().max().item()
-    return float(error) if error == error else float("inf")  # noqa: PLR0124 - NaN is not equal to itself

@@ -67,7 +67,9 @@ _FIELDS = {
     "reason": _TEXT,
     "link": _TEXT,
     "owner": _TEXT,
-    "chips": toml.Field("a list of chips or globs, as fingerprints name them", toml.is_texts, required=False),
+    "chips": toml.Field(
+        "a list of globs of the chip and the runtime, as fingerprints name them", toml.is_texts, required=False
+    ),
     "expires": toml.Field(
         "a date such as 2027-06-30", lambda value: isinstance(value, dt.date) and not isinstance(value, dt.datetime)
     ),
@@ -90,8 +92,8 @@ class Entry:
         link: Where it is reported or documented.
         owner: Who can fix it.
         expires: From this day on the entry does not apply, and its cases fail again.
-        chips: Globs of the chips that fail so, as fingerprints name them; empty for all. Chips round differently: what one
-            does just beyond a budget, another does just within it.
+        chips: Globs of the chips that fail so, and their runtimes, as in ``*, ATen AVX2``; empty for all. Chips round
+            differently: what one does just beyond a budget, another does just within it.
         match: Regular expression, as RE2 has it, for the class and text of an exception; in ledgers of schema 2 also for `str` of a fault.
         kind: Kind of the faults; None where `match` finds them.
         path: Globs of their paths, of which one has to fit; so for the other fields. Any fits where there is none.
@@ -164,7 +166,7 @@ class Ledger:
 
     Attributes:
         entries: Of all files.
-        chips: The chip of each device; None where none is known, and entries apply whatever their chips.
+        chips: The chip of each device, with its runtime; None where none is known: entries apply whatever their chips.
     """
 
     entries: tuple[Entry, ...] = ()

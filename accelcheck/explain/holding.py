@@ -67,7 +67,7 @@ def judged(
         done = count
         reference = _reference(held, sticks, shown, eager or {}, unit, spacing)
         judgement = judge(dict(own), reference)
-        if step == len(COUNTS) - 1 or not judgement.close(step + 1, reference):
+        if step == len(COUNTS) - 1 or not judgement.near(step + 1, reference):
             break
     return judgement, reference
 

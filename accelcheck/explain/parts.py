@@ -16,6 +16,7 @@ from accelcheck.explain.budgets import OperatorFinding
 from accelcheck.explain.calls import OperatorCall, aside, copied, mapped, widened
 from accelcheck.explain.holding import judged, named, nearest
 from accelcheck.explain.smallest import SEED, cut, filled_tensor, listed
+from accelcheck.verify.operators import is_float
 from accelcheck.verify.precision import UNIT_ROUNDOFF
 from accelcheck.verify.rounding import Rounding
 
@@ -55,7 +56,7 @@ class GraphPart:
         torch.compiler.reset()
         with torch.no_grad():
             out = torch.compile(self.module, **arguments)(*(kept(one) for one in self.inputs))
-        places = {result_path(place): place for place, one in enumerate(out) if floating(one)}
+        places = {result_path(place): place for place, one in enumerate(out) if is_float(one)}
         own = {path: out[place].detach().cpu() for path, place in places.items()}
         dtypes = {node: _dtypes(value) for node, value in self.values().items()}
 
@@ -276,20 +277,15 @@ class RoundedGraph(Wide):
 
 
 def _rounded(value: Any, dtype: torch.dtype | None) -> Any:
-    return value.to(dtype).to(torch.float64) if floating(value) and dtype is not None else value
+    return value.to(dtype).to(torch.float64) if is_float(value) and dtype is not None else value
 
 
 def _dtypes(value: Any) -> list[torch.dtype | None]:
     """Of each floating-point tensor in what a node gives; None for anything else."""
     values = value if isinstance(value, (tuple, list)) else (value,)
-    return [one.dtype if floating(one) else None for one in values]
+    return [one.dtype if is_float(one) else None for one in values]
 
 
 def kept(value: Any) -> Any:
     """A copy of a tensor; anything else as it is."""
     return copied(value.detach()) if isinstance(value, Tensor) else value
-
-
-def floating(value: Any) -> bool:
-    """Whether something is a floating-point tensor."""
-    return isinstance(value, Tensor) and value.is_floating_point()

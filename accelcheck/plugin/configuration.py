@@ -88,6 +88,7 @@ class RunConfiguration:
         options.selection(config, ())  # wrong values are reported before devices are probed
         options.timeout(config)
         options.effort(config)
+        options.programs(config)
         if options.imports(config):
             imports.announce(options.imports(config))
         others = registered.devices(config)
@@ -189,6 +190,7 @@ class RunConfiguration:
                 cases=tuple(words["cases"]),
                 level=int(words["level"]),
                 shard=Shard(**words["shard"]) if words["shard"] else None,
+                fuzz=str(words["fuzz"]),
             ),
             statuses={status.device: status for status in statuses},
             autoload=bool(data["autoload"]),
@@ -287,6 +289,12 @@ def packages() -> dict[str, str]:
     return dict(sorted(found.items()))
 
 
+def chips(statuses: Mapping[str, Status]) -> dict[str, str]:
+    """The chip and the runtime of each device that has a fingerprint, as ledgers name them."""
+    places = {name: status.fingerprint for name, status in statuses.items() if status.fingerprint is not None}
+    return {name: ", ".join(filter(None, (place.chip, place.runtime))) for name, place in places.items()}
+
+
 def supervisor(
     config: pytest.Config,
     run: RunConfiguration,
@@ -312,8 +320,7 @@ def supervisor(
     from accelcheck.verify.oracle import Store
 
     devices, chosen = run.devices(config), run.selection.devices
-    chips = {name: status.fingerprint.chip for name, status in run.statuses.items() if status.fingerprint is not None}
-    ledger = replace(Ledger.load((*shipped(chosen), *run.ledgers)), chips=chips)
+    ledger = replace(Ledger.load((*shipped(chosen), *run.ledgers)), chips=chips(run.statuses))
     store = Store(folder, effort=options.effort(config))
     bench = Bench(matrix, devices, run.statuses, store, options.folder(config, "profile"))
     try:

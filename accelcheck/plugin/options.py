@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -64,6 +65,12 @@ OPTIONS = (
         "path/to/model.py:make",
         repeatable=True,
         metavar="FILE:FUNCTION",
+    ),
+    Option(
+        "fuzz",
+        "number of small random programs to run as further workloads: 100, or 100@5001 to begin with another one; each has its "
+        "number in its case id, by which `--accel-case` and `accelcheck explain` know it",
+        metavar="N[@FIRST]",
     ),
     Option("technique", "technique to run (repeatable, globs allowed); default: all", repeatable=True),
     Option("workload", "workload to run (repeatable, globs allowed); default: all", repeatable=True),
@@ -236,6 +243,29 @@ def models(config: pytest.Config) -> tuple[tuple[str, Path], ...]:
     return tuple((word, _origin(config, "model")) for word in given or ())
 
 
+FUZZED = 1001
+"""Number of the first program of ``--accel-fuzz``, unless said."""
+
+
+def programs(config: pytest.Config) -> tuple[str, ...]:
+    """Names of workloads, and ids of cases, that may ask for random programs.
+
+    Raises:
+        UnknownNameError: ``--accel-fuzz`` is no number of programs.
+    """
+    if not hasattr(config.option, "accel_fuzz"):
+        return ()
+    words = [*(value(config, "workload") or ()), *(value(config, "case") or ())]
+    given = value(config, "fuzz")
+    if given is not None:
+        match = re.fullmatch(r"([1-9][0-9]{0,5})(?:@([1-9][0-9]{0,7}))?", str(given))
+        if match is None:
+            raise _unknown("number of random programs", str(given), ["N or N@FIRST, two whole numbers from 1"])
+        first = int(match[2] or FUZZED)
+        words += [f"program-{number}" for number in range(first, first + int(match[1]))]
+    return tuple(words)
+
+
 def imports(config: pytest.Config) -> tuple[str, ...]:
     """The modules to import in every process that uses a device."""
     return tuple(value(config, "import") or ()) if hasattr(config.option, "accel_import") else ()
@@ -401,4 +431,5 @@ def selection(config: pytest.Config, devices: tuple[str, ...]) -> Selection:
         cases=tuple(value(config, "case") or ()),
         level=level(config),
         shard=shard(config),
+        fuzz=str(value(config, "fuzz") or ""),
     )

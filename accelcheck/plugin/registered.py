@@ -64,19 +64,26 @@ def check(config: pytest.Config, known: Matrix, selection: Selection) -> None:
         raise UnknownNameError(f"{error}{installed.lines(failed(config).values())}") from error
 
 
-def matrix(config: pytest.Config) -> Matrix:
-    """Built-in and registered techniques and workloads. Imports torch.
+def matrix(config: pytest.Config, case: str = "") -> Matrix:
+    """Built-in and registered techniques and workloads, and the random programs that are named. Imports torch.
+
+    Args:
+        config: Configuration of pytest, whose options may name programs.
+        case: Id of a case that may be of a program.
 
     Raises:
         ForeignCodeError: A hook raised, did not return, or returned what is no technique or workload, or shares a name.
+        UnknownNameError: ``--accel-fuzz`` is no number of programs.
     """
+    from accelcheck.workloads.programs import named
+
     own = Matrix.load(seconds=options.seconds(config))  # by far the longest of what hooks do, and not their fault
     techniques = validation.techniques(_all(config, "pytest_accel_techniques"), own.techniques)
     known = [*own.techniques.values(), *techniques]
     models = [(f"--accel-model={spec}", one) for spec, found in own_models(config).items() for one in found]
     found = [*_all(config, "pytest_accel_workloads"), *models]
     workloads = validation.workloads(found, own.workloads, known)
-    return own.extended(techniques, workloads)
+    return own.extended(techniques, [*workloads, *named([*options.programs(config), case])])
 
 
 def own_models(config: pytest.Config) -> Mapping[str, Sequence[Workload]]:

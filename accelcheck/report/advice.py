@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from accelcheck.core.case import Mode, Verdict
+from accelcheck.core.case import SCHEME, Mode, Verdict
 from accelcheck.report.console import Table
 from accelcheck.report.run import BAD_FIRST
 
@@ -25,6 +25,8 @@ MODES = {
 TIMED = {INFERENCE: Mode.SPEED, TRAINING: Mode.TRAIN_SPEED}
 BASE = "eager"
 """What the others are compared with."""
+AGAINST = "against FP32"
+"""Column of the errors of schemes such as quantization against the FP32 model."""
 NAMED = 6
 """Most techniques that a line names."""
 
@@ -74,21 +76,34 @@ class Row:
         return next((m for m in found if m.value is not None), None)
 
     def memory(self, use: str) -> float | None:
-        """Peak memory as a multiple of FP32 eager's."""
-        own, plain = self.measured(use, "peak-memory"), self.measured(use, "peak-memory-fp32-eager")
-        return own.value / plain.value if own and plain and own.value is not None and plain.value else None
+        """Parameters and peak memory of a call, as a multiple of FP32 eager's; None where they were not measured."""
+
+        def total(suffix: str) -> float | None:
+            parts = [self.measured(use, f"{name}{suffix}") for name in ("parameters", "peak-memory")]
+            values = [part.value for part in parts if part is not None and part.value is not None]
+            return sum(values) if len(values) == len(parts) else None
+
+        own, plain = total(""), total("-fp32-eager")
+        return own / plain if own is not None and plain else None
 
     @property
     def error(self) -> Figure | None:
-        """The largest relative error of a row of an output."""
-        record = self.records.get(Mode.FORWARD)
-        return next((f for f in (record.figures if record is not None else ()) if f.view == "row"), None)
+        """The largest relative error of a row of an output, against the technique's own scheme where it has one."""
+        return self._figure(Mode.FORWARD, "row")
+
+    @property
+    def cost(self) -> Figure | None:
+        """The same error against the FP32 model, where the technique has a scheme of its own, such as quantization."""
+        return self._figure(Mode.FORWARD, SCHEME)
 
     @property
     def drop(self) -> Figure | None:
         """The loss of accuracy, and what it may be."""
-        record = self.records.get(Mode.ACCURACY)
-        return next((f for f in (record.figures if record is not None else ()) if f.view == "drop"), None)
+        return self._figure(Mode.ACCURACY, "drop")
+
+    def _figure(self, mode: Mode, view: str) -> Figure | None:
+        record = self.records.get(mode)
+        return next((f for f in (record.figures if record is not None else ()) if f.view == view), None)
 
     @property
     def evidence(self) -> Evidence | None:
@@ -116,8 +131,14 @@ def advice(records: Sequence[Record], refused: Mapping[str, str]) -> Iterator[st
         records: Of one model.
         refused: Why techniques were not tried, by name.
     """
+    judged = False
     for device in dict.fromkeys(record.case.device for record in records):
         own = [row for row in rows(records) if row.device == device]
+        if lost := unjudgeable(record for record in records if record.case.device == device):
+            yield f"{device}: eager cannot be judged in {lost.case.mode} mode, and so no technique can:"
+            yield f"  {lost.headline}"
+            continue
+        judged = True
         shown = [row for row in own if row.executed]
         if shown:
             yield _table(shown)
@@ -127,14 +148,25 @@ def advice(records: Sequence[Record], refused: Mapping[str, str]) -> Iterator[st
                 yield f"{device}, {line}"
         wrong = [row for row in shown if not row.worst.verdict.green]
         for row in wrong:
-            yield f"{device}, do not use {row.label}: {row.worst.verdict} in {row.worst.case.mode}: {row.worst.headline}"
+            what = "eager itself is not right" if row.technique == BASE else f"do not use {row.label}"
+            yield f"{device}, {what}: {row.worst.verdict} in {row.worst.case.mode}: {row.worst.headline}"
         yield from _unsaid(device, own)
-    if refused:
+    if refused and judged:
         yield ""
         yield f"not tried, because they mean nothing for this model: {len(refused)} technique{'s' * (len(refused) != 1)}"
         tally = Counter(refused.values())
         for reason, number in tally.most_common():
             yield f"  {number} x {reason}: {_some([name for name, why in refused.items() if why == reason])}"
+
+
+def unjudgeable(records: Iterable[Record]) -> Record | None:
+    """Eager's first case in FP32 that is an error, after which no technique can be judged; None where there is none."""
+    for record in records:
+        case = record.case
+        judged = case.technique == BASE and case.dtype == "float32" and case.mode not in TIMED.values()
+        if judged and record.verdict is Verdict.ERROR:
+            return record
+    return None
 
 
 def as_json(records: Sequence[Record], refused: Mapping[str, str]) -> dict[str, Any]:
@@ -164,6 +196,7 @@ def _row_as_json(row: Row) -> dict[str, Any]:
         "speed_up": {use: [m.low, m.value, m.high] for use, m in speeds.items() if m is not None},
         "memory": {use: row.memory(use) for use in TIMED},
         "error": None if row.error is None else [row.error.measured, row.error.allowed],
+        "error_against_fp32": None if row.cost is None else row.cost.measured,
         "accuracy_lost": None if row.drop is None else [row.drop.measured, row.drop.allowed],
         "evidence": [
             {"case": record.case.id, "claim": one.label, "observed": one.observed, "engaged": one.engaged}
@@ -180,17 +213,21 @@ def _table(shown: Sequence[Row]) -> Table:
     head = ["technique", *map(str, modes)]
     for use in uses:
         head += [f"{use} speed", "memory"]
-    head += ["worst error", *(["accuracy lost"] if any(row.drop for row in shown) else []), "evidence"]
-    return Table(head, [_cells(row, modes, uses, drops="accuracy lost" in head) for row in shown])
+    head += ["worst error", *([AGAINST] if any(row.cost for row in shown) else [])]
+    head += [*(["accuracy lost"] if any(row.drop for row in shown) else []), "evidence"]
+    return Table(head, [_cells(row, modes, uses, head) for row in shown])
 
 
-def _cells(row: Row, modes: Sequence[Mode], uses: Sequence[str], *, drops: bool) -> list[str]:
+def _cells(row: Row, modes: Sequence[Mode], uses: Sequence[str], head: Sequence[str]) -> list[str]:
     cells = [row.label, *(_verdict(row, mode) for mode in modes)]
     for use in uses:
         memory = row.memory(use)
-        cells += [_speed(row, use), "-" if memory is None else f"{memory:.2f}x"]
+        unknown = "-" if row.measured(use, "speed-up") is None else "not measured"
+        cells += [_speed(row, use), unknown if memory is None else f"{memory:.2f}x"]
     cells.append("-" if row.error is None else f"{row.error.measured:.1e} of {row.error.allowed:.1e}")
-    if drops:
+    if AGAINST in head:
+        cells.append("-" if (off := row.cost or row.error) is None else f"{off.measured:.1e}")
+    if "accuracy lost" in head:
         cells.append("-" if row.drop is None else f"{row.drop.measured:.2%} of {row.drop.allowed:.2%}")
     cells.append("-" if row.evidence is None else f"{row.evidence.label}: {row.evidence.observed}")
     return cells
@@ -240,7 +277,9 @@ def _costs(row: Row, use: str) -> str:
     speed = f"{_value(row, use):.2f} times as fast as FP32 eager ({_low(row, use):.2f} or more)"
     memory = row.memory(use)
     said = [speed, *([] if memory is None else [f"{memory:.2f} times its memory"])]
-    if row.error is not None:
+    if row.cost is not None:
+        said.append(f"outputs off by at most {row.cost.measured:.1e} from the FP32 model")
+    elif row.error is not None:
         said.append(f"outputs off by at most {row.error.measured:.1e}")
     if row.drop is not None:
         said.append(f"accuracy lost at most {row.drop.measured:.2%}")

@@ -109,6 +109,8 @@ class Technique:
     """Class of the log that `evidence` gets: `OperatorLog` records every dispatched operator, `ProfilerLog` what
     torch.profiler sees. Compiled code needs `ProfilerLog`, since its operators are not dispatched."""
 
+    own_memory: bool = False
+    """Allocation of memory by a runtime itself, which torch does not see: peak memory is then not measured."""
     patience: float = 1.0
     """Factor of the seconds that each of its cases may take: see `accelcheck.core.case.SECONDS`."""
     fuses: bool = False

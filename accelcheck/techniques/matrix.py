@@ -144,9 +144,9 @@ def _cases_of(
         if technique.accepts(workload) and (not workload.techniques or technique.name in workload.techniques)
         for dtype in technique.dtypes
         if dtype in workload.dtypes and (not selection.dtypes or dtype in selection.dtypes)
-        if (cost := level(technique, workload, dtype)) <= selection.level or selection.cases
         for mode in covered
         if mode in workload.modes
+        if (cost := level(technique, workload, dtype, mode)) <= selection.level or selection.cases
     ]
 
 
@@ -165,11 +165,12 @@ def _refusal(technique: Technique, workload: Workload) -> str:
     return ""
 
 
-def level(technique: Technique, workload: Workload, dtype: str) -> int:
+def level(technique: Technique, workload: Workload, dtype: str, mode: Mode) -> int:
     """The level of a case. A slow technique, a large workload and a further dtype each raise it by one."""
     further = int(dtype != technique.dtypes[0])
     usual = technique.level + workload.level - 1 - int(workload.name in technique.early)
-    cost = workload.levels.get(technique.name, usual) + further
+    levels = workload.levels
+    cost = levels.get(f"{technique.name}/{mode}", levels.get(technique.name, usual)) + further
     return min(max(LEVELS), max(min(LEVELS), cost))
 
 

@@ -14,7 +14,7 @@ from accelcheck.verify.reference import OracleError
 from accelcheck.verify.rounding import Rounding
 from accelcheck.verify.sample_budgets import TRUST
 from accelcheck.verify.trajectory import SEEDS, Course, chart, judge
-from accelcheck.workloads.base import Program
+from accelcheck.workloads.base import Program, cast
 from accelcheck.workloads.dispatch import unfused
 
 if TYPE_CHECKING:
@@ -105,7 +105,7 @@ def _other(workload: Workload, case: Case, number: int) -> Result:
     dtype: torch.dtype = getattr(torch, case.dtype)
     own = Program.of(workload.problem(case.seed), dtype=dtype, seed=case.seed)
     if number:
-        own.module = workload.problem(case.seed + number).module.to(dtype)
+        own.module = cast(workload.problem(case.seed + number).module, "cpu", dtype)
         own.seed = case.seed + number
     return _trained(f"{workload.name}: eager", own, case.seed + number)
 

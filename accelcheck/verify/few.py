@@ -19,7 +19,7 @@ import math
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from scipy import stats
+from scipy.special import stdtrit
 
 from accelcheck.verify.precision import ACCUMULATOR, SLACK, UNIT_ROUNDOFF
 from accelcheck.verify.views import VIEWS
@@ -94,7 +94,7 @@ _NORMS = ("row", "column", "block", "element")
 def quantile(sizes: Sequence[float], error: float = ERROR) -> float:
     """Size that one more number exceeds with a probability, given others of the same normal distribution around 0: Student's t of their root mean square."""
     root_mean_square = math.sqrt(sum(size**2 for size in sizes) / len(sizes))
-    return float(stats.t.ppf(1 - error / 2, len(sizes))) * root_mean_square
+    return float(stdtrit(len(sizes), 1 - error / 2)) * root_mean_square
 
 
 def single(view: str, shape: Sequence[int]) -> bool:

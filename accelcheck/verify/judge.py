@@ -19,7 +19,7 @@ from accelcheck.verify.precision import SLACK, UNIT_ROUNDOFF
 from accelcheck.verify.views import GATES, SIGNED, VIEWS, Reading, common_floor
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
     from torch import Tensor
 
@@ -41,10 +41,11 @@ class Judgement:
     readings: Mapping[str, Reading]
     compared: Mapping[str, int] = field(default_factory=dict)
 
-    def close(self, careful: int, reference: Reference | None = None, *, divisible: bool = False) -> bool:
-        """Whether all that is wrong are views beyond their budgets by at most `CLOSE`; after `careful` - 1 closer looks, by less.
+    def near(self, careful: int, reference: Reference | None = None, *, divisible: bool = False) -> frozenset[str]:
+        """The paths to look at more closely: of views beyond their budgets by at most `CLOSE`, where nothing else is wrong.
 
-        For results that are independent of each other (`divisible`), whether that holds for all that is wrong of one of them.
+        After `careful` - 1 closer looks the limit is lower. Results that are independent of each other (`divisible`) are
+        looked at each by itself.
 
         Where a reduced `reference` was asked, whatever is beyond its budget is looked at once more, and again where roundings decide
         something: with so few samples the candidate may be the first to show it. So is a tensor of fewer than `FEW` elements, whose
@@ -59,15 +60,24 @@ class Judgement:
                 limit = math.inf
             else:
                 small = {path for path, truth in reference.truth.items() if truth.numel() < FEW}
-        near = [
+        near = {
             (figure.path, figure.view)
             for figure in beyond
             if figure.used <= limit or figure.path in small or figure.view in steep
-        ]
-        if divisible:
-            wrong = {fault.path for fault in self.faults if (fault.path, fault.view) not in near}
-            return any(path not in wrong for path, _ in near)
-        return 0 < len(beyond) == len(self.faults) == len(near)
+        }
+        wrong = {fault.path for fault in self.faults if (fault.path, fault.view) not in near}
+        return frozenset(path for path, _ in near if path not in wrong) if divisible or not wrong else frozenset()
+
+    def amended(self, other: Judgement, paths: Collection[str]) -> Judgement:
+        """The same with what another judgement says of the tensors at some paths."""
+        faults = [*(fault for fault in self.faults if fault.path not in paths), *other.faults]
+        figures = [*(figure for figure in self.figures if figure.path not in paths), *other.figures]
+        return Judgement(
+            tuple(sorted(faults, key=lambda fault: fault.path)),
+            tuple(sorted(figures, key=lambda figure: figure.path)),
+            {**self.readings, **other.readings},
+            self.compared,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,13 +129,13 @@ def check_metadata(result: Result, reference: Reference, contract: Contract) -> 
 
 
 def judge(result: Result, reference: Reference) -> Judgement:
-    """Judge the values of a result on the CPU whose metadata is right."""
+    """Judge the values of a result's tensors, on the CPU, whose metadata is right; `check_metadata` reports missing ones."""
     faults: list[Fault] = []
     figures: list[Figure] = []
     readings: dict[str, Reading] = {}
     numbers = {kind(path) for path, truth in reference.truth.items() if truth.is_floating_point() and truth.numel()}
     compared: Counter[str] = Counter()
-    for path in sorted(reference.truth.keys() - reference.unjudged.keys()):
+    for path in sorted(reference.judged & result.keys()):
         candidate, truth = result[path], reference.truth[path]
         # Integers beside numbers do not stand for these: an index is right whatever the logits are.
         exact = not truth.is_floating_point() and kind(path) in numbers
@@ -172,7 +182,9 @@ def judge_together(draws: Sequence[tuple[Mapping[str, Reading], Reference]], *, 
     figures: list[Figure] = []
     if len(draws) < LEAST_DRAWS:
         return Judgement((), (), {})
-    for path in sorted(set.intersection(*(set(readings) for readings, _ in draws))):
+    for path in sorted(
+        set.intersection(*(readings.keys() & reference.leanings.keys() for readings, reference in draws))
+    ):
         for view in sorted(SIGNED):
             signed = [readings[path][view] for readings, _ in draws]
             # The n-th samples of all draws make one more run of a correct implementation.

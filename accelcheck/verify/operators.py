@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch import Tensor
 
+from accelcheck.workloads.base import is_inexact
+
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
@@ -24,7 +26,7 @@ EXACT = frozenset(
     logical_and logical_not logical_or logical_xor lu_unpack masked_fill masked_fill_ masked_scatter masked_scatter_ masked_scatter_backward masked_select max
     max_pool2d_with_indices max_pool3d_with_indices max_unpool2d max_unpool3d maximum median min minimum mode
     nan_to_num nanmedian narrow_copy native_dropout_backward ne neg neg_ new_empty new_empty_strided new_full new_ones
-    new_zeros nextafter normal normal_ ones_like permute_copy pixel_shuffle pixel_unshuffle put randint_like real
+    new_zeros nextafter normal normal_ ones_like permute_copy pixel_shuffle pixel_unshuffle put put_ randint_like real
     reflection_pad1d reflection_pad2d reflection_pad3d relu relu_ repeat repeat_interleave replication_pad1d
     replication_pad2d replication_pad3d _reshape_copy resize_ resize_as_ roll rot90 round scatter scatter_
     searchsorted select_backward select_scatter set_ sgn sign slice_backward slice_scatter softshrink_backward sort
@@ -103,13 +105,13 @@ CONTRACTIONS = frozenset(
 
 SCATTERS = frozenset(
     """embedding_dense_backward index_add index_add_ index_put index_put_ _index_put_impl_ scatter_add scatter_add_
-    _unsafe_index_put _unsafe_masked_index_put_accumulate""".split()
+    put put_ _unsafe_index_put _unsafe_masked_index_put_accumulate""".split()
 )
 """Operators that add to places that an index gives."""
 
 COMPOSED = frozenset(
-    """_batch_norm_with_update digamma gelu i0 _log_softmax multi_margin_loss multi_margin_loss_backward multilabel_margin_loss_backward
-    mvlgamma native_batch_norm _native_batch_norm_legit native_group_norm native_layer_norm polygamma round.decimals silu sinc
+    """_batch_norm_with_update digamma gelu i0 _log_softmax logaddexp logaddexp2 multi_margin_loss multi_margin_loss_backward
+    multilabel_margin_loss_backward mvlgamma native_batch_norm _native_batch_norm_legit native_group_norm native_layer_norm polygamma round.decimals silu sinc
     _softmax softplus special_airy_ai special_bessel_j0 special_bessel_j1 special_bessel_y0 special_bessel_y1
     special_chebyshev_polynomial_t special_chebyshev_polynomial_u special_chebyshev_polynomial_v
     special_chebyshev_polynomial_w special_erfcx special_hermite_polynomial_h special_hermite_polynomial_he
@@ -243,19 +245,15 @@ def is_float(value: Any) -> bool:
     return isinstance(value, Tensor) and value.is_floating_point()
 
 
-def is_inexact(value: Any) -> bool:
-    """Tell floating-point and complex tensors from other values."""
-    return isinstance(value, Tensor) and (value.is_floating_point() or value.is_complex())
-
-
 def has_complex(values: Iterable[Any]) -> bool:
     """Look for a complex tensor among values."""
     return any(isinstance(value, Tensor) and value.is_complex() for value in values)
 
 
 def _has_float(values: Iterable[Any]) -> bool:
+    # Forward-mode derivatives run operators on meta tensors, to learn their strides.
     return any(
-        is_inexact(value)
+        is_inexact(value) and not value.is_meta
         if isinstance(value, Tensor)
         else isinstance(value, (tuple, list, ValuesView)) and _has_float(value)
         for value in values

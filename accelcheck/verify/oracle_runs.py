@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import re
+from collections.abc import Sized
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
 import torch
+from torch import Tensor, nn
 
 from accelcheck.core.case import Mode
 from accelcheck.verify import room
@@ -16,18 +18,18 @@ from accelcheck.verify.effort import FULL, Effort
 from accelcheck.verify.precision import SMALLEST_SUBNORMAL, UNIT_ROUNDOFF
 from accelcheck.verify.reference import OracleError
 from accelcheck.verify.rounding import Nearest, Rounding
-from accelcheck.workloads.base import Program, Result, flatten, is_float
+from accelcheck.workloads.base import Program, Result, flatten, is_inexact
 from accelcheck.workloads.dispatch import unfused
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
     from contextlib import AbstractContextManager
-
-    from torch import Tensor, nn
 
     from accelcheck.workloads.base import OptimizerMaker, Workload
     from accelcheck.workloads.probes import Draw
 
+MOST_NAMED = 3
+"""Most attributes that an error names."""
 _NO_KERNEL = re.compile(r"not implemented for|scalar type|dtype")
 """Torch's messages for an operator without a CPU kernel for a dtype, or a workload with constants in another one."""
 
@@ -214,19 +216,24 @@ class Oracle:
             module.zero_grad(set_to_none=True)
         return result
 
+    @property
+    def is_given_nan(self) -> bool:
+        """Presence of a NaN among the inputs."""
+        return any(is_inexact(value) and bool(value.isnan().any()) for value in self._program.inputs)
+
     def without_gradient(self, truth: Result) -> frozenset[str]:
         """Parameters and inputs that require a gradient and have none."""
         asked = {name for name, parameter in self._program.module.named_parameters() if parameter.requires_grad}
-        asked |= {f"input[{index}]" for index, value in enumerate(self._program.inputs) if is_float(value)}
+        asked |= {f"input[{index}]" for index, value in enumerate(self._program.inputs) if is_inexact(value)}
         return frozenset(name for name in asked if f"grad:{name}" not in truth)
 
-    def outputs(self) -> list[tuple[str, list[Tensor]]]:
-        """Run once more: name and outputs of each call of a module, in the order in which the calls end."""
-        found: list[tuple[str, list[Tensor]]] = []
+    def calls(self) -> list[tuple[str, list[Tensor], list[Tensor]]]:
+        """Run once more: name, inputs and outputs of each call of a module, in the order in which the calls end."""
+        found: list[tuple[str, list[Tensor], list[Tensor]]] = []
         handles = [
             part.register_forward_hook(
-                lambda _, __, out, name=name: found.append(
-                    (name, [tensor.detach().clone() for tensor in _tensors(out)])
+                lambda _, given, out, name=name: found.append(
+                    (name, *([tensor.detach().clone() for tensor in _tensors(values)] for values in (given, out)))
                 )
             )
             for name, part in self._program.module.named_modules()
@@ -236,6 +243,24 @@ class Oracle:
         finally:
             for handle in handles:
                 handle.remove()
+        return found
+
+    def kept(self) -> dict[str, str]:
+        """Numbers, sizes of containers and tensors, in words, that modules keep and no `state_dict` restores."""
+        found: dict[str, str] = {}
+        for name, part in self._program.module.named_modules():
+            restored = {*part.state_dict(), *vars(nn.Module())}
+            for key, value in {**vars(part), **dict(part.named_buffers(recurse=False))}.items():
+                path = f"{name}.{key}".lstrip(".")
+                if key in restored:
+                    continue
+                if isinstance(value, Tensor):
+                    size = float(value.to(torch.complex128).abs().norm())
+                    found[path] = f"a tensor of shape {tuple(value.shape)} and norm {size:.6g}"
+                elif isinstance(value, (bool, int, float, str)):
+                    found[path] = str(value)
+                elif isinstance(value, Sized) and not isinstance(value, nn.Module):
+                    found[path] = f"{len(value)} elements"
         return found
 
     def sample(self, seed: int, precision: str, dtype: str, algorithm: str = "") -> Result:
@@ -272,7 +297,8 @@ def check_truth(source: Source, oracle: Oracle, truth: Result) -> None:
     """See that the oracle's result can be compared with.
 
     Raises:
-        OracleError: It has no elements, lacks a gradient, or is NaN.
+        OracleError: It has no elements, lacks a gradient, or is NaN: in training anywhere, else throughout a tensor,
+            though no input has a NaN. Any other NaN is a result that a candidate must have too.
     """
     if not truth or not sum(tensor.numel() for tensor in truth.values()):
         raise OracleError(f"{source}: the oracle produced no elements to compare; its outputs: {sorted(truth)}")
@@ -283,10 +309,13 @@ def check_truth(source: Source, oracle: Oracle, truth: Result) -> None:
             f"{source}: the oracle has no gradient for {', '.join(sorted(lost))}, which require one: name them in `Workload.idle` "
             "if nothing depends on them, else mend the workload"
         )
-    overflown = [path for path, tensor in truth.items() if bool(tensor.isnan().any())]
-    if overflown and not source.draw.special:
+    if source.draw.special or (source.mode is not Mode.TRAIN and (source.workload.divisible or oracle.is_given_nan)):
+        return
+    of_tensor = Tensor.any if source.mode is Mode.TRAIN else Tensor.all
+    numbers = {path: tensor for path, tensor in truth.items() if tensor.is_floating_point() and tensor.numel()}
+    if undefined := [path for path, tensor in numbers.items() if bool(of_tensor(tensor.isnan()))]:
         raise OracleError(
-            f"{source}: the FP64 oracle is NaN at {', '.join(overflown)}, with which nothing can be compared: give the model "
+            f"{source}: the FP64 oracle is NaN at {', '.join(undefined)}, with which nothing can be compared: give the model "
             "parameters and inputs for which it is finite"
         )
 
@@ -301,8 +330,17 @@ def check_repeatable(oracle: Oracle, truth: Result) -> None:
     differing = [path for path in truth if path not in again or not _same_bits(truth[path], again[path])]
     if not differing:
         return
-    for (name, one), (_, other) in zip(oracle.outputs(), oracle.outputs(), strict=False):
-        if len(one) != len(other) or not all(map(_same_bits, one, other)):
+    before = oracle.kept()
+    calls = zip(oracle.calls(), oracle.calls(), strict=False)
+    after = oracle.kept()
+    if moved := [key for key in after if before.get(key) != after[key]]:
+        listed = ", ".join(f"{key} ({before.get(key, 'nothing')}, then {after[key]})" for key in moved[:MOST_NAMED])
+        raise OracleError(
+            f"two runs from the same state differ in {differing[0]}: the model keeps state between calls, which no "
+            f"state_dict restores: {listed}. Reset it at the start of `forward`, or register it as a buffer"
+        )
+    for (name, given, out), (_, same, other) in calls:
+        if _alike(given, same) and not _alike(out, other):  # the innermost one: inner calls end first
             where = f"the output of the module {name!r}" if name else "what the module itself computes"
             break
     else:
@@ -311,6 +349,10 @@ def check_repeatable(oracle: Oracle, truth: Result) -> None:
         f"two runs from the same state differ in {differing[0]}: {where} is random. Set its rate of dropout to 0 in the workload, "
         "or draw its numbers in `make` and pass them as an input"
     )
+
+
+def _alike(one: Sequence[Tensor], other: Sequence[Tensor]) -> bool:
+    return len(one) == len(other) and all(map(_same_bits, one, other))
 
 
 def _same_bits(one: Tensor, other: Tensor) -> bool:
@@ -329,5 +371,7 @@ def blamed(who: str) -> Iterator[None]:
     """Turn any exception into an `OracleError` that names the failing part."""
     try:
         yield
+    except OracleError as error:
+        raise OracleError(f"{who}: {error}") from error
     except Exception as error:
         raise OracleError(f"{who} raised {type(error).__name__}: {error}") from error

@@ -62,14 +62,17 @@ class Errors:
     def of(cls, rows: Any, columns: Any, elements: Any) -> Self:
         """Of sums of squares, and of errors of elements, as NumPy arrays."""
         with np.errstate(all="ignore"):  # infinities and NaN have views of their own
-            by_row, by_column = (
-                None if len(sums) > LARGEST else np.sqrt(sums).astype(np.float32) for sums in (rows, columns)
-            )
-            return cls(by_row, by_column, np.abs(elements).astype(np.float32))
+            by_row, by_column = (None if len(sums) > LARGEST else _narrow(np.sqrt(sums)) for sums in (rows, columns))
+            return cls(by_row, by_column, _narrow(np.abs(elements)))
 
     def places(self) -> tuple[Any, Any, Any]:
         """In the order of `Noise`."""
         return self.rows, self.columns, self.elements
+
+
+def _narrow(norms: Any) -> Any:
+    """Norms in FP32, none of them infinite: a size that is would make a quotient NaN."""
+    return np.minimum(norms, np.finfo(np.float32).max).astype(np.float32)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -10,7 +10,7 @@ from accelcheck.verify.own import Noise
 from accelcheck.verify.views import Yardstick
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
     from torch import Tensor
 
@@ -43,6 +43,10 @@ class Layout:
         return cls(str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), tensor.stride())
 
 
+_BY_PATH = ("truth", "layouts", "budgets", "leanings", "alone", "eager", "noise", "spread_over")
+"""Fields of a `Reference` that have a value for each tensor."""
+
+
 @dataclass(frozen=True)
 class Reference:
     """The reference that a candidate is compared with.
@@ -63,6 +67,8 @@ class Reference:
         reduced: Whether it has less than the usual samples: see `accelcheck.verify.effort`.
         spread: Where it is reduced: see `accelcheck.verify.few.spread`.
         unclassified: Operators of which `accelcheck.verify.operators` does not say how much they round.
+        eager_unlike: Difference between the NaN and infinities of eager on the CPU and those of the oracle, though no
+            operator's result leaves the range of the storage dtype: eager is wrong. Empty where there is none.
         noise: What the rounding samples show at each place, by path, for the views of `accelcheck.verify.own`.
         spread_over: Where a class of algorithms computes no finite numbers, by path; empty for plain references.
     """
@@ -82,6 +88,7 @@ class Reference:
     unclassified: Sequence[str] = ()
     spread_over: Result = field(default_factory=dict)
     noise: Mapping[str, Noise] = field(default_factory=dict)
+    eager_unlike: str = ""
 
     @functools.cached_property
     def without_eager(self) -> Reference:
@@ -89,6 +96,24 @@ class Reference:
         other = replace(self, budgets=self.alone, eager={})
         vars(other)["sticks"] = self.sticks
         return other
+
+    @property
+    def judged(self) -> frozenset[str]:
+        """The paths of the tensors that it judges."""
+        return frozenset(self.truth.keys() - self.unjudged.keys())
+
+    def amended(self, other: Reference) -> Reference:
+        """The same with what another one, of all or some of its paths, says of the tensors that this judges."""
+        said = other.limited(other.judged)
+        merged: dict[str, Any] = {name: {**getattr(self, name), **getattr(said, name)} for name in _BY_PATH}
+        return replace(self, **merged, eager_excess=max(self.eager_excess, other.eager_excess))
+
+    def limited(self, paths: Collection[str]) -> Reference:
+        """The same without the tensors at other paths."""
+        kept: dict[str, Any] = {
+            name: {path: value for path, value in getattr(self, name).items() if path in paths} for name in _BY_PATH
+        }
+        return replace(self, **kept)
 
     @property
     def summary(self) -> Reference:

@@ -79,8 +79,7 @@ def by_layer(program: Program) -> Program:
     program.target = to(program.target, "cpu", torch.float64)
     program.further = batches_to(program.further, "cpu", torch.float64)
     for buffer in program.module.buffers():
-        if buffer.is_floating_point():
-            buffer.data = buffer.data.double()
+        buffer.data = to(buffer.data, "cpu", torch.float64)
     for part in _layers(program.module):
         parameters = list(part.parameters())
         if any(True for _ in part.children()) and not isinstance(part, nn.MultiheadAttention):
@@ -99,8 +98,7 @@ def _layers(module: nn.Module) -> Iterable[nn.Module]:
 
 def _widen(parameters: Iterable[nn.Parameter]) -> None:
     for parameter in parameters:
-        if parameter.is_floating_point():
-            parameter.data = parameter.data.double()
+        parameter.data = to(parameter.data, "cpu", torch.float64)
 
 
 def _hook(layer: nn.Module, parameters: list[nn.Parameter]) -> None:

@@ -29,6 +29,7 @@ from accelcheck.verify.operators import (
     SCATTERS,
 )
 from accelcheck.verify.precision import ACCUMULATOR, INEXACT_ULPS, SMALLEST_SUBNORMAL, UNIT_ROUNDOFF
+from accelcheck.workloads.base import is_inexact
 from accelcheck.workloads.draw import factor_of, fractions, of_mantissas
 
 if TYPE_CHECKING:
@@ -145,7 +146,7 @@ class Rounding(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch lea
         """Arguments of which the operator's result is that of exact arithmetic."""
         if name in FACTORISED:
             unit = UNIT_ROUNDOFF[self.precision]
-            return tuple(self._moved(a, unit) if operators.is_inexact(a) and a.numel() else a for a in args)
+            return tuple(self._moved(a, unit) if is_inexact(a) and a.numel() else a for a in args)
         if operators.has_complex(args):
             # A complex function is made of real ones, such as a power of an exponential and a logarithm.
             return tuple(self._turned(a) if isinstance(a, Tensor) and a.is_complex() else a for a in args)

@@ -40,15 +40,18 @@ class Samples:
         self.readings: dict[str, list[Reading]] = {path: [] for path in self.sticks}
         self.unlike = ""
         """How the first sample differs that is not of the truth's structure."""
+        self.in_range = False
+        """Whether no operator's result, rounded to the storage dtype, leaves its range."""
 
-    def read(self, sample: Result, *, optional: bool = False) -> None:
-        """Add a sample; an `optional` one that is not like the truth is left out."""
+    def read(self, sample: Result, *, optional: bool = False) -> bool:
+        """Add a sample, and say whether it is like the truth; an `optional` one that is not is left out."""
         differing = unlike(self._truth, sample)
         if differing:
             self.unlike = self.unlike or ("" if optional else differing)
-            return
+            return False
         for path, stick in self.sticks.items():
             self.readings[path].append(stick.read(sample[path]))
+        return True
 
     def noise(self, source: Source) -> dict[str, Noise]:
         """Own errors of the samples by path, of paths with enough of them.
@@ -147,21 +150,28 @@ def excess(source: Source, own: Mapping[str, Reading], samples: Mapping[str, lis
             that it did in none of a few samples (see `accelcheck.verify.few`), which only some tensors show.
     """
     # Half a unit of the result's own rounding is explained whatever the samples show.
-    ratios = [
-        reading.relative / max(source.unit, *(s.relative for s in samples[path])) for path, reading in own.items()
-    ]
-    largest = max(ratios, default=0.0)
-    held = statistics.median(ratios) if source.effort.reduced and ratios else largest
+    ratios = {
+        path: reading.relative / max(source.unit, *(s.relative for s in samples[path])) for path, reading in own.items()
+    }
+    worst = max(ratios, key=lambda path: ratios[path], default="")
+    largest = ratios.get(worst, 0.0)
+    held = statistics.median(ratios.values()) if source.effort.reduced and ratios else largest
     if not held <= TRUST:
         raise OracleError(
-            f"{source}: eager {source.precision} on the CPU errs {held:.3g} times more than rounding explains (limit {TRUST:g}): "
-            "the oracle or eager is wrong, so nothing can be judged by them"
+            f"{source}: eager {source.precision} on the CPU errs {held:.3g} times more than rounding explains "
+            f"(limit {TRUST:g}), most at {worst}: the oracle or eager is wrong, so nothing can be judged by them"
         )
     return largest
 
 
-def unlike(truth: Result, other: Result) -> str:
-    """The first difference in paths, shapes, integers, or where NaN and infinities stand; empty if there is none."""
+def unlike(truth: Result, other: Result, *, patterns: bool = True) -> str:
+    """The first difference in paths, shapes, integers or places of NaN and infinities; empty if there is none.
+
+    Args:
+        truth: The oracle's result.
+        other: Another one.
+        patterns: Whether places of NaN and infinities are compared.
+    """
     if truth.keys() != other.keys():
         return f"only one has {', '.join(sorted(truth.keys() ^ other.keys()))}"
     for path, tensor in truth.items():
@@ -171,7 +181,7 @@ def unlike(truth: Result, other: Result) -> str:
             if differing := int((tensor != other[path]).sum()):
                 return f"{path}: {differing} of {tensor.numel()} integers differ"
             continue
-        for kind in (torch.isnan, torch.isposinf, torch.isneginf):
+        for kind in (torch.isnan, torch.isposinf, torch.isneginf) if patterns else ():
             if not torch.equal(kind(tensor), kind(other[path])):
                 return f"{path}: {kind.__name__} holds for {int(kind(tensor).sum())} and {int(kind(other[path]).sum())} elements"
     return ""

@@ -101,6 +101,7 @@ def _error(terms: Tensor, over: list[int], *, keep: bool = False) -> Tensor:
     single = rows.to(getattr(torch, ACCUMULATOR)).numpy()
     total = torch.from_numpy(np.add.accumulate(single, axis=-1)[..., -1].copy())
     error = total.to(terms.dtype) - torch.from_numpy(single).to(terms.dtype).sum(-1)
+    error = torch.where(torch.isfinite(error), error, 0.0)  # of infinities and NaN, and where the accumulator overflows
     return error.reshape([1 if d in dims else n for d, n in enumerate(terms.shape)]) if keep else error
 
 

@@ -15,9 +15,9 @@ from accelcheck.verify.operators import (
     floats,
     has_complex,
     is_float,
-    is_inexact,
     outputs,
 )
+from accelcheck.workloads.base import is_inexact
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -29,6 +29,9 @@ _POOLING: tuple[Any, ...] = ((), 0, False, True, None)
 """Defaults of average pooling: stride, padding, ceil mode, whether padding counts, divisor."""
 _SUMS = CONTRACTIONS | {"sum", "nansum", "mean", "cumsum", "_trilinear", "col2im"}
 """Operators whose every output is a sum of products of their operands; those of `SCATTERS` are too."""
+_PRODUCTS = frozenset({"prod", "cumprod"})
+"""Operators that multiply K factors one after the other. Each product is rounded: the error's variance is u^2 K P^2 / 3,
+that of `Sums` with S = P and Q = 4 P^2."""
 _FACTORS = frozenset({"alpha", "beta"})
 
 
@@ -55,6 +58,8 @@ def squares(func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any])
     if name == "var_mean" and not has_complex(args):
         mean = outputs(func(args[0].square(), *args[1:], **kwargs))[1]  # of squares
         return [None, None if mean is None else mean * (mean.numel() / max(1, args[0].numel()))]
+    if name in _PRODUCTS and "out" not in kwargs and not has_complex(args):
+        return [None if product is None else 4 * product.square() for product in outputs(func(*args, **kwargs))]
     if (name not in _SUMS and name not in SCATTERS) or "out" in kwargs or has_complex(args):  # out would be overwritten
         return []
     squared = tuple(a.square() if is_float(a) else a for a in args)
@@ -107,6 +112,12 @@ class _Call(NamedTuple):
 def _row(call: _Call) -> Lengths:
     x = call.operands[0]
     return (x.shape[-1] if x.dim() else 1,)
+
+
+def _along(call: _Call) -> Lengths:
+    """Terms, or factors, along the dimension that the second argument names."""
+    x = call.operands[0]
+    return (x.shape[call.args[1]] if x.dim() else 1,)
 
 
 def _reduced(call: _Call) -> Lengths:
@@ -198,7 +209,8 @@ def _size(kernel: Any) -> int:
 
 
 _RULES: Mapping[str, Callable[[_Call], Lengths]] = {
-    **dict.fromkeys(("mm", "bmm", "mv", "dot", "vdot", "linear", "cumsum", "logsumexp"), _row),
+    **dict.fromkeys(("mm", "bmm", "mv", "dot", "vdot", "linear"), _row),
+    **dict.fromkeys(("cumsum", "cumprod"), _along),
     **dict.fromkeys(("addmm", "addmv", "baddbmm"), lambda call: (call.operands[1].shape[-1],)),
     "_trilinear": _trilinear,
     "col2im": lambda call: (_size(call.args[2]),),
@@ -206,7 +218,7 @@ _RULES: Mapping[str, Callable[[_Call], Lengths]] = {
     "convolution": lambda call: (call.operands[1][0].numel(),),
     "convolution_backward": _convolution_backward,
     **dict.fromkeys(
-        ("sum", "nansum", "mean", "var", "var_mean", "std", "linalg_vector_norm", "norm", "mse_loss"), _reduced
+        "sum nansum mean var var_mean std linalg_vector_norm norm mse_loss logsumexp prod".split(), _reduced
     ),
     **dict.fromkeys(("nll_loss_forward", "nll_loss2d_forward"), _loss),
     **dict.fromkeys(INTERPOLATED, _interpolated),

@@ -120,6 +120,7 @@ def _multi_head(generator: torch.Generator, extent: int) -> Problem:
 _FIXED = frozenset({"attention", "matmul", "scriptable"})
 _TRAITS = _FIXED | {"resizable"}
 
+_NONE = frozenset[str]()
 _PROBES = frozenset({"zeros", "one-hot-values", "sharp", "nan[0]"})
 
 WORKLOADS = (
@@ -147,45 +148,33 @@ WORKLOADS = (
         traits=_FIXED,
         probes=_PROBES | {"future"},
     ),
-    Workload(
-        "attention-mask",
-        "Attention with a boolean mask that differs between sequences.",
-        _masked,
-        2,
-        traits=_TRAITS,
-        probes=_PROBES,
-    ),
-    Workload(
-        "attention-ragged",
-        "Attention over padded sequences with their lengths in a tensor, one of them 2.",
-        _ragged,
-        2,
-        traits=_TRAITS,
-        probes=_PROBES,
-    ),
-    Workload(
-        "attention-cross",
-        "Attention with fewer queries than keys.",
-        partial(_cross, causal=False),
-        2,
-        traits=_TRAITS,
-        probes=_PROBES,
-    ),
-    Workload(
-        "attention-cross-causal",
-        "Fewer queries than keys, causal from the top left: shows a mask aligned to the bottom right.",
-        partial(_cross, causal=True),
-        3,
-        traits=_TRAITS,
-        probes=_PROBES,
-    ),
-    Workload(
-        "attention-cross-right",
-        "Fewer queries than keys, causal from the bottom right by a mask: shows one aligned to the top left.",
-        _lower_right,
-        3,
-        traits=_TRAITS,
-        probes=_PROBES | {"future"},
+    *(
+        Workload(name, summary, make, level, traits=_TRAITS, probes=_PROBES | further)
+        for name, summary, make, level, further in (
+            ("attention-mask", "Attention with a boolean mask that differs between sequences.", _masked, 2, _NONE),
+            (
+                "attention-ragged",
+                "Attention over padded sequences with their lengths in a tensor, one of them 2.",
+                _ragged,
+                2,
+                _NONE,
+            ),
+            ("attention-cross", "Attention with fewer queries than keys.", partial(_cross, causal=False), 2, _NONE),
+            (
+                "attention-cross-causal",
+                "Fewer queries than keys, causal from the top left: shows a mask aligned to the bottom right.",
+                partial(_cross, causal=True),
+                3,
+                _NONE,
+            ),
+            (
+                "attention-cross-right",
+                "Fewer queries than keys, causal from the bottom right by a mask: shows one aligned to the top left.",
+                _lower_right,
+                3,
+                {"future"},
+            ),
+        )
     ),
     Workload(
         "attention-empty-row",

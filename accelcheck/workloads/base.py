@@ -107,12 +107,12 @@ class Program:
         seed: int = 0,
         synchronize: Callable[[], None] = lambda: None,
     ) -> Program:
-        """Move a problem to a device and cast its floating-point parameters, buffers, inputs and target to `dtype`.
+        """Move a problem to a device and cast its parameters, buffers, inputs and target to `dtype`: see `in_dtype`.
 
         The module is moved, not copied: do not use the problem afterwards.
         """
         return cls(
-            module=problem.module.to(device=device, dtype=dtype),
+            module=cast(problem.module, device, dtype),
             inputs=tuple(to(value, device, dtype) for value in problem.inputs),
             target=None if problem.target is None else to(problem.target, device, dtype),
             loss=problem.loss,
@@ -127,7 +127,7 @@ class Program:
 
     def widened(self) -> Self:
         """Cast this program, which must be on the CPU, to FP64 in place. Values stay as its previous dtype rounded them."""
-        self.module.double()
+        cast(self.module, "cpu", torch.float64)
         self.inputs = tuple(to(value, "cpu", torch.float64) for value in self.inputs)
         self.target = to(self.target, "cpu", torch.float64)
         self.further = batches_to(self.further, "cpu", torch.float64)
@@ -166,7 +166,7 @@ class Program:
         with self.within():
             result = self._ran(mode) if self.elsewhere is None else self.elsewhere(self, mode)
         self.synchronize()
-        found = {path: tensor.detach() for path, tensor in result.items()} | self.left()
+        found = {path: stored(tensor) for path, tensor in result.items()} | self.left()
         if before:
             # The next run needs the same inputs, in the same memory, without this run's graph; outputs may lie in that memory.
             found = {path: tensor.clone() for path, tensor in found.items()}
@@ -178,7 +178,7 @@ class Program:
 
     def left(self) -> Result:
         """Copies of the inputs that the module `writes` to, by path."""
-        return {f"input[{place}]": self.inputs[place].detach().clone() for place in sorted(self.writes)}
+        return {f"input[{place}]": stored(self.inputs[place]).clone() for place in sorted(self.writes)}
 
     def _ran(self, mode: Mode) -> Result:
         if mode is Mode.FORWARD:
@@ -255,21 +255,24 @@ class Program:
         # Integer outputs have no gradient. An output gradient depends on the path alone, not on the number of outputs.
         roots = {path: out for path, out in result.items() if out.requires_grad}
         cotangents = [self.cotangent(path, out) for path, out in roots.items()]
-        factor = 1.0
         outs = list(roots.values())
         if self.scaler is not None:
             outs = [self.scaler.scale(out) for out in outs]
-            factor = float(self.scaler.get_scale())
         torch.autograd.backward(outs, cotangents)
         for index, value in enumerate(self.inputs):
             if isinstance(value, Tensor) and value.grad is not None:
-                result[f"grad:input[{index}]"] = value.grad / factor
+                result[f"grad:input[{index}]"] = self._unscaled(value.grad)
         for name, parameter in self.module.named_parameters():
             if parameter.grad is not None:
-                result[f"grad:{name}"] = parameter.grad / factor
+                result[f"grad:{name}"] = self._unscaled(parameter.grad)
         if self.twice:
             result |= self._second()
         return result | self._buffers()
+
+    def _unscaled(self, grad: Tensor) -> Tensor:
+        factor = 1.0 if self.scaler is None else float(self.scaler.get_scale())  # a power of two
+        # torch_xla drops the imaginary part of a quotient: https://github.com/pytorch/xla/issues/4519.
+        return grad * (1.0 / factor) if grad.is_complex() else grad / factor
 
     def _second(self) -> Result:
         """Gradients of the gradients, each contracted with its own random direction."""
@@ -291,11 +294,13 @@ class Program:
         from accelcheck.core.case import stable_seed
 
         generator = torch.Generator().manual_seed(self.seed ^ stable_seed(path))
-        normal = torch.randn(out.shape, generator=generator, dtype=torch.float32, device="cpu").numpy()
+        shape = (*out.shape, 2) if out.is_complex() else out.shape
+        normal = torch.randn(shape, generator=generator, dtype=torch.float32, device="cpu").numpy()
         # Multiples of 1/64 below 4 are exact in every dtype: the oracle and a half-precision run get the same gradient. By NumPy,
         # which no dispatch mode sees: under simulated rounding errors some would be rounded to another multiple.
         exact = np.clip(np.round(64 * normal), -255, 255) / np.float32(64)
-        drawn = torch.from_numpy(np.asarray(exact)).to(device=out.device, dtype=out.dtype)
+        drawn = torch.from_numpy(np.asarray(exact.view(np.complex64)[..., 0] if out.is_complex() else exact))
+        drawn = drawn.to(device=out.device, dtype=out.dtype)
         return _reversed(drawn) if self.strided_cotangents else drawn
 
     def _train(self) -> Result:
@@ -404,30 +409,58 @@ def batches_to(batches: Sequence[Batch], device: torch.device | str, dtype: torc
     )
 
 
-def is_float(value: Any) -> bool:
-    """Whether it is a floating-point tensor."""
-    return isinstance(value, Tensor) and value.is_floating_point()
+def is_inexact(value: Any) -> bool:
+    """Tell floating-point and complex tensors from other values."""
+    return isinstance(value, Tensor) and (value.is_floating_point() or value.is_complex())
 
 
 def leaf(value: Any) -> Any:
-    """A floating-point tensor as a new leaf without a gradient, with the same storage and strides; anything else unchanged."""
-    return value.detach().requires_grad_() if is_float(value) else value
+    """A floating-point or complex tensor as a new leaf in the same memory; anything else unchanged."""
+    return value.detach().requires_grad_() if is_inexact(value) else value
+
+
+def in_dtype(value: Tensor, dtype: torch.dtype) -> torch.dtype:
+    """Dtype of a tensor after a cast to `dtype`: complex numbers get such parts, integers and bool stay."""
+    if value.is_complex():
+        return dtype.to_complex()
+    return dtype if value.is_floating_point() else value.dtype
+
+
+def cast(module: nn.Module, device: torch.device | str, dtype: torch.dtype) -> nn.Module:
+    """Move a module and cast it in place by `in_dtype`: `nn.Module.to` drops imaginary parts of parameters."""
+
+    def placed(value: Tensor) -> Tensor:
+        return value.to(device=device, dtype=in_dtype(value, dtype))
+
+    module._apply(placed)  # type: ignore[no-untyped-call]  # noqa: SLF001 - untyped in torch, and no public name
+    return module
 
 
 def to(value: Any, device: torch.device | str, dtype: torch.dtype) -> Any:
-    """A tensor moved to `device`, and cast to `dtype` if it is floating-point; anything else unchanged.
+    """A tensor moved to `device` and cast as `in_dtype` says; anything else unchanged.
 
     Strides are kept: a transposed, sliced or expanded tensor is moved with the storage behind it.
     """
     if not isinstance(value, Tensor):
         return value
-    target = dtype if value.is_floating_point() else value.dtype
+    target = in_dtype(value, dtype)
     if value.is_contiguous():
         return value.to(device=device, dtype=target)
     # `Tensor.to` makes sliced and expanded tensors dense: move the storage behind them, then take the same view of it.
     storage_size = value.untyped_storage().nbytes() // value.element_size()
-    base = value.as_strided((storage_size,), (1,), 0).to(device=device, dtype=target)
+    # Detached: the result is a view of flat memory whether or not that was copied, which compilers guard.
+    base = value.as_strided((storage_size,), (1,), 0).detach().to(device=device, dtype=target)
     return base.as_strided(value.shape, value.stride(), value.storage_offset())
+
+
+def stored(tensor: Tensor) -> Tensor:
+    """The tensor without its graph, in memory: torch gives some gradients, as that of a sign, as zeros without any.
+
+    Complex numbers become real and imaginary parts, side by side in the last dimension: a row keeps its norm, and an
+    imaginary part that is lost shows beside large real parts.
+    """
+    tensor = torch.zeros_like(tensor) if tensor._is_zerotensor() else tensor.detach()  # noqa: SLF001 - no public name
+    return torch.view_as_real(tensor.resolve_conj()).flatten(-2) if tensor.is_complex() else tensor
 
 
 def flatten(value: Any, path: str = "out") -> Iterator[tuple[str, Tensor]]:

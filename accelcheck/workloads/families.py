@@ -16,7 +16,7 @@ from torch.nn import functional
 
 from accelcheck.core.case import Mode
 from accelcheck.workloads.draw import integers, normal
-from accelcheck.workloads.problem import TRANSLATORS, Problem, Workload
+from accelcheck.workloads.problem import RUNTIMES, TRANSLATORS, Problem, Workload
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -56,6 +56,10 @@ class Functions(nn.Module):
     def without(self, labels: frozenset[str]) -> Functions:
         """The parts of other labels."""
         return Functions(tuple(part for part in self.parts if part[0] not in labels))
+
+    def readers(self, place: int) -> frozenset[str]:
+        """The labels of the parts that read the input at a place."""
+        return frozenset(label for label, _, places in self.parts if place in places)
 
 
 class _Collected:
@@ -332,18 +336,22 @@ CONSUMERS: Mapping[str, Function] = {
     "sum": lambda v: v.sum(-1),
     "softmax": lambda v: torch.softmax(v, 0),
     "added": lambda v: v + v * 2.0,
-    "copied": lambda v: v.contiguous(),
+    "copied": lambda v: v.clone(memory_format=torch.contiguous_format),
     "flat": lambda v: v.reshape(-1) * 1.0,
     "written": lambda v: v.clone().mul_(3.0).add_(1.0),
     "argmax": lambda v: v.argmax(-1),
     "cumsum": lambda v: v.cumsum(0),
     "product": lambda v: v.reshape(-1, v.shape[-1]) @ v.reshape(-1, v.shape[-1]).t(),
+    "joined": lambda v: torch.cat((v, v[:1])),
+    "rolled": lambda v: v.roll(1, 0),
+    "scattered": lambda v: torch.slice_scatter(v, v[1:2].exp(), 0, 0, 1),
+    "chosen": lambda v: torch.where(v > 0, v, 0.5),
 }
 
 
 def _layouts(parts: _Collected) -> None:
-    x = normal(parts.generator, 12, 18)
     for layout, view in LAYOUTS.items():
+        x = normal(parts.generator, 12, 18)
         for consumer, function in CONSUMERS.items():
             parts.add(f"{consumer}, {layout}", partial(_after, view, function), x)
 
@@ -365,9 +373,7 @@ WRITES: Mapping[str, Function] = {
 
 
 def _read_before(view: Function, write: Function, x: Tensor, y: Tensor) -> Any:
-    before = view(x) * 2
-    write(x)
-    return before
+    return _written_after(lambda v: view(v) * 2, write, x)
 
 
 def _written_through(view: Function, write: Function, x: Tensor, y: Tensor) -> Any:
@@ -401,6 +407,20 @@ def _writes(parts: _Collected) -> frozenset[int]:
             parts.add(f"{name}, {order}, {layout}", partial(function, view, write), (12, 18), (12, 18))
             written |= {first + place for place in places}
     return frozenset(written)
+
+
+def _late_writes(parts: _Collected) -> frozenset[int]:
+    """Add writes to inputs after operators of each kind have read them. Returns the places of the inputs."""
+    for consumer, read in CONSUMERS.items():
+        for name, write in WRITES.items():
+            parts.add(f"{name}, {consumer}", partial(_written_after, read, write), (12, 18))
+    return frozenset(range(len(parts.inputs)))
+
+
+def _written_after(read: Function, write: Function, x: Tensor) -> Any:
+    before = read(x)
+    write(x)
+    return before
 
 
 def _convolutions(parts: _Collected) -> None:
@@ -525,7 +545,11 @@ def _integers(parts: _Collected) -> None:
         parts.add(
             f"{word}, sums", lambda a, b: [a + b, a - b, a * b, a + a, a * a, -a if a.dtype != torch.uint8 else a], a, b
         )
+        wide = integers(parts.generator, max(info.min, -(2**62)), min(info.max, 2**62), 7, 33).to(dtype)
         parts.add(f"{word}, quotients", _quotients, a[1:], signed[1:])
+        parts.add(f"{word}, full-width quotients", _quotients, wide, b)
+        parts.add(f"{word}, powers", lambda b: [b**2, b**5, (b + 3) ** 9], b)
+        parts.add(f"{word}, products", lambda b: [b @ b.t(), b[None, :1] @ b.t()[None], b[0] @ b[0]], b)
         parts.add(f"{word}, bits", lambda a, b: [a & b, a | b, a ^ b, ~a, a << (b % 4), a >> (b % 4)], a, b)
         parts.add(
             f"{word}, order",
@@ -581,8 +605,13 @@ def _workload(
     dtypes: tuple[str, ...] = ("float32",),
     techniques: frozenset[str] = frozenset(TRANSLATORS),
     compiled: int = TRANSLATORS["compile-static"],
+    backward: int = TRANSLATORS["compile-static"],
 ) -> Workload:
-    """A workload of what `build` adds; compile-static has it at the level `compiled`."""
+    """A workload of what `build` adds; compile-static has it at the level `compiled`, its gradients at `backward`.
+
+    Runtimes have values and options at the levels of `RUNTIMES`: sizes take them minutes.
+    """
+    runtimes = RUNTIMES if name.startswith(("options-", "values-")) else {}
     return Workload(
         name,
         summary,
@@ -592,7 +621,7 @@ def _workload(
         dtypes=frozenset(dtypes),
         traits=frozenset({"domain"}),
         techniques=techniques,
-        levels={**TRANSLATORS, "compile-static": compiled},
+        levels={**TRANSLATORS, **runtimes, "compile-static": compiled, "compile-static/backward": backward},
         divisible=True,
         given=True,
     )
@@ -616,15 +645,13 @@ WORKLOADS = (
         "The binades that half precision has, of all functions of one argument.",
         partial(_unary, names=tuple(name for name in UNARY if not name.startswith("to ")), lowest=-7, highest=2),
         dtypes=("bfloat16", "float16"),
+        compiled=2,
     ),
     _workload("values-near", "Functions near their zeros, ties and poles.", _near),
     _workload("values-quotients", "Remainders of large quotients.", _large_quotients),
     _workload("values-integers", "Integers to the ends of their range.", _integers),
     _workload(
-        "sizes-elementwise",
-        "Elementwise operators of vectors of each size, and all of one matrix.",
-        _elementwise,
-        _BOTH,
+        "sizes-elementwise", "Elementwise operators of vectors of each size, and of one matrix.", _elementwise, _BOTH
     ),
     *(
         _workload(
@@ -652,13 +679,9 @@ WORKLOADS = (
     ),
     _workload("sizes-attention", "Attention of each of a few sizes.", _attention),
     _workload("sizes-indices", "Reads and writes by index, and joins, of each of a few sizes.", _indices, _BOTH),
-    _workload("options-convolutions", "Convolutions with each of their options.", _convolutions, _BOTH),
+    _workload("options-convolutions", "Convolutions with each of their options.", _convolutions, _BOTH, backward=4),
     _workload("options-windows", "Pooling, padding and interpolation with each of their options.", _windows, _BOTH),
     _workload("layouts", "Views of each kind before operators of each kind.", _layouts, _BOTH),
-    _workload(
-        "writes",
-        "Writes to inputs through views of each kind, before and after they are read.",
-        _writes,
-        compiled=4,  # inductor gets some wrong by an infinite part of a budget of 0, which no ledger covers
-    ),
+    _workload("writes", "Writes to inputs through views of each kind, before and after they are read.", _writes),
+    _workload("late-writes", "Writes to inputs after operators of each kind have read them.", _late_writes),
 )

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from accelcheck.devices.torch_names import TorchDispatchMode, dropout_base
-from accelcheck.workloads.base import flatten
+from accelcheck.workloads.base import flatten, is_inexact
 from accelcheck.workloads.blocks import blocks_of, called_twice
 from accelcheck.workloads.dispatch import layer_by_layer
 from accelcheck.workloads.probes import quieted
@@ -47,7 +47,7 @@ def found_traits(problem: Problem) -> Iterator[str]:
         out = module(*problem.inputs)
     if functions.attention:
         yield "attention"
-    if operators.seen & _PRODUCTS:
+    if operators.products:
         yield "matmul"
     if operators.images:
         yield "conv"
@@ -89,12 +89,14 @@ class _Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch l
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # untyped in torch
         self.seen: set[str] = set()
-        self.images = False
+        self.images = self.products = False
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         name = func.name().partition(".")[0]
+        # Autocast and quantization leave complex products as they are.
+        self.products |= name in _PRODUCTS and args[0].is_floating_point()
         self.seen.add(name)
         self.images |= name == "aten::convolution" and args[0].dim() == 4
         return func(*args, **(kwargs or {}))
@@ -133,7 +135,7 @@ def alike(one: Tensor, other: Tensor) -> bool:
     """Whether two tensors are the same but for rounding errors."""
     if one.shape != other.shape:
         return False
-    if not one.is_floating_point():
+    if not is_inexact(one):
         return torch.equal(one, other)
     return float((one - other).norm()) <= ALIKE * float(other.norm())
 

@@ -166,28 +166,12 @@ WORKLOADS = (
         # PJRT's CPU client accumulates half precision in half precision.
         dtypes=frozenset({"float32"}),
     ),
-    Workload(
-        "matmul-transposed",
-        "A column-major input.",
-        partial(_problem, draw=_transposed),
-        2,
-        traits=_RESIZABLE,
-        probes=_PROBES | {"slice"},
-    ),
-    Workload(
-        "matmul-sliced",
-        "An input with an offset and row stride 312.",
-        partial(_problem, draw=_sliced),
-        2,
-        traits=_RESIZABLE,
-        probes=_PROBES | {"slice"},
-    ),
-    Workload(
-        "matmul-expanded",
-        "An input with stride 0: a batch of one matrix.",
-        partial(_problem, draw=_expanded),
-        2,
-        traits=_RESIZABLE,
-        probes=_PROBES,
+    *(
+        Workload(name, summary, partial(_problem, draw=draw), 2, traits=_RESIZABLE, probes=_PROBES | further)
+        for name, summary, draw, further in (
+            ("matmul-transposed", "A column-major input.", _transposed, {"slice"}),
+            ("matmul-sliced", "An input with an offset and row stride 312.", _sliced, {"slice"}),
+            ("matmul-expanded", "An input with stride 0: a batch of one matrix.", _expanded, frozenset[str]()),
+        )
     ),
 )

@@ -17,10 +17,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from accelcheck.core.case import Mode, stable_seed
+from accelcheck.core.case import DTYPES, Mode, stable_seed
 from accelcheck.core.registry import unknown
 from accelcheck.devices.torch_names import pytree
-from accelcheck.workloads.base import Batch, OptimizerMaker, Problem, Workload
+from accelcheck.workloads.base import Batch, OptimizerMaker, Problem, Workload, in_dtype, is_inexact
 from accelcheck.workloads.dispatch import layer_by_layer
 from accelcheck.workloads.inspection import alike, found_traits
 from accelcheck.workloads.nested import OwnModelError, Place, Rebuilt, at, tensors_of
@@ -98,6 +98,7 @@ def workload_of(
         Redrawn(problem, stable_seed(name)),
         modes=frozenset(_modes(problem)),
         traits=seen | ({"training"} if trains else set()) | ({"batches"} if problem.further else set()),
+        dtypes=_dtypes(problem),
         given=True,
     )
 
@@ -137,6 +138,7 @@ def task_of(
         Redrawn(problem, stable_seed(name)),
         modes=frozenset({Mode.ACCURACY}),
         traits=frozenset(found_traits(_copied(problem))) if traits is None else traits,
+        dtypes=_dtypes(problem),
         given=True,
         metric=metric,
         rebuilt=rebuilt,
@@ -287,8 +289,7 @@ def _shuffled(value: Tensor, generator: torch.Generator) -> Tensor:
 def _free(value: Any) -> bool:
     """Whether elements may change places: not those of masks, which have few values or infinite ones."""
     return (
-        isinstance(value, Tensor)
-        and value.is_floating_point()
+        is_inexact(value)
         and bool(value.isfinite().all())
         and len(set(value.detach().reshape(-1)[:SAMPLE].tolist())) > FEW
     )
@@ -396,10 +397,10 @@ def _check_host(problem: Problem) -> None:
     named += [(f"input[{index}]", value) for index, value in enumerate(problem.inputs)]
     named += [] if problem.target is None else [("target", problem.target)]
     for name, tensor in named:
-        if tensor.device.type != "cpu" or (tensor.is_floating_point() and tensor.dtype != torch.float32):
-            dtype = str(tensor.dtype).removeprefix("torch.")
+        if tensor.device.type != "cpu" or tensor.dtype != (own := in_dtype(tensor, torch.float32)):
+            dtype, wanted = (str(one).removeprefix("torch.") for one in (tensor.dtype, own))
             raise OwnModelError(
-                f"{name}: expected it on the CPU in float32, got {dtype} on {tensor.device}: accelcheck moves and casts copies"
+                f"{name}: expected it on the CPU in {wanted}, got {dtype} on {tensor.device}: accelcheck moves and casts copies"
             )
 
 
@@ -419,9 +420,15 @@ def _copied(problem: Problem) -> Problem:
     return dataclasses.replace(problem, module=_duplicate(problem.module, "model"), inputs=inputs, target=target)
 
 
+def _dtypes(problem: Problem) -> frozenset[str]:
+    """All dtypes of cases, or FP32 alone where something is complex: half precision has no complex numbers."""
+    tensors = (*problem.module.parameters(), *problem.module.buffers(), *problem.inputs)
+    return frozenset({"float32"} if any(tensor.is_complex() for tensor in tensors) else DTYPES)
+
+
 def _modes(problem: Problem) -> Iterator[Mode]:
     yield Mode.FORWARD
-    leaves = [value for value in problem.inputs if value.is_floating_point()]
+    leaves = [value for value in problem.inputs if is_inexact(value)]
     if leaves or any(parameter.requires_grad for parameter in problem.module.parameters()):
         yield Mode.BACKWARD
     timed = not problem.writes  # a call after others has other inputs

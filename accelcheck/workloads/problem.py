@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from dataclasses import dataclass, field, replace
 from functools import partial
 from types import MappingProxyType
@@ -14,7 +15,7 @@ from torch import Tensor, nn
 from accelcheck.core.case import Mode
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from accelcheck.workloads.signatures import Batch, Loss, OptimizerMaker
     from accelcheck.workloads.trainer import Recipe
@@ -63,6 +64,8 @@ TRANSLATORS: Mapping[str, int] = MappingProxyType(
     }
 )
 """Techniques with an implementation of their own for each operator of torch, which are tried with all of them, and their levels."""
+RUNTIMES: Mapping[str, int] = MappingProxyType({"onnxruntime": 3, "openvino": 3})
+"""Levels of the runtimes, which have kernels of their own, for families that take them seconds."""
 
 CONTRACTING = frozenset({"attention", "conv", "linear", "matmul"})
 """Traits of workloads with contractions: what reduced precision and tuned kernels are about."""
@@ -126,6 +129,9 @@ class Divisible(Protocol):
 
     def without(self, labels: frozenset[str]) -> nn.Module:
         """The same module without the parts of these labels, with the same inputs."""
+
+    def readers(self, place: int) -> frozenset[str]:
+        """The labels of the parts that read the input at a place."""
 
 
 @dataclass(frozen=True)
@@ -193,7 +199,8 @@ class Workload:
     techniques: frozenset[str] = frozenset()
     """Names of the techniques that it is tried with, of those that accept it; empty for all."""
     levels: Mapping[str, int] = field(default_factory=dict)
-    """Levels of its cases by technique, in the technique's first dtype; of a technique that is not there its cost decides."""
+    """Levels of its cases by technique, or by technique and mode as in ``compile-static/backward``, in the technique's first
+    dtype; of a technique that is not there its cost decides."""
     divisible: bool = False
     """True for modules that are `Divisible`: parts that a technique refuses are then left out of a case, and named."""
     given: bool = False
@@ -204,6 +211,17 @@ class Workload:
         """The same without some parts of its modules; for a `divisible` one."""
         digest = hashlib.sha256("\n".join(sorted(labels)).encode()).hexdigest()[:12]
         return replace(self, name=f"{self.name}~{digest}", make=partial(_reduced, self.make, labels))
+
+    def only(self, label: str) -> Workload:
+        """The same with one part of its modules; for a `divisible` one."""
+        return replace(self, name=f"{self.name}~{label}", make=partial(_single, self.make, label))
+
+    def narrowed(self) -> Workload:
+        """The same without the inputs that none of its parts reads, but for the first one; for a `divisible` one.
+
+        A converter takes time for each input: 1.2 s for the 277 of a bundle with four parts left, and 0.1 s for their nine.
+        """
+        return replace(self, name=f"{self.name}~narrowed", make=partial(_narrowed, self.make))
 
     def problem(self, seed: int, extent: int = 0) -> Problem:
         """The problem for a seed: bitwise the same on every machine with the same torch.
@@ -230,7 +248,60 @@ def _reduced(
 ) -> Problem:
     """The problem that `make` makes, without the parts of these labels."""
     problem = make(generator, extent)
-    return replace(problem, module=divided(problem.module).without(labels))
+    module = divided(problem.module).without(labels)
+    return replace(problem, module=module, writes=frozenset(filter(divided(module).readers, problem.writes)))
+
+
+def _single(
+    make: Callable[[torch.Generator, int], Problem], label: str, generator: torch.Generator, extent: int
+) -> Problem:
+    """The problem that `make` makes, with the part of this label alone."""
+    problem = make(generator, extent)
+    others = frozenset(divided(problem.module).labels) - {label}
+    return _reduced(lambda *_: problem, others, generator, extent)
+
+
+class _Narrowed(nn.Module):
+    """A `Divisible` module that takes only the inputs at some places, and gives None for the others."""
+
+    def __init__(self, module: Divisible, places: Sequence[int], count: int) -> None:
+        super().__init__()
+        self.module: Any = module
+        self.places = tuple(places)
+        self.count = count
+
+    def forward(self, *inputs: Any) -> Any:
+        given = dict(zip(self.places, inputs, strict=True))
+        return self.module(*(given.get(place) for place in range(self.count)))
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """The labels of its parts."""
+        labels: tuple[str, ...] = self.module.labels
+        return labels
+
+
+def _narrowed(make: Callable[[torch.Generator, int], Problem], generator: torch.Generator, extent: int) -> Problem:
+    problem = make(generator, extent)
+    module = divided(problem.module)
+    places = [place for place in range(len(problem.inputs)) if not place or module.readers(place)]
+    return replace(
+        problem,
+        module=_Narrowed(module, places, len(problem.inputs)),
+        inputs=tuple(problem.inputs[place] for place in places),
+        writes=frozenset(new for new, place in enumerate(places) if place in problem.writes),
+    )
+
+
+_PLACE = re.compile(r"grad:input\[([0-9]+)\]")
+
+
+def part_of(module: Divisible, path: str) -> str:
+    """The label of the part that alone decides the tensor at a path; empty where there is none, or several."""
+    if gradient := _PLACE.match(path):
+        readers = module.readers(int(gradient[1]))
+        return next(iter(readers)) if len(readers) == 1 else ""
+    return next((label for label in module.labels if path.startswith(f"out[{label!r}]")), "")
 
 
 def divided(module: nn.Module) -> Divisible:
@@ -240,5 +311,5 @@ def divided(module: nn.Module) -> Divisible:
         TypeError: It is not `Divisible`.
     """
     if not isinstance(module, Divisible):
-        raise TypeError(f"expected a module with `labels` and `without`, got {type(module).__name__}")
+        raise TypeError(f"expected a module with `labels`, `without` and `readers`, got {type(module).__name__}")
     return module

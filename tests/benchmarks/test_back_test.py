@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 import json
-import sys
 from dataclasses import asdict
 from pathlib import Path
 
+import back_test
 import pytest
+from back_test_programs import Bug, programs
+from back_test_runs import CANDIDATES, JUDGED_AS
 
 from accelcheck.core.case import Case, Mode, Verdict
 from accelcheck.core.fault import Fault, FaultKind
 from accelcheck.core.journal import Journal, Record
 from accelcheck.techniques.matrix import Matrix
-from accelcheck.workloads.torch_operators import database
+from accelcheck.workloads.operator_samples import database
 
 ROOT = Path(__file__).parents[2]
-sys.path.append(str(ROOT / "benchmarks"))  # its scripts import each other
-
-import back_test  # noqa: E402 - as above
-from back_test_programs import Bug, programs  # noqa: E402 - as above
-from back_test_runs import CANDIDATES, JUDGED_AS  # noqa: E402 - as above
 
 BUG = Bug(abs, (), "compile-static", operators=("index_add",), labels=r"out\['index_add of \d+'\].*")
 
@@ -69,6 +66,27 @@ def test_a_red_case_of_the_operator_shows_the_bug(found: Record) -> None:
 )
 def test_other_cases_do_not(other: Record) -> None:
     assert back_test.first_seen(BUG, [other]) is None
+
+
+def test_another_symptom_of_the_operator_is_another_fault() -> None:
+    assert (
+        back_test.first_seen(BUG, [record()], "out[0]: 20 of 20 numbers, first at [0, 0]: expected 2, got 3")
+        is not None
+    )
+    assert back_test.first_seen(BUG, [record()], "out[0]: strides: expected (1, 3), got (4, 1)") is None
+
+
+@pytest.mark.parametrize("draw", ["", "draw 1", "zeros draw 1", "run again"])
+def test_the_symptom_of_a_fault_does_not_depend_on_its_draw(draw: str) -> None:
+    fault = Fault(FaultKind.METADATA, "out", "strides", draw, expected="(1, 3)", got="(4, 1)")
+    assert back_test.symptom(fault) == "strides"
+    assert back_test.symptom(Fault(FaultKind.PATTERN, "out", "NaN", draw, measured=1.0)) == "numbers"
+
+
+def test_a_difference_may_have_several_symptoms() -> None:
+    said = "out[0]: 210 of 288 numbers, first at [0]: expected 1, got 2; out[1]: strides: expected (1, 3), got (4, 1)"
+    assert back_test.symptoms(said) == {"numbers", "strides"}
+    assert back_test.symptoms("raises RuntimeError") == {"numbers"}
 
 
 def test_the_case_of_the_lowest_level_is_the_first() -> None:

@@ -3,33 +3,19 @@
 from __future__ import annotations
 
 import json
-import sys
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import operator_table as table
 import pytest
 
 from accelcheck.core.case import Case, Mode, Verdict
 from accelcheck.core.fault import Fault, FaultKind
 from accelcheck.core.journal import Record
 from accelcheck.techniques.matrix import Matrix
-
-if TYPE_CHECKING:
-    from types import ModuleType
+from accelcheck.workloads.torch_operators import FILE
 
 NAME = "ops-pooling-1"
 AVERAGE, LARGEST = "nn.functional.adaptive_avg_pool1d", "nn.functional.max_pool1d"
-
-
-@pytest.fixture(scope="module")
-def table() -> ModuleType:
-    sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
-    try:
-        import operator_table
-
-        return operator_table
-    finally:
-        sys.path.pop(0)
 
 
 @pytest.fixture(scope="module")
@@ -45,37 +31,37 @@ def fault(path: str) -> Fault:
     return Fault(FaultKind.VALUE, path, "", expected="1", got="2")
 
 
-def cells(table: Any, workloads: Any, *records: Record) -> Any:
+def cells(workloads: Any, *records: Record) -> Any:
     return table.cells(records, workloads)["export"]
 
 
-def test_operators_of_a_case_that_passes_are_right(table: Any, workloads: Any) -> None:
-    tried, wrong, refused = cells(table, workloads, record(Verdict.PASS))
+def test_operators_of_a_case_that_passes_are_right(workloads: Any) -> None:
+    tried, wrong, refused = cells(workloads, record(Verdict.PASS))
     assert {AVERAGE, LARGEST} <= tried
     assert not wrong
     assert not refused
 
 
-def test_a_wrong_result_and_a_wrong_gradient_name_their_operator(table: Any, workloads: Any) -> None:
+def test_a_wrong_result_and_a_wrong_gradient_name_their_operator(workloads: Any) -> None:
     (first, *_) = workloads[NAME].problem(1).module.calls
     faults = (fault(f"out['{LARGEST} float32 3'][0]"),)
     gradients = (fault("grad:input[1]"),)
     _, wrong, _ = cells(
-        table, workloads, record(Verdict.XFAIL, faults=faults), record(Verdict.FAIL, Mode.BACKWARD, faults=gradients)
+        workloads, record(Verdict.XFAIL, faults=faults), record(Verdict.FAIL, Mode.BACKWARD, faults=gradients)
     )
     assert wrong.keys() == {LARGEST, first.label.split()[0]}
     assert wrong[LARGEST].startswith(f"forward: out['{LARGEST}")
 
 
-def test_refused_parts_and_cases_that_do_not_run_have_their_reasons(table: Any, workloads: Any) -> None:
-    _, _, refused = cells(table, workloads, record(Verdict.PASS, refused={f"{LARGEST} float32 3": "no kernel"}))
+def test_refused_parts_and_cases_that_do_not_run_have_their_reasons(workloads: Any) -> None:
+    _, _, refused = cells(workloads, record(Verdict.PASS, refused={f"{LARGEST} float32 3": "no kernel"}))
     assert refused == {LARGEST: "no kernel"}
-    tried, _, refused = cells(table, workloads, record(Verdict.ERROR, reason="no graph"))
+    tried, _, refused = cells(workloads, record(Verdict.ERROR, reason="no graph"))
     assert refused == dict.fromkeys(tried, "no graph")
 
 
-def test_every_operator_is_accounted_for(table: Any, workloads: Any) -> None:
-    operators = json.loads(table.FILE.read_text(encoding="utf-8"))
+def test_every_operator_is_accounted_for(workloads: Any) -> None:
+    operators = json.loads(FILE.read_text(encoding="utf-8"))
     stored = table.stored(table.cells([record(Verdict.PASS)], workloads), operators)
     (column,) = stored["techniques"].values()
     assert column["tried"] + len(stored["not tried"]) == stored["operators"] == len(operators)

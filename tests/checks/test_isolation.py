@@ -14,7 +14,7 @@ from fault_harness import BACKWARD, FORWARD, Bed, Planted, bench, case, seeded, 
 from torch import nn
 from torch.nn import functional
 
-from accelcheck.checks.trial import SWITCHED_OFF
+from accelcheck.checks.remarks import SWITCHED_OFF
 from accelcheck.core.case import Mode, Verdict
 from accelcheck.devices import torch_names
 from accelcheck.selftest.faults.leaks import LEAKS

@@ -285,9 +285,12 @@ def test_a_rerun_that_differs_fails_where_the_device_says_that_it_does_not(store
     assert "out: rerun: expected the same bits, got " in record.why
 
 
-def test_a_rerun_that_differs_is_recorded_where_the_device_promises_nothing(store: Store) -> None:
-    workload = replace(PLAIN_DRAWS, name="matmul-rerun")
-    record = bench(store, Planted(unsteady), workload, Featured()).run(case(workload))
+@pytest.mark.parametrize(("traits", "features"), [((), ()), (("unsteady",), ("deterministic",))])
+def test_a_rerun_that_differs_is_recorded_where_nothing_promises_the_same_bits(
+    traits: tuple[str, ...], features: tuple[str, ...], store: Store
+) -> None:
+    workload = replace(PLAIN_DRAWS, name="matmul-rerun", traits=PLAIN_DRAWS.traits | {*traits})
+    record = bench(store, Planted(unsteady), workload, Featured(*features)).run(case(workload))
     assert passed(record)
     (figure,) = (figure for figure in record.figures if figure.view == "rerun")
     assert 0 < figure.measured < 1e-6

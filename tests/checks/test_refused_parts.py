@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +11,7 @@ import pytest
 import torch
 from fault_harness import Planted, built_in, verdict_of
 from torch import Tensor, nn
+from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from accelcheck.checks import numerics
 from accelcheck.core.case import Mode, Verdict
@@ -89,10 +91,14 @@ def test_a_model_that_is_not_divisible_is_an_error_as_a_whole(store: Store) -> N
     assert verdict_of(store, refusing(has("b")), workload(divisible=False)).verdict is Verdict.ERROR
 
 
-def test_what_eager_refuses_is_an_error(store: Store) -> None:
-    technique = refusing(has("b"))
+def test_a_part_that_raises_in_eager_is_a_fault_and_the_others_are_judged(store: Store) -> None:
+    technique = refusing(has("b"), wrong="c")
     technique.family = "eager"
-    assert verdict_of(store, technique, workload()).verdict is Verdict.ERROR
+    record = verdict_of(store, technique, workload())
+    assert record.verdict is Verdict.FAIL
+    assert str(record.faults[0]) == "out['b']: raised: expected a result, got RuntimeError: no kernel for b"
+    assert {fault.path for fault in record.faults[1:]} == {"out['c']"}
+    assert set(record.refused) == {"b"}
 
 
 def test_a_reference_without_some_parts_is_another_one(store: Store) -> None:
@@ -103,7 +109,7 @@ def test_a_reference_without_some_parts_is_another_one(store: Store) -> None:
 
 def test_a_module_without_labels_cannot_be_divided() -> None:
     plain = Workload("whole", "One part.", lambda *_: Problem(nn.Identity(), (torch.ones(2),)), divisible=True)
-    with pytest.raises(TypeError, match="expected a module with `labels` and `without`, got Identity"):
+    with pytest.raises(TypeError, match="expected a module with `labels`, `without` and `readers`, got Identity"):
         plain.without(frozenset({"a"})).problem(1)
 
 
@@ -123,3 +129,106 @@ def test_refused_parts_are_kept_in_a_journal(store: Store) -> None:
 def test_a_workload_without_some_parts_reaches_the_process_of_references(name: str) -> None:
     less = pickle.loads(pickle.dumps(built_in()[name].without(frozenset({"round of ties"}))))
     assert less.name.startswith(f"{name}~")
+
+
+def test_a_part_that_raises_only_under_a_dispatch_mode_is_refused(store: Store) -> None:
+    def call(module: Any, *inputs: Tensor) -> dict[str, Tensor]:
+        if "b" in module.labels and _get_current_dispatch_mode() is not None:
+            raise RuntimeError("not under a mode")
+        return dict(module(*inputs))
+
+    def change(program: Program) -> None:
+        program.call = partial(call, program.module)
+
+    record = verdict_of(store, Planted(change), workload())
+    assert record.verdict is Verdict.PASS, record.why
+    assert record.refused == {"b": "RuntimeError: not under a mode"}
+
+
+def test_a_narrowed_workload_has_the_inputs_that_its_parts_read_and_the_same_results() -> None:
+    less = replace(workload(), make=written).without(frozenset("bcdg"))
+    whole, narrow = less.problem(3), less.narrowed().problem(3)
+    assert [any(torch.equal(value, other) for other in narrow.inputs) for value in whole.inputs] == [
+        label in "aef" for label in LABELS
+    ]
+    assert narrow.writes == {2}
+    expected = whole.module(*whole.inputs)
+    assert narrow.module(*narrow.inputs).keys() == expected.keys() == set("aef")
+    assert all(torch.equal(out, expected[label]) for label, out in narrow.module(*narrow.inputs).items())
+
+
+class Named(nn.Module):
+    """Two parts, with arguments that have names."""
+
+    def __init__(self, labels: tuple[str, ...] = ("a", "b")) -> None:
+        super().__init__()
+        self.labels = labels
+
+    def forward(self, x: Tensor, y: Tensor, z: Tensor) -> dict[str, Tensor]:
+        return {label: {"a": x, "b": y}[label] * 2 for label in self.labels}
+
+    def without(self, labels: frozenset[str]) -> Named:
+        return Named(tuple(label for label in self.labels if label not in labels))
+
+    def readers(self, place: int) -> frozenset[str]:
+        return frozenset(self.labels) & ({"a"}, {"b"}, set())[place]
+
+
+def test_a_narrowed_module_gets_all_of_its_arguments(store: Store) -> None:
+    def made(generator: torch.Generator, extent: int) -> Problem:
+        return Problem(Named(), tuple(torch.randn(5, generator=generator) for _ in range(3)))
+
+    named = Workload("named", "Two parts.", made, divisible=True, modes=frozenset({Mode.FORWARD}))
+    assert named.without(frozenset({"b"})).narrowed().problem(0).module(torch.ones(5)).keys() == {"a"}
+    record = verdict_of(store, refusing(has("b")), named)
+    assert record.refused == {"b": "RuntimeError: no kernel for b"}, record.why
+
+
+def written(generator: torch.Generator, extent: int) -> Problem:
+    return replace(make(generator, extent), writes=frozenset({1, 5}))
+
+
+def exponents(generator: torch.Generator, extent: int) -> Problem:
+    problem = make(generator, extent)
+    return replace(problem, module=Functions(tuple((label, torch.exp, (place,)) for place, label in enumerate(LABELS))))
+
+
+@pytest.mark.parametrize(
+    ("spoil", "seen"),
+    [
+        (lambda out: out.double(), {"dtype"}),
+        (lambda out: out[:-1], {"shape"}),
+        (lambda out: out.to("meta"), {"device"}),
+        (lambda out: torch.stack((out + 1, out), -1)[:, 0], {"strides", "row"}),
+    ],
+    ids=["dtype", "shape", "device", "strides"],
+)
+@pytest.mark.parametrize("divisible", [True, False], ids=["parts", "whole"])
+@pytest.mark.parametrize("error", [1.0, 4e-6], ids=["far", "close"])
+def test_wrong_metadata_of_a_tensor_hides_no_values_of_others(
+    error: float, divisible: bool, spoil: Any, seen: set[str], store: Store
+) -> None:
+    def call(module: Any, *inputs: Tensor) -> dict[str, Tensor]:
+        outs = module(*inputs)
+        return {**outs, "a": spoil(outs["a"]), "b": outs["b"] * (1 + error)}
+
+    def change(program: Program) -> None:
+        program.call = partial(call, program.module)
+
+    record = verdict_of(
+        store, Planted(change, keeps_strides=True), replace(workload(divisible=divisible), make=exponents)
+    )
+    views: dict[str, set[str]] = {}
+    for fault in record.faults:
+        views.setdefault(fault.path, set()).add(fault.view)
+    assert views.keys() == {"out['a']", "out['b']"}
+    assert views["out['a']"] & {"dtype", "shape", "device", "strides", "row"} == seen
+    assert views["out['b']"]
+
+
+def test_a_part_that_is_left_out_writes_to_no_input() -> None:
+    writing = Workload("writing", "Parts of which two write.", written, divisible=True)
+    assert writing.problem(0).writes == {1, 5}
+    assert writing.without(frozenset({LABELS[1]})).problem(0).writes == {5}
+    assert writing.only(LABELS[5]).problem(0).writes == {5}
+    assert writing.only(LABELS[0]).problem(0).writes == frozenset()

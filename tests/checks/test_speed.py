@@ -133,6 +133,18 @@ def test_what_goes_wrong_while_it_is_timed_is_a_fault(trial: Trial) -> None:
     assert any((fault.path, fault.draw) == ("out", "after timing") for fault in found.faults)
 
 
+@pytest.mark.parametrize(
+    ("late", "view"),
+    [(lambda out: out[:1], "shape"), (lambda out: {"other": out}, "missing")],
+    ids=["shape", "missing"],
+)
+def test_wrong_metadata_after_timing_is_a_fault(late: Callable[[Tensor], Any], view: str, trial: Trial) -> None:
+    found = speed.verify(replace(trial, technique=Acting(lambda call, out: late(out) if call > 20 else out)))
+    assert ("after timing", FaultKind.METADATA, view) in {
+        (fault.draw, fault.kind, fault.view) for fault in found.faults
+    }
+
+
 class Lazy(Technique):
     """Eager while it is judged, and wherever a dispatch mode watches; `lazily` replaces the calls of a program that is timed."""
 
@@ -216,7 +228,8 @@ def test_bytes_that_no_cache_delivers_are_an_error(trial: Trial, monkeypatch: py
 
 
 def test_training_is_judged_afterwards_from_its_own_parameters(trial: Trial) -> None:
-    late = Acting(lambda call, out: out * 1.01 if call > 40 else out)
+    # The judge takes 6 calls; a slow machine times few.
+    late = Acting(lambda call, out: out * 1.01 if call > 10 else out)
     for technique, wrong in ((named(EAGER, "eager"), False), (late, True)):
         found = speed.verify(replace(trial, technique=technique, case=replace(CASE, mode=Mode.TRAIN_SPEED)))
         assert any(fault.draw == "after timing" for fault in found.faults) == wrong

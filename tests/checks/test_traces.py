@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
 
     from accelcheck.core.journal import Record
     from accelcheck.selftest.faults.base import Change
+    from accelcheck.workloads.base import Program
 
 
 @pytest.fixture(scope="module")
@@ -139,6 +142,26 @@ def test_what_is_put_back_or_bounded_or_copied_passes(variant: Any, store: Store
 def test_a_result_that_is_wrong_after_many_calls_is_judged(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(calls, "SECONDS", 60.0)
     record = record_of(store, traces.counting(0.01), "batch-norm")
+    assert any("in call " in fault.place for fault in record.faults)
+
+
+def test_a_call_that_waits_for_the_processor_does_not_end_the_further_calls(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(calls, "SECONDS", 0.2)
+
+    def change(program: Program) -> None:
+        traces.counting(0.01)(program)
+        call, numbers = program.call, itertools.count()
+
+        def waiting(*inputs: Any) -> Any:
+            if next(numbers) == traces.CLEAR // 2:
+                time.sleep(5 * calls.SECONDS)
+            return call(*inputs)  # type: ignore[misc]  # counting set it
+
+        program.call = waiting
+
+    record = record_of(store, change, "batch-norm")
     assert any("in call " in fault.place for fault in record.faults)
 
 

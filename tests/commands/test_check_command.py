@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from fault_harness import Planted
 
-from accelcheck.core.case import Case, Evidence, Figure, Measurement, Mode, Verdict
+from accelcheck.commands.check import USUAL, _usual
+from accelcheck.core.case import SCHEME, Case, Evidence, Figure, Measurement, Mode, Verdict
 from accelcheck.core.journal import Record
-from accelcheck.report.advice import INFERENCE, TRAINING, advice, recommended, rows
+from accelcheck.report.advice import INFERENCE, TRAINING, Row, advice, recommended, rows, unjudgeable
 from accelcheck.report.console import plain
+from accelcheck.techniques.matrix import Matrix
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -32,6 +37,19 @@ def make():
         "model": model, "batches": batches, "loss": nn.functional.cross_entropy, "optimizer": torch.optim.AdamW,
         "data": data, "metric": lambda out, target: out.argmax(1) == target,
     }
+
+class Counting(nn.Linear):
+    calls = 0
+
+    def forward(self, x):
+        self.calls += 1
+        return super().forward(x) * self.calls
+
+def spectral():
+    return nn.Linear(4, 4, dtype=torch.complex64), (torch.randn(2, 4, dtype=torch.complex64),)
+
+def counting():
+    return Counting(6, 3), (torch.randn(8, 6),)
 
 def broken():
     return nn.Linear(3, 3)
@@ -89,6 +107,7 @@ def test_the_table_ends_with_a_recommendation(tmp_path: Path) -> None:
     [
         (("net.py:broken",), "accelcheck: net.py:broken: expected (model, inputs)"),
         (("none.py:make",), "accelcheck: none.py:make: there is no file"),
+        (("net.py:spectral", "--dtype=float16"), "--dtype=float16: the model has complex numbers"),
         (("net.py:make", "--technique=eagr"), "unknown technique 'eagr'. Did you mean 'eager'"),
         (("net.py:make", "--journal=net.py"), "net.py exists, and is kept: give another name"),
         (("net.py:make", "--report=no/r.html"), "no/r.html: there is no folder no"),
@@ -106,7 +125,8 @@ def record(
 ) -> Record:
     measurements = [] if not speed else [Measurement("speed-up", speed[1], "x", speed[0], speed[2])]
     if speed:
-        measurements += [Measurement("peak-memory", memory, "B"), Measurement("peak-memory-fp32-eager", 1.0, "B")]
+        for name in ("peak-memory", "parameters"):
+            measurements += [Measurement(name, memory, "B"), Measurement(f"{name}-fp32-eager", 1.0, "B")]
     return Record(
         Case(technique, "net", "cpu", "float32", mode, 1),
         verdict,
@@ -161,6 +181,77 @@ def test_what_is_wrong_in_training_is_safe_for_inference_alone() -> None:
 def test_a_wrong_forward_pass_makes_no_training_safe() -> None:
     records = [record("odd", Mode.FORWARD, Verdict.FAIL), record("odd", Mode.TRAIN)]
     assert not rows(records)[0].safe(TRAINING)
+
+
+def test_memory_is_parameters_and_the_peak_of_a_call_or_not_measured() -> None:
+    names = ("parameters", "parameters-fp32-eager", "peak-memory", "peak-memory-fp32-eager")
+
+    def row(*values: float | None) -> Row:
+        plain = record("small", Mode.SPEED, speed=(1.0, 1.0, 1.0))
+        sizes = [Measurement(name, value, "B") for name, value in zip(names, values, strict=True)]
+        return rows([replace(plain, measurements=(plain.measurements[0], *sizes))])[0]
+
+    assert row(100.0, 400.0, 1.0, 1.0).memory(INFERENCE) == pytest.approx(101 / 401)
+    assert row(100.0, 400.0, None, 1.0).memory(INFERENCE) is None
+    lines = plain(advice([*of("eager"), *row(100.0, 400.0, None, 1.0).records.values()], {}))
+    assert any(line.startswith("small") and "not measured" in line for line in lines)
+
+
+def test_the_error_of_a_scheme_against_the_fp32_model_is_what_a_recommendation_names() -> None:
+    coarse = of("coarse", speed=(2.0, 2.0, 2.0))
+    cost = Figure("out", SCHEME, 1.4e-2, math.inf, "", gates=False)
+    coarse[0] = replace(coarse[0], figures=(*coarse[0].figures, cost))
+    lines = plain(advice([*of("eager"), *coarse], {}))
+    assert any(line.startswith("technique") and "against FP32" in line for line in lines)
+    assert any("use coarse" in line and "outputs off by at most 1.4e-02 from the FP32 model" in line for line in lines)
+
+
+def test_eager_that_cannot_be_judged_is_said_once_and_nothing_else_is() -> None:
+    lost = [
+        replace(
+            record(name, Mode.BACKWARD, Verdict.ERROR), reason="OracleError: the model keeps state: calls (1, then 2)"
+        )
+        for name in ("eager", "other")
+    ]
+    lines = plain(advice(lost, {"packed": "needs packed"}))
+    assert lines == [
+        "cpu: eager cannot be judged in backward mode, and so no technique can:",
+        "  OracleError: the model keeps state: calls (1, then 2)",
+    ]
+
+
+def test_eager_that_cannot_be_timed_or_not_in_half_precision_ends_no_check() -> None:
+    lost = record("eager", Mode.FORWARD, Verdict.ERROR)
+    assert unjudgeable([lost]) is lost
+    assert unjudgeable([replace(lost, case=replace(lost.case, mode=Mode.SPEED))]) is None
+    assert unjudgeable([replace(lost, case=replace(lost.case, dtype="bfloat16"))]) is None
+    assert unjudgeable([replace(lost, case=replace(lost.case, technique="other"))]) is None
+
+
+def test_eager_that_is_wrong_is_no_technique_to_leave() -> None:
+    lines = plain(advice([record("eager", Mode.FORWARD, Verdict.FAIL)], {}))
+    assert any(line.startswith("cpu, eager itself is not right: fail in forward") for line in lines)
+    assert not any("do not use eager" in line for line in lines)
+
+
+def test_the_usual_techniques_exist_and_other_peoples_are_among_them() -> None:
+    known = Matrix.load()
+    assert set(known.techniques) >= USUAL
+
+    class Own(Planted):
+        name = "own"
+
+    own = replace(known, techniques={**known.techniques, "own": Own(lambda _: None)})
+    assert _usual(own) == USUAL | {"own"}
+
+
+@pytest.mark.slow
+def test_a_check_ends_where_eager_cannot_be_judged(tmp_path: Path) -> None:
+    done = checked(tmp_path, "net.py:counting", "--device=cpu", "--no-speed", "--journal=j.jsonl")
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "cpu: eager cannot be judged in" in done.stdout
+    assert "keeps state between calls" in done.stdout
+    assert "eager" in (tmp_path / "j.jsonl").read_text()
 
 
 def test_what_did_not_run_is_listed_with_its_reason() -> None:

@@ -289,3 +289,21 @@ def test_its_status_is_that_of_what_it_runs(ending: str, code: int) -> None:
     before = signal.pthread_sigmask(signal.SIG_BLOCK, ())
     assert foreground.run([sys.executable, "-c", ending]) == code
     assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == before
+
+
+def test_what_runs_is_interrupted_once_where_that_is_said() -> None:
+    ending = """
+import signal, sys, time
+try:
+    time.sleep(60)
+except KeyboardInterrupt:
+    time.sleep(1.2)  # a second one would end this with another status
+    sys.exit(7)
+"""
+    said: list[bool] = []
+
+    def meanwhile() -> bool:
+        said.append(len(said) >= 2)  # once it sleeps
+        return said[-1]
+
+    assert foreground.run([sys.executable, "-c", ending], meanwhile=meanwhile) == 7

@@ -19,7 +19,7 @@ def view(measured: float, allowed: float) -> Fault:
         (view(3e-6, 1e-6), 3.0),
         (view(math.inf, 1e-6), math.inf),
         (view(math.nan, 1e-6), math.inf),
-        (view(1e-6, 0.0), math.inf),
+        (view(1e-6, 0.0), 1e-6 * 2**23),
         (view(math.nan, 0.0), math.inf),
         (view(1.0, math.inf), 0.0),
         (Fault(FaultKind.PATTERN, "out", "NaN", measured=12), 12.0),

@@ -44,6 +44,7 @@ def parts(matrix: Matrix, of: int, modes: tuple[Mode, ...] = tuple(Mode), **fiel
     return [ids(matrix, modes, shard=Shard(number, of), **fields) for number in range(1, of + 1)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("of", [1, 2, 3, 16])
 @pytest.mark.parametrize("level", [1, 4])
 def test_every_case_is_in_exactly_one_shard_and_shards_have_the_same_size(whole: Matrix, of: int, level: int) -> None:

@@ -483,8 +483,6 @@ def test_cpu_is_strict() -> None:
     cpu = Cpu()
     with cpu.strict_float32():
         assert cpu.float32_error() == 0.0
-    assert strict.accumulation_error("cpu", torch.float16) == 0.0
-    assert strict.accumulation_error("cpu", torch.bfloat16) == 0.0
 
 
 def tf32(value: Tensor) -> Tensor:
@@ -492,34 +490,12 @@ def tf32(value: Tensor) -> Tensor:
     return ((bits + 0xFFF + ((bits >> 13) & 1)) & ~0x1FFF).view(torch.float32)
 
 
-def test_matmul_error_tells_tf32_and_bf16() -> None:
-    error = strict.matmul_error("cpu", lambda a, b: tf32(a) @ tf32(b))
+def test_the_error_of_products_tells_tf32_and_bf16() -> None:
+    error = strict.products("cpu", lambda a, b: tf32(a) @ tf32(b)).error
     assert math.log2(error) == pytest.approx(-11, abs=0.01)
-    error = strict.matmul_error("cpu", lambda a, b: a.bfloat16().float() @ b.bfloat16().float())
+    error = strict.products("cpu", lambda a, b: a.bfloat16().float() @ b.bfloat16().float()).error
     assert math.log2(error) == pytest.approx(-8.2, abs=0.05)
-    assert strict.matmul_error("cpu", lambda a, b: a @ b * float("nan")) == math.inf
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("parts", [2, 3, 8])
-def test_accumulation_error_tells_split_k(dtype: torch.dtype, parts: int) -> None:
-    def split(a: Tensor, b: Tensor) -> Tensor:
-        pairs = zip(a.chunk(parts, 1), b.chunk(parts, 0), strict=True)
-        return sum(((x.float() @ y.float()).to(dtype) for x, y in pairs), torch.zeros((), dtype=dtype))
-
-    assert strict.accumulation_error("cpu", dtype, split) > 1e-3
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
-def test_accumulation_error_tells_a_low_precision_accumulator(dtype: torch.dtype) -> None:
-    def steps(a: Tensor, b: Tensor) -> Tensor:
-        left, right = a.float(), b[:, :1].float()  # all columns are alike
-        total = torch.zeros(a.shape[0], 1, dtype=dtype)
-        for k in range(0, a.shape[1], 16):  # a tensor core adds 16 products at a time
-            total = (total.float() + left[:, k : k + 16] @ right[k : k + 16]).to(dtype)
-        return total
-
-    assert strict.accumulation_error("cpu", dtype, steps) > 0.1
+    assert strict.products("cpu", lambda a, b: a @ b * float("nan")).error == math.inf
 
 
 # Any other accelerator: a real PrivateUse1 device, written in Python.

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import ast
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-
-ROOT = Path(__file__).parent.parent.parent
-sys.path.insert(0, str(ROOT / "benchmarks"))
-
-from case_trace import CASE, CASES, DURING, IMPORTS, PYTEST, REFERENCES, traced  # noqa: E402 - from a folder of scripts
+from case_trace import CASE, CASES, DURING, IMPORTS, PYTEST, REFERENCES, traced
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from case_trace import Call
+
+
+ROOT = Path(__file__).parent.parent.parent
 
 
 def section() -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import math
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -259,6 +260,11 @@ def test_an_entry_expects_faults_of_its_size_at_most() -> None:
     assert not known.explains(view(size=2.01))
     assert known.finds(view(size=2.01))
     assert not entry("a/*", at_most=0.0).explains(view())
+    exact = replace(view(), measured=0.5, allowed=0.0)  # where nothing is allowed, as of copies
+    assert not known.explains(exact)
+    assert entry("a/*", at_most=0.5 * 2**23).explains(exact)
+    assert not entry("a/*", at_most=0.4 * 2**23).explains(exact)
+    assert not entry("a/*", at_most=1e30).explains(replace(exact, measured=math.nan))
     missing = Fault(FaultKind.METADATA, "grad:w", "missing", expected="a tensor", got="nothing")
     assert replace(entry("a/*", at_most=0.0), kind=FaultKind.METADATA).explains(missing)
 
@@ -322,10 +328,16 @@ def test_a_pattern_that_re2_does_not_have_is_refused_by_file_entry_and_field(tmp
 
 
 def test_an_entry_with_chips_applies_to_these_alone(tmp_path: Path) -> None:
-    known = Ledger((replace(entry("eager/*"), chips=("Intel*", "AMD EPYC")), entry("amp-bf16/*")))
+    known = Ledger((replace(entry("eager/*"), chips=("Intel*", "AMD EPYC", "*, ATen AVX2")), entry("amp-bf16/*")))
     case = "eager/mlp/xla/float32/forward"
     assert len(known.covering(case)) == 1, "where no chip is known"
-    for chip, applies in (("Intel(R) Xeon(R)", True), ("AMD EPYC", True), ("AMD EPYC 9004", False), ("", False)):
+    for chip, applies in (
+        ("Intel(R) Xeon(R)", True),
+        ("AMD EPYC", True),
+        ("AMD EPYC 9004", False),
+        ("", False),
+        ("A, ATen AVX2", True),
+    ):
         here = replace(known, chips={"xla": chip, "cpu": "Intel"})
         assert bool(here.covering(case)) is applies, chip
         assert bool(here.of_any_size().covering(case)) is applies

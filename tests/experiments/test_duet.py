@@ -533,6 +533,7 @@ def test_what_is_selected_reaches_both_sides(stage: Stage) -> None:
                 "cases": [MLP],
                 "level": 3,
                 "shard": None,
+                "fuzz": "",
             }
         ]
         * 2

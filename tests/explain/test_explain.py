@@ -292,7 +292,7 @@ class Registered:
     techniques: ClassVar[list[Named]] = []
 
     @classmethod
-    def matrix(cls, config: object) -> Matrix:
+    def matrix(cls, config: object, case: str) -> Matrix:
         return Matrix({one.name: one for one in cls.techniques}, {"matmul": built_in()["matmul"]})
 
 

@@ -85,6 +85,13 @@ def test_an_unknown_effort_is_answered_with_the_legal_ones(suite: Suite) -> None
     assert "auto, full, least" in line
 
 
+@pytest.mark.parametrize("word", ["0", "-1", "many", "5@", "5@0", "2.5", "99999999"])
+def test_a_number_of_programs_that_is_none_is_refused(suite: Suite, word: str) -> None:
+    line = refused(suite.run(f"--accel-fuzz={word}"))
+    assert f"unknown number of random programs {word!r}." in line
+    assert "N or N@FIRST, two whole numbers from 1" in line
+
+
 def test_an_unknown_case_is_answered_with_the_nearest(suite: Suite) -> None:
     line = refused(suite.run("--accel-device=cpu", "--accel-case=toy/tinny/cpu/float32/forward"))
     assert "unknown case 'toy/tinny/cpu/float32/forward'" in line
@@ -303,6 +310,7 @@ def test_an_unknown_mode_in_a_mark_names_the_test(suite: Suite) -> None:
     done.stderr.fnmatch_lines(["*test_mine*: mark accel: unknown mode 'sideways'. Legal values: forward, *"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("folder", [".", "below"])
 def test_what_follows_failed_in_the_short_summary_runs_the_case_again(suite: Suite, folder: str) -> None:
     suite.ini()  # pytest's root, whatever folder it is called in

@@ -66,6 +66,7 @@ def test_every_option_has_an_ini_twin(suite: Suite) -> None:
             "import",
             "effort",
             "model",
+            "fuzz",
         ),
         *("baseline", "baselines", "limits", "processes", "profile"),
     }
@@ -225,3 +226,18 @@ def test_any_ini_value_asks_for_accelcheck(suite: Suite) -> None:
     done = suite.inside()
     done.stdout.fnmatch_lines(["accelcheck: level 1, devices asked for: cpu"])
     assert (done.ret, suite.probed) == (0, 1)
+
+
+def test_fuzz_adds_programs_of_consecutive_numbers(suite: Suite, place: str) -> None:
+    ran = give(suite, place, *only("eager", workload="program-*"), fuzz="2@5001")
+    assert parts(ran, 1) == {"program-5001", "program-5002"}
+
+
+def test_a_case_of_a_program_needs_no_fuzz(suite: Suite) -> None:
+    ran = suite.run("--accel-case=eager/program-5001/cpu/float32/forward", "--accel-device=cpu")
+    assert parts(ran, 1) == {"program-5001"}
+
+
+def test_the_journal_says_which_programs_were_asked_for(suite: Suite) -> None:
+    ran = suite.run(*only("eager", workload="program-*"), "--accel-fuzz=1@5001")
+    assert ran.header["selection"]["fuzz"] == "1@5001"

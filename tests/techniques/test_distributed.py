@@ -53,6 +53,7 @@ def absent(record: Record) -> list[str]:
     return [one.claim for one in record.evidence if not one.engaged]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [technique.name for technique in TECHNIQUES])
 def test_each_technique_trains_as_its_oracle(store: Store, name: str) -> None:
     record = judged(store, name, small())

@@ -29,6 +29,7 @@ from accelcheck.workloads.base import Program
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
+    from pathlib import Path
 
     from accelcheck.core.journal import Record
     from accelcheck.techniques.base import Technique
@@ -130,7 +131,8 @@ def test_news_of_inputs() -> None:
 def test_a_graph_for_each_size_fails_as_dynamic(store: Store) -> None:
     record = judged(store, made(BoundedStream, dynamic=False), "stream-lengths")
     assert record.verdict is Verdict.FAIL
-    assert record.why == "not engaged: graphs compiled over 4 sizes from 1 to 1: observed 4"
+    assert record.why.startswith("not engaged: graphs compiled over 4 sizes from 1 to 1: observed 4: ")
+    assert record.why.count("size mismatch at index 0. expected 12") == 3
 
 
 def test_one_graph_for_all_sizes_fails_as_static(store: Store) -> None:
@@ -294,6 +296,24 @@ def test_finish_restores_settings() -> None:
     technique.finish()
     assert config.recompile_limit == before
     assert not config.fail_on_recompile_limit_hit
+
+
+@pytest.mark.slow
+def test_a_graph_that_another_program_has_cached_brings_no_guards(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    compiled: dict[str, int] = {}
+    for name in ("stream-sides", "stream-lengths"):  # where rows are few, both have the same graph
+        technique = made(BoundedStream, backend="inductor", dynamic=True)
+        program = Program.of(built_in()[name].problem(0))
+        technique.prepare(program, Mode.FORWARD, StubDevice())
+        try:
+            program.run(Mode.FORWARD)
+        finally:
+            technique.finish()
+        compiled[name] = sum(program.extras[dynamo.FEED].runs[0])
+    assert compiled == {"stream-sides": 2, "stream-lengths": 1}
 
 
 def test_counted_calls_count_graphs_by_run() -> None:

@@ -158,6 +158,7 @@ def other_format(layer: Any) -> None:
     layer.weight = layer.weight.float().to(E5M2).float().to(E4M3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize(
     "edit", [doubled_scale, truncated_inputs, other_format, None], ids=lambda edit: edit.__name__ if edit else "healthy"

@@ -106,6 +106,21 @@ def test_the_contracted_jacobian_equals_the_gradient(technique: Any) -> None:
     assert not differences(ran.result, plain(small(), Mode.BACKWARD))
 
 
+class TwoPrecisions(nn.Module):
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return x.sin(), x.double() ** 2
+
+
+@pytest.mark.parametrize("technique", JACOBIANS, ids=lambda technique: technique.name)
+def test_a_float64_output_leaves_gradients_in_the_dtype_of_their_inputs(technique: Any) -> None:
+    def problem() -> Problem:
+        return Problem(TwoPrecisions(), (torch.linspace(0.5, 2.0, 5),))
+
+    ran, expected = run(technique, problem(), Mode.BACKWARD), plain(problem(), Mode.BACKWARD)
+    assert ran.result["grad:input[0]"].dtype == expected["grad:input[0]"].dtype
+    torch.testing.assert_close(ran.result["grad:input[0]"], expected["grad:input[0]"])
+
+
 @pytest.mark.parametrize("technique", [GRAD, *JACOBIANS], ids=lambda technique: technique.name)
 def test_buffers_are_part_of_the_result_as_in_the_plain_run(technique: Any) -> None:
     def buffered() -> Problem:
@@ -275,6 +290,22 @@ def test_a_wrong_batching_rule_fails_under_copies(store: Store) -> None:
 def test_copies_give_the_results_of_one(mode: Mode, store: Store) -> None:
     record = verdict_of(store, COPIES, seeded("mlp"), mode)
     assert record.verdict is Verdict.PASS, record.why
+
+
+class Incremented(nn.Module):
+    """Writes to its second input."""
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        return x + y.add_(1.0)
+
+
+def test_what_a_mapped_module_writes_is_in_the_inputs() -> None:
+    def problem() -> Problem:
+        return Problem(Incremented(), (torch.arange(3.0), torch.ones(3)), writes=frozenset({1}))
+
+    ran = run(COPIES, problem())
+    assert "input[1]" in ran.result
+    assert not differences(ran.result, plain(problem()))
 
 
 class Beside(nn.Module):

@@ -6,6 +6,7 @@ import hashlib
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -169,18 +170,26 @@ def test_techniques_of_a_workload_share_its_seed() -> None:
 def test_levels_add_up_and_end_at_the_last(
     technique_level: int, workload_level: int, dtype: str, expected: int
 ) -> None:
-    assert level(technique("t", cost=technique_level, dtypes=DTYPES), workload("w", workload_level), dtype) == expected
+    assert (
+        level(technique("t", cost=technique_level, dtypes=DTYPES), workload("w", workload_level), dtype, Mode.FORWARD)
+        == expected
+    )
 
 
 def test_the_first_dtype_of_a_technique_costs_nothing() -> None:
-    assert level(technique("t", dtypes=("bfloat16", "float32")), workload("w"), "bfloat16") == 1
+    assert level(technique("t", dtypes=("bfloat16", "float32")), workload("w"), "bfloat16", Mode.FORWARD) == 1
 
 
 def test_an_early_workload_runs_a_level_before_its_cost_and_never_before_the_first() -> None:
     early = frozenset({"w"})
-    assert level(technique("t", cost=2, early=early), workload("w"), "float32") == 1
-    assert level(technique("t", cost=1, early=early), workload("w"), "float32") == 1
-    assert level(technique("t", cost=2, early=early), workload("x"), "float32") == 2
+    assert level(technique("t", cost=2, early=early), workload("w"), "float32", Mode.FORWARD) == 1
+    assert level(technique("t", cost=1, early=early), workload("w"), "float32", Mode.FORWARD) == 1
+    assert level(technique("t", cost=2, early=early), workload("x"), "float32", Mode.FORWARD) == 2
+
+
+def test_a_workload_names_the_level_of_a_technique_and_of_one_of_its_modes() -> None:
+    named = replace(workload("w"), levels={"t": 2, "t/backward": 4})
+    assert [level(technique("t"), named, "float32", mode) for mode in (Mode.FORWARD, Mode.BACKWARD)] == [2, 4]
 
 
 @pytest.mark.parametrize("number", LEVELS)

@@ -21,6 +21,7 @@ from accelcheck.core.case import Verdict
 from accelcheck.devices.cpu import Cpu
 from accelcheck.devices.cuda import Cuda
 from accelcheck.devices.rocm import Rocm
+from accelcheck.techniques.base import Unsupported
 from accelcheck.techniques.runtimes import onnx
 from accelcheck.techniques.runtimes.onnx import (
     PROVIDERS,
@@ -31,7 +32,7 @@ from accelcheck.techniques.runtimes.onnx import (
     nodes_of,
 )
 from accelcheck.verify.oracle import Store
-from accelcheck.workloads.base import Problem, Program
+from accelcheck.workloads.base import Problem, Program, Workload
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -353,3 +354,29 @@ def test_absent_packages_are_named_with_their_install_command(monkeypatch: pytes
 )
 def test_every_device_that_has_a_provider_gets_its_own(device: Device, name: str) -> None:
     assert next(provider for feature, (provider, _) in PROVIDERS.items() if device.has(feature)) == name
+
+
+class Writing(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        x.add_(1.0)
+        return x * 2
+
+
+@needs_packages
+def test_a_module_that_writes_to_its_inputs_is_unsupported() -> None:
+    with pytest.raises(Unsupported, match="writes to its inputs"):
+        run(ONNX, Problem(Writing(), (torch.ones(2, 3),), writes=frozenset({0})))
+
+
+class Transposed(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return (x * 2).t()
+
+
+@needs_packages
+def test_a_runtime_need_not_give_the_strides_of_eager(tmp_path: Path) -> None:
+    def make(generator: torch.Generator, extent: int) -> Problem:
+        return Problem(Transposed(), (torch.randn(3, 5, generator=generator),))
+
+    record = verdict_of(Store(tmp_path), ONNX, Workload("transposed", "A transposed result.", make))
+    assert record.verdict is Verdict.PASS, record.why

@@ -6,6 +6,7 @@ import importlib.util
 import os
 import subprocess
 import sys
+from functools import partial
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
@@ -17,6 +18,7 @@ from torch import Tensor, nn
 
 from accelcheck.core.capability import Code
 from accelcheck.core.case import Verdict
+from accelcheck.techniques.base import Unsupported
 from accelcheck.techniques.runtimes import openvino
 from accelcheck.techniques.runtimes.openvino import TECHNIQUES, OverwriteCheck, ran
 from accelcheck.verify.oracle import Store
@@ -130,13 +132,16 @@ def test_signals_are_handled_after_its_models_are_gone() -> None:
     assert (ended.returncode, ended.stdout) == (0, "handled\n"), ended.stderr
 
 
-def request(hint: str = "f32", place: str = "CPU", *kernels: str) -> Any:
+def request(hint: str = "f32", place: str = "CPU", *kernels: str, inputs: tuple[str, ...] = ("f32",)) -> Any:
     """An inference request with these model properties, which executed kernels of these types."""
+    ports = [
+        SimpleNamespace(get_element_type=partial(SimpleNamespace, to_string=lambda kind=kind: kind)) for kind in inputs
+    ]
     properties = {"EXECUTION_DEVICES": [place], "INFERENCE_PRECISION_HINT": SimpleNamespace(to_string=lambda: hint)}
     nodes = [SimpleNamespace(exec_type=kernel, status="Status.EXECUTED") for kernel in kernels]
     nodes.append(SimpleNamespace(exec_type="unknown_bf16", status="Status.NOT_RUN"))
     return SimpleNamespace(
-        get_compiled_model=lambda: SimpleNamespace(get_property=properties.__getitem__),
+        get_compiled_model=lambda: SimpleNamespace(get_property=properties.__getitem__, inputs=ports),
         get_profiling_info=lambda: nodes,
     )
 
@@ -149,6 +154,8 @@ def request(hint: str = "f32", place: str = "CPU", *kernels: str) -> Any:
             [request("bf16", "CPU", "brgemm_avx512_bf16", "jit_f32")],
             ["resolved INFERENCE_PRECISION_HINT is f32", "of them in less than FP32 = 0"],
         ),
+        ([request("f32", "CPU", "ref_i8", inputs=("f32", "i8"))], []),
+        ([request("f32", "CPU", "ref_i8", inputs=("f32", "u8"))], ["of them in less than FP32 = 0"]),
         ([request("f32", "GPU", "gemm_f32")], ["execution devices are CPU"]),
         ([request("f32", "CPU")], ["nodes executed >= 1"]),
         (
@@ -156,7 +163,7 @@ def request(hint: str = "f32", place: str = "CPU", *kernels: str) -> Any:
             ["execution devices are CPU", "resolved INFERENCE_PRECISION_HINT is f32", "nodes executed >= 1"],
         ),
     ],
-    ids=["healthy", "bfloat16", "elsewhere", "nothing", "no-request"],
+    ids=["healthy", "bfloat16", "eight-bits", "other-bits", "elsewhere", "nothing", "no-request"],
 )
 def test_each_observation_can_fail(requests: list[Any], missing: list[str]) -> None:
     assert [item.claim for item in ran(requests) if not item.engaged] == missing
@@ -201,3 +208,16 @@ class Last(nn.Module):
 def test_inputs_that_the_graph_does_not_use_may_be_left_out() -> None:
     problem = Problem(Last(), tuple(torch.randn(3) for _ in range(4)))
     assert not differences(run(MODEL, problem).result, plain(problem))
+
+
+class Given(nn.Module):
+    """A convolution whose weights are an input."""
+
+    def forward(self, x: Tensor, weight: Tensor) -> Tensor:
+        return torch.conv2d(x, weight)
+
+
+@needs_openvino
+def test_an_operator_that_openvino_does_not_implement_is_unsupported() -> None:
+    with pytest.raises(Unsupported, match=r"OpenVINO cannot convert the module: .*Convolution"):
+        run(MODEL, Problem(Given(), (torch.ones(1, 2, 5, 5), torch.ones(3, 2, 3, 3))))

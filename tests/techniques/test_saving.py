@@ -105,6 +105,7 @@ class Losing(SnapshotRestore):
         vars(relay)["state"] = fresh
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("part", ["module", "optimizer", "schedule", "loader", "generator", "scaler"])
 def test_every_lost_part_fails(store: Store, part: str) -> None:
     record = record_of(store, Losing(part), "trajectory-mlp", Mode.TRAJECTORY)

@@ -185,6 +185,7 @@ def test_an_ordered_exchange_passes(tmp_path: Any, gpu: Any, mode: Mode) -> None
     assert record.verdict is Verdict.PASS, record.why
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", [Mode.FORWARD, Mode.BACKWARD])
 @pytest.mark.parametrize("way", ["imports", "exports"])
 def test_a_library_that_does_not_order_streams_fails(tmp_path: Any, gpu: Any, mode: Mode, way: str) -> None:

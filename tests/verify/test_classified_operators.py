@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import pytest
+
 from accelcheck.core.case import Mode
 from accelcheck.core.selection import Selection
 from accelcheck.techniques.matrix import Matrix
@@ -14,8 +16,6 @@ from accelcheck.verify.oracle_runs import Oracle, Source
 from accelcheck.workloads.dispatch import unfused
 
 if TYPE_CHECKING:
-    import pytest
-
     from accelcheck.core.case import Case
 
 LEVEL = 2
@@ -40,6 +40,7 @@ def unclassified() -> dict[str, Case]:
     return names
 
 
+@pytest.mark.slow
 def test_every_operator_of_a_built_in_workload_is_classified() -> None:
     assert unclassified() == {}, (
         "add each to EXACT, CORRECTLY_ROUNDED or INEXACT in accelcheck/verify/operators.py, with what its kernels promise"

@@ -11,7 +11,7 @@ from fault_harness import BACKWARD, FORWARD, TRAIN, Planted, case, seeded, verdi
 from torch import Tensor, nn
 from torch.nn import functional
 
-from accelcheck.checks.trial import REDUCED
+from accelcheck.checks.remarks import REDUCED
 from accelcheck.core.case import EFFORTS, Mode, Verdict
 from accelcheck.selftest.faults.plant import nothing
 from accelcheck.techniques.eager import Eager

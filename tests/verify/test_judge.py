@@ -336,13 +336,13 @@ def test_a_judgement_is_close_where_all_views_are_beyond_their_budget_by_little(
     against = reference(budget=1e9)
     plain = against.budgets[DEEP]
     one = Reference(**{**vars(against), "budgets": {DEEP: {**plain, "gain": budget}}})
-    assert judge({DEEP: values() * (1 + factor * budget)}, one).close(1) is close
+    assert judge({DEEP: values() * (1 + factor * budget)}, one).near(1) == frozenset([DEEP] * close)
 
 
 def test_what_is_wrong_besides_a_view_is_never_close() -> None:
     against = reference({DEEP: values(), "out[0]": torch.arange(3)}, budget=1e9)
-    assert not judge({DEEP: values(), "out[0]": torch.arange(1, 4)}, against).close(1)
-    assert not judge({DEEP: values() * math.nan, "out[0]": torch.arange(3)}, against).close(1)
+    assert not judge({DEEP: values(), "out[0]": torch.arange(1, 4)}, against).near(1)
+    assert not judge({DEEP: values() * math.nan, "out[0]": torch.arange(3)}, against).near(1)
 
 
 @pytest.mark.parametrize(("factor", "close"), [(1.5, True), (4.1, False)])
@@ -353,8 +353,32 @@ def test_a_result_that_is_independent_of_a_wrong_one_is_close_by_itself(factor: 
     budgets = {**against.budgets, DEEP: {**against.budgets[DEEP], "gain": budget}}
     one = Reference(**{**vars(against), "budgets": budgets})
     judgement = judge({DEEP: values() * (1 + factor * budget), "out[0]": torch.arange(1, 4)}, one)
-    assert judgement.close(1, divisible=True) is close
-    assert not judgement.close(1)
+    assert judgement.near(1, divisible=True) == frozenset([DEEP] * close)
+    assert not judgement.near(1)
+
+
+def test_what_is_looked_at_again_replaces_its_own_faults_and_figures_alone() -> None:
+    truth = {DEEP: values(), "out[0]": values()}
+    against = reference(truth, budget=1e-3)
+    both = judge({path: tensor * 1.5 for path, tensor in truth.items()}, against)
+    wide = reference({DEEP: values()}, budget=1e9)
+    again = both.amended(judge({DEEP: values() * 1.5}, wide), wide.judged)
+    assert {fault.path for fault in both.faults} == set(truth)
+    assert {fault.path for fault in again.faults} == {"out[0]"}
+    assert [figure for figure in again.figures if figure.path == "out[0]"] == [
+        figure for figure in both.figures if figure.path == "out[0]"
+    ]
+    assert {figure.allowed for figure in again.figures if figure.path == DEEP} >= {1e9}
+    assert again.compared == both.compared
+
+
+def test_an_amended_reference_has_the_other_ones_budgets_of_what_that_judges() -> None:
+    truth = {DEEP: values(), "out[0]": values()}
+    against, wide = reference(truth, budget=1e-3), reference(truth, budget=1e9)
+    mended = against.amended(replace(wide, unjudged={"out[0]": "rounding decides it"}))
+    assert mended.budgets[DEEP] == wide.budgets[DEEP]
+    assert mended.budgets["out[0]"] == against.budgets["out[0]"]
+    assert mended.judged == against.judged == set(truth)
 
 
 @pytest.mark.parametrize(("count", "close"), [(1, True), (15, True), (16, False)])
@@ -363,5 +387,5 @@ def test_few_elements_far_beyond_their_budget_are_looked_at_twice_more(count: in
     against = reference({DEEP: truth}, budget=1e9)
     against = replace(against, budgets={DEEP: {**against.budgets[DEEP], "gain": 1e-3}})
     judgement = judge({DEEP: truth * 1.009}, against)
-    assert judgement.close(1, against) is close
-    assert judgement.close(2, against) is close
+    assert judgement.near(1, against) == frozenset([DEEP] * close)
+    assert judgement.near(2, against) == frozenset([DEEP] * close)

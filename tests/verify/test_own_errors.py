@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pytest
 import torch
 from fault_harness import BACKWARD, FORWARD, Planted, case, seeded, verdict_of
@@ -91,3 +92,9 @@ def test_subnormal_errors_are_no_zeros() -> None:
     found = stick.read(tiny + 1e-42).errors
     assert found is not None
     assert all(float(norms.min()) > 0.0 for norms in itertools.chain(found.places()))
+
+
+def test_sizes_beyond_fp32_make_no_nan() -> None:
+    size = np.full(16, 1e80)
+    errors = own.Errors.of(size, size, np.full(80, 1e40))
+    assert all(np.isfinite(norms).all() for norms in errors.places())

@@ -172,6 +172,7 @@ FAULTS: dict[str, tuple[Callable[..., Any], str]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_fault_is_caught_in_every_seed(name: str, store: Store) -> None:
     call, view = FAULTS[name]

@@ -213,7 +213,7 @@ def test_every_listed_operator_exists(names: Collection[str]) -> None:
 def test_no_operator_is_both_exact_and_rounded_but_those_that_may_add() -> None:
     assert not operators.EXACT & operators.CORRECTLY_ROUNDED
     assert not operators.INEXACT & (operators.EXACT | operators.CORRECTLY_ROUNDED | operators.SCATTERS)
-    assert {"index_put", "index_put_"} == operators.SCATTERS & operators.EXACT
+    assert {"index_put", "index_put_", "put", "put_"} == operators.SCATTERS & operators.EXACT
     assert operators.MODULI <= operators.EXACT
 
 
@@ -253,6 +253,14 @@ DECOMPOSED: dict[str, tuple[Callable[..., Tensor], tuple[Tensor, ...]]] = {
     ),
     "a logit near one half": (torch.logit, (0.5 + 1e-3 * normal(64).float().double(),)),
     "terms that cancel": (torch.addcmul, (normal(64), -normal(64), torch.full((64,), 1.01, dtype=torch.float64))),
+    "a logarithm of exponentials that add up to one": (
+        torch.logaddexp,
+        (torch.full((64,), -1.0, dtype=torch.float64), torch.full((64,), -0.4586751, dtype=torch.float64)),
+    ),
+    "a logarithm of powers of two that add up to one": (
+        torch.logaddexp2,
+        (torch.full((64,), -1.3, dtype=torch.float64), torch.full((64,), -0.7517717, dtype=torch.float64)),
+    ),
     "interpolation by cubic polynomials": (
         lambda x: functional.interpolate(x, scale_factor=1.7, mode="bicubic"),
         (normal(2, 3, 8, 8),),
@@ -423,6 +431,7 @@ def scatter(source: Tensor, index: Tensor) -> dict[str, Tensor]:
         "index_add": zeros.index_add(0, index, source),
         "scatter_add": zeros.scatter_add(0, index[:, None].expand_as(source), source),
         "index_put": zeros.index_put((index,), source, accumulate=True),
+        "put": zeros.put(index[:, None] * source.shape[1] + torch.arange(source.shape[1]), source, accumulate=True),
     }
 
 
@@ -435,6 +444,30 @@ def test_a_scattered_sum_errs_by_the_terms_that_meet() -> None:
             met = scatter(source, together)[name]
         assert error(alone, exact) <= UNIT_ROUNDOFF["float32"], name
         assert error(met, scatter(source, together)[name]) > UNIT_ROUNDOFF["float32"], name
+
+
+@pytest.mark.parametrize("length", [33, 1030])
+@pytest.mark.parametrize("function", [torch.prod, lambda x, dim: x.cumprod(dim).select(dim, -1)])
+def test_a_product_errs_by_the_number_of_its_factors(function: Callable[..., Tensor], length: int) -> None:
+    factors = (1 + 0.01 * normal(length, 64)).float()
+    exact = function(factors.double(), 0)
+    running = factors[0]
+    for factor in factors[1:]:
+        running = running * factor
+    samples = [
+        ((sampled(lambda x: function(x, 0), factors.double(), seed=seed) - exact) / exact).abs().amax()
+        for seed in range(SAMPLES)
+    ]
+    eager = float(((running.double() - exact) / exact).abs().amax())
+    assert max(samples) / 4 < eager < SLACK * max(samples)
+
+
+@pytest.mark.parametrize("function", [torch.cumsum, torch.logsumexp])
+def test_sums_along_the_first_dimension_err_by_its_length(function: Callable[..., Tensor]) -> None:
+    # Of 2,000 terms, and of 2 in the other dimension.
+    x = normal(2000, 2)
+    errs = [error(sampled(lambda t: function(t, 0), x, seed=seed)[-1:], function(x, 0)[-1:]) for seed in range(SAMPLES)]
+    assert max(errs) > 4 * UNIT_ROUNDOFF["float32"]
 
 
 def test_a_sum_over_one_dimension_errs_by_the_length_of_that_one() -> None:
@@ -672,3 +705,18 @@ def test_samples_of_a_softmax_share_the_error_of_the_sum_in_a_row(name: str) -> 
     with Rounding("float32", "float32", torch.Generator().manual_seed(2)):
         sample = function(x.double(), -1)
     assert 0.2 * common(sample).std() < common(own).std() < common(sample).std()
+
+
+def test_derivatives_within_a_function_are_rounded_too() -> None:
+    x = torch.rand(4, dtype=torch.float64)
+    with Rounding("float32", "float32", torch.Generator().manual_seed(0)):
+        result = torch.func.jvp(lambda t: (t + 2) * t, (x,), (torch.ones_like(x),))[1]
+    error = (result - (2 * x + 2)).abs().max()
+    assert 0 < error < 1e-6
+
+
+def test_a_sum_with_an_infinity_has_no_sequential_error() -> None:
+    (error,) = sequential.errors(
+        "sum", (torch.tensor([[1.0, torch.inf], [1.0, 2.0]], dtype=torch.float64), [1])
+    ).values()
+    assert error.tolist() == [0.0, 0.0]

@@ -266,6 +266,7 @@ def test_eager_trains_from_each_seed_once_for_all_precisions(tmp_path: Path, mon
     assert trained == list(range(SEEDS))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", NUMBERS)
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
 def test_a_planted_fault_is_caught(store: Store, fault: Fault, number: int) -> None:
@@ -289,6 +290,7 @@ VARIANTS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", NUMBERS)
 @pytest.mark.parametrize("technique", TECHNIQUES, ids=lambda technique: technique.name)
 def test_a_correct_technique_passes(store: Store, technique: Technique, number: int) -> None:

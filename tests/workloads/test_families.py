@@ -13,7 +13,7 @@ from torch import Tensor
 from accelcheck.core.case import Verdict
 from accelcheck.verify.oracle import Store
 from accelcheck.workloads.base import Program, flatten
-from accelcheck.workloads.families import PER_BINADE, UNARY, WORKLOADS, binades, near
+from accelcheck.workloads.families import CONSUMERS, PER_BINADE, UNARY, WORKLOADS, binades, near
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -92,6 +92,9 @@ FAULTS: list[tuple[str, str, Callable[[Any], Any]]] = [
     ("values-quotients", "remainder, quotients of 2^28", torch.zeros_like),
     ("values-integers", "int8, sums", lambda out: [out[0].clamp(-100, 100), *out[1:]]),
     ("values-integers", "uint8, quotients", lambda out: [out[0], out[1].to(torch.int8).to(torch.uint8) % 2, *out[2:]]),
+    ("values-integers", "int32, full-width quotients", lambda out: [*out[:3], out[3].float().to(torch.int32)]),
+    ("values-integers", "int64, powers", lambda out: [*out[:2], out[2].float().to(torch.int64)]),
+    ("values-integers", "int8, products", lambda out: [out[0], out[1].clamp(-100, 100), out[2]]),
     ("sizes-elementwise", "exp of 513", _last_wrong),
     ("sizes-rows-1", "sum of 1025", lambda out: out * (1024 / 1025)),
     ("sizes-rows-1", "softmax of 4097", _last_wrong),
@@ -108,6 +111,9 @@ FAULTS: list[tuple[str, str, Callable[[Any], Any]]] = [
     ("options-windows", "bilinear by 1.7, aligned", lambda out: out * 1.001),
     ("layouts", "sum, every other column", lambda out: out.roll(1, 0)),
     ("layouts", "softmax, expanded", _last_wrong),
+    ("layouts", "rolled, windows", lambda out: out.roll(1, 0)),
+    ("late-writes", "zero, scattered", torch.zeros_like),
+    ("late-writes", "rows, joined", lambda out: torch.cat((torch.full_like(out[:1], 3), out[1:]))),
 ]
 
 
@@ -117,3 +123,20 @@ def test_one_wrong_result_is_named(name: str, label: str, change: Callable[[Any]
     record = verdict_of(store, Planted(changing(label, change)), built_in()[name], FORWARD)
     assert record.verdict is Verdict.FAIL
     assert f"out[{label!r}" in {fault.path.partition("]")[0] for fault in record.faults}
+
+
+def test_results_of_what_is_read_after_a_write_fail(store: Store) -> None:
+    def swapped(read: Callable[[Tensor], Tensor], write: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+        def late(x: Tensor) -> Tensor:
+            write(x)
+            return read(x)
+
+        return late
+
+    def plant(program: Program) -> None:
+        module: Any = program.module
+        module.parts = tuple((name, swapped(*function.args), places) for name, function, places in module.parts)
+
+    record = verdict_of(store, Planted(plant), built_in()["late-writes"], FORWARD)
+    wrong = {fault.path.partition("]")[0] for fault in record.faults}
+    assert {f"out['zero, {consumer}'" for consumer in CONSUMERS} <= wrong

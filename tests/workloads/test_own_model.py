@@ -13,13 +13,14 @@ from fault_harness import BACKWARD, FORWARD, TRAIN, Planted, verdict_of
 from torch import Tensor, nn
 from torch.nn import functional
 
-from accelcheck.checks.trial import IDLE, REMARKS, UNCLASSIFIED, UNJUDGED
-from accelcheck.core.case import Mode, Verdict, stable_seed
+from accelcheck.checks.remarks import IDLE, REMARKS, STRIDES, UNCLASSIFIED, UNJUDGED
+from accelcheck.core.case import SCHEME, Mode, Verdict, stable_seed
 from accelcheck.core.registry import UnknownNameError
 from accelcheck.selftest.faults.plant import calling, nothing
 from accelcheck.techniques.compilation.export import Export
 from accelcheck.techniques.eager import Eager
 from accelcheck.techniques.matrix import Matrix
+from accelcheck.techniques.precision.amp import stored_in_float32
 from accelcheck.verify.oracle import Store, compute
 from accelcheck.verify.oracle_runs import Arithmetic
 from accelcheck.workloads.base import Program
@@ -123,6 +124,17 @@ def test_what_rounding_errors_alone_decide_is_left_out_and_named(store: Store) -
     record = verdict_of(Store(store.cache.folder / "other"), Eager(), replace(workload, given=False), BACKWARD)
     assert record.verdict is Verdict.ERROR
     assert "grad:conv.bias: the budget of view row is" in record.reason
+
+
+def test_a_case_that_leaves_out_most_elements_says_so(store: Store) -> None:
+    def cancelling(x: Tensor) -> tuple[Tensor, Tensor]:
+        return x.sum(1), (x * 1.1).sin() - (x * 1.1).sin()
+
+    workload = workload_of(cancelling, (torch.rand(4, 6),), name="cancelling")
+    record = verdict_of(store, Eager(), workload, FORWARD)
+    assert record.verdict is Verdict.PASS, record.reason
+    (said,) = (one for one in record.evidence if one.claim == UNJUDGED)
+    assert said.observed == "out[1], which are 86% of all elements"
 
 
 def test_parameters_that_nothing_depends_on_are_named(store: Store) -> None:
@@ -344,6 +356,210 @@ def test_a_model_that_is_random_is_named(store: Store) -> None:
     assert "is random" in record.reason
 
 
+def test_a_model_that_keeps_state_is_not_called_random(store: Store) -> None:
+    class Counting(nn.Module):
+        calls = 0
+        cache: Tensor
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("cache", torch.zeros(0, 4), persistent=False)
+            self._seen: list[Tensor] = []
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.calls += 1
+            self._seen.append(x)
+            self.cache = torch.cat([self.cache, x])
+            return x * self.calls + self.cache.sum(0)
+
+    record = verdict_of(store, Eager(), workload_of(Counting(), (torch.ones(3, 4),), name="counting"), FORWARD)
+    assert record.verdict is Verdict.ERROR
+    assert "keeps state between calls" in record.reason
+    assert "calls (" in record.reason
+    assert "cache (a tensor of shape" in record.reason
+    assert "_seen (" in record.reason
+    assert "random" not in record.reason
+
+
+def test_the_module_that_draws_numbers_is_named_and_not_what_comes_after_it(store: Store) -> None:
+    class Noisy(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.head = nn.Linear(4, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            out: Tensor = self.head(x + torch.randn_like(x))
+            return out
+
+    record = verdict_of(store, Eager(), workload_of(Noisy(), (torch.ones(3, 4),), name="noisy"), FORWARD)
+    assert "what the module itself computes is random" in record.reason
+
+
+class Spectral(nn.Module):
+    """Complex parameters, buffers, inputs and outputs, as Fourier operators have them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(6, 6, dtype=torch.complex64))
+        self.phase: Tensor
+        self.register_buffer("phase", torch.randn(6, dtype=torch.complex64))
+
+    def forward(self, x: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
+        spectrum = (torch.fft.rfft(x) + z) @ self.weight * self.phase
+        return torch.fft.irfft(spectrum, n=10), spectrum
+
+
+def spectral() -> Workload:
+    torch.manual_seed(0)
+    return workload_of(
+        Spectral(), (torch.randn(4, 10), torch.randn(4, 6, dtype=torch.complex64)), name="spectral", traits=frozenset()
+    )
+
+
+@pytest.mark.parametrize("mode", [FORWARD, BACKWARD])
+@pytest.mark.parametrize("technique", ["eager", "compile-aot-eager", "func-vmap-copies"])
+def test_a_model_of_complex_numbers_is_judged(technique: str, mode: Mode, store: Store) -> None:
+    record = verdict_of(store, Matrix.load().techniques[technique], spectral(), mode)
+    assert record.verdict is Verdict.PASS, record.why
+
+
+@pytest.mark.parametrize(("technique", "verdict"), [("func-grad", Verdict.PASS), ("func-jacrev", Verdict.UNSUPPORTED)])
+def test_transforms_take_complex_numbers_or_say_that_they_do_not(
+    technique: str, verdict: Verdict, store: Store
+) -> None:
+    record = verdict_of(store, Matrix.load().techniques[technique], spectral(), BACKWARD)
+    assert record.verdict is verdict, record.why
+    assert verdict is Verdict.PASS or "real numbers alone" in record.reason
+
+
+def test_complex_results_of_timed_calls_are_judged(store: Store) -> None:
+    record = verdict_of(store, Matrix.load().techniques["jit-trace"], spectral(), Mode.SPEED)
+    assert record.verdict is Verdict.PASS, record.why
+
+
+def test_the_memory_of_a_runtime_is_not_measured_and_its_parameters_are(store: Store) -> None:
+    class Runtime(Planted):
+        own_memory = True
+
+    record = verdict_of(store, Runtime(lambda _: None), images(), Mode.SPEED)
+    found = {measurement.name: measurement for measurement in record.measurements}
+    assert found["peak-memory"].value is None
+    assert "torch does not see" in found["peak-memory"].reason
+    assert found["peak-memory-fp32-eager"].value
+    assert found["parameters"].value == found["parameters-fp32-eager"].value != 0
+    assert Matrix.load().techniques["onnxruntime"].own_memory
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.complex64, torch.bfloat16])
+def test_parameters_in_fp32_may_be_complex(dtype: torch.dtype) -> None:
+    program = Program(nn.Linear(2, 2, dtype=dtype), ())
+    assert stored_in_float32(program).engaged is (dtype != torch.bfloat16)
+
+
+def test_complex_numbers_are_compared_as_real_and_imaginary_parts_side_by_side() -> None:
+    program = Program.of(own(spectral()))
+    result = program.run(BACKWARD)
+    assert set(result) == {"out[0]", "out[1]", "grad:weight", "grad:input[0]", "grad:input[1]", "buffer:phase"}
+    assert not any(tensor.is_complex() for tensor in result.values())
+    spectrum = program.module(*program.inputs)[1].detach()
+    assert torch.equal(result["out[1]"], torch.stack([spectrum.real, spectrum.imag], -1).flatten(-2))
+
+
+def test_complex_parameters_keep_their_imaginary_parts() -> None:
+    program = Program.of(own(spectral()))
+    weight = program.module.get_parameter("weight")
+    assert weight.dtype == torch.complex64
+    assert bool(weight.imag.any())
+    exact = Program.of(own(spectral())).widened()
+    assert exact.module.get_parameter("weight").dtype == exact.inputs[1].dtype == torch.complex128
+
+
+@pytest.mark.parametrize("which", ["weight", "output"])
+def test_an_imaginary_part_that_is_lost_fails(which: str, store: Store) -> None:
+    def lost(program: Program) -> None:
+        module = program.module
+
+        def real(value: Tensor) -> Tensor:
+            return torch.complex(value.real, torch.zeros_like(value.imag))
+
+        def called(*inputs: Tensor) -> tuple[Tensor, Tensor]:
+            if which == "weight":
+                found: tuple[Tensor, Tensor] = torch.func.functional_call(
+                    module, {"weight": real(module.get_parameter("weight"))}, inputs
+                )
+                return found
+            signal, spectrum = module(*inputs)
+            return signal, real(spectrum)
+
+        program.call = called
+
+    record = verdict_of(store, Planted(lost), spectral(), FORWARD)
+    assert record.verdict is Verdict.FAIL
+    assert {fault.path for fault in record.faults} == ({"out[0]", "out[1]"} if which == "weight" else {"out[1]"})
+
+
+def test_complex_models_have_products_that_autocast_leaves_alone() -> None:
+    product = torch.randn(4, 4, dtype=torch.complex64)
+    assert "matmul" not in workload_of(lambda z: z @ z, (product,), name="products").traits
+    assert "matmul" in workload_of(lambda x: x @ x, (product.real.clone(),), name="products").traits
+
+
+def test_other_strides_are_a_remark_on_somebodys_own_model(store: Store) -> None:
+    def turned(program: Program) -> None:
+        module = program.module
+        program.call = lambda *inputs: module(*inputs).t().contiguous().t()
+
+    technique = Planted(turned, keeps_strides=True)
+    workload = workload_of(nn.Linear(6, 5), (torch.randn(4, 6),), name="turned")
+    record = verdict_of(store, technique, workload, FORWARD)
+    assert record.verdict is Verdict.PASS, record.why
+    (remark,) = (one for one in record.evidence if one.claim == STRIDES)
+    assert "expected (5, 1), got (1, 4)" in str(remark.observed)
+
+
+class Halved(Planted):
+    """A scheme of its own: weights at half their numbers, in both outputs of `twofold`, of which one adds 1000."""
+
+    oracle = "halved"
+
+    def emulate(self, module: nn.Module, inputs: tuple[Any, ...]) -> nn.Module:
+        with torch.no_grad():
+            module.get_parameter("head.weight").mul_(0.5)
+        return module
+
+
+class Twofold(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(8, 4, bias=False)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        out = self.head(x)
+        return out + 1000, out
+
+
+def test_a_scheme_is_measured_against_the_model_without_it_too_where_that_is_worst(store: Store) -> None:
+    def halved(program: Program) -> None:
+        module = program.module
+
+        def called(x: Tensor) -> tuple[Tensor, Tensor]:
+            out = functional.linear(x, 0.5 * module.get_parameter("head.weight"))
+            return out + 1000, out
+
+        program.call = called
+
+    torch.manual_seed(0)
+    workload = workload_of(Twofold(), (torch.randn(16, 8),), name="scheme")
+    record = verdict_of(store, Halved(halved), workload, FORWARD)
+    assert record.verdict is Verdict.PASS, record.why
+    implementation = next(figure for figure in record.figures if figure.view == "row")
+    (cost,) = (figure for figure in record.figures if figure.view == SCHEME)
+    assert not cost.gates
+    assert implementation.measured < 1e-5
+    assert cost.path == "out[1]"
+    assert 0.4 < cost.measured <= 0.5  # of the first output less than 0.002: it is near 1000
+
+
 class Layer(nn.Module):
     """A block as language models have them: with keyword arguments, and tuples in its result."""
 
@@ -416,12 +632,28 @@ def test_a_head_that_shares_its_weight_with_a_table_is_quantized_all_the_same(st
     assert record.verdict is Verdict.PASS, record.reason
 
 
+def test_eager_that_alone_has_a_nan_fails_and_nothing_can_be_equal_to_it(store: Store) -> None:
+    def undefined(x: Tensor) -> Tensor:
+        return x if x.dtype == torch.float64 else torch.where(x > 0.5, torch.nan, x)
+
+    workload = workload_of(undefined, (torch.linspace(0, 1, 8),), name="undefined")
+    record = verdict_of(store, Eager(), workload, FORWARD)
+    assert record.verdict is Verdict.FAIL
+    assert {fault.view for fault in record.faults} == {"NaN"}
+    record = verdict_of(store, Matrix.load().techniques["compile-aot-eager"], workload, FORWARD)
+    assert record.verdict is Verdict.ERROR
+    assert (
+        "eager float32 on the CPU is wrong, so no technique can be equal to it: out: isnan holds for 0 and 4"
+        in record.why
+    )
+
+
 # Models that write to their inputs
 
 
 def appended(cache: Tensor, x: Tensor) -> Tensor:
-    """Writes a row into a cache, as a language model does, and reads it."""
-    cache[1] = x.sum(0)
+    """Adds to a row of a cache, and reads it: a second write leaves something else."""
+    cache[1] += x.sum(0)
     return cache.cumsum(0) * 2
 
 
@@ -432,16 +664,22 @@ def appending() -> Workload:
 
 
 @pytest.mark.parametrize("mode", [FORWARD, BACKWARD])
-@pytest.mark.parametrize("technique", ["eager", "compile-aot-eager", "func-vmap-copies"])
+@pytest.mark.parametrize("technique", ["eager", "compile-aot-eager", "jit-trace", "func-vmap-copies"])
 def test_a_model_that_writes_to_its_input_is_judged(technique: str, mode: Mode, store: Store) -> None:
     workload = appending()
     assert own(workload).writes == {0}
     record = verdict_of(store, Matrix.load().techniques[technique], workload, mode)
-    if technique == "func-vmap-copies":  # it gives the model copies
-        assert record.verdict is Verdict.FAIL
-        assert {fault.path for fault in record.faults} == {"input[0]"}
-    else:
-        assert record.verdict is Verdict.PASS, record.why
+    assert record.verdict is Verdict.PASS, record.why
+
+
+def test_a_technique_that_writes_to_a_copy_of_the_input_fails(store: Store) -> None:
+    def copied(program: Program) -> None:
+        module = program.module
+        program.call = lambda *inputs: module(*(value.clone() for value in inputs))
+
+    record = verdict_of(store, Planted(copied), appending(), FORWARD)
+    assert record.verdict is Verdict.FAIL
+    assert {fault.path for fault in record.faults} == {"input[0]"}
 
 
 def test_an_output_that_is_an_input_keeps_what_was_written(store: Store) -> None:

@@ -9,14 +9,16 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 from fault_harness import BACKWARD, FORWARD, Planted, built_in, verdict_of
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from accelcheck.core.case import Verdict
 from accelcheck.devices.torch_names import UnknownTorchError
 from accelcheck.verify.oracle import Store
-from accelcheck.workloads.base import Program, Workload
-from accelcheck.workloads.torch_operators import FEW, FILE, PARTS, WORKLOADS, CalledOperator, Calls, database, template
+from accelcheck.workloads.base import Problem, Program, Workload
+from accelcheck.workloads.operator_calls import Calls
+from accelcheck.workloads.operator_samples import FEW, CalledOperator, database, structured, template
+from accelcheck.workloads.torch_operators import ALONE, COMMON, FILE, PARTS, WORKLOADS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -45,6 +47,7 @@ def test_every_operator_of_torch_is_judged_or_left_out_with_a_reason() -> None:
     for name, entry in stored.items():
         parts = [part for part in PARTS if part in entry]
         judged = [part for part in parts if (f"op-{name}" if part == "floating" else f"op-{name}-{part}") in names]
+        judged += [part for part in parts if part not in ALONE and "left" not in entry[part]]
         assert all(part in judged or entry[part]["left"] for part in parts)
 
 
@@ -77,6 +80,30 @@ def test_problems_share_no_memory() -> None:
     assert any(bool(value.any()) for value in other.inputs[1:])
 
 
+class Sign(nn.Module):
+    """The sign of its input, whose gradient torch gives as a zero without memory."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.sgn()
+
+
+def test_a_gradient_without_memory_is_read_as_zeros() -> None:
+    result = Program.of(Problem(Sign(), (torch.tensor([1.5, -2.0]),))).run(BACKWARD)
+    assert result["grad:input[0]"].numpy().tolist() == [0.0, 0.0]
+
+
+def test_operators_of_structured_matrices_depend_on_what_they_read_alone() -> None:
+    matrix = torch.tensor([[4.0, 2.0], [1.0, 5.0]])
+    triangular = structured(database()["cholesky_solve"])
+    derivative = torch.func.jacfwd(lambda factor: triangular(torch.eye(2), factor))(matrix)
+    assert derivative[..., 0, 1].tolist() == [[0.0, 0.0], [0.0, 0.0]]
+    assert derivative[..., 1, 0].any()
+    hermitian = structured(database()["linalg.cholesky"])
+    assert torch.equal(hermitian(matrix), torch.linalg.cholesky(matrix + matrix.mT))
+    for name in ("add", "nn.functional.ctc_loss", "triangular_solve"):
+        assert structured(database()[name]) is database()[name].op
+
+
 def test_arguments_that_an_operator_writes_to_are_copied() -> None:
     program = Program.of(built_in()["op-nn.functional.embedding"].problem(1))
     assert any(call.writes for call in program.module.calls)  # type: ignore[union-attr]
@@ -90,28 +117,36 @@ def test_complex_results_are_pairs_of_real_numbers() -> None:
     assert all(out.dtype == torch.float32 and out.shape[-1] == 2 for out in result.values())
 
 
-def test_every_judged_operator_is_in_one_bundle_of_its_family() -> None:
+@pytest.mark.parametrize("part", PARTS)
+def test_every_judged_operator_is_in_one_bundle_of_its_family(part: str) -> None:
+    stored = json.loads(FILE.read_text(encoding="utf-8"))
+    others = PARTS.keys() - {"floating"}
     bundled = [
-        (operator.name, operator.dtypes)
+        operator.name
         for workload in WORKLOADS
         if workload.name.startswith("ops-")
+        and workload.name != "ops-common"
+        and (f"-{part}-" in workload.name if part in others else not any(f"-{one}-" in workload.name for one in others))
         for operator in operators_of(workload)
     ]
-    alone = [
-        (operator.name, operator.dtypes)
-        for workload in WORKLOADS
-        if workload.name.startswith("op-")
-        for operator in operators_of(workload)
-    ]
-    stored = json.loads(FILE.read_text(encoding="utf-8"))
-    apart = {
-        (name, dtype)
-        for name, entry in stored.items()
-        for part in PARTS
-        if "apart" in entry.get(part, {})
-        for dtype in entry[part]["dtypes"]
-    }
-    assert sorted(bundled) == sorted((name, dtypes) for name, dtypes in alone if (name, dtypes[0]) not in apart)
+    judged = [name for name, entry in stored.items() if part in entry and not entry[part].keys() & {"left", "apart"}]
+    assert sorted(bundled) == sorted(judged)
+
+
+@pytest.mark.parametrize("name", ["signal.windows.hann", "signal.windows.kaiser", "arange", "exp"])
+def test_results_are_on_the_device_of_the_inputs(name: str) -> None:
+    made = template((CalledOperator(name, ("float32",)),), 2)
+    anchor, tensors = torch.ones(1, device="meta"), [value.to("meta") for value in made.inputs]
+    assert made.calls
+    assert {out.device.type for call in made.calls for out in call(anchor, tensors)} == {"meta"}
+
+
+def test_level_1_has_one_sample_of_sixty_common_operators() -> None:
+    workload = built_in()["ops-common"]
+    labels = [call.label for call in workload.problem(1).module.calls]  # type: ignore[union-attr]  # a module of calls
+    assert [label.split()[0] for label in labels] == list(COMMON)
+    assert len(set(COMMON)) == 60
+    assert dict(workload.levels) == {"eager": 1, "compile-static": 2}
 
 
 def test_a_bundle_takes_a_few_samples_of_each_operator() -> None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 import torch
+from operator_classes import CLASSES
 from torch import Tensor, nn
 
 from accelcheck.core.case import Mode, stable_seed
@@ -19,7 +20,6 @@ from accelcheck.techniques.observe import OperatorLog
 from accelcheck.workloads.base import Problem, Program, Result, Workload
 from accelcheck.workloads.draw import lengths, orders, separated, signs
 from accelcheck.workloads.dynamic import AdaptiveTime, DynamicDepth
-from accelcheck.workloads.operators import CLASSES
 from accelcheck.workloads.probes import DRAWS, Draw
 from accelcheck.workloads.problem import TRAITS
 
@@ -201,6 +201,13 @@ def test_strides_are_kept_on_the_device(extent: int) -> None:
     (x,) = Program.of(NAMES["matmul-sliced"].problem(1), dtype=torch.bfloat16).inputs
     assert x.storage_offset() == 3
     assert torch.equal(x, NAMES["matmul-sliced"].problem(1).inputs[0].bfloat16())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_view_on_the_device_is_one_of_flat_memory_whether_or_not_it_was_copied(dtype: torch.dtype) -> None:
+    (x,) = Program.of(NAMES["matmul-expanded"].problem(1), dtype=dtype).inputs
+    assert x._base is not None
+    assert x._base.shape == (64 * 96,)
 
 
 def test_edge_sizes_and_strides() -> None:

@@ -67,15 +67,19 @@ def verify(trial: Trial) -> Finding:
 def _ordinary(tries: Tries, name: str, codes: list[int]) -> None:
     form = FORMATS[name]
     codes = [code & (1 << form.bits) - 1 for code in codes]
-    _moves(tries, name, codes)
-    if not tries.refused:
-        _casts(tries, name, codes)
-        _elementwise(tries, name, codes)
-        _reductions(tries, name, codes)
-        _products(tries, name, codes)
+    _tried(tries, name, codes, _products)
     # Where it is wrong it is there: its faults are told, not what it lacks.
     if (said := absent(tries, NEEDED)) and not tries.faults:
         raise refuse(name, tries.device, said)
+
+
+def _tried(
+    tries: Tries, name: str, codes: Sequence[int], products: Callable[[Tries, str, Sequence[int]], None]
+) -> None:
+    _moves(tries, name, codes)
+    if not tries.refused:
+        for operations in (_casts, _elementwise, _reductions, products):
+            operations(tries, name, codes)
 
 
 def _float8(device: Device, codes: Sequence[int]) -> Finding:
@@ -84,12 +88,7 @@ def _float8(device: Device, codes: Sequence[int]) -> Finding:
     for name in FLOAT8:
         tries = Tries(device, name)
         both.append(tries)
-        _moves(tries, name, codes)
-        if not tries.refused:
-            _casts(tries, name, codes)
-            _elementwise(tries, name, codes)
-            _reductions(tries, name, codes)
-            _scaled_products(tries, name, codes)
+        _tried(tries, name, codes, _scaled_products)
     lacking = [said for tries in both if (said := absent(tries, NEEDED_OF_FLOAT8))]
     found = Tries(device, "float8")
     for tries in both:

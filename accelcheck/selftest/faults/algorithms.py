@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn.functional import conv2d
 
 from accelcheck.core.case import Mode
-from accelcheck.selftest.faults.base import Cell, PlantedFault, Variant
+from accelcheck.selftest.faults.base import Change, fault, single, variant
 from accelcheck.selftest.faults.memory import strided
 from accelcheck.selftest.faults.plant import kernels, rounded_to, within
 from accelcheck.verify.algorithms import ALGORITHMS, Algorithm, strassen, winograd
@@ -18,19 +18,15 @@ from accelcheck.verify.algorithms import ALGORITHMS, Algorithm, strassen, winogr
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from accelcheck.selftest.faults.base import Change
 
-_SINGLE = ("float32",)
 _CONVOLUTIONS = tuple(
-    Cell(workload, mode, _SINGLE) for workload in ("conv-replicated", "cnn") for mode in (Mode.FORWARD, Mode.BACKWARD)
+    single(workload, mode) for workload in ("conv-replicated", "cnn") for mode in (Mode.FORWARD, Mode.BACKWARD)
 )
-_PRODUCTS = tuple(
-    Cell(workload, mode, _SINGLE) for workload in ("matmul", "mlp") for mode in (Mode.FORWARD, Mode.BACKWARD)
-)
+_PRODUCTS = tuple(single(workload, mode) for workload in ("matmul", "mlp") for mode in (Mode.FORWARD, Mode.BACKWARD))
 _ABSENT = dict.fromkeys(
     ("bfloat16", "float16"), "fast algorithms are classes in FP32 alone: half precision rounds more"
 )
-_ALONE = (Cell("conv-replicated", dtypes=_SINGLE),)
+_ALONE = (single("conv-replicated"),)
 
 
 def _tile_of_its_neighbour(x: Tensor, weight: Tensor) -> Tensor:
@@ -81,7 +77,7 @@ def _minus_for_plus(func: Any, a: Tensor, b: Tensor) -> Tensor:
 
 FAULTS = (
     *(
-        PlantedFault(f"fast-convolution-{name}", summary, _ALONE, _convolving(convolve), absent=_ABSENT, exists=strided)
+        fault(f"fast-convolution-{name}", summary)(_ALONE, _convolving(convolve), absent=_ABSENT, exists=strided)
         for name, summary, convolve in (
             ("wrong-tile", "A tile of a Winograd convolution has its neighbour's results.", _tile_of_its_neighbour),
             ("dropped-row", "The last row of the last image is left out, as where a size is odd.", _row_dropped),
@@ -91,28 +87,19 @@ FAULTS = (
             ("nan-across-images", "A NaN is in all images where it is in one.", _plain_across_tile),
         )
     ),
-    PlantedFault(
-        "strassen-tf32",
-        "Strassen's products have operands of 11 significant bits.",
-        (Cell("matmul", dtypes=_SINGLE),),
-        lambda _: kernels(mm=_short_products),
-        absent=_ABSENT,
-        exists=strided,
+    fault("strassen-tf32", "Strassen's products have operands of 11 significant bits.")(
+        (single("matmul"),), lambda _: kernels(mm=_short_products), absent=_ABSENT, exists=strided
     ),
-    PlantedFault(
-        "strassen-wrong-sign",
-        "A block of Strassen's result has a product of sums too many.",
-        (Cell("matmul", dtypes=_SINGLE),),
-        lambda _: kernels(mm=_minus_for_plus),
-        absent=_ABSENT,
-        exists=strided,
+    fault("strassen-wrong-sign", "A block of Strassen's result has a product of sums too many.")(
+        (single("matmul"),), lambda _: kernels(mm=_minus_for_plus), absent=_ABSENT, exists=strided
     ),
 )
 
 VARIANTS = tuple(
-    Variant(
+    variant(
         name.partition(" (")[0].lower().translate(str.maketrans(" ,", "--", "()")),
         f"The algorithm {name} forward and backward, with NaN that spread.",
+    )(
         _PRODUCTS if "product" in name else _CONVOLUTIONS,
         partial(within, partial(Algorithm, name)),
         exists=strided,  # they are written with views, where a device that has none has left them behind

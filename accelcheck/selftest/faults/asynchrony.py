@@ -10,14 +10,13 @@ from torch import Tensor
 
 from accelcheck.core.capability import SUPPORTED, Code, unsupported
 from accelcheck.core.case import Mode
-from accelcheck.selftest.faults.base import Cell, PlantedFault
-from accelcheck.selftest.faults.plant import kernels, wrapping
+from accelcheck.selftest.faults.base import Cell, Change, fault, passes
+from accelcheck.selftest.faults.plant import Kernel, kernels, wrapping
 from accelcheck.techniques.interop.streams import GIVE
 
 if TYPE_CHECKING:
     from accelcheck.core.capability import Capability
     from accelcheck.devices.base import Device
-    from accelcheck.selftest.faults.base import Change
     from accelcheck.workloads.base import Program, Result
 
 PATIENCE = 10.0
@@ -128,11 +127,10 @@ def unsynced(strength: float) -> Change:
 def fallen_back(strength: float) -> Change:
     """One kind of operator has no kernel on the device: the CPU computes it, and the result is moved back."""
 
-    def on_cpu(func: Any, *args: Any, **options: Any) -> Tensor:
+    def on_cpu(func: Kernel, *args: Any, **options: Any) -> Tensor:
         (device,) = {value.device for value in args if isinstance(value, Tensor)}
         moved = [value.cpu() if isinstance(value, Tensor) else value for value in args]
-        result: Tensor = func(*moved, **options).to(device)
-        return result
+        return func(*moved, **options).to(device)
 
     return kernels(relu=on_cpu, tanh=on_cpu, gelu=on_cpu)
 
@@ -152,45 +150,19 @@ def on_streams(device: Device) -> Capability:
 
 
 FAULTS = (
-    PlantedFault(
-        "race-at-border",
-        "A buffer shared by two libraries is read while the other still writes it.",
-        (Cell("mlp"), Cell("matmul")),
-        raced,
-        strengths=(1.0, 0.1, 0.001),
-        number=40,
+    fault("race-at-border", "A buffer shared by two libraries is read while the other still writes it.")(
+        (Cell("mlp"), Cell("matmul")), raced, strengths=(1.0, 0.1, 0.001), number=40
     ),
-    PlantedFault(
-        "stream-race",
-        "Nothing waits for a call on another stream; the strength is its delay in clock cycles.",
-        (Cell("mlp"),),
-        streamed,
-        strengths=(1e7,),
-        number=40,
-        exists=on_streams,
+    fault("stream-race", "Nothing waits for a call on another stream; the strength is its delay in clock cycles.")(
+        (Cell("mlp"),), streamed, strengths=(1e7,), number=40, exists=on_streams
     ),
-    PlantedFault(
-        "dlpack-unordered",
-        "A tensor is exported to a library on another stream that does not wait for the producer.",
-        (Cell("mlp", dtypes=("float32", "float16")), Cell("mlp", Mode.BACKWARD, ("float32", "float16"))),
-        unordered,
-        number=40,
-        technique="cupy-stream",
-        exists=on_streams,
+    fault(
+        "dlpack-unordered", "A tensor is exported to a library on another stream that does not wait for the producer."
+    )(passes("mlp", ("float32", "float16")), unordered, number=40, technique="cupy-stream", exists=on_streams),
+    fault("result-unsynced", "Results are read before the device is synchronised.")(
+        (Cell("mlp"), Cell("mlp", Mode.BACKWARD), Cell("train-mlp", Mode.TRAIN)), unsynced, number=41
     ),
-    PlantedFault(
-        "result-unsynced",
-        "Results are read before the device is synchronised.",
-        (Cell("mlp"), Cell("mlp", Mode.BACKWARD), Cell("train-mlp", Mode.TRAIN)),
-        unsynced,
-        number=41,
-    ),
-    PlantedFault(
-        "operator-on-the-cpu",
-        "An operator without a kernel falls back to the CPU without notice; the result is right.",
-        (Cell("mlp"), Cell("gelu")),
-        fallen_back,
-        number=41,
-        exists=elsewhere,
-    ),
+    fault(
+        "operator-on-the-cpu", "An operator without a kernel falls back to the CPU without notice; the result is right."
+    )((Cell("mlp"), Cell("gelu")), fallen_back, number=41, exists=elsewhere),
 )

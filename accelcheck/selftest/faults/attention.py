@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from accelcheck.core.case import Mode
-from accelcheck.selftest.faults.base import Cell, PlantedFault
+from accelcheck.selftest.faults.base import Cell, Change, fault
 from accelcheck.selftest.faults.compute import attention, causal
 from accelcheck.selftest.faults.plant import backwards, calling
 
@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from typing import Any
 
     from torch import Tensor
-
-    from accelcheck.selftest.faults.base import Change
 
 
 def leaking(count: float, module: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -82,103 +80,43 @@ _ROUNDED_SCORES = {
 }
 
 FAULTS = (
-    PlantedFault(
-        "causal-leak",
-        "Queries of the last whole tile see the key after it.",
-        (Cell("attention-65"),),
-        _forward(leaking),
-        (16.0, 1.0),
-        number=1,
+    fault("causal-leak", "Queries of the last whole tile see the key after it.")(
+        (Cell("attention-65"),), _forward(leaking), (16.0, 1.0), number=1
     ),
-    PlantedFault(
-        "causal-leak-backward",
-        "The backward pass has queries of the last whole tile see the key after it.",
-        (Cell("attention-65", Mode.BACKWARD),),
-        _backward(leaking),
-        (16.0, 1.0),
-        number=1,
+    fault("causal-leak-backward", "The backward pass has queries of the last whole tile see the key after it.")(
+        (Cell("attention-65", Mode.BACKWARD),), _backward(leaking), (16.0, 1.0), number=1
     ),
-    PlantedFault(
-        "mask-off-by-one",
-        "Each query sees one key more, or one less, than it should.",
-        (Cell("attention-causal"),),
-        _forward(shifted),
-        (1.0, -1.0),
-        number=2,
+    fault("mask-off-by-one", "Each query sees one key more, or one less, than it should.")(
+        (Cell("attention-causal"),), _forward(shifted), (1.0, -1.0), number=2
     ),
-    PlantedFault(
-        "mask-off-by-one-backward",
-        "In the backward pass each query sees one key more, or one less, than it should.",
-        (Cell("attention-causal", Mode.BACKWARD),),
-        _backward(shifted),
-        (1.0, -1.0),
-        number=2,
+    fault(
+        "mask-off-by-one-backward", "In the backward pass each query sees one key more, or one less, than it should."
+    )((Cell("attention-causal", Mode.BACKWARD),), _backward(shifted), (1.0, -1.0), number=2),
+    fault("length-off-by-one", "One key of the padding is seen, or the last key is not.")(
+        (Cell("attention-ragged"),), _forward(padded), (1.0, -1.0), number=2
     ),
-    PlantedFault(
-        "length-off-by-one",
-        "One key of the padding is seen, or the last key is not.",
-        (Cell("attention-ragged"),),
-        _forward(padded),
-        (1.0, -1.0),
-        number=2,
+    fault("causal-from-bottom-right", "Causal masks end at the last key, where torch has them begin at the first.")(
+        (Cell("attention-cross-causal"),), lambda _: calling(bottom_right), number=3
     ),
-    PlantedFault(
-        "causal-from-bottom-right",
-        "Causal masks end at the last key, where torch has them begin at the first.",
-        (Cell("attention-cross-causal"),),
-        lambda _: calling(bottom_right),
-        number=3,
+    fault("causal-from-bottom-right-backward", "In the backward pass causal masks end at the last key.")(
+        (Cell("attention-cross-causal", Mode.BACKWARD),), lambda _: backwards(bottom_right), number=3
     ),
-    PlantedFault(
-        "causal-from-bottom-right-backward",
-        "In the backward pass causal masks end at the last key.",
-        (Cell("attention-cross-causal", Mode.BACKWARD),),
-        lambda _: backwards(bottom_right),
-        number=3,
+    fault("causal-from-top-left", "A mask that lets the last query see the last key is taken for torch's causal one.")(
+        (Cell("attention-cross-right"),), lambda _: calling(top_left), number=3
     ),
-    PlantedFault(
-        "causal-from-top-left",
-        "A mask that lets the last query see the last key is taken for torch's causal one.",
-        (Cell("attention-cross-right"),),
-        lambda _: calling(top_left),
-        number=3,
+    fault("masked-row-nan", "A query that sees no key gets NaN.")(
+        (Cell("attention-empty-row"),), lambda _: calling(plain_softmax), number=4
     ),
-    PlantedFault(
-        "masked-row-nan",
-        "A query that sees no key gets NaN.",
-        (Cell("attention-empty-row"),),
-        lambda _: calling(plain_softmax),
-        number=4,
+    fault("masked-row-mean", "A query that sees no key gets the mean of all values.")(
+        (Cell("attention-empty-row"),), lambda _: calling(finite_mask), number=4
     ),
-    PlantedFault(
-        "masked-row-mean",
-        "A query that sees no key gets the mean of all values.",
-        (Cell("attention-empty-row"),),
-        lambda _: calling(finite_mask),
-        number=4,
+    fault("masked-row-backward", "A query that sees no key has the gradients of one that sees all.")(
+        (Cell("attention-empty-row", Mode.BACKWARD),), lambda _: backwards(finite_mask), number=4
     ),
-    PlantedFault(
-        "masked-row-backward",
-        "A query that sees no key has the gradients of one that sees all.",
-        (Cell("attention-empty-row", Mode.BACKWARD),),
-        lambda _: backwards(finite_mask),
-        number=4,
+    fault("softmax-scale", "Scores are scaled by a factor that is off.")(
+        (Cell("attention-causal"),), _forward(rescaled), _SCALES, number=5
     ),
-    PlantedFault(
-        "softmax-scale",
-        "Scores are scaled by a factor that is off.",
-        (Cell("attention-causal"),),
-        _forward(rescaled),
-        _SCALES,
-        number=5,
-    ),
-    PlantedFault(
-        "softmax-scale-backward",
-        "The backward pass scales scores by a factor that is off.",
-        (Cell("attention-causal", Mode.BACKWARD),),
-        _backward(rescaled),
-        _SCALES,
-        number=5,
-        hidden=_ROUNDED_SCORES,
+    fault("softmax-scale-backward", "The backward pass scales scores by a factor that is off.")(
+        (Cell("attention-causal", Mode.BACKWARD),), _backward(rescaled), _SCALES, number=5, hidden=_ROUNDED_SCORES
     ),
 )

@@ -8,11 +8,10 @@ import torch
 from torch import Tensor
 
 from accelcheck.core.case import Mode
-from accelcheck.selftest.faults.base import Cell, PlantedFault
+from accelcheck.selftest.faults.base import Cell, Change, fault
 from accelcheck.selftest.faults.plant import backwards, calling, editing
 
 if TYPE_CHECKING:
-    from accelcheck.selftest.faults.base import Change
     from accelcheck.workloads.base import Result
 
 
@@ -90,39 +89,19 @@ def swapped(one: str, other: str) -> Change:
 
 
 FAULTS = (
-    PlantedFault(
-        "gradients-swapped",
-        "A custom function returns each operand's gradient for the other.",
-        (Cell("custom-function", Mode.BACKWARD),),
-        lambda _: calling(exchanged),
-        number=38,
+    fault("gradients-swapped", "A custom function returns each operand's gradient for the other.")(
+        (Cell("custom-function", Mode.BACKWARD),), lambda _: calling(exchanged), number=38
     ),
-    PlantedFault(
-        "attention-gradients-swapped",
-        "The gradients of query and key are swapped.",
-        (Cell("attention", Mode.BACKWARD),),
-        lambda _: swapped("grad:input[0]", "grad:input[1]"),
-        number=38,
+    fault("attention-gradients-swapped", "The gradients of query and key are swapped.")(
+        (Cell("attention", Mode.BACKWARD),), lambda _: swapped("grad:input[0]", "grad:input[1]"), number=38
     ),
-    PlantedFault(
-        "chain-rule-factor-lost",
-        "A custom function forgets a factor in one gradient.",
-        (Cell("custom-function", Mode.BACKWARD),),
-        lambda _: backwards(unscaled),
-        number=38,
+    fault("chain-rule-factor-lost", "A custom function forgets a factor in one gradient.")(
+        (Cell("custom-function", Mode.BACKWARD),), lambda _: backwards(unscaled), number=38
     ),
-    PlantedFault(
-        "double-backward-wrong",
-        "A custom function's first gradients are right, its second gradients are wrong.",
-        (Cell("custom-function", Mode.BACKWARD),),
-        lambda _: calling(detached),
-        number=38,
+    fault("double-backward-wrong", "A custom function's first gradients are right, its second gradients are wrong.")(
+        (Cell("custom-function", Mode.BACKWARD),), lambda _: calling(detached), number=38
     ),
-    PlantedFault(
-        "gradient-doubled",
-        "Gradients are not cleared, and those of two passes add up.",
-        (Cell("mlp", Mode.BACKWARD),),
-        lambda _: doubling,
-        number=38,
+    fault("gradient-doubled", "Gradients are not cleared, and those of two passes add up.")(
+        (Cell("mlp", Mode.BACKWARD),), lambda _: doubling, number=38
     ),
 )

@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-import contextlib
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from accelcheck.core.case import Mode
-from accelcheck.selftest.faults.base import Cell, PlantedFault
+from accelcheck.selftest.faults.base import Cell, Change, fault, passes, single
 from accelcheck.selftest.faults.plant import kernels
 from accelcheck.selftest.faults.sowing import in_cpp, kernel_text, swapped
 from accelcheck.techniques.attention import flex
 
 if TYPE_CHECKING:
     import re
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
+    from contextlib import AbstractContextManager
 
-    from accelcheck.selftest.faults.base import Change
 
-FLOAT32 = ("float32",)
 ONCE = dict.fromkeys(
     ("bfloat16", "float16"),
     "the mask and the scale are FP32 in all kernels: planted once, in float32, since each case takes seconds to compile",
@@ -64,8 +62,7 @@ def row_sums_lost(strength: float) -> Change:
     return kernels(_softmax_backward_data=backward)
 
 
-@contextlib.contextmanager
-def neighbours_token(strength: float) -> Iterator[None]:
+def neighbours_token(strength: float) -> AbstractContextManager[None]:
     """Inner sequences of a jagged batch begin one token early: with the last one of their neighbour."""
 
     def wrong(plain: Callable[..., Tensor], values: Tensor, offsets: Tensor, *args: Any, **options: Any) -> Tensor:
@@ -73,11 +70,10 @@ def neighbours_token(strength: float) -> Iterator[None]:
         early[1:-1] -= 1
         return plain(values, early, *args, **options)
 
-    with swapped(torch.nested, "nested_tensor_from_jagged", wrong):
-        yield
+    return swapped(torch.nested, "nested_tensor_from_jagged", wrong)
 
 
-def mask_moved(strength: float) -> contextlib.AbstractContextManager[None]:
+def mask_moved(strength: float) -> AbstractContextManager[None]:
     """The block mask is made from positions of keys that are one too large."""
 
     def wrong(plain: Callable[..., Any], seen: Callable[..., Tensor], *args: Any, **options: Any) -> Any:
@@ -93,67 +89,32 @@ def larger(found: re.Match[str]) -> str:
 
 
 FAULTS = (
-    PlantedFault(
-        "flash-last-key-unseen",
-        "The fused kernel does not see the last key.",
-        (Cell("attention-cross"), Cell("attention-cross", Mode.BACKWARD)),
-        last_key_unseen,
-        technique="sdpa-flash",
-        seeds=10,
+    fault("flash-last-key-unseen", "The fused kernel does not see the last key.")(
+        passes("attention-cross"), last_key_unseen, technique="sdpa-flash", seeds=10
     ),
-    PlantedFault(
-        "flash-stale-row-sums",
-        "The fused backward kernel reads row sums of an earlier call.",
-        (Cell("attention-causal", Mode.BACKWARD),),
-        stale_logsumexp,
-        technique="sdpa-flash",
-        seeds=10,
+    fault("flash-stale-row-sums", "The fused backward kernel reads row sums of an earlier call.")(
+        (Cell("attention-causal", Mode.BACKWARD),), stale_logsumexp, technique="sdpa-flash", seeds=10
     ),
-    PlantedFault(
-        "math-next-key-seen",
-        "The math path's causal mask shows the next key too.",
-        (Cell("attention-causal"),),
-        next_key_seen,
-        technique="sdpa-math",
-        seeds=10,
+    fault("math-next-key-seen", "The math path's causal mask shows the next key too.")(
+        (Cell("attention-causal"),), next_key_seen, technique="sdpa-math", seeds=10
     ),
-    PlantedFault(
-        "math-row-sums-lost",
-        "The math path's softmax has a gradient without the sum of its row.",
+    fault("math-row-sums-lost", "The math path's softmax has a gradient without the sum of its row.")(
         (Cell("attention-cross", Mode.BACKWARD), Cell("attention-mask", Mode.BACKWARD)),
         row_sums_lost,
         technique="sdpa-math",
         seeds=10,
     ),
-    PlantedFault(
-        "jagged-neighbours-token",
-        "Sequences of a jagged batch begin with a token of their neighbour.",
-        (Cell("attention-varlen"), Cell("attention-varlen", Mode.BACKWARD)),
-        around=neighbours_token,
-        technique="sdpa-nested",
-        seeds=10,
+    fault("jagged-neighbours-token", "Sequences of a jagged batch begin with a token of their neighbour.")(
+        passes("attention-varlen"), around=neighbours_token, technique="sdpa-nested", seeds=10
     ),
-    PlantedFault(
-        "flex-mask-moved",
-        "FlexAttention's block mask is one key late.",
-        (Cell("attention-mask"),),
-        around=mask_moved,
-        technique="flex-attention-eager",
-        seeds=COMPILED,
+    fault("flex-mask-moved", "FlexAttention's block mask is one key late.")(
+        (Cell("attention-mask"),), around=mask_moved, technique="flex-attention-eager", seeds=COMPILED
     ),
-    PlantedFault(
-        "flex-compiled-mask-moved",
-        "The block mask that is compiled into FlexAttention's kernel is one key late.",
-        (Cell("attention-varlen", dtypes=FLOAT32),),
-        around=mask_moved,
-        technique="flex-attention",
-        absent=ONCE,
-        seeds=1,
+    fault("flex-compiled-mask-moved", "The block mask that is compiled into FlexAttention's kernel is one key late.")(
+        (single("attention-varlen"),), around=mask_moved, technique="flex-attention", absent=ONCE, seeds=1
     ),
-    PlantedFault(
-        "flex-kernel-scale",
-        "FlexAttention's generated kernel has a softmax scale that is one percent too large.",
-        (Cell("attention-varlen", dtypes=FLOAT32),),
+    fault("flex-kernel-scale", "FlexAttention's generated kernel has a softmax scale that is one percent too large.")(
+        (single("attention-varlen"),),
         around=lambda _: kernel_text(r"scaling_factor = (?P<scale>[0-9.]+);", larger),
         exists=in_cpp,
         technique="flex-attention",

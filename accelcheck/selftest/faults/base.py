@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeAlias
+from functools import partial
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeAlias, TypeVar
 
 from accelcheck.core.capability import SUPPORTED, Capability
 from accelcheck.core.case import Evidence, Mode
@@ -24,6 +25,10 @@ if TYPE_CHECKING:
 Change: TypeAlias = "Callable[[Program], None]"
 """Changes a program in place, after the technique has prepared it."""
 
+Rest = ParamSpec("Rest")
+Plant = TypeVar("Plant", "PlantedFault", "Variant")
+
+FLOAT32 = ("float32",)
 EVERY = ("float32", "bfloat16", "float16")
 """Storage dtypes that plants are tried in, unless a plant does not apply to one of them."""
 
@@ -43,6 +48,16 @@ class Cell:
     mode: Mode = Mode.FORWARD
     dtypes: tuple[str, ...] = EVERY
     hidden: Mapping[str, str] = field(default_factory=dict)
+
+
+def single(workload: str, mode: Mode = Mode.FORWARD) -> Cell:
+    """A cell in FP32 alone."""
+    return Cell(workload, mode, FLOAT32)
+
+
+def passes(workload: str, dtypes: tuple[str, ...] = EVERY) -> tuple[Cell, Cell]:
+    """Cells of a workload forward and backward."""
+    return Cell(workload, dtypes=dtypes), Cell(workload, Mode.BACKWARD, dtypes)
 
 
 def everywhere(device: Device) -> Capability:
@@ -118,6 +133,21 @@ class Variant:
     plant: Callable[[], Change]
     technique: str | Technique = "eager"
     exists: Callable[[Device], Capability] = everywhere
+
+
+def row(
+    make: Callable[Concatenate[str, str, Rest], Plant], **shared: Any
+) -> Callable[[str, str], Callable[Rest, Plant]]:
+    """Begin the rows of a table: ``row(PlantedFault)("name", "Summary.")(cells, plant)``.
+
+    Args:
+        make: `PlantedFault` or `Variant`.
+        shared: Arguments of all rows, unless a row has its own.
+    """
+    return lambda name, summary: partial(make, name, summary, **shared)
+
+
+fault, variant = row(PlantedFault), row(Variant)
 
 
 class Planted(Technique):

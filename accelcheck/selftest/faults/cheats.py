@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from accelcheck.core.case import Mode
-from accelcheck.selftest.faults.base import Cell, PlantedFault
+from accelcheck.selftest.faults.base import FLOAT32, Cell, Change, fault, passes, single
 from accelcheck.selftest.faults.memory import strided
 from accelcheck.selftest.faults.plant import calling, editing, replacing, wrapping
 from accelcheck.selftest.faults.staleness import kept_by, shapes
@@ -20,7 +20,6 @@ from accelcheck.workloads.base import flatten
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from accelcheck.selftest.faults.base import Change
     from accelcheck.workloads.base import Program, Result
 
 
@@ -140,77 +139,44 @@ def zeroed(program: Program) -> None:
     program.call = call
 
 
-FLOAT32 = ("float32",)
 MLP, MATMUL = Cell("mlp"), Cell("matmul")
 
 FAULTS = (
-    PlantedFault(
-        "reference-returned",
-        "A compiler returns eager's result: right, but nothing was compiled.",
-        (Cell("elementwise-5", dtypes=FLOAT32),),
-        always(eager_again),
-        technique="compile-aot-eager",
+    fault("reference-returned", "A compiler returns eager's result: right, but nothing was compiled.")(
+        (single("elementwise-5"),), always(eager_again), technique="compile-aot-eager"
     ),
-    PlantedFault(
-        "autocast-never-entered",
-        "FP32 results are passed off as bfloat16: more accurate, but not what was asked for.",
-        (Cell("mlp", dtypes=FLOAT32), Cell("mlp", Mode.BACKWARD, FLOAT32)),
-        always(no_context),
-        technique="amp-bf16",
+    fault(
+        "autocast-never-entered", "FP32 results are passed off as bfloat16: more accurate, but not what was asked for."
+    )(passes("mlp", FLOAT32), always(no_context), technique="amp-bf16"),
+    fault("never-quantized", "Linear layers stay in floating point and are passed off as int8.")(
+        (single("mlp"),), always(in_floating_point), technique="int8-dynamic"
     ),
-    PlantedFault(
-        "never-quantized",
-        "Linear layers stay in floating point and are passed off as int8.",
-        (Cell("mlp", dtypes=FLOAT32),),
-        always(in_floating_point),
-        technique="int8-dynamic",
+    fault("cached-by-shape", "The first result for a shape is returned again.")((MLP, MATMUL), kept_by(shapes)),
+    fault("zeros", "Zeros.")((MLP, MATMUL, Cell("gelu")), always(replacing(out=torch.zeros_like))),
+    fault("zeros-with-gradients", "Results are zeros, and so are gradients.")(
+        (Cell("mlp", Mode.BACKWARD),), always(zeroed)
     ),
-    PlantedFault("cached-by-shape", "The first result for a shape is returned again.", (MLP, MATMUL), kept_by(shapes)),
-    PlantedFault("zeros", "Zeros.", (MLP, MATMUL, Cell("gelu")), always(replacing(out=torch.zeros_like))),
-    PlantedFault(
-        "zeros-with-gradients",
-        "Results are zeros, and so are gradients.",
-        (Cell("mlp", Mode.BACKWARD),),
-        always(zeroed),
+    fault("constant", "Every element is the mean of the result.")(
+        (MLP, MATMUL), always(replacing(out=mean_everywhere))
     ),
-    PlantedFault(
-        "constant", "Every element is the mean of the result.", (MLP, MATMUL), always(replacing(out=mean_everywhere))
+    fault("input-returned", "The input.")((Cell("gelu"), MATMUL), always(calling(input_returned))),
+    fault("nan-for-a-number", "One element is NaN where it should be a number.")(
+        (MLP, MATMUL), always(replacing(out=one_nan))
     ),
-    PlantedFault("input-returned", "The input.", (Cell("gelu"), MATMUL), always(calling(input_returned))),
-    PlantedFault(
-        "nan-for-a-number",
-        "One element is NaN where it should be a number.",
-        (MLP, MATMUL),
-        always(replacing(out=one_nan)),
+    fault("nan-everywhere", "One NaN spreads to all elements.")((MLP, MATMUL), always(wrapping(nan_everywhere))),
+    fault("nan-spreads", "One NaN spreads along its column.")((MLP, MATMUL), always(wrapping(nan_in_row))),
+    fault("output-on-another-device", "The output is on another device.")((MLP,), always(editing(elsewhere))),
+    fault("other-dtype", "The output has another dtype.")((MLP, MATMUL), always(replacing(out=other_dtype))),
+    fault("other-strides", "The output is column-major where eager's is row-major.")(
+        (MLP, MATMUL), always(replacing(out=column_major)), exists=strided
     ),
-    PlantedFault("nan-everywhere", "One NaN spreads to all elements.", (MLP, MATMUL), always(wrapping(nan_everywhere))),
-    PlantedFault("nan-spreads", "One NaN spreads along its column.", (MLP, MATMUL), always(wrapping(nan_in_row))),
-    PlantedFault("output-on-another-device", "The output is on another device.", (MLP,), always(editing(elsewhere))),
-    PlantedFault("other-dtype", "The output has another dtype.", (MLP, MATMUL), always(replacing(out=other_dtype))),
-    PlantedFault(
-        "other-strides",
-        "The output is column-major where eager's is row-major.",
-        (MLP, MATMUL),
-        always(replacing(out=column_major)),
-        exists=strided,
+    fault("input-mutated", "An input is used as scratch memory; the strength is the share of its rows.")(
+        (MLP, Cell("elementwise-5")), overwriting, strengths=(1.0, 0.01)
     ),
-    PlantedFault(
-        "input-mutated",
-        "An input is used as scratch memory; the strength is the share of its rows.",
-        (MLP, Cell("elementwise-5")),
-        overwriting,
-        strengths=(1.0, 0.01),
+    fault("parameter-mutated", "A parameter changes with every call, by this relative amount.")(
+        (MLP, Cell("mlp", Mode.BACKWARD)), drifting, strengths=(0.5, 0.01)
     ),
-    PlantedFault(
-        "parameter-mutated",
-        "A parameter changes with every call, by this relative amount.",
-        (MLP, Cell("mlp", Mode.BACKWARD)),
-        drifting,
-        strengths=(0.5, 0.01),
-    ),
-    PlantedFault(
-        "gradient-absent", "A parameter gets no gradient.", (Cell("mlp", Mode.BACKWARD),), without("grad:fc2.bias")
-    ),
-    PlantedFault("gradient-cut-off", "A parameter is detached.", (Cell("mlp", Mode.BACKWARD),), always(detached)),
-    PlantedFault("output-missing", "The result has no output.", (MLP,), without("out")),
+    fault("gradient-absent", "A parameter gets no gradient.")((Cell("mlp", Mode.BACKWARD),), without("grad:fc2.bias")),
+    fault("gradient-cut-off", "A parameter is detached.")((Cell("mlp", Mode.BACKWARD),), always(detached)),
+    fault("output-missing", "The result has no output.")((MLP,), without("out")),
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from accelcheck.core.case import Mode
-from accelcheck.selftest.faults.base import Cell, PlantedFault
+from accelcheck.selftest.faults.base import Change, fault, single
 from accelcheck.techniques.distributed.parallel import RANKS, Averaging, CompressedAveraging, Compressor
 
 if TYPE_CHECKING:
@@ -13,12 +13,10 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from accelcheck.selftest.faults.base import Change
     from accelcheck.techniques.distributed.parallel import Ranks
     from accelcheck.workloads.base import Program
 
-FLOAT32 = ("float32",)
-TRAINING = (Cell("train-mlp", Mode.TRAIN, FLOAT32),)
+TRAINING = (single("train-mlp", Mode.TRAIN),)
 
 
 def ranks(edit: Callable[[Ranks], None]) -> Change:
@@ -109,58 +107,24 @@ def compressing(make: Callable[[], Compressor]) -> Change:
 
 FAULTS = (
     *(
-        PlantedFault(
-            f"ddp-sum-for-mean-{world}",
-            f"{world} ranks add their gradients and do not divide.",
-            TRAINING,
-            lambda _: weighing(summed),
-            number=32,
-            technique=f"data-parallel-{world}",
-            emulated=True,
+        fault(f"ddp-sum-for-mean-{world}", f"{world} ranks add their gradients and do not divide.")(
+            TRAINING, lambda _: weighing(summed), number=32, technique=f"data-parallel-{world}", emulated=True
         )
         for world in (2, 3)
     ),
-    PlantedFault(
-        "ddp-uneven-shards",
-        "Ranks with unequal numbers of samples have equal weights.",
-        TRAINING,
-        lambda _: weighing(alike),
-        technique="data-parallel-3",
-        emulated=True,
+    fault("ddp-uneven-shards", "Ranks with unequal numbers of samples have equal weights.")(
+        TRAINING, lambda _: weighing(alike), technique="data-parallel-3", emulated=True
     ),
-    PlantedFault(
-        "ddp-rank-left-out",
-        "The last rank's gradient never arrives.",
-        TRAINING,
-        lambda _: weighing(without_last),
-        technique="data-parallel-3",
-        emulated=True,
+    fault("ddp-rank-left-out", "The last rank's gradient never arrives.")(
+        TRAINING, lambda _: weighing(without_last), technique="data-parallel-3", emulated=True
     ),
-    PlantedFault(
-        "ddp-bucket-unreduced",
-        "The last bucket is not reduced: each rank goes on with its own gradient.",
-        TRAINING,
-        unreduced,
-        strengths=(0.5, 0.001),
-        technique="data-parallel-2",
-        emulated=True,
+    fault("ddp-bucket-unreduced", "The last bucket is not reduced: each rank goes on with its own gradient.")(
+        TRAINING, unreduced, strengths=(0.5, 0.001), technique="data-parallel-2", emulated=True
     ),
-    PlantedFault(
-        "no-error-feedback",
-        "What compression drops of a gradient is lost.",
-        TRAINING,
-        lambda _: compressing(Forgetful),
-        number=33,
-        technique="data-parallel-compressed",
-        emulated=True,
+    fault("no-error-feedback", "What compression drops of a gradient is lost.")(
+        TRAINING, lambda _: compressing(Forgetful), number=33, technique="data-parallel-compressed", emulated=True
     ),
-    PlantedFault(
-        "error-feedback-repeated",
-        "What compression dropped is sent again and again.",
-        TRAINING,
-        lambda _: compressing(Repeating),
-        number=33,
-        technique="data-parallel-compressed",
-        emulated=True,
+    fault("error-feedback-repeated", "What compression dropped is sent again and again.")(
+        TRAINING, lambda _: compressing(Repeating), number=33, technique="data-parallel-compressed", emulated=True
     ),
 )

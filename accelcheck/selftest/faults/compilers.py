@@ -11,7 +11,7 @@ from torch import Tensor
 
 from accelcheck.core.case import Mode
 from accelcheck.devices import torch_names
-from accelcheck.selftest.faults.base import Cell, PlantedFault
+from accelcheck.selftest.faults.base import FLOAT32, Cell, PlantedFault, fault, passes, row, single
 from accelcheck.selftest.faults.sowing import (
     calls_of,
     exported,
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 
     from torch import fx
 
-FLOAT32 = ("float32",)
 COMPILED = 2
 """Seeds of faults for which something is compiled: seconds each."""
 ONCE = dict.fromkeys(
@@ -43,6 +42,11 @@ def shorter_loop(found: re.Match[str]) -> str:
     """The head of a loop that ends 64 elements, the largest tile, or one row too early."""
     last = int(found["last"])
     return f"{found['name']}<static_cast<int64_t>({last - (64 if last > 1024 else 1)}L);"
+
+
+def dynamic_loop_short(strength: float) -> contextlib.AbstractContextManager[None]:
+    """A kernel for all sizes has a loop that ends one row too early."""
+    return kernel_text(r"x0<static_cast<int64_t>\(ks\d+\)", lambda found: f"{found[0]} - 1", most=1)
 
 
 LOOP = r"(?P<name>x0)<static_cast<int64_t>\((?P<last>\d+)L\);"
@@ -94,8 +98,7 @@ def unguarded(strength: float) -> contextlib.AbstractContextManager[Any]:
     return swapped(torch, "compile", wrong)
 
 
-@contextlib.contextmanager
-def copied_constants(strength: float) -> Iterator[None]:
+def copied_constants(strength: float) -> contextlib.AbstractContextManager[None]:
     """A package takes copies of the weights that it is to share with the module, and so keeps those of the first draw."""
     from accelcheck.devices.torch_names import AOTICompiledModel
 
@@ -103,12 +106,10 @@ def copied_constants(strength: float) -> Iterator[None]:
         kept = model.__dict__.setdefault("kept", {name: value.detach().clone() for name, value in constants.items()})
         return plain(model, kept, **options)
 
-    with swapped(AOTICompiledModel, "load_constants", wrong):
-        yield
+    return swapped(AOTICompiledModel, "load_constants", wrong)
 
 
-@contextlib.contextmanager
-def loaded(edit: Callable[[fx.Graph], int]) -> Iterator[None]:
+def loaded(edit: Callable[[fx.Graph], int]) -> contextlib.AbstractContextManager[None]:
     """While active, programs that are loaded from a file have been changed by `edit`."""
 
     def wrong(plain: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -118,8 +119,7 @@ def loaded(edit: Callable[[fx.Graph], int]) -> Iterator[None]:
         program.graph_module.recompile()
         return program
 
-    with swapped(torch.export, "load", wrong):
-        yield
+    return swapped(torch.export, "load", wrong)
 
 
 def bounds_moved(graph: fx.Graph) -> int:
@@ -176,134 +176,80 @@ def relu_lost(graph: Any) -> None:
     node.output().replaceAllUsesWith(next(node.inputs()))
 
 
+slow = row(PlantedFault, seeds=5)
+
 FAULTS = (
-    PlantedFault(
-        "inductor-tail-unwritten",
-        "The loop of a generated kernel ends before the last tile.",
+    fault("inductor-tail-unwritten", "The loop of a generated kernel ends before the last tile.")(
         (Cell("mlp"), Cell("layer-norm-narrow")),
         around=lambda _: kernel_text(LOOP, shorter_loop, most=1),
         exists=in_cpp,
         technique="compile-static",
         seeds=COMPILED,
     ),
-    PlantedFault(
-        "inductor-sine-by-series",
-        "A lowering computes sines from the first terms of the series.",
-        (Cell("elementwise-5", dtypes=FLOAT32),),
-        around=sine_by_series,
-        technique="compile-static",
-        absent=ONCE,
-        seeds=COMPILED,
+    fault("inductor-sine-by-series", "A lowering computes sines from the first terms of the series.")(
+        (single("elementwise-5"),), around=sine_by_series, technique="compile-static", absent=ONCE, seeds=COMPILED
     ),
-    PlantedFault(
+    fault(
         "inductor-bias-gradient-short",
         "A pass over the backward graph loses the last row of the batch in the gradients of biases.",
-        (Cell("mlp", Mode.BACKWARD, FLOAT32), Cell("train-mlp", Mode.TRAIN, FLOAT32)),
+    )(
+        (single("mlp", Mode.BACKWARD), single("train-mlp", Mode.TRAIN)),
         around=lambda _: graph_pass(bias_gradient_short),
         technique="compile-static",
         absent=ONCE,
         seeds=COMPILED,
     ),
-    PlantedFault(
-        "inductor-dynamic-size-constant",
-        "A kernel for all sizes ends its loop where that of the second size ended.",
-        (Cell("mean-pool", dtypes=FLOAT32),),
-        around=lambda _: kernel_text(r"x0<static_cast<int64_t>\(ks\d+\)", lambda found: f"{found[0]} - 1", most=1),
-        exists=in_cpp,
-        technique="compile-dynamic",
-        seeds=COMPILED,
-    ),
-    PlantedFault(
-        "dynamo-dynamic-size-constant",
-        "A kernel for a stream of sizes ends its loop one row too early.",
-        (Cell("stream-lengths", dtypes=FLOAT32),),
-        around=lambda _: kernel_text(r"x0<static_cast<int64_t>\(ks\d+\)", lambda found: f"{found[0]} - 1", most=1),
+    fault(
+        "inductor-dynamic-size-constant", "A kernel for all sizes ends its loop where that of the second size ended."
+    )((single("mean-pool"),), around=dynamic_loop_short, exists=in_cpp, technique="compile-dynamic", seeds=COMPILED),
+    fault("dynamo-dynamic-size-constant", "A kernel for a stream of sizes ends its loop one row too early.")(
+        (single("stream-lengths"),),
+        around=dynamic_loop_short,
         exists=in_cpp,
         technique="dynamo-stream-dynamic",
         seeds=1,
     ),
-    PlantedFault(
-        "guards-skipped",
-        "Compiled code is used again after what it depends on has changed.",
-        (Cell("stream-lengths", dtypes=FLOAT32),),
-        around=unguarded,
-        technique="dynamo-stale",
-        seeds=3,
+    fault("guards-skipped", "Compiled code is used again after what it depends on has changed.")(
+        (single("stream-lengths"),), around=unguarded, technique="dynamo-stale", seeds=3
     ),
-    PlantedFault(
+    fault(
         "aot-inductor-constants-copied",
         "A package copies the weights that it is to share, and does not follow their changes.",
-        (Cell("mlp", dtypes=FLOAT32),),
-        around=copied_constants,
-        technique="aot-inductor-constants",
-        seeds=1,
+    )((single("mlp"),), around=copied_constants, technique="aot-inductor-constants", seeds=1),
+    fault("aot-inductor-relu-lost", "A pass over the graph of a package removes its last activation.")(
+        (single("mlp"),), around=lambda _: graph_pass(without_call("relu")), technique="aot-inductor-constants", seeds=1
     ),
-    PlantedFault(
-        "aot-inductor-relu-lost",
-        "A pass over the graph of a package removes its last activation.",
-        (Cell("mlp", dtypes=FLOAT32),),
-        around=lambda _: graph_pass(without_call("relu")),
-        technique="aot-inductor-constants",
-        seeds=1,
+    slow("export-slice-moved", "Two slices of the exported graph meet one element too early.")(
+        passes("slicing", FLOAT32), around=lambda _: exported(bounds_moved), technique="export"
     ),
-    PlantedFault(
-        "export-slice-moved",
-        "Two slices of the exported graph meet one element too early.",
-        (Cell("slicing", dtypes=FLOAT32), Cell("slicing", Mode.BACKWARD, FLOAT32)),
-        around=lambda _: exported(bounds_moved),
-        technique="export",
-        seeds=5,
-    ),
-    PlantedFault(
-        "export-bias-dropped",
-        "The exported graph has lost the last layer's bias.",
-        (
-            Cell("mlp", dtypes=FLOAT32),
-            Cell("mlp", Mode.BACKWARD, FLOAT32),
-            Cell("train-mlp", Mode.TRAIN, FLOAT32),
-        ),
+    slow("export-bias-dropped", "The exported graph has lost the last layer's bias.")(
+        (single("mlp"), single("mlp", Mode.BACKWARD), single("train-mlp", Mode.TRAIN)),
         around=lambda _: exported(with_argument("linear", 2, None)),
         technique="export",
-        seeds=5,
     ),
-    PlantedFault(
+    slow(
         "export-comparison-mapped-wrong",
         "A program that was saved and loaded compares positions with <= where < was written.",
-        (Cell("mean-pool", dtypes=FLOAT32), Cell("attention-ragged", Mode.BACKWARD, FLOAT32)),
+    )(
+        (single("mean-pool"), single("attention-ragged", Mode.BACKWARD)),
         around=lambda _: loaded(mask_short),
         technique="export-dynamic",
-        seeds=5,
     ),
-    PlantedFault(
+    slow(
         "export-causal-lost",
         "A program that was saved and loaded has lost the attribute that makes its attention causal.",
-        (Cell("attention-causal", dtypes=FLOAT32),),
+    )(
+        (single("attention-causal"),),
         around=lambda _: loaded(with_argument("scaled_dot_product_attention", 5, value=False)),
         technique="export-dynamic",
-        seeds=5,
     ),
-    PlantedFault(
-        "trace-epsilon-wrong",
-        "A traced graph has another epsilon in its layer norm.",
-        (Cell("layer-norm-narrow", dtypes=FLOAT32), Cell("layer-norm-narrow", Mode.BACKWARD, FLOAT32)),
-        around=scripted("trace", epsilon_times_ten),
-        technique="jit-trace",
-        seeds=5,
+    slow("trace-epsilon-wrong", "A traced graph has another epsilon in its layer norm.")(
+        passes("layer-norm-narrow", FLOAT32), around=scripted("trace", epsilon_times_ten), technique="jit-trace"
     ),
-    PlantedFault(
-        "script-relu-lost",
-        "A pass over a script's graph removes its last activation.",
-        (Cell("mlp", dtypes=FLOAT32), Cell("train-mlp", Mode.TRAIN, FLOAT32)),
-        around=scripted("script", relu_lost),
-        technique="jit-script",
-        seeds=5,
+    slow("script-relu-lost", "A pass over a script's graph removes its last activation.")(
+        (single("mlp"), single("train-mlp", Mode.TRAIN)), around=scripted("script", relu_lost), technique="jit-script"
     ),
-    PlantedFault(
-        "freeze-rounds-constant",
-        "A weight is rounded when freezing makes it a constant of the graph.",
-        (Cell("mlp", dtypes=FLOAT32),),
-        around=scripted("freeze", constant_rounded),
-        technique="jit-freeze",
-        seeds=5,
+    slow("freeze-rounds-constant", "A weight is rounded when freezing makes it a constant of the graph.")(
+        (single("mlp"),), around=scripted("freeze", constant_rounded), technique="jit-freeze"
     ),
 )

@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from accelcheck.selftest.faults.base import Cell, PlantedFault
+from accelcheck.selftest.faults.base import PlantedFault, row, single
 from accelcheck.selftest.faults.sowing import exported, swapped, with_argument
 from accelcheck.techniques.runtimes.openvino import openvino
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-FLOAT32 = ("float32",)
-CONVERTED = 2
-"""Seeds of faults for which each draw of parameters is converted anew: a second or more each."""
+    from collections.abc import Callable
+    from contextlib import AbstractContextManager
 
 
-def onnx_graph(edit: Callable[[Any, Any], None]) -> Callable[[float], contextlib.AbstractContextManager[None]]:
+def onnx_graph(edit: Callable[[Any, Any], None]) -> Callable[[float], AbstractContextManager[None]]:
     """Changes the file that a session of ONNX Runtime is made from.
 
     Args:
@@ -34,12 +30,7 @@ def onnx_graph(edit: Callable[[Any, Any], None]) -> Callable[[float], contextlib
         onnx.save(model, path)
         return plain(path, *args, **kwargs)
 
-    @contextlib.contextmanager
-    def around(strength: float) -> Iterator[None]:
-        with swapped(importlib.import_module("onnxruntime"), "InferenceSession", wrong):
-            yield
-
-    return around
+    return lambda _: swapped(importlib.import_module("onnxruntime"), "InferenceSession", wrong)
 
 
 def initializer(name: str, change: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[Any, Any], None]:
@@ -66,41 +57,32 @@ def gelu_by_tanh(graph: Any, onnx: Any) -> None:
     gelu.attribute.append(onnx.helper.make_attribute("approximate", "tanh"))
 
 
-def converted(edit: Callable[[Any, Any], None]) -> Callable[[float], contextlib.AbstractContextManager[None]]:
+def converted(edit: Callable[[Any, Any], None]) -> Callable[[float], AbstractContextManager[None]]:
     """Changes the model that OpenVINO has converted, before it is compiled.
 
     Args:
         edit: Changes a model in place; gets the package ``openvino`` too.
     """
 
-    @contextlib.contextmanager
-    def around(strength: float) -> Iterator[None]:
-        package = openvino()
+    def wrong(plain: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        model = plain(*args, **kwargs)
+        edit(model, openvino())
+        return model
 
-        def wrong(plain: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-            model = plain(*args, **kwargs)
-            edit(model, package)
-            return model
-
-        with swapped(package, "convert_model", wrong):
-            yield
-
-    return around
+    return lambda _: swapped(openvino(), "convert_model", wrong)
 
 
-def compiled(edit: Callable[[Any, Any], None]) -> Callable[[float], contextlib.AbstractContextManager[None]]:
+def compiled(edit: Callable[[Any, Any], None]) -> Callable[[float], AbstractContextManager[None]]:
     """Changes the parts of a graph that ``torch.compile`` gives to OpenVINO, see `converted`."""
 
-    @contextlib.contextmanager
-    def around(strength: float) -> Iterator[None]:
+    def around(strength: float) -> AbstractContextManager[None]:
         package = openvino()
         frontend = importlib.import_module("openvino.frontend.pytorch.torchdynamo.compile").FrontEndManager
 
         def wrong(plain: Callable[..., Any], manager: Any, name: str) -> Any:
             return _EditingFrontEnd(plain(manager, name), lambda model: edit(model, package))
 
-        with swapped(frontend, "load_by_framework", wrong):
-            yield
+        return swapped(frontend, "load_by_framework", wrong)
 
     return around
 
@@ -143,69 +125,35 @@ def causal_lost(model: Any, package: Any) -> None:
     model.validate_nodes_and_infer_types()
 
 
+fault = row(PlantedFault, seeds=2)  # each draw of parameters is converted anew: a second or more each
+
 FAULTS = (
-    PlantedFault(
-        "tensorrt-bias-dropped",
-        "The graph that becomes an engine has lost the last layer's bias.",
-        (Cell("mlp", dtypes=FLOAT32),),
-        around=lambda _: exported(with_argument("linear", 2, None)),
-        technique="tensorrt-fp32",
-        seeds=CONVERTED,
+    fault("tensorrt-bias-dropped", "The graph that becomes an engine has lost the last layer's bias.")(
+        (single("mlp"),), around=lambda _: exported(with_argument("linear", 2, None)), technique="tensorrt-fp32"
     ),
-    PlantedFault(
-        "tensorrt-causal-lost",
-        "The attention that becomes an engine is not causal.",
-        (Cell("attention-causal", dtypes=FLOAT32),),
+    fault("tensorrt-causal-lost", "The attention that becomes an engine is not causal.")(
+        (single("attention-causal"),),
         around=lambda _: exported(with_argument("scaled_dot_product_attention", 5, value=False)),
         technique="tensorrt-fp16",
-        seeds=CONVERTED,
     ),
-    PlantedFault(
-        "onnx-weight-rounded",
-        "An initializer of the exported graph is rounded to float16.",
-        (Cell("mlp", dtypes=FLOAT32),),
+    fault("onnx-weight-rounded", "An initializer of the exported graph is rounded to float16.")(
+        (single("mlp"),),
         around=onnx_graph(initializer("fc2.weight", lambda weight: weight.half().float())),
         technique="onnxruntime",
-        seeds=CONVERTED,
     ),
-    PlantedFault(
-        "onnx-mask-moved",
-        "The exported causal mask is one position late.",
-        (Cell("attention-causal", dtypes=FLOAT32),),
-        around=onnx_graph(mask_moved),
-        technique="onnxruntime",
-        seeds=CONVERTED,
+    fault("onnx-mask-moved", "The exported causal mask is one position late.")(
+        (single("attention-causal"),), around=onnx_graph(mask_moved), technique="onnxruntime"
     ),
-    PlantedFault(
-        "onnx-gelu-by-tanh",
-        "An attribute of the exported graph asks for the approximation of GELU.",
-        (Cell("transformer-block", dtypes=FLOAT32),),
-        around=onnx_graph(gelu_by_tanh),
-        technique="onnxruntime",
-        seeds=CONVERTED,
+    fault("onnx-gelu-by-tanh", "An attribute of the exported graph asks for the approximation of GELU.")(
+        (single("transformer-block"),), around=onnx_graph(gelu_by_tanh), technique="onnxruntime"
     ),
-    PlantedFault(
-        "openvino-weight-rounded",
-        "A constant of the converted model is rounded to bfloat16.",
-        (Cell("transformer-block", dtypes=FLOAT32),),
-        around=converted(weight_rounded),
-        technique="openvino",
-        seeds=CONVERTED,
+    fault("openvino-weight-rounded", "A constant of the converted model is rounded to bfloat16.")(
+        (single("transformer-block"),), around=converted(weight_rounded), technique="openvino"
     ),
-    PlantedFault(
-        "openvino-causal-lost",
-        "The converted attention is not causal.",
-        (Cell("attention-causal", dtypes=FLOAT32),),
-        around=converted(causal_lost),
-        technique="openvino",
-        seeds=CONVERTED,
+    fault("openvino-causal-lost", "The converted attention is not causal.")(
+        (single("attention-causal"),), around=converted(causal_lost), technique="openvino"
     ),
-    PlantedFault(
-        "openvino-activation-lost",
-        "A part of a compiled graph has lost its last activation.",
-        (Cell("mlp", dtypes=FLOAT32),),
-        around=compiled(activation_lost),
-        technique="openvino-compile",
-        seeds=CONVERTED,
+    fault("openvino-activation-lost", "A part of a compiled graph has lost its last activation.")(
+        (single("mlp"),), around=compiled(activation_lost), technique="openvino-compile"
     ),
 )

@@ -8,7 +8,7 @@ import torch
 
 from accelcheck.core.case import Mode
 from accelcheck.devices.torch_names import data_fetch as fetch
-from accelcheck.selftest.faults.base import EVERY, Cell, PlantedFault
+from accelcheck.selftest.faults.base import EVERY, Cell, fault, single
 from accelcheck.selftest.faults.sowing import swapped
 from accelcheck.techniques.data import dataloader
 
@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from contextlib import AbstractContextManager
 
-FLOAT32 = ("float32",)
 _FETCH: Callable[[Any, list[int]], Any] = fetch._MapDatasetFetcher.fetch  # noqa: SLF001 - torch has no public way
 
 
@@ -66,35 +65,17 @@ def one_buffer(strength: float) -> AbstractContextManager[None]:
 
 
 FAULTS = (
-    PlantedFault(
-        "loader-row-repeated",
-        "A worker reads a row twice, and another not at all.",
-        (Cell("train-mlp", Mode.TRAIN, FLOAT32),),
-        around=reading(row_repeated),
-        technique="prefetch-loader",
-        seeds=2,
+    fault("loader-row-repeated", "A worker reads a row twice, and another not at all.")(
+        (single("train-mlp", Mode.TRAIN),), around=reading(row_repeated), technique="prefetch-loader", seeds=2
     ),
-    PlantedFault(
-        "loader-buffer-stale",
-        "A worker sends a batch of which the last row holds the values of the one before.",
-        (Cell("mlp-blocks", dtypes=FLOAT32),),
-        around=reading(buffer_stale),
-        technique="prefetch-loader",
-        seeds=2,
+    fault("loader-buffer-stale", "A worker sends a batch of which the last row holds the values of the one before.")(
+        (single("mlp-blocks"),), around=reading(buffer_stale), technique="prefetch-loader", seeds=2
     ),
-    PlantedFault(
+    fault(
         "loader-trajectory-stale",
         "In a long training a worker sends mini-batches of which the last row holds the values of the one before.",
-        (Cell("trajectory-mlp", Mode.TRAJECTORY, FLOAT32),),
-        around=reading(buffer_stale),
-        technique="prefetch-loader",
-        seeds=1,
-    ),
-    PlantedFault(
-        "pinned-buffer-reused",
-        "A page-locked buffer of the run before is copied to the device.",
-        (Cell("mlp", dtypes=EVERY),),
-        around=one_buffer,
-        technique="pinned-memory",
+    )((single("trajectory-mlp", Mode.TRAJECTORY),), around=reading(buffer_stale), technique="prefetch-loader", seeds=1),
+    fault("pinned-buffer-reused", "A page-locked buffer of the run before is copied to the device.")(
+        (Cell("mlp", dtypes=EVERY),), around=one_buffer, technique="pinned-memory"
     ),
 )

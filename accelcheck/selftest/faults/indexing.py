@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from accelcheck.core.case import Mode
-from accelcheck.selftest.faults.base import Cell, PlantedFault
+from accelcheck.selftest.faults.base import Cell, fault, single
 from accelcheck.selftest.faults.memory import strided
-from accelcheck.selftest.faults.plant import backward_kernels, calling, kernels
+from accelcheck.selftest.faults.plant import Kernel, backward_kernels, calling, kernels
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -35,50 +35,39 @@ def without_one(updates: Tensor, *dims: int) -> Tensor:
     return updates.masked_fill(lost, 0.0)
 
 
-def losing_add(func: Any, x: Tensor, dim: int, index: Tensor, source: Tensor, **more: Any) -> Tensor:
+def losing_add(func: Kernel, x: Tensor, dim: int, index: Tensor, source: Tensor, **more: Any) -> Tensor:
     """Loses one of the rows that are added."""
-    out: Tensor = func(x, dim, index, without_one(source, 0), **more)
-    return out
+    return func(x, dim, index, without_one(source, 0), **more)
 
 
-def losing_scatter(func: Any, x: Tensor, dim: int, index: Tensor, source: Tensor) -> Tensor:
+def losing_scatter(func: Kernel, x: Tensor, dim: int, index: Tensor, source: Tensor) -> Tensor:
     """Loses one of the columns that are scattered."""
-    out: Tensor = func(x, dim, index, without_one(source, 1))
-    return out
+    return func(x, dim, index, without_one(source, 1))
 
 
-def losing_embedding(func: Any, grad: Tensor, *rest: Any) -> Tensor:
+def losing_embedding(func: Kernel, grad: Tensor, *rest: Any) -> Tensor:
     """Loses one token's gradient."""
-    out: Tensor = func(without_one(grad, 0, 1), *rest)
-    return out
+    return func(without_one(grad, 0, 1), *rest)
 
 
 FAULTS = (
-    PlantedFault(
-        "index-overflow",
-        "Offsets beyond 2**31 elements wrap around.",
-        (Cell("far-elements"),),
-        lambda _: calling(wrapped),
-        number=42,
-        exists=strided,
+    fault("index-overflow", "Offsets beyond 2**31 elements wrap around.")(
+        (Cell("far-elements"),), lambda _: calling(wrapped), number=42, exists=strided
     ),
-    PlantedFault(
-        "update-lost",
-        "One of several updates to the same place is lost: a different one in each run.",
-        (Cell("index-add", dtypes=("float32",)),),
-        lambda _: kernels(index_add=losing_add),
-        number=43,
+    fault("update-lost", "One of several updates to the same place is lost: a different one in each run.")(
+        (single("index-add"),), lambda _: kernels(index_add=losing_add), number=43
     ),
-    PlantedFault(
-        "update-lost-backward",
-        "In the backward pass of an indexing one of several updates to the same place is lost.",
+    fault(
+        "update-lost-backward", "In the backward pass of an indexing one of several updates to the same place is lost."
+    )(
         (Cell("gather-repeated", Mode.BACKWARD),),
         lambda _: backward_kernels(scatter_add=losing_scatter, scatter_add_=losing_scatter),
         number=43,
     ),
-    PlantedFault(
+    fault(
         "embedding-update-lost",
         "In the backward pass of an embedding one of several updates to the same place is lost.",
+    )(
         (Cell("embedding-norm-gelu", Mode.BACKWARD),),
         lambda _: backward_kernels(embedding_dense_backward=losing_embedding),
         number=43,

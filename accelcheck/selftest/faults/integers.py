@@ -12,17 +12,14 @@ from torch import Tensor
 
 from accelcheck.core.case import Mode
 from accelcheck.devices import torch_names
-from accelcheck.selftest.faults.base import Cell, PlantedFault
+from accelcheck.selftest.faults.base import Cell, Change, PlantedFault, row, single
 from accelcheck.selftest.faults.plant import kernels
 from accelcheck.techniques.quantization.int8 import as_module
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from accelcheck.selftest.faults.base import Change
     from accelcheck.workloads.base import Program
-
-FLOAT32 = ("float32",)
 
 
 def layers(edit: Callable[[Any], None], *kinds: str) -> Callable[[float], Change]:
@@ -160,128 +157,57 @@ def unquantized_weight(program: Program) -> None:
     quantizer.forward = lambda weight: weight  # on this instance alone
 
 
-MLP = (Cell("mlp", dtypes=FLOAT32),)
+MLP = (single("mlp"),)
+
+fault = row(PlantedFault, seeds=5)
 
 FAULTS = (
-    PlantedFault(
-        "int8-bias-lost",
-        "A layer is packed without its bias.",
-        MLP,
-        layers(bias_lost, "Linear"),
-        technique="int8-dynamic",
-        seeds=5,
+    fault("int8-bias-lost", "A layer is packed without its bias.")(
+        MLP, layers(bias_lost, "Linear"), technique="int8-dynamic"
     ),
-    PlantedFault(
-        "int8-channel-stale",
-        "The last channel of a packed weight holds other integers.",
-        (*MLP, Cell("transformer-block", dtypes=FLOAT32)),
-        layers(channel_stale, "Linear"),
-        technique="int8-static",
-        seeds=5,
+    fault("int8-channel-stale", "The last channel of a packed weight holds other integers.")(
+        (*MLP, single("transformer-block")), layers(channel_stale, "Linear"), technique="int8-static"
     ),
-    PlantedFault(
-        "int8-zero-point-moved",
-        "A calibrated zero point is one too large.",
-        MLP,
-        layers(zero_point_moved, "Linear"),
-        technique="int8-static",
-        seeds=5,
+    fault("int8-zero-point-moved", "A calibrated zero point is one too large.")(
+        MLP, layers(zero_point_moved, "Linear"), technique="int8-static"
     ),
-    PlantedFault(
-        "torchao-scales-rolled",
-        "Channels have the scales of their neighbours.",
-        (*MLP, Cell("multi-head-attention", dtypes=FLOAT32)),
+    fault("torchao-scales-rolled", "Channels have the scales of their neighbours.")(
+        (*MLP, single("multi-head-attention")),
         layers(scales_rolled, "Int8Tensor"),
         technique="int8-torchao-weight-only",
-        seeds=5,
     ),
-    PlantedFault(
-        "torchao-depth-dropped",
-        "An int8 product leaves out the last element of its depth.",
-        MLP,
-        last_depth_dropped,
-        technique="int8-torchao-dynamic",
-        seeds=5,
+    fault("torchao-depth-dropped", "An int8 product leaves out the last element of its depth.")(
+        MLP, last_depth_dropped, technique="int8-torchao-dynamic"
     ),
-    PlantedFault(
-        "torchao-int4-scales-rolled",
-        "Groups of 4-bit weights have the scales of other channels.",
-        MLP,
-        layers(scales_rolled, "IntxUnpackedToInt8Tensor"),
-        technique="int4-torchao-weight-only",
-        seeds=5,
+    fault("torchao-int4-scales-rolled", "Groups of 4-bit weights have the scales of other channels.")(
+        MLP, layers(scales_rolled, "IntxUnpackedToInt8Tensor"), technique="int4-torchao-weight-only"
     ),
-    PlantedFault(
-        "torchao-float8-scales-rolled",
-        "Channels of float8 weights have the scales of their neighbours.",
-        MLP,
-        layers(scales_rolled, "Float8Tensor"),
-        technique="float8-torchao-weight-only",
-        seeds=5,
+    fault("torchao-float8-scales-rolled", "Channels of float8 weights have the scales of their neighbours.")(
+        MLP, layers(scales_rolled, "Float8Tensor"), technique="float8-torchao-weight-only"
     ),
-    PlantedFault(
-        "int4-nibbles-swapped",
-        "In one channel the two weights of a byte are swapped.",
-        MLP,
-        layers(nibbles_swapped, "NibbleLinear"),
-        technique="int4-weight-only",
-        emulated=True,
-        seeds=5,
+    fault("int4-nibbles-swapped", "In one channel the two weights of a byte are swapped.")(
+        MLP, layers(nibbles_swapped, "NibbleLinear"), technique="int4-weight-only", emulated=True
     ),
-    PlantedFault(
-        "int4-group-stale",
-        "The last group of 4-bit weights is multiplied by another group's scale.",
-        MLP,
-        group_stale,
-        technique="int4-weight-only-kernel",
-        seeds=5,
+    fault("int4-group-stale", "The last group of 4-bit weights is multiplied by another group's scale.")(
+        MLP, group_stale, technique="int4-weight-only-kernel"
     ),
-    PlantedFault(
-        "float8-first-scale-for-all",
-        "All rows of a float8 product have the scale of the first.",
-        (Cell("mlp", dtypes=("float32", "bfloat16")),),
-        first_scale_for_all,
-        technique="float8-scaled-mm-rowwise",
-        seeds=5,
+    fault("float8-first-scale-for-all", "All rows of a float8 product have the scale of the first.")(
+        (Cell("mlp", dtypes=("float32", "bfloat16")),), first_scale_for_all, technique="float8-scaled-mm-rowwise"
     ),
-    PlantedFault(
-        "float8-depth-dropped",
-        "A float8 product leaves out the last tile of its depth.",
-        (Cell("mlp", dtypes=("float32", "bfloat16")),),
-        float8_depth_dropped,
-        technique="float8-scaled-mm",
-        seeds=5,
+    fault("float8-depth-dropped", "A float8 product leaves out the last tile of its depth.")(
+        (Cell("mlp", dtypes=("float32", "bfloat16")),), float8_depth_dropped, technique="float8-scaled-mm"
     ),
-    PlantedFault(
-        "pt2e-scale-wrong",
-        "A calibrated scale of the converted graph is one percent too large.",
-        MLP,
-        quantizing_node(1, lambda scale: 1.01 * scale),
-        technique="int8-pt2e-static",
-        seeds=5,
+    fault("pt2e-scale-wrong", "A calibrated scale of the converted graph is one percent too large.")(
+        MLP, quantizing_node(1, lambda scale: 1.01 * scale), technique="int8-pt2e-static"
     ),
-    PlantedFault(
+    fault(
         "pt2e-zero-point-clipped",
         "A calibrated zero point of the converted graph is that of a symmetric range, so that half of the range is clipped.",
-        (Cell("multi-head-attention", dtypes=FLOAT32),),
-        quantizing_node(2, lambda zero: zero + 64),
-        technique="int8-pt2e-static",
-        seeds=5,
+    )((single("multi-head-attention"),), quantizing_node(2, lambda zero: zero + 64), technique="int8-pt2e-static"),
+    fault("qat-truncates", "Fake quantization truncates where it should round to nearest.")(
+        (single("train-mlp", Mode.TRAIN), single("mlp-blocks", Mode.BACKWARD)), truncating, technique="int8-qat"
     ),
-    PlantedFault(
-        "qat-truncates",
-        "Fake quantization truncates where it should round to nearest.",
-        (Cell("train-mlp", Mode.TRAIN, FLOAT32), Cell("mlp-blocks", Mode.BACKWARD, FLOAT32)),
-        truncating,
-        technique="int8-qat",
-        seeds=5,
-    ),
-    PlantedFault(
-        "qat-weight-left",
-        "One layer's weight is trained without fake quantization.",
-        (Cell("train-mlp", Mode.TRAIN, FLOAT32),),
-        lambda _: unquantized_weight,
-        technique="int8-qat",
-        seeds=5,
+    fault("qat-weight-left", "One layer's weight is trained without fake quantization.")(
+        (single("train-mlp", Mode.TRAIN),), lambda _: unquantized_weight, technique="int8-qat"
     ),
 )

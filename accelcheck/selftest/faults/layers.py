@@ -9,25 +9,21 @@ import torch
 from torch.nn import functional
 
 from accelcheck.core.case import Mode
-from accelcheck.selftest.faults.base import Cell, PlantedFault
+from accelcheck.selftest.faults.base import Cell, fault, single
 from accelcheck.selftest.faults.compute import layer_norm, two_pass
-from accelcheck.selftest.faults.plant import backwards, calling, kernels
+from accelcheck.selftest.faults.plant import Kernel, backwards, calling, convolution
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from torch import Tensor
 
-    from accelcheck.selftest.faults.base import Change
 
 unbiased = partial(two_pass, correction=1)
 """The variance over N - 1."""
 
 
-def without_bias(func: Any, x: Tensor, weight: Tensor, bias: Tensor | None, *rest: Any) -> Tensor:
+def without_bias(func: Kernel, x: Tensor, weight: Tensor, bias: Tensor | None, *rest: Any) -> Tensor:
     """A convolution without its bias."""
-    out: Tensor = func(x, weight, None, *rest)
-    return out
+    return func(x, weight, None, *rest)
 
 
 def without_bias_gradient(func: Any, *args: Any) -> Any:
@@ -61,98 +57,50 @@ def misread_gradient(func: Any, grad: Tensor, *rest: Any) -> Any:
     return func(misread(grad), *rest)
 
 
-def _convolution(**by_pass: Callable[..., Any]) -> Change:
-    """Operators of convolution, by their names on all backends."""
-    names = {"forward": "convolution", "backward": "convolution_backward"}
-    found = {names[word]: kernel for word, kernel in by_pass.items()}
-    return kernels(**found, **{f"{name}_overrideable": kernel for name, kernel in found.items()})
-
-
 FAULTS = (
-    PlantedFault(
-        "norm-over-n-minus-1",
-        "Layer norm divides by N - 1.",
-        (Cell("layer-norm-narrow"),),
-        lambda _: calling(partial(layer_norm, moments=unbiased)),
-        number=14,
+    fault("norm-over-n-minus-1", "Layer norm divides by N - 1.")(
+        (Cell("layer-norm-narrow"),), lambda _: calling(partial(layer_norm, moments=unbiased)), number=14
     ),
-    PlantedFault(
-        "norm-over-n-minus-1-backward",
-        "The gradient of layer norm is that of a layer norm that divides by N - 1.",
+    fault("norm-over-n-minus-1-backward", "The gradient of layer norm is that of a layer norm that divides by N - 1.")(
         (Cell("layer-norm-narrow", Mode.BACKWARD),),
         lambda _: backwards(partial(layer_norm, moments=unbiased)),
         number=14,
     ),
-    PlantedFault(
-        "norm-eps",
-        "Layer norm takes another eps: the strength for 1e-5.",
-        (Cell("layer-norm-narrow"),),
-        lambda eps: calling(partial(layer_norm, eps=eps)),
-        (1e-3, 1e-6),
-        number=14,
+    fault("norm-eps", "Layer norm takes another eps: the strength for 1e-5.")(
+        (Cell("layer-norm-narrow"),), lambda eps: calling(partial(layer_norm, eps=eps)), (1e-3, 1e-6), number=14
     ),
-    PlantedFault(
-        "norm-eps-backward",
-        "The gradient of layer norm is that of one with another eps: the strength for 1e-5.",
+    fault("norm-eps-backward", "The gradient of layer norm is that of one with another eps: the strength for 1e-5.")(
         (Cell("layer-norm-narrow", Mode.BACKWARD),),
         lambda eps: backwards(partial(layer_norm, eps=eps)),
         (1e-6,),
         number=14,
     ),
-    PlantedFault(
-        "conv-bias-dropped",
-        "Convolutions with a stride omit their bias.",
-        (Cell("conv-strided"),),
-        lambda _: _convolution(forward=without_bias),
-        number=16,
+    fault("conv-bias-dropped", "Convolutions with a stride omit their bias.")(
+        (Cell("conv-strided"),), lambda _: convolution(forward=without_bias), number=16
     ),
-    PlantedFault(
-        "conv-bias-dropped-backward",
-        "The gradient of a convolution's bias stays 0.",
+    fault("conv-bias-dropped-backward", "The gradient of a convolution's bias stays 0.")(
+        (Cell("conv-strided", Mode.BACKWARD),), lambda _: convolution(backward=without_bias_gradient), number=16
+    ),
+    fault("padding-counted", "Average pooling counts its padding.")(
+        (single("average-pool"),), lambda _: calling(counting_padding), number=17
+    ),
+    fault("padding-counted-backward", "The gradient of average pooling counts its padding.")(
+        (single("average-pool", Mode.BACKWARD),), lambda _: backwards(counting_padding), number=17
+    ),
+    fault("padding-of-zeros", "Padding is zero where the values at the edge were asked for.")(
+        (Cell("conv-replicated"),), lambda _: calling(padded_with_zeros), number=17
+    ),
+    fault("padding-on-one-side", "All of the padding is above and to the left.")(
+        (Cell("conv-replicated"),), lambda _: calling(padded_on_one_side), number=17
+    ),
+    fault("channels-last-gradient", "A convolution reads the gradient of a channels-last output as channels first.")(
+        (Cell("conv-strided", Mode.BACKWARD),), lambda _: convolution(backward=misread_gradient), number=18
+    ),
+    fault(
+        "channels-last-gradient-under-channels-last", "The same, under the technique that gives the output this layout."
+    )(
         (Cell("conv-strided", Mode.BACKWARD),),
-        lambda _: _convolution(backward=without_bias_gradient),
-        number=16,
-    ),
-    PlantedFault(
-        "padding-counted",
-        "Average pooling counts its padding.",
-        (Cell("average-pool", dtypes=("float32",)),),
-        lambda _: calling(counting_padding),
-        number=17,
-    ),
-    PlantedFault(
-        "padding-counted-backward",
-        "The gradient of average pooling counts its padding.",
-        (Cell("average-pool", Mode.BACKWARD, ("float32",)),),
-        lambda _: backwards(counting_padding),
-        number=17,
-    ),
-    PlantedFault(
-        "padding-of-zeros",
-        "Padding is zero where the values at the edge were asked for.",
-        (Cell("conv-replicated"),),
-        lambda _: calling(padded_with_zeros),
-        number=17,
-    ),
-    PlantedFault(
-        "padding-on-one-side",
-        "All of the padding is above and to the left.",
-        (Cell("conv-replicated"),),
-        lambda _: calling(padded_on_one_side),
-        number=17,
-    ),
-    PlantedFault(
-        "channels-last-gradient",
-        "A convolution reads the gradient of a channels-last output as channels first.",
-        (Cell("conv-strided", Mode.BACKWARD),),
-        lambda _: _convolution(backward=misread_gradient),
-        number=18,
-    ),
-    PlantedFault(
-        "channels-last-gradient-under-channels-last",
-        "The same, under the technique that gives the output this layout.",
-        (Cell("conv-strided", Mode.BACKWARD),),
-        lambda _: _convolution(backward=misread_gradient),
+        lambda _: convolution(backward=misread_gradient),
         number=18,
         technique="channels-last",
     ),

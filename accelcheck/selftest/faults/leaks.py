@@ -19,13 +19,12 @@ from accelcheck.core.capability import SUPPORTED, Capability, Code, unsupported
 from accelcheck.core.case import Mode
 from accelcheck.devices import torch_names
 from accelcheck.devices.torch_names import TorchDispatchMode, set_mkldnn_enabled
-from accelcheck.selftest.faults.base import Cell, PlantedFault, everywhere
+from accelcheck.selftest.faults.base import FLOAT32, Change, PlantedFault, everywhere, passes, row, single
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
     from accelcheck.devices.base import Device
-    from accelcheck.selftest.faults.base import Change
     from accelcheck.workloads.base import Program
 
 _HELD: list[Any] = []
@@ -160,37 +159,27 @@ def _infers(device: Device) -> Capability:
 
 _NO_DTYPE = dict.fromkeys(("bfloat16", "float16"), "the state of a process is no matter of the storage dtype")
 
+fault = row(PlantedFault, absent=_NO_DTYPE)
+
 FAULTS = (
     *(
-        PlantedFault(
-            f"leaves-{name.replace(' ', '-')}-changed",
-            f"Leaves changed, after the case: {name}.",
-            (Cell("mlp", Mode.BACKWARD, ("float32",)),),
-            _leaking(leak),
-            absent=_NO_DTYPE,
-            exists=_infers if name == "inference mode" else everywhere,
+        fault(f"leaves-{name.replace(' ', '-')}-changed", f"Leaves changed, after the case: {name}.")(
+            (single("mlp", Mode.BACKWARD),), _leaking(leak), exists=_infers if name == "inference mode" else everywhere
         )
         for name, leak in LEAKS.items()
     ),
-    PlantedFault(
+    fault(
         "linear-replaced-while-it-runs",
         "Replaces torch.nn.functional.linear by a kernel that is 1 % wrong, and puts it back after each run.",
-        (Cell("mlp", Mode.FORWARD, ("float32",)), Cell("mlp", Mode.BACKWARD, ("float32",))),
-        _while_it_runs(functools.partial(_patched, "linear", _linear)),
-        absent=_NO_DTYPE,
-    ),
-    PlantedFault(
+    )(passes("mlp", FLOAT32), _while_it_runs(functools.partial(_patched, "linear", _linear))),
+    fault(
         "attention-replaced-while-it-runs",
         "Replaces scaled_dot_product_attention by a kernel that is 1 % wrong, and puts it back after each run.",
-        (Cell("attention", Mode.FORWARD, ("float32",)), Cell("attention", Mode.BACKWARD, ("float32",))),
+    )(
+        passes("attention", FLOAT32),
         _while_it_runs(functools.partial(_patched, "scaled_dot_product_attention", _attend)),
-        absent=_NO_DTYPE,
     ),
-    PlantedFault(
-        "no-gradients-while-it-runs",
-        "Computes without gradients, and enables them again after each run.",
-        (Cell("mlp", Mode.BACKWARD, ("float32",)),),
-        _while_it_runs(torch.no_grad),
-        absent=_NO_DTYPE,
+    fault("no-gradients-while-it-runs", "Computes without gradients, and enables them again after each run.")(
+        (single("mlp", Mode.BACKWARD),), _while_it_runs(torch.no_grad)
     ),
 )

@@ -11,16 +11,24 @@ import torch
 from torch import Tensor
 
 from accelcheck.core.case import Mode
-from accelcheck.selftest.faults.base import Cell, PlantedFault
+from accelcheck.selftest.faults.base import Cell, Change, fault, single
 from accelcheck.selftest.faults.compute import half_accumulation
-from accelcheck.selftest.faults.plant import aside, backward_kernels, kernels, products, rounded_to, truncated_to
+from accelcheck.selftest.faults.plant import (
+    Kernel,
+    aside,
+    backward_kernels,
+    convolution,
+    kernels,
+    products,
+    rounded_to,
+    truncated_to,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from accelcheck.core.capability import Capability
     from accelcheck.devices.base import Device
-    from accelcheck.selftest.faults.base import Change
 
 BITS = {torch.float32: 24, torch.bfloat16: 8, torch.float16: 11}
 """Significant bits, the implicit one counted."""
@@ -82,10 +90,9 @@ def truncating(a: Tensor, b: Tensor) -> Tensor:
     return truncated_to(BITS[a.dtype], a.float() @ b.float()).to(a.dtype)
 
 
-def reduced_convolution(func: Any, x: Tensor, weight: Tensor, *rest: Any) -> Tensor:
+def reduced_convolution(func: Kernel, x: Tensor, weight: Tensor, *rest: Any) -> Tensor:
     """TF32 operands."""
-    out: Tensor = func(rounded_to(11, x), rounded_to(11, weight), *rest)
-    return out
+    return func(rounded_to(11, x), rounded_to(11, weight), *rest)
 
 
 def reduced_convolution_backward(func: Any, grad: Tensor, x: Tensor, weight: Tensor, *rest: Any) -> Any:
@@ -130,218 +137,133 @@ def _backward_to(product: Callable[[float, Tensor, Tensor], Tensor]) -> Callable
     return lambda unit: products(partial(product, unit), backward_kernels)
 
 
-_SINGLE = ("float32",)
 _BFLOAT16, _FLOAT16 = 2.0**-8, 2.0**-11
 """Unit roundoffs."""
+
+
+def _but_in_bfloat16(workload: str, reason: str, mode: Mode = Mode.FORWARD) -> Cell:
+    """A cell in which bfloat16 hides the fault."""
+    return Cell(workload, mode, ("float32", "float16"), {"bfloat16": reason})
+
+
+_ONE_OF_MANY = "one of 4097 terms is 0.02 % of the sum, and bfloat16 rounds by up to 0.39 %"
+_FEW_UNITS = "sums of at most 64 terms of both signs err by a few units of 2**-11, as FP16 operands and results do"
+_SIX_ROUNDINGS = "six roundings of 96 products to bfloat16 err as the one rounding of the result does"
+_LONG_SUMS = "correct sums of 4097 terms of one sign err by up to sqrt(4097) / 3 = 21 units of 2**-24"
+_PARTS_AND_SUM = "parts of a sum err together by no more than the sum itself, which is rounded"
+_ONE_UNIT = "truncation moves a result by at most one unit in the last place; correct FP32 sums of 96 terms differ by sqrt(96) = 10"
 _FEW_TERMS = "at most 96 terms in FP16 err less than the one rounding to bfloat16 that follows"
 _HALVES = dict.fromkeys(
     ("bfloat16", "float16"), "operands in half precision are not rounded further: the mode is about FP32"
 )
 
+_STRENGTHS = (_BFLOAT16, _FLOAT16, 2.0**-14, 2.0**-17, 2.0**-19, 2.0**-22)
 _OWN_ROWS = dict.fromkeys(("bfloat16", "float16"), "split-k-partial-sums-half is planted in half precision")
 
 FAULTS = (
-    PlantedFault(
-        "stale-last-row",
-        "The row after the last whole tile holds another row's result.",
-        (Cell("matmul-129"),),
-        _everywhere(stale_tail),
-        number=6,
+    fault("stale-last-row", "The row after the last whole tile holds another row's result.")(
+        (Cell("matmul-129"),), _everywhere(stale_tail), number=6
     ),
-    PlantedFault(
+    fault(
         "stale-last-row-backward",
         "In products of the backward pass the row after the last whole tile holds another row's result.",
-        (Cell("matmul", Mode.BACKWARD),),
-        _backward(stale_tail),
-        number=6,
+    )((Cell("matmul", Mode.BACKWARD),), _backward(stale_tail), number=6),
+    fault("last-k-dropped", "The last product of each sum is omitted.")(
+        (Cell("matmul"), _but_in_bfloat16("matmul-long", _ONE_OF_MANY)), _everywhere(without_last_term), number=7
     ),
-    PlantedFault(
-        "last-k-dropped",
-        "The last product of each sum is omitted.",
-        (
-            Cell("matmul"),
-            Cell(
-                "matmul-long",
-                dtypes=("float32", "float16"),
-                hidden={"bfloat16": "one of 4097 terms is 0.02 % of the sum, and bfloat16 rounds by up to 0.39 %"},
-            ),
-        ),
-        _everywhere(without_last_term),
-        number=7,
+    fault("last-k-dropped-backward", "In the backward pass the last product of each sum is omitted.")(
+        (Cell("mlp", Mode.BACKWARD),), _backward(without_last_term), number=7
     ),
-    PlantedFault(
-        "last-k-dropped-backward",
-        "In the backward pass the last product of each sum is omitted.",
-        (Cell("mlp", Mode.BACKWARD),),
-        _backward(without_last_term),
-        number=7,
+    fault("float16-accumulation", "Matrix products are added up in FP16.")(
+        (_but_in_bfloat16("matmul", _FEW_TERMS), Cell("matmul-long")), _everywhere(half_accumulation), number=8
     ),
-    PlantedFault(
-        "float16-accumulation",
-        "Matrix products are added up in FP16.",
-        (Cell("matmul", dtypes=("float32", "float16"), hidden={"bfloat16": _FEW_TERMS}), Cell("matmul-long")),
-        _everywhere(half_accumulation),
-        number=8,
-    ),
-    PlantedFault(
-        "float16-accumulation-backward",
-        "Matrix products of the backward pass are added up in FP16.",
-        (Cell("mlp", Mode.BACKWARD, ("float32", "float16"), {"bfloat16": _FEW_TERMS}),),
+    fault("float16-accumulation-backward", "Matrix products of the backward pass are added up in FP16.")(
+        (_but_in_bfloat16("mlp", _FEW_TERMS, Mode.BACKWARD),),
         _backward(half_accumulation),
         number=8,
-        hidden={
-            (
-                "float16",
-                1.0,
-            ): "sums of at most 64 terms of both signs err by a few units of 2**-11, as FP16 operands and results do"
-        },
+        hidden={("float16", 1.0): _FEW_UNITS},
     ),
-    PlantedFault(
-        "bfloat16-accumulation",
-        "Matrix products are added up in bfloat16, sixteen at a time.",
-        (
-            Cell(
-                "matmul",
-                dtypes=("float32", "float16"),
-                hidden={
-                    "bfloat16": "six roundings of 96 products to bfloat16 err as the one rounding of the result does"
-                },
-            ),
-            Cell("matmul-long"),
-        ),
-        _everywhere(bfloat16_accumulation),
-        number=8,
+    fault("bfloat16-accumulation", "Matrix products are added up in bfloat16, sixteen at a time.")(
+        (_but_in_bfloat16("matmul", _SIX_ROUNDINGS), Cell("matmul-long")), _everywhere(bfloat16_accumulation), number=8
     ),
-    PlantedFault(
+    fault(
         "split-k-partial-sums",
         f"Sums of FP32 are split into {PARTS}, and the sums of the parts rounded early; the strength is the unit roundoff.",
-        (Cell("matmul", dtypes=_SINGLE),),
+    )(
+        (single("matmul"),),
         _everywhere_to(narrow_partial_sums),
-        (_BFLOAT16, _FLOAT16, 2.0**-14, 2.0**-17, 2.0**-19, 2.0**-22),
+        _STRENGTHS,
         absent=_OWN_ROWS,
         number=8,
         hidden={("float32", 2.0**-22): "correct sums of 96 terms err by up to sqrt(96 / 6) = 4 units of 2**-24"},
     ),
-    PlantedFault(
+    fault(
         "split-k-partial-sums-backward",
         f"In the backward pass sums of FP32 are split into {PARTS}, and the sums of the parts rounded early.",
-        (Cell("mlp", Mode.BACKWARD, _SINGLE),),
+    )(
+        (single("mlp", Mode.BACKWARD),),
         _backward_to(narrow_partial_sums),
-        (_BFLOAT16, _FLOAT16, 2.0**-14, 2.0**-17, 2.0**-19, 2.0**-22),
+        _STRENGTHS,
         absent=_OWN_ROWS,
         number=8,
         hidden={("float32", 2.0**-22): "correct sums of 64 terms err by up to sqrt(64 / 6) = 3 units of 2**-24"},
     ),
-    PlantedFault(
+    fault(
         "split-k-partial-sums-long",
         f"Sums of 4097 terms in FP32 are split into {PARTS}, and the sums of the parts rounded early.",
-        (Cell("matmul-long", dtypes=_SINGLE),),
+    )(
+        (single("matmul-long"),),
         _everywhere_to(narrow_partial_sums),
         (_BFLOAT16, _FLOAT16, 2.0**-14, 2.0**-16, 2.0**-18),
         absent=_OWN_ROWS,
         number=8,
-        hidden={
-            (
-                "float32",
-                2.0**-18,
-            ): "correct sums of 4097 terms of one sign err by up to sqrt(4097) / 3 = 21 units of 2**-24",
-        },
+        hidden={("float32", 2.0**-18): _LONG_SUMS},
     ),
-    PlantedFault(
+    fault(
         "split-k-partial-sums-half",
         f"Sums of half precision are split into {PARTS}, and the sums of the parts rounded early.",
+    )(
         (Cell("matmul", dtypes=("bfloat16", "float16")), Cell("matmul-long", dtypes=("bfloat16", "float16"))),
         _everywhere_to(narrow_partial_sums),
         (2.0**-5, _BFLOAT16, _FLOAT16),
         absent={"float32": "the faults of FP32 sums are rows of their own"},
         number=8,
         hidden={
-            (
-                "bfloat16",
-                _BFLOAT16,
-            ): "parts of a sum err together by no more than the sum itself, which is rounded to bfloat16 too",
+            ("bfloat16", _BFLOAT16): f"{_PARTS_AND_SUM} to bfloat16 too",
             ("bfloat16", _FLOAT16): "eight times less than the rounding of the result to bfloat16",
-            (
-                "float16",
-                _FLOAT16,
-            ): "parts of a sum err together by no more than the sum itself, which is rounded to FP16 too",
+            ("float16", _FLOAT16): f"{_PARTS_AND_SUM} to FP16 too",
         },
     ),
-    PlantedFault(
-        "tf32-for-float32",
-        "Matrix products take TF32 operands where FP32 was asked for.",
-        (Cell("matmul", dtypes=_SINGLE), Cell("train-mlp", Mode.TRAIN, _SINGLE)),
-        _everywhere(partial(reduced, 11)),
+    fault("tf32-for-float32", "Matrix products take TF32 operands where FP32 was asked for.")(
+        (single("matmul"), single("train-mlp", Mode.TRAIN)), _everywhere(partial(reduced, 11)), number=9, absent=_HALVES
+    ),
+    fault(
+        "tf32-for-float32-backward", "Matrix products of the backward pass take TF32 operands where FP32 was asked for."
+    )((single("mlp", Mode.BACKWARD),), _backward(partial(reduced, 11)), number=9, absent=_HALVES),
+    fault("bfloat16-for-float32", "Matrix products take bfloat16 operands where FP32 was asked for.")(
+        (single("matmul"),), _everywhere(partial(reduced, 8)), number=9, absent=_HALVES
+    ),
+    fault("bfloat16x3-for-float32", "Matrix products are sums of three of bfloat16 operands where FP32 was asked for.")(
+        (single("matmul"),), _everywhere(three_products), number=9, absent=_HALVES
+    ),
+    fault("tf32-convolution", "Convolutions take TF32 operands where FP32 was asked for.")(
+        (single("conv-strided"),), lambda _: convolution(forward=reduced_convolution), number=9, absent=_HALVES
+    ),
+    fault("tf32-convolution-backward", "Gradients of convolutions take TF32 operands where FP32 was asked for.")(
+        (single("conv-strided", Mode.BACKWARD),),
+        lambda _: convolution(backward=reduced_convolution_backward),
         number=9,
         absent=_HALVES,
     ),
-    PlantedFault(
-        "tf32-for-float32-backward",
-        "Matrix products of the backward pass take TF32 operands where FP32 was asked for.",
-        (Cell("mlp", Mode.BACKWARD, _SINGLE),),
-        _backward(partial(reduced, 11)),
-        number=9,
-        absent=_HALVES,
+    fault("truncated-products", "Results of matrix products are truncated to the storage dtype, not rounded.")(
+        (Cell("matmul"),), _everywhere(truncating), number=10, hidden={("float32", 1.0): _ONE_UNIT}
     ),
-    PlantedFault(
-        "bfloat16-for-float32",
-        "Matrix products take bfloat16 operands where FP32 was asked for.",
-        (Cell("matmul", dtypes=_SINGLE),),
-        _everywhere(partial(reduced, 8)),
-        number=9,
-        absent=_HALVES,
-    ),
-    PlantedFault(
-        "bfloat16x3-for-float32",
-        "Matrix products are sums of three of bfloat16 operands where FP32 was asked for.",
-        (Cell("matmul", dtypes=_SINGLE),),
-        _everywhere(three_products),
-        number=9,
-        absent=_HALVES,
-    ),
-    PlantedFault(
-        "tf32-convolution",
-        "Convolutions take TF32 operands where FP32 was asked for.",
-        (Cell("conv-strided", dtypes=_SINGLE),),
-        lambda _: kernels(convolution=reduced_convolution, convolution_overrideable=reduced_convolution),
-        number=9,
-        absent=_HALVES,
-    ),
-    PlantedFault(
-        "tf32-convolution-backward",
-        "Gradients of convolutions take TF32 operands where FP32 was asked for.",
-        (Cell("conv-strided", Mode.BACKWARD, _SINGLE),),
-        lambda _: kernels(
-            convolution_backward=reduced_convolution_backward,
-            convolution_backward_overrideable=reduced_convolution_backward,
-        ),
-        number=9,
-        absent=_HALVES,
-    ),
-    PlantedFault(
-        "truncated-products",
-        "Results of matrix products are truncated to the storage dtype, not rounded.",
-        (Cell("matmul"),),
-        _everywhere(truncating),
-        number=10,
-        hidden={
-            (
-                "float32",
-                1.0,
-            ): "truncation moves a result by at most one unit in the last place; correct FP32 sums of 96 terms differ by sqrt(96) = 10"
-        },
-    ),
-    PlantedFault(
+    fault(
         "truncated-products-backward",
         "Results of matrix products of the backward pass are truncated to the storage dtype, not rounded.",
-        (Cell("mlp", Mode.BACKWARD),),
-        _backward(truncating),
-        number=10,
-    ),
-    PlantedFault(
-        "autocast-sum-in-float16",
-        "Under autocast a sum that should be FP32 is added up in FP16.",
-        (Cell("matmul-total", dtypes=_SINGLE),),
+    )((Cell("mlp", Mode.BACKWARD),), _backward(truncating), number=10),
+    fault("autocast-sum-in-float16", "Under autocast a sum that should be FP32 is added up in FP16.")(
+        (single("matmul-total"),),
         lambda _: kernels(sum=half_sum),
         number=31,
         technique="amp-fp16",

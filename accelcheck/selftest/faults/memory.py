@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from accelcheck.core.case import Mode
-from accelcheck.selftest.faults.base import Cell, PlantedFault
+from accelcheck.selftest.faults.base import Cell, fault
 from accelcheck.selftest.faults.plant import backward_kernels, backwards, calling, editing, products, replacing
 
 if TYPE_CHECKING:
@@ -97,97 +97,50 @@ def all_unwritten(result: Result) -> None:
         result[path] = torch.empty_like(tensor)
 
 
-_CUT = ("float32", "bfloat16")
-
 FAULTS = (
-    PlantedFault(
-        "strides-ignored",
-        "A transposed or sliced input is read as if it were contiguous.",
-        (
-            Cell("matmul-transposed"),
-            Cell("matmul-sliced"),
-        ),
+    fault("strides-ignored", "A transposed or sliced input is read as if it were contiguous.")(
+        (Cell("matmul-transposed"), Cell("matmul-sliced")),
         lambda _: calling(partial(reading, without_strides)),
         number=19,
         exists=strided,
     ),
-    PlantedFault(
-        "strides-ignored-backward",
-        "The backward pass reads a transposed input as if it were contiguous.",
+    fault("strides-ignored-backward", "The backward pass reads a transposed input as if it were contiguous.")(
         (Cell("matmul-transposed", Mode.BACKWARD),),
         lambda _: backwards(partial(reading, without_strides)),
         number=19,
         exists=strided,
     ),
-    PlantedFault(
-        "offset-ignored",
-        "A view is read from the beginning of its storage.",
-        (Cell("matmul-sliced"),),
-        lambda _: calling(partial(reading, without_offset)),
-        number=19,
-        exists=strided,
+    fault("offset-ignored", "A view is read from the beginning of its storage.")(
+        (Cell("matmul-sliced"),), lambda _: calling(partial(reading, without_offset)), number=19, exists=strided
     ),
-    PlantedFault(
-        "output-strides-ignored",
-        "A result that was asked for in column-major memory is written in row-major order.",
-        (Cell("matmul-127"),),
-        lambda _: replacing(out=written_across),
-        number=19,
-    ),
-    PlantedFault(
-        "broadcast-gradient-not-summed",
-        "The gradient of a broadcast operand is that of its first use only.",
+    fault(
+        "output-strides-ignored", "A result that was asked for in column-major memory is written in row-major order."
+    )((Cell("matmul-127"),), lambda _: replacing(out=written_across), number=19),
+    fault("broadcast-gradient-not-summed", "The gradient of a broadcast operand is that of its first use only.")(
         (Cell("elementwise-broadcast", Mode.BACKWARD), Cell("elementwise-scalar", Mode.BACKWARD)),
         lambda _: backward_kernels(sum=first_alone),
         number=20,
     ),
-    PlantedFault(
+    fault(
         "overlap-in-place",
         "An operator that reads neighbours runs in place, and reads values that it has just written.",
-        (Cell("elementwise-overlap"),),
-        lambda _: calling(in_place),
-        number=21,
+    )((Cell("elementwise-overlap"),), lambda _: calling(in_place), number=21),
+    fault("overlap-in-place-backward", "The backward pass of an operator that reads neighbours runs in place.")(
+        (Cell("elementwise-overlap", Mode.BACKWARD),), lambda _: backwards(in_place), number=21
     ),
-    PlantedFault(
-        "overlap-in-place-backward",
-        "The backward pass of an operator that reads neighbours runs in place.",
-        (Cell("elementwise-overlap", Mode.BACKWARD),),
-        lambda _: backwards(in_place),
-        number=21,
+    fault("input-overwritten", "The caller's input is overwritten.")(
+        (Cell("elementwise-5"),), lambda _: calling(overwriting), number=21
     ),
-    PlantedFault(
-        "input-overwritten",
-        "The caller's input is overwritten.",
-        (Cell("elementwise-5"),),
-        lambda _: calling(overwriting),
-        number=21,
+    fault("parameter-overwritten", "A forward pass overwrites a parameter.")(
+        (Cell("mlp"),), lambda _: calling(drifting), number=21
     ),
-    PlantedFault(
-        "parameter-overwritten",
-        "A forward pass overwrites a parameter.",
-        (Cell("mlp"),),
-        lambda _: calling(drifting),
-        number=21,
+    fault("row-never-written", "The last row of a matrix product is not written.")(
+        (Cell("matmul-129"),), lambda _: replacing(out=unwritten), number=22
     ),
-    PlantedFault(
-        "row-never-written",
-        "The last row of a matrix product is not written.",
-        (Cell("matmul-129"),),
-        lambda _: replacing(out=unwritten),
-        number=22,
+    fault("row-never-written-backward", "The last row of the backward pass's matrix products is not written.")(
+        (Cell("matmul", Mode.BACKWARD),), lambda _: products(never_written, backward_kernels), number=22
     ),
-    PlantedFault(
-        "row-never-written-backward",
-        "The last row of the backward pass's matrix products is not written.",
-        (Cell("matmul", Mode.BACKWARD),),
-        lambda _: products(never_written, backward_kernels),
-        number=22,
-    ),
-    PlantedFault(
-        "nothing-written",
-        "The result is allocated and not written.",
-        (Cell("mlp"),),
-        lambda _: editing(all_unwritten),
-        number=22,
+    fault("nothing-written", "The result is allocated and not written.")(
+        (Cell("mlp"),), lambda _: editing(all_unwritten), number=22
     ),
 )

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
 
 from accelcheck.core.case import Mode
-from accelcheck.selftest.faults.base import Cell, PlantedFault
+from accelcheck.selftest.faults.base import Cell, Change, fault, passes
 from accelcheck.selftest.faults.plant import calling
-
-if TYPE_CHECKING:
-    from accelcheck.selftest.faults.base import Change
 
 
 def norms_follow_gradients(strength: float) -> Change:
@@ -38,16 +35,12 @@ def _follow(layer: nn.Module, inputs: Any) -> None:
 
 
 FAULTS = (
-    PlantedFault(
+    fault(
         "norm-of-the-batch-in-evaluation",
         "Batch norm takes the statistics of the batch where gradients are asked in evaluation mode.",
-        (Cell("saliency", Mode.BACKWARD),),
-        norms_follow_gradients,
-    ),
-    PlantedFault(
+    )((Cell("saliency", Mode.BACKWARD),), norms_follow_gradients),
+    fault(
         "norm-of-the-past-without-gradients",
         "Batch norm takes its running statistics in training mode where no gradients are recorded.",
-        (Cell("frozen-backbone", Mode.FORWARD), Cell("frozen-backbone", Mode.BACKWARD)),
-        norms_follow_gradients,
-    ),
+    )(passes("frozen-backbone"), norms_follow_gradients),
 )

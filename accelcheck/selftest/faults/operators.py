@@ -8,16 +8,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from accelcheck.core.case import Mode
-from accelcheck.selftest.faults.base import Cell, PlantedFault
+from accelcheck.selftest.faults.base import FLOAT32, Cell, Change, fault, passes, single
 from accelcheck.selftest.faults.memory import strided
-from accelcheck.selftest.faults.plant import aside, kernels, optimizing, rounded_to, truncated_to
+from accelcheck.selftest.faults.plant import Kernel, aside, kernels, optimizing, rounded_to, truncated_to
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from accelcheck.selftest.faults.base import Change
 
-FLOAT32 = ("float32",)
 FAR = -80.0
 """Below this, `exp` is one whose range ends too early: FP32 has exponentials down to -87."""
 
@@ -55,10 +53,9 @@ def _last(x: Tensor, dim: int, index: Tensor, source: Tensor) -> Tensor:
 def _cast(dtype: torch.dtype, change: Any) -> Change:
     """Casts of FP32 to `dtype`, of changed numbers."""
 
-    def cast(func: Any, x: Tensor, **kwargs: Any) -> Tensor:
+    def cast(func: Kernel, x: Tensor, **kwargs: Any) -> Tensor:
         wrong = kwargs.get("dtype") is dtype and x.dtype == torch.float32
-        out: Tensor = func(change(x) if wrong else x, **kwargs)
-        return out
+        return func(change(x) if wrong else x, **kwargs)
 
     return kernels(_to_copy=cast)
 
@@ -109,9 +106,8 @@ def _in_storage_order(func: Any, x: Tensor, **kwargs: Any) -> Tensor:
 def _shifted(shift: float) -> Change:
     """Normal numbers of another mean."""
 
-    def normal(func: Any, x: Tensor, **kwargs: Any) -> Tensor:
-        out: Tensor = func(x, **kwargs) + shift
-        return out
+    def normal(func: Kernel, x: Tensor, **kwargs: Any) -> Tensor:
+        return func(x, **kwargs) + shift
 
     return kernels(randn_like=normal)
 
@@ -119,18 +115,16 @@ def _shifted(shift: float) -> Change:
 def _narrowed(part: float) -> Change:
     """Uniform numbers of which a part next to 0 is never drawn."""
 
-    def uniform(func: Any, x: Tensor, **kwargs: Any) -> Tensor:
-        out: Tensor = func(x, **kwargs) * (1 - part) + part
-        return out
+    def uniform(func: Kernel, x: Tensor, **kwargs: Any) -> Tensor:
+        return func(x, **kwargs) * (1 - part) + part
 
     return kernels(rand_like=uniform)
 
 
-def _short_product(func: Any, a: Tensor, b: Tensor) -> Tensor:
+def _short_product(func: Kernel, a: Tensor, b: Tensor) -> Tensor:
     """A product that leaves out the last term of each sum."""
     func(a, b)
-    out: Tensor = func(a[..., :-1], b[..., :-1, :])
-    return out
+    return func(a[..., :-1], b[..., :-1, :])
 
 
 def _with_eps(eps: float) -> Change:
@@ -140,87 +134,43 @@ def _with_eps(eps: float) -> Change:
 
 
 FAULTS = (
-    PlantedFault(
-        "product-without-last-term",
-        "A product leaves out the last term of each sum.",
-        (Cell("product-alone"), Cell("product-alone", Mode.BACKWARD)),
-        lambda _: kernels(mm=_short_product, bmm=_short_product),
+    fault("product-without-last-term", "A product leaves out the last term of each sum.")(
+        passes("product-alone"), lambda _: kernels(mm=_short_product, bmm=_short_product)
     ),
-    PlantedFault(
-        "reduction-in-half-precision",
-        "Sums and means are accumulated in half precision.",
-        (Cell("reductions"),),
-        lambda _: kernels(sum=_running, mean=_running),
+    fault("reduction-in-half-precision", "Sums and means are accumulated in half precision.")(
+        (Cell("reductions"),), lambda _: kernels(sum=_running, mean=_running)
     ),
-    PlantedFault(
-        "running-mean-not-updated",
-        "Batch norm never updates its running mean.",
-        (Cell("batch-norm", Mode.BACKWARD, FLOAT32),),
-        lambda _: _unmoved(3),
+    fault("running-mean-not-updated", "Batch norm never updates its running mean.")(
+        (single("batch-norm", Mode.BACKWARD),), lambda _: _unmoved(3)
     ),
-    PlantedFault(
-        "running-variance-not-updated",
-        "Batch norm never updates its running variance.",
-        (Cell("batch-norm", Mode.BACKWARD, FLOAT32),),
-        lambda _: _unmoved(4),
+    fault("running-variance-not-updated", "Batch norm never updates its running variance.")(
+        (single("batch-norm", Mode.BACKWARD),), lambda _: _unmoved(4)
     ),
-    PlantedFault(
-        "scatter-keeps-the-last",
-        "Of updates that collide in a scatter-add, one alone arrives.",
-        (Cell("scatter-gather", dtypes=FLOAT32), Cell("scatter-gather", Mode.BACKWARD, FLOAT32)),
-        lambda _: _last_wins(),
+    fault("scatter-keeps-the-last", "Of updates that collide in a scatter-add, one alone arrives.")(
+        passes("scatter-gather", FLOAT32), lambda _: _last_wins()
     ),
-    PlantedFault(
-        "cast-truncates",
-        "A cast to bfloat16 truncates.",
-        (Cell("casts", dtypes=FLOAT32),),
-        lambda _: _cast(torch.bfloat16, partial(truncated_to, 8)),
+    fault("cast-truncates", "A cast to bfloat16 truncates.")(
+        (single("casts"),), lambda _: _cast(torch.bfloat16, partial(truncated_to, 8))
     ),
-    PlantedFault(
-        "cast-rounds-to-integers",
-        "A cast to int32 rounds to nearest, not towards 0.",
-        (Cell("casts", dtypes=FLOAT32),),
-        lambda _: _cast(torch.int32, torch.round),
+    fault("cast-rounds-to-integers", "A cast to int32 rounds to nearest, not towards 0.")(
+        (single("casts"),), lambda _: _cast(torch.int32, torch.round)
     ),
-    PlantedFault(
-        "root-in-low-precision",
-        "Square roots have too few significant bits: the strength.",
-        (Cell("roots-exponentials", dtypes=FLOAT32),),
-        _short,
-        (11.0, 16.0, 20.0),
+    fault("root-in-low-precision", "Square roots have too few significant bits: the strength.")(
+        (single("roots-exponentials"),), _short, (11.0, 16.0, 20.0)
     ),
-    PlantedFault(
-        "exponential-ends-early",
-        f"Exponentials are 0 below {FAR:g}.",
-        (Cell("roots-exponentials", dtypes=FLOAT32),),
-        lambda _: kernels(exp=_flushed),
+    fault("exponential-ends-early", f"Exponentials are 0 below {FAR:g}.")(
+        (single("roots-exponentials"),), lambda _: kernels(exp=_flushed)
     ),
-    PlantedFault(
-        "optimizer-eps",
-        "AdamW takes another eps: the strength for 1e-3.",
-        (Cell("optimizer-steps", Mode.TRAIN, FLOAT32),),
-        _with_eps,
-        (1e-8, 2e-3, 1.01e-3),
+    fault("optimizer-eps", "AdamW takes another eps: the strength for 1e-3.")(
+        (single("optimizer-steps", Mode.TRAIN),), _with_eps, (1e-8, 2e-3, 1.01e-3)
     ),
-    PlantedFault(
-        "copy-in-storage-order",
-        "A copy of a transposed matrix has the order of the memory that it reads.",
-        (Cell("copies"),),
-        lambda _: kernels(clone=_in_storage_order),
-        exists=strided,
+    fault("copy-in-storage-order", "A copy of a transposed matrix has the order of the memory that it reads.")(
+        (Cell("copies"),), lambda _: kernels(clone=_in_storage_order), exists=strided
     ),
-    PlantedFault(
-        "normal-mean-shifted",
-        "Normal numbers have another mean: the strength.",
-        (Cell("random-numbers", Mode.RANDOM, FLOAT32),),
-        _shifted,
-        (0.2, 0.05),
+    fault("normal-mean-shifted", "Normal numbers have another mean: the strength.")(
+        (single("random-numbers", Mode.RANDOM),), _shifted, (0.2, 0.05)
     ),
-    PlantedFault(
-        "uniform-not-to-the-end",
-        "Uniform numbers leave out a part of [0, 1) next to 0: the strength.",
-        (Cell("random-numbers", Mode.RANDOM, FLOAT32),),
-        _narrowed,
-        (0.05, 0.01),
+    fault("uniform-not-to-the-end", "Uniform numbers leave out a part of [0, 1) next to 0: the strength.")(
+        (single("random-numbers", Mode.RANDOM),), _narrowed, (0.05, 0.01)
     ),
 )

@@ -8,13 +8,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from accelcheck.selftest.faults.base import Cell, PlantedFault
-from accelcheck.selftest.faults.plant import aside, kernels, replacing
+from accelcheck.selftest.faults.base import Cell, Change, fault
+from accelcheck.selftest.faults.plant import Kernel, aside, kernels, replacing
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from accelcheck.selftest.faults.base import Change
 
 TILE = 16
 LAST = slice(-1, None)
@@ -52,44 +51,25 @@ def down(x: Tensor, y: Tensor) -> Tensor:
     return torch.where(near.double() > exact, below, near)
 
 
-def rounding_down(func: Any, x: Tensor, y: Any) -> Tensor:
+def rounding_down(func: Kernel, x: Tensor, y: Any) -> Tensor:
     """The kernel of a multiplication."""
-    out: Tensor = down(x, y) if isinstance(y, Tensor) else func(x, y)
-    return out
+    return down(x, y) if isinstance(y, Tensor) else func(x, y)
 
 
 FAULTS = (
-    PlantedFault(
-        "row-scaled",
-        "The scale of the last token is off.",
-        (Cell("elementwise-large"),),
-        part(LAST, ALL),
-        strengths=(0.02, 0.007),
+    fault("row-scaled", "The scale of the last token is off.")(
+        (Cell("elementwise-large"),), part(LAST, ALL), strengths=(0.02, 0.007)
     ),
-    PlantedFault(
-        "channel-scaled",
-        "The scale of the last channel is off.",
-        (Cell("elementwise-large"),),
-        part(ALL, LAST),
-        strengths=(0.02, 0.007),
+    fault("channel-scaled", "The scale of the last channel is off.")(
+        (Cell("elementwise-large"),), part(ALL, LAST), strengths=(0.02, 0.007)
     ),
-    PlantedFault(
-        "tile-scaled",
-        "The scale of one tile of a tiled kernel is off.",
-        (Cell("elementwise-large"),),
-        part(slice(TILE, 2 * TILE), slice(TILE, 2 * TILE)),
-        strengths=(0.02, 0.007),
+    fault("tile-scaled", "The scale of one tile of a tiled kernel is off.")(
+        (Cell("elementwise-large"),), part(slice(TILE, 2 * TILE), slice(TILE, 2 * TILE)), strengths=(0.02, 0.007)
     ),
-    PlantedFault(
-        "element-upset",
-        "One element has a flipped bit.",
-        (Cell("matmul-129"),),
-        lambda share: replacing(out=partial(upset, share)),
-        strengths=(0.25, 0.04),
+    fault("element-upset", "One element has a flipped bit.")(
+        (Cell("matmul-129"),), lambda share: replacing(out=partial(upset, share)), strengths=(0.25, 0.04)
     ),
-    PlantedFault(
-        "rounded-down",
-        "Results are rounded towards minus infinity.",
+    fault("rounded-down", "Results are rounded towards minus infinity.")(
         (Cell("elementwise-product", dtypes=("bfloat16", "float16"), hidden={"float32": ONE_UNIT}),),
         lambda _: kernels(mul=rounding_down),
         number=10,

@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from accelcheck.devices.torch_names import TorchDispatchMode, disable_current_modes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from accelcheck.core.case import Mode
     from accelcheck.selftest.faults.base import Change
-    from accelcheck.workloads.base import Program, Result
+    from accelcheck.workloads.base import OptimizerMaker, Program, Result
 
-    Product = Callable[[Tensor, Tensor], Tensor]
+
+Kernel: TypeAlias = "Callable[..., Tensor]"
+"""Computes an operator of one result."""
+Product: TypeAlias = "Callable[[Tensor, Tensor], Tensor]"
 
 
 def nothing(program: Program) -> None:
@@ -175,6 +179,13 @@ def kernels(**by_name: Callable[..., Any]) -> Change:
     return within(lambda: Kernels(by_name))
 
 
+def convolution(**by_pass: Callable[..., Any]) -> Change:
+    """Operators of convolution, by their names on all backends."""
+    names = {"forward": "convolution", "backward": "convolution_backward"}
+    found = {names[word]: kernel for word, kernel in by_pass.items()}
+    return kernels(**found, **{f"{name}_overrideable": kernel for name, kernel in found.items()})
+
+
 def backward_kernels(**by_name: Callable[..., Any]) -> Change:
     """Other kernels, by operator, only in the backward pass."""
 
@@ -223,6 +234,35 @@ def optimizing(make: Callable[[Any], torch.optim.Optimizer]) -> Change:
         program.optimizer = make
 
     return change
+
+
+@dataclass(frozen=True)
+class Spoiled:
+    """Makes the program's own optimizer and changes it. It can be sent to other processes.
+
+    Attributes:
+        make: Makes the optimizer.
+        spoil: Changes the optimizer; at the top of a module where it is sent to other processes.
+    """
+
+    make: OptimizerMaker
+    spoil: Callable[[torch.optim.Optimizer], None]
+
+    def __call__(self, parameters: Sequence[nn.Parameter]) -> torch.optim.Optimizer:
+        optimizer = self.make(parameters)
+        self.spoil(optimizer)
+        return optimizer
+
+
+def spoiling(spoil: Callable[[torch.optim.Optimizer], None]) -> Callable[[float], Change]:
+    """Changes the program's own optimizer whenever it is made."""
+
+    def change(program: Program) -> None:
+        if program.optimizer is None:
+            raise TypeError("expected a program with an optimizer")
+        program.optimizer = Spoiled(program.optimizer, spoil)
+
+    return lambda _: change
 
 
 def accumulator(tensor: Tensor) -> torch.dtype:

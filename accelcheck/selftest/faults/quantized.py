@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from accelcheck.core.case import Evidence, Mode
-from accelcheck.selftest.faults.base import Cell, PlantedFault, Variant
+from accelcheck.selftest.faults.base import Change, fault, single, variant
 from accelcheck.selftest.faults.plant import nothing
 from accelcheck.techniques.base import Technique
 from accelcheck.techniques.quantization import float8
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from accelcheck.devices.base import Device
-    from accelcheck.selftest.faults.base import Change
     from accelcheck.techniques.observe import Log
     from accelcheck.techniques.quantization.emulation import Scale
     from accelcheck.workloads.base import Program
@@ -279,73 +278,41 @@ def kernel(kind: type[Int8Linear]) -> Callable[[float], Change]:
     return lambda _: change
 
 
-FLOAT32 = ("float32",)
-MLP, BLOCKS = Cell("mlp", dtypes=FLOAT32), Cell("mlp-blocks", dtypes=FLOAT32)
+MLP, BLOCKS = single("mlp"), single("mlp-blocks")
 
 FAULTS = (
-    PlantedFault(
-        "zero-point-off-by-one",
-        "Inputs are dequantized with a zero point that is one too large: 0 does not stay 0.",
-        (MLP, BLOCKS),
-        kernel(ZeroOff),
-        number=35,
-        technique=DYNAMIC_7,
-    ),
-    PlantedFault(
+    fault(
+        "zero-point-off-by-one", "Inputs are dequantized with a zero point that is one too large: 0 does not stay 0."
+    )((MLP, BLOCKS), kernel(ZeroOff), number=35, technique=DYNAMIC_7),
+    fault(
         "int8-pair-saturation",
         "Two products of 8 by 8 bits are added in 16 bits that saturate; twice 127 x 255 is larger.",
-        (BLOCKS,),
-        kernel(PairSaturation),
-        number=36,
-        technique=DYNAMIC_8,
+    )((BLOCKS,), kernel(PairSaturation), number=36, technique=DYNAMIC_8),
+    fault("scale-on-wrong-axis", "The weight's scales, one per output channel, are applied along its input channels.")(
+        (MLP, BLOCKS), kernel(InputChannels), number=37, technique=TOKEN_CHANNEL
     ),
-    PlantedFault(
-        "scale-on-wrong-axis",
-        "The weight's scales, one per output channel, are applied along its input channels.",
-        (MLP, BLOCKS),
-        kernel(InputChannels),
-        number=37,
-        technique=TOKEN_CHANNEL,
-    ),
-    PlantedFault(
+    fault(
         "weight-scale-on-wrong-axis",
         "A weight is dequantized with the scales of its output channels along its input channels.",
-        (MLP, BLOCKS),
-        kernel(InputChannels),
-        number=37,
-        technique=WEIGHT_CHANNEL,
-    ),
+    )((MLP, BLOCKS), kernel(InputChannels), number=37, technique=WEIGHT_CHANNEL),
 )
 
 VARIANTS = (
     *(
-        Variant(
-            f"correct-{technique.name}",
-            f"The scheme {technique.oracle}, its sums exact in FP32.",
-            (MLP, BLOCKS),
-            lambda: nothing,
-            technique=technique,
+        variant(f"correct-{technique.name}", f"The scheme {technique.oracle}, its sums exact in FP32.")(
+            (MLP, BLOCKS), lambda: nothing, technique=technique
         )
         for technique in (DYNAMIC_7, DYNAMIC_8, TOKEN_CHANNEL, WEIGHT_CHANNEL)
     ),
     *(
-        Variant(
-            f"reciprocal-{technique.name}",
-            f"The scheme {technique.oracle}, with reciprocals of scales.",
-            (MLP, BLOCKS),
-            lambda: kernel(Reciprocal)(1.0),
-            technique=technique,
+        variant(f"reciprocal-{technique.name}", f"The scheme {technique.oracle}, with reciprocals of scales.")(
+            (MLP, BLOCKS), lambda: kernel(Reciprocal)(1.0), technique=technique
         )
         for technique in (DYNAMIC_7, DYNAMIC_8, TOKEN_CHANNEL, WEIGHT_CHANNEL)
     ),
     *(
-        Variant(
-            f"reciprocal-{technique.name}",
-            "float8 numbers with reciprocals of scales.",
-            (MLP, BLOCKS),
-            lambda: nothing,
-            technique=technique,
-            exists=technique.capability,
+        variant(f"reciprocal-{technique.name}", "float8 numbers with reciprocals of scales.")(
+            (MLP, BLOCKS), lambda: nothing, technique=technique, exists=technique.capability
         )
         for technique in (
             ReciprocalWeights(),
@@ -353,11 +320,7 @@ VARIANTS = (
             ReciprocalProducts("float8-scaled-mm-rowwise", torch.float8_e4m3fn, rows=True),
         )
     ),
-    Variant(
-        "int8-pairs-of-7-bits",
-        "16-bit pair sums of 7 by 8 bits, which cannot saturate.",
-        (MLP, BLOCKS),
-        lambda: kernel(PairSaturation)(1.0),
-        technique=DYNAMIC_7,
+    variant("int8-pairs-of-7-bits", "16-bit pair sums of 7 by 8 bits, which cannot saturate.")(
+        (MLP, BLOCKS), lambda: kernel(PairSaturation)(1.0), technique=DYNAMIC_7
     ),
 )

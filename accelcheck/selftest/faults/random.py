@@ -13,13 +13,12 @@ from torch.nn import functional
 from torch.nn.functional import dropout as plain_dropout
 
 from accelcheck.core.case import Mode
-from accelcheck.selftest.faults.base import Cell, PlantedFault, Variant
+from accelcheck.selftest.faults.base import Cell, Change, fault, variant
 from accelcheck.selftest.faults.plant import wrapping
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from accelcheck.selftest.faults.base import Change
     from accelcheck.workloads.base import Program
 
     Drop = Callable[[Tensor, float, int], Tensor]
@@ -219,61 +218,30 @@ RANDOM = Mode.RANDOM
 ALONE, BLOCKS, ATTENTION = (Cell(name, RANDOM) for name in ("dropout", "dropout-blocks", "attention-dropout"))
 
 FAULTS = (
-    PlantedFault(
-        "dropout-not-rescaled",
-        "Kept elements are not, or not fully, divided by the probability of keeping them.",
-        (ALONE,),
-        unscaled,
-        strengths=(1.0, 0.3),
-        number=23,
+    fault("dropout-not-rescaled", "Kept elements are not, or not fully, divided by the probability of keeping them.")(
+        (ALONE,), unscaled, strengths=(1.0, 0.3), number=23
     ),
-    PlantedFault(
-        "attention-dropout-not-rescaled",
-        "Kept attention weights are not divided by the probability of keeping them.",
-        (ATTENTION,),
-        unscaled_attention,
-        number=23,
+    fault(
+        "attention-dropout-not-rescaled", "Kept attention weights are not divided by the probability of keeping them."
+    )((ATTENTION,), unscaled_attention, number=23),
+    fault("dropout-rate-wrong", "The rate is larger than asked for, by this share.")(
+        (ALONE,), other_rate, strengths=(1.0, 0.1), number=23
     ),
-    PlantedFault(
-        "dropout-rate-wrong",
-        "The rate is larger than asked for, by this share.",
-        (ALONE,),
-        other_rate,
-        strengths=(1.0, 0.1),
-        number=23,
+    fault("dropout-unseeded", "The same seed gives another mask.")((ALONE,), unseeded, number=23),
+    fault("dropout-repeated", "Every call has the same mask.")((ALONE,), repeated, number=23),
+    fault("dropout-in-evaluation", "Evaluation mode drops.")((ALONE,), in_evaluation, number=23),
+    fault("dropout-neighbours-alike", "Neighbours share one draw; the strength is the share of such pairs.")(
+        (ALONE,), neighbours, strengths=(1.0, 0.1), number=24
     ),
-    PlantedFault("dropout-unseeded", "The same seed gives another mask.", (ALONE,), unseeded, number=23),
-    PlantedFault("dropout-repeated", "Every call has the same mask.", (ALONE,), repeated, number=23),
-    PlantedFault("dropout-in-evaluation", "Evaluation mode drops.", (ALONE,), in_evaluation, number=23),
-    PlantedFault(
-        "dropout-neighbours-alike",
-        "Neighbours share one draw; the strength is the share of such pairs.",
-        (ALONE,),
-        neighbours,
-        strengths=(1.0, 0.1),
-        number=24,
+    fault("dropout-rows-repeat", "Masks of rows repeat after this number of rows.")(
+        (ALONE,), repeating_rows, strengths=(1.0, 256.0), number=24
     ),
-    PlantedFault(
-        "dropout-rows-repeat",
-        "Masks of rows repeat after this number of rows.",
-        (ALONE,),
-        repeating_rows,
-        strengths=(1.0, 256.0),
-        number=24,
-    ),
-    PlantedFault("dropout-layers-alike", "All layers of a step have the same mask.", (BLOCKS,), shared, number=24),
-    PlantedFault(
-        "dropout-heads-alike", "All heads of attention have the same mask.", (ATTENTION,), shared_heads, number=24
-    ),
-    PlantedFault("recompute-draws-anew", "A recomputed block has another mask.", (BLOCKS,), recomputed, number=25),
+    fault("dropout-layers-alike", "All layers of a step have the same mask.")((BLOCKS,), shared, number=24),
+    fault("dropout-heads-alike", "All heads of attention have the same mask.")((ATTENTION,), shared_heads, number=24),
+    fault("recompute-draws-anew", "A recomputed block has another mask.")((BLOCKS,), recomputed, number=25),
 )
 
 VARIANTS = (
-    Variant(
-        "dropout-by-counter",
-        "Masks of a counter-based generator, SplitMix64.",
-        (ALONE, BLOCKS),
-        counted,
-    ),
-    Variant("attention-dropout-in-products", "Unfused attention with dropout.", (ATTENTION,), dropped_weights),
+    variant("dropout-by-counter", "Masks of a counter-based generator, SplitMix64.")((ALONE, BLOCKS), counted),
+    variant("attention-dropout-in-products", "Unfused attention with dropout.")((ATTENTION,), dropped_weights),
 )

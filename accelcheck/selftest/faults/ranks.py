@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, distributed
 
 from accelcheck.core.case import Mode
-from accelcheck.selftest.faults.base import Cell, PlantedFault
+from accelcheck.selftest.faults.base import Change, fault, single
 from accelcheck.techniques.distributed.data_parallel import SMALL_BUCKET, STRATEGY
 from accelcheck.techniques.distributed.ddp import Accumulating, HookedAveraging, Replicated
 from accelcheck.techniques.distributed.fsdp import FullySharded
@@ -20,12 +20,10 @@ from accelcheck.techniques.distributed.fsdp import FullySharded
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from accelcheck.selftest.faults.base import Change
     from accelcheck.techniques.distributed.ddp import Bucket, Future
     from accelcheck.techniques.distributed.strategy import Strategy
     from accelcheck.workloads.base import Program
 
-FLOAT32 = ("float32",)
 SEEDS = 3
 """Seeds of faults in ranks, which take seconds to start."""
 
@@ -125,63 +123,34 @@ def _bucketed(kind: type[Replicated] = Replicated, hook: type[HookedAveraging] |
     return kind(bucket_mb=SMALL_BUCKET, exchange=None if hook is None else hook())
 
 
-TRAINING = (Cell("train-mlp", Mode.TRAIN, FLOAT32),)
+TRAINING = (single("train-mlp", Mode.TRAIN),)
 
 FAULTS = (
-    PlantedFault(
-        "ranks-bucket-lost",
-        "A rank goes on with its own gradients for the last bucket.",
-        (*TRAINING, Cell("train-transformer", Mode.TRAIN, FLOAT32)),
+    fault("ranks-bucket-lost", "A rank goes on with its own gradients for the last bucket.")(
+        (*TRAINING, single("train-transformer", Mode.TRAIN)),
         strategy(lambda: _bucketed(hook=LostBucket)),
         technique="ddp-2",
         seeds=SEEDS,
     ),
-    PlantedFault(
-        "ranks-same-part",
-        "Every rank trains on the first rank's part of the batch.",
-        TRAINING,
-        strategy(lambda: _bucketed(FirstRanksPart)),
-        technique="ddp-3",
-        seeds=SEEDS,
+    fault("ranks-same-part", "Every rank trains on the first rank's part of the batch.")(
+        TRAINING, strategy(lambda: _bucketed(FirstRanksPart)), technique="ddp-3", seeds=SEEDS
     ),
-    PlantedFault(
-        "ranks-hook-sums",
-        "A hook adds up the gradients of all ranks and does not divide.",
-        (Cell("train-amsgrad", Mode.TRAIN, FLOAT32), *TRAINING),
+    fault("ranks-hook-sums", "A hook adds up the gradients of all ranks and does not divide.")(
+        (single("train-amsgrad", Mode.TRAIN), *TRAINING),
         strategy(lambda: _bucketed(hook=SummedGradients)),
         technique="ddp-async",
         seeds=SEEDS,
     ),
-    PlantedFault(
-        "ranks-drift",
-        "One rank's gradients differ from the others' by 0.1 percent after they were exchanged.",
-        TRAINING,
-        strategy(Drifting),
-        technique="ddp-no-sync",
-        seeds=SEEDS,
+    fault("ranks-drift", "One rank's gradients differ from the others' by 0.1 percent after they were exchanged.")(
+        TRAINING, strategy(Drifting), technique="ddp-no-sync", seeds=SEEDS
     ),
-    PlantedFault(
-        "shards-stale",
-        "Gathered parameters are those from before the step.",
-        (*TRAINING, Cell("train-transformer", Mode.TRAIN, FLOAT32)),
-        strategy(StaleShards),
-        technique="fsdp2",
-        seeds=SEEDS,
+    fault("shards-stale", "Gathered parameters are those from before the step.")(
+        (*TRAINING, single("train-transformer", Mode.TRAIN)), strategy(StaleShards), technique="fsdp2", seeds=SEEDS
     ),
-    PlantedFault(
-        "shards-summed",
-        "Gradients of shards are added up and not divided.",
-        TRAINING,
-        strategy(SummedShards),
-        technique="fsdp2-3",
-        seeds=SEEDS,
+    fault("shards-summed", "Gradients of shards are added up and not divided.")(
+        TRAINING, strategy(SummedShards), technique="fsdp2-3", seeds=SEEDS
     ),
-    PlantedFault(
-        "shards-unreduced",
-        "The gradients of one block are not exchanged in the first step.",
-        TRAINING,
-        strategy(UnreducedShards),
-        technique="fsdp2",
-        seeds=SEEDS,
+    fault("shards-unreduced", "The gradients of one block are not exchanged in the first step.")(
+        TRAINING, strategy(UnreducedShards), technique="fsdp2", seeds=SEEDS
     ),
 )

@@ -10,14 +10,13 @@ from torch import Tensor
 
 from accelcheck.core.case import Mode
 from accelcheck.devices.torch_names import get_current_dispatch_mode_stack
-from accelcheck.selftest.faults.base import Cell, PlantedFault, Variant
+from accelcheck.selftest.faults.base import Cell, Change, fault, variant
 from accelcheck.selftest.faults.plant import wrapping
 from accelcheck.techniques.eager import Eager
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from accelcheck.selftest.faults.base import Change
     from accelcheck.workloads.base import Program, Result
 
 
@@ -116,64 +115,36 @@ def overwritten(program: Program) -> None:
 MLP, LEARNING = Cell("mlp", Mode.BACKWARD), Cell("train-mlp", Mode.TRAIN)
 
 FAULTS = (
-    PlantedFault(
-        "right-only-while-watched",
-        "Computes while it is watched; otherwise returns the last result again.",
-        (Cell("mlp"), Cell("matmul"), MLP, LEARNING),
-        lambda _: watched_only,
+    fault("right-only-while-watched", "Computes while it is watched; otherwise returns the last result again.")(
+        (Cell("mlp"), Cell("matmul"), MLP, LEARNING), lambda _: watched_only
     ),
-    PlantedFault(
+    fault(
         "copies-right-only-while-watched",
         "A technique that copies parameters, and is prepared anew for others, computes only while it is watched.",
-        (Cell("mlp"), MLP, LEARNING),
-        lambda _: watched_only,
-        technique=Copying(),
+    )((Cell("mlp"), MLP, LEARNING), lambda _: watched_only, technique=Copying()),
+    fault("second-call-wrong", "A second call with the same inputs is wrong by this part.")(
+        (Cell("mlp"), Cell("matmul"), MLP), wrong_again, strengths=(0.5, 0.1)
     ),
-    PlantedFault(
-        "second-call-wrong",
-        "A second call with the same inputs is wrong by this part.",
-        (Cell("mlp"), Cell("matmul"), MLP),
-        wrong_again,
-        strengths=(0.5, 0.1),
-    ),
-    PlantedFault(
+    fault(
         "one-output-buffer",
         "The output of each call is in the memory of the output before, whose owner may still use it.",
-        (Cell("mlp"), Cell("matmul")),
-        in_turn,
+    )((Cell("mlp"), Cell("matmul")), in_turn),
+    fault("one-output-buffer-of-copies", "A technique that copies parameters has one output buffer.")(
+        (Cell("mlp"),), in_turn, technique=Copying()
     ),
-    PlantedFault(
-        "one-output-buffer-of-copies",
-        "A technique that copies parameters has one output buffer.",
-        (Cell("mlp"),),
-        in_turn,
-        technique=Copying(),
-    ),
-    PlantedFault(
-        "one-gradient-buffer",
-        "Each backward pass writes to the memory of the gradients before, which were taken away.",
-        (MLP,),
-        lambda _: in_one_buffer(),
-    ),
-    PlantedFault(
-        "gradient-overwritten",
-        "A second backward pass sets the gradients where it should add to them.",
-        (MLP, Cell("matmul", Mode.BACKWARD)),
-        lambda _: overwritten,
+    fault(
+        "one-gradient-buffer", "Each backward pass writes to the memory of the gradients before, which were taken away."
+    )((MLP,), lambda _: in_one_buffer()),
+    fault("gradient-overwritten", "A second backward pass sets the gradients where it should add to them.")(
+        (MLP, Cell("matmul", Mode.BACKWARD)), lambda _: overwritten
     ),
 )
 
 VARIANTS = (
-    Variant(
-        "output-copied-from-a-buffer",
-        "Outputs are computed in one buffer, and copied from there.",
-        (Cell("mlp"), Cell("matmul")),
-        copied_out,
+    variant("output-copied-from-a-buffer", "Outputs are computed in one buffer, and copied from there.")(
+        (Cell("mlp"), Cell("matmul")), copied_out
     ),
-    Variant(
-        "gradients-moved",
-        "Gradients are in other memory after each pass.",
-        (MLP, Cell("matmul", Mode.BACKWARD)),
-        lambda: partial(after_each_gradient, moved),
+    variant("gradients-moved", "Gradients are in other memory after each pass.")(
+        (MLP, Cell("matmul", Mode.BACKWARD)), lambda: partial(after_each_gradient, moved)
     ),
 )

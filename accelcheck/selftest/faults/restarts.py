@@ -10,48 +10,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from accelcheck.core.case import Mode
 from accelcheck.devices.torch_names import disable_current_modes
-from accelcheck.selftest.faults.base import Cell, PlantedFault
+from accelcheck.selftest.faults.base import PlantedFault, row, single
+from accelcheck.selftest.faults.plant import spoiling
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from accelcheck.selftest.faults.base import Change
-    from accelcheck.workloads.base import OptimizerMaker, Program
-
-FLOAT32 = ("float32",)
-
-
-@dataclass(frozen=True)
-class Remade:
-    """Makes the program's own optimizer with a fault in how its state is saved or loaded. It is sent to other processes.
-
-    Attributes:
-        make: Makes the optimizer.
-        spoil: Changes the optimizer; at the top of a module.
-    """
-
-    make: OptimizerMaker
-    spoil: Callable[[torch.optim.Optimizer], None]
-
-    def __call__(self, parameters: Sequence[nn.Parameter]) -> torch.optim.Optimizer:
-        optimizer = self.make(parameters)
-        self.spoil(optimizer)
-        return optimizer
-
-
-def optimizing(spoil: Callable[[torch.optim.Optimizer], None]) -> Callable[[float], Change]:
-    """Changes how the optimizer's state is saved or loaded."""
-
-    def change(program: Program) -> None:
-        if program.optimizer is None:
-            raise TypeError("expected a program with an optimizer")
-        program.optimizer = Remade(program.optimizer, spoil)
-
-    return lambda _: change
+    from accelcheck.workloads.base import Program
 
 
 def forgets(optimizer: torch.optim.Optimizer) -> None:
@@ -124,47 +91,23 @@ class BufferLost:
             state[prefix + self.name] = torch.zeros_like(state[prefix + self.name])
 
 
+snapshot = row(PlantedFault, technique="snapshot-restore", seeds=2)
+restart = row(PlantedFault, technique="elastic-restart", seeds=1, warm=False)  # the first training alone is disturbed
+
 FAULTS = (
-    PlantedFault(
-        "snapshot-moments-lost",
-        "The process that goes on has an optimizer without moments.",
-        (Cell("train-mlp", Mode.TRAIN, FLOAT32), Cell("train-amsgrad", Mode.TRAIN, FLOAT32)),
-        optimizing(forgets),
-        technique="snapshot-restore",
-        seeds=2,
+    snapshot("snapshot-moments-lost", "The process that goes on has an optimizer without moments.")(
+        (single("train-mlp", Mode.TRAIN), single("train-amsgrad", Mode.TRAIN)), spoiling(forgets)
     ),
-    PlantedFault(
-        "snapshot-moments-stale",
-        "A snapshot has the moments of an earlier one.",
-        (Cell("train-transformer", Mode.TRAIN, FLOAT32),),
-        optimizing(saves_first),
-        technique="snapshot-restore",
-        seeds=2,
+    snapshot("snapshot-moments-stale", "A snapshot has the moments of an earlier one.")(
+        (single("train-transformer", Mode.TRAIN),), spoiling(saves_first)
     ),
-    PlantedFault(
-        "snapshot-buffer-lost",
-        "A buffer is 0 in the process that goes on.",
-        (Cell("train-cnn", Mode.TRAIN, FLOAT32),),
-        lambda _: buffer_lost,
-        technique="snapshot-restore",
-        seeds=2,
+    snapshot("snapshot-buffer-lost", "A buffer is 0 in the process that goes on.")(
+        (single("train-cnn", Mode.TRAIN),), lambda _: buffer_lost
     ),
-    PlantedFault(
-        "restart-moments-lost",
-        "Ranks that are started again have an optimizer without moments.",
-        (Cell("train-mlp", Mode.TRAIN, FLOAT32),),
-        optimizing(forgets),
-        technique="elastic-restart",
-        seeds=1,
-        warm=False,  # the first training alone is disturbed
+    restart("restart-moments-lost", "Ranks that are started again have an optimizer without moments.")(
+        (single("train-mlp", Mode.TRAIN),), spoiling(forgets)
     ),
-    PlantedFault(
-        "restart-moments-rounded",
-        "Ranks that are started again have moments that were stored in bfloat16.",
-        (Cell("train-mlp", Mode.TRAIN, FLOAT32),),
-        optimizing(rounded_moments),
-        technique="elastic-restart",
-        seeds=1,
-        warm=False,
+    restart("restart-moments-rounded", "Ranks that are started again have moments that were stored in bfloat16.")(
+        (single("train-mlp", Mode.TRAIN),), spoiling(rounded_moments)
     ),
 )

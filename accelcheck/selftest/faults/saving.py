@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.autograd.graph import save_on_cpu
 
 from accelcheck.core.case import Mode
-from accelcheck.selftest.faults.base import Cell, PlantedFault
+from accelcheck.selftest.faults.base import Cell, Change, PlantedFault, fault, row, single
 from accelcheck.selftest.faults.plant import kernels
 from accelcheck.selftest.faults.sowing import swapped
 from accelcheck.techniques.memory import checkpoint as checkpointing
@@ -19,10 +19,6 @@ from accelcheck.techniques.memory import checkpoint_segments as segments
 if TYPE_CHECKING:
     import contextlib
     from collections.abc import Callable, Sequence
-
-    from accelcheck.selftest.faults.base import Change
-
-FLOAT32 = ("float32",)
 
 
 def draws_anew(strength: float) -> contextlib.AbstractContextManager[None]:
@@ -120,73 +116,42 @@ def row_left(strength: float) -> Change:
 
 def overwritten_result(strength: float) -> Change:
     """The gradient of an activation reads its result after another sample has overwritten it."""
-    return kernels(
-        threshold_backward=lambda func, grad, result, threshold: func(grad, result.roll(1, 0), threshold),
-    )
+    return kernels(threshold_backward=lambda func, grad, result, threshold: func(grad, result.roll(1, 0), threshold))
 
+
+slow = row(PlantedFault, seeds=5)
 
 FAULTS = (
-    PlantedFault(
-        "checkpoint-draws-anew",
-        "Checkpointed blocks are recomputed with other random numbers.",
-        (Cell("dropout-blocks", Mode.RANDOM, FLOAT32),),
-        around=draws_anew,
-        technique="checkpoint-non-reentrant",
-        seeds=5,
+    slow("checkpoint-draws-anew", "Checkpointed blocks are recomputed with other random numbers.")(
+        (single("dropout-blocks", Mode.RANDOM),), around=draws_anew, technique="checkpoint-non-reentrant"
     ),
-    PlantedFault(
+    slow(
         "checkpoint-row-overwritten",
         "Checkpointed blocks are recomputed from an input that has been overwritten in part.",
-        (Cell("mlp-blocks", Mode.BACKWARD, FLOAT32), Cell("train-gated-depth", Mode.TRAIN, FLOAT32)),
+    )(
+        (single("mlp-blocks", Mode.BACKWARD), single("train-gated-depth", Mode.TRAIN)),
         around=row_of_another,
         technique="checkpoint-non-reentrant",
-        seeds=5,
     ),
-    PlantedFault(
+    slow(
         "checkpoint-reentrant-row-overwritten",
         "Checkpointed blocks are recomputed from an input that has been overwritten in part.",
-        (Cell("transformer-blocks", Mode.BACKWARD, FLOAT32),),
-        around=row_of_another,
-        technique="checkpoint-reentrant",
-        seeds=5,
+    )((single("transformer-blocks", Mode.BACKWARD),), around=row_of_another, technique="checkpoint-reentrant"),
+    slow("segments-order-changed", "The blocks of a checkpointed segment are recomputed in another order.")(
+        (single("deep-blocks", Mode.BACKWARD),), around=order_changed, technique="checkpoint-segments", warm=False
     ),
-    PlantedFault(
-        "segments-order-changed",
-        "The blocks of a checkpointed segment are recomputed in another order.",
-        (Cell("deep-blocks", Mode.BACKWARD, FLOAT32),),
-        around=order_changed,
-        technique="checkpoint-segments",
-        warm=False,
-        seeds=5,
-    ),
-    PlantedFault(
-        "offload-buffer-reused",
-        "A buffer on the host is overwritten before it is read.",
-        (Cell("deep-blocks", Mode.BACKWARD, FLOAT32), Cell("train-deep-blocks", Mode.TRAIN, FLOAT32)),
+    slow("offload-buffer-reused", "A buffer on the host is overwritten before it is read.")(
+        (single("deep-blocks", Mode.BACKWARD), single("train-deep-blocks", Mode.TRAIN)),
         around=buffer_reused,
         technique="offload-cpu",
-        seeds=5,
     ),
-    PlantedFault(
-        "offload-copy-unfinished",
-        "A tensor is read before all of it has come back from the host.",
-        (Cell("elementwise-30", Mode.BACKWARD, FLOAT32),),
-        around=copy_unfinished,
-        technique="offload-cpu-pinned",
-        seeds=5,
+    slow("offload-copy-unfinished", "A tensor is read before all of it has come back from the host.")(
+        (single("elementwise-30", Mode.BACKWARD),), around=copy_unfinished, technique="offload-cpu-pinned"
     ),
-    PlantedFault(
-        "inplace-row-left",
-        "An activation in place leaves the last row as it was.",
-        (Cell("mlp"),),
-        row_left,
-        technique="inplace",
+    fault("inplace-row-left", "An activation in place leaves the last row as it was.")(
+        (Cell("mlp"),), row_left, technique="inplace"
     ),
-    PlantedFault(
-        "inplace-result-overwritten",
-        "The gradient of an activation in place reads a result that has been overwritten.",
-        (Cell("mlp", Mode.BACKWARD),),
-        overwritten_result,
-        technique="inplace",
-    ),
+    fault(
+        "inplace-result-overwritten", "The gradient of an activation in place reads a result that has been overwritten."
+    )((Cell("mlp", Mode.BACKWARD),), overwritten_result, technique="inplace"),
 )

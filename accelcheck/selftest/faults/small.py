@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 from torch import Tensor
 
 from accelcheck.core.case import Mode
-from accelcheck.selftest.faults.base import Cell, PlantedFault
+from accelcheck.selftest.faults.base import Cell, Change, fault
 from accelcheck.selftest.faults.plant import replacing
-
-if TYPE_CHECKING:
-    from accelcheck.selftest.faults.base import Change
 
 _BOTH = (Mode.FORWARD, Mode.BACKWARD)
 
@@ -39,29 +34,16 @@ def ranked(factor: float, first: int, count: int) -> Change:
 
 
 FAULTS = (
-    PlantedFault(
-        "small-channel-negative",
-        "The smallest channel of a result has the other sign.",
-        tuple(Cell("scaled-channels", mode) for mode in _BOTH),
-        lambda _: smallest_column(-1.0),
+    fault("small-channel-negative", "The smallest channel of a result has the other sign.")(
+        tuple(Cell("scaled-channels", mode) for mode in _BOTH), lambda _: smallest_column(-1.0)
     ),
-    PlantedFault(
-        "small-channel-zero",
-        "The smallest channel of a result is zero.",
-        tuple(Cell("scaled-channels", mode) for mode in _BOTH),
-        lambda _: smallest_column(0.0),
+    fault("small-channel-zero", "The smallest channel of a result is zero.")(
+        tuple(Cell("scaled-channels", mode) for mode in _BOTH), lambda _: smallest_column(0.0)
     ),
-    PlantedFault(
-        "small-probabilities-too-large",
-        "Five of the 512 probabilities of each row, all of them small, are too large.",
-        (Cell("softmax-peaked"),),
-        lambda strength: ranked(1.0 + strength, 200, 5),
-        strengths=(100.0, 1.0),
-    ),
-    PlantedFault(
-        "small-probabilities-flushed",
-        "The smallest four of the 512 probabilities of each row are zero.",
-        (Cell("softmax-peaked"),),
-        lambda _: ranked(0.0, 0, 4),
+    fault(
+        "small-probabilities-too-large", "Five of the 512 probabilities of each row, all of them small, are too large."
+    )((Cell("softmax-peaked"),), lambda strength: ranked(1.0 + strength, 200, 5), strengths=(100.0, 1.0)),
+    fault("small-probabilities-flushed", "The smallest four of the 512 probabilities of each row are zero.")(
+        (Cell("softmax-peaked"),), lambda _: ranked(0.0, 0, 4)
     ),
 )

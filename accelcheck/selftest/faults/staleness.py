@@ -10,14 +10,13 @@ from torch import Tensor, fx, nn
 from torch.nn import functional
 
 from accelcheck.core.case import Mode
-from accelcheck.selftest.faults.base import Cell, PlantedFault
+from accelcheck.selftest.faults.base import Cell, Change, fault, passes
 from accelcheck.selftest.faults.plant import wrapping
 from accelcheck.techniques.eager import Eager
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from accelcheck.selftest.faults.base import Change
     from accelcheck.workloads.base import Program
 
 
@@ -195,70 +194,33 @@ def without_cast(strength: float) -> Change:
 HALVES = ("bfloat16", "float16")
 
 FAULTS = (
-    PlantedFault(
-        "stale-leading-dimension",
-        "A kernel for all sizes has the leading dimension of the first call as a constant.",
-        (Cell("matmul"), Cell("mlp")),
-        first_size,
-        number=26,
-        technique=Resized(),
+    fault(
+        "stale-leading-dimension", "A kernel for all sizes has the leading dimension of the first call as a constant."
+    )((Cell("matmul"), Cell("mlp")), first_size, number=26, technique=Resized()),
+    fault("kernel-of-the-size-before", "A cache of kernels by size returns the kernel of the call before.")(
+        (Cell("matmul"), Cell("mlp")), size_before, number=26, technique=Resized()
     ),
-    PlantedFault(
-        "kernel-of-the-size-before",
-        "A cache of kernels by size returns the kernel of the call before.",
-        (Cell("matmul"), Cell("mlp")),
-        size_before,
-        number=26,
-        technique=Resized(),
+    fault("stale-divisor", "A mean divides by the size of the first call.")(
+        (Cell("mean-pool"),), first_divisor, number=26, technique=Resized()
     ),
-    PlantedFault(
-        "stale-divisor",
-        "A mean divides by the size of the first call.",
-        (Cell("mean-pool"),),
-        first_divisor,
-        number=26,
-        technique=Resized(),
+    fault("stale-branch-on-size", "A branch on the batch size is taken as in the first call.")(
+        (Cell("mlp"),), first_branch, number=26, technique=Resized()
     ),
-    PlantedFault(
-        "stale-branch-on-size",
-        "A branch on the batch size is taken as in the first call.",
-        (Cell("mlp"),),
-        first_branch,
-        number=26,
-        technique=Resized(),
+    fault("stale-weights", "Weights are packed in the first call, and not again when they change.")(
+        (Cell("mlp"), Cell("train-mlp", Mode.TRAIN)), lambda _: stale_parameters("weight"), number=27
     ),
-    PlantedFault(
-        "stale-weights",
-        "Weights are packed in the first call, and not again when they change.",
-        (Cell("mlp"), Cell("train-mlp", Mode.TRAIN)),
-        lambda _: stale_parameters("weight"),
-        number=27,
+    fault("stale-bias", "One bias is folded into a constant in the first call.")(
+        (Cell("mlp"), Cell("train-mlp", Mode.TRAIN)), lambda _: stale_parameters("fc2.bias"), number=27
     ),
-    PlantedFault(
-        "stale-bias",
-        "One bias is folded into a constant in the first call.",
-        (Cell("mlp"), Cell("train-mlp", Mode.TRAIN)),
-        lambda _: stale_parameters("fc2.bias"),
-        number=27,
-    ),
-    PlantedFault(
+    fault(
         "cached-at-address",
         "A result is cached by the addresses of the inputs, and returned again when these hold other values.",
-        (Cell("mlp"), Cell("matmul"), Cell("mean-pool")),
-        kept_by(addresses),
-        number=28,
+    )((Cell("mlp"), Cell("matmul"), Cell("mean-pool")), kept_by(addresses), number=28),
+    fault("fx-drops-side-effect", "A graph pass that makes batch norm a pure function loses its running statistics.")(
+        (Cell("cnn", Mode.BACKWARD),), without_effect, number=39
     ),
-    PlantedFault(
-        "fx-drops-side-effect",
-        "A graph pass that makes batch norm a pure function loses its running statistics.",
-        (Cell("cnn", Mode.BACKWARD),),
-        without_effect,
-        number=39,
-    ),
-    PlantedFault(
-        "fx-drops-cast",
-        "A graph pass removes the cast back to the storage dtype: the output is FP32.",
-        (Cell("mlp", dtypes=HALVES), Cell("mlp", Mode.BACKWARD, HALVES)),
+    fault("fx-drops-cast", "A graph pass removes the cast back to the storage dtype: the output is FP32.")(
+        passes("mlp", HALVES),
         without_cast,
         number=39,
         absent={"float32": "the output is FP32 with the cast and without it"},

@@ -8,18 +8,14 @@ import torch
 from torch import Tensor
 
 from accelcheck.core.case import Mode
-from accelcheck.selftest.faults.base import Cell, PlantedFault
-from accelcheck.selftest.faults.plant import kernels, products
+from accelcheck.selftest.faults.base import Cell, Change, fault, single
+from accelcheck.selftest.faults.plant import kernels, products, spoiling
 from accelcheck.selftest.faults.sowing import in_cpp, kernel_text
 from accelcheck.techniques.optimizers.state import KeptStates
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from accelcheck.selftest.faults.base import Change
     from accelcheck.workloads.base import Program
 
-FLOAT32 = ("float32",)
 WIDE = ("float32", "bfloat16")
 """Dtypes of the small trainings, which leave FP16's range."""
 
@@ -69,23 +65,14 @@ def root_before_epsilon(strength: float) -> Change:
     return kernels(_foreach_div_=by_ones, _foreach_div=by_ones)  # as above
 
 
-def counted_once(program: Program) -> None:
+def counted_once(optimizer: torch.optim.Optimizer) -> None:
     """The step count on the device stays 1."""
-    make = program.optimizer
-    if make is None:
-        raise TypeError("expected a program with an optimizer")
 
-    def made(parameters: Sequence[torch.nn.Parameter]) -> torch.optim.Optimizer:
-        optimizer = make(parameters)
+    def stuck(own: torch.optim.Optimizer, *_: Any) -> None:
+        for state in own.state.values():
+            state["step"].fill_(1)
 
-        def stuck(own: torch.optim.Optimizer, *_: Any) -> None:
-            for state in own.state.values():
-                state["step"].fill_(1)
-
-        optimizer.register_step_post_hook(stuck)
-        return optimizer
-
-    program.optimizer = made
+    optimizer.register_step_post_hook(stuck)
 
 
 def truncated_states(program: Program) -> None:
@@ -125,84 +112,49 @@ def truncated_operands(strength: float) -> Change:
 
 
 FAULTS = (
-    PlantedFault(
-        "fused-next-correction",
-        "The fused step corrects the bias of its moments as in the step after it.",
-        (Cell("train-amsgrad", Mode.TRAIN, WIDE),),
-        next_correction,
-        technique="optimizer-fused",
-        seeds=10,
+    fault("fused-next-correction", "The fused step corrects the bias of its moments as in the step after it.")(
+        (Cell("train-amsgrad", Mode.TRAIN, WIDE),), next_correction, technique="optimizer-fused", seeds=10
     ),
-    PlantedFault(
-        "fused-momentum-stale",
-        "The fused step does not write momentum back.",
+    fault("fused-momentum-stale", "The fused step does not write momentum back.")(
         (Cell("train-nesterov", Mode.TRAIN, WIDE), Cell("train-mlp", Mode.TRAIN)),
         momentum_stale,
         technique="optimizer-fused",
         seeds=10,
     ),
-    PlantedFault(
-        "foreach-last-parameter-left",
-        "The update of a list of parameters leaves out the last one.",
-        (Cell("train-adagrad", Mode.TRAIN, FLOAT32), Cell("train-nadam", Mode.TRAIN, FLOAT32)),
+    fault("foreach-last-parameter-left", "The update of a list of parameters leaves out the last one.")(
+        (single("train-adagrad", Mode.TRAIN), single("train-nadam", Mode.TRAIN)),
         last_parameter_left,
         technique="optimizer-foreach",
         seeds=10,
     ),
-    PlantedFault(
-        "foreach-root-uncorrected",
-        "The denominator of a step on lists is not corrected for its bias.",
-        (Cell("train-transformer", Mode.TRAIN, FLOAT32),),
-        root_before_epsilon,
-        technique="optimizer-foreach",
-        seeds=3,
+    fault("foreach-root-uncorrected", "The denominator of a step on lists is not corrected for its bias.")(
+        (single("train-transformer", Mode.TRAIN),), root_before_epsilon, technique="optimizer-foreach", seeds=3
     ),
-    PlantedFault(
-        "compiled-momentum-constant",
-        "A compiled step has another momentum as its constant.",
-        (Cell("train-nesterov", Mode.TRAIN, FLOAT32),),
+    fault("compiled-momentum-constant", "A compiled step has another momentum as its constant.")(
+        (single("train-nesterov", Mode.TRAIN),),
         around=lambda _: kernel_text(r"static_cast<float>\(0\.9\)", lambda _: "static_cast<float>(0.89)"),
         exists=in_cpp,
         technique="optimizer-compiled",
         seeds=1,
     ),
-    PlantedFault(
-        "capturable-counted-once",
-        "The step count that is kept on the device stays 1.",
-        (Cell("train-amsgrad", Mode.TRAIN, FLOAT32),),
-        lambda _: counted_once,
-        technique="optimizer-capturable",
-        seeds=10,
+    fault("capturable-counted-once", "The step count that is kept on the device stays 1.")(
+        (single("train-amsgrad", Mode.TRAIN),), spoiling(counted_once), technique="optimizer-capturable", seeds=10
     ),
-    PlantedFault(
-        "states-truncated",
-        "Optimizer states are truncated to bfloat16, not rounded.",
-        (Cell("train-mlp", Mode.TRAIN, FLOAT32), Cell("train-transformer", Mode.TRAIN, FLOAT32)),
+    fault("states-truncated", "Optimizer states are truncated to bfloat16, not rounded.")(
+        (single("train-mlp", Mode.TRAIN), single("train-transformer", Mode.TRAIN)),
         lambda _: truncated_states,
         technique="optimizer-bf16-states",
         emulated=True,
         seeds=3,
     ),
-    PlantedFault(
+    fault(
         "autocast-weights-stale",
         "Autocast uses the copies of weights in half precision that it made before they were updated.",
-        (Cell("train-mlp", Mode.TRAIN, FLOAT32),),
-        lambda _: one_context,
-        technique="amp-bf16",
-        seeds=10,
+    )((single("train-mlp", Mode.TRAIN),), lambda _: one_context, technique="amp-bf16", seeds=10),
+    fault("reduced-depth-dropped", "Products in reduced precision leave out the last element of their depth.")(
+        (single("matmul"), single("mlp", Mode.BACKWARD)), depth_dropped, technique="matmul-bf16"
     ),
-    PlantedFault(
-        "reduced-depth-dropped",
-        "Products in reduced precision leave out the last element of their depth.",
-        (Cell("matmul", dtypes=FLOAT32), Cell("mlp", Mode.BACKWARD, FLOAT32)),
-        depth_dropped,
-        technique="matmul-bf16",
-    ),
-    PlantedFault(
-        "reduced-operands-truncated",
-        "Products in reduced precision truncate their operands to 4 significant bits.",
-        (Cell("matmul", dtypes=FLOAT32),),
-        truncated_operands,
-        technique="matmul-tf32",
+    fault("reduced-operands-truncated", "Products in reduced precision truncate their operands to 4 significant bits.")(
+        (single("matmul"),), truncated_operands, technique="matmul-tf32"
     ),
 )

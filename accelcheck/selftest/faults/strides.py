@@ -4,25 +4,20 @@ from __future__ import annotations
 
 import contextlib
 from typing import TYPE_CHECKING, Any
-from unittest import mock
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from accelcheck.core.case import Mode
-from accelcheck.selftest.faults.base import Cell, PlantedFault
+from accelcheck.selftest.faults.base import Cell, Change, PlantedFault, fault, passes, row, single
 from accelcheck.selftest.faults.memory import strided
-from accelcheck.selftest.faults.plant import kernels
+from accelcheck.selftest.faults.plant import Kernel, kernels
 from accelcheck.selftest.faults.sowing import swapped
-from accelcheck.techniques.interop import dlpack, numpy_matmul
+from accelcheck.techniques.interop import dlpack
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-
-    from accelcheck.selftest.faults.base import Change
-
-FLOAT32 = ("float32",)
 
 
 def as_dense(x: Tensor) -> Tensor:
@@ -47,10 +42,9 @@ def gradient_as_dense(strength: float) -> Change:
 def aligned_down(strength: float) -> Change:
     """A kernel with vector loads reads from the next lower multiple of 16 bytes."""
 
-    def gelu(func: Any, x: Tensor, **options: Any) -> Tensor:
+    def gelu(func: Kernel, x: Tensor, **options: Any) -> Tensor:
         early = x.data_ptr() % 16 // x.element_size()
-        out: Tensor = func(x.as_strided(x.shape, x.stride(), x.storage_offset() - early), **options)
-        return out
+        return func(x.as_strided(x.shape, x.stride(), x.storage_offset() - early), **options)
 
     return kernels(gelu=gelu)
 
@@ -83,15 +77,14 @@ def last_place_clamped(name: str, index: int) -> Callable[[float], Change]:
     def clamped(x: Tensor, places: Tensor, dim: int) -> Tensor:
         return places.clamp(max=x.size(dim) - 2) if places.dtype == torch.int64 else places
 
-    def kernel(func: Any, x: Tensor, *args: Any) -> Tensor:
+    def kernel(func: Kernel, x: Tensor, *args: Any) -> Tensor:
         given = args[index]
         if isinstance(given, Tensor):
             wrong: Any = clamped(x, given, args[0])
         else:
             last = max(dim for dim, places in enumerate(given) if places is not None)
             wrong = [clamped(x, places, dim) if dim == last else places for dim, places in enumerate(given)]
-        out: Tensor = func(x, *args[:index], wrong, *args[index + 1 :])
-        return out
+        return func(x, *args[:index], wrong, *args[index + 1 :])
 
     return lambda _: kernels(**{name: kernel})
 
@@ -122,100 +115,42 @@ def copied_once(strength: float) -> contextlib.AbstractContextManager[None]:
     return swapped(dlpack, "from_dlpack", wrong)
 
 
-def numpy_depth_dropped(strength: float) -> contextlib.AbstractContextManager[Any]:
-    """Products by NumPy leave out the last element of their depth."""
-    short: dict[str, Callable[..., Any]] = {
-        "aten::mm": lambda left, right: left[:, :-1] @ right[:-1],
-        "aten::addmm": lambda bias, left, right: bias + left[:, :-1] @ right[:-1],
-    }
-    return mock.patch.dict(numpy_matmul.PRODUCTS, short)
-
-
 MATMUL, MLP = Cell("matmul"), Cell("mlp")
 
+slow = row(PlantedFault, seeds=10)
+
 FAULTS = (
-    PlantedFault(
-        "row-stride-ignored",
-        "A product reads padded rows as if they followed each other.",
-        (MATMUL, MLP),
-        strides_ignored,
-        technique="view-padded",
+    fault("row-stride-ignored", "A product reads padded rows as if they followed each other.")(
+        (MATMUL, MLP), strides_ignored, technique="view-padded"
     ),
-    PlantedFault(
-        "transposition-ignored",
-        "A product reads a transposed input as if it were in the usual order.",
-        (MLP, Cell("mlp", Mode.BACKWARD)),
-        strides_ignored,
-        technique="view-transposed",
+    fault("transposition-ignored", "A product reads a transposed input as if it were in the usual order.")(
+        (MLP, Cell("mlp", Mode.BACKWARD)), strides_ignored, technique="view-transposed"
     ),
-    PlantedFault(
+    fault(
         "cotangent-read-as-rows",
         "A backward kernel reads the output's gradient, which comes from a transposition, as dense rows.",
-        (Cell("layer-norm-narrow", Mode.BACKWARD),),
-        gradient_as_dense,
-        exists=strided,
+    )((Cell("layer-norm-narrow", Mode.BACKWARD),), gradient_as_dense, exists=strided),
+    fault("address-aligned-down", "A kernel with vector loads reads an input from the next lower aligned address.")(
+        (Cell("gelu"),), aligned_down, technique="view-offset"
     ),
-    PlantedFault(
-        "address-aligned-down",
-        "A kernel with vector loads reads an input from the next lower aligned address.",
-        (Cell("gelu"),),
-        aligned_down,
-        technique="view-offset",
+    fault("channels-last-read-as-rows", "A convolution reads channels-last images in the usual order.")(
+        (Cell("conv-strided"), Cell("conv-depthwise")), read_as_rows, technique="channels-last"
     ),
-    PlantedFault(
-        "channels-last-read-as-rows",
-        "A convolution reads channels-last images in the usual order.",
-        (Cell("conv-strided"), Cell("conv-depthwise")),
-        read_as_rows,
-        technique="channels-last",
+    slow("copy-short", "A copy to dense memory leaves out the last row.")(
+        (single("matmul-transposed"),), copy_short, technique="contiguous"
     ),
-    PlantedFault(
-        "copy-short",
-        "A copy to dense memory leaves out the last row.",
-        (Cell("matmul-transposed", dtypes=FLOAT32),),
-        copy_short,
-        technique="contiguous",
-        seeds=10,
+    slow("selection-clamped", "A selection by an index tensor takes the last row for the one before.")(
+        passes("advanced-indexing"), last_place_clamped("index_select", 1), technique="index-select"
     ),
-    PlantedFault(
-        "selection-clamped",
-        "A selection by an index tensor takes the last row for the one before.",
-        (Cell("advanced-indexing"), Cell("advanced-indexing", Mode.BACKWARD)),
-        last_place_clamped("index_select", 1),
-        technique="index-select",
-        seeds=10,
+    slow("brackets-clamped", "Indexing by tensors in brackets takes the last place for the one before.")(
+        (Cell("index-select"), Cell("gather-repeated")), last_place_clamped("index", 0), technique="index-advanced"
     ),
-    PlantedFault(
-        "brackets-clamped",
-        "Indexing by tensors in brackets takes the last place for the one before.",
-        (Cell("index-select"), Cell("gather-repeated")),
-        last_place_clamped("index", 0),
-        technique="index-advanced",
-        seeds=10,
+    slow("dlpack-strides-lost", "An array over a tensor's memory has lost its strides.")(
+        (Cell("matmul-transposed", dtypes=("float32", "float16")),), around=imported_dense, technique="dlpack-numpy"
     ),
-    PlantedFault(
-        "dlpack-strides-lost",
-        "An array over a tensor's memory has lost its strides.",
-        (Cell("matmul-transposed", dtypes=("float32", "float16")),),
-        around=imported_dense,
-        technique="dlpack-numpy",
-        seeds=10,
-    ),
-    PlantedFault(
-        "dlpack-copied-once",
-        "A tensor that comes back is a copy that was made when its address was first seen.",
+    slow("dlpack-copied-once", "A tensor that comes back is a copy that was made when its address was first seen.")(
         (Cell("mlp", dtypes=("float32", "float16")), Cell("train-mlp", Mode.TRAIN, ("float32", "float16"))),
         around=copied_once,
         technique="dlpack-numpy",
-        seeds=10,
-    ),
-    PlantedFault(
-        "numpy-depth-dropped",
-        "NumPy's products leave out the last element of their depth.",
-        (Cell("matmul-long", dtypes=("float32", "float16")), Cell("mlp", Mode.BACKWARD, ("float32", "float16"))),
-        around=numpy_depth_dropped,
-        technique="matmul-numpy",
-        emulated=True,
-        seeds=10,
     ),
 )

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from accelcheck.core.capability import SUPPORTED, Code, unsupported
 from accelcheck.core.case import Mode
-from accelcheck.selftest.faults.base import Cell, PlantedFault, Variant
+from accelcheck.selftest.faults.base import Change, PlantedFault, row, single, variant
 from accelcheck.selftest.faults.memory import strided
 from accelcheck.selftest.faults.plant import calling, wrapping
 from accelcheck.verify.generators import Generators
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
     from accelcheck.core.capability import Capability
     from accelcheck.devices.base import Device
-    from accelcheck.selftest.faults.base import Change
     from accelcheck.workloads.base import Program
 
 CLEAR = 40
@@ -188,55 +187,35 @@ def quick_calls(device: Device) -> Capability:
     return SUPPORTED
 
 
-FLOAT32 = ("float32",)
-MLP, NORM = Cell("mlp", dtypes=FLOAT32), Cell("batch-norm", dtypes=FLOAT32)
-BOTH = (MLP, Cell("mlp", Mode.BACKWARD, FLOAT32))
+MLP, NORM = single("mlp"), single("batch-norm")
+BOTH = (MLP, single("mlp", Mode.BACKWARD))
 _NO_DTYPE = dict.fromkeys(("bfloat16", "float16"), "what surrounds a run is no matter of the storage dtype")
-
-
-def _fault(
-    name: str, summary: str, cells: tuple[Cell, ...], plant: Callable[[float], Change], **more: Any
-) -> PlantedFault:
-    return PlantedFault(name, summary, cells, plant, absent=_NO_DTYPE, **more)
-
+fault = row(PlantedFault, absent=_NO_DTYPE)
 
 FAULTS = (
-    _fault("statistics-moved", "Evaluation moves running statistics.", (NORM,), afterwards(moves_statistics)),
-    _fault("parameter-frozen", "A call leaves a parameter frozen.", (MLP,), afterwards(freezes)),
-    _fault("mode-flipped", "Evaluation leaves the module in training mode.", (MLP,), afterwards(trains)),
-    _fault("module-hooked", "Each call leaves a hook of the module.", BOTH, afterwards(hooks_module)),
-    _fault("parameter-hooked", "Each call leaves a hook of a parameter.", BOTH, afterwards(hooks_parameter)),
-    _fault("generator-seeded", "Each call seeds torch's generator.", BOTH, afterwards(reseeds)),
-    _fault("generator-drawn-from", "Each call draws from torch's generator.", BOTH, afterwards(draws)),
-    _fault("generator-of-numpy-drawn-from", "Each call draws from NumPy's generator.", BOTH, afterwards(draws_numpy)),
-    _fault(
-        "generator-of-python-drawn-from", "Each call draws from Python's generator.", BOTH, afterwards(draws_python)
+    fault("statistics-moved", "Evaluation moves running statistics.")((NORM,), afterwards(moves_statistics)),
+    fault("parameter-frozen", "A call leaves a parameter frozen.")((MLP,), afterwards(freezes)),
+    fault("mode-flipped", "Evaluation leaves the module in training mode.")((MLP,), afterwards(trains)),
+    fault("module-hooked", "Each call leaves a hook of the module.")(BOTH, afterwards(hooks_module)),
+    fault("parameter-hooked", "Each call leaves a hook of a parameter.")(BOTH, afterwards(hooks_parameter)),
+    fault("generator-seeded", "Each call seeds torch's generator.")(BOTH, afterwards(reseeds)),
+    fault("generator-drawn-from", "Each call draws from torch's generator.")(BOTH, afterwards(draws)),
+    fault("generator-of-numpy-drawn-from", "Each call draws from NumPy's generator.")(BOTH, afterwards(draws_numpy)),
+    fault("generator-of-python-drawn-from", "Each call draws from Python's generator.")(BOTH, afterwards(draws_python)),
+    fault("wrong-after-many-calls", "Results are wrong after 40 calls.")(
+        (NORM,), counting, strengths=(0.5, 0.01), exists=quick_calls
     ),
-    _fault(
-        "wrong-after-many-calls",
-        "Results are wrong after 40 calls.",
-        (NORM,),
-        counting,
-        strengths=(0.5, 0.01),
-        exists=quick_calls,
-    ),
-    _fault("results-kept", "Every result is kept for ever.", (NORM,), lambda _: keeping(10**9)()),
-    _fault("inputs-kept", "Every input is kept for ever.", (NORM,), lambda _: keeping(10**9, inputs_too=True)()),
-    _fault(
-        "output-in-the-input",
-        "The output lies behind the input in the same allocation, and keeps it alive.",
-        (NORM,),
-        lambda _: in_the_input,
-        exists=strided,
+    fault("results-kept", "Every result is kept for ever.")((NORM,), lambda _: keeping(10**9)()),
+    fault("inputs-kept", "Every input is kept for ever.")((NORM,), lambda _: keeping(10**9, inputs_too=True)()),
+    fault("output-in-the-input", "The output lies behind the input in the same allocation, and keeps it alive.")(
+        (NORM,), lambda _: in_the_input, exists=strided
     ),
 )
 VARIANTS = (
-    Variant("hooked-for-a-while", "Each call registers a hook and removes it.", BOTH, hooks_for_a_while),
-    Variant("generators-put-back", "Each call draws, and puts the generators back.", BOTH, draws_and_restores),
-    Variant("generator-of-its-own", "Each call draws from a generator of its own.", BOTH, draws_its_own),
-    Variant("last-results-kept", "The last four results are kept.", (NORM,), keeping(4)),
-    Variant("last-input-kept", "The last input is kept.", (NORM,), keeping(1, inputs_too=True)),
-    Variant(
-        "views-copied", "Outputs are copies where eager gives views.", (Cell("shared-views", dtypes=FLOAT32),), copies
-    ),
+    variant("hooked-for-a-while", "Each call registers a hook and removes it.")(BOTH, hooks_for_a_while),
+    variant("generators-put-back", "Each call draws, and puts the generators back.")(BOTH, draws_and_restores),
+    variant("generator-of-its-own", "Each call draws from a generator of its own.")(BOTH, draws_its_own),
+    variant("last-results-kept", "The last four results are kept.")((NORM,), keeping(4)),
+    variant("last-input-kept", "The last input is kept.")((NORM,), keeping(1, inputs_too=True)),
+    variant("views-copied", "Outputs are copies where eager gives views.")((single("shared-views"),), copies),
 )

@@ -11,13 +11,12 @@ import torch
 from torch import Tensor
 
 from accelcheck.core.case import Mode
-from accelcheck.selftest.faults.base import Cell, PlantedFault, Variant
-from accelcheck.selftest.faults.plant import optimizing
+from accelcheck.selftest.faults.base import FLOAT32, Cell, Change, fault, single, variant
+from accelcheck.selftest.faults.plant import optimizing, spoiling
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
-    from accelcheck.selftest.faults.base import Change
     from accelcheck.workloads.base import Program
     from accelcheck.workloads.trainer import Parts, Trainable, Trainer
 
@@ -42,30 +41,21 @@ def clipped_scaled(strength: float) -> Change:
     return trainer(edit)
 
 
-def unskipped(strength: float) -> Change:
-    """An optimizer that tells the scaler that it checks for infinities itself, as fused ones do, and does not."""
+def never_skips(optimizer: torch.optim.Optimizer) -> None:
+    """Tells the scaler that the optimizer checks for infinities itself, as fused ones do, while it does not."""
+    plain = optimizer.step
 
-    def change(program: Program) -> None:
-        make = program.optimizer
-        if make is None:
-            raise TypeError("expected a program with an optimizer")
+    def step(own: torch.optim.Optimizer, *args: Any, **options: Any) -> Any:
+        # Attributes that the scaler passes: the plain optimizer must not see them.
+        vars(own).update(grad_scale=None, found_inf=None)
+        return plain(*args, **options)
 
-        def eager(parameters: Any) -> torch.optim.Optimizer:
-            optimizer = make(parameters)
-            plain = optimizer.step
+    # A method, because schedules take it apart.
+    vars(optimizer).update(_step_supports_amp_scaling=True, step=MethodType(step, optimizer))
 
-            def step(own: torch.optim.Optimizer, *args: Any, **options: Any) -> Any:
-                # Attributes that the scaler passes: the plain optimizer must not see them.
-                vars(own).update(grad_scale=None, found_inf=None)
-                return plain(*args, **options)
 
-            # A method, because schedules take it apart.
-            vars(optimizer).update(_step_supports_amp_scaling=True, step=MethodType(step, optimizer))
-            return optimizer
-
-        program.optimizer = eager
-
-    return change
+unskipped = spoiling(never_skips)
+"""An optimizer that takes a step with infinite gradients."""
 
 
 def forgetting(*entries: str) -> Callable[[float], Change]:
@@ -86,20 +76,11 @@ def forgetting(*entries: str) -> Callable[[float], Change]:
 def without_option(**options: Any) -> Callable[[float], Change]:
     """Ignores options of the optimizer."""
 
-    def change(program: Program) -> None:
-        make = program.optimizer
-        if make is None:
-            raise TypeError("expected a program with an optimizer")
+    def ignore(optimizer: torch.optim.Optimizer) -> None:
+        for group in optimizer.param_groups:
+            group.update(options)
 
-        def ignoring(parameters: Any) -> torch.optim.Optimizer:
-            optimizer = make(parameters)
-            for group in optimizer.param_groups:
-                group.update(options)
-            return optimizer
-
-        program.optimizer = ignoring
-
-    return lambda _: change
+    return spoiling(ignore)
 
 
 class HalfState(torch.optim.SGD):
@@ -144,68 +125,32 @@ def restored(trained: Trainer) -> None:
     trained.take = take  # type: ignore[method-assign]  # on this instance alone
 
 
-FLOAT32 = ("float32",)
-TRAJECTORY = (Cell("trajectory-mlp", Mode.TRAJECTORY, FLOAT32),)
+TRAJECTORY = (single("trajectory-mlp", Mode.TRAJECTORY),)
 SCALER = "grad-scaler-fp16"
+SMALL_STEPS = "a momentum with 8 bits moves a step by less than parameters are rounded; 11 are its own"
 
 FAULTS = (
-    PlantedFault(
-        "clipping-before-unscale",
-        "Gradients are clipped before they are unscaled.",
-        TRAJECTORY,
-        clipped_scaled,
-        number=29,
-        technique=SCALER,
+    fault("clipping-before-unscale", "Gradients are clipped before they are unscaled.")(
+        TRAJECTORY, clipped_scaled, number=29, technique=SCALER
     ),
-    PlantedFault(
-        "step-not-skipped",
-        "A step is taken with infinite gradients.",
-        TRAJECTORY,
-        unskipped,
-        number=30,
-        technique=SCALER,
+    fault("step-not-skipped", "A step is taken with infinite gradients.")(
+        TRAJECTORY, unskipped, number=30, technique=SCALER
     ),
-    PlantedFault(
-        "resume-loses-scaler",
-        "A resumed training starts with a fresh gradient scaler.",
-        TRAJECTORY,
-        forgetting("scaler"),
-        number=34,
-        technique=SCALER,
+    fault("resume-loses-scaler", "A resumed training starts with a fresh gradient scaler.")(
+        TRAJECTORY, forgetting("scaler"), number=34, technique=SCALER
     ),
     *(
-        PlantedFault(
-            f"resume-loses-{what}",
-            f"A resumed training starts with a fresh {what}.",
-            TRAJECTORY,
-            forgetting(key),
-            number=34,
+        fault(f"resume-loses-{what}", f"A resumed training starts with a fresh {what}.")(
+            TRAJECTORY, forgetting("loader" if what == "sampler" else what), number=34
         )
-        for what, key in (
-            ("optimizer", "optimizer"),
-            ("schedule", "schedule"),
-            ("generator", "generator"),
-            ("sampler", "loader"),
-        )
+        for what in ("optimizer", "schedule", "generator", "sampler")
     ),
-    PlantedFault(
-        "momentum-ignored",
-        "The optimizer forgets its momentum.",
-        (Cell("train-mlp", Mode.TRAIN),),
-        without_option(momentum=0.0),
+    fault("momentum-ignored", "The optimizer forgets its momentum.")(
+        (Cell("train-mlp", Mode.TRAIN),), without_option(momentum=0.0)
     ),
-    PlantedFault("decay-ignored", "Weight decay is ignored.", TRAJECTORY, without_option(weight_decay=0.0)),
-    PlantedFault(
-        "half-precision-state",
-        "Momentum is kept in a half type with this number of significant bits.",
-        (
-            Cell(
-                "train-mlp",
-                Mode.TRAIN,
-                FLOAT32,
-                {"float16": "a momentum with 8 bits moves a step by less than parameters are rounded; 11 are its own"},
-            ),
-        ),
+    fault("decay-ignored", "Weight decay is ignored.")(TRAJECTORY, without_option(weight_decay=0.0)),
+    fault("half-precision-state", "Momentum is kept in a half type with this number of significant bits.")(
+        (Cell("train-mlp", Mode.TRAIN, FLOAT32, {"float16": SMALL_STEPS}),),
         half_state,
         strengths=(8.0, 11.0),
         absent={"bfloat16": "momentum has the parameters' dtype, and so 8 bits anyway"},
@@ -213,5 +158,5 @@ FAULTS = (
 )
 
 VARIANTS = (
-    Variant("resumed-every-step", "State is saved and loaded after every step.", TRAJECTORY, lambda: trainer(restored)),
+    variant("resumed-every-step", "State is saved and loaded after every step.")(TRAJECTORY, lambda: trainer(restored)),
 )

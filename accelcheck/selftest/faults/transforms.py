@@ -9,14 +9,12 @@ from torch import Tensor
 
 from accelcheck.core.case import Mode
 from accelcheck.devices.torch_names import pytree
-from accelcheck.selftest.faults.base import Cell, PlantedFault
+from accelcheck.selftest.faults.base import fault, single
 from accelcheck.selftest.faults.sowing import swapped
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from contextlib import AbstractContextManager
-
-FLOAT32 = ("float32",)
 
 
 def last_sample_repeated(strength: float) -> AbstractContextManager[None]:
@@ -66,38 +64,23 @@ def row_transposed(by: str) -> Callable[[float], AbstractContextManager[None]]:
 
 
 FAULTS = (
-    PlantedFault(
-        "vmap-last-sample-repeated",
-        "A map over samples computes the last but one in place of the last.",
-        (
-            Cell("attention-ragged", dtypes=FLOAT32),
-            Cell("elementwise-scalar", dtypes=FLOAT32),
-            Cell("gather", Mode.BACKWARD, FLOAT32),
-        ),
+    fault("vmap-last-sample-repeated", "A map over samples computes the last but one in place of the last.")(
+        (single("attention-ragged"), single("elementwise-scalar"), single("gather", Mode.BACKWARD)),
         around=last_sample_repeated,
         technique="func-vmap",
         seeds=10,
     ),
-    PlantedFault(
-        "vjp-cotangent-short",
-        "A product with a cotangent leaves out its last row.",
-        (Cell("custom-function", Mode.BACKWARD, FLOAT32), Cell("embedding-norm-gelu", Mode.BACKWARD, FLOAT32)),
+    fault("vjp-cotangent-short", "A product with a cotangent leaves out its last row.")(
+        (single("custom-function", Mode.BACKWARD), single("embedding-norm-gelu", Mode.BACKWARD)),
         around=cotangent_short,
         technique="func-grad",
         seeds=10,
     ),
-    PlantedFault(
-        "jacrev-row-repeated",
-        "A Jacobian by reverse mode has its last row but one twice.",
-        (Cell("max-pool", Mode.BACKWARD, FLOAT32),),
-        around=row_transposed("jacrev"),
-        technique="func-jacrev",
-        seeds=10,
+    fault("jacrev-row-repeated", "A Jacobian by reverse mode has its last row but one twice.")(
+        (single("max-pool", Mode.BACKWARD),), around=row_transposed("jacrev"), technique="func-jacrev", seeds=10
     ),
-    PlantedFault(
-        "jacfwd-row-repeated",
-        "A Jacobian by forward mode has its last row but one twice.",
-        (Cell("elementwise-overlap", Mode.BACKWARD, FLOAT32), Cell("layer-norm-narrow", Mode.BACKWARD, FLOAT32)),
+    fault("jacfwd-row-repeated", "A Jacobian by forward mode has its last row but one twice.")(
+        (single("elementwise-overlap", Mode.BACKWARD), single("layer-norm-narrow", Mode.BACKWARD)),
         around=row_transposed("jacfwd"),
         technique="func-jacfwd",
         seeds=10,

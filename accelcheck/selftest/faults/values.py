@@ -11,9 +11,10 @@ from torch.nn import functional
 
 from accelcheck.core.capability import SUPPORTED, Capability, Code, unsupported
 from accelcheck.core.case import Mode
-from accelcheck.selftest.faults.base import Cell, PlantedFault
+from accelcheck.selftest.faults.base import Cell, fault
 from accelcheck.selftest.faults.compute import layer_norm
 from accelcheck.selftest.faults.plant import (
+    Kernel,
     aside,
     backward_kernels,
     backwards,
@@ -70,22 +71,19 @@ def keeps_subnormals(device: Device) -> Capability:
     return unsupported(Code.NO_FEATURE, f"{device.name} flushes subnormal numbers")
 
 
-def maximum(func: Any, x: Tensor, y: Tensor) -> Tensor:
+def maximum(func: Kernel, x: Tensor, y: Tensor) -> Tensor:
     """Returns the other operand where one is NaN."""
-    out: Tensor = func(torch.where(x.isnan(), y, x), torch.where(y.isnan(), x, y))
-    return out
+    return func(torch.where(x.isnan(), y, x), torch.where(y.isnan(), x, y))
 
 
-def clamp(func: Any, x: Tensor, low: Any = None, high: Any = None) -> Tensor:
+def clamp(func: Kernel, x: Tensor, low: Any = None, high: Any = None) -> Tensor:
     """Returns the lower bound where the operand is NaN, as ``min(max(x, low), high)`` of IEEE 754-2008 does."""
-    out: Tensor = func(torch.where(x.isnan(), torch.full_like(x, low), x), low, high)
-    return out
+    return func(torch.where(x.isnan(), torch.full_like(x, low), x), low, high)
 
 
-def relu(func: Any, x: Tensor) -> Tensor:
+def relu(func: Kernel, x: Tensor) -> Tensor:
     """Returns 0 where the operand is NaN."""
-    out: Tensor = func(torch.where(x.isnan(), torch.zeros_like(x), x))
-    return out
+    return func(torch.where(x.isnan(), torch.zeros_like(x), x))
 
 
 def unshifted_softmax(module: Any, x: Tensor) -> Tensor:
@@ -111,46 +109,27 @@ _CUT = ("bfloat16", "float16")
 ONE_UNIT = "one product in FP32 errs by one unit in the last place at most, where correct kernels of several operations err by more"
 
 FAULTS = (
-    PlantedFault(
-        "gain",
-        "All results are too large by a factor.",
-        (Cell("elementwise-5"), Cell("mlp")),
-        lambda error: replacing(out=scaled(1.0 + error)),
-        _SCALES,
+    fault("gain", "All results are too large by a factor.")(
+        (Cell("elementwise-5"), Cell("mlp")), lambda error: replacing(out=scaled(1.0 + error)), _SCALES
     ),
-    PlantedFault(
-        "gain-backward",
-        "All gradients are too large by a factor.",
-        (Cell("mlp", Mode.BACKWARD),),
-        lambda error: replacing(grad=scaled(1.0 + error)),
-        _SCALES,
+    fault("gain-backward", "All gradients are too large by a factor.")(
+        (Cell("mlp", Mode.BACKWARD),), lambda error: replacing(grad=scaled(1.0 + error)), _SCALES
     ),
-    PlantedFault(
-        "truncated-elementwise",
-        "Results of element-wise products are truncated to the storage dtype, not rounded.",
+    fault("truncated-elementwise", "Results of element-wise products are truncated to the storage dtype, not rounded.")(
         (Cell("elementwise-product", dtypes=_CUT, hidden={"float32": ONE_UNIT}),),
         lambda _: kernels(mul=truncating),
         number=10,
     ),
-    PlantedFault(
-        "subnormals-flushed",
-        "Subnormal operands and results are 0.",
-        (Cell("elementwise-product"),),
-        lambda _: kernels(mul=flushing),
-        number=11,
-        exists=keeps_subnormals,
+    fault("subnormals-flushed", "Subnormal operands and results are 0.")(
+        (Cell("elementwise-product"),), lambda _: kernels(mul=flushing), number=11, exists=keeps_subnormals
     ),
-    PlantedFault(
-        "subnormals-flushed-backward",
-        "In the backward pass subnormal operands and results are 0.",
+    fault("subnormals-flushed-backward", "In the backward pass subnormal operands and results are 0.")(
         (Cell("elementwise-product", Mode.BACKWARD),),
         lambda _: backward_kernels(mul=flushing),
         number=11,
         exists=keeps_subnormals,
     ),
-    PlantedFault(
-        "small-elements-flushed",
-        "Elements below a threshold are 0, but for those of every 16th column.",
+    fault("small-elements-flushed", "Elements below a threshold are 0, but for those of every 16th column.")(
         (Cell("elementwise-large", dtypes=("bfloat16",)),),
         lambda share: replacing(out=partial(small_flushed, share, _SPARED)),
         (0.02, 0.016, 0.008),
@@ -159,53 +138,25 @@ FAULTS = (
         ),
         hidden={("bfloat16", 0.008): "the tail is what 1 % of the elements exceed, and no norm sees elements so small"},
     ),
-    PlantedFault(
-        "nan-swallowed-by-maximum",
-        "The maximum of a number and NaN is the number.",
-        (Cell("elementwise-bound"),),
-        lambda _: kernels(maximum=maximum),
-        number=12,
+    fault("nan-swallowed-by-maximum", "The maximum of a number and NaN is the number.")(
+        (Cell("elementwise-bound"),), lambda _: kernels(maximum=maximum), number=12
     ),
-    PlantedFault(
-        "nan-swallowed-by-clamp",
-        "NaN is clamped to a bound.",
-        (Cell("elementwise-bound"),),
-        lambda _: kernels(clamp=clamp),
-        number=12,
+    fault("nan-swallowed-by-clamp", "NaN is clamped to a bound.")(
+        (Cell("elementwise-bound"),), lambda _: kernels(clamp=clamp), number=12
     ),
-    PlantedFault(
-        "nan-swallowed-by-relu",
-        "The ReLU of NaN is 0.",
-        (Cell("elementwise-bound"),),
-        lambda _: kernels(relu=relu),
-        number=12,
+    fault("nan-swallowed-by-relu", "The ReLU of NaN is 0.")(
+        (Cell("elementwise-bound"),), lambda _: kernels(relu=relu), number=12
     ),
-    PlantedFault(
-        "softmax-unshifted",
-        "Softmax does not subtract the maximum: large scores give NaN.",
-        (Cell("softmax"),),
-        lambda _: calling(unshifted_softmax),
-        number=13,
+    fault("softmax-unshifted", "Softmax does not subtract the maximum: large scores give NaN.")(
+        (Cell("softmax"),), lambda _: calling(unshifted_softmax), number=13
     ),
-    PlantedFault(
-        "norm-overflow",
-        "Layer norm squares in FP16: inputs beyond 256 overflow.",
-        (Cell("layer-norm-large"),),
-        lambda _: calling(partial(layer_norm, moments=half_moments)),
-        number=13,
+    fault("norm-overflow", "Layer norm squares in FP16: inputs beyond 256 overflow.")(
+        (Cell("layer-norm-large"),), lambda _: calling(partial(layer_norm, moments=half_moments)), number=13
     ),
-    PlantedFault(
-        "tanh-gelu",
-        "GELU by tanh where erf was asked for.",
-        (Cell("gelu"),),
-        lambda _: calling(tanh_gelu),
-        number=15,
+    fault("tanh-gelu", "GELU by tanh where erf was asked for.")(
+        (Cell("gelu"),), lambda _: calling(tanh_gelu), number=15
     ),
-    PlantedFault(
-        "tanh-gelu-backward",
-        "The gradient is that of GELU by tanh where GELU by erf was asked for.",
-        (Cell("gelu", Mode.BACKWARD),),
-        lambda _: backwards(tanh_gelu),
-        number=15,
+    fault("tanh-gelu-backward", "The gradient is that of GELU by tanh where GELU by erf was asked for.")(
+        (Cell("gelu", Mode.BACKWARD),), lambda _: backwards(tanh_gelu), number=15
     ),
 )

@@ -11,14 +11,13 @@ from torch import Tensor
 from accelcheck.core.capability import SUPPORTED, Capability, Code, unsupported
 from accelcheck.core.case import Mode
 from accelcheck.selftest.faults import compute
-from accelcheck.selftest.faults.base import Cell, Variant
+from accelcheck.selftest.faults.base import FLOAT32, Cell, Change, Variant, passes, single, variant
 from accelcheck.selftest.faults.plant import accumulator, aside, calling, kernels, products, replacing
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from accelcheck.devices.base import Device
-    from accelcheck.selftest.faults.base import Change
     from accelcheck.workloads.base import Program
 
 
@@ -149,12 +148,11 @@ def _fused_steps(device: Device) -> Capability:
 
 
 def _products(name: str, summary: str, product: Callable[[Tensor, Tensor], Tensor], *cells: Cell) -> Variant:
-    return Variant(name, summary, cells, lambda: products(product))
+    return variant(name, summary)(cells, lambda: products(product))
 
 
 _MATMUL, _MLP = Cell("matmul"), Cell("mlp", Mode.BACKWARD)
-_SINGLE = ("float32",)
-_NORMS = (Cell("layer-norm-narrow"), Cell("layer-norm-narrow", Mode.BACKWARD))
+_NORMS = passes("layer-norm-narrow")
 
 VARIANTS = (
     _products(
@@ -164,7 +162,7 @@ VARIANTS = (
     _products("sum-pairwise", "Products added as a tree.", compute.pairwise, _MATMUL, _MLP),
     _products("sum-blocked", "Sums of sixteen products, then their sum.", compute.blocked, _MATMUL, _MLP),
     _products("sum-split-k", "Two halves, one forwards, one backwards.", compute.split_k, _MATMUL, _MLP),
-    _products("sum-kahan", "Compensated sums.", compute.kahan, _MATMUL, Cell("mlp", Mode.BACKWARD, _SINGLE)),
+    _products("sum-kahan", "Compensated sums.", compute.kahan, _MATMUL, single("mlp", Mode.BACKWARD)),
     _products(
         "sum-fma", "Fused multiply-adds: each product is added before it is rounded.", compute.fused, _MATMUL, _MLP
     ),
@@ -179,48 +177,29 @@ VARIANTS = (
     _products(
         "product-transposed", "The transposed product of transposed operands.", compute.from_transposed, _MATMUL, _MLP
     ),
-    Variant(
-        "sum-tree",
-        "Every sum over dimensions as a tree.",
-        (Cell("matmul-total", dtypes=_SINGLE), Cell("mlp", Mode.BACKWARD), Cell("elementwise-scalar", Mode.BACKWARD)),
+    variant("sum-tree", "Every sum over dimensions as a tree.")(
+        (single("matmul-total"), Cell("mlp", Mode.BACKWARD), Cell("elementwise-scalar", Mode.BACKWARD)),
         lambda: kernels(sum=tree_sum),
     ),
-    Variant(
-        "epilogue-fused",
-        "Bias and ReLU in the accumulator of a matrix product, rounded once.",
-        (Cell("matmul"), Cell("matmul", Mode.BACKWARD)),
-        lambda: calling(fused_epilogue),
+    variant("epilogue-fused", "Bias and ReLU in the accumulator of a matrix product, rounded once.")(
+        passes("matmul"), lambda: calling(fused_epilogue)
     ),
-    Variant(
-        "chain-fused",
-        "Thirty element-wise statements in FP32, rounded once.",
-        (Cell("elementwise-30", dtypes=("bfloat16", "float16")),),
-        lambda: calling(fused_chain),
+    variant("chain-fused", "Thirty element-wise statements in FP32, rounded once.")(
+        (Cell("elementwise-30", dtypes=("bfloat16", "float16")),), lambda: calling(fused_chain)
     ),
-    Variant(
-        "nan-payload",
-        "Another sign and payload of NaN.",
-        (Cell("elementwise-bound"), Cell("elementwise-product")),
-        lambda: replacing(out=_other_payload),
+    variant("nan-payload", "Another sign and payload of NaN.")(
+        (Cell("elementwise-bound"), Cell("elementwise-product")), lambda: replacing(out=_other_payload)
     ),
-    Variant(
-        "negative-zero", "-0 for 0.", (Cell("matmul"), Cell("elementwise-bound")), lambda: replacing(out=negative_zeros)
+    variant("negative-zero", "-0 for 0.")(
+        (Cell("matmul"), Cell("elementwise-bound")), lambda: replacing(out=negative_zeros)
     ),
-    Variant(
-        "attention-unfused",
-        "Scores, softmax and product one after the other, in FP32.",
-        (Cell("attention-causal"), Cell("attention-causal", Mode.BACKWARD)),
-        lambda: calling(unfused),
+    variant("attention-unfused", "Scores, softmax and product one after the other, in FP32.")(
+        passes("attention-causal"), lambda: calling(unfused)
     ),
-    Variant(
-        "attention-base-two",
-        "Softmax by powers of two.",
-        (Cell("attention-causal"), Cell("attention-cross", Mode.BACKWARD)),
-        lambda: calling(base_two),
+    variant("attention-base-two", "Softmax by powers of two.")(
+        (Cell("attention-causal"), Cell("attention-cross", Mode.BACKWARD)), lambda: calling(base_two)
     ),
-    Variant(
-        "attention-online-16",
-        "Online softmax over blocks of 16 keys.",
+    variant("attention-online-16", "Online softmax over blocks of 16 keys.")(
         (
             Cell("attention-causal"),
             Cell("attention-65"),
@@ -229,68 +208,39 @@ VARIANTS = (
         ),
         lambda: calling(partial(flash, 16)),
     ),
-    Variant(
-        "attention-online-64",
-        "Online softmax over blocks of 64 keys: a last block of one.",
-        (Cell("attention-65"), Cell("attention-65", Mode.BACKWARD)),
-        lambda: calling(partial(flash, 64)),
+    variant("attention-online-64", "Online softmax over blocks of 64 keys: a last block of one.")(
+        passes("attention-65"), lambda: calling(partial(flash, 64))
     ),
-    Variant(
-        "attention-online-7",
-        "Online softmax over blocks of 7 keys.",
-        (Cell("attention-cross"), Cell("attention-cross", Mode.BACKWARD)),
-        lambda: calling(partial(flash, 7)),
+    variant("attention-online-7", "Online softmax over blocks of 7 keys.")(
+        passes("attention-cross"), lambda: calling(partial(flash, 7))
     ),
-    Variant(
-        "norm-two-pass", "The mean, then the variance.", _NORMS, lambda: calling(partial(normed, compute.two_pass))
+    variant("norm-two-pass", "The mean, then the variance.")(
+        _NORMS, lambda: calling(partial(normed, compute.two_pass))
     ),
-    Variant(
-        "norm-welford", "Mean and variance in one pass.", _NORMS, lambda: calling(partial(normed, compute.welford))
+    variant("norm-welford", "Mean and variance in one pass.")(
+        _NORMS, lambda: calling(partial(normed, compute.welford))
     ),
-    Variant(
-        "norm-shifted",
-        "Sums of squares in one pass, of what differs from the first element.",
-        _NORMS,
-        lambda: calling(partial(normed, compute.shifted_one_pass)),
+    variant("norm-shifted", "Sums of squares in one pass, of what differs from the first element.")(
+        _NORMS, lambda: calling(partial(normed, compute.shifted_one_pass))
     ),
-    Variant(
-        "convolution-im2col",
-        "A convolution as one product of matrices.",
-        (Cell("conv-strided"), Cell("conv-strided", Mode.BACKWARD)),
-        lambda: calling(compute.by_columns),
+    variant("convolution-im2col", "A convolution as one product of matrices.")(
+        passes("conv-strided"), lambda: calling(compute.by_columns)
     ),
-    Variant("gelu-by-erfc", "GELU by erfc.", (Cell("gelu"), Cell("gelu", Mode.BACKWARD)), lambda: calling(gelu)),
-    Variant(
-        "optimizer-loop",
-        "One parameter after the other.",
-        (Cell("train-mlp", Mode.TRAIN),),
-        lambda: rebuilt(foreach=False),
+    variant("gelu-by-erfc", "GELU by erfc.")(passes("gelu"), lambda: calling(gelu)),
+    variant("optimizer-loop", "One parameter after the other.")(
+        (Cell("train-mlp", Mode.TRAIN),), lambda: rebuilt(foreach=False)
     ),
-    Variant(
-        "optimizer-foreach",
-        "All parameters at once.",
-        (Cell("train-mlp", Mode.TRAIN),),
-        lambda: rebuilt(foreach=True),
+    variant("optimizer-foreach", "All parameters at once.")(
+        (Cell("train-mlp", Mode.TRAIN),), lambda: rebuilt(foreach=True)
     ),
-    Variant(
-        "optimizer-fused",
-        "The whole step in one kernel.",
-        # In half precision torch 2.13's fused SGD itself is wrong: see docs/findings.md.
-        (Cell("train-mlp", Mode.TRAIN, _SINGLE),),
-        lambda: rebuilt(fused=True),
-        exists=_fused_steps,
+    # In half precision torch 2.13's fused SGD itself is wrong: see docs/findings.md.
+    variant("optimizer-fused", "The whole step in one kernel.")(
+        (single("train-mlp", Mode.TRAIN),), lambda: rebuilt(fused=True), exists=_fused_steps
     ),
-    Variant(
-        "optimizer-reordered",
-        "SGD with momentum in another order.",
-        (Cell("train-mlp", Mode.TRAIN, _SINGLE),),
-        lambda: reordered,
+    variant("optimizer-reordered", "SGD with momentum in another order.")(
+        (single("train-mlp", Mode.TRAIN),), lambda: reordered
     ),
-    Variant(
-        "autocast-matrix-unit",
-        "Autocast with products of a matrix unit.",
-        (Cell("mlp", dtypes=_SINGLE), Cell("mlp", Mode.BACKWARD, _SINGLE)),
-        lambda: products(compute.matrix_unit),
-        technique="amp-bf16",
+    variant("autocast-matrix-unit", "Autocast with products of a matrix unit.")(
+        passes("mlp", FLOAT32), lambda: products(compute.matrix_unit), technique="amp-bf16"
     ),
 )

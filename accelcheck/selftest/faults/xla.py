@@ -6,7 +6,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from accelcheck.core.case import Mode
-from accelcheck.selftest.faults.base import Cell, PlantedFault
+from accelcheck.selftest.faults.base import FLOAT32, PlantedFault, passes, row, single
 from accelcheck.selftest.faults.saving import other_row_again
 from accelcheck.selftest.faults.sowing import swapped, without_call
 
@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from torch import Tensor
-
-FLOAT32 = ("float32",)
 
 
 def _instead(
@@ -46,45 +44,38 @@ def _exchanged(plain: Callable[..., Any], *args: Any, **options: Any) -> Iterato
     yield from (*batches[1:2], *batches[:1], *batches[2:])
 
 
+fault = row(PlantedFault, seeds=3)
+
 FAULTS = (
-    PlantedFault(
-        "openxla-relu-lost",
-        "The graph that is compiled for XLA has lost its last activation.",
-        (Cell("mlp", dtypes=FLOAT32), Cell("mlp", Mode.BACKWARD, FLOAT32)),
+    fault("openxla-relu-lost", "The graph that is compiled for XLA has lost its last activation.")(
+        passes("mlp", FLOAT32),
         around=_instead("core.dynamo_bridge", "extract_compiled_graph", _without_activation),
         technique="compile-openxla",
-        seeds=3,
     ),
-    PlantedFault(
-        "openxla-arguments-kept",
-        "The executable runs on the tensors of the call that it was compiled with.",
-        (Cell("mlp", dtypes=FLOAT32), Cell("matmul", dtypes=FLOAT32)),
+    fault("openxla-arguments-kept", "The executable runs on the tensors of the call that it was compiled with.")(
+        (single("mlp"), single("matmul")),
         around=_instead("core.dynamo_bridge", "extract_compiled_graph", _first_arguments),
         technique="compile-openxla",
-        seeds=3,
     ),
-    PlantedFault(
+    fault(
         "xla-checkpoint-row-overwritten",
         "Checkpointed blocks are recomputed from an input that has been overwritten in part.",
-        (Cell("mlp-blocks", Mode.BACKWARD, FLOAT32), Cell("transformer-blocks", Mode.BACKWARD, FLOAT32)),
+    )(
+        (single("mlp-blocks", Mode.BACKWARD), single("transformer-blocks", Mode.BACKWARD)),
         around=_instead("utils.checkpoint", "checkpoint", other_row_again),
         technique="checkpoint-xla",
-        seeds=3,
     ),
-    PlantedFault(
+    fault(
         "xla-segments-row-overwritten",
         "A checkpointed segment is recomputed from an input that has been overwritten in part.",
-        (Cell("deep-blocks", Mode.BACKWARD, FLOAT32),),
+    )(
+        (single("deep-blocks", Mode.BACKWARD),),
         around=_instead("utils.checkpoint", "checkpoint", other_row_again),
         technique="checkpoint-segments-xla",
-        seeds=3,
     ),
-    PlantedFault(
-        "xla-loader-batches-exchanged",
-        "Two batches arrive on the device in the wrong order.",
-        (Cell("mlp", dtypes=FLOAT32),),
+    fault("xla-loader-batches-exchanged", "Two batches arrive on the device in the wrong order.")(
+        (single("mlp"),),
         around=_instead("distributed.parallel_loader", "MpDeviceLoader", _exchanged),
         technique="xla-device-loader",
-        seeds=3,
     ),
 )

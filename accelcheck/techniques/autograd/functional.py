@@ -19,10 +19,10 @@ from accelcheck.core.case import Evidence, Mode
 from accelcheck.devices import torch_names
 from accelcheck.devices.torch_names import pytree
 from accelcheck.techniques.base import Technique, Unsupported
-from accelcheck.workloads.base import flatten, is_float
+from accelcheck.workloads.base import flatten, is_inexact
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Collection, Iterable, Mapping
 
     from accelcheck.devices.base import Device
     from accelcheck.techniques.observe import Log
@@ -100,11 +100,11 @@ class Mapped(Transform):
         seen: Counter[str] = Counter()
         program.extras[_SEEN] = seen
         program.resets.append(seen.clear)
-        program.call = self.over(program.module, seen)
+        program.call = self.over(program, seen)
 
-    def over(self, module: nn.Module, seen: Counter[str]) -> Callable[..., Any]:
-        """The module, mapped; `seen` counts what `evidence` reads."""
-        return mapped(module, seen)
+    def over(self, program: Program, seen: Counter[str]) -> Callable[..., Any]:
+        """The program's module, mapped; `seen` counts what `evidence` reads."""
+        return mapped(program.module, seen)
 
     def evidence(self, program: Program, log: Log, mode: Mode, device: Device) -> Iterable[Evidence]:
         seen: Counter[str] = program.extras[_SEEN]
@@ -120,8 +120,8 @@ class MappedCopies(Mapped):
     requires = frozenset()
     workloads = frozenset({"elementwise-5", "matmul", "mlp"})
 
-    def over(self, module: nn.Module, seen: Counter[str]) -> Callable[..., Any]:
-        return copied(module, seen)
+    def over(self, program: Program, seen: Counter[str]) -> Callable[..., Any]:
+        return copied(program.module, seen, program.writes)
 
 
 class Differentiated(Transform):
@@ -160,7 +160,7 @@ class Differentiated(Transform):
         inputs = {
             f"input[{index}]": value.detach()
             for index, value in enumerate(program.inputs)
-            if isinstance(value, Tensor) and value.is_floating_point() and index not in function.idle
+            if is_inexact(value) and index not in function.idle
         }
         outputs, gradients = self.gradients(function, inputs | function.parameters())
         buffers = {f"buffer:{name}": buffer.clone() for name, buffer in program.module.named_buffers()}
@@ -211,7 +211,9 @@ class Jacobian(Differentiated):
 
     def prepare(self, program: Program, mode: Mode, device: Device) -> None:
         idle, outputs = self._traced(program)
-        leaves = [value for place, value in enumerate(program.inputs) if is_float(value) and place not in idle]
+        if any(tensor.is_complex() for tensor in (*program.module.parameters(), *program.inputs, *outputs)):
+            raise Unsupported(unsupported(Code.NO_FEATURE, "torch computes whole Jacobians of real numbers alone"))
+        leaves = [value for place, value in enumerate(program.inputs) if is_inexact(value) and place not in idle]
         rows, columns = (
             sum(tensor.numel() for tensor in tensors) for tensors in (outputs, [*program.module.parameters(), *leaves])
         )
@@ -224,13 +226,13 @@ class Jacobian(Differentiated):
         return self._traced(program)[0]
 
     def _traced(self, program: Program) -> tuple[frozenset[int], list[Tensor]]:
-        """Places of the inputs that no output depends on, and the floating-point outputs."""
+        """Places of the inputs that no output depends on, and the outputs that have gradients."""
         program.switch(training=True)
-        inputs = [value.detach().requires_grad_() if is_float(value) else value for value in program.inputs]
+        inputs = [value.detach().requires_grad_() if is_inexact(value) else value for value in program.inputs]
         call = program.module if program.call is None else program.call
-        outputs = [out for _, out in flatten(call(*inputs)) if out.is_floating_point()]
-        places = [place for place, value in enumerate(inputs) if is_float(value)]
-        roots = [out.sum() for out in outputs if out.requires_grad]
+        outputs = [out for _, out in flatten(call(*inputs)) if is_inexact(out)]
+        places = [place for place, value in enumerate(inputs) if is_inexact(value)]
+        roots = [out.sum().real for out in outputs if out.requires_grad]
         gradients = torch.autograd.grad(roots, [inputs[place] for place in places], allow_unused=True)
         return frozenset(place for place, grad in zip(places, gradients, strict=True) if grad is None), outputs
 
@@ -255,11 +257,18 @@ class Jacobian(Differentiated):
         cotangents = function.cotangents(floats)
         found = {
             name: torch.stack(
-                [torch.tensordot(given, jacobian[path][name], dims=given.dim()) for path, given in cotangents.items()]
+                [_contracted(given, jacobian[path][name]).to(leaf.dtype) for path, given in cotangents.items()]
             ).sum(0)
-            for name in leaves
+            for name, leaf in leaves.items()
         }
         return floats | others, found
+
+
+def _contracted(cotangent: Tensor, jacobian: Tensor) -> Tensor:
+    """The product over the output's dimensions, in the wider dtype: a Jacobian has that of the inputs or of the output."""
+    wider = torch.promote_types(cotangent.dtype, jacobian.dtype)
+    product: Tensor = torch.tensordot(cotangent.to(wider), jacobian.to(wider), dims=cotangent.dim())
+    return product
 
 
 class Function:
@@ -279,9 +288,9 @@ class Function:
         self._own = dict(program.module.named_parameters())
 
     def __call__(self, leaves: Mapping[str, Tensor]) -> tuple[Result, Result]:
-        """Floating-point outputs, and all other outputs, by path."""
+        """Floating-point and complex outputs, and all other outputs, by path."""
         outputs = dict(flatten(self._called(leaves)))
-        floats = {path: out for path, out in outputs.items() if out.is_floating_point()}
+        floats = {path: out for path, out in outputs.items() if is_inexact(out)}
         return floats, {path: out for path, out in outputs.items() if path not in floats}
 
     def parameters(self) -> dict[str, Tensor]:
@@ -376,10 +385,10 @@ def mapped(module: nn.Module, seen: Counter[str]) -> Callable[..., Any]:
     return call
 
 
-def copied(module: nn.Module, seen: Counter[str]) -> Callable[..., Any]:
+def copied(module: nn.Module, seen: Counter[str], writes: Collection[int] = ()) -> Callable[..., Any]:
     """`module` mapped over two copies of its inputs.
 
-    `seen` counts as for `mapped`.
+    `seen` counts as for `mapped`; the inputs at the places `writes` become what the second copies become.
     """
 
     def call(*inputs: Any) -> Any:
@@ -395,6 +404,8 @@ def copied(module: nn.Module, seen: Counter[str]) -> Callable[..., Any]:
 
         copies = [torch.stack([value, value]) if isinstance(value, Tensor) else value for value in inputs]
         out = torch.func.vmap(one, in_dims=dims)(*copies)
+        for place in writes:
+            inputs[place].copy_(copies[place][1])
         return pytree.tree_map_only(Tensor, lambda results: results[1], out)
 
     return call

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from accelcheck.core.capability import Code, unsupported
 from accelcheck.core.case import Evidence, Mode
-from accelcheck.techniques.base import Technique
+from accelcheck.techniques.base import Technique, Unsupported
 from accelcheck.techniques.compilation.torchscript import count_entries
 
 if TYPE_CHECKING:
@@ -109,3 +110,16 @@ class Conversion(Technique):
             yield from call.evidence()
         else:
             yield Evidence("the call is the converted module", type(call).__name__, engaged=False)
+
+
+class RuntimeConversion(Conversion):
+    """A conversion for a runtime with arrays of its own: its results have no gaps, and its inputs stay as they are."""
+
+    keeps_strides = False
+    own_memory = True
+    workloads = RUNTIME_WORKLOADS
+
+    def prepare(self, program: Program, mode: Mode, device: Device) -> None:
+        if program.writes:
+            raise Unsupported(unsupported(Code.NO_FEATURE, "the module writes to its inputs, and a runtime does not"))
+        super().prepare(program, mode, device)

@@ -122,7 +122,8 @@ class Streamed(Technique):
 
     def prepare(self, program: Program, mode: Mode, device: Device) -> None:
         reset_compiler()
-        self._held.enter_context(_configured(self.settings))
+        for held in _configured(self.settings):
+            self._held.enter_context(held)
         network = torch.compile(network_of(program), **{**self.arguments, "backend": self.backend(device)})
         program.extras[FEED] = feed = self.feed(program, network)
         program.call = feed if hasattr(program.module, "net") else feed.one
@@ -194,7 +195,9 @@ class BoundedStream(Streamed):
         most = paths(program) + first
         sizes = len({tuple(x.shape) for x in program.inputs})
         claim = f"graphs compiled over {sizes} sizes from {1 + first} to {most}"
-        yield Evidence(claim, made, engaged=1 + first <= made <= most)
+        engaged = 1 + first <= made <= most
+        reasons = [str(record.recompile_reason) for record in compilations() if record.recompile_reason]
+        yield Evidence(claim, made if engaged else f"{made}: {'; '.join(reasons)}", engaged=engaged)
 
 
 class LimitedStream(StaticStream):
@@ -362,12 +365,14 @@ def _kind(x: Tensor) -> tuple[torch.dtype, tuple[int, ...]]:
     return x.dtype, tuple(x.shape)
 
 
-def _configured(settings: Mapping[str, Any]) -> AbstractContextManager[Any]:
-    from accelcheck.devices.torch_names import dynamo_config as config
+def _configured(settings: Mapping[str, Any]) -> Iterator[AbstractContextManager[Any]]:
+    from accelcheck.devices.torch_names import dynamo_config, inductor_config
 
     # At the limit of recompilations Dynamo silently runs eagerly: make it an error, unless `settings` say otherwise.
-    held: AbstractContextManager[Any] = config.patch(**{"fail_on_recompile_limit_hit": True, **settings})
-    return held
+    yield dynamo_config.patch(**{"fail_on_recompile_limit_hit": True, **settings})
+    # A cached graph brings the guards of the program that it was compiled for, and with them further graphs
+    # (https://github.com/pytorch/pytorch/issues/194001).
+    yield inductor_config.patch(force_disable_caches=True)
 
 
 _LENGTHS = frozenset({"stream-lengths", "stream-sides"})

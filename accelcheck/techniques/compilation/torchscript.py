@@ -106,8 +106,12 @@ class Trace(TorchScript):
     def scripted(self, program: Program) -> Any:
         # Only tensors can be traced: other inputs become constants, as for any user of tracing.
         bound = BoundModule(program.module, program.inputs).train(program.module.training)
-        tensors = tuple(value for value in program.inputs if isinstance(value, Tensor))
-        # Tracing runs the module: undo its changes to buffers.
+        # Tracing runs the module: it may write to copies, and its changes to buffers are undone.
+        tensors = tuple(
+            value.clone() if place in program.writes else value
+            for place, value in enumerate(program.inputs)
+            if isinstance(value, Tensor)
+        )
         buffers = {name: buffer.detach().clone() for name, buffer in program.module.named_buffers()}
         traced = torch.jit.trace(bound, tensors, check_trace=False, strict=False)  # type: ignore[no-untyped-call]  # not annotated
         with torch.no_grad():

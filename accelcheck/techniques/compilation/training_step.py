@@ -23,6 +23,7 @@ from accelcheck.techniques.compilation.compile import (
 )
 from accelcheck.techniques.compilation.regions import backend_for, compiler_capability, entered
 from accelcheck.techniques.observe import ProfilerLog
+from accelcheck.techniques.precision.amp import stored_in_float32
 from accelcheck.workloads.problem import CONTRACTING
 
 if TYPE_CHECKING:
@@ -181,8 +182,7 @@ class CompiledAutocast(Technique):
         half, full = dtypes.count(torch.bfloat16), dtypes.count(torch.float32)
         yield Evidence("captured contractions in bfloat16 >= 1", half, engaged=half >= 1)
         yield Evidence("captured contractions in float32 = 0", full, engaged=full == 0)
-        kept = {str(parameter.dtype).removeprefix("torch.") for parameter in program.module.parameters()}
-        yield Evidence("parameters are float32", ", ".join(sorted(kept)), engaged=kept == {"float32"})
+        yield stored_in_float32(program)
 
     def finish(self) -> None:
         reset_compiler()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import os
 from dataclasses import dataclass
@@ -37,6 +38,7 @@ WORKLOADS = frozenset(
         "matmul",
         "matmul-empty",
         "matmul-expanded",
+        "matmul-long",
         "matmul-sliced",
         "matmul-transposed",
         "mlp",
@@ -278,13 +280,7 @@ class JaxExchange(ArrayExchange):
         return super().shareable(tensor) and dense(tensor) and tensor.data_ptr() % self.alignment == 0
 
     def writes(self, program: Program) -> Iterable[Evidence]:
-        here = torch.zeros(16, device=program.inputs[0].device)
-        there = self.give(here)
-        back = self.take(there)
-        here.fill_(1.0)
-        # JAX's arrays are immutable: only torch writes.
-        seen = int(self.first(there) == 1.0) + int(float(back[0]) == 1.0)
-        yield Evidence("views that see a write by torch = 2", seen, engaged=seen == 2)
+        return itertools.islice(super().writes(program), 1)  # JAX's arrays are immutable: only torch writes
 
 
 class CupyExchange(ArrayExchange):

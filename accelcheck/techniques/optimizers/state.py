@@ -13,6 +13,7 @@ from accelcheck.core.case import Evidence, Mode
 from accelcheck.devices.torch_names import disable_current_modes
 from accelcheck.techniques.base import Technique, Unsupported
 from accelcheck.techniques.observe import operators
+from accelcheck.techniques.precision.amp import stored_in_float32
 from accelcheck.techniques.quantization.emulation import nearest
 
 if TYPE_CHECKING:
@@ -111,12 +112,11 @@ class HalfStates(Technique):
         trained = sum(parameter.requires_grad for parameter in program.module.parameters())
         wanted = len(states) * (program.steps - 1)
         widened = operators(log).having(lambda op: op.name == "aten::_to_copy" and op.takes(self.dtype))
-        stored = {str(parameter.dtype).removeprefix("torch.") for parameter in program.module.parameters()}
         yield Evidence(f"optimizer states >= {trained}", len(states), engaged=len(states) >= trained >= 1)
         yield Evidence("states are bfloat16", ", ".join(sorted(dtypes)) or "none", engaged=dtypes == {"bfloat16"})
         yield Evidence("bytes of states are half of FP32's", f"{before} -> {after}", engaged=2 * after == before > 0)
         yield Evidence(f"states widened before a step >= {wanted}", widened, engaged=widened >= wanted >= 1)
-        yield Evidence("parameters are float32", ", ".join(sorted(stored)), engaged=stored == {"float32"})
+        yield stored_in_float32(program)
 
 
 def _states(optimizer: torch.optim.Optimizer) -> Iterator[tuple[dict[str, Any], str, Tensor]]:

@@ -57,15 +57,12 @@ class Autocast(Technique):
         halves = contractions(seen, self.dtype)
         full = contractions(seen, torch.float32)
         excused = math_attention(seen, mode)
-        kept = {str(parameter.dtype).removeprefix("torch.") for parameter in program.module.parameters()}
         # An attention alone, of a device without a fused kernel, has no other contraction.
         raised = raised_attention(seen, self.dtype)
         what = "contractions or attentions" if raised else "contractions"
         yield Evidence(f"{what} that took {self.half} >= 1", halves + raised, engaged=halves + raised >= 1)
         yield Evidence(f"contractions that took float32 <= {excused}", full, engaged=full <= excused)
-        yield Evidence(
-            "parameters are float32", ", ".join(sorted(kept)) or "no parameters", engaged=kept <= {"float32"}
-        )
+        yield stored_in_float32(program)
 
 
 class ScaledAutocast(Autocast):
@@ -127,6 +124,13 @@ class _CountingScaler(torch.amp.GradScaler):
     def scale(self, outputs: Any) -> Any:
         self.scaled += 1
         return super().scale(outputs)
+
+
+def stored_in_float32(program: Program) -> Evidence:
+    """Evidence that parameters stay in FP32, the parts of complex ones too."""
+    kept = {str(parameter.dtype).removeprefix("torch.") for parameter in program.module.parameters()}
+    observed = ", ".join(sorted(kept)) or "no parameters"
+    return Evidence("parameters are float32", observed, engaged=kept <= {"float32", "complex64"})
 
 
 def contractions(log: OperatorLog, dtype: torch.dtype) -> int:

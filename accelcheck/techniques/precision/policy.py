@@ -15,7 +15,7 @@ from accelcheck.core.capability import SUPPORTED, Capability, Code
 from accelcheck.core.case import Evidence, Mode
 from accelcheck.techniques.base import Technique
 from accelcheck.techniques.observe import operators
-from accelcheck.techniques.precision.amp import INITIAL_SCALE, contractions, math_attention
+from accelcheck.techniques.precision.amp import INITIAL_SCALE, contractions, math_attention, stored_in_float32
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -120,8 +120,7 @@ class Policy(Technique):
         yield Evidence(f"contractions that took float32 <= {excused}", full, engaged=full <= excused)
         yield Evidence(f"norms, embeddings, softmax that took float32 >= {wanted}", kept, engaged=kept >= wanted)
         yield Evidence(f"norms, embeddings, softmax that took {self.half} = 0", lost, engaged=lost == 0)
-        stored = {str(parameter.dtype).removeprefix("torch.") for parameter in program.module.parameters()}
-        yield Evidence("parameters are float32", ", ".join(sorted(stored)), engaged=stored == {"float32"})
+        yield stored_in_float32(program)
 
 
 def call(module: nn.Module, dtype: torch.dtype, *inputs: Any) -> Any:

@@ -149,7 +149,8 @@ class Engine(Quantized):
     scheme: str
     event: str
     """Name of the operator that the profiler must record."""
-    converted: type[nn.Module]
+    layer_module: str
+    """Name of the Python module with the quantized layers, whose import takes a second."""
 
     def __init__(self, engine: str | None = None) -> None:
         self.asked = engine
@@ -186,11 +187,12 @@ class Engine(Quantized):
 
     def evidence(self, program: Program, log: Log, mode: Mode, device: Device) -> Iterable[Evidence]:
         wanted = count(program.module, is_linear)
-        layers = [layer for layer in modules(program.call) if isinstance(layer, self.converted)]
+        converted = importlib.import_module(self.layer_module).Linear
+        layers = [layer for layer in modules(program.call) if isinstance(layer, converted)]
         left = count(as_module(program.call), is_linear)
         runs = log.count(self.event)
         active = torch.backends.quantized.engine
-        weights: list[torch.Tensor] = [layer.weight() for layer in layers]  # type: ignore[operator]  # a method there
+        weights: list[torch.Tensor] = [layer.weight() for layer in layers]
         yield Evidence(f"linear layers converted = {wanted} >= 1", len(layers), engaged=len(layers) == wanted >= 1)
         yield Evidence("linear layers left in floating point = 0", left, engaged=left == 0)
         yield Evidence(f"{self.event} events >= {wanted}", runs, engaged=runs >= wanted >= 1)
@@ -205,13 +207,7 @@ class DynamicInt8(Engine):
     scheme = "int8-dynamic"
     promise = "Linear layers multiply int8 weights by activations quantized at run time; results are FP32."
     event = "quantized::linear_dynamic"
-
-    @property
-    def converted(self) -> type[nn.Module]:  # type: ignore[override]  # a property, since its import takes a second
-        """Class of the quantized layers."""
-        from torch.ao.nn.quantized.dynamic import Linear
-
-        return Linear
+    layer_module = "torch.ao.nn.quantized.dynamic"
 
     @property
     def steps(self) -> int:
@@ -246,13 +242,7 @@ class StaticInt8(Engine):
     scheme = "int8-static"
     promise = "Linear layers have int8 inputs and outputs with calibrated scales; everything between them is FP32."
     event = "quantized::linear"
-
-    @property
-    def converted(self) -> type[nn.Module]:  # type: ignore[override]  # a property, since its import takes a second
-        """Class of the quantized layers."""
-        from torch.ao.nn.quantized import Linear
-
-        return Linear
+    layer_module = "torch.ao.nn.quantized"
 
     @property
     def _per_channel(self) -> bool:

@@ -24,7 +24,7 @@ from accelcheck.core.case import Evidence
 from accelcheck.core.files import scratch
 from accelcheck.devices.packages import installed
 from accelcheck.devices.torch_names import pytree
-from accelcheck.techniques.compilation.conversion import RUNTIME_EARLY, RUNTIME_WORKLOADS, Conversion, Converted
+from accelcheck.techniques.compilation.conversion import RUNTIME_EARLY, Converted, RuntimeConversion
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -136,7 +136,7 @@ class OnnxRuntimeModule(Converted):
         yield Evidence("nodes that compute shapes on the CPU (any number)", shapes, engaged=True)
 
 
-class OnnxRuntime(Conversion):
+class OnnxRuntime(RuntimeConversion):
     """Exports with ``torch.onnx.export(dynamo=True)``, and runs with ONNX Runtime's default graph optimizations, which are all."""
 
     name = "onnxruntime"
@@ -144,7 +144,6 @@ class OnnxRuntime(Conversion):
     promise = "ONNX Runtime computes from the exported graph what torch computes."
     source = "https://docs.pytorch.org/docs/stable/onnx_export.html"
     level = 2
-    workloads = RUNTIME_WORKLOADS
     early = RUNTIME_EARLY | {"transformer-block"}
     packages = MappingProxyType(
         dict.fromkeys(("onnx", "onnxscript", "onnxruntime"), "pip install 'accelcheck[onnx]'"),

@@ -299,7 +299,10 @@ at::Tensor on_host(const at::Tensor& tensor) {
   const auto* base = tensor.storage().data();
   if (base == nullptr) return at::empty_strided(tensor.sizes(), tensor.strides(), options);
   auto* first = static_cast<char*>(const_cast<void*>(base)) + tensor.storage_offset() * tensor.element_size();
-  return at::from_blob(first, tensor.sizes(), tensor.strides(), [block = block_of(base)](void*) {}, options);
+  auto host = at::from_blob(first, tensor.sizes(), tensor.strides(), [block = block_of(base)](void*) {}, options);
+  host._set_conj(tensor.is_conj());  // conj() and the imaginary part of it change bits of a tensor, and no memory
+  host._set_neg(tensor.is_neg());
+  return host;
 }
 
 int64_t fallbacks(bool reset) { return reset ? fallen.exchange(0) : fallen.load(); }
@@ -335,6 +338,10 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   m.impl("set_.source_Storage", at::native::set_);
   m.impl("set_.source_Storage_storage_offset", set_storage);
 }
+
+// A copy sees these bits itself. Without this torch would copy a tensor to resolve its bits before it copies it, for ever.
+TORCH_LIBRARY_IMPL(aten, Conjugate, m) { m.impl("_copy_from", torch::CppFunction::makeFallthrough()); }
+TORCH_LIBRARY_IMPL(aten, Negative, m) { m.impl("_copy_from", torch::CppFunction::makeFallthrough()); }
 
 // Autocast: which operators take the lower dtype, and which take FP32, as on other accelerators.
 TORCH_LIBRARY_IMPL(_, AutocastPrivateUse1, m) { m.fallback(torch::CppFunction::makeFallthrough()); }

@@ -1,0 +1,130 @@
+"""Calls of operators as a module: arguments with places for the tensors, and results by label."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from accelcheck.devices.torch_names import pytree
+from accelcheck.workloads.operator_variants import LAYOUTS, MIXED, beside, laid_out
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+
+@dataclass(frozen=True)
+class Hole:
+    """Stands for a tensor among a call's arguments: its place among the inputs, and whether these hold a complex one's parts."""
+
+    place: int
+    is_complex: bool
+
+
+class Mark(enum.Enum):
+    """Stands for an argument that follows the inputs: their device, or the float32 that is float64 where inputs are."""
+
+    DEVICE = "device"
+    FLOAT = "float32"
+
+
+@dataclass(frozen=True)
+class SampleCall:
+    """One call of an operator.
+
+    Attributes:
+        label: The operator, dtype and number of the sample, such as ``add float32 3``.
+        function: The operator.
+        leaves: The leaves of its arguments: `Hole`, `Mark`, and values that are no tensors.
+        spec: Structure of the arguments: the input, further ones, and those by keyword.
+        process: OpInfo's function of the output that takes out what is free, such as the signs of eigenvectors.
+        writes: Whether it writes to its arguments, which are then copied first.
+        smooth: Whether it has gradients, and they are finite.
+        empty: Whether its results have no elements.
+        variant: How the sample is changed: see `accelcheck.workloads.operator_variants`.
+    """
+
+    label: str
+    function: Callable[..., Any]
+    leaves: tuple[Any, ...]
+    spec: pytree.TreeSpec
+    process: Callable[[Any], Any]
+    writes: bool = False
+    smooth: bool = True
+    empty: bool = False
+    variant: str = ""
+
+    def __call__(self, anchor: Tensor, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        """The tensors that the operator returns; complex ones as pairs of real numbers, and numbers as tensors."""
+        leaves = [_filled(leaf, anchor, tensors, copied=self.writes) for leaf in self.leaves]
+        if self.variant in LAYOUTS:
+            leaves = laid_out(leaves, self.variant)
+        if self.variant in MIXED:
+            leaves = beside(leaves, self.variant)
+        first, args, kwargs = pytree.tree_unflatten(leaves, self.spec)
+        return tuple(_comparable(self.process(self.function(first, *args, **kwargs)), anchor))
+
+    def moved(self, by: int) -> SampleCall:
+        """The same call with its inputs at other places."""
+        leaves = (Hole(leaf.place + by, leaf.is_complex) if isinstance(leaf, Hole) else leaf for leaf in self.leaves)
+        return replace(self, leaves=tuple(leaves))
+
+
+def _filled(leaf: Any, anchor: Tensor, tensors: Sequence[Tensor], *, copied: bool) -> Any:
+    if leaf is Mark.DEVICE:
+        return anchor.device
+    if leaf is Mark.FLOAT:
+        return torch.float64 if anchor.dtype == torch.float64 else torch.float32
+    if not isinstance(leaf, Hole):
+        return leaf
+    tensor = tensors[leaf.place].clone() if copied else tensors[leaf.place]
+    return torch.view_as_complex(tensor) if leaf.is_complex else tensor
+
+
+def _comparable(out: Any, anchor: Tensor) -> Iterator[Tensor]:
+    for value in pytree.tree_leaves(out):
+        if isinstance(value, (bool, int, float)):
+            yield torch.as_tensor(value, device=anchor.device)
+        elif isinstance(value, Tensor) and plain(value):
+            yield torch.stack([value.real, value.imag], -1) if value.is_complex() else value
+
+
+def plain(value: Tensor) -> bool:
+    """Returns whether a tensor is dense, and neither nested nor quantized."""
+    # No question for the type: where a graph is captured, tensors are of another.
+    return value.layout is torch.strided and not value.is_nested and not value.is_quantized
+
+
+class Calls(nn.Module):
+    """Calls operators. Its first input, one number, gives dtype and device; the others are the tensors of all samples.
+
+    Returns the results by label: in training mode, of the calls alone that have gradients.
+    """
+
+    def __init__(self, calls: Sequence[SampleCall]) -> None:
+        super().__init__()
+        self.calls = tuple(calls)
+
+    def forward(self, anchor: Tensor, *tensors: Tensor) -> dict[str, tuple[Tensor, ...]]:
+        return {call.label: call(anchor, tensors) for call in self.calls if call.smooth or not self.training}
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """The labels of its calls."""
+        return tuple(call.label for call in self.calls)
+
+    def without(self, labels: frozenset[str]) -> Calls:
+        """The calls of other labels."""
+        return Calls([call for call in self.calls if call.label not in labels])
+
+    def readers(self, place: int) -> frozenset[str]:
+        """The labels of the calls that read the input at a place; the first one has no values of its own."""
+        hole_at = place - 1
+        return frozenset(
+            call.label
+            for call in self.calls
+            if any(isinstance(leaf, Hole) and leaf.place == hole_at for leaf in call.leaves)
+        )

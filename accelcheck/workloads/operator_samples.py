@@ -1,0 +1,279 @@
+"""Samples of torch's operators from torch's own description of them (OpInfo), and the problems that these make.
+
+`torch.testing._internal.common_methods_invocations.op_db` is the list that PyTorch's own tests go through. Nothing that it
+says of tolerances is used: `accelcheck.workloads.operator_trials` says which samples count.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import itertools
+import random
+import re
+import warnings
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, cast
+
+import torch
+from torch import Tensor
+
+from accelcheck.core.case import stable_seed
+from accelcheck.devices.torch_names import UnknownTorchError, pytree
+from accelcheck.workloads.operator_calls import Calls, Hole, Mark, SampleCall, plain
+from accelcheck.workloads.operator_trials import seeded, tried
+from accelcheck.workloads.operator_variants import LAYOUTS, MIXED, changed
+from accelcheck.workloads.problem import Problem
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+HALF = ("bfloat16", "float16")
+FEW = 2
+"""Most samples of an operator in a bundle."""
+NEAR = 24
+"""The first samples of an operator, among which those of a bundle are chosen."""
+ELEMENTS = 2**14
+"""Most elements of the tensors of a sample."""
+SCALARS = (bool, int, float, complex, str, slice, torch.dtype, torch.memory_format, torch.layout, type(None), type(...))
+LARGE = frozenset({"nn.functional.grid_sample"})
+"""Operators whose reference inputs have more than `ELEMENTS`."""
+_STRUCTURE = re.compile(r"gradcheck_wrapper_(hermitian|triangular)_input|<lambda>")
+"""Pattern of the names of OpInfo's functions that give a matrix the structure of those that an operator is for."""
+
+_Leaves: TypeAlias = tuple[list[Any], pytree.TreeSpec]
+_Origin: TypeAlias = "tuple[str, torch.dtype, int]"
+"""The operator, dtype and number of a sample."""
+
+
+@functools.cache
+def database() -> Mapping[str, Any]:
+    """OpInfo by the operator's name, with that of its variant where it has one, as in ``div.floor_rounding``."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        entries = importlib.import_module("torch.testing._internal.common_methods_invocations").op_db
+    return {info.name + (f".{info.variant_test_name}" if info.variant_test_name else ""): info for info in entries}
+
+
+def structured(info: Any) -> Callable[..., Any]:
+    """Wraps an operator of triangular or Hermitian matrices so that its result depends on the part alone that it reads.
+
+    OpInfo says how. Derivatives by what is not read are a convention, in which forward and reverse mode differ.
+    """
+    wrapper = info.gradcheck_wrapper
+    standard = importlib.import_module("torch.testing._internal.opinfo.core").OpInfo.__dataclass_fields__
+    # OpInfo's function leaves the other triangle than triangular_solve reads.
+    plain = wrapper is standard["gradcheck_wrapper"].default or info.name == "triangular_solve"
+    if plain or not _STRUCTURE.match(wrapper.__name__):
+        return cast("Callable[..., Any]", info.op)
+    return functools.partial(wrapper, info.op)
+
+
+@functools.lru_cache(64)
+def _drawn(name: str, dtype: torch.dtype, seed: int, reach: int) -> list[Any]:
+    """OpInfo's first samples of an operator, with the values of a seed.
+
+    Reference inputs, where an operator has them, are more: further sizes, and values that are large, small or not finite. Those of
+    complex numbers take seconds to make, and of bool there are none.
+
+    Args:
+        name: In `database`.
+        dtype: Dtype of the samples.
+        seed: Seed of their values.
+        reach: Most samples.
+    """
+    info = database()[name]
+    further = getattr(info, "reference_inputs_func", None) if dtype not in {torch.complex64, torch.bool} else None
+    # Not `sample_inputs`: it sets a seed of its own, so that every draw has the same numbers, and looks for a test on the stack.
+    samples_of = info.sample_inputs_func if further is None or name in LARGE else further
+    with seeded(seed):
+        return list(itertools.islice(samples_of(info, "cpu", dtype, requires_grad=False), reach))
+
+
+def _flat(sample: Any) -> _Leaves:
+    """The leaves of a sample's arguments, with the device where no tensor among them says it."""
+    leaves, spec = pytree.tree_flatten((sample.input, sample.args, sample.kwargs))
+    if any(isinstance(leaf, Tensor | torch.device) or leaf == "cpu" for leaf in leaves):
+        return leaves, spec
+    return pytree.tree_flatten((sample.input, sample.args, {**sample.kwargs, "device": "cpu"}))
+
+
+def _fits(leaves: Sequence[Any]) -> bool:
+    tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+    return (
+        sum(tensor.numel() for tensor in tensors) <= ELEMENTS
+        and all(type(tensor) is Tensor and plain(tensor) for tensor in tensors)
+        and all(isinstance(leaf, (Tensor, torch.device, *SCALARS)) or callable(leaf) for leaf in leaves)
+    )
+
+
+def _open(leaves: Sequence[Any]) -> tuple[tuple[Any, ...], list[Tensor]]:
+    """The leaves with `Hole` and `Mark` in place of what varies, and the tensors, real."""
+    opened, tensors = list[Any](), list[Tensor]()
+    for leaf in leaves:
+        if isinstance(leaf, Tensor):
+            opened.append(Hole(len(tensors), leaf.is_complex()))
+            tensors.append(_real(leaf.detach()))
+        elif isinstance(leaf, torch.device) or leaf == "cpu":
+            opened.append(Mark.DEVICE)
+        else:
+            opened.append(Mark.FLOAT if leaf is torch.float32 else leaf)
+    return tuple(opened), tensors
+
+
+def _real(value: Tensor) -> Tensor:
+    return torch.view_as_real(value.resolve_conj()) if value.is_complex() else value.resolve_neg()
+
+
+class CalledOperator(NamedTuple):
+    """An operator as a workload calls it.
+
+    Attributes:
+        name: In `database`.
+        dtypes: Dtypes of its samples.
+        gradients: Whether it is differentiated.
+        variants: How samples are changed, one for each; none where they are OpInfo's own.
+        cases: Dtypes of the cases.
+    """
+
+    name: str
+    dtypes: tuple[str, ...]
+    gradients: bool = True
+    variants: tuple[str, ...] = ()
+    cases: tuple[str, ...] = ("float32",)
+
+
+@dataclass(frozen=True)
+class Template:
+    """The calls of some operators, the same in every draw.
+
+    Attributes:
+        calls: With their places among `inputs`.
+        inputs: The tensors that they were tried with.
+        origins: CalledOperator, dtype and number of the sample of each call.
+        left: Number of samples that are left out, by reason.
+    """
+
+    calls: tuple[SampleCall, ...]
+    inputs: tuple[Tensor, ...]
+    origins: tuple[_Origin, ...]
+    left: Mapping[str, int]
+
+
+@functools.lru_cache(16)
+def template(operators: tuple[CalledOperator, ...], most: int) -> Template:
+    """The template of some operators.
+
+    Args:
+        operators: Described ones, and others, which are left out.
+        most: Most samples of a floating dtype; of each other dtype a third.
+
+    Raises:
+        UnknownTorchError: This version of torch has none of them.
+    """
+    known = [operator for operator in operators if operator.name in database()]
+    if not known:
+        raise UnknownTorchError(
+            f"this torch describes no operator {', '.join(operator.name for operator in operators)}"
+        )
+    calls, inputs, origins, left = list[SampleCall](), list[Tensor](), list[_Origin](), Counter[str]()
+    for operator in known:
+        for word in operator.dtypes:
+            for place, call, tensors in _chosen(operator, word, most, left):
+                calls.append(call.moved(len(inputs)))
+                inputs += tensors
+                origins.append((operator.name, getattr(torch, word), place))
+    return Template(tuple(calls), tuple(inputs), tuple(origins), left)
+
+
+def _chosen(
+    operator: CalledOperator, word: str, most: int, left: Counter[str]
+) -> list[tuple[int, SampleCall, list[Tensor]]]:
+    """The number, call and inputs of samples that are of use; at most one of them has results without elements."""
+    name, info, dtype = operator.name, database()[operator.name], getattr(torch, word)
+    smooth = operator.gradients and info.supports_autograd and (dtype.is_floating_point or dtype.is_complex)
+    drawn = _drawn(name, dtype, stable_seed(name), _reach(most))
+    usable = list[tuple[int, SampleCall, list[Tensor]]]()
+    for variant in operator.variants or ("",):
+        kept = 1 if variant else most if dtype.is_floating_point else -(-most // 3)
+        chosen, empty = list[tuple[int, SampleCall, list[Tensor]]](), list[tuple[int, SampleCall, list[Tensor]]]()
+        for place in random.Random(stable_seed(name)).sample(range(len(drawn)), len(drawn)):  # noqa: S311 - no secret
+            leaves, spec = _flat(drawn[place])
+            if not _fits(leaves):
+                continue
+            opened, tensors = _open(leaves)
+            process = drawn[place].output_process_fn_grad
+            label = f"{name} {variant or word} {place}"
+            # The function that gives a matrix its structure makes a tensor with strides of its own.
+            function = info.op if variant in LAYOUTS else structured(info)
+            call = SampleCall(label, function, opened, spec, process, smooth=smooth, variant=variant)
+            tested, values = _tested(call, tensors, operator.cases)
+            if isinstance(tested, str):
+                left[tested] += 1
+            else:
+                (empty if tested.empty else chosen).append((place, tested, values))
+            if len(chosen) == kept:
+                break
+        usable += [*chosen, *empty[:1]][-kept:] if kept > 1 else [*chosen, *empty][:1]
+    return usable
+
+
+def _tested(call: SampleCall, tensors: list[Tensor], cases: Sequence[str]) -> tuple[SampleCall | str, list[Tensor]]:
+    """The call as `tried` has it, with the inputs of its variant that can be used, or the last ones."""
+    tested: SampleCall | str = "has nothing to change"
+    inputs = tensors
+    for changed_inputs in changed(tensors, call.variant):
+        inputs = [_rounded(value, HALF if call.variant in MIXED else cases) for value in changed_inputs]
+        tested = tried(call, inputs, cases)
+        if isinstance(tested, SampleCall):
+            break
+    return tested, inputs
+
+
+def _rounded(value: Tensor, cases: Sequence[str]) -> Tensor:
+    """The value as all dtypes of cases hold it."""
+    if value.is_floating_point():
+        for word in cases:
+            value = value if word == "float32" else value.to(getattr(torch, word)).float()
+    return value
+
+
+def _reach(most: int) -> int:
+    """The samples among which to choose: to make those that come after them takes longer than to judge a few."""
+    return NEAR if most <= FEW else 10**6
+
+
+@functools.lru_cache(16)
+def _values(operators: tuple[CalledOperator, ...], most: int, seed: int) -> tuple[Tensor, ...]:
+    """The inputs of a draw: its own where they have the shapes of the template's, and are as good; the template's elsewhere."""
+    made = template(operators, most)
+    cases = {operator.name: operator.cases for operator in operators}
+    values = list(made.inputs)
+    start = 0
+    for call, (name, dtype, place) in zip(made.calls, made.origins, strict=True):
+        end = start + sum(isinstance(leaf, Hole) for leaf in call.leaves)
+        drawn = _drawn(name, dtype, seed, _reach(most))
+        _, tensors = _open(_flat(drawn[place])[0] if place < len(drawn) else [])
+        if len(tensors) == end - start:
+            drawn_call, tensors = _tested(call.moved(-start), tensors, cases[name])
+            alike = all(map(_alike, tensors, values[start:end]))
+            if alike and isinstance(drawn_call, SampleCall) and drawn_call.smooth == call.smooth:
+                values[start:end] = tensors
+        start = end
+    return tuple(values)
+
+
+def make(generator: torch.Generator, extent: int, *, operators: tuple[CalledOperator, ...], most: int) -> Problem:
+    values = _values(operators, most, generator.initial_seed())
+    return Problem(Calls(template(operators, most).calls), (torch.ones(1), *map(_copied, values)))
+
+
+def _copied(value: Tensor) -> Tensor:
+    """A copy with the same strides and offset; `Tensor.clone` would make it dense."""
+    size = value.untyped_storage().nbytes() // value.element_size()
+    return value.as_strided((size,), (1,), 0).clone().as_strided(value.shape, value.stride(), value.storage_offset())
+
+
+def _alike(one: Tensor, other: Tensor) -> bool:
+    return one.dtype == other.dtype and one.shape == other.shape and one.stride() == other.stride()

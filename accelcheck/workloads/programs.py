@@ -1,0 +1,62 @@
+"""Small random programs as workloads, each from its number: even ones of floating-point numbers, odd ones of integers.
+
+Single operators show what a translation of one gets wrong; programs show what fusion, functionalisation and scheduling make
+of several. PyTorch fuzzes its compiler in this way too (``tools/experimental/torchfuzz``, and ``torch._inductor.fuzzer`` for
+its options).
+"""
+
+from __future__ import annotations
+
+import re
+from functools import partial
+from typing import TYPE_CHECKING
+
+from accelcheck.core.case import Mode
+from accelcheck.workloads import float_programs, integer_programs
+from accelcheck.workloads.base import Workload
+from accelcheck.workloads.program_steps import STEPS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+COUNT = 48
+"""Programs that level 3 runs; others have numbers of one's own choice."""
+PROGRAM_TECHNIQUES: Mapping[str, int] = {
+    "eager": 3,
+    "compile-static": 3,
+    **dict.fromkeys(
+        ("compile-aot-eager", "compile-dynamic", "export", "jit-trace", "aot-inductor", "compile-openxla"), 4
+    ),
+}
+"""Techniques that see several operators at once, and their levels."""
+
+
+def program(number: int) -> Workload:
+    """The workload of the program of a number: above `COUNT`, of one that was asked for, at any level."""
+    levels = PROGRAM_TECHNIQUES if number <= COUNT else dict.fromkeys(PROGRAM_TECHNIQUES, 1)
+    made, of = (integer_programs.make, "integers") if number % 2 else (float_programs.make, "mixed dtypes")
+    return Workload(
+        f"program-{number}",
+        f"Random program {number}: up to {STEPS[1]} operators with views, writes and {of}.",
+        partial(made, number=number),
+        level=min(levels.values()),
+        dtypes=frozenset({"float32"}),
+        modes=frozenset({Mode.FORWARD} if number % 2 else {Mode.FORWARD, Mode.BACKWARD}),
+        traits=frozenset({"domain", "resizable"}),
+        techniques=frozenset(PROGRAM_TECHNIQUES),
+        levels=levels,
+        given=True,
+    )
+
+
+_NAME = re.compile(r"program-([1-9][0-9]{0,8})")
+
+
+def named(words: Iterable[str]) -> list[Workload]:
+    """The programs that names of workloads, or ids of cases, ask for besides those of `WORKLOADS`."""
+    names = (word.split("/")[1] if word.count("/") == 4 else word for word in words)
+    numbers = {int(match[1]) for name in names if (match := _NAME.fullmatch(name))}
+    return [program(number) for number in sorted(numbers) if number > COUNT]
+
+
+WORKLOADS = tuple(program(number) for number in range(1, COUNT + 1))
