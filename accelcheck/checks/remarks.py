@@ -26,7 +26,11 @@ REDUCED = "how little was computed to judge a model of this size"
 IDLE = "parameters that require a gradient and get none"
 ALGORITHM = "classes of fast algorithms that were needed, whose errors or NaN a plain sum does not have"
 REFUSED = "parts of the workload that the technique refuses, and that are not judged"
-REMARKS = frozenset({SWITCHED_OFF, UNJUDGED, UNCLASSIFIED, OVERWRITES, STRIDES, REDUCED, IDLE, ALGORITHM, REFUSED})
+SIZES = "other sizes that were judged too"
+ONE_SIZE = "sizes that were not tried"
+REMARKS = frozenset(
+    {SWITCHED_OFF, UNJUDGED, UNCLASSIFIED, OVERWRITES, STRIDES, REDUCED, IDLE, ALGORITHM, REFUSED, SIZES, ONE_SIZE}
+)
 """Claims of all remarks."""
 MOST_UNJUDGED = 0.5
 """Share of the elements that may be left out without a word."""

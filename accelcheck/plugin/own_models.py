@@ -106,6 +106,7 @@ class Accel:
         inputs: tuple[Any, ...] = (),
         keywords: Mapping[str, Any] | None = None,
         *,
+        sizes: Sequence[Any] | None = None,
         name: str = "",
         **words: Any,
     ) -> Checked:
@@ -115,11 +116,12 @@ class Accel:
             model: A module, or a function of tensors; on the CPU, in FP32. It is copied, and never changed.
             inputs: Its positional arguments.
             keywords: Its keyword arguments.
+            sizes: Example inputs of other sizes; unless given, sizes that the model accepts: see `accelcheck.api.workload_of`.
             name: Part of case ids; by default made of the test's.
             **words: ``techniques``, ``devices``, ``dtypes``, ``level``.
         """
         __tracebackhide__ = True
-        workload = _made(workload_of, model, inputs, keywords, name=self._name(name))
+        workload = _made(workload_of, model, inputs, keywords, sizes=sizes, name=self._name(name))
         return self._checked(workload, (Mode.FORWARD, Mode.BACKWARD), words)
 
     def check_training(

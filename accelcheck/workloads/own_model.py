@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import functools
 import itertools
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -20,15 +21,14 @@ from torch import Tensor, nn
 from accelcheck.core.case import DTYPES, Mode, stable_seed
 from accelcheck.core.registry import unknown
 from accelcheck.devices.torch_names import pytree
+from accelcheck.workloads import own_inputs
 from accelcheck.workloads.base import Batch, OptimizerMaker, Problem, Workload, in_dtype, is_inexact
 from accelcheck.workloads.dispatch import layer_by_layer
 from accelcheck.workloads.inspection import alike, found_traits
 from accelcheck.workloads.nested import OwnModelError, Place, Rebuilt, at, tensors_of
 from accelcheck.workloads.own_task import Metric, OwnTask
-from accelcheck.workloads.problem import TRAITS
+from accelcheck.workloads.problem import TRAITS, OtherSizes
 
-SAMPLE, FEW = 1000, 2
-"""Of so many elements of an input, a mask has so few values."""
 STEPS = 4
 """Optimizer steps of a training, unless said."""
 NAME = re.compile(r"[a-z0-9]+(?:[.-][a-z0-9]+)*")
@@ -46,6 +46,7 @@ def workload_of(
     batches: Iterable[Any] | None = None,
     optimizer: OptimizerMaker | None = None,
     steps: int = STEPS,
+    sizes: Sequence[Any] | None = None,
     traits: frozenset[str] | None = None,
 ) -> Workload:
     """A workload from a model and example inputs.
@@ -62,6 +63,8 @@ def workload_of(
             arguments or a mapping of keyword arguments. What is a mapping itself is an input without a target.
         optimizer: Makes an optimizer of a list of parameters.
         steps: Number of optimizer steps.
+        sizes: Example inputs of other sizes, each a tuple as `inputs` or a mapping as `keywords`, at which outputs and gradients are
+            judged too; unless given, sizes that the model accepts: see `accelcheck.workloads.own_inputs.found`.
         traits: As `Workload.traits`; found by inspection unless given.
 
     Raises:
@@ -92,7 +95,7 @@ def workload_of(
         )
     problem = dataclasses.replace(problem, steps=steps)
     seen = frozenset(found_traits(_copied(problem))) if traits is None else traits
-    return Workload(
+    workload = Workload(
         name,
         f"{_title(model, problem)}.",
         Redrawn(problem, stable_seed(name)),
@@ -101,6 +104,41 @@ def workload_of(
         dtypes=_dtypes(problem),
         given=True,
     )
+    others = None if sizes is None else own_inputs.named(problem, _other_inputs(sizes, problem.inputs))
+    return dataclasses.replace(workload, sizes=functools.cache(functools.partial(_sizes, workload, problem, others)))
+
+
+def _sizes(workload: Workload, problem: Problem, given: own_inputs.Sizes | None) -> OtherSizes:
+    """The workload at other sizes: those given, or else those found by trying."""
+    seed = stable_seed(workload.name)
+    sizes = own_inputs.found(_copied(problem), seed) if given is None else given
+    made = {
+        label: dataclasses.replace(
+            workload, name=f"{workload.name}~{stable_seed(label):08x}", make=Redrawn(other, seed)
+        )
+        for label, other in sizes.problems.items()
+    }
+    return OtherSizes(made, sizes.refused)
+
+
+def _other_inputs(sizes: Sequence[Any], first: tuple[Any, ...]) -> Iterator[tuple[Tensor, ...]]:
+    """The tensors of each of the example inputs of other sizes.
+
+    Raises:
+        OwnModelError: One is neither a tuple nor a mapping, or has other tensors than the first example.
+    """
+    for number, example in enumerate(sizes):
+        if not isinstance(example, (tuple, Mapping)):
+            raise OwnModelError(
+                f"sizes[{number}]: expected a tuple of positional arguments or a mapping of keyword arguments, got {type(example).__name__}"
+            )
+        tensors = tuple(leaf for leaf in pytree.tree_leaves(example) if isinstance(leaf, Tensor))
+        kinds, wanted = ([str(value.dtype) for value in values] for values in (tensors, first))
+        if kinds != wanted:
+            raise OwnModelError(
+                f"sizes[{number}]: expected tensors of {', '.join(wanted)}; got {', '.join(kinds) or 'none'}"
+            )
+        yield tensors
 
 
 def task_of(
@@ -276,23 +314,9 @@ class Redrawn:
             return problem
         with torch.no_grad():
             for parameter in problem.module.parameters():
-                parameter.copy_(_shuffled(parameter, generator))
-        inputs = tuple(_shuffled(value, generator) if _free(value) else value for value in problem.inputs)
+                parameter.copy_(own_inputs.shuffled(parameter, generator))
+        inputs = tuple(own_inputs.redrawn(value, generator) for value in problem.inputs)
         return dataclasses.replace(problem, inputs=inputs)
-
-
-def _shuffled(value: Tensor, generator: torch.Generator) -> Tensor:
-    order = torch.randperm(value.numel(), generator=generator)
-    return value.detach().reshape(-1)[order].reshape(value.shape).clone()
-
-
-def _free(value: Any) -> bool:
-    """Whether elements may change places: not those of masks, which have few values or infinite ones."""
-    return (
-        is_inexact(value)
-        and bool(value.isfinite().all())
-        and len(set(value.detach().reshape(-1)[:SAMPLE].tolist())) > FEW
-    )
 
 
 class Adapted(nn.Module):

@@ -203,6 +203,8 @@ class Workload:
     dtype; of a technique that is not there its cost decides."""
     divisible: bool = False
     """True for modules that are `Divisible`: parts that a technique refuses are then left out of a case, and named."""
+    sizes: Callable[[], OtherSizes] | None = None
+    """Gives the same model at other sizes, which forward and backward cases judge too; None where there are none to look for."""
     given: bool = False
     """Whether nobody would change the model for its check. Tensors that rounding errors alone decide, such as the gradient of a bias
     before batch norm, are then left out of the judgement, and named; in a workload that was made for checks they are an error."""
@@ -241,6 +243,19 @@ class Workload:
                 "Problem(module, inputs=(x,))"
             )
         return made
+
+
+@dataclass(frozen=True)
+class OtherSizes:
+    """A workload at other sizes than its example's.
+
+    Attributes:
+        workloads: By a label that names the size, such as ``dimension 0 = 9``; the first one matters most.
+        refused: Reasons why other dimensions keep their sizes.
+    """
+
+    workloads: Mapping[str, Workload]
+    refused: tuple[str, ...] = ()
 
 
 def _reduced(

@@ -1,0 +1,175 @@
+"""Other sizes of somebody's own model: found by trying, or given, and judged like the example's."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from fault_harness import BACKWARD, FORWARD, Planted, verdict_of
+from torch import Tensor, nn
+
+from accelcheck.checks.remarks import ONE_SIZE, SIZES
+from accelcheck.core.case import Verdict
+from accelcheck.selftest.faults.plant import calling, nothing
+from accelcheck.techniques.compilation.export import Export
+from accelcheck.techniques.eager import Eager
+from accelcheck.verify.oracle import Store
+from accelcheck.workloads.nested import OwnModelError
+from accelcheck.workloads.own_model import workload_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from accelcheck.core.journal import Record
+    from accelcheck.workloads.base import Workload
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store(tmp_path)
+
+
+def layers(**more: Any) -> Workload:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 3))
+    return workload_of(model, (torch.randn(8, 6),), name="layers", **more)
+
+
+def remarked(record: Record, claim: str) -> str:
+    return next((str(one.observed) for one in record.evidence if one.claim == claim), "")
+
+
+def wrong_in_the_last_rows(module: Any, x: Tensor) -> Any:
+    """Leaves out the rows after the last multiple of 8, as a kernel without a loop for the rest does."""
+    rows = (torch.arange(len(x)) < len(x) // 8 * 8).to(x.dtype)
+    return module(x) * rows[:, None]
+
+
+@pytest.mark.parametrize("mode", [FORWARD, BACKWARD])
+def test_what_is_wrong_for_batches_that_8_does_not_divide_fails(mode: Any, store: Store) -> None:
+    workload = layers()
+    assert verdict_of(store, Planted(nothing), workload, mode).verdict is Verdict.PASS
+    record = verdict_of(store, Planted(calling(wrong_in_the_last_rows)), workload, mode)
+    assert record.verdict is Verdict.FAIL
+    assert "dimension 0 = 9" in {fault.draw for fault in record.faults}
+    assert "" not in {fault.draw for fault in record.faults}  # it is right at the example's batch of 8
+
+
+def test_what_is_wrong_for_a_single_sample_alone_fails(store: Store) -> None:
+    def squeezed(module: Any, x: Tensor) -> Any:
+        return module(x).squeeze()
+
+    record = verdict_of(store, Planted(calling(squeezed)), layers(), FORWARD)
+    assert record.verdict is Verdict.FAIL
+    assert {fault.draw for fault in record.faults} == {"dimension 0 = 1"}
+
+
+def test_a_technique_that_raises_at_another_size_fails(store: Store) -> None:
+    def refusing(module: Any, x: Tensor) -> Any:
+        if len(x) % 8 == 1:
+            raise RuntimeError("the batch must be a multiple of 8")
+        return module(x)
+
+    record = verdict_of(store, Planted(calling(refusing)), layers(), FORWARD)
+    assert record.verdict is Verdict.FAIL
+    assert {(fault.view, fault.draw) for fault in record.faults} == {
+        ("RuntimeError", "dimension 0 = 9"),
+        ("RuntimeError", "dimension 0 = 1"),
+    }
+
+
+def test_the_record_says_which_sizes_were_judged_and_which_cannot_vary(store: Store) -> None:
+    record = verdict_of(store, Eager(), layers(), FORWARD)
+    assert record.verdict is Verdict.PASS, record.reason
+    assert remarked(record, SIZES) == "dimension 0 = 9; dimension 0 = 1"
+    assert remarked(record, ONE_SIZE).startswith("dimension 1 of 6 cannot vary: RuntimeError: mat1 and mat2 shapes")
+
+
+def test_a_technique_that_fixes_sizes_is_prepared_anew_for_one_other(store: Store) -> None:
+    record = verdict_of(store, Export(), layers(), FORWARD)
+    assert record.verdict is Verdict.PASS, record.reason
+    assert remarked(record, SIZES).startswith("dimension 0 = 9")
+
+
+def test_two_dimensions_that_all_inputs_share_vary_together(store: Store) -> None:
+    def attended(x: Tensor, y: Tensor) -> Tensor:
+        return torch.softmax(x @ y.mT, -1) @ y
+
+    workload = workload_of(attended, (torch.randn(2, 4, 8), torch.randn(2, 4, 8)), name="attended")
+    record = verdict_of(store, Eager(), workload, FORWARD)
+    assert record.verdict is Verdict.PASS, record.reason
+    assert remarked(record, SIZES) == "dimension 0 = 3, dimension 1 = 5; dimension 0 = 1"
+
+
+def test_a_dimension_at_its_largest_size_shrinks(store: Store) -> None:
+    table = torch.randn(8, 6)
+
+    def placed(x: Tensor) -> Tensor:
+        return x.cos() + table[torch.arange(len(x))][:, None]
+
+    record = verdict_of(store, Eager(), workload_of(placed, (torch.randn(8, 3, 6),), name="placed"), FORWARD)
+    assert record.verdict is Verdict.PASS, record.reason
+    assert remarked(record, SIZES).startswith("dimension 0 = 7, dimension 1 = 4")
+
+
+def graph(x: Tensor, edges: Tensor) -> Tensor:
+    return torch.zeros_like(x).index_add(0, edges[1], x[edges[0]])
+
+
+def test_inputs_that_share_no_dimension_have_sizes_where_they_are_given(store: Store) -> None:
+    first = (torch.randn(5, 3), torch.tensor([[0, 1, 2, 3], [1, 2, 3, 4]]))
+    record = verdict_of(store, Eager(), workload_of(graph, first, name="graph"), FORWARD)
+    assert remarked(record, SIZES) == ""
+    assert remarked(record, ONE_SIZE).startswith("dimension 0 differs between inputs: 2, 5")
+    other = (torch.randn(3, 3), torch.tensor([[0, 1], [1, 2]]))
+    workload = workload_of(graph, first, name="graph", sizes=[other])
+    record = verdict_of(store, Eager(), workload, FORWARD)
+    assert record.verdict is Verdict.PASS, record.reason
+    assert remarked(record, SIZES) == "sizes[0]"
+
+
+@pytest.mark.parametrize(
+    ("sizes", "message"),
+    [
+        ([(torch.randn(3, 7),)], r"sizes\[0\]: the model raised RuntimeError"),
+        ([torch.randn(3, 6)], r"sizes\[0\]: expected a tuple of positional arguments or a mapping .*, got Tensor"),
+        ([(torch.arange(3),)], r"sizes\[0\]: expected tensors of torch.float32; got torch.int64"),
+        ([()], r"sizes\[0\]: expected tensors of torch.float32; got none"),
+    ],
+)
+def test_sizes_that_mean_nothing_are_refused(sizes: Any, message: str) -> None:
+    with pytest.raises(OwnModelError, match=message):
+        layers(sizes=sizes)
+
+
+def test_no_other_sizes_are_tried_where_none_are_wanted(store: Store) -> None:
+    record = verdict_of(store, Planted(calling(wrong_in_the_last_rows)), layers(sizes=[]), FORWARD)
+    assert record.verdict is Verdict.PASS, record.reason
+
+
+def test_no_two_rows_are_equal_at_another_size() -> None:
+    workload = layers()
+    assert workload.sizes is not None
+    other = workload.sizes().workloads["dimension 0 = 9"].problem(1).inputs[0]
+    assert other.shape == (9, 6)
+    assert len(other.unique(dim=0)) == 9
+    assert workload.problem(1).inputs[0].shape == (8, 6)
+
+
+def test_trying_sizes_changes_nothing_of_the_model() -> None:
+    class Counting(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("seen", torch.zeros(()))
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.seen += 0 if len(x) == 8 else 1
+            return x * 2
+
+    model: Callable[..., Any] = Counting()
+    workload = workload_of(model, (torch.randn(8, 6),))
+    assert workload.sizes is not None
+    assert workload.sizes().workloads
+    assert float(model.seen) == 0  # type: ignore[attr-defined]  # a buffer of the class above
