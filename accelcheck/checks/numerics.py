@@ -14,7 +14,8 @@ from torch import Tensor
 
 from accelcheck.checks.calls import called_often
 from accelcheck.checks.closer import CloserLooks
-from accelcheck.checks.remarks import ALGORITHM, ONE_SIZE, REFUSED, SIZES, remarks
+from accelcheck.checks.own_model import widened
+from accelcheck.checks.remarks import ALGORITHM, REFUSED, remarks
 from accelcheck.checks.repeats import halved, held
 from accelcheck.checks.traces import Traces, asking
 from accelcheck.checks.trial import (
@@ -66,7 +67,9 @@ def verify(trial: Trial, chosen: Sequence[Draw] | None = None) -> Finding:
     with trial.device.strict_float32():
         try:
             found = _Run(trial).finding(chosen)
-            return found if chosen is not None or trial.workload.sizes is None else _at_other_sizes(trial, found)
+            if chosen is not None or not trial.workload.given:
+                return found
+            return widened(trial, found, lambda other: _Run(other).finding([FIRST]))
         except (OracleError, KnownAnswerError):
             raise
         except Exception:
@@ -81,40 +84,6 @@ def verify(trial: Trial, chosen: Sequence[Draw] | None = None) -> Finding:
         # A translation may refuse an operator; a device that lacks or lost one in eager is wrong.
         faults = _lacking(refused) if trial.technique.family == "eager" else []
         return replace(found, evidence=evidence, faults=[*faults, *found.faults], refused=refused)
-
-
-def _at_other_sizes(trial: Trial, found: Finding) -> Finding:
-    """Judge somebody's own model at other sizes too, prepared anew for each: one of them where that takes long, or in backward mode."""
-    if trial.workload.sizes is None or trial.case.mode not in {Mode.FORWARD, Mode.BACKWARD}:
-        return found
-    if trial.effort.reduced:
-        return replace(found, evidence=[*found.evidence, Evidence(ONE_SIZE, "all but the example's", engaged=True)])
-    sizes = trial.workload.sizes()
-    evidence, faults = [*found.evidence], [*found.faults]
-    judged, left = [], [*sizes.refused]
-    every = trial.technique.level == 1 and trial.case.mode is Mode.FORWARD
-    for number, (label, workload) in enumerate(sizes.workloads.items()):
-        if number and not every:
-            left.append(label)
-            continue
-        trial.technique.finish()
-        try:
-            other = _Run(replace(trial, workload=workload)).finding([FIRST])
-        except (OracleError, Unsupported) as error:
-            left.append(f"{label}: {_reason(error)}")
-            continue
-        except KnownAnswerError:
-            raise
-        except Exception as error:  # noqa: BLE001 - the model accepts this size
-            faults.append(Fault(FaultKind.RAISED, "run", type(error).__name__, label, got=_reason(error)))
-            other = None
-        judged.append(label)
-        if other is not None:
-            evidence += absent(evidence, other.evidence, label)
-            faults += [replace(fault, draw=label) for fault in other.faults]
-    listed = ((SIZES, judged), (ONE_SIZE, left))
-    evidence += [Evidence(claim, "; ".join(words), engaged=True) for claim, words in listed if words]
-    return replace(found, evidence=evidence, faults=faults)
 
 
 def _lacking(refused: Mapping[str, str]) -> list[Fault]:

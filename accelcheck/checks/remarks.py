@@ -28,6 +28,7 @@ ALGORITHM = "classes of fast algorithms that were needed, whose errors or NaN a 
 REFUSED = "parts of the workload that the technique refuses, and that are not judged"
 SIZES = "other sizes that were judged too"
 ONE_SIZE = "sizes that were not tried"
+CUSTOM = "custom autograd functions beside finite differences"
 REMARKS = frozenset(
     {SWITCHED_OFF, UNJUDGED, UNCLASSIFIED, OVERWRITES, STRIDES, REDUCED, IDLE, ALGORITHM, REFUSED, SIZES, ONE_SIZE}
 )

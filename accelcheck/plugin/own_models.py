@@ -107,6 +107,7 @@ class Accel:
         keywords: Mapping[str, Any] | None = None,
         *,
         sizes: Sequence[Any] | None = None,
+        estimators: Sequence[str] = (),
         name: str = "",
         **words: Any,
     ) -> Checked:
@@ -117,11 +118,13 @@ class Accel:
             inputs: Its positional arguments.
             keywords: Its keyword arguments.
             sizes: Example inputs of other sizes; unless given, sizes that the model accepts: see `accelcheck.api.workload_of`.
+            estimators: Names of custom autograd functions whose gradients are meant to differ from the derivatives.
             name: Part of case ids; by default made of the test's.
             **words: ``techniques``, ``devices``, ``dtypes``, ``level``.
         """
         __tracebackhide__ = True
-        workload = _made(workload_of, model, inputs, keywords, sizes=sizes, name=self._name(name))
+        given = {"sizes": sizes, "estimators": estimators}
+        workload = _made(workload_of, model, inputs, keywords, name=self._name(name), **given)
         return self._checked(workload, (Mode.FORWARD, Mode.BACKWARD), words)
 
     def check_training(

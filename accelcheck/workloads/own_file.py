@@ -32,7 +32,7 @@ RETURNS = (
 )
 TRAINING = ("loss", "target", "batches", "optimizer", "steps")
 ACCURACY = ("data", "metric", "max_drop")
-KEYS = ("model", "inputs", "keywords", "sizes", "name", "traits", *TRAINING, *ACCURACY)
+KEYS = ("model", "inputs", "keywords", "sizes", "estimators", "name", "traits", *TRAINING, *ACCURACY)
 """What a dict may hold."""
 
 
@@ -131,7 +131,7 @@ def _workloads(made: Any, name: str) -> Iterator[Workload]:
         raise OwnModelError("accuracy needs data and a metric: give both, or none of them")
     shared = {key: given[key] for key in ("traits",) if key in given}
     if "inputs" in given or "keywords" in given or "batches" in given or data is None:
-        words = {key: given[key] for key in ("sizes", *TRAINING) if key in given}
+        words = {key: given[key] for key in ("sizes", "estimators", *TRAINING) if key in given}
         yield workload_of(given["model"], given.get("inputs", ()), given.get("keywords"), name=name, **words, **shared)
     if data is not None and metric is not None:
         words = {key: given[key] for key in ("max_drop",) if key in given}

@@ -47,6 +47,7 @@ def workload_of(
     optimizer: OptimizerMaker | None = None,
     steps: int = STEPS,
     sizes: Sequence[Any] | None = None,
+    estimators: Iterable[str] = (),
     traits: frozenset[str] | None = None,
 ) -> Workload:
     """A workload from a model and example inputs.
@@ -65,6 +66,8 @@ def workload_of(
         steps: Number of optimizer steps.
         sizes: Example inputs of other sizes, each a tuple as `inputs` or a mapping as `keywords`, at which outputs and gradients are
             judged too; unless given, sizes that the model accepts: see `accelcheck.workloads.own_inputs.found`.
+        estimators: Names of the model's custom autograd functions whose gradients are meant to differ from finite differences, such as
+            a reversal of gradients. Where the function is flat, as rounding is, that is seen without its name.
         traits: As `Workload.traits`; found by inspection unless given.
 
     Raises:
@@ -102,6 +105,7 @@ def workload_of(
         modes=frozenset(_modes(problem)),
         traits=seen | ({"training"} if trains else set()) | ({"batches"} if problem.further else set()),
         dtypes=_dtypes(problem),
+        estimators=frozenset(estimators),
         given=True,
     )
     others = None if sizes is None else own_inputs.named(problem, _other_inputs(sizes, problem.inputs))

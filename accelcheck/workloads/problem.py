@@ -205,6 +205,8 @@ class Workload:
     """True for modules that are `Divisible`: parts that a technique refuses are then left out of a case, and named."""
     sizes: Callable[[], OtherSizes] | None = None
     """Gives the same model at other sizes, which forward and backward cases judge too; None where there are none to look for."""
+    estimators: frozenset[str] = frozenset()
+    """Names of custom autograd functions of a user-owned model whose gradients are meant to differ from the derivatives."""
     given: bool = False
     """Whether nobody would change the model for its check. Tensors that rounding errors alone decide, such as the gradient of a bias
     before batch norm, are then left out of the judgement, and named; in a workload that was made for checks they are an error."""

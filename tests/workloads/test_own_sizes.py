@@ -162,6 +162,7 @@ def test_trying_sizes_changes_nothing_of_the_model() -> None:
     class Counting(nn.Module):
         def __init__(self) -> None:
             super().__init__()
+            self.seen: Tensor
             self.register_buffer("seen", torch.zeros(()))
 
         def forward(self, x: Tensor) -> Tensor:

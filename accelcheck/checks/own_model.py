@@ -1,0 +1,93 @@
+"""The checks of somebody's own model beyond its example: other sizes, and the gradients of its custom functions."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from accelcheck.checks.remarks import CUSTOM, ONE_SIZE, SIZES
+from accelcheck.checks.trial import absent
+from accelcheck.core.case import Evidence, Mode
+from accelcheck.core.fault import Fault, FaultKind
+from accelcheck.core.plain import text
+from accelcheck.techniques.base import Unsupported
+from accelcheck.verify.known_answers import KnownAnswerError
+from accelcheck.verify.own_gradients import own_gradients
+from accelcheck.verify.reference import OracleError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from accelcheck.checks.trial import Finding, Trial
+
+
+def widened(trial: Trial, finding: Finding, judge: Callable[[Trial], Finding]) -> Finding:
+    """A finding of forward or backward mode, with those at other sizes and of custom functions.
+
+    Args:
+        trial: Of a user-owned model.
+        finding: At the example's sizes.
+        judge: Judges one draw of a trial, whose technique it prepares.
+    """
+    if trial.case.mode not in {Mode.FORWARD, Mode.BACKWARD}:
+        return finding
+    evidence, faults = [*finding.evidence], [*finding.faults]
+    for other in (_at_other_sizes(trial, finding, judge), _custom_functions(trial)):
+        evidence += other[0]
+        faults += other[1]
+    return replace(finding, evidence=evidence, faults=faults)
+
+
+def _at_other_sizes(
+    trial: Trial, finding: Finding, judge: Callable[[Trial], Finding]
+) -> tuple[list[Evidence], list[Fault]]:
+    """Judge at other sizes too, prepared anew for each: at one of them where that takes long, or in backward mode."""
+    if trial.workload.sizes is None:
+        return [], []
+    if trial.effort.reduced:
+        return [Evidence(ONE_SIZE, "all but the example's, since the model is large", engaged=True)], []
+    sizes = trial.workload.sizes()
+    evidence: list[Evidence] = []
+    faults: list[Fault] = []
+    judged, left = [], [*sizes.refused]
+    every = trial.technique.level == 1 and trial.case.mode is Mode.FORWARD
+    for number, (label, workload) in enumerate(sizes.workloads.items()):
+        if number and not every:
+            left.append(label)
+            continue
+        trial.technique.finish()
+        try:
+            other = judge(replace(trial, workload=workload))
+        except (OracleError, Unsupported) as error:
+            left.append(f"{label}: {error}")
+            continue
+        except KnownAnswerError:
+            raise
+        except Exception as error:  # noqa: BLE001 - whatever it raises is its fault, since the model accepts this size
+            first = next(iter(text(error).splitlines()), "")
+            faults.append(Fault(FaultKind.RAISED, "run", type(error).__name__, label, got=first))
+        else:
+            evidence += absent(finding.evidence, other.evidence, label)
+            faults += [replace(fault, draw=label) for fault in other.faults]
+        judged.append(label)
+    listed = ((SIZES, judged), (ONE_SIZE, left))
+    return [*evidence, *(Evidence(claim, "; ".join(words), engaged=True) for claim, words in listed if words)], faults
+
+
+def _custom_functions(trial: Trial) -> tuple[list[Evidence], list[Fault]]:
+    """Hold gradients of custom autograd functions against finite differences: in eager's case, since they are the model's own."""
+    if trial.technique.family != "eager" or trial.case.mode is not Mode.BACKWARD:
+        return [], []
+    with trial.clock("oracle"), trial.state.restored():
+        found = own_gradients(trial.problem(trial.case.seed))
+    faults: list[Fault] = []
+    words: list[str] = []
+    for one in found:
+        if one.wrong and not one.flat and one.name not in trial.workload.estimators:
+            expected = f"the derivative of its forward, or {one.name!r} among the model's `estimators` if it is meant to differ"
+            faults.append(Fault(FaultKind.VALUE, f"{one.name}.backward", "gradient", expected=expected, got=one.wrong))
+        elif one.wrong:
+            words.append(f"{one.name}: an estimate by design")
+        else:
+            words.append(f"{one.name}: {f'not checked: {one.unchecked}' if one.unchecked else 'right'}")
+    return [Evidence(CUSTOM, "; ".join(words), engaged=True)] if words else [], faults

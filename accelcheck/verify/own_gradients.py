@@ -1,0 +1,170 @@
+"""Custom autograd functions of a model: whether their gradients are those of finite differences in FP64.
+
+The oracle runs the model's own backward pass, so that a wrong one agrees with itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+from torch.autograd.function import BackwardCFunction
+
+from accelcheck.core.plain import text
+from accelcheck.workloads.base import flatten, is_inexact
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from accelcheck.workloads.problem import Problem
+
+STEP = 1e-6
+"""Step of finite differences, as `torch.autograd.gradcheck` takes it."""
+DIRECTIONS = 2
+"""Random directions, in all of which a wrong gradient differs: along one of them a kink may lie."""
+TOLERANCE = 1e-5
+"""Difference of two slopes, relative to the norm of the gradient, from which on it is wrong. Finite differences in FP64 err by some 1e-9."""
+
+
+@dataclass(frozen=True)
+class OwnGradient:
+    """One custom function of a model.
+
+    Attributes:
+        name: Name of its class.
+        wrong: Analytic and numerical gradients where they differ; empty where they agree.
+        flat: Whether its finite differences are 0, as those of rounding: gradients are then estimates by design.
+        unchecked: Reason why finite differences could not be taken; empty where they were.
+    """
+
+    name: str
+    wrong: str = ""
+    flat: bool = False
+    unchecked: str = ""
+
+
+def own_gradients(problem: Problem) -> list[OwnGradient]:
+    """Check each class of custom functions that a backward pass of a model reaches, at the arguments of its first call.
+
+    Args:
+        problem: On the CPU, in FP32; a copy of its module runs in evaluation mode.
+    """
+    module = copy.deepcopy(problem.module).eval()
+    classes = _classes(module, problem.inputs)
+    if not classes:
+        return []
+    with contextlib.ExitStack() as patched:
+        calls = {one: patched.enter_context(_recorded(one)) for one in classes}
+        module(*_leaves(problem.inputs))
+    return [_checked(one, calls[one]) for one in classes]
+
+
+def _leaves(inputs: tuple[Any, ...]) -> list[Any]:
+    return [value.detach().clone().requires_grad_() if is_inexact(value) else value for value in inputs]
+
+
+def _classes(module: torch.nn.Module, inputs: tuple[Any, ...]) -> list[type[Function]]:
+    """Classes of the custom functions in the graph of a forward pass, by name; torch's own are none."""
+    found: dict[str, type[Function]] = {}
+    with torch.enable_grad():
+        nodes = [tensor.grad_fn for _, tensor in flatten(module(*_leaves(inputs))) if tensor.grad_fn is not None]
+    seen = set(nodes)
+    while nodes:
+        node: Any = nodes.pop()
+        if isinstance(node, BackwardCFunction) and not (own := type(node)._forward_cls).__module__.startswith("torch."):  # type: ignore[attr-defined]  # noqa: SLF001 - torch has no public name for it
+            found[own.__qualname__] = own
+        fresh = {other for other, _ in node.next_functions if other is not None} - seen
+        seen |= fresh
+        nodes += fresh
+    return [found[name] for name in sorted(found)]
+
+
+@contextlib.contextmanager
+def _recorded(own: Any) -> Iterator[list[Any]]:
+    """A context in which the arguments of a function's first call are kept, tensors in FP64."""
+    kept: list[Any] = []
+    forward = own.forward
+    first = int(
+        own.setup_context is Function.setup_context
+    )  # the context, which comes first where there is no `setup_context`
+
+    def recording(*arguments: Any) -> Any:
+        if not kept:
+            kept.extend(_exact(value) for value in arguments[first:])
+        return forward(*arguments)
+
+    defined = "forward" in vars(own)
+    own.forward = staticmethod(recording)
+    try:
+        yield kept
+    finally:
+        if defined:
+            own.forward = staticmethod(forward)
+        else:
+            del own.forward
+
+
+def _exact(value: Any) -> Any:
+    if not is_inexact(value):
+        return value
+    wide = torch.complex128 if value.is_complex() else torch.float64
+    return value.detach().to(wide, copy=True).requires_grad_(value.requires_grad)
+
+
+def _checked(own: Any, arguments: list[Any]) -> OwnGradient:
+    leaves = [value for value in arguments if isinstance(value, Tensor) and value.requires_grad]
+
+    def call(*values: Tensor) -> list[Tensor]:
+        fresh = iter(values)
+        given = [next(fresh) if isinstance(value, Tensor) and value.requires_grad else value for value in arguments]
+        return [tensor for _, tensor in flatten(own.apply(*given)) if is_inexact(tensor)]
+
+    name = own.__qualname__
+    try:
+        out = call(*leaves)
+        if narrow := {str(tensor.dtype) for tensor in out} - {"torch.float64", "torch.complex128"}:
+            return OwnGradient(name, unchecked=f"it computes in {', '.join(sorted(narrow))}")
+        slopes = [_slopes(call, leaves, out, seed) for seed in range(DIRECTIONS)]
+    except Exception as error:  # noqa: BLE001 - a function of others may raise anything
+        return OwnGradient(name, unchecked=f"{type(error).__name__}: {next(iter(text(error).splitlines()), '')}")
+    if not all(abs(one.analytic - one.numerical) > TOLERANCE * one.scale for one in slopes):
+        return OwnGradient(name)
+    first = slopes[0]
+    wrong = f"{first.analytic:.6g} along a random direction, where finite differences give {first.numerical:.6g}"
+    return OwnGradient(name, wrong=wrong, flat=all(one.numerical == 0 for one in slopes))
+
+
+class _Slopes(NamedTuple):
+    """Derivatives of a projection of a function's outputs along a random direction of its inputs, and their usual size."""
+
+    analytic: float
+    numerical: float
+    scale: float
+
+
+def _slopes(call: Callable[..., list[Tensor]], leaves: Sequence[Tensor], out: Sequence[Tensor], seed: int) -> _Slopes:
+    generator = torch.Generator().manual_seed(seed)
+    directions, weights = (
+        [torch.randn(x.shape, dtype=x.dtype, generator=generator) for x in those] for those in (leaves, out)
+    )
+    taken = torch.autograd.grad(out, leaves, weights, retain_graph=True, allow_unused=True)
+    gradients = [torch.zeros_like(leaf) if one is None else one for one, leaf in zip(taken, leaves, strict=True)]
+    with torch.no_grad():
+        above, below = (
+            _product(call(*(x + sign * STEP * u for x, u in zip(leaves, directions, strict=True))), weights)
+            for sign in (1, -1)
+        )
+        scale = math.sqrt(_product(gradients, gradients))
+    numerical = (above - below) / (2 * STEP)
+    return _Slopes(_product(gradients, directions), numerical, max(scale, abs(numerical)))
+
+
+def _product(some: Sequence[Tensor], others: Sequence[Tensor]) -> float:
+    """Sum of products, of complex numbers as of pairs of real ones."""
+    return sum(float((one.conj() * other).real.sum()) for one, other in zip(some, others, strict=True))
