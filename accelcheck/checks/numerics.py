@@ -15,7 +15,7 @@ from torch import Tensor
 from accelcheck.checks.calls import called_often
 from accelcheck.checks.closer import CloserLooks
 from accelcheck.checks.own_model import widened
-from accelcheck.checks.remarks import ALGORITHM, REFUSED, remarks
+from accelcheck.checks.remarks import ALGORITHM, REFUSED, UNSTEADY, remarks
 from accelcheck.checks.repeats import halved, held
 from accelcheck.checks.traces import Traces, asking
 from accelcheck.checks.trial import (
@@ -392,13 +392,19 @@ class _Run:
                 # A sum may be rounded once, with the product that is added. What is alive decides what a lazy device fuses, and so
                 # how it rounds, as does who watches: both runs anew, with nothing left over alive and nobody watching.
                 kept, again = self._alone(state), self._alone(state)
-        deterministic = trial.device.has("deterministic") and "unsteady" not in trial.workload.traits
-        for path, distance in apart(kept, again).items():
+        own = trial.workload.given
+        deterministic = trial.device.has("deterministic") and "unsteady" not in trial.workload.traits and not own
+        distances = apart(kept, again)
+        for path, distance in distances.items():
             allowed = 0.0 if deterministic else float("inf")
             self.figures.append(Figure(path, "rerun", distance, allowed, "", gates=deterministic))
             if deterministic and distance:
                 got = f"{distance:.3g} relative difference"
                 self.faults.append(Fault(FaultKind.RERUN, path, expected="the same bits", got=got, measured=distance))
+        if own and any(distances.values()):
+            worst = max(distances, key=distances.__getitem__)
+            observed = f"{sum(map(bool, distances.values()))} of {len(distances)}, {worst} by {distances[worst]:.3g}"
+            self.evidence.append(Evidence(UNSTEADY, observed, engaged=True))
 
     def _judged_again(self, raw: Result, result: Result, reference: Reference, draw: Draw) -> Sequence[Fault]:
         """Faults of a further result with the inputs of a draw, given as it was and on the CPU."""

@@ -18,7 +18,7 @@ from accelcheck.workloads.base import Program
 from accelcheck.workloads.probes import Draw
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from accelcheck.checks.trial import Trial
     from accelcheck.core.case import Evidence
@@ -32,19 +32,21 @@ class ScoreDrop:
     Attributes:
         drop: Of the mean score; negative where it rose.
         bound: What the drop is at most, with `CONFIDENCE`; the drop itself where there is no interval.
-        words: What the bound rests on.
+        words: Samples that the bound rests on.
+        enough: Number of samples alike from which on the bound is within a limit above the drop; 0 where there is no interval.
     """
 
     drop: float
     bound: float
     words: str
+    enough: Callable[[float], int] = lambda _: 0
 
 
 def verify(trial: Trial, task: OwnTask) -> Finding:
     """Hold the mean score under the technique against that of FP32 eager on the CPU, batch by batch in the order given.
 
     Raises:
-        UndecidedError: There are too few samples of right and wrong for `OwnTask.max_drop`.
+        UndecidedError: There are too few samples for `OwnTask.max_drop`: the drop is within it, and its bound is not.
         OwnModelError: The metric raises, or gives no score.
     """
     with trial.clock("oracle"):
@@ -114,6 +116,11 @@ def _finding(task: OwnTask, before: Sequence[Tensor], after: Sequence[Tensor], e
     ]
     faults = []
     if not figures[0].within:
+        if found.drop < task.max_drop and (enough := found.enough(task.max_drop)):
+            raise UndecidedError(
+                f"{task.name}: too few samples: {found.words} are a drop of {found.drop:.2%}, at most {found.bound:.2%} at "
+                f"{CONFIDENCE:.1%} confidence, where {task.max_drop:.2%} is allowed; some {enough:,} such samples would decide"
+            )
         got = f"{found.drop:.3%}, at most {found.bound:.3%} ({found.words}): from {means[0]:.6g} to {means[1]:.6g}"
         faults.append(replace(beyond(figures[0]), got=got))
     return Finding(evidence, faults, figures, first.numel())
@@ -129,11 +136,13 @@ def compared(before: Tensor, after: Tensor, *, single: bool) -> ScoreDrop:
     """
     if before.dtype == torch.bool:
         pairs = Pairs.of(before.tolist(), after.tolist())
-        return ScoreDrop(
-            pairs.drop, upper_bound(pairs), f"{pairs.lost} lost and {pairs.won} won of {pairs.samples} samples"
-        )
+        words = f"{pairs.lost} lost and {pairs.won} won of {pairs.samples} samples"
+        return ScoreDrop(pairs.drop, upper_bound(pairs), words, pairs.enough)
     drops = before - after
     mean = float(drops.mean())
     if single or len(drops) < 2:
         return ScoreDrop(mean, mean, "one number a batch: no interval")
-    return ScoreDrop(mean, replicated_bound(drops.tolist()), f"Student's t over {len(drops)} samples")
+    bound = replicated_bound(drops.tolist())
+    # The width of the interval falls with the root of the number.
+    words = f"{len(drops)} samples, by Student's t,"
+    return ScoreDrop(mean, bound, words, lambda limit: math.ceil(len(drops) * ((bound - mean) / (limit - mean)) ** 2))

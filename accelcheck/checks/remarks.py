@@ -29,6 +29,7 @@ REFUSED = "parts of the workload that the technique refuses, and that are not ju
 SIZES = "other sizes that were judged too"
 ONE_SIZE = "sizes that were not tried"
 CUSTOM = "custom autograd functions beside finite differences"
+UNSTEADY = "tensors that a second run rounds otherwise"
 REMARKS = frozenset(
     {SWITCHED_OFF, UNJUDGED, UNCLASSIFIED, OVERWRITES, STRIDES, REDUCED, IDLE, ALGORITHM, REFUSED, SIZES, ONE_SIZE}
 )

@@ -19,7 +19,7 @@ _PRECISION = 1e-9
 
 
 class UndecidedError(RuntimeError):
-    """There are too few samples to decide, whatever the result. The case is an `error`: neither a failure nor a pass."""
+    """There are too few samples to decide. The case is an `error`: neither a failure nor a pass."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +50,21 @@ class Pairs:
     def drop(self) -> float:
         """Accuracy lost, as a part of all samples; negative where some was won."""
         return (self.lost - self.won) / self.samples
+
+    def enough(self, limit: float) -> int:
+        """The least multiple of these samples, alike in what they lose and win, whose bound is within a limit above their drop."""
+
+        def decided(times: int) -> bool:
+            return upper_bound(Pairs(self.samples * times, self.lost * times, self.won * times)) <= limit
+
+        high = 1
+        while not decided(high):
+            high *= 2
+        low = high // 2
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (low, middle) if decided(middle) else (middle, high)
+        return self.samples * high
 
 
 def pooled(groups: Iterable[Pairs]) -> Pairs:

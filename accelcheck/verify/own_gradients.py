@@ -66,7 +66,8 @@ def own_gradients(problem: Problem) -> list[OwnGradient]:
 
 
 def _leaves(inputs: tuple[Any, ...]) -> list[Any]:
-    return [value.detach().clone().requires_grad_() if is_inexact(value) else value for value in inputs]
+    # Copies of leaves, since a model may write to its inputs.
+    return [value.detach().requires_grad_().clone() if is_inexact(value) else value for value in inputs]
 
 
 def _classes(module: torch.nn.Module, inputs: tuple[Any, ...]) -> list[type[Function]]:

@@ -15,6 +15,7 @@ from accelcheck.core.case import Mode, Verdict
 from accelcheck.selftest.faults.plant import calling, nothing
 from accelcheck.techniques.compilation.torchscript import Trace
 from accelcheck.techniques.eager import Eager
+from accelcheck.verify.accuracy import Pairs, upper_bound
 from accelcheck.verify.oracle import Store
 from accelcheck.workloads.nested import OwnModelError
 from accelcheck.workloads.own_model import task_of
@@ -94,6 +95,35 @@ def test_too_few_samples_to_decide_are_an_error_that_says_how_many(store: Store)
     assert record.verdict is Verdict.ERROR
     assert "40 samples cannot show that the accuracy drops by at most 1.00%" in record.why
     assert "Give 381 samples or more, or a larger max_drop" in record.why
+
+
+def test_a_drop_within_the_limit_whose_bound_is_not_is_undecided_and_says_what_would_decide(store: Store) -> None:
+    values = torch.cat([x.amax(1) for x, _ in data(128)])
+    limit = float(values.sort(descending=True).values[1:3].mean())  # two of the 512 samples are above
+
+    def two_wrong(module: Any, x: Tensor) -> Any:
+        return tuple(torch.where(x.amax(1, keepdim=True) > limit, -tensor, tensor) for tensor in module(x))
+
+    record = verdict_of(store, Planted(calling(two_wrong)), task(samples=128), ACCURACY)
+    assert record.verdict is Verdict.ERROR
+    assert "too few samples: 2 lost and 0 won of 512 samples are a drop of 0.39%, at most 1.41% at 97.5%" in record.why
+    assert "where 1.00% is allowed; some 1,536 such samples would decide" in record.why
+
+
+def test_scores_that_spread_need_samples_by_the_square_of_their_interval() -> None:
+    before = torch.zeros(100).double()
+    drop = compared(before, -torch.linspace(-0.1, 0.1, 100).double() - 0.001, single=False)
+    assert drop.bound > 0.01 > drop.drop
+    half = drop.drop + (drop.bound - drop.drop) / 2
+    assert drop.enough(half) == pytest.approx(400, abs=1)
+
+
+def test_the_number_of_samples_that_decide_is_the_least() -> None:
+    pairs = Pairs(512, 2, 0)
+    assert upper_bound(pairs) == pytest.approx(0.0141, abs=1e-4)
+    assert pairs.enough(0.01) == 3 * 512
+    assert upper_bound(Pairs(1536, 6, 0)) <= 0.01 < upper_bound(Pairs(1024, 4, 0))
+    assert Pairs(512, 0, 0).enough(0.01) == 512
 
 
 def test_scores_of_samples_give_an_interval_and_numbers_of_batches_none() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import subprocess
 import sys
 from dataclasses import dataclass, replace
@@ -9,11 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from fault_harness import BACKWARD, FORWARD, TRAIN, Planted, verdict_of
+from fault_harness import BACKWARD, FORWARD, TRAIN, Planted, bench, case, verdict_of
+from technique_harness import StubDevice
 from torch import Tensor, nn
 from torch.nn import functional
 
-from accelcheck.checks.remarks import IDLE, REMARKS, STRIDES, UNCLASSIFIED, UNJUDGED
+from accelcheck.checks.remarks import IDLE, REMARKS, STRIDES, UNCLASSIFIED, UNJUDGED, UNSTEADY
 from accelcheck.core.case import SCHEME, Mode, Verdict, stable_seed
 from accelcheck.core.registry import UnknownNameError
 from accelcheck.selftest.faults.plant import calling, nothing
@@ -144,6 +146,30 @@ def test_parameters_that_nothing_depends_on_are_named(store: Store) -> None:
     assert record.verdict is Verdict.PASS, record.reason
     (said,) = (one for one in record.evidence if one.claim == IDLE)
     assert said.observed == "spare.weight, spare.bias"
+
+
+def test_right_results_that_a_second_run_rounds_otherwise_are_a_remark(store: Store) -> None:
+    def unsteady() -> Planted:
+        calls = itertools.count()
+
+        def scaled(module: Any, x: Tensor) -> Tensor:
+            out: Tensor = module(x)
+            return out * (1 + next(calls) % 2 * 2.0**-23)
+
+        return Planted(calling(scaled))
+
+    torch.manual_seed(0)
+    workload = workload_of(nn.Linear(8, 8), (torch.randn(4, 8),), sizes=[])
+    device = StubDevice(features=("strided", "deterministic"), error=lambda: 0.0)
+    record = bench(store, unsteady(), workload, device).run(replace(case(workload), device="stub"))
+    assert record.verdict is Verdict.PASS, record.reason
+    (said,) = (one for one in record.evidence if one.claim == UNSTEADY)
+    assert str(said.observed).startswith("1 of 1, out by 1")
+    made_for_checks = replace(workload, given=False)
+    record = bench(Store(store.cache.folder / "other"), unsteady(), made_for_checks, device).run(
+        replace(case(workload), device="stub")
+    )
+    assert record.verdict is Verdict.FAIL
 
 
 def test_operators_whose_rounding_is_not_known_are_named(store: Store) -> None:
