@@ -42,15 +42,16 @@ def _at_other_sizes(
     trial: Trial, finding: Finding, judge: Callable[[Trial], Finding]
 ) -> tuple[list[Evidence], list[Fault]]:
     """Judge at other sizes too, prepared anew for each: at one of them where that takes long, or in backward mode."""
-    if trial.workload.sizes is None:
+    sizes = trial.workload.sizes
+    if sizes is None:
         return [], []
     if trial.effort.reduced:
         return [Evidence(ONE_SIZE, "all but the example's, since the model is large", engaged=True)], []
-    sizes = trial.workload.sizes()
     evidence: list[Evidence] = []
     faults: list[Fault] = []
     judged, left = [], [*sizes.refused]
-    every = trial.technique.level == 1 and trial.case.mode is Mode.FORWARD
+    # A compiler specialises on a size of 1, whatever it serves otherwise.
+    every = trial.technique.level == 1 and trial.case.mode is Mode.FORWARD and not trial.technique.resizing
     for number, (label, workload) in enumerate(sizes.workloads.items()):
         if number and not every:
             left.append(label)

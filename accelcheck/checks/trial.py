@@ -252,12 +252,14 @@ def warm_up(trial: Trial, program: Program) -> None:
 
 @contextlib.contextmanager
 def given(trial: Trial, program: Program, other: Problem) -> Iterator[None]:
-    """A context in which a program has the inputs and the target of another problem."""
-    judged = program.inputs, program.target, program.scaler
-    program.inputs = tuple(trial.placed(value) for value in other.inputs)
-    program.target = trial.placed(other.target)
+    """A context in which a program has the inputs and the targets of another problem."""
+    judged = program.inputs, program.target, program.further, program.scaler
+    program.inputs, program.target = tuple(map(trial.placed, other.inputs)), trial.placed(other.target)
+    program.further = tuple(
+        (tuple(map(trial.placed, inputs)), trial.placed(target)) for inputs, target in other.further
+    )
     yield
-    program.inputs, program.target, program.scaler = judged
+    program.inputs, program.target, program.further, program.scaler = judged
 
 
 def _sizes(inputs: Sequence[Any]) -> list[tuple[int, ...]]:

@@ -30,7 +30,7 @@ _PRODUCTS = frozenset({"aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm", 
 def found_traits(problem: Problem) -> Iterator[str]:
     """The traits that can be seen: of modules, and of one forward pass in evaluation mode.
 
-    Not found, and to be stated: ``resizable``, ``activations`` and those that only a test's own models have.
+    Not found here, and to be stated: ``activations`` and those that only a test's own models have.
 
     Args:
         problem: May be changed.

@@ -17,7 +17,7 @@ from accelcheck.workloads.base import is_inexact
 from accelcheck.workloads.nested import OwnModelError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
 
     from accelcheck.workloads.problem import Problem
 
@@ -25,6 +25,8 @@ SAMPLE, FEW = 1000, 2
 """Of so many elements of an input, a mask has so few values."""
 AXES = 2
 """Number of leading dimensions that are tried: the batch, and the length of a sequence."""
+EXTENT = 3
+"""Most elements that are added: techniques that serve all sizes warm up with up to 2 more, here of n + 1."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,11 +35,54 @@ class Sizes:
 
     Attributes:
         problems: By a label that names the size, such as ``dimension 0 = 9``; the first one matters most.
+        growing: Dimensions of more than one element, on which compilers specialise, that may have some more.
         refused: Reasons why dimensions keep their sizes; empty where all that were looked for vary.
     """
 
     problems: Mapping[str, Problem]
+    growing: tuple[int, ...] = ()
     refused: tuple[str, ...] = ()
+
+
+def found(problem: Problem, seed: int) -> Sizes:
+    """Sizes that a model accepts, of the dimensions that all its inputs share.
+
+    Each such dimension of n elements is tried with n + 1 and n + `EXTENT`, or else with n - 1. The first problem has all dimensions
+    that vary at n + 1 or n - 1; in the second one the first dimension has one element. Rows beyond the last one repeat the first
+    ones, and floating-point inputs are shuffled, so that no row equals another.
+
+    Args:
+        problem: At the example's sizes.
+        seed: Decides the order of the shuffled elements.
+    """
+    shapes = [value.shape for value in problem.inputs if isinstance(value, Tensor) and value.dim()]
+    shared = min(map(len, shapes), default=0)
+    refused = [] if shared else ["inputs have no dimension"]
+    new: dict[int, int] = {}
+    growing: list[int] = []
+    for axis in range(min(shared, AXES)):
+        if len(present := {shape[axis] for shape in shapes}) > 1:
+            refused.append(f"dimension {axis} differs between inputs: {', '.join(map(str, sorted(present)))}")
+            continue
+        (size,) = present
+        raised = _raised(resized(problem, {axis: size + 1}, seed))
+        if not raised:
+            new[axis] = size + 1
+            growing += [axis] * (size > 1 and not _raised(resized(problem, {axis: size + EXTENT}, seed)))
+        elif size > 1 and not _raised(resized(problem, {axis: size - 1}, seed)):
+            new[axis] = size - 1
+        else:
+            refused.append(f"dimension {axis} of {size} cannot vary: {raised}")
+    tried = [new, *([{0: 1}] if 0 in new and shapes[0][0] > 1 else [])]
+    problems = {label(sizes): _untrained(resized(problem, sizes, seed)) for sizes in tried if sizes}
+    accepted = {name: other for name, other in problems.items() if not _raised(other)}
+    return Sizes(accepted, tuple(growing if len(accepted) == len(problems) else ()), tuple(refused))
+
+
+def grown(problem: Problem, axes: Iterable[int], extent: int, seed: int) -> Problem:
+    """The problem with some elements more in some dimensions of its inputs, and in those that its targets share with them."""
+    shape = next(value.shape for value in problem.inputs if isinstance(value, Tensor) and value.dim())
+    return resized(problem, {axis: shape[axis] + extent for axis in axes}, seed)
 
 
 def redrawn(value: Tensor, generator: torch.Generator) -> Tensor:
@@ -60,56 +105,32 @@ def _free(value: Tensor) -> bool:
     )
 
 
-def found(problem: Problem, seed: int) -> Sizes:
-    """Sizes that a model accepts, of the dimensions that all its inputs share.
-
-    Each such dimension of n elements is tried with n + 1, then with n - 1. The first problem has all dimensions that vary at their
-    new sizes; in the second one the first dimension has one element. Rows beyond the last one repeat the first ones, and
-    floating-point inputs are shuffled, so that no row equals another.
-
-    Args:
-        problem: At the example's sizes.
-        seed: Decides the order of the shuffled elements.
-    """
-    shapes = [value.shape for value in problem.inputs if isinstance(value, Tensor) and value.dim()]
-    shared = min(map(len, shapes), default=0)
-    refused = [] if shared else ["inputs have no dimension"]
-    new: dict[int, int] = {}
-    for axis in range(min(shared, AXES)):
-        if len(present := {shape[axis] for shape in shapes}) > 1:
-            refused.append(f"dimension {axis} differs between inputs: {', '.join(map(str, sorted(present)))}")
-            continue
-        (size,) = present
-        raised = ""
-        for other in (size + 1, size - 1):
-            raised = raised or "it has one element" if other < 1 else _raised(resized(problem, {axis: other}, seed))
-            if not raised:
-                new[axis] = other
-                break
-        else:
-            refused.append(f"dimension {axis} of {size} cannot vary: {raised}")
-    tried = [new, *([{0: 1}] if 0 in new and shapes[0][0] > 1 else [])]
-    problems = {label(sizes): resized(problem, sizes, seed) for sizes in tried if sizes}
-    accepted = {name: other for name, other in problems.items() if not _raised(other)}
-    return Sizes(accepted, tuple(refused))
-
-
 def label(sizes: Mapping[int, int]) -> str:
     """Names the sizes of some dimensions."""
     return ", ".join(f"dimension {axis} = {size}" for axis, size in sizes.items())
 
 
 def resized(problem: Problem, sizes: Mapping[int, int], seed: int) -> Problem:
-    """The problem with dimensions of its inputs at other sizes, without a target."""
+    """The problem with dimensions of its inputs at other sizes, and those of its targets that are as large as these."""
     generator = torch.Generator().manual_seed(seed)
 
-    def changed(value: Tensor) -> Tensor:
+    def changed(value: Any) -> Any:
+        if not isinstance(value, Tensor) or not value.dim():
+            return value
         for axis, size in sizes.items():
             value = value.index_select(axis, torch.arange(size) % value.shape[axis])
         return redrawn(value, generator)
 
-    inputs = tuple(changed(value) if isinstance(value, Tensor) and value.dim() else value for value in problem.inputs)
-    return _untrained(problem, inputs)
+    def followed(target: Tensor | None, inputs: Sequence[Any]) -> Tensor | None:
+        shape = next(value.shape for value in inputs if isinstance(value, Tensor) and value.dim())
+        for axis, size in sizes.items():
+            if target is not None and target.dim() > axis and target.shape[axis] == shape[axis]:
+                target = target.index_select(axis, torch.arange(size) % shape[axis])
+        return target
+
+    batches = ((problem.inputs, problem.target), *problem.further)
+    (inputs, target), *further = ((tuple(map(changed, inputs)), followed(target, inputs)) for inputs, target in batches)
+    return dataclasses.replace(problem, inputs=inputs, target=target, further=tuple(further))
 
 
 def named(problem: Problem, inputs: Iterable[tuple[Tensor, ...]]) -> Sizes:
@@ -118,24 +139,29 @@ def named(problem: Problem, inputs: Iterable[tuple[Tensor, ...]]) -> Sizes:
     Raises:
         OwnModelError: The model raises with some of them.
     """
-    problems = {f"sizes[{number}]": _untrained(problem, tensors) for number, tensors in enumerate(inputs)}
+    problems = {
+        f"sizes[{number}]": _untrained(dataclasses.replace(problem, inputs=tensors))
+        for number, tensors in enumerate(inputs)
+    }
     for name, other in problems.items():
         if raised := _raised(other):
             raise OwnModelError(f"{name}: the model raised {raised}")
     return Sizes(problems)
 
 
-def _untrained(problem: Problem, inputs: tuple[Any, ...]) -> Problem:
-    return dataclasses.replace(problem, inputs=inputs, target=None, loss=None, optimizer=None, further=())
+def _untrained(problem: Problem) -> Problem:
+    return dataclasses.replace(problem, target=None, loss=None, optimizer=None, further=())
 
 
 def _raised(problem: Problem) -> str:
-    """Returns what a copy of the model raises, in a line; empty where it runs."""
+    """Returns what a copy of the model, or its loss, raises, in a line; empty where it runs."""
     module = copy.deepcopy(problem.module).eval()
     inputs = (value.clone() if isinstance(value, Tensor) else value for value in problem.inputs)
     try:
         with torch.no_grad():
-            module(*inputs)
+            out = module(*inputs)
+            if problem.loss is not None and problem.target is not None:
+                problem.loss(out, problem.target)
     except Exception as error:  # noqa: BLE001 - a model may raise anything
         return f"{type(error).__name__}: {next(iter(text(error).splitlines()), '')}"
     return ""

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import functools
 import itertools
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -98,31 +97,31 @@ def workload_of(
         )
     problem = dataclasses.replace(problem, steps=steps)
     seen = frozenset(found_traits(_copied(problem))) if traits is None else traits
+    seed = stable_seed(name)
+    if sizes is None:
+        others = own_inputs.found(_copied(problem), seed)
+    else:
+        others = own_inputs.named(problem, _other_inputs(sizes, problem.inputs))
     workload = Workload(
         name,
         f"{_title(model, problem)}.",
-        Redrawn(problem, stable_seed(name)),
+        Redrawn(problem, seed, others.growing),
         modes=frozenset(_modes(problem)),
-        traits=seen | ({"training"} if trains else set()) | ({"batches"} if problem.further else set()),
+        traits=seen
+        | ({"training"} if trains else set())
+        | ({"batches"} if problem.further else set())
+        | ({"resizable"} if others.growing and traits is None else set()),
         dtypes=_dtypes(problem),
         estimators=frozenset(estimators),
         given=True,
     )
-    others = None if sizes is None else own_inputs.named(problem, _other_inputs(sizes, problem.inputs))
-    return dataclasses.replace(workload, sizes=functools.cache(functools.partial(_sizes, workload, problem, others)))
-
-
-def _sizes(workload: Workload, problem: Problem, given: own_inputs.Sizes | None) -> OtherSizes:
-    """The workload at other sizes: those given, or else those found by trying."""
-    seed = stable_seed(workload.name)
-    sizes = own_inputs.found(_copied(problem), seed) if given is None else given
     made = {
         label: dataclasses.replace(
-            workload, name=f"{workload.name}~{stable_seed(label):08x}", make=Redrawn(other, seed)
+            workload, name=f"{name}~{stable_seed(label):08x}", make=Redrawn(other, seed, others.growing)
         )
-        for label, other in sizes.problems.items()
+        for label, other in others.problems.items()
     }
-    return OtherSizes(made, sizes.refused)
+    return dataclasses.replace(workload, sizes=OtherSizes(made, others.refused))
 
 
 def _other_inputs(sizes: Sequence[Any], first: tuple[Any, ...]) -> Iterator[tuple[Tensor, ...]]:
@@ -306,14 +305,18 @@ class Redrawn:
     Attributes:
         problem: The caller's, which is copied.
         seed: Of draw 0.
+        growing: Dimensions to whose sizes the extent is added.
     """
 
     problem: Problem
     seed: int
+    growing: tuple[int, ...] = ()
 
     def __call__(self, generator: torch.Generator, extent: int) -> Problem:
         """As `Workload.make`."""
         problem = _copied(self.problem)
+        if extent and self.growing:
+            problem = own_inputs.grown(problem, self.growing, extent, self.seed)
         if generator.initial_seed() == self.seed:
             return problem
         with torch.no_grad():

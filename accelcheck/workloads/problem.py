@@ -203,8 +203,8 @@ class Workload:
     dtype; of a technique that is not there its cost decides."""
     divisible: bool = False
     """True for modules that are `Divisible`: parts that a technique refuses are then left out of a case, and named."""
-    sizes: Callable[[], OtherSizes] | None = None
-    """Gives the same model at other sizes, which forward and backward cases judge too; None where there are none to look for."""
+    sizes: OtherSizes | None = None
+    """A user-owned model at other sizes, which forward and backward cases judge too."""
     estimators: frozenset[str] = frozenset()
     """Names of custom autograd functions of a user-owned model whose gradients are meant to differ from the derivatives."""
     given: bool = False

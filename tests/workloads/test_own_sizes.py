@@ -6,12 +6,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from fault_harness import BACKWARD, FORWARD, Planted, verdict_of
+from fault_harness import BACKWARD, FORWARD, TRAIN, Planted, verdict_of
 from torch import Tensor, nn
 
 from accelcheck.checks.remarks import ONE_SIZE, SIZES
 from accelcheck.core.case import Verdict
 from accelcheck.selftest.faults.plant import calling, nothing
+from accelcheck.techniques.compilation.compile import DynamicCompile
 from accelcheck.techniques.compilation.export import Export
 from accelcheck.techniques.eager import Eager
 from accelcheck.verify.oracle import Store
@@ -152,7 +153,7 @@ def test_no_other_sizes_are_tried_where_none_are_wanted(store: Store) -> None:
 def test_no_two_rows_are_equal_at_another_size() -> None:
     workload = layers()
     assert workload.sizes is not None
-    other = workload.sizes().workloads["dimension 0 = 9"].problem(1).inputs[0]
+    other = workload.sizes.workloads["dimension 0 = 9"].problem(1).inputs[0]
     assert other.shape == (9, 6)
     assert len(other.unique(dim=0)) == 9
     assert workload.problem(1).inputs[0].shape == (8, 6)
@@ -172,5 +173,33 @@ def test_trying_sizes_changes_nothing_of_the_model() -> None:
     model: Callable[..., Any] = Counting()
     workload = workload_of(model, (torch.randn(8, 6),))
     assert workload.sizes is not None
-    assert workload.sizes().workloads
+    assert workload.sizes.workloads
     assert float(model.seen) == 0  # type: ignore[attr-defined]  # a buffer of the class above
+
+
+@pytest.mark.parametrize("mode", [FORWARD, BACKWARD, TRAIN])
+def test_a_model_whose_sizes_may_grow_is_compiled_once_for_all_of_them(mode: Any, store: Store) -> None:
+    batches = [(torch.randn(8, 6), torch.randn(8, 3)) for _ in range(2)]
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 3))
+    workload = workload_of(
+        model,
+        batches=batches,
+        loss=nn.functional.mse_loss,
+        optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1),
+        name="layers",
+    )
+    assert "resizable" in workload.traits
+    technique = DynamicCompile("dynamic", "", level=1, arguments={"backend": "aot_eager", "dynamic": True})
+    record = verdict_of(store, technique, workload, mode)
+    assert record.verdict is Verdict.PASS, record.why
+    (recompiled,) = (one for one in record.evidence if one.claim.startswith("recompilations over 3 sizes"))
+    assert recompiled.engaged
+
+
+def test_a_model_that_cannot_grow_by_as_much_as_warm_up_runs_do_is_not_resizable() -> None:
+    table = torch.randn(9, 6)
+    workload = workload_of(lambda x: x + table[torch.arange(len(x))], (torch.randn(8, 6),))
+    assert workload.sizes is not None
+    assert "dimension 0 = 9" in workload.sizes.workloads
+    assert "resizable" not in workload.traits
