@@ -13,12 +13,13 @@ from torch import Tensor, distributed
 
 from accelcheck.core.case import Mode
 from accelcheck.selftest.faults.base import Change, fault, single
+from accelcheck.techniques.distributed.compression import ErrorFeedback, Int8
 from accelcheck.techniques.distributed.data_parallel import SMALL_BUCKET, STRATEGY
 from accelcheck.techniques.distributed.ddp import Accumulating, HookedAveraging, Replicated
 from accelcheck.techniques.distributed.fsdp import FullySharded
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from accelcheck.techniques.distributed.ddp import Bucket, Future
     from accelcheck.techniques.distributed.strategy import Strategy
@@ -52,6 +53,28 @@ class SummedGradients(HookedAveraging):
     def mean(self, total: Tensor, world: int) -> Tensor:
         """The sum itself."""
         return total
+
+
+class Forgetful(ErrorFeedback):
+    """Compresses without error feedback: the part that is not sent is lost."""
+
+    def keep(self, parameters: Sequence[Tensor], dropped: Sequence[Tensor]) -> None:
+        return
+
+
+class Repeating(ErrorFeedback):
+    """Adds the residual of the step before, and keeps it for the next step too."""
+
+    def keep(self, parameters: Sequence[Tensor], dropped: Sequence[Tensor]) -> None:
+        before = dict(self.residuals)
+        super().keep(parameters, [part + before.get(p, 0.0) for p, part in zip(parameters, dropped, strict=True)])
+
+
+class Unweighted(Replicated):
+    """Ranks with unequal numbers of samples have equal weights."""
+
+    def backpropagate(self, program: Program, weight: float) -> Tensor:
+        return super().backpropagate(program, 1.0)
 
 
 class FirstRanksPart(Replicated):
@@ -138,8 +161,25 @@ FAULTS = (
     fault("ranks-hook-sums", "A hook adds up the gradients of all ranks and does not divide.")(
         (single("train-amsgrad", Mode.TRAIN), *TRAINING),
         strategy(lambda: _bucketed(hook=SummedGradients)),
+        number=32,
         technique="ddp-async",
         seeds=SEEDS,
+    ),
+    fault("ranks-uneven-parts", "Ranks with unequal numbers of samples have equal weights.")(
+        TRAINING, strategy(lambda: _bucketed(Unweighted)), technique="ddp-3", seeds=SEEDS
+    ),
+    *(
+        fault(name, summary)(
+            TRAINING,
+            strategy(lambda wrong=wrong: Replicated(exchange=wrong(Int8()))),
+            number=33,
+            technique="ddp-int8",
+            seeds=SEEDS,
+        )
+        for name, summary, wrong in (
+            ("no-error-feedback", "What compression drops of a gradient is lost.", Forgetful),
+            ("error-feedback-repeated", "What compression dropped is sent again and again.", Repeating),
+        )
     ),
     fault("ranks-drift", "One rank's gradients differ from the others' by 0.1 percent after they were exchanged.")(
         TRAINING, strategy(Drifting), technique="ddp-no-sync", seeds=SEEDS

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, distributed
 from torch.nn.parallel import DistributedDataParallel
 
-from accelcheck.techniques.distributed.parallel import shards
+from accelcheck.techniques.distributed.shards import shards
 from accelcheck.techniques.distributed.strategy import Strategy, Traffic
 
 if TYPE_CHECKING:
