@@ -146,6 +146,10 @@ def _bucketed(kind: type[Replicated] = Replicated, hook: type[HookedAveraging] |
     return kind(bucket_mb=SMALL_BUCKET, exchange=None if hook is None else hook())
 
 
+def _fed_back(hook: type[ErrorFeedback]) -> Callable[[float], Change]:
+    return strategy(lambda: Replicated(exchange=hook(Int8())))
+
+
 TRAINING = (single("train-mlp", Mode.TRAIN),)
 
 FAULTS = (
@@ -171,7 +175,7 @@ FAULTS = (
     *(
         fault(name, summary)(
             TRAINING,
-            strategy(lambda wrong=wrong: Replicated(exchange=wrong(Int8()))),
+            _fed_back(wrong),
             number=33,
             technique="ddp-int8",
             seeds=SEEDS,
