@@ -1,15 +1,18 @@
-"""Memory layout of tensors, and memory saved by overwriting them: single operators, nothing compiled."""
+"""Single operators, nothing compiled: memory layout, memory saved by overwriting, and products on accelerators beside the host."""
 
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from accelcheck.core.capability import Capability, Code, unsupported
+from accelcheck.core.capability import SUPPORTED, Capability, Code, unsupported
+from accelcheck.devices import devices
+from accelcheck.experiments.claims.applied import techniques
 from accelcheck.experiments.claims.catalogue import What
 from accelcheck.experiments.claims.experiment import Contest, Experiment, Side
 from accelcheck.experiments.curve import WrongError
@@ -22,6 +25,8 @@ if TYPE_CHECKING:
     from accelcheck.devices.base import Device
 
     Operator = Callable[..., Tensor]
+
+    from torch import Tensor
 
 
 class Strided(Experiment):
@@ -140,9 +145,74 @@ def _copied(x: Tensor) -> Tensor:
 
 
 _IMAGES = ((8, 32, 64, 64), (32, 32, 3, 3))
+
 _TAPS = 32 * 3 * 3
+
 _LONG = ((65536, 64), (64, 64))
+
 _VECTOR = ((1024, 1024),)
+
+
+SIDE = 10000
+
+"""Side of CuPy's and NumPy's square matrices, as published."""
+
+ROWS = 16
+
+"""Number of rows of a product that are compared with FP64."""
+
+LEFT, RIGHT = (2048, 2048), (2048, 1024)
+
+"""Shapes of XLA's operands, as published."""
+
+
+class CupyMatmul(Experiment):
+    """CuPy on the GPU, NumPy on its host."""
+
+    name = "cupy-matmul"
+    gives = frozenset({What.SPEED_UP})
+
+    def answer(self, device: Device) -> Capability:
+        return techniques()["cupy-zero-copy"].answer(device)
+
+    @contextlib.contextmanager
+    def contest(self, device: Device) -> Iterator[Contest]:
+        cupy: Any = import_module("cupy")
+        host = devices()["cpu"]
+        a, b = drawn(host, (SIDE, SIDE), (SIDE, SIDE))
+        here = a.numpy(), b.numpy()
+        there = tuple(cupy.asarray(value) for value in here)
+
+        def multiplied(left: Tensor, right: Tensor) -> Tensor:
+            if left.dtype == torch.float64:
+                return left @ right
+            product: Tensor = torch.from_numpy(cupy.asnumpy(cupy.asarray(left.numpy()) @ there[1]))
+            return product
+
+        check(multiplied, (a[:ROWS], b), SIDE)
+        yield Contest(Side(lambda: here[0] @ here[1], host), Side(lambda: there[0] @ there[1], device))
+
+
+class XlaMatmul(Experiment):
+    """An XLA device, and eager torch on the CPU of its host."""
+
+    name = "xla-matmul"
+    gives = frozenset({What.SPEED_UP})
+
+    def answer(self, device: Device) -> Capability:
+        if not device.has("xla"):
+            return unsupported(Code.NO_BACKEND, f"{device.name} does not compile with XLA")
+        return SUPPORTED
+
+    @contextlib.contextmanager
+    def contest(self, device: Device) -> Iterator[Contest]:
+        host = devices()["cpu"]
+        here, there = drawn(host, LEFT, RIGHT), drawn(device, LEFT, RIGHT)
+        check(torch.matmul, there, LEFT[1])
+        with torch.no_grad():
+            yield Contest(Side(lambda: here[0] @ here[1], host), Side(lambda: there[0] @ there[1], device))
+        check(torch.matmul, there, LEFT[1])
+
 
 EXPERIMENTS: tuple[Experiment, ...] = (
     Strided("non-contiguous-matmul", ((1024, 1024), (1024, 1024)), (0, 1), _product, 1024),
@@ -160,4 +230,6 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         lambda x, w: _convolution(x, w).relu_(),
         _TAPS,
     ),
+    CupyMatmul(),
+    XlaMatmul(),
 )
