@@ -14,15 +14,7 @@ from accelcheck.checks.trial import Finding, on_device
 from accelcheck.core.case import Figure, Mode
 from accelcheck.core.fault import Fault, FaultKind
 from accelcheck.techniques.base import Unsupported
-from accelcheck.verify.accuracy import (
-    CONFIDENCE,
-    Pairs,
-    UndecidedError,
-    fewest,
-    learning_bound,
-    pooled,
-    upper_bound,
-)
+from accelcheck.verify.accuracy import CONFIDENCE, Pairs, UndecidedError, fewest, learning_bound, pooled, upper_bound
 from accelcheck.verify.judge import beyond
 from accelcheck.verify.reference import OracleError
 from accelcheck.workloads.base import Problem, Program
@@ -42,7 +34,6 @@ if TYPE_CHECKING:
 
 
 WATCHED_STEPS = 2
-
 """Steps of the run that shows, in mode learning, that the technique is engaged."""
 
 

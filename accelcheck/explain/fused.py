@@ -25,13 +25,9 @@ if TYPE_CHECKING:
     from accelcheck.explain.calls import OperatorCall
 
 ATTENTION = "_scaled_dot_product_"
-
 """How the names of fused attention begin."""
-
 SCALED = "_scaled_mm"
-
 """The product of float8 numbers."""
-
 _CANCELLING = frozenset(
     [
         "_softmax_backward_data",
@@ -40,15 +36,10 @@ _CANCELLING = frozenset(
         "native_batch_norm_backward",
     ]
 )
-
 """Operators whose inner sums cancel; torch's own decompositions give their parts."""
-
 ELEMENTWISE = frozenset({"gelu", "gelu_backward"})
-
 """Functions whose usual formula cancels, as the 1 + erf(x) of GELU does far below 0."""
-
 _TRAINS = 5
-
 """Position of the argument of batch norm that says whether it takes the statistics of the batch."""
 
 
@@ -158,21 +149,14 @@ def _summed(gradient: Tensor, keys: Tensor) -> Tensor:
 
 
 BLOCKS = 16
-
 """Most blocks of a sum that are added one after the other."""
-
 STORED_BLOCKS = 64
-
 """The same where each partial sum is rounded to the storage dtype."""
-
 MOST_TAPS = 25
-
 """Most places of a kernel that are taken one by one."""
-
 SUMMED: Mapping[str, tuple[int, int]] = MappingProxyType(
     {"mm": (0, 1), "bmm": (0, 1), "addmm": (1, 2), "baddbmm": (1, 2)}
 )
-
 """Positions of the factors of matrix products, by operator."""
 
 
@@ -263,5 +247,4 @@ STORED: Mapping[str, Callable[[OperatorCall], tuple[Tensor | None, ...]]] = Mapp
         "nll_loss_forward": _negative_log_likelihood,
     }
 )
-
 """Functions that compute operators whose partial sums are in the storage dtype, by operator."""

@@ -19,16 +19,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
 LOOKS = (0.25, 0.5, 1.0, 2.0)
-
 """Seconds of measuring after which the interval is computed. The first look decides most cases."""
-
 ERROR = 0.0025
-
 """Probability, at each look and on each side, that the interval misses the true median: 2 % in all for 4 looks and two sides. A wrong
 answer is less likely: for it, the interval must miss the truth by the whole margin."""
-
 MARGIN = 0.015
-
 """Smallest relative difference that counts; smaller ones are `same`."""
 
 

@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
+import msgspec
 import pytest
 
 import accelcheck
@@ -22,7 +23,6 @@ from accelcheck.core.journal import SCHEMA, JournalError
 from accelcheck.core.journal_reading import read
 from accelcheck.core.registry import UnknownNameError
 from accelcheck.core.selection import Selection
-from accelcheck.core.shards import Shard
 from accelcheck.devices import devices
 from accelcheck.expectations import must_pass
 from accelcheck.plugin import installed, options, registered
@@ -181,19 +181,9 @@ class RunConfiguration:
         """Read what the controller sent."""
         from accelcheck.devices.base import status_from_json
 
-        words = data["selection"]
         statuses = [status_from_json(status) for status in data["statuses"]]
         return cls(
-            selection=Selection(
-                devices=tuple(words["devices"]),
-                techniques=tuple(words["techniques"]),
-                workloads=tuple(words["workloads"]),
-                dtypes=tuple(words["dtypes"]),
-                cases=tuple(words["cases"]),
-                level=int(words["level"]),
-                shard=Shard(**words["shard"]) if words["shard"] else None,
-                fuzz=str(words["fuzz"]),
-            ),
+            selection=msgspec.convert(data["selection"], Selection),
             statuses={status.device: status for status in statuses},
             autoload=bool(data["autoload"]),
             folder=Path(data["folder"]),
@@ -354,11 +344,8 @@ def _warn(config: pytest.Config, why: str) -> None:
 
 
 SAME = ("accelcheck", "python", "platform", "selection", "devices", "must_pass")
-
 """Fields of the header that two parts of a run have in common."""
-
 MOST = 5
-
 """Differences that a refusal names."""
 
 

@@ -36,15 +36,10 @@ if TYPE_CHECKING:
     from accelcheck.plugin.configuration import RunConfiguration
 
 SESSION = "ACCELCHECK_SESSION"
-
 """Variable with the name of the nox session that a run is part of."""
-
 NEAR = 0.75
-
 """Part of the time limit of a case from which on the end is near."""
-
 PATIENCE = 20.0
-
 """Seconds after which a running case is named, and between two such lines."""
 
 
@@ -359,7 +354,6 @@ def _terminal(config: pytest.Config) -> TextIO:
 
 
 REPRODUCE = "  reproduce: pytest "
-
 SUITE = "--pyargs accelcheck.suite"
 
 
@@ -384,7 +378,6 @@ def arguments(message: str) -> str:
 
 
 GRACE = 1.0
-
 """Seconds that the end of the pipe has to come by itself."""
 
 

@@ -209,7 +209,6 @@ def _identity(fingerprint: Fingerprint) -> str:
 
 
 FINDINGS = "docs/findings.md"
-
 """What accelcheck found, each with a reproduction: ledgers refer to it."""
 
 

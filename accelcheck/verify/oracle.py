@@ -29,14 +29,11 @@ if TYPE_CHECKING:
     from accelcheck.workloads.base import Problem, Program, Result, Workload
 
 REMEMBERED = 64
-
 REMEMBERED_BYTES = 2**28
-
 """References that a process keeps in memory, and the bytes of their tensors: all draws of some cases, which techniques share one
 after the other. A further one is read from the run's folder again."""
 
 FIRST = Draw()
-
 """The case's own parameters and inputs."""
 
 

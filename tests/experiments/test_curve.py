@@ -15,7 +15,7 @@ from accelcheck.commands import curve as command
 from accelcheck.commands.common import GREEN, NOTHING, RED, USAGE
 from accelcheck.core.capability import SUPPORTED, Code, unavailable
 from accelcheck.core.registry import UnknownNameError
-from accelcheck.experiments import curve, curve_plot
+from accelcheck.experiments import curve, curve_report
 from accelcheck.experiments import curve_report as report
 from accelcheck.measure.curve import COLUMNS, COUNTS, MOST, ROWS, BreakEven, Form, Gap, Point, Shapes, break_even
 from accelcheck.report import results
@@ -327,9 +327,9 @@ def test_a_file_that_cannot_be_replaced_stays_what_it_was(tmp_path: Path, monkey
 def test_a_picture_is_drawn_of_what_there_is(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib", reason="the plot extra is not installed")
     path = tmp_path / "curve.png"
-    curve_plot.draw(path, FOUND, "a title")
+    curve_report.draw(path, FOUND, "a title")
     assert path.read_bytes().startswith(b"\x89PNG")
-    curve_plot.draw(path, [one for one in FOUND if isinstance(one, Gap)], "nothing was measured")
+    curve_report.draw(path, [one for one in FOUND if isinstance(one, Gap)], "nothing was measured")
 
 
 # The command
@@ -377,7 +377,7 @@ def test_without_matplotlib_it_says_how_to_get_it_and_measures_all_the_same(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     absent = unavailable(Code.NO_PACKAGE, "no matplotlib", 'pip install "accelcheck[plot]"')
-    monkeypatch.setattr(curve_plot, "available", lambda: absent)
+    monkeypatch.setattr(curve_report, "available", lambda: absent)
     path = tmp_path / "curve.png"
     assert cli.main(["curve", "--plot", str(path)]) == RED, "what was asked for was not done"
     said = capsys.readouterr()
@@ -391,8 +391,8 @@ def test_a_plot_that_can_be_drawn_is(
     measured: list[tuple[int, ...]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     drawn = []
-    monkeypatch.setattr(curve_plot, "available", lambda: SUPPORTED)
-    monkeypatch.setattr(curve_plot, "draw", lambda path, found, _: drawn.append((path, len(found))))
+    monkeypatch.setattr(curve_report, "available", lambda: SUPPORTED)
+    monkeypatch.setattr(curve_report, "draw", lambda path, found, _: drawn.append((path, len(found))))
     path = tmp_path / "curve.png"
     assert cli.main(["curve", "--plot", str(path)]) == GREEN
     assert drawn == [(path, len(FOUND))]

@@ -40,9 +40,9 @@ if TYPE_CHECKING:
     from accelcheck.selftest.faults.base import Cell, Change, PlantedFault, Variant
     from accelcheck.workloads.base import Result
 
-MODULES = (attention, matmul, values, memory)
-NUMBERED = (layers, autograd, operators)
-"""Their faults without a number are of modes, transforms and single operators."""
+MODULES = (attention, matmul, values)
+NUMBERED = (layers, memory, autograd, operators)
+"""Their faults without a number are of modes, layouts, transforms and single operators."""
 FAULTS: list[PlantedFault] = [
     *(fault for module in MODULES for fault in module.FAULTS),
     *(fault for module in NUMBERED for fault in module.FAULTS if fault.number),

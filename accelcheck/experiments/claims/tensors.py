@@ -145,24 +145,16 @@ def _copied(x: Tensor) -> Tensor:
 
 
 _IMAGES = ((8, 32, 64, 64), (32, 32, 3, 3))
-
 _TAPS = 32 * 3 * 3
-
 _LONG = ((65536, 64), (64, 64))
-
 _VECTOR = ((1024, 1024),)
 
 
 SIDE = 10000
-
 """Side of CuPy's and NumPy's square matrices, as published."""
-
 ROWS = 16
-
 """Number of rows of a product that are compared with FP64."""
-
 LEFT, RIGHT = (2048, 2048), (2048, 1024)
-
 """Shapes of XLA's operands, as published."""
 
 

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
 
 unbiased = partial(two_pass, correction=1)
-
 """The variance over N - 1."""
 
 

@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 
 
 FAR = -80.0
-
 """Below this, `exp` is one whose range ends too early: FP32 has exponentials down to -87."""
 
 
@@ -145,7 +144,6 @@ def _with_eps(eps: float) -> Change:
 
 
 RACES = random.SystemRandom()
-
 """No seed decides which of several updates is lost."""
 
 

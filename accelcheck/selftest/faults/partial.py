@@ -17,11 +17,8 @@ if TYPE_CHECKING:
 
 
 TILE = 16
-
 LAST = slice(-1, None)
-
 ALL = slice(None)
-
 ONE_UNIT = "one product in FP32 errs by one unit in the last place at most, where correct kernels of several operations err by more"
 
 

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from accelcheck.workloads.base import Program
 
 _GAINED = "operators in place beyond the plain module's"
-
 _OVERWRITTEN = "calls of toggled modules, by whether they gave back their input"
 
 

@@ -27,9 +27,7 @@ if TYPE_CHECKING:
     from accelcheck.workloads.base import Program, Workload
 
 _SETTING = "setting in the run"
-
 _TWELVE_BITS = 1024.5
-
 """A number with a significand of 12 bits; TF32 has 11 and bfloat16 8, including the implicit bit."""
 
 
@@ -197,7 +195,6 @@ class ConvolutionPrecision(ReducedPrecision):
 
 
 _ERROR = "error of FP32 products"
-
 _READING = "what it looks like"
 
 

@@ -38,11 +38,9 @@ if TYPE_CHECKING:
     from accelcheck.workloads.probes import Probe
 
 ENGINES = ("x86", "fbgemm", "onednn", "qnnpack")
-
 """Torch's int8 engines. ``torch.backends.quantized.supported_engines`` lists those of a build and processor."""
 
 CALIBRATED_STEPS = 127
-
 """``quant_max`` of torch.ao's default activation observer: 7 bits, with which no engine saturates."""
 
 

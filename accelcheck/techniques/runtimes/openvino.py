@@ -39,9 +39,7 @@ if TYPE_CHECKING:
     from accelcheck.workloads.base import Program
 
 LOWER = re.compile(r".*_(bf16|f16|i8|u8)")
-
 """Pattern of the CPU plugin's kernel types that compute in less than FP32, such as ``brgconv_avx512_bf16``."""
-
 PACKAGES: Mapping[str, str] = MappingProxyType({"openvino": "pip install 'accelcheck[openvino]'"})
 
 
