@@ -110,7 +110,7 @@ def _techniques(given: argparse.Namespace, known: Matrix, extra: Sequence[Device
     if given.json:
         body = {
             "techniques": catalogue.techniques_as_json(rows),
-            "devices": _present(statuses),
+            "devices": {name: status.as_json() for name, status in statuses.items()},
             "refusals": {name: dict(reasons) for name, reasons in refusals.items()},
         }
         print_json("list techniques", body)
@@ -190,10 +190,6 @@ def _devices(given: argparse.Namespace) -> int:
 
 def _probed(names: Sequence[str] | None, extra: Sequence[Device]) -> dict[str, Status]:
     return probe(names, extra=extra)[0]
-
-
-def _present(statuses: Mapping[str, Status]) -> dict[str, Any]:
-    return {name: status.as_json() for name, status in statuses.items()}
 
 
 def _named(name: str, patterns: Sequence[str]) -> bool:

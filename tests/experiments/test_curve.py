@@ -11,6 +11,7 @@ import torch
 from technique_harness import StubDevice
 
 from accelcheck import cli
+from accelcheck.commands import common
 from accelcheck.commands import curve as command
 from accelcheck.commands.common import GREEN, NOTHING, RED, USAGE
 from accelcheck.core.capability import SUPPORTED, Code, unavailable
@@ -355,7 +356,7 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
         asked.append(counts)
         yield from FOUND
 
-    monkeypatch.setattr(command, "refusal", lambda _: None)
+    monkeypatch.setattr(common, "refusal", lambda _: None)
     monkeypatch.setattr(curve, "measure", measure)
     return asked
 
@@ -424,7 +425,7 @@ def test_an_unknown_device_or_count_is_answered_with_the_legal_ones(capsys: pyte
 def test_an_absent_device_is_said_with_its_reason(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(command, "refusal", lambda _: "no such hardware")
+    monkeypatch.setattr(common, "refusal", lambda _: "no such hardware")
     assert cli.main(["curve", "--device", "cuda"]) == NOTHING
     assert "cuda: no such hardware" in capsys.readouterr().err
 

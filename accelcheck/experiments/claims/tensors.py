@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from dataclasses import dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -29,10 +30,11 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
+@dataclass(frozen=True)
 class Strided(Experiment):
     """An operator on a tensor that is not contiguous, beside the same values in a contiguous tensor.
 
-    Args:
+    Attributes:
         name: As `Experiment.name`.
         shapes: Shapes of the operands; two dimensions of the first are swapped in memory.
         swapped: The two dimensions.
@@ -40,16 +42,12 @@ class Strided(Experiment):
         depth: Number of products that each element of the result sums; 0 if there is no sum, so that the result must be exact.
     """
 
-    gives = frozenset({What.EXTRA_TIME})
-
-    def __init__(
-        self, name: str, shapes: Sequence[tuple[int, ...]], swapped: tuple[int, int], operator: Operator, depth: int
-    ) -> None:
-        self.name = name
-        self._shapes = shapes
-        self._swapped = swapped
-        self._operator = operator
-        self._depth = depth
+    name: str
+    shapes: Sequence[tuple[int, ...]]
+    swapped: tuple[int, int]
+    operator: Operator
+    depth: int
+    gives: frozenset[What] = frozenset({What.EXTRA_TIME})
 
     def answer(self, device: Device) -> Capability:
         if not device.has("strided"):
@@ -58,51 +56,48 @@ class Strided(Experiment):
 
     @contextlib.contextmanager
     def contest(self, device: Device) -> Iterator[Contest]:
-        dense, *others = drawn(device, *self._shapes)
-        strided = dense.transpose(*self._swapped).contiguous().transpose(*self._swapped)
+        dense, *others = drawn(device, *self.shapes)
+        strided = dense.transpose(*self.swapped).contiguous().transpose(*self.swapped)
         with torch.no_grad():
-            check(self._operator, (strided, *others), self._depth)
+            check(self.operator, (strided, *others), self.depth)
             yield Contest(
-                Side(lambda: self._operator(dense, *others), device),
-                Side(lambda: self._operator(strided, *others), device),
+                Side(lambda: self.operator(dense, *others), device),
+                Side(lambda: self.operator(strided, *others), device),
             )
-            check(self._operator, (strided, *others), self._depth)
+            check(self.operator, (strided, *others), self.depth)
 
 
+@dataclass(frozen=True)
 class InPlace(Experiment):
     """An operator that overwrites its input or an intermediate result, beside one that does not.
 
-    Args:
+    Attributes:
         name: As `Experiment.name`.
         shapes: Shapes of the operands.
         plain, saving: Operators on the operands; `saving` may overwrite the first operand.
         depth: As in `Strided`.
     """
 
-    gives = frozenset({What.MEMORY})
-
-    def __init__(
-        self, name: str, shapes: Sequence[tuple[int, ...]], plain: Operator, saving: Operator, depth: int
-    ) -> None:
-        self.name = name
-        self._shapes = shapes
-        self._plain = plain
-        self._saving = saving
-        self._depth = depth
+    name: str
+    shapes: Sequence[tuple[int, ...]]
+    plain: Operator
+    saving: Operator
+    depth: int
+    gives: frozenset[What] = frozenset({What.MEMORY})
 
     @contextlib.contextmanager
     def contest(self, device: Device) -> Iterator[Contest]:
-        operands = drawn(device, *self._shapes)
+        operands = drawn(device, *self.shapes)
         with torch.no_grad():
-            expected = self._plain(*operands)
-            found = self._saving(operands[0].clone(), *operands[1:])
+            expected = self.plain(*operands)
+            found = self.saving(operands[0].clone(), *operands[1:])
             if not torch.equal(found, expected):
                 raise WrongError(f"{self.name}: expected the bits of the operator out of place, got others")
-            check(self._plain, operands, self._depth)
+            check(self.plain, operands, self.depth)
             del expected, found
             yield Contest(
-                Side(lambda: self._plain(*operands), device, held(operands)),
-                Side(lambda: self._saving(*operands), device, held(operands)),
+                Side(lambda: self.plain(*operands), device, held(operands)),
+                Side(lambda: self.saving(*operands), device, held(operands)),
             )
 
 
