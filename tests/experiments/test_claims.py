@@ -13,7 +13,6 @@ import pytest
 from claims_harness import Clocked, claim, claims, sides, written
 
 from accelcheck import cli
-from accelcheck.commands import claims as command
 from accelcheck.commands import common
 from accelcheck.commands.common import GREEN, NOTHING, RED, USAGE
 from accelcheck.core.capability import SUPPORTED, Capability, Code, unsupported
