@@ -4,29 +4,20 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from accelcheck.checks import own_accuracy
 from accelcheck.checks.trial import Finding, on_device
 from accelcheck.core.case import Figure, Mode
 from accelcheck.core.fault import Fault, FaultKind
 from accelcheck.techniques.base import Unsupported
-from accelcheck.verify.accuracy import (
-    CONFIDENCE,
-    Pairs,
-    UndecidedError,
-    fewest,
-    learning_bound,
-    pooled,
-    upper_bound,
-)
+from accelcheck.verify.accuracy import CONFIDENCE, Pairs, UndecidedError, fewest, learning_bound, pooled, upper_bound
 from accelcheck.verify.judge import beyond
-from accelcheck.verify.learned import correct, examine, learned
 from accelcheck.verify.reference import OracleError
-from accelcheck.workloads.base import Problem
+from accelcheck.workloads.base import Problem, Program
 from accelcheck.workloads.own_task import OwnTask
 from accelcheck.workloads.task import Task
 
@@ -37,8 +28,8 @@ if TYPE_CHECKING:
 
     from accelcheck.checks.trial import Trial
     from accelcheck.core.case import Evidence
-    from accelcheck.verify.learned import Learned
-    from accelcheck.workloads.base import Program, Result
+    from accelcheck.verify.cache import Cache
+    from accelcheck.workloads.base import Result
     from accelcheck.workloads.task import Lesson
 
 
@@ -260,3 +251,51 @@ def _finding(trial: Trial, sittings: Sequence[Sitting], references: Mapping[int,
     amiss = [one for sitting in sittings[1:] for one in sitting.evidence if not one.engaged]
     evidence = tuple(dict.fromkeys([*sittings[0].evidence, *amiss]))
     return Finding(evidence, faults, figures, whole.samples)
+
+
+@dataclass(frozen=True)
+class Learned:
+    """A trained model and its examination.
+
+    Attributes:
+        state: Parameters and buffers, FP32 on the CPU, as `nn.Module.state_dict` names them.
+        logits: Of the fold's samples, ``(n, classes)`` FP32 on the CPU.
+        right: Whether the largest logit is that of the sample's class, ``(n,)`` bool.
+    """
+
+    state: Mapping[str, Tensor]
+    logits: Tensor
+    right: Tensor
+
+
+def learned(cache: Cache, task: Task, seed: int, fold: int) -> Learned:
+    """The model of a seed, trained without a fold and examined on it; from the cache if it is there already.
+
+    Args:
+        cache: Of the run.
+        task: The task.
+        seed: Of the initial parameters.
+        fold: The part that is held out.
+    """
+    return Learned(**cache.once(f"learned/{task.name}/{seed}/{fold}", _learn, task, seed, fold))
+
+
+def examine(module: nn.Module, inputs: Tensor) -> Tensor:
+    """Logits of a module in evaluation mode, ``(n, classes)``."""
+    module.eval()
+    with torch.no_grad():
+        logits: Tensor = module(inputs)
+    return logits
+
+
+def correct(logits: Tensor, target: Tensor) -> Tensor:
+    """Whether each sample is classified right, ``(n,)`` bool; never where a logit is NaN, which `argmax` would choose."""
+    return (logits.argmax(1) == target) & ~logits.isnan().any(1)
+
+
+def _learn(task: Task, seed: int, fold: int) -> dict[str, Any]:
+    lesson = task.lesson(seed, fold)
+    program = Program.of(lesson.training, seed=seed)
+    program.run(Mode.TRAIN)
+    logits = examine(program.module, lesson.inputs)
+    return {"state": program.module.state_dict(), "logits": logits, "right": correct(logits, lesson.target)}

@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-import fnmatch
 import os
 import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from accelcheck.commands.common import GREEN, NOTHING, RED, USAGE, add_import, refusal
+from accelcheck.commands.common import GREEN, NOTHING, RED, USAGE, add_device, add_many, chosen, usable
 from accelcheck.commands.parsing import examples
-from accelcheck.core.registry import unknown
 from accelcheck.experiments.claims import catalogue, report
 from accelcheck.plugin import registered
 from accelcheck.report import console, results
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Sequence
 
-    from accelcheck.experiments.claims.catalogue import Claim, ClaimResult
+    from accelcheck.experiments.claims.catalogue import ClaimResult
 
 KIND = "claims"
 
@@ -34,11 +31,8 @@ def add(commands: Any) -> None:
         "interval reaches it, not confirmed if no part of the interval does, and undecided otherwise; it is not measurable if "
         "this device lacks the technique. Exits with 1 if a result was wrong, not if a claim is not confirmed.",
     )
-    claims.add_argument("--device", default="cpu", help="device to measure on (default: cpu)")
-    add_import(claims)
-    claims.add_argument(
-        "--claim", action="append", default=[], metavar="GLOB", help="claims by name; repeatable (default: all)"
-    )
+    add_device(claims, "measure")
+    add_many(claims, "--claim", "GLOB", "claims by name; repeatable (default: all)")
     claims.add_argument(
         "--json", type=Path, metavar="FILE", help="write the results as JSON, in the format of the files in baselines/"
     )
@@ -51,9 +45,7 @@ def add(commands: Any) -> None:
 
 
 def _claims(given: argparse.Namespace) -> int:
-    absent = refusal(given.device)
-    if absent is not None:
-        print(f"accelcheck: {given.device}: {absent}", file=sys.stderr)
+    if not usable(given.device):
         return NOTHING
     # torch reads these at import: no pool of compiling processes beside the measurement, and no messages of the profiler, which
     # follows memory.
@@ -75,29 +67,22 @@ def _measured(given: argparse.Namespace) -> list[ClaimResult]:
     from accelcheck.experiments.claims import run
 
     known = run.experiments()
-    chosen = _chosen(catalogue.load(catalogue.PACKAGED, {name: one.gives for name, one in known.items()}), given.claim)
+    claims = catalogue.load(catalogue.PACKAGED, {name: one.gives for name, one in known.items()})
+    wanted = chosen("claim", claims, given.claim, lambda claim: claim.name)
     device = registered.device(given.device)
     device.open()
     fingerprint = device.fingerprint()
     console.show([results.identity(fingerprint)])
     started = time.monotonic()
     found: list[ClaimResult] = []
-    with console.progress("claims", len(chosen), interval=0.0) as done:
-        for answer in run.answers(device, chosen, known):
+    with console.progress("claims", len(wanted), interval=0.0) as done:
+        for answer in run.answers(device, wanted, known):
             found.append(answer)
             done(f"{answer.claim.name}: {answer.outcome}", 1)
     console.show(["", *report.text(found), f"{time.monotonic() - started:.0f} s"])
     if given.json is not None:
         results.write(given.json, KIND, fingerprint, report.as_json(found))
     return found
-
-
-def _chosen(claims: Sequence[Claim], patterns: Sequence[str]) -> list[Claim]:
-    legal = sorted(claim.name for claim in claims)
-    for pattern in patterns:
-        if not fnmatch.filter(legal, pattern):
-            raise unknown("claim", pattern, legal)
-    return [claim for claim in claims if not patterns or any(fnmatch.fnmatchcase(claim.name, p) for p in patterns)]
 
 
 COMMANDS = (add,)

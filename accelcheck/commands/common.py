@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import argparse
+import fnmatch
 import os
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from accelcheck.core import imports
 from accelcheck.core.capability import Code
+from accelcheck.core.registry import unknown
 from accelcheck.devices import devices, hardware
 from accelcheck.devices.base import Device
 from accelcheck.devices.probe import probe
 from accelcheck.plugin import registered
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
     from pathlib import Path
+
+T = TypeVar("T")
 
 GREEN, RED, USAGE, NOTHING = 0, 1, 4, 5
 """Exit codes, as pytest's."""
@@ -27,6 +32,17 @@ def positive(text: str) -> int:
     if number < 1:
         raise argparse.ArgumentTypeError(f"expected a number of at least 1, got {text}")
     return number
+
+
+def add_many(command: argparse.ArgumentParser, option: str, metavar: str, meaning: str, **more: Any) -> None:
+    """Declare an option that may be given several times; its values are a list, empty without."""
+    command.add_argument(option, action="append", default=[], metavar=metavar, help=meaning, **more)
+
+
+def add_device(command: argparse.ArgumentParser, purpose: str) -> None:
+    """Declare ``--device`` and ``--import`` for a command that takes one device, for a `purpose` such as ``measure``."""
+    command.add_argument("--device", default="cpu", help=f"device to {purpose} on (default: cpu)")
+    add_import(command)
 
 
 def add_import(command: argparse.ArgumentParser) -> None:
@@ -43,18 +59,14 @@ def add_import(command: argparse.ArgumentParser) -> None:
 
 def add_devices(command: argparse.ArgumentParser, default: str) -> None:
     """Declare ``--device`` and ``--import`` for a command that takes any number of devices; `default` says which without."""
-    command.add_argument(
-        "--device", action="append", default=[], metavar="NAME", help=f"device; repeatable (default: {default})"
-    )
+    add_many(command, "--device", "NAME", f"device; repeatable (default: {default})")
     add_import(command)
 
 
 def add_selection(command: argparse.ArgumentParser) -> None:
     """Declare ``--device``, ``--import`` and ``--technique``."""
     add_devices(command, "all that are present")
-    command.add_argument(
-        "--technique", action="append", default=[], metavar="GLOB", help="techniques by name; repeatable (default: all)"
-    )
+    add_many(command, "--technique", "GLOB", "techniques by name; repeatable (default: all)")
 
 
 def devices_of(given: argparse.Namespace, models: tuple[str, ...] = ()) -> list[str]:
@@ -78,6 +90,27 @@ def devices_of(given: argparse.Namespace, models: tuple[str, ...] = ()) -> list[
     if not found:
         print("accelcheck: no device can be tested: accelcheck doctor says why", file=sys.stderr)
     return found
+
+
+def usable(device: str) -> bool:
+    """Whether a device can be used on this machine; where it cannot, the reason is printed. Raises as `refusal`."""
+    absent = refusal(device)
+    if absent is not None:
+        print(f"accelcheck: {device}: {absent}", file=sys.stderr)
+    return absent is None
+
+
+def chosen(kind: str, items: Sequence[T], patterns: Sequence[str], name: Callable[[T], str]) -> list[T]:
+    """The items whose name fits one of the patterns; all without patterns.
+
+    Raises:
+        UnknownNameError: A pattern fits none of them; the message calls it a `kind`.
+    """
+    legal = sorted({name(one) for one in items})
+    for pattern in patterns:
+        if not fnmatch.filter(legal, pattern):
+            raise unknown(kind, pattern, legal)
+    return [one for one in items if not patterns or any(fnmatch.fnmatchcase(name(one), p) for p in patterns)]
 
 
 def check_new(path: Path) -> str:

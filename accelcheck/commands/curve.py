@@ -8,10 +8,9 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from accelcheck.commands.common import GREEN, NOTHING, RED, USAGE, add_import, refusal
+from accelcheck.commands.common import GREEN, NOTHING, RED, USAGE, add_device, usable
 from accelcheck.commands.parsing import examples
 from accelcheck.core.registry import unknown
-from accelcheck.experiments import curve_plot
 from accelcheck.experiments import curve_report as report
 from accelcheck.measure.curve import COUNTS, MOST, Form, Point, Shapes
 from accelcheck.plugin import registered
@@ -31,8 +30,7 @@ def add(commands: Any) -> None:
         description="Measures a chain of element-wise statements, on a fixed shape and on a stream of varying ones, eagerly and "
         "compiled with dynamic=False and dynamic=True, and prints the number of statements from which on compiled code is faster.",
     )
-    curve.add_argument("--device", default="cpu", help="device to measure on (default: cpu)")
-    add_import(curve)
+    add_device(curve, "measure")
     curve.add_argument(
         "--counts", default=",".join(map(str, COUNTS)), metavar="N,N,...", help="numbers of statements (%(default)s)"
     )
@@ -50,11 +48,9 @@ def add(commands: Any) -> None:
 
 def _curve(given: argparse.Namespace) -> int:
     chosen = counts(given.counts)
-    absent = refusal(given.device)
-    if absent is not None:
-        print(f"accelcheck: {given.device}: {absent}", file=sys.stderr)
+    if not usable(given.device):
         return NOTHING
-    drawable = curve_plot.available()
+    drawable = report.available()
     if given.plot and not drawable.ok:
         print(f"accelcheck: no plot: {drawable}; measuring continues", file=sys.stderr)
     try:
@@ -91,7 +87,7 @@ def _measured(given: argparse.Namespace, chosen: tuple[int, ...], *, draw: bool)
     if given.json is not None:
         results.write(given.json, KIND, fingerprint, report.as_json(found, limit))
     if draw:
-        curve_plot.draw(given.plot, found, title)
+        report.draw(given.plot, found, title)
     return found
 
 

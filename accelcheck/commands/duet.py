@@ -9,7 +9,7 @@ import sys
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from accelcheck.commands.common import GREEN, NOTHING, RED, USAGE, add_import, positive
+from accelcheck.commands.common import GREEN, NOTHING, RED, USAGE, add_device, add_many, positive
 from accelcheck.commands.parsing import add_json, examples, print_json
 from accelcheck.core.case import LEVELS
 from accelcheck.core.selection import Selection
@@ -30,37 +30,24 @@ def add(commands: Any) -> None:
         description="Measures the same cases in processes of two environments in turns, A B B A, and reports for each case "
         "whether B is faster, the same, slower or undecided. Exits with 1 if B is slower in a case, or fails where A does not.",
     )
-    command.add_argument(
+    add_many(
+        command,
         "--python",
-        action="append",
-        default=[],
-        metavar="PYTHON",
-        help="interpreter of A, then of B; given once, of both (default: this interpreter for both)",
+        "PYTHON",
+        "interpreter of A, then of B; given once, of both (default: this interpreter for both)",
     )
     for side in ("a", "b"):
-        command.add_argument(
+        add_many(
+            command,
             f"--env-{side}",
-            action="append",
-            default=[],
+            "NAME=VALUE",
+            f"environment variable for {side.upper()} only; repeatable",
             type=_setting,
-            metavar="NAME=VALUE",
-            help=f"environment variable for {side.upper()} only; repeatable",
         )
-    command.add_argument("--device", default="cpu", help="device to measure on (default: cpu)")
-    add_import(command)
-    command.add_argument(
-        "--technique",
-        action="append",
-        default=[],
-        metavar="GLOB",
-        help="techniques by name; repeatable (default: eager)",
-    )
-    command.add_argument(
-        "--workload", action="append", default=[], metavar="GLOB", help="workloads by name; repeatable (default: all)"
-    )
-    command.add_argument(
-        "--case", action="append", default=[], metavar="ID", help="exact id of a case, of any level; repeatable"
-    )
+    add_device(command, "measure")
+    add_many(command, "--technique", "GLOB", "techniques by name; repeatable (default: eager)")
+    add_many(command, "--workload", "GLOB", "workloads by name; repeatable (default: all)")
+    add_many(command, "--case", "ID", "exact id of a case, of any level; repeatable")
     command.add_argument("--level", type=int, choices=LEVELS, default=1, help="highest level of the cases (default: 1)")
     command.add_argument(
         "--margin",

@@ -8,7 +8,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from accelcheck.commands.common import GREEN, NOTHING, RED, USAGE, add_import, refusal
+from accelcheck.commands.common import GREEN, NOTHING, RED, USAGE, add_import, add_many, refusal
 from accelcheck.commands.parsing import add_json, examples, print_json
 from accelcheck.core import imports
 from accelcheck.core.case import LEVELS
@@ -46,12 +46,11 @@ def add(commands: Any) -> None:
         metavar="FILE",
         help="where the script is written, its data beside it (default: explain-CASE.py in this folder)",
     )
-    command.add_argument(
+    add_many(
+        command,
         "--model",
-        action="append",
-        default=[],
-        metavar="FILE:FUNCTION",
-        help="the model of a case of accelcheck check, or of a run with --accel-model; repeatable",
+        "FILE:FUNCTION",
+        "the model of a case of accelcheck check, or of a run with --accel-model; repeatable",
     )
     command.add_argument(
         "--timeout",

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from accelcheck.commands.common import GREEN, NOTHING, RED, USAGE
+from accelcheck.commands.common import GREEN, NOTHING, RED, USAGE, add_many
 from accelcheck.commands.parsing import examples
 
 if TYPE_CHECKING:
@@ -35,13 +35,12 @@ def add(commands: Any) -> None:
         help="malformed and expired entries, patterns of no case, overlaps; with journals also what nothing needs",
     )
     check.add_argument("files", nargs="*", type=Path, metavar="FILE", help="ledgers (default: those of accelcheck)")
-    check.add_argument(
+    add_many(
+        check,
         "--journal",
+        "FILE",
+        "journal of a run; repeatable: entries that its cases do not show, and sizes far larger than seen, are named",
         type=Path,
-        action="append",
-        default=[],
-        metavar="FILE",
-        help="journal of a run; repeatable: entries that its cases do not show, and sizes far larger than seen, are named",
     )
     examples(
         check,
@@ -53,9 +52,7 @@ def add(commands: Any) -> None:
         "suggest", help="print entries for the unexpected failures of a run, with a TODO for what only a person knows"
     )
     suggest.add_argument("journals", nargs="+", type=Path, metavar="JOURNAL", help="journals, merged ones too")
-    suggest.add_argument(
-        "--ledger", type=Path, action="append", default=[], metavar="FILE", help="ledger that holds already; repeatable"
-    )
+    add_many(suggest, "--ledger", "FILE", "ledger that holds already; repeatable", type=Path)
     examples(suggest, ("accelcheck ledger suggest journal.jsonl", "entries to put into a file and to complete"))
     suggest.set_defaults(run=_suggest)
 

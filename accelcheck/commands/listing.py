@@ -6,7 +6,7 @@ import fnmatch
 import sys
 from typing import TYPE_CHECKING, Any
 
-from accelcheck.commands.common import GREEN, add_devices
+from accelcheck.commands.common import GREEN, add_devices, add_many
 from accelcheck.commands.parsing import add_json, examples, print_json
 from accelcheck.core import imports
 from accelcheck.core.case import DTYPES, LEVELS
@@ -45,17 +45,9 @@ def add(commands: Any) -> None:
         "--markdown", action="store_true", help="print docs/techniques.md, which is the same on every machine"
     )
     add_devices(listing, "all; for --cases those that are present")
-    listing.add_argument(
-        "--model",
-        action="append",
-        default=[],
-        metavar="FILE:FUNCTION",
-        help="model of your own, as a further workload; repeatable",
-    )
+    add_many(listing, "--model", "FILE:FUNCTION", "model of your own, as a further workload; repeatable")
     for name in ("technique", "workload"):
-        listing.add_argument(
-            f"--{name}", action="append", default=[], metavar="GLOB", help=f"{name}s by name; repeatable (default: all)"
-        )
+        add_many(listing, f"--{name}", "GLOB", f"{name}s by name; repeatable (default: all)")
     listing.add_argument(
         "--dtype",
         action="append",
@@ -118,7 +110,7 @@ def _techniques(given: argparse.Namespace, known: Matrix, extra: Sequence[Device
     if given.json:
         body = {
             "techniques": catalogue.techniques_as_json(rows),
-            "devices": _present(statuses),
+            "devices": {name: status.as_json() for name, status in statuses.items()},
             "refusals": {name: dict(reasons) for name, reasons in refusals.items()},
         }
         print_json("list techniques", body)
@@ -198,10 +190,6 @@ def _devices(given: argparse.Namespace) -> int:
 
 def _probed(names: Sequence[str] | None, extra: Sequence[Device]) -> dict[str, Status]:
     return probe(names, extra=extra)[0]
-
-
-def _present(statuses: Mapping[str, Status]) -> dict[str, Any]:
-    return {name: status.as_json() for name, status in statuses.items()}
 
 
 def _named(name: str, patterns: Sequence[str]) -> bool:

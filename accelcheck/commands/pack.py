@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from accelcheck.commands.common import GREEN, USAGE
+from accelcheck.commands.common import GREEN, USAGE, add_many
 from accelcheck.commands.parsing import examples
 
 if TYPE_CHECKING:
@@ -24,23 +24,15 @@ def add(commands: Any) -> None:
     )
     pack.add_argument("journals", nargs="+", type=Path, metavar="JOURNAL", help="journals, merged ones too")
     pack.add_argument("-o", "--output", type=Path, required=True, metavar="FILE", help="package to write")
-    pack.add_argument(
+    add_many(
+        pack,
         "--ledger",
+        "FILE",
+        "ledger that a run used; repeatable. accelcheck's own, and those beside the journals and in this folder, are found by hash",
         type=Path,
-        action="append",
-        default=[],
-        metavar="FILE",
-        help="ledger that a run used; repeatable. accelcheck's own, and those beside the journals and in this folder, are found by hash",
     )
-    pack.add_argument("--log", type=Path, action="append", default=[], metavar="FILE", help="log to pack; repeatable")
-    pack.add_argument(
-        "--file",
-        type=Path,
-        action="append",
-        default=[],
-        metavar="FILE",
-        help="other file to pack, such as the answers of an assessment; repeatable",
-    )
+    add_many(pack, "--log", "FILE", "log to pack; repeatable", type=Path)
+    add_many(pack, "--file", "FILE", "other file to pack, such as the answers of an assessment; repeatable", type=Path)
     pack.add_argument("--sign", type=Path, metavar="KEY", help="sign with this secret key of minisign")
     pack.add_argument(
         "--allow-missing", action="store_true", help="pack although a ledger that a run used is not there"

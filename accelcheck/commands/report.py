@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from accelcheck.commands.common import GREEN, USAGE
+from accelcheck.commands.common import GREEN, USAGE, add_many
 from accelcheck.commands.parsing import examples
 from accelcheck.core.journal import JournalError
 from accelcheck.report import results
@@ -37,21 +37,11 @@ def add(commands: Any) -> None:
     report.add_argument("journals", nargs="+", type=Path, metavar="JOURNAL", help="journals, also merged ones")
     for name, (short, text) in FORMATS.items():
         report.add_argument(*filter(None, (short, f"--{name}")), type=Path, metavar="FILE", help=f"write {text}")
-    report.add_argument(
-        "--curve",
-        action="append",
-        default=[],
-        type=Path,
-        metavar="FILE",
-        help="a result of `accelcheck curve --json`, for the HTML page; repeatable",
+    add_many(
+        report, "--curve", "FILE", "a result of `accelcheck curve --json`, for the HTML page; repeatable", type=Path
     )
-    report.add_argument(
-        "--claims",
-        action="append",
-        default=[],
-        type=Path,
-        metavar="FILE",
-        help="a result of `accelcheck claims --json`, for the HTML page; repeatable",
+    add_many(
+        report, "--claims", "FILE", "a result of `accelcheck claims --json`, for the HTML page; repeatable", type=Path
     )
     examples(
         report,

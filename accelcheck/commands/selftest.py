@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fnmatch
 import os
 import sys
 import tempfile
@@ -11,10 +10,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from accelcheck.commands.common import GREEN, NOTHING, RED, add_import, positive, refusal
+from accelcheck.commands.common import GREEN, NOTHING, RED, add_device, add_many, chosen, positive, usable
 from accelcheck.commands.parsing import add_json, examples, print_json
 from accelcheck.core.files import scratch
-from accelcheck.core.registry import unknown
 from accelcheck.devices import hardware
 from accelcheck.report import console
 from accelcheck.selftest import report
@@ -37,21 +35,14 @@ def add(commands: Any) -> None:
         description="Plants every fault of the catalogue in the matrix and prints which view catches it, and plants every correct "
         "variant, which must pass. Exits with 1 if a fault survives or a correct variant fails.",
     )
-    runner.add_argument("--device", default="cpu", help="device to plant on (default: cpu)")
-    add_import(runner)
+    add_device(runner, "plant")
     runner.add_argument(
         "--seeds",
         type=positive,
         default=None,
         help=f"number of seeds for each plant (default: {SEEDS} on the CPU; 1 on other devices, which compile or launch more slowly)",
     )
-    runner.add_argument(
-        "--fault",
-        action="append",
-        default=[],
-        metavar="GLOB",
-        help="faults and correct variants by name; repeatable (default: all)",
-    )
+    add_many(runner, "--fault", "GLOB", "faults and correct variants by name; repeatable (default: all)")
     runner.add_argument(
         "--jobs", type=positive, default=None, help="number of processes (default: one per core; one on an accelerator)"
     )
@@ -65,14 +56,12 @@ def add(commands: Any) -> None:
 
 
 def _selftest(given: argparse.Namespace) -> int:
-    absent = refusal(given.device)
-    if absent is not None:
-        print(f"accelcheck: {given.device}: {absent}", file=sys.stderr)
+    if not usable(given.device):
         return NOTHING
     os.environ |= {"OMP_NUM_THREADS": "1", "TORCHINDUCTOR_COMPILE_THREADS": "1"}  # torch reads them at import
     from accelcheck.selftest import runner
 
-    rows = _chosen(runner.rows(), given.fault)
+    rows = chosen("fault", runner.rows(), given.fault, lambda row: row.plant)
     on_host = given.device in {"cpu", "xla"} and not hardware.tpu().count
     seeds = given.seeds or (SEEDS if given.device == "cpu" else 1)
     jobs = given.jobs or (hardware.usable_cores() if on_host else 1)
@@ -114,14 +103,6 @@ def _run(device: str, rows: Sequence[PlantedRow], seeds: int, jobs: int) -> tupl
         except runner.DiedError as error:
             died = str(error)
     return sorted(outcomes, key=lambda outcome: (str(outcome.row), outcome.seed)), died
-
-
-def _chosen(rows: Sequence[PlantedRow], patterns: Sequence[str]) -> list[PlantedRow]:
-    legal = sorted({row.plant for row in rows})
-    for pattern in patterns:
-        if not fnmatch.filter(legal, pattern):
-            raise unknown("fault", pattern, legal)
-    return [row for row in rows if not patterns or any(fnmatch.fnmatchcase(row.plant, p) for p in patterns)]
 
 
 COMMANDS = (add,)

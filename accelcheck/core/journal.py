@@ -17,13 +17,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import msgspec
 
-from accelcheck.core.case import (
-    Case,
-    Evidence,
-    Figure,
-    Measurement,
-    Verdict,
-)
+from accelcheck.core.case import Case, Evidence, Figure, Measurement, Verdict
 from accelcheck.core.fault import Fault  # noqa: TC001 - msgspec reads the annotations of records
 from accelcheck.core.plain import LARGEST, text
 

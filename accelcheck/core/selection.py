@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from accelcheck.core.shards import Shard
+from accelcheck.core.shards import Shard  # noqa: TC001 - msgspec reads the annotations of selections
 
 
 @dataclass(frozen=True)

@@ -6,22 +6,23 @@ import itertools
 import os
 import time
 from abc import ABC, abstractmethod
+from collections.abc import Mapping  # noqa: TC003 - msgspec reads the annotations of statuses
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from accelcheck.core.capability import SUPPORTED, Capability, Code, unsupported
-from accelcheck.core.case import Verdict
 from accelcheck.devices.telemetry import Telemetry
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator
 
     import torch
 
     from accelcheck.devices.strict import Products
 
+T = TypeVar("T")
 
 FEATURES: Mapping[str, str] = {
     "float64": "computes in FP64",
@@ -139,21 +140,7 @@ def status_from_json(data: Any) -> Status:
     Raises:
         ValueError: A field is missing, has another type or an illegal value; the message names it.
     """
-    capability = _field(data, "capability", dict)
-    verdict = _field(capability, "verdict", str, type(None))
-    fingerprint = _field(data, "fingerprint", dict, type(None))
-    answers = _texts(data, "answers")
-    return Status(
-        _field(data, "device", str),
-        Capability(
-            Code(_field(capability, "code", str)),
-            _field(capability, "reason", str),
-            _field(capability, "action", str),
-            None if verdict is None else Verdict(verdict),
-        ),
-        None if fingerprint is None else fingerprint_from_json(fingerprint),
-        answers,
-    )
+    return _converted(data, Status)
 
 
 def fingerprint_from_json(data: Any) -> Fingerprint:
@@ -162,25 +149,16 @@ def fingerprint_from_json(data: Any) -> Fingerprint:
     Raises:
         ValueError: A field is missing or has another type; the message names it.
     """
-    texts = {name: _field(data, name, str) for name in ("device", "chip", "driver", "runtime")}
-    numbers = {name: _field(data, name, int) for name in ("count", "memory")}
-    return Fingerprint(**texts, **numbers, versions=_texts(data, "versions"), environment=_texts(data, "environment"))
+    return _converted(data, Fingerprint)
 
 
-def _texts(data: Any, name: str) -> dict[str, str]:
-    table: dict[str, str] = _field(data, name, dict)
-    if not all(isinstance(word, str) for pair in table.items() for word in pair):
-        raise ValueError(f"status field {name!r}: expected text by text, got {table!r}")
-    return table
+def _converted(data: Any, kind: type[T]) -> T:
+    import msgspec  # late: nox reads devices without packages
 
-
-def _field(data: Any, name: str, *types: type) -> Any:
-    if not isinstance(data, dict):
-        raise ValueError(f"status: expected an object with the field {name!r}, got {type(data).__name__}")  # noqa: TRY004 - to callers, malformed data is one kind of error
-    if name not in data or not isinstance(data[name], types):
-        got = type(data[name]).__name__ if name in data else "nothing"
-        raise ValueError(f"status field {name!r}: expected {' or '.join(kind.__name__ for kind in types)}, got {got}")
-    return data[name]
+    try:
+        return msgspec.convert(data, kind)
+    except msgspec.ValidationError as error:
+        raise ValueError(f"status: {error}") from error
 
 
 @dataclass(frozen=True, slots=True)

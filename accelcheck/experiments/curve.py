@@ -49,17 +49,13 @@ class Pair:
 
     Attributes:
         eager, compiled: Make one call.
-        first, eager_first, graphs, recompilations, programs: As in `Point`.
+        facts: ``first``, ``eager_first``, ``graphs``, ``recompilations`` and ``programs``, as in `Point`.
         check: Raises `WrongError` if the compiled chain has become wrong.
     """
 
     eager: Callable[[], object]
     compiled: Callable[[], object]
-    first: float
-    eager_first: float
-    graphs: int
-    recompilations: int
-    programs: int | None
+    facts: tuple[float, float, int, int, int | None]
     check: Callable[[], None]
 
 
@@ -144,22 +140,8 @@ def point(device: Device, count: int, shapes: Shapes, form: Form, looks: Sequenc
             pair.check()
     except Exception as error:  # noqa: BLE001 - as in `refusal`
         return Gap(count, shapes, form, brief(error))
-    return Point(
-        count,
-        shapes,
-        form,
-        statistics.median(found.base),
-        statistics.median(found.candidate),
-        found.ratio,
-        found.low,
-        found.high,
-        found.pairs,
-        pair.first,
-        pair.eager_first,
-        pair.graphs,
-        pair.recompilations,
-        pair.programs,
-    )
+    eager, seconds = statistics.median(found.base), statistics.median(found.candidate)
+    return Point(count, shapes, form, eager, seconds, found.ratio, found.low, found.high, found.pairs, *pair.facts)
 
 
 @contextlib.contextmanager
@@ -192,16 +174,8 @@ def compiled(device: Device, count: int, shapes: Shapes, form: Form) -> Iterator
                 _check(count, eager, call, inputs)
 
             check()
-            yield Pair(
-                _turns(eager, inputs),
-                _turns(call, inputs),
-                first,
-                eager_first,
-                made,
-                again,
-                None if programs is None or before is None else programs - before,
-                check,
-            )
+            new = None if programs is None or before is None else programs - before
+            yield Pair(_turns(eager, inputs), _turns(call, inputs), (first, eager_first, made, again, new), check)
     finally:
         reset_compiler()
 

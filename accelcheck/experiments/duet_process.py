@@ -16,6 +16,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from accelcheck import __version__
 from accelcheck.core.case import TIMED, Verdict
 from accelcheck.core.files import scratch
@@ -57,14 +59,7 @@ def _work(job: Mapping[str, Any], folder: Path) -> None:
     from accelcheck.plugin import registered
     from accelcheck.plugin.registered import PluginLoadError
 
-    words = job["selection"]
-    selection = Selection(
-        devices=tuple(words["devices"]),
-        techniques=tuple(words["techniques"]),
-        workloads=tuple(words["workloads"]),
-        cases=tuple(words["cases"]),
-        level=int(words["level"]),
-    )
+    selection = msgspec.convert(job["selection"], Selection)
     (name,) = selection.devices
     try:
         known = registered.matrix(registered.here())

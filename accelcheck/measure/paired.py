@@ -12,9 +12,8 @@ import statistics
 import time
 from dataclasses import dataclass
 from enum import StrEnum
+from pathlib import Path
 from typing import TYPE_CHECKING
-
-from accelcheck.measure.contention import waited
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -162,3 +161,22 @@ def interval(values: Sequence[float], error: float) -> tuple[float, float]:
 def fewest(error: float) -> int:
     """Least number of values for an interval with this error on each side: 2**-n must not exceed it."""
     return math.ceil(-math.log2(error))
+
+
+_TASKS = Path("/proc/self/task")
+
+
+def waited() -> float | None:
+    """Total seconds that the living threads of this process were ready to run and waited for a core.
+
+    None where the kernel does not tell: on systems other than Linux, or without schedstats
+    (https://docs.kernel.org/scheduler/sched-stats.html: the second number is nanoseconds spent waiting on a runqueue).
+    """
+    seconds, told = 0.0, False
+    for path in _TASKS.glob("*/schedstat"):
+        try:
+            seconds += 1e-9 * int(path.read_text(encoding="ascii").split()[1])
+        except (OSError, ValueError, IndexError):  # the thread has ended
+            continue
+        told = True
+    return seconds if told else None

@@ -13,21 +13,23 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
+import msgspec
 import pytest
 
 import accelcheck
 from accelcheck.core import imports
 from accelcheck.core.files import private
+from accelcheck.core.journal import SCHEMA, JournalError
+from accelcheck.core.journal_reading import read
 from accelcheck.core.registry import UnknownNameError
 from accelcheck.core.selection import Selection
-from accelcheck.core.shards import Shard
 from accelcheck.devices import devices
 from accelcheck.expectations import must_pass
-from accelcheck.plugin import installed, options, registered, resume
+from accelcheck.plugin import installed, options, registered
 from accelcheck.report.console import escaped_lines
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, MutableMapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 
     from accelcheck.checks.supervisor import Supervisor
     from accelcheck.core.capability import Capability
@@ -120,7 +122,7 @@ class RunConfiguration:
             )
         if resumed is None:
             return run
-        earlier = resume.finished(resumed, run.facts())
+        earlier = finished(resumed, run.facts())
         return replace(run, earlier=earlier, finished=frozenset(record.case.id for record in earlier))
 
     def facts(self) -> dict[str, Any]:
@@ -179,19 +181,9 @@ class RunConfiguration:
         """Read what the controller sent."""
         from accelcheck.devices.base import status_from_json
 
-        words = data["selection"]
         statuses = [status_from_json(status) for status in data["statuses"]]
         return cls(
-            selection=Selection(
-                devices=tuple(words["devices"]),
-                techniques=tuple(words["techniques"]),
-                workloads=tuple(words["workloads"]),
-                dtypes=tuple(words["dtypes"]),
-                cases=tuple(words["cases"]),
-                level=int(words["level"]),
-                shard=Shard(**words["shard"]) if words["shard"] else None,
-                fuzz=str(words["fuzz"]),
-            ),
+            selection=msgspec.convert(data["selection"], Selection),
             statuses={status.device: status for status in statuses},
             autoload=bool(data["autoload"]),
             folder=Path(data["folder"]),
@@ -349,3 +341,48 @@ def _here(config: pytest.Config, devices: Sequence[Device]) -> bool:
 def _warn(config: pytest.Config, why: str) -> None:
     words = escaped_lines(f"accelcheck: cases run in pytest's own process, which a crash or hang ends: {why}")
     config.issue_config_time_warning(pytest.PytestWarning(words), stacklevel=3)  # workers hand it on
+
+
+SAME = ("accelcheck", "python", "platform", "selection", "devices", "must_pass")
+"""Fields of the header that two parts of a run have in common."""
+MOST = 5
+"""Differences that a refusal names."""
+
+
+class ResumeError(JournalError):
+    """A run cannot go on with a journal: it is that of another run; the message names what differs."""
+
+
+def finished(path: Path, facts: Mapping[str, Any]) -> Sequence[Record]:
+    """The records of a run that was cut off.
+
+    Args:
+        path: Of its journal.
+        facts: What the header of the run that is beginning would hold.
+
+    Raises:
+        JournalError: The journal cannot be read.
+        ResumeError: It is that of a run on another device, with other versions or another selection.
+    """
+    header, records = read(path)
+    if header and header["schema"] != SCHEMA:
+        raise ResumeError(
+            f"cannot go on with {path}, which an older accelcheck has written: its records are of schema {header['schema']}, and "
+            f"those of this one of {SCHEMA}; begin anew with --accel-journal"
+        )
+    differing = [line for name in SAME for line in _differing(name, header.get(name), facts[name])]
+    if differing:
+        more = [f"and {len(differing) - MOST} more"] if len(differing) > MOST else []
+        raise ResumeError(
+            f"cannot go on with {path}, which is of another run: {'; '.join([*differing[:MOST], *more])}; "
+            "run with the same options on the same machine, or begin anew with --accel-journal"
+        )
+    return records
+
+
+def _differing(name: str, was: Any, now: Any) -> Iterator[str]:
+    if isinstance(was, dict) and isinstance(now, dict):
+        for key in dict.fromkeys([*was, *now]):
+            yield from _differing(f"{name}.{key}", was.get(key), now.get(key))
+    elif was != now:
+        yield f"{name} was {was!r}, and is {now!r}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from accelcheck.report.console import Table
@@ -80,15 +81,8 @@ def traits(techniques: Iterable[Technique], found: Sequence[Workload]) -> list[d
 
 def traits_table(rows: Iterable[Mapping[str, Any]]) -> Table:
     """A row for each trait: how many techniques ask for it, and the workloads that have it."""
-    cells = [
-        (
-            str(row["name"]),
-            str(len(row["required-by"])),
-            str(len(row["excluded-by"])),
-            ", ".join(row["workloads"]),
-        )
-        for row in rows
-    ]
+    counts = ("required-by", "excluded-by")
+    cells = [(str(row["name"]), *(str(len(row[name])) for name in counts), ", ".join(row["workloads"])) for row in rows]
     return Table(("trait", "required by", "excluded by", "workloads"), cells, right=(1, 2))
 
 
@@ -106,18 +100,7 @@ def devices(statuses: Iterable[Status]) -> Table:
 
 def cases_as_json(found: Iterable[Case]) -> list[dict[str, Any]]:
     """Each case with its parts."""
-    return [
-        {
-            "id": case.id,
-            "technique": case.technique,
-            "workload": case.workload,
-            "device": case.device,
-            "dtype": case.dtype,
-            "mode": str(case.mode),
-            "level": case.level,
-        }
-        for case in found
-    ]
+    return [{"id": case.id, **asdict(case), "mode": str(case.mode)} for case in found]
 
 
 def _words(names: Iterable[object]) -> str:

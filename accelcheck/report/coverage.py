@@ -8,6 +8,8 @@ from collections import Counter
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
+import msgspec
+
 from accelcheck.core.case import LEVELS
 from accelcheck.core.imports import OPTION
 from accelcheck.core.selection import Selection
@@ -66,13 +68,7 @@ class Scope:
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Scope:
         """Read what a worker sent."""
-        return cls(
-            int(data["total"]),
-            tuple(map(int, data["levels"])),
-            int(data["techniques"]),
-            tuple(data["missing"]),
-            int(data["elsewhere"]),
-        )
+        return msgspec.convert(data, cls)
 
     @classmethod
     def of(cls, matrix: Matrix, selection: Selection) -> Scope:

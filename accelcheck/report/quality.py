@@ -7,7 +7,9 @@ import re
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
+
+import msgspec
 
 from accelcheck.core import toml
 from accelcheck.core.registry import unknown
@@ -37,8 +39,7 @@ class Rule(StrEnum):
     FLAKY = "flaky"
 
 
-@dataclass(frozen=True, slots=True)
-class Item:
+class Item(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One item of a table.
 
     Attributes:
@@ -56,7 +57,7 @@ class Item:
     name: str
     table: str
     points: int
-    priority: str
+    priority: Literal["P0", "P1", "P2"]
     what: str
     cases: tuple[str, ...] = ()
     rule: Rule | None = None
@@ -70,8 +71,7 @@ class Item:
         return self.priority == "P0"
 
 
-@dataclass(frozen=True, slots=True)
-class ItemTable:
+class ItemTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One table.
 
     Attributes:
@@ -84,8 +84,16 @@ class ItemTable:
     name: str
     title: str
     points: int
-    items: tuple[Item, ...]
+    items: tuple[Item, ...] = ()
     note: str = ""
+
+
+class _File(msgspec.Struct, forbid_unknown_fields=True):
+    """What items.toml or tables.toml holds."""
+
+    schema: Literal[1]
+    item: tuple[Item, ...] = ()
+    table: tuple[ItemTable, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,29 +123,6 @@ def _is_text(value: object) -> bool:
     return isinstance(value, str) and 0 < len(value.strip()) <= MOST_TEXT
 
 
-def _is_date(value: object) -> bool:
-    return isinstance(value, dt.date) and not isinstance(value, dt.datetime)
-
-
-_TEXTS = toml.Field("a list of texts", toml.is_texts, required=False)
-_TABLE = {
-    "name": toml.Field("a text", toml.is_text),
-    "title": toml.Field("a text", toml.is_text),
-    "points": toml.Field("a whole number", lambda value: type(value) is int),
-    "note": toml.Field("a text", toml.is_text, required=False),
-}
-_ITEM = {
-    "name": toml.Field("a text", toml.is_text),
-    "table": toml.Field("the name of a table", toml.is_text),
-    "points": toml.Field("a whole number", lambda value: type(value) is int),
-    "priority": toml.Field("P0, P1 or P2", lambda value: value in {"P0", "P1", "P2"}),
-    "what": toml.Field("a sentence", toml.is_text),
-    "cases": _TEXTS,
-    "rule": toml.Field(f"one of {', '.join(Rule)}", lambda value: value in set(Rule), required=False),
-    "question": toml.Field("a sentence", toml.is_text, required=False),
-    "steps": toml.Field("pairs of a fraction and points", lambda value: isinstance(value, list), required=False),
-    "contradicted": _TEXTS,
-}
 _ANSWER = {
     "item": toml.Field("the id of an item", toml.is_text),
     "answer": toml.Field("true or false", lambda value: isinstance(value, bool)),
@@ -146,7 +131,7 @@ _ANSWER = {
         lambda value: isinstance(value, str) and bool(_LINK.fullmatch(value)),
     ),
     "by": toml.Field(f"who answers, in at most {MOST_TEXT} characters", _is_text),
-    "date": toml.Field("a date such as 2026-11-30, without quotes", _is_date),
+    "date": toml.Field("a date such as 2026-11-30, without quotes", lambda value: type(value) is dt.date),
     "fraction": toml.Field("a number from 0 to 1", lambda value: toml.is_number(value, 0, 1), required=False),
     "device": toml.Field("the name of a device", _is_text, required=False),
 }
@@ -159,27 +144,19 @@ def tables(folder: Path = FOLDER) -> tuple[ItemTable, ...]:
         QualityError: A file is malformed.
     """
     items: dict[str, list[Item]] = {}
-    for entry in toml.read(folder / "items.toml", "item", _ITEM, QualityError, SCHEMA):
-        given = entry.values
-        if ("rule" in given) == ("question" in given) or ("rule" in given) != ("cases" in given):
-            raise entry.wrong("rule", "expected either `cases` and `rule`, or `question`")
-        item = Item(
-            entry["name"],
-            entry["table"],
-            entry["points"],
-            entry["priority"],
-            entry["what"],
-            tuple(given.get("cases", ())),
-            Rule(given["rule"]) if "rule" in given else None,
-            given.get("question", ""),
-            tuple((float(fraction), int(points)) for fraction, points in given.get("steps", ())),
-            tuple(given.get("contradicted", ())),
-        )
+    for item in _own(folder / "items.toml").item:
+        if not (bool(item.rule) == bool(item.cases) != bool(item.question)):
+            raise QualityError(f"items.toml: {item.name}: expected either `cases` and `rule`, or `question`")
         items.setdefault(item.table, []).append(item)
-    return tuple(
-        ItemTable(t["name"], t["title"], t["points"], tuple(items.pop(t["name"])), t.values.get("note", ""))
-        for t in toml.read(folder / "tables.toml", "table", _TABLE, QualityError, SCHEMA)
-    )
+    found = _own(folder / "tables.toml").table
+    return tuple(msgspec.structs.replace(table, items=tuple(items.pop(table.name))) for table in found)
+
+
+def _own(path: Path) -> _File:
+    try:
+        return msgspec.toml.decode(path.read_bytes(), type=_File)
+    except (OSError, msgspec.MsgspecError) as error:
+        raise QualityError(f"{path}: {error}") from error
 
 
 def answers(path: Path, known: Sequence[ItemTable]) -> tuple[Answer, ...]:

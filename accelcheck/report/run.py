@@ -6,7 +6,7 @@ Two runs are of one device if its fingerprint, the versions of accelcheck and Py
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -132,7 +132,7 @@ class DeviceRun:
 
 @dataclass
 class _Gathered:
-    first: DeviceRun
+    first: tuple[str, Fingerprint | None, str, str, str]
     records: dict[str, Record] = field(default_factory=dict)
     origins: dict[str, str] = field(default_factory=dict)
     sources: list[str] = field(default_factory=list)
@@ -172,8 +172,8 @@ def load(paths: Sequence[Source]) -> tuple[DeviceRun, ...]:
         if empty:
             raise JournalError(f"{path}: expected a journal, got a file without a whole line")
     return tuple(
-        replace(
-            one.first,
+        DeviceRun(
+            *one.first,
             platforms=tuple(dict.fromkeys(one.platforms)),
             level=one.level,
             started=min(one.started),
@@ -245,21 +245,7 @@ def _gather(gathered: dict[tuple[str, ...], _Gathered], source: str, section: Se
         key = identity(name, fingerprint, header)
         if key not in gathered:
             capability = header.devices[name].capability if name in header.devices else "not in the journal's header"
-            first = DeviceRun(
-                name,
-                fingerprint,
-                capability,
-                header.accelcheck,
-                header.python,
-                (),
-                header.level,
-                header.started,
-                (),
-                {},
-                (),
-                (),
-            )
-            gathered[key] = _Gathered(first)
+            gathered[key] = _Gathered((name, fingerprint, capability, header.accelcheck, header.python))
         one = gathered[key]
         one.sources.append(source)
         one.platforms.append(header.platform)

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from collections import Counter
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+import accelcheck
 from accelcheck.core.case import UNSEEN, Verdict
 from accelcheck.core.imports import OPTION
 from accelcheck.expectations.ceilings import PREFIX
 from accelcheck.expectations.chips import RUNS, TRIED
-from accelcheck.report import pages, qualification, speed
+from accelcheck.report import qualification, speed
 from accelcheck.report.console import aligned, escaped
 from accelcheck.report.run import counts
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
-    from pathlib import Path
 
     import pytest
 
@@ -143,8 +144,8 @@ def _expected(found: Sequence[Record]) -> list[str]:
     """Cases that a ledger expects to fail, by reason, and where the page is that the reasons refer to."""
     reasons = [(r.case.device, r.headline) for r in found if r.verdict is Verdict.XFAIL]
     lines = _counted("expected to fail (ledger):", reasons)
-    if any(pages.FINDINGS in reason for _, reason in reasons) and (path := pages.place(pages.FINDINGS)) is not None:
-        lines.append(f"  {pages.FINDINGS}: {path}")
+    if any(FINDINGS in reason for _, reason in reasons) and (path := place(FINDINGS)) is not None:
+        lines.append(f"  {FINDINGS}: {path}")
     return lines
 
 
@@ -205,3 +206,13 @@ def _identity(fingerprint: Fingerprint) -> str:
     facts = [f"{fingerprint.count} x {fingerprint.chip}", fingerprint.runtime, fingerprint.driver, versions]
     facts += [f"{name}={value}" for name, value in sorted(fingerprint.environment.items())]
     return "; ".join(fact for fact in facts if fact)
+
+
+FINDINGS = "docs/findings.md"
+"""What accelcheck found, each with a reproduction: ledgers refer to it."""
+
+
+def place(page: str) -> Path | None:
+    """The file of a page such as `FINDINGS`: in the installed package, or in a checkout; None where it is in neither."""
+    package = Path(accelcheck.__file__).parent
+    return next((path for path in (package / page, package.parent / page) if path.is_file()), None)

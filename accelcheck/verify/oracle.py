@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import torch
+from torch import Tensor
+from torch.autograd import gradcheck, gradgradcheck
+
 from accelcheck.core.case import Mode
-from accelcheck.verify import algorithms, few, gradients, sample_budgets
+from accelcheck.verify import algorithms, few, sample_budgets
 from accelcheck.verify.cache import Cache
 from accelcheck.verify.effort import AUTO, FULL, SAMPLES, Effort, Size, choose, sized
 from accelcheck.verify.oracle_runs import Arithmetic, Oracle, Source, blamed, check_repeatable, check_truth, twice
@@ -14,15 +18,15 @@ from accelcheck.verify.sample_budgets import Samples, unlike
 from accelcheck.verify.views import SIGNED, VIEWS
 from accelcheck.workloads.dispatch import unfused
 from accelcheck.workloads.probes import Draw
-from accelcheck.workloads.repeatable import differing
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
     from pathlib import Path
 
     from accelcheck.core.case import Case
     from accelcheck.core.clean_process import CleanProcess
     from accelcheck.verify.oracle_runs import EmulatedTechnique
-    from accelcheck.workloads.base import Result, Workload
+    from accelcheck.workloads.base import Problem, Program, Result, Workload
 
 REMEMBERED = 64
 REMEMBERED_BYTES = 2**28
@@ -203,7 +207,7 @@ def _sampled(source: Source, careful: int, spread_over: Result) -> tuple[Result,
         if not effort.reduced:  # else eager is run twice
             check_repeatable(oracle, truth)
         if source.mode is Mode.BACKWARD and draw == FIRST and "custom-function" in traits:
-            gradients.check(source.exactly(), twice="twice-differentiable" in traits)
+            check_gradients(source.exactly(), twice="twice-differentiable" in traits)
     check_truth(source, oracle, truth)
     samples = Samples(truth, source.unit, source.spacing)
     with blamed(f"{source}: the oracle with rounding errors"), unfused():
@@ -246,3 +250,55 @@ def _peer(source: Source, eager: Result, truth: Result) -> Result | None:
         return None
     peer = eager if source.precision == source.dtype else source.eager_wholly(source.precision)
     return None if peer is None or (not source.draw.special and unlike(truth, peer)) else peer
+
+
+def check_gradients(program: Program, *, twice: bool) -> None:
+    """See that the gradients of an FP64 program, and theirs if so asked, agree with finite differences.
+
+    Along random directions (``fast_mode``): the whole Jacobian of a workload would take minutes.
+
+    Args:
+        program: FP64, on the CPU.
+        twice: Whether second derivatives are checked too.
+
+    Raises:
+        torch.autograd.gradcheck.GradcheckError: They do not agree; the message has both numbers.
+    """
+    module = program.module
+    parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
+    floats = [v for v in program.inputs if isinstance(v, Tensor) and v.is_floating_point()]
+    leaves = [value.detach().requires_grad_() for value in floats]
+
+    def call(*values: Any) -> Any:
+        fresh = iter(values[: len(leaves)])
+        inputs = [next(fresh) if isinstance(v, Tensor) and v.is_floating_point() else v for v in program.inputs]
+        return module(*inputs)
+
+    with torch.random.fork_rng(devices=[]):
+        # Directions of second derivatives are drawn from it: the same ones in every run.
+        torch.default_generator.manual_seed(0)
+        gradcheck(call, (*leaves, *parameters), fast_mode=True)
+        if twice:
+            gradgradcheck(call, (*leaves, *parameters), fast_mode=True)
+
+
+def differing(make: Callable[[], Problem]) -> list[str]:
+    """Names of the parameters, buffers, inputs and target, such as ``input[0]``, that two calls make differently."""
+    first, second = _tensors(make()), _tensors(make())
+    return [
+        name
+        for name in [*first, *(second.keys() - first.keys())]
+        if name not in first or name not in second or not _same(first[name], second[name])
+    ]
+
+
+def _tensors(problem: Problem) -> Mapping[str, Tensor]:
+    given = {f"input[{index}]": value for index, value in enumerate(problem.inputs)} | {"target": problem.target}
+    named = {name: value for name, value in given.items() if isinstance(value, Tensor)}
+    return {**named, **dict(problem.module.named_parameters()), **dict(problem.module.named_buffers())}
+
+
+def _same(one: Tensor, other: Tensor) -> bool:
+    if one.shape != other.shape or one.dtype != other.dtype:
+        return False
+    return bool(torch.allclose(one.detach(), other.detach(), rtol=0.0, atol=0.0, equal_nan=True))

@@ -8,15 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
-from accelcheck.verify.operators import (
-    CONTRACTIONS,
-    INTERPOLATED,
-    SCATTERS,
-    floats,
-    has_complex,
-    is_float,
-    outputs,
-)
+from accelcheck.verify.operators import CONTRACTIONS, INTERPOLATED, SCATTERS, floats, has_complex, is_float, outputs
 from accelcheck.workloads.base import is_inexact
 
 if TYPE_CHECKING:

@@ -15,6 +15,7 @@ from fault_harness import Bed, Planted, bench, built_in, case, verdict_of
 from torch import Tensor, nn
 
 from accelcheck.checks import accuracy as check
+from accelcheck.checks.accuracy import correct, learned
 from accelcheck.core.capability import Code, unavailable
 from accelcheck.core.case import Mode, Verdict
 from accelcheck.core.registry import discover, index
@@ -28,7 +29,6 @@ from accelcheck.verify.accuracy import (
     replicated_bound,
     upper_bound,
 )
-from accelcheck.verify.learned import correct, learned
 from accelcheck.verify.oracle import Store
 from accelcheck.workloads import digits
 from accelcheck.workloads.task import Task, deal
@@ -279,7 +279,7 @@ def test_float32_eager_learns_the_task(name: str, store: Store) -> None:
 def test_what_was_learnt_is_learnt_once(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     chosen = task("digits-mlp")
     first = learned(store.cache, chosen, 3, 1)
-    monkeypatch.setattr("accelcheck.verify.learned._learn", None)
+    monkeypatch.setattr("accelcheck.checks.accuracy._learn", None)
     again = learned(store.cache, chosen, 3, 1)
     assert torch.equal(first.logits, again.logits)
     assert all(torch.equal(first.state[key], again.state[key]) for key in first.state)

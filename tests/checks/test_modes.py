@@ -8,7 +8,7 @@ import pytest
 from fault_harness import BACKWARD, FORWARD, Planted, seeded, verdict_of
 
 from accelcheck.core.case import Mode, Verdict
-from accelcheck.selftest.faults.modes import norms_follow_gradients
+from accelcheck.selftest.faults.layers import norms_follow_gradients
 from accelcheck.selftest.faults.plant import nothing
 
 if TYPE_CHECKING:

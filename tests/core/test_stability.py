@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from accelcheck.techniques.matrix import Matrix
 
 BASELINES = Path(__file__).parents[2] / "baselines"
-RETIRED = frozenset({"matmul-numpy"})
+RETIRED = frozenset({"matmul-numpy", "data-parallel-2", "data-parallel-3", "data-parallel-compressed"})
 """Techniques that are gone. Stored journals have their names, which no other technique may get."""
 
 

@@ -13,7 +13,7 @@ import pytest
 from claims_harness import Clocked, claim, claims, sides, written
 
 from accelcheck import cli
-from accelcheck.commands import claims as command
+from accelcheck.commands import common
 from accelcheck.commands.common import GREEN, NOTHING, RED, USAGE
 from accelcheck.core.capability import SUPPORTED, Capability, Code, unsupported
 from accelcheck.devices.base import Memory
@@ -189,7 +189,7 @@ def scripted(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         told["chosen"] = [one.name for one in chosen]
         yield from (told["make"](one) for one in chosen)
 
-    monkeypatch.setattr(command, "refusal", lambda _: None)
+    monkeypatch.setattr(common, "refusal", lambda _: None)
     monkeypatch.setattr(run, "answers", answers)
     return told
 
@@ -249,7 +249,7 @@ def test_a_file_of_claims_that_is_wrong_ends_the_command_before_anything_is_meas
 def test_an_absent_device_is_said_with_its_reason(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(command, "refusal", lambda _: "no such hardware")
+    monkeypatch.setattr(common, "refusal", lambda _: "no such hardware")
     assert cli.main(["claims", "--device", "cuda"]) == NOTHING
     assert "cuda: no such hardware" in capsys.readouterr().err
 

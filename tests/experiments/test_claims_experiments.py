@@ -15,7 +15,7 @@ from accelcheck.core.case import Evidence, Mode
 from accelcheck.core.units import duration, size
 from accelcheck.devices import devices
 from accelcheck.experiments import curve
-from accelcheck.experiments.claims import applied, attention, chains, products, tensors
+from accelcheck.experiments.claims import applied, attention, chains, tensors
 from accelcheck.experiments.claims.catalogue import Measured, What
 from accelcheck.experiments.claims.experiment import Contest, Experiment, Side, measured
 from accelcheck.experiments.curve import WrongError
@@ -304,10 +304,10 @@ def test_autocast_trains_in_what_the_device_is_made_for() -> None:
 
 
 def test_the_product_of_the_host_is_timed_by_the_hosts_clock(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(products, "LEFT", (8, 16))
-    monkeypatch.setattr(products, "RIGHT", (16, 4))
+    monkeypatch.setattr(tensors, "LEFT", (8, 16))
+    monkeypatch.setattr(tensors, "RIGHT", (16, 4))
     device = on("xla")
-    with products.XlaMatmul().contest(device) as contest:
+    with tensors.XlaMatmul().contest(device) as contest:
         assert contest.plain.clock is devices()["cpu"]
         assert contest.fast.clock is device
         assert torch.equal(contest.plain.call(), contest.fast.call())  # type: ignore[arg-type]  # both are tensors

@@ -11,11 +11,12 @@ import torch
 from technique_harness import StubDevice
 
 from accelcheck import cli
+from accelcheck.commands import common
 from accelcheck.commands import curve as command
 from accelcheck.commands.common import GREEN, NOTHING, RED, USAGE
 from accelcheck.core.capability import SUPPORTED, Code, unavailable
 from accelcheck.core.registry import UnknownNameError
-from accelcheck.experiments import curve, curve_plot
+from accelcheck.experiments import curve, curve_report
 from accelcheck.experiments import curve_report as report
 from accelcheck.measure.curve import COLUMNS, COUNTS, MOST, ROWS, BreakEven, Form, Gap, Point, Shapes, break_even
 from accelcheck.report import results
@@ -327,9 +328,9 @@ def test_a_file_that_cannot_be_replaced_stays_what_it_was(tmp_path: Path, monkey
 def test_a_picture_is_drawn_of_what_there_is(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib", reason="the plot extra is not installed")
     path = tmp_path / "curve.png"
-    curve_plot.draw(path, FOUND, "a title")
+    curve_report.draw(path, FOUND, "a title")
     assert path.read_bytes().startswith(b"\x89PNG")
-    curve_plot.draw(path, [one for one in FOUND if isinstance(one, Gap)], "nothing was measured")
+    curve_report.draw(path, [one for one in FOUND if isinstance(one, Gap)], "nothing was measured")
 
 
 # The command
@@ -355,7 +356,7 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
         asked.append(counts)
         yield from FOUND
 
-    monkeypatch.setattr(command, "refusal", lambda _: None)
+    monkeypatch.setattr(common, "refusal", lambda _: None)
     monkeypatch.setattr(curve, "measure", measure)
     return asked
 
@@ -377,7 +378,7 @@ def test_without_matplotlib_it_says_how_to_get_it_and_measures_all_the_same(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     absent = unavailable(Code.NO_PACKAGE, "no matplotlib", 'pip install "accelcheck[plot]"')
-    monkeypatch.setattr(curve_plot, "available", lambda: absent)
+    monkeypatch.setattr(curve_report, "available", lambda: absent)
     path = tmp_path / "curve.png"
     assert cli.main(["curve", "--plot", str(path)]) == RED, "what was asked for was not done"
     said = capsys.readouterr()
@@ -391,8 +392,8 @@ def test_a_plot_that_can_be_drawn_is(
     measured: list[tuple[int, ...]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     drawn = []
-    monkeypatch.setattr(curve_plot, "available", lambda: SUPPORTED)
-    monkeypatch.setattr(curve_plot, "draw", lambda path, found, _: drawn.append((path, len(found))))
+    monkeypatch.setattr(curve_report, "available", lambda: SUPPORTED)
+    monkeypatch.setattr(curve_report, "draw", lambda path, found, _: drawn.append((path, len(found))))
     path = tmp_path / "curve.png"
     assert cli.main(["curve", "--plot", str(path)]) == GREEN
     assert drawn == [(path, len(FOUND))]
@@ -424,7 +425,7 @@ def test_an_unknown_device_or_count_is_answered_with_the_legal_ones(capsys: pyte
 def test_an_absent_device_is_said_with_its_reason(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(command, "refusal", lambda _: "no such hardware")
+    monkeypatch.setattr(common, "refusal", lambda _: "no such hardware")
     assert cli.main(["curve", "--device", "cuda"]) == NOTHING
     assert "cuda: no such hardware" in capsys.readouterr().err
 

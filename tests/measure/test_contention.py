@@ -9,27 +9,27 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from accelcheck.measure import contention
+from accelcheck.measure import paired
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 
 def test_the_waits_of_all_threads_are_added_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(contention, "_TASKS", tmp_path)
-    assert contention.waited() is None
+    monkeypatch.setattr(paired, "_TASKS", tmp_path)
+    assert paired.waited() is None
     for number, text in enumerate(("5 1500000000 7", "0 500000000 1", "", "1 x 2")):
         (tmp_path / str(number)).mkdir()
         (tmp_path / str(number) / "schedstat").write_text(text)
     (tmp_path / "ended").mkdir()
-    assert contention.waited() == pytest.approx(2.0)
+    assert paired.waited() == pytest.approx(2.0)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the count is Linux's")
 def test_a_process_that_shares_a_core_waits_for_it() -> None:
     code = """
         import os, time
-        from accelcheck.measure.contention import waited
+        from accelcheck.measure.paired import waited
 
         os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
         other = os.fork()

@@ -11,7 +11,7 @@ from torch import nn
 
 from accelcheck.devices.packages import installed
 from accelcheck.measure.memory import in_memory
-from accelcheck.techniques.quantization.footprint import on_disk, smaller_file
+from accelcheck.techniques.quantization.int8 import on_disk, smaller_file
 
 
 def test_a_file_is_larger_than_its_elements() -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from plugin_harness import Suite, only
 
 import accelcheck
-from accelcheck.report import pages
+from accelcheck.report import terminal
 
 if TYPE_CHECKING:
     import pytest
@@ -18,25 +18,25 @@ ROOT = Path(accelcheck.__file__).parents[1]
 
 
 def test_a_page_is_found_in_a_checkout() -> None:
-    assert pages.place(pages.FINDINGS) == ROOT / "docs" / "findings.md"
-    assert pages.place("docs/nothing.md") is None
+    assert terminal.place(terminal.FINDINGS) == ROOT / "docs" / "findings.md"
+    assert terminal.place("docs/nothing.md") is None
 
 
 def test_a_page_is_found_where_the_wheel_puts_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
     shipped = project["tool"]["hatch"]["build"]["targets"]["wheel"]["force-include"]
-    path = tmp_path / shipped[pages.FINDINGS]
+    path = tmp_path / shipped[terminal.FINDINGS]
     path.parent.mkdir(parents=True)
     path.touch()
     monkeypatch.setattr(accelcheck, "__file__", str(tmp_path / "accelcheck" / "__init__.py"))
-    assert pages.place(pages.FINDINGS) == path
+    assert terminal.place(terminal.FINDINGS) == path
 
 
 def test_a_run_says_where_the_page_is_that_a_ledger_refers_to(
     pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     suite = Suite(pytester, monkeypatch)
-    ran = suite.run(*only("toy-value"), f"--accel-ledger={suite.ledger(link=pages.FINDINGS)}")
+    ran = suite.run(*only("toy-value"), f"--accel-ledger={suite.ledger(link=terminal.FINDINGS)}")
     assert ran.record("toy-value").verdict == "xfail"
     assert ran.lines(r"  cpu: 1 x its factor is 1.5 \(docs/findings.md\)")
     assert ran.lines(f"  docs/findings.md: {ROOT / 'docs' / 'findings.md'}")

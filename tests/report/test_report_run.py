@@ -92,7 +92,7 @@ def test_an_absent_device_has_no_fingerprint(tmp_path: Path) -> None:
         ({"devices": []}, "Expected `object`, got `array` - at `$.devices`"),
         ({"level": 5}, "field 'level' is 5; expected one of 1, 2, 3, 4"),
         ({"level": "deep"}, "Expected `int`, got `str` - at `$.level`"),
-        ({"devices": {"cpu": {"fingerprint": {"chip": 1}}}}, "status field 'device'"),
+        ({"devices": {"cpu": {"fingerprint": {"chip": 1}}}}, "Expected `str`, got `int` - at `$.chip`"),
     ],
 )
 def test_a_wrong_header_is_refused_with_file_and_field(header: dict[str, Any], message: str, tmp_path: Path) -> None:

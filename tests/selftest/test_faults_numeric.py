@@ -21,10 +21,10 @@ from accelcheck.selftest.faults import (
     attention,
     autograd,
     compute,
-    indexing,
     layers,
     matmul,
     memory,
+    operators,
     plant,
     values,
     variants,
@@ -40,8 +40,13 @@ if TYPE_CHECKING:
     from accelcheck.selftest.faults.base import Cell, Change, PlantedFault, Variant
     from accelcheck.workloads.base import Result
 
-MODULES = (attention, matmul, values, layers, memory, autograd, indexing)
-FAULTS: list[PlantedFault] = [fault for module in MODULES for fault in module.FAULTS]
+MODULES = (attention, matmul, values)
+NUMBERED = (layers, memory, autograd, operators)
+"""Their faults without a number are of modes, layouts, transforms and single operators."""
+FAULTS: list[PlantedFault] = [
+    *(fault for module in MODULES for fault in module.FAULTS),
+    *(fault for module in NUMBERED for fault in module.FAULTS if fault.number),
+]
 NUMBERS = frozenset(range(1, 23)) | {31, 38, 42, 43}
 """Of the list of faults that a suite must catch: those that are numeric."""
 MATRIX = Matrix.load()

@@ -11,7 +11,7 @@ from technique_harness import mlp
 
 from accelcheck.core.case import Mode
 from accelcheck.devices import devices
-from accelcheck.selftest.faults import asynchrony, cheats, collectives, quantized, random, staleness, training
+from accelcheck.selftest.faults import asynchrony, cheats, quantized, random, ranks, staleness, training
 from accelcheck.selftest.faults.quantized import Int8Linear, PairSaturation
 from accelcheck.techniques.base import Technique
 from accelcheck.techniques.matrix import Matrix
@@ -20,7 +20,7 @@ from accelcheck.workloads.base import Program
 if TYPE_CHECKING:
     from accelcheck.selftest.faults.base import PlantedFault, Variant
 
-MODULES = (asynchrony, cheats, collectives, quantized, random, staleness, training)
+MODULES = (asynchrony, cheats, quantized, random, ranks, staleness, training)
 FAULTS: tuple[PlantedFault, ...] = tuple(fault for module in MODULES for fault in module.FAULTS)
 VARIANTS: tuple[Variant, ...] = tuple(variant for module in MODULES for variant in getattr(module, "VARIANTS", ()))
 

@@ -278,7 +278,7 @@ def test_slow_faults_are_tried_with_fewer_seeds() -> None:
 
 def test_techniques_are_planted_in_with_the_names_and_marks_of_their_faults() -> None:
     found = {one.plant: one for one in rows()}
-    assert found["ddp-rank-left-out"].emulated
+    assert found["int4-nibbles-swapped"].emulated
     assert not found["ranks-bucket-lost"].emulated
     assert (found["ranks-bucket-lost"].technique, found["ranks-bucket-lost"].seeds) == ("ddp-2", 3)
     assert found["stale-leading-dimension"].technique == "eager-resized"

@@ -2,14 +2,14 @@ from __future__ import annotations
 
 import pytest
 import torch
-from technique_harness import MODES, StubDevice, differences, plain, run, trained
+from technique_harness import MODES, StubDevice, differences, named, plain, run, trained
 from torch import Tensor, nn
 
 from accelcheck.core.case import Mode
 from accelcheck.techniques.memory.inplace import TECHNIQUES
 from accelcheck.workloads.base import Problem
 
-(INPLACE,) = TECHNIQUES
+INPLACE = named(TECHNIQUES, "inplace")
 
 
 def activations() -> Problem:

@@ -9,8 +9,8 @@ from technique_harness import MODES, StubDevice, mlp, named, run, workload
 from accelcheck.core.capability import Code
 from accelcheck.devices.strict import read_state
 from accelcheck.techniques.base import Unsupported
+from accelcheck.techniques.precision.matmul import TECHNIQUES as ALL
 from accelcheck.techniques.precision.matmul import (
-    TECHNIQUES,
     ConvolutionPrecision,
     MatmulPrecision,
     ReducedPrecision,
@@ -22,6 +22,7 @@ from accelcheck.techniques.precision.matmul import (
 if TYPE_CHECKING:
     from accelcheck.core.case import Mode
 
+TECHNIQUES = [technique for technique in ALL if isinstance(technique, ReducedPrecision)]
 MATMUL = [technique for technique in TECHNIQUES if isinstance(technique, MatmulPrecision)]
 
 

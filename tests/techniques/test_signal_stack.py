@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from accelcheck.techniques.runtimes.signal_stack import SignalStack, signal_stack, signal_stack_kept
+from accelcheck.techniques.runtimes.openvino import SignalStack, signal_stack, signal_stack_kept
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

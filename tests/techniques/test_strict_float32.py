@@ -13,7 +13,7 @@ from accelcheck.core import imports
 from accelcheck.core.case import Case, Mode, Verdict
 from accelcheck.devices.strict import Products, products
 from accelcheck.techniques.eager import Eager
-from accelcheck.techniques.precision.strict_float32 import StrictFloat32
+from accelcheck.techniques.precision.matmul import StrictFloat32
 from accelcheck.workloads.base import Workload
 
 if TYPE_CHECKING:

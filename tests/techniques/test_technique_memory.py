@@ -16,7 +16,7 @@ from torch.nn import functional
 from accelcheck.core.capability import Code
 from accelcheck.core.case import Mode, Verdict
 from accelcheck.devices.base import Memory
-from accelcheck.techniques.memory import checkpoint_segments, inplace_memory, offload
+from accelcheck.techniques.memory import checkpoint_segments, inplace, offload
 from accelcheck.techniques.memory.checkpoint_segments import SEGMENTS, TorchSegments
 from accelcheck.techniques.memory.host import page_locked
 from accelcheck.techniques.memory.inplace import Inplace
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 SEGMENTED = named(checkpoint_segments.TECHNIQUES, "checkpoint-segments")
 XLA_SEGMENTED = named(checkpoint_segments.TECHNIQUES, "checkpoint-segments-xla")
-(INPLACE,) = inplace_memory.TECHNIQUES
+INPLACE = named(inplace.TECHNIQUES, "inplace-memory")
 OFFLOAD = named(offload.TECHNIQUES, "offload-cpu")
 PINNED = named(offload.TECHNIQUES, "offload-cpu-pinned")
 MODES = (Mode.BACKWARD, Mode.TRAIN)

@@ -5,10 +5,9 @@ from __future__ import annotations
 import contextlib
 import functools
 import tempfile
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import torch
@@ -42,12 +41,13 @@ if TYPE_CHECKING:
     from accelcheck.techniques.base import Technique
 
 
+@dataclass(frozen=True)
 class Applied(Experiment):
     """A technique on a workload.
 
-    Args:
+    Attributes:
         name: As `Experiment.name`.
-        technique: Name of the technique.
+        technique_name: Name of the technique.
         workload: Workload that it is applied to.
         gives: As `Experiment.gives`.
         mode: Forward or train.
@@ -55,44 +55,34 @@ class Applied(Experiment):
         elsewhere: Names of techniques that replace it, by feature of the device.
     """
 
-    def __init__(
-        self,
-        name: str,
-        technique: str,
-        workload: Workload,
-        gives: frozenset[What] = frozenset({What.SPEED_UP, What.MEMORY}),
-        mode: Mode = Mode.FORWARD,
-        dtype: str = "float32",
-        elsewhere: Mapping[str, str] = MappingProxyType({}),
-    ) -> None:
-        self.name = name
-        self.gives = gives
-        self._technique = technique
-        self._workload = workload
-        self._mode = mode
-        self._dtype = dtype
-        self._elsewhere = elsewhere
+    name: str
+    technique_name: str
+    workload: Workload
+    gives: frozenset[What] = frozenset({What.SPEED_UP, What.MEMORY})
+    mode: Mode = Mode.FORWARD
+    dtype: str = "float32"
+    elsewhere: Mapping[str, str] = field(default_factory=dict)
 
     def technique(self, device: Device) -> Technique:
         """The case that is measured on a device."""
-        other = (name for feature, name in self._elsewhere.items() if device.has(feature))
-        return techniques()[next(other, self._technique)]
+        other = (name for feature, name in self.elsewhere.items() if device.has(feature))
+        return techniques()[next(other, self.technique_name)]
 
     def answer(self, device: Device) -> Capability:
-        if self._dtype not in device.dtypes:
-            return unsupported(Code.NO_DTYPE, f"{device.name} does not declare {self._dtype}")
+        if self.dtype not in device.dtypes:
+            return unsupported(Code.NO_DTYPE, f"{device.name} does not declare {self.dtype}")
         return self.technique(device).answer(device)
 
     @contextlib.contextmanager
     def contest(self, device: Device) -> Iterator[Contest]:
         technique = self.technique(device)
-        with trial(technique, self._workload, device, self._mode, self._dtype) as judged:
+        with trial(technique, self.workload, device, self.mode, self.dtype) as judged:
             case = replace(judged.case, technique=Eager.name, dtype="float32")
             plain = Contender(replace(judged, technique=Eager(), case=case))
             fast = Contender(judged)
             fast.call()
             warm_up(judged, fast.program)
-            yield Contest(_side(plain, device, self._mode), _side(fast, device, self._mode))
+            yield Contest(_side(plain, device, self.mode), _side(fast, device, self.mode))
             again(judged, fast)
 
 

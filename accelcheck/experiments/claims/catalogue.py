@@ -186,10 +186,6 @@ def load(path: Path, experiments: Mapping[str, Collection[What]]) -> list[Claim]
     return list(found.values())
 
 
-def _is_source(value: object) -> bool:
-    return isinstance(value, str) and (not value or value.startswith("https://"))
-
-
 def _are_classes(value: object) -> bool:
     return toml.is_texts(value) and set(cast("list[str]", value)) <= set(CLASSES)
 
@@ -204,7 +200,10 @@ _FIELDS = {
     "least": _FIGURE,
     "most": _FIGURE,
     "devices": toml.Field(f"a list of {', '.join(CLASSES)}", _are_classes),
-    "source": toml.Field("an address that begins with https://, or an empty text", _is_source),
+    "source": toml.Field(
+        "an address that begins with https://, or an empty text",
+        lambda value: isinstance(value, str) and (not value or value.startswith("https://")),
+    ),
     "published": _TEXT,
 }
 

@@ -1,15 +1,19 @@
-"""Memory layout of tensors, and memory saved by overwriting them: single operators, nothing compiled."""
+"""Single operators, nothing compiled: memory layout, memory saved by overwriting, and products on accelerators beside the host."""
 
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from accelcheck.core.capability import Capability, Code, unsupported
+from accelcheck.core.capability import SUPPORTED, Capability, Code, unsupported
+from accelcheck.devices import devices
+from accelcheck.experiments.claims.applied import techniques
 from accelcheck.experiments.claims.catalogue import What
 from accelcheck.experiments.claims.experiment import Contest, Experiment, Side
 from accelcheck.experiments.curve import WrongError
@@ -23,11 +27,14 @@ if TYPE_CHECKING:
 
     Operator = Callable[..., Tensor]
 
+    from torch import Tensor
 
+
+@dataclass(frozen=True)
 class Strided(Experiment):
     """An operator on a tensor that is not contiguous, beside the same values in a contiguous tensor.
 
-    Args:
+    Attributes:
         name: As `Experiment.name`.
         shapes: Shapes of the operands; two dimensions of the first are swapped in memory.
         swapped: The two dimensions.
@@ -35,16 +42,12 @@ class Strided(Experiment):
         depth: Number of products that each element of the result sums; 0 if there is no sum, so that the result must be exact.
     """
 
-    gives = frozenset({What.EXTRA_TIME})
-
-    def __init__(
-        self, name: str, shapes: Sequence[tuple[int, ...]], swapped: tuple[int, int], operator: Operator, depth: int
-    ) -> None:
-        self.name = name
-        self._shapes = shapes
-        self._swapped = swapped
-        self._operator = operator
-        self._depth = depth
+    name: str
+    shapes: Sequence[tuple[int, ...]]
+    swapped: tuple[int, int]
+    operator: Operator
+    depth: int
+    gives: frozenset[What] = frozenset({What.EXTRA_TIME})
 
     def answer(self, device: Device) -> Capability:
         if not device.has("strided"):
@@ -53,51 +56,48 @@ class Strided(Experiment):
 
     @contextlib.contextmanager
     def contest(self, device: Device) -> Iterator[Contest]:
-        dense, *others = drawn(device, *self._shapes)
-        strided = dense.transpose(*self._swapped).contiguous().transpose(*self._swapped)
+        dense, *others = drawn(device, *self.shapes)
+        strided = dense.transpose(*self.swapped).contiguous().transpose(*self.swapped)
         with torch.no_grad():
-            check(self._operator, (strided, *others), self._depth)
+            check(self.operator, (strided, *others), self.depth)
             yield Contest(
-                Side(lambda: self._operator(dense, *others), device),
-                Side(lambda: self._operator(strided, *others), device),
+                Side(lambda: self.operator(dense, *others), device),
+                Side(lambda: self.operator(strided, *others), device),
             )
-            check(self._operator, (strided, *others), self._depth)
+            check(self.operator, (strided, *others), self.depth)
 
 
+@dataclass(frozen=True)
 class InPlace(Experiment):
     """An operator that overwrites its input or an intermediate result, beside one that does not.
 
-    Args:
+    Attributes:
         name: As `Experiment.name`.
         shapes: Shapes of the operands.
         plain, saving: Operators on the operands; `saving` may overwrite the first operand.
         depth: As in `Strided`.
     """
 
-    gives = frozenset({What.MEMORY})
-
-    def __init__(
-        self, name: str, shapes: Sequence[tuple[int, ...]], plain: Operator, saving: Operator, depth: int
-    ) -> None:
-        self.name = name
-        self._shapes = shapes
-        self._plain = plain
-        self._saving = saving
-        self._depth = depth
+    name: str
+    shapes: Sequence[tuple[int, ...]]
+    plain: Operator
+    saving: Operator
+    depth: int
+    gives: frozenset[What] = frozenset({What.MEMORY})
 
     @contextlib.contextmanager
     def contest(self, device: Device) -> Iterator[Contest]:
-        operands = drawn(device, *self._shapes)
+        operands = drawn(device, *self.shapes)
         with torch.no_grad():
-            expected = self._plain(*operands)
-            found = self._saving(operands[0].clone(), *operands[1:])
+            expected = self.plain(*operands)
+            found = self.saving(operands[0].clone(), *operands[1:])
             if not torch.equal(found, expected):
                 raise WrongError(f"{self.name}: expected the bits of the operator out of place, got others")
-            check(self._plain, operands, self._depth)
+            check(self.plain, operands, self.depth)
             del expected, found
             yield Contest(
-                Side(lambda: self._plain(*operands), device, held(operands)),
-                Side(lambda: self._saving(*operands), device, held(operands)),
+                Side(lambda: self.plain(*operands), device, held(operands)),
+                Side(lambda: self.saving(*operands), device, held(operands)),
             )
 
 
@@ -144,6 +144,63 @@ _TAPS = 32 * 3 * 3
 _LONG = ((65536, 64), (64, 64))
 _VECTOR = ((1024, 1024),)
 
+
+SIDE = 10000
+"""Side of CuPy's and NumPy's square matrices, as published."""
+ROWS = 16
+"""Number of rows of a product that are compared with FP64."""
+LEFT, RIGHT = (2048, 2048), (2048, 1024)
+"""Shapes of XLA's operands, as published."""
+
+
+class CupyMatmul(Experiment):
+    """CuPy on the GPU, NumPy on its host."""
+
+    name = "cupy-matmul"
+    gives = frozenset({What.SPEED_UP})
+
+    def answer(self, device: Device) -> Capability:
+        return techniques()["cupy-zero-copy"].answer(device)
+
+    @contextlib.contextmanager
+    def contest(self, device: Device) -> Iterator[Contest]:
+        cupy: Any = import_module("cupy")
+        host = devices()["cpu"]
+        a, b = drawn(host, (SIDE, SIDE), (SIDE, SIDE))
+        here = a.numpy(), b.numpy()
+        there = tuple(cupy.asarray(value) for value in here)
+
+        def multiplied(left: Tensor, right: Tensor) -> Tensor:
+            if left.dtype == torch.float64:
+                return left @ right
+            product: Tensor = torch.from_numpy(cupy.asnumpy(cupy.asarray(left.numpy()) @ there[1]))
+            return product
+
+        check(multiplied, (a[:ROWS], b), SIDE)
+        yield Contest(Side(lambda: here[0] @ here[1], host), Side(lambda: there[0] @ there[1], device))
+
+
+class XlaMatmul(Experiment):
+    """An XLA device, and eager torch on the CPU of its host."""
+
+    name = "xla-matmul"
+    gives = frozenset({What.SPEED_UP})
+
+    def answer(self, device: Device) -> Capability:
+        if not device.has("xla"):
+            return unsupported(Code.NO_BACKEND, f"{device.name} does not compile with XLA")
+        return SUPPORTED
+
+    @contextlib.contextmanager
+    def contest(self, device: Device) -> Iterator[Contest]:
+        host = devices()["cpu"]
+        here, there = drawn(host, LEFT, RIGHT), drawn(device, LEFT, RIGHT)
+        check(torch.matmul, there, LEFT[1])
+        with torch.no_grad():
+            yield Contest(Side(lambda: here[0] @ here[1], host), Side(lambda: there[0] @ there[1], device))
+        check(torch.matmul, there, LEFT[1])
+
+
 EXPERIMENTS: tuple[Experiment, ...] = (
     Strided("non-contiguous-matmul", ((1024, 1024), (1024, 1024)), (0, 1), _product, 1024),
     Strided("non-contiguous-convolution", _IMAGES, (2, 3), _convolution, _TAPS),
@@ -160,4 +217,6 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         lambda x, w: _convolution(x, w).relu_(),
         _TAPS,
     ),
+    CupyMatmul(),
+    XlaMatmul(),
 )

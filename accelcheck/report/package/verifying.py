@@ -108,7 +108,8 @@ def _verify(found: Verified, first: Piece, key: Any) -> None:
 
 def _pieces(found: Verified, listed: manifest.Manifest, raw: bytes) -> dict[str, Piece]:
     """The members by name; what is missing, put in, there twice or out of place is said."""
-    expected = manifest.places(listed, raw, _signature_size(found.path))
+    signed = (one.piece.size for one in archive.walk(found.path, {}) if one.name == manifest.SIGNATURE)
+    expected = manifest.places(listed, raw, next(signed, None))
     walked = [*archive.walk(found.path, expected)]
     pieces: dict[str, Piece] = {}
     for member in walked:
@@ -129,11 +130,6 @@ def _pieces(found: Verified, listed: manifest.Manifest, raw: bytes) -> dict[str,
     if not found.altered and list(pieces) != list(wanted):
         found.altered.append("the members are not in their order")
     return pieces
-
-
-def _signature_size(path: Path) -> int | None:
-    members = archive.walk(path, {})
-    return next((member.piece.size for member in members if member.name == manifest.SIGNATURE), None)
 
 
 def _signed(found: Verified, raw: bytes, pieces: dict[str, Piece], key: Any) -> None:

@@ -1,24 +1,29 @@
-"""Faults in real ranks, in processes of their own: of DistributedDataParallel, its hooks, and FSDP2.
+"""Faults in processes of their own: in real ranks, of DistributedDataParallel, its hooks and FSDP2; and in what a snapshot loses.
 
-What a rank does wrong is a strategy, which is sent to the ranks by name.
+What a rank does wrong is a strategy, which is sent to the ranks by name. What another process of a training that goes on does wrong is an
+optimizer or a hook of the module, which travel with the training to that process.
 """
 
 from __future__ import annotations
 
 import itertools
+import os
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, distributed
 
 from accelcheck.core.case import Mode
-from accelcheck.selftest.faults.base import Change, fault, single
+from accelcheck.devices.torch_names import disable_current_modes
+from accelcheck.selftest.faults.base import Change, PlantedFault, fault, row, single
+from accelcheck.selftest.faults.plant import spoiling
+from accelcheck.techniques.distributed.compression import ErrorFeedback, Int8
 from accelcheck.techniques.distributed.data_parallel import SMALL_BUCKET, STRATEGY
-from accelcheck.techniques.distributed.ddp import Accumulating, HookedAveraging, Replicated
-from accelcheck.techniques.distributed.fsdp import FullySharded
+from accelcheck.techniques.distributed.ddp import Accumulating, FullySharded, HookedAveraging, Replicated
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from accelcheck.techniques.distributed.ddp import Bucket, Future
     from accelcheck.techniques.distributed.strategy import Strategy
@@ -52,6 +57,28 @@ class SummedGradients(HookedAveraging):
     def mean(self, total: Tensor, world: int) -> Tensor:
         """The sum itself."""
         return total
+
+
+class Forgetful(ErrorFeedback):
+    """Compresses without error feedback: the part that is not sent is lost."""
+
+    def keep(self, parameters: Sequence[Tensor], dropped: Sequence[Tensor]) -> None:
+        return
+
+
+class Repeating(ErrorFeedback):
+    """Adds the residual of the step before, and keeps it for the next step too."""
+
+    def keep(self, parameters: Sequence[Tensor], dropped: Sequence[Tensor]) -> None:
+        before = dict(self.residuals)
+        super().keep(parameters, [part + before.get(p, 0.0) for p, part in zip(parameters, dropped, strict=True)])
+
+
+class Unweighted(Replicated):
+    """Ranks with unequal numbers of samples have equal weights."""
+
+    def backpropagate(self, program: Program, weight: float) -> Tensor:
+        return super().backpropagate(program, 1.0)
 
 
 class FirstRanksPart(Replicated):
@@ -123,7 +150,85 @@ def _bucketed(kind: type[Replicated] = Replicated, hook: type[HookedAveraging] |
     return kind(bucket_mb=SMALL_BUCKET, exchange=None if hook is None else hook())
 
 
+def _fed_back(hook: type[ErrorFeedback]) -> Callable[[float], Change]:
+    return strategy(lambda: Replicated(exchange=hook(Int8())))
+
+
 TRAINING = (single("train-mlp", Mode.TRAIN),)
+
+
+def forgets(optimizer: torch.optim.Optimizer) -> None:
+    """A state that is loaded has no moments."""
+    optimizer.register_load_state_dict_pre_hook(_without_moments)
+
+
+def _without_moments(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> dict[str, Any]:
+    return {**state, "state": {}}
+
+
+def saves_first(optimizer: torch.optim.Optimizer) -> None:
+    """A state that is saved has the moments of the first time it was saved."""
+    kept: list[Any] = []
+
+    def stale(own: torch.optim.Optimizer, state: dict[str, Any]) -> dict[str, Any]:
+        if not kept and state["state"]:
+            kept.append({key: {n: _copied(v) for n, v in values.items()} for key, values in state["state"].items()})
+        return {**state, "state": kept[0]} if kept else state
+
+    optimizer.register_state_dict_post_hook(stale)
+
+
+def _copied(value: Any) -> Any:
+    if not isinstance(value, Tensor):
+        return value
+    with disable_current_modes():  # on the CPU: what a lazy device has not computed yet cannot be saved later
+        return value.detach().cpu().clone()
+
+
+def rounded_moments(optimizer: torch.optim.Optimizer) -> None:
+    """Moments of a state that is loaded have been stored in bfloat16."""
+    optimizer.register_load_state_dict_pre_hook(_with_rounded_moments)
+
+
+def _with_rounded_moments(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> dict[str, Any]:
+    rounded = {
+        key: {
+            name: value.bfloat16().to(value.dtype) if isinstance(value, Tensor) else value
+            for name, value in values.items()
+        }
+        for key, values in state["state"].items()
+    }
+    return {**state, "state": rounded}
+
+
+def buffer_lost(program: Program) -> None:
+    """The last buffer of the module is 0 in another process that has loaded it."""
+    names = [name for name, value in program.module.named_buffers() if value.is_floating_point()]
+    if not names:
+        raise LookupError("nothing planted: the module has no buffer")
+    hook = BufferLost(names[-1], os.getpid())
+    program.module._register_load_state_dict_pre_hook(hook)  # type: ignore[no-untyped-call]  # noqa: SLF001 - torch has no public way, and leaves it untyped
+
+
+@dataclass(frozen=True)
+class BufferLost:
+    """A hook that loads zeros for one tensor.
+
+    Attributes:
+        name: Of the tensor.
+        pid: The process in which it loads the tensor as it is.
+    """
+
+    name: str
+    pid: int
+
+    def __call__(self, state: dict[str, Any], prefix: str, *rest: Any) -> None:
+        if os.getpid() != self.pid:
+            state[prefix + self.name] = torch.zeros_like(state[prefix + self.name])
+
+
+snapshot = row(PlantedFault, technique="snapshot-restore", seeds=2)
+restart = row(PlantedFault, technique="elastic-restart", seeds=1, warm=False)  # the first training alone is disturbed
 
 FAULTS = (
     fault("ranks-bucket-lost", "A rank goes on with its own gradients for the last bucket.")(
@@ -138,8 +243,25 @@ FAULTS = (
     fault("ranks-hook-sums", "A hook adds up the gradients of all ranks and does not divide.")(
         (single("train-amsgrad", Mode.TRAIN), *TRAINING),
         strategy(lambda: _bucketed(hook=SummedGradients)),
+        number=32,
         technique="ddp-async",
         seeds=SEEDS,
+    ),
+    fault("ranks-uneven-parts", "Ranks with unequal numbers of samples have equal weights.")(
+        TRAINING, strategy(lambda: _bucketed(Unweighted)), technique="ddp-3", seeds=SEEDS
+    ),
+    *(
+        fault(name, summary)(
+            TRAINING,
+            _fed_back(wrong),
+            number=33,
+            technique="ddp-int8",
+            seeds=SEEDS,
+        )
+        for name, summary, wrong in (
+            ("no-error-feedback", "What compression drops of a gradient is lost.", Forgetful),
+            ("error-feedback-repeated", "What compression dropped is sent again and again.", Repeating),
+        )
     ),
     fault("ranks-drift", "One rank's gradients differ from the others' by 0.1 percent after they were exchanged.")(
         TRAINING, strategy(Drifting), technique="ddp-no-sync", seeds=SEEDS
@@ -152,5 +274,20 @@ FAULTS = (
     ),
     fault("shards-unreduced", "The gradients of one block are not exchanged in the first step.")(
         TRAINING, strategy(UnreducedShards), technique="fsdp2", seeds=SEEDS
+    ),
+    snapshot("snapshot-moments-lost", "The process that goes on has an optimizer without moments.")(
+        (single("train-mlp", Mode.TRAIN), single("train-amsgrad", Mode.TRAIN)), spoiling(forgets)
+    ),
+    snapshot("snapshot-moments-stale", "A snapshot has the moments of an earlier one.")(
+        (single("train-transformer", Mode.TRAIN),), spoiling(saves_first)
+    ),
+    snapshot("snapshot-buffer-lost", "A buffer is 0 in the process that goes on.")(
+        (single("train-cnn", Mode.TRAIN),), lambda _: buffer_lost
+    ),
+    restart("restart-moments-lost", "Ranks that are started again have an optimizer without moments.")(
+        (single("train-mlp", Mode.TRAIN),), spoiling(forgets)
+    ),
+    restart("restart-moments-rounded", "Ranks that are started again have moments that were stored in bfloat16.")(
+        (single("train-mlp", Mode.TRAIN),), spoiling(rounded_moments)
     ),
 )

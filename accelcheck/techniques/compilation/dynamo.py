@@ -272,7 +272,12 @@ class ChangingCalls(CountedCalls):
         if not isinstance(module, stream.Centred):
             raise TypeError(f"expected the network of stream-lengths, got {type(module).__name__}")
         self.module = module
-        self.changes = (attribute, other_global, in_place, replaced)
+        self.changes = (
+            lambda module: doubled(module, "scale"),
+            lambda _: doubled(stream, "GAIN"),
+            in_place,
+            replaced,
+        )
 
     def call(self, number: int, x: Tensor) -> Any:
         if number % 2 == 0:
@@ -284,23 +289,13 @@ class ChangingCalls(CountedCalls):
 
 
 @contextmanager
-def attribute(module: stream.Centred) -> Iterator[None]:
-    """Context in which a Python number of the module is doubled."""
-    module.scale *= 2
+def doubled(owner: Any, name: str) -> Iterator[None]:
+    """Context in which a number is doubled: an attribute of a module, or a global of a file."""
+    setattr(owner, name, getattr(owner, name) * 2)
     try:
         yield
     finally:
-        module.scale /= 2
-
-
-@contextmanager
-def other_global(module: stream.Centred) -> Iterator[None]:
-    """Context in which a global that the module reads is doubled."""
-    stream.GAIN *= 2
-    try:
-        yield
-    finally:
-        stream.GAIN /= 2
+        setattr(owner, name, getattr(owner, name) / 2)
 
 
 @contextmanager

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor, distributed
 
 from accelcheck.techniques.distributed.ddp import Exchange
-from accelcheck.techniques.distributed.parallel import Account
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -38,6 +37,29 @@ class HalfPrecision(Exchange):
         if group is None:
             raise RuntimeError("expected a process group: call init_process_group first")
         return hook(group, bucket)
+
+
+class Account:
+    """The gradients that one rank should have sent, and what it sent: FP64 on the CPU, independent of the codec."""
+
+    def __init__(self, elements: int) -> None:
+        self.true, self.sent, self.size = (torch.zeros(elements, dtype=torch.float64) for _ in range(3))
+
+    def add(self, gradient: Tensor, residual: Tensor, sent: Tensor) -> None:
+        """One step: the gradient, the residual before it, and the sent tensor."""
+        true = gradient.cpu().double()
+        self.true += true
+        self.sent += sent.cpu().double()
+        self.size += true.abs() + residual.cpu().double().abs()
+
+    def unbalanced(self, residual: Tensor | None) -> Tensor:
+        """Elements for which sent parts and residual do not add up to the gradients: bool, of the gradient's shape.
+
+        A step adds gradient and residual in FP32, which rounds by at most 2**-24 of their sizes; twice that is
+        allowed. Where the codec's rounding error is no FP32 number, `size` counts the sent part too: see `Books`.
+        """
+        left = torch.zeros_like(self.true) if residual is None else residual.cpu().double()
+        return (self.sent + left - self.true).abs() > 2 * 2.0**-24 * self.size
 
 
 class Books:

@@ -16,10 +16,9 @@ from torch import distributed
 from accelcheck.core.capability import SUPPORTED, Capability, Code, unavailable, unsupported
 from accelcheck.core.case import Evidence, Mode
 from accelcheck.techniques.base import Technique
-from accelcheck.techniques.distributed.ddp import Accumulating, Replicated
-from accelcheck.techniques.distributed.fsdp import FullySharded
-from accelcheck.techniques.distributed.parallel import shards
+from accelcheck.techniques.distributed.ddp import Accumulating, FullySharded, Replicated
 from accelcheck.techniques.distributed.pool import rank_pool
+from accelcheck.techniques.distributed.shards import shards
 from accelcheck.techniques.distributed.strategy import TrainingJob
 from accelcheck.techniques.processes.torchrun import devices_of_ranks
 

@@ -1,4 +1,4 @@
-"""DistributedDataParallel in the ranks: buckets, views, accumulation of gradients, communication hooks."""
+"""DistributedDataParallel and FSDP2 in the ranks: buckets, views, accumulation of gradients, communication hooks, parameters in parts."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, distributed
 from torch.nn.parallel import DistributedDataParallel
 
-from accelcheck.techniques.distributed.parallel import shards
+from accelcheck.techniques.distributed.shards import shards
 from accelcheck.techniques.distributed.strategy import Strategy, Traffic
 
 if TYPE_CHECKING:
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
     Future: TypeAlias = torch.futures.Future[Tensor]
     Bucket: TypeAlias = Any  # torch.distributed.GradBucket, which torch's annotations leave out
+
+    from torch import Tensor
 
 
 class Exchange:
@@ -145,3 +147,29 @@ class Accumulating(Replicated):
 
     def facts(self, program: Program) -> Mapping[str, Any]:
         return {**super().facts(program), "passes": self.passes}
+
+
+class FullySharded(Strategy):
+    """`fully_shard` over the module's blocks where it has some, else over its layers, and over the rest."""
+
+    def prepare(self, program: Program) -> None:
+        from torch.distributed.fsdp import fully_shard
+
+        for block in getattr(program.module, "blocks", program.module.children()):
+            if next(block.parameters(), None) is not None:
+                fully_shard(block)
+        fully_shard(program.module)
+
+    def whole(self, tensor: Tensor) -> Tensor:
+        from torch.distributed.tensor import DTensor
+
+        return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+    def facts(self, program: Program) -> Mapping[str, Any]:
+        from torch.distributed.tensor import DTensor
+
+        parts = [parameter for parameter in program.module.parameters() if isinstance(parameter, DTensor)]
+        return {
+            "sharded": sum(all(placement.is_shard() for placement in part.placements) for part in parts),
+            "bytes held": sum(part.to_local().nbytes for part in parts),
+        }

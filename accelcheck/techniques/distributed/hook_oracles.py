@@ -27,7 +27,7 @@ from accelcheck.techniques.distributed.compression import (
     split,
     worthwhile,
 )
-from accelcheck.techniques.distributed.parallel import by_samples, shards
+from accelcheck.techniques.distributed.shards import by_samples, shards
 from accelcheck.techniques.quantization.emulation import RELATIVE
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, distributed
 
-from accelcheck.techniques.distributed.parallel import shards
+from accelcheck.techniques.distributed.shards import shards
 from accelcheck.techniques.distributed.strategy import RankReport, Strategy, TrainingJob
 from accelcheck.techniques.processes.evidence import unlike
 from accelcheck.workloads.base import Program

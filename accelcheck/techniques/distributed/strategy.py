@@ -14,7 +14,7 @@ from torch import Tensor, distributed
 
 from accelcheck.core.case import Mode
 from accelcheck.devices.torch_names import TorchDispatchMode, get_current_dispatch_mode_stack
-from accelcheck.techniques.distributed.parallel import shards
+from accelcheck.techniques.distributed.shards import shards
 from accelcheck.workloads.base import Problem, Program, Result, batches_to, to
 
 if TYPE_CHECKING:
@@ -165,7 +165,7 @@ class TrainingJob:
         """This rank's part.
 
         Raises:
-            ValueError: The batch cannot be divided: see `accelcheck.techniques.distributed.parallel.shards`.
+            ValueError: The batch cannot be divided: see `accelcheck.techniques.distributed.shards.shards`.
         """
         rank, world = distributed.get_rank(), distributed.get_world_size()
         parts = shards(self.problem.inputs, self.problem.target, world)

@@ -45,6 +45,13 @@ def recomputable(device: Device) -> Capability:
     )
 
 
+def xla_recomputable(device: Device) -> Capability:
+    """Whether torch_xla.utils.checkpoint takes a device's tensors."""
+    if device.has("torch-xla"):
+        return SUPPORTED
+    return unsupported(Code.NO_BACKEND, f"torch_xla.utils.checkpoint is for xla tensors, not for {device.name}'s")
+
+
 class Checkpoint(Technique):
     """Runs every member of the module's blocks under a checkpoint function: see `accelcheck.workloads.blocks.blocks_of`."""
 
@@ -112,11 +119,7 @@ class XlaCheckpoint(Checkpoint):
     """``torch_xla.utils.checkpoint``: optimization barriers prevent the compiler from merging computation and recomputation."""
 
     def capability(self, device: Device) -> Capability:
-        if not device.has("torch-xla"):
-            return unsupported(
-                Code.NO_BACKEND, f"torch_xla.utils.checkpoint is for xla tensors, not for {device.name}'s"
-            )
-        return SUPPORTED
+        return xla_recomputable(device)
 
     def checkpointing(self) -> Callable[..., Any]:
         function: Callable[..., Any] = importlib.import_module("torch_xla.utils.checkpoint").checkpoint

@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint_sequential
 
-from accelcheck.core.capability import SUPPORTED, Capability, Code, unsupported
 from accelcheck.core.case import Evidence, Mode
 from accelcheck.techniques.base import Technique
-from accelcheck.techniques.memory.checkpoint import recomputable
+from accelcheck.techniques.memory.checkpoint import recomputable, xla_recomputable
 from accelcheck.techniques.memory.peaks import evidence_of_lower_peak, peak_of_run
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
+    from accelcheck.core.capability import Capability
     from accelcheck.devices.base import Device
     from accelcheck.measure.memory import Peak
     from accelcheck.techniques.observe import Log
@@ -97,11 +97,7 @@ class XlaSegments(Segments):
     """Segments under ``torch_xla.utils.checkpoint``, divided as ``checkpoint_sequential`` divides them."""
 
     def capability(self, device: Device) -> Capability:
-        if not device.has("torch-xla"):
-            return unsupported(
-                Code.NO_BACKEND, f"torch_xla.utils.checkpoint is for xla tensors, not for {device.name}'s"
-            )
-        return SUPPORTED
+        return xla_recomputable(device)
 
     def chain(self, blocks: Sequence[Callable[[Tensor], Any]], x: Tensor) -> Any:
         checkpoint: Callable[..., Any] = importlib.import_module("torch_xla.utils.checkpoint").checkpoint

@@ -1,4 +1,4 @@
-"""FP32 contractions in reduced precision: TF32 and bf16 matmul, TF32 convolution.
+"""FP32 contractions: in strict FP32, with which all other figures of a device are compared, and in reduced precision, TF32 and bf16.
 
 Whether a mode has an effect on a device is measured: it must make a product of numbers with 12 significant bits inexact. On
 x86 CPUs, for example, oneDNN treats the modes as a permission, which only its kernels for AMX use.
@@ -15,7 +15,7 @@ import torch
 
 from accelcheck.core.capability import BY_TRIAL, Capability, Code, unsupported
 from accelcheck.core.case import Evidence, Mode
-from accelcheck.devices.strict import strict_matmul
+from accelcheck.devices.strict import FLOAT32_LIMIT, strict_matmul
 from accelcheck.techniques.base import Technique, Unsupported
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from accelcheck.devices.base import Device
     from accelcheck.techniques.observe import Log
-    from accelcheck.workloads.base import Program
+    from accelcheck.workloads.base import Program, Workload
 
 _SETTING = "setting in the run"
 _TWELVE_BITS = 1024.5
@@ -194,6 +194,46 @@ class ConvolutionPrecision(ReducedPrecision):
         return convolution_error(device.torch_device())
 
 
+_ERROR = "error of FP32 products"
+_READING = "what it looks like"
+
+
+class StrictFloat32(Technique):
+    """The plain program on a device whose FP32 products are measured first: their error says whether they are in FP32.
+
+    A device that multiplies FP32 in TF32 or bfloat16 although it was told not to, or wrongly, fails this case with what its errors
+    look like and where they are. All other cases are judged nevertheless: their oracle is on the CPU.
+    """
+
+    name = "strict-float32"
+    family = "precision"
+    timed = False
+    promise = "With every reduced-precision mode off, FP32 products are computed in FP32."
+    source = "https://docs.pytorch.org/docs/stable/notes/numerical_accuracy.html"
+    modes = frozenset({Mode.FORWARD})
+    workloads = frozenset({"matmul"})
+
+    def refusal(self, workload: Workload) -> str:
+        return super().refusal(workload) or "is about the device: one matrix product shows it"
+
+    def prepare(self, program: Program, mode: Mode, device: Device) -> None:
+        error = device.float32_error()
+        program.extras[_ERROR] = error
+        program.extras[_READING] = "" if error <= FLOAT32_LIMIT else device.float32_products().reading
+
+    def evidence(self, program: Program, log: Log, mode: Mode, device: Device) -> Iterable[Evidence]:
+        computed = log.count(r"aten::(mm|addmm|bmm|matmul)")
+        yield Evidence("matrix products dispatched >= 1", computed, engaged=computed >= 1)
+        error: float = program.extras[_ERROR]
+        told = f"{error:.3g}"
+        if program.extras[_READING]:
+            forced = device.environment() or "none of the known ones is set"
+            told += f": {program.extras[_READING]}. A variable may force TF32 or bf16: {forced}"
+        yield Evidence(
+            f"error of products that FP32 has exactly <= {FLOAT32_LIMIT:.3g}", told, engaged=error <= FLOAT32_LIMIT
+        )
+
+
 TECHNIQUES: tuple[Technique, ...] = (
     MatmulPrecision(
         "matmul-tf32",
@@ -208,4 +248,5 @@ TECHNIQUES: tuple[Technique, ...] = (
         "FP32 matmuls may round operands to bf16, or else as in matmul-tf32, and accumulate in FP32.",
     ),
     ConvolutionPrecision(),
+    StrictFloat32(),
 )

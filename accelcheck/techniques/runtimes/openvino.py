@@ -7,13 +7,15 @@ the process; hence `signal_stack_kept`.
 
 from __future__ import annotations
 
+import ctypes
 import importlib
+import os
 import re
 import sys
 import warnings
 from contextlib import ExitStack, contextmanager
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -27,7 +29,6 @@ from accelcheck.techniques.base import Technique, Unsupported
 from accelcheck.techniques.compilation.compile import REGION, reset_compiler, resolved_backend
 from accelcheck.techniques.compilation.conversion import RUNTIME_EARLY, Converted, RuntimeConversion
 from accelcheck.techniques.observe import ProfilerLog
-from accelcheck.techniques.runtimes.signal_stack import signal_stack_kept
 from accelcheck.workloads.base import flatten
 
 if TYPE_CHECKING:
@@ -251,6 +252,38 @@ def _clear_caches() -> None:
 
 def _dynamo(name: str) -> Any:
     return importlib.import_module(f"openvino.frontend.pytorch.torchdynamo.{name}")
+
+
+class SignalStack(ctypes.Structure):
+    """Linux's ``stack_t``."""
+
+    _fields_: ClassVar = [("address", ctypes.c_void_p), ("flags", ctypes.c_int), ("size", ctypes.c_size_t)]
+
+
+def signal_stack(new: SignalStack | None = None) -> SignalStack:
+    """The alternate signal stack of this thread, which is then replaced by `new` if that is given. Linux only.
+
+    Raises:
+        OSError: The kernel refuses the new stack.
+    """
+    was = SignalStack()
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.sigaltstack(ctypes.byref(new) if new is not None else None, ctypes.byref(was)):
+        raise OSError(ctypes.get_errno(), f"sigaltstack: {os.strerror(ctypes.get_errno())}")
+    return was
+
+
+@contextmanager
+def signal_stack_kept() -> Iterator[None]:
+    """Context that restores the signal stack at its end, also where a library has replaced it. No effect except on Linux."""
+    if sys.platform != "linux":
+        yield
+        return
+    before = signal_stack()
+    try:
+        yield
+    finally:
+        signal_stack(before)
 
 
 TECHNIQUES: tuple[Technique, ...] = (OpenVino(), OpenVinoCompile())

@@ -21,7 +21,7 @@ from torch import Tensor, distributed
 from accelcheck.core import imports
 from accelcheck.core.processes import Mailbox, polls
 from accelcheck.techniques.distributed.elastic.mailbox import TrainingReport
-from accelcheck.techniques.distributed.parallel import by_samples, shards
+from accelcheck.techniques.distributed.shards import by_samples, shards
 from accelcheck.techniques.snapshots.files import Snapshots
 from accelcheck.techniques.snapshots.stepwise import StepwiseTraining
 from accelcheck.workloads.base import Program
