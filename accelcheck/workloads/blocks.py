@@ -36,12 +36,13 @@ def called_twice(module: nn.Module) -> Iterator[list[nn.Module]]:
     Checkpointing calls blocks again: one that changes what it is given, such as a cache, gives something else then.
 
     Yields:
-        The blocks that were called with a tensor first, in their order; filled as the module runs.
+        The blocks that were called with activations first, in their order; filled as the module runs. Tables that are called with
+        indices, such as a recommender's, are none: there is nothing before them to checkpoint.
     """
     seen: list[nn.Module] = []
 
     def twice(block: nn.Module, forward: Callable[..., Any], *inputs: Any, **keywords: Any) -> Any:
-        if inputs and isinstance(inputs[0], Tensor):
+        if inputs and isinstance(inputs[0], Tensor) and inputs[0].is_floating_point():
             seen.append(block)
         forward(*inputs, **keywords)
         return forward(*inputs, **keywords)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import warnings
 from typing import TYPE_CHECKING, Any
 
@@ -141,7 +142,8 @@ def alike(one: Tensor, other: Tensor) -> bool:
 
 
 def _exportable(module: nn.Module, inputs: tuple[Any, ...]) -> bool:
-    with warnings.catch_warnings(), contextlib.suppress(Exception):
+    # An export that ends at a branch prints its graph so far.
+    with warnings.catch_warnings(), contextlib.redirect_stderr(io.StringIO()), contextlib.suppress(Exception):
         warnings.simplefilter("ignore")
         torch.export.export(module, inputs)
         return True

@@ -21,6 +21,7 @@ from torch import Tensor
 from accelcheck.core.capability import Code
 from accelcheck.core.case import Mode, Verdict
 from accelcheck.devices.xla import Xla
+from accelcheck.techniques.base import Unsupported
 from accelcheck.techniques.data.dataloader import (
     FAULTY_ROW,
     TIMEOUT,
@@ -150,7 +151,7 @@ def test_a_loader_of_one_process_fails_the_evidence() -> None:
 
 def test_tensors_of_other_sizes_are_no_rows() -> None:
     problem = replace(mlp(), inputs=(torch.randn(8, 16), torch.zeros(3)))
-    with pytest.raises(ValueError, match="needs tensors with the same first size"):
+    with pytest.raises(Unsupported, match="needs tensors of one first size"):
         run(PREFETCH, problem)
 
 

@@ -320,6 +320,32 @@ def test_traits_are_found() -> None:
     assert workload_of(branch, (torch.randn(5, 8),), name="branch").traits == {"branching", "resizable"}
 
 
+class Recommender(nn.Module):
+    """Several tables of one class, which are called with indices."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tables = nn.ModuleList(nn.EmbeddingBag(11, 4, mode="sum") for _ in range(2))
+
+    def forward(self, first: Tensor, second: Tensor, offsets: Tensor) -> Tensor:
+        out: Tensor = self.tables[0](first, offsets) + self.tables[1](second, offsets)
+        return out
+
+
+def test_tables_that_are_called_with_indices_are_no_blocks() -> None:
+    inputs = torch.arange(7), torch.arange(7) + 2, torch.tensor([0, 2, 5])
+    assert "blocks" not in workload_of(Recommender(), inputs).traits
+
+
+def test_a_model_that_cannot_be_exported_prints_nothing(capfd: pytest.CaptureFixture[str]) -> None:
+    def kept(x: Tensor) -> Tensor:
+        rows = x.sum(1).argsort()
+        return x[rows[1:][x[int(rows[0])].sum() <= x[rows[1:]].sum(1)]]
+
+    assert "branching" in workload_of(kept, (torch.randn(5, 3),)).traits
+    assert capfd.readouterr() == ("", "")
+
+
 def test_traits_can_be_stated() -> None:
     assert images(traits=frozenset({"conv"})).traits == {"conv"}
     with pytest.raises(UnknownNameError, match=r"unknown trait 'convs'\. Did you mean 'conv'"):

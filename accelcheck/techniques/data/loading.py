@@ -298,7 +298,8 @@ class XlaUnreadable(FaultyLoader, XlaDeviceLoader):
 def _rows(tensors: Sequence[Tensor]) -> int:
     sizes = {len(tensor) if tensor.dim() else None for tensor in tensors}
     if len(sizes) != 1 or None in sizes:
-        raise ValueError(f"loading row by row needs tensors with the same first size, got first sizes {[*sizes]}")
+        reason = f"loading row by row needs tensors of one first size, got {[*sizes]}"
+        raise Unsupported(unsupported(Code.NO_FEATURE, reason))
     return len(tensors[0])
 
 
