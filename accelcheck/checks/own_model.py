@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from accelcheck.checks.remarks import CUSTOM, ONE_SIZE, SIZES
 from accelcheck.checks.trial import absent
+from accelcheck.core.capability import Code, unsupported
 from accelcheck.core.case import Evidence, Mode
 from accelcheck.core.fault import Fault, FaultKind
 from accelcheck.core.plain import text
@@ -28,7 +29,16 @@ def widened(trial: Trial, finding: Finding, judge: Callable[[Trial], Finding]) -
         trial: Of a user-owned model.
         finding: At the example's sizes.
         judge: Judges one draw of a trial, whose technique it prepares.
+
+    Raises:
+        Unsupported: Nothing is wrong, and one of accelcheck's techniques found nothing in the model to change.
     """
+    nothing = [one for one in finding.evidence if not one.engaged and one.observed == 0 and one.claim.endswith(">= 1")]
+    ours = type(trial.technique).__module__.startswith("accelcheck.techniques.")
+    strayed = any(one.strays for one in finding.evidence)
+    if ours and nothing and not finding.faults and not strayed and trial.technique.family != "eager":
+        reason = f"{trial.technique.name} finds nothing in this model to change: {nothing[0].claim}: 0"
+        raise Unsupported(unsupported(Code.NO_EFFECT, reason))
     if trial.case.mode not in {Mode.FORWARD, Mode.BACKWARD}:
         return finding
     evidence, faults = [*finding.evidence], [*finding.faults]

@@ -320,6 +320,31 @@ def test_traits_are_found() -> None:
     assert workload_of(branch, (torch.randn(5, 8),), name="branch").traits == {"branching", "resizable"}
 
 
+def test_a_technique_that_finds_nothing_to_change_is_unsupported(store: Store) -> None:
+    workload = workload_of(nn.Linear(12, 8), (torch.randn(4, 12),))
+    techniques = Matrix.load().techniques
+    record = verdict_of(store, techniques["int4-torchao-weight-only"], workload, FORWARD)  # groups have 32 elements
+    assert record.verdict is Verdict.UNSUPPORTED
+    assert "int4-torchao-weight-only finds nothing in this model to change: linear layers with a weight" in record.why
+
+
+class Experts(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.experts = nn.ModuleList(nn.Linear(8, 8) for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.stack([expert(x) for expert in self.experts]).sum(0)
+
+
+@pytest.mark.parametrize("technique", ["checkpoint-reentrant", "checkpoint-non-reentrant"])
+def test_blocks_of_one_layer_are_checkpointed(technique: str, store: Store) -> None:
+    torch.manual_seed(0)
+    workload = workload_of(Experts(), (torch.randn(5, 8),))
+    record = verdict_of(store, Matrix.load().techniques[technique], workload, BACKWARD)
+    assert record.verdict is Verdict.PASS, record.why
+
+
 class Recommender(nn.Module):
     """Several tables of one class, which are called with indices."""
 

@@ -52,6 +52,9 @@ def xla_recomputable(device: Device) -> Capability:
     return unsupported(Code.NO_BACKEND, f"torch_xla.utils.checkpoint is for xla tensors, not for {device.name}'s")
 
 
+_LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
+
+
 class Checkpoint(Technique):
     """Runs every member of the module's blocks under a checkpoint function: see `accelcheck.workloads.blocks.blocks_of`."""
 
@@ -95,7 +98,10 @@ class Checkpoint(Technique):
             )
         steps = program.steps if mode in {Mode.TRAIN, Mode.TRAJECTORY} else 1
         plain, plain_calls = (steps * count for count in program.extras[_PLAIN])
-        if plain and calls == plain_calls:  # other inputs may take another path through the blocks
+        # Other inputs may take another path through the blocks. A layer alone is not computed again: recomputation ends once all that
+        # was saved is there, and that is its input.
+        layers = all(isinstance(block, _LAYERS) for block in blocks_of(program.module) or ())
+        if plain and calls == plain_calls and not layers:
             seen = log.count(CONTRACTION)
             yield Evidence(f"contractions > {plain}, the plain run's", seen, engaged=seen > plain)
 
