@@ -328,6 +328,22 @@ def test_a_technique_that_finds_nothing_to_change_is_unsupported(store: Store) -
     assert "int4-torchao-weight-only finds nothing in this model to change: linear layers with a weight" in record.why
 
 
+def test_autocast_is_judged_where_a_model_does_not_run_wholly_in_half_precision(store: Store) -> None:
+    class Spectrum(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(5, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            spectra = torch.stft(x, 8, window=torch.ones(8, dtype=x.dtype), return_complex=True)
+            out: Tensor = self.layer(spectra.abs().transpose(1, 2))
+            return out
+
+    workload = workload_of(Spectrum(), (torch.randn(2, 40),))
+    record = verdict_of(store, Matrix.load().techniques["amp-bf16"], workload, FORWARD)
+    assert record.verdict is Verdict.PASS, record.why
+
+
 class Experts(nn.Module):
     def __init__(self) -> None:
         super().__init__()
