@@ -1,4 +1,4 @@
-"""The pictures of docs/report.md: a report of stored journals and of planted faults, in chromium. ``nox -s browser`` runs it.
+"""The pictures of docs/report.md: a report of stored journals and planted faults, and the page of a check, in chromium. ``nox -s browser`` runs it.
 
 The suite runs with the techniques of tests/plugin_harness.py, which are wrong in one way each, so that there are causes to show.
 """
@@ -55,6 +55,10 @@ SHOTS = (
     ("report-phone", "", 390, 844, False, None),
 )
 """Name, address, width, height, dark, heading to scroll to."""
+OF_A_CHECK = (("report-model", "", 1400, 1330, False, None), ("report-model-phone", "", 400, 1130, False, None))
+"""The same of the page of a check."""
+MODEL = "examples/language/test_language.py:make"
+TRIED = "eager amp-bf16 compile-static export onnxruntime openvino int8-torchao-weight-only int4-torchao-weight-only optimizer-fused sdpa-flash"
 COLOURS = 256
 """Of a picture's palette."""
 
@@ -63,6 +67,7 @@ def main() -> int:
     """Make the report, and take the pictures."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--journal", type=Path, help="of planted faults; made if it is not given")
+    parser.add_argument("--check", type=Path, help="page of a check; made if it is not given, in some minutes")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -79,6 +84,9 @@ def main() -> int:
         with _browser() as shown:
             for shot in SHOTS:
                 print(_taken(shown, report, *shot))
+            page = given.check or _checked(folder / "check.html")
+            for shot in OF_A_CHECK:
+                print(_taken(shown, page, *shot))
     return 0
 
 
@@ -100,6 +108,13 @@ def _planted(folder: Path) -> Path:
     ]
     subprocess.run(command, cwd=folder, check=False, capture_output=True)
     return journal
+
+
+def _checked(page: Path) -> Path:
+    """The page of a check of a small Llama."""
+    words = [MODEL, "--device=cpu", f"--report={page}", *(f"--technique={name}" for name in TRIED.split())]
+    subprocess.run([sys.executable, "-m", "accelcheck", "check", *words], cwd=ROOT, check=False)
+    return page
 
 
 def _browser() -> Any:
@@ -127,7 +142,7 @@ def _taken(
     ))  # fmt: skip
     picture = Image.open(io.BytesIO(shown.get_screenshot_as_png())).convert("RGB")
     path = IMAGES / f"{name}.png"
-    picture.quantize(COLOURS, dither=Image.Dither.NONE).save(path, optimize=True)
+    picture.quantize(COLOURS, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE).save(path, optimize=True)
     return f"{path.relative_to(ROOT)}: {path.stat().st_size / 1024:.0f} KiB"
 
 

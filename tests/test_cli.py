@@ -82,6 +82,13 @@ def test_the_version_is_said(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out == f"accelcheck {accelcheck.__version__}\n"
 
 
+def test_the_package_runs_as_the_program() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "accelcheck", "--version"], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout) == (0, f"accelcheck {accelcheck.__version__}\n"), done.stderr
+
+
 def test_no_command_shows_the_help(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main([]) == USAGE
     assert "examples:" in capsys.readouterr().err

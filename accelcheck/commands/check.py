@@ -15,7 +15,7 @@ from accelcheck.commands import session
 from accelcheck.commands.common import GREEN, NOTHING, RED, add_selection, check_new, devices_of
 from accelcheck.commands.parsing import add_json, examples, print_json
 from accelcheck.commands.session import RAN, Half, Session
-from accelcheck.core import foreground
+from accelcheck.core import foreground, quiet
 from accelcheck.core.case import DTYPES, LEVELS, Verdict
 from accelcheck.core.journal import JournalError
 from accelcheck.core.journal_reading import lines, read
@@ -23,12 +23,14 @@ from accelcheck.core.selection import Selection
 from accelcheck.plugin import registered
 from accelcheck.report import console
 from accelcheck.report.advice import BASE, advice, as_json, unjudgeable
+from accelcheck.report.run import load
 
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Sequence
 
     from accelcheck.core.journal import Record
+    from accelcheck.report.run import DeviceRun
     from accelcheck.techniques.matrix import Matrix
     from accelcheck.workloads.base import Workload
 
@@ -78,7 +80,7 @@ def add(commands: Any) -> None:
     command.add_argument(
         "--journal", type=Path, metavar="FILE", help="new file for the records; timed cases go to FILE-speed"
     )
-    command.add_argument("--report", type=Path, metavar="FILE", help="HTML report with the evidence of every case")
+    command.add_argument("--report", type=Path, metavar="FILE", help="HTML page: advice, table, plot, and every case")
     add_json(command)
     command.add_argument("arguments", nargs="*", metavar="ARGUMENT", help="arguments of pytest, after --")
     examples(
@@ -113,6 +115,7 @@ def _check(given: argparse.Namespace) -> int:
     for path in (given.journal, given.report):
         if path is not None and (why := check_new(path)):
             given.refuse(why)
+    quiet.ignore_copied_trees()  # models are copied here too
     config = registered.here((given.model,))
     (workloads,) = registered.own_models(config).values()
     model = _Model(given.model, workloads, registered.matrix(config))
@@ -126,16 +129,13 @@ def _check(given: argparse.Namespace) -> int:
         return NOTHING
     with tempfile.TemporaryDirectory(prefix="accelcheck-check-") as name:
         kept = given.journal or Path(name) / "journal.jsonl"
-        records: list[Record] = []
         journals: list[Path] = []
         for device in devices:
             journal = kept if len(devices) == 1 else kept.with_stem(f"{kept.stem}-{device}")
-            for part in _ran(given, model, device, journal, Path(name) / f"{device}.log"):
-                journals.append(part)
-                records += read(part)[1]
-        if not records:
+            journals += _ran(given, model, device, journal, Path(name) / f"{device}.log")
+        if not journals:
             return NOTHING
-        _show(given, model, records)
+        records = _show(given, model, load(journals))
         if given.report is not None:
             with (Path(name) / "report.log").open("wb") as log:
                 foreground.run([sys.executable, *session.report(journals, given.report)], output=log)
@@ -164,7 +164,8 @@ def _ran(given: argparse.Namespace, model: _Model, device: str, journal: Path, l
         *(f"--accel-dtype={name}" for name in given.dtype),
     ]
     nothing_left = ("-p", "no:cacheprovider", f"--benchmark-storage=file://{log.parent}")
-    more = [*nothing_left, *(("-n", "0") if model.parameters >= LARGE else ()), *given.arguments]
+    leaves = f"-Wignore:{quiet.LEAVES}:FutureWarning"
+    more = [*nothing_left, leaves, *(("-n", "0") if model.parameters >= LARGE else ()), *given.arguments]
     written: list[Path] = []
     wanted = [case for case in cases if not case.timed]
 
@@ -222,7 +223,9 @@ def _run(device: str, half: Half, total: int, log: Path) -> tuple[int, bool]:
     return code, bool(records)
 
 
-def _show(given: argparse.Namespace, model: _Model, records: Sequence[Record]) -> None:
+def _show(given: argparse.Namespace, model: _Model, runs: Sequence[DeviceRun]) -> Sequence[Record]:
+    """Print what the runs say; their records."""
+    records = [record for run in runs for record in run.records]
     first = model.workloads[0]
     refused = {
         name: why
@@ -231,9 +234,10 @@ def _show(given: argparse.Namespace, model: _Model, records: Sequence[Record]) -
     }
     if given.json:
         print_json("check", {"model": model.spec, **as_json(records, refused)})
-        return
+        return records
     print(f"{first.name}: {first.summary}\n")
-    console.show(advice(records, refused))
+    console.show(advice(records, refused, runs[0].reproduction))
+    return records
 
 
 COMMANDS = (add,)

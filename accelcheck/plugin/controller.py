@@ -76,7 +76,8 @@ class Controller:
         if resumed:
             journal.resumed({"started": started})
         else:
-            journal.header({"started": started, **self.run.facts(), **self.run.inputs()})
+            own = {"imports": list(self.run.imports), "models": registered.model_facts(self.config)}
+            journal.header({"started": started, **self.run.facts(), **self.run.inputs(), **own})
         return journal
 
     def pytest_report_header(self) -> list[str]:

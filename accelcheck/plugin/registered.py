@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from accelcheck.core import imports
+from accelcheck.core import imports, quiet
 from accelcheck.core.foreign import ForeignCodeError, calling
 from accelcheck.core.registry import UnknownNameError
 from accelcheck.core.strangers import quoted
@@ -87,14 +87,23 @@ def matrix(config: pytest.Config, case: str = "") -> Matrix:
 
 
 def own_models(config: pytest.Config) -> Mapping[str, Sequence[Workload]]:
-    """The workloads of each model that the command line names, by its words there. Imports torch.
+    """The workloads of each model that the command line names, by its words there. Imports torch where it names one.
 
     Raises:
         ForeignCodeError: A file raised, or what it makes cannot be checked.
     """
+    if not (given := options.models(config)):
+        return {}
     from accelcheck.workloads.own_file import workloads_of
 
-    return {spec: workloads_of(spec, folder) for spec, folder in options.models(config)}
+    with quiet.torchao_imported():
+        return {spec: workloads_of(spec, folder) for spec, folder in given}
+
+
+def model_facts(config: pytest.Config) -> dict[str, dict[str, str]]:
+    """For the header of a journal: each model's words on the command line, which commands need, and what it is, by workload."""
+    found = own_models(config).items()
+    return {one.name: {"spec": spec, "summary": one.summary} for spec, workloads in found for one in workloads}
 
 
 def _all(config: pytest.Config, name: str) -> list[tuple[str, Any]]:

@@ -11,9 +11,9 @@ from accelcheck.report.console import Table
 from accelcheck.report.run import BAD_FIRST
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-    from accelcheck.core.case import Evidence, Figure, Measurement
+    from accelcheck.core.case import Case, Evidence, Figure, Measurement
     from accelcheck.core.journal import Record
 
 INFERENCE, TRAINING = "inference", "training"
@@ -124,34 +124,68 @@ def rows(records: Iterable[Record]) -> list[Row]:
     return sorted(made, key=lambda row: (row.device, row.technique != BASE, row.technique, row.dtype != "float32"))
 
 
-def advice(records: Sequence[Record], refused: Mapping[str, str]) -> Iterator[str | Table]:
+@dataclass(frozen=True)
+class Advice:
+    """The parts of what is said of a model on one device.
+
+    Attributes:
+        device: Its name.
+        lost: Eager's case that is an error, after which nothing else is said; None where eager was judged.
+        table: Of the techniques that ran; None where none did.
+        uses: A recommendation for each use that ran, in sentences.
+        wrong: For each technique that is not right, a line, and the case that it is about.
+        unsaid: A line for each reason why techniques did not run.
+    """
+
+    device: str
+    lost: Record | None = None
+    table: Table | None = None
+    uses: Sequence[str] = ()
+    wrong: Sequence[tuple[str, Case]] = ()
+    unsaid: Sequence[str] = ()
+
+
+def by_device(records: Sequence[Record]) -> Iterator[Advice]:
+    """Advice for each device of the records of one model."""
+    for device in dict.fromkeys(record.case.device for record in records):
+        if lost := unjudgeable(record for record in records if record.case.device == device):
+            yield Advice(device, lost)
+            continue
+        own = [row for row in rows(records) if row.device == device]
+        shown = [row for row in own if row.executed]
+        uses = [line for use in TIMED if (line := recommended(shown, use))]
+        wrong = [(_wrong(row), row.worst.case) for row in shown if not row.worst.verdict.green]
+        yield Advice(device, None, _table(shown) if shown else None, uses, wrong, list(_unsaid(own)))
+
+
+def advice(
+    records: Sequence[Record], refused: Mapping[str, str], reproduction: Callable[[Case], str] | None = None
+) -> Iterator[str | Table]:
     """The table of what ran, the recommendation, and what could not be said.
 
     Args:
         records: Of one model.
         refused: Why techniques were not tried, by name.
+        reproduction: Gives the command that runs a case alone; it is said of what is wrong.
     """
-    judged = False
-    for device in dict.fromkeys(record.case.device for record in records):
-        own = [row for row in rows(records) if row.device == device]
-        if lost := unjudgeable(record for record in records if record.case.device == device):
-            yield f"{device}: eager cannot be judged in {lost.case.mode} mode, and so no technique can:"
-            yield f"  {lost.headline}"
+    found = list(by_device(records))
+    for part in found:
+        if part.lost is not None:
+            yield f"{part.device}: eager cannot be judged in {part.lost.case.mode} mode, and so no technique can:"
+            yield f"  {part.lost.headline}"
             continue
-        judged = True
-        shown = [row for row in own if row.executed]
-        if shown:
-            yield _table(shown)
-        for use in (INFERENCE, TRAINING):
-            if line := recommended(shown, use):
-                yield ""
-                yield f"{device}, {line}"
-        wrong = [row for row in shown if not row.worst.verdict.green]
-        for row in wrong:
-            what = "eager itself is not right" if row.technique == BASE else f"do not use {row.label}"
-            yield f"{device}, {what}: {row.worst.verdict} in {row.worst.case.mode}: {row.worst.headline}"
-        yield from _unsaid(device, own)
-    if refused and judged:
+        if part.table is not None:
+            yield part.table
+        for line in part.uses:
+            yield ""
+            yield f"{part.device}, {line}"
+        for line, case in part.wrong:
+            yield f"{part.device}, {line}"
+            if reproduction is not None:
+                yield f"  reproduce: {reproduction(case)}"
+        if part.unsaid:
+            yield from ("", f"{part.device}, could not be said:", *(f"  {line}" for line in part.unsaid))
+    if refused and any(part.lost is None for part in found):
         yield ""
         yield f"not tried, because they mean nothing for this model: {len(refused)} technique{'s' * (len(refused) != 1)}"
         tally = Counter(refused.values())
@@ -258,32 +292,31 @@ def recommended(shown: Sequence[Row], use: str) -> str:
     smaller = [row for row in safe if (memory := row.memory(use)) is not None and memory < 0.95]
     others = [row.label for row in safe if row.technique != BASE]
     if faster:
-        said = f"{use}: use {faster[0].label}: right, {_costs(faster[0], use)}"
+        said = f"{use}: use {faster[0].label}. It is right, {_costs(faster[0], use)}."
         if len(faster) > 1:
-            said += f"; also faster and right: {_some([f'{row.label} {_value(row, use):.2f}x' for row in faster[1:]])}"
+            others = [f"{row.label} {_value(row, use):.2f}x" for row in faster[1:]]
+            said += f" Faster and right too: {_some(others)}."
     elif timed:
-        said = f"{use}: stay with eager: none of the {len(timed)} techniques that are right and were timed is faster"
+        said = f"{use}: stay with eager. None of the {len(timed)} techniques that are right and were timed is faster."
     elif others:
-        said = f"{use}: right, but not timed: {_some(others)}"
+        said = f"{use}: right, but not timed: {_some(others)}."
     else:
-        return f"{use}: no technique but eager was found right"
+        return f"{use}: no technique but eager was found right."
     if smaller:
         least = min(smaller, key=lambda row: row.memory(use) or 0.0)
-        said += f"; least memory: {least.label}, {least.memory(use):.2f} times eager's"
+        said += f" Least memory: {least.label}, {least.memory(use):.2f} times eager's."
     return said
 
 
 def _costs(row: Row, use: str) -> str:
-    speed = f"{_value(row, use):.2f} times as fast as FP32 eager ({_low(row, use):.2f} or more)"
-    memory = row.memory(use)
-    said = [speed, *([] if memory is None else [f"{memory:.2f} times its memory"])]
-    if row.cost is not None:
-        said.append(f"outputs off by at most {row.cost.measured:.1e} from the FP32 model")
-    elif row.error is not None:
-        said.append(f"outputs off by at most {row.error.measured:.1e}")
+    said = [f"{_value(row, use):.2f} times as fast as FP32 eager ({_low(row, use):.2f} or more)"]
+    if (memory := row.memory(use)) is not None:
+        said.append(f"needs {memory:.2f} times its memory")
+    if (off := row.cost or row.error) is not None:
+        said.append(f"is off by at most {off.measured:.1e}{' from the FP32 model' if row.cost else ''}")
     if row.drop is not None:
-        said.append(f"accuracy lost at most {row.drop.measured:.2%}")
-    return ", ".join(said)
+        said.append(f"loses {row.drop.measured:.2%} of accuracy")
+    return ", ".join(said[:-1]) + " and " + said[-1] if len(said) > 1 else said[0]
 
 
 def _value(row: Row, use: str) -> float:
@@ -296,22 +329,24 @@ def _low(row: Row, use: str) -> float:
     return speed.low if speed is not None and speed.low is not None else 0.0
 
 
-def _unsaid(device: str, own: Sequence[Row]) -> Iterator[str]:
-    """What did not run on a device, and why."""
-    absent = [row for row in own if not row.executed]
-    if not absent:
-        return
-    yield ""
-    yield f"{device}, could not be said:"
+def _wrong(row: Row) -> str:
+    said = "eager itself is not right" if row.technique == BASE else f"do not use {row.label}"
+    return f"{said}: {row.worst.verdict} in {row.worst.case.mode}: {row.worst.headline}"
+
+
+def _unsaid(own: Sequence[Row]) -> Iterator[str]:
+    """Techniques that did not run, and why."""
     tally: dict[str, list[str]] = {}
-    for row in absent:
+    for row in own:
+        if row.executed:
+            continue
         record = row.worst
         said = (
             record.headline if record.code else f"{record.verdict}, {record.headline}"
         )  # a refusal says its verdict itself
         tally.setdefault(said, []).append(row.label)
     for reason, names in sorted(tally.items(), key=lambda item: -len(item[1])):
-        yield f"  {_some(names)}: {reason}"
+        yield f"{_some(names)}: {reason}"
 
 
 def _some(names: Sequence[str]) -> str:

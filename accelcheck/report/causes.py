@@ -8,7 +8,6 @@ from fractions import Fraction
 from typing import TYPE_CHECKING
 
 from accelcheck.core.case import Mode, Verdict
-from accelcheck.report.message import reproduce
 from accelcheck.report.run import labels
 from accelcheck.report.signatures import SHARED, Kind, signatures
 
@@ -33,6 +32,7 @@ class Cause:
         cases: Label of the device, and record; sorted by both. A case that shows two causes stands under both.
         example: The simplest of them: of the lowest level, then of the first mode, then with the shortest reason.
         link: Of an expected failure, where its ledger says more.
+        reproduction: The command that runs the simplest case alone.
     """
 
     title: str
@@ -40,11 +40,7 @@ class Cause:
     cases: tuple[tuple[str, Record], ...]
     example: Record
     link: str = ""
-
-    @property
-    def reproduction(self) -> str:
-        """The command that runs the simplest case alone."""
-        return reproduce(self.example.case)
+    reproduction: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +68,8 @@ def causes(runs: Sequence[DeviceRun]) -> tuple[Cause, ...]:
     for (kind, title), group in _values([fault for fault in faults if fault.signature.paths], _judged(runs)):
         groups.setdefault((kind, title), []).extend(group)
     found = _sorted(
-        _cause(title, kind, ((one.device, one.record) for one in group)) for (kind, title), group in groups.items()
+        _cause(runs, title, kind, ((one.device, one.record) for one in group))
+        for (kind, title), group in groups.items()
     )
     return tuple(cause for index, cause in enumerate(found) if not _within(cause, found[:index]))
 
@@ -102,7 +99,7 @@ def expected(runs: Sequence[DeviceRun]) -> tuple[Cause, ...]:
                 # Older journals have the reasons as one text.
                 for reason in dict.fromkeys((one.reason, one.link) for one in record.known) or [(record.headline, "")]:
                     groups.setdefault(reason, []).append((label, record))
-    return _sorted(_cause(reason, Kind.LEDGER, cases, link) for (reason, link), cases in groups.items())
+    return _sorted(_cause(runs, reason, Kind.LEDGER, cases, link) for (reason, link), cases in groups.items())
 
 
 def counted(found: Sequence[Cause]) -> str:
@@ -111,15 +108,18 @@ def counted(found: Sequence[Cause]) -> str:
     return f"{cases:,} case{'s' * (cases != 1)}, {len(found):,} cause{'s' * (len(found) != 1)}"
 
 
-def _cause(title: str, kind: Kind, cases: Iterable[tuple[str, Record]], link: str = "") -> Cause:
+def _cause(
+    runs: Sequence[DeviceRun], title: str, kind: Kind, cases: Iterable[tuple[str, Record]], link: str = ""
+) -> Cause:
     unique = {(label, record.case.id): (label, record) for label, record in cases}
     ordered = tuple(unique[key] for key in sorted(unique))
     modes = list(Mode)
-    _, example = min(
+    label, example = min(
         ordered,
         key=lambda one: (one[1].case.level, modes.index(one[1].case.mode), len(one[1].why), one[0], one[1].case.id),
     )
-    return Cause(title, kind, ordered, example, link)
+    run = runs[labels(runs).index(label)]
+    return Cause(title, kind, ordered, example, link, run.reproduction(example.case))
 
 
 def _sorted(found: Iterable[Cause]) -> tuple[Cause, ...]:

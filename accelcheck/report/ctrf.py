@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING, Any
 import accelcheck
 from accelcheck.core.case import Verdict
 from accelcheck.core.plain import text
-from accelcheck.report.message import reproduce
 from accelcheck.report.run import labels
 
 if TYPE_CHECKING:
@@ -120,7 +119,7 @@ def _test(name: str, run: DeviceRun, record: Record) -> dict[str, Any]:
         },
         "tags": [f"level {case.level}"],
         "extra": {
-            "reproduce": reproduce(case),
+            "reproduce": run.reproduction(case),
             "compared": record.compared,
             "evidence": [
                 {"claim": one.label, "observed": str(one.observed), "engaged": one.engaged} for one in record.evidence

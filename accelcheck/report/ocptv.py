@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Any
 
 from accelcheck.core.case import Verdict
 from accelcheck.report.ctrf import begun
-from accelcheck.report.message import reproduce
 from accelcheck.report.run import labels
 
 if TYPE_CHECKING:
@@ -51,7 +50,7 @@ def document(runs: Sequence[DeviceRun]) -> str:
         for record in run.records:
             steps.setdefault(record.case.technique, []).append(record)
         for technique, records in steps.items():
-            for artifact in _step(f"{technique} on {name}", name, records):
+            for artifact in _step(f"{technique} on {name}", name, run, records):
                 _put(lines, stamp, {"testStepArtifact": {"testStepId": str(number), **artifact}})
             number += 1
     _put(lines, begin.isoformat(), {"testRunArtifact": {"testRunEnd": _end(runs)}})
@@ -118,16 +117,16 @@ def _end(runs: Sequence[DeviceRun]) -> dict[str, str]:
     return {"status": "COMPLETE", "result": "PASS" if green else "FAIL"}
 
 
-def _step(title: str, device: str, records: Sequence[Record]) -> Iterator[dict[str, Any]]:
+def _step(title: str, device: str, run: DeviceRun, records: Sequence[Record]) -> Iterator[dict[str, Any]]:
     yield {"testStepStart": {"name": title}}
     for record in records:
-        yield from _case(device, record)
+        yield from _case(device, run, record)
     executed = [record for record in records if record.verdict.executed]
     status = "SKIP" if not executed else "ERROR" if all(record.verdict in RAISED for record in executed) else "COMPLETE"
     yield {"testStepEnd": {"status": status}}
 
 
-def _case(device: str, record: Record) -> Iterator[dict[str, Any]]:
+def _case(device: str, run: DeviceRun, record: Record) -> Iterator[dict[str, Any]]:
     case = record.case
     if not record.verdict.executed:
         yield {"log": {"severity": "INFO", "message": f"{case.id}: {record.why or record.verdict}"}}
@@ -159,7 +158,7 @@ def _case(device: str, record: Record) -> Iterator[dict[str, Any]]:
             }
         }
     kind = "PASS" if record.verdict is Verdict.PASS else "UNKNOWN" if record.verdict.green else "FAIL"
-    message = case.id if kind == "PASS" else f"{case.id}: {record.why}\nreproduce: {reproduce(case)}"
+    message = case.id if kind == "PASS" else f"{case.id}: {record.why}\nreproduce: {run.reproduction(case)}"
     yield {
         "diagnosis": {
             "verdict": f"{case.technique}-{record.verdict}",

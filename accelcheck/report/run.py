@@ -17,11 +17,13 @@ from accelcheck.core.journal import JournalError
 from accelcheck.core.journal_reading import sections
 from accelcheck.core.plain import text
 from accelcheck.devices.base import Fingerprint, fingerprint_from_json
+from accelcheck.report.message import reproduce
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from accelcheck.core.bounded import Source
+    from accelcheck.core.case import Case
     from accelcheck.core.journal import Record
     from accelcheck.core.journal_reading import Section
 
@@ -60,6 +62,13 @@ class UsedList(msgspec.Struct, frozen=True):
     sha256: str
 
 
+class OwnModel(msgspec.Struct, frozen=True):
+    """A model of somebody's own: its words on the command line, ``FILE:FUNCTION``, and what it is."""
+
+    spec: str
+    summary: str = ""
+
+
 class _Device(msgspec.Struct):
     capability: str = ""
     fingerprint: dict[str, Any] | None = None
@@ -78,6 +87,8 @@ class Header(msgspec.Struct):
     packages: dict[str, str] = {}
     ledgers: tuple[UsedLedger, ...] = ()
     must_pass: dict[str, UsedList] = {}
+    imports: tuple[str, ...] = ()
+    models: dict[str, OwnModel] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +109,8 @@ class DeviceRun:
         sources: Files of the journals.
         remarks: What a reader should know of the journals: cut off, shards that are missing, cases that two of them judged differently.
         cut_off: Files of the journals of which a run did not come to its end.
+        imports: Modules that its processes imported.
+        models: Models of somebody's own, by the names of their workloads.
     """
 
     device: str
@@ -114,6 +127,14 @@ class DeviceRun:
     sources: tuple[str, ...]
     remarks: tuple[str, ...] = ()
     cut_off: tuple[str, ...] = ()
+    imports: tuple[str, ...] = ()
+    models: Mapping[str, OwnModel] = field(default_factory=dict)
+
+    def reproduction(self, case: Case) -> str:
+        """The command that runs a case alone, with the modules and the model that it needs."""
+        model = self.models.get(case.workload)
+        more = [] if model is None else [f"--accel-model={model.spec}"]
+        return reproduce(case, [*(f"--accel-import={name}" for name in self.imports), *more])
 
     @property
     def executed(self) -> int:
@@ -139,6 +160,8 @@ class _Gathered:
     platforms: list[str] = field(default_factory=list)
     selections: list[Mapping[str, Any]] = field(default_factory=list)
     packages: dict[str, str] = field(default_factory=dict)
+    imports: dict[str, None] = field(default_factory=dict)
+    models: dict[str, OwnModel] = field(default_factory=dict)
     remarks: list[str] = field(default_factory=list)
     started: list[str] = field(default_factory=list)
     cut_off: list[str] = field(default_factory=list)
@@ -179,6 +202,8 @@ def load(paths: Sequence[Source]) -> tuple[DeviceRun, ...]:
             started=min(one.started),
             selections=tuple(one.selections),
             packages=dict(sorted(one.packages.items())),
+            imports=tuple(one.imports),
+            models=one.models,
             records=tuple(one.records[name] for name in sorted(one.records)),
             sources=tuple(dict.fromkeys(one.sources)),
             cut_off=tuple(dict.fromkeys(one.cut_off)),
@@ -251,6 +276,8 @@ def _gather(gathered: dict[tuple[str, ...], _Gathered], source: str, section: Se
         one.platforms.append(header.platform)
         one.selections.append(header.selection)
         one.packages.update(header.packages)
+        one.imports.update(dict.fromkeys(header.imports))
+        one.models.update(header.models)
         one.started.append(header.started)
         one.level = max(one.level, header.level)
         if section.end is None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
+import shlex
 import subprocess
 import sys
 from dataclasses import replace
@@ -13,10 +15,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 from fault_harness import Planted
+from report_page import Page, blocks
 
 from accelcheck.commands.check import USUAL, _usual
 from accelcheck.core.case import SCHEME, Case, Evidence, Figure, Measurement, Mode, Verdict
 from accelcheck.core.journal import Record
+from accelcheck.core.quiet import LEAVES
 from accelcheck.report.advice import INFERENCE, TRAINING, Row, advice, recommended, rows, unjudgeable
 from accelcheck.report.console import plain
 from accelcheck.techniques.matrix import Matrix
@@ -38,6 +42,10 @@ def make():
         "data": data, "metric": lambda out, target: out.argmax(1) == target,
     }
 
+def untrained():
+    made = make()
+    return {"inputs": made["batches"][0][:1], **{key: made[key] for key in ("model", "data", "metric")}}
+
 class Counting(nn.Linear):
     calls = 0
 
@@ -56,11 +64,38 @@ def broken():
 """
 
 
+TREED = """
+import torchao.quantization
+from net import make as of_net
+from torch.utils import _pytree
+
+def make():
+    made = of_net()
+    made["model"].tree = _pytree.tree_flatten((1, 2))[1]
+    return made
+"""
+WRONG = f"""
+import sys
+sys.path.append({str(ROOT / "tests")!r})
+
+def pytest_accel_techniques():
+    from plugin_harness import Toy, after
+    wrong = Toy("toy-wrong", after(lambda out: out * 1.5))
+    wrong.requires = frozenset()
+    return [wrong]
+"""
+
+
 def checked(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     (folder / "net.py").write_text(NET)
+    return pasted(folder, ["accelcheck.cli", "check", *words])
+
+
+def pasted(folder: Path, words: Sequence[str]) -> subprocess.CompletedProcess[str]:
+    """Run a module of Python with its words, in a folder as a user has it."""
     environ = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST_", "ACCELCHECK_"))}
     return subprocess.run(
-        [sys.executable, "-m", "accelcheck.cli", "check", *words],
+        [sys.executable, "-m", *words],
         cwd=folder,
         env=environ | {"PYTHONPATH": str(ROOT)},
         capture_output=True,
@@ -88,6 +123,53 @@ def test_a_model_is_judged_timed_and_recommended_for(tmp_path: Path) -> None:
     assert found["refused"] == {"sdpa-math": "needs attention (calls of scaled_dot_product_attention)"}
     assert set(found["recommended"]["cpu"]) == {"inference", "training"}
     assert {path.name for path in tmp_path.iterdir()} >= {"j.jsonl", "j-speed.jsonl", "r.html"}
+
+
+@pytest.mark.slow
+def test_each_command_of_a_check_works_when_it_is_pasted(tmp_path: Path) -> None:
+    (tmp_path / "conftest.py").write_text(WRONG)
+    words = ("net.py:untrained", "--device=cpu", "--technique=inplace", "--technique=toy-wrong", "--report=r.html")
+    done = checked(tmp_path, *words)
+    assert done.returncode == 1, done.stdout + done.stderr
+    page = Page((tmp_path / "r.html").read_text("utf-8"))
+    assert "qualif" not in page.text
+    _, (block,) = blocks(page)
+    of_cases = {block["texts"][row[7]]: block["texts"][row[0]] for row in block["rows"]}
+    shown = re.findall("pytest --pyargs [^\n]*", "\n".join(page.words))
+    said = re.findall("reproduce: (pytest .*)", done.stdout)
+    assert shown
+    assert said
+    assert {*shown, *said} <= set(of_cases)
+    assert {word.rpartition("/")[2].split()[0] for word in of_cases} >= {"forward", "backward", "speed", "accuracy"}
+    for command, why in of_cases.items():
+        again = pasted(tmp_path, shlex.split(command))
+        assert again.returncode == (1 if why else 0), again.stdout + again.stderr
+        assert "1 cases executed" in again.stdout
+
+
+@pytest.mark.slow
+def test_remarks_of_torchao_and_pytree_are_in_no_output_of_a_check(tmp_path: Path) -> None:
+    (tmp_path / "treed.py").write_text(TREED)
+    (tmp_path / "conftest.py").write_text("def pytest_sessionfinish(session): session.exitstatus = 3")
+    names = ("int8-torchao-weight-only", "export", "compile-static")
+    done = checked(tmp_path, "treed.py", "--device=cpu", *(f"--technique={name}" for name in names), "--no-speed")
+    assert "ended with 3" in done.stderr  # so that the end of pytest's output is printed
+    assert "Sequential with 163 parameters" in done.stdout
+    (tmp_path / "conftest.py").unlink()
+    # A check prints the output of cases where they could not run: here it is.
+    chosen = [
+        *(f"--accel-technique={name}" for name in names),
+        "--accel-dtype=float32",
+        "--accel-level=2",
+        "--accel-device=cpu",
+    ]
+    words = ["--accel-model=treed.py", "--accel-workload=treed", f"-Wignore:{LEAVES}:FutureWarning", *chosen]
+    cases = pasted(tmp_path, ["pytest", "-s", "--pyargs", "accelcheck.suite.test_numerics", *words])
+    assert cases.returncode == 0, cases.stdout + cases.stderr
+    said = [*(done.stdout + done.stderr + cases.stdout + cases.stderr).splitlines()]
+    assert [
+        line for line in said if re.search("_pytree|Enum sub|Failed to load|cpp ext|is deprecated, use", line)
+    ] == []
 
 
 @pytest.mark.slow
@@ -156,8 +238,8 @@ def test_the_fastest_of_those_that_are_right_is_recommended_with_its_costs() -> 
     )
     said = recommended(found, INFERENCE)
     assert said == (
-        "inference: use faster: right, 3.00 times as fast as FP32 eager (2.50 or more), 0.50 times its memory, outputs off by at most 1.0e-07; "
-        "also faster and right: fast 2.00x; least memory: faster, 0.50 times eager's"
+        "inference: use faster. It is right, 3.00 times as fast as FP32 eager (2.50 or more), needs 0.50 times its memory and is off by at "
+        "most 1.0e-07. Faster and right too: fast 2.00x. Least memory: faster, 0.50 times eager's."
     )
 
 
@@ -165,7 +247,7 @@ def test_what_may_be_no_faster_is_not_recommended() -> None:
     found = rows([*of("eager"), *of("maybe", speed=(0.98, 1.1, 1.2))])
     assert (
         recommended(found, INFERENCE)
-        == "inference: stay with eager: none of the 1 techniques that are right and were timed is faster"
+        == "inference: stay with eager. None of the 1 techniques that are right and were timed is faster."
     )
 
 
@@ -176,6 +258,12 @@ def test_what_is_wrong_in_training_is_safe_for_inference_alone() -> None:
     assert not odd.safe(TRAINING)
     lines = plain(advice(records, {}))
     assert "cpu, do not use odd: fail in train: out: view row: expected at most 1, got 2" in lines
+
+
+def test_what_is_wrong_is_said_with_the_command_that_reproduces_it() -> None:
+    lines = plain(advice([*of("eager"), *of("odd", train=Verdict.FAIL)], {}, lambda case: f"run {case.id}"))
+    wrong = next(place for place, line in enumerate(lines) if line.startswith("cpu, do not use odd"))
+    assert lines[wrong + 1] == "  reproduce: run odd/net/cpu/float32/train"
 
 
 def test_a_wrong_forward_pass_makes_no_training_safe() -> None:
@@ -203,7 +291,7 @@ def test_the_error_of_a_scheme_against_the_fp32_model_is_what_a_recommendation_n
     coarse[0] = replace(coarse[0], figures=(*coarse[0].figures, cost))
     lines = plain(advice([*of("eager"), *coarse], {}))
     assert any(line.startswith("technique") and "against FP32" in line for line in lines)
-    assert any("use coarse" in line and "outputs off by at most 1.4e-02 from the FP32 model" in line for line in lines)
+    assert any("use coarse" in line and "is off by at most 1.4e-02 from the FP32 model" in line for line in lines)
 
 
 def test_eager_that_cannot_be_judged_is_said_once_and_nothing_else_is() -> None:

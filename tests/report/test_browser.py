@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from test_html import BASELINES, HOSTILE, case, journal
+from test_html import BASELINES, HOSTILE, case, journal, of_a_check
 
 from accelcheck.core.case import Evidence, Figure, Measurement, Verdict
 from accelcheck.core.journal import Record
@@ -251,6 +251,21 @@ def test_the_list_turns_its_pages_and_sorts(browser: Browser, many: tuple[Path, 
         one.value for record in runs[0].records for one in record.measurements if one.name == "speed-up" and one.value is not None
     )  # fmt: skip
     assert speeds[0] == pytest.approx(fastest, rel=1e-2)
+
+
+def test_the_page_of_a_check_has_its_plot_and_its_techniques_lead_to_their_cases(
+    browser: Browser, tmp_path: Path
+) -> None:
+    path = tmp_path / "report.html"
+    document.write(path, load([of_a_check(tmp_path)]))
+    for width in (400, 1400):
+        browser.open(path, width=width)
+        browser.see_everything()
+        assert browser.run("return document.documentElement.scrollWidth") == width
+        assert browser.said() == []
+        assert browser.run("return document.querySelector('#speed canvas').getBoundingClientRect().height") > 200
+    browser.run("[...document.querySelectorAll('#model tbody a')].find((one) => one.textContent === 'coarse').click();")
+    browser.until("return document.getElementById('matches').textContent === '2 of 3 cases.'")
 
 
 def test_a_cell_of_the_matrix_leads_to_its_cases(browser: Browser, stored: Path) -> None:

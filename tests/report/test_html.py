@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import base64
-import gzip
 import hashlib
-import html.parser
 import json
+import math
 import re
 import subprocess
 import sys
@@ -16,9 +15,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from report_page import Page, blocks, unpacked
 
 from accelcheck import cli
-from accelcheck.core.case import Case, Evidence, Figure, Measurement, Mode, Verdict
+from accelcheck.core.case import SCHEME, Case, Evidence, Figure, Measurement, Mode, Verdict
 from accelcheck.core.journal import Journal, Record
 from accelcheck.expectations import must_pass
 from accelcheck.report.html import document, experiments, figures, payload, tables
@@ -32,35 +32,6 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parents[2]
 BASELINES = ROOT / "baselines"
 HOSTILE = "</script><img src=x onerror=alert(1)>&\"'\x1b[31m\u202egnp.exe\u2028\x00<!--"
-VOID = {"meta", "img", "input", "br", "link"}
-
-
-class Page(html.parser.HTMLParser):
-    """What a parser sees of a report: tags with their attributes, texts outside of scripts, texts of scripts."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.tags: list[tuple[str, dict[str, str | None]]] = []
-        self.words: list[str] = []
-        self.scripts: list[str] = []
-        self.open: list[str] = []
-        self.feed(text)
-        self.close()
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append((tag, dict(attrs)))
-        if tag not in VOID:
-            self.open.append(tag)
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open.pop() == tag
-
-    def handle_data(self, data: str) -> None:
-        (self.scripts if self.open[-1:] == ["script"] else self.words).append(data)
-
-    @property
-    def text(self) -> str:
-        return " ".join(" ".join(self.words).split())
 
 
 def fingerprint(name: str) -> dict[str, Any]:
@@ -71,9 +42,9 @@ def fingerprint(name: str) -> dict[str, Any]:
 
 
 def journal(
-    path: Path, records: Iterable[Record], device: str = "cpu", *, present: bool = True, ended: bool = True
+    path: Path, records: Iterable[Record], device: str = "cpu", *, present: bool = True, ended: bool = True, **more: Any
 ) -> Path:
-    """A journal of one device."""
+    """A journal of one device; `more` are further fields of its header."""
     written = Journal(path)
     found = {
         "capability": "ok" if present else "unavailable [no-hardware] none",
@@ -81,7 +52,7 @@ def journal(
     }
     written.header({
         "started": "2026-11-23T10:00:00+00:00", "accelcheck": "0.1.0", "python": "3.11.7", "platform": "Linux", "level": 2,
-        "devices": {device: found}, "packages": {"torch": "2.13.0"},
+        "devices": {device: found}, "packages": {"torch": "2.13.0"}, **more,
     })  # fmt: skip
     for record in records:
         written.case(record.as_json())
@@ -99,16 +70,6 @@ def page(runs: Sequence[DeviceRun], **more: Any) -> Page:
     return Page(document.document(runs, **more))
 
 
-def unpacked(text: str) -> Any:
-    return json.loads(gzip.decompress(base64.b64decode(text)))
-
-
-def blocks(found: Page) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """The index and the details, as the script reads them."""
-    data = [text for text in found.scripts if re.fullmatch(r"[A-Za-z0-9+/=]{40,}", text)]
-    return unpacked(data[0]), [unpacked(text) for text in data[1:]]
-
-
 def test_the_verdict_comes_first_and_counts_what_the_journal_has(tmp_path: Path) -> None:
     records = [
         Record(case("compile-static"), Verdict.FAIL, reason="out: view row: expected at most 1e-7, got 2e-7", compared=40),
@@ -121,6 +82,98 @@ def test_the_verdict_comes_first_and_counts_what_the_journal_has(tmp_path: Path)
     assert text.index("Not green") < text.index("1 case, 1 cause") < text.index("Techniques and devices")
     assert "unsupported [no-backend] no kernel flex" in text
     assert "--accel-case=compile-static/mlp/cpu/float32/forward" in text
+
+
+NET = {"net": {"spec": "folder/net.py:make", "summary": "Net with 163 parameters."}}
+
+
+def checked(technique: str, mode: Mode, *figures: Figure, workload: str = "net", **more: Any) -> Record:
+    """A record of the check of a model."""
+    row = Figure("out", "row", 1e-7, 3e-7, "", gates=True)
+    return Record(
+        case(technique, workload, mode=mode), more.pop("verdict", Verdict.PASS), figures=(row, *figures), compared=1, **more
+    )  # fmt: skip
+
+
+def of_a_check(folder: Path, *more: Record, **header: Any) -> Path:
+    """A journal of a check, in which a scheme such as quantization is fastest."""
+    cost = Figure("out", SCHEME, 1.4e-2, math.inf, "", gates=False)
+    speed = (Measurement("speed-up", 2.0, "x", 1.8, 2.2),)
+    records = [
+        checked("eager", Mode.FORWARD), checked("coarse", Mode.FORWARD, cost), checked("coarse", Mode.SPEED, cost, measurements=speed), *more,
+    ]  # fmt: skip
+    return journal(folder / "check.jsonl", records, **{"models": NET, **header})
+
+
+def test_the_page_of_a_check_opens_with_model_recommendation_table_and_plot(tmp_path: Path) -> None:
+    absent = Record(case("gpu", "net"), Verdict.UNSUPPORTED, "no-backend", "unsupported [no-backend] no GPU here")
+    found = page(load([of_a_check(tmp_path, absent)]))
+    wanted = [
+        "net Net with 163 parameters. Checked on cpu: Chip of cpu, torch 2.13.0, 2026-11-23.",
+        "Inference on cpu: Use coarse. It is right, 2.00 times as fast as FP32 eager (1.80 or more) and is off by at most 1.4e-02",
+        "technique forward inference speed memory worst error against FP32",
+        "coarse ✓ pass 2.00x (1.80-2.20) not measured 1.0e-07 of 3.0e-07 1.4e-02",
+        "gpu: unsupported [no-backend] no GPU here",
+        "Speed against error",
+        "Techniques and devices",
+    ]
+    places = [found.text.find(words) for words in wanted]
+    assert -1 not in places, wanted[places.index(-1)]
+    assert places == sorted(places)
+    assert found.text.index(wanted[0]) < found.text.index("Skip to") + 200
+    assert not re.search("qualif|must-pass|Journals", found.text)
+
+
+def test_a_page_of_a_check_says_what_is_wrong_and_why(tmp_path: Path) -> None:
+    bad = checked("odd", Mode.FORWARD, verdict=Verdict.FAIL, reason="out: view row: expected at most 1, got 2")
+    text = page(load([of_a_check(tmp_path, bad)])).text
+    assert "cpu, do not use odd: fail in forward: out: view row: expected at most 1, got 2" in text
+    assert text.index("do not use odd") < text.index("technique forward")
+    assert "1 case, 1 cause" in text
+
+
+def test_eager_that_cannot_be_judged_is_all_that_a_page_of_a_check_says(tmp_path: Path) -> None:
+    lost = checked("eager", Mode.BACKWARD, verdict=Verdict.ERROR, reason="OracleError: it keeps state")
+    text = page(load([journal(tmp_path / "a.jsonl", [lost], models=NET)])).text
+    assert (
+        "Eager cannot be judged on cpu in backward mode, and so no technique can: OracleError: it keeps state" in text
+    )
+    assert "Inference on" not in text
+
+
+def test_a_report_of_other_workloads_too_opens_with_its_verdict(tmp_path: Path) -> None:
+    text = page(load([of_a_check(tmp_path, checked("eager", Mode.FORWARD, workload="mlp"))])).text
+    assert "Green, but does not qualify at level 2" in text
+    assert "Inference on" not in text
+
+
+def test_commands_carry_the_model_and_the_modules_that_they_need(tmp_path: Path) -> None:
+    bad = checked("odd", Mode.FORWARD, verdict=Verdict.FAIL, reason="out: wrong")
+    found = page(load([of_a_check(tmp_path, bad, imports=["my backend"])]))
+    command = (
+        "pytest --pyargs accelcheck.suite --accel-device=cpu --accel-case=odd/net/cpu/float32/forward '--accel-import=my backend' "
+        "--accel-model=folder/net.py:make"
+    )
+    assert command in found.text
+    _, (block,) = blocks(found)
+    commands = [block["texts"][row[7]] for row in block["rows"]]
+    assert len(commands) == 4
+    assert command in commands
+    assert all(words.endswith(" --accel-model=folder/net.py:make") for words in commands)
+
+
+def test_names_of_models_are_text_and_one_word_of_a_command(tmp_path: Path) -> None:
+    models = {"net": {"spec": HOSTILE, "summary": HOSTILE}}
+    found = page(load([of_a_check(tmp_path, checked(HOSTILE, Mode.BACKWARD), models=models, started=HOSTILE)]))
+    assert "img" not in [tag for tag, _ in found.tags]
+    assert [name for _, attributes in found.tags for name in attributes if name.startswith("on")] == []
+    assert "</script><img src=x onerror=alert(1)>" in found.text
+    assert not re.search("[\x1b\u202e\u2028\x00]", found.text)
+
+
+def test_a_scheme_is_plotted_at_its_error_against_the_fp32_model(tmp_path: Path) -> None:
+    runs = load([of_a_check(tmp_path)])
+    assert [(one.technique, one.error) for one in figures.tradeoffs(runs, ["cpu"])] == [("coarse", 1.4e-2)]
 
 
 def test_a_green_device_and_an_absent_one(tmp_path: Path) -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import importlib
 import json
+import logging
 import sys
+import warnings
 from importlib.machinery import ModuleSpec
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
@@ -66,6 +68,19 @@ def test_a_session_computes_the_module() -> None:
     ran = run(ONNX, mlp())
     assert ran.engaged, ran.missing()
     assert not differences(ran.result, plain(mlp()))
+
+
+@needs_packages
+def test_an_export_says_nothing_of_torchvision_and_of_trees(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logging.getLogger("torch"), "propagate", True)  # to pytest's handler: torch has its own
+    monkeypatch.setitem(sys.modules, "torchvision", None)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        run(ONNX, two())
+    assert [str(one.message) for one in caught if "LeafSpec" in str(one.message)] == []
+    assert "torchvision" not in caplog.text
 
 
 @needs_packages

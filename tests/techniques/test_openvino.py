@@ -6,6 +6,7 @@ import importlib.util
 import os
 import subprocess
 import sys
+import warnings
 from functools import partial
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
@@ -50,6 +51,14 @@ def test_a_converted_model_computes_the_module_in_fp32(problem: Any) -> None:
     found = run(MODEL, problem())
     assert found.engaged, found.missing()
     assert not differences(found.result, plain(problem()))
+
+
+@needs_openvino
+def test_a_conversion_does_not_warn_of_trees() -> None:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        run(MODEL, mlp())
+    assert [str(one.message) for one in caught if "LeafSpec" in str(one.message)] == []
 
 
 @needs_openvino

@@ -6,6 +6,8 @@ import importlib
 import importlib.metadata
 import importlib.util
 import itertools
+import subprocess
+import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -406,3 +408,11 @@ def test_there_is_one_oracle_per_scheme() -> None:
     assert DynamicInt8("x86").oracle == DynamicInt8("fbgemm").oracle != DynamicInt8("qnnpack").oracle
     assert StaticInt8("x86").oracle != StaticInt8("qnnpack").oracle
     assert "float64" not in {technique.oracle for technique in TECHNIQUES}
+
+
+@pytest.mark.skipif(not installed("torchao"), reason="torchao is not installed")
+def test_torchao_is_imported_without_remarks_of_pytree_and_of_kernels() -> None:
+    code = "from accelcheck.techniques.quantization.torchao import torchao_capability as ask; print(ask('Int8WeightOnlyConfig'))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "ok\n"
+    assert done.stderr == ""

@@ -16,6 +16,7 @@ import accelcheck
 from accelcheck.core.files import replacing
 from accelcheck.core.plain import text
 from accelcheck.core.units import size
+from accelcheck.report.advice import by_device
 from accelcheck.report.causes import causes, counted, expected
 from accelcheck.report.explained import explained
 from accelcheck.report.html import experiments, figures, payload, tables
@@ -67,6 +68,7 @@ def write(
 def document(runs: Sequence[DeviceRun], curves: Sequence[CurveResult] = (), claims: Sequence[ClaimsResult] = ()) -> str:
     """The report as text."""
     names = labels(runs)
+    model = _model(runs, names)
     found, known = causes(runs), expected(runs)
     speed, memory = figures.tradeoffs(runs, names), figures.memory(runs, names)
     places = {name: place for place, name in enumerate(names)}
@@ -86,7 +88,8 @@ def document(runs: Sequence[DeviceRun], curves: Sequence[CurveResult] = (), clai
     return _template().render(
         names=names,
         runs=runs,
-        standings=[tables.standing(run, name) for run, name in zip(runs, names, strict=True)],
+        model=model,
+        standings=[] if model else [tables.standing(run, name) for run, name in zip(runs, names, strict=True)],
         causes=found,
         counted=counted,
         explained=explained(runs, found),
@@ -108,6 +111,17 @@ def document(runs: Sequence[DeviceRun], curves: Sequence[CurveResult] = (), clai
         policy=f"default-src 'none'; script-src {_hash(chart)} {_hash(script)}; style-src {_hash(style)}; "
         "base-uri 'none'; form-action 'none'",
     )
+
+
+def _model(runs: Sequence[DeviceRun], names: Sequence[str]) -> dict[str, Any] | None:
+    """The opening of a check: the model, and the advice for each device; None where not all cases are of one model of somebody's own."""
+    specs = {model.spec for run in runs for model in run.models.values()}
+    workloads = [record.case.workload in run.models for run in runs for record in run.records]
+    if len(specs) != 1 or not workloads or not all(workloads):
+        return None
+    models = {name: model for run in runs for name, model in run.models.items()}
+    parts = [(label, part) for run, label in zip(runs, names, strict=True) for part in by_device(run.records)]
+    return {"name": min(models), "model": models[min(models)], "advice": parts}
 
 
 def _template() -> jinja2.Template:

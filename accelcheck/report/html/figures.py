@@ -8,6 +8,8 @@ from collections import defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from accelcheck.core.case import SCHEME
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -16,7 +18,7 @@ if TYPE_CHECKING:
     from accelcheck.report.run import DeviceRun
 
 ERROR_VIEW = "row"
-"""The view whose figure is plotted: the relative error of the worst row."""
+"""The view whose figure is plotted: the relative error of the worst row. A scheme of its own, such as quantization, is plotted at `SCHEME`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +29,7 @@ class TradeOff:
         technique, device, mode: Of the cases; `device` is a label.
         cases: Number of cases with a speed-up.
         median, low, high: Of their speed-ups: the median, the smallest and the largest.
-        error: The largest relative error of a row; None where no case has that view.
+        error: The largest relative error of a row against the FP32 model; None where no case has that view.
     """
 
     technique: str
@@ -81,7 +83,8 @@ def tradeoffs(runs: Sequence[DeviceRun], names: Sequence[str]) -> list[TradeOff]
             speed = value(record, "speed-up")
             if speed is not None and speed > 0:
                 key = (record.case.technique, label, str(record.case.mode))
-                found[key].append((speed, largest(record, ERROR_VIEW)))
+                off = largest(record, SCHEME)
+                found[key].append((speed, largest(record, ERROR_VIEW) if off is None else off))
     rows = []
     for (technique, label, mode), pairs in sorted(found.items()):
         speeds = [speed for speed, _ in pairs]

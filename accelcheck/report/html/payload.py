@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 from accelcheck.core.case import Mode, Verdict
 from accelcheck.core.plain import text
 from accelcheck.report.html import figures
-from accelcheck.report.message import reproduce
 from accelcheck.report.run import BAD_FIRST
 
 if TYPE_CHECKING:
@@ -74,7 +73,7 @@ def blocks(
         )
     }  # fmt: skip
     details: list[str] = []
-    pending: list[Record] = []
+    pending: list[tuple[Record, str]] = []
     verdicts, modes = {verdict: n for n, verdict in enumerate(BAD_FIRST)}, {mode: n for n, mode in enumerate(Mode)}
     for place, run in enumerate(runs):
         for record in run.records:
@@ -97,7 +96,7 @@ def blocks(
             )
             for column, cell in zip(columns.values(), row, strict=True):
                 column.append(cell)
-            pending.append(record)
+            pending.append((record, run.reproduction(case)))
             if len(pending) == BLOCK:
                 details.append(_details(pending))
                 pending = []
@@ -123,13 +122,13 @@ def packed(value: Any) -> str:
     return base64.b64encode(gzip.compress(raw, compresslevel=6, mtime=0)).decode("ascii")
 
 
-def _details(records: Sequence[Record]) -> str:
+def _details(records: Sequence[tuple[Record, str]]) -> str:
     texts = _Texts()
-    rows = [_detail(record, texts) for record in records]
+    rows = [_detail(record, command, texts) for record, command in records]
     return packed({"texts": texts.found, "rows": rows})
 
 
-def _detail(record: Record, texts: _Texts) -> list[Any]:
+def _detail(record: Record, command: str, texts: _Texts) -> list[Any]:
     shown = record.figures
     if len(shown) > MOST_FIGURES:
         shown = tuple(sorted(shown, key=lambda figure: (-figure.gates, -figure.used)))[:MOST_FIGURES]
@@ -141,7 +140,7 @@ def _detail(record: Record, texts: _Texts) -> list[Any]:
         texts(record.digest),
         record.compared,
         _number(record.eager_excess),
-        texts(reproduce(record.case)),
+        texts(command),
         [
             part
             for one in record.evidence

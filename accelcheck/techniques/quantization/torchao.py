@@ -15,6 +15,7 @@ from torch import nn
 
 from accelcheck.core.capability import BY_TRIAL, SUPPORTED, Capability, Code, unavailable, unsupported
 from accelcheck.core.case import Evidence, Mode
+from accelcheck.core.quiet import torchao_imported
 from accelcheck.measure.memory import in_memory
 from accelcheck.techniques.base import Technique, Unsupported
 from accelcheck.techniques.observe import OperatorLog, operators
@@ -67,7 +68,7 @@ class TorchAO(Quantized):
         return {"set_inductor_config": False}
 
     def quantized(self, module: nn.Module, inputs: tuple[Any, ...]) -> nn.Module:
-        torchao = importlib.import_module("torchao.quantization")
+        torchao = torchao_quantization()
         config = getattr(torchao, self.config)(**self.settings(torchao))
         torchao.quantize_(module, config, filter_fn=lambda layer, _: self.converts(layer))
         return module
@@ -154,6 +155,12 @@ class TorchAOWeightOnly(TorchAO):
         return Evidence(f"int8 weights widened for a product >= {wanted}", runs, engaged=runs >= wanted >= 1)
 
 
+def torchao_quantization() -> Any:
+    """The module ``torchao.quantization``."""
+    with torchao_imported():
+        return importlib.import_module("torchao.quantization")
+
+
 @cache
 def torchao_capability(name: str) -> Capability:
     """Whether torchao is installed, imports with this torch, and has version 2 of a configuration, which oracles emulate."""
@@ -161,7 +168,7 @@ def torchao_capability(name: str) -> Capability:
         return unavailable(Code.NO_PACKAGE, "torchao is not installed", AO_PACKAGE)
     pair = f"torchao {importlib.metadata.version('torchao')} with torch {torch.__version__}"
     try:
-        quantization = importlib.import_module("torchao.quantization")
+        quantization = torchao_quantization()
     except (ImportError, AttributeError, RuntimeError) as error:
         return unavailable(
             Code.WRONG_VERSION, f"{pair} does not import: {error}", "install matching versions of torch and torchao"

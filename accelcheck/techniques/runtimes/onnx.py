@@ -22,6 +22,7 @@ from torch import Tensor
 from accelcheck.core.capability import SUPPORTED, Capability, Code, unavailable, unsupported
 from accelcheck.core.case import Evidence
 from accelcheck.core.files import scratch
+from accelcheck.core.quiet import copied_trees, without
 from accelcheck.devices.packages import installed
 from accelcheck.devices.torch_names import pytree
 from accelcheck.techniques.compilation.conversion import RUNTIME_EARLY, Converted, RuntimeConversion
@@ -86,7 +87,9 @@ class OnnxRuntimeModule(Converted):
     def __init__(self, program: Program, provider: str, options: Mapping[str, Any], folder: Path) -> None:
         runtime = importlib.import_module("onnxruntime")
         exported = torch.export.export(program.module, program.inputs)
-        with operators_listed_once():
+        # The exporter names each operator of torchvision that is absent: the suite has none of them.
+        absent = without("torch.onnx._internal.exporter._registration", "torchvision is not installed")
+        with operators_listed_once(), copied_trees(), absent:
             model = torch.onnx.export(exported, dynamo=True, verbose=False)
         if model is None:
             raise TypeError("torch.onnx.export: expected an ONNX program, got nothing")

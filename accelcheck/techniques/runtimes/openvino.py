@@ -22,6 +22,7 @@ from torch import Tensor
 
 from accelcheck.core.capability import SUPPORTED, Capability, Code, unavailable, unsupported
 from accelcheck.core.case import Evidence, Mode
+from accelcheck.core.quiet import copied_trees
 from accelcheck.devices import torch_names
 from accelcheck.devices.packages import installed
 from accelcheck.devices.torch_names import pytree
@@ -51,7 +52,8 @@ class Model(Converted):
     def __init__(self, program: Program) -> None:
         package = openvino()
         exported = torch.export.export(program.module, program.inputs)
-        model = package.convert_model(exported)
+        with copied_trees():
+            model = package.convert_model(exported)
         self.compiled = package.Core().compile_model(model, "CPU", properties())
         self.request = self.compiled.create_infer_request()
         self.structure = exported.call_spec.out_spec

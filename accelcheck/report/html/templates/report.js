@@ -3,6 +3,7 @@
 (() => {
   const PAGE = 100; // rows of the list that are in the page at a time
   const MOST_BARS = 24; // views that a case's plot shows
+  const MOST_NAMES = 60; // marks that have their names beside them
   const root = document.documentElement;
   const byId = (name) => document.getElementById(name);
 
@@ -444,6 +445,30 @@
   } });
   const short = (word, most = isPhone() ? 18 : 44) => (word.length > most ? `${word.slice(0, most - 1)}…` : word);
 
+  /* The name of each technique beside its mark, where it covers no other mark or name. */
+  const names = { id: "names", afterDatasetsDraw(drawing) {
+    const { ctx, chartArea: area } = drawing;
+    const marks = drawing.data.datasets.flatMap((set, which) => (drawing.isDatasetVisible(which)
+      ? drawing.getDatasetMeta(which).data.map(({ x, y }, at) => ({ x, y, word: short(set.data[at].one.technique) })) : []));
+    const taken = marks.map(({ x, y }) => [x - 7, y - 7, x + 7, y + 7]);
+    ctx.save();
+    ctx.font = "12px sans-serif";
+    ctx.fillStyle = colour("ink");
+    ctx.textBaseline = "middle";
+    for (const { x, y, word } of marks.sort((one, other) => other.x - one.x)) { // the fastest first
+      const wide = ctx.measureText(word).width;
+      for (const [left, middle] of [[x + 10, y], [x - 10 - wide, y], ...[-15, 15, -29].map((off) => [Math.min(x - wide / 2, area.right - wide), y + off])]) {
+        const box = [left, middle - 7, left + wide, middle + 7];
+        if (box[0] < area.left || box[2] > area.right || box[1] < area.top || box[3] > area.bottom) continue;
+        if (taken.some((other) => box[0] < other[2] && box[2] > other[0] && box[1] < other[3] && box[3] > other[1])) continue;
+        ctx.fillText(word, left, middle);
+        taken.push(box);
+        break;
+      }
+    }
+    ctx.restore();
+  } };
+
   function tradeoffsPlot(canvas) {
     const groups = grouped(index.tradeoffs.filter((one) => one.error > 0));
     const datasets = [...groups].map(([label, found], which) => ({
@@ -451,7 +476,7 @@
       backgroundColor: `${series(which)}99`, borderColor: series(which), borderWidth: 1.5,
     }));
     return chart(canvas, "scatter", { datasets }, {
-      plugins: [lines("x", 1)],
+      plugins: [lines("x", 1), ...(index.tradeoffs.length <= MOST_NAMES ? [names] : [])],
       scales: { x: { type: "logarithmic", ...around([1, ...index.tradeoffs.map((one) => one.median)], 1.2), title: "speed-up over FP32 eager (right: faster)", ticks: { callback: powers } }, y: { type: "logarithmic", ...around(index.tradeoffs.map((one) => one.error), 3), title: isPhone() ? "error of a row" : "largest relative error of a row", ticks: { callback: powers } } },
       tooltip: { label: ({ raw: { one } }) => [`${one.technique}, ${one.device}, ${one.mode}`, `${figure(one.median)}x (${figure(one.low)}x to ${figure(one.high)}x), ${count(one.cases, "case")}`, `error ${figure(one.error)}`] },
       onClick: (_, hit) => { if (hit.length) { const { one } = datasets[hit[0].datasetIndex].data[hit[0].index]; location.hash = new URLSearchParams({ cases: "", technique: one.technique, mode: one.mode }); } },
@@ -460,7 +485,7 @@
   function grouped(found) {
     const groups = new Map();
     for (const one of found) {
-      const key = `${one.device}, ${one.mode}`;
+      const key = `${one.device}, ${{ speed: "inference", "train-speed": "training" }[one.mode] || one.mode}`;
       groups.set(key, [...(groups.get(key) || []), one]);
     }
     return groups;
