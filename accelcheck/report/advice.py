@@ -27,6 +27,8 @@ BASE = "eager"
 """What the others are compared with."""
 AGAINST = "against FP32"
 """Column of the errors of schemes such as quantization against the FP32 model."""
+WIDE = 1.5
+"""Ratio of the ends of an interval of speed-ups from which on it decides nothing: one more process may leave it."""
 NAMED = 6
 """Most techniques that a line names."""
 
@@ -98,8 +100,23 @@ class Row:
 
     @property
     def drop(self) -> Figure | None:
-        """The loss of accuracy, and what it may be."""
+        """The upper bound of the loss of accuracy, and what it may be."""
         return self._figure(Mode.ACCURACY, "drop")
+
+    @property
+    def lost(self) -> str:
+        """The accuracy that was lost, and its upper bound; ``-`` where it was not measured."""
+        before, after = (self._figure(Mode.ACCURACY, view) for view in ("before", "after"))
+        if self.drop is None or before is None or after is None:
+            return "-"
+        return f"{before.measured - after.measured:.2%}, at most {self.drop.measured:.2%}"
+
+    def decided(self, use: str) -> bool:
+        """Whether the interval of the speed-up is narrow enough to say anything."""
+        speed = self.measured(use, "speed-up")
+        if speed is None or speed.low is None or speed.high is None:
+            return speed is not None
+        return speed.low > 0 and speed.high <= WIDE * speed.low
 
     def _figure(self, mode: Mode, view: str) -> Figure | None:
         record = self.records.get(mode)
@@ -262,7 +279,7 @@ def _cells(row: Row, modes: Sequence[Mode], uses: Sequence[str], head: Sequence[
     if AGAINST in head:
         cells.append("-" if (off := row.cost or row.error) is None else f"{off.measured:.1e}")
     if "accuracy lost" in head:
-        cells.append("-" if row.drop is None else f"{row.drop.measured:.2%} of {row.drop.allowed:.2%}")
+        cells.append(row.lost)
     cells.append("-" if row.evidence is None else f"{row.evidence.label}: {row.evidence.observed}")
     return cells
 
@@ -279,6 +296,8 @@ def _speed(row: Row, use: str) -> str:
         f"{speed.value:.2f}x"
         if speed.low is None or speed.high is None
         else f"{speed.value:.2f}x ({speed.low:.2f}-{speed.high:.2f})"
+        if row.decided(use)
+        else f"undecided ({speed.low:.2f}-{speed.high:.2f})"
     )
 
 
@@ -288,6 +307,8 @@ def recommended(shown: Sequence[Row], use: str) -> str:
         return ""
     safe = [row for row in shown if row.safe(use)]
     timed = [row for row in safe if row.technique != BASE and row.measured(use, "speed-up") is not None]
+    open_ones = [row.label for row in timed if not row.decided(use)]
+    timed = [row for row in timed if row.decided(use)]
     faster = sorted((row for row in timed if _low(row, use) > 1.0), key=lambda row: -_value(row, use))
     smaller = [row for row in safe if (memory := row.memory(use)) is not None and memory < 0.95]
     others = [row.label for row in safe if row.technique != BASE]
@@ -298,10 +319,14 @@ def recommended(shown: Sequence[Row], use: str) -> str:
             said += f" Faster and right too: {_some(others)}."
     elif timed:
         said = f"{use}: stay with eager. None of the {len(timed)} techniques that are right and were timed is faster."
+    elif open_ones:
+        said = f"{use}: right, but no speed could be decided."
     elif others:
         said = f"{use}: right, but not timed: {_some(others)}."
     else:
         return f"{use}: no technique but eager was found right."
+    if open_ones:
+        said += f" Undecided, since their times vary too much: {_some(open_ones)}; measure again on a quiet machine."
     if smaller:
         least = min(smaller, key=lambda row: row.memory(use) or 0.0)
         said += f" Least memory: {least.label}, {least.memory(use):.2f} times eager's."
@@ -315,7 +340,7 @@ def _costs(row: Row, use: str) -> str:
     if (off := row.cost or row.error) is not None:
         said.append(f"is off by at most {off.measured:.1e}{' from the FP32 model' if row.cost else ''}")
     if row.drop is not None:
-        said.append(f"loses {row.drop.measured:.2%} of accuracy")
+        said.append(f"loses at most {row.drop.measured:.2%} of accuracy")
     return ", ".join(said[:-1]) + " and " + said[-1] if len(said) > 1 else said[0]
 
 

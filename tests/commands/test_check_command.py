@@ -251,6 +251,25 @@ def test_what_may_be_no_faster_is_not_recommended() -> None:
     )
 
 
+def test_an_interval_wider_than_a_half_is_undecided_and_not_recommended() -> None:
+    found = rows([*of("eager"), *of("wide", speed=(1.1, 1.4, 1.7)), *of("fast", speed=(1.1, 1.2, 1.3))])
+    said = recommended(found, INFERENCE)
+    assert said.startswith("inference: use fast. ")
+    assert said.endswith("Undecided, since their times vary too much: wide; measure again on a quiet machine.")
+    assert "wide 1.4" not in said
+    lines = plain(advice([*of("eager"), *of("wide", speed=(1.1, 1.4, 1.7))], {}))
+    assert any(line.startswith("wide") and "undecided (1.10-1.70)" in line for line in lines)
+    assert any("cpu, inference: right, but no speed could be decided. Undecided" in line for line in lines)
+
+
+def test_the_accuracy_lost_is_shown_beside_its_bound() -> None:
+    kept = record("lossy", Mode.ACCURACY)
+    figures = [("drop", 0.0141, 0.02), ("before", 0.9, math.inf), ("after", 0.8961, math.inf)]
+    made = tuple(Figure("accuracy", view, value, most, "", gates=view == "drop") for view, value, most in figures)
+    lines = plain(advice([*of("eager"), *of("lossy"), replace(kept, figures=made)], {}))
+    assert any(line.startswith("lossy") and "0.39%, at most 1.41%" in line for line in lines)
+
+
 def test_what_is_wrong_in_training_is_safe_for_inference_alone() -> None:
     records = [*of("eager"), *of("odd", train=Verdict.FAIL, speed=(2.0, 2.0, 2.0))]
     odd = rows(records)[1]
