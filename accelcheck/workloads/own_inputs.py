@@ -30,7 +30,7 @@ EXTENT = 3
 
 
 @dataclasses.dataclass(frozen=True)
-class Sizes:
+class OtherProblems:
     """Problems of one model at other sizes than its example's.
 
     Attributes:
@@ -44,7 +44,7 @@ class Sizes:
     refused: tuple[str, ...] = ()
 
 
-def found(problem: Problem, seed: int) -> Sizes:
+def found(problem: Problem, seed: int) -> OtherProblems:
     """Sizes that a model accepts, of the dimensions that all its inputs share.
 
     Each such dimension of n elements is tried with n + 1 and n + `EXTENT`, or else with n - 1. The first problem has all dimensions
@@ -76,7 +76,7 @@ def found(problem: Problem, seed: int) -> Sizes:
     tried = [new, *([{0: 1}] if 0 in new and shapes[0][0] > 1 else [])]
     problems = {label(sizes): _untrained(resized(problem, sizes, seed)) for sizes in tried if sizes}
     accepted = {name: other for name, other in problems.items() if not _raised(other)}
-    return Sizes(accepted, tuple(growing if len(accepted) == len(problems) else ()), tuple(refused))
+    return OtherProblems(accepted, tuple(growing if len(accepted) == len(problems) else ()), tuple(refused))
 
 
 def grown(problem: Problem, axes: Iterable[int], extent: int, seed: int) -> Problem:
@@ -133,7 +133,7 @@ def resized(problem: Problem, sizes: Mapping[int, int], seed: int) -> Problem:
     return dataclasses.replace(problem, inputs=inputs, target=target, further=tuple(further))
 
 
-def named(problem: Problem, inputs: Iterable[tuple[Tensor, ...]]) -> Sizes:
+def named(problem: Problem, inputs: Iterable[tuple[Tensor, ...]]) -> OtherProblems:
     """Sizes that the owner of a model gives, by the example inputs of each.
 
     Raises:
@@ -146,7 +146,7 @@ def named(problem: Problem, inputs: Iterable[tuple[Tensor, ...]]) -> Sizes:
     for name, other in problems.items():
         if raised := _raised(other):
             raise OwnModelError(f"{name}: the model raised {raised}")
-    return Sizes(problems)
+    return OtherProblems(problems)
 
 
 def _untrained(problem: Problem) -> Problem:

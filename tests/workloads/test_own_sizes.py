@@ -197,6 +197,19 @@ def test_a_model_whose_sizes_may_grow_is_compiled_once_for_all_of_them(mode: Any
     assert recompiled.engaged
 
 
+def test_a_new_graph_for_another_size_is_no_fault_of_an_owners_model(store: Store) -> None:
+    def looped(x: Tensor) -> Tensor:
+        state = x[0] * 0
+        for row in x:
+            state = torch.tanh(state + row)
+        return state
+
+    technique = DynamicCompile("dynamic", "", level=1, arguments={"backend": "aot_eager", "dynamic": True})
+    record = verdict_of(store, technique, workload_of(looped, (torch.randn(4, 6),), name="looped"), FORWARD)
+    assert record.verdict is Verdict.PASS, record.why
+    assert any(one.claim.startswith("recompilations over") and one.observed for one in record.evidence)
+
+
 def test_a_model_that_cannot_grow_by_as_much_as_warm_up_runs_do_is_not_resizable() -> None:
     table = torch.randn(9, 6)
     workload = workload_of(lambda x: x + table[torch.arange(len(x))], (torch.randn(8, 6),))

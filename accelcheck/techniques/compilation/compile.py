@@ -103,6 +103,10 @@ class Compiled(Technique):
         return used if mode is None else f"{used}, mode {mode}"
 
 
+AGAIN, GRAPHS = "recompilations over", "graphs compiled over"
+"""Beginnings of the claims that one graph serves all sizes. A user-owned model, such as one with a loop over its rows, need not allow that."""
+
+
 class DynamicCompile(Compiled):
     """One graph for all sizes: each warm-up run has another size."""
 
@@ -115,9 +119,9 @@ class DynamicCompile(Compiled):
     def evidence(self, program: Program, log: Log, mode: Mode, device: Device) -> Iterable[Evidence]:
         yield from super().evidence(program, log, mode, device)
         again = recompilations()
-        yield Evidence(f"recompilations over {self.warmups + 1} sizes = 0", again, engaged=again == 0)
+        yield Evidence(f"{AGAIN} {self.warmups + 1} sizes = 0", again, engaged=again == 0)
         if graph_breaks() == 0:
-            yield Evidence(f"graphs compiled over {self.warmups + 1} sizes = 1", graphs(), engaged=graphs() == 1)
+            yield Evidence(f"{GRAPHS} {self.warmups + 1} sizes = 1", graphs(), engaged=graphs() == 1)
 
 
 class CudaGraphs(Compiled):
