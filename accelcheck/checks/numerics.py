@@ -67,7 +67,7 @@ def verify(trial: Trial, chosen: Sequence[Draw] | None = None) -> Finding:
     with trial.device.strict_float32():
         try:
             found = _Run(trial).finding(chosen)
-            if chosen is not None or not trial.workload.given:
+            if chosen is not None or not trial.workload.owned:
                 return found
             return widened(trial, found, lambda other: _Run(other).finding([FIRST]))
         except (OracleError, KnownAnswerError):
@@ -392,7 +392,7 @@ class _Run:
                 # A sum may be rounded once, with the product that is added. What is alive decides what a lazy device fuses, and so
                 # how it rounds, as does who watches: both runs anew, with nothing left over alive and nobody watching.
                 kept, again = self._alone(state), self._alone(state)
-        own = trial.workload.given
+        own = trial.workload.owned
         deterministic = trial.device.has("deterministic") and "unsteady" not in trial.workload.traits and not own
         distances = apart(kept, again)
         for path, distance in distances.items():

@@ -175,7 +175,7 @@ class Source:
             return self.eager(precision)
         except (NotImplementedError, RuntimeError) as error:
             # A user-owned model may be written for FP32: Fourier transforms, for one, have no half precision.
-            if not self.workload.given and not _NO_KERNEL.search(str(error)):
+            if not self.workload.owned and not _NO_KERNEL.search(str(error)):
                 raise OracleError(
                     f"{self}: eager {precision} on the CPU raised {type(error).__name__}: {error}"
                 ) from error

@@ -112,6 +112,7 @@ def workload_of(
         | ({"batches"} if problem.further else set())
         | ({"resizable"} if others.growing and traits is None else set()),
         dtypes=_dtypes(problem),
+        sizes=OtherSizes({}),
         estimators=frozenset(estimators),
         given=True,
     )

@@ -204,12 +204,17 @@ class Workload:
     divisible: bool = False
     """True for modules that are `Divisible`: parts that a technique refuses are then left out of a case, and named."""
     sizes: OtherSizes | None = None
-    """A user-owned model at other sizes, which forward and backward cases judge too."""
+    """A user-owned model at other sizes, which forward and backward cases judge too; None for built-in workloads."""
     estimators: frozenset[str] = frozenset()
     """Names of custom autograd functions of a user-owned model whose gradients are meant to differ from the derivatives."""
     given: bool = False
     """Whether nobody would change the model for its check. Tensors that rounding errors alone decide, such as the gradient of a bias
     before batch norm, are then left out of the judgement, and named; in a workload that was made for checks they are an error."""
+
+    @property
+    def owned(self) -> bool:
+        """Whether it is a user-owned model: built-in operators are `given` too."""
+        return self.sizes is not None
 
     def without(self, labels: frozenset[str]) -> Workload:
         """The same without some parts of its modules; for a `divisible` one."""

@@ -165,7 +165,7 @@ def test_right_results_that_a_second_run_rounds_otherwise_are_a_remark(store: St
     assert record.verdict is Verdict.PASS, record.reason
     (said,) = (one for one in record.evidence if one.claim == UNSTEADY)
     assert str(said.observed).startswith("1 of 1, out by 1")
-    made_for_checks = replace(workload, given=False)
+    made_for_checks = replace(workload, sizes=None)
     record = bench(Store(store.cache.folder / "other"), unsteady(), made_for_checks, device).run(
         replace(case(workload), device="stub")
     )
