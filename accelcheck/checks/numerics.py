@@ -170,7 +170,7 @@ class _Run:
         strides = technique.keeps_strides and device.has("strided")
         self._strict = Contract(device.type, strides, dtypes, eager_strides(trial) if strides else {})
         # In somebody's own model other strides with right values are a remark.
-        self.contract = replace(self._strict, strides=strides and not trial.workload.given)
+        self.contract = replace(self._strict, strides=strides and not trial.workload.owned)
         self.evidence: list[Evidence] = []
         self.faults: list[Fault] = []
         self.figures: list[Figure] = []

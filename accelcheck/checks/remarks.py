@@ -48,7 +48,7 @@ def remarks(trial: Trial, program: Program, reference: Reference, raw: Result, s
         raw: Result of the run, on the device.
         strict: Metadata that the result of a built-in workload must have.
     """
-    own, mode = trial.workload.given, trial.case.mode
+    own, mode = trial.workload.owned, trial.case.mode
     listed: dict[str, Sequence[str]] = {
         # In evaluation mode they are off anyway.
         SWITCHED_OFF: [] if mode is Mode.FORWARD else _switched_off(trial),
@@ -57,7 +57,7 @@ def remarks(trial: Trial, program: Program, reference: Reference, raw: Result, s
         OVERWRITES: [program.overwrites] if program.overwrites else [],
         STRIDES: _strides(raw, reference, strict) if own else [],
         REDUCED: _reduced(trial),
-        IDLE: _idle(program, reference) if own and mode is Mode.BACKWARD else [],
+        IDLE: _idle(program, reference) if trial.workload.given and mode is Mode.BACKWARD else [],
     }
     return [Evidence(claim, ", ".join(words), engaged=True) for claim, words in listed.items() if words]
 
